@@ -1,0 +1,16 @@
+# Finds LibTorch: -DTorch_DIR, the place scripts/setup wrote down, or whatever CMAKE_PREFIX_PATH holds.
+
+if(NOT Torch_DIR AND EXISTS ${PROJECT_SOURCE_DIR}/.setup/torch_dir)
+  file(STRINGS ${PROJECT_SOURCE_DIR}/.setup/torch_dir lockstep_torch_dir LIMIT_COUNT 1)
+  set(Torch_DIR ${lockstep_torch_dir} CACHE PATH "Folder of TorchConfig.cmake")
+endif()
+find_package(Torch QUIET)
+if(NOT Torch_FOUND)
+  message(FATAL_ERROR
+    "LibTorch was not found. Run scripts/setup, or give -DTorch_DIR=<torch>/share/cmake/Torch "
+    "(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)' prints the folder above it).")
+endif()
+if(Torch_VERSION VERSION_LESS 2.11)
+  message(FATAL_ERROR "Lockstep needs LibTorch 2.11 to 2.13; ${Torch_DIR} holds ${Torch_VERSION}.")
+endif()
+message(STATUS "LibTorch ${Torch_VERSION} in ${Torch_DIR}")

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <lockstep/group.h>
+
+namespace lockstep {
+
+struct ContextOptions {
+  /// Seeds torch's generator with `seed + rank` on every rank. Unset: torch's own default.
+  std::optional<uint64_t> seed;
+  /// How long to wait for all ranks to appear.
+  std::chrono::milliseconds join_timeout = std::chrono::seconds(120);
+  /// How long one collective may take before it fails.
+  std::chrono::milliseconds collective_timeout = std::chrono::minutes(5);
+  /// Let rank 0 say once, on stderr, how the world was formed.
+  bool announce = true;
+};
+
+/// This process's place among the ranks of the run. Constructing it joins them; destroying it leaves.
+///
+/// Where the ranks come from is read from the environment, the first that is present: `lockstep run` (inherited
+/// sockets), torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Open MPI, MPICH, Slurm; else a world of one.
+/// A world that is announced but cannot form is an Error on every rank that notices, never a smaller world.
+///
+/// Every rank must construct one, once at a time. Blocks until all ranks are there or `join_timeout` has passed.
+/// The destructor waits, bounded, until the other ranks leave too, unless an exception is unwinding.
+class Context {
+ public:
+  Context(int argc, char** argv, ContextOptions options = {});
+  explicit Context(ContextOptions options = {});
+  ~Context();
+  Context(Context&&) noexcept;
+  Context& operator=(Context&&) = delete;
+
+  int rank() const { return group().rank(); }
+  int world_size() const { return group().world_size(); }
+  int local_rank() const;
+  int local_world_size() const;
+  bool is_main() const { return rank() == 0; }
+  /// The seed of the options, or 0: the same on every rank.
+  uint64_t seed() const;
+  /// Threads this rank uses for torch's operators.
+  int threads() const;
+  /// Folder of this run's files, from the launcher; empty without one.
+  const std::string& run_dir() const;
+  /// All ranks.
+  const Group& group() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+#include "base/environment.h"
+
+#include <cstdlib>
+
+namespace lockstep {
+namespace {
+
+std::optional<std::string> read(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+Environment Environment::from_process() {
+  return {
+      .lockstep_store_fd = read("LOCKSTEP_STORE_FD"),
+      .lockstep_run_dir = read("LOCKSTEP_RUN_DIR"),
+      .lockstep_terminal = read("LOCKSTEP_TERMINAL"),
+      .rank = read("RANK"),
+      .world_size = read("WORLD_SIZE"),
+      .local_rank = read("LOCAL_RANK"),
+      .local_world_size = read("LOCAL_WORLD_SIZE"),
+      .master_addr = read("MASTER_ADDR"),
+      .master_port = read("MASTER_PORT"),
+      .torchelastic_use_agent_store = read("TORCHELASTIC_USE_AGENT_STORE"),
+      .torchelastic_restart_count = read("TORCHELASTIC_RESTART_COUNT"),
+      .torchelastic_run_id = read("TORCHELASTIC_RUN_ID"),
+      .ompi_comm_world_rank = read("OMPI_COMM_WORLD_RANK"),
+      .ompi_comm_world_size = read("OMPI_COMM_WORLD_SIZE"),
+      .ompi_comm_world_local_rank = read("OMPI_COMM_WORLD_LOCAL_RANK"),
+      .ompi_comm_world_local_size = read("OMPI_COMM_WORLD_LOCAL_SIZE"),
+      .pmi_rank = read("PMI_RANK"),
+      .pmi_size = read("PMI_SIZE"),
+      .mpi_localrankid = read("MPI_LOCALRANKID"),
+      .mpi_localnranks = read("MPI_LOCALNRANKS"),
+      .slurm_job_id = read("SLURM_JOB_ID"),
+      .slurm_step_id = read("SLURM_STEP_ID"),
+      .slurm_procid = read("SLURM_PROCID"),
+      .slurm_step_num_tasks = read("SLURM_STEP_NUM_TASKS"),
+      .slurm_localid = read("SLURM_LOCALID"),
+      .slurm_step_num_nodes = read("SLURM_STEP_NUM_NODES"),
+      .slurm_step_tasks_per_node = read("SLURM_STEP_TASKS_PER_NODE"),
+      .omp_num_threads = read("OMP_NUM_THREADS"),
+      .gloo_socket_ifname = read("GLOO_SOCKET_IFNAME"),
+      .lockstep_join_timeout_s = read("LOCKSTEP_JOIN_TIMEOUT_S"),
+  };
+}
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace lockstep {
+
+/// Every environment variable Lockstep reads, one field each, under its own name in lower case. Empty means unset.
+/// Nothing else in the project calls getenv.
+struct Environment {
+  // Set by `lockstep run` for its ranks.
+  std::optional<std::string> lockstep_store_fd;   ///< inherited socket to the launcher's key-value store
+  std::optional<std::string> lockstep_run_dir;    ///< folder of this run's files
+  std::optional<std::string> lockstep_terminal;   ///< columns of the launcher's terminal, where rank 0's output ends
+
+  // torchrun's names, also set by `lockstep run`.
+  std::optional<std::string> rank;
+  std::optional<std::string> world_size;
+  std::optional<std::string> local_rank;
+  std::optional<std::string> local_world_size;
+  std::optional<std::string> master_addr;
+  std::optional<std::string> master_port;
+  std::optional<std::string> torchelastic_use_agent_store;
+  std::optional<std::string> torchelastic_restart_count;
+  std::optional<std::string> torchelastic_run_id;
+
+  // Open MPI.
+  std::optional<std::string> ompi_comm_world_rank;
+  std::optional<std::string> ompi_comm_world_size;
+  std::optional<std::string> ompi_comm_world_local_rank;
+  std::optional<std::string> ompi_comm_world_local_size;
+
+  // MPICH and its relatives (Hydra).
+  std::optional<std::string> pmi_rank;
+  std::optional<std::string> pmi_size;
+  std::optional<std::string> mpi_localrankid;
+  std::optional<std::string> mpi_localnranks;
+
+  // Slurm, inside a job step (srun).
+  std::optional<std::string> slurm_job_id;
+  std::optional<std::string> slurm_step_id;
+  std::optional<std::string> slurm_procid;
+  std::optional<std::string> slurm_step_num_tasks;
+  std::optional<std::string> slurm_localid;
+  std::optional<std::string> slurm_step_num_nodes;
+  std::optional<std::string> slurm_step_tasks_per_node;
+
+  std::optional<std::string> omp_num_threads;
+  std::optional<std::string> gloo_socket_ifname;
+  std::optional<std::string> lockstep_join_timeout_s;  ///< seconds to wait for all ranks to appear
+
+  static Environment from_process();
+};
+
+}  // namespace lockstep
