@@ -37,13 +37,11 @@ struct Environment {
   std::optional<std::string> mpi_localnranks;
 
   // Slurm, inside a job step (srun).
-  std::optional<std::string> slurm_job_id;
   std::optional<std::string> slurm_step_id;
   std::optional<std::string> slurm_procid;
   std::optional<std::string> slurm_step_num_tasks;
   std::optional<std::string> slurm_localid;
   std::optional<std::string> slurm_step_num_nodes;
-  std::optional<std::string> slurm_step_tasks_per_node;
 
   std::optional<std::string> omp_num_threads;
   std::optional<std::string> gloo_socket_ifname;

@@ -1,0 +1,133 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <lockstep/error.h>
+
+namespace lockstep {
+
+/// kMean divides the sum by the world size, floating point and complex only. kAnd and kOr work on bits, integers and
+/// bool only. On bool, kSum and kMax are "any", kProduct and kMin are "all".
+enum class ReduceOp { kSum, kMean, kProduct, kMin, kMax, kAnd, kOr };
+
+/// A collective under way. Copyable; all copies are the same operation. Holds its tensors until it is done.
+class Work {
+ public:
+  /// Blocks until the result is in place on this rank, at most the group's timeout. Throws Error naming rank,
+  /// operation, bytes and cause when a peer is gone, a deadline passed or the ranks disagree; again on every call.
+  void wait() const;
+  /// True once wait() would not block.
+  bool is_completed() const;
+
+  struct State;
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+/// A set of ranks that communicate. A copyable handle: copies are the same group.
+///
+/// Unless it says otherwise, every rank of the group must call each operation, in the same order, with tensors of
+/// the same shape and dtype; blocking forms return when this rank's result is there; a peer that is gone makes the
+/// operation throw Error. `_async` forms return at once: neither read nor write the tensors until wait() returned.
+/// Tensors may be on any device the backend serves, empty and non-contiguous; autograd does not see them.
+/// At world size 1 every operation is exact and sends nothing. One thread at a time may call a group.
+class Group {
+ public:
+  int rank() const;
+  int world_size() const;
+  /// "gloo", "single", ...
+  const std::string& backend() const;
+
+  /// tensor := op over all ranks' tensors, elementwise, in place; the same bits on every rank.
+  void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) const { all_reduce_async(tensor, op).wait(); }
+  Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) const;
+
+  /// tensor := rank `root`'s tensor, in place.
+  void broadcast(const at::Tensor& tensor, int root = 0) const { broadcast_async(tensor, root).wait(); }
+  Work broadcast_async(const at::Tensor& tensor, int root = 0) const;
+
+  /// As all_reduce, on `root` alone; the other ranks' tensors stay as they are.
+  void reduce(const at::Tensor& tensor, int root = 0, ReduceOp op = ReduceOp::kSum) const {
+    reduce_async(tensor, root, op).wait();
+  }
+  Work reduce_async(const at::Tensor& tensor, int root = 0, ReduceOp op = ReduceOp::kSum) const;
+
+  /// Returns [world_size, *input.sizes()]: row r is rank r's input.
+  at::Tensor all_gather(const at::Tensor& input) const;
+  Work all_gather_async(const at::Tensor& output, const at::Tensor& input) const;
+
+  /// On `root` [world_size, *input.sizes()]; an undefined tensor elsewhere.
+  at::Tensor gather(const at::Tensor& input, int root = 0) const;
+  /// `output` is ignored on ranks other than `root`.
+  Work gather_async(const at::Tensor& output, const at::Tensor& input, int root = 0) const;
+
+  /// output := row `rank` of root's input [world_size, *output.sizes()]; `input` is ignored on the other ranks.
+  void scatter(const at::Tensor& output, const at::Tensor& input, int root = 0) const {
+    scatter_async(output, input, root).wait();
+  }
+  Work scatter_async(const at::Tensor& output, const at::Tensor& input, int root = 0) const;
+
+  /// input is [world_size, ...]; returns row `rank` of the elementwise op over all ranks' inputs.
+  at::Tensor reduce_scatter(const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
+  Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
+
+  /// input is [world_size, ...]; row r goes to rank r. Row r of the result came from rank r.
+  at::Tensor all_to_all(const at::Tensor& input) const;
+  /// Uneven: the first input_splits[0] rows go to rank 0, and so on; output_splits[r] rows come from rank r. Splits
+  /// have world_size entries and sum to the rows of their tensor; what a rank sends must be what the other expects.
+  at::Tensor all_to_all(const at::Tensor& input, std::vector<int64_t> input_splits,
+                        std::vector<int64_t> output_splits) const;
+  /// Empty splits mean equal ones.
+  Work all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> input_splits = {},
+                        std::vector<int64_t> output_splits = {}) const;
+
+  /// Only the two ranks call: one sends, the other receives a tensor of the same shape and dtype with the same tag.
+  void send(const at::Tensor& tensor, int destination, int tag = 0) const { send_async(tensor, destination, tag).wait(); }
+  Work send_async(const at::Tensor& tensor, int destination, int tag = 0) const;
+  void recv(const at::Tensor& tensor, int source, int tag = 0) const { recv_async(tensor, source, tag).wait(); }
+  Work recv_async(const at::Tensor& tensor, int source, int tag = 0) const;
+
+  /// Returns once every rank has called it.
+  void barrier() const { barrier_async().wait(); }
+  Work barrier_async() const;
+
+  /// Byte strings, of different lengths where there are several; root's everywhere.
+  std::string broadcast_bytes(std::string_view bytes, int root = 0) const;
+  /// Element r is rank r's.
+  std::vector<std::string> all_gather_bytes(std::string_view bytes) const;
+  /// On `root` element r is rank r's; empty elsewhere.
+  std::vector<std::string> gather_bytes(std::string_view bytes, int root = 0) const;
+  /// Element `rank` of root's world_size byte strings; `bytes` is ignored on the other ranks.
+  std::string scatter_bytes(const std::vector<std::string>& bytes, int root = 0) const;
+
+  /// The same for whatever an IValue holds: tensors, lists, dictionaries, numbers, strings, None.
+  c10::IValue broadcast_object(const c10::IValue& object, int root = 0) const;
+  std::vector<c10::IValue> all_gather_object(const c10::IValue& object) const;
+  std::vector<c10::IValue> gather_object(const c10::IValue& object, int root = 0) const;
+  c10::IValue scatter_object(const std::vector<c10::IValue>& objects, int root = 0) const;
+
+  /// The group of these ranks of this group, in this order: the new rank is the place in the list. Every rank of this
+  /// group must call it with the same list, in the same order of calls; ranks that are not in it get nullopt.
+  std::optional<Group> subgroup(const std::vector<int>& ranks) const;
+
+  struct State;
+  explicit Group(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+ private:
+  void check_peer(const char* operation, int peer) const;
+
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace lockstep

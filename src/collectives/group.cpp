@@ -1,0 +1,305 @@
+#include "collectives/group_state.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "collectives/single/single_backend.h"
+#include "collectives/work.h"
+
+// Every operation is checked here, put into the form engines agree on, numbered and handed to the engine. Operations
+// that only move data travel as bytes, so that every dtype works on every engine; reductions travel as they are.
+// Engines see contiguous tensors outside autograd; what came in otherwise is copied home when the work is waited for.
+
+namespace lockstep {
+namespace {
+
+c10d::ReduceOp to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum: return c10d::ReduceOp::SUM;
+    case ReduceOp::kMean: return c10d::ReduceOp::AVG;
+    case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::kMin: return c10d::ReduceOp::MIN;
+    case ReduceOp::kMax: return c10d::ReduceOp::MAX;
+    case ReduceOp::kAnd: return c10d::ReduceOp::BAND;
+    case ReduceOp::kOr: return c10d::ReduceOp::BOR;
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown reduce op");
+}
+
+void check_tensor(const char* operation, const char* role, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.defined(), operation, ": the ", role, " is an undefined tensor; allocate it first");
+  TORCH_CHECK(tensor.layout() == at::kStrided, operation, ": the ", role,
+              " is sparse; make it dense first, e.g. with to_dense()");
+}
+
+void check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op) {
+  const bool numbers = tensor.is_floating_point() || tensor.is_complex();
+  TORCH_CHECK(op != ReduceOp::kMean || numbers, operation, ": the mean of ", tensor.scalar_type(),
+              " tensors is not defined; use kSum, or a floating point tensor");
+  TORCH_CHECK((op != ReduceOp::kAnd && op != ReduceOp::kOr) || !numbers, operation,
+              ": kAnd and kOr work on integer and bool tensors, not on ", tensor.scalar_type());
+}
+
+/// A dense tensor an engine can work on, and the way home if that is a copy.
+struct Operand {
+  at::Tensor home;
+  at::Tensor dense;
+
+  explicit Operand(const at::Tensor& tensor) : home(tensor.detach()), dense(home.contiguous()) {}
+
+  std::function<void()> copy_home() const {
+    if (dense.is_same(home)) return nullptr;
+    return [operand = *this] { operand.home.copy_(operand.dense); };
+  }
+};
+
+/// The bytes of a contiguous tensor, [tensor.nbytes()].
+at::Tensor as_bytes(const at::Tensor& dense) {
+  if (dense.numel() == 0) return at::empty({0}, dense.options().dtype(at::kByte));
+  return dense.view({-1}).view(at::kByte);
+}
+
+/// One row of bytes a rank, for whatever is gathered or scattered: [rows, bytes of a row].
+at::Tensor as_byte_rows(const at::Tensor& dense, int64_t rows) {
+  const at::Tensor bytes = as_bytes(dense);
+  return bytes.view({rows, rows == 0 ? 0 : bytes.numel() / rows});
+}
+
+void check_rows(const char* operation, const char* role, const at::Tensor& rows, const at::Tensor& row, int world_size) {
+  TORCH_CHECK(rows.numel() == row.numel() * world_size && rows.scalar_type() == row.scalar_type(), operation, ": the ",
+              role, " must be ", row.scalar_type(), " with ", row.numel(), " x ", world_size,
+              " elements, one row for each rank; it is ", rows.scalar_type(), " with ", rows.numel());
+}
+
+std::vector<int64_t> with_rows(int64_t rows, at::IntArrayRef sizes) {
+  std::vector<int64_t> shape{rows};
+  shape.insert(shape.end(), sizes.begin(), sizes.end());
+  return shape;
+}
+
+Work start(const std::shared_ptr<Group::State>& group, const char* operation, const at::Tensor& tensor,
+           c10::intrusive_ptr<c10d::Work> work, std::function<void()> finish) {
+  return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
+                                                        .sequence = group->sequence++,
+                                                        .bytes = static_cast<int64_t>(tensor.nbytes()),
+                                                        .dtype = tensor.scalar_type(),
+                                                        .group = group,
+                                                        .work = std::move(work),
+                                                        .finish = std::move(finish)}));
+}
+
+}  // namespace
+
+Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, BackendFactory make_backend) {
+  auto backend = world_size == 1 ? single_engine::make_backend() : make_backend(store, rank, world_size);
+  const std::string name = backend->getBackendName();
+  return Group(std::make_shared<Group::State>(
+      Group::State{rank, world_size, store, std::move(make_backend), std::move(backend), name}));
+}
+
+int Group::rank() const { return state_->rank; }
+int Group::world_size() const { return state_->world_size; }
+const std::string& Group::backend() const { return state_->backend_name; }
+
+Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
+  check_tensor("all_reduce", "tensor", tensor);
+  check_reduction("all_reduce", tensor, op);
+  Operand operand(tensor);
+  std::vector<at::Tensor> tensors{operand.dense};
+  c10d::AllreduceOptions options;
+  options.reduceOp = to_c10d(op);
+  auto work = tensor.numel() == 0 ? nullptr : state_->backend->allreduce(tensors, options);
+  return start(state_, "all_reduce", tensor, std::move(work), operand.copy_home());
+}
+
+Work Group::broadcast_async(const at::Tensor& tensor, int root) const {
+  check_tensor("broadcast", "tensor", tensor);
+  check_peer("broadcast", root);
+  Operand operand(tensor);
+  std::vector<at::Tensor> tensors{as_bytes(operand.dense)};
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  auto work = tensor.numel() == 0 ? nullptr : state_->backend->broadcast(tensors, options);
+  return start(state_, "broadcast", tensor, std::move(work), operand.copy_home());
+}
+
+Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const {
+  check_tensor("reduce", "tensor", tensor);
+  check_reduction("reduce", tensor, op);
+  check_peer("reduce", root);
+  // Engines may use the other ranks' tensors as scratch space; ours promise not to.
+  Operand operand(tensor);
+  if (rank() != root) operand.dense = operand.dense.clone();
+  std::vector<at::Tensor> tensors{operand.dense};
+  c10d::ReduceOptions options;
+  options.reduceOp = to_c10d(op);
+  options.rootRank = root;
+  auto work = tensor.numel() == 0 ? nullptr : state_->backend->reduce(tensors, options);
+  return start(state_, "reduce", tensor, std::move(work), rank() == root ? operand.copy_home() : nullptr);
+}
+
+at::Tensor Group::all_gather(const at::Tensor& input) const {
+  check_tensor("all_gather", "input", input);
+  auto output = at::empty(with_rows(world_size(), input.sizes()), input.options().requires_grad(false));
+  all_gather_async(output, input).wait();
+  return output;
+}
+
+Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input) const {
+  check_tensor("all_gather", "input", input);
+  check_tensor("all_gather", "output", output);
+  check_rows("all_gather", "output", output, input, world_size());
+  Operand rows(output);
+  at::Tensor row_bytes = as_bytes(Operand(input).dense), rows_bytes = as_bytes(rows.dense);
+  auto work = input.numel() == 0 ? nullptr : state_->backend->_allgather_base(rows_bytes, row_bytes, {});
+  return start(state_, "all_gather", input, std::move(work), rows.copy_home());
+}
+
+at::Tensor Group::gather(const at::Tensor& input, int root) const {
+  check_tensor("gather", "input", input);
+  at::Tensor output;
+  if (rank() == root) output = at::empty(with_rows(world_size(), input.sizes()), input.options().requires_grad(false));
+  gather_async(output, input, root).wait();
+  return output;
+}
+
+Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int root) const {
+  check_tensor("gather", "input", input);
+  check_peer("gather", root);
+  std::vector<at::Tensor> inputs{as_bytes(Operand(input).dense)};
+  std::vector<std::vector<at::Tensor>> outputs;
+  std::function<void()> finish;
+  if (rank() == root) {
+    check_tensor("gather", "output", output);
+    check_rows("gather", "output", output, input, world_size());
+    Operand rows(output);
+    outputs.push_back(as_byte_rows(rows.dense, world_size()).unbind());
+    finish = rows.copy_home();
+  }
+  c10d::GatherOptions options;
+  options.rootRank = root;
+  auto work = input.numel() == 0 ? nullptr : state_->backend->gather(outputs, inputs, options);
+  return start(state_, "gather", input, std::move(work), std::move(finish));
+}
+
+Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int root) const {
+  check_tensor("scatter", "output", output);
+  check_peer("scatter", root);
+  Operand row(output);
+  std::vector<at::Tensor> outputs{as_bytes(row.dense)};
+  std::vector<std::vector<at::Tensor>> inputs;
+  if (rank() == root) {
+    check_tensor("scatter", "input", input);
+    check_rows("scatter", "input", input, output, world_size());
+    inputs.push_back(as_byte_rows(Operand(input).dense, world_size()).unbind());
+  }
+  c10d::ScatterOptions options;
+  options.rootRank = root;
+  auto work = output.numel() == 0 ? nullptr : state_->backend->scatter(outputs, inputs, options);
+  return start(state_, "scatter", output, std::move(work), row.copy_home());
+}
+
+at::Tensor Group::reduce_scatter(const at::Tensor& input, ReduceOp op) const {
+  check_tensor("reduce_scatter", "input", input);
+  TORCH_CHECK(input.dim() > 0 && input.size(0) == world_size(), "reduce_scatter: the input must have one row for each "
+              "of ", world_size(), " ranks; its shape is ", input.sizes());
+  auto output = at::empty(input.sizes().slice(1), input.options().requires_grad(false));
+  reduce_scatter_async(output, input, op).wait();
+  return output;
+}
+
+Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
+  check_tensor("reduce_scatter", "input", input);
+  check_tensor("reduce_scatter", "output", output);
+  check_rows("reduce_scatter", "input", input, output, world_size());
+  check_reduction("reduce_scatter", input, op);
+  Operand row(output), rows(input);
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = to_c10d(op);
+  auto work = output.numel() == 0 ? nullptr : state_->backend->_reduce_scatter_base(row.dense, rows.dense, options);
+  return start(state_, "reduce_scatter", output, std::move(work), row.copy_home());
+}
+
+at::Tensor Group::all_to_all(const at::Tensor& input) const {
+  check_tensor("all_to_all", "input", input);
+  auto output = at::empty(input.sizes(), input.options().requires_grad(false));
+  all_to_all_async(output, input).wait();
+  return output;
+}
+
+at::Tensor Group::all_to_all(const at::Tensor& input, std::vector<int64_t> input_splits,
+                             std::vector<int64_t> output_splits) const {
+  check_tensor("all_to_all", "input", input);
+  TORCH_CHECK(input.dim() > 0, "all_to_all: splits count rows, so the input needs at least one dimension");
+  int64_t rows = 0;
+  for (int64_t split : output_splits) rows += split;
+  auto output = at::empty(with_rows(rows, input.sizes().slice(1)), input.options().requires_grad(false));
+  all_to_all_async(output, input, std::move(input_splits), std::move(output_splits)).wait();
+  return output;
+}
+
+Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> input_splits,
+                             std::vector<int64_t> output_splits) const {
+  check_tensor("all_to_all", "input", input);
+  check_tensor("all_to_all", "output", output);
+  const auto check_splits = [&](const char* role, const at::Tensor& tensor, const std::vector<int64_t>& splits) {
+    TORCH_CHECK(tensor.dim() > 0, "all_to_all: the ", role, " needs a dimension of rows");
+    int64_t sum = 0;
+    for (int64_t split : splits) sum += split;
+    const bool even = splits.empty() && tensor.size(0) % world_size() == 0;
+    const bool uneven = static_cast<int>(splits.size()) == world_size() && sum == tensor.size(0) &&
+                        std::all_of(splits.begin(), splits.end(), [](int64_t split) { return split >= 0; });
+    TORCH_CHECK(even || uneven, "all_to_all: the ", role, " has ", tensor.size(0), " rows for ", world_size(),
+                " ranks; give one split a rank that together make its rows (", splits.size(), " splits make ", sum, ")");
+  };
+  check_splits("input", input, input_splits);
+  check_splits("output", output, output_splits);
+  Operand received(output);
+  at::Tensor to = as_byte_rows(received.dense, output.size(0)), from = as_byte_rows(Operand(input).dense, input.size(0));
+  auto work = state_->backend->alltoall_base(to, from, output_splits, input_splits, {});
+  return start(state_, "all_to_all", input, std::move(work), received.copy_home());
+}
+
+Work Group::send_async(const at::Tensor& tensor, int destination, int tag) const {
+  check_tensor("send", "tensor", tensor);
+  check_peer("send", destination);
+  std::vector<at::Tensor> tensors{as_bytes(Operand(tensor).dense)};
+  auto work = tensor.numel() == 0 ? nullptr : state_->backend->send(tensors, destination, tag);
+  return start(state_, "send", tensor, std::move(work), nullptr);
+}
+
+Work Group::recv_async(const at::Tensor& tensor, int source, int tag) const {
+  check_tensor("recv", "tensor", tensor);
+  check_peer("recv", source);
+  Operand operand(tensor);
+  std::vector<at::Tensor> tensors{as_bytes(operand.dense)};
+  auto work = tensor.numel() == 0 ? nullptr : state_->backend->recv(tensors, source, tag);
+  return start(state_, "recv", tensor, std::move(work), operand.copy_home());
+}
+
+Work Group::barrier_async() const {
+  return start(state_, "barrier", at::empty({0}), state_->backend->barrier({}), nullptr);
+}
+
+std::optional<Group> Group::subgroup(const std::vector<int>& ranks) const {
+  TORCH_CHECK(!ranks.empty(), "subgroup: the list of ranks is empty");
+  std::optional<int> place;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    check_peer("subgroup", ranks[i]);
+    TORCH_CHECK(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, "subgroup: rank ", ranks[i], " is in the list "
+                "twice");
+    if (ranks[i] == rank()) place = static_cast<int>(i);
+  }
+  const std::string prefix = "subgroup" + std::to_string(state_->subgroups++);
+  if (!place) return std::nullopt;
+  c10::intrusive_ptr<c10d::Store> store;
+  if (state_->store) store = c10::make_intrusive<c10d::PrefixStore>(prefix, state_->store);
+  return make_group(store, *place, static_cast<int>(ranks.size()), state_->make_backend);
+}
+
+void Group::check_peer(const char* operation, int peer) const {
+  TORCH_CHECK(peer >= 0 && peer < world_size(), operation, ": there is no rank ", peer, "; this group has ranks 0 to ",
+              world_size() - 1);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,117 @@
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include <lockstep/group.h>
+
+// Object collectives: lengths first, then bytes; values are pickled by LibTorch's own pickler.
+
+namespace lockstep {
+namespace {
+
+at::Tensor to_tensor(std::string_view bytes) {
+  auto tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(tensor.data_ptr<uint8_t>()));
+  return tensor;
+}
+
+std::string to_string(const at::Tensor& bytes) {
+  return std::string(reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>()), bytes.numel());
+}
+
+at::Tensor to_tensor(const std::vector<int64_t>& numbers) { return at::tensor(numbers, at::kLong); }
+
+std::string pickle(const c10::IValue& object) {
+  const std::vector<char> bytes = torch::jit::pickle_save(object);
+  return std::string(bytes.begin(), bytes.end());
+}
+
+c10::IValue unpickle(const std::string& bytes) {
+  return torch::jit::pickle_load(std::vector<char>(bytes.begin(), bytes.end()));
+}
+
+/// All ranks' lengths, rank by rank.
+std::vector<int64_t> all_lengths(const Group& group, std::string_view bytes) {
+  const at::Tensor lengths = group.all_gather(to_tensor(std::vector<int64_t>{static_cast<int64_t>(bytes.size())}));
+  const int64_t* data = lengths.const_data_ptr<int64_t>();
+  return std::vector<int64_t>(data, data + lengths.numel());
+}
+
+at::Tensor padded(std::string_view bytes, int64_t length) {
+  auto tensor = at::zeros({length}, at::kByte);
+  std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(tensor.data_ptr<uint8_t>()));
+  return tensor;
+}
+
+std::vector<std::string> cut(const at::Tensor& rows, const std::vector<int64_t>& lengths) {
+  std::vector<std::string> parts;
+  for (size_t r = 0; r < lengths.size(); ++r)
+    parts.push_back(to_string(rows[static_cast<int64_t>(r)].narrow(0, 0, lengths[r])));
+  return parts;
+}
+
+template <typename From, typename Function>
+auto map(const std::vector<From>& from, Function function) {
+  std::vector<decltype(function(from.front()))> to;
+  to.reserve(from.size());
+  for (const auto& element : from) to.push_back(function(element));
+  return to;
+}
+
+}  // namespace
+
+std::string Group::broadcast_bytes(std::string_view bytes, int root) const {
+  at::Tensor length = to_tensor(std::vector<int64_t>{static_cast<int64_t>(bytes.size())});
+  broadcast(length, root);
+  at::Tensor content = rank() == root ? to_tensor(bytes) : at::empty({length.item<int64_t>()}, at::kByte);
+  broadcast(content, root);
+  return to_string(content);
+}
+
+std::vector<std::string> Group::all_gather_bytes(std::string_view bytes) const {
+  const auto lengths = all_lengths(*this, bytes);
+  return cut(all_gather(padded(bytes, *std::max_element(lengths.begin(), lengths.end()))), lengths);
+}
+
+std::vector<std::string> Group::gather_bytes(std::string_view bytes, int root) const {
+  const auto lengths = all_lengths(*this, bytes);
+  const at::Tensor rows = gather(padded(bytes, *std::max_element(lengths.begin(), lengths.end())), root);
+  if (rank() != root) return {};
+  return cut(rows, lengths);
+}
+
+std::string Group::scatter_bytes(const std::vector<std::string>& bytes, int root) const {
+  check_peer("scatter_bytes", root);
+  at::Tensor lengths = at::zeros({world_size()}, at::kLong);
+  if (rank() == root) {
+    TORCH_CHECK(static_cast<int>(bytes.size()) == world_size(), "scatter: root gives ", bytes.size(),
+                " objects for a group of ", world_size(), " ranks; give one a rank");
+    lengths = to_tensor(map(bytes, [](const std::string& b) { return static_cast<int64_t>(b.size()); }));
+  }
+  broadcast(lengths, root);
+  const int64_t longest = lengths.max().item<int64_t>();
+  at::Tensor rows;
+  if (rank() == root) rows = at::stack(map(bytes, [&](const std::string& b) { return padded(b, longest); }));
+  at::Tensor row = at::empty({longest}, at::kByte);
+  scatter(row, rows, root);
+  return to_string(row.narrow(0, 0, lengths[rank()].item<int64_t>()));
+}
+
+c10::IValue Group::broadcast_object(const c10::IValue& object, int root) const {
+  return unpickle(broadcast_bytes(rank() == root ? pickle(object) : std::string(), root));
+}
+
+std::vector<c10::IValue> Group::all_gather_object(const c10::IValue& object) const {
+  return map(all_gather_bytes(pickle(object)), unpickle);
+}
+
+std::vector<c10::IValue> Group::gather_object(const c10::IValue& object, int root) const {
+  return map(gather_bytes(pickle(object), root), unpickle);
+}
+
+c10::IValue Group::scatter_object(const std::vector<c10::IValue>& objects, int root) const {
+  return unpickle(scatter_bytes(rank() == root ? map(objects, pickle) : std::vector<std::string>(), root));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <lockstep/group.h>
+
+namespace lockstep {
+
+/// Connects `world_size` ranks that share `store` and nobody else; all of them call it.
+using BackendFactory =
+    std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                    int world_size)>;
+
+struct Group::State {
+  const int rank;
+  const int world_size;
+  const c10::intrusive_ptr<c10d::Store> store;  ///< undefined in a world of one
+  const BackendFactory make_backend;
+  const c10::intrusive_ptr<c10d::Backend> backend;
+  const std::string backend_name;
+  uint64_t sequence = 0;  ///< operations started so far, equal on all ranks
+  int subgroups = 0;      ///< subgroups made so far, equal on all ranks
+};
+
+/// The group of `world_size` ranks over the backend the factory makes; over the single engine if there is one rank.
+Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, BackendFactory make_backend);
+
+}  // namespace lockstep

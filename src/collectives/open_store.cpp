@@ -1,0 +1,55 @@
+#include "collectives/open_store.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "base/ancestor.h"
+#include "base/error.h"
+#include "base/tcp.h"
+#include "collectives/key_value_store.h"
+#include "rendezvous/local_meeting.h"
+
+namespace lockstep {
+namespace {
+
+using StorePointer = c10::intrusive_ptr<c10d::Store>;
+
+StorePointer open_tcp(const World& world, std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(world.master_port);
+  options.timeout = timeout;
+  options.isServer = world.rank == 0 && !world.store_is_hosted;
+  options.waitWorkers = false;
+  FileDescriptor listener;
+  if (options.isServer) {
+    // The store's own socket would listen on every interface.
+    listener = listen_tcp(world.master_addr, world.master_port);
+    options.masterListenFd = listener.get();
+  }
+  try {
+    StorePointer store = c10::make_intrusive<c10d::TCPStore>(world.master_addr, options);
+    listener.release();  // the server owns it now
+    return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + world.attempt, std::move(store));
+  } catch (const std::exception& cause) {
+    throw Error("rank " + std::to_string(world.rank) + " cannot reach the store at MASTER_ADDR=" + world.master_addr +
+                " MASTER_PORT=" + std::to_string(world.master_port) + ": " + cause.what());
+  }
+}
+
+}  // namespace
+
+StorePointer open_store(const World& world, std::chrono::milliseconds timeout) {
+  if (world.world_size == 1) return {};
+  if (world.source == World::Source::kLauncher)
+    return c10::make_intrusive<KeyValueStore>(nullptr, FileDescriptor(*world.store_fd), timeout);
+  if (!world.master_addr.empty()) return open_tcp(world, timeout);
+  auto meeting = meet_on_this_machine(starting_process(world.rank_variable), world.rank, Deadline(timeout));
+  return c10::make_intrusive<KeyValueStore>(std::move(meeting.server), std::move(meeting.socket), timeout);
+}
+
+std::string local_address(const World& world) {
+  if (world.one_machine()) return "127.0.0.1";
+  return address_towards(world.master_addr, world.master_port);
+}
+
+}  // namespace lockstep

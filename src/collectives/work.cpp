@@ -1,0 +1,41 @@
+#include "collectives/work.h"
+
+#include <sstream>
+
+#include "collectives/group_state.h"
+
+namespace lockstep {
+namespace {
+
+std::string describe_failure(const Work::State& state, const char* cause) {
+  std::ostringstream text;
+  text << state.operation << " #" << state.sequence << " (" << c10::toString(state.dtype) << ", " << state.bytes
+       << " bytes) failed on rank " << state.group->rank << " of " << state.group->world_size << " after "
+       << seconds_since(state.started) << " s: " << cause
+       << "\nIf another rank ended first, its own message says why.";
+  return text.str();
+}
+
+}  // namespace
+
+void Work::wait() const {
+  State& state = *state_;
+  if (state.phase == State::Phase::kFailed) throw Error(state.error);
+  if (state.phase == State::Phase::kDone) return;
+  try {
+    if (state.work) state.work->wait();
+    if (state.finish) state.finish();
+  } catch (const std::exception& cause) {
+    state.phase = State::Phase::kFailed;
+    state.error = describe_failure(state, cause.what());
+    throw Error(state.error);
+  }
+  state.phase = State::Phase::kDone;
+  state.finish = nullptr;  // lets go of the tensors
+}
+
+bool Work::is_completed() const {
+  return state_->phase != State::Phase::kRunning || !state_->work || state_->work->isCompleted();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+#include "data_parallel/same_model.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include <ATen/ATen.h>
+
+namespace lockstep {
+namespace {
+
+std::string describe(const NamedTensors& tensors) {
+  std::ostringstream text;
+  for (const auto& [name, tensor] : tensors)
+    text << name << ": " << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes() << " on "
+         << c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true)
+         << (tensor.requires_grad() ? "" : ", no gradient") << '\n';
+  return text.str();
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+/// "ranks 0, 2" or "rank 1".
+std::string ranks_with(const std::vector<std::string>& values, const std::string& value) {
+  std::string list;
+  int count = 0;
+  for (size_t r = 0; r < values.size(); ++r) {
+    if (values[r] != value) continue;
+    list += (count++ ? ", " : "") + std::to_string(r);
+  }
+  return (count > 1 ? "ranks " : "rank ") + list;
+}
+
+}  // namespace
+
+std::string first_difference(const std::string& kind, const std::vector<std::string>& descriptions) {
+  std::vector<std::vector<std::string>> lists;
+  size_t longest = 0;
+  for (const auto& description : descriptions) {
+    lists.push_back(lines_of(description));
+    longest = std::max(longest, lists.back().size());
+  }
+  for (size_t i = 0; i < longest; ++i) {
+    std::vector<std::string> at_i;
+    for (const auto& list : lists) at_i.push_back(i < list.size() ? list[i] : "nothing (it has " +
+                                                  std::to_string(list.size()) + ")");
+    const auto other = std::find_if(at_i.begin(), at_i.end(), [&](const auto& line) { return line != at_i.front(); });
+    if (other == at_i.end()) continue;
+    return kind + " " + std::to_string(i) + " is `" + at_i.front() + "` on " + ranks_with(at_i, at_i.front()) +
+           " and `" + *other + "` on " + ranks_with(at_i, *other);
+  }
+  return "";
+}
+
+void check_same_on_all_ranks(const Group& group, const std::string& kind, const NamedTensors& tensors) {
+  if (group.world_size() == 1) return;
+  // Every rank compares everything, so all find the same difference or none; models have few thousand lines at most.
+  const std::string difference = first_difference(kind, group.all_gather_bytes(describe(tensors)));
+  if (!difference.empty())
+    throw Error("the ranks do not hold the same model: " + difference +
+                ". Build the module in the same way on every rank before DistributedDataParallel attaches to it.");
+}
+
+}  // namespace lockstep

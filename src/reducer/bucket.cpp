@@ -1,0 +1,91 @@
+#include "reducer/bucket.h"
+
+#include <utility>
+
+#include <ATen/ATen.h>
+
+namespace lockstep {
+namespace {
+
+/// The piece of `flat` that starts at `offset`, seen with the parameter's shape and, where it is dense, its strides:
+/// autograd then accumulates into it without a copy.
+at::Tensor gradient_view(const at::Tensor& flat, int64_t offset, const at::Tensor& parameter) {
+  if (parameter.is_non_overlapping_and_dense())
+    return flat.as_strided(parameter.sizes(), parameter.strides(), flat.storage_offset() + offset);
+  return flat.narrow(0, offset, parameter.numel()).view(parameter.sizes());
+}
+
+}  // namespace
+
+Bucket::Bucket(std::vector<at::Tensor> parameters) : missing_(parameters.size()) {
+  at::NoGradGuard no_grad;
+  const auto count = static_cast<int64_t>(parameters.size());
+  int64_t elements = 0;
+  for (const auto& parameter : parameters) elements += parameter.numel();
+  flat_ = at::zeros({elements + count}, parameters.front().options().requires_grad(false));
+  used_ = flat_.narrow(0, elements, count);
+  int64_t offset = 0;
+  for (auto& parameter : parameters) {
+    at::Tensor view = gradient_view(flat_, offset, parameter);
+    offset += parameter.numel();
+    slots_.push_back({.parameter = std::move(parameter), .gradient = std::move(view)});
+  }
+}
+
+int64_t Bucket::bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
+
+void Bucket::fill(size_t index, bool used) {
+  at::NoGradGuard no_grad;
+  Slot& slot = slots_[index];
+  const at::Tensor& gradient = slot.parameter.grad();
+  if (!gradient.defined()) {
+    slot.gradient.zero_();
+  } else if (!gradient.is_alias_of(flat_)) {
+    TORCH_CHECK(!gradient.requires_grad(), "DistributedDataParallel cannot average gradients that are themselves "
+                "differentiable (backward with create_graph); use autograd::grad on the plain module instead");
+    TORCH_CHECK(gradient.layout() == at::kStrided, "a sparse gradient cannot be averaged by DistributedDataParallel; "
+                "make the layer produce dense gradients (for an Embedding: sparse = false)");
+    slot.gradient.copy_(gradient);
+  }
+  if (used) {
+    slot.parameter.mutable_grad() = slot.gradient;
+  } else {
+    slot.kept = gradient;
+  }
+  slot.used = used;
+  slot.filled = true;
+  --missing_;
+}
+
+void Bucket::launch(const Group& group) {
+  at::NoGradGuard no_grad;
+  bool all_used = true;
+  for (const Slot& slot : slots_) all_used = all_used && slot.used;
+  used_.fill_(1);
+  for (size_t i = 0; !all_used && i < slots_.size(); ++i)
+    if (!slots_[i].used) used_[static_cast<int64_t>(i)].zero_();
+  work_ = group.all_reduce_async(flat_, ReduceOp::kMean);
+}
+
+void Bucket::finish() {
+  at::NoGradGuard no_grad;
+  std::exchange(work_, std::nullopt)->wait();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    if (slot.used) continue;
+    const bool used_elsewhere = used_[static_cast<int64_t>(i)].item<double>() > 0;
+    slot.parameter.mutable_grad() = used_elsewhere ? slot.gradient : slot.kept;
+  }
+  reset();
+}
+
+void Bucket::reset() {
+  if (auto work = std::exchange(work_, std::nullopt)) work->wait();  // the engine may still write into flat_
+  for (Slot& slot : slots_) {
+    slot.filled = slot.used = false;
+    slot.kept.reset();
+  }
+  missing_ = slots_.size();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/environment.h"
+
+namespace lockstep {
+
+/// Where this process stands among the ranks, as its environment says, and how the ranks can meet.
+struct World {
+  enum class Source { kAlone, kLauncher, kTorchrun, kOpenMpi, kMpich, kSlurm };
+
+  Source source = Source::kAlone;
+  int rank = 0;
+  int world_size = 1;
+  std::optional<int> local_rank;        ///< among the ranks of this machine; unset: found out when the ranks meet
+  std::optional<int> local_world_size;
+
+  std::optional<int> store_fd;          ///< kLauncher: inherited socket to the launcher's store
+  std::string master_addr;              ///< where a TCPStore listens, if one is needed
+  int master_port = 0;
+  bool store_is_hosted = false;         ///< kTorchrun: the agent serves the TCPStore; else rank 0 does
+  std::string rank_variable;            ///< the variable the rank was read from, e.g. PMI_RANK
+  std::string attempt;                  ///< tells restarts of the same job apart
+
+  /// All ranks are on this machine, by the launcher's word.
+  bool one_machine() const {
+    return source == Source::kAlone || source == Source::kLauncher || local_world_size == world_size;
+  }
+};
+
+/// "lockstep run", "torchrun", ...: for messages.
+const char* name_of(World::Source source);
+
+/// Reads the world from the environment; the first launcher whose variables are present decides: `lockstep run`,
+/// torchrun, Open MPI, MPICH (Hydra), Slurm (inside a job step); else a world of one.
+/// Throws Error, naming variable, value and mend, where a variable is missing, is no number or contradicts another.
+World discover_world(const Environment& environment);
+
+}  // namespace lockstep
