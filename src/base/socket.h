@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/file_descriptor.h"
+
+namespace lockstep {
+
+/// Unix stream sockets between processes of one machine. Every socket made here is closed on exec; no call raises
+/// SIGPIPE, and none waits past its deadline, whether or not the socket is in blocking mode.
+
+/// What send_all and receive_all throw when the other side has closed the connection.
+class ConnectionClosed : public Error {
+ public:
+  using Error::Error;
+};
+
+struct SocketPair {
+  FileDescriptor first;
+  FileDescriptor second;
+};
+
+/// Two connected ends.
+SocketPair make_socket_pair();
+
+/// Sends all `size` bytes. Throws ConnectionClosed when the peer is gone, Error when the deadline passes first; some
+/// of the bytes may have been sent then, so the connection is of no further use.
+void send_all(int socket, const void* data, size_t size, const Deadline& deadline);
+
+/// Receives exactly `size` bytes; throws like send_all.
+void receive_all(int socket, void* data, size_t size, const Deadline& deadline);
+
+/// Receives what is there, at least one byte, at most `size`: waits for the first. Returns 0 when the deadline passes
+/// first; throws ConnectionClosed when the peer is gone.
+size_t receive_some(int socket, void* data, size_t size, const Deadline& deadline);
+
+/// A listening socket under a name that only the kernel keeps (an abstract address): it vanishes with the socket.
+struct UnixListener {
+  FileDescriptor socket;
+  std::string name;
+};
+/// Under a free name that the kernel chooses, or under `name`; throws Error if another socket has it.
+UnixListener listen_unix(const std::string& name = {});
+
+/// Connects to the socket listening under `name`. Throws Error when nothing listens there, or another user does.
+FileDescriptor connect_unix(const std::string& name);
+
+/// Accepts one waiting connection. Empty when none waits, or when the peer is a process of another user.
+FileDescriptor accept_same_user(int listener);
+
+}  // namespace lockstep

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/file_descriptor.h"
+#include "rendezvous/key_value_frame.h"
+
+namespace lockstep {
+
+/// One process's end of the key-value store that the ranks of a machine share (KeyValueServer); the operations are
+/// those of c10d::Store. From any thread: a thread that waits for a key does not keep others from the store.
+///
+/// Throws lockstep::Error: when a wait's time is over (the text names the missing keys), when a key or value is over
+/// its limit (kMaxKeyBytes, kMaxValueBytes) or the store refuses (its text), and, from then on in every call, when the
+/// server is gone or does not answer. Nothing waits for ever; a timeout of 0 looks once.
+class KeyValueClient {
+ public:
+  using Bytes = std::vector<uint8_t>;
+  using Timeout = std::chrono::milliseconds;
+
+  /// `socket` is connected to a server.
+  explicit KeyValueClient(FileDescriptor socket);
+
+  void set(const std::string& key, const Bytes& value);
+  /// Waits until the key is there.
+  Bytes get(const std::string& key, Timeout timeout);
+  /// Adds to the decimal number held by `key`, 0 when it is not there, and returns the sum.
+  int64_t add(const std::string& key, int64_t amount);
+  /// Sets `desired` where the value equals `expected` (a missing key equals an empty one). Returns the value held
+  /// then; for a missing key that was not set, `expected`.
+  Bytes compare_set(const std::string& key, const Bytes& expected, const Bytes& desired);
+  /// Whether the key was there.
+  bool delete_key(const std::string& key);
+  /// Whether all keys are there.
+  bool check(const std::vector<std::string>& keys);
+  /// Waits until all keys are there.
+  void wait(const std::vector<std::string>& keys, Timeout timeout);
+  int64_t num_keys();
+  /// Adds bytes at the end of the value, which is made where it is missing.
+  void append(const std::string& key, const Bytes& value);
+
+ private:
+  struct Reply {
+    KeyValueReply code;
+    std::vector<std::string> fields;
+  };
+  using Fields = std::vector<std::string_view>;
+
+  /// Asks and waits for the answer; kMissing is possible only after `timeout`, for requests that wait for keys.
+  Reply ask(KeyValueRequest request, const Fields& fields, Timeout timeout);
+  /// Asks something that is answered at once, and returns the first field of the answer.
+  std::string ask_now(KeyValueRequest request, const Fields& fields);
+  Reply ask_keys(KeyValueRequest request, const Fields& keys, Timeout timeout);
+  void send(uint32_t id, KeyValueRequest request, const Fields& fields);
+  /// The reply to `id`, or nothing when the deadline passes first.
+  std::optional<Reply> await(uint32_t id, const Deadline& deadline);
+  /// Receives what is there and files the replies it completes.
+  void receive(std::unique_lock<std::mutex>& lock, const Deadline& deadline);
+  [[noreturn]] void fail(const std::string& reason);
+
+  const FileDescriptor socket_;
+  std::mutex send_mutex_;  // frames go out whole
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint32_t, std::optional<Reply>> awaited_;  // guarded by mutex_, by id
+  uint32_t next_id_ = 0;                              // guarded by mutex_
+  std::string broken_;                                // guarded by mutex_; why the connection is of no use any more
+  bool receiving_ = false;                            // guarded by mutex_; one thread receives for all that wait
+  std::string inbox_;                                 // owned by the thread that receives
+};
+
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+/// What travels between KeyValueClient and KeyValueServer, on one machine, in its byte order:
+///
+///   uint32 length of all that follows | uint32 id | uint8 code | (uint32 length, bytes) for each field
+///
+/// A request's code is a KeyValueRequest, its id is the client's choice; the reply carries the same id and a
+/// KeyValueReply. Replies may come in another order than their requests: a request for a missing key waits on the
+/// server, and those after it do not wait for it.
+
+constexpr size_t kMaxKeyBytes = 4 << 10;
+constexpr size_t kMaxValueBytes = 16 << 20;
+constexpr size_t kMaxFrameBytes = 2 * kMaxValueBytes + (64 << 10);
+
+enum class KeyValueRequest : uint8_t {
+  kSet,         ///< key, value -> nothing
+  kGet,         ///< key -> value, once it is there
+  kAdd,         ///< key, decimal amount -> decimal sum
+  kCompareSet,  ///< key, expected, desired -> value
+  kDelete,      ///< key -> "1" or "0"
+  kCheck,       ///< keys -> "1" or "0"
+  kWait,        ///< keys -> nothing, once all are there
+  kNumKeys,     ///< -> decimal count
+  kAppend,      ///< key, value -> nothing
+  kCancel,      ///< the waiting request of this id is answered at once, with kMissing; has no reply of its own
+};
+
+enum class KeyValueReply : uint8_t {
+  kDone,     ///< the fields named above
+  kMissing,  ///< cancelled: the keys that are not there
+  kRefused,  ///< a text that says why
+};
+
+struct KeyValueFrame {
+  uint32_t id = 0;
+  uint8_t code = 0;
+  std::vector<std::string_view> fields;  ///< into the bytes it was parsed from
+  size_t bytes = 0;                      ///< length of the whole frame
+};
+
+/// Appends a frame to `out`.
+void append_frame(std::string& out, uint32_t id, uint8_t code, const std::vector<std::string_view>& fields);
+
+/// The frame at the front of `bytes`; empty when more bytes are needed. Throws Error when no frame can start so.
+std::optional<KeyValueFrame> parse_frame(std::string_view bytes);
+
+/// Throws Error unless `frame` is a request with the right number of fields, each within its bounds.
+void check_request(const KeyValueFrame& frame);
+
+}  // namespace lockstep

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/file_descriptor.h"
+#include "rendezvous/key_value_frame.h"
+
+namespace lockstep {
+
+/// A key-value store for the ranks of one machine, with the semantics of c10d::Store, served over connected stream
+/// sockets. Passive: it has no thread and never waits. Whoever owns it polls what append_polled() names and passes
+/// the outcome to handle(). One thread at a time.
+///
+/// A client that breaks the protocol or its bounds is dropped, with a reason, and harms no other. One that merely
+/// asks for too much (a value over the limit, a full store) gets an error as its answer.
+class KeyValueServer {
+ public:
+  struct Dropped {
+    int client;
+    std::string reason;  ///< empty when the client closed its end between two requests, the normal end
+  };
+
+  /// Serves the process at the other end of `socket` from now on. Returns the client's number: 0, 1, 2, ...
+  int add_client(FileDescriptor socket);
+
+  /// Appends one entry for each client.
+  void append_polled(std::vector<pollfd>& polled) const;
+
+  /// Serves the client behind `ready`; ignores entries without events and descriptors that are no client's (any more).
+  void handle(const pollfd& ready);
+
+  /// Clients gone since the last call.
+  std::vector<Dropped> take_dropped();
+
+ private:
+  /// A get or wait whose keys are not all there yet.
+  struct Parked {
+    uint32_t id;
+    KeyValueRequest request;
+    std::vector<std::string> keys;
+  };
+  struct Client {
+    int number;
+    FileDescriptor socket;
+    std::string inbox;   ///< received, the start of a frame
+    std::string outbox;  ///< answers the socket would not take yet; nothing more is read until they are gone
+    std::vector<Parked> parked;
+  };
+
+  /// False when the client has closed its end.
+  bool receive(Client& client);
+  /// Answers the requests in the inbox.
+  void serve(Client& client);
+  /// Sends what the socket takes of the outbox.
+  void flush(Client& client);
+  void answer_request(Client& client, const KeyValueFrame& frame);
+  void park(Client& client, uint32_t id, KeyValueRequest request, const std::vector<std::string_view>& keys);
+  void cancel(Client& client, uint32_t id);
+  /// Stores the value and answers the parked requests it completes.
+  void store(std::string_view key, std::string value);
+  bool answer_if_complete(Client& client, const Parked& parked);
+  void drop(int fd, std::string reason);
+
+  std::map<int, Client> clients_;  // by descriptor
+  std::unordered_map<std::string, std::string> values_;
+  size_t stored_bytes_ = 0;
+  int next_client_ = 0;
+  std::vector<Dropped> dropped_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/file_descriptor.h"
+
+namespace lockstep {
+
+/// Runs a KeyValueServer on a thread of its own, until it is destroyed: then every client's connection closes.
+class KeyValueServerThread {
+ public:
+  /// With a `listener` (see listen_unix), serves every process of the same user that connects to it.
+  explicit KeyValueServerThread(FileDescriptor listener = {});
+  ~KeyValueServerThread();
+
+  /// Serves the process at the other end of `socket`. From any thread, at any time.
+  void add_client(FileDescriptor socket);
+  /// Makes a socket pair, serves one end and returns the other.
+  FileDescriptor connect();
+
+ private:
+  void serve();
+  void wake();
+
+  FileDescriptor listener_;
+  FileDescriptor wake_;  // an eventfd
+  std::mutex mutex_;
+  std::vector<FileDescriptor> arrived_;  // guarded by mutex_
+  bool stop_ = false;                    // guarded by mutex_
+  std::thread thread_;                   // last: it uses all the others
+};
+
+}  // namespace lockstep
