@@ -1,0 +1,92 @@
+#include <lockstep/context.h>
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <sstream>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+
+#include "base/environment.h"
+#include "collectives/gloo/gloo_backend.h"
+#include "collectives/group_state.h"
+#include "collectives/open_store.h"
+#include "context/roll_call.h"
+#include "rendezvous/world.h"
+
+namespace lockstep {
+namespace {
+
+/// How long leaving waits for the ranks that are not there yet; a rank that serves the store waits longer.
+constexpr std::chrono::seconds kFarewell{5};
+
+int choose_threads(const RollCall& present, const Environment& environment) {
+  if (!environment.omp_num_threads) at::set_num_threads(present.threads);
+  return at::get_num_threads();
+}
+
+Group form_group(const World& world, const c10::intrusive_ptr<c10d::Store>& store, const ContextOptions& options) {
+  const std::string address = world.world_size > 1 ? local_address(world) : "";
+  return make_group(store, world.rank, world.world_size,
+                    [address, timeout = options.collective_timeout](const auto& shared, int rank, int size) {
+                      return gloo_engine::make_backend(shared, rank, size, address, timeout);
+                    });
+}
+
+}  // namespace
+
+struct Context::State {
+  World world;
+  ContextOptions options;
+  std::string run_dir;
+  int exceptions;  ///< under way when the ranks were joined
+  c10::intrusive_ptr<c10d::Store> store;
+  RollCall present;
+  int threads;
+  std::optional<Group> group;
+
+  void announce() const {
+    if (!options.announce || world.rank != 0 || world.world_size == 1) return;
+    std::ostringstream text;
+    text << "lockstep: " << world.world_size << " ranks on " << present.machines
+         << (present.machines == 1 ? " machine" : " machines") << " by " << name_of(world.source) << ", "
+         << group->backend() << ", " << threads << (threads == 1 ? " thread" : " threads") << " a rank\n";
+    std::fputs(text.str().c_str(), stderr);
+  }
+};
+
+Context::Context(int, char**, ContextOptions options) : Context(options) {}
+
+Context::Context(ContextOptions options) {
+  const Environment environment = Environment::from_process();
+  World world = discover_world(environment);
+  auto store = open_store(world, options.join_timeout);
+  RollCall present = call_the_roll(world, store, options.join_timeout);
+  world.local_rank = present.local_rank;
+  world.local_world_size = present.local_world_size;
+  const int threads = choose_threads(present, environment);
+  Group group = form_group(world, store, options);
+  state_.reset(new State{world, options, environment.lockstep_run_dir.value_or(""), std::uncaught_exceptions(), store,
+                         present, threads, std::move(group)});
+  if (options.seed) at::manual_seed(*options.seed + static_cast<uint64_t>(rank()));
+  state_->announce();
+}
+
+Context::Context(Context&&) noexcept = default;
+
+Context::~Context() {
+  if (!state_ || !state_->store || std::uncaught_exceptions() > state_->exceptions) return;
+  // A rank that closes its connections while a peer still reads from them can cut the peer off, so they close together.
+  say_farewell(state_->world, state_->store, kFarewell);
+}
+
+int Context::local_rank() const { return *state_->world.local_rank; }
+int Context::local_world_size() const { return *state_->world.local_world_size; }
+uint64_t Context::seed() const { return state_->options.seed.value_or(0); }
+int Context::threads() const { return state_->threads; }
+const std::string& Context::run_dir() const { return state_->run_dir; }
+const Group& Context::group() const { return *state_->group; }
+
+}  // namespace lockstep

@@ -1,0 +1,106 @@
+#include "context/roll_call.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/usable_cores.h"
+
+namespace lockstep {
+namespace {
+
+std::string key_of(int rank) { return "present/" + std::to_string(rank); }
+
+/// Tells machines apart, and network namespaces, which are machines to everything that communicates.
+std::string machine_name() {
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  char space[64] = {};
+  const ssize_t length = ::readlink("/proc/self/ns/net", space, sizeof space - 1);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return std::string(host) + "/" + boot + "/" + std::string(space, length > 0 ? length : 0);
+}
+
+/// "machine cpu cpu cpu ...": what a rank tells the others.
+std::string introduce() {
+  std::ostringstream text;
+  text << machine_name();
+  for (int cpu : allowed_cpus()) text << ' ' << cpu;
+  return text.str();
+}
+
+std::string missing_ranks(const World& world, c10d::Store& store) {
+  std::string missing;
+  int present = 0;
+  for (int rank = 0; rank < world.world_size; ++rank) {
+    if (store.check({key_of(rank)})) {
+      ++present;
+    } else {
+      missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+    }
+  }
+  return std::to_string(present) + " of " + std::to_string(world.world_size) + " ranks are there, missing " + missing;
+}
+
+void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseconds timeout) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < world.world_size; ++rank) keys.push_back(key_of(rank));
+  const Deadline deadline(timeout);
+  try {
+    store.wait(keys, timeout);
+  } catch (const std::exception& cause) {
+    if (!deadline.passed()) throw Error(std::string("the ranks could not meet: ") + cause.what());
+    throw Error("after " + std::to_string(timeout.count() / 1000) + " s " + missing_ranks(world, store) +
+                "; see their output for why, or raise ContextOptions::join_timeout if they start slowly");
+  }
+}
+
+}  // namespace
+
+RollCall call_the_roll(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
+                       std::chrono::milliseconds timeout) {
+  std::vector<std::vector<int>> masks;
+  std::set<std::string> machines;
+  RollCall result;
+  const std::string here = machine_name();
+  if (store) {
+    store->set(key_of(world.rank), introduce());
+    wait_for_all(world, *store, timeout);
+  }
+  for (int rank = 0; rank < world.world_size; ++rank) {
+    std::istringstream text(store ? store->get_to_str(key_of(rank)) : introduce());
+    std::string machine;
+    text >> machine;
+    machines.insert(machine);
+    if (machine != here) continue;
+    if (rank == world.rank) result.local_rank = static_cast<int>(masks.size());
+    masks.emplace_back(std::istream_iterator<int>(text), std::istream_iterator<int>());
+  }
+  result.machines = static_cast<int>(machines.size());
+  result.threads = threads_per_rank(masks, result.local_rank, cgroup_cpu_quota());
+  // The launcher's numbers win: two torchrun agents on one machine count as two.
+  result.local_rank = world.local_rank.value_or(result.local_rank);
+  result.local_world_size = world.local_world_size.value_or(static_cast<int>(masks.size()));
+  return result;
+}
+
+void say_farewell(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
+                  std::chrono::milliseconds timeout) noexcept {
+  try {
+    if (store->add("farewells", 1) == world.world_size) store->set("all_left", std::string("1"));
+    store->wait({"all_left"}, timeout);
+    // Whoever serves the store goes last, so that nobody else finds it gone.
+    if (store->add("gone", 1) == world.world_size) store->set("all_gone", std::string("1"));
+    if (world.rank == 0) store->wait({"all_gone"}, timeout);
+  } catch (const std::exception&) {
+    // A peer has ended without a word or needs longer; this rank's work is done all the same.
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <chrono>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "rendezvous/world.h"
+
+namespace lockstep {
+
+/// What a rank learns of the others when all have appeared.
+struct RollCall {
+  int machines = 1;
+  int local_rank = 0;
+  int local_world_size = 1;
+  int threads = 1;  ///< this rank's fair share of its machine
+};
+
+/// Waits until every rank of the world has said that it is there; every rank calls it. Throws Error, naming the
+/// missing ranks, when the timeout passes.
+RollCall call_the_roll(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
+                       std::chrono::milliseconds timeout);
+
+/// Waits until all ranks have said farewell, or the time is over. Never throws.
+void say_farewell(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
+                  std::chrono::milliseconds timeout) noexcept;
+
+}  // namespace lockstep

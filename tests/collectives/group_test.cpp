@@ -1,0 +1,318 @@
+#include <lockstep/group.h>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "support/ranks.h"
+
+// Every operation against what its definition gives, on 1, 2 and 3 ranks.
+
+namespace lockstep {
+namespace {
+
+using testing::run_ranks;
+
+class Collectives : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(WorldSize, Collectives, ::testing::Values(1, 2, 3));
+
+const at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,         at::kByte,
+                                  at::kShort, at::kInt,    at::kLong, at::kBool,     at::kComplexFloat, at::kComplexDouble};
+
+/// Small whole numbers, different on every rank and exact in every dtype.
+at::Tensor values_of(int rank, at::ScalarType dtype, at::IntArrayRef shape = {3, 4}) {
+  int64_t elements = 1;
+  for (int64_t size : shape) elements *= size;
+  return ((at::arange(elements, at::kLong) + rank) % 3).reshape(shape).to(dtype);
+}
+
+std::vector<at::Tensor> values_of_all(int world_size, at::ScalarType dtype, at::IntArrayRef shape = {3, 4}) {
+  std::vector<at::Tensor> all;
+  for (int rank = 0; rank < world_size; ++rank) all.push_back(values_of(rank, dtype, shape));
+  return all;
+}
+
+void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {
+  EXPECT_EQ(actual.scalar_type(), expected.scalar_type());
+  EXPECT_TRUE(at::equal(actual, expected)) << "got\n" << actual << "\nexpected\n" << expected;
+}
+
+bool is_number(at::ScalarType dtype) { return at::isFloatingType(dtype) || at::isComplexType(dtype); }
+
+bool defined_for(ReduceOp op, at::ScalarType dtype, int world_size) {
+  if (op == ReduceOp::kMean) return is_number(dtype);
+  if (op == ReduceOp::kAnd || op == ReduceOp::kOr) return !is_number(dtype);
+  return !at::isComplexType(dtype) || op == ReduceOp::kSum || (world_size == 1 && op == ReduceOp::kProduct);
+}
+
+at::Tensor reference(ReduceOp op, const std::vector<at::Tensor>& all) {
+  const bool boolean = all[0].scalar_type() == at::kBool;
+  at::Tensor result = all[0].clone();
+  for (size_t r = 1; r < all.size(); ++r) {
+    switch (op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kMean: result = boolean ? at::logical_or(result, all[r]) : result + all[r]; break;
+      case ReduceOp::kProduct: result = boolean ? at::logical_and(result, all[r]) : result * all[r]; break;
+      case ReduceOp::kMin: result = at::minimum(result, all[r]); break;
+      case ReduceOp::kMax: result = at::maximum(result, all[r]); break;
+      case ReduceOp::kAnd: result = at::bitwise_and(result, all[r]); break;
+      case ReduceOp::kOr: result = at::bitwise_or(result, all[r]); break;
+    }
+  }
+  return op == ReduceOp::kMean ? result.div(static_cast<int64_t>(all.size())).to(all[0].scalar_type()) : result;
+}
+
+const ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kProduct, ReduceOp::kMin,
+                         ReduceOp::kMax, ReduceOp::kAnd,  ReduceOp::kOr};
+
+TEST_P(Collectives, AllReduceEveryDtypeAndOperation) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    for (at::ScalarType dtype : kDtypes)
+      for (ReduceOp op : kOps) {
+        if (!defined_for(op, dtype, group.world_size())) continue;
+        SCOPED_TRACE(std::string(c10::toString(dtype)) + " op " + std::to_string(static_cast<int>(op)));
+        at::Tensor tensor = values_of(group.rank(), dtype);
+        group.all_reduce(tensor, op);
+        expect_equal(tensor, reference(op, values_of_all(group.world_size(), dtype)));
+      }
+  });
+}
+
+TEST_P(Collectives, BroadcastFromEveryRankEveryDtype) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    for (at::ScalarType dtype : kDtypes)
+      for (int root = 0; root < group.world_size(); ++root) {
+        at::Tensor tensor = values_of(group.rank(), dtype);
+        group.broadcast(tensor, root);
+        expect_equal(tensor, values_of(root, dtype));
+      }
+  });
+}
+
+TEST_P(Collectives, ReduceLeavesTheOthersAlone) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    for (at::ScalarType dtype : kDtypes)
+      for (int root = 0; root < group.world_size(); ++root) {
+        at::Tensor tensor = values_of(group.rank(), dtype);
+        group.reduce(tensor, root, ReduceOp::kSum);
+        expect_equal(tensor, group.rank() == root ? reference(ReduceOp::kSum, values_of_all(group.world_size(), dtype))
+                                                  : values_of(group.rank(), dtype));
+      }
+  });
+}
+
+TEST_P(Collectives, GatherAndScatterEveryDtype) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    for (at::ScalarType dtype : kDtypes) {
+      SCOPED_TRACE(c10::toString(dtype));
+      const at::Tensor mine = values_of(group.rank(), dtype), all = at::stack(values_of_all(group.world_size(), dtype));
+      expect_equal(group.all_gather(mine), all);
+      for (int root = 0; root < group.world_size(); ++root) {
+        const at::Tensor gathered = group.gather(mine, root);
+        EXPECT_EQ(gathered.defined(), group.rank() == root);
+        if (gathered.defined()) expect_equal(gathered, all);
+        at::Tensor part = at::zeros_like(mine);
+        group.scatter(part, group.rank() == root ? all : at::Tensor(), root);
+        expect_equal(part, mine);
+      }
+    }
+  });
+}
+
+TEST_P(Collectives, ReduceScatterIsARowOfAllReduce) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    const int n = group.world_size();
+    for (at::ScalarType dtype : kDtypes)
+      for (ReduceOp op : kOps) {
+        if (!defined_for(op, dtype, n)) continue;
+        const at::Tensor input = values_of(group.rank(), dtype, {n, 5});
+        expect_equal(group.reduce_scatter(input, op), reference(op, values_of_all(n, dtype, {n, 5}))[group.rank()]);
+        expect_equal(input, values_of(group.rank(), dtype, {n, 5}));
+      }
+  });
+}
+
+TEST_P(Collectives, AllToAllEvenAndUneven) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    const int n = group.world_size(), me = group.rank();
+    for (at::ScalarType dtype : {at::kFloat, at::kLong, at::kBool, at::kComplexFloat}) {
+      std::vector<at::Tensor> expected;
+      for (int r = 0; r < n; ++r) expected.push_back(values_of(r, dtype, {n, 2})[me]);
+      expect_equal(group.all_to_all(values_of(me, dtype, {n, 2})), at::stack(expected));
+    }
+    // Rank s sends s + 2 d rows that hold 10 s + d to rank d: rank 0 sends itself none.
+    std::vector<int64_t> sends, receives;
+    std::vector<at::Tensor> out, in;
+    for (int r = 0; r < n; ++r) {
+      sends.push_back(me + 2 * r);
+      receives.push_back(r + 2 * me);
+      out.push_back(at::full({me + 2 * r, 3}, 10 * me + r, at::kFloat));
+      in.push_back(at::full({r + 2 * me, 3}, 10 * r + me, at::kFloat));
+    }
+    expect_equal(group.all_to_all(at::cat(out), sends, receives), at::cat(in));
+  });
+}
+
+TEST_P(Collectives, SendAndReceiveAroundARing) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    const int n = group.world_size(), next = (group.rank() + 1) % n, previous = (group.rank() + n - 1) % n;
+    at::Tensor first = at::empty({4}), second = at::empty({2}, at::kLong);
+    Work a = group.send_async(at::full({4}, group.rank(), at::kFloat), next, 7);
+    Work b = group.send_async(at::full({2}, 100 + group.rank(), at::kLong), next, 8);
+    group.recv(second, previous, 8);  // by tag, not by order
+    group.recv(first, previous, 7);
+    a.wait();
+    b.wait();
+    expect_equal(first, at::full({4}, previous, at::kFloat));
+    expect_equal(second, at::full({2}, 100 + previous, at::kLong));
+  });
+}
+
+TEST_P(Collectives, NonContiguousEmptyAndScalarTensors) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    const int n = group.world_size(), me = group.rank();
+    at::Tensor matrix = values_of(me, at::kFloat, {4, 6});
+    group.all_reduce(matrix.t().narrow(0, 1, 3));  // columns 1 to 3
+    at::Tensor expected = values_of(me, at::kFloat, {4, 6});
+    expected.narrow(1, 1, 3).copy_(
+        reference(ReduceOp::kSum, values_of_all(n, at::kFloat, {4, 6})).narrow(1, 1, 3));
+    expect_equal(matrix, expected);
+    expect_equal(group.all_gather(values_of(me, at::kFloat, {2, 3}).t()),
+                 at::stack(values_of_all(n, at::kFloat, {2, 3})).transpose(1, 2));
+    at::Tensor scalar = at::scalar_tensor(me + 1, at::kDouble);
+    group.all_reduce(scalar);
+    EXPECT_EQ(scalar.item<double>(), n * (n + 1) / 2);
+    expect_equal(group.all_gather(at::scalar_tensor(me, at::kLong)), at::arange(n, at::kLong));
+    at::Tensor empty = at::empty({0, 3});
+    group.all_reduce(empty);
+    group.broadcast(empty);
+    EXPECT_EQ(group.all_gather(empty).sizes(), (std::vector<int64_t>{n, 0, 3}));
+    at::Tensor leaf = at::full({2}, me, at::kFloat).requires_grad_();
+    group.broadcast(leaf, n - 1);
+    expect_equal(leaf.detach(), at::full({2}, n - 1, at::kFloat));
+  });
+}
+
+TEST_P(Collectives, SeveralInFlightFinishInAnyOrder) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    std::vector<at::Tensor> tensors;
+    std::vector<Work> works;
+    for (int i = 0; i < 8; ++i) {
+      tensors.push_back(at::full({1000 + i}, group.rank() + i, at::kFloat));
+      works.push_back(group.all_reduce_async(tensors.back(), ReduceOp::kMax));
+    }
+    for (int i = 7; i >= 0; --i) {
+      works[i].wait();
+      EXPECT_TRUE(works[i].is_completed());
+      works[i].wait();  // again is harmless
+      expect_equal(tensors[i], at::full({1000 + i}, group.world_size() - 1 + i, at::kFloat));
+    }
+    group.barrier();
+  });
+}
+
+TEST_P(Collectives, BytesOfDifferentLengths) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    const int n = group.world_size(), me = group.rank();
+    const auto of = [](int rank) { return std::string(static_cast<size_t>(rank) * 3, static_cast<char>('a' + rank)) + '\0'; };
+    std::vector<std::string> all;
+    for (int r = 0; r < n; ++r) all.push_back(of(r));
+    EXPECT_EQ(group.all_gather_bytes(of(me)), all);
+    for (int root = 0; root < n; ++root) {
+      EXPECT_EQ(group.broadcast_bytes(of(me), root), of(root));
+      EXPECT_EQ(group.gather_bytes(of(me), root), me == root ? all : std::vector<std::string>());
+      EXPECT_EQ(group.scatter_bytes(me == root ? all : std::vector<std::string>(), root), of(me));
+    }
+    EXPECT_EQ(group.broadcast_bytes("", 0), "");
+  });
+}
+
+TEST_P(Collectives, ObjectsWithTensorsListsAndDictionaries) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    const int n = group.world_size();
+    const auto of = [](int rank) {
+      c10::Dict<std::string, at::Tensor> tensors;
+      tensors.insert("weight", at::full({rank + 1, 2}, rank, at::kDouble));
+      c10::List<int64_t> numbers;
+      for (int i = 0; i < rank; ++i) numbers.push_back(i);
+      return c10::ivalue::Tuple::create({c10::IValue(tensors), c10::IValue(numbers), c10::IValue("rank"), c10::IValue()});
+    };
+    const auto check = [](const c10::IValue& object, int rank) {
+      const auto& parts = object.toTupleRef().elements();
+      expect_equal(parts[0].toGenericDict().at("weight").toTensor(), at::full({rank + 1, 2}, rank, at::kDouble));
+      EXPECT_EQ(parts[1].toIntVector().size(), static_cast<size_t>(rank));
+      EXPECT_EQ(parts[2].toStringRef(), "rank");
+      EXPECT_TRUE(parts[3].isNone());
+    };
+    const auto all = group.all_gather_object(of(group.rank()));
+    ASSERT_EQ(static_cast<int>(all.size()), n);
+    for (int r = 0; r < n; ++r) check(all[r], r);
+    check(group.broadcast_object(group.rank() == n - 1 ? c10::IValue(of(n - 1)) : c10::IValue(), n - 1), n - 1);
+    const auto gathered = group.gather_object(of(group.rank()), 0);
+    EXPECT_EQ(static_cast<int>(gathered.size()), group.rank() == 0 ? n : 0);
+    std::vector<c10::IValue> parts;
+    for (int r = 0; group.rank() == 0 && r < n; ++r) parts.push_back(of(r));
+    check(group.scatter_object(parts, 0), group.rank());
+  });
+}
+
+TEST(Subgroups, OfThreeRanksInAnotherOrder) {
+  run_ranks(3, [](Context& context) {
+    const Group& all = context.group();
+    const auto pair = all.subgroup({2, 0});
+    ASSERT_EQ(pair.has_value(), context.rank() != 1);
+    const auto alone = all.subgroup({1});
+    ASSERT_EQ(alone.has_value(), context.rank() == 1);
+    if (pair) {
+      EXPECT_EQ(pair->rank(), context.rank() == 2 ? 0 : 1);
+      at::Tensor tensor = at::full({2}, context.rank(), at::kFloat);
+      pair->broadcast(tensor, 0);
+      expect_equal(tensor, at::full({2}, 2, at::kFloat));
+    } else {
+      EXPECT_EQ(alone->backend(), "single");
+    }
+    all.barrier();
+  });
+}
+
+TEST(Misuse, IsRefusedWithTheMend) {
+  run_ranks(2, [](Context& context) {
+    const Group& group = context.group();
+    EXPECT_THROW(group.all_reduce(at::Tensor()), c10::Error);
+    EXPECT_THROW(group.all_reduce(at::ones({2}, at::kInt), ReduceOp::kMean), c10::Error);
+    EXPECT_THROW(group.all_reduce(at::ones({2}), ReduceOp::kAnd), c10::Error);
+    EXPECT_THROW(group.all_reduce(at::eye(2).to_sparse()), c10::Error);
+    EXPECT_THROW(group.broadcast(at::ones({2}), 2), c10::Error);
+    EXPECT_THROW(group.send(at::ones({2}), -1), c10::Error);
+    EXPECT_THROW(group.reduce_scatter(at::ones({3, 2})), c10::Error);
+    EXPECT_THROW(group.all_to_all(at::ones({3}), {1, 1}, {1, 1}), c10::Error);
+    EXPECT_THROW(group.subgroup({0, 0}), c10::Error);
+  });
+}
+
+TEST(Failure, AGonePeerIsAnErrorThatNamesRankAndOperation) {
+  run_ranks(2, [](Context& context) {
+    context.group().barrier();
+    if (context.rank() == 1) ::_exit(0);
+    try {
+      context.group().all_reduce(at::ones({1000}));
+      ADD_FAILURE() << "the peer is gone";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("all_reduce #1 (Float, 4000 bytes) failed on rank 0 of 2"), std::string::npos)
+          << error.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

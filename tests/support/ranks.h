@@ -1,0 +1,16 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+
+#include <lockstep/context.h>
+
+namespace lockstep::testing {
+
+/// Runs `body` on `count` ranks, each a process of its own that joins the others as it would under `lockstep run`, and
+/// fails the present test if a rank has a failed expectation, throws, dies, or is not done in time. Ranks that are
+/// left are killed. Expectations inside `body` name the rank in their trace.
+void run_ranks(int count, const std::function<void(Context&)>& body,
+               std::chrono::milliseconds timeout = std::chrono::seconds(60), ContextOptions options = {.announce = false});
+
+}  // namespace lockstep::testing
