@@ -8,11 +8,13 @@ namespace lockstep {
 namespace {
 
 /// The piece of `flat` that starts at `offset`, seen with the parameter's shape and, where it is dense, its strides:
-/// autograd then accumulates into it without a copy.
-at::Tensor gradient_view(const at::Tensor& flat, int64_t offset, const at::Tensor& parameter) {
-  if (parameter.is_non_overlapping_and_dense())
-    return flat.as_strided(parameter.sizes(), parameter.strides(), flat.storage_offset() + offset);
-  return flat.narrow(0, offset, parameter.numel()).view(parameter.sizes());
+/// autograd then accumulates into it without a copy. It shares memory with `flat` but is no view of it to autograd,
+/// because Optimizer::zero_grad detaches gradients in place, which views refuse.
+at::Tensor gradient_in(const at::Tensor& flat, int64_t offset, const at::Tensor& parameter) {
+  const std::vector<int64_t> strides = parameter.is_non_overlapping_and_dense()
+                                           ? parameter.strides().vec()
+                                           : at::empty(parameter.sizes(), at::kMeta).strides().vec();
+  return at::empty({0}, flat.options()).set_(flat.storage(), offset, parameter.sizes(), strides);
 }
 
 }  // namespace
@@ -26,9 +28,9 @@ Bucket::Bucket(std::vector<at::Tensor> parameters) : missing_(parameters.size())
   used_ = flat_.narrow(0, elements, count);
   int64_t offset = 0;
   for (auto& parameter : parameters) {
-    at::Tensor view = gradient_view(flat_, offset, parameter);
+    at::Tensor gradient = gradient_in(flat_, offset, parameter);
     offset += parameter.numel();
-    slots_.push_back({.parameter = std::move(parameter), .gradient = std::move(view)});
+    slots_.push_back({.parameter = std::move(parameter), .gradient = std::move(gradient)});
   }
 }
 

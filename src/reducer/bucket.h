@@ -42,7 +42,7 @@ class Bucket {
  private:
   struct Slot {
     at::Tensor parameter;
-    at::Tensor gradient;     ///< view of flat_, with the parameter's shape and strides
+    at::Tensor gradient;     ///< its place in flat_, with its shape and strides
     at::Tensor kept;         ///< the .grad of a parameter that this rank did not use
     bool filled = false;
     bool used = false;

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+
+#include "base/file_descriptor.h"
+
+namespace lockstep {
+
+/// A file that takes its name only when it is complete. Until commit() it lies beside its place under another name;
+/// without commit() it is removed again, and what had the name before stays. Every failure throws Error naming the
+/// file.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::string path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(const void* data, size_t size);
+  /// Syncs the file, gives it its name, and syncs the folder.
+  void commit();
+
+ private:
+  const std::string path_;
+  const std::string temporary_;
+  FileDescriptor file_;
+};
+
+/// The whole file. Throws Error naming it.
+std::string read_file(const std::string& path);
+
+}  // namespace lockstep
