@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+
+#include "base/error.h"
+
+namespace lockstep {
+
+/// Exit codes of `lockstep run`. Stable: scripts and schedulers read them. A run stopped by a signal to the launcher
+/// ends with 128 + the signal's number, as shells have it.
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitBadCommandLine = 2,
+  kExitRankFailed = 40,     ///< a rank ended by itself with a code other than 0
+  kExitRankKilled = 41,     ///< a rank was killed by a signal
+  kExitNotStarted = 46,     ///< the program could not be started
+  kExitStorage = 48,        ///< the run folder cannot be used
+  kExitResourceLimit = 50,  ///< no more processes, descriptors or memory
+  kExitOurBug = 70,
+};
+
+/// The launcher cannot go on; it ends with this code.
+class LaunchError : public Error {
+ public:
+  LaunchError(ExitCode code, const std::string& text) : Error(text), exit_code(code) {}
+  const ExitCode exit_code;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,322 @@
+#include "launch/launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+
+#include "base/clock.h"
+#include "base/socket.h"
+#include "base/usable_cores.h"
+#include "launch/guard.h"
+#include "launch/launch_error.h"
+#include "launch/process.h"
+#include "launch/rank_output.h"
+#include "launch/run_folder.h"
+#include "launch/sink.h"
+#include "launch/terminal_input.h"
+#include "launch/verdict.h"
+#include "rendezvous/key_value_server.h"
+
+// One thread, one poll loop. Each turn names what to wait for (watch_all), waits, lets each ready descriptor act, and
+// then moves the run's phase on (advance). Nothing in a turn blocks: sockets, pipes and the terminal are never waited
+// for, only log files are written as they come.
+//
+//   kRunning --all ranks ended--------------------------------------------------------> kFlushing --> kDone
+//   kRunning --a rank failed, or a signal--> kStopping --grace over, or a signal--> kKilling --all ended--> kFlushing
+//
+// kStopping also goes straight to kFlushing when all ranks have ended. kKilling ends by itself: a process that does
+// not die of SIGKILL is reported and left.
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::seconds kKillTimeout(10);
+
+struct Rank {
+  Rank(std::string log_path) : output(std::move(log_path)) {}
+
+  std::optional<Process> process;
+  RankOutput output;
+  bool ended = false;
+  Clock::time_point started;
+};
+
+class Launcher {
+ public:
+  Launcher(const LaunchOptions& options, const EnvironmentBlock& environment);
+  int run();
+
+ private:
+  enum class Phase { kRunning, kStopping, kKilling, kFlushing, kDone };
+
+  void start_rank(int rank, const EnvironmentBlock& environment);
+  FileDescriptor rank_input(int rank);
+
+  void watch(int fd, short events, std::function<void(const pollfd&)> act);
+  void watch_all();
+  int wait_ms() const;
+
+  void take_signals();
+  void note_end(int rank);
+  void report_dropped_clients();
+
+  void advance();
+  void stop_ranks(int signal);
+  void kill_ranks();
+  void finish();
+  void report_losses();
+  void signal_running(int signal);
+  bool all_ended() const { return ends_.size() == ranks_.size(); }
+  void say(const std::string& text);
+
+  const LaunchOptions options_;
+  const std::string program_;
+  const RunFolder folder_;
+  const LauncherSettings settings_;
+  Guard guard_;
+  Sink stdout_{STDOUT_FILENO};
+  Sink stderr_{STDERR_FILENO};
+  TerminalInput input_;
+  KeyValueServer store_;
+  std::vector<Rank> ranks_;
+
+  std::vector<pollfd> polled_;
+  std::vector<std::function<void(const pollfd&)>> actions_;  // one for each of polled_
+  Phase phase_ = Phase::kRunning;
+  std::optional<Deadline> deadline_;  // of kStopping and kKilling
+  int wake_ups_ = 0;
+  std::vector<RankEnd> ends_;  // as they were seen
+  int stop_signal_ = 0;        // the signal that ended the run, before any rank had failed
+  int signals_ = 0;
+  std::vector<int> killed_;
+  int exit_code_ = kExitOk;
+};
+
+std::string run_dir_of(const LaunchOptions& options) {
+  if (!options.run_dir.empty()) return options.run_dir;
+  return default_run_dir(options.command[0], std::chrono::system_clock::now(), ::getpid());
+}
+
+Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environment)
+    : options_(options),
+      program_(find_program(options.command.at(0), find_variable(environment, "PATH", "/usr/local/bin:/usr/bin:/bin"))),
+      folder_(run_dir_of(options), !options.run_dir.empty()) {
+  const auto cpus = allowed_cpus();
+  const double quota = cgroup_cpu_quota();
+  const int threads = threads_per_rank(std::vector(static_cast<size_t>(options.ranks), cpus), 0, quota);
+  const std::string warning = crowding_warning(options.ranks, threads_per_rank({cpus}, 0, quota), threads);
+  if (!warning.empty()) say(warning);
+  ranks_.reserve(static_cast<size_t>(options.ranks));
+  for (int rank = 0; rank < options.ranks; ++rank) start_rank(rank, environment);
+}
+
+void Launcher::start_rank(int rank, const EnvironmentBlock& environment) {
+  Rank& started = ranks_.emplace_back(folder_.path() + "/rank_" + std::to_string(rank) + ".log");
+  auto [ours, theirs] = make_socket_pair();
+  store_.add_client(std::move(ours));
+  auto& streams = started.output.streams();
+  const FileDescriptor output = started.output.open(streams[0], rank == 0 ? &stdout_ : nullptr);
+  const FileDescriptor error = started.output.open(streams[1], rank == 0 ? &stderr_ : nullptr);
+  const FileDescriptor input = rank_input(rank);
+
+  RankPlace place{.rank = rank, .world_size = options_.ranks, .run_dir = folder_.path(), .store_fd = theirs.get()};
+  winsize size{};
+  if (rank == 0 && stderr_.is_terminal())
+    place.terminal_columns = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  started.started = Clock::now();
+  started.process.emplace(ProcessStart{.program = program_,
+                                       .arguments = options_.command,
+                                       .environment = rank_environment(environment, place),
+                                       .input = input ? input.get() : STDIN_FILENO,
+                                       .output = output.get(),
+                                       .error = error.get(),
+                                       .kept = theirs.get()},
+                          settings_);
+  guard_.watch(started.process->pid());
+}
+
+/// Empty when the rank inherits the launcher's.
+FileDescriptor Launcher::rank_input(int rank) {
+  FileDescriptor input;
+  if (rank == 0) {
+    if (::isatty(STDIN_FILENO) == 1) input_ = TerminalInput(STDIN_FILENO, input);
+    return input;
+  }
+  input = FileDescriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!input) throw LaunchError(kExitResourceLimit, std::string("opening /dev/null: ") + std::strerror(errno));
+  return input;
+}
+
+int Launcher::run() {
+  while (phase_ != Phase::kDone) {
+    polled_.clear();
+    actions_.clear();
+    watch_all();
+    const int ready = ::poll(polled_.data(), polled_.size(), wait_ms());
+    if (ready < 0 && errno != EINTR) throw_errno("polling");
+    ++wake_ups_;
+    for (size_t i = 0; ready > 0 && i < polled_.size(); ++i)
+      if (polled_[i].revents != 0) actions_[i](polled_[i]);
+    advance();
+  }
+  return exit_code_;
+}
+
+void Launcher::watch(int fd, short events, std::function<void(const pollfd&)> act) {
+  polled_.push_back({.fd = fd, .events = events, .revents = 0});
+  actions_.push_back(std::move(act));
+}
+
+void Launcher::watch_all() {
+  // Signals first: a rank that ends in the same turn as the launcher is told to stop was told so as well.
+  watch(settings_.signal_fd(), POLLIN, [this](const pollfd&) { take_signals(); });
+  for (Sink* sink : {&stdout_, &stderr_})
+    if (sink->pending()) watch(sink->fd(), POLLOUT, [sink](const pollfd&) { sink->flush(); });
+  if (phase_ == Phase::kFlushing) return;
+  if (input_.fd() >= 0) watch(input_.fd(), input_.events(), [this](const pollfd&) { input_.pass_on(); });
+  for (auto& rank : ranks_) {
+    for (auto& stream : rank.output.streams())
+      if (stream.wanted()) watch(stream.pipe.get(), POLLIN, [&](const pollfd&) { rank.output.read(stream); });
+    const int number = static_cast<int>(&rank - ranks_.data());
+    if (!rank.ended) watch(rank.process->pidfd(), POLLIN, [this, number](const pollfd&) { note_end(number); });
+  }
+  store_.append_polled(polled_);
+  actions_.resize(polled_.size(), [this](const pollfd& ready) {
+    store_.handle(ready);
+    report_dropped_clients();
+  });
+}
+
+int Launcher::wait_ms() const { return deadline_ ? deadline_->remaining_ms() : -1; }
+
+void Launcher::take_signals() {
+  while (const int signal = settings_.next_signal()) {
+    if (signal == SIGCONT) {
+      input_.resume();
+      continue;
+    }
+    ++signals_;
+    if (phase_ == Phase::kRunning) {
+      stop_signal_ = signal;
+      say(std::string("SIG") + ::sigabbrev_np(signal) + ": stopping the ranks");
+      stop_ranks(signal == SIGINT ? SIGINT : SIGTERM);
+    } else if (phase_ == Phase::kStopping) {
+      kill_ranks();
+    } else if (phase_ == Phase::kFlushing) {
+      phase_ = Phase::kDone;
+    }
+  }
+}
+
+void Launcher::note_end(int rank) {
+  Rank& it = ranks_[static_cast<size_t>(rank)];
+  const auto how = it.process->end();
+  if (!how || it.ended) return;
+  it.ended = true;
+  ends_.push_back({rank, it.process->pid(), *how, seconds_since(it.started), wake_ups_});
+}
+
+void Launcher::report_dropped_clients() {
+  for (const auto& dropped : store_.take_dropped())
+    if (!dropped.reason.empty())
+      say("rank " + std::to_string(dropped.client) + " lost its connection to the key-value store: " + dropped.reason);
+}
+
+void Launcher::advance() {
+  if (phase_ == Phase::kRunning) {
+    const Verdict verdict = judge(ends_, 0);
+    if (verdict.culprit && !all_ended()) {
+      say("rank " + std::to_string(verdict.culprit->rank) + ": " + describe(verdict.culprit->how) +
+          "; stopping the other ranks");
+      stop_ranks(SIGTERM);
+    }
+  }
+  const bool stopping = phase_ == Phase::kStopping || phase_ == Phase::kKilling;
+  const bool late = stopping && deadline_->passed();
+  if (phase_ < Phase::kFlushing && (all_ended() || (late && phase_ == Phase::kKilling)))
+    finish();
+  else if (late)
+    kill_ranks();
+  if (phase_ == Phase::kFlushing && !stdout_.pending() && !stderr_.pending()) phase_ = Phase::kDone;
+}
+
+void Launcher::stop_ranks(int signal) {
+  phase_ = Phase::kStopping;
+  deadline_.emplace(options_.grace);
+  signal_running(signal);
+  signal_running(SIGCONT);  // one that is stopped would not hear of it
+}
+
+void Launcher::kill_ranks() {
+  phase_ = Phase::kKilling;
+  deadline_.emplace(kKillTimeout);
+  for (size_t rank = 0; rank < ranks_.size(); ++rank)
+    if (!ranks_[rank].ended) killed_.push_back(static_cast<int>(rank));
+  signal_running(SIGKILL);
+}
+
+void Launcher::signal_running(int signal) {
+  for (auto& rank : ranks_)
+    if (!rank.ended) rank.process->signal_group(signal);
+}
+
+/// All ranks have ended, or will not: nothing more of them is waited for.
+void Launcher::finish() {
+  phase_ = Phase::kFlushing;
+  deadline_.reset();
+  // What the ranks have started and left behind in their groups goes with them.
+  for (auto& rank : ranks_) rank.process->signal_group(SIGKILL);
+  for (auto& rank : ranks_) rank.output.finish();
+  report_losses();
+  Verdict verdict = judge(ends_, stop_signal_);
+  exit_code_ = verdict.exit_code;
+  if (!verdict.culprit) {
+    if (!killed_.empty()) say("killed rank " + list_ranks(killed_) + ", which did not stop when asked to");
+    return;
+  }
+  const RankOutput& output = ranks_[static_cast<size_t>(verdict.culprit->rank)].output;
+  verdict.exit_code = exit_code_ = exit_code_of(verdict.culprit->how, output.tail().lines());
+  if (!stderr_.at_line_start()) stderr_.write("\n");
+  stderr_.write(format({.verdict = verdict,
+                        .world_size = options_.ranks,
+                        .program = program_,
+                        .log_path = output.log_path(),
+                        .tail = output.tail().lines(),
+                        .killed = killed_}));
+}
+
+void Launcher::report_losses() {
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankOutput& output = ranks_[rank].output;
+    if (!ranks_[rank].ended)
+      say("rank " + std::to_string(rank) + ", process " + std::to_string(ranks_[rank].process->pid()) +
+          ", does not end even by SIGKILL; it is left behind");
+    if (output.dropped_lines() > 0)
+      say(std::to_string(output.dropped_lines()) + " lines of rank " + std::to_string(rank) +
+          " could not be written to its log: " + output.drop_reason());
+  }
+  if (stdout_.dropped_bytes() > 0)
+    say(std::to_string(stdout_.dropped_bytes()) + " bytes of rank 0's output found no reader; the log has them");
+}
+
+void Launcher::say(const std::string& text) {
+  stderr_.write((stderr_.at_line_start() ? "lockstep: " : "\nlockstep: ") + text + "\n");
+}
+
+}  // namespace
+
+int launch(const LaunchOptions& options, const EnvironmentBlock& environment) {
+  // Descriptors 0, 1 and 2 are always ours to give: a pipe must not land on them.
+  int fd = ::open("/dev/null", O_RDWR);
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::dup(fd);
+  FileDescriptor(fd).reset();
+  return Launcher(options, environment).run();
+}
+
+}  // namespace lockstep

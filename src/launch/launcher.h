@@ -1,0 +1,14 @@
+#pragma once
+
+#include "launch/plan.h"
+
+namespace lockstep {
+
+/// `lockstep run`: starts the ranks, serves their key-value store, passes their output on and keeps it, and stops all
+/// when one fails or a signal says so. Returns the exit code (see ExitCode) when no process of the run is left.
+/// `environment` is the launcher's own. Throws LaunchError when the ranks cannot be started.
+///
+/// Call it from a process's only thread: it takes over signals, and children are bound to the thread that made them.
+int launch(const LaunchOptions& options, const EnvironmentBlock& environment);
+
+}  // namespace lockstep

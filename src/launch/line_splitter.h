@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+/// Makes whole lines of a stream of bytes. A line that is redrawn after carriage returns counts only in its last
+/// state, and one over kMaxLineBytes is broken.
+class LineSplitter {
+ public:
+  static constexpr size_t kMaxLineBytes = 64 << 10;
+
+  /// Appends the lines that `bytes` complete to `lines`, each with its newline.
+  void feed(std::string_view bytes, std::string& lines);
+  /// Appends the line that has begun, if any.
+  void finish(std::string& lines);
+
+ private:
+  std::string line_;
+  bool redrawn_ = false;  // a carriage return came; whatever follows, but a newline, replaces the line
+};
+
+/// The last lines of a text.
+class Tail {
+ public:
+  static constexpr size_t kLines = 20;
+  static constexpr size_t kLineBytes = 2000;
+
+  /// `lines` each end in a newline.
+  void add(std::string_view lines);
+  const std::deque<std::string>& lines() const { return lines_; }
+
+ private:
+  std::deque<std::string> lines_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,124 @@
+#include "launch/plan.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <ctime>
+#include <filesystem>
+#include <string_view>
+
+#include "launch/launch_error.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kMaxRanks = 4096;  // far above any machine; catches a slipped key
+
+/// Replaced or meaningless under this launcher.
+constexpr std::array<std::string_view, 16> kReplaced = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "LOCKSTEP_RUN_DIR",
+    "LOCKSTEP_STORE_FD",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "LOCKSTEP_TERMINAL",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RUN_ID",
+};
+
+std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
+
+bool is_program(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored) && ::access(path.c_str(), X_OK) == 0;
+}
+
+[[noreturn]] void throw_not_started(const std::string& text) { throw LaunchError(kExitNotStarted, text); }
+
+}  // namespace
+
+EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankPlace& place) {
+  EnvironmentBlock block;
+  for (const auto& variable : inherited)
+    if (std::find(kReplaced.begin(), kReplaced.end(), name_of(variable)) == kReplaced.end()) block.push_back(variable);
+  const auto add = [&](const char* name, const std::string& value) {
+    block.push_back(std::string(name) + "=" + value);
+  };
+  add("RANK", std::to_string(place.rank));
+  add("WORLD_SIZE", std::to_string(place.world_size));
+  add("LOCAL_RANK", std::to_string(place.rank));
+  add("LOCAL_WORLD_SIZE", std::to_string(place.world_size));
+  add("LOCKSTEP_RUN_DIR", place.run_dir);
+  add("LOCKSTEP_STORE_FD", std::to_string(place.store_fd));
+  if (place.terminal_columns) add("LOCKSTEP_TERMINAL", std::to_string(*place.terminal_columns));
+  return block;
+}
+
+std::string find_variable(const EnvironmentBlock& environment, const std::string& name, const std::string& fallback) {
+  for (const auto& variable : environment)
+    if (name_of(variable) == name && variable.size() > name.size()) return variable.substr(name.size() + 1);
+  return fallback;
+}
+
+int parse_rank_count(const std::string& text, int usable_cores) {
+  if (text == "auto") return usable_cores;
+  int count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (error != std::errc() || end != text.data() + text.size() || count < 1 || count > kMaxRanks)
+    throw LaunchError(kExitBadCommandLine, "-n takes the number of ranks, a whole number from 1 to " +
+                                               std::to_string(kMaxRanks) + ", or auto; it got '" + text + "'");
+  return count;
+}
+
+std::string find_program(const std::string& name, const std::string& search_path) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (name.find('/') != std::string::npos) {
+    if (is_program(name)) return name;
+    if (!fs::exists(name, ignored))
+      throw_not_started("no program " + name + " in " + fs::current_path(ignored).string());
+    throw_not_started(name + (fs::is_directory(name, ignored) ? " is a folder, not a program"
+                                                              : " is not executable (chmod +x " + name + ")"));
+  }
+  std::string not_executable;
+  for (size_t start = 0; !name.empty() && start <= search_path.size();) {
+    const size_t end = std::min(search_path.find(':', start), search_path.size());
+    const std::string folder = search_path.substr(start, end - start);
+    const fs::path candidate = fs::path(folder.empty() ? "." : folder) / name;
+    if (is_program(candidate)) return candidate.string();
+    if (not_executable.empty() && fs::is_regular_file(candidate, ignored)) not_executable = candidate.string();
+    start = end + 1;
+  }
+  if (!not_executable.empty()) throw_not_started(not_executable + " is not executable");
+  const std::string hint = is_program(fs::path(".") / name) ? "; did you mean ./" + name + "?" : "";
+  throw_not_started("no program '" + name + "' in PATH (" + search_path + ")" + hint);
+}
+
+std::string default_run_dir(const std::string& program, std::chrono::system_clock::time_point now, int pid) {
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
+  std::tm local{};
+  ::localtime_r(&seconds, &local);
+  std::array<char, 32> stamp{};
+  std::strftime(stamp.data(), stamp.size(), "%Y%m%d-%H%M%S", &local);
+  return "runs/" + std::string(stamp.data()) + "-" + std::filesystem::path(program).filename().string() + "-" +
+         std::to_string(pid);
+}
+
+std::string crowding_warning(int ranks, int usable_cores, int threads_per_rank) {
+  if (ranks <= usable_cores) return "";
+  return std::to_string(ranks) + " ranks share " + std::to_string(usable_cores) +
+         (usable_cores == 1 ? " usable core" : " usable cores") + "; each computes with " +
+         std::to_string(threads_per_rank) + (threads_per_rank == 1 ? " thread" : " threads");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/file_descriptor.h"
+
+namespace lockstep {
+
+/// What the launcher changes of its own process while it lives: it blocks the signals that it reads from signal_fd(),
+/// ignores those of a write that fails, and takes all the descriptors it may have. A child gets back what was before.
+class LauncherSettings {
+ public:
+  LauncherSettings();
+  ~LauncherSettings();
+  LauncherSettings(const LauncherSettings&) = delete;
+  LauncherSettings& operator=(const LauncherSettings&) = delete;
+
+  int signal_fd() const { return signal_fd_.get(); }
+  /// The next signal that has arrived, or 0.
+  int next_signal() const;
+  /// Also safe in a child between fork and exec.
+  void restore() const;
+
+ private:
+  sigset_t mask_;
+  struct sigaction broken_pipe_, file_too_large_;
+  rlimit descriptors_;
+  FileDescriptor signal_fd_;
+};
+
+struct ProcessStart {
+  std::string program;                      ///< path to execute
+  std::vector<std::string> arguments;       ///< argv, from the program's name on
+  std::vector<std::string> environment;     ///< NAME=value
+  int input = -1, output = -1, error = -1;  ///< become its descriptors 0, 1 and 2
+  int kept = -1;                            ///< stays open under its number
+};
+
+/// How a process ended.
+struct ProcessEnd {
+  enum class Kind {
+    kExited,      ///< value: the exit code
+    kSignalled,   ///< value: the signal
+    kNotStarted,  ///< value: the errno of exec or of what comes before it
+  };
+  Kind kind = Kind::kExited;
+  int value = 0;
+
+  bool failed() const { return kind != Kind::kExited || value != 0; }
+};
+
+/// A child in a process group of its own, killed when the launcher's process ends. Until this object is gone the child
+/// stays a zombie after its end, so its number, which is also its group's, can not come to mean another process.
+class Process {
+ public:
+  /// Returns before the program is found to start or not; end() tells. Throws LaunchError when there are no more
+  /// processes or descriptors to have.
+  Process(const ProcessStart& start, const LauncherSettings& settings);
+  /// Kills what is left of the group.
+  ~Process();
+  Process(Process&&) noexcept;
+
+  pid_t pid() const { return pid_; }
+  /// Readable when the process has ended.
+  int pidfd() const { return pidfd_.get(); }
+  /// How it ended; empty while it runs.
+  std::optional<ProcessEnd> end();
+  /// Signals the process and all of its group.
+  void signal_group(int signal) const;
+
+ private:
+  pid_t pid_ = -1;
+  FileDescriptor pidfd_;
+  std::optional<ProcessEnd> end_;
+  FileDescriptor failure_;  // an errno comes here when exec fails, and its end when exec succeeds
+};
+
+}  // namespace lockstep

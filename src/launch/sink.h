@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "base/file_descriptor.h"
+
+namespace lockstep {
+
+/// The launcher's own stdout or stderr, written without ever waiting for it.
+///
+/// A reader that is slow holds rank 0 back, as it would without a launcher (see full()); a terminal that has stopped
+/// does not: what it would not take is dropped and counted. A reader that has gone away changes nothing for the rank.
+class Sink {
+ public:
+  /// `fd` stays the caller's.
+  explicit Sink(int fd);
+
+  void write(std::string_view bytes);
+  /// Writes what is queued, as far as it goes: call it when poll finds fd() writable.
+  void flush();
+
+  int fd() const { return fd_; }
+  bool is_terminal() const { return is_terminal_; }
+  /// Something is queued.
+  bool pending() const { return !queue_.empty(); }
+  /// So much is queued that no more should be read for it.
+  bool full() const;
+  bool at_line_start() const { return at_line_start_; }
+  /// Bytes that went nowhere.
+  size_t dropped_bytes() const { return dropped_bytes_; }
+
+ private:
+  int fd_;
+  FileDescriptor reopened_;  // the same pipe or terminal, in non-blocking mode for us alone
+  bool is_terminal_;
+  bool closed_ = false;  // its reader is gone
+  bool at_line_start_ = true;
+  std::string queue_;
+  size_t dropped_bytes_ = 0;
+};
+
+}  // namespace lockstep
