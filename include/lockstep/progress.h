@@ -8,6 +8,8 @@
 
 namespace lockstep {
 
+class ProgressDisplay;
+
 struct ProgressOptions {
   /// In place of "epoch 2/5", e.g. "test".
   std::string label;
@@ -52,8 +54,7 @@ class ProgressLine {
   void finish();
 
  private:
-  struct Display;
-  std::unique_ptr<Display> display_;  // null where nothing is to be shown
+  std::unique_ptr<ProgressDisplay> display_;  // null where nothing is to be shown
 };
 
 /// A loader that shows how far the loop over it is. Made by `progress`.
