@@ -137,19 +137,19 @@ class DataLoader::Iterator {
   std::unique_ptr<Pass> pass_;
 };
 
+/// A loop over epochs. Ends when its last epoch is over, or when it is destroyed.
 class DataLoader::Epochs {
  public:
   class Iterator {
    public:
-    int operator*() const { return loader_->epoch_; }
+    int operator*() const { return epochs_->loader_->epoch_; }
     Iterator& operator++();
-    bool operator==(std::default_sentinel_t) const { return loader_->epoch_ >= count_; }
+    bool operator==(std::default_sentinel_t) const { return !epochs_->under_way_; }
 
    private:
     friend class Epochs;
-    Iterator(DataLoader* loader, int count) : loader_(loader), count_(count) {}
-    DataLoader* loader_;
-    int count_;
+    explicit Iterator(Epochs* epochs) : epochs_(epochs) {}
+    Epochs* epochs_;
   };
 
   Epochs(const Epochs&) = delete;
@@ -163,6 +163,7 @@ class DataLoader::Epochs {
  private:
   friend class DataLoader;
   Epochs(DataLoader& loader, int count) : loader_(&loader), count_(count) {}
+  void advance();
   DataLoader* loader_;
   int count_;
   bool under_way_ = false;
