@@ -1,0 +1,172 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <lockstep/dataset.h>
+#include <lockstep/distributed_sampler.h>
+
+namespace lockstep {
+
+struct DataLoaderOptions {
+  /// Samples a batch on each rank. The batch of the whole world is world_size times as large.
+  int64_t batch_size = 1;
+  /// A new order in each epoch, the same on every rank and for every number of workers.
+  bool shuffle = false;
+  /// Only full batches, no sample twice: what does not fill a batch on every rank is left out of the epoch. Otherwise
+  /// the last batch may be smaller, and ranks that are one sample short repeat one.
+  bool drop_last = false;
+  /// For evaluation: every sample once over all ranks. Ranks may then differ by one sample, so also by one batch: call
+  /// no collective inside the loop, but add up afterwards. Excludes `drop_last`.
+  bool exactly_once = false;
+  /// Threads that prepare batches ahead of the loop; 0 prepares each in the loop itself.
+  int workers = 1;
+  /// Batches each worker may be ahead of the loop.
+  int prefetch = 2;
+  /// Of the shuffle; must be the same on every rank. Unset: the context's.
+  std::optional<uint64_t> seed;
+};
+
+/// The part of the data that this process reads. Made from a Context, or by hand.
+struct Shard {
+  Shard(int rank_, int world_size_, uint64_t seed_ = 0) : rank(rank_), world_size(world_size_), seed(seed_) {}
+  template <typename Context>
+  requires requires(const Context& context) {
+    { context.rank() } -> std::convertible_to<int>;
+    { context.world_size() } -> std::convertible_to<int>;
+    { context.seed() } -> std::convertible_to<uint64_t>;
+  }
+  Shard(const Context& context) : Shard(context.rank(), context.world_size(), context.seed()) {}  // NOLINT: implicit
+
+  int rank;
+  int world_size;
+  uint64_t seed;
+};
+
+/// Batches of a dataset, prepared ahead by threads, each rank its own share.
+///
+///     for (int epoch : train.epochs(10))
+///       for (auto& [data, target] : train) ...
+///
+/// Unless `exactly_once` is set, every rank gets the same number of batches of the same sizes, so that a collective in
+/// each step meets its partners. The order of batches does not depend on timing or on the number of workers.
+///
+/// Nothing here communicates. A loader is used by one thread; several passes may be open at once, each with workers of
+/// its own, which end with the pass: at its last batch, or when the loop is left early (after the batches then under
+/// way).
+class DataLoader {
+ public:
+  class Iterator;
+  class Epochs;
+
+  /// Moves `dataset` into the one object that all workers read. `shard` is usually the Context.
+  /// Throws c10::Error for options that make no sense.
+  template <std::derived_from<Dataset> D>
+  DataLoader(D dataset, const Shard& shard, DataLoaderOptions options = {})
+      : DataLoader(std::shared_ptr<const Dataset>(std::make_shared<const D>(std::move(dataset))), shard, options) {}
+  DataLoader(std::shared_ptr<const Dataset> dataset, const Shard& shard, DataLoaderOptions options = {});
+
+  /// Starts a pass over this rank's share. Outside of `epochs`, every pass is a new epoch with a new order, on its own
+  /// account; inside, all passes of one epoch have the same order.
+  ///
+  /// Here and in advancing the iterator, what the dataset threw for a batch is rethrown in that batch's turn. The
+  /// loader stays usable.
+  Iterator begin();
+  std::default_sentinel_t end() const { return {}; }
+
+  /// The numbers `first`, ..., `count` - 1 for a range-for over epochs, where `first` is 0 or what `set_epoch` said
+  /// (when training resumes): `count` is the length of the whole training. Each number chooses the shuffle while it
+  /// lasts. The loader must outlive the loop and stay where it is. Every rank must use the same numbers.
+  Epochs epochs(int count);
+
+  /// Goes on as after `epoch` epochs: the next pass is of this epoch, and so is the first of `epochs`. Not needed
+  /// in a loop over `epochs`, and there an error if it names another epoch.
+  void set_epoch(int epoch);
+
+  /// Inside `epochs` the present epoch, else that of the next pass. Counts from 0.
+  int epoch() const { return epoch_; }
+  /// The count given to the loop over `epochs` that is under way, or 0.
+  int epoch_count() const { return epoch_count_; }
+
+  /// Batches in an epoch, on this rank.
+  int64_t size() const { return size_; }
+  /// Samples in an epoch, on this rank.
+  int64_t samples() const { return samples_; }
+  /// Samples in the dataset.
+  int64_t dataset_size() const { return dataset_->size(); }
+  const Dataset& dataset() const { return *dataset_; }
+  const DataLoaderOptions& options() const { return options_; }
+  int rank() const { return shard_.rank; }
+  int world_size() const { return shard_.world_size; }
+
+ private:
+  std::shared_ptr<const Dataset> dataset_;
+  Shard shard_;
+  DataLoaderOptions options_;
+  int64_t samples_ = 0;
+  int64_t size_ = 0;
+  int first_epoch_ = 0;
+  int epoch_ = 0;
+  int epoch_count_ = 0;  // above 0 while a loop over epochs() is under way
+};
+
+/// Owns a pass: destroying it stops the pass's workers.
+class DataLoader::Iterator {
+ public:
+  using value_type = Batch;
+  using difference_type = std::ptrdiff_t;
+
+  Iterator(Iterator&&) noexcept;
+  Iterator& operator=(Iterator&&) noexcept;
+  ~Iterator();
+
+  /// The loop may keep or change the batch, or move its tensors away.
+  Batch& operator*() const;
+  Iterator& operator++();
+  void operator++(int) { ++*this; }
+  bool operator==(std::default_sentinel_t) const;
+
+ private:
+  friend class DataLoader;
+  struct Pass;
+  explicit Iterator(std::unique_ptr<Pass> pass);
+  std::unique_ptr<Pass> pass_;
+};
+
+/// A loop over epochs. Ends when its last epoch is over, or when it is destroyed.
+class DataLoader::Epochs {
+ public:
+  class Iterator {
+   public:
+    int operator*() const { return epochs_->loader_->epoch_; }
+    Iterator& operator++();
+    bool operator==(std::default_sentinel_t) const { return !epochs_->under_way_; }
+
+   private:
+    friend class Epochs;
+    explicit Iterator(Epochs* epochs) : epochs_(epochs) {}
+    Epochs* epochs_;
+  };
+
+  Epochs(const Epochs&) = delete;
+  Epochs& operator=(const Epochs&) = delete;
+  ~Epochs();
+
+  /// Throws c10::Error inside another loop over epochs of this loader.
+  Iterator begin();
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  friend class DataLoader;
+  Epochs(DataLoader& loader, int count) : loader_(&loader), count_(count) {}
+  void advance();
+  DataLoader* loader_;
+  int count_;
+  bool under_way_ = false;
+};
+
+}  // namespace lockstep

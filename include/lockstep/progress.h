@@ -1,0 +1,140 @@
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace lockstep {
+
+class ProgressDisplay;
+
+struct ProgressOptions {
+  /// In place of "epoch 2/5", e.g. "test".
+  std::string label;
+};
+
+/// One line on stderr that says how far a pass is:
+///
+///     epoch 2/5  step 180/468  loss 0.3412  14,210 samples/s  comm 7 %  ETA 0:42
+///
+/// Where stderr is a terminal, or the launcher passes it on to one, the line is redrawn in place, at most ten times a
+/// second; elsewhere a plain line appears every ten seconds. The last state always stays, as a plain line. It never is
+/// wider than the terminal: what matters least is left out.
+///
+/// Used by one thread. Says nothing on ranks other than 0, whose numbers it shows; all ranks may make the same calls.
+class ProgressLine {
+ public:
+  struct Pass {
+    std::string label;  ///< in place of the epoch
+    int epoch = 0;      ///< counts from 0
+    int epochs = 0;     ///< 0: not known
+    int64_t steps = 0;  ///< in this pass
+    int rank = 0;
+    int world_size = 1;
+  };
+
+  /// Shows nothing.
+  ProgressLine() noexcept;
+  explicit ProgressLine(Pass pass);
+  ProgressLine(ProgressLine&&) noexcept;
+  ProgressLine& operator=(ProgressLine&&) noexcept;
+  /// Finishes.
+  ~ProgressLine();
+
+  /// A step of `samples` samples on this rank is done. The line counts as many on every other rank.
+  void step(int64_t samples);
+  /// The loss to show from now on.
+  void loss(double value);
+  /// Seconds spent in communication since some fixed moment; the line shows their share of the time since the first
+  /// call.
+  void communication(double total_seconds);
+  /// Leaves the last state as a plain line, with the averages of the whole pass. Nothing is shown afterwards.
+  void finish();
+
+ private:
+  std::unique_ptr<ProgressDisplay> display_;  // null where nothing is to be shown
+};
+
+/// A loader that shows how far the loop over it is. Made by `progress`.
+template <typename Loader>
+class Progress {
+ public:
+  class Iterator {
+   public:
+    using Inner = decltype(std::declval<Loader&>().begin());
+    using value_type = typename Inner::value_type;
+    using difference_type = std::ptrdiff_t;
+
+    decltype(auto) operator*() const { return *inner_; }
+    Iterator& operator++() {
+      progress_->line_.step(samples_);
+      ++inner_;
+      look();
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return inner_ == std::default_sentinel; }
+
+   private:
+    friend class Progress;
+    Iterator(Progress* progress, Inner inner) : progress_(progress), inner_(std::move(inner)) { look(); }
+    /// Counts the samples before the loop can move them away.
+    void look() {
+      if (inner_ == std::default_sentinel)
+        progress_->line_.finish();
+      else
+        samples_ = (*inner_).data.size(0);
+    }
+    Progress* progress_;
+    Inner inner_;
+    int64_t samples_ = 0;
+  };
+
+  Progress(Loader& loader, ProgressOptions options) : loader_(&loader), options_(std::move(options)) {}
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// Starts a pass and a new line.
+  Iterator begin() {
+    line_ = ProgressLine(pass());
+    return Iterator(this, loader_->begin());
+  }
+  std::default_sentinel_t end() const { return {}; }
+
+  /// The loss to show from now on.
+  void loss(double value) { line_.loss(value); }
+  /// Seconds spent in communication since some fixed moment, e.g. DistributedDataParallel's communication_seconds().
+  void communication(double total_seconds) { line_.communication(total_seconds); }
+
+ private:
+  ProgressLine::Pass pass() const {
+    return {.label = options_.label,
+            .epoch = loader_->epoch(),
+            .epochs = loader_->epoch_count(),
+            .steps = loader_->size(),
+            .rank = loader_->rank(),
+            .world_size = loader_->world_size()};
+  }
+
+  Loader* loader_;
+  ProgressOptions options_;
+  ProgressLine line_;
+};
+
+/// `for (auto& [data, target] : lockstep::progress(train))`, or, to show more,
+///
+///     auto bar = lockstep::progress(train);
+///     for (auto& [data, target] : bar) {
+///       ...
+///       bar.loss(loss.item<double>());
+///     }
+///
+/// Every rank may call it; rank 0 shows. `loader` must outlive the result.
+template <typename Loader>
+Progress<Loader> progress(Loader& loader, ProgressOptions options = {}) {
+  return Progress<Loader>(loader, std::move(options));
+}
+
+}  // namespace lockstep

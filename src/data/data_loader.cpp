@@ -1,0 +1,156 @@
+#include <ATen/ATen.h>
+
+#include <lockstep/data_loader.h>
+
+#include <algorithm>
+#include <vector>
+
+#include <c10/util/ParallelGuard.h>
+
+#include "data/prefetcher.h"
+
+namespace lockstep {
+namespace {
+
+DistributedSamplerOptions sampler_options(const DataLoaderOptions& options, const Shard& shard) {
+  return {.shuffle = options.shuffle,
+          .seed = options.seed.value_or(shard.seed),
+          .drop_last = options.drop_last,
+          .exactly_once = options.exactly_once};
+}
+
+void check(const DataLoaderOptions& options, const Shard& shard) {
+  TORCH_CHECK(options.batch_size > 0, "DataLoader: batch_size is ", options.batch_size,
+              "; set it to the number of samples that each rank takes in a step, at least 1");
+  TORCH_CHECK(options.workers >= 0, "DataLoader: workers is ", options.workers,
+              "; set it to a number of threads, or to 0 to load in the loop itself");
+  TORCH_CHECK(options.prefetch > 0, "DataLoader: prefetch is ", options.prefetch,
+              "; set it to the batches a worker may be ahead, at least 1");
+  TORCH_CHECK(!(options.drop_last && options.exactly_once),
+              "DataLoader: drop_last leaves samples out, exactly_once keeps all; set one of them");
+  TORCH_CHECK(shard.rank >= 0 && shard.rank < shard.world_size, "DataLoader: rank ", shard.rank,
+              " is not in a world of ", shard.world_size);
+}
+
+}  // namespace
+
+// ---- a pass ----
+
+struct DataLoader::Iterator::Pass {
+  Pass(std::shared_ptr<const Dataset> dataset_, std::vector<int64_t> indices_, int64_t batches_,
+       const DataLoaderOptions& options)
+      : dataset(std::move(dataset_)),
+        indices(std::move(indices_)),
+        batch_size(options.batch_size),
+        on_workers(options.workers > 0),
+        batches(batches_, options.workers, int64_t{options.workers} * options.prefetch,
+                [this](int64_t n) { return make(n); }) {}
+
+  Batch make(int64_t number) const {
+    // Ranks share the cores with the training threads: a worker must not start a team of its own. The guard is this
+    // thread's alone, unlike at::set_num_threads, which other threads would take over.
+    std::optional<c10::ParallelGuard> one_thread;
+    if (on_workers) one_thread.emplace(true);
+    const int64_t first = number * batch_size;
+    const int64_t count = std::min<int64_t>(batch_size, static_cast<int64_t>(indices.size()) - first);
+    return dataset->get(at::ArrayRef<int64_t>(indices.data() + first, count));
+  }
+
+  /// Makes the next batch the current one, or ends the pass.
+  void advance() {
+    current = Batch();
+    ended = batches.taken() == batches.count();
+    if (!ended) current = batches.take();
+  }
+
+  const std::shared_ptr<const Dataset> dataset;
+  const std::vector<int64_t> indices;
+  const int64_t batch_size;
+  const bool on_workers;
+  Batch current;
+  bool ended = false;
+  Prefetcher<Batch> batches;  // last, so that its workers are gone before what they read
+};
+
+DataLoader::Iterator::Iterator(std::unique_ptr<Pass> pass) : pass_(std::move(pass)) { pass_->advance(); }
+DataLoader::Iterator::Iterator(Iterator&&) noexcept = default;
+DataLoader::Iterator& DataLoader::Iterator::operator=(Iterator&&) noexcept = default;
+DataLoader::Iterator::~Iterator() = default;
+
+Batch& DataLoader::Iterator::operator*() const { return pass_->current; }
+
+DataLoader::Iterator& DataLoader::Iterator::operator++() {
+  pass_->advance();
+  return *this;
+}
+
+bool DataLoader::Iterator::operator==(std::default_sentinel_t) const { return pass_->ended; }
+
+// ---- the loader ----
+
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const Shard& shard, DataLoaderOptions options)
+    : dataset_(std::move(dataset)), shard_(shard), options_(options) {
+  TORCH_CHECK(dataset_ != nullptr, "DataLoader: no dataset");
+  check(options_, shard_);
+  samples_ = DistributedSampler(dataset_->size(), shard.world_size, shard.rank, sampler_options(options, shard)).size();
+  size_ = samples_ / options.batch_size;
+  if (options.drop_last)
+    samples_ = size_ * options.batch_size;
+  else if (samples_ % options.batch_size != 0)
+    ++size_;
+}
+
+DataLoader::Iterator DataLoader::begin() {
+  DistributedSampler sampler(dataset_->size(), shard_.world_size, shard_.rank, sampler_options(options_, shard_));
+  sampler.set_epoch(epoch_);
+  if (epoch_count_ == 0) ++epoch_;
+  return Iterator(std::make_unique<Iterator::Pass>(dataset_, sampler.indices(), size_, options_));
+}
+
+void DataLoader::set_epoch(int epoch) {
+  TORCH_CHECK(epoch >= 0, "DataLoader::set_epoch: epochs count from 0, not ", epoch);
+  if (epoch_count_ != 0) {
+    TORCH_CHECK(epoch == epoch_, "DataLoader::set_epoch(", epoch, ") inside the loop over epochs() at epoch ", epoch_,
+                "; the loop sets the epoch itself, so leave the call out");
+    return;
+  }
+  first_epoch_ = epoch_ = epoch;
+}
+
+// ---- the loop over epochs ----
+
+DataLoader::Epochs DataLoader::epochs(int count) {
+  TORCH_CHECK(count >= 0, "DataLoader::epochs: the number of epochs is ", count, "; it cannot be negative");
+  return Epochs(*this, count);
+}
+
+DataLoader::Epochs::Iterator DataLoader::Epochs::begin() {
+  TORCH_CHECK(loader_->epoch_count_ == 0,
+              "DataLoader::epochs: another loop over the epochs of this loader is under way; use a loader for each");
+  if (loader_->first_epoch_ < count_) {
+    under_way_ = true;
+    loader_->epoch_ = loader_->first_epoch_;
+    loader_->epoch_count_ = count_;
+  }
+  return Iterator(this);
+}
+
+void DataLoader::Epochs::advance() {
+  if (++loader_->epoch_ < count_) return;
+  under_way_ = false;
+  loader_->epoch_count_ = 0;
+}
+
+DataLoader::Epochs::Iterator& DataLoader::Epochs::Iterator::operator++() {
+  epochs_->advance();
+  return *this;
+}
+
+DataLoader::Epochs::~Epochs() {
+  if (!under_way_) return;
+  // Left early, the epoch at hand is used up: a pass that follows gets a new order.
+  ++loader_->epoch_;
+  loader_->epoch_count_ = 0;
+}
+
+}  // namespace lockstep

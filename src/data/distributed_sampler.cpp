@@ -1,0 +1,47 @@
+#include <lockstep/distributed_sampler.h>
+
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+#include "data/permutation.h"
+
+namespace lockstep {
+namespace {
+
+int64_t indices_of_rank(int64_t dataset_size, int world_size, int rank, const DistributedSamplerOptions& options) {
+  if (dataset_size < 0) throw std::invalid_argument("DistributedSampler: negative dataset size");
+  if (rank < 0 || rank >= world_size)
+    throw std::invalid_argument("DistributedSampler: rank " + std::to_string(rank) + " is not in a world of " +
+                                std::to_string(world_size));
+  if (options.drop_last && options.exactly_once)
+    throw std::invalid_argument("DistributedSampler: drop_last leaves samples out, exactly_once keeps all; set one");
+  const int64_t each = dataset_size / world_size, left_over = dataset_size % world_size;
+  if (options.drop_last || left_over == 0) return each;
+  if (options.exactly_once) return each + (rank < left_over ? 1 : 0);
+  return each + 1;
+}
+
+}  // namespace
+
+DistributedSampler::DistributedSampler(int64_t dataset_size, int world_size, int rank,
+                                       DistributedSamplerOptions options)
+    : dataset_size_(dataset_size),
+      world_size_(world_size),
+      rank_(rank),
+      options_(options),
+      size_(indices_of_rank(dataset_size, world_size, rank, options)) {}
+
+std::vector<int64_t> DistributedSampler::indices() const {
+  std::vector<int64_t> order;
+  if (options_.shuffle) order = permutation(dataset_size_, options_.seed + static_cast<uint64_t>(epoch_));
+  std::vector<int64_t> mine(size_);
+  for (int64_t i = 0; i < size_; ++i) {
+    // Only padding lies beyond the end: it starts over.
+    const int64_t place = (rank_ + i * world_size_) % dataset_size_;
+    mine[i] = options_.shuffle ? order[place] : place;
+  }
+  return mine;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,227 @@
+// Reads IDX files strictly: whatever the bytes, the result is either the array that the header announces or an Error,
+// and memory is bounded by the size of the file (times 1032, the most that deflate can expand).
+//
+// ByteSource gives the content byte by byte, of a plain file or out of a gzip stream; parse() is the same for both.
+
+#include "data/idx_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <limits>
+#include <string>
+
+#include "base/error.h"
+#include "base/file_descriptor.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kGreatestExpansion = 1032;  // of deflate: zlib's technical details
+constexpr uint8_t kUnsignedBytes = 8;
+constexpr size_t kChunkBytes = 1 << 18;
+
+[[noreturn]] void fail(const std::filesystem::path& path, const std::string& what) {
+  throw Error(path.string() + ": " + what);
+}
+
+std::string hex(const uint8_t* bytes, size_t count) {
+  std::string text;
+  for (size_t i = 0; i < count; ++i) {
+    static constexpr char kDigits[] = "0123456789abcdef";
+    if (i > 0) text += ' ';
+    text += kDigits[bytes[i] >> 4];
+    text += kDigits[bytes[i] & 15];
+  }
+  return text;
+}
+
+std::string describe(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (int64_t size : shape) text += (text.empty() ? "" : " x ") + std::to_string(size);
+  return text;
+}
+
+class PlainFile {
+ public:
+  explicit PlainFile(const std::filesystem::path& path) : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (!fd_) throw_errno("opening " + path.string());
+    struct stat status;
+    if (::fstat(fd_.get(), &status) != 0) throw_errno("reading " + path.string());
+    if (!S_ISREG(status.st_mode)) fail(path, "is not a regular file");
+    file_bytes_ = status.st_size;
+  }
+
+  /// Fewer than `bytes` only at the end of the file.
+  size_t read(uint8_t* to, size_t bytes) {
+    size_t done = 0;
+    while (done < bytes) {
+      const ssize_t got = ::read(fd_.get(), to + done, bytes - done);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) throw_errno("reading " + path_.string());
+      if (got == 0) break;
+      done += got;
+    }
+    return done;
+  }
+  int64_t file_bytes() const { return file_bytes_; }
+  /// The most content that this file can hold.
+  int64_t greatest_content_bytes() const { return file_bytes_; }
+  bool cut_short() const { return false; }
+
+ private:
+  const std::filesystem::path path_;
+  const FileDescriptor fd_;
+  int64_t file_bytes_ = 0;
+};
+
+class GzipFile {
+ public:
+  explicit GzipFile(const std::filesystem::path& path) : path_(path), file_(path), input_(kChunkBytes) {
+    refill();
+    if (stream_.avail_in < 2 || input_[0] != 0x1f || input_[1] != 0x8b)
+      fail(path, "is not a gzip file: expected it to start with 1f 8b, found " +
+                     (stream_.avail_in == 0 ? "nothing" : hex(input_.data(), std::min<size_t>(stream_.avail_in, 4))));
+    constexpr int kGzipOnly = 16;
+    if (inflateInit2(&stream_, kGzipOnly + MAX_WBITS) != Z_OK) fail(path, "zlib cannot start");
+  }
+  ~GzipFile() { inflateEnd(&stream_); }
+  GzipFile(const GzipFile&) = delete;
+  GzipFile& operator=(const GzipFile&) = delete;
+
+  /// Fewer than `bytes` only where the stream has ended, or the file too early.
+  size_t read(uint8_t* to, size_t bytes) {
+    size_t done = 0;
+    while (done < bytes && state_ == State::kInside) {
+      if (stream_.avail_in == 0 && !refill()) {
+        state_ = State::kCutShort;
+        break;
+      }
+      stream_.next_out = to + done;
+      stream_.avail_out = static_cast<uInt>(std::min(bytes - done, kChunkBytes));
+      const uInt room = stream_.avail_out;
+      const int code = inflate(&stream_, Z_NO_FLUSH);
+      done += room - stream_.avail_out;
+      if (code == Z_STREAM_END) {
+        state_ = State::kEnded;
+        check_nothing_follows();
+      } else if (code != Z_OK) {
+        fail(path_, std::string("is a corrupt gzip file: ") + (stream_.msg != nullptr ? stream_.msg : zError(code)));
+      }
+    }
+    return done;
+  }
+  int64_t file_bytes() const { return file_.file_bytes(); }
+  int64_t greatest_content_bytes() const { return file_.file_bytes() * kGreatestExpansion; }
+  bool cut_short() const { return state_ == State::kCutShort; }
+
+ private:
+  enum class State { kInside, kEnded, kCutShort };
+
+  bool refill() {
+    stream_.next_in = input_.data();
+    stream_.avail_in = static_cast<uInt>(file_.read(input_.data(), input_.size()));
+    consumed_to_ += stream_.avail_in;
+    return stream_.avail_in > 0;
+  }
+  void check_nothing_follows() {
+    const int64_t stream_bytes = consumed_to_ - stream_.avail_in;
+    if (stream_bytes < file_.file_bytes())
+      fail(path_, "has trailing bytes: the gzip stream ends after " + std::to_string(stream_bytes) + " bytes, found " +
+                      std::to_string(file_.file_bytes()));
+  }
+
+  const std::filesystem::path path_;
+  PlainFile file_;
+  std::vector<uint8_t> input_;
+  int64_t consumed_to_ = 0;  // bytes of the file that went into input_ so far
+  z_stream stream_{};
+  State state_ = State::kInside;
+};
+
+std::vector<int64_t> read_shape(const std::filesystem::path& path, auto& source, const std::vector<int64_t>& expected) {
+  std::array<uint8_t, 4> magic;
+  const size_t got = source.read(magic.data(), magic.size());
+  const std::array<uint8_t, 4> wanted{0, 0, kUnsignedBytes, static_cast<uint8_t>(expected.size())};
+  const auto fail_without_header = [&](size_t found) {
+    fail(path, "is truncated: expected a header of " + std::to_string(4 + 4 * expected.size()) + " bytes, found " +
+                   std::to_string(found) + " bytes");
+  };
+  if (got != magic.size()) fail_without_header(got);
+  if (magic != wanted) {
+    const bool is_gzip = magic[0] == 0x1f && magic[1] == 0x8b;
+    fail(path, "is not an IDX file of bytes in " + std::to_string(expected.size()) + " dimensions: it starts with " +
+                   hex(magic.data(), 4) + ", expected " + hex(wanted.data(), 4) +
+                   (is_gzip ? "; this is gzip, so its name must end in .gz" : ""));
+  }
+  std::vector<int64_t> shape;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    std::array<uint8_t, 4> size;
+    const size_t found = source.read(size.data(), size.size());
+    if (found != size.size()) fail_without_header(4 + 4 * i + found);
+    shape.push_back(int64_t{size[0]} << 24 | int64_t{size[1]} << 16 | int64_t{size[2]} << 8 | int64_t{size[3]});
+  }
+  for (size_t i = 0; i < expected.size(); ++i)
+    if (expected[i] != 0 && expected[i] != shape[i])
+      fail(path, "has the wrong shape: expected " + describe(expected) + " (0: any), found " + describe(shape));
+  return shape;
+}
+
+/// The product of `shape`, or the greatest number there is if that is less.
+int64_t element_count(const std::vector<int64_t>& shape) {
+  int64_t count = 1;
+  bool too_many = false;
+  for (int64_t size : shape) too_many |= __builtin_mul_overflow(count, size, &count);
+  const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
+  return empty ? 0 : too_many ? std::numeric_limits<int64_t>::max() : count;
+}
+
+int64_t count_rest(auto& source) {
+  std::vector<uint8_t> scratch(kChunkBytes);
+  int64_t count = 0;
+  while (const size_t got = source.read(scratch.data(), scratch.size())) count += got;
+  return count;
+}
+
+IdxFile parse(const std::filesystem::path& path, auto source, const std::vector<int64_t>& expected) {
+  IdxFile idx{.shape = read_shape(path, source, expected), .bytes = {}};
+  const int64_t header_bytes = 4 + 4 * static_cast<int64_t>(idx.shape.size());
+  const int64_t count = element_count(idx.shape);
+  const auto fail_at = [&](const char* how, const std::string& found) {
+    fail(path, std::string(how) + ": " + describe(idx.shape) + " elements and a header of " +
+                   std::to_string(header_bytes) + " bytes expected, found " + found);
+  };
+  if (count > source.greatest_content_bytes() - header_bytes)
+    fail_at("is truncated", "a file of " + std::to_string(source.file_bytes()) + " bytes");
+  idx.bytes.resize(count);
+  const int64_t found = source.read(idx.bytes.data(), idx.bytes.size());
+  if (found < count) fail_at("is truncated", std::to_string(header_bytes + found) + " bytes of content");
+  if (const int64_t rest = count_rest(source); rest > 0)
+    fail_at("is too long", std::to_string(header_bytes + count + rest) + " bytes of content");
+  if (source.cut_short())
+    fail(path, "is truncated: expected the end of the gzip stream, found the end of the file after " +
+                   std::to_string(source.file_bytes()) + " bytes");
+  return idx;
+}
+
+}  // namespace
+
+IdxFile read_idx(const std::filesystem::path& path, const std::vector<int64_t>& shape) {
+  return path.extension() == ".gz" ? parse(path, GzipFile(path), shape) : parse(path, PlainFile(path), shape);
+}
+
+std::filesystem::path find_idx(const std::filesystem::path& folder, const std::string& name, const std::string& mend) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(folder, ignored))
+    throw Error("data folder '" + folder.string() + "' is not there. " + mend);
+  for (const auto& path : {folder / name, folder / (name + ".gz")})
+    if (std::filesystem::exists(path, ignored)) return path;
+  throw Error("data folder '" + folder.string() + "' holds neither " + name + " nor " + name + ".gz. " + mend);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+namespace lockstep {
+
+/// An array of bytes from a file in the IDX format, in which MNIST and its relatives come.
+struct IdxFile {
+  std::vector<int64_t> shape;
+  std::vector<uint8_t> bytes;  ///< as many as the product of `shape`, the last dimension running fastest
+};
+
+/// Reads `path`, through zlib if its name ends in `.gz`. In `shape`, 0 stands for any size.
+///
+/// The format: two zero bytes, the type (8: unsigned bytes, the only one read here), the number of dimensions; each
+/// dimension as 4 bytes, highest first; the elements. A gzip file must hold one stream and nothing else.
+///
+/// Throws Error naming the file, with expected and found, unless file and header agree to the byte. Allocates nothing
+/// for the elements before the header has been held against `shape` and against what a file of this size can hold.
+IdxFile read_idx(const std::filesystem::path& path, const std::vector<int64_t>& shape);
+
+/// `folder`/`name`, or else `folder`/`name`.gz. Throws Error if neither is there, or no such folder; its text then ends
+/// in `mend`.
+std::filesystem::path find_idx(const std::filesystem::path& folder, const std::string& name, const std::string& mend);
+
+}  // namespace lockstep

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace lockstep {
+
+/// Makes items 0 .. count - 1 on worker threads, ahead of the one thread that takes them, in order.
+///
+/// Workers claim the next number, make the item without the lock, and lay it into slot `number % in_flight`. A number
+/// may be claimed only while it is less than `in_flight` ahead of the consumer, so its slot is free by then. The order
+/// of items therefore never depends on which worker is faster. What `make` throws is laid into the slot like an item,
+/// and thrown in its turn. Without workers, the consumer makes each item itself.
+///
+/// The destructor lets the workers finish the items they are making, and joins them.
+template <typename Item>
+class Prefetcher {
+ public:
+  using Make = std::function<Item(int64_t number)>;
+
+  /// `make` is called on several workers at once.
+  Prefetcher(int64_t count, int workers, int64_t in_flight, Make make)
+      : count_(count),
+        in_flight_(std::min(in_flight, count)),
+        make_(std::move(make)),
+        slots_(workers > 0 ? in_flight_ : 0) {
+    try {
+      for (int i = 0; i < workers && i < count; ++i) workers_.emplace_back([this] { run(); });
+    } catch (...) {  // a thread that cannot start must not leave its predecessors running
+      stop();
+      throw;
+    }
+  }
+  ~Prefetcher() { stop(); }
+  Prefetcher(const Prefetcher&) = delete;
+  Prefetcher& operator=(const Prefetcher&) = delete;
+
+  int64_t count() const { return count_; }
+  int64_t taken() const { return taken_; }
+
+  /// Item number taken(). Must not be called when all have been taken.
+  Item take() {
+    if (slots_.empty()) return make_(taken_++);
+    Slot slot;
+    {
+      std::unique_lock lock(mutex_);
+      Slot& filled = slots_[taken_ % in_flight_];
+      item_made_.wait(lock, [&] { return !std::holds_alternative<std::monostate>(filled); });
+      slot = std::exchange(filled, std::monostate());
+      ++taken_;
+    }
+    slot_freed_.notify_one();
+    if (auto* error = std::get_if<std::exception_ptr>(&slot)) std::rethrow_exception(*error);
+    return std::get<Item>(std::move(slot));
+  }
+
+ private:
+  using Slot = std::variant<std::monostate, Item, std::exception_ptr>;
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      slot_freed_.wait(lock, [&] { return stopping_ || claimed_ == count_ || claimed_ < taken_ + in_flight_; });
+      if (stopping_ || claimed_ == count_) return;
+      const int64_t number = claimed_++;
+      lock.unlock();
+      Slot made = make_slot(number);
+      lock.lock();
+      slots_[number % in_flight_] = std::move(made);
+      item_made_.notify_one();
+    }
+  }
+
+  Slot make_slot(int64_t number) {
+    try {
+      return Slot(std::in_place_type<Item>, make_(number));
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+
+  void stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    slot_freed_.notify_all();
+    for (auto& worker : workers_) worker.join();
+    workers_.clear();
+  }
+
+  const int64_t count_;
+  const int64_t in_flight_;
+  const Make make_;
+
+  std::mutex mutex_;
+  std::condition_variable item_made_;
+  std::condition_variable slot_freed_;
+  // Guarded by mutex_. The consumer alone writes taken_, so it may read it without.
+  std::vector<Slot> slots_;
+  int64_t claimed_ = 0;
+  int64_t taken_ = 0;
+  bool stopping_ = false;
+
+  std::vector<std::thread> workers_;  // the consumer's
+};
+
+}  // namespace lockstep

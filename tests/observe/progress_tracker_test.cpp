@@ -1,0 +1,90 @@
+#include "observe/progress_tracker.h"
+
+#include <gtest/gtest.h>
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+const Clock::time_point kStart = Clock::time_point() + std::chrono::hours(1);
+const ProgressLine::Pass kPass{.label = "", .epoch = 2, .epochs = 5, .steps = 1000, .rank = 0, .world_size = 2};
+
+TEST(ProgressTracker, KnowsNoRateBeforeTheFirstStep) {
+  ProgressTracker tracker(kPass, kStart);
+  const ProgressState state = tracker.state(kStart);
+  EXPECT_EQ(state.epoch, 2);
+  EXPECT_EQ(state.epochs, 5);
+  EXPECT_EQ(state.step, 0);
+  EXPECT_EQ(state.steps, 1000);
+  EXPECT_FALSE(state.loss || state.samples_per_second || state.communication_share || state.seconds_left);
+  EXPECT_FALSE(state.seconds_taken);
+}
+
+TEST(ProgressTracker, CountsTheSamplesOfAllRanks) {
+  ProgressTracker tracker(kPass, kStart);
+  for (int i = 0; i < 100; ++i) tracker.step(64);
+  const ProgressState state = tracker.state(kStart + milliseconds(2000));
+  EXPECT_EQ(state.step, 100);
+  EXPECT_DOUBLE_EQ(*state.samples_per_second, 100 * 64 * 2 / 2.0);
+  EXPECT_DOUBLE_EQ(*state.seconds_left, 900 * 2.0 / 100);
+}
+
+TEST(ProgressTracker, ForgetsWhatIsLongAgo) {
+  ProgressTracker tracker(kPass, kStart);
+  // Ten seconds for the first step, then a hundred steps a second, looked at each second.
+  auto now = kStart + milliseconds(10000);
+  tracker.step(1);
+  tracker.state(now);
+  for (int second = 0; second < 8; ++second) {
+    for (int i = 0; i < 100; ++i) tracker.step(1);
+    now += milliseconds(1000);
+    tracker.state(now);
+  }
+  const ProgressState state = tracker.state(now);
+  EXPECT_DOUBLE_EQ(*state.samples_per_second, 200);
+  EXPECT_DOUBLE_EQ(*state.seconds_left, 1.99);
+  EXPECT_DOUBLE_EQ(*tracker.final_state(now).samples_per_second, 2 * 801 / 18.0);
+}
+
+TEST(ProgressTracker, CommunicationIsAShareOfTheTimeSinceItsFirstReport) {
+  ProgressTracker tracker(kPass, kStart);
+  tracker.step(1);
+  tracker.communication(100.0, kStart + milliseconds(1000));  // of earlier epochs
+  EXPECT_FALSE(tracker.state(kStart + milliseconds(1000)).communication_share);
+  tracker.step(1);
+  tracker.communication(100.5, kStart + milliseconds(3000));
+  EXPECT_DOUBLE_EQ(*tracker.state(kStart + milliseconds(3000)).communication_share, 0.25);
+  EXPECT_DOUBLE_EQ(*tracker.final_state(kStart + milliseconds(6000)).communication_share, 0.1);
+}
+
+TEST(ProgressTracker, CommunicationOfTheLastSecondsOnly) {
+  ProgressTracker tracker(kPass, kStart);
+  auto now = kStart;
+  tracker.communication(0, now);
+  double total = 0;
+  for (int second = 0; second < 20; ++second) {
+    now += milliseconds(1000);
+    total += second < 10 ? 0.9 : 0.1;
+    tracker.step(1);
+    tracker.communication(total, now);
+    tracker.state(now);
+  }
+  EXPECT_NEAR(*tracker.state(now).communication_share, 0.1, 1e-9);
+  EXPECT_NEAR(*tracker.final_state(now).communication_share, 0.5, 1e-9);
+}
+
+TEST(ProgressTracker, EndsWithTheTimeTaken) {
+  ProgressTracker tracker(kPass, kStart);
+  tracker.step(64);
+  tracker.loss(0.5);
+  tracker.loss(0.25);
+  const ProgressState state = tracker.final_state(kStart + milliseconds(4000));
+  EXPECT_DOUBLE_EQ(*state.loss, 0.25);
+  EXPECT_DOUBLE_EQ(*state.seconds_taken, 4);
+  EXPECT_FALSE(state.seconds_left);
+  EXPECT_DOUBLE_EQ(*state.samples_per_second, 32);
+}
+
+}  // namespace
+}  // namespace lockstep
