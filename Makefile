@@ -1,0 +1,52 @@
+# A thin front for CMake's presets. `make help` lists what there is.
+
+RANKS ?= 2
+EPOCHS ?= 4
+JOBS ?= $(shell nproc)
+BUILD := build
+
+.PHONY: all help setup build train test test-nightly bench format lint clean
+
+all: build
+
+help:
+	@echo "make train [RANKS=2] [EPOCHS=4]  train a small network on Fashion-MNIST"
+	@echo "make build                       the release build, in build/bin"
+	@echo "make test                        build and run every test"
+	@echo "make test-nightly                the same with the long counts"
+	@echo "make bench                       what is measured, as in the README"
+	@echo "make format, make lint           clang-format, clang-tidy and the structure checks"
+	@echo "make clean                       remove the build folder"
+	@echo "Each installs what is missing first (scripts/setup says what that is)."
+
+setup:
+	@scripts/setup
+
+# Configured again only when something asks for it: CMake's own rules notice changed lists of files.
+$(BUILD)/build.ninja: | setup
+	@cmake --preset release -Wno-dev --log-level=WARNING
+
+build: setup $(BUILD)/build.ninja
+	@cmake --build $(BUILD) --target lockstep lockstep_cli examples benches -j $(JOBS)
+
+train: setup $(BUILD)/build.ninja
+	@cmake --build $(BUILD) --target lockstep_cli train_fashion_mnist -j $(JOBS)
+	@$(BUILD)/bin/lockstep run -n $(RANKS) --run-dir runs/fashion_mnist -- \
+	  $(BUILD)/bin/train_fashion_mnist --epochs $(EPOCHS) --json runs/fashion_mnist/figures.json
+
+test test-nightly: setup $(BUILD)/build.ninja
+	@scripts/setup --tests
+	@cmake --build $(BUILD) -j $(JOBS)
+	@scripts/test $(if $(filter test-nightly,$@),--nightly)
+
+bench: build
+	@$(BUILD)/bin/bench_launch
+
+format: setup
+	@scripts/format
+
+lint: setup $(BUILD)/build.ninja
+	@scripts/lint
+
+clean:
+	@rm -rf $(BUILD)

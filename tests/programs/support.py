@@ -1,0 +1,89 @@
+"""What tests of whole programs share. They run the binaries of the build as a user would."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BUILD = os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(SOURCE, "build"))
+BIN = os.path.join(BUILD, "bin")
+LOCKSTEP = os.path.join(BIN, "lockstep")
+TRAIN = os.path.join(BIN, "train_fashion_mnist")
+DATA = "/usr/share/datasets/fashion-mnist"
+
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+
+
+def environment(**more):
+    """This process's environment without what a launcher around the tests may have set."""
+    clean = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES and not k.startswith(("OMPI_", "PMI", "SLURM_"))}
+    clean.update(more)
+    return clean
+
+
+def run(*command, timeout=120, env=None, cwd=None, check=True):
+    """Runs a command with a deadline; with everything it started it is gone afterwards. Returns the finished process."""
+    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env=env or environment(), cwd=cwd, start_new_session=True, stdin=subprocess.DEVNULL)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"{command} is not done after {timeout} s\n{out}\n{err}")
+    result = subprocess.CompletedProcess(command, process.returncode, out, err)
+    if check and result.returncode != 0:
+        raise AssertionError(f"{command} ended with {result.returncode}\n{out}\n{err}")
+    return result
+
+
+def python_with_torch():
+    """A Python that imports the torch this build uses, or None."""
+    for python in (os.path.join(SOURCE, ".venv/bin/python"), shutil.which("python3")):
+        if python and os.path.exists(python) and subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0:
+            return python
+    with open(os.path.join(SOURCE, ".setup/torch_dir")) as file:  # <venv>/lib/pythonX/site-packages/torch/share/cmake/Torch
+        python = os.path.join(os.path.abspath(os.path.join(file.read().strip(), *[".."] * 7)), "bin/python")
+    return python if os.path.exists(python) else None
+
+
+def write_small_data(folder, train=512, test=99):
+    """The first images of Fashion-MNIST as raw IDX files, for runs of a second."""
+    for name, count in (("train", train), ("t10k", test)):
+        for kind, header, item in (("images-idx3", 16, 784), ("labels-idx1", 8, 1)):
+            with gzip.open(os.path.join(DATA, f"{name}-{kind}-ubyte.gz")) as file:
+                content = file.read(header + count * item)
+            with open(os.path.join(folder, f"{name}-{kind}-ubyte"), "wb") as file:
+                file.write(content[:4] + struct.pack(">I", count) + content[8:])
+
+
+class ProgramTest(unittest.TestCase):
+    """A test with an empty folder of its own and the small data."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        if not os.path.isdir(DATA):
+            self.skipTest("no Fashion-MNIST: apt-get install dataset-fashion-mnist")
+        self.data = os.path.join(self.folder, "data")
+        os.mkdir(self.data)
+        write_small_data(self.data)
+
+    def figures(self, *launcher, arguments=(), env=None, name="out", timeout=120):
+        """The JSON of a small training started by `launcher`."""
+        path = os.path.join(self.folder, name + ".json")
+        run(*launcher, TRAIN, "--data", self.data, "--epochs", 2, "--batch-size", 16, "--json", path,
+            "--run-dir", os.path.join(self.folder, "run_" + name), *arguments, env=env, cwd=self.folder, timeout=timeout)
+        with open(path) as file:
+            return json.load(file)
+
+
+def main():
+    unittest.main(argv=[sys.argv[0], "-v"])
