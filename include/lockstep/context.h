@@ -13,7 +13,7 @@ namespace lockstep {
 struct ContextOptions {
   /// Seeds torch's generator with `seed + rank` on every rank. Unset: torch's own default.
   std::optional<uint64_t> seed;
-  /// How long to wait for all ranks to appear.
+  /// How long to wait for all ranks to appear. The variable LOCKSTEP_JOIN_TIMEOUT_S, in seconds, overrides it.
   std::chrono::milliseconds join_timeout = std::chrono::seconds(120);
   /// How long one collective may take before it fails.
   std::chrono::milliseconds collective_timeout = std::chrono::minutes(5);

@@ -6,6 +6,7 @@
 #include "base/ancestor.h"
 #include "base/error.h"
 #include "base/tcp.h"
+#include "collectives/cause.h"
 #include "collectives/key_value_store.h"
 #include "rendezvous/local_meeting.h"
 
@@ -32,7 +33,7 @@ StorePointer open_tcp(const World& world, std::chrono::milliseconds timeout) {
     return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + world.attempt, std::move(store));
   } catch (const std::exception& cause) {
     throw Error("rank " + std::to_string(world.rank) + " cannot reach the store at MASTER_ADDR=" + world.master_addr +
-                " MASTER_PORT=" + std::to_string(world.master_port) + ": " + cause.what());
+                " MASTER_PORT=" + std::to_string(world.master_port) + ": " + cause_of(cause));
   }
 }
 

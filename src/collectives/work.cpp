@@ -2,12 +2,13 @@
 
 #include <sstream>
 
+#include "collectives/cause.h"
 #include "collectives/group_state.h"
 
 namespace lockstep {
 namespace {
 
-std::string describe_failure(const Work::State& state, const char* cause) {
+std::string describe_failure(const Work::State& state, const std::string& cause) {
   std::ostringstream text;
   text << state.operation << " #" << state.sequence << " (" << c10::toString(state.dtype) << ", " << state.bytes
        << " bytes) failed on rank " << state.group->rank << " of " << state.group->world_size << " after "
@@ -27,7 +28,7 @@ void Work::wait() const {
     if (state.finish) state.finish();
   } catch (const std::exception& cause) {
     state.phase = State::Phase::kFailed;
-    state.error = describe_failure(state, cause.what());
+    state.error = describe_failure(state, cause_of(cause));
     throw Error(state.error);
   }
   state.phase = State::Phase::kDone;

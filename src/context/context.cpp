@@ -22,6 +22,15 @@ namespace {
 /// How long leaving waits for the ranks that are not there yet; a rank that serves the store waits longer.
 constexpr std::chrono::seconds kFarewell{5};
 
+/// The environment's word, for those who cannot change the program, else the program's.
+std::chrono::milliseconds join_timeout(const Environment& environment, const ContextOptions& options) {
+  if (!environment.lockstep_join_timeout_s) return options.join_timeout;
+  const double seconds = std::strtod(environment.lockstep_join_timeout_s->c_str(), nullptr);
+  if (!(seconds > 0 && seconds < 1e6))
+    throw Error("LOCKSTEP_JOIN_TIMEOUT_S=" + *environment.lockstep_join_timeout_s + " is no number of seconds");
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
 int choose_threads(const RollCall& present, const Environment& environment) {
   if (!environment.omp_num_threads) at::set_num_threads(present.threads);
   return at::get_num_threads();
@@ -62,6 +71,7 @@ Context::Context(int, char**, ContextOptions options) : Context(options) {}
 Context::Context(ContextOptions options) {
   const Environment environment = Environment::from_process();
   World world = discover_world(environment);
+  options.join_timeout = join_timeout(environment, options);
   auto store = open_store(world, options.join_timeout);
   RollCall present = call_the_roll(world, store, options.join_timeout);
   world.local_rank = present.local_rank;

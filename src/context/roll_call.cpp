@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/usable_cores.h"
+#include "collectives/cause.h"
 
 namespace lockstep {
 namespace {
@@ -51,13 +52,15 @@ std::string missing_ranks(const World& world, c10d::Store& store) {
 void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseconds timeout) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < world.world_size; ++rank) keys.push_back(key_of(rank));
+  // Rank 0, which may serve the store, gives up last: the others then still learn who is missing.
+  const auto patience = timeout + std::chrono::seconds(world.rank == 0 ? 1 : 0);
   const Deadline deadline(timeout);
   try {
-    store.wait(keys, timeout);
+    store.wait(keys, patience);
   } catch (const std::exception& cause) {
-    if (!deadline.passed()) throw Error(std::string("the ranks could not meet: ") + cause.what());
+    if (!deadline.passed()) throw Error("the ranks could not meet: " + cause_of(cause));
     throw Error("after " + std::to_string(timeout.count() / 1000) + " s " + missing_ranks(world, store) +
-                "; see their output for why, or raise ContextOptions::join_timeout if they start slowly");
+                "; see their output for why, or raise LOCKSTEP_JOIN_TIMEOUT_S if they start slowly");
   }
 }
 

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include <c10/util/Exception.h>
+
+namespace lockstep {
+
+/// What an exception says, without the stack that LibTorch appends.
+inline std::string cause_of(const std::exception& exception) {
+  const auto* error = dynamic_cast<const c10::Error*>(&exception);
+  return error ? error->what_without_backtrace() : exception.what();
+}
+
+}  // namespace lockstep
