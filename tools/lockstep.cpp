@@ -100,6 +100,9 @@ int main(int argc, char** argv, char** environment) {
     if (error.exit_code == kExitBadCommandLine)
       std::cerr << kUsage << "Options of the launcher come before PROGRAM; `lockstep run --help` lists them.\n";
     return error.exit_code;
+  } catch (const lockstep::Error& error) {
+    std::cerr << "lockstep: " << error.what() << "\n";
+    return lockstep::kExitResourceLimit;
   } catch (const std::exception& error) {
     std::cerr << "lockstep: " << error.what() << "\nlockstep: this is a bug of the launcher\n";
     return lockstep::kExitOurBug;

@@ -52,9 +52,4 @@ Guard::~Guard() {
   ::waitpid(pid_, nullptr, 0);
 }
 
-void Guard::watch(pid_t group) {
-  // At most some kilobytes in all, read as they come: this neither blocks nor is torn.
-  [[maybe_unused]] const ssize_t written = ::write(pipe_.get(), &group, sizeof group);
-}
-
 }  // namespace lockstep

@@ -18,7 +18,9 @@ class Guard {
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  void watch(pid_t group);
+  /// Where the leader of a group to kill writes its pid, as a pid_t. It does so itself, before it can have started
+  /// anything: the launcher may be killed right after it has made it.
+  int registry() const { return pipe_.get(); }
 
  private:
   pid_t pid_ = -1;

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/socket.h"
@@ -37,10 +39,12 @@ namespace lockstep {
 namespace {
 
 constexpr std::chrono::seconds kKillTimeout(10);
+constexpr std::chrono::milliseconds kGroupTimeout(500);
 
 struct Rank {
-  Rank(std::string log_path) : output(std::move(log_path)) {}
+  Rank(int rank, const std::string& folder) : number(rank), output(folder + "/rank_" + std::to_string(rank) + ".log") {}
 
+  const int number;
   std::optional<Process> process;
   RankOutput output;
   bool ended = false;
@@ -63,7 +67,7 @@ class Launcher {
   int wait_ms() const;
 
   void take_signals();
-  void note_end(int rank);
+  void note_end(Rank& rank);
   void report_dropped_clients();
 
   void advance();
@@ -71,9 +75,11 @@ class Launcher {
   void kill_ranks();
   void finish();
   void report_losses();
+  void await_groups();
   void signal_running(int signal);
   bool all_ended() const { return ends_.size() == ranks_.size(); }
-  void say(const std::string& text);
+  void say(const std::string& text) { print("lockstep: " + text + "\n"); }
+  void print(const std::string& lines);
 
   const LaunchOptions options_;
   const std::string program_;
@@ -84,7 +90,7 @@ class Launcher {
   Sink stderr_{STDERR_FILENO};
   TerminalInput input_;
   KeyValueServer store_;
-  std::vector<Rank> ranks_;
+  std::deque<Rank> ranks_;  // stay where they are: Rank cannot move
 
   std::vector<pollfd> polled_;
   std::vector<std::function<void(const pollfd&)>> actions_;  // one for each of polled_
@@ -112,12 +118,11 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
   const int threads = threads_per_rank(std::vector(static_cast<size_t>(options.ranks), cpus), 0, quota);
   const std::string warning = crowding_warning(options.ranks, threads_per_rank({cpus}, 0, quota), threads);
   if (!warning.empty()) say(warning);
-  ranks_.reserve(static_cast<size_t>(options.ranks));
   for (int rank = 0; rank < options.ranks; ++rank) start_rank(rank, environment);
 }
 
 void Launcher::start_rank(int rank, const EnvironmentBlock& environment) {
-  Rank& started = ranks_.emplace_back(folder_.path() + "/rank_" + std::to_string(rank) + ".log");
+  Rank& started = ranks_.emplace_back(rank, folder_.path());
   auto [ours, theirs] = make_socket_pair();
   store_.add_client(std::move(ours));
   auto& streams = started.output.streams();
@@ -136,9 +141,9 @@ void Launcher::start_rank(int rank, const EnvironmentBlock& environment) {
                                        .input = input ? input.get() : STDIN_FILENO,
                                        .output = output.get(),
                                        .error = error.get(),
+                                       .announce = guard_.registry(),
                                        .kept = theirs.get()},
                           settings_);
-  guard_.watch(started.process->pid());
 }
 
 /// Empty when the rank inherits the launcher's.
@@ -165,6 +170,7 @@ int Launcher::run() {
       if (polled_[i].revents != 0) actions_[i](polled_[i]);
     advance();
   }
+  await_groups();
   return exit_code_;
 }
 
@@ -183,8 +189,7 @@ void Launcher::watch_all() {
   for (auto& rank : ranks_) {
     for (auto& stream : rank.output.streams())
       if (stream.wanted()) watch(stream.pipe.get(), POLLIN, [&](const pollfd&) { rank.output.read(stream); });
-    const int number = static_cast<int>(&rank - ranks_.data());
-    if (!rank.ended) watch(rank.process->pidfd(), POLLIN, [this, number](const pollfd&) { note_end(number); });
+    if (!rank.ended) watch(rank.process->pidfd(), POLLIN, [&](const pollfd&) { note_end(rank); });
   }
   store_.append_polled(polled_);
   actions_.resize(polled_.size(), [this](const pollfd& ready) {
@@ -214,12 +219,11 @@ void Launcher::take_signals() {
   }
 }
 
-void Launcher::note_end(int rank) {
-  Rank& it = ranks_[static_cast<size_t>(rank)];
-  const auto how = it.process->end();
-  if (!how || it.ended) return;
-  it.ended = true;
-  ends_.push_back({rank, it.process->pid(), *how, seconds_since(it.started), wake_ups_});
+void Launcher::note_end(Rank& rank) {
+  const auto how = rank.process->end();
+  if (!how) return;
+  rank.ended = true;
+  ends_.push_back({rank.number, rank.process->pid(), *how, seconds_since(rank.started), wake_ups_});
 }
 
 void Launcher::report_dropped_clients() {
@@ -256,8 +260,8 @@ void Launcher::stop_ranks(int signal) {
 void Launcher::kill_ranks() {
   phase_ = Phase::kKilling;
   deadline_.emplace(kKillTimeout);
-  for (size_t rank = 0; rank < ranks_.size(); ++rank)
-    if (!ranks_[rank].ended) killed_.push_back(static_cast<int>(rank));
+  for (const auto& rank : ranks_)
+    if (!rank.ended) killed_.push_back(rank.number);
   signal_running(SIGKILL);
 }
 
@@ -282,31 +286,41 @@ void Launcher::finish() {
   }
   const RankOutput& output = ranks_[static_cast<size_t>(verdict.culprit->rank)].output;
   verdict.exit_code = exit_code_ = exit_code_of(verdict.culprit->how, output.tail().lines());
-  if (!stderr_.at_line_start()) stderr_.write("\n");
-  stderr_.write(format({.verdict = verdict,
-                        .world_size = options_.ranks,
-                        .program = program_,
-                        .log_path = output.log_path(),
-                        .tail = output.tail().lines(),
-                        .killed = killed_}));
+  print(format({.verdict = verdict,
+                .world_size = options_.ranks,
+                .program = program_,
+                .log_path = output.log_path(),
+                .tail = output.tail().lines(),
+                .killed = killed_}));
+}
+
+/// SIGKILL was sent, but takes its time: waits until nothing is left. Bounded, since what a rank has left behind is
+/// reaped by the system's init, and not every container has one.
+void Launcher::await_groups() {
+  const Deadline deadline(kGroupTimeout);
+  for (auto& rank : ranks_)
+    while (!rank.process->group_is_gone() && !deadline.passed())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 void Launcher::report_losses() {
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    const RankOutput& output = ranks_[rank].output;
-    if (!ranks_[rank].ended)
-      say("rank " + std::to_string(rank) + ", process " + std::to_string(ranks_[rank].process->pid()) +
+  for (const auto& rank : ranks_) {
+    if (!rank.ended)
+      say("rank " + std::to_string(rank.number) + ", process " + std::to_string(rank.process->pid()) +
           ", does not end even by SIGKILL; it is left behind");
-    if (output.dropped_lines() > 0)
-      say(std::to_string(output.dropped_lines()) + " lines of rank " + std::to_string(rank) +
-          " could not be written to its log: " + output.drop_reason());
+    if (rank.output.dropped_lines() > 0)
+      say(std::to_string(rank.output.dropped_lines()) + " lines of rank " + std::to_string(rank.number) +
+          " could not be written to its log: " + rank.output.drop_reason());
   }
   if (stdout_.dropped_bytes() > 0)
     say(std::to_string(stdout_.dropped_bytes()) + " bytes of rank 0's output found no reader; the log has them");
 }
 
-void Launcher::say(const std::string& text) {
-  stderr_.write((stderr_.at_line_start() ? "lockstep: " : "\nlockstep: ") + text + "\n");
+/// To stderr, and not into the middle of a line of rank 0's.
+void Launcher::print(const std::string& lines) {
+  if (stdout_.is_terminal() && stderr_.is_terminal()) stdout_.start_line();
+  stderr_.start_line();
+  stderr_.write(lines);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace {
 constexpr int kMaxRanks = 4096;  // far above any machine; catches a slipped key
 
 /// Replaced or meaningless under this launcher.
-constexpr std::array<std::string_view, 16> kReplaced = {
+constexpr std::array<std::string_view, 17> kReplaced = {
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -34,6 +34,7 @@ constexpr std::array<std::string_view, 16> kReplaced = {
     "LOCKSTEP_TERMINAL",
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
 };
 
 std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }

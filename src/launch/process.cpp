@@ -34,6 +34,8 @@ void become(const ProcessStart& start, const LauncherSettings& settings, char* c
   if (::setpgid(0, 0) != 0) return;
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   if (::getppid() != launcher) ::_exit(1);  // it died before the line above
+  const pid_t self = ::getpid();
+  if (::write(start.announce, &self, sizeof self) != sizeof self) return;
   if (::dup2(start.input, 0) < 0 || ::dup2(start.output, 1) < 0 || ::dup2(start.error, 2) < 0) return;
   if (start.kept >= 0 && ::fcntl(start.kept, F_SETFD, 0) != 0) return;
   settings.restore();
@@ -45,7 +47,12 @@ void become(const ProcessStart& start, const LauncherSettings& settings, char* c
 LauncherSettings::LauncherSettings() {
   sigset_t handled;
   sigemptyset(&handled);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCONT}) sigaddset(&handled, signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCONT}) {
+    // One that we were started to ignore (nohup) stays ignored; blocked, it would arrive all the same.
+    struct sigaction before {};
+    ::sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaddset(&handled, signal);
+  }
   ::sigprocmask(SIG_BLOCK, &handled, &mask_);
   signal_fd_ = FileDescriptor(::signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signal_fd_) throw_limit("making a signal descriptor");
@@ -98,14 +105,8 @@ Process::Process(const ProcessStart& start, const LauncherSettings& settings) {
   throw_limit("opening a process descriptor");
 }
 
-Process::Process(Process&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)),
-      pidfd_(std::move(other.pidfd_)),
-      end_(other.end_),
-      failure_(std::move(other.failure_)) {}
-
 Process::~Process() {
-  if (pid_ < 0) return;
+  if (reaped_) return;
   signal_group(SIGKILL);
   // A process that even SIGKILL does not end (a dead disk) is left to init rather than waited for.
   pollfd ended{.fd = pidfd_.get(), .events = POLLIN};
@@ -126,6 +127,13 @@ std::optional<ProcessEnd> Process::end() {
   return end_;
 }
 
-void Process::signal_group(int signal) const { ::kill(-pid_, signal); }
+void Process::signal_group(int signal) const {
+  if (!reaped_) ::kill(-pid_, signal);
+}
+
+bool Process::group_is_gone() {
+  if (!reaped_) reaped_ = ::waitpid(pid_, nullptr, WNOHANG) == pid_;
+  return ::kill(-pid_, 0) != 0 && errno == ESRCH;
+}
 
 }  // namespace lockstep

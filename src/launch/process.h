@@ -39,6 +39,7 @@ struct ProcessStart {
   std::vector<std::string> arguments;       ///< argv, from the program's name on
   std::vector<std::string> environment;     ///< NAME=value
   int input = -1, output = -1, error = -1;  ///< become its descriptors 0, 1 and 2
+  int announce = -1;                        ///< where it writes its pid, as a pid_t, before it is the program
   int kept = -1;                            ///< stays open under its number
 };
 
@@ -64,7 +65,8 @@ class Process {
   Process(const ProcessStart& start, const LauncherSettings& settings);
   /// Kills what is left of the group.
   ~Process();
-  Process(Process&&) noexcept;
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
 
   pid_t pid() const { return pid_; }
   /// Readable when the process has ended.
@@ -73,9 +75,12 @@ class Process {
   std::optional<ProcessEnd> end();
   /// Signals the process and all of its group.
   void signal_group(int signal) const;
+  /// Whether nothing of the group is left. Gives the ended process up for that: call it only after a last SIGKILL.
+  bool group_is_gone();
 
  private:
   pid_t pid_ = -1;
+  bool reaped_ = false;
   FileDescriptor pidfd_;
   std::optional<ProcessEnd> end_;
   FileDescriptor failure_;  // an errno comes here when exec fails, and its end when exec succeeds

@@ -45,6 +45,10 @@ void Sink::write(std::string_view bytes) {
   flush();
 }
 
+void Sink::start_line() {
+  if (!at_line_start_) write("\n");
+}
+
 void Sink::flush() {
   size_t done = 0;
   while (done < queue_.size()) {

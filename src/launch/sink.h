@@ -27,7 +27,8 @@ class Sink {
   bool pending() const { return !queue_.empty(); }
   /// So much is queued that no more should be read for it.
   bool full() const;
-  bool at_line_start() const { return at_line_start_; }
+  /// Ends the line that has begun, if any.
+  void start_line();
   /// Bytes that went nowhere.
   size_t dropped_bytes() const { return dropped_bytes_; }
 

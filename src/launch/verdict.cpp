@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 
@@ -14,7 +15,14 @@ namespace {
 /// and "connection closed" may be that exception.
 bool was_killed(const RankEnd& end) { return end.how.kind == ProcessEnd::Kind::kSignalled && end.how.value != SIGABRT; }
 
-std::string one_decimal(double seconds) {
+/// The program was there when it was looked for; what else can be wrong?
+const char* start_hint(int error) {
+  if (error == ENOEXEC) return " (neither a binary for this machine nor a script with a #! line)";
+  if (error == ENOENT) return " (the interpreter that it names is missing)";
+  return "";
+}
+
+std::string short_seconds(double seconds) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.*f", seconds < 10 ? 2 : 1, seconds);
   return text.data();
@@ -57,7 +65,7 @@ std::string describe(const ProcessEnd& how) {
     case ProcessEnd::Kind::kExited:
       return "exit code " + std::to_string(how.value);
     case ProcessEnd::Kind::kNotStarted:
-      return std::string("could not be started: ") + std::strerror(how.value);
+      return std::string("could not be started: ") + std::strerror(how.value) + start_hint(how.value);
     case ProcessEnd::Kind::kSignalled:
       break;
   }
@@ -86,7 +94,7 @@ std::string format(const FailureReport& report) {
   const auto line = [&](const char* what, const std::string& value) {
     text += "  " + std::string(what) + std::string(10 - std::strlen(what), ' ') + value + "\n";
   };
-  line("process", std::to_string(culprit.pid) + ", " + one_decimal(culprit.seconds) + " s after its start");
+  line("process", std::to_string(culprit.pid) + ", " + short_seconds(culprit.seconds) + " s after its start");
   line("program", report.program);
   if (!report.verdict.also_suspect.empty())
     line("unsure", "rank " + list_ranks(report.verdict.also_suspect) +

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/file_descriptor.h"
+
+namespace lockstep {
+
+/// A temporary folder, removed with all that is in it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::string read_file(const std::filesystem::path& path);
+
+/// Polls `condition` until it holds; false when the time is over.
+bool eventually(const std::function<bool()>& condition,
+                std::chrono::milliseconds timeout = std::chrono::milliseconds(10000));
+
+/// `lockstep run ARGS` started in a folder of its own. All its processes carry a mark in their environment, by which
+/// they are found whatever becomes of them. Nothing here waits for ever; what is left is killed in the end.
+class Launched {
+ public:
+  struct Options {
+    std::string input;                     ///< for stdin
+    std::vector<std::string> environment;  ///< NAME=value, besides PATH
+    std::string before;                    ///< shell commands to run first, in the launcher's place
+    bool terminal = false;                 ///< on a terminal of its own, instead of pipes
+  };
+  struct Result {
+    int exit_code = -1;  ///< minus the signal where one killed it
+    std::string out, err;
+    double seconds = 0;
+  };
+
+  explicit Launched(const std::vector<std::string>& arguments) : Launched(arguments, Options()) {}
+  Launched(const std::vector<std::string>& arguments, Options options);
+  ~Launched();
+
+  /// Reads what there is until the launcher has ended; kills it when the time is over.
+  Result wait(std::chrono::milliseconds timeout = std::chrono::seconds(20));
+  /// Until `text` has been printed; false when it was not.
+  bool wait_for(const std::string& text);
+  void type(const std::string& text);
+  void stop_reading() { out_.reset(); }
+
+  pid_t pid() const { return pid_; }
+  const std::filesystem::path& folder() const { return folder_.path(); }
+  /// Contents of a file of the run folder given as --run-dir run.
+  std::string log(int rank) const;
+  /// The marked processes that live.
+  std::vector<pid_t> processes() const;
+
+ private:
+  void read_some(int timeout_ms);
+
+  TemporaryFolder folder_;
+  std::string mark_;
+  FileDescriptor in_, out_, err_;
+  pid_t pid_ = -1;
+  std::string pending_input_;
+  Result result_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,175 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+
+#include "launch/launched.h"
+
+// What `lockstep run` gives its ranks, and what it refuses.
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(Launcher, LeavesNothingWhereNothingWasPrinted) {
+  Launched run({"-n", "2", "--", "true"});
+  const auto result = run.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out + result.err, "");
+  EXPECT_TRUE(fs::is_empty(run.folder()));
+  EXPECT_TRUE(run.processes().empty());
+}
+
+TEST(Launcher, TellsEveryRankItsPlace) {
+  for (const int ranks : {1, 2, 3}) {
+    Launched run({"-n", std::to_string(ranks), "--run-dir", "run", "sh", "-c",
+                  "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE [$MASTER_ADDR$MASTER_PORT] $LOCKSTEP_RUN_DIR "
+                  "[$LOCKSTEP_TERMINAL] $KEPT"},
+                 {.environment = {"RANK=9", "WORLD_SIZE=9", "MASTER_ADDR=a", "MASTER_PORT=1", "LOCKSTEP_TERMINAL=5",
+                                  "KEPT=kept"}});
+    const auto result = run.wait();
+    EXPECT_EQ(result.exit_code, 0);
+    const auto line = [&](int rank) {
+      const std::string place = std::to_string(rank) + " " + std::to_string(ranks);
+      return place + " " + place + " [] " + (run.folder() / "run").string() + " [] kept\n";
+    };
+    EXPECT_EQ(result.out, line(0));
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(run.log(rank), line(rank));
+  }
+}
+
+TEST(Launcher, ServesTheStore) {
+  for (const int ranks : {1, 2, 3, 8}) {
+    Launched run({"-n", std::to_string(ranks), "--run-dir", "run", LOCKSTEP_BIN_DIR "/store_rank"});
+    EXPECT_EQ(run.wait().exit_code, 0);
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(run.log(rank), std::to_string(ranks * (ranks + 1) / 2) + "\n");
+  }
+}
+
+TEST(Launcher, ARankInheritsItsStoreAndNothingElseOfTheLaunchers) {
+  // The shell opens a descriptor to list the folder, and has closed it when it tests the names.
+  Launched run({"-n", "3", "--run-dir", "run", "sh", "-c",
+                "for fd in /proc/$$/fd/*; do [ -L $fd ] && echo ${fd##*/}; done; echo $LOCKSTEP_STORE_FD"});
+  EXPECT_EQ(run.wait().exit_code, 0);
+  for (int rank = 0; rank < 3; ++rank) {
+    std::istringstream log(run.log(rank));
+    std::vector<int> numbers{std::istream_iterator<int>(log), {}};
+    ASSERT_FALSE(numbers.empty());
+    const int store = numbers.back();
+    numbers.pop_back();
+    std::sort(numbers.begin(), numbers.end());
+    EXPECT_EQ(numbers, (std::vector<int>{0, 1, 2, store})) << "rank " << rank;
+  }
+}
+
+TEST(Launcher, InputGoesToRankZero) {
+  Launched run({"-n", "2", "--run-dir", "run", "sh", "-c", "cat; echo end"}, {.input = "hello\n"});
+  const auto result = run.wait();
+  EXPECT_EQ(result.out, "hello\nend\n");
+  EXPECT_EQ(run.log(1), "end\n");
+}
+
+TEST(Launcher, LeavesTheProgramsArgumentsAlone) {
+  const std::vector<std::string> arguments = {"-n", "7", "--run-dir=x", "--", "-h", "", "--version", "a b"};
+  for (const bool separator : {false, true}) {
+    std::vector<std::string> words = {"--nproc_per_node=1", "--no-python", "--standalone"};
+    if (separator) words.push_back("--");
+    words.insert(words.end(), {"printf", "<%s>"});
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    EXPECT_EQ(Launched(words).wait().out, "<-n><7><--run-dir=x><--><-h><><--version><a b>");
+  }
+}
+
+TEST(Launcher, RefusesBadCommandLines) {
+  const std::vector<std::vector<std::string>> bad = {
+      {},
+      {"-n"},
+      {"-n", "0", "true"},
+      {"-n", "-1", "true"},
+      {"-n", "2"},
+      {"-n", "2", "--"},
+      {"-n", "two", "true"},
+      {"--no-such-option", "true"},
+  };
+  for (const auto& words : bad) {
+    const auto result = Launched(words).wait();
+    EXPECT_EQ(result.exit_code, 2) << testing::PrintToString(words);
+    EXPECT_TRUE(contains(result.err, "Usage: lockstep run")) << result.err;
+  }
+  EXPECT_TRUE(contains(Launched({"--no-such-option", "true"}).wait().err, "--no-such-option"));
+}
+
+TEST(Launcher, HelpNamesOptionsAndExitCodes) {
+  const auto result = Launched({"--help"}).wait();
+  EXPECT_EQ(result.exit_code, 0);
+  for (const char* part : {"--run-dir", "--nproc-per-node", "40", "48", "130"}) EXPECT_TRUE(contains(result.out, part));
+}
+
+TEST(Launcher, WarnsOfMoreRanksThanCoresAndGoesOn) {
+  const auto result = Launched({"-n", "32", "true"},
+                               {.before = "taskset -cp $(taskset -cp $$ | sed 's/.*: //; s/[-,].*//') $$ >/dev/null"})
+                          .wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.err, "lockstep: 32 ranks share 1 usable core; each computes with 1 thread\n");
+}
+
+TEST(Launcher, AProgramThatIsNotThereStartsNothing) {
+  for (const char* program : {"no-such-program", "./no-such-program", "/etc/passwd", "/"}) {
+    Launched run({"-n", "2", program});
+    const auto result = run.wait();
+    EXPECT_EQ(result.exit_code, 46) << result.err;
+    EXPECT_TRUE(contains(result.err, program)) << result.err;
+    EXPECT_TRUE(fs::is_empty(run.folder()));
+  }
+  EXPECT_TRUE(contains(Launched({"no-such-program"}).wait().err, "/usr/local/bin:/usr/bin:/bin"));
+}
+
+TEST(Launcher, AProgramThatCannotBeExecutedIsNamed) {
+  Launched run({"-n", "2", "./program"}, {.before = "echo garbage > program; chmod +x program"});
+  const auto result = run.wait();
+  EXPECT_EQ(result.exit_code, 46);
+  EXPECT_TRUE(contains(result.err, "./program")) << result.err;
+  EXPECT_TRUE(contains(result.err, "#! line")) << result.err;
+}
+
+TEST(Launcher, AMissingLibraryCountsAsNotStarted) {
+  const auto result =
+      Launched({"-n", "2", "sh", "-c", "echo x: error while loading shared libraries: libx.so >&2; exit 127"}).wait();
+  EXPECT_EQ(result.exit_code, 46);
+  EXPECT_TRUE(contains(result.err, "libx.so"));
+}
+
+TEST(Launcher, AnUnusableRunFolderStartsNothing) {
+  Launched run({"-n", "2", "--run-dir", "file/run", "sh", "-c", "echo ran > ../ran"}, {.before = "echo > file"});
+  const auto result = run.wait();
+  EXPECT_EQ(result.exit_code, 48);
+  EXPECT_TRUE(contains(result.err, "file/run")) << result.err;
+  EXPECT_FALSE(fs::exists(run.folder() / "ran"));
+}
+
+TEST(Launcher, LogsOfAnEarlierRunInTheFolderAreKept) {
+  Launched run({"--run-dir", "run", "echo", "new"}, {.before = "mkdir run; echo old > run/rank_0.log"});
+  EXPECT_EQ(run.wait().exit_code, 0);
+  EXPECT_EQ(run.log(0), "old\nnew\n");
+}
+
+TEST(Launcher, TooFewDescriptorsAreALimit) {
+  const auto result = Launched({"-n", "16", "true"}, {.before = "ulimit -n 32"}).wait();
+  EXPECT_EQ(result.exit_code, 50);
+  EXPECT_TRUE(contains(result.err, "Too many open files")) << result.err;
+}
+
+TEST(Launcher, ManyRanksStartInUnderASecond) {
+  Launched run({"-n", "64", "--run-dir", "run", "sh", "-c", "echo $RANK"});
+  const auto result = run.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  for (int rank = 0; rank < 64; ++rank) EXPECT_EQ(run.log(rank), std::to_string(rank) + "\n");
+  EXPECT_TRUE(run.processes().empty());
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,78 @@
+#include "launch/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "launch/launch_error.h"
+
+namespace lockstep {
+namespace {
+
+int exit_code_of_throw(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const LaunchError& error) {
+    return error.exit_code;
+  }
+  return 0;
+}
+
+TEST(Plan, RankCount) {
+  EXPECT_EQ(parse_rank_count("1", 2), 1);
+  EXPECT_EQ(parse_rank_count("64", 2), 64);
+  EXPECT_EQ(parse_rank_count("auto", 2), 2);
+  for (const char* bad : {"0", "-1", "", "2x", " 2", "1.5", "+3", "99999999999999", "4097", "AUTO"})
+    EXPECT_EQ(exit_code_of_throw([&] { parse_rank_count(bad, 2); }), kExitBadCommandLine) << bad;
+}
+
+TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {
+  const EnvironmentBlock inherited = {
+      "HOME=/home/a",         "RANK=7",       "MASTER_ADDR=elsewhere", "MASTER_PORT=29500", "RANKING=stays", "EMPTY=",
+      "LOCKSTEP_TERMINAL=80", "WORLD_SIZE=9", "LOCAL_RANK=7",          "ODD_WITH_NO_EQUALS"};
+  EnvironmentBlock block = rank_environment(inherited, {.rank = 1, .world_size = 3, .run_dir = "/r", .store_fd = 9});
+  EnvironmentBlock expected = {"HOME=/home/a",
+                               "RANKING=stays",
+                               "EMPTY=",
+                               "ODD_WITH_NO_EQUALS",
+                               "RANK=1",
+                               "WORLD_SIZE=3",
+                               "LOCAL_RANK=1",
+                               "LOCAL_WORLD_SIZE=3",
+                               "LOCKSTEP_RUN_DIR=/r",
+                               "LOCKSTEP_STORE_FD=9"};
+  std::sort(block.begin(), block.end());
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(block, expected);
+  block = rank_environment(inherited, {.terminal_columns = 120});
+  EXPECT_EQ(std::count(block.begin(), block.end(), "LOCKSTEP_TERMINAL=120"), 1);
+}
+
+TEST(Plan, FindsVariables) {
+  const EnvironmentBlock block = {"PATHS=no", "PATH=/bin", "EMPTY="};
+  EXPECT_EQ(find_variable(block, "PATH", "x"), "/bin");
+  EXPECT_EQ(find_variable(block, "EMPTY", "x"), "");
+  EXPECT_EQ(find_variable(block, "HOME", "x"), "x");
+}
+
+TEST(Plan, FindsPrograms) {
+  EXPECT_EQ(find_program("sh", "/nowhere:/bin"), "/bin/sh");
+  EXPECT_EQ(find_program("/bin/sh", ""), "/bin/sh");
+  for (const char* bad : {"no-such-program", "./no-such-program", "/", "/etc/passwd", "passwd", ""})
+    EXPECT_EQ(exit_code_of_throw([&] { find_program(bad, "/nowhere:/etc"); }), kExitNotStarted) << bad;
+}
+
+TEST(Plan, NamesRunFolders) {
+  const std::string name = default_run_dir("/opt/bin/train", std::chrono::system_clock::now(), 4711);
+  EXPECT_EQ(name.size(), std::string("runs/20240131-235959-train-4711").size());
+  EXPECT_TRUE(name.starts_with("runs/20"));
+  EXPECT_TRUE(name.ends_with("-train-4711"));
+}
+
+TEST(Plan, WarnsOfMoreRanksThanCores) {
+  EXPECT_EQ(crowding_warning(2, 2, 1), "");
+  EXPECT_EQ(crowding_warning(8, 2, 1), "8 ranks share 2 usable cores; each computes with 1 thread");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,97 @@
+#include "launch/verdict.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "launch/launch_error.h"
+
+namespace lockstep {
+namespace {
+
+using Kind = ProcessEnd::Kind;
+
+RankEnd exited(int rank, int code, int wake_up) { return {rank, 100 + rank, {Kind::kExited, code}, 1.5, wake_up}; }
+RankEnd killed(int rank, int signal, int wake_up) {
+  return {rank, 100 + rank, {Kind::kSignalled, signal}, 1.5, wake_up};
+}
+
+TEST(Verdict, AllWell) {
+  const Verdict verdict = judge({exited(1, 0, 3), exited(0, 0, 4)}, 0);
+  EXPECT_EQ(verdict.exit_code, kExitOk);
+  EXPECT_FALSE(verdict.culprit);
+}
+
+TEST(Verdict, TheFirstToFailIsTheCulprit) {
+  const Verdict verdict = judge({exited(3, 0, 1), exited(1, 9, 2), killed(0, SIGTERM, 3), exited(2, 1, 3)}, 0);
+  ASSERT_TRUE(verdict.culprit);
+  EXPECT_EQ(verdict.culprit->rank, 1);
+  EXPECT_EQ(verdict.exit_code, kExitRankFailed);
+  EXPECT_TRUE(verdict.also_suspect.empty());
+}
+
+TEST(Verdict, InOneInstantAKilledRankIsTheCulprit) {
+  const Verdict verdict = judge({exited(0, 1, 5), killed(2, SIGKILL, 5), exited(1, 0, 5), exited(3, 1, 6)}, 0);
+  EXPECT_EQ(verdict.culprit->rank, 2);
+  EXPECT_EQ(verdict.exit_code, kExitRankKilled);
+  EXPECT_TRUE(verdict.also_suspect.empty());
+}
+
+TEST(Verdict, SaysWhenItIsAmbiguous) {
+  Verdict verdict = judge({exited(2, 1, 5), exited(0, 3, 5), exited(1, 0, 5)}, 0);
+  EXPECT_EQ(verdict.culprit->rank, 2);
+  EXPECT_EQ(verdict.also_suspect, std::vector<int>{0});
+  verdict = judge({killed(0, SIGABRT, 5), exited(1, 1, 5)}, 0);
+  EXPECT_EQ(verdict.also_suspect, std::vector<int>{1}) << "an exception that a victim did not catch ends in SIGABRT";
+}
+
+TEST(Verdict, AStopBySignalBlamesNobody) {
+  const Verdict verdict = judge({killed(0, SIGINT, 5), exited(1, 1, 5)}, SIGINT);
+  EXPECT_EQ(verdict.exit_code, 130);
+  EXPECT_FALSE(verdict.culprit);
+}
+
+TEST(Verdict, ExitCodes) {
+  EXPECT_EQ(exit_code_of({Kind::kExited, 1}, {}), kExitRankFailed);
+  EXPECT_EQ(exit_code_of({Kind::kExited, 127}, {"sh: foo: not found"}), kExitRankFailed);
+  EXPECT_EQ(exit_code_of({Kind::kExited, 127}, {"x: error while loading shared libraries: liby.so: no such file"}),
+            kExitNotStarted);
+  EXPECT_EQ(exit_code_of({Kind::kSignalled, SIGSEGV}, {}), kExitRankKilled);
+  EXPECT_EQ(exit_code_of({Kind::kNotStarted, ENOEXEC}, {}), kExitNotStarted);
+}
+
+TEST(Verdict, NamesEnds) {
+  EXPECT_EQ(describe({Kind::kExited, 3}), "exit code 3");
+  EXPECT_EQ(describe({Kind::kSignalled, SIGKILL}), "killed by SIGKILL (Killed)");
+  EXPECT_EQ(describe({Kind::kSignalled, 40}), "killed by signal 40");
+  EXPECT_EQ(describe({Kind::kNotStarted, EACCES}), "could not be started: Permission denied");
+}
+
+TEST(Verdict, ListsRanks) {
+  EXPECT_EQ(list_ranks({}), "");
+  EXPECT_EQ(list_ranks({4}), "4");
+  EXPECT_EQ(list_ranks({0, 1, 3, 5, 6, 7}), "0, 1, 3, 5-7");
+}
+
+TEST(Verdict, ReportsInOneBlock) {
+  Verdict verdict{.exit_code = 40, .culprit = exited(1, 3, 1), .also_suspect = {2}};
+  EXPECT_EQ(format({.verdict = verdict,
+                    .world_size = 4,
+                    .program = "/bin/train",
+                    .log_path = "/run/rank_1.log",
+                    .tail = {"a", "b"},
+                    .killed = {0}}),
+            "lockstep: rank 1 of 4 failed first: exit code 3\n"
+            "  process   101, 1.50 s after its start\n"
+            "  program   /bin/train\n"
+            "  unsure    rank 2 failed in the same instant; which of them was first is not known\n"
+            "  killed    rank 0, which did not stop when asked to\n"
+            "  log       /run/rank_1.log\n"
+            "  its last 2 lines:\n"
+            "  | a\n"
+            "  | b\n"
+            "lockstep: ends with exit code 40\n");
+}
+
+}  // namespace
+}  // namespace lockstep
