@@ -27,7 +27,7 @@ class Dataset {
   /// The samples at `indices` (each in 0 .. size() - 1, in any order, repetitions allowed), stacked in that order into
   /// tensors that the caller owns. What it throws reaches the loop of a DataLoader, at the batch in question.
   ///
-  /// On a loader's worker, ATen's operators use one thread.
+  /// On a loader's worker, ATen's operators use one thread, so that the cores stay with training.
   virtual Batch get(at::ArrayRef<int64_t> indices) const = 0;
 
  protected:

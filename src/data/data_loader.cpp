@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include <c10/util/ParallelGuard.h>
-
+#include "data/one_thread.h"
 #include "data/prefetcher.h"
 
 namespace lockstep {
@@ -47,10 +46,7 @@ struct DataLoader::Iterator::Pass {
                 [this](int64_t n) { return make(n); }) {}
 
   Batch make(int64_t number) const {
-    // Ranks share the cores with the training threads: a worker must not start a team of its own. The guard is this
-    // thread's alone, unlike at::set_num_threads, which other threads would take over.
-    std::optional<c10::ParallelGuard> one_thread;
-    if (on_workers) one_thread.emplace(true);
+    if (on_workers) compute_on_this_thread_only();
     const int64_t first = number * batch_size;
     const int64_t count = std::min<int64_t>(batch_size, static_cast<int64_t>(indices.size()) - first);
     return dataset->get(at::ArrayRef<int64_t>(indices.data() + first, count));

@@ -49,7 +49,9 @@ std::string describe(const std::vector<int64_t>& shape) {
 
 class PlainFile {
  public:
-  explicit PlainFile(const std::filesystem::path& path) : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  explicit PlainFile(const std::filesystem::path& path)
+      // Not to wait for the writer of a pipe before it is refused.
+      : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     if (!fd_) throw_errno("opening " + path.string());
     struct stat status;
     if (::fstat(fd_.get(), &status) != 0) throw_errno("reading " + path.string());

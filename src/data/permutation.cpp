@@ -1,26 +1,19 @@
 #include "data/permutation.h"
 
 #include <numeric>
-#include <random>
 #include <utility>
 
 namespace lockstep {
-namespace {
 
-/// A number in 0 .. range - 1, all equally likely. Lemire, "Fast Random Integer Generation in an Interval", ACM
-/// Transactions on Modeling and Computer Simulation 29 (2019): the high word of draw * range is the number; the
-/// 2^64 mod range smallest low words are drawn again, since they would favour some numbers.
-uint64_t draw_below(uint64_t range, std::mt19937_64& generator) {
+uint64_t draw_below(uint64_t limit, std::mt19937_64& generator) {
   using Product = unsigned __int128;
-  Product product = Product{generator()} * range;
-  if (static_cast<uint64_t>(product) < range) {
-    const uint64_t rejected = (0 - range) % range;
-    while (static_cast<uint64_t>(product) < rejected) product = Product{generator()} * range;
+  Product product = Product{generator()} * limit;
+  if (static_cast<uint64_t>(product) < limit) {
+    const uint64_t rejected = (0 - limit) % limit;
+    while (static_cast<uint64_t>(product) < rejected) product = Product{generator()} * limit;
   }
   return static_cast<uint64_t>(product >> 64);
 }
-
-}  // namespace
 
 std::vector<int64_t> permutation(int64_t size, uint64_t seed) {
   std::vector<int64_t> order(size);

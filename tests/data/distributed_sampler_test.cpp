@@ -38,6 +38,19 @@ Indices rest_of(std::istringstream& line) {
   return values;
 }
 
+TEST(DrawBelow, RejectsWhatWouldFavourSomeNumbers) {
+  auto lines = golden_lines("draws");
+  ASSERT_EQ(lines.size(), 3u);
+  for (auto& line : lines) {
+    uint64_t seed = 0, limit = 0;
+    line >> seed >> limit;
+    std::mt19937_64 generator(seed);
+    int drawn = 0;
+    for (uint64_t expected; line >> expected; ++drawn) EXPECT_EQ(draw_below(limit, generator), expected);
+    EXPECT_EQ(drawn, 20);
+  }
+}
+
 TEST(Permutation, IsTheGoldenOne) {
   auto lines = golden_lines("permutation");
   ASSERT_EQ(lines.size(), 30u);

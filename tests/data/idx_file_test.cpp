@@ -1,6 +1,7 @@
 #include "data/idx_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <lockstep/error.h>
 
@@ -136,6 +137,8 @@ TEST_F(IdxFileTest, UnreadableFiles) {
   expect_failure(folder_.path() / "missing", {0}, {"No such file"});
   std::filesystem::create_directory(folder_.path() / "folder");
   expect_failure(folder_.path() / "folder", {0}, {"not a regular file"});
+  ASSERT_EQ(::mkfifo((folder_.path() / "pipe").c_str(), 0600), 0);
+  expect_failure(folder_.path() / "pipe", {0}, {"not a regular file"});
 }
 
 TEST_F(IdxFileTest, FindsPlainFirstThenGzip) {

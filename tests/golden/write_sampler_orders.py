@@ -3,8 +3,9 @@
 
     python3 tests/golden/write_sampler_orders.py     (needs torch; written with 2.13.0)
 
-Three kinds of lines:
+Four kinds of lines:
 
+    draws SEED LIMIT NUMBER...               numbers below LIMIT, which is so large that many draws are rejected
     permutation SEED SIZE INDEX...           our shuffled order, from the independent implementation below
     checksum SEED SIZE SUM                   of a long one: sum of (place + 1) * index, modulo 2^64
     indices SIZE WORLD RANK DROP SHUFFLE SEED EPOCH INDEX...
@@ -85,6 +86,9 @@ def main():
         permutation(n, generator.initial_seed()), dtype=torch.int64)
 
     lines = []
+    for seed, limit in ((1, 2**63 + 1), (2, 3 * 2**62), (3, MASK)):
+        generator = Mt19937_64(seed)
+        lines.append(" ".join(map(str, ["draws", seed, limit, *(draw_below(limit, generator) for _ in range(20))])))
     for seed in (0, 1, 42, 2**63, MASK):
         for size in (0, 1, 2, 3, 10, 33):
             lines.append(" ".join(map(str, ["permutation", seed, size, *permutation(size, seed)])))
