@@ -1,0 +1,38 @@
+"""A C++ project of somebody else's: what README shows is installed, built in an empty folder, and runs."""
+
+import os
+import re
+import struct
+
+from support import BUILD, SOURCE, ProgramTest, environment, main, run
+
+
+def readme_block(language):
+    with open(os.path.join(SOURCE, "README.md")) as file:
+        blocks = re.findall(rf"^```{language}\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 1, f"README shows {len(blocks)} blocks of {language}"
+    return blocks[0]
+
+
+class Consumer(ProgramTest):
+    def test_readme_s_program_builds_and_trains(self):
+        prefix, project = os.path.join(self.folder, "prefix"), os.path.join(self.folder, "project")
+        run("cmake", "--install", BUILD, "--prefix", prefix)
+        os.mkdir(project)
+        program = readme_block("cpp")
+        self.assertLessEqual(len(program.splitlines()), 40)
+        for name, content in (("train.cpp", program), ("CMakeLists.txt", readme_block("cmake"))):
+            with open(os.path.join(project, name), "w") as file:
+                file.write(content)
+        run("cmake", "-B", "build", f"-DCMAKE_PREFIX_PATH={prefix}", cwd=project)
+        run("cmake", "--build", "build", cwd=project, timeout=400)
+        launcher = os.path.join(prefix, "bin", "lockstep")
+        result = run(launcher, "run", "-n", 2, "--", "build/train", self.data, cwd=project, env=environment())
+        self.assertIn("epoch 2 done", result.stdout)
+        with open(os.path.join(project, "net.safetensors"), "rb") as file:
+            length, = struct.unpack("<Q", file.read(8))
+            self.assertIn(b'"hidden.weight":{"dtype":"F32","shape":[128,784]', file.read(length))
+
+
+if __name__ == "__main__":
+    main()
