@@ -16,10 +16,10 @@
 #include <fstream>
 #include <numbers>
 
-#include <CLI/CLI.hpp>
 #include <lockstep/lockstep.h>
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 namespace {
 
@@ -36,16 +36,18 @@ struct Options {
 
 struct NetImpl : torch::nn::Module {
   /// images [n, 1, 28, 28]; returns scores [n, 10].
-  torch::Tensor forward(const torch::Tensor& images) { return classifier->forward(features->forward(images).flatten(1)); }
+  torch::Tensor forward(const torch::Tensor& images) {
+    return classifier->forward(features->forward(images).flatten(1));
+  }
 
   torch::nn::Sequential features{register_module(
-      "features", torch::nn::Sequential(
-                      torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 16, 3).padding(1).bias(false)),
-                      torch::nn::BatchNorm2d(16), torch::nn::ReLU(), torch::nn::MaxPool2d(2),
-                      torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 32, 3).padding(1).bias(false)),
-                      torch::nn::BatchNorm2d(32), torch::nn::ReLU(), torch::nn::MaxPool2d(2)))};
+      "features", torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 16, 3).padding(1).bias(false)),
+                                        torch::nn::BatchNorm2d(16), torch::nn::ReLU(), torch::nn::MaxPool2d(2),
+                                        torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 32, 3).padding(1).bias(false)),
+                                        torch::nn::BatchNorm2d(32), torch::nn::ReLU(), torch::nn::MaxPool2d(2)))};
   torch::nn::Sequential classifier{register_module(
-      "classifier", torch::nn::Sequential(torch::nn::Linear(32 * 7 * 7, 128), torch::nn::ReLU(), torch::nn::Linear(128, 10)))};
+      "classifier",
+      torch::nn::Sequential(torch::nn::Linear(32 * 7 * 7, 128), torch::nn::ReLU(), torch::nn::Linear(128, 10)))};
 };
 TORCH_MODULE(Net);
 
@@ -111,7 +113,8 @@ class Training {
     std::filesystem::create_directories(folder, ignored);
     const bool writable = std::ofstream(probe).put('\n').good();
     std::filesystem::remove(probe, ignored);
-    if (!writable) throw lockstep::Error("the run folder " + folder.string() + " cannot be written; choose another --run-dir");
+    if (!writable)
+      throw lockstep::Error("the run folder " + folder.string() + " cannot be written; choose another --run-dir");
     return folder;
   }
 
@@ -177,7 +180,8 @@ class Training {
       history_.epochs_done = std::stoi(checkpoint.metadata.at("epochs_done"));
       history_.train_loss = nlohmann::json::parse(checkpoint.metadata.at("train_loss")).get<std::vector<double>>();
     } catch (const std::exception&) {
-      throw lockstep::Error(file.string() + " is no checkpoint of this program: its metadata lacks epochs_done or train_loss");
+      throw lockstep::Error(file.string() +
+                            " is no checkpoint of this program: its metadata lacks epochs_done or train_loss");
     }
   }
 
@@ -187,11 +191,11 @@ class Training {
                            static_cast<double>(epochs_trained());
     if (!context_.is_main()) return;
     const std::string hash = lockstep::hash(lockstep::state_dict(*net_));
-    std::printf("%d %s, %d epochs in %.1f s: %.0f samples/s, %.0f %% of the time in communication\n"
-                "test accuracy %.4f, parameters %s, checkpoint in %s\n",
-                context_.world_size(), context_.world_size() == 1 ? "rank" : "ranks", epochs_trained(), seconds_,
-                trained / seconds_, 100 * share, accuracy(), hash.c_str(),
-                (run_dir_ / "checkpoint.safetensors").c_str());
+    std::printf(
+        "%d %s, %d epochs in %.1f s: %.0f samples/s, %.0f %% of the time in communication\n"
+        "test accuracy %.4f, parameters %s, checkpoint in %s\n",
+        context_.world_size(), context_.world_size() == 1 ? "rank" : "ranks", epochs_trained(), seconds_,
+        trained / seconds_, 100 * share, accuracy(), hash.c_str(), (run_dir_ / "checkpoint.safetensors").c_str());
     if (options_.json.empty()) return;
     const nlohmann::ordered_json json = {{"world_size", context_.world_size()},
                                          {"test_accuracy", accuracy()},
@@ -224,12 +228,15 @@ class Training {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app{"Trains a small convolutional network on Fashion-MNIST, data-parallel on all ranks of the launcher."};
-  app.add_option("--epochs", options.epochs, "Passes over the training images")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--epochs", options.epochs, "Passes over the training images")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   app.add_option("--batch-size", options.batch_size, "Images a batch on each rank")->capture_default_str();
   app.add_option("--lr", options.lr, "Peak learning rate")->capture_default_str();
   app.add_option("--seed", options.seed, "Of initial weights and shuffle")->capture_default_str();
   app.add_option("--data", options.data, "Folder of the four IDX files, gzip or raw")->capture_default_str();
-  app.add_option("--run-dir", options.run_dir, "Folder of the checkpoint (default: the launcher's, or runs/train_fashion_mnist)");
+  app.add_option("--run-dir", options.run_dir,
+                 "Folder of the checkpoint (default: the launcher's, or runs/train_fashion_mnist)");
   app.add_option("--resume", options.resume, "Checkpoint, or the run folder that holds it, to go on from");
   app.add_option("--json", options.json, "File for the figures of the run");
   CLI11_PARSE(app, argc, argv);

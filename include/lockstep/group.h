@@ -46,7 +46,7 @@ class Group {
  public:
   int rank() const;
   int world_size() const;
-  /// "gloo", "single", ...
+  /// The name of the engine behind the group; "single" in a world of one.
   const std::string& backend() const;
 
   /// tensor := op over all ranks' tensors, elementwise, in place; the same bits on every rank.
@@ -93,7 +93,9 @@ class Group {
                         std::vector<int64_t> output_splits = {}) const;
 
   /// Only the two ranks call: one sends, the other receives a tensor of the same shape and dtype with the same tag.
-  void send(const at::Tensor& tensor, int destination, int tag = 0) const { send_async(tensor, destination, tag).wait(); }
+  void send(const at::Tensor& tensor, int destination, int tag = 0) const {
+    send_async(tensor, destination, tag).wait();
+  }
   Work send_async(const at::Tensor& tensor, int destination, int tag = 0) const;
   void recv(const at::Tensor& tensor, int source, int tag = 0) const { recv_async(tensor, source, tag).wait(); }
   Work recv_async(const at::Tensor& tensor, int source, int tag = 0) const;

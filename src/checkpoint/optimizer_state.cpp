@@ -109,7 +109,8 @@ void load_state_dict(Optimizer& optimizer, const StateDict& state) {
     }
   }
   if (used != state.size())
-    throw Error("the optimizer's state has " + std::to_string(state.size() - used) + " entries that do not belong to it; "
+    throw Error("the optimizer's state has " + std::to_string(state.size() - used) +
+                " entries that do not belong to it; "
                 "it is of another kind of optimizer or of another model");
   for (size_t i = 0; i < parameters.size(); ++i)
     if (states[i]) optimizer.state()[parameters[i].unsafeGetTensorImpl()] = std::move(states[i]);

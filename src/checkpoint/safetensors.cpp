@@ -22,9 +22,9 @@ constexpr const char* kMetadata = "__metadata__";
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's bound
 
 constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {
-    {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf},  {"BF16", at::kBFloat16}, {"I64", at::kLong},
-    {"I32", at::kInt},    {"I16", at::kShort}, {"I8", at::kChar},   {"U8", at::kByte},       {"BOOL", at::kBool},
-    {"C64", at::kComplexFloat}};
+    {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf},        {"BF16", at::kBFloat16},
+    {"I64", at::kLong},   {"I32", at::kInt},   {"I16", at::kShort},       {"I8", at::kChar},
+    {"U8", at::kByte},    {"BOOL", at::kBool}, {"C64", at::kComplexFloat}};
 
 std::string dtype_name(const std::string& tensor, at::ScalarType dtype) {
   for (const auto& [name, value] : kDtypes)
@@ -48,7 +48,8 @@ class Reader {
       }
     }
     if (data_bytes() != tensor_bytes_)
-      fail("its tensors take " + std::to_string(tensor_bytes_) + " bytes, but it holds " + std::to_string(data_bytes()));
+      fail("its tensors take " + std::to_string(tensor_bytes_) + " bytes, but it holds " +
+           std::to_string(data_bytes()));
     return checkpoint;
   }
 
@@ -57,14 +58,16 @@ class Reader {
 
   Json read_header() {
     uint64_t length = 0;
-    if (content_.size() < sizeof length) fail("it has " + std::to_string(content_.size()) + " bytes, too few for a header");
+    if (content_.size() < sizeof length)
+      fail("it has " + std::to_string(content_.size()) + " bytes, too few for a header");
     std::memcpy(&length, content_.data(), sizeof length);
     if (length > kMaxHeaderBytes || length > content_.size() - sizeof length)
       fail("its header should take " + std::to_string(length) + " bytes of " + std::to_string(content_.size()) +
            "; it is truncated, or no .safetensors file");
     data_ = sizeof length + length;
-    Json header = Json::parse(content_.begin() + sizeof length, content_.begin() + static_cast<ptrdiff_t>(data_), nullptr,
-                              /*allow_exceptions=*/false);
+    Json header =
+        Json::parse(content_.begin() + sizeof length, content_.begin() + static_cast<ptrdiff_t>(data_), nullptr,
+                    /*allow_exceptions=*/false);
     if (!header.is_object()) fail("its header is no JSON object");
     return header;
   }
@@ -100,8 +103,7 @@ class Reader {
       if (size == 0) return 0;
     }
     for (int64_t size : shape) {
-      if (static_cast<uint64_t>(size) > data_bytes() / bytes)
-        fail("tensor `" + name + "` is larger than the file");
+      if (static_cast<uint64_t>(size) > data_bytes() / bytes) fail("tensor `" + name + "` is larger than the file");
       bytes *= static_cast<uint64_t>(size);
     }
     return bytes;

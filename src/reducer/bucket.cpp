@@ -43,9 +43,11 @@ void Bucket::fill(size_t index, bool used) {
   if (!gradient.defined()) {
     slot.gradient.zero_();
   } else if (!gradient.is_alias_of(flat_)) {
-    TORCH_CHECK(!gradient.requires_grad(), "DistributedDataParallel cannot average gradients that are themselves "
+    TORCH_CHECK(!gradient.requires_grad(),
+                "DistributedDataParallel cannot average gradients that are themselves "
                 "differentiable (backward with create_graph); use autograd::grad on the plain module instead");
-    TORCH_CHECK(gradient.layout() == at::kStrided, "a sparse gradient cannot be averaged by DistributedDataParallel; "
+    TORCH_CHECK(gradient.layout() == at::kStrided,
+                "a sparse gradient cannot be averaged by DistributedDataParallel; "
                 "make the layer produce dense gradients (for an Embedding: sparse = false)");
     slot.gradient.copy_(gradient);
   }

@@ -42,14 +42,14 @@ class Bucket {
  private:
   struct Slot {
     at::Tensor parameter;
-    at::Tensor gradient;     ///< its place in flat_, with its shape and strides
-    at::Tensor kept;         ///< the .grad of a parameter that this rank did not use
+    at::Tensor gradient;  ///< its place in flat_, with its shape and strides
+    at::Tensor kept;      ///< the .grad of a parameter that this rank did not use
     bool filled = false;
     bool used = false;
   };
 
-  at::Tensor flat_;   ///< all gradients, then one "used" element a parameter
-  at::Tensor used_;   ///< view of the latter
+  at::Tensor flat_;  ///< all gradients, then one "used" element a parameter
+  at::Tensor used_;  ///< view of the latter
   std::vector<Slot> slots_;
   size_t missing_;
   std::optional<Work> work_;

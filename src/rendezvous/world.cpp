@@ -99,12 +99,18 @@ World from_mpi_like(World::Source source, const Names& names, const Variable& ra
 
 const char* name_of(World::Source source) {
   switch (source) {
-    case World::Source::kAlone: return "a world of one";
-    case World::Source::kLauncher: return "lockstep run";
-    case World::Source::kTorchrun: return "torchrun's variables";
-    case World::Source::kOpenMpi: return "Open MPI";
-    case World::Source::kMpich: return "MPICH";
-    case World::Source::kSlurm: return "Slurm";
+    case World::Source::kAlone:
+      return "a world of one";
+    case World::Source::kLauncher:
+      return "lockstep run";
+    case World::Source::kTorchrun:
+      return "torchrun's variables";
+    case World::Source::kOpenMpi:
+      return "Open MPI";
+    case World::Source::kMpich:
+      return "MPICH";
+    case World::Source::kSlurm:
+      return "Slurm";
   }
   return "?";
 }
@@ -113,11 +119,10 @@ World discover_world(const Environment& e) {
   if (e.lockstep_store_fd) return from_launcher(e);
   if (e.rank || e.world_size) return from_torchrun(e);
   if (e.ompi_comm_world_rank || e.ompi_comm_world_size)
-    return from_mpi_like(World::Source::kOpenMpi,
-                         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-                          "OMPI_COMM_WORLD_LOCAL_SIZE"},
-                         e.ompi_comm_world_rank, e.ompi_comm_world_size, e.ompi_comm_world_local_rank,
-                         e.ompi_comm_world_local_size, e);
+    return from_mpi_like(
+        World::Source::kOpenMpi,
+        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        e.ompi_comm_world_rank, e.ompi_comm_world_size, e.ompi_comm_world_local_rank, e.ompi_comm_world_local_size, e);
   if (e.pmi_rank || e.pmi_size)
     return from_mpi_like(World::Source::kMpich, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
                          e.pmi_rank, e.pmi_size, e.mpi_localrankid, e.mpi_localnranks, e);

@@ -15,8 +15,9 @@ using testing::run_ranks;
 class Collectives : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(WorldSize, Collectives, ::testing::Values(1, 2, 3));
 
-const at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,         at::kByte,
-                                  at::kShort, at::kInt,    at::kLong, at::kBool,     at::kComplexFloat, at::kComplexDouble};
+const at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf,         at::kBFloat16,
+                                  at::kChar,  at::kByte,   at::kShort,        at::kInt,
+                                  at::kLong,  at::kBool,   at::kComplexFloat, at::kComplexDouble};
 
 /// Small whole numbers, different on every rank and exact in every dtype.
 at::Tensor values_of(int rank, at::ScalarType dtype, at::IntArrayRef shape = {3, 4}) {
@@ -50,12 +51,24 @@ at::Tensor reference(ReduceOp op, const std::vector<at::Tensor>& all) {
   for (size_t r = 1; r < all.size(); ++r) {
     switch (op) {
       case ReduceOp::kSum:
-      case ReduceOp::kMean: result = boolean ? at::logical_or(result, all[r]) : result + all[r]; break;
-      case ReduceOp::kProduct: result = boolean ? at::logical_and(result, all[r]) : result * all[r]; break;
-      case ReduceOp::kMin: result = at::minimum(result, all[r]); break;
-      case ReduceOp::kMax: result = at::maximum(result, all[r]); break;
-      case ReduceOp::kAnd: result = at::bitwise_and(result, all[r]); break;
-      case ReduceOp::kOr: result = at::bitwise_or(result, all[r]); break;
+      case ReduceOp::kMean:
+        result = boolean ? at::logical_or(result, all[r]) : result + all[r];
+        break;
+      case ReduceOp::kProduct:
+        result = boolean ? at::logical_and(result, all[r]) : result * all[r];
+        break;
+      case ReduceOp::kMin:
+        result = at::minimum(result, all[r]);
+        break;
+      case ReduceOp::kMax:
+        result = at::maximum(result, all[r]);
+        break;
+      case ReduceOp::kAnd:
+        result = at::bitwise_and(result, all[r]);
+        break;
+      case ReduceOp::kOr:
+        result = at::bitwise_or(result, all[r]);
+        break;
     }
   }
   return op == ReduceOp::kMean ? result.div(static_cast<int64_t>(all.size())).to(all[0].scalar_type()) : result;
@@ -181,8 +194,7 @@ TEST_P(Collectives, NonContiguousEmptyAndScalarTensors) {
     at::Tensor matrix = values_of(me, at::kFloat, {4, 6});
     group.all_reduce(matrix.t().narrow(0, 1, 3));  // columns 1 to 3
     at::Tensor expected = values_of(me, at::kFloat, {4, 6});
-    expected.narrow(1, 1, 3).copy_(
-        reference(ReduceOp::kSum, values_of_all(n, at::kFloat, {4, 6})).narrow(1, 1, 3));
+    expected.narrow(1, 1, 3).copy_(reference(ReduceOp::kSum, values_of_all(n, at::kFloat, {4, 6})).narrow(1, 1, 3));
     expect_equal(matrix, expected);
     expect_equal(group.all_gather(values_of(me, at::kFloat, {2, 3}).t()),
                  at::stack(values_of_all(n, at::kFloat, {2, 3})).transpose(1, 2));
@@ -223,7 +235,9 @@ TEST_P(Collectives, BytesOfDifferentLengths) {
   run_ranks(GetParam(), [](Context& context) {
     const Group& group = context.group();
     const int n = group.world_size(), me = group.rank();
-    const auto of = [](int rank) { return std::string(static_cast<size_t>(rank) * 3, static_cast<char>('a' + rank)) + '\0'; };
+    const auto of = [](int rank) {
+      return std::string(static_cast<size_t>(rank) * 3, static_cast<char>('a' + rank)) + '\0';
+    };
     std::vector<std::string> all;
     for (int r = 0; r < n; ++r) all.push_back(of(r));
     EXPECT_EQ(group.all_gather_bytes(of(me)), all);
@@ -245,7 +259,8 @@ TEST_P(Collectives, ObjectsWithTensorsListsAndDictionaries) {
       tensors.insert("weight", at::full({rank + 1, 2}, rank, at::kDouble));
       c10::List<int64_t> numbers;
       for (int i = 0; i < rank; ++i) numbers.push_back(i);
-      return c10::ivalue::Tuple::create({c10::IValue(tensors), c10::IValue(numbers), c10::IValue("rank"), c10::IValue()});
+      return c10::ivalue::Tuple::create(
+          {c10::IValue(tensors), c10::IValue(numbers), c10::IValue("rank"), c10::IValue()});
     };
     const auto check = [](const c10::IValue& object, int rank) {
       const auto& parts = object.toTupleRef().elements();
@@ -308,7 +323,8 @@ TEST(Failure, AGonePeerIsAnErrorThatNamesRankAndOperation) {
       context.group().all_reduce(at::ones({1000}));
       ADD_FAILURE() << "the peer is gone";
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("all_reduce #1 (Float, 4000 bytes) failed on rank 0 of 2"), std::string::npos)
+      EXPECT_NE(std::string(error.what()).find("all_reduce #1 (Float, 4000 bytes) failed on rank 0 of 2"),
+                std::string::npos)
           << error.what();
     }
   });

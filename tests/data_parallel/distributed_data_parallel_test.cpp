@@ -65,9 +65,11 @@ void expect_as_one_process(Context& context, const std::string& name, at::Scalar
   const StateDict expected = train_in_one_process(*reference, context.world_size(), dtype, together);
   const StateDict actual = state_dict(*model);
   for (const auto& item : expected)
-    EXPECT_TRUE(at::allclose(actual[item.key()].detach().to(at::kDouble), item.value().detach().to(at::kDouble), tolerance,
-                             tolerance))
-        << item.key() << "\n" << actual[item.key()] << "\none process has\n" << item.value();
+    EXPECT_TRUE(at::allclose(actual[item.key()].detach().to(at::kDouble), item.value().detach().to(at::kDouble),
+                             tolerance, tolerance))
+        << item.key() << "\n"
+        << actual[item.key()] << "\none process has\n"
+        << item.value();
 }
 
 TEST_P(Ranks, TrainAsOneProcessWithTheWholeBatch) {
@@ -181,7 +183,8 @@ TEST_P(Ranks, MixedDtypesAndChannelsLast) {
     const at::Tensor input = formula({2, 3, 5, 5}, context.rank()).to(at::kFloat);
     (model->conv(input).mean({0, 2, 3}).to(at::kDouble) * model->scale).sum().backward();
     EXPECT_TRUE(model->conv->weight.grad().is_contiguous(at::MemoryFormat::ChannelsLast));
-    const auto all = context.group().all_gather_bytes(hash({{{"g", model->conv->weight.grad()}, {"s", model->scale.grad()}}}));
+    const auto all =
+        context.group().all_gather_bytes(hash({{{"g", model->conv->weight.grad()}, {"s", model->scale.grad()}}}));
     for (const auto& other : all) EXPECT_EQ(other, all[0]);
   });
 }

@@ -35,8 +35,9 @@ void expect_close(const StateDict& actual, const StateDict& golden, double toler
   for (const auto& item : golden) {
     ASSERT_TRUE(actual.contains(item.key())) << item.key();
     const at::Tensor& value = actual[item.key()];
-    EXPECT_TRUE(at::allclose(value.detach(), item.value(), tolerance, tolerance))
-        << item.key() << "\n" << value << "\nPyTorch has\n" << item.value();
+    EXPECT_TRUE(at::allclose(value.detach(), item.value(), tolerance, tolerance)) << item.key() << "\n"
+                                                                                  << value << "\nPyTorch has\n"
+                                                                                  << item.value();
   }
 }
 

@@ -11,6 +11,7 @@ namespace lockstep::testing {
 /// fails the present test if a rank has a failed expectation, throws, dies, or is not done in time. Ranks that are
 /// left are killed. Expectations inside `body` name the rank in their trace.
 void run_ranks(int count, const std::function<void(Context&)>& body,
-               std::chrono::milliseconds timeout = std::chrono::seconds(60), ContextOptions options = {.announce = false});
+               std::chrono::milliseconds timeout = std::chrono::seconds(60),
+               ContextOptions options = {.announce = false});
 
 }  // namespace lockstep::testing
