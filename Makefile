@@ -40,7 +40,8 @@ test test-nightly: setup $(BUILD)/build.ninja
 	@scripts/test $(if $(filter test-nightly,$@),--nightly)
 
 bench: build
-	@$(BUILD)/bin/bench_launch
+	@mkdir -p runs/bench
+	@python3 bench/launch/bench_launch.py --json runs/bench/launch.json
 
 format: setup
 	@scripts/format
