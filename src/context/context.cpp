@@ -25,9 +25,11 @@ constexpr std::chrono::seconds kFarewell{5};
 /// The environment's word, for those who cannot change the program, else the program's.
 std::chrono::milliseconds join_timeout(const Environment& environment, const ContextOptions& options) {
   if (!environment.lockstep_join_timeout_s) return options.join_timeout;
-  const double seconds = std::strtod(environment.lockstep_join_timeout_s->c_str(), nullptr);
-  if (!(seconds > 0 && seconds < 1e6))
-    throw Error("LOCKSTEP_JOIN_TIMEOUT_S=" + *environment.lockstep_join_timeout_s + " is no number of seconds");
+  char* end = nullptr;
+  const double seconds = std::strtod(environment.lockstep_join_timeout_s->c_str(), &end);
+  if (*end != '\0' || !(seconds > 0 && seconds < 1e6))
+    throw Error("LOCKSTEP_JOIN_TIMEOUT_S=" + *environment.lockstep_join_timeout_s +
+                " is no number of seconds above 0; set it to one, or unset it");
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 

@@ -33,15 +33,14 @@ TEST_P(Ranks, KnowTheirPlaceAndShareTheCores) {
 }
 
 TEST_P(Ranks, SeedIsTheContextsPlusTheRank) {
-  run_ranks(
-      GetParam(),
-      [](Context& context) {
-        const at::Tensor drawn = at::rand({4});
-        at::manual_seed(7 + static_cast<uint64_t>(context.rank()));
-        EXPECT_TRUE(at::equal(drawn, at::rand({4})));
-        EXPECT_EQ(context.seed(), 7u);
-      },
-      std::chrono::seconds(60), {.seed = 7, .announce = false});
+  run_ranks(GetParam(),
+            [](Context& context) {
+              const at::Tensor drawn = at::rand({4});
+              at::manual_seed(7 + static_cast<uint64_t>(context.rank()));
+              EXPECT_TRUE(at::equal(drawn, at::rand({4})));
+              EXPECT_EQ(context.seed(), 7u);
+            },
+            std::chrono::seconds(60), {.seed = 7, .announce = false});
 }
 
 TEST(Threads, AreTheUsersWhereHeSaysSo) {
