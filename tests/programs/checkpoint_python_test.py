@@ -3,9 +3,10 @@
 import json
 import os
 
-from support import BIN, TRAIN, ProgramTest, main, python_with_torch, read_safetensors, run, write_safetensors
+from support import BIN, TRAIN, ProgramTest, environment, main, python_with_torch, read_safetensors, run, write_safetensors
 
 COPY = os.path.join(BIN, "copy_checkpoint")
+ONE_THREAD = environment(OMP_NUM_THREADS="1")  # more only wait for each other in so small a training
 
 # Every dtype that the format and torch share, with values that show a wrong byte order, size or sign.
 WRITE = """
@@ -65,8 +66,9 @@ header, data, state = json.loads(content[8:8 + length]), bytearray(content[8 + l
 dtypes = {"F32": torch.float32, "I64": torch.int64}
 for name, entry in header.items():
     if name.startswith("model."):
-        count = (entry["data_offsets"][1] - entry["data_offsets"][0]) // dtypes[entry["dtype"]].itemsize
-        state[name[6:]] = torch.frombuffer(data, dtype=dtypes[entry["dtype"]], count=count, offset=entry["data_offsets"][0]).reshape(entry["shape"])
+        dtype, (begin, end) = dtypes[entry["dtype"]], entry["data_offsets"]
+        values = torch.frombuffer(data, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=begin)
+        state[name[6:]] = values.reshape(entry["shape"])
 net = Net()
 net.load_state_dict(state, strict=True)
 net.eval()
@@ -89,7 +91,7 @@ class CheckpointPython(ProgramTest):
             self.skipTest("no Python with torch")
 
     def in_python(self, script, *arguments):
-        return run(self.python, "-c", script, *arguments, cwd=self.folder).stdout
+        return run(self.python, "-c", script, *arguments, cwd=self.folder, env=ONE_THREAD).stdout
 
     def test_every_dtype_from_python_and_back(self):
         self.need_torch()
@@ -100,7 +102,7 @@ class CheckpointPython(ProgramTest):
 
     def test_pytorch_finds_the_same_accuracy_with_the_trained_model(self):
         self.need_torch()
-        figures = self.figures(name="out")
+        figures = self.figures(name="out", env=ONE_THREAD)
         checkpoint = os.path.join(self.folder, "run_out", "checkpoint.safetensors")
         found = json.loads(self.in_python(EVALUATE, checkpoint, self.data))
         self.assertEqual(found["right"], round(figures["test_accuracy"] * 99))
@@ -110,13 +112,14 @@ class CheckpointPython(ProgramTest):
 
     def test_a_checkpoint_rewritten_by_python_trains_on_to_the_same_bits(self):
         half = os.path.join(self.folder, "half")
-        run(TRAIN, "--data", self.data, "--epochs", 1, "--batch-size", 16, "--run-dir", half, cwd=self.folder)
+        run(TRAIN, "--data", self.data, "--epochs", 1, "--batch-size", 16, "--run-dir", half, cwd=self.folder,
+            env=ONE_THREAD)
         path = os.path.join(half, "checkpoint.safetensors")
         header, metadata, data = read_safetensors(path)
         tensors = {name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])]) for name, entry in header.items()}
         rewritten = os.path.join(self.folder, "rewritten.safetensors")
         write_safetensors(rewritten, dict(sorted(tensors.items(), reverse=True)), metadata)
-        ends = [self.figures(arguments=("--resume", source), name=name) for source, name in ((path, "own"), (rewritten, "other"))]
+        ends = [self.figures(arguments=("--resume", source), name=name, env=ONE_THREAD) for source, name in ((path, "own"), (rewritten, "other"))]
         for key in ("train_loss", "parameters_hash", "test_accuracy"):
             self.assertEqual(ends[0][key], ends[1][key], key)
 

@@ -23,13 +23,14 @@ class Resume(ProgramTest):
         """The figures of a training, which ends by itself."""
         path = os.path.join(self.folder, name + ".json")
         run(LOCKSTEP, "run", "-n", ranks, "--", TRAIN, "--data", self.data, "--epochs", EPOCHS, "--batch-size", 16,
-            "--run-dir", os.path.join(self.folder, name), "--json", path, *arguments, cwd=self.folder)
+            "--run-dir", os.path.join(self.folder, name), "--json", path, *arguments, cwd=self.folder,
+            env=environment(OMP_NUM_THREADS="1"))
         with open(path) as file:
             return json.load(file)
 
     def start(self, *command):
-        process = subprocess.Popen([str(part) for part in command], env=environment(LOCKSTEP_TEST_MARK=self.folder), cwd=self.folder,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([str(part) for part in command], cwd=self.folder, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL, env=environment(LOCKSTEP_TEST_MARK=self.folder, OMP_NUM_THREADS="1"))
         self.addCleanup(lambda: process.poll() is None and (process.kill(), process.wait()))
         return process
 
