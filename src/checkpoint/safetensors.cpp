@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kMetadata = "__metadata__";
-constexpr int kMaxDepth = 3;                       // {"name": {"shape": [number]}}
+constexpr size_t kMaxDepth = 3;                    // {"name": {"shape": [number]}}
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's bound
 
 constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {
@@ -33,6 +33,44 @@ std::string dtype_name(const std::string& tensor, at::ScalarType dtype) {
     if (value == dtype) return name;
   throw Error("tensor `" + tensor + "` is " + c10::toString(dtype) + ", which a .safetensors file cannot hold");
 }
+
+/// A first look at the header, for what Json does not keep: the order of the names, and whether one is given twice,
+/// where readers would differ in which of the two they take.
+struct HeaderLook : nlohmann::json_sax<Json> {
+  std::vector<std::string> names;
+  std::string problem;
+  std::vector<std::set<std::string>> keys;  ///< of the objects that are open; arrays have none
+
+  bool open() {
+    if (keys.size() == kMaxDepth) return fail("its header is nested deeper than that of a .safetensors file");
+    keys.emplace_back();
+    return true;
+  }
+  bool close() {
+    keys.pop_back();
+    return true;
+  }
+  bool fail(const std::string& what) {
+    problem = what;
+    return false;
+  }
+  bool key(std::string& name) override {
+    if (keys.size() == 1) names.push_back(name);
+    return keys.back().insert(name).second || fail("its header has `" + name + "` twice");
+  }
+  bool start_object(size_t) override { return open(); }
+  bool start_array(size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_unsigned(uint64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(Json::binary_t&) override { return true; }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
+};
 
 /// Everything after the length, checked piece by piece.
 class Reader {
@@ -71,26 +109,12 @@ class Reader {
       fail("its header should take " + std::to_string(length) + " bytes of " + std::to_string(content_.size()) +
            "; it is truncated, or no .safetensors file");
     data_ = sizeof length + length;
-    // What JSON leaves open, a name given twice, is refused: readers would differ in which one they take.
-    std::vector<std::set<std::string>> keys(kMaxDepth + 1);
-    std::string problem;
-    const auto look = [&](int depth, Json::parse_event_t event, Json& parsed) {
-      const auto level = static_cast<size_t>(depth);
-      if (level >= keys.size()) {
-        problem = "its header is nested deeper than that of a .safetensors file";
-        return false;
-      }
-      if (event == Json::parse_event_t::object_start && level + 1 < keys.size()) keys[level + 1].clear();
-      if (event == Json::parse_event_t::key) {
-        const auto& name = parsed.get_ref<const std::string&>();
-        if (!keys[level].insert(name).second) problem = "its header has `" + name + "` twice";
-        if (level == 1) names_.push_back(name);
-      }
-      return true;
-    };
-    Json header = Json::parse(content_.begin() + sizeof length, content_.begin() + static_cast<ptrdiff_t>(data_), look,
-                              /*allow_exceptions=*/false);
-    if (!problem.empty()) fail(problem);
+    const auto begin = content_.begin() + sizeof length, end = content_.begin() + static_cast<ptrdiff_t>(data_);
+    HeaderLook look;
+    Json::sax_parse(begin, end, &look);
+    if (!look.problem.empty()) fail(look.problem);
+    names_ = std::move(look.names);
+    Json header = Json::parse(begin, end, nullptr, /*allow_exceptions=*/false);
     if (!header.is_object()) fail("its header is no JSON object; it is damaged, or no .safetensors file");
     return header;
   }

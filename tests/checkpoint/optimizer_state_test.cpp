@@ -37,6 +37,9 @@ struct Kind {
   size_t entries;  ///< of its state, for two parameters
 };
 
+/// For GoogleTest.
+void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
+
 template <typename O, typename Options>
 Make maker(Options options) {
   return [options](const Model& model) { return std::make_unique<O>(model.parameters, options); };
@@ -100,7 +103,7 @@ TEST_P(EveryOptimizer, ForgetsWhatItRememberedBefore) {
   Model model;
   const auto optimizer = GetParam().make(model);
   model.train(*optimizer, 0, 5);
-  load_state_dict(*optimizer, {});
+  load_state_dict(*optimizer, StateDict());
   EXPECT_TRUE(state_dict(*optimizer).is_empty());
 }
 
