@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -290,6 +291,15 @@ TEST(KeyValue, AClientThatNeverReadsIsHeldBack) {
       },
       Error);
   EXPECT_EQ(good.num_keys(), 1);
+}
+
+TEST(KeyValue, AnInheritedSocketGoesNoFurther) {
+  KeyValueServerThread server;
+  FileDescriptor socket = server.connect();
+  const int fd = socket.get();
+  ASSERT_EQ(::fcntl(fd, F_SETFD, 0), 0);
+  const KeyValueClient client(std::move(socket));
+  EXPECT_TRUE(::fcntl(fd, F_GETFD) & FD_CLOEXEC);
 }
 
 TEST(KeyValue, AcceptsOwnProcessesFromAListener) {
