@@ -93,7 +93,7 @@ CompletionPtr Group::start(Request request) {
   const auto guard = lock();
   auto operation = std::make_shared<Operation>(std::move(request), rank(), size(), ++started_);
   queue_.push_back(operation);
-  progress_locked();
+  if (!is_over()) progress_locked();
   return operation;
 }
 
@@ -102,7 +102,7 @@ CompletionPtr Group::send(const void* data, size_t bytes, int to, int64_t tag, s
   if (to < 0 || to >= size() || to == rank()) throw Error("send: rank " + std::to_string(to) + " is no other rank");
   const auto guard = lock();
   auto message = channels_.send(data, bytes, to, tag, std::move(keep_alive));
-  progress_locked();
+  if (!is_over()) progress_locked();
   return message;
 }
 
@@ -112,7 +112,7 @@ MessagePtr Group::receive(void* data, size_t bytes, int from, int64_t tag, std::
     throw Error("receive: rank " + std::to_string(from) + " is no other rank");
   const auto guard = lock();
   auto message = channels_.receive(data, bytes, from, tag, std::move(keep_alive));
-  progress_locked();
+  if (!is_over()) progress_locked();
   return message;
 }
 
@@ -136,6 +136,14 @@ void Group::abort(const std::string& why) {
   text[why.copy(text, sizeof world_.mine().abort_text - 1)] = '\0';
   Verdict{Verdict::Cause::kAborted, rank(), rank(), started_}.declare(world_);
   progress_locked();
+}
+
+bool Group::is_over() {
+  const auto verdict = Verdict::current(world_);
+  if (verdict.cause == Verdict::Cause::kNone) return false;
+  if (verdict_text_.empty()) verdict_text_ = verdict.text(world_);
+  fail_all(verdict_text_);
+  return true;
 }
 
 void Group::fail_all(const std::string& why) {

@@ -101,6 +101,8 @@ class Group {
   void nap(std::unique_lock<std::mutex>& guard, const Completion& work, Patience& patience);
   void look_for_the_dead();
   void give_up(const Patience& patience);
+  /// Whether there is a verdict; if so, everything pending has failed with its text.
+  bool is_over();
   void fail_all(const std::string& why);
   std::unique_lock<std::mutex> lock();
 

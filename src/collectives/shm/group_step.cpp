@@ -30,11 +30,7 @@ bool Group::progress_locked() {
   }
   channels_.progress(blocked_on_, blocked_on_any_);
   if (queue_.empty() && channels_.idle()) return false;
-  const auto verdict = Verdict::current(world_);
-  if (verdict.cause == Verdict::Cause::kNone) return true;
-  if (verdict_text_.empty()) verdict_text_ = verdict.text(world_);
-  fail_all(verdict_text_);
-  return false;
+  return !is_over();
 }
 
 bool Group::everyone_finished(uint64_t sequence) {
