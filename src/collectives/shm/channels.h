@@ -46,6 +46,7 @@ class Channels {
 
   /// Does what can be done. Adds the ranks without which nothing goes on, and those of which any one would do.
   void progress(uint64_t& blocked_on, uint64_t& blocked_on_any);
+  size_t pending() const { return pending_; }
   bool idle() const { return pending_ == 0; }
   void fail_all(const std::string& why);
 

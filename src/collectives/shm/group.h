@@ -66,6 +66,9 @@ class Group {
   /// Returns when `work` is done; throws Error if it failed. When `timeout` passes the whole group ends, and the text
   /// names all ranks that were missing.
   void wait(Completion& work, std::chrono::milliseconds timeout);
+  /// For a thread that waits for several things: does what can be done and, unless `work` is done then, sleeps until
+  /// something happens or `at_most` has passed. Never spins, and time alone never ends the group here.
+  void rest(const Completion& work, std::chrono::microseconds at_most);
   /// start() and wait().
   void run(Request request, std::chrono::milliseconds timeout);
 
@@ -98,7 +101,9 @@ class Group {
   void populate_resident(int rank, size_t end);
 
   // group_wait.cpp
-  void nap(std::unique_lock<std::mutex>& guard, const Completion& work, Patience& patience);
+  void nap(std::unique_lock<std::mutex>& guard, const Completion& work, std::chrono::microseconds at_most);
+  /// What this thread has finished, another thread of this rank may be sleeping for.
+  void wake_own_sleepers();
   void look_for_the_dead();
   void give_up(const Patience& patience);
   /// Whether there is a verdict; if so, everything pending has failed with its text.

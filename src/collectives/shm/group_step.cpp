@@ -28,7 +28,9 @@ bool Group::progress_locked() {
     queue_.pop_front();
     --announced_;
   }
+  const size_t messages = channels_.pending();
   channels_.progress(blocked_on_, blocked_on_any_);
+  if (channels_.pending() < messages) wake_own_sleepers();
   if (queue_.empty() && channels_.idle()) return false;
   return !is_over();
 }
@@ -252,6 +254,7 @@ void Group::finish(Operation& operation) {
   operation.succeed();
   world_.mine().drained.store((operation.sequence + 1) << kRoundBits, std::memory_order_seq_cst);
   world_.notify();
+  wake_own_sleepers();
 }
 
 }  // namespace lockstep::shm

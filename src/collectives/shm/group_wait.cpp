@@ -27,7 +27,11 @@ void Group::wait(Completion& work, std::chrono::milliseconds timeout) {
       if (work.done()) break;
       const auto step = patience.next();
       if (step == Patience::Step::kNap) {
-        nap(guard, work, patience);
+        if (const auto left = patience.left(); left > std::chrono::microseconds::zero())
+          nap(guard, work, left);
+        else
+          give_up(patience);
+        if (patience.time_to_look() && !work.done()) look_for_the_dead();
         continue;
       }
       const bool others = patience.look_around() && set_->progress_others(this);
@@ -43,26 +47,35 @@ void Group::wait(Completion& work, std::chrono::milliseconds timeout) {
   if (work.failed()) throw Error(work.error());
 }
 
-void Group::nap(std::unique_lock<std::mutex>& guard, const Completion& work, Patience& patience) {
+void Group::rest(const Completion& work, std::chrono::microseconds at_most) {
+  check_process();
+  auto guard = lock();
+  progress_locked();
+  if (work.done()) return;
+  nap(guard, work, at_most);
+  if (!work.done()) look_for_the_dead();
+}
+
+void Group::nap(std::unique_lock<std::mutex>& guard, const Completion& work, std::chrono::microseconds at_most) {
   Control& mine = world_.mine();
   const uint32_t bell = mine.bell.load();
   mine.awaited.fetch_or(blocked_on_ | blocked_on_any_, std::memory_order_seq_cst);
   progress_locked();  // it may have come before anybody saw that we would sleep
   if (!work.done()) {
     const bool others = set_->progress_others(this);
-    const auto left = patience.left();
-    if (left <= std::chrono::microseconds::zero()) {
-      give_up(patience);
-    } else {
-      ++sleepers_;
-      guard.unlock();
-      futex_wait(mine.bell, bell, std::min(left, others ? kNapWithOthers : Patience::kNap));
-      guard.lock();
-      --sleepers_;
-    }
+    ++sleepers_;
+    guard.unlock();
+    futex_wait(mine.bell, bell, std::min(at_most, others ? kNapWithOthers : Patience::kNap));
+    guard.lock();
+    --sleepers_;
   }
   if (sleepers_ == 0) mine.awaited.store(0);
-  if (patience.time_to_look() && !work.done()) look_for_the_dead();
+}
+
+void Group::wake_own_sleepers() {
+  if (sleepers_ == 0) return;
+  world_.mine().bell.fetch_add(1);
+  futex_wake_all(world_.mine().bell);
 }
 
 void Group::look_for_the_dead() {
