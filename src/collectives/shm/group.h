@@ -125,6 +125,7 @@ class Group {
   uint64_t blocked_on_ = 0;      // ranks without which the last progress_locked() could not go on, as bits
   uint64_t blocked_on_any_ = 0;  // any one of these would do
   int sleepers_ = 0;
+  unsigned learned_spins_ = Patience::kMostSpins;
   std::string verdict_text_;
 };
 
