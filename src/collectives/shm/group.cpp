@@ -35,10 +35,10 @@ Limits Limits::of(int world_size) {
   return {.one_shot = 1024, .private_one_shot = private_one_shot, .eager = size_t{64} << 10};
 }
 
-Group::Group(World world, std::shared_ptr<ProgressSet> set)
+Group::Group(World world, std::shared_ptr<ProgressSet> set, std::optional<Limits> limits)
     : world_(std::move(world)),
       set_(std::move(set)),
-      limits_(Limits::of(world_.size())),
+      limits_(limits.value_or(Limits::of(world_.size()))),
       fork_generation_(lockstep::fork_generation()),
       arena_(world_.segment(world_.rank()), world_.geometry().resident_at()),
       channels_(world_),
@@ -125,6 +125,11 @@ bool Group::progress() {
 bool Group::try_progress() {
   std::unique_lock guard(mutex_, std::try_to_lock);
   return guard ? progress_locked() : false;
+}
+
+uint64_t Group::waiting_for() {
+  const auto guard = lock();
+  return blocked_on_ | blocked_on_any_;
 }
 
 void Group::run(Request request, std::chrono::milliseconds timeout) { wait(*start(std::move(request)), timeout); }

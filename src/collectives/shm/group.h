@@ -39,7 +39,9 @@ struct Limits {
 /// and later operation fails with one text that names rank and operation.
 class Group {
  public:
-  explicit Group(World world, std::shared_ptr<ProgressSet> set = ProgressSet::process());
+  /// `limits` are for tests; the same on every rank.
+  explicit Group(World world, std::shared_ptr<ProgressSet> set = ProgressSet::process(),
+                 std::optional<Limits> limits = std::nullopt);
   /// Leaves the group; never waits. What is pending fails here, and on the ranks that still need this one.
   ~Group();
   Group(const Group&) = delete;
@@ -68,6 +70,9 @@ class Group {
   void wait(Completion& work, std::chrono::milliseconds timeout);
   /// start() and wait().
   void run(Request request, std::chrono::milliseconds timeout);
+
+  /// The ranks without which this one could not go on when it last tried, as bits. For reports.
+  uint64_t waiting_for();
 
   /// Ends the group on every rank.
   void abort(const std::string& why);
