@@ -39,7 +39,9 @@ struct Limits {
 /// and later operation fails with one text that names rank and operation.
 class Group {
  public:
-  explicit Group(World world, std::shared_ptr<ProgressSet> set = ProgressSet::process());
+  /// `limits` are for tests; the same on every rank.
+  explicit Group(World world, std::shared_ptr<ProgressSet> set = ProgressSet::process(),
+                 std::optional<Limits> limits = std::nullopt);
   /// Leaves the group; never waits. What is pending fails here, and on the ranks that still need this one.
   ~Group();
   Group(const Group&) = delete;
@@ -71,6 +73,9 @@ class Group {
   void rest(const Completion& work, std::chrono::microseconds at_most);
   /// start() and wait().
   void run(Request request, std::chrono::milliseconds timeout);
+
+  /// The ranks without which this one could not go on when it last tried, as bits. For reports.
+  uint64_t waiting_for();
 
   /// Ends the group on every rank.
   void abort(const std::string& why);
@@ -130,6 +135,7 @@ class Group {
   uint64_t blocked_on_ = 0;      // ranks without which the last progress_locked() could not go on, as bits
   uint64_t blocked_on_any_ = 0;  // any one of these would do
   int sleepers_ = 0;
+  unsigned learned_spins_ = Patience::kMostSpins;
   std::string verdict_text_;
 };
 

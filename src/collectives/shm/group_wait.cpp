@@ -21,7 +21,7 @@ void Group::wait(Completion& work, std::chrono::milliseconds timeout) {
   if (!work.done()) {
     check_process();
     auto guard = lock();
-    Patience patience(world_.spin(), timeout);
+    Patience patience(world_.spin(), learned_spins_, timeout);
     for (;;) {
       progress_locked();
       if (work.done()) break;
@@ -34,14 +34,14 @@ void Group::wait(Completion& work, std::chrono::milliseconds timeout) {
         if (patience.time_to_look() && !work.done()) look_for_the_dead();
         continue;
       }
-      const bool others = patience.look_around() && set_->progress_others(this);
-      if (step == Patience::Step::kYield || others || contenders_.load(std::memory_order_relaxed) > 0) {
-        guard.unlock();
-        ::sched_yield();
-        guard.lock();
-      } else {
+      if (step == Patience::Step::kSpin && contenders_.load(std::memory_order_relaxed) == 0) {
         cpu_pause();
+        continue;
       }
+      set_->progress_others(this);
+      guard.unlock();
+      ::sched_yield();
+      guard.lock();
     }
   }
   if (work.failed()) throw Error(work.error());

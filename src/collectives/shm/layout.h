@@ -5,6 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#ifdef LOCKSTEP_SHM_STEPPED_WORD
+#include LOCKSTEP_SHM_STEPPED_WORD
+#endif
+
 // What lies in a rank's segment. Everything is written by its owner alone, except where it says otherwise, and read by
 // all. There are no locks: words only grow (or, for `awaited` and `bell`, are a hint whose loss costs a bounded nap),
 // so a rank may die at any instruction and leaves nothing half done that another rank would trust.
@@ -21,8 +25,12 @@ inline constexpr size_t kInlineBytes = 48;
 /// Round k of operation s is (s << kRoundBits) + k: one number that only grows.
 inline constexpr int kRoundBits = 28;
 
+#ifdef LOCKSTEP_SHM_STEPPED_WORD
+using Word = SteppedWord;  // the explorer's, which stops before every access to choose who goes on
+#else
 using Word = std::atomic<uint64_t>;
-static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
+#endif
+static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(Word) == 8);
 
 /// Word of a line: the operation's sequence number, and how far its announcer was behind in finishing (saturating).
 struct Announcement {

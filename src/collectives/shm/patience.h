@@ -7,32 +7,40 @@
 
 namespace lockstep::shm {
 
-/// How one wait spends its time: a moment of spinning, then naps, until its time is up.
+/// How one wait spends its time: some spinning, then offering the processor to others between looks, then naps.
 ///
-/// Where the ranks do not fit on their processors nobody spins: the processor is offered to others at once, and the
-/// wait sleeps after a moment of that. The clock is read now and then only.
+/// How long it spins is learned from wait to wait: a peer that runs on another processor answers within a fraction of
+/// a microsecond, one that shares this processor never does while we spin. Where the ranks do not fit on their
+/// processors nobody spins at all. The clock is read now and then only.
 class Patience {
  public:
   enum class Step { kSpin, kYield, kNap };
-  static constexpr std::chrono::microseconds kSpinBudget{50};
-  static constexpr std::chrono::microseconds kYieldBudget{200};
+  static constexpr unsigned kFewestSpins = 8;  ///< a fraction of a microsecond
+  static constexpr unsigned kMostSpins = 512;  ///< about 10 us
+  static constexpr std::chrono::microseconds kYieldBudget{50};
+  static constexpr std::chrono::microseconds kYieldBudgetCrowded{200};
   static constexpr std::chrono::microseconds kNap{10'000};  ///< how late a death may be noticed
 
-  Patience(bool spin, std::chrono::milliseconds timeout)
-      : spin_(spin), timeout_(std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365))) {}
+  /// `learned` is the number of spins that paid so far, kept by the group.
+  Patience(bool spin, unsigned& learned, std::chrono::milliseconds timeout)
+      : spin_(spin),
+        learned_(learned),
+        timeout_(std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365))) {}
 
-  Step next() {
-    const bool look = spin_ ? ++count_ % 32 == 0 : ++count_ % 4 == 0;
-    if (!napping_ && look) {
-      const auto now = Clock::now();
-      if (start_ == Clock::time_point{}) start_ = now;
-      napping_ = now - start_ > (spin_ ? kSpinBudget : kYieldBudget);
-    }
-    return napping_ ? Step::kNap : spin_ ? Step::kSpin : Step::kYield;
+  ~Patience() {
+    const bool paid = steps_ <= learned_;
+    learned_ = std::clamp(paid ? learned_ * 2 : learned_ / 2, kFewestSpins, kMostSpins);
   }
 
-  /// Now and then, while spinning: time to look after other things.
-  bool look_around() const { return count_ % 16 == 0; }
+  Step next() {
+    if (++steps_ <= learned_ && spin_) return Step::kSpin;
+    if (!napping_ && steps_ % 4 == 0) {
+      const auto now = Clock::now();
+      if (start_ == Clock::time_point{}) start_ = now;
+      napping_ = now - start_ > (spin_ ? kYieldBudget : kYieldBudgetCrowded);
+    }
+    return napping_ ? Step::kNap : Step::kYield;
+  }
 
   /// Once a nap's length, while napping: time to see whether the others still live.
   bool time_to_look() {
@@ -49,9 +57,10 @@ class Patience {
 
  private:
   const bool spin_;
+  unsigned& learned_;
   const std::chrono::milliseconds timeout_;
   bool napping_ = false;
-  unsigned count_ = 0;
+  unsigned steps_ = 0;
   Clock::time_point start_{};
   Clock::time_point last_look_{};
 };

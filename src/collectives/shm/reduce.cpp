@@ -40,7 +40,7 @@ const char* name(InstructionSet set) {
   return "unknown";
 }
 
-ReduceFunction find_reduce(DataType type, ReduceOp op, int input_count, InstructionSet set) {
+ReduceFunction find_reduce(DataType type, ReduceOp op, int input_count, [[maybe_unused]] InstructionSet set) {
   if (ReduceFunction rare = find_reduce_rare(type, op)) return rare;
 #ifdef LOCKSTEP_X86_KERNELS
   if (set == InstructionSet::kAvx512) return find_reduce_avx512(type, op, input_count);
