@@ -10,6 +10,7 @@ reason each. Ends with an error when another test fails, or when one of those pa
 import argparse
 import os
 import sys
+import tempfile
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -30,9 +31,12 @@ def expected_failures(name):
 
 
 def import_suite(name):
-    os.environ.update(BACKEND=name, WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1")
+    os.environ.update(BACKEND=name, WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS="1",
+                      INIT_METHOD="file://" + os.path.join(tempfile.mkdtemp(prefix="lockstep_suite_"), "meet"))
     import torch.testing._internal.distributed.distributed_test as suite
     suite.BACKEND = "lockstep"
+    # Of this variable's names, it is the one for which tests of subgroups run with fewer than 8 ranks.
+    os.environ["BACKEND"] = "mpi"
     return suite
 
 

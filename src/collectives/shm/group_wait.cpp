@@ -106,7 +106,7 @@ void Group::look_for_the_dead() {
 
 void Group::give_up(const Patience& patience) {
   Control& mine = world_.mine();
-  std::snprintf(mine.abort_text, sizeof mine.abort_text, "its %.1f s are up",
+  std::snprintf(mine.abort_text, sizeof mine.abort_text, "timeout after %.1f s",
                 static_cast<double>(patience.timeout().count()) / 1000);
   mine.missing.store(blocked_on_ | blocked_on_any_);
   const uint64_t sequence = queue_.empty() ? 0 : queue_.front()->sequence;
