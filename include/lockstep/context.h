@@ -17,6 +17,9 @@ struct ContextOptions {
   std::chrono::milliseconds join_timeout = std::chrono::seconds(120);
   /// How long one collective may take before it fails.
   std::chrono::milliseconds collective_timeout = std::chrono::minutes(5);
+  /// Engine of the collectives; docs/backends.md names them. Empty: "shm", shared memory, when all ranks are on one
+  /// machine, else one that works over the network. One that cannot serve these ranks is an Error on all of them.
+  std::string backend;
   /// Let rank 0 say once, on stderr, how the world was formed.
   bool announce = true;
 };

@@ -119,6 +119,10 @@ class Group {
   std::vector<c10::IValue> gather_object(const c10::IValue& object, int root = 0) const;
   c10::IValue scatter_object(const std::vector<c10::IValue>& objects, int root = 0) const;
 
+  /// An uninitialised tensor [elements] in memory from which this group's operations are fastest: where the engine
+  /// has such memory, they work on it in place. Any thread, on this rank alone; the tensor may outlive the group.
+  at::Tensor allocate(int64_t elements, const at::TensorOptions& options = {}) const;
+
   /// The group of these ranks of this group, in this order: the new rank is the place in the list. Every rank of this
   /// group must call it with the same list, in the same order of calls; ranks that are not in it get nullopt.
   std::optional<Group> subgroup(const std::vector<int>& ranks) const;

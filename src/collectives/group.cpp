@@ -293,6 +293,13 @@ Work Group::barrier_async() const {
   return start(state_, "barrier", at::empty({0}), state_->backend->barrier({}), nullptr);
 }
 
+at::Tensor Group::allocate(int64_t elements, const at::TensorOptions& options) const {
+  TORCH_CHECK(elements >= 0, "allocate: a tensor cannot have ", elements, " elements");
+  if (options.device().is_cpu() && state_->backend->supportsTensorAlloc(options.device().index()))
+    return state_->backend->allocateTensor(static_cast<long>(elements), options);
+  return at::empty({elements}, options);
+}
+
 std::optional<Group> Group::subgroup(const std::vector<int>& ranks) const {
   TORCH_CHECK(!ranks.empty(), "subgroup: the list of ranks is empty");
   std::optional<int> place;

@@ -16,8 +16,8 @@ namespace lockstep {
 /// every rank learns which parameters nobody used, without another message.
 class Bucket {
  public:
-  /// The parameters share dtype and device.
-  explicit Bucket(std::vector<at::Tensor> parameters);
+  /// The parameters share dtype and device. The flat tensor lies where `group` reduces it fastest.
+  Bucket(std::vector<at::Tensor> parameters, const Group& group);
 
   size_t size() const { return slots_.size(); }
   int64_t bytes() const;

@@ -5,15 +5,23 @@
 
 #include "support/ranks.h"
 
-// Every operation against what its definition gives, on 1, 2 and 3 ranks.
+// Every operation against what its definition gives, on 1, 2 and 3 ranks of every engine.
 
 namespace lockstep {
 namespace {
 
+using testing::Engine;
 using testing::run_ranks;
 
-class Collectives : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(WorldSize, Collectives, ::testing::Values(1, 2, 3));
+class Collectives : public ::testing::TestWithParam<Engine> {};
+const Engine kEngines[] = {{1, ""}, {2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}};
+INSTANTIATE_TEST_SUITE_P(Engines, Collectives, ::testing::ValuesIn(kEngines),
+                         [](const auto& info) { return testing::name_of(info.param); });
+
+/// What does not depend on the number of ranks.
+class OnEachBackend : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Engines, OnEachBackend, ::testing::Values("shm", "gloo"),
+                         [](const auto& info) { return info.param; });
 
 const at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf,         at::kBFloat16,
                                   at::kChar,  at::kByte,   at::kShort,        at::kInt,
@@ -281,8 +289,37 @@ TEST_P(Collectives, ObjectsWithTensorsListsAndDictionaries) {
   });
 }
 
-TEST(Subgroups, OfThreeRanksInAnotherOrder) {
-  run_ranks(3, [](Context& context) {
+TEST_P(Collectives, AllocatedMemoryIsReducedAndOutlivesItsGroup) {
+  run_ranks(GetParam(), [](Context& context) {
+    const int n = context.world_size();
+    std::optional<Group> group = context.group().subgroup([n] {
+      std::vector<int> everyone;
+      for (int r = 0; r < n; ++r) everyone.push_back(r);
+      return everyone;
+    }());
+    at::Tensor tensor = group->allocate(100'000, at::kDouble);
+    EXPECT_EQ(tensor.sizes(), (std::vector<int64_t>{100'000}));
+    tensor.fill_(context.rank() + 1);
+    group->all_reduce(tensor.narrow(0, 17, 90'000));
+    EXPECT_EQ(group->allocate(0).numel(), 0);
+    group.reset();
+    EXPECT_EQ(tensor[17].item<double>(), n * (n + 1) / 2);
+    EXPECT_EQ(tensor.sum().item<double>(), 10'000.0 * (context.rank() + 1) + 90'000.0 * n * (n + 1) / 2);
+  });
+}
+
+TEST_P(OnEachBackend, IsTheOneAskedFor) {
+  run_ranks(Engine{2, GetParam()},
+            [backend = GetParam()](Context& context) { EXPECT_EQ(context.group().backend(), backend); });
+}
+
+TEST(Backend, IsSharedMemoryOnOneMachineAndAnUnknownNameIsRefused) {
+  run_ranks(Engine{2, ""}, [](Context& context) { EXPECT_EQ(context.group().backend(), "shm"); });
+  EXPECT_THROW(Context({.backend = "pigeons", .announce = false}), Error);
+}
+
+TEST_P(OnEachBackend, SubgroupsOfThreeRanksInAnotherOrder) {
+  run_ranks(Engine{3, GetParam()}, [](Context& context) {
     const Group& all = context.group();
     const auto pair = all.subgroup({2, 0});
     ASSERT_EQ(pair.has_value(), context.rank() != 1);
@@ -300,8 +337,8 @@ TEST(Subgroups, OfThreeRanksInAnotherOrder) {
   });
 }
 
-TEST(Misuse, IsRefusedWithTheMend) {
-  run_ranks(2, [](Context& context) {
+TEST_P(OnEachBackend, MisuseIsRefusedWithTheMend) {
+  run_ranks(Engine{2, GetParam()}, [](Context& context) {
     const Group& group = context.group();
     EXPECT_THROW(group.all_reduce(at::Tensor()), c10::Error);
     EXPECT_THROW(group.all_reduce(at::ones({2}, at::kInt), ReduceOp::kMean), c10::Error);
@@ -315,8 +352,8 @@ TEST(Misuse, IsRefusedWithTheMend) {
   });
 }
 
-TEST(Failure, AGonePeerIsAnErrorThatNamesRankAndOperation) {
-  run_ranks(2, [](Context& context) {
+TEST_P(OnEachBackend, AGonePeerIsAnErrorThatNamesRankAndOperation) {
+  run_ranks(Engine{2, GetParam()}, [](Context& context) {
     context.group().barrier();
     if (context.rank() == 1) ::_exit(0);
     try {

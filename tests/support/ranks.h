@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <functional>
+#include <string>
 
 #include <lockstep/context.h>
 
@@ -13,5 +14,14 @@ namespace lockstep::testing {
 void run_ranks(int count, const std::function<void(Context&)>& body,
                std::chrono::milliseconds timeout = std::chrono::seconds(60),
                ContextOptions options = {.announce = false});
+
+/// How many ranks, over what: "shm" or "gloo", or "" for a world of one.
+struct Engine {
+  int world_size;
+  std::string backend;
+};
+/// "2_shm": names test instances.
+std::string name_of(const Engine& engine);
+void run_ranks(const Engine& engine, const std::function<void(Context&)>& body);
 
 }  // namespace lockstep::testing
