@@ -82,17 +82,23 @@ nlohmann::ordered_json host_facts() {
     file >> size;
     return size;
   };
-  return {{"cpu", cpu_model()},       {"cores", usable_cores()},   {"l2_cache", cache("index2")},
+  return {{"cpu", cpu_model()},          {"cores", usable_cores()},  {"l2_cache", cache("index2")},
           {"l3_cache", cache("index3")}, {"kernel", system.release}, {"load_average_before", load}};
 }
 
 const nlohmann::ordered_json kDefinitions = {
     {"bytes", "of the whole buffer: all_gather's output, reduce_scatter's input"},
-    {"placement", "private: pages of the process itself; resident: memory handed out by the system, which it reduces in place"},
-    {"median_us", "over all samples of all rounds; a sample is the slowest rank's, after a barrier; operations of less than "
-                  "20 us are timed in batches of that length, back to back, and a sample is the batch's mean"},
-    {"triad_gb_per_s", "a = b + s * c on as many processes as ranks, 24 bytes an item, plain or streaming stores, the better; best of all rounds"},
-    {"data", "fp32 all_reduce and broadcast in place; all_gather and reduce_scatter out of place; sums; broadcast from rank 0"}};
+    {"placement",
+     "private: pages of the process itself; resident: memory handed out by the system, which it reduces in place"},
+    {"median_us",
+     "over all samples of all rounds; a sample is the slowest rank's, after a barrier; operations of less than "
+     "20 us are timed in batches of that length, back to back, and a sample is the batch's mean"},
+    {"triad_gb_per_s",
+     "a = b + s * c on as many processes as ranks, 24 bytes an item, plain or streaming stores, the better; best of "
+     "all rounds"},
+    {"data",
+     "fp32 all_reduce and broadcast in place; all_gather and reduce_scatter out of place; sums; broadcast from rank "
+     "0"}};
 
 std::vector<bench::Case> make_cases(const Options& options) {
   std::vector<size_t> sizes = options.bytes;
@@ -115,17 +121,19 @@ std::vector<bench::Case> make_cases(const Options& options) {
 }
 
 void run(const Options& options) {
-  const std::string build =
-      std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path().string();
-  bench::ContestOptions contest_options{.ranks = options.ranks, .rounds = options.rounds, .slice_ms = options.slice_ms,
-                                        .cases = make_cases(options)};
+  const std::string build = std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path().string();
+  bench::ContestOptions contest_options{
+      .ranks = options.ranks, .rounds = options.rounds, .slice_ms = options.slice_ms, .cases = make_cases(options)};
   if (options.tiny) contest_options.rounds = 1, contest_options.slice_ms = 1, contest_options.triad_bytes = 4 << 20;
   std::vector<bench::System> systems;
   for (const std::string& name : options.systems)
     systems.push_back(bench::make_system(name, build, options.ranks, usable_cores()));
 
-  nlohmann::ordered_json json = {{"host", host_facts()}, {"ranks", options.ranks}, {"rounds", contest_options.rounds},
-                                 {"slice_ms", contest_options.slice_ms}, {"definitions", kDefinitions}};
+  nlohmann::ordered_json json = {{"host", host_facts()},
+                                 {"ranks", options.ranks},
+                                 {"rounds", contest_options.rounds},
+                                 {"slice_ms", contest_options.slice_ms},
+                                 {"definitions", kDefinitions}};
   const ScratchFolder scratch;
   bench::Contest contest(std::move(systems), contest_options, scratch.path());
   contest.run();
@@ -140,13 +148,18 @@ void run(const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app{"Measures collectives on one machine, all systems in interleaved rounds, results checked first."};
-  const auto names = [](const auto& list) { return CLI::IsMember(std::vector<std::string>(std::begin(list), std::end(list))); };
+  const auto names = [](const auto& list) {
+    return CLI::IsMember(std::vector<std::string>(std::begin(list), std::end(list)));
+  };
   app.add_option("--ranks", options.ranks)->capture_default_str()->check(CLI::Range(2, 64));
   app.add_option("--json", options.json, "File for the figures")->required();
   app.add_option("--rounds", options.rounds)->capture_default_str()->check(CLI::Range(1, 1000));
   app.add_option("--slice-ms", options.slice_ms, "Time of one system on one case in one round")->capture_default_str();
   app.add_option("--bytes", options.bytes, "Sizes (default: powers of 4 to 256 MiB, and 25 MiB)")->delimiter(',');
-  app.add_option("--operations", options.operations)->delimiter(',')->check(names(bench::kOperations))->capture_default_str();
+  app.add_option("--operations", options.operations)
+      ->delimiter(',')
+      ->check(names(bench::kOperations))
+      ->capture_default_str();
   app.add_option("--dtypes", options.dtypes)->delimiter(',')->check(names(bench::kDtypes))->capture_default_str();
   app.add_option("--systems", options.systems)->delimiter(',')->check(names(bench::kSystems))->capture_default_str();
   app.add_flag("--tiny", options.tiny, "Three sizes, one round: does it work at all?");

@@ -13,6 +13,10 @@ constexpr double kSampleNs = 20'000;
 constexpr double kMaxSamples = 200;
 /// From here on the caches hold nothing of the last operation, so there is nothing to warm.
 constexpr double kLongNs = 5'000'000;
+/// A system this slow is not asked for larger sizes of the same case.
+constexpr double kTooSlowNs = 1'000'000'000;
+/// A case that took a system this long in all is not measured further. Three samples are taken in any case.
+constexpr double kEnoughNs = 4'000'000'000;
 
 double quantile(const std::vector<double>& sorted, double q) {
   const auto rank = static_cast<size_t>(std::ceil(q * static_cast<double>(sorted.size())));
@@ -23,6 +27,8 @@ double median(const std::vector<double>& sorted) {
   const size_t half = sorted.size() / 2;
   return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
+
+double least(const std::vector<double>& samples) { return *std::ranges::min_element(samples); }
 
 double microseconds(double ns) { return std::round(ns) / 1000; }
 
@@ -72,7 +78,22 @@ void Contest::run() {
   }
 }
 
+std::string Contest::too_slow(size_t index, const Case& wanted) const {
+  for (const auto& [key, estimate] : estimates_ns_) {
+    const auto& [measured_index, measured] = key;
+    Case same = measured;
+    same.bytes = wanted.bytes;
+    if (measured_index == index && same == wanted && measured.bytes < wanted.bytes && estimate > kTooSlowNs)
+      return "too slow: " + std::to_string(measured.bytes) + " bytes took " + std::to_string(estimate / 1e9) + " s";
+  }
+  return "";
+}
+
 void Contest::check(size_t index, const Case& wanted) {
+  if (const std::string reason = too_slow(index, wanted); !reason.empty()) {
+    not_offered_[{index, wanted}] = reason;
+    return;
+  }
   Job& job = *entries_[index].job;
   const Job::Verdict verdict = job.check(wanted);
   if (verdict.kind == Job::Verdict::kNotOffered) {
@@ -80,26 +101,29 @@ void Contest::check(size_t index, const Case& wanted) {
   } else if (verdict.kind == Job::Verdict::kWrong) {
     drop(index, "wrong result of " + wanted.text() + ": " + verdict.text);
   } else {
-    const std::vector<double> times = job.time(wanted, 1, 3, 1);
-    estimates_ns_[{index, wanted}] = *std::ranges::min_element(times);
+    double estimate = least(job.time(wanted, 1, 3, 1));
+    if (estimate < kLongNs) estimate = std::min(estimate, least(job.time(wanted, 3, 10, 3)));
+    estimates_ns_[{index, wanted}] = estimate;
   }
 }
 
 void Contest::measure(size_t index, const Case& wanted) {
   const auto estimate = estimates_ns_.find({index, wanted});
   if (estimate == estimates_ns_.end()) return;
+  std::vector<double>& all = samples_ns_[{index, wanted}];
+  if (all.size() >= 3 && static_cast<double>(all.size()) * estimate->second > kEnoughNs) return;
   const Plan plan = plan_for(estimate->second);
   const std::vector<double> times = entries_[index].job->time(wanted, plan.warm, plan.samples, plan.batch);
-  std::vector<double>& all = samples_ns_[{index, wanted}];
   all.insert(all.end(), times.begin(), times.end());
-  estimate->second = *std::ranges::min_element(times);  // the first one is rough
+  estimate->second = std::min(estimate->second, least(times));  // the first one is rough
 }
 
 Contest::Plan Contest::plan_for(double estimate_ns) const {
   const double operation = std::max(estimate_ns, 20.0);
   const double batch = std::max(1.0, std::ceil(kSampleNs / operation));
   const double samples = std::clamp(options_.slice_ms * 1e6 / (batch * operation), 1.0, kMaxSamples);
-  return {operation > kLongNs ? 0 : static_cast<size_t>(batch), static_cast<size_t>(samples), static_cast<size_t>(batch)};
+  return {operation > kLongNs ? 0 : static_cast<size_t>(batch), static_cast<size_t>(samples),
+          static_cast<size_t>(batch)};
 }
 
 void Contest::drop(size_t index, const std::string& reason) {
@@ -110,7 +134,8 @@ void Contest::drop(size_t index, const std::string& reason) {
 }
 
 nlohmann::ordered_json Contest::result() const {
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array(), systems, failed, not_offered = nlohmann::ordered_json::array();
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array(), systems, failed,
+                         not_offered = nlohmann::ordered_json::array();
   for (const Entry& entry : entries_) {
     if (!entry.version.empty())
       systems[entry.system.name] = {{"version", entry.version}, {"settings", entry.system.settings}};
@@ -118,9 +143,12 @@ nlohmann::ordered_json Contest::result() const {
   }
   const auto describe = [&](const Key& key) -> nlohmann::ordered_json {
     const auto& [index, measured] = key;
-    return {{"operation", name_of(measured.operation)}, {"dtype", name_of(measured.dtype)},
-            {"bytes", measured.bytes},                  {"ranks", options_.ranks},
-            {"placement", name_of(measured.placement)}, {"system", entries_[index].system.name}};
+    return {{"operation", name_of(measured.operation)},
+            {"dtype", name_of(measured.dtype)},
+            {"bytes", measured.bytes},
+            {"ranks", options_.ranks},
+            {"placement", name_of(measured.placement)},
+            {"system", entries_[index].system.name}};
   };
   for (auto [key, samples] : samples_ns_) {
     std::ranges::sort(samples);

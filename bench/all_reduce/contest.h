@@ -49,6 +49,8 @@ class Contest {
   void check(size_t index, const Case& wanted);
   void measure(size_t index, const Case& wanted);
   void drop(size_t index, const std::string& reason);
+  /// Names the smaller case that was so slow that this one is left out; empty if there is none.
+  std::string too_slow(size_t index, const Case& wanted) const;
   Plan plan_for(double estimate_ns) const;
   template <typename Step>
   void everybody(const Case& wanted, int turn, Step step);

@@ -30,7 +30,8 @@ class GroupEngine : public Engine {
   int rank() const override { return group_.rank(); }
   int world_size() const override { return group_.world_size(); }
   std::string version() const override {
-    return group_.backend() == "gloo" ? "LibTorch " TORCH_VERSION "'s Gloo" : group_.backend() + ", LibTorch " TORCH_VERSION;
+    return group_.backend() == "gloo" ? "LibTorch " TORCH_VERSION "'s Gloo"
+                                      : group_.backend() + ", LibTorch " TORCH_VERSION;
   }
 
   std::string why_not(const Case& wanted) const override {
@@ -53,18 +54,32 @@ class GroupEngine : public Engine {
     operation_ = wanted.operation;
     switch (operation_) {
       case Operation::kAllReduce:
-      case Operation::kBroadcast: output_ = view(output, {static_cast<int64_t>(wanted.items(world_size()))}); break;
-      case Operation::kAllGather: input_ = view(input, {share}), output_ = view(output, {ranks, share}); break;
-      case Operation::kReduceScatter: input_ = view(input, {ranks, share}), output_ = view(output, {share}); break;
+      case Operation::kBroadcast:
+        output_ = view(output, {static_cast<int64_t>(wanted.items(world_size()))});
+        break;
+      case Operation::kAllGather:
+        input_ = view(input, {share}), output_ = view(output, {ranks, share});
+        break;
+      case Operation::kReduceScatter:
+        input_ = view(input, {ranks, share}), output_ = view(output, {share});
+        break;
     }
   }
 
   void run() override {
     switch (operation_) {
-      case Operation::kAllReduce: group_.all_reduce(output_); break;
-      case Operation::kBroadcast: group_.broadcast(output_); break;
-      case Operation::kAllGather: group_.all_gather_async(output_, input_).wait(); break;
-      case Operation::kReduceScatter: group_.reduce_scatter_async(output_, input_).wait(); break;
+      case Operation::kAllReduce:
+        group_.all_reduce(output_);
+        break;
+      case Operation::kBroadcast:
+        group_.broadcast(output_);
+        break;
+      case Operation::kAllGather:
+        group_.all_gather_async(output_, input_).wait();
+        break;
+      case Operation::kReduceScatter:
+        group_.reduce_scatter_async(output_, input_).wait();
+        break;
     }
   }
 

@@ -6,7 +6,8 @@
 
 namespace lockstep::bench {
 
-/// Lines over one connected Unix socket. Whoever reads sleeps in the kernel: a worker that is not measured costs nothing.
+/// Lines over one connected Unix socket. Whoever reads sleeps in the kernel: a worker that is not measured costs
+/// nothing.
 class LineChannel {
  public:
   /// Takes the descriptor over.

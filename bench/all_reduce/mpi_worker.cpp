@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <stdexcept>
 
 #include "worker.h"
@@ -11,15 +12,35 @@
 namespace lockstep::bench {
 namespace {
 
-/// MPI has no bfloat16. MPICH offers one as an extension; whether the library that is loaded can add it is found out.
-MPI_Datatype find_bf16() {
-#ifdef MPIX_BFLOAT16
+/// Whether the library that is loaded adds up numbers of this type as bfloat16.
+bool adds_bf16(MPI_Datatype type) {
   uint16_t number = 0x3f80;  // 1
+  return MPI_Allreduce(MPI_IN_PLACE, &number, 1, type, MPI_SUM, MPI_COMM_SELF) == MPI_SUCCESS && number == 0x3f80;
+}
+
+/// MPI has no bfloat16; MPICH and Intel's library have each one of their own.
+MPI_Datatype find_bf16() {
+#ifdef MPICH
   MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
-  if (MPI_Allreduce(MPI_IN_PLACE, &number, 1, MPIX_BFLOAT16, MPI_SUM, MPI_COMM_SELF) == MPI_SUCCESS && number == 0x3f80)
-    return MPIX_BFLOAT16;
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+#ifdef MPIX_BFLOAT16
+  MPI_Datatype found = adds_bf16(MPIX_BFLOAT16) ? MPIX_BFLOAT16 : MPI_DATATYPE_NULL;
+#else
+  MPI_Datatype found = MPI_DATATYPE_NULL;
 #endif
+  // MPIX_C_BF16, of which MPICH's header knows nothing though the binary interface is one: by handle, if it has that
+  // name.
+  const auto intel = static_cast<MPI_Datatype>(0x4c000247);
+  char name[MPI_MAX_OBJECT_NAME] = "";
+  int length = 0;
+  if (found == MPI_DATATYPE_NULL && MPI_Type_get_name(intel, name, &length) == MPI_SUCCESS &&
+      std::string(name) == "MPIX_C_BF16" && adds_bf16(intel))
+    found = intel;
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_ARE_FATAL);
+  return found;
+#else
   return MPI_DATATYPE_NULL;
+#endif
 }
 
 class MpiEngine : public Engine {
@@ -37,9 +58,10 @@ class MpiEngine : public Engine {
     MPI_Get_library_version(text, &size);
     std::string first(text, static_cast<size_t>(size));
     first.resize(first.find_first_of(",\n") == std::string::npos ? first.size() : first.find_first_of(",\n"));
-    for (char& c : first)
-      if (c == '\t' || c == '\0') c = ' ';
-    return first;
+    std::string words;
+    std::istringstream in(first.c_str());
+    for (std::string word; in >> word;) words += (words.empty() ? "" : " ") + word;
+    return words;
   }
 
   std::string why_not(const Case& wanted) const override {
@@ -62,8 +84,12 @@ class MpiEngine : public Engine {
       case Operation::kAllReduce:
         MPI_Allreduce(MPI_IN_PLACE, output_, items_, type_, MPI_SUM, MPI_COMM_WORLD);
         break;
-      case Operation::kBroadcast: MPI_Bcast(output_, items_, type_, 0, MPI_COMM_WORLD); break;
-      case Operation::kAllGather: MPI_Allgather(input_, share_, type_, output_, share_, type_, MPI_COMM_WORLD); break;
+      case Operation::kBroadcast:
+        MPI_Bcast(output_, items_, type_, 0, MPI_COMM_WORLD);
+        break;
+      case Operation::kAllGather:
+        MPI_Allgather(input_, share_, type_, output_, share_, type_, MPI_COMM_WORLD);
+        break;
       case Operation::kReduceScatter:
         MPI_Reduce_scatter_block(input_, output_, share_, type_, MPI_SUM, MPI_COMM_WORLD);
         break;

@@ -49,6 +49,15 @@ System mpich(const Place& place) {
                 .environment = {},
                 .settings = "defaults (ch4, unbound)",
                 .missing = ""};
+  if (place.oversubscribed) {
+    // Its release_gather spins without giving up the processor: 160 ms instead of 10 ms for 64 KiB, 4 ranks on 2 cores.
+    system.environment = {"MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM=mpir",
+                          "MPIR_CVAR_BCAST_POSIX_INTRA_ALGORITHM=mpir", "MPIR_CVAR_BARRIER_POSIX_INTRA_ALGORITHM=mpir",
+                          "MPIR_CVAR_POLLS_BEFORE_YIELD=1", "MPIR_CVAR_POSIX_POLL_FREQUENCY=1"};
+    system.settings =
+        "ch4, unbound; MPIR_CVAR_{ALLREDUCE,BCAST,BARRIER}_POSIX_INTRA_ALGORITHM=mpir, since its default spins "
+        "without yielding; MPIR_CVAR_POLLS_BEFORE_YIELD=1, MPIR_CVAR_POSIX_POLL_FREQUENCY=1";
+  }
   system.missing = lacks({system.command.front(), system.command.back()});
   return system;
 }

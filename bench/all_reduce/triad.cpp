@@ -101,7 +101,8 @@ TriadRates measure_triad(int processes, size_t bytes, int repeats) {
       const Shared::Span& span = shared.spans[rank * 2 * repeats + round];
       start = std::min(start, span.start), end = std::max(end, span.end);
     }
-    const double rate = 3.0 * static_cast<double>(bytes) * processes / std::chrono::duration<double, std::nano>(end - start).count();
+    const double rate =
+        3.0 * static_cast<double>(bytes) * processes / std::chrono::duration<double, std::nano>(end - start).count();
     double& of = round % 2 == 0 ? best.plain_gb_per_s : best.streaming_gb_per_s;
     of = std::max(of, rate);
   }

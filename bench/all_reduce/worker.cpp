@@ -144,10 +144,15 @@ class Worker {
   int expect(const Case& wanted, size_t i, int trial) const {
     const size_t share = wanted.share(engine_.world_size());
     switch (wanted.operation) {
-      case Operation::kBroadcast: return pattern(i, 0, trial);
-      case Operation::kAllGather: return pattern(i % share, static_cast<int>(i / share), trial);
-      case Operation::kReduceScatter: i += share * static_cast<size_t>(engine_.rank()); break;
-      case Operation::kAllReduce: break;
+      case Operation::kBroadcast:
+        return pattern(i, 0, trial);
+      case Operation::kAllGather:
+        return pattern(i % share, static_cast<int>(i / share), trial);
+      case Operation::kReduceScatter:
+        i += share * static_cast<size_t>(engine_.rank());
+        break;
+      case Operation::kAllReduce:
+        break;
     }
     int sum = 0;
     for (int rank = 0; rank < engine_.world_size(); ++rank) sum += pattern(i, rank, trial);

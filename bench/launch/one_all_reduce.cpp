@@ -1,4 +1,5 @@
-// The shortest program that trains nothing: joins the ranks, adds up one number and leaves. What bench_launch.py starts.
+// The shortest program that trains nothing: joins the ranks, adds up one number and leaves. What bench_launch.py
+// starts.
 
 #include <cstdio>
 #include <exception>
