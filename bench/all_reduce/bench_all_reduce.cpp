@@ -12,6 +12,7 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -26,6 +27,8 @@
 namespace {
 
 namespace bench = lockstep::bench;
+
+volatile std::sig_atomic_t interrupted = 0;
 
 struct Options {
   int ranks = 2;
@@ -131,16 +134,19 @@ void run(const Options& options) {
 
   nlohmann::ordered_json json = {{"host", host_facts()},
                                  {"ranks", options.ranks},
-                                 {"rounds", contest_options.rounds},
                                  {"slice_ms", contest_options.slice_ms},
                                  {"definitions", kDefinitions}};
   const ScratchFolder scratch;
   bench::Contest contest(std::move(systems), contest_options, scratch.path());
-  contest.run();
-  json.update(contest.result());
-  std::ofstream file(options.json);
-  file << json.dump(1) << '\n';
-  if (!file.flush()) throw std::runtime_error("cannot write " + options.json);
+  const auto check_signals = [] {
+    if (interrupted != 0) throw std::runtime_error("interrupted");
+  };
+  contest.run(check_signals, [&] {
+    json.update(contest.result());  // after every round, so that a run may be cut short
+    std::ofstream file(options.json);
+    file << json.dump(1) << '\n';
+    if (!file.flush()) throw std::runtime_error("cannot write " + options.json);
+  });
 }
 
 }  // namespace
@@ -164,6 +170,8 @@ int main(int argc, char** argv) {
   app.add_option("--systems", options.systems)->delimiter(',')->check(names(bench::kSystems))->capture_default_str();
   app.add_flag("--tiny", options.tiny, "Three sizes, one round: does it work at all?");
   CLI11_PARSE(app, argc, argv);
+  // Seen between two slices, so that sockets and workers are cleared away.
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { interrupted = 1; });
   try {
     run(options);
   } catch (const std::exception& error) {

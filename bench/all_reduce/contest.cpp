@@ -65,16 +65,18 @@ void Contest::everybody(const Case& wanted, int turn, Step step) {
   }
 }
 
-void Contest::run() {
+void Contest::run(const std::function<void()>& between, const std::function<void()>& after_round) {
   std::fprintf(stderr, "checking %zu cases\n", options_.cases.size());
-  for (const Case& wanted : options_.cases) everybody(wanted, 0, &Contest::check);
+  for (const Case& wanted : options_.cases) between(), everybody(wanted, 0, &Contest::check);
   for (int round = 1; round <= options_.rounds; ++round) {
     const TriadRates rates = measure_triad(options_.ranks, options_.triad_bytes, 3);
     triad_.plain_gb_per_s = std::max(triad_.plain_gb_per_s, rates.plain_gb_per_s);
     triad_.streaming_gb_per_s = std::max(triad_.streaming_gb_per_s, rates.streaming_gb_per_s);
     std::fprintf(stderr, "round %d of %d, triad %.1f GB/s\n", round, options_.rounds,
                  std::max(rates.plain_gb_per_s, rates.streaming_gb_per_s));
-    for (const Case& wanted : options_.cases) everybody(wanted, round, &Contest::measure);
+    for (const Case& wanted : options_.cases) between(), everybody(wanted, round, &Contest::measure);
+    ++rounds_;
+    after_round();
   }
 }
 
@@ -164,7 +166,8 @@ nlohmann::ordered_json Contest::result() const {
     line["reason"] = reason;
     not_offered.push_back(std::move(line));
   }
-  return {{"triad_gb_per_s", std::max(triad_.plain_gb_per_s, triad_.streaming_gb_per_s)},
+  return {{"rounds", rounds_},
+          {"triad_gb_per_s", std::max(triad_.plain_gb_per_s, triad_.streaming_gb_per_s)},
           {"triad", {{"plain_gb_per_s", triad_.plain_gb_per_s}, {"streaming_gb_per_s", triad_.streaming_gb_per_s}}},
           {"systems", systems},
           {"failed", failed},

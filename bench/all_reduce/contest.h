@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -29,9 +30,10 @@ class Contest {
   /// `folder` is empty and its own.
   Contest(std::vector<System> systems, ContestOptions options, const std::string& folder);
 
-  /// Checks every result of every system, then measures. Progress goes to stderr.
-  void run();
-  /// `triad_gb_per_s`, `rows`, what was not offered and what failed.
+  /// Checks every result of every system, then measures; progress goes to stderr. `between` is called between two
+  /// slices and may throw to end it all, `after_round` may look at result().
+  void run(const std::function<void()>& between, const std::function<void()>& after_round);
+  /// `rounds`, `triad_gb_per_s`, `rows`, what was not offered and what failed.
   nlohmann::ordered_json result() const;
 
  private:
@@ -61,6 +63,7 @@ class Contest {
   std::map<Key, std::string> not_offered_;
   std::map<Key, std::vector<double>> samples_ns_;
   TriadRates triad_;
+  int rounds_ = 0;  ///< that are done
 };
 
 }  // namespace lockstep::bench
