@@ -42,6 +42,11 @@ test test-nightly: setup $(BUILD)/build.ninja
 bench: build
 	@mkdir -p runs/bench
 	@python3 bench/launch/bench_launch.py --json runs/bench/launch.json
+	@LOCKSTEP_BUILD_DIR=$(BUILD) bench/all_reduce/peers.sh
+	@for ranks in 2 4; do file=runs/bench/all_reduce_$$ranks; \
+	  $(BUILD)/bin/bench_all_reduce --ranks $$ranks --json $$file.json && \
+	  python3 bench/all_reduce/plot.py $$file.json $$file.svg && \
+	  python3 bench/all_reduce/report.py $$file.json || exit 1; done
 
 format: setup
 	@scripts/format

@@ -1,0 +1,113 @@
+// A rank of a lockstep::Group under test: `--backend gloo`, or `--backend shm` once there is one.
+
+#include <cstdio>
+#include <stdexcept>
+
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include "worker.h"
+
+namespace lockstep::bench {
+namespace {
+
+/// A context on the backend of that name, or an Error that says why there is none.
+/// The one place to change when ContextOptions can ask for a backend.
+Context make_context(int argc, char** argv, const std::string& backend) {
+  Context context(argc, argv, {.announce = false});
+  if (context.group().backend() != backend)
+    throw Error("the context picked " + context.group().backend() + " and cannot be told to use " + backend);
+  return context;
+}
+
+/// Memory handed out by the group's backend; undefined if it has none to give.
+/// The one place to change when a backend hands out memory.
+torch::Tensor resident_tensor(const Group&, size_t) { return {}; }
+
+class GroupEngine : public Engine {
+ public:
+  explicit GroupEngine(Group group) : group_(std::move(group)) {}
+  int rank() const override { return group_.rank(); }
+  int world_size() const override { return group_.world_size(); }
+  std::string version() const override {
+    return group_.backend() == "gloo" ? "LibTorch " TORCH_VERSION "'s Gloo"
+                                      : group_.backend() + ", LibTorch " TORCH_VERSION;
+  }
+
+  std::string why_not(const Case& wanted) const override {
+    if (wanted.placement == Placement::kResident && group_.backend() != "shm") return "hands out no memory";
+    return "";
+  }
+
+  std::shared_ptr<std::byte> allocate_resident(size_t bytes) override {
+    torch::Tensor tensor = resident_tensor(group_, bytes);
+    if (!tensor.defined()) throw Error("backend " + group_.backend() + " hands out no memory");
+    auto* memory = static_cast<std::byte*>(tensor.data_ptr());
+    return {memory, [tensor](std::byte*) {}};
+  }
+
+  void prepare(const Case& wanted, std::byte* input, std::byte* output) override {
+    const auto type = wanted.dtype == Dtype::kFp32 ? torch::kFloat : torch::kBFloat16;
+    const auto ranks = static_cast<int64_t>(world_size());
+    const auto share = static_cast<int64_t>(wanted.share(world_size()));
+    const auto view = [&](std::byte* at, torch::IntArrayRef shape) { return torch::from_blob(at, shape, type); };
+    operation_ = wanted.operation;
+    switch (operation_) {
+      case Operation::kAllReduce:
+      case Operation::kBroadcast:
+        output_ = view(output, {static_cast<int64_t>(wanted.items(world_size()))});
+        break;
+      case Operation::kAllGather:
+        input_ = view(input, {share}), output_ = view(output, {ranks, share});
+        break;
+      case Operation::kReduceScatter:
+        input_ = view(input, {ranks, share}), output_ = view(output, {share});
+        break;
+    }
+  }
+
+  void run() override {
+    switch (operation_) {
+      case Operation::kAllReduce:
+        group_.all_reduce(output_);
+        break;
+      case Operation::kBroadcast:
+        group_.broadcast(output_);
+        break;
+      case Operation::kAllGather:
+        group_.all_gather_async(output_, input_).wait();
+        break;
+      case Operation::kReduceScatter:
+        group_.reduce_scatter_async(output_, input_).wait();
+        break;
+    }
+  }
+
+  void barrier() override { group_.barrier(); }
+
+ private:
+  const Group group_;
+  Operation operation_ = Operation::kAllReduce;
+  torch::Tensor input_;
+  torch::Tensor output_;
+};
+
+std::string backend_of(int argc, char** argv) {
+  for (int i = 1; i + 1 < argc; ++i)
+    if (std::string(argv[i]) == "--backend") return argv[i + 1];
+  throw Error("--backend is missing");
+}
+
+}  // namespace
+}  // namespace lockstep::bench
+
+int main(int argc, char** argv) {
+  try {
+    lockstep::Context context = lockstep::bench::make_context(argc, argv, lockstep::bench::backend_of(argc, argv));
+    lockstep::bench::GroupEngine engine(context.group());
+    return lockstep::bench::serve(engine, argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "group_worker: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,96 @@
+"""The benches run in their tiny modes: the shape of what they write, and that no system is dropped without a word."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+
+from support import BIN, BUILD, SOURCE, main, run
+
+BENCH = os.path.join(SOURCE, "bench")
+SYSTEMS = ("shm", "gloo", "mpich", "openmpi", "openmpi-debian", "impi")
+
+
+def prepared(system):
+    """Whether the MPI was installed by peers.sh; the test installs nothing."""
+    worker = os.path.join(BUILD, "peers", "mpich" if system == "impi" else system, "mpi_worker")
+    return os.path.exists(worker) and (system != "impi" or os.path.exists(os.path.join(BUILD, "peers/impi/bin/mpiexec.hydra")))
+
+
+class Bench(unittest.TestCase):
+    def setUp(self):
+        if not os.path.exists(os.path.join(BIN, "bench_all_reduce")):
+            self.skipTest("the benches are not built: -DLOCKSTEP_BUILD_BENCH=ON")
+        self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def read(self, path):
+        with open(path) as file:
+            return json.load(file)
+
+    def all_reduce(self, *arguments, timeout=300):
+        path = os.path.join(self.folder, "all_reduce.json")
+        self.messages = run(os.path.join(BIN, "bench_all_reduce"), "--tiny", "--json", path, *arguments, timeout=timeout).stderr
+        return self.read(path)
+
+    def test_all_reduce(self):
+        for ranks in (2, 3):
+            figures = self.all_reduce("--ranks", ranks)
+            self.check_rows(figures, ranks)
+            with_rows = {row["system"] for row in figures["rows"]}
+            self.assertIn("gloo", with_rows)
+            for system in SYSTEMS:
+                self.assertTrue((system in with_rows) != (system in figures["failed"]), system)
+                if prepared(system):
+                    self.assertIn(system, with_rows, figures["failed"])
+                if system in figures["failed"]:
+                    print(f"{system}, {ranks} ranks: not measured: {figures['failed'][system]}")
+                    self.assertRegex(self.messages, rf"(?m)^{system} +is out: ")
+
+    def check_rows(self, figures, ranks):
+        self.assertGreater(figures["triad_gb_per_s"], 0)
+        self.assertGreater(figures["host"]["cores"], 0)
+        keys = set()
+        for row in figures["rows"]:
+            self.assertEqual(row["ranks"], ranks)
+            self.assertIn(row["operation"], ("all_reduce", "broadcast", "all_gather", "reduce_scatter"))
+            self.assertIn(row["dtype"], ("fp32", "bf16"))
+            self.assertIn(row["placement"], ("resident", "private"))
+            self.assertIn(row["system"], SYSTEMS)
+            self.assertIn(row["bytes"], (4, 4096, 1 << 20))
+            self.assertLessEqual(0, row["min_us"])
+            self.assertLessEqual(row["min_us"], row["median_us"])
+            self.assertLessEqual(row["median_us"], row["p99_us"])
+            keys.add(tuple(row[key] for key in ("operation", "dtype", "bytes", "placement", "system")))
+        self.assertEqual(len(keys), len(figures["rows"]), "a row is there twice")
+        for system in {row["system"] for row in figures["rows"]}:
+            for size in (4, 4096, 1 << 20):
+                self.assertIn(("all_reduce", "fp32", size, "private", system), keys)
+
+    def test_report_and_plot(self):
+        self.all_reduce("--systems", "gloo", "--operations", "all_reduce")
+        path = os.path.join(self.folder, "all_reduce.json")
+        report = run(sys.executable, os.path.join(BENCH, "all_reduce/report.py"), path).stdout
+        self.assertRegex(report, r"(?m)^all_reduce, bf16, 2 ranks$")
+        self.assertRegex(report, r"(?m)^ *4 KiB +\d")
+        picture = os.path.join(self.folder, "all_reduce.svg")
+        run(sys.executable, os.path.join(BENCH, "all_reduce/plot.py"), path, picture)
+        with open(picture) as file:
+            svg = file.read()
+        self.assertIn("Gloo (LibTorch)", svg)
+        self.assertEqual(svg.count("<polyline"), 2)  # one curve in each panel
+
+    def test_launch(self):
+        path = os.path.join(self.folder, "launch.json")
+        table = run(sys.executable, os.path.join(BENCH, "launch/bench_launch.py"), "--tiny", "--json", path, timeout=300).stdout
+        self.assertIn("lockstep run -n 64 -- true", table)
+        rows = self.read(path)["rows"]
+        self.assertGreaterEqual(len(rows), 5)
+        for row in rows:
+            self.assertLess(0, row["median_ms"], row)
+
+
+if __name__ == "__main__":
+    main()
