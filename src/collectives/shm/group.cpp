@@ -28,17 +28,21 @@
 
 namespace lockstep::shm {
 
-Limits Limits::of(int world_size) {
-  // Measured with bench_shm_core on 2 ranks: in place beats one shot from 4 KiB on (0.21 us against 0.34), and one shot
-  // beats slices through chunks up to 256 KiB (65 KiB: 2.5 us against 3.1). More ranks: by traffic, not measured.
+Limits Limits::of(int world_size, bool crowded) {
+  // Measured with bench_shm_core on 2 ranks: in place beats one shot from 4 KiB on (0.21 us against 0.34), and for
+  // private buffers one shot beats slices through chunks (64 KiB: 2.5 us against 3.1; 256 KiB: no difference). More
+  // ranks: by traffic, not measured.
   const size_t private_one_shot = world_size <= 2 ? size_t{128} << 10 : world_size <= 4 ? size_t{32} << 10 : 8 << 10;
-  return {.one_shot = 1024, .private_one_shot = private_one_shot, .eager = size_t{64} << 10};
+  // Where ranks take turns on their processors a wait costs more than the bytes it saves.
+  return {.one_shot = crowded ? size_t{8} << 10 : size_t{1} << 10,
+          .private_one_shot = private_one_shot,
+          .eager = size_t{64} << 10};
 }
 
 Group::Group(World world, std::shared_ptr<ProgressSet> set, std::optional<Limits> limits)
     : world_(std::move(world)),
       set_(std::move(set)),
-      limits_(limits.value_or(Limits::of(world_.size()))),
+      limits_(limits.value_or(Limits::of(world_.size(), !world_.spin()))),
       fork_generation_(lockstep::fork_generation()),
       arena_(world_.segment(world_.rank()), world_.geometry().resident_at()),
       channels_(world_),

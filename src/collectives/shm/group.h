@@ -26,7 +26,8 @@ struct Limits {
   size_t one_shot;          ///< all_reduce: up to here every rank sums everything, whatever the memory
   size_t private_one_shot;  ///< all_reduce of private buffers: up to here
   size_t eager;             ///< all other operations: packages up to here are copied when announced
-  static Limits of(int world_size);
+  /// `crowded`: the ranks do not fit on their processors.
+  static Limits of(int world_size, bool crowded = false);
 };
 
 /// Collectives and messages between the ranks of one machine, over memory they share.

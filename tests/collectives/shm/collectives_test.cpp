@@ -312,6 +312,28 @@ TEST(Groups, SeveralInDifferentOrdersDoNotBlockEachOther) {
   });
 }
 
+TEST(Groups, SixtyFourRanks) {
+  with_group(kMaxRanks, [](Group& group) {
+    const int n = group.size(), me = group.rank();
+    for (size_t count : {size_t{1}, size_t{500}, size_t{20000}}) {
+      std::vector<int64_t> x(count, me);
+      group.run({.kind = OperationKind::kAllReduce,
+                 .type = DataType::kInt64,
+                 .count = count,
+                 .input = x.data(),
+                 .output = x.data()},
+                kTestTimeout);
+      ASSERT_EQ(x[count - 1], n * (n - 1) / 2);
+    }
+    for (size_t bytes : {size_t{1}, size_t{100}, size_t{3000}}) {
+      Buffer input(group, bytes * static_cast<size_t>(n), false), output(group, bytes * static_cast<size_t>(n), false);
+      for (int r = 0; r < n; ++r) input.fill(static_cast<size_t>(r) * bytes, block(me, r, bytes));
+      group.run(request(OperationKind::kAllToAll, bytes, 0, input.data(), output.data()), kTestTimeout);
+      for (int r = 0; r < n; ++r) ASSERT_TRUE(output.holds(static_cast<size_t>(r) * bytes, block(r, me, bytes)));
+    }
+  });
+}
+
 TEST(Groups, TwoThreadsOfOneRankMayUseOneGroup) {
   with_group(2, [](Group& group) {
     // One thread starts collectives, another waits for messages.
