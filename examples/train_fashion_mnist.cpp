@@ -33,6 +33,7 @@ struct Options {
   std::string run_dir;
   std::string resume;
   std::string json;
+  std::string backend;
 };
 
 struct NetImpl : torch::nn::Module {
@@ -259,9 +260,11 @@ int main(int argc, char** argv) {
                  "Folder of the checkpoint (default: the launcher's, or runs/train_fashion_mnist)");
   app.add_option("--resume", options.resume, "Checkpoint, or the run folder that holds it, to go on from");
   app.add_option("--json", options.json, "File for the figures of the run");
+  app.add_option("--backend", options.backend,
+                 "Engine of the collectives (docs/backends.md; default: the best that fits)");
   CLI11_PARSE(app, argc, argv);
   try {
-    lockstep::Context context(argc, argv, {.seed = options.seed});
+    lockstep::Context context(argc, argv, {.seed = options.seed, .backend = options.backend});
     Training(options, context).run();
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "train_fashion_mnist: %s\n", error.what_without_backtrace());

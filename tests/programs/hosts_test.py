@@ -97,7 +97,8 @@ class TwoHosts(ProgramTest):
         self.assertLessEqual(listening, set(ADDRESSES))
         figures = self.read("by_hand")
         self.assertEqual((figures["world_size"], figures["test_samples"]), (4, 99))
-        same_machine = self.figures(os.path.join(os.path.dirname(TRAIN), "lockstep"), "run", "-n", 4, "--")
+        same_machine = self.figures(os.path.join(os.path.dirname(TRAIN), "lockstep"), "run", "-n", 4, "--",
+                                    arguments=("--backend", "gloo"))
         self.assertEqual(figures["train_loss"], same_machine["train_loss"])
 
     def test_torchrun_on_each(self):

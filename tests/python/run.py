@@ -18,7 +18,8 @@ def main():
     if python is None:
         print("SKIPPED BECAUSE no Python with torch was found; scripts/setup installs one")
         return 77
-    environment = support.environment(PYTHONPATH=package.build(python), PYTHONDONTWRITEBYTECODE="1")
+    environment = support.environment(PYTHONPATH=package.build(python), PYTHONDONTWRITEBYTECODE="1",
+                                      PYTHONWARNINGS="ignore")
     environment.pop("DDP_DISABLE_COMM_MEM", None)
     os.execve(python, [python, os.path.join(HERE, sys.argv[1]), *sys.argv[2:]], environment)
 
