@@ -24,7 +24,7 @@ setup:
 
 # Configured again only when something asks for it: CMake's own rules notice changed lists of files.
 $(BUILD)/build.ninja: | setup
-	@cmake --preset release -Wno-dev --log-level=WARNING
+	@mkdir -p $(BUILD) && cmake --preset release > $(BUILD)/configure.log 2>&1 || { cat $(BUILD)/configure.log; exit 1; }
 
 build: setup $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target lockstep lockstep_cli examples benches -j $(JOBS)

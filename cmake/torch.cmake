@@ -4,7 +4,9 @@ if(NOT Torch_DIR AND EXISTS ${PROJECT_SOURCE_DIR}/.setup/torch_dir)
   file(STRINGS ${PROJECT_SOURCE_DIR}/.setup/torch_dir lockstep_torch_dir LIMIT_COUNT 1)
   set(Torch_DIR ${lockstep_torch_dir} CACHE PATH "Folder of TorchConfig.cmake")
 endif()
+set(CMAKE_MESSAGE_LOG_LEVEL ERROR)  # its warnings about parts it was built without concern nobody here
 find_package(Torch QUIET)
+unset(CMAKE_MESSAGE_LOG_LEVEL)
 if(NOT Torch_FOUND)
   message(FATAL_ERROR
     "LibTorch was not found. Run scripts/setup, or give -DTorch_DIR=<torch>/share/cmake/Torch "

@@ -14,12 +14,13 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <numbers>
 
-#include <CLI/CLI.hpp>
 #include <lockstep/lockstep.h>
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 namespace {
 
@@ -36,16 +37,18 @@ struct Options {
 
 struct NetImpl : torch::nn::Module {
   /// images [n, 1, 28, 28]; returns scores [n, 10].
-  torch::Tensor forward(const torch::Tensor& images) { return classifier->forward(features->forward(images).flatten(1)); }
+  torch::Tensor forward(const torch::Tensor& images) {
+    return classifier->forward(features->forward(images).flatten(1));
+  }
 
   torch::nn::Sequential features{register_module(
-      "features", torch::nn::Sequential(
-                      torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 16, 3).padding(1).bias(false)),
-                      torch::nn::BatchNorm2d(16), torch::nn::ReLU(), torch::nn::MaxPool2d(2),
-                      torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 32, 3).padding(1).bias(false)),
-                      torch::nn::BatchNorm2d(32), torch::nn::ReLU(), torch::nn::MaxPool2d(2)))};
+      "features", torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 16, 3).padding(1).bias(false)),
+                                        torch::nn::BatchNorm2d(16), torch::nn::ReLU(), torch::nn::MaxPool2d(2),
+                                        torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 32, 3).padding(1).bias(false)),
+                                        torch::nn::BatchNorm2d(32), torch::nn::ReLU(), torch::nn::MaxPool2d(2)))};
   torch::nn::Sequential classifier{register_module(
-      "classifier", torch::nn::Sequential(torch::nn::Linear(32 * 7 * 7, 128), torch::nn::ReLU(), torch::nn::Linear(128, 10)))};
+      "classifier",
+      torch::nn::Sequential(torch::nn::Linear(32 * 7 * 7, 128), torch::nn::ReLU(), torch::nn::Linear(128, 10)))};
 };
 TORCH_MODULE(Net);
 
@@ -80,12 +83,19 @@ class Training {
         test_(lockstep::datasets::FashionMNIST(options.data, lockstep::kTest), context,
               {.batch_size = 500, .exactly_once = true}),
         optimizer_(net_->parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9).weight_decay(5e-4)) {
+    if (context.is_main() && !options.json.empty() && !can_write(options.json))
+      throw lockstep::Error("the figures cannot be written to " + options.json +
+                            "; choose another --json, in a folder that is there");
+    if (test_.dataset_size() == 0) throw lockstep::Error("there are no test images in " + options.data);
     if (!options.resume.empty()) resume();
+    if (history_.epochs_done >= options.epochs)
+      throw lockstep::Error("nothing is left to train: " + options.resume + " has done " +
+                            std::to_string(history_.epochs_done) + " epochs of --epochs " +
+                            std::to_string(options.epochs) + "; raise --epochs");
   }
 
   void run() {
     lockstep::DistributedDataParallel model(net_, context_);
-    if (history_.epochs_done >= options_.epochs) throw lockstep::Error("nothing is left to train; raise --epochs");
     first_epoch_ = history_.epochs_done;
     train_.set_epoch(first_epoch_);
     for (int epoch : train_.epochs(options_.epochs)) {
@@ -106,13 +116,20 @@ class Training {
   static std::filesystem::path writable_run_dir(const Options& options, const lockstep::Context& context) {
     std::filesystem::path folder = options.run_dir;
     if (folder.empty()) folder = context.run_dir().empty() ? "runs/train_fashion_mnist" : context.run_dir();
-    const auto probe = folder / (".probe-" + std::to_string(context.rank()));
     std::error_code ignored;
     std::filesystem::create_directories(folder, ignored);
-    const bool writable = std::ofstream(probe).put('\n').good();
-    std::filesystem::remove(probe, ignored);
-    if (!writable) throw lockstep::Error("the run folder " + folder.string() + " cannot be written; choose another --run-dir");
+    if (!can_write(folder / (".probe-" + std::to_string(context.rank()))))
+      throw lockstep::Error("the run folder " + folder.string() + " cannot be written; choose another --run-dir");
     return folder;
+  }
+
+  /// Whether a file could be written there. An existing file stays as it is.
+  static bool can_write(const std::filesystem::path& file) {
+    std::error_code ignored;
+    const bool existed = std::filesystem::exists(file, ignored);
+    const bool opened = std::ofstream(file, std::ios::app).is_open();
+    if (!existed) std::filesystem::remove(file, ignored);
+    return opened;
   }
 
   void train_epoch(Model& model, int epoch) {
@@ -171,14 +188,19 @@ class Training {
     std::filesystem::path file = options_.resume;
     if (std::filesystem::is_directory(file)) file /= "checkpoint.safetensors";
     const lockstep::Checkpoint checkpoint = lockstep::load(file);
-    lockstep::load_state_dict(*net_, lockstep::without_prefix("model.", checkpoint.tensors));
-    lockstep::load_state_dict(optimizer_, lockstep::without_prefix("optimizer.", checkpoint.tensors));
     try {
+      lockstep::load_state_dict(*net_, lockstep::without_prefix("model.", checkpoint.tensors));
+      lockstep::load_state_dict(optimizer_, lockstep::without_prefix("optimizer.", checkpoint.tensors));
       history_.epochs_done = std::stoi(checkpoint.metadata.at("epochs_done"));
       history_.train_loss = nlohmann::json::parse(checkpoint.metadata.at("train_loss")).get<std::vector<double>>();
+    } catch (const lockstep::Error& error) {
+      throw lockstep::Error("cannot resume from " + file.string() + ": " + error.what());
     } catch (const std::exception&) {
-      throw lockstep::Error(file.string() + " is no checkpoint of this program: its metadata lacks epochs_done or train_loss");
+      history_ = {};
     }
+    if (history_.epochs_done < 1 || history_.train_loss.size() != static_cast<size_t>(history_.epochs_done))
+      throw lockstep::Error("cannot resume from " + file.string() +
+                            ": it is no checkpoint of this program, for its metadata lacks epochs_done or train_loss");
   }
 
   void report(const Model& model) {
@@ -187,11 +209,11 @@ class Training {
                            static_cast<double>(epochs_trained());
     if (!context_.is_main()) return;
     const std::string hash = lockstep::hash(lockstep::state_dict(*net_));
-    std::printf("%d %s, %d epochs in %.1f s: %.0f samples/s, %.0f %% of the time in communication\n"
-                "test accuracy %.4f, parameters %s, checkpoint in %s\n",
-                context_.world_size(), context_.world_size() == 1 ? "rank" : "ranks", epochs_trained(), seconds_,
-                trained / seconds_, 100 * share, accuracy(), hash.c_str(),
-                (run_dir_ / "checkpoint.safetensors").c_str());
+    std::printf(
+        "%d %s, %d epochs in %.1f s: %.0f samples/s, %.0f %% of the time in communication\n"
+        "test accuracy %.4f, parameters %s, checkpoint in %s\n",
+        context_.world_size(), context_.world_size() == 1 ? "rank" : "ranks", epochs_trained(), seconds_,
+        trained / seconds_, 100 * share, accuracy(), hash.c_str(), (run_dir_ / "checkpoint.safetensors").c_str());
     if (options_.json.empty()) return;
     const nlohmann::ordered_json json = {{"world_size", context_.world_size()},
                                          {"test_accuracy", accuracy()},
@@ -224,12 +246,17 @@ class Training {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app{"Trains a small convolutional network on Fashion-MNIST, data-parallel on all ranks of the launcher."};
-  app.add_option("--epochs", options.epochs, "Passes over the training images")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--batch-size", options.batch_size, "Images a batch on each rank")->capture_default_str();
+  app.add_option("--epochs", options.epochs, "Passes over the training images")
+      ->capture_default_str()
+      ->check(CLI::Range(1, std::numeric_limits<int>::max()));
+  app.add_option("--batch-size", options.batch_size, "Images a batch on each rank")
+      ->capture_default_str()
+      ->check(CLI::Range(1, std::numeric_limits<int>::max()));
   app.add_option("--lr", options.lr, "Peak learning rate")->capture_default_str();
   app.add_option("--seed", options.seed, "Of initial weights and shuffle")->capture_default_str();
   app.add_option("--data", options.data, "Folder of the four IDX files, gzip or raw")->capture_default_str();
-  app.add_option("--run-dir", options.run_dir, "Folder of the checkpoint (default: the launcher's, or runs/train_fashion_mnist)");
+  app.add_option("--run-dir", options.run_dir,
+                 "Folder of the checkpoint (default: the launcher's, or runs/train_fashion_mnist)");
   app.add_option("--resume", options.resume, "Checkpoint, or the run folder that holds it, to go on from");
   app.add_option("--json", options.json, "File for the figures of the run");
   CLI11_PARSE(app, argc, argv);

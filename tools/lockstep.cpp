@@ -73,6 +73,8 @@ int run(int argc, char** argv, char** environment) {
     words.erase(words.begin());
     options.command = take_command(command, words);
     words.insert(words.begin(), "run");
+  } else if (!words.empty() && !words[0].starts_with('-')) {
+    throw LaunchError(kExitBadCommandLine, "unknown command '" + words[0] + "'");
   }
   try {
     std::reverse(words.begin(), words.end());  // as CLI11 wants them

@@ -25,7 +25,8 @@ void load_state_dict(torch::nn::Module& module, const StateDict& state);
 /// other optimizers.
 StateDict state_dict(const torch::optim::Optimizer& optimizer);
 
-/// The reverse, for an optimizer of the same kind over the same parameters.
+/// The reverse, for an optimizer of the same kind over the same parameters: what it remembered before is forgotten.
+/// Throws Error, before anything is changed, that lists all entries that are missing, unknown or of another shape.
 void load_state_dict(torch::optim::Optimizer& optimizer, const StateDict& state);
 
 /// `prefix` before each name: to put several states in one file.
@@ -41,7 +42,8 @@ struct Checkpoint {
 
 /// Writes a .safetensors file, which Python's safetensors package reads too. Atomic: a new file, synced, takes the
 /// place of the old one, so that there is a whole file under the name at any instant. One rank calls it.
-/// Throws Error, naming the file, if it cannot be written; the old one is then still there.
+/// Throws Error, naming the file, if it cannot be written, or another process is just writing it; the old one is then
+/// still there. A process that is killed meanwhile leaves "<path>.partial" behind, which the next save takes over.
 void save(const Checkpoint& checkpoint, const std::string& path);
 
 /// Reads a .safetensors file into CPU memory. Nothing in the file is trusted: sizes are checked before memory is

@@ -13,21 +13,24 @@ namespace lockstep {
 struct ContextOptions {
   /// Seeds torch's generator with `seed + rank` on every rank. Unset: torch's own default.
   std::optional<uint64_t> seed;
-  /// How long to wait for all ranks to appear. The variable LOCKSTEP_JOIN_TIMEOUT_S, in seconds, overrides it.
+  /// How long to wait for all ranks to appear. The environment may override it (docs/environment.md).
   std::chrono::milliseconds join_timeout = std::chrono::seconds(120);
   /// How long one collective may take before it fails.
   std::chrono::milliseconds collective_timeout = std::chrono::minutes(5);
+  /// Engine of the collectives; docs/backends.md names them. Empty: "shm", shared memory, when all ranks are on one
+  /// machine, else one that works over the network. One that cannot serve these ranks is an Error on all of them.
+  std::string backend;
   /// Let rank 0 say once, on stderr, how the world was formed.
   bool announce = true;
 };
 
 /// This process's place among the ranks of the run. Constructing it joins them; destroying it leaves.
 ///
-/// Where the ranks come from is read from the environment, the first that is present: `lockstep run` (inherited
-/// sockets), torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Open MPI, MPICH, Slurm; else a world of one.
+/// Where the ranks come from is read from the environment, the first that is present: `lockstep run`, torchrun (or its
+/// variables set by hand), Open MPI, MPICH, Slurm; else a world of one. docs/environment.md names the variables.
 /// A world that is announced but cannot form is an Error on every rank that notices, never a smaller world.
 ///
-/// Every rank must construct one, once at a time. Blocks until all ranks are there or `join_timeout` has passed.
+/// Every rank must construct one, one at a time. Blocks until all ranks are there or `join_timeout` has passed.
 /// The destructor waits, bounded, until the other ranks leave too, unless an exception is unwinding.
 class Context {
  public:

@@ -18,7 +18,7 @@ struct DataLoaderOptions {
   /// A new order in each epoch, the same on every rank and for every number of workers.
   bool shuffle = false;
   /// Only full batches, no sample twice: what does not fill a batch on every rank is left out of the epoch. Otherwise
-  /// the last batch may be smaller, and ranks that are one sample short repeat one.
+  /// the last batch may be smaller, and ranks that are one sample short repeat one. An error where nothing is left.
   bool drop_last = false;
   /// For evaluation: every sample once over all ranks. Ranks may then differ by one sample, so also by one batch: call
   /// no collective inside the loop, but add up afterwards. Excludes `drop_last`.

@@ -29,7 +29,8 @@ struct DistributedDataParallelOptions {
 /// are averaged by the first backward after it. All ranks must hold one for the same backward passes.
 class NoSyncGuard {
  public:
-  explicit NoSyncGuard(bool* synchronized) : synchronized_(synchronized), before_(std::exchange(*synchronized, false)) {}
+  explicit NoSyncGuard(bool* synchronized)
+      : synchronized_(synchronized), before_(std::exchange(*synchronized, false)) {}
   ~NoSyncGuard() { *synchronized_ = before_; }
   NoSyncGuard(const NoSyncGuard&) = delete;
   NoSyncGuard& operator=(const NoSyncGuard&) = delete;

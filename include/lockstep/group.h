@@ -46,7 +46,7 @@ class Group {
  public:
   int rank() const;
   int world_size() const;
-  /// "gloo", "single", ...
+  /// The name of the engine behind the group; "single" in a world of one.
   const std::string& backend() const;
 
   /// tensor := op over all ranks' tensors, elementwise, in place; the same bits on every rank.
@@ -93,7 +93,9 @@ class Group {
                         std::vector<int64_t> output_splits = {}) const;
 
   /// Only the two ranks call: one sends, the other receives a tensor of the same shape and dtype with the same tag.
-  void send(const at::Tensor& tensor, int destination, int tag = 0) const { send_async(tensor, destination, tag).wait(); }
+  void send(const at::Tensor& tensor, int destination, int tag = 0) const {
+    send_async(tensor, destination, tag).wait();
+  }
   Work send_async(const at::Tensor& tensor, int destination, int tag = 0) const;
   void recv(const at::Tensor& tensor, int source, int tag = 0) const { recv_async(tensor, source, tag).wait(); }
   Work recv_async(const at::Tensor& tensor, int source, int tag = 0) const;
@@ -116,6 +118,10 @@ class Group {
   std::vector<c10::IValue> all_gather_object(const c10::IValue& object) const;
   std::vector<c10::IValue> gather_object(const c10::IValue& object, int root = 0) const;
   c10::IValue scatter_object(const std::vector<c10::IValue>& objects, int root = 0) const;
+
+  /// An uninitialised tensor [elements] in memory from which this group's operations are fastest: where the engine
+  /// has such memory, they work on it in place. Any thread, on this rank alone; the tensor may outlive the group.
+  at::Tensor allocate(int64_t elements, const at::TensorOptions& options = {}) const;
 
   /// The group of these ranks of this group, in this order: the new rank is the place in the list. Every rank of this
   /// group must call it with the same list, in the same order of calls; ranks that are not in it get nullopt.

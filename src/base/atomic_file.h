@@ -6,11 +6,12 @@
 
 namespace lockstep {
 
-/// A file that takes its name only when it is complete. Until commit() it lies beside its place under another name;
-/// without commit() it is removed again, and what had the name before stays. Every failure throws Error naming the
-/// file.
+/// A file that takes its name only when it is complete. Until commit() it lies beside its place as "<path>.partial";
+/// without commit() it is removed again, and what had the name before stays. A process that is killed leaves its
+/// partial file behind, which the next AtomicFile of the path takes over. Every failure throws Error naming the file.
 class AtomicFile {
  public:
+  /// Throws Error also when the same path is just being written, here or by another process.
   explicit AtomicFile(std::string path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
@@ -22,7 +23,7 @@ class AtomicFile {
 
  private:
   const std::string path_;
-  const std::string temporary_;
+  const std::string partial_;
   FileDescriptor file_;
 };
 

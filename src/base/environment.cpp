@@ -41,7 +41,6 @@ Environment Environment::from_process() {
       .slurm_localid = read("SLURM_LOCALID"),
       .slurm_step_num_nodes = read("SLURM_STEP_NUM_NODES"),
       .omp_num_threads = read("OMP_NUM_THREADS"),
-      .gloo_socket_ifname = read("GLOO_SOCKET_IFNAME"),
       .lockstep_join_timeout_s = read("LOCKSTEP_JOIN_TIMEOUT_S"),
   };
 }

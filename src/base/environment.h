@@ -9,9 +9,9 @@ namespace lockstep {
 /// Nothing else in the project calls getenv.
 struct Environment {
   // Set by `lockstep run` for its ranks.
-  std::optional<std::string> lockstep_store_fd;   ///< inherited socket to the launcher's key-value store
-  std::optional<std::string> lockstep_run_dir;    ///< folder of this run's files
-  std::optional<std::string> lockstep_terminal;   ///< columns of the launcher's terminal, where rank 0's output ends
+  std::optional<std::string> lockstep_store_fd;  ///< inherited socket to the launcher's key-value store
+  std::optional<std::string> lockstep_run_dir;   ///< folder of this run's files
+  std::optional<std::string> lockstep_terminal;  ///< columns of the launcher's terminal, where rank 0's output ends
 
   // torchrun's names, also set by `lockstep run`.
   std::optional<std::string> rank;
@@ -44,7 +44,6 @@ struct Environment {
   std::optional<std::string> slurm_step_num_nodes;
 
   std::optional<std::string> omp_num_threads;
-  std::optional<std::string> gloo_socket_ifname;
   std::optional<std::string> lockstep_join_timeout_s;  ///< seconds to wait for all ranks to appear
 
   static Environment from_process();

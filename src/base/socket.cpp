@@ -102,7 +102,8 @@ bool same_user(int socket) {
 }  // namespace
 
 UnixListener listen_unix(const std::string& name) {
-  UnixListener listener{.socket = FileDescriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)), .name = {}};
+  UnixListener listener{.socket = FileDescriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)),
+                        .name = {}};
   if (!listener.socket) throw_errno("making a Unix socket");
   UnixAddress address = abstract_address(name);
   if (::bind(listener.socket.get(), reinterpret_cast<sockaddr*>(&address.value), address.length) != 0)

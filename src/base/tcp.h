@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "base/clock.h"
 #include "base/file_descriptor.h"
 
 namespace lockstep {
@@ -9,6 +10,10 @@ namespace lockstep {
 /// A TCP socket that listens on `port` of the address `host` resolves to, which must be this machine's; never on the
 /// wildcard address. Throws Error naming both.
 FileDescriptor listen_tcp(const std::string& host, int port);
+
+/// Waits until something listens on `port` of `host`, by connecting and closing the connection again. Throws Error
+/// naming both, and why the last try failed, when the deadline passes first.
+void await_listener(const std::string& host, int port, const Deadline& deadline);
 
 /// The local address from which packets to `host` leave, as text. Sends nothing. Throws Error if there is no route.
 std::string address_towards(const std::string& host, int port);

@@ -66,7 +66,8 @@ double cgroup_cpu_quota(const std::string& root) {
     // "0::/path" is cgroup v2; "4:cpu,cpuacct:/path" is v1.
     std::istringstream fields(line);
     std::string id, controllers, group;
-    if (!std::getline(fields, id, ':') || !std::getline(fields, controllers, ':') || !std::getline(fields, group)) continue;
+    if (!std::getline(fields, id, ':') || !std::getline(fields, controllers, ':') || !std::getline(fields, group))
+      continue;
     if (id == "0" && controllers.empty())
       quota = minimum_quota(quota, tightest_quota(root + "/sys/fs/cgroup", group, read_v2_quota));
     else if (("," + controllers + ",").find(",cpu,") != std::string::npos)

@@ -62,7 +62,8 @@ void load_state_dict(torch::nn::Module& module, const StateDict& state) {
     if (given == nullptr) {
       problems += "\n  missing: " + item.key();
     } else if (given->sizes() != item.value().sizes()) {
-      problems += "\n  shape of " + item.key() + ": " + shape_of(*given) + " given, " + shape_of(item.value()) + " in the module";
+      problems += "\n  shape of " + item.key() + ": " + shape_of(*given) + " given, " + shape_of(item.value()) +
+                  " in the module";
     }
   }
   for (const auto& item : state)

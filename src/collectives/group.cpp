@@ -15,13 +15,20 @@ namespace {
 
 c10d::ReduceOp to_c10d(ReduceOp op) {
   switch (op) {
-    case ReduceOp::kSum: return c10d::ReduceOp::SUM;
-    case ReduceOp::kMean: return c10d::ReduceOp::AVG;
-    case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
-    case ReduceOp::kMin: return c10d::ReduceOp::MIN;
-    case ReduceOp::kMax: return c10d::ReduceOp::MAX;
-    case ReduceOp::kAnd: return c10d::ReduceOp::BAND;
-    case ReduceOp::kOr: return c10d::ReduceOp::BOR;
+    case ReduceOp::kSum:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::kMean:
+      return c10d::ReduceOp::AVG;
+    case ReduceOp::kProduct:
+      return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::kMin:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::kAnd:
+      return c10d::ReduceOp::BAND;
+    case ReduceOp::kOr:
+      return c10d::ReduceOp::BOR;
   }
   TORCH_INTERNAL_ASSERT(false, "unknown reduce op");
 }
@@ -65,7 +72,8 @@ at::Tensor as_byte_rows(const at::Tensor& dense, int64_t rows) {
   return bytes.view({rows, rows == 0 ? 0 : bytes.numel() / rows});
 }
 
-void check_rows(const char* operation, const char* role, const at::Tensor& rows, const at::Tensor& row, int world_size) {
+void check_rows(const char* operation, const char* role, const at::Tensor& rows, const at::Tensor& row,
+                int world_size) {
   TORCH_CHECK(rows.numel() == row.numel() * world_size && rows.scalar_type() == row.scalar_type(), operation, ": the ",
               role, " must be ", row.scalar_type(), " with ", row.numel(), " x ", world_size,
               " elements, one row for each rank; it is ", rows.scalar_type(), " with ", rows.numel());
@@ -201,8 +209,10 @@ Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int
 
 at::Tensor Group::reduce_scatter(const at::Tensor& input, ReduceOp op) const {
   check_tensor("reduce_scatter", "input", input);
-  TORCH_CHECK(input.dim() > 0 && input.size(0) == world_size(), "reduce_scatter: the input must have one row for each "
-              "of ", world_size(), " ranks; its shape is ", input.sizes());
+  TORCH_CHECK(input.dim() > 0 && input.size(0) == world_size(),
+              "reduce_scatter: the input must have one row for each "
+              "of ",
+              world_size(), " ranks; its shape is ", input.sizes());
   auto output = at::empty(input.sizes().slice(1), input.options().requires_grad(false));
   reduce_scatter_async(output, input, op).wait();
   return output;
@@ -250,12 +260,14 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
     const bool uneven = static_cast<int>(splits.size()) == world_size() && sum == tensor.size(0) &&
                         std::all_of(splits.begin(), splits.end(), [](int64_t split) { return split >= 0; });
     TORCH_CHECK(even || uneven, "all_to_all: the ", role, " has ", tensor.size(0), " rows for ", world_size(),
-                " ranks; give one split a rank that together make its rows (", splits.size(), " splits make ", sum, ")");
+                " ranks; give one split a rank that together make its rows (", splits.size(), " splits make ", sum,
+                ")");
   };
   check_splits("input", input, input_splits);
   check_splits("output", output, output_splits);
   Operand received(output);
-  at::Tensor to = as_byte_rows(received.dense, output.size(0)), from = as_byte_rows(Operand(input).dense, input.size(0));
+  at::Tensor to = as_byte_rows(received.dense, output.size(0)),
+             from = as_byte_rows(Operand(input).dense, input.size(0));
   auto work = state_->backend->alltoall_base(to, from, output_splits, input_splits, {});
   return start(state_, "all_to_all", input, std::move(work), received.copy_home());
 }
@@ -281,12 +293,20 @@ Work Group::barrier_async() const {
   return start(state_, "barrier", at::empty({0}), state_->backend->barrier({}), nullptr);
 }
 
+at::Tensor Group::allocate(int64_t elements, const at::TensorOptions& options) const {
+  TORCH_CHECK(elements >= 0, "allocate: a tensor cannot have ", elements, " elements");
+  if (options.device().is_cpu() && state_->backend->supportsTensorAlloc(options.device().index()))
+    return state_->backend->allocateTensor(static_cast<long>(elements), options);
+  return at::empty({elements}, options);
+}
+
 std::optional<Group> Group::subgroup(const std::vector<int>& ranks) const {
   TORCH_CHECK(!ranks.empty(), "subgroup: the list of ranks is empty");
   std::optional<int> place;
   for (size_t i = 0; i < ranks.size(); ++i) {
     check_peer("subgroup", ranks[i]);
-    TORCH_CHECK(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, "subgroup: rank ", ranks[i], " is in the list "
+    TORCH_CHECK(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, "subgroup: rank ", ranks[i],
+                " is in the list "
                 "twice");
     if (ranks[i] == rank()) place = static_cast<int>(i);
   }

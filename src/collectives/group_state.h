@@ -11,9 +11,8 @@
 namespace lockstep {
 
 /// Connects `world_size` ranks that share `store` and nobody else; all of them call it.
-using BackendFactory =
-    std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                                    int world_size)>;
+using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,
+                                                                       int rank, int world_size)>;
 
 struct Group::State {
   const int rank;

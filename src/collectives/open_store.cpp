@@ -1,5 +1,7 @@
 #include "collectives/open_store.h"
 
+#include <sys/socket.h>
+
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -28,13 +30,31 @@ StorePointer open_tcp(const World& world, std::chrono::milliseconds timeout) {
     options.masterListenFd = listener.get();
   }
   try {
+    // The store's own waiting prints the stack of each failed try.
+    if (!options.isServer) await_listener(world.master_addr, world.master_port, Deadline(timeout));
     StorePointer store = c10::make_intrusive<c10d::TCPStore>(world.master_addr, options);
     listener.release();  // the server owns it now
     return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + world.attempt, std::move(store));
   } catch (const std::exception& cause) {
-    throw Error("rank " + std::to_string(world.rank) + " cannot reach the store at MASTER_ADDR=" + world.master_addr +
-                " MASTER_PORT=" + std::to_string(world.master_port) + ": " + cause_of(cause));
+    throw Error("rank " + std::to_string(world.rank) + " cannot reach " +
+                (world.store_is_hosted ? "torchrun's store" : "rank 0") + " at MASTER_ADDR=" + world.master_addr +
+                " MASTER_PORT=" + std::to_string(world.master_port) + " within " +
+                std::to_string(timeout.count() / 1000) + " s: " + cause_of(cause) +
+                "; see the output of rank 0 for why, or raise LOCKSTEP_JOIN_TIMEOUT_S if it starts slowly");
   }
+}
+
+/// The launcher's end of the socket may be gone where something between it and this program closes descriptors.
+FileDescriptor inherited_socket(int fd) {
+  int domain = 0;
+  socklen_t length = sizeof domain;
+  const bool is_open = ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 || errno != EBADF;
+  if (domain != AF_UNIX)
+    throw Error(
+        "LOCKSTEP_STORE_FD=" + std::to_string(fd) + " is " + (is_open ? "no socket of `lockstep run`" : "not open") +
+        "; start the program by `lockstep run`, with nothing between them that closes descriptors (such as sudo), "
+        "or unset LOCKSTEP_STORE_FD");
+  return FileDescriptor(fd);
 }
 
 }  // namespace
@@ -42,7 +62,7 @@ StorePointer open_tcp(const World& world, std::chrono::milliseconds timeout) {
 StorePointer open_store(const World& world, std::chrono::milliseconds timeout) {
   if (world.world_size == 1) return {};
   if (world.source == World::Source::kLauncher)
-    return c10::make_intrusive<KeyValueStore>(nullptr, FileDescriptor(*world.store_fd), timeout);
+    return c10::make_intrusive<KeyValueStore>(nullptr, inherited_socket(*world.store_fd), timeout);
   if (!world.master_addr.empty()) return open_tcp(world, timeout);
   auto meeting = meet_on_this_machine(starting_process(world.rank_variable), world.rank, Deadline(timeout));
   return c10::make_intrusive<KeyValueStore>(std::move(meeting.server), std::move(meeting.socket), timeout);

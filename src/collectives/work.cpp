@@ -12,8 +12,7 @@ std::string describe_failure(const Work::State& state, const std::string& cause)
   std::ostringstream text;
   text << state.operation << " #" << state.sequence << " (" << c10::toString(state.dtype) << ", " << state.bytes
        << " bytes) failed on rank " << state.group->rank << " of " << state.group->world_size << " after "
-       << seconds_since(state.started) << " s: " << cause
-       << "\nIf another rank ended first, its own message says why.";
+       << seconds_since(state.started) << " s: " << cause << "\nIf another rank ended first, its own message says why.";
   return text.str();
 }
 

@@ -20,9 +20,9 @@ struct Work::State {
   uint64_t sequence;
   int64_t bytes;
   at::ScalarType dtype;
-  std::shared_ptr<Group::State> group;     ///< keeps the engine alive
-  c10::intrusive_ptr<c10d::Work> work;     ///< undefined: nothing was sent
-  std::function<void()> finish;            ///< brings the result home on the waiting thread; may be empty
+  std::shared_ptr<Group::State> group;  ///< keeps the engine alive
+  c10::intrusive_ptr<c10d::Work> work;  ///< undefined: nothing was sent
+  std::function<void()> finish;         ///< brings the result home on the waiting thread; may be empty
   Clock::time_point started = Clock::now();
 
   // Owned by the thread that waits.

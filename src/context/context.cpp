@@ -13,6 +13,8 @@
 #include "collectives/gloo/gloo_backend.h"
 #include "collectives/group_state.h"
 #include "collectives/open_store.h"
+#include "collectives/shm/backend/shm_backend.h"
+#include "collectives/shm/layout.h"
 #include "context/roll_call.h"
 #include "rendezvous/world.h"
 
@@ -25,9 +27,11 @@ constexpr std::chrono::seconds kFarewell{5};
 /// The environment's word, for those who cannot change the program, else the program's.
 std::chrono::milliseconds join_timeout(const Environment& environment, const ContextOptions& options) {
   if (!environment.lockstep_join_timeout_s) return options.join_timeout;
-  const double seconds = std::strtod(environment.lockstep_join_timeout_s->c_str(), nullptr);
-  if (!(seconds > 0 && seconds < 1e6))
-    throw Error("LOCKSTEP_JOIN_TIMEOUT_S=" + *environment.lockstep_join_timeout_s + " is no number of seconds");
+  char* end = nullptr;
+  const double seconds = std::strtod(environment.lockstep_join_timeout_s->c_str(), &end);
+  if (*end != '\0' || !(seconds > 0 && seconds < 1e6))
+    throw Error("LOCKSTEP_JOIN_TIMEOUT_S=" + *environment.lockstep_join_timeout_s +
+                " is no number of seconds above 0; set it to one, or unset it");
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
@@ -36,7 +40,20 @@ int choose_threads(const RollCall& present, const Environment& environment) {
   return at::get_num_threads();
 }
 
-Group form_group(const World& world, const c10::intrusive_ptr<c10d::Store>& store, const ContextOptions& options) {
+std::string choose_backend(const ContextOptions& options, const RollCall& present, int world_size) {
+  if (options.backend.empty()) return present.machines == 1 && world_size <= shm::kMaxRanks ? "shm" : "gloo";
+  if (options.backend == "shm" || options.backend == "gloo") return options.backend;
+  throw Error("ContextOptions::backend is \"" + options.backend +
+              "\"; there are \"shm\" and \"gloo\", or leave it empty");
+}
+
+Group form_group(const World& world, const c10::intrusive_ptr<c10d::Store>& store, const RollCall& present,
+                 const ContextOptions& options) {
+  if (choose_backend(options, present, world.world_size) == "shm")
+    return make_group(store, world.rank, world.world_size,
+                      [timeout = options.collective_timeout](const auto& shared, int rank, int size) {
+                        return shm_engine::make_backend(shared, rank, size, timeout);
+                      });
   const std::string address = world.world_size > 1 ? local_address(world) : "";
   return make_group(store, world.rank, world.world_size,
                     [address, timeout = options.collective_timeout](const auto& shared, int rank, int size) {
@@ -77,7 +94,7 @@ Context::Context(ContextOptions options) {
   world.local_rank = present.local_rank;
   world.local_world_size = present.local_world_size;
   const int threads = choose_threads(present, environment);
-  Group group = form_group(world, store, options);
+  Group group = form_group(world, store, present, options);
   state_.reset(new State{world, options, environment.lockstep_run_dir.value_or(""), std::uncaught_exceptions(), store,
                          present, threads, std::move(group)});
   if (options.seed) at::manual_seed(*options.seed + static_cast<uint64_t>(rank()));

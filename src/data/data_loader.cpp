@@ -90,6 +90,9 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const Shard& shar
   check(options_, shard_);
   samples_ = DistributedSampler(dataset_->size(), shard.world_size, shard.rank, sampler_options(options, shard)).size();
   size_ = samples_ / options.batch_size;
+  TORCH_CHECK(size_ > 0 || !options.drop_last, "DataLoader: drop_last leaves no batch, because a rank's share is ",
+              samples_, " of ", dataset_->size(), " samples, fewer than the batch_size of ", options.batch_size,
+              "; lower the batch size, take fewer ranks, or leave drop_last out");
   if (options.drop_last)
     samples_ = size_ * options.batch_size;
   else if (samples_ % options.batch_size != 0)

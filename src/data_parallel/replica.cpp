@@ -41,9 +41,9 @@ struct Replica::State {
   std::shared_ptr<torch::nn::Module> module;
   Group group;
   DistributedDataParallelOptions options;
-  NamedTensors trained;  ///< parameters that require grad, in registration order
-  bool synchronized = true;             ///< without a reducer, what no_sync() toggles
-  std::unique_ptr<Reducer> reducer;     ///< none in a world of one: .grad is the mean already
+  NamedTensors trained;              ///< parameters that require grad, in registration order
+  bool synchronized = true;          ///< without a reducer, what no_sync() toggles
+  std::unique_ptr<Reducer> reducer;  ///< none in a world of one: .grad is the mean already
 
   void synchronize_buffers() {
     if (options.broadcast_buffers) broadcast_coalesced(group, module->buffers(), /*root=*/0);
@@ -57,7 +57,8 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, const Group& group, 
   check_same_on_all_ranks(group, "parameter", parameters);
   check_same_on_all_ranks(group, "buffer", to_list(state_->module->named_buffers()));
   state_->trained = with_gradient(parameters);
-  TORCH_CHECK(!state_->trained.empty(), "the module has no parameter that requires grad, so there is nothing to keep "
+  TORCH_CHECK(!state_->trained.empty(),
+              "the module has no parameter that requires grad, so there is nothing to keep "
               "in step; use it without DistributedDataParallel");
   if (group.world_size() == 1) return;
   broadcast_parameters(/*root=*/0);

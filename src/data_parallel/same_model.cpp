@@ -46,8 +46,8 @@ std::string first_difference(const std::string& kind, const std::vector<std::str
   }
   for (size_t i = 0; i < longest; ++i) {
     std::vector<std::string> at_i;
-    for (const auto& list : lists) at_i.push_back(i < list.size() ? list[i] : "nothing (it has " +
-                                                  std::to_string(list.size()) + ")");
+    for (const auto& list : lists)
+      at_i.push_back(i < list.size() ? list[i] : "nothing (it has " + std::to_string(list.size()) + ")");
     const auto other = std::find_if(at_i.begin(), at_i.end(), [&](const auto& line) { return line != at_i.front(); });
     if (other == at_i.end()) continue;
     return kind + " " + std::to_string(i) + " is `" + at_i.front() + "` on " + ranks_with(at_i, at_i.front()) +

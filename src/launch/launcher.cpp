@@ -294,8 +294,7 @@ void Launcher::finish() {
                 .killed = killed_}));
 }
 
-/// SIGKILL was sent, but takes its time: waits until nothing is left. Bounded, since what a rank has left behind is
-/// reaped by the system's init, and not every container has one.
+/// SIGKILL was sent, but takes its time: waits until nothing is left, as long as that is to be expected.
 void Launcher::await_groups() {
   const Deadline deadline(kGroupTimeout);
   for (auto& rank : ranks_)

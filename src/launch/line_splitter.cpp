@@ -3,6 +3,12 @@
 #include <algorithm>
 
 namespace lockstep {
+namespace {
+
+/// What a redrawn line ends in, to wipe what a longer one before it left on the terminal.
+constexpr std::string_view kEraseToEnd = "\x1b[K";
+
+}  // namespace
 
 void LineSplitter::feed(std::string_view bytes, std::string& lines) {
   while (!bytes.empty()) {
@@ -23,6 +29,7 @@ void LineSplitter::feed(std::string_view bytes, std::string& lines) {
     if (bytes[stop] == '\r') {
       redrawn_ = true;
     } else {
+      if (line_.ends_with(kEraseToEnd)) line_.resize(line_.size() - kEraseToEnd.size());
       lines.append(line_).push_back('\n');
       line_.clear();
       redrawn_ = false;

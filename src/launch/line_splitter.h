@@ -8,7 +8,7 @@
 namespace lockstep {
 
 /// Makes whole lines of a stream of bytes. A line that is redrawn after carriage returns counts only in its last
-/// state, and one over kMaxLineBytes is broken.
+/// state, without the terminal's sign to erase what a longer one left, and one over kMaxLineBytes is broken.
 class LineSplitter {
  public:
   static constexpr size_t kMaxLineBytes = 64 << 10;

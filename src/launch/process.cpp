@@ -60,13 +60,17 @@ LauncherSettings::LauncherSettings() {
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &ignore, &broken_pipe_);
   ::sigaction(SIGXFSZ, &ignore, &file_too_large_);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   ::getrlimit(RLIMIT_NOFILE, &descriptors_);
   rlimit all = descriptors_;
   all.rlim_cur = all.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &all);
 }
 
-LauncherSettings::~LauncherSettings() { restore(); }
+LauncherSettings::~LauncherSettings() {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
+  restore();
+}
 
 int LauncherSettings::next_signal() const {
   signalfd_siginfo info;
@@ -132,7 +136,7 @@ void Process::signal_group(int signal) const {
 }
 
 bool Process::group_is_gone() {
-  if (!reaped_) reaped_ = ::waitpid(pid_, nullptr, WNOHANG) == pid_;
+  while (::waitpid(-pid_, nullptr, WNOHANG) > 0) reaped_ = true;
   return ::kill(-pid_, 0) != 0 && errno == ESRCH;
 }
 

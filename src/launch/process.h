@@ -13,7 +13,8 @@
 namespace lockstep {
 
 /// What the launcher changes of its own process while it lives: it blocks the signals that it reads from signal_fd(),
-/// ignores those of a write that fails, and takes all the descriptors it may have. A child gets back what was before.
+/// ignores those of a write that fails, takes all the descriptors it may have, and adopts what its ranks leave behind,
+/// to wait for it in the end (not every container has an init that does). A child gets back what was before.
 class LauncherSettings {
  public:
   LauncherSettings();

@@ -19,12 +19,12 @@ at::Tensor gradient_in(const at::Tensor& flat, int64_t offset, const at::Tensor&
 
 }  // namespace
 
-Bucket::Bucket(std::vector<at::Tensor> parameters) : missing_(parameters.size()) {
+Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group) : missing_(parameters.size()) {
   at::NoGradGuard no_grad;
   const auto count = static_cast<int64_t>(parameters.size());
   int64_t elements = 0;
   for (const auto& parameter : parameters) elements += parameter.numel();
-  flat_ = at::zeros({elements + count}, parameters.front().options().requires_grad(false));
+  flat_ = group.allocate(elements + count, parameters.front().options().requires_grad(false)).zero_();
   used_ = flat_.narrow(0, elements, count);
   int64_t offset = 0;
   for (auto& parameter : parameters) {
@@ -43,9 +43,11 @@ void Bucket::fill(size_t index, bool used) {
   if (!gradient.defined()) {
     slot.gradient.zero_();
   } else if (!gradient.is_alias_of(flat_)) {
-    TORCH_CHECK(!gradient.requires_grad(), "DistributedDataParallel cannot average gradients that are themselves "
+    TORCH_CHECK(!gradient.requires_grad(),
+                "DistributedDataParallel cannot average gradients that are themselves "
                 "differentiable (backward with create_graph); use autograd::grad on the plain module instead");
-    TORCH_CHECK(gradient.layout() == at::kStrided, "a sparse gradient cannot be averaged by DistributedDataParallel; "
+    TORCH_CHECK(gradient.layout() == at::kStrided,
+                "a sparse gradient cannot be averaged by DistributedDataParallel; "
                 "make the layer produce dense gradients (for an Embedding: sparse = false)");
     slot.gradient.copy_(gradient);
   }

@@ -16,8 +16,8 @@ namespace lockstep {
 /// every rank learns which parameters nobody used, without another message.
 class Bucket {
  public:
-  /// The parameters share dtype and device.
-  explicit Bucket(std::vector<at::Tensor> parameters);
+  /// The parameters share dtype and device. The flat tensor lies where `group` reduces it fastest.
+  Bucket(std::vector<at::Tensor> parameters, const Group& group);
 
   size_t size() const { return slots_.size(); }
   int64_t bytes() const;
@@ -42,14 +42,14 @@ class Bucket {
  private:
   struct Slot {
     at::Tensor parameter;
-    at::Tensor gradient;     ///< its place in flat_, with its shape and strides
-    at::Tensor kept;         ///< the .grad of a parameter that this rank did not use
+    at::Tensor gradient;  ///< its place in flat_, with its shape and strides
+    at::Tensor kept;      ///< the .grad of a parameter that this rank did not use
     bool filled = false;
     bool used = false;
   };
 
-  at::Tensor flat_;   ///< all gradients, then one "used" element a parameter
-  at::Tensor used_;   ///< view of the latter
+  at::Tensor flat_;  ///< all gradients, then one "used" element a parameter
+  at::Tensor used_;  ///< view of the latter
   std::vector<Slot> slots_;
   size_t missing_;
   std::optional<Work> work_;

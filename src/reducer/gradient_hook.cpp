@@ -12,7 +12,8 @@ namespace lockstep {
 using torch::autograd::variable_list;
 
 GradientHook::GradientHook(const at::Tensor& parameter, std::function<void()> on_gradient) {
-  TORCH_CHECK(parameter.requires_grad() && parameter.is_leaf(), "gradients can be followed only for leaf tensors that "
+  TORCH_CHECK(parameter.requires_grad() && parameter.is_leaf(),
+              "gradients can be followed only for leaf tensors that "
               "require grad");
   accumulator_ = torch::autograd::impl::grad_accumulator(parameter);
   key_ = accumulator_->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(

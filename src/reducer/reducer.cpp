@@ -33,7 +33,7 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, Group group, BucketLimits l
       members.push_back(parameters[plan_[b][slot]]);
       places_[plan_[b][slot]] = {b, slot};
     }
-    buckets_.emplace_back(std::move(members));
+    buckets_.emplace_back(std::move(members), group_);
   }
   for (size_t i = 0; i < parameters.size(); ++i)
     hooks_.push_back(std::make_unique<GradientHook>(parameters[i], [this, i] { on_gradient(i); }));

@@ -58,15 +58,15 @@ class Reducer {
   std::vector<std::vector<size_t>> plan_;
   std::vector<Place> places_;  ///< of each parameter
 
-  bool synchronized_ = true;   ///< owned by the user's thread
+  bool synchronized_ = true;  ///< owned by the user's thread
 
   std::mutex mutex_;
   // Guarded by mutex_.
   Phase phase_ = Phase::kIdle;
-  int backward_ = -1;          ///< the backward that phase_ speaks of
-  size_t launched_ = 0;        ///< buckets launched in it
+  int backward_ = -1;    ///< the backward that phase_ speaks of
+  size_t launched_ = 0;  ///< buckets launched in it
   std::vector<Bucket> buckets_;
-  std::vector<bool> used_;     ///< parameters that a backward reached since the last reduction
+  std::vector<bool> used_;  ///< parameters that a backward reached since the last reduction
   double waited_seconds_ = 0;
 
   std::vector<std::unique_ptr<GradientHook>> hooks_;  ///< last: they go first

@@ -1,5 +1,7 @@
 #include "rendezvous/key_value_client.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -41,7 +43,9 @@ std::string list_keys(const std::vector<std::string>& keys) {
 
 }  // namespace
 
-KeyValueClient::KeyValueClient(FileDescriptor socket) : socket_(std::move(socket)) {}
+KeyValueClient::KeyValueClient(FileDescriptor socket) : socket_(std::move(socket)) {
+  ::fcntl(socket_.get(), F_SETFD, FD_CLOEXEC);
+}
 
 void KeyValueClient::set(const std::string& key, const Bytes& value) {
   ask_now(KeyValueRequest::kSet, {key, view(value)});

@@ -27,7 +27,8 @@ class KeyValueClient {
   using Bytes = std::vector<uint8_t>;
   using Timeout = std::chrono::milliseconds;
 
-  /// `socket` is connected to a server.
+  /// `socket` is connected to a server. It is closed on exec from here on, however it was inherited: a program that
+  /// this process starts must not keep the connection open.
   explicit KeyValueClient(FileDescriptor socket);
 
   void set(const std::string& key, const Bytes& value);

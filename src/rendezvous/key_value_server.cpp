@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/socket.h"
 
 namespace lockstep {
 namespace {
@@ -63,6 +64,8 @@ void KeyValueServer::handle(const pollfd& ready) {
     if (client.outbox.empty() && !receive(client))
       return drop(ready.fd, client.inbox.empty() ? "" : "closed inside a request");
     serve(client);
+  } catch (const ConnectionClosed&) {
+    drop(ready.fd, "");
   } catch (const Error& error) {
     drop(ready.fd, error.what());
   }
@@ -103,6 +106,7 @@ void KeyValueServer::flush(Client& client) {
                                  MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (count < 0 && (errno == EPIPE || errno == ECONNRESET)) throw ConnectionClosed("");
     if (count < 0) throw_errno("answering");
     done += static_cast<size_t>(count);
   }

@@ -24,7 +24,7 @@ class KeyValueServer {
  public:
   struct Dropped {
     int client;
-    std::string reason;  ///< empty when the client closed its end between two requests, the normal end
+    std::string reason;  ///< empty when it closed its end, and not inside a request: the normal end
   };
 
   /// Serves the process at the other end of `socket` from now on. Returns the client's number: 0, 1, 2, ...

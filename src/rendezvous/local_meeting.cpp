@@ -21,8 +21,10 @@ LocalMeeting meet_on_this_machine(const std::string& job, int rank, const Deadli
       return {connect_unix(name), nullptr};
     } catch (const Error& error) {
       if (deadline.passed())
-        throw Error("rank " + std::to_string(rank) + " found no rank 0 on this machine in time (" + error.what() +
-                    "); is it running, in the same network namespace?");
+        throw Error(
+            "rank " + std::to_string(rank) + " found no rank 0 on this machine in time (" + error.what() +
+            "); see the output of rank 0 for why, or raise LOCKSTEP_JOIN_TIMEOUT_S if it starts slowly; it must run in "
+            "the same network namespace");
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }

@@ -9,12 +9,14 @@ namespace {
 
 using Variable = std::optional<std::string>;
 
-int parse(const char* name, const std::string& value, int minimum, int maximum) {
+constexpr const char* kSetByLauncher = "the launcher sets it, so unset it or start the program by a launcher";
+
+int parse(const char* name, const std::string& value, int minimum, int maximum, const char* mend = kSetByLauncher) {
   int number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
   if (error != std::errc() || end != value.data() + value.size() || number < minimum || number > maximum)
     throw Error(std::string(name) + "=" + value + " is not a whole number from " + std::to_string(minimum) + " to " +
-                std::to_string(maximum) + "; the launcher sets it, so unset it or start the program by a launcher");
+                std::to_string(maximum) + "; " + mend);
   return number;
 }
 
@@ -60,19 +62,25 @@ World read_ranks(World::Source source, const Names& names, const Variable& rank,
 /// Ranks that no store reaches yet need an address. Worlds of one and of one machine do without.
 void read_master(World& world, const Environment& environment, bool needed) {
   if (!needed) return;
-  const std::string who = std::string(name_of(world.source)) + " starts ranks on several machines";
   if (!environment.master_addr)
-    throw Error("MASTER_ADDR is not set although " + who + " (" + world.rank_variable +
-                " is set); set it to an address of rank 0's machine that the others reach, and MASTER_PORT to a free "
-                "port there");
+    throw Error("MASTER_ADDR is not set, but " + std::to_string(world.world_size) + " ranks are to meet by it, as " +
+                name_of(world.source) +
+                (world.source == World::Source::kTorchrun ? " say" : " may have started them on several machines") +
+                " (" + world.rank_variable +
+                " is set); set it to an address of rank 0's machine that the others reach, "
+                "and MASTER_PORT to a free port there");
   if (!environment.master_port)
     throw Error("MASTER_PORT is not set although MASTER_ADDR=" + *environment.master_addr +
                 " is; set it to a free port of rank 0's machine");
   world.master_addr = *environment.master_addr;
-  world.master_port = parse("MASTER_PORT", *environment.master_port, 1, 65535);
+  world.master_port =
+      parse("MASTER_PORT", *environment.master_port, 1, 65535, "set it to a free port of rank 0's machine");
 }
 
 World from_launcher(const Environment& e) {
+  if (!e.rank && !e.world_size)
+    throw Error("RANK and WORLD_SIZE are not set although LOCKSTEP_STORE_FD=" + *e.lockstep_store_fd +
+                " is; start the program by `lockstep run`, or unset LOCKSTEP_STORE_FD to run as a world of one");
   World world = read_ranks(World::Source::kLauncher, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}, e.rank,
                            e.world_size, e.local_rank, e.local_world_size);
   world.store_fd = parse("LOCKSTEP_STORE_FD", *e.lockstep_store_fd, 0, 1 << 20);
@@ -99,12 +107,18 @@ World from_mpi_like(World::Source source, const Names& names, const Variable& ra
 
 const char* name_of(World::Source source) {
   switch (source) {
-    case World::Source::kAlone: return "a world of one";
-    case World::Source::kLauncher: return "lockstep run";
-    case World::Source::kTorchrun: return "torchrun's variables";
-    case World::Source::kOpenMpi: return "Open MPI";
-    case World::Source::kMpich: return "MPICH";
-    case World::Source::kSlurm: return "Slurm";
+    case World::Source::kAlone:
+      return "a world of one";
+    case World::Source::kLauncher:
+      return "lockstep run";
+    case World::Source::kTorchrun:
+      return "torchrun's variables";
+    case World::Source::kOpenMpi:
+      return "Open MPI";
+    case World::Source::kMpich:
+      return "MPICH";
+    case World::Source::kSlurm:
+      return "Slurm";
   }
   return "?";
 }
@@ -113,11 +127,10 @@ World discover_world(const Environment& e) {
   if (e.lockstep_store_fd) return from_launcher(e);
   if (e.rank || e.world_size) return from_torchrun(e);
   if (e.ompi_comm_world_rank || e.ompi_comm_world_size)
-    return from_mpi_like(World::Source::kOpenMpi,
-                         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-                          "OMPI_COMM_WORLD_LOCAL_SIZE"},
-                         e.ompi_comm_world_rank, e.ompi_comm_world_size, e.ompi_comm_world_local_rank,
-                         e.ompi_comm_world_local_size, e);
+    return from_mpi_like(
+        World::Source::kOpenMpi,
+        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        e.ompi_comm_world_rank, e.ompi_comm_world_size, e.ompi_comm_world_local_rank, e.ompi_comm_world_local_size, e);
   if (e.pmi_rank || e.pmi_size)
     return from_mpi_like(World::Source::kMpich, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
                          e.pmi_rank, e.pmi_size, e.mpi_localrankid, e.mpi_localnranks, e);

@@ -14,15 +14,15 @@ struct World {
   Source source = Source::kAlone;
   int rank = 0;
   int world_size = 1;
-  std::optional<int> local_rank;        ///< among the ranks of this machine; unset: found out when the ranks meet
+  std::optional<int> local_rank;  ///< among the ranks of this machine; unset: found out when the ranks meet
   std::optional<int> local_world_size;
 
-  std::optional<int> store_fd;          ///< kLauncher: inherited socket to the launcher's store
-  std::string master_addr;              ///< where a TCPStore listens, if one is needed
+  std::optional<int> store_fd;  ///< kLauncher: inherited socket to the launcher's store
+  std::string master_addr;      ///< where a TCPStore listens, if one is needed
   int master_port = 0;
-  bool store_is_hosted = false;         ///< kTorchrun: the agent serves the TCPStore; else rank 0 does
-  std::string rank_variable;            ///< the variable the rank was read from, e.g. PMI_RANK
-  std::string attempt;                  ///< tells restarts of the same job apart
+  bool store_is_hosted = false;  ///< kTorchrun: the agent serves the TCPStore; else rank 0 does
+  std::string rank_variable;     ///< the variable the rank was read from, e.g. PMI_RANK
+  std::string attempt;           ///< tells restarts of the same job apart
 
   /// All ranks are on this machine, by the launcher's word.
   bool one_machine() const {

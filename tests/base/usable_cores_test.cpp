@@ -20,9 +20,7 @@ TEST(ThreadsPerRank, BoundRanksKeepTheirOwnCores) {
   EXPECT_EQ(threads_per_rank({{0}, {1}}, 1, 0), 1);
 }
 
-TEST(ThreadsPerRank, MoreRanksThanCoresStillGetOne) {
-  EXPECT_EQ(threads_per_rank({{0}, {0}, {0}, {0}}, 3, 0), 1);
-}
+TEST(ThreadsPerRank, MoreRanksThanCoresStillGetOne) { EXPECT_EQ(threads_per_rank({{0}, {0}, {0}, {0}}, 3, 0), 1); }
 
 TEST(ThreadsPerRank, QuotaIsSharedByAll) {
   const std::vector<int> all{0, 1, 2, 3, 4, 5, 6, 7};

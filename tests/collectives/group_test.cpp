@@ -5,18 +5,27 @@
 
 #include "support/ranks.h"
 
-// Every operation against what its definition gives, on 1, 2 and 3 ranks.
+// Every operation against what its definition gives, on 1, 2 and 3 ranks of every engine.
 
 namespace lockstep {
 namespace {
 
+using testing::Engine;
 using testing::run_ranks;
 
-class Collectives : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(WorldSize, Collectives, ::testing::Values(1, 2, 3));
+class Collectives : public ::testing::TestWithParam<Engine> {};
+const Engine kEngines[] = {{1, ""}, {2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}};
+INSTANTIATE_TEST_SUITE_P(Engines, Collectives, ::testing::ValuesIn(kEngines),
+                         [](const auto& info) { return testing::name_of(info.param); });
 
-const at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,         at::kByte,
-                                  at::kShort, at::kInt,    at::kLong, at::kBool,     at::kComplexFloat, at::kComplexDouble};
+/// What does not depend on the number of ranks.
+class OnEachBackend : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Engines, OnEachBackend, ::testing::Values("shm", "gloo"),
+                         [](const auto& info) { return info.param; });
+
+const at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf,         at::kBFloat16,
+                                  at::kChar,  at::kByte,   at::kShort,        at::kInt,
+                                  at::kLong,  at::kBool,   at::kComplexFloat, at::kComplexDouble};
 
 /// Small whole numbers, different on every rank and exact in every dtype.
 at::Tensor values_of(int rank, at::ScalarType dtype, at::IntArrayRef shape = {3, 4}) {
@@ -50,12 +59,24 @@ at::Tensor reference(ReduceOp op, const std::vector<at::Tensor>& all) {
   for (size_t r = 1; r < all.size(); ++r) {
     switch (op) {
       case ReduceOp::kSum:
-      case ReduceOp::kMean: result = boolean ? at::logical_or(result, all[r]) : result + all[r]; break;
-      case ReduceOp::kProduct: result = boolean ? at::logical_and(result, all[r]) : result * all[r]; break;
-      case ReduceOp::kMin: result = at::minimum(result, all[r]); break;
-      case ReduceOp::kMax: result = at::maximum(result, all[r]); break;
-      case ReduceOp::kAnd: result = at::bitwise_and(result, all[r]); break;
-      case ReduceOp::kOr: result = at::bitwise_or(result, all[r]); break;
+      case ReduceOp::kMean:
+        result = boolean ? at::logical_or(result, all[r]) : result + all[r];
+        break;
+      case ReduceOp::kProduct:
+        result = boolean ? at::logical_and(result, all[r]) : result * all[r];
+        break;
+      case ReduceOp::kMin:
+        result = at::minimum(result, all[r]);
+        break;
+      case ReduceOp::kMax:
+        result = at::maximum(result, all[r]);
+        break;
+      case ReduceOp::kAnd:
+        result = at::bitwise_and(result, all[r]);
+        break;
+      case ReduceOp::kOr:
+        result = at::bitwise_or(result, all[r]);
+        break;
     }
   }
   return op == ReduceOp::kMean ? result.div(static_cast<int64_t>(all.size())).to(all[0].scalar_type()) : result;
@@ -181,8 +202,7 @@ TEST_P(Collectives, NonContiguousEmptyAndScalarTensors) {
     at::Tensor matrix = values_of(me, at::kFloat, {4, 6});
     group.all_reduce(matrix.t().narrow(0, 1, 3));  // columns 1 to 3
     at::Tensor expected = values_of(me, at::kFloat, {4, 6});
-    expected.narrow(1, 1, 3).copy_(
-        reference(ReduceOp::kSum, values_of_all(n, at::kFloat, {4, 6})).narrow(1, 1, 3));
+    expected.narrow(1, 1, 3).copy_(reference(ReduceOp::kSum, values_of_all(n, at::kFloat, {4, 6})).narrow(1, 1, 3));
     expect_equal(matrix, expected);
     expect_equal(group.all_gather(values_of(me, at::kFloat, {2, 3}).t()),
                  at::stack(values_of_all(n, at::kFloat, {2, 3})).transpose(1, 2));
@@ -223,7 +243,9 @@ TEST_P(Collectives, BytesOfDifferentLengths) {
   run_ranks(GetParam(), [](Context& context) {
     const Group& group = context.group();
     const int n = group.world_size(), me = group.rank();
-    const auto of = [](int rank) { return std::string(static_cast<size_t>(rank) * 3, static_cast<char>('a' + rank)) + '\0'; };
+    const auto of = [](int rank) {
+      return std::string(static_cast<size_t>(rank) * 3, static_cast<char>('a' + rank)) + '\0';
+    };
     std::vector<std::string> all;
     for (int r = 0; r < n; ++r) all.push_back(of(r));
     EXPECT_EQ(group.all_gather_bytes(of(me)), all);
@@ -245,7 +267,8 @@ TEST_P(Collectives, ObjectsWithTensorsListsAndDictionaries) {
       tensors.insert("weight", at::full({rank + 1, 2}, rank, at::kDouble));
       c10::List<int64_t> numbers;
       for (int i = 0; i < rank; ++i) numbers.push_back(i);
-      return c10::ivalue::Tuple::create({c10::IValue(tensors), c10::IValue(numbers), c10::IValue("rank"), c10::IValue()});
+      return c10::ivalue::Tuple::create(
+          {c10::IValue(tensors), c10::IValue(numbers), c10::IValue("rank"), c10::IValue()});
     };
     const auto check = [](const c10::IValue& object, int rank) {
       const auto& parts = object.toTupleRef().elements();
@@ -266,8 +289,37 @@ TEST_P(Collectives, ObjectsWithTensorsListsAndDictionaries) {
   });
 }
 
-TEST(Subgroups, OfThreeRanksInAnotherOrder) {
-  run_ranks(3, [](Context& context) {
+TEST_P(Collectives, AllocatedMemoryIsReducedAndOutlivesItsGroup) {
+  run_ranks(GetParam(), [](Context& context) {
+    const int n = context.world_size();
+    std::optional<Group> group = context.group().subgroup([n] {
+      std::vector<int> everyone;
+      for (int r = 0; r < n; ++r) everyone.push_back(r);
+      return everyone;
+    }());
+    at::Tensor tensor = group->allocate(100'000, at::kDouble);
+    EXPECT_EQ(tensor.sizes(), (std::vector<int64_t>{100'000}));
+    tensor.fill_(context.rank() + 1);
+    group->all_reduce(tensor.narrow(0, 17, 90'000));
+    EXPECT_EQ(group->allocate(0).numel(), 0);
+    group.reset();
+    EXPECT_EQ(tensor[17].item<double>(), n * (n + 1) / 2);
+    EXPECT_EQ(tensor.sum().item<double>(), 10'000.0 * (context.rank() + 1) + 90'000.0 * n * (n + 1) / 2);
+  });
+}
+
+TEST_P(OnEachBackend, IsTheOneAskedFor) {
+  run_ranks(Engine{2, GetParam()},
+            [backend = GetParam()](Context& context) { EXPECT_EQ(context.group().backend(), backend); });
+}
+
+TEST(Backend, IsSharedMemoryOnOneMachineAndAnUnknownNameIsRefused) {
+  run_ranks(Engine{2, ""}, [](Context& context) { EXPECT_EQ(context.group().backend(), "shm"); });
+  EXPECT_THROW(Context({.backend = "pigeons", .announce = false}), Error);
+}
+
+TEST_P(OnEachBackend, SubgroupsOfThreeRanksInAnotherOrder) {
+  run_ranks(Engine{3, GetParam()}, [](Context& context) {
     const Group& all = context.group();
     const auto pair = all.subgroup({2, 0});
     ASSERT_EQ(pair.has_value(), context.rank() != 1);
@@ -285,8 +337,8 @@ TEST(Subgroups, OfThreeRanksInAnotherOrder) {
   });
 }
 
-TEST(Misuse, IsRefusedWithTheMend) {
-  run_ranks(2, [](Context& context) {
+TEST_P(OnEachBackend, MisuseIsRefusedWithTheMend) {
+  run_ranks(Engine{2, GetParam()}, [](Context& context) {
     const Group& group = context.group();
     EXPECT_THROW(group.all_reduce(at::Tensor()), c10::Error);
     EXPECT_THROW(group.all_reduce(at::ones({2}, at::kInt), ReduceOp::kMean), c10::Error);
@@ -300,15 +352,16 @@ TEST(Misuse, IsRefusedWithTheMend) {
   });
 }
 
-TEST(Failure, AGonePeerIsAnErrorThatNamesRankAndOperation) {
-  run_ranks(2, [](Context& context) {
+TEST_P(OnEachBackend, AGonePeerIsAnErrorThatNamesRankAndOperation) {
+  run_ranks(Engine{2, GetParam()}, [](Context& context) {
     context.group().barrier();
     if (context.rank() == 1) ::_exit(0);
     try {
       context.group().all_reduce(at::ones({1000}));
       ADD_FAILURE() << "the peer is gone";
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("all_reduce #1 (Float, 4000 bytes) failed on rank 0 of 2"), std::string::npos)
+      EXPECT_NE(std::string(error.what()).find("all_reduce #1 (Float, 4000 bytes) failed on rank 0 of 2"),
+                std::string::npos)
           << error.what();
     }
   });

@@ -92,6 +92,7 @@ TEST(DataLoader, EveryRankHasBatchesOfTheSameSizes) {
   for (bool drop_last : {false, true})
     for (int64_t size : {0, 1, 7, 10, 100})
       for (int world_size = 1; world_size <= 8; ++world_size) {
+        if (drop_last && size / world_size < 4) continue;  // refused, see OptionsThatMakeNoSense
         std::vector<size_t> expected;
         for (int rank = 0; rank < world_size; ++rank) {
           DataLoader loader(Numbers(size), Shard(rank, world_size),
@@ -335,6 +336,9 @@ TEST(DataLoader, OptionsThatMakeNoSense) {
   EXPECT_NE(failure({.workers = -1}).find("workers is -1"), std::string::npos);
   EXPECT_NE(failure({.prefetch = 0}).find("prefetch is 0"), std::string::npos);
   EXPECT_NE(failure({.drop_last = true, .exactly_once = true}).find("set one of them"), std::string::npos);
+  EXPECT_NE(failure({.batch_size = 4, .drop_last = true}, Shard(0, 3))
+                .find("a rank's share is 3 of 10 samples, fewer than the batch_size of 4; lower the batch size"),
+            std::string::npos);
   EXPECT_NE(failure({}, Shard(3, 3)).find("rank 3 is not in a world of 3"), std::string::npos);
   EXPECT_THROW(DataLoader(std::shared_ptr<const Dataset>(), Shard(0, 1)), c10::Error);
 }

@@ -15,7 +15,7 @@ using namespace testing;  // NOLINT
 
 struct Case {
   std::string name;
-  int world_size;
+  Engine engine;
 };
 
 class Golden : public ::testing::TestWithParam<Case> {};
@@ -23,20 +23,22 @@ class Golden : public ::testing::TestWithParam<Case> {};
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const char* name : {"plain", "no_sync", "batch_norm", "branches", "shared"})
-    for (int world_size : {2, 3}) cases.push_back({name, world_size});
+    for (const char* backend : {"shm", "gloo"})
+      for (int world_size : {2, 3}) cases.push_back({name, {world_size, backend}});
   return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(PyTorch, Golden, ::testing::ValuesIn(all_cases()), [](const auto& instance) {
-  return instance.param.name + "_" + std::to_string(instance.param.world_size);
+  return instance.param.name + "_" + name_of(instance.param.engine);
 });
 
 void expect_close(const StateDict& actual, const StateDict& golden, double tolerance) {
   for (const auto& item : golden) {
     ASSERT_TRUE(actual.contains(item.key())) << item.key();
     const at::Tensor& value = actual[item.key()];
-    EXPECT_TRUE(at::allclose(value.detach(), item.value(), tolerance, tolerance))
-        << item.key() << "\n" << value << "\nPyTorch has\n" << item.value();
+    EXPECT_TRUE(at::allclose(value.detach(), item.value(), tolerance, tolerance)) << item.key() << "\n"
+                                                                                  << value << "\nPyTorch has\n"
+                                                                                  << item.value();
   }
 }
 
@@ -51,7 +53,7 @@ TEST_P(Golden, GradientsOfAStepAndWeightsAfterTen) {
   const Case& c = GetParam();
   const auto check = [&c](Context& context) {
     const StateDict golden = load(LOCKSTEP_SOURCE_DIR "/tests/golden/ddp.safetensors").tensors;
-    const std::string place = c.name + "/" + std::to_string(c.world_size) + "/";
+    const std::string place = c.name + "/" + std::to_string(c.engine.world_size) + "/";
     auto model = make_model(c.name);
     DistributedDataParallel replica(model, context);
     auto optimizer = make_sgd(*model);
@@ -72,7 +74,7 @@ TEST_P(Golden, GradientsOfAStepAndWeightsAfterTen) {
     }
     expect_close(state_dict(*model), without_prefix(place + "after/", golden), 1e-6);
   };
-  run_ranks(c.world_size, check);
+  run_ranks(c.engine, check);
 }
 
 }  // namespace

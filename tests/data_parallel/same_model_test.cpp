@@ -5,7 +5,9 @@
 namespace lockstep {
 namespace {
 
-TEST(FirstDifference, NoneWhereAllAgree) { EXPECT_EQ(first_difference("parameter", {"a: x\nb: y\n", "a: x\nb: y\n"}), ""); }
+TEST(FirstDifference, NoneWhereAllAgree) {
+  EXPECT_EQ(first_difference("parameter", {"a: x\nb: y\n", "a: x\nb: y\n"}), "");
+}
 
 TEST(FirstDifference, NamesBothSidesAndAllRanks) {
   EXPECT_EQ(first_difference("parameter", {"a: x\nb: y\n", "a: x\nb: z\n", "a: x\nb: y\n"}),

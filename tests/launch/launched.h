@@ -9,19 +9,9 @@
 #include <vector>
 
 #include "base/file_descriptor.h"
+#include "support/temporary_folder.h"
 
 namespace lockstep {
-
-/// A temporary folder, removed with all that is in it.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 std::string read_file(const std::filesystem::path& path);
 

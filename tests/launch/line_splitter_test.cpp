@@ -24,6 +24,7 @@ TEST(LineSplitter, KeepsTheLastStateOfARedrawnLine) {
   EXPECT_EQ(split({"10%\r20%\r30%\ndone\n"}), "30%\ndone\n");
   EXPECT_EQ(split({"\r10%", "\r", "20%", "\r\n"}), "20%\n");
   EXPECT_EQ(split({"10%\r20%\r"}), "20%\n");
+  EXPECT_EQ(split({"\r10 %\x1b[K\r9 %\x1b[K\n"}), "9 %\n");
 }
 
 TEST(LineSplitter, TakesCarriageReturnAndNewlineForOneEnd) { EXPECT_EQ(split({"a\r\nb\r", "\nc\r\r\n"}), "a\nb\nc\n"); }

@@ -30,7 +30,8 @@ TEST(BucketPlan, EveryParameterIsInOneBucketOfItsKind) {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
     std::vector<ParameterSize> parameters(random() % 40);
-    for (auto& parameter : parameters) parameter = {static_cast<int64_t>(random() % 5000), static_cast<int>(random() % 3)};
+    for (auto& parameter : parameters)
+      parameter = {static_cast<int64_t>(random() % 5000), static_cast<int>(random() % 3)};
     std::vector<size_t> seen;
     for (const auto& bucket : plan_buckets(parameters, {500, 4000})) {
       int64_t bytes_before_last = 0;

@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -249,6 +250,33 @@ TEST(KeyValue, ADropHasAReasonAndAnEndHasNone) {
   EXPECT_TRUE(polled.empty());
 }
 
+TEST(KeyValue, AClientThatDiesBeforeItsAnswerEndsNormally) {
+  KeyValueServer server;
+  auto [dead_end, dead] = make_socket_pair();
+  auto [live_end, live] = make_socket_pair();
+  server.add_client(std::move(dead_end));
+  server.add_client(std::move(live_end));
+  const auto serve = [&] {
+    std::vector<pollfd> polled;
+    server.append_polled(polled);
+    ::poll(polled.data(), polled.size(), 5000);
+    for (const auto& ready : polled) server.handle(ready);
+  };
+  std::string get, set;
+  append_frame(get, 1, static_cast<uint8_t>(KeyValueRequest::kGet), {"k"});
+  append_frame(set, 1, static_cast<uint8_t>(KeyValueRequest::kSet), {"k", "v"});
+  send_all(dead.get(), get.data(), get.size(), Deadline(kLong));
+  serve();
+  dead.reset();
+  send_all(live.get(), set.data(), set.size(), Deadline(kLong));
+  // The dead client is seen first or answered first; either way its end is no news.
+  for (int turn = 0; turn < 2; ++turn) serve();
+  const auto dropped = server.take_dropped();
+  ASSERT_EQ(dropped.size(), 1u);
+  EXPECT_EQ(dropped[0].client, 0);
+  EXPECT_EQ(dropped[0].reason, "");
+}
+
 TEST(KeyValue, AClientThatNeverReadsIsHeldBack) {
   KeyValueServerThread server;
   KeyValueClient good(server.connect());
@@ -263,6 +291,15 @@ TEST(KeyValue, AClientThatNeverReadsIsHeldBack) {
       },
       Error);
   EXPECT_EQ(good.num_keys(), 1);
+}
+
+TEST(KeyValue, AnInheritedSocketGoesNoFurther) {
+  KeyValueServerThread server;
+  FileDescriptor socket = server.connect();
+  const int fd = socket.get();
+  ASSERT_EQ(::fcntl(fd, F_SETFD, 0), 0);
+  const KeyValueClient client(std::move(socket));
+  EXPECT_TRUE(::fcntl(fd, F_GETFD) & FD_CLOEXEC);
 }
 
 TEST(KeyValue, AcceptsOwnProcessesFromAListener) {

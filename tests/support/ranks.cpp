@@ -103,4 +103,12 @@ void run_ranks(int count, const std::function<void(Context&)>& body, std::chrono
   ranks.serve(Deadline(timeout));
 }
 
+std::string name_of(const Engine& engine) {
+  return std::to_string(engine.world_size) + (engine.backend.empty() ? "" : "_" + engine.backend);
+}
+
+void run_ranks(const Engine& engine, const std::function<void(Context&)>& body) {
+  run_ranks(engine.world_size, body, std::chrono::seconds(60), {.backend = engine.backend, .announce = false});
+}
+
 }  // namespace lockstep::testing

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <functional>
+#include <string>
 
 #include <lockstep/context.h>
 
@@ -11,6 +12,16 @@ namespace lockstep::testing {
 /// fails the present test if a rank has a failed expectation, throws, dies, or is not done in time. Ranks that are
 /// left are killed. Expectations inside `body` name the rank in their trace.
 void run_ranks(int count, const std::function<void(Context&)>& body,
-               std::chrono::milliseconds timeout = std::chrono::seconds(60), ContextOptions options = {.announce = false});
+               std::chrono::milliseconds timeout = std::chrono::seconds(60),
+               ContextOptions options = {.announce = false});
+
+/// How many ranks, over what: "shm" or "gloo", or "" for a world of one.
+struct Engine {
+  int world_size;
+  std::string backend;
+};
+/// "2_shm": names test instances.
+std::string name_of(const Engine& engine);
+void run_ranks(const Engine& engine, const std::function<void(Context&)>& body);
 
 }  // namespace lockstep::testing

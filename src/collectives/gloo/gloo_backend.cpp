@@ -29,7 +29,7 @@ class ConvertedWork final : public c10d::Work {
 
 /// How Gloo is asked for a reduction that it does not know.
 struct Wire {
-  at::Tensor tensor;                        ///< what Gloo reduces; shares storage with the operand where it can
+  at::Tensor tensor;  ///< what Gloo reduces; shares storage with the operand where it can
   ReduceOp op;
   std::function<void(at::Tensor)> restore;  ///< brings the result home into the operand; may be empty
 };
@@ -49,7 +49,8 @@ Wire to_wire(const at::Tensor& operand, ReduceOp op, int world_size) {
     wire.tensor = operand.to(at::kInt);
     wire.restore = [operand](const at::Tensor& result) { operand.copy_(result); };
   } else if (operand.is_complex()) {
-    TORCH_CHECK(wire.op == ReduceOp::SUM, "Gloo reduces complex tensors by sum and mean only; reduce real and "
+    TORCH_CHECK(wire.op == ReduceOp::SUM,
+                "Gloo reduces complex tensors by sum and mean only; reduce real and "
                 "imaginary parts on their own instead");
     wire.tensor = at::view_as_real(operand);
   }

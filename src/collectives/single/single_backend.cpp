@@ -35,8 +35,8 @@ class SingleBackend final : public c10d::Backend {
                                            const c10d::ReduceScatterOptions&) override {
     return copied(output, input);
   }
-  intrusive_ptr<Work> alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>&,
-                                    std::vector<int64_t>&, const c10d::AllToAllOptions&) override {
+  intrusive_ptr<Work> alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>&, std::vector<int64_t>&,
+                                    const c10d::AllToAllOptions&) override {
     return copied(output, input);
   }
   intrusive_ptr<Work> gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions&) override {

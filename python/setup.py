@@ -1,0 +1,59 @@
+"""Builds lockstep._C from the sources of the C++ library, against the torch that is installed."""
+
+import glob
+import os
+import platform
+
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SOURCE = os.path.join(os.path.dirname(HERE), "src")
+INCLUDES = [SOURCE, os.path.join(os.path.dirname(HERE), "include")]
+
+# As in src/base/CMakeLists.txt and src/collectives/shm/CMakeLists.txt.
+BASE = ["error", "file_descriptor", "futex", "pass_descriptor", "shared_segment", "usable_cores"]
+CORE_FLAGS = ["-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
+AVX2 = ["-mavx2", "-mf16c"]
+AVX512 = AVX2 + ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
+X86 = platform.machine() in ("x86_64", "AMD64")
+
+
+def core_sources():
+    """(file, its own flags) of everything that knows no torch."""
+    for name in BASE:
+        yield os.path.join(SOURCE, "base", name + ".cpp"), []
+    for path in sorted(glob.glob(os.path.join(SOURCE, "collectives/shm/*.cpp"))):
+        kernels = {"reduce_avx2.cpp": AVX2, "reduce_avx512.cpp": AVX512}.get(os.path.basename(path))
+        if kernels is None or X86:
+            yield path, (kernels or []) + (["-DLOCKSTEP_X86_KERNELS"] if X86 else [])
+
+
+class Build(BuildExtension):
+    def build_extensions(self):
+        extension = self.extensions[0]
+        # One extension has one set of flags, but the kernels need their own; and nothing here needs torch's headers.
+        for path, flags in core_sources():
+            extension.extra_objects += self.compiler.compile(
+                [os.path.relpath(path, os.getcwd())], output_dir=os.path.join(self.build_temp, "core", "objects"),
+                include_dirs=INCLUDES, extra_postargs=CORE_FLAGS + flags)
+        extension.sources = [self.all_in_one()]
+        super().build_extensions()
+
+    def all_in_one(self):
+        """Reading torch's headers takes most of the time, so the files that include them are compiled as one."""
+        path = os.path.abspath(os.path.join(self.build_temp, "all.cpp"))
+        parts = sorted(glob.glob(os.path.join(SOURCE, "collectives/shm/backend/*.cpp")))
+        text = "".join(f'#include "{part}"\n' for part in parts + [os.path.join(HERE, "lockstep/module.cpp")])
+        if not os.path.exists(path) or open(path).read() != text:
+            os.makedirs(self.build_temp, exist_ok=True)
+            with open(path, "w") as file:
+                file.write(text)
+        return path
+
+
+setup(
+    ext_modules=[CppExtension("lockstep._C", ["lockstep/module.cpp"], include_dirs=INCLUDES,
+                              extra_compile_args=["-std=c++20", "-O3", "-DNDEBUG", "-fvisibility=hidden"])],
+    cmdclass={"build_ext": Build},
+)

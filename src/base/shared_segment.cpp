@@ -1,0 +1,163 @@
+#include "base/shared_segment.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "base/error.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; older kernels answer EINVAL and pages come in by faults
+#endif
+
+namespace lockstep {
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+std::string megabytes(size_t bytes) {
+  std::ostringstream text;
+  text << (bytes + (1 << 20) - 1) / (1 << 20) << " MiB";
+  return text.str();
+}
+
+[[noreturn]] void throw_no_memory(size_t wanted, const std::string& why) {
+  throw Error("shared memory: wanted " + megabytes(wanted) + ", but " + megabytes(available_memory_bytes()) +
+              " are available (" + why + "). Use fewer ranks or smaller buckets, or raise the memory limit.");
+}
+
+/// limit - used of one cgroup folder, or SIZE_MAX without a limit.
+size_t cgroup_room(const std::filesystem::path& folder, const char* limit_name, const char* used_name) {
+  std::ifstream limit_file(folder / limit_name), used_file(folder / used_name);
+  uint64_t limit = 0, used = 0;
+  if (!(limit_file >> limit) || !(used_file >> used)) return std::numeric_limits<size_t>::max();
+  return limit > used ? limit - used : 0;
+}
+
+size_t cgroup_available() {
+  std::ifstream groups("/proc/self/cgroup");
+  size_t room = std::numeric_limits<size_t>::max();
+  for (std::string line; std::getline(groups, line);) {
+    std::istringstream fields(line);
+    std::string id, controllers, group;
+    if (!std::getline(fields, id, ':') || !std::getline(fields, controllers, ':') || !std::getline(fields, group))
+      continue;
+    const bool v2 = id == "0" && controllers.empty();
+    if (!v2 && ("," + controllers + ",").find(",memory,") == std::string::npos) continue;
+    std::filesystem::path folder = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    const char* limit = v2 ? "memory.max" : "memory.limit_in_bytes";
+    const char* used = v2 ? "memory.current" : "memory.usage_in_bytes";
+    room = std::min(room, cgroup_room(folder, limit, used));
+    for (const auto& part : std::filesystem::path(group).relative_path()) {
+      folder /= part;
+      room = std::min(room, cgroup_room(folder, limit, used));
+    }
+  }
+  return room;
+}
+
+unsigned generation = 0;
+
+}  // namespace
+
+unsigned fork_generation() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++generation; });
+  (void)registered;
+  return generation;
+}
+
+size_t available_memory_bytes() {
+  std::ifstream meminfo("/proc/meminfo");
+  size_t available = std::numeric_limits<size_t>::max();
+  for (std::string line; std::getline(meminfo, line);)
+    if (line.rfind("MemAvailable:", 0) == 0) available = std::strtoull(line.c_str() + 13, nullptr, 10) * 1024;
+  return std::min(available, cgroup_available());
+}
+
+SharedSegment::SharedSegment(const std::string& name, size_t reserve_bytes, size_t commit_bytes)
+    : size_(reserve_bytes), fork_generation_(lockstep::fork_generation()) {
+  rlimit limit{};
+  // Beyond this limit ftruncate would raise SIGXFSZ.
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < reserve_bytes)
+    throw_no_memory(reserve_bytes, "the file size limit, ulimit -f, is " + megabytes(limit.rlim_cur));
+  fd_ = FileDescriptor(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd_) throw_errno("creating shared memory");
+  if (::ftruncate(fd_.get(), static_cast<off_t>(reserve_bytes)) != 0) throw_errno("sizing shared memory");
+  if (::fcntl(fd_.get(), F_ADD_SEALS, kSeals) != 0) throw_errno("sealing shared memory");
+  map();
+  commit(commit_bytes);
+}
+
+SharedSegment::SharedSegment(FileDescriptor fd, size_t expected_bytes)
+    : fd_(std::move(fd)), size_(expected_bytes), fork_generation_(lockstep::fork_generation()) {
+  struct stat status {};
+  if (::fstat(fd_.get(), &status) != 0) throw_errno("looking at a peer's shared memory");
+  if (static_cast<size_t>(status.st_size) != expected_bytes)
+    throw Error("a peer's shared memory has " + std::to_string(status.st_size) + " bytes, not the " +
+                std::to_string(expected_bytes) + " it announced");
+  const int seals = ::fcntl(fd_.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) throw Error("a peer's shared memory is not sealed");
+  map();
+}
+
+SharedSegment::~SharedSegment() {
+  if (data_ != nullptr && fork_generation_ == lockstep::fork_generation()) ::munmap(data_, size_);
+}
+
+void SharedSegment::map() {
+  void* address = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
+  if (address == MAP_FAILED) {
+    const int code = errno;
+    throw_no_memory(size_, std::string("mapping it failed: ") + std::strerror(code));
+  }
+  data_ = static_cast<std::byte*>(address);
+  ::madvise(data_, size_, MADV_DONTFORK);
+  ::madvise(data_, size_, MADV_DONTDUMP);
+}
+
+void SharedSegment::commit(size_t end) {
+  if (end <= committed_) return;
+  const size_t wanted = end - committed_;
+  if (end > size_) throw_no_memory(end, "only " + megabytes(size_) + " were reserved");
+  // The kernel would rather kill somebody than refuse, so ask first.
+  if (wanted > available_memory_bytes()) throw_no_memory(wanted, "the machine or its cgroup holds no more");
+  int result;
+  do {
+    result = ::fallocate(fd_.get(), 0, static_cast<off_t>(committed_), static_cast<off_t>(wanted));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) {
+    const int code = errno;
+    throw_no_memory(wanted, std::strerror(code));
+  }
+  populate(committed_, end);
+  committed_ = end;
+}
+
+void SharedSegment::populate(size_t begin, size_t end) {
+  const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  begin = begin / page * page;
+  end = std::min(size_, (end + page - 1) / page * page);
+  if (begin < end) ::madvise(data_ + begin, end - begin, MADV_POPULATE_WRITE);
+}
+
+void SharedSegment::swap(SharedSegment& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  std::swap(committed_, other.committed_);
+  std::swap(fork_generation_, other.fork_generation_);
+}
+
+}  // namespace lockstep

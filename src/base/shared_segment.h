@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "base/file_descriptor.h"
+
+namespace lockstep {
+
+/// Anonymous memory that several processes map: a sealed memfd. It has no name, so nothing is left behind by SIGKILL.
+///
+/// The size is fixed at birth (sealed against shrinking and growing), the memory behind it is not: a prefix is
+/// committed at once, more later by the owner. Only committed memory may be touched; committing either succeeds or
+/// throws Error with the wanted and the available size, so a full machine never ends in SIGBUS.
+/// A forked child does not inherit the mapping (MADV_DONTFORK); destroying the object there does nothing.
+class SharedSegment {
+ public:
+  SharedSegment() = default;
+  /// `name` appears in /proc/<pid>/maps only. Maps `reserve_bytes` of address space, commits the first `commit_bytes`.
+  SharedSegment(const std::string& name, size_t reserve_bytes, size_t commit_bytes);
+  /// Maps a segment another process made. Throws unless it is sealed and has exactly `expected_bytes`.
+  SharedSegment(FileDescriptor fd, size_t expected_bytes);
+  SharedSegment(SharedSegment&& other) noexcept { swap(other); }
+  SharedSegment& operator=(SharedSegment&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~SharedSegment();
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+  size_t committed() const { return committed_; }
+  int fd() const { return fd_.get(); }
+  /// Forgets the descriptor; the mapping stays. A segment without it can no longer be passed on or committed.
+  void close_descriptor() { fd_.reset(); }
+
+  /// Commits everything below `end` that is not committed yet. Owner only.
+  void commit(size_t end);
+  /// Enters the pages of [begin, end), all committed by their owner, into this process's page table.
+  void populate(size_t begin, size_t end);
+
+ private:
+  void map();
+  void swap(SharedSegment& other) noexcept;
+
+  FileDescriptor fd_;
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  size_t committed_ = 0;
+  unsigned fork_generation_ = 0;
+};
+
+/// Bytes that can still be allocated: the kernel's estimate for the machine, or less where a cgroup limits memory.
+size_t available_memory_bytes();
+
+/// How many forks lie between the program's start and this process. Cheap; tells a child from the process that
+/// made an object.
+unsigned fork_generation();
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+
+#include "base/shared_segment.h"
+
+namespace lockstep::shm {
+
+/// Hands out memory in a rank's own resident area: buffers there are reduced where they lie.
+///
+/// Not collective: ranks tell each other offsets with every operation. Memory is committed when it is first handed out
+/// and kept for reuse; a commit that fails throws Error with both sizes and changes nothing. Any thread may call.
+class Arena {
+ public:
+  Arena(SharedSegment& segment, size_t begin) : segment_(segment), begin_(begin) {}
+
+  /// At least 1 byte, page aligned. Never null.
+  std::byte* allocate(size_t bytes);
+  /// `memory` came from allocate().
+  void free(void* memory);
+
+  /// Whether all of the range lies in memory this arena may hand out.
+  bool contains(const void* memory, size_t bytes) const {
+    const auto* first = static_cast<const std::byte*>(memory);
+    return first >= segment_.data() + begin_ && first + bytes <= segment_.data() + segment_.size();
+  }
+  size_t offset(const void* memory) const {
+    return static_cast<size_t>(static_cast<const std::byte*>(memory) - (segment_.data() + begin_));
+  }
+
+ private:
+  SharedSegment& segment_;
+  const size_t begin_;
+  std::mutex mutex_;
+  std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent; guarded by mutex_
+  std::map<size_t, size_t> used_;  // guarded by mutex_
+  size_t end_ = 0;                 // everything below is free or used; guarded by mutex_
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "collectives/shm/backend/shared_group.h"
+#include "collectives/shm/backend/shm_work.h"
+#include "collectives/shm/backend/task.h"
+
+namespace lockstep::shm_engine {
+
+/// c10d's operations in terms of the core's. Every operation builds a Task and launches it; nothing waits, but for
+/// sparse reductions and the monitored barrier.
+class ShmBackend final : public c10d::Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout, std::string name);
+
+  // shm_backend.cpp
+  const std::string getBackendName() const override { return name_; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  at::Tensor allocateTensor(long elements, at::TensorOptions options) override;
+  void abort() override;
+
+  // reductions.cpp
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+
+  // movements.cpp
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+
+  // messages.cpp
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+ private:
+  size_t ranks() const { return static_cast<size_t>(size_); }
+  /// Starts what the task asks for.
+  WorkPtr launch(Task task);
+  WorkPtr launch(Task task, std::vector<shm::CompletionPtr> parts);
+  WorkPtr receive(Task task, at::Tensor& tensor, int from, int tag);
+  std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) const;
+
+  void add_all_reduce(Task& task, const at::Tensor& tensor, const c10d::ReduceOp& op) const;
+  void add_reduce_scatter(Task& task, const at::Tensor& output, const at::Tensor& input,
+                          const c10d::ReduceOp& op) const;
+  void add_all_gather(Task& task, const at::Tensor& output, const at::Tensor& input) const;
+  void add_all_gather(Task& task, const Tensors& outputs, const at::Tensor& input) const;
+  WorkPtr all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& options);
+  at::Tensor gather_rows(const at::Tensor& row, std::chrono::milliseconds timeout);
+
+  const SharedGroupPtr shared_;
+  const std::string name_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<uint64_t> sequence_{0};  ///< operations started
+
+  std::mutex mutex_;
+  std::optional<std::vector<WorkPtr>> coalescing_;  ///< since startCoalescing; guarded by mutex_
+};
+
+}  // namespace lockstep::shm_engine

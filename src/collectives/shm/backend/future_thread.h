@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <thread>
+
+#include <c10/util/intrusive_ptr.h>
+
+namespace lockstep::shm_engine {
+
+class ShmWork;
+
+/// Completes the futures of one group's works.
+///
+/// Whoever holds a future can only wait for it to be completed by somebody else, so a thread does what wait() would
+/// do. It exists from the first future on, sleeps whenever nothing can be done, and never spins: the processor belongs
+/// to those who compute.
+class FutureThread {
+ public:
+  FutureThread();
+  /// Any thread may destroy it, this one too. No work is left then: works keep their group.
+  ~FutureThread();
+  FutureThread(const FutureThread&) = delete;
+
+  /// Sees to it that the work's future is completed. Any thread; never waits.
+  void add(c10::intrusive_ptr<ShmWork> work);
+
+ private:
+  struct State;
+  static void run(const std::shared_ptr<State>& state);
+
+  const std::shared_ptr<State> state_;  // shared with the thread, which may outlive this object for a moment
+  const unsigned fork_generation_;
+  std::thread thread_;  // started under the state's mutex
+};
+
+}  // namespace lockstep::shm_engine

@@ -1,0 +1,224 @@
+#include <ATen/ATen.h>
+
+#include "collectives/shm/backend/backend_class.h"
+
+namespace lockstep::shm_engine {
+
+using c10d::OpType;
+using shm::OperationKind;
+
+namespace {
+
+void check_like(const char* operation, const at::Tensor& tensor, const at::Tensor& model) {
+  TORCH_CHECK_VALUE(tensor.numel() == model.numel() && tensor.scalar_type() == model.scalar_type(), operation,
+                    ": all tensors must have one size and dtype; one has ", tensor.numel(), " elements of ",
+                    tensor.scalar_type(), ", another ", model.numel(), " of ", model.scalar_type());
+}
+
+}  // namespace
+
+ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const at::Tensor& tensor = only("broadcast", tensors);
+  check_dense("broadcast", tensor);
+  Task task(OpType::BROADCAST, "lockstep:broadcast", options.timeout);
+  task.inputs = task.result = tensors;
+  auto request = task.moving(OperationKind::kBroadcast, tensor.scalar_type(), tensor.numel());
+  request.root = static_cast<int>(options.rootRank);
+  const bool root = options.rootRank == getRank();
+  request.output = root ? task.input(tensor) : task.output(tensor, /*load=*/false);
+  request.input = request.output;
+  task.requests.push_back(std::move(request));
+  return launch(std::move(task));
+}
+
+void ShmBackend::add_all_gather(Task& task, const at::Tensor& output, const at::Tensor& input) const {
+  TORCH_CHECK_VALUE(output.numel() == input.numel() * getSize() && output.scalar_type() == input.scalar_type(),
+                    "all_gather: the output must hold one input for each of ", getSize(), " ranks; it has ",
+                    output.numel(), " elements of ", output.scalar_type(), " for inputs of ", input.numel(), " of ",
+                    input.scalar_type());
+  auto request = task.moving(OperationKind::kAllGather, input.scalar_type(), input.numel());
+  request.input = task.input(input);
+  request.output = task.output(output, /*load=*/false);
+  task.requests.push_back(std::move(request));
+  task.result.push_back(output);
+}
+
+void ShmBackend::add_all_gather(Task& task, const Tensors& outputs, const at::Tensor& input) const {
+  TORCH_CHECK_VALUE(outputs.size() == ranks(), "all_gather: needs one output for each of ", getSize(), " ranks, not ",
+                    outputs.size());
+  auto request = task.moving(OperationKind::kAllGather, input.scalar_type(), input.numel());
+  request.input = task.input(input);
+  for (const auto& output : outputs) {
+    check_dense("all_gather", output);
+    check_like("all_gather", output, input);
+    request.outputs.push_back(task.output(output, /*load=*/false));
+  }
+  task.requests.push_back(std::move(request));
+  task.result.insert(task.result.end(), outputs.begin(), outputs.end());
+}
+
+ShmBackend::WorkPtr ShmBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) {
+  const at::Tensor& input = only("all_gather", inputs);
+  check_dense("all_gather", input);
+  Task task(OpType::ALLGATHER, "lockstep:all_gather", options.timeout);
+  task.inputs = inputs;
+  add_all_gather(task, only("all_gather", outputs), input);
+  return launch(std::move(task));
+}
+
+ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                const c10d::AllgatherOptions& options) {
+  check_dense("all_gather_into_tensor", output);
+  check_dense("all_gather_into_tensor", input);
+  Task task(OpType::_ALLGATHER_BASE, "lockstep:_all_gather_base", options.timeout);
+  task.inputs = {input};
+  add_all_gather(task, output, input);
+  return launch(std::move(task));
+}
+
+ShmBackend::WorkPtr ShmBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                    const c10d::AllgatherOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == ranks(), "all_gather_coalesced: needs one output list for each of ", getSize(),
+                    " ranks, not ", outputs.size());
+  Task task(OpType::ALLGATHER_COALESCED, "lockstep:all_gather", options.timeout);
+  task.inputs = inputs;
+  for (const auto& list : outputs)
+    TORCH_CHECK_VALUE(list.size() == inputs.size(), "all_gather_coalesced: an output list has ", list.size(),
+                      " tensors for ", inputs.size(), " inputs");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Tensors row;
+    for (const auto& list : outputs) row.push_back(list[i]);
+    check_dense("all_gather_coalesced", inputs[i]);
+    add_all_gather(task, row, inputs[i]);
+  }
+  return launch(std::move(task));
+}
+
+ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                const c10d::AllgatherOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "all_gather_into_tensor_coalesced: ", outputs.size(),
+                    " outputs for ", inputs.size(), " inputs");
+  Task task(OpType::COALESCED, "lockstep:all_gather_into_tensor_coalesced", options.timeout);
+  task.inputs = inputs;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_dense("all_gather_into_tensor_coalesced", outputs[i]);
+    check_dense("all_gather_into_tensor_coalesced", inputs[i]);
+    add_all_gather(task, outputs[i], inputs[i]);
+  }
+  return launch(std::move(task));
+}
+
+ShmBackend::WorkPtr ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                       const c10d::GatherOptions& options) {
+  const at::Tensor& input = only("gather", inputs);
+  check_dense("gather", input);
+  Task task(OpType::GATHER, "lockstep:gather", options.timeout);
+  task.inputs = inputs;
+  auto request = task.moving(OperationKind::kGather, input.scalar_type(), input.numel());
+  request.root = static_cast<int>(options.rootRank);
+  request.input = task.input(input);
+  if (options.rootRank == getRank()) {
+    const Tensors& blocks = only("gather", outputs);
+    TORCH_CHECK_VALUE(blocks.size() == ranks(), "gather: needs one output for each of ", getSize(), " ranks, not ",
+                      blocks.size());
+    for (const auto& block : blocks) {
+      check_dense("gather", block);
+      check_like("gather", block, input);
+      request.outputs.push_back(task.output(block, /*load=*/false));
+    }
+    task.result = blocks;
+  } else {
+    TORCH_CHECK_VALUE(outputs.empty(), "gather: only the root has outputs");
+  }
+  task.requests.push_back(std::move(request));
+  return launch(std::move(task));
+}
+
+ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                        const c10d::ScatterOptions& options) {
+  const at::Tensor& output = only("scatter", outputs);
+  check_dense("scatter", output);
+  Task task(OpType::SCATTER, "lockstep:scatter", options.timeout);
+  task.result = outputs;
+  auto request = task.moving(OperationKind::kScatter, output.scalar_type(), output.numel());
+  request.root = static_cast<int>(options.rootRank);
+  if (options.rootRank == getRank()) {
+    const Tensors& blocks = only("scatter", inputs);
+    TORCH_CHECK_VALUE(blocks.size() == ranks(), "scatter: needs one input for each of ", getSize(), " ranks, not ",
+                      blocks.size());
+    for (const auto& block : blocks) {
+      check_dense("scatter", block);
+      check_like("scatter", block, output);
+      request.inputs.push_back(task.input(block));
+    }
+    task.inputs = blocks;
+  } else {
+    TORCH_CHECK_VALUE(inputs.empty(), "scatter: only the root has inputs");
+  }
+  request.output = task.output(output, /*load=*/false);
+  task.requests.push_back(std::move(request));
+  return launch(std::move(task));
+}
+
+ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                              std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                                              const c10d::AllToAllOptions& options) {
+  check_dense("all_to_all_single", output);
+  check_dense("all_to_all_single", input);
+  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), "all_to_all_single: input and output differ in dtype");
+  Task task(OpType::ALLTOALL_BASE, "lockstep:all_to_all", options.timeout);
+  task.inputs = {input};
+  task.result = {output};
+  const bool even = output_splits.empty() && input_splits.empty();
+  auto request = task.moving(even ? OperationKind::kAllToAll : OperationKind::kAllToAllUneven, input.scalar_type(),
+                             input.numel() / getSize());
+  if (even) {
+    TORCH_CHECK_VALUE(output.numel() == input.numel() && (input.dim() == 0 || input.size(0) % getSize() == 0),
+                      "all_to_all_single: ", input.sizes(), " cannot be split evenly among ", getSize(),
+                      " ranks into an output of ", output.sizes());
+  } else {
+    c10d::checkSplitSizes(input_splits, input, getSize());
+    c10d::checkSplitSizes(output_splits, output, getSize());
+    const auto counts = [&](const std::vector<int64_t>& splits, const at::Tensor& tensor) {
+      const int64_t rows = tensor.size(0), row = rows == 0 ? 0 : tensor.numel() / rows;
+      const size_t bytes = request.type == shm::DataType::kUInt8 ? tensor.element_size() : 1;
+      std::vector<size_t> elements(ranks(), static_cast<size_t>(rows / getSize() * row) * bytes);
+      for (size_t r = 0; r < splits.size(); ++r) elements[r] = static_cast<size_t>(splits[r] * row) * bytes;
+      return elements;
+    };
+    request.send_counts = counts(input_splits, input);
+    request.receive_counts = counts(output_splits, output);
+  }
+  request.input = task.input(input);
+  request.output = task.output(output, /*load=*/false);
+  task.requests.push_back(std::move(request));
+  return launch(std::move(task));
+}
+
+ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == ranks() && inputs.size() == ranks(),
+                    "all_to_all: needs one input and one output for each of ", getSize(), " ranks, not ", inputs.size(),
+                    " and ", outputs.size());
+  check_dense("all_to_all", outputs);
+  check_dense("all_to_all", inputs);
+  TORCH_CHECK_VALUE(outputs[0].scalar_type() == inputs[0].scalar_type(),
+                    "all_to_all: inputs and outputs differ in dtype");
+  Task task(OpType::ALLTOALL, "lockstep:all_to_all", options.timeout);
+  task.inputs = inputs;
+  task.result = outputs;
+  auto request = task.moving(OperationKind::kAllToAllUneven, inputs[0].scalar_type(), 0);
+  const auto count = [&](const at::Tensor& tensor) {
+    return task.moving(OperationKind::kAllToAllUneven, tensor.scalar_type(), tensor.numel()).count;
+  };
+  for (size_t r = 0; r < ranks(); ++r) {
+    request.inputs.push_back(task.input(inputs[r]));
+    request.outputs.push_back(task.output(outputs[r], /*load=*/false));
+    request.send_counts.push_back(count(inputs[r]));
+    request.receive_counts.push_back(count(outputs[r]));
+  }
+  task.requests.push_back(std::move(request));
+  return launch(std::move(task));
+}
+
+}  // namespace lockstep::shm_engine

@@ -1,0 +1,123 @@
+#include "collectives/shm/backend/shm_backend.h"
+
+#include <ATen/ATen.h>
+
+#include "collectives/shm/backend/backend_class.h"
+#include "collectives/shm/backend/store_exchange.h"
+
+namespace lockstep::shm_engine {
+namespace {
+
+/// Beyond this a timeout means "never", and clocks would overflow.
+constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
+
+struct BackendOptions final : c10d::Backend::Options {
+  using Options::Options;
+};
+
+/// What startCoalescing and endCoalescing made one.
+class CoalescedWork final : public c10d::Work {
+ public:
+  explicit CoalescedWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
+      : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+  bool isCompleted() override {
+    for (const auto& work : works_)
+      if (!work->isCompleted()) return false;
+    return true;
+  }
+  bool isSuccess() const override {
+    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
+  }
+  bool wait(std::chrono::milliseconds timeout) override {
+    for (const auto& work : works_) work->wait(timeout);
+    return true;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+        c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+    for (const auto& work : works_) futures.push_back(work->getFuture());
+    return c10::collectAll(futures);
+  }
+
+ private:
+  const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                                               std::chrono::milliseconds timeout, const std::string& name) {
+  timeout = std::min(timeout, kLongest);
+  shm::BootstrapOptions options;
+  options.timeout = std::min(timeout, options.timeout);
+  auto world = shm::bootstrap(rank, world_size, exchange_over(store, rank, world_size, timeout), options);
+  return c10::make_intrusive<ShmBackend>(std::make_shared<SharedGroup>(std::move(world)), timeout, name);
+}
+
+ShmBackend::ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout, std::string name)
+    : Backend(shared->group().rank(), shared->group().size()),
+      shared_(std::move(shared)),
+      name_(std::move(name)),
+      timeout_(timeout) {}
+
+c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
+  return c10::make_intrusive<BackendOptions>(name_, timeout_.load());
+}
+
+std::chrono::milliseconds ShmBackend::bounded(std::chrono::milliseconds timeout) const {
+  return std::min(timeout == c10d::kUnsetTimeout || timeout == kNoTimeout ? timeout_.load() : timeout, kLongest);
+}
+
+ShmBackend::WorkPtr ShmBackend::launch(Task task) {
+  shared_->bury();
+  std::vector<shm::CompletionPtr> parts;
+  auto keep_alive = task.tensors.empty() ? nullptr : shared_->keep(std::move(task.tensors));
+  for (auto& request : task.requests) {
+    request.keep_alive = keep_alive;
+    parts.push_back(shared_->group().start(std::move(request)));
+  }
+  return launch(std::move(task), std::move(parts));
+}
+
+ShmBackend::WorkPtr ShmBackend::launch(Task task, std::vector<shm::CompletionPtr> parts) {
+  WorkPtr work =
+      c10::make_intrusive<ShmWork>(shared_, task.type, task.title, task.inputs, bounded(task.timeout), ++sequence_,
+                                   ShmWork::Ending{std::move(parts), std::move(task.finish), std::move(task.result)});
+  std::lock_guard lock(mutex_);
+  if (coalescing_) coalescing_->push_back(work);
+  return work;
+}
+
+void ShmBackend::startCoalescing() {
+  std::lock_guard lock(mutex_);
+  TORCH_CHECK(!coalescing_, "startCoalescing: the operations before are not ended by endCoalescing yet");
+  coalescing_.emplace();
+}
+
+ShmBackend::WorkPtr ShmBackend::endCoalescing() {
+  std::lock_guard lock(mutex_);
+  TORCH_CHECK(coalescing_, "endCoalescing without startCoalescing");
+  return c10::make_intrusive<CoalescedWork>(*std::exchange(coalescing_, std::nullopt));
+}
+
+at::Tensor ShmBackend::allocateTensor(long elements, at::TensorOptions options) {
+  TORCH_CHECK_VALUE(elements >= 0, "allocateTensor: ", elements, " elements");
+  TORCH_CHECK_VALUE(options.device().is_cpu(), "allocateTensor: shared memory holds CPU tensors only");
+  const size_t bytes = static_cast<size_t>(elements) * options.dtype().itemsize();
+  struct Lease {
+    SharedGroupPtr shared;
+    void* memory;
+    ~Lease() { shared->group().free(memory); }
+  };
+  auto* lease = new Lease{shared_, shared_->group().allocate(bytes)};
+  at::DataPtr data(
+      lease->memory, lease, [](void* context) { delete static_cast<Lease*>(context); }, at::kCPU);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
+                                                       /*allocator=*/nullptr, /*resizable=*/false);
+  return at::empty({0}, options).set_(at::Storage(std::move(storage)), 0, {elements}, {1});
+}
+
+void ShmBackend::abort() { shared_->group().abort("abort() was called on the group"); }
+
+}  // namespace lockstep::shm_engine

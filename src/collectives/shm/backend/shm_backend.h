@@ -1,0 +1,19 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace lockstep::shm_engine {
+
+/// Collectives and messages through memory shared by the ranks of one machine; CPU tensors. Every rank of the group
+/// must call; blocks until the group stands. Throws Error on every rank, naming hosts, where the ranks are not on one
+/// machine, or naming ranks that did not come in time.
+///
+/// `name` is what the backend calls itself. Any thread may use it.
+c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                                               std::chrono::milliseconds timeout, const std::string& name = "shm");
+
+}  // namespace lockstep::shm_engine

@@ -1,0 +1,146 @@
+#include "collectives/shm/backend/shm_work.h"
+
+#include <ATen/core/jit_type.h>
+#include <ATen/record_function.h>
+
+#include "base/error.h"
+#include "collectives/shm/channels.h"
+
+namespace lockstep::shm_engine {
+namespace {
+
+std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& inputs) {
+  if (!at::hasCallbacks()) return std::nullopt;
+  return inputs;
+}
+
+}  // namespace
+
+ShmWork::ShmWork(SharedGroupPtr shared, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+                 std::chrono::milliseconds timeout, uint64_t sequence, Ending ending)
+    : Work(shared->group().rank(), type, at::hasCallbacks() ? title : nullptr, profiled(inputs)),
+      shared_(std::move(shared)),
+      timeout_(timeout),
+      sequence_(sequence),
+      deadline_(timeout),
+      parts_(std::move(ending.parts)),
+      finish_(std::move(ending.finish)),
+      result_(std::move(ending.result)) {}
+
+shm::Completion* ShmWork::first_pending() const {
+  for (const auto& part : parts_)
+    if (!part->done()) return part.get();
+  return nullptr;
+}
+
+void ShmWork::settle() {
+  if (settled_.load(std::memory_order_acquire)) return;
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::vector<std::function<void()>> finish;
+  {
+    std::lock_guard lock(mutex_);
+    if (completed_) return;
+    try {
+      for (const auto& part : parts_)
+        if (part->failed()) C10_THROW_ERROR(DistBackendError, part->error());
+      at::NoGradGuard no_grad;
+      for (const auto& step : finish_) step();
+    } catch (...) {
+      exception_ = std::current_exception();
+    }
+    finish.swap(finish_);
+    future = std::move(future_);
+    completed_ = true;
+    settled_.store(true, std::memory_order_release);
+  }
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+  shared_->bury();
+  if (!future) return;
+  if (exception_)
+    future->setError(exception_);
+  else
+    future->markCompleted(c10::IValue(result_));
+}
+
+bool ShmWork::isCompleted() {
+  if (settled_.load(std::memory_order_acquire)) return true;
+  if (first_pending() != nullptr) shared_->group().progress();
+  if (first_pending() != nullptr) return false;
+  settle();
+  return true;
+}
+
+bool ShmWork::isSuccess() const { return settled_.load(std::memory_order_acquire) && exception_ == nullptr; }
+
+std::exception_ptr ShmWork::exception() const {
+  return settled_.load(std::memory_order_acquire) ? exception_ : nullptr;
+}
+
+int ShmWork::sourceRank() const {
+  const auto* message = parts_.empty() ? nullptr : dynamic_cast<const shm::Message*>(parts_.front().get());
+  return message == nullptr ? Work::sourceRank() : message->source();
+}
+
+std::vector<at::Tensor> ShmWork::result() {
+  TORCH_CHECK(isCompleted(), "result() of an operation that is not complete; wait() for it first");
+  return result_;
+}
+
+void ShmWork::wait_for_core(std::chrono::milliseconds timeout) {
+  while (auto* pending = first_pending()) {
+    try {
+      shared_->group().wait(*pending, timeout);
+    } catch (const Error&) {
+      // It rides on the part as well.
+      if (!pending->done()) throw;
+    }
+  }
+}
+
+bool ShmWork::wait(std::chrono::milliseconds timeout) {
+  if (!settled_.load(std::memory_order_acquire)) {
+    wait_for_core(timeout == kNoTimeout ? timeout_ : timeout);
+    settle();
+  }
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+void ShmWork::abort() { shared_->group().abort("abort() was called on an operation"); }
+
+c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
+  const bool complete = isCompleted();
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  if (!complete) {
+    std::lock_guard lock(mutex_);
+    if (future_) return future_;
+    if (!completed_) {
+      future_ = future;
+      shared_->futures().add(c10::intrusive_ptr<ShmWork>::reclaim_copy(this));
+      return future;
+    }
+  }
+  if (exception_)
+    future->setError(exception_);
+  else
+    future->markCompleted(c10::IValue(result_));
+  return future;
+}
+
+bool ShmWork::complete_or_expire() {
+  if (isCompleted()) return true;
+  if (!deadline_.passed()) return false;
+  try {
+    wait_for_core(std::chrono::milliseconds(0));
+  } catch (const std::exception&) {
+    return false;
+  }
+  settle();
+  return true;
+}
+
+void ShmWork::rest(std::chrono::microseconds at_most) {
+  if (auto* pending = first_pending()) shared_->group().rest(*pending, at_most);
+}
+
+}  // namespace lockstep::shm_engine

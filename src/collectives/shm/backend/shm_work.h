@@ -1,0 +1,68 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "base/clock.h"
+#include "collectives/shm/backend/shared_group.h"
+
+namespace lockstep::shm_engine {
+
+/// One operation of a caller's: one or several of the core's, and what is to be done when they are over.
+///
+/// It is settled once, by whoever first sees that the core is done: results that were computed elsewhere are copied
+/// home, the future is completed. All waiting is bounded by the operation's timeout.
+class ShmWork final : public c10d::Work {
+ public:
+  struct Ending {
+    std::vector<shm::CompletionPtr> parts;
+    std::vector<std::function<void()>> finish;  ///< on success, in order, before anybody sees the work complete
+    std::vector<at::Tensor> result;
+  };
+
+  ShmWork(SharedGroupPtr shared, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
+          std::chrono::milliseconds timeout, uint64_t sequence, Ending ending);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override { wait(kNoTimeout); }
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+  // For the future thread.
+  /// True when the work is complete, which it is made to be when its time is up.
+  bool complete_or_expire();
+  /// Does what can be done, then sleeps until something happens, at most this long.
+  void rest(std::chrono::microseconds at_most);
+
+ private:
+  shm::Completion* first_pending() const;
+  void wait_for_core(std::chrono::milliseconds timeout);
+  void settle();
+
+  // Constant after construction.
+  const SharedGroupPtr shared_;
+  const std::chrono::milliseconds timeout_;
+  const uint64_t sequence_;
+  const Deadline deadline_;
+  const std::vector<shm::CompletionPtr> parts_;
+
+  std::atomic<bool> settled_{false};
+
+  // Guarded by Work's mutex_.
+  std::vector<std::function<void()>> finish_;
+  std::vector<at::Tensor> result_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace lockstep::shm_engine

@@ -1,0 +1,325 @@
+#include "collectives/shm/bootstrap.h"
+
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/pass_descriptor.h"
+#include "base/usable_cores.h"
+
+namespace lockstep::shm {
+namespace {
+
+using Nonce = std::array<std::byte, 16>;
+
+Nonce random_nonce() {
+  Nonce nonce;
+  if (::getrandom(nonce.data(), nonce.size(), 0) != static_cast<ssize_t>(nonce.size())) throw_errno("getrandom");
+  return nonce;
+}
+
+std::string hex(const Nonce& nonce) {
+  std::string text;
+  for (std::byte b : nonce) {
+    text += "0123456789abcdef"[static_cast<unsigned>(b) >> 4];
+    text += "0123456789abcdef"[static_cast<unsigned>(b) & 15];
+  }
+  return text;
+}
+
+/// What a rank tells all others about itself.
+struct Card {
+  std::string error;  // it cannot join
+  std::string host;
+  std::string boot_id;
+  std::string socket_name;
+  std::string nonce;
+  uint32_t layout = kLayoutVersion;
+  int world_size = 0;
+  size_t segment_bytes = 0;
+  std::vector<int> cpus;
+  double quota = 0;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Card, error, host, boot_id, socket_name, nonce, layout, world_size, segment_bytes,
+                                   cpus, quota)
+
+std::string read_line(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+/// What travels with the descriptor.
+struct Hello {
+  uint64_t magic = 0x6c6f636b73746570;
+  uint32_t rank = 0;
+  uint32_t reserved = 0;
+  Nonce nonce{};
+};
+
+sockaddr_un abstract_address(const std::string& name, socklen_t& length) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::copy(name.begin(), name.end(), address.sun_path + 1);  // a leading zero byte: no file
+  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return address;
+}
+
+FileDescriptor listen_on(const std::string& name, int backlog) {
+  FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  socklen_t length;
+  const sockaddr_un address = abstract_address(name, length);
+  if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+      ::listen(socket.get(), backlog) != 0)
+    throw_errno("listening for the other ranks on this machine");
+  return socket;
+}
+
+/// The peer's pid as seen from here; throws when it belongs to another user.
+pid_t check_peer(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) throw_errno("SO_PEERCRED");
+  if (peer.uid != ::geteuid())
+    throw Error("a process of user " + std::to_string(peer.uid) + " answered; all ranks must run as one user");
+  return peer.pid;
+}
+
+class Bootstrap {
+ public:
+  Bootstrap(int rank, int size, const BootstrapOptions& options)
+      : rank_(rank),
+        size_(size),
+        options_(options),
+        nonce_(random_nonce()),
+        segments_(static_cast<size_t>(size)),
+        watches_(static_cast<size_t>(size)) {}
+
+  /// Makes this rank's segment and socket; a failure is told to the others in the card.
+  Card prepare() {
+    Card card;
+    card.host = host_name();
+    card.world_size = size_;
+    try {
+      geometry_ = geometry_for(size_);
+      geometry_.resident_bytes = options_.resident_bytes ? options_.resident_bytes : default_resident_bytes();
+      mine_ = std::make_shared<SharedSegment>("lockstep", geometry_.segment_bytes(), geometry_.resident_at());
+      std::byte nonce[16];
+      std::copy(nonce_.begin(), nonce_.end(), nonce);
+      World::initialize(*mine_, rank_, size_, nonce);
+      card.boot_id = read_line("/proc/sys/kernel/random/boot_id");
+      card.nonce = hex(nonce_);
+      card.socket_name = "lockstep-" + hex(random_nonce());
+      card.segment_bytes = geometry_.segment_bytes();
+      card.cpus = allowed_cpus();
+      card.quota = cgroup_cpu_quota();
+      listener_ = listen_on(card.socket_name, size_);
+    } catch (const std::exception& error) {
+      card.error = error.what();
+    }
+    return card;
+  }
+
+  World join(const std::vector<Card>& cards) {
+    const Deadline deadline(options_.timeout);
+    check(cards);
+    segments_[static_cast<size_t>(rank_)] = mine_;
+    // Each rank connects to all lower ones first, which needs nobody's answer, then answers the higher ones.
+    std::vector<FileDescriptor> sockets(static_cast<size_t>(size_));
+    for (int peer = 0; peer < rank_; ++peer) sockets[static_cast<size_t>(peer)] = connect(peer, cards, deadline);
+    for (int answered = rank_ + 1; answered < size_;)
+      if (accept(cards, deadline)) ++answered;
+    for (int peer = 0; peer < rank_; ++peer)
+      receive(std::move(sockets[static_cast<size_t>(peer)]), peer, cards, deadline);
+    return World(rank_, geometry_, std::move(segments_), std::move(watches_), ranks_fit(cards));
+  }
+
+ private:
+  size_t default_resident_bytes() const {
+    size_t bytes = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    rlimit limit{};
+    // It is address space only, but every rank maps every rank's.
+    if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+      bytes = std::min<size_t>(bytes, limit.rlim_cur / 8 / static_cast<size_t>(size_));
+    if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+      bytes = std::min<size_t>(bytes, limit.rlim_cur / 2);
+    return bytes;
+  }
+
+  void check(const std::vector<Card>& cards) const {
+    for (size_t r = 0; r < cards.size(); ++r)
+      if (!cards[r].error.empty())
+        throw Error("rank " + std::to_string(r) + " on " + cards[r].host + ": " + cards[r].error);
+    for (size_t r = 0; r < cards.size(); ++r) {
+      if (cards[r].boot_id != cards[0].boot_id)
+        throw Error("rank 0 runs on host " + cards[0].host + " and rank " + std::to_string(r) + " on host " +
+                    cards[r].host +
+                    ": shared memory needs all ranks of a group on one machine. Use the gloo backend "
+                    "for groups of several machines.");
+      if (cards[r].layout != kLayoutVersion || cards[r].world_size != size_)
+        throw Error("rank " + std::to_string(r) + " uses another version of Lockstep or another world size");
+    }
+  }
+
+  /// Whether every rank has a processor to itself, by affinity and by quota.
+  static bool ranks_fit(const std::vector<Card>& cards) {
+    std::map<int, int> sharers;
+    for (const Card& card : cards)
+      for (int cpu : card.cpus) ++sharers[cpu];
+    for (const Card& card : cards) {
+      double share = 0;
+      for (int cpu : card.cpus) share += 1.0 / sharers[cpu];
+      if (card.quota > 0) share = std::min(share, card.quota / static_cast<double>(cards.size()));
+      if (share < 1 - 1e-9) return false;
+    }
+    return true;
+  }
+
+  FileDescriptor connect(int peer, const std::vector<Card>& cards, const Deadline& deadline) const {
+    const Card& card = cards[static_cast<size_t>(peer)];
+    FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!socket) throw_errno("creating a socket");
+    socklen_t length;
+    const sockaddr_un address = abstract_address(card.socket_name, length);
+    // The peer's backlog holds all ranks, so this does not wait for it.
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+      const std::string why = std::strerror(errno);
+      throw Error("rank " + std::to_string(peer) + " (host " + card.host + ") cannot be reached from rank " +
+                  std::to_string(rank_) + " (host " + host_name() + "): " + why +
+                  ". Shared memory needs all ranks on one machine and in one network namespace (container).");
+    }
+    check_peer(socket.get());
+    send_hello(socket.get(), deadline);
+    return socket;
+  }
+
+  void send_hello(int socket, const Deadline& deadline) const {
+    Hello hello;
+    hello.rank = static_cast<uint32_t>(rank_);
+    hello.nonce = nonce_;
+    send_descriptor(socket, std::as_bytes(std::span(&hello, 1)), mine_->fd(), deadline);
+  }
+
+  /// Answers one rank. False for a stranger, who is sent away.
+  bool accept(const std::vector<Card>& cards, const Deadline& deadline) {
+    pollfd entry{listener_.get(), POLLIN, 0};
+    if (::poll(&entry, 1, deadline.remaining_ms()) <= 0 && deadline.passed())
+      throw Error("passing shared memory: " + missing(cards) + " did not connect in time");
+    FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket) return false;
+    int peer = -1;
+    try {
+      const pid_t pid = check_peer(socket.get());
+      Hello hello;
+      FileDescriptor memory = receive_descriptor(socket.get(), std::as_writable_bytes(std::span(&hello, 1)), deadline);
+      peer = static_cast<int>(hello.rank);
+      if (hello.magic != Hello{}.magic || peer <= rank_ || peer >= size_ || segments_[hello.rank] != nullptr ||
+          hex(hello.nonce) != cards[hello.rank].nonce)
+        return false;
+      map(peer, std::move(memory), cards);
+      send_hello(socket.get(), deadline);
+      watches_[hello.rank] = PeerWatch(std::move(socket), pid, cards[hello.rank].host);
+      return true;
+    } catch (const Error&) {
+      if (peer < 0 && !deadline.passed()) return false;
+      throw;
+    }
+  }
+
+  void receive(FileDescriptor socket, int peer, const std::vector<Card>& cards, const Deadline& deadline) {
+    Hello hello;
+    FileDescriptor memory = receive_descriptor(socket.get(), std::as_writable_bytes(std::span(&hello, 1)), deadline);
+    const pid_t pid = check_peer(socket.get());
+    map(peer, std::move(memory), cards);
+    watches_[static_cast<size_t>(peer)] = PeerWatch(std::move(socket), pid, cards[static_cast<size_t>(peer)].host);
+  }
+
+  void map(int peer, FileDescriptor memory, const std::vector<Card>& cards) {
+    const Card& card = cards[static_cast<size_t>(peer)];
+    auto segment = std::make_shared<SharedSegment>(std::move(memory), card.segment_bytes);
+    segment->close_descriptor();
+    segment->populate(0, geometry_.resident_at());
+    const auto* control = reinterpret_cast<const Control*>(segment->data());
+    Nonce nonce;
+    std::copy(std::begin(control->nonce), std::end(control->nonce), nonce.begin());
+    if (hex(nonce) != card.nonce || control->rank != static_cast<uint32_t>(peer))
+      throw Error("the memory rank " + std::to_string(peer) + " passed is not its own");
+    segments_[static_cast<size_t>(peer)] = std::move(segment);
+  }
+
+  std::string missing(const std::vector<Card>& cards) const {
+    std::string list;
+    for (int r = rank_ + 1; r < size_; ++r)
+      if (segments_[static_cast<size_t>(r)] == nullptr)
+        list += (list.empty() ? "rank " : ", rank ") + std::to_string(r) + " (host " +
+                cards[static_cast<size_t>(r)].host + ")";
+    return list;
+  }
+
+  const int rank_;
+  const int size_;
+  const BootstrapOptions options_;
+  const Nonce nonce_;
+  Geometry geometry_;
+  std::shared_ptr<SharedSegment> mine_;
+  FileDescriptor listener_;
+  std::vector<std::shared_ptr<SharedSegment>> segments_;
+  std::vector<PeerWatch> watches_;
+};
+
+}  // namespace
+
+Geometry geometry_for(int world_size) {
+  Geometry geometry;
+  geometry.world_size = world_size;
+  // Half a MiB for messages, shared out among the peers.
+  const size_t share = (size_t{512} << 10) / static_cast<size_t>(world_size);
+  geometry.channel_bytes = std::min<size_t>(share / 4096 * 4096, size_t{64} << 10);
+  return geometry;
+}
+
+World bootstrap(int rank, int size, const AllGather& all_gather, const BootstrapOptions& options) {
+  if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size)
+    throw Error("rank " + std::to_string(rank) + " of " + std::to_string(size) + ": shared memory takes 1 to " +
+                std::to_string(kMaxRanks) + " ranks");
+  Bootstrap mine(rank, size, options);
+  std::vector<Card> cards;
+  for (const std::string& text : all_gather(nlohmann::json(mine.prepare()).dump()))
+    cards.push_back(nlohmann::json::parse(text).get<Card>());
+  if (cards.size() != static_cast<size_t>(size)) throw Error("the exchange returned another number of ranks");
+  std::optional<World> world;
+  std::string error;
+  try {
+    world.emplace(mine.join(cards));
+  } catch (const std::exception& failure) {
+    error = failure.what();
+  }
+  // Nobody starts before everybody stands; if one cannot, all fail with its text.
+  const auto errors = all_gather(error);
+  if (!error.empty()) throw Error("forming a shared-memory group: " + error);
+  for (size_t r = 0; r < errors.size(); ++r)
+    if (!errors[r].empty()) throw Error("forming a shared-memory group: rank " + std::to_string(r) + ": " + errors[r]);
+  return std::move(*world);
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "collectives/shm/world.h"
+
+namespace lockstep::shm {
+
+/// Gives every rank's text to every rank, in rank order; a key-value store or a socket lies behind. Called the same
+/// number of times on every rank. Throws where ranks stay away.
+using AllGather = std::function<std::vector<std::string>(const std::string& mine)>;
+
+struct BootstrapOptions {
+  /// For passing descriptors once all ranks have announced themselves.
+  std::chrono::milliseconds timeout = std::chrono::seconds(30);
+  /// Address space for memory handed out; nothing is committed before it is used. 0: as much as the machine has.
+  size_t resident_bytes = 0;
+};
+
+/// Forms a group of the ranks of one machine. All ranks call it, with the same `size`; blocks until the group stands
+/// on every rank, or throws Error on every rank, naming the one that could not join and why: another machine or
+/// container, another user, too little memory.
+///
+/// Each rank makes its segment, listens on an abstract Unix socket with a random 128-bit name for as long as this
+/// call lasts, and hands the segment to the ranks that connect. Nothing is left in any file system. That ranks share
+/// memory is proven by reading, through the mapping, the random number a peer announced. One connected socket a pair
+/// stays open to notice the peer's end.
+World bootstrap(int rank, int size, const AllGather& all_gather, const BootstrapOptions& options = {});
+
+/// The areas' sizes for a group of `world_size`.
+Geometry geometry_for(int world_size);
+
+}  // namespace lockstep::shm

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/shm/completion.h"
+#include "collectives/shm/world.h"
+
+namespace lockstep::shm {
+
+inline constexpr int kAnySource = -1;
+
+/// One send or receive.
+class Message : public Completion {
+ public:
+  /// The sender, once a receive is done.
+  int source() const { return source_; }
+
+ private:
+  friend class Channels;
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+  int64_t tag_ = 0;
+  int source_ = 0;  // wanted, then found
+  size_t moved_ = 0;
+  bool announced_ = false;  // send: its envelope is in the channel; receive: matched with one
+  std::shared_ptr<void> keep_alive_;
+};
+using MessagePtr = std::shared_ptr<Message>;
+
+/// The messages of one rank. Each pair of ranks has a ring of bytes in each direction, in the sender's segment; the
+/// sender owns `written`, the receiver `consumed`, and both only grow.
+///
+/// A message is an envelope (tag, size) and its bytes. A receive takes the first message with its tag; messages with
+/// other tags before it are set aside in the receiver's own memory. Under the group's mutex.
+class Channels {
+ public:
+  explicit Channels(const World& world);
+
+  MessagePtr send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive);
+  MessagePtr receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive);
+
+  /// Does what can be done. Adds the ranks without which nothing goes on, and those of which any one would do.
+  void progress(uint64_t& blocked_on, uint64_t& blocked_on_any);
+  size_t pending() const { return pending_; }
+  bool idle() const { return pending_ == 0; }
+  void fail_all(const std::string& why);
+
+ private:
+  struct Envelope {
+    int64_t tag;
+    uint64_t bytes;
+  };
+  /// A message on its way in from one rank.
+  struct Incoming {
+    bool open = false;  // its envelope was read
+    Envelope envelope{};
+    size_t moved = 0;
+    MessagePtr receiver;  // or else it is set aside:
+    std::vector<std::byte> copy;
+  };
+  struct SetAside {
+    int64_t tag;
+    std::vector<std::byte> data;
+  };
+
+  bool push(int to, uint64_t blocked_bit, uint64_t& blocked_on);
+  bool pull(int from);
+  bool open_incoming(int from, Incoming& incoming);
+  bool wanted_behind(int from) const;
+  bool take_set_aside(Message& message);
+  MessagePtr match(int from, int64_t tag);
+  void finish_receive(const MessagePtr& message, int from);
+  void refuse_size(const Message& message, int from, uint64_t bytes);
+  size_t write(int to, const void* data, size_t bytes);
+  size_t read(int from, void* data, size_t bytes);
+
+  const World& world_;
+  const size_t capacity_;
+  size_t pending_ = 0;
+  std::vector<std::deque<MessagePtr>> sends_;   // for each rank
+  std::list<MessagePtr> receives_;              // in the order they were started
+  std::vector<Incoming> incoming_;              // from each rank
+  std::vector<std::list<SetAside>> set_aside_;  // from each rank
+};
+
+}  // namespace lockstep::shm

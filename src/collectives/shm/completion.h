@@ -1,0 +1,36 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+namespace lockstep::shm {
+
+/// Something that was started and will be over: a collective, a send or a receive.
+///
+/// done() never blocks and makes no progress by itself (Group::progress and Group::wait do). Any thread may ask.
+class Completion {
+ public:
+  virtual ~Completion() = default;
+  bool done() const { return state_.load(std::memory_order_acquire) != State::kPending; }
+  bool failed() const { return state_.load(std::memory_order_acquire) == State::kFailed; }
+  /// Why; only after failed() said so.
+  const std::string& error() const { return error_; }
+
+ protected:
+  friend class Group;
+  friend class Channels;
+  void succeed() { state_.store(State::kSucceeded, std::memory_order_release); }
+  void fail(std::string why) {
+    error_ = std::move(why);
+    state_.store(State::kFailed, std::memory_order_release);
+  }
+
+ private:
+  enum class State : uint8_t { kPending, kSucceeded, kFailed };
+  std::atomic<State> state_{State::kPending};
+  std::string error_;
+};
+using CompletionPtr = std::shared_ptr<Completion>;
+
+}  // namespace lockstep::shm

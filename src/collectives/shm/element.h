@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lockstep::shm {
+
+/// What one element is. Values travel between ranks: append only.
+enum class DataType : uint8_t {
+  kFloat32,
+  kFloat64,
+  kFloat16,
+  kBFloat16,
+  kInt8,
+  kUInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kBool,
+  kComplex64,
+  kComplex128,
+};
+inline constexpr int kDataTypes = 12;
+
+/// How ranks' elements become one. kAverage divides the sum by the number of ranks (integers: towards zero);
+/// kPremulSum adds factor * element, each rank having its own factor.
+enum class ReduceOp : uint8_t { kSum, kAverage, kProduct, kMin, kMax, kBitAnd, kBitOr, kBitXor, kPremulSum };
+inline constexpr int kReduceOps = 9;
+
+size_t element_bytes(DataType type);
+const char* name(DataType type);
+const char* name(ReduceOp op);
+
+}  // namespace lockstep::shm

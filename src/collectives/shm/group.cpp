@@ -1,0 +1,168 @@
+#include "collectives/shm/group.h"
+
+#include <cstring>
+
+#include "base/error.h"
+
+// The protocol, in one picture. Operation s of a rank:
+//
+//   start     queue it. If there is room (line s mod 32 and the eager area are free everywhere), ANNOUNCE: copy small
+//             data in, write header and places into line s, then store its sequence word.
+//   arrive    when the line of every other rank holds s: compare headers. Whoever finds a difference declares the
+//             verdict; no data has moved.
+//   move      kInline, kEager: read every package, done.   kInPlace: sum own slice of all ranks' buffers into all of
+//             them, store `reduced`, done when everyone has.   kRounds: see rounds.h.
+//   finish    store `drained` = (s + 1) << 28: this rank reads nothing of operation s any more.
+//
+// Invariants
+//   - A word is stored after what it stands for and read before that is used (release, acquire); words only grow.
+//   - A line, an eager range or a chunk is written again only after `drained` (or a later announcement, which carries
+//     how far its rank had finished) of every reader has passed the operation that used it.
+//   - Which method moves operation s depends on its lines alone, so all ranks choose the same.
+//   - Announcements may run ahead of execution; execution is in order.
+//   - No word is ever waited for by a thread that holds something another rank needs: nothing here blocks but nap().
+//
+// Sleeping: a rank sets `awaited` to the ranks it needs, looks once more, and sleeps on its own `bell`. Whoever
+// publishes a word looks at the others' `awaited` afterwards. Both sides use sequentially consistent operations, so
+// one of them sees the other; should it fail all the same, a nap ends after 10 ms.
+
+namespace lockstep::shm {
+
+Limits Limits::of(int world_size, bool crowded) {
+  // Measured with bench_shm_core on 2 ranks: in place beats one shot from 4 KiB on (0.21 us against 0.34), and for
+  // private buffers one shot beats slices through chunks (64 KiB: 2.5 us against 3.1; 256 KiB: no difference). More
+  // ranks: by traffic, not measured.
+  const size_t private_one_shot = world_size <= 2 ? size_t{128} << 10 : world_size <= 4 ? size_t{32} << 10 : 8 << 10;
+  // Where ranks take turns on their processors a wait costs more than the bytes it saves.
+  return {.one_shot = crowded ? size_t{8} << 10 : size_t{1} << 10,
+          .private_one_shot = private_one_shot,
+          .eager = size_t{64} << 10};
+}
+
+Group::Group(World world, std::shared_ptr<ProgressSet> set, std::optional<Limits> limits)
+    : world_(std::move(world)),
+      set_(std::move(set)),
+      limits_(limits.value_or(Limits::of(world_.size(), !world_.spin()))),
+      fork_generation_(lockstep::fork_generation()),
+      arena_(world_.segment(world_.rank()), world_.geometry().resident_at()),
+      channels_(world_),
+      eager_(world_.geometry().eager_bytes) {
+  set_->add(this);
+}
+
+Group::~Group() {
+  set_->remove(this);
+  if (fork_generation_ != lockstep::fork_generation()) return;  // a child of fork: the memory is not here
+  std::unique_lock guard = lock();
+  fail_all("the group was destroyed while this was pending");
+  world_.mine().closed.store(1 + started_);
+  world_.notify_all();
+}
+
+std::unique_lock<std::mutex> Group::lock() {
+  std::unique_lock guard(mutex_, std::try_to_lock);
+  if (!guard) {
+    contenders_.fetch_add(1, std::memory_order_relaxed);
+    guard.lock();
+    contenders_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  return guard;
+}
+
+void Group::check_process() const {
+  if (fork_generation_ != lockstep::fork_generation())
+    throw Error("this group belongs to the process that made it, not to a child it forked; make a group of its own");
+}
+
+void Group::check_request(const Request& request) const {
+  const auto refuse = [&](const std::string& why) { throw Error(Header(request).text() + ": " + why); };
+  if (request.count > kMaxCount) refuse("too many elements");
+  if (request.root < 0 || request.root >= size())
+    refuse("there is no such root in a group of " + std::to_string(size()));
+  if (is_reduction(request.kind) && find_reduce(request.type, request.op, size()) == nullptr)
+    refuse(std::string(name(request.op)) + " means nothing for " + name(request.type));
+  const auto n = static_cast<size_t>(size());
+  if (!request.inputs.empty() && request.inputs.size() != n) refuse("needs one input for each rank");
+  if (!request.outputs.empty() && request.outputs.size() != n) refuse("needs one output for each rank");
+  if (request.kind == OperationKind::kAllToAllUneven &&
+      (request.send_counts.size() != n || request.receive_counts.size() != n))
+    refuse("needs one count for each rank, in both directions");
+}
+
+CompletionPtr Group::start(Request request) {
+  check_process();
+  check_request(request);
+  if (request.kind == OperationKind::kBroadcast && request.input == nullptr) request.input = request.output;
+  if (request.kind == OperationKind::kAllToAllUneven) request.count = 0;  // counts are compared pairwise
+  const auto guard = lock();
+  auto operation = std::make_shared<Operation>(std::move(request), rank(), size(), ++started_);
+  queue_.push_back(operation);
+  if (!is_over()) progress_locked();
+  return operation;
+}
+
+CompletionPtr Group::send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive) {
+  check_process();
+  if (to < 0 || to >= size() || to == rank()) throw Error("send: rank " + std::to_string(to) + " is no other rank");
+  const auto guard = lock();
+  auto message = channels_.send(data, bytes, to, tag, std::move(keep_alive));
+  if (!is_over()) progress_locked();
+  return message;
+}
+
+MessagePtr Group::receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive) {
+  check_process();
+  if (from != kAnySource && (from < 0 || from >= size() || from == rank()))
+    throw Error("receive: rank " + std::to_string(from) + " is no other rank");
+  const auto guard = lock();
+  auto message = channels_.receive(data, bytes, from, tag, std::move(keep_alive));
+  if (!is_over()) progress_locked();
+  return message;
+}
+
+bool Group::progress() {
+  check_process();
+  const auto guard = lock();
+  return progress_locked();
+}
+
+bool Group::try_progress() {
+  std::unique_lock guard(mutex_, std::try_to_lock);
+  return guard ? progress_locked() : false;
+}
+
+uint64_t Group::waiting_for() {
+  const auto guard = lock();
+  return blocked_on_ | blocked_on_any_;
+}
+
+void Group::run(Request request, std::chrono::milliseconds timeout) { wait(*start(std::move(request)), timeout); }
+
+void Group::abort(const std::string& why) {
+  check_process();
+  const auto guard = lock();
+  char* text = world_.mine().abort_text;
+  text[why.copy(text, sizeof world_.mine().abort_text - 1)] = '\0';
+  Verdict{Verdict::Cause::kAborted, rank(), rank(), started_}.declare(world_);
+  progress_locked();
+}
+
+bool Group::is_over() {
+  const auto verdict = Verdict::current(world_);
+  if (verdict.cause == Verdict::Cause::kNone) return false;
+  if (verdict_text_.empty()) verdict_text_ = verdict.text(world_);
+  fail_all(verdict_text_);
+  return true;
+}
+
+void Group::fail_all(const std::string& why) {
+  for (const auto& operation : queue_) {
+    operation->request.keep_alive.reset();
+    operation->fail(why);
+  }
+  queue_.clear();
+  announced_ = 0;
+  channels_.fail_all(why);
+}
+
+}  // namespace lockstep::shm

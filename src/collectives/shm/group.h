@@ -1,0 +1,143 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "collectives/shm/arena.h"
+#include "collectives/shm/channels.h"
+#include "collectives/shm/eager_ring.h"
+#include "collectives/shm/operation.h"
+#include "collectives/shm/patience.h"
+#include "collectives/shm/progress_set.h"
+#include "collectives/shm/verdict.h"
+#include "collectives/shm/world.h"
+
+namespace lockstep::shm {
+
+/// Sizes at which a method takes over; the same on every rank.
+struct Limits {
+  size_t one_shot;          ///< all_reduce: up to here every rank sums everything, whatever the memory
+  size_t private_one_shot;  ///< all_reduce of private buffers: up to here
+  size_t eager;             ///< all other operations: packages up to here are copied when announced
+  /// `crowded`: the ranks do not fit on their processors.
+  static Limits of(int world_size, bool crowded = false);
+};
+
+/// Collectives and messages between the ranks of one machine, over memory they share.
+///
+/// All ranks start the same collectives in the same order; they are carried out in that order, several may be in
+/// flight. start() and the like announce what they can and do pending work that lies ready, then return: they never
+/// wait. Work is carried on by start(), progress() and wait() only; there is no thread behind. Any thread may call.
+///
+/// When a rank's process ends, ranks disagree, or a wait's time is up, the group is over on every rank: every pending
+/// and later operation fails with one text that names rank and operation.
+class Group {
+ public:
+  /// `limits` are for tests; the same on every rank.
+  explicit Group(World world, std::shared_ptr<ProgressSet> set = ProgressSet::process(),
+                 std::optional<Limits> limits = std::nullopt);
+  /// Leaves the group; never waits. What is pending fails here, and on the ranks that still need this one.
+  ~Group();
+  Group(const Group&) = delete;
+
+  int rank() const { return world_.rank(); }
+  int size() const { return world_.size(); }
+  const World& world() const { return world_; }
+
+  /// Starts a collective. Buffers must stay as they are until it is done, or as long as `keep_alive` keeps them.
+  /// Throws Error for a request that no rank could mean; everything else rides on the Completion.
+  CompletionPtr start(Request request);
+  /// Starts a message to another rank. Done when the data was copied away, which waits for the receiver if it is
+  /// larger than the channel.
+  CompletionPtr send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive = nullptr);
+  /// Starts to receive a message of exactly `bytes` with this tag from rank `from`, or from whoever sends first
+  /// (kAnySource). Messages of one sender and tag arrive in order.
+  std::shared_ptr<Message> receive(void* data, size_t bytes, int from, int64_t tag,
+                                   std::shared_ptr<void> keep_alive = nullptr);
+
+  /// Does what can be done now. True if something is still pending.
+  bool progress();
+  /// progress(), unless another thread is at it.
+  bool try_progress();
+  /// Returns when `work` is done; throws Error if it failed. When `timeout` passes the whole group ends, and the text
+  /// names all ranks that were missing.
+  void wait(Completion& work, std::chrono::milliseconds timeout);
+  /// For a thread that waits for several things: does what can be done and, unless `work` is done then, sleeps until
+  /// something happens or `at_most` has passed. Never spins, and time alone never ends the group here.
+  void rest(const Completion& work, std::chrono::microseconds at_most);
+  /// start() and wait().
+  void run(Request request, std::chrono::milliseconds timeout);
+
+  /// The ranks without which this one could not go on when it last tried, as bits. For reports.
+  uint64_t waiting_for();
+
+  /// Ends the group on every rank.
+  void abort(const std::string& why);
+
+  /// Memory that collectives use where it lies; see Arena. Give it back before the group goes.
+  std::byte* allocate(size_t bytes) { return arena_.allocate(bytes); }
+  void free(void* memory) { arena_.free(memory); }
+  bool is_resident(const void* memory, size_t bytes) const { return arena_.contains(memory, bytes); }
+
+ private:
+  void check_request(const Request& request) const;
+  void check_process() const;
+
+  // group_step.cpp: one operation's way, under the mutex.
+  bool progress_locked();
+  bool announce(Operation& operation, bool head);
+  bool place_package(Operation& operation, Line& line);
+  std::optional<size_t> allocate_eager(uint64_t sequence, size_t bytes);
+  bool arrive(Operation& operation);
+  void choose_method(Operation& operation);
+  bool splits_agree(const Operation& operation);
+  bool move(Operation& operation);
+  bool move_at_once(Operation& operation);
+  bool move_in_place(Operation& operation);
+  void finish(Operation& operation);
+  bool everyone_finished(uint64_t sequence);
+  bool reads_pending_output(const Operation& operation) const;
+  void populate_resident(int rank, size_t end);
+
+  // group_wait.cpp
+  void nap(std::unique_lock<std::mutex>& guard, const Completion& work, std::chrono::microseconds at_most);
+  /// What this thread has finished, another thread of this rank may be sleeping for.
+  void wake_own_sleepers();
+  void look_for_the_dead();
+  void give_up(const Patience& patience);
+  /// Whether there is a verdict; if so, everything pending has failed with its text.
+  bool is_over();
+  void fail_all(const std::string& why);
+  std::unique_lock<std::mutex> lock();
+
+  World world_;
+  const std::shared_ptr<ProgressSet> set_;
+  const Limits limits_;
+  const unsigned fork_generation_;
+  Arena arena_;
+
+  std::atomic<int> contenders_{0};
+  std::mutex mutex_;  // guards everything below
+  Channels channels_;
+  std::deque<OperationPtr> queue_;  // unfinished collectives in order; the first announced_ of them are announced
+  size_t announced_ = 0;
+  uint64_t started_ = 0;                           // collectives
+  uint64_t finished_ = 0;                          // collectives this rank is done with
+  std::array<uint64_t, kMaxRanks> finished_by_{};  // what is known of the others
+  std::array<size_t, kMaxRanks> populated_{};      // of the others' resident areas
+  EagerRing eager_;
+  uint64_t blocked_on_ = 0;      // ranks without which the last progress_locked() could not go on, as bits
+  uint64_t blocked_on_any_ = 0;  // any one of these would do
+  int sleepers_ = 0;
+  unsigned learned_spins_ = Patience::kMostSpins;
+  std::string verdict_text_;
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,260 @@
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "collectives/shm/group.h"
+#include "collectives/shm/rounds.h"
+
+// One operation's way from the queue to its end. Everything here runs under the group's mutex and never waits.
+
+namespace lockstep::shm {
+namespace {
+
+bool fits_inline(const Operation& operation) {
+  return operation.transfer.package_bytes() <= kInlineBytes && operation.request.op != ReduceOp::kPremulSum &&
+         operation.request.kind != OperationKind::kAllToAllUneven;
+}
+
+bool is_in_place(const Request& request) { return request.input == request.output; }
+
+}  // namespace
+
+bool Group::progress_locked() {
+  for (;;) {
+    blocked_on_ = blocked_on_any_ = 0;
+    while (announced_ < queue_.size() && announce(*queue_[announced_], announced_ == 0)) ++announced_;
+    if (announced_ == 0 || !arrive(*queue_.front()) || !move(*queue_.front())) break;
+    finish(*queue_.front());
+    queue_.pop_front();
+    --announced_;
+  }
+  const size_t messages = channels_.pending();
+  channels_.progress(blocked_on_, blocked_on_any_);
+  if (channels_.pending() < messages) wake_own_sleepers();
+  if (queue_.empty() && channels_.idle()) return false;
+  return !is_over();
+}
+
+bool Group::everyone_finished(uint64_t sequence) {
+  bool all = finished_ >= sequence;
+  for (int r = 0; r < size(); ++r) {
+    uint64_t& known = finished_by_[static_cast<size_t>(r)];
+    if (r == rank() || known >= sequence) continue;
+    known = (world_.control(r).drained.load(std::memory_order_acquire) >> kRoundBits) - 1;
+    if (known >= sequence) continue;
+    blocked_on_ |= world_.bit(r);
+    all = false;
+  }
+  return all;
+}
+
+bool Group::reads_pending_output(const Operation& operation) const {
+  const auto* input = static_cast<const std::byte*>(operation.transfer.contiguous_input());
+  for (const auto& earlier : queue_) {
+    if (earlier.get() == &operation) return false;
+    // Pieces are not compared one by one: they wait.
+    const Request& request = earlier->request;
+    if (input == nullptr || !request.outputs.empty() || request.kind == OperationKind::kAllToAllUneven) return true;
+    const size_t blocks = is_reduction(request.kind) ? 1 : static_cast<size_t>(size());
+    const auto* output = static_cast<const std::byte*>(request.output);
+    if (output != nullptr && input < output + blocks * earlier->transfer.block_bytes() &&
+        output < input + operation.transfer.package_bytes())
+      return true;
+  }
+  return false;
+}
+
+bool Group::announce(Operation& operation, bool head) {
+  const uint64_t sequence = operation.sequence;
+  if (sequence > kRingLines && !everyone_finished(sequence - kRingLines)) return false;
+  if (!head && operation.transfer.gives(rank()) && reads_pending_output(operation)) return false;
+  Line& line = world_.line(rank(), sequence);
+  if (!fits_inline(operation)) {
+    if (!place_package(operation, line)) return false;
+  } else if (operation.transfer.gives(rank())) {
+    operation.transfer.pack(line.data, operation.transfer.block_bytes(), 0, operation.transfer.block_bytes());
+  }
+  line.header = operation.header.bits;
+  line.word.store(Announcement::pack(sequence, sequence - finished_), std::memory_order_seq_cst);
+  operation.stage = Operation::Stage::kAnnounced;
+  world_.notify();
+  return true;
+}
+
+bool Group::place_package(Operation& operation, Line& line) {
+  const Transfer& transfer = operation.transfer;
+  const Request& request = operation.request;
+  const bool all_reduce = request.kind == OperationKind::kAllReduce;
+  const bool uneven = request.kind == OperationKind::kAllToAllUneven;
+  size_t bytes = uneven ? 2 * sizeof(uint64_t) * static_cast<size_t>(size())
+                        : (transfer.gives(rank()) ? transfer.package_bytes() : 0);
+  const void* input = transfer.contiguous_input();
+  const bool resident = transfer.gives(rank()) && input != nullptr && (!all_reduce || is_in_place(request)) &&
+                        arena_.contains(input, bytes);
+  const size_t limit = all_reduce ? (resident ? limits_.one_shot : limits_.private_one_shot) : limits_.eager;
+  const bool stage = uneven || (transfer.package_bytes() <= limit && bytes > 0);
+  std::optional<size_t> at;
+  if (stage) {
+    at = allocate_eager(operation.sequence, bytes);
+    if (!at) return false;
+    std::byte* to = world_.eager(rank()) + *at;
+    if (uneven) {
+      std::copy(request.send_counts.begin(), request.send_counts.end(), reinterpret_cast<uint64_t*>(to));
+      std::copy(request.receive_counts.begin(), request.receive_counts.end(), reinterpret_cast<uint64_t*>(to) + size());
+    } else {
+      transfer.pack(to, transfer.block_bytes(), 0, transfer.block_bytes());
+    }
+  }
+  line.where.eager = at ? *at : kNowhere;
+  line.where.resident = resident && !stage ? arena_.offset(input) : kNowhere;
+  line.where.factor = request.factor;
+  return true;
+}
+
+std::optional<size_t> Group::allocate_eager(uint64_t sequence, size_t bytes) {
+  const auto release = [&] { eager_.release(*std::min_element(finished_by_.begin(), finished_by_.begin() + size())); };
+  release();
+  auto at = eager_.allocate(sequence, bytes);
+  if (!at && everyone_finished(finished_)) {  // what was known may be old
+    release();
+    at = eager_.allocate(sequence, bytes);
+  }
+  return at;
+}
+
+bool Group::arrive(Operation& operation) {
+  if (operation.stage == Operation::Stage::kMoving) return true;
+  for (uint64_t missing = world_.others() & ~operation.arrived; missing != 0; missing &= missing - 1) {
+    const int r = std::countr_zero(missing);
+    const Line& line = world_.line(r, operation.sequence);
+    const uint64_t word = line.word.load(std::memory_order_acquire);
+    if (Announcement::sequence(word) != operation.sequence) {
+      blocked_on_ |= world_.bit(r);
+      continue;
+    }
+    if (line.header != operation.header.bits) {
+      Verdict{Verdict::Cause::kMismatch, rank(), r, operation.sequence}.declare(world_);
+      return false;
+    }
+    uint64_t& known = finished_by_[static_cast<size_t>(r)];
+    known = std::max(known, Announcement::finished(word));
+    operation.arrived |= world_.bit(r);
+  }
+  if (operation.arrived != world_.others()) return false;
+  choose_method(operation);
+  if (operation.request.kind == OperationKind::kAllToAllUneven && !splits_agree(operation)) return false;
+  operation.stage = Operation::Stage::kMoving;
+  operation.transfer.keep_own();
+  return true;
+}
+
+void Group::choose_method(Operation& operation) {
+  operation.method = Method::kInline;
+  if (fits_inline(operation)) return;
+  if (operation.request.op == ReduceOp::kPremulSum) operation.factors.resize(static_cast<size_t>(size()));
+  for (int r = 0; r < size(); ++r) {
+    const Line& line = world_.line(r, operation.sequence);
+    if (line.where.eager != kNowhere) operation.staged |= world_.bit(r);
+    if (line.where.resident != kNowhere) operation.resident |= world_.bit(r);
+    if (!operation.factors.empty()) operation.factors[static_cast<size_t>(r)] = line.where.factor;
+  }
+  const uint64_t everyone = world_.others() | world_.bit(rank());
+  const bool all_reduce = operation.request.kind == OperationKind::kAllReduce;
+  operation.method = Method::kRounds;
+  if (operation.request.kind == OperationKind::kAllToAllUneven) return;
+  const bool at_once = all_reduce ? operation.staged == everyone : operation.transfer.package_bytes() <= limits_.eager;
+  if (at_once || size() == 1)
+    operation.method = Method::kEager;
+  else if (all_reduce && operation.resident == everyone)
+    operation.method = Method::kInPlace;
+}
+
+bool Group::splits_agree(const Operation& operation) {
+  const auto n = static_cast<size_t>(size()), me = static_cast<size_t>(rank());
+  for (size_t r = 0; r < n; ++r) {
+    const Line& line = world_.line(static_cast<int>(r), operation.sequence);
+    const auto* theirs = reinterpret_cast<const uint64_t*>(world_.eager(static_cast<int>(r)) + line.where.eager);
+    if (theirs[me] == operation.request.receive_counts[r] && theirs[n + me] == operation.request.send_counts[r])
+      continue;
+    Verdict{Verdict::Cause::kSplits, rank(), static_cast<int>(r), operation.sequence}.declare(world_);
+    return false;
+  }
+  return true;
+}
+
+bool Group::move(Operation& operation) {
+  switch (operation.method) {
+    case Method::kInline:
+    case Method::kEager:
+      return move_at_once(operation);
+    case Method::kInPlace:
+      return move_in_place(operation);
+    case Method::kRounds:
+      if (!operation.rounds) operation.rounds = std::make_unique<Rounds>(world_, operation);
+      return operation.rounds->step(blocked_on_);
+  }
+  return true;
+}
+
+bool Group::move_at_once(Operation& operation) {
+  const Transfer& transfer = operation.transfer;
+  if (!transfer.takes(rank())) return true;
+  const size_t mine = transfer.has_block_per_rank() ? static_cast<size_t>(rank()) * transfer.block_bytes() : 0;
+  const std::byte* from[kMaxRanks];
+  for (int r = 0; r < size(); ++r) {
+    const Line& line = world_.line(r, operation.sequence);
+    from[r] = nullptr;
+    if (transfer.takes_from(rank(), r))
+      from[r] = (operation.method == Method::kInline ? line.data : world_.eager(r) + line.where.eager) + mine;
+  }
+  transfer.unpack(from, 0, transfer.block_bytes(), operation.reduce, operation.factors.data());
+  return true;
+}
+
+void Group::populate_resident(int rank_, size_t end) {
+  size_t& known = populated_[static_cast<size_t>(rank_)];
+  if (end <= known || rank_ == rank()) return;
+  const size_t begin = world_.geometry().resident_at();
+  world_.segment(rank_).populate(begin + known, begin + end);
+  known = end;
+}
+
+bool Group::move_in_place(Operation& operation) {
+  const uint64_t done = (operation.sequence << kRoundBits) + 1;
+  if (!operation.slice_reduced) {
+    const size_t bytes = operation.transfer.block_bytes(), n = static_cast<size_t>(size());
+    const size_t part = Geometry::round_up((bytes + n - 1) / n, bytes >= (size_t{1} << 20) ? 4096 : kCacheLine);
+    const size_t begin = std::min(bytes, static_cast<size_t>(rank()) * part), end = std::min(bytes, begin + part);
+    void* buffers[kMaxRanks];
+    for (int r = 0; r < size(); ++r) {
+      const size_t at = world_.line(r, operation.sequence).where.resident;
+      populate_resident(r, at + bytes);
+      buffers[r] = world_.resident(r) + at + begin;
+    }
+    operation.reduce({buffers, size(), buffers, size(), (end - begin) / element_bytes(operation.request.type),
+                      operation.factors.data()});
+    operation.slice_reduced = true;
+    world_.mine().reduced.store(done, std::memory_order_seq_cst);
+    world_.notify();
+  }
+  bool all = true;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank() || world_.control(r).reduced.load(std::memory_order_acquire) >= done) continue;
+    blocked_on_ |= world_.bit(r);
+    all = false;
+  }
+  return all;
+}
+
+void Group::finish(Operation& operation) {
+  finished_ = operation.sequence;
+  finished_by_[static_cast<size_t>(rank())] = finished_;
+  operation.request.keep_alive.reset();
+  operation.rounds.reset();
+  operation.succeed();
+  world_.mine().drained.store((operation.sequence + 1) << kRoundBits, std::memory_order_seq_cst);
+  world_.notify();
+  wake_own_sleepers();
+}
+
+}  // namespace lockstep::shm

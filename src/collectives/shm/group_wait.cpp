@@ -1,0 +1,117 @@
+#include <sched.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+
+#include "base/error.h"
+#include "base/futex.h"
+#include "collectives/shm/group.h"
+
+// Waiting: the only place where a thread sleeps, and where the ends of other ranks are noticed.
+
+namespace lockstep::shm {
+namespace {
+
+constexpr std::chrono::microseconds kNapWithOthers{500};  ///< while other groups of this rank have work pending
+
+}  // namespace
+
+void Group::wait(Completion& work, std::chrono::milliseconds timeout) {
+  if (!work.done()) {
+    check_process();
+    auto guard = lock();
+    Patience patience(world_.spin(), learned_spins_, timeout);
+    for (;;) {
+      progress_locked();
+      if (work.done()) break;
+      const auto step = patience.next();
+      if (step == Patience::Step::kNap) {
+        if (const auto left = patience.left(); left > std::chrono::microseconds::zero())
+          nap(guard, work, left);
+        else
+          give_up(patience);
+        if (patience.time_to_look() && !work.done()) look_for_the_dead();
+        continue;
+      }
+      if (step == Patience::Step::kSpin && contenders_.load(std::memory_order_relaxed) == 0) {
+        cpu_pause();
+        continue;
+      }
+      set_->progress_others(this);
+      guard.unlock();
+      ::sched_yield();
+      guard.lock();
+    }
+  }
+  if (work.failed()) throw Error(work.error());
+}
+
+void Group::rest(const Completion& work, std::chrono::microseconds at_most) {
+  check_process();
+  auto guard = lock();
+  progress_locked();
+  if (work.done()) return;
+  nap(guard, work, at_most);
+  if (!work.done()) look_for_the_dead();
+}
+
+void Group::nap(std::unique_lock<std::mutex>& guard, const Completion& work, std::chrono::microseconds at_most) {
+  Control& mine = world_.mine();
+  const uint32_t bell = mine.bell.load();
+  mine.awaited.fetch_or(blocked_on_ | blocked_on_any_, std::memory_order_seq_cst);
+  progress_locked();  // it may have come before anybody saw that we would sleep
+  if (!work.done()) {
+    const bool others = set_->progress_others(this);
+    ++sleepers_;
+    guard.unlock();
+    futex_wait(mine.bell, bell, std::min(at_most, others ? kNapWithOthers : Patience::kNap));
+    guard.lock();
+    --sleepers_;
+  }
+  if (sleepers_ == 0) mine.awaited.store(0);
+}
+
+void Group::wake_own_sleepers() {
+  if (sleepers_ == 0) return;
+  world_.mine().bell.fetch_add(1);
+  futex_wake_all(world_.mine().bell);
+}
+
+void Group::look_for_the_dead() {
+  progress_locked();
+  const auto first_gone = [&](uint64_t ranks) {
+    for (; ranks != 0; ranks &= ranks - 1)
+      if (const int r = std::countr_zero(ranks);
+          world_.watch(r).gone() || world_.control(r).closed.load(std::memory_order_acquire) != 0)
+        return r;
+    return -1;
+  };
+  int culprit = first_gone(blocked_on_);
+  if (culprit < 0 && blocked_on_any_ != 0) {
+    // Any one sender would do, so all must be gone.
+    uint64_t left = blocked_on_any_;
+    while (left != 0 && first_gone(left) >= 0) left &= ~world_.bit(first_gone(left));
+    if (left == 0) culprit = first_gone(blocked_on_any_);
+  }
+  if (culprit < 0) return;
+  // What it published before it ended still counts.
+  progress_locked();
+  if (((blocked_on_ | blocked_on_any_) & world_.bit(culprit)) == 0) return;
+  const bool left = world_.control(culprit).closed.load(std::memory_order_acquire) != 0;
+  const uint64_t sequence = queue_.empty() ? 0 : queue_.front()->sequence;
+  Verdict{left ? Verdict::Cause::kLeft : Verdict::Cause::kDied, rank(), culprit, sequence}.declare(world_);
+  progress_locked();
+}
+
+void Group::give_up(const Patience& patience) {
+  Control& mine = world_.mine();
+  std::snprintf(mine.abort_text, sizeof mine.abort_text, "timeout after %.1f s",
+                static_cast<double>(patience.timeout().count()) / 1000);
+  mine.missing.store(blocked_on_ | blocked_on_any_);
+  const uint64_t sequence = queue_.empty() ? 0 : queue_.front()->sequence;
+  Verdict{Verdict::Cause::kTimeout, rank(), rank(), sequence}.declare(world_);
+  progress_locked();
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#ifdef LOCKSTEP_SHM_STEPPED_WORD
+#include LOCKSTEP_SHM_STEPPED_WORD
+#endif
+
+// What lies in a rank's segment. Everything is written by its owner alone, except where it says otherwise, and read by
+// all. There are no locks: words only grow (or, for `awaited` and `bell`, are a hint whose loss costs a bounded nap),
+// so a rank may die at any instruction and leaves nothing half done that another rank would trust.
+namespace lockstep::shm {
+
+inline constexpr int kMaxRanks = 64;
+inline constexpr size_t kCacheLine = 64;
+inline constexpr uint32_t kLayoutVersion = 1;
+
+/// Operations of one group that may be announced and not yet finished by every rank.
+inline constexpr uint64_t kRingLines = 32;
+/// Data this small travels inside the line that announces it.
+inline constexpr size_t kInlineBytes = 48;
+/// Round k of operation s is (s << kRoundBits) + k: one number that only grows.
+inline constexpr int kRoundBits = 28;
+
+#ifdef LOCKSTEP_SHM_STEPPED_WORD
+using Word = SteppedWord;  // the explorer's, which stops before every access to choose who goes on
+#else
+using Word = std::atomic<uint64_t>;
+#endif
+static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(Word) == 8);
+
+/// Word of a line: the operation's sequence number, and how far its announcer was behind in finishing (saturating).
+struct Announcement {
+  static constexpr uint64_t pack(uint64_t sequence, uint64_t unfinished) {
+    return sequence << 8 | std::min<uint64_t>(unfinished, 255);
+  }
+  static constexpr uint64_t sequence(uint64_t word) { return word >> 8; }
+  /// Operations its announcer had surely finished.
+  static constexpr uint64_t finished(uint64_t word) {
+    return (word & 255) == 255 ? 0 : (word >> 8) - std::min(word >> 8, word & 255);
+  }
+};
+
+inline constexpr uint64_t kNowhere = ~uint64_t{0};
+
+/// Announces one operation: everything about it, and small data itself, in one cache line.
+struct alignas(kCacheLine) Line {
+  Word word;
+  uint64_t header;
+  union {
+    std::byte data[kInlineBytes];
+    struct {
+      uint64_t eager;     ///< offset of the data in the eager area, or kNowhere
+      uint64_t resident;  ///< offset of the data in the resident area, or kNowhere
+      double factor;
+    } where;
+  };
+};
+static_assert(sizeof(Line) == kCacheLine);
+
+struct alignas(kCacheLine) PaddedWord {
+  Word value;
+};
+
+struct Control {
+  // Identity, written before the segment is shared.
+  std::byte nonce[16];
+  uint32_t version;
+  uint32_t rank;
+  uint32_t world_size;
+
+  /// Only rank 0's is used. Set once, by whoever notices first that the group cannot go on (see verdict.h).
+  alignas(kCacheLine) Word verdict;
+
+  /// Ranks this one sleeps for, as bits; whoever publishes and finds its bit clears all of them and rings the bell.
+  alignas(kCacheLine) Word awaited;
+  std::atomic<uint32_t> bell;
+
+  alignas(kCacheLine) Word filled;   ///< rounds of its own chunks a rank has written
+  alignas(kCacheLine) Word reduced;  ///< rounds whose slice it has summed
+  alignas(kCacheLine) Word drained;  ///< rounds it has read from all others; (s + 1) << kRoundBits: finished with s
+
+  alignas(kCacheLine) Word closed;  ///< 1 + the last operation announced, when the rank has left in good order
+  Word missing;                     ///< with a verdict of time-out: the ranks it waited for, as bits
+  char abort_text[kCacheLine * 4];  ///< with a verdict of abort: why
+
+  Line ring[kRingLines];
+
+  /// Point to point: bytes this rank has written to each other rank's channel, and read from each rank's.
+  PaddedWord written[kMaxRanks];
+  PaddedWord consumed[kMaxRanks];
+};
+
+/// Sizes and places of a segment's areas; the same on every rank.
+struct Geometry {
+  size_t eager_bytes = size_t{1} << 20;     ///< small operations' data, announced together with the operation
+  size_t chunk_bytes = size_t{256} << 10;   ///< one round of a large operation
+  size_t chunks = 4;                        ///< rounds in flight
+  size_t channel_bytes = size_t{16} << 10;  ///< point to point, for one pair of ranks in one direction
+  size_t resident_bytes = 0;                ///< address space for memory handed out; committed as it is used
+  int world_size = 1;
+
+  static size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+  size_t eager_at() const { return round_up(sizeof(Control), 4096); }
+  size_t chunk_at(uint64_t round) const { return eager_at() + eager_bytes + round % chunks * chunk_bytes; }
+  size_t channel_at(int to) const {
+    return eager_at() + eager_bytes + chunks * chunk_bytes + static_cast<size_t>(to) * channel_bytes;
+  }
+  /// Also how much of a segment is committed from the start.
+  size_t resident_at() const { return round_up(channel_at(world_size), size_t{1} << 16); }
+  size_t segment_bytes() const { return resident_at() + round_up(resident_bytes, size_t{1} << 16); }
+  bool operator==(const Geometry&) const = default;
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collectives/shm/completion.h"
+#include "collectives/shm/layout.h"
+#include "collectives/shm/reduce.h"
+#include "collectives/shm/request.h"
+#include "collectives/shm/transfer.h"
+
+namespace lockstep::shm {
+
+class Rounds;
+
+/// How an operation's data moves; every rank comes to the same answer from what all ranks announced.
+enum class Method : uint8_t {
+  kInline,   ///< inside the announcing line
+  kEager,    ///< from every rank's eager area, at once
+  kInPlace,  ///< all_reduce of resident buffers: each rank sums its slice where it lies
+  kRounds,   ///< in bounded rounds through the chunks, or straight from resident inputs
+};
+
+/// One collective of one rank, from start to end. Callers see a Completion; the rest belongs to the group's mutex.
+class Operation : public Completion {
+ public:
+  Operation(Request what, int rank, int size, uint64_t number);
+  ~Operation() override;
+
+  enum class Stage : uint8_t {
+    kQueued,     ///< not announced yet: no room, or an earlier operation writes what this one reads
+    kAnnounced,  ///< others may read it; waiting for all others' announcements
+    kMoving,     ///< headers agree; data moves
+  };
+
+  Request request;
+  const Header header;
+  const Transfer transfer;
+  const uint64_t sequence;
+  ReduceFunction reduce = nullptr;
+  Stage stage = Stage::kQueued;
+  Method method = Method::kInline;
+  uint64_t arrived = 0;   ///< ranks whose announcement was seen and agrees, as bits
+  uint64_t resident = 0;  ///< ranks whose package lies in resident memory, as bits
+  uint64_t staged = 0;    ///< ranks whose package lies in their eager area, as bits
+  bool slice_reduced = false;
+  std::vector<double> factors;  ///< kPremulSum: every rank's
+  std::unique_ptr<Rounds> rounds;
+};
+using OperationPtr = std::shared_ptr<Operation>;
+
+}  // namespace lockstep::shm

@@ -1,0 +1,36 @@
+#include "collectives/shm/progress_set.h"
+
+#include <algorithm>
+
+#include "collectives/shm/group.h"
+
+namespace lockstep::shm {
+
+const std::shared_ptr<ProgressSet>& ProgressSet::process() {
+  static const auto set = std::make_shared<ProgressSet>();
+  return set;
+}
+
+void ProgressSet::add(Group* group) {
+  std::lock_guard lock(mutex_);
+  groups_.push_back(group);
+  count_.store(groups_.size());
+}
+
+void ProgressSet::remove(Group* group) {
+  std::lock_guard lock(mutex_);
+  groups_.erase(std::find(groups_.begin(), groups_.end(), group));
+  count_.store(groups_.size());
+}
+
+bool ProgressSet::progress_others(const Group* self) {
+  if (!has_several()) return false;
+  // try_progress never waits for a group's mutex, so this cannot close a circle of locks.
+  std::lock_guard lock(mutex_);
+  bool pending = false;
+  for (Group* group : groups_)
+    if (group != self && group->try_progress()) pending = true;
+  return pending;
+}
+
+}  // namespace lockstep::shm

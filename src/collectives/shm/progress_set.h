@@ -1,0 +1,31 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace lockstep::shm {
+
+class Group;
+
+/// The groups of one rank. Whoever waits in one of them also moves the others on, so that ranks may wait for
+/// operations of several groups in different orders.
+class ProgressSet {
+ public:
+  /// The one of this process, where every rank is a process.
+  static const std::shared_ptr<ProgressSet>& process();
+
+  void add(Group* group);
+  void remove(Group* group);
+  bool has_several() const { return count_.load(std::memory_order_relaxed) > 1; }
+  /// Does what can be done in all groups but `self`, without waiting. True if one of them still has something to do.
+  bool progress_others(const Group* self);
+
+ private:
+  std::atomic<size_t> count_{0};
+  std::mutex mutex_;
+  std::vector<Group*> groups_;  // guarded by mutex_
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,52 @@
+#include "collectives/shm/reduce.h"
+
+#include "collectives/shm/reduce_sets.h"
+
+namespace lockstep::shm {
+
+bool is_supported(InstructionSet set) {
+  // The compiler's runtime asks CPUID, and XGETBV whether the operating system saves the registers.
+#ifdef LOCKSTEP_X86_KERNELS
+  switch (set) {
+    case InstructionSet::kBaseline:
+      return true;
+    case InstructionSet::kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    case InstructionSet::kAvx512:
+      return is_supported(InstructionSet::kAvx2) && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512dq");
+  }
+#endif
+  return set == InstructionSet::kBaseline;
+}
+
+InstructionSet best_instruction_set() {
+  static const InstructionSet best = is_supported(InstructionSet::kAvx512) ? InstructionSet::kAvx512
+                                     : is_supported(InstructionSet::kAvx2) ? InstructionSet::kAvx2
+                                                                           : InstructionSet::kBaseline;
+  return best;
+}
+
+const char* name(InstructionSet set) {
+  switch (set) {
+    case InstructionSet::kBaseline:
+      return "baseline";
+    case InstructionSet::kAvx2:
+      return "AVX2";
+    case InstructionSet::kAvx512:
+      return "AVX-512";
+  }
+  return "unknown";
+}
+
+ReduceFunction find_reduce(DataType type, ReduceOp op, int input_count, [[maybe_unused]] InstructionSet set) {
+  if (ReduceFunction rare = find_reduce_rare(type, op)) return rare;
+#ifdef LOCKSTEP_X86_KERNELS
+  if (set == InstructionSet::kAvx512) return find_reduce_avx512(type, op, input_count);
+  if (set == InstructionSet::kAvx2) return find_reduce_avx2(type, op, input_count);
+#endif
+  return find_reduce_baseline(type, op, input_count);
+}
+
+}  // namespace lockstep::shm

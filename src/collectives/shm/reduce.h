@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+
+#include "collectives/shm/element.h"
+
+namespace lockstep::shm {
+
+/// Element i of every output becomes inputs[0][i] op inputs[1][i] op ... in that order, with one rounding at the end
+/// (bfloat16 and float16 are added in float32). An output may be one of the inputs; otherwise none overlap.
+struct Reduction {
+  void* const* outputs;
+  int output_count;
+  const void* const* inputs;
+  int input_count;
+  size_t count;
+  const double* factors;  ///< kPremulSum: one for each input
+};
+using ReduceFunction = void (*)(const Reduction&);
+
+/// Instruction sets with kernels of their own. All of them give the same bits.
+enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
+
+/// The best one this processor and operating system can run.
+InstructionSet best_instruction_set();
+bool is_supported(InstructionSet set);
+const char* name(InstructionSet set);
+
+/// The kernel, or null where the operation means nothing for the type (bitwise on floats, order on complex numbers,
+/// average of bool, premul_sum of integers).
+ReduceFunction find_reduce(DataType type, ReduceOp op, int input_count, InstructionSet set = best_instruction_set());
+
+}  // namespace lockstep::shm

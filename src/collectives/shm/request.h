@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/shm/element.h"
+
+namespace lockstep::shm {
+
+/// The collectives. Values travel between ranks: append only.
+enum class OperationKind : uint8_t {
+  kBarrier = 1,
+  kAllReduce,
+  kBroadcast,
+  kReduce,
+  kAllGather,
+  kGather,
+  kScatter,
+  kReduceScatter,
+  kAllToAll,
+  kAllToAllUneven,
+};
+const char* name(OperationKind kind);
+
+/// What a rank asks for. kind, type, op, root and count must be the same on every rank (kAllToAllUneven: the counts
+/// must match pairwise); they are compared before any data moves.
+///
+/// A block is `count` elements. `input` and `output` are one block or, where an operation has a block for every rank
+/// (outputs of all_gather and gather; inputs of scatter and reduce_scatter; both of all_to_all), world_size blocks
+/// in a row; or the blocks lie where `inputs` and `outputs` say. Input and output may be the same memory for
+/// all_reduce, broadcast and reduce, and a rank's own block may lie in place for the others; otherwise they must not
+/// overlap.
+struct Request {
+  OperationKind kind = OperationKind::kBarrier;
+  DataType type = DataType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  size_t count = 0;
+  double factor = 1;  ///< kPremulSum: this rank's factor
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  std::vector<size_t> send_counts;     ///< kAllToAllUneven: elements for each rank
+  std::vector<size_t> receive_counts;  ///< kAllToAllUneven: elements from each rank
+  std::shared_ptr<void> keep_alive;    ///< released when the operation is over
+};
+
+/// What of a request is compared between ranks, in 64 bits: it fits beside the sequence word in one cache line.
+struct Header {
+  uint64_t bits = 0;
+
+  Header() = default;
+  explicit Header(uint64_t raw) : bits(raw) {}
+  explicit Header(const Request& request);
+  OperationKind kind() const { return static_cast<OperationKind>(bits & 31); }
+  DataType type() const { return static_cast<DataType>(bits >> 5 & 15); }
+  ReduceOp op() const { return static_cast<ReduceOp>(bits >> 9 & 15); }
+  int root() const { return static_cast<int>(bits >> 13 & 127); }
+  size_t count() const { return bits >> 20; }
+  /// "all_reduce(float32, 1024 elements, sum)".
+  std::string text() const;
+  bool operator==(const Header&) const = default;
+};
+inline constexpr size_t kMaxCount = (size_t{1} << 44) - 1;
+
+}  // namespace lockstep::shm

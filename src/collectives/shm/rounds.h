@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+
+#include "collectives/shm/operation.h"
+#include "collectives/shm/world.h"
+
+namespace lockstep::shm {
+
+/// Moves a large operation in rounds through the ranks' chunks: bounded memory that stays in the cache.
+///
+///   fill    a rank writes round k of its package into its chunk k mod chunks     -> word `filled`
+///   reduce  (all_reduce only) it sums its slice of round k over all chunks,
+///           into its output and its own chunk, whose slice nobody had filled     -> word `reduced`
+///   drain   it takes round k from the others' chunks                             -> word `drained`
+///
+/// A chunk is filled again when all who read it have drained it. The three overlap: step() does whatever can be done
+/// and never waits. A rank whose package lies in resident memory fills nothing; the others read it where it lies, and
+/// its operation ends when they have drained it.
+class Rounds {
+ public:
+  Rounds(const World& world, const Operation& operation);
+
+  /// Does what can be done now. True when the operation is over for this rank; else adds to `blocked_on` the ranks
+  /// it waits for.
+  bool step(uint64_t& blocked_on);
+
+ private:
+  struct Range {
+    size_t begin, end;
+  };
+  Range range(uint64_t round) const;
+  Range slice(int rank, Range range) const;
+  /// Rounds needed to move `bytes` of a block.
+  uint64_t rounds_for(size_t bytes) const;
+  uint64_t key(uint64_t rounds) const { return (operation_.sequence << kRoundBits) + rounds; }
+
+  bool may_fill(uint64_t round, uint64_t& blocked_on) const;
+  bool may_reduce(uint64_t round, uint64_t& blocked_on) const;
+  bool may_drain(uint64_t round, uint64_t& blocked_on) const;
+  bool all_reached(Word Control::*word, uint64_t ranks, uint64_t value, uint64_t& blocked_on) const;
+  void fill(uint64_t round);
+  void reduce(uint64_t round);
+  void drain(uint64_t round);
+  const std::byte* source(int rank, uint64_t round) const;
+  void publish(Word& word, uint64_t rounds);
+
+  const World& world_;
+  const Operation& operation_;
+  const bool in_slices_;  ///< all_reduce
+  const bool direct_;     ///< this rank's package is read where it lies
+  size_t round_bytes_;    ///< of every block
+  uint64_t readers_ = 0;  ///< ranks that read this rank's package, as bits
+
+  uint64_t fills_;  ///< rounds this rank fills, reduces and drains in all
+  uint64_t reductions_;
+  uint64_t drains_;
+  uint64_t filled_ = 0;  ///< rounds done
+  uint64_t reduced_ = 0;
+  uint64_t drained_ = 0;
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,148 @@
+#include "collectives/shm/transfer.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lockstep::shm {
+namespace {
+
+bool inputs_per_rank(OperationKind kind) {
+  return kind == OperationKind::kScatter || kind == OperationKind::kReduceScatter || kind == OperationKind::kAllToAll ||
+         kind == OperationKind::kAllToAllUneven;
+}
+
+void copy(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+bool is_reduction(OperationKind kind) {
+  return kind == OperationKind::kAllReduce || kind == OperationKind::kReduce || kind == OperationKind::kReduceScatter;
+}
+
+Transfer::Transfer(const Request& request, int rank, int size)
+    : request_(request),
+      rank_(rank),
+      size_(size),
+      element_(element_bytes(request.type)),
+      block_bytes_(request.count * element_),
+      per_rank_(inputs_per_rank(request.kind)) {}
+
+bool Transfer::gives(int rank) const {
+  switch (request_.kind) {
+    case OperationKind::kBarrier:
+      return false;
+    case OperationKind::kBroadcast:
+    case OperationKind::kScatter:
+      return rank == request_.root;
+    case OperationKind::kReduce:
+    case OperationKind::kGather:
+      return rank != request_.root;
+    default:
+      return true;
+  }
+}
+
+bool Transfer::takes(int rank) const {
+  switch (request_.kind) {
+    case OperationKind::kBarrier:
+      return false;
+    case OperationKind::kBroadcast:
+    case OperationKind::kScatter:
+      return rank != request_.root;
+    case OperationKind::kReduce:
+    case OperationKind::kGather:
+      return rank == request_.root;
+    default:
+      return true;
+  }
+}
+
+size_t Transfer::send_bytes(int to) const {
+  if (request_.kind != OperationKind::kAllToAllUneven) return block_bytes_;
+  return request_.send_counts[static_cast<size_t>(to)] * element_;
+}
+
+size_t Transfer::receive_bytes(int from) const {
+  if (request_.kind != OperationKind::kAllToAllUneven) return block_bytes_;
+  return request_.receive_counts[static_cast<size_t>(from)] * element_;
+}
+
+const void* Transfer::contiguous_input() const {
+  if (request_.kind == OperationKind::kAllToAllUneven || (per_rank_ && !request_.inputs.empty())) return nullptr;
+  return request_.input;
+}
+
+const std::byte* Transfer::input_block(int rank) const {
+  if (!per_rank_) return static_cast<const std::byte*>(request_.input);
+  if (!request_.inputs.empty()) return static_cast<const std::byte*>(request_.inputs[static_cast<size_t>(rank)]);
+  size_t offset = 0;
+  if (request_.kind == OperationKind::kAllToAllUneven)
+    for (int r = 0; r < rank; ++r) offset += send_bytes(r);
+  else
+    offset = block_bytes_ * static_cast<size_t>(rank);
+  return static_cast<const std::byte*>(request_.input) + offset;
+}
+
+std::byte* Transfer::output_block(int rank) const {
+  if (!request_.outputs.empty()) return static_cast<std::byte*>(request_.outputs[static_cast<size_t>(rank)]);
+  size_t offset = 0;
+  if (request_.kind == OperationKind::kAllToAllUneven)
+    for (int r = 0; r < rank; ++r) offset += receive_bytes(r);
+  else
+    offset = block_bytes_ * static_cast<size_t>(rank);
+  return static_cast<std::byte*>(request_.output) + offset;
+}
+
+void Transfer::pack(std::byte* to, size_t stride, size_t begin, size_t end) const {
+  if (!per_rank_) {
+    copy(to, input_block(rank_) + begin, end - begin);
+    return;
+  }
+  for (int r = 0; r < size_; ++r) {
+    const size_t last = std::min(end, send_bytes(r));
+    if (r != rank_ && begin < last) copy(to + static_cast<size_t>(r) * stride, input_block(r) + begin, last - begin);
+  }
+}
+
+void Transfer::unpack(const std::byte* const* from, size_t begin, size_t end, ReduceFunction reduce,
+                      const double* factors) const {
+  auto* output = static_cast<std::byte*>(request_.output);
+  if (is_reduction(request_.kind)) {
+    if (!takes(rank_)) return;
+    const void* inputs[kMaxRanks];
+    for (int r = 0; r < size_; ++r) inputs[r] = r == rank_ ? input_block(rank_) + begin : from[r];
+    void* outputs[] = {output + begin};
+    reduce({outputs, 1, inputs, size_, (end - begin) / element_, factors});
+    return;
+  }
+  const bool one_block = request_.kind == OperationKind::kBroadcast || request_.kind == OperationKind::kScatter;
+  for (int r = 0; r < size_; ++r) {
+    const size_t last = std::min(end, receive_bytes(r));
+    if (takes_from(rank_, r) && begin < last)
+      copy((one_block ? output : output_block(r)) + begin, from[r], last - begin);
+  }
+}
+
+void Transfer::keep_own() const {
+  switch (request_.kind) {
+    case OperationKind::kBroadcast:
+    case OperationKind::kScatter:
+      if (rank_ == request_.root && request_.output != nullptr)
+        copy(static_cast<std::byte*>(request_.output), input_block(rank_), block_bytes_);
+      return;
+    case OperationKind::kGather:
+      if (rank_ != request_.root) return;
+      [[fallthrough]];
+    case OperationKind::kAllGather:
+    case OperationKind::kAllToAll:
+    case OperationKind::kAllToAllUneven:
+      copy(output_block(rank_), input_block(rank_), receive_bytes(rank_));
+      return;
+    default:
+      return;
+  }
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "collectives/shm/layout.h"
+#include "collectives/shm/reduce.h"
+#include "collectives/shm/request.h"
+
+namespace lockstep::shm {
+
+/// Which bytes an operation moves from whom to whom: pure copying and adding, no flags and no waiting.
+///
+/// What a rank gives to the others is its package: one block for all (broadcast, gather, reduce, ...) or one for each
+/// rank in a row (scatter, reduce_scatter, all_to_all). A package is moved whole or in rounds, each a range
+/// [begin, end) of every block.
+class Transfer {
+ public:
+  Transfer(const Request& request, int rank, int size);
+
+  size_t block_bytes() const { return block_bytes_; }
+  bool has_block_per_rank() const { return per_rank_; }
+  size_t package_bytes() const { return per_rank_ ? block_bytes_ * static_cast<size_t>(size_) : block_bytes_; }
+
+  /// Whether `rank` gives data to others, takes data from others, takes data from `from` in particular.
+  bool gives(int rank) const;
+  bool takes(int rank) const;
+  bool takes_from(int rank, int from) const { return rank != from && takes(rank) && gives(from); }
+
+  /// Bytes this rank sends to, and receives from, one rank.
+  size_t send_bytes(int to) const;
+  size_t receive_bytes(int from) const;
+
+  /// The contiguous input of this rank's package, or null where it lies in pieces.
+  const void* contiguous_input() const;
+
+  /// Writes [begin, end) of every block to `to` + block number * stride; leaves out this rank's own of several.
+  void pack(std::byte* to, size_t stride, size_t begin, size_t end) const;
+
+  /// Takes [begin, end) of this rank's block out of every package. `from[p]` points at byte `begin` of that block in
+  /// rank p's package, for all p this rank takes from. Reductions use `reduce` and add their own input in its place.
+  void unpack(const std::byte* const* from, size_t begin, size_t end, ReduceFunction reduce,
+              const double* factors) const;
+
+  /// Copies what this rank gives itself, whole. Reductions have nothing of the kind.
+  void keep_own() const;
+
+ private:
+  const std::byte* input_block(int rank) const;
+  std::byte* output_block(int rank) const;
+
+  const Request& request_;
+  int rank_;
+  int size_;
+  size_t element_;
+  size_t block_bytes_;
+  bool per_rank_;
+};
+
+/// sum, min, ...: this operation adds up elements.
+bool is_reduction(OperationKind kind);
+
+}  // namespace lockstep::shm

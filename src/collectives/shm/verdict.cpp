@@ -1,0 +1,108 @@
+#include "collectives/shm/verdict.h"
+
+#include <cstring>
+
+#include "collectives/shm/request.h"
+
+namespace lockstep::shm {
+namespace {
+
+/// "operation 12, all_reduce(float32, 1024 elements, sum)" as `rank` announced it.
+std::string announced(const World& world, int rank, uint64_t sequence) {
+  if (sequence == 0) return "a send or receive";
+  const Line& line = world.line(rank, sequence);
+  const std::string number = "operation " + std::to_string(sequence);
+  if (Announcement::sequence(line.word.load(std::memory_order_acquire)) != sequence) return number;
+  return number + ", " + Header(line.header).text();
+}
+
+std::string last_announced(const World& world, int rank) {
+  uint64_t last = 0;
+  for (const Line& line : world.control(rank).ring)
+    last = std::max(last, Announcement::sequence(line.word.load(std::memory_order_acquire)));
+  return last == 0 ? "it had not entered any operation"
+                   : "the last operation it entered was " + announced(world, rank, last);
+}
+
+std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
+
+std::string split_text(const World& world, int reporter, int culprit, uint64_t sequence) {
+  // Both tables are in the eager area: counts to send to each rank, then counts to receive from each.
+  const auto counts = [&](int rank) {
+    const Line& line = world.line(rank, sequence);
+    return reinterpret_cast<const uint64_t*>(world.eager(rank) + line.where.eager);
+  };
+  const auto n = static_cast<size_t>(world.size());
+  const auto a = static_cast<size_t>(reporter), b = static_cast<size_t>(culprit);
+  std::string text = "all_to_all, operation " + std::to_string(sequence) + ": ";
+  const auto pair = [&](size_t from, size_t to) {
+    const uint64_t sent = counts(static_cast<int>(from))[to], expected = counts(static_cast<int>(to))[n + from];
+    if (sent == expected) return std::string();
+    return "rank " + std::to_string(from) + " sends " + std::to_string(sent) + " elements to rank " +
+           std::to_string(to) + ", which expects " + std::to_string(expected) + "; ";
+  };
+  return text + pair(a, b) + pair(b, a) + "nothing was moved";
+}
+
+}  // namespace
+
+std::string rank_list(uint64_t ranks) {
+  std::string list;
+  int count = 0;
+  for (int r = 0; r < kMaxRanks; ++r)
+    if (ranks >> r & 1) list += (count++ ? ", " : "") + std::to_string(r);
+  return (count == 1 ? "rank " : "ranks ") + list;
+}
+
+uint64_t Verdict::pack() const {
+  return static_cast<uint64_t>(cause) | static_cast<uint64_t>(reporter) << 8 | static_cast<uint64_t>(culprit) << 16 |
+         sequence << 24;
+}
+
+Verdict Verdict::unpack(uint64_t word) {
+  return {static_cast<Cause>(word & 255), static_cast<int>(word >> 8 & 255), static_cast<int>(word >> 16 & 255),
+          word >> 24};
+}
+
+Verdict Verdict::declare(const World& world) const {
+  uint64_t existing = 0;
+  const bool first = world.verdict().compare_exchange_strong(existing, pack());
+  world.notify_all();
+  return first ? *this : unpack(existing);
+}
+
+std::string Verdict::text(const World& world) const {
+  const std::string who = rank_name(reporter), other = rank_name(culprit);
+  const std::string where = announced(world, reporter, sequence);
+  switch (cause) {
+    case Cause::kNone:
+      return "no error";
+    case Cause::kDied:
+      return other + " (" + (culprit == world.rank() ? "this process" : world.watch(culprit).text()) +
+             ") ended while " + who + " waited for it in " + where + "; " + last_announced(world, culprit) +
+             ". Look at the end of that rank's output.";
+    case Cause::kLeft:
+      return other + " has already left the group, but " + who + " called " + where + "; " +
+             last_announced(world, culprit) + ". All ranks must call the same operations.";
+    case Cause::kMismatch:
+      return "ranks disagree on operation " + std::to_string(sequence) + ": " + who + " called " +
+             Header(world.line(reporter, sequence).header).text() + ", " + other + " called " +
+             Header(world.line(culprit, sequence).header).text() +
+             ". Nothing was moved. All ranks must call the same operations in the same order.";
+    case Cause::kSplits:
+      return split_text(world, reporter, culprit, sequence);
+    case Cause::kMessageSize:
+      return who + " received from " + other +
+             " into a buffer of another size than the message: " + world.control(reporter).abort_text;
+    case Cause::kTimeout: {
+      const uint64_t missing = world.control(reporter).missing.load(std::memory_order_acquire);
+      return who + " gave up waiting in " + where + ": " + world.control(reporter).abort_text + ", missing " +
+             rank_list(missing);
+    }
+    case Cause::kAborted:
+      return who + " aborted the group: " + world.control(reporter).abort_text;
+  }
+  return "unknown error";
+}
+
+}  // namespace lockstep::shm

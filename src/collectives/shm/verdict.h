@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "collectives/shm/world.h"
+
+namespace lockstep::shm {
+
+/// Why a group ended for good. One word in shared memory, set once: every rank reads the same one and composes the
+/// same text from what the ranks concerned left in their segments.
+struct Verdict {
+  enum class Cause : uint8_t {
+    kNone,
+    kDied,         ///< the culprit's process ended without leaving the group
+    kLeft,         ///< the culprit left in good order, and the reporter still waited for it
+    kMismatch,     ///< reporter and culprit called different operations under one number
+    kSplits,       ///< their counts of an all_to_all do not match
+    kMessageSize,  ///< the culprit sent a message of another size than the reporter receives
+    kTimeout,      ///< the reporter's time was up
+    kAborted,      ///< the reporter's caller gave up
+  };
+  Cause cause = Cause::kNone;
+  int reporter = 0;
+  int culprit = 0;
+  uint64_t sequence = 0;  ///< of the reporter's operation; 0: a send or receive
+
+  uint64_t pack() const;
+  static Verdict unpack(uint64_t word);
+
+  /// Makes this the group's verdict unless there is one, and wakes all ranks. Returns the group's verdict.
+  Verdict declare(const World& world) const;
+  static Verdict current(const World& world) { return unpack(world.verdict().load(std::memory_order_acquire)); }
+
+  /// One sentence or two, naming ranks and operations.
+  std::string text(const World& world) const;
+};
+
+/// "ranks 1, 3" of a bit mask.
+std::string rank_list(uint64_t ranks);
+
+}  // namespace lockstep::shm

@@ -1,0 +1,88 @@
+#include "base/shared_segment.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+#include "base/pass_descriptor.h"
+
+namespace lockstep {
+namespace {
+
+TEST(SharedSegment, TwoMappingsShareOneMemory) {
+  SharedSegment mine("test", 1 << 20, 1 << 16);
+  SharedSegment theirs(FileDescriptor(::fcntl(mine.fd(), F_DUPFD_CLOEXEC, 0)), 1 << 20);
+  std::memcpy(mine.data() + 100, "hello", 6);
+  EXPECT_STREQ(reinterpret_cast<const char*>(theirs.data() + 100), "hello");
+  mine.commit(1 << 18);
+  mine.data()[(1 << 18) - 1] = std::byte{7};
+  EXPECT_EQ(theirs.data()[(1 << 18) - 1], std::byte{7});
+}
+
+TEST(SharedSegment, IsSealedAndClosedOnExec) {
+  SharedSegment segment("test", 1 << 16, 1 << 16);
+  EXPECT_NE(::ftruncate(segment.fd(), 1 << 12), 0);
+  EXPECT_NE(::ftruncate(segment.fd(), 1 << 20), 0);
+  EXPECT_TRUE(::fcntl(segment.fd(), F_GETFD) & FD_CLOEXEC);
+}
+
+TEST(SharedSegment, TooLittleMemoryIsAnErrorWithBothSizes) {
+  SharedSegment segment("test", size_t{1} << 45, 1 << 12);
+  try {
+    segment.commit(size_t{1} << 44);
+    FAIL() << "committed 16 TiB";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("wanted 16777216 MiB"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("are available"), std::string::npos) << error.what();
+  }
+}
+
+TEST(SharedSegment, RefusesAnUnsealedOrWronglySizedDescriptor) {
+  FileDescriptor plain(::memfd_create("plain", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(::ftruncate(plain.get(), 4096), 0);
+  EXPECT_THROW(SharedSegment(FileDescriptor(::dup(plain.get())), 4096), Error);
+  SharedSegment good("test", 4096, 4096);
+  EXPECT_THROW(SharedSegment(FileDescriptor(::dup(good.fd())), 8192), Error);
+}
+
+TEST(SharedSegment, ChildOfForkNeitherSeesNorUnmapsIt) {
+  auto segment = std::make_unique<SharedSegment>("test", 1 << 16, 1 << 16);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    segment.reset();
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  segment->data()[0] = std::byte{1};
+}
+
+TEST(PassDescriptor, ArrivesWithItsMessage) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  FileDescriptor a(ends[0]), b(ends[1]);
+  const Deadline deadline(std::chrono::seconds(5));
+  SharedSegment segment("test", 4096, 4096);
+  segment.data()[5] = std::byte{42};
+  std::array<std::byte, 4> message{std::byte{1}, std::byte{2}, std::byte{3}, std::byte{4}}, got{};
+  send_descriptor(a.get(), message, segment.fd(), deadline);
+  SharedSegment peer(receive_descriptor(b.get(), got, deadline), 4096);
+  EXPECT_EQ(got, message);
+  EXPECT_EQ(peer.data()[5], std::byte{42});
+  EXPECT_THROW(receive_descriptor(b.get(), got, Deadline(std::chrono::milliseconds(20))), Error);
+  a.reset();
+  EXPECT_THROW(receive_descriptor(b.get(), got, deadline), Error);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,104 @@
+#include <gtest/gtest.h>
+
+#include <lockstep/checkpoint.h>
+
+#include "checkpoint/failure.h"
+
+namespace lockstep {
+namespace {
+
+using testing::failure;
+
+struct NetImpl : torch::nn::Module {
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(3, 2));
+  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(2));
+  torch::nn::Sequential rest =
+      register_module("rest", torch::nn::Sequential(torch::nn::Linear(2, 2), torch::nn::ReLU()));
+};
+TORCH_MODULE(Net);
+
+StateDict copy(const StateDict& state) {
+  StateDict result;
+  for (const auto& item : state) result.insert(item.key(), item.value().detach().clone());
+  return result;
+}
+
+TEST(StateDict, HasPyTorchsNames) {
+  const Net net;
+  EXPECT_EQ(state_dict(*net).keys(), (std::vector<std::string>{"first.weight", "first.bias", "norm.weight", "norm.bias",
+                                                               "rest.0.weight", "rest.0.bias", "norm.running_mean",
+                                                               "norm.running_var", "norm.num_batches_tracked"}));
+}
+
+TEST(StateDict, HoldsTheModulesOwnTensors) {
+  const Net net;
+  {
+    torch::NoGradGuard no_grad;
+    state_dict(*net)["first.bias"].fill_(7);
+  }
+  EXPECT_EQ(net->first->bias[0].item<float>(), 7);
+}
+
+TEST(LoadStateDict, CopiesIntoTheModulesOwnTensors) {
+  const Net from, to;
+  from->norm->running_mean.fill_(3);
+  const auto weight = to->first->weight;
+  load_state_dict(*to.ptr(), copy(state_dict(*from)));
+  EXPECT_EQ(hash(state_dict(*to)), hash(state_dict(*from)));
+  EXPECT_TRUE(weight.is_same(to->first->weight));
+  EXPECT_TRUE(torch::equal(weight, from->first->weight));
+  EXPECT_TRUE(weight.requires_grad() && weight.is_leaf());
+  EXPECT_FALSE(weight.data_ptr() == from->first->weight.data_ptr());
+}
+
+TEST(LoadStateDict, ListsAllProblemsAndChangesNothing) {
+  const Net net;
+  StateDict state = copy(state_dict(*net));
+  for (auto& item : state) item.value().fill_(9);
+  state.erase("first.bias");
+  state.erase("norm.running_var");
+  state["rest.0.weight"] = torch::ones({4, 4});
+  state["norm.weight"] = torch::ones({});
+  state.insert("second.weight", torch::ones({1}));
+  const std::string before = hash(state_dict(*net));
+  const std::string text = failure([&] { load_state_dict(*net.ptr(), state); });
+  for (const char* part : {"missing: first.bias", "missing: norm.running_var",
+                           "shape of rest.0.weight: [4, 4] given, [2, 2] in the module",
+                           "shape of norm.weight: [] given, [2] in the module", "unknown: second.weight"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\nis not in\n" << text;
+  EXPECT_EQ(hash(state_dict(*net)), before);
+}
+
+TEST(Prefix, SeveralStatesShareAFile) {
+  StateDict all;
+  all.update(with_prefix("a.", {{"x", torch::ones({1})}}));
+  all.update(with_prefix("ab.", {{"x", torch::zeros({2})}}));
+  EXPECT_EQ(all.keys(), (std::vector<std::string>{"a.x", "ab.x"}));
+  EXPECT_EQ(without_prefix("a.", all).keys(), std::vector<std::string>{"x"});
+  EXPECT_EQ(without_prefix("ab.", all)["x"].numel(), 2);
+  EXPECT_TRUE(without_prefix("b.", all).is_empty());
+}
+
+TEST(Hash, DependsOnEveryPart) {
+  const auto of = [](const std::string& name, const at::Tensor& tensor) { return hash({{name, tensor}}); };
+  const auto values = torch::arange(24, torch::kFloat);
+  const std::string base = of("x", values);
+  EXPECT_EQ(base.size(), 16u);
+  EXPECT_EQ(base, of("x", values.clone()));
+  EXPECT_EQ(base, of("x", torch::arange(48, torch::kFloat).div(2).slice(0, 0, 48, 2)))
+      << "of the values, not of their layout";
+  EXPECT_NE(base, of("y", values));
+  EXPECT_NE(base, of("x", values.reshape({4, 6})));
+  EXPECT_NE(base, of("x", values.view(torch::kInt)));
+  EXPECT_NE(of("x", torch::zeros({2})), of("x", -torch::zeros({2})));
+  for (int64_t i = 0; i < 24; ++i)
+    for (int bit : {0, 13, 31}) {
+      auto changed = values.clone();
+      changed.view(torch::kInt)[i].bitwise_xor_(static_cast<int>(1u << bit));
+      EXPECT_NE(base, of("x", changed)) << i << " " << bit;
+    }
+  EXPECT_NE(hash({{"a", values}, {"b", -values}}), hash({{"b", -values}, {"a", values}}));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,177 @@
+#include <gtest/gtest.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "collectives/shm/local_world.h"
+#include "collectives/shm/reference.h"
+
+// What must happen when ranks disagree, stay away or leave: an end, soon, on every rank, with a text that names them.
+namespace lockstep::shm {
+namespace {
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+#define EXPECT_IN(part, text) EXPECT_NE((text).find(part), std::string::npos) << text
+
+Request floats(OperationKind kind, size_t count, std::vector<float>& memory) {
+  return {.kind = kind, .type = DataType::kFloat32, .count = count, .input = memory.data(), .output = memory.data()};
+}
+
+class Disagreement : public ::testing::TestWithParam<int> {};
+
+TEST_P(Disagreement, IsToldOnEveryRankNamingBothSides) {
+  const int odd = GetParam() - 1;
+  struct Pair {
+    Request usual, odd;
+    std::string a, b;
+  };
+  std::vector<float> memory(1 << 20);
+  const Request usual = floats(OperationKind::kAllReduce, 1024, memory);
+  std::vector<Pair> pairs;
+  Request other = usual;
+  other.count = 1025;
+  pairs.push_back({usual, other, "all_reduce(float32, 1024 elements, sum)", "all_reduce(float32, 1025 elements, sum)"});
+  other = usual;
+  other.type = DataType::kInt32;
+  pairs.push_back({usual, other, "all_reduce(float32,", "all_reduce(int32,"});
+  other = usual;
+  other.op = ReduceOp::kMax;
+  pairs.push_back({usual, other, "1024 elements, sum)", "1024 elements, max)"});
+  pairs.push_back({usual, floats(OperationKind::kBroadcast, 1024, memory), "all_reduce(",
+                   "broadcast(float32, 1024 elements, root 0)"});
+  other = floats(OperationKind::kBroadcast, 4, memory);
+  Request root = other;
+  root.root = 1;
+  pairs.push_back({other, root, "root 0)", "root 1)"});
+  pairs.push_back(
+      {{.kind = OperationKind::kBarrier}, floats(OperationKind::kAllReduce, 1, memory), "barrier()", "all_reduce("});
+  for (const Pair& pair : pairs) {
+    with_group(GetParam(), [&](Group& group) {
+      group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
+      std::vector<float> mine(2048, 5);
+      Request request = group.rank() == odd ? pair.odd : pair.usual;
+      request.input = request.output = mine.data();
+      const auto start = Clock::now();
+      const std::string text = error_of([&] { group.run(request, kTestTimeout); });
+      EXPECT_LT(seconds_since(start), 1);
+      EXPECT_IN("ranks disagree on operation 2", text);
+      EXPECT_IN("rank " + std::to_string(odd) + " called", text);
+      EXPECT_IN(pair.a, text);
+      EXPECT_IN(pair.b, text);
+      for (float x : mine) ASSERT_EQ(x, 5) << "data moved";
+      // Later operations fail with the same text.
+      EXPECT_EQ(error_of([&] { group.run({.kind = OperationKind::kBarrier}, kTestTimeout); }), text);
+    });
+  }
+}
+
+TEST_P(Disagreement, OfSplitsNamesTheCounts) {
+  const int n = GetParam();
+  with_group(n, [&](Group& group) {
+    std::vector<float> in(100), out(100);
+    Request request{
+        .kind = OperationKind::kAllToAllUneven, .type = DataType::kFloat32, .input = in.data(), .output = out.data()};
+    request.send_counts.assign(static_cast<size_t>(n), 2);
+    request.receive_counts.assign(static_cast<size_t>(n), 2);
+    if (group.rank() == 0) request.send_counts[1] = 3;
+    const std::string text = error_of([&] { group.run(request, kTestTimeout); });
+    EXPECT_IN("rank 0 sends 3 elements to rank 1, which expects 2", text);
+  });
+}
+
+TEST_P(Disagreement, AMissingRankIsNamedWhenTimeIsUp) {
+  const int n = GetParam(), missing = n - 1;
+  std::atomic<int> failed{0};
+  with_group(n, [&](Group& group) {
+    if (group.rank() == missing) {
+      while (failed.load() < n - 1) std::this_thread::yield();
+      return;
+    }
+    const auto start = Clock::now();
+    const std::string text =
+        error_of([&] { group.run({.kind = OperationKind::kBarrier}, std::chrono::milliseconds(200)); });
+    failed.fetch_add(1);
+    EXPECT_GT(seconds_since(start), 0.15);
+    EXPECT_LT(seconds_since(start), 1);
+    EXPECT_IN("barrier()", text);
+    EXPECT_IN("missing rank " + std::to_string(missing), text);
+  });
+}
+
+TEST_P(Disagreement, ARankThatLeftIsNamed) {
+  const int n = GetParam(), left = n - 1;
+  with_group(n, [&](Group& group) {
+    group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
+    if (group.rank() == left) return;
+    std::vector<float> x(100);
+    const auto start = Clock::now();
+    const std::string text = error_of([&] { group.run(floats(OperationKind::kAllReduce, 100, x), kTestTimeout); });
+    EXPECT_LT(seconds_since(start), 1);
+    EXPECT_IN("rank " + std::to_string(left) + " has already left the group", text);
+    EXPECT_IN("all_reduce(float32, 100 elements, sum)", text);
+    EXPECT_IN("operation 1, barrier()", text);
+  });
+}
+
+TEST_P(Disagreement, AbortEndsEveryWait) {
+  with_group(GetParam(), [&](Group& group) {
+    if (group.rank() == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      group.abort("the loss is not a number");
+    }
+    const auto start = Clock::now();
+    const std::string text = error_of([&] { group.run({.kind = OperationKind::kBarrier}, kTestTimeout); });
+    EXPECT_LT(seconds_since(start), 1);
+    EXPECT_IN("rank 0 aborted the group: the loss is not a number", text);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Disagreement, ::testing::Values(2, 3, 4));
+
+TEST(Failure, AllMissingRanksAreNamedAtOnce) {
+  std::atomic<bool> over{false};
+  with_group(4, [&](Group& group) {
+    if (group.rank() != 2) {
+      while (!over.load()) std::this_thread::yield();
+      return;
+    }
+    const std::string text =
+        error_of([&] { group.run({.kind = OperationKind::kBarrier}, std::chrono::milliseconds(50)); });
+    over.store(true);
+    EXPECT_IN("missing ranks 0, 1, 3", text);
+  });
+}
+
+TEST(Failure, WhatWasPublishedBeforeLeavingStillCounts) {
+  with_group(3, [](Group& group) {
+    std::vector<float> x(1000, static_cast<float>(group.rank()));
+    auto work = group.start(floats(OperationKind::kBroadcast, 1000, x));
+    if (group.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    group.wait(*work, kTestTimeout);
+    EXPECT_EQ(x[999], 0);
+  });
+}
+
+TEST(Failure, NonsenseIsRefusedAtOnce) {
+  with_group(2, [](Group& group) {
+    std::vector<float> x(10);
+    Request request = floats(OperationKind::kBroadcast, 10, x);
+    request.root = 2;
+    EXPECT_IN("no such root", error_of([&] { group.start(request); }));
+    request = floats(OperationKind::kAllReduce, 10, x);
+    request.op = ReduceOp::kBitXor;
+    EXPECT_IN("bxor means nothing for float32", error_of([&] { group.start(request); }));
+    EXPECT_THROW(group.send(x.data(), 4, group.rank(), 0), Error);
+    EXPECT_THROW(group.free(x.data()), Error);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::shm

@@ -1,0 +1,77 @@
+#include <lockstep/context.h>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/usable_cores.h"
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using namespace testing;  // NOLINT
+
+class Ranks : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(WorldSize, Ranks, ::testing::Values(1, 2, 3));
+
+TEST_P(Ranks, KnowTheirPlaceAndShareTheCores) {
+  run_ranks(GetParam(), [](Context& context) {
+    EXPECT_EQ(context.world_size(), context.local_world_size());
+    EXPECT_EQ(context.rank(), context.local_rank());
+    EXPECT_EQ(context.is_main(), context.rank() == 0);
+    const at::Tensor ranks = context.group().all_gather(at::scalar_tensor(context.rank(), at::kLong));
+    EXPECT_TRUE(at::equal(ranks, at::arange(context.world_size(), at::kLong)));
+    const auto cpus = allowed_cpus();
+    const std::vector<std::vector<int>> masks(static_cast<size_t>(context.world_size()), cpus);
+    EXPECT_EQ(context.threads(), threads_per_rank(masks, context.rank(), cgroup_cpu_quota()));
+    EXPECT_EQ(at::get_num_threads(), context.threads());
+  });
+}
+
+TEST_P(Ranks, SeedIsTheContextsPlusTheRank) {
+  run_ranks(GetParam(),
+            [](Context& context) {
+              const at::Tensor drawn = at::rand({4});
+              at::manual_seed(7 + static_cast<uint64_t>(context.rank()));
+              EXPECT_TRUE(at::equal(drawn, at::rand({4})));
+              EXPECT_EQ(context.seed(), 7u);
+            },
+            std::chrono::seconds(60), {.seed = 7, .announce = false});
+}
+
+TEST(Threads, AreTheUsersWhereHeSaysSo) {
+  ::setenv("OMP_NUM_THREADS", "3", 1);
+  run_ranks(2, [](Context& context) { EXPECT_EQ(context.threads(), at::get_num_threads()); });
+  ::unsetenv("OMP_NUM_THREADS");
+}
+
+TEST(Leaving, WaitsForTheOthersButNotForEver) {
+  run_ranks(2, [](Context& context) {
+    // Rank 0 leaves at once; its exchange with the slower rank still succeeds because it waits in its destructor.
+    at::Tensor tensor = at::ones({1 << 20});
+    context.group().all_reduce(tensor);
+    if (context.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    EXPECT_EQ(tensor[0].item<float>(), 2);
+  });
+}
+
+TEST(Leaving, AfterAnExceptionIsImmediate) {
+  const auto start = Clock::now();
+  run_ranks(2, [](Context& context) {
+    context.group().barrier();
+    if (context.rank() == 0) return;  // leaves in good order, and waits for rank 1, bounded
+    try {
+      Context moved(std::move(context));
+      throw std::runtime_error("on purpose");
+    } catch (const std::runtime_error&) {
+    }
+  });
+  EXPECT_LT(seconds_since(start), 10);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,138 @@
+"""The Python package as its users see it: collectives, DistributedDataParallel, FSDP2, launchers, failures."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+import programs
+
+DEADLINE_S = 100
+
+
+def join_group(rank, size, path, backend, function):
+    torch.set_num_threads(1)
+    dist.init_process_group(backend, init_method="file://" + path, rank=rank, world_size=size)
+    result = function(rank, size)
+    if result is not None:
+        torch.save(result, f"{path}.{rank}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class Ranks(unittest.TestCase):
+    """Starts ranks by mp.spawn, each in one group of the backend, and ends them when they take too long."""
+
+    def spawn(self, size, function, backend="lockstep"):
+        """Runs function(rank, size) on every rank; returns what each rank returned."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "meet")
+            ranks = mp.spawn(join_group, (size, path, backend, function), nprocs=size, join=False)
+            end = time.monotonic() + DEADLINE_S
+            while not ranks.join(timeout=1):
+                if time.monotonic() > end:
+                    for process in ranks.processes:
+                        process.kill()
+                    self.fail(f"{function.__name__} on {size} ranks is not done after {DEADLINE_S} s")
+            return [torch.load(f"{path}.{rank}") if os.path.exists(f"{path}.{rank}") else None for rank in range(size)]
+
+
+class Collectives(Ranks):
+    def test_every_collective(self):
+        for size in (1, 2, 3):
+            self.spawn(size, programs.every_collective)
+
+    def test_every_dtype_and_reduction(self):
+        self.spawn(3, programs.every_dtype_and_reduction)
+
+    def test_messages(self):
+        self.spawn(3, programs.messages)
+
+    def test_asynchronous_works_and_futures(self):
+        for size in (2, 3):
+            self.spawn(size, programs.futures)
+
+    def test_coalesced(self):
+        self.spawn(2, programs.coalesced)
+
+    def test_subgroups(self):
+        self.spawn(3, programs.subgroups)
+
+    def test_several_threads(self):
+        self.spawn(2, programs.threads)
+
+
+class Training(Ranks):
+    def test_ddp_equals_gloo(self):
+        for size in (2, 3):
+            ours, gloo = (self.spawn(size, programs.train_ddp, backend) for backend in ("lockstep", "gloo"))
+            for rank in range(size):
+                for name, weight in gloo[rank].items():
+                    torch.testing.assert_close(ours[rank][name], weight)
+                    self.assertTrue(torch.equal(ours[rank][name], ours[0][name]), "ranks differ in bits")
+                    if size == 2:  # there is one order of two
+                        self.assertTrue(torch.equal(ours[rank][name], weight), "bits differ from Gloo's")
+
+    def test_ddp_communication_hooks(self):
+        self.spawn(2, programs.communication_hooks)
+
+    def test_fsdp2_equals_gloo(self):
+        ours, gloo = (self.spawn(2, programs.train_fsdp2, backend) for backend in ("lockstep", "gloo"))
+        for name, weight in gloo[0].items():
+            torch.testing.assert_close(ours[0][name], weight)
+
+
+class Launching(unittest.TestCase):
+    def run_python(self, *arguments, **environment):
+        done = subprocess.run([sys.executable, *arguments], env={**os.environ, **environment}, capture_output=True,
+                              text=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout
+
+    def test_torchrun(self):
+        out = self.run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                              programs.__file__)
+        self.assertEqual(sorted(out.split()), ["0:3.0", "1:3.0"])
+
+    def test_importing_torch_loads_nothing_and_sets_one_variable(self):
+        program = ("import os, sys, torch; print('lockstep._C' in sys.modules, os.environ['DDP_DISABLE_COMM_MEM'], "
+                   "torch.distributed.Backend.LOCKSTEP)")
+        environment = {k: v for k, v in os.environ.items() if k != "DDP_DISABLE_COMM_MEM"}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True,
+                              timeout=DEADLINE_S)
+        self.assertEqual(done.stdout.split(), ["False", "0", "lockstep"], done.stderr)
+        self.assertIn(" 1 ", self.run_python("-c", program, DDP_DISABLE_COMM_MEM="1"))
+
+
+class Failures(Ranks):
+    def test_ranks_that_disagree_are_told_both_sides(self):
+        self.spawn(2, programs.disagree)
+
+    def test_a_killed_rank_is_named_within_a_second(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "meet")
+            ranks = mp.spawn(programs.be_killed, (3, path), nprocs=3, join=False)
+            with self.assertRaises(mp.ProcessExitedException) as caught:
+                while not ranks.join(timeout=1):
+                    pass
+            self.assertEqual(caught.exception.signal_name, signal.Signals.SIGKILL.name)
+            for rank in (0, 2):
+                with open(f"{path}.{rank}") as file:
+                    seconds, text = file.read().split(" ", 1)
+                self.assertLess(float(seconds), 1)
+                self.assertIn("rank 1 ", text)
+
+    def test_monitored_barrier_names_all_that_are_missing(self):
+        self.spawn(3, programs.miss_a_barrier)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=["backend_test", "-v"])

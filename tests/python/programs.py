@@ -1,0 +1,306 @@
+"""What ranks do in backend_test.py: each function is called as function(rank, size) in a group of all ranks."""
+
+import os
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16,
+          torch.int32, torch.int64]
+
+
+def expect(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def values(rank, shape=(3, 5), dtype=torch.float32):
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count) * (rank + 2)) % 7).reshape(shape).to(dtype)
+
+
+def all_values(size, *rest):
+    return [values(rank, *rest) for rank in range(size)]
+
+
+def every_collective(rank, size):
+    everyone = all_values(size)
+    tensor = values(rank)
+    dist.all_reduce(tensor)
+    expect(tensor, sum(everyone))
+    columns = values(rank, (4, 6))
+    dist.all_reduce(columns.t()[1:3])  # not contiguous
+    expected = values(rank, (4, 6))
+    expected.t()[1:3] = sum(all_values(size, (4, 6))).t()[1:3]
+    expect(columns, expected)
+    outputs = [torch.empty(3, 5) for _ in range(size)]
+    dist.all_gather(outputs, values(rank))
+    expect(torch.stack(outputs), torch.stack(everyone))
+    flat = torch.empty(size * 3, 5)
+    dist.all_gather_into_tensor(flat, values(rank))
+    expect(flat, torch.cat(everyone))
+    part = torch.empty(2)
+    dist.reduce_scatter_tensor(part, values(rank, (2 * size,)))
+    expect(part, sum(all_values(size, (2 * size,)))[2 * rank:2 * rank + 2])
+    dist.reduce_scatter(part, list(values(rank, (size, 2))))
+    expect(part, sum(all_values(size, (size, 2)))[rank])
+    for root in range(size):
+        tensor = values(rank)
+        dist.broadcast(tensor, root)
+        expect(tensor, values(root))
+        tensor = values(rank)
+        dist.reduce(tensor, root)
+        expect(tensor, sum(everyone) if rank == root else values(rank))
+        outputs = [torch.empty(3, 5) for _ in range(size)] if rank == root else None
+        dist.gather(values(rank), outputs, root)
+        if rank == root:
+            expect(torch.stack(outputs), torch.stack(everyone))
+        tensor = torch.empty(3, 5)
+        dist.scatter(tensor, everyone if rank == root else None, root)
+        expect(tensor, values(rank))
+    exchange(rank, size)
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
+    assert objects == [{"rank": r, "text": "x" * r} for r in range(size)], objects
+
+
+def exchange(rank, size):
+    """All forms of all-to-all."""
+    rows = torch.empty(size, 2)
+    dist.all_to_all_single(rows, values(rank, (size, 2)))
+    expect(rows, torch.stack([values(r, (size, 2))[rank] for r in range(size)]))
+    # Rank s sends s + 2 d rows to rank d; rank 0 sends itself none.
+    sends, receives = [rank + 2 * r for r in range(size)], [r + 2 * rank for r in range(size)]
+    out = torch.empty(sum(receives), 3)
+    dist.all_to_all_single(out, torch.full((sum(sends), 3), float(rank)), receives, sends)
+    expect(out, torch.cat([torch.full((r + 2 * rank, 3), float(r)) for r in range(size)]))
+    lists = [torch.empty(n) for n in receives]
+    dist.all_to_all(lists, [torch.full((n,), float(rank)) for n in sends])
+    expect(torch.cat(lists), out[:, 0].clone())
+
+
+def every_dtype_and_reduction(rank, size):
+    op = dist.ReduceOp
+    for dtype in DTYPES:
+        everyone = torch.stack(all_values(size, (1000,), dtype))
+        wide = everyone.to(torch.float64 if dtype.is_floating_point else torch.int64)
+        expected = {op.SUM: wide.sum(0), op.PRODUCT: wide.prod(0), op.MIN: wide.amin(0), op.MAX: wide.amax(0)}
+        if dtype.is_floating_point:
+            expected[op.AVG] = wide.to(torch.float32 if dtype != torch.float64 else dtype).sum(0) / size
+        else:
+            expected[op.BAND] = everyone[0] & everyone[1] & everyone[2]
+            expected[op.BXOR] = everyone[0] ^ everyone[1] ^ everyone[2]
+        for reduction, result in expected.items():
+            tensor = values(rank, (1000,), dtype)
+            dist.all_reduce(tensor, reduction)
+            expect(tensor, result.to(dtype))
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(float(rank)))
+    expect(tensor, torch.full((3,), float(sum(range(size)))))
+    complex_tensor = torch.full((3,), complex(rank, 1))
+    dist.all_reduce(complex_tensor)
+    expect(complex_tensor, torch.full((3,), complex(sum(range(size)), size)))
+    sparse = torch.sparse_coo_tensor([[rank, 0]], [1.0, 2.0], (size,))
+    dist.all_reduce(sparse)
+    expect(sparse.to_dense(), torch.ones(size).index_add_(0, torch.tensor([0]), torch.tensor([2.0 * size])))
+
+
+def messages(rank, size):
+    big = 300_000  # more than a channel holds
+    following, before = (rank + 1) % size, (rank - 1) % size
+    works = [dist.isend(torch.full((big,), float(rank)), following, tag=1),
+             dist.isend(torch.tensor([rank]), following, tag=2)]
+    small, large = torch.empty(1, dtype=torch.long), torch.empty(big)
+    dist.recv(small, before, tag=2)  # by tag, not by order
+    dist.recv(large, before, tag=1)
+    for work in works:
+        work.wait()
+    assert small.item() == before and large.eq(before).all()
+    if rank == 0:
+        sources = {dist.recv(small) for _ in range(size - 1)}
+        assert sources == set(range(1, size)), sources
+    else:
+        dist.send(torch.tensor([rank]), 0)
+    received = torch.empty(4)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.full((4,), float(rank)), following),
+                                        dist.P2POp(dist.irecv, received, before)]):
+        work.wait()
+    expect(received, torch.full((4,), float(before)))
+
+
+def futures(rank, size):
+    tensors = [torch.full((1000 * i + 1,), float(rank)) for i in range(40)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    doubled = [work.get_future().then(lambda future: future.value()[0] * 2) for work in works]
+    total = float(sum(range(size)))
+    for tensor, future in reversed(list(zip(tensors, doubled))):
+        expect(future.wait(), torch.full_like(tensor, 2 * total))
+    # A future for a message that comes only after later ones are complete.
+    late = torch.empty(1)
+    if rank == 0:
+        waiting = dist.irecv(late, 1)
+        future = waiting.get_future()
+    dist.all_reduce(torch.ones(100_000), async_op=True).get_future().wait()
+    if rank == 1:
+        dist.send(torch.tensor([7.0]), 0)
+    if rank == 0:
+        future.wait()
+        assert waiting.is_completed() and late.item() == 7
+    works = [dist.barrier(async_op=True) for _ in range(3)]
+    while not all(work.is_completed() for work in works):
+        time.sleep(0.001)
+
+
+def coalesced(rank, size):
+    tensors = [torch.full((n,), float(rank + 1)) for n in (1, 1000, 100_000)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for tensor in tensors:
+        expect(tensor, torch.full_like(tensor, size * (size + 1) / 2))
+    dist.all_reduce_coalesced(tensors)
+    expect(tensors[1], torch.full_like(tensors[1], size * size * (size + 1) / 2))
+
+
+def subgroups(rank, size):
+    pairs = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([2, 0])]
+    mine = [group for group in pairs if dist.get_rank(group) >= 0]
+    # Two groups a rank, entered in an order that makes a circle.
+    tensors = [torch.full((200_000,), float(rank)) for _ in mine]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in zip(tensors, mine)]
+    for work in works if rank != 1 else reversed(works):
+        work.wait()
+    members = {0: (0, 1), 1: (1, 2), 2: (2, 0)}
+    totals = [float(sum(members[pairs.index(group)])) for group in mine]
+    for tensor, total in zip(tensors, totals):
+        expect(tensor, torch.full_like(tensor, total))
+
+
+def threads(rank, size):
+    groups = [dist.new_group() for _ in range(3)]
+    wrong = []
+
+    def work(group, count):
+        for i in range(count):
+            tensor = torch.full((5000,), float(rank + i))
+            dist.all_reduce(tensor, group=group)
+            if not tensor.eq(2 * i + 1).all():
+                wrong.append((i, tensor[0].item()))
+
+    all_threads = [threading.Thread(target=work, args=(group, 100)) for group in groups]
+    for thread in all_threads:
+        thread.start()
+    for thread in all_threads:
+        thread.join()
+    assert not wrong, wrong[:3]
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(20, 300), torch.nn.ReLU(), torch.nn.Linear(300, 100), torch.nn.ReLU(),
+                               torch.nn.Linear(100, 5))
+
+
+def train(network, optimizer, rank, steps=5):
+    for step in range(steps):
+        torch.manual_seed(1000 * step + rank)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(torch.randn(8, 20)), torch.randint(5, (8,))).backward()
+        optimizer.step()
+
+
+def train_ddp(rank, size):
+    network = DistributedDataParallel(model(), bucket_cap_mb=0.05)
+    train(network, torch.optim.SGD(network.parameters(), 0.1, momentum=0.9), rank)
+    return {name: weight.clone() for name, weight in network.module.state_dict().items()}
+
+
+def communication_hooks(rank, size):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    reference = DistributedDataParallel(model())
+    train(reference, torch.optim.SGD(reference.parameters(), 0.1), rank)
+    hooks = [(None, default_hooks.allreduce_hook), (None, default_hooks.fp16_compress_hook),
+             (powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)]
+    for state, hook in hooks:
+        network = DistributedDataParallel(model(), bucket_cap_mb=0.05)
+        network.register_comm_hook(state, hook)
+        train(network, torch.optim.SGD(network.parameters(), 0.1), rank)
+        for weight, expected in zip(network.parameters(), reference.parameters()):
+            torch.testing.assert_close(weight, expected, rtol=0.1, atol=0.1)
+
+
+def train_fsdp2(rank, size):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (size,))
+    network = model()
+    for layer in network:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    train(network, torch.optim.AdamW(network.parameters(), 1e-2), rank)
+    return {name: weight.full_tensor().detach().clone() for name, weight in network.named_parameters()}
+
+
+def disagree(rank, size):
+    try:
+        dist.all_reduce(torch.ones(4 + rank))
+    except RuntimeError as error:
+        text = str(error)
+        assert "all_reduce(float32, 4 elements, sum)" in text and "all_reduce(float32, 5 elements, sum)" in text, text
+    else:
+        raise AssertionError("ranks disagreed, and nobody said so")
+    # The group is over; the barrier at the end of a program needs another.
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file:///tmp/lockstep_disagree_{os.getppid()}", rank=rank,
+                            world_size=size)
+
+
+def be_killed(rank, size, path):
+    torch.set_num_threads(1)
+    dist.init_process_group("lockstep", init_method="file://" + path, rank=rank, world_size=size)
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.5)
+        for other in (0, 2):
+            while not os.path.exists(f"{path}.ready{other}"):
+                time.sleep(0.01)
+        with open(f"{path}.dying", "w") as file:
+            file.write(str(time.time()))
+        os.kill(os.getpid(), 9)
+    open(f"{path}.ready{rank}", "w").close()
+    try:
+        dist.all_reduce(torch.ones(1_000_000))
+    except RuntimeError as error:
+        with open(f"{path}.dying") as file:
+            seconds = time.time() - float(file.read())
+        with open(f"{path}.{rank}", "w") as file:
+            file.write(f"{seconds} {error}")
+    time.sleep(3)  # so that the rank that was killed is the first to end
+
+
+def miss_a_barrier(rank, size):
+    from datetime import timedelta
+
+    group = dist.new_group(backend="lockstep", timeout=timedelta(seconds=2))
+    if rank == 0:
+        backend = group._get_backend(torch.device("cpu"))
+        try:
+            backend.monitored_barrier(timedelta(milliseconds=300), True)
+        except RuntimeError as error:
+            assert "ranks 1, 2" in str(error), error
+        else:
+            raise AssertionError("nobody else came")
+
+
+if __name__ == "__main__":  # under torchrun
+    dist.init_process_group("lockstep")
+    tensor = torch.tensor(float(dist.get_rank() + 1))
+    dist.all_reduce(tensor)
+    print(f"{dist.get_rank()}:{tensor.item()}\n", end="", flush=True)
+    dist.destroy_process_group()

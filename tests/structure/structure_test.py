@@ -1,0 +1,136 @@
+"""The structure of the tree, checked: which layer may include which, what has one home, how long things may be.
+
+The limits are bells. Whoever must ring one writes the file and the reason into EXCEPTIONS; an exception that is no
+longer needed fails too.
+"""
+
+import os
+import re
+import subprocess
+import unittest
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+# Folder under src/ -> folders it may include besides itself.
+MAY_INCLUDE = {
+    "base": set(),
+    "rendezvous": {"base"},
+    "observe": {"base"},
+    "launch": {"rendezvous", "base"},
+    "collectives": {"rendezvous", "base"},
+    "data": {"base"},
+    "reducer": {"collectives", "base"},
+    "checkpoint": {"collectives", "base"},
+    "data_parallel": {"reducer", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
+    "context": {"data_parallel", "reducer", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
+}
+TORCH_FREE = ("src/base/", "src/rendezvous/", "src/observe/", "src/launch/", "src/collectives/shm/", "tools/")
+KNOWS_TORCH = "src/collectives/shm/backend/"
+
+# What has one home: a pattern, the files it may stand in, and why.
+HOMES = [
+    (r"\bgetenv\b", {"src/base/environment.cpp"}, "environment variables are fields of Environment"),
+    (r"torch/csrc/autograd/", {"src/reducer/gradient_hook.h", "src/reducer/gradient_hook.cpp"},
+     "autograd's internals drift between releases of LibTorch"),
+    (r"ProcessGroupGloo", {"src/collectives/gloo/gloo_backend.cpp"}, "the engine's header needs stand-ins"),
+    (r"std::cout|\bprintf\(|\bputs\(", set(), "the library never writes to stdout"),
+    (r"\bstd::(exit|quick_exit|abort|terminate)\b|(?<![\w.:>])_?exit\(", set(), "the library never ends the process"),
+    (r"^\s*#\s*if", {"src/base/futex.h", "src/base/shared_segment.cpp", "src/collectives/shm/peer_watch.cpp",
+                     "src/collectives/shm/reduce.cpp", "src/collectives/shm/layout.h"},
+     "what depends on processor and kernel headers, and the word the explorer steps through, have one home each"),
+]
+
+LIMITS = [(r"^include/.*\.h$", 200), (r"^(src|tools|examples|bench)/.*\.(cpp|h|py)$", 400), (r"^tests/.*\.(cpp|h|py)$", 600)]
+FUNCTION_LINES = 60
+
+EXCEPTIONS = {}  # file -> reason
+
+
+def tracked(*folders):
+    listing = subprocess.run(["git", "ls-files", *folders], cwd=SOURCE, capture_output=True, text=True)
+    if listing.returncode == 0 and listing.stdout:
+        return listing.stdout.split()
+    return [os.path.relpath(os.path.join(root, name), SOURCE) for folder in folders
+            for root, _, names in os.walk(os.path.join(SOURCE, folder)) for name in names]
+
+
+def read(path):
+    with open(os.path.join(SOURCE, path), encoding="utf-8") as file:
+        return file.read()
+
+
+def code_of(text):
+    """The text without comments and string literals, line by line as it was."""
+    text = re.sub(r'"(\\.|[^"\\\n])*"', '""', text)
+    return re.sub(r"//[^\n]*", "", text)
+
+
+SOURCES = [path for path in tracked("src", "include", "tools") if path.endswith((".h", ".cpp"))]
+
+
+class Structure(unittest.TestCase):
+    def test_includes_point_down(self):
+        wrong = []
+        for path in SOURCES:
+            if not path.startswith("src/"):
+                continue
+            folder = path.split("/")[1]
+            self.assertIn(folder, MAY_INCLUDE, f"{path}: a folder without a layer")
+            for other in re.findall(r'#include "(\w+)/', read(path)):
+                if other != folder and other not in MAY_INCLUDE[folder]:
+                    wrong.append(f"{path} includes {other}/")
+        self.assertEqual(wrong, [])
+
+    def test_torch_free_folders_are(self):
+        wrong = [path for path in SOURCES if path.startswith(TORCH_FREE) and not path.startswith(KNOWS_TORCH)
+                 and re.search(r"#include <(torch|ATen|c10)/", read(path))]
+        self.assertEqual(wrong, [])
+
+    def test_public_headers_name_no_engine_and_no_variable(self):
+        variables = re.findall(r'read\("(\w+)"\)', read("src/base/environment.cpp"))
+        self.assertIn("WORLD_SIZE", variables)
+        wrong = []
+        for path in SOURCES:
+            if path.startswith("include/"):
+                found = set(re.findall(r"\b(?:" + "|".join(variables) + r")\b|\b(?i:gloo|nccl|ucc)\b", read(path)))
+                wrong += [f"{path}: {name}" for name in sorted(found)]
+        self.assertEqual(wrong, [])
+
+    def test_everything_has_one_home(self):
+        wrong = []
+        for path in SOURCES:
+            if path.startswith(("src/launch/", "tools/")) or path.startswith("src/collectives/gloo/headers/"):
+                continue
+            text = read(path)
+            for pattern, homes, why in HOMES:
+                subject = text if "/" in pattern else code_of(text)
+                if path not in homes and re.search(pattern, subject, re.MULTILINE):
+                    wrong.append(f"{path}: {pattern} ({why})")
+        self.assertEqual(wrong, [])
+
+    def test_files_and_functions_are_short(self):
+        too_long = set()
+        for path in tracked("src", "include", "tools", "examples", "bench", "tests"):
+            if not path.endswith((".h", ".cpp", ".py")):
+                continue
+            lines = read(path).splitlines()
+            limit = next((limit for pattern, limit in LIMITS if re.match(pattern, path)), None)
+            if limit and len(lines) > limit:
+                too_long.add(f"{path}: {len(lines)} lines (bell at {limit})")
+            if path.startswith("tests/") or not path.endswith(".cpp"):
+                continue
+            start = None
+            for number, line in enumerate(lines):
+                if re.match(r"[\w:~<>].*\{$", line) and not re.match(r"(namespace|class|struct|enum|extern|union)\b", line):
+                    start = number
+                elif line.startswith("}") and start is not None:
+                    if number - start > FUNCTION_LINES:
+                        too_long.add(f"{path}:{start + 1}: a function of {number - start} lines (bell at {FUNCTION_LINES})")
+                    start = None
+        unexplained = {entry for entry in too_long if entry.split(":")[0] not in EXCEPTIONS}
+        self.assertEqual(unexplained, set())
+        self.assertEqual(set(EXCEPTIONS) - {entry.split(":")[0] for entry in too_long}, set(), "exceptions no longer needed")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=["structure_test", "-v"])
