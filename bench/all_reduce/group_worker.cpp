@@ -1,4 +1,4 @@
-// A rank of a lockstep::Group under test: `--backend gloo`, or `--backend shm` once there is one.
+// A rank of a lockstep::Group under test, on the backend that `--backend` names.
 
 #include <cstdio>
 #include <stdexcept>
@@ -11,18 +11,8 @@
 namespace lockstep::bench {
 namespace {
 
-/// A context on the backend of that name, or an Error that says why there is none.
-/// The one place to change when ContextOptions can ask for a backend.
-Context make_context(int argc, char** argv, const std::string& backend) {
-  Context context(argc, argv, {.announce = false});
-  if (context.group().backend() != backend)
-    throw Error("the context picked " + context.group().backend() + " and cannot be told to use " + backend);
-  return context;
-}
-
-/// Memory handed out by the group's backend; undefined if it has none to give.
-/// The one place to change when a backend hands out memory.
-torch::Tensor resident_tensor(const Group&, size_t) { return {}; }
+/// Whether the group's engine has memory of its own, in which operations work in place.
+bool hands_out_memory(const Group& group) { return group.backend() == "shm"; }
 
 class GroupEngine : public Engine {
  public:
@@ -35,13 +25,12 @@ class GroupEngine : public Engine {
   }
 
   std::string why_not(const Case& wanted) const override {
-    if (wanted.placement == Placement::kResident && group_.backend() != "shm") return "hands out no memory";
+    if (wanted.placement == Placement::kResident && !hands_out_memory(group_)) return "hands out no memory";
     return "";
   }
 
   std::shared_ptr<std::byte> allocate_resident(size_t bytes) override {
-    torch::Tensor tensor = resident_tensor(group_, bytes);
-    if (!tensor.defined()) throw Error("backend " + group_.backend() + " hands out no memory");
+    torch::Tensor tensor = group_.allocate(static_cast<int64_t>(bytes), torch::kByte);
     auto* memory = static_cast<std::byte*>(tensor.data_ptr());
     return {memory, [tensor](std::byte*) {}};
   }
@@ -103,7 +92,7 @@ std::string backend_of(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    lockstep::Context context = lockstep::bench::make_context(argc, argv, lockstep::bench::backend_of(argc, argv));
+    lockstep::Context context(argc, argv, {.backend = lockstep::bench::backend_of(argc, argv), .announce = false});
     lockstep::bench::GroupEngine engine(context.group());
     return lockstep::bench::serve(engine, argc, argv);
   } catch (const std::exception& error) {
