@@ -136,8 +136,8 @@ void Contest::drop(size_t index, const std::string& reason) {
 }
 
 nlohmann::ordered_json Contest::result() const {
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array(), systems, failed,
-                         not_offered = nlohmann::ordered_json::array();
+  using Json = nlohmann::ordered_json;
+  Json rows = Json::array(), not_offered = Json::array(), systems = Json::object(), failed = Json::object();
   for (const Entry& entry : entries_) {
     if (!entry.version.empty())
       systems[entry.system.name] = {{"version", entry.version}, {"settings", entry.system.settings}};

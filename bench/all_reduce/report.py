@@ -76,7 +76,7 @@ def main():
           f"{figures.triad_gb_per_s:.1f} GB/s; {figures.json['rounds']} rounds; medians; targets in brackets")
     for name, system in figures.json["systems"].items():
         print(f"  {name}: {system['version']}; {system['settings']}")
-    for name, reason in (figures.json["failed"] or {}).items():
+    for name, reason in figures.json["failed"].items():
         print(textwrap.shorten(f"  {name} is out: {reason}", 400))
     reasons = {(line["system"], line["reason"]) for line in figures.json["not_offered"] if line["placement"] == "private"}
     for name, reason in sorted(reasons):
