@@ -64,10 +64,10 @@ class GroupEngine : public Engine {
         group_.broadcast(output_);
         break;
       case Operation::kAllGather:
-        group_.all_gather_async(output_, input_).wait();
+        group_.all_gather_into_tensor(output_, input_);
         break;
       case Operation::kReduceScatter:
-        group_.reduce_scatter_async(output_, input_).wait();
+        group_.reduce_scatter_tensor(output_, input_);
         break;
     }
   }

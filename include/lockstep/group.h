@@ -50,11 +50,11 @@ class Group {
   const std::string& backend() const;
 
   /// tensor := op over all ranks' tensors, elementwise, in place; the same bits on every rank.
-  void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) const { all_reduce_async(tensor, op).wait(); }
+  void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) const;
   Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) const;
 
   /// tensor := rank `root`'s tensor, in place.
-  void broadcast(const at::Tensor& tensor, int root = 0) const { broadcast_async(tensor, root).wait(); }
+  void broadcast(const at::Tensor& tensor, int root = 0) const;
   Work broadcast_async(const at::Tensor& tensor, int root = 0) const;
 
   /// As all_reduce, on `root` alone; the other ranks' tensors stay as they are.
@@ -65,6 +65,8 @@ class Group {
 
   /// Returns [world_size, *input.sizes()]: row r is rank r's input.
   at::Tensor all_gather(const at::Tensor& input) const;
+  /// The same into a tensor of the caller's.
+  void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input) const;
   Work all_gather_async(const at::Tensor& output, const at::Tensor& input) const;
 
   /// On `root` [world_size, *input.sizes()]; an undefined tensor elsewhere.
@@ -80,6 +82,8 @@ class Group {
 
   /// input is [world_size, ...]; returns row `rank` of the elementwise op over all ranks' inputs.
   at::Tensor reduce_scatter(const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
+  /// The same into a tensor of the caller's.
+  void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
   Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
 
   /// input is [world_size, ...]; row r goes to rank r. Row r of the result came from rank r.
@@ -101,7 +105,7 @@ class Group {
   Work recv_async(const at::Tensor& tensor, int source, int tag = 0) const;
 
   /// Returns once every rank has called it.
-  void barrier() const { barrier_async().wait(); }
+  void barrier() const;
   Work barrier_async() const;
 
   /// Byte strings, of different lengths where there are several; root's everywhere.

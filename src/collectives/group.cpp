@@ -96,18 +96,60 @@ Work start(const std::shared_ptr<Group::State>& group, const char* operation, co
                                                         .finish = std::move(finish)}));
 }
 
+int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+
+/// Whether an engine can work on the tensor's memory as it lies.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && tensor.device().is_cpu() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+/// Does the operation in one call if the group's engine can; else returns false and nothing has happened.
+bool run_at_once(const std::shared_ptr<Group::State>& group, const char* operation, const at::Tensor& output,
+                 const at::Tensor& input, BlockingEngine::Call call) {
+  if (group->blocking == nullptr || !is_plain(output) || !is_plain(input)) return false;
+  call.input = input.const_data_ptr();
+  call.output = output.mutable_data_ptr();
+  const auto started = Clock::now();
+  const uint64_t sequence = group->sequence++;
+  if (call.count == 0 && call.kind != BlockingEngine::Kind::kBarrier) return true;  // sends nothing, as by c10d
+  try {
+    group->blocking->run(call);
+  } catch (const std::exception& cause) {
+    throw Error(describe_failure({.operation = operation,
+                                  .sequence = sequence,
+                                  .bytes = static_cast<int64_t>(input.nbytes()),
+                                  .dtype = input.scalar_type(),
+                                  .group = group,
+                                  .work = nullptr,
+                                  .finish = nullptr,
+                                  .started = started},
+                                 cause));
+  }
+  return true;
+}
+
 }  // namespace
 
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, BackendFactory make_backend) {
   auto backend = world_size == 1 ? single_engine::make_backend() : make_backend(store, rank, world_size);
   const std::string name = backend->getBackendName();
+  auto* blocking = dynamic_cast<BlockingEngine*>(backend.get());
   return Group(std::make_shared<Group::State>(
-      Group::State{rank, world_size, store, std::move(make_backend), std::move(backend), name}));
+      Group::State{rank, world_size, store, std::move(make_backend), std::move(backend), name, blocking}));
 }
 
 int Group::rank() const { return state_->rank; }
 int Group::world_size() const { return state_->world_size; }
 const std::string& Group::backend() const { return state_->backend_name; }
+
+void Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+  check_tensor("all_reduce", "tensor", tensor);
+  check_reduction("all_reduce", tensor, op);
+  if (!run_at_once(
+          state_, "all_reduce", tensor, tensor,
+          {.kind = BlockingEngine::Kind::kAllReduce, .dtype = tensor.scalar_type(), .op = op, .count = tensor.numel()}))
+    all_reduce_async(tensor, op).wait();
+}
 
 Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
   check_tensor("all_reduce", "tensor", tensor);
@@ -118,6 +160,14 @@ Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
   options.reduceOp = to_c10d(op);
   auto work = tensor.numel() == 0 ? nullptr : state_->backend->allreduce(tensors, options);
   return start(state_, "all_reduce", tensor, std::move(work), operand.copy_home());
+}
+
+void Group::broadcast(const at::Tensor& tensor, int root) const {
+  check_tensor("broadcast", "tensor", tensor);
+  check_peer("broadcast", root);
+  if (!run_at_once(state_, "broadcast", tensor, tensor,
+                   {.kind = BlockingEngine::Kind::kBroadcast, .root = root, .count = bytes_of(tensor)}))
+    broadcast_async(tensor, root).wait();
 }
 
 Work Group::broadcast_async(const at::Tensor& tensor, int root) const {
@@ -149,8 +199,17 @@ Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const 
 at::Tensor Group::all_gather(const at::Tensor& input) const {
   check_tensor("all_gather", "input", input);
   auto output = at::empty(with_rows(world_size(), input.sizes()), input.options().requires_grad(false));
-  all_gather_async(output, input).wait();
+  all_gather_into_tensor(output, input);
   return output;
+}
+
+void Group::all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input) const {
+  check_tensor("all_gather", "input", input);
+  check_tensor("all_gather", "output", output);
+  check_rows("all_gather", "output", output, input, world_size());
+  if (!run_at_once(state_, "all_gather", output, input,
+                   {.kind = BlockingEngine::Kind::kAllGather, .count = bytes_of(input)}))
+    all_gather_async(output, input).wait();
 }
 
 Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input) const {
@@ -214,8 +273,21 @@ at::Tensor Group::reduce_scatter(const at::Tensor& input, ReduceOp op) const {
               "of ",
               world_size(), " ranks; its shape is ", input.sizes());
   auto output = at::empty(input.sizes().slice(1), input.options().requires_grad(false));
-  reduce_scatter_async(output, input, op).wait();
+  reduce_scatter_tensor(output, input, op);
   return output;
+}
+
+void Group::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
+  check_tensor("reduce_scatter", "input", input);
+  check_tensor("reduce_scatter", "output", output);
+  check_rows("reduce_scatter", "input", input, output, world_size());
+  check_reduction("reduce_scatter", input, op);
+  if (!run_at_once(state_, "reduce_scatter", output, input,
+                   {.kind = BlockingEngine::Kind::kReduceScatter,
+                    .dtype = output.scalar_type(),
+                    .op = op,
+                    .count = output.numel()}))
+    reduce_scatter_async(output, input, op).wait();
 }
 
 Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
@@ -287,6 +359,12 @@ Work Group::recv_async(const at::Tensor& tensor, int source, int tag) const {
   std::vector<at::Tensor> tensors{as_bytes(operand.dense)};
   auto work = tensor.numel() == 0 ? nullptr : state_->backend->recv(tensors, source, tag);
   return start(state_, "recv", tensor, std::move(work), operand.copy_home());
+}
+
+void Group::barrier() const {
+  if (state_->blocking == nullptr) return barrier_async().wait();
+  const at::Tensor nothing = at::empty({0});
+  run_at_once(state_, "barrier", nothing, nothing, {.kind = BlockingEngine::Kind::kBarrier});
 }
 
 Work Group::barrier_async() const {

@@ -8,6 +8,8 @@
 
 #include <lockstep/group.h>
 
+#include "collectives/blocking_engine.h"
+
 namespace lockstep {
 
 /// Connects `world_size` ranks that share `store` and nobody else; all of them call it.
@@ -21,8 +23,9 @@ struct Group::State {
   const BackendFactory make_backend;
   const c10::intrusive_ptr<c10d::Backend> backend;
   const std::string backend_name;
-  uint64_t sequence = 0;  ///< operations started so far, equal on all ranks
-  int subgroups = 0;      ///< subgroups made so far, equal on all ranks
+  BlockingEngine* const blocking;  ///< the backend, if it is one
+  uint64_t sequence = 0;           ///< operations started so far, equal on all ranks
+  int subgroups = 0;               ///< subgroups made so far, equal on all ranks
 };
 
 /// The group of `world_size` ranks over the backend the factory makes; over the single engine if there is one rank.

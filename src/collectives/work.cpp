@@ -6,17 +6,15 @@
 #include "collectives/group_state.h"
 
 namespace lockstep {
-namespace {
 
-std::string describe_failure(const Work::State& state, const std::string& cause) {
+std::string describe_failure(const Work::State& state, const std::exception& cause) {
   std::ostringstream text;
   text << state.operation << " #" << state.sequence << " (" << c10::toString(state.dtype) << ", " << state.bytes
        << " bytes) failed on rank " << state.group->rank << " of " << state.group->world_size << " after "
-       << seconds_since(state.started) << " s: " << cause << "\nIf another rank ended first, its own message says why.";
+       << seconds_since(state.started) << " s: " << cause_of(cause)
+       << "\nIf another rank ended first, its own message says why.";
   return text.str();
 }
-
-}  // namespace
 
 void Work::wait() const {
   State& state = *state_;
@@ -27,7 +25,7 @@ void Work::wait() const {
     if (state.finish) state.finish();
   } catch (const std::exception& cause) {
     state.phase = State::Phase::kFailed;
-    state.error = describe_failure(state, cause_of(cause));
+    state.error = describe_failure(state, cause);
     throw Error(state.error);
   }
   state.phase = State::Phase::kDone;

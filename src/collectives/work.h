@@ -12,6 +12,9 @@
 
 namespace lockstep {
 
+/// "all_reduce #12 (Float, 4000 bytes) failed on rank 0 of 2 after 0.3 s: <cause>", and where to look.
+std::string describe_failure(const Work::State& operation, const std::exception& cause);
+
 struct Work::State {
   enum class Phase { kRunning, kDone, kFailed };
 

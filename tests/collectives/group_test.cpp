@@ -16,7 +16,7 @@ using testing::run_ranks;
 class Collectives : public ::testing::TestWithParam<Engine> {};
 const Engine kEngines[] = {{1, ""}, {2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}};
 INSTANTIATE_TEST_SUITE_P(Engines, Collectives, ::testing::ValuesIn(kEngines),
-                         [](const auto& info) { return testing::name_of(info.param); });
+                         [](const auto& instance) { return testing::name_of(instance.param); });
 
 /// What does not depend on the number of ranks.
 class OnEachBackend : public ::testing::TestWithParam<std::string> {};

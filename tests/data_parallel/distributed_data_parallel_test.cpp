@@ -15,7 +15,7 @@ using namespace testing;  // NOLINT
 class Ranks : public ::testing::TestWithParam<Engine> {};
 const Engine kEngines[] = {{2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}};
 INSTANTIATE_TEST_SUITE_P(Engines, Ranks, ::testing::ValuesIn(kEngines),
-                         [](const auto& info) { return name_of(info.param); });
+                         [](const auto& instance) { return name_of(instance.param); });
 
 constexpr int kSteps = 10;
 

@@ -5,6 +5,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "collectives/blocking_engine.h"
 #include "collectives/shm/backend/shared_group.h"
 #include "collectives/shm/backend/shm_work.h"
 #include "collectives/shm/backend/task.h"
@@ -13,7 +14,7 @@ namespace lockstep::shm_engine {
 
 /// c10d's operations in terms of the core's. Every operation builds a Task and launches it; nothing waits, but for
 /// sparse reductions and the monitored barrier.
-class ShmBackend final : public c10d::Backend {
+class ShmBackend final : public c10d::Backend, public BlockingEngine {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -32,6 +33,9 @@ class ShmBackend final : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long elements, at::TensorOptions options) override;
   void abort() override;
+
+  // blocking.cpp
+  void run(const Call& call) override;
 
   // reductions.cpp
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 namespace lockstep::shm_engine {
-namespace {
 
 using shm::DataType;
 
@@ -37,6 +36,8 @@ std::optional<DataType> data_type(at::ScalarType dtype) {
       return std::nullopt;
   }
 }
+
+namespace {
 
 shm::ReduceOp reduce_op(const c10d::ReduceOp& op) {
   switch (op.op_) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -9,6 +10,9 @@
 #include "collectives/shm/request.h"
 
 namespace lockstep::shm_engine {
+
+/// The core's name of a dtype that it can reduce; the others it can only move.
+std::optional<shm::DataType> data_type(at::ScalarType dtype);
 
 /// What a caller's operation asks of the core, put together step by step: requests over dense memory, the tensors
 /// that must live until the end, and the copies that bring results home.
