@@ -13,7 +13,7 @@ INCLUDES = [SOURCE, os.path.join(os.path.dirname(HERE), "include")]
 
 # As in src/base/CMakeLists.txt and src/collectives/shm/CMakeLists.txt.
 BASE = ["error", "file_descriptor", "futex", "pass_descriptor", "shared_segment", "usable_cores"]
-CORE_FLAGS = ["-std=c++20", "-O3", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
+CORE_FLAGS = ["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 AVX2 = ["-mavx2", "-mf16c"]
 AVX512 = AVX2 + ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -44,7 +44,7 @@ class Build(BuildExtension):
         """Reading torch's headers takes most of the time, so the files that include them are compiled as one."""
         path = os.path.abspath(os.path.join(self.build_temp, "all.cpp"))
         parts = sorted(glob.glob(os.path.join(SOURCE, "collectives/shm/backend/*.cpp")))
-        text = "".join(f'#include "{part}"\n' for part in parts + [os.path.join(HERE, "lockstep/module.cpp")])
+        text = "".join(f'#include "{part}"\n' for part in parts + [os.path.join(HERE, "module.cpp")])
         if not os.path.exists(path) or open(path).read() != text:
             os.makedirs(self.build_temp, exist_ok=True)
             with open(path, "w") as file:
@@ -53,7 +53,7 @@ class Build(BuildExtension):
 
 
 setup(
-    ext_modules=[CppExtension("lockstep._C", ["lockstep/module.cpp"], include_dirs=INCLUDES,
-                              extra_compile_args=["-std=c++20", "-O3", "-DNDEBUG", "-fvisibility=hidden"])],
+    ext_modules=[CppExtension("lockstep._C", ["module.cpp"], include_dirs=INCLUDES,
+                              extra_compile_args=["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-fvisibility=hidden"])],
     cmdclass={"build_ext": Build},
 )

@@ -16,6 +16,7 @@ using namespace testing;  // NOLINT
 struct Case {
   std::string name;
   Engine engine;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name << " " << name_of(c.engine); }
 };
 
 class Golden : public ::testing::TestWithParam<Case> {};

@@ -49,6 +49,8 @@ def python_with_torch():
     for python in (os.path.join(SOURCE, ".venv/bin/python"), shutil.which("python3")):
         if python and os.path.exists(python) and subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0:
             return python
+    if not os.path.exists(os.path.join(SOURCE, ".setup/torch_dir")):
+        return None
     with open(os.path.join(SOURCE, ".setup/torch_dir")) as file:  # <venv>/lib/pythonX/site-packages/torch/share/cmake/Torch
         python = os.path.join(os.path.abspath(os.path.join(file.read().strip(), *[".."] * 7)), "bin/python")
     return python if os.path.exists(python) else None

@@ -66,6 +66,9 @@ class Collectives(Ranks):
     def test_subgroups(self):
         self.spawn(3, programs.subgroups)
 
+    def test_a_fork_is_harmless(self):
+        self.spawn(2, programs.fork)
+
     def test_several_threads(self):
         self.spawn(2, programs.threads)
 

@@ -123,6 +123,7 @@ def messages(rank, size):
         assert sources == set(range(1, size)), sources
     else:
         dist.send(torch.tensor([rank]), 0)
+    dist.barrier()  # a receive from anybody takes whatever comes
     received = torch.empty(4)
     for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.full((4,), float(rank)), following),
                                         dist.P2POp(dist.irecv, received, before)]):
@@ -137,6 +138,11 @@ def futures(rank, size):
     total = float(sum(range(size)))
     for tensor, future in reversed(list(zip(tensors, doubled))):
         expect(future.wait(), torch.full_like(tensor, 2 * total))
+    # A callback that waits for a future of its own, as PowerSGD's does.
+    inner = torch.full((200_000,), 1.0)
+    outer = dist.all_reduce(torch.full((200_000,), 1.0), async_op=True).get_future()
+    chained = outer.then(lambda _: dist.all_reduce(inner, async_op=True).get_future().wait()[0])
+    expect(chained.wait(), torch.full_like(inner, float(size)))
     # A future for a message that comes only after later ones are complete.
     late = torch.empty(1)
     if rank == 0:
@@ -196,6 +202,26 @@ def threads(rank, size):
     for thread in all_threads:
         thread.join()
     assert not wrong, wrong[:3]
+
+
+def fork(rank, size):
+    """A child has none of the shared memory, is refused, and harms nobody when it ends."""
+    import gc
+
+    network = DistributedDataParallel(model())
+    train(network, torch.optim.SGD(network.parameters(), 0.1), rank, steps=1)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            dist.all_reduce(torch.ones(3))
+        except RuntimeError as error:
+            code = 0 if "forked" in str(error) else 2
+        del network
+        gc.collect()
+        os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    train(network, torch.optim.SGD(network.parameters(), 0.1), rank, steps=1)
 
 
 def model():

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <functional>
+#include <ostream>
 #include <string>
 
 #include <lockstep/context.h>
@@ -22,6 +23,7 @@ struct Engine {
 };
 /// "2_shm": names test instances.
 std::string name_of(const Engine& engine);
+inline void PrintTo(const Engine& engine, std::ostream* out) { *out << name_of(engine); }
 void run_ranks(const Engine& engine, const std::function<void(Context&)>& body);
 
 }  // namespace lockstep::testing

@@ -50,6 +50,11 @@ void FutureThread::add(c10::intrusive_ptr<ShmWork> work) {
   state_->changed.notify_one();
 }
 
+bool FutureThread::is_this_thread() const {
+  std::lock_guard lock(state_->mutex);
+  return thread_.get_id() == std::this_thread::get_id();
+}
+
 void FutureThread::run(const std::shared_ptr<State>& state) {
   std::vector<c10::intrusive_ptr<ShmWork>> pending;
   for (;;) {

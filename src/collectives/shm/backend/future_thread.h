@@ -23,6 +23,8 @@ class FutureThread {
 
   /// Sees to it that the work's future is completed. Any thread; never waits.
   void add(c10::intrusive_ptr<ShmWork> work);
+  /// Whether the caller runs in a callback of one of these futures.
+  bool is_this_thread() const;
 
  private:
   struct State;
@@ -30,7 +32,7 @@ class FutureThread {
 
   const std::shared_ptr<State> state_;  // shared with the thread, which may outlive this object for a moment
   const unsigned fork_generation_;
-  std::thread thread_;  // started under the state's mutex
+  std::thread thread_;  // guarded by the state's mutex
 };
 
 }  // namespace lockstep::shm_engine

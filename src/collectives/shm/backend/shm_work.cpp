@@ -109,7 +109,13 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
 void ShmWork::abort() { shared_->group().abort("abort() was called on an operation"); }
 
 c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
-  const bool complete = isCompleted();
+  bool complete = isCompleted();
+  if (!complete && shared_->futures().is_this_thread()) {
+    // Inside the callback of another future, which may wait for this one: nobody else is there to complete it.
+    wait_for_core(timeout_);
+    settle();
+    complete = true;
+  }
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   if (!complete) {
     std::lock_guard lock(mutex_);
