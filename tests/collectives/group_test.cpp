@@ -21,7 +21,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, Collectives, ::testing::ValuesIn(kEngines),
 /// What does not depend on the number of ranks.
 class OnEachBackend : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Engines, OnEachBackend, ::testing::Values("shm", "gloo"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& instance) { return instance.param; });
 
 const at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf,         at::kBFloat16,
                                   at::kChar,  at::kByte,   at::kShort,        at::kInt,
