@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "collectives/operand.h"
 #include "collectives/single/single_backend.h"
 #include "collectives/work.h"
 
@@ -47,31 +48,6 @@ void check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp o
               ": kAnd and kOr work on integer and bool tensors, not on ", tensor.scalar_type());
 }
 
-/// A dense tensor an engine can work on, and the way home if that is a copy.
-struct Operand {
-  at::Tensor home;
-  at::Tensor dense;
-
-  explicit Operand(const at::Tensor& tensor) : home(tensor.detach()), dense(home.contiguous()) {}
-
-  std::function<void()> copy_home() const {
-    if (dense.is_same(home)) return nullptr;
-    return [operand = *this] { operand.home.copy_(operand.dense); };
-  }
-};
-
-/// The bytes of a contiguous tensor, [tensor.nbytes()].
-at::Tensor as_bytes(const at::Tensor& dense) {
-  if (dense.numel() == 0) return at::empty({0}, dense.options().dtype(at::kByte));
-  return dense.view({-1}).view(at::kByte);
-}
-
-/// One row of bytes a rank, for whatever is gathered or scattered: [rows, bytes of a row].
-at::Tensor as_byte_rows(const at::Tensor& dense, int64_t rows) {
-  const at::Tensor bytes = as_bytes(dense);
-  return bytes.view({rows, rows == 0 ? 0 : bytes.numel() / rows});
-}
-
 void check_rows(const char* operation, const char* role, const at::Tensor& rows, const at::Tensor& row,
                 int world_size) {
   TORCH_CHECK(rows.numel() == row.numel() * world_size && rows.scalar_type() == row.scalar_type(), operation, ": the ",
@@ -94,13 +70,6 @@ Work start(const std::shared_ptr<Group::State>& group, const char* operation, co
                                                         .group = group,
                                                         .work = std::move(work),
                                                         .finish = std::move(finish)}));
-}
-
-int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
-
-/// Whether an engine can work on the tensor's memory as it lies.
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && tensor.device().is_cpu() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 /// Does the operation in one call if the group's engine can; else returns false and nothing has happened.
