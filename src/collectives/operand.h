@@ -13,7 +13,8 @@ struct Operand {
   at::Tensor home;
   at::Tensor dense;
 
-  explicit Operand(const at::Tensor& tensor) : home(tensor.detach()), dense(home.contiguous()) {}
+  explicit Operand(const at::Tensor& tensor)
+      : home(tensor.detach()), dense(home.resolve_conj().resolve_neg().contiguous()) {}
 
   std::function<void()> copy_home() const {
     if (dense.is_same(home)) return nullptr;

@@ -214,6 +214,9 @@ TEST_P(Collectives, NonContiguousEmptyAndScalarTensors) {
     group.all_reduce(empty);
     group.broadcast(empty);
     EXPECT_EQ(group.all_gather(empty).sizes(), (std::vector<int64_t>{n, 0, 3}));
+    const at::Tensor complex = at::complex(at::full({2}, me, at::kFloat), at::ones({2}));
+    expect_equal(group.all_gather(complex.conj())[n - 1].resolve_conj(),
+                 at::complex(at::full({2}, n - 1, at::kFloat), -at::ones({2})));
     at::Tensor leaf = at::full({2}, me, at::kFloat).requires_grad_();
     group.broadcast(leaf, n - 1);
     expect_equal(leaf.detach(), at::full({2}, n - 1, at::kFloat));
