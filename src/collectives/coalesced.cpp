@@ -1,6 +1,9 @@
 #include "collectives/coalesced.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "collectives/operand.h"
 
 namespace lockstep {
 namespace {
@@ -9,11 +12,9 @@ constexpr int64_t kMessageBytes = 25 << 20;
 
 using Tensors = std::vector<at::Tensor>;
 
-at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.contiguous().view({-1}).view(at::kByte); }
-
 void broadcast_message(const Group& group, const Tensors& tensors, int root) {
   Tensors pieces;
-  for (const auto& tensor : tensors) pieces.push_back(bytes_of(tensor));
+  for (const auto& tensor : tensors) pieces.push_back(as_bytes(tensor.contiguous()));
   const at::Tensor message = at::cat(pieces);
   group.broadcast(message, root);
   if (group.rank() == root) return;

@@ -83,7 +83,7 @@ struct Context::State {
   }
 };
 
-Context::Context(int, char**, ContextOptions options) : Context(options) {}
+Context::Context(int, char**, ContextOptions options) : Context(std::move(options)) {}
 
 Context::Context(ContextOptions options) {
   const Environment environment = Environment::from_process();

@@ -11,7 +11,7 @@ namespace {
 std::string announced(const World& world, int rank, uint64_t sequence) {
   if (sequence == 0) return "a send or receive";
   const Line& line = world.line(rank, sequence);
-  const std::string number = "operation " + std::to_string(sequence);
+  std::string number = "operation " + std::to_string(sequence);
   if (Announcement::sequence(line.word.load(std::memory_order_acquire)) != sequence) return number;
   return number + ", " + Header(line.header).text();
 }

@@ -1,5 +1,6 @@
 #include "collectives/shm/backend/shm_work.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/record_function.h>
 
