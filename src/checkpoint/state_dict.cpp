@@ -2,6 +2,7 @@
 #include <sstream>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <lockstep/checkpoint.h>
 #include <lockstep/error.h>
