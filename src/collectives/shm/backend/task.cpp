@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "collectives/operand.h"
+
 namespace lockstep::shm_engine {
 
 using shm::DataType;
@@ -70,9 +72,6 @@ double premultiplier(const c10d::ReduceOp& op) {
   TORCH_CHECK_VALUE(supplement != nullptr, "PREMUL_SUM comes without a factor");
   return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
 }
-
-/// The memory holds the elements as they read: in order, neither conjugated nor negated.
-bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
 }  // namespace
 
