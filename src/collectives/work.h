@@ -26,7 +26,7 @@ struct Work::State {
   std::shared_ptr<Group::State> group;  ///< keeps the engine alive
   c10::intrusive_ptr<c10d::Work> work;  ///< undefined: nothing was sent
   std::function<void()> finish;         ///< brings the result home on the waiting thread; may be empty
-  Clock::time_point started = Clock::now();
+  Clock::time_point started = coarse_now();
 
   // Owned by the thread that waits.
   Phase phase = Phase::kRunning;

@@ -74,7 +74,7 @@ void Group::check_process() const {
     throw Error("this group belongs to the process that made it, not to a child it forked; make a group of its own");
 }
 
-void Group::check_request(const Request& request) const {
+void Group::prepare(Request& request) const {
   const auto refuse = [&](const std::string& why) { throw Error(Header(request).text() + ": " + why); };
   if (request.count > kMaxCount) refuse("too many elements");
   if (request.root < 0 || request.root >= size())
@@ -87,13 +87,13 @@ void Group::check_request(const Request& request) const {
   if (request.kind == OperationKind::kAllToAllUneven &&
       (request.send_counts.size() != n || request.receive_counts.size() != n))
     refuse("needs one count for each rank, in both directions");
+  if (request.kind == OperationKind::kBroadcast && request.input == nullptr) request.input = request.output;
+  if (request.kind == OperationKind::kAllToAllUneven) request.count = 0;  // counts are compared pairwise
 }
 
 CompletionPtr Group::start(Request request) {
   check_process();
-  check_request(request);
-  if (request.kind == OperationKind::kBroadcast && request.input == nullptr) request.input = request.output;
-  if (request.kind == OperationKind::kAllToAllUneven) request.count = 0;  // counts are compared pairwise
+  prepare(request);
   const auto guard = lock();
   auto operation = std::make_shared<Operation>(std::move(request), rank(), size(), ++started_);
   queue_.push_back(operation);
@@ -136,7 +136,17 @@ uint64_t Group::waiting_for() {
   return blocked_on_ | blocked_on_any_;
 }
 
-void Group::run(Request request, std::chrono::milliseconds timeout) { wait(*start(std::move(request)), timeout); }
+void Group::run(Request request, std::chrono::milliseconds timeout) {
+  check_process();
+  prepare(request);
+  auto guard = lock();
+  Operation operation(std::move(request), rank(), size(), ++started_);
+  // Nobody owns it: it leaves the queue, under the mutex, before it is done, and is done before this returns.
+  queue_.push_back(OperationPtr(OperationPtr(), &operation));
+  if (!is_over()) wait_locked(guard, operation, timeout);
+  guard.unlock();
+  if (operation.failed()) throw Error(operation.error());
+}
 
 void Group::abort(const std::string& why) {
   check_process();

@@ -72,7 +72,7 @@ class Group {
   /// For a thread that waits for several things: does what can be done and, unless `work` is done then, sleeps until
   /// something happens or `at_most` has passed. Never spins, and time alone never ends the group here.
   void rest(const Completion& work, std::chrono::microseconds at_most);
-  /// start() and wait().
+  /// start() and wait(), without an allocation.
   void run(Request request, std::chrono::milliseconds timeout);
 
   /// The ranks without which this one could not go on when it last tried, as bits. For reports.
@@ -87,7 +87,8 @@ class Group {
   bool is_resident(const void* memory, size_t bytes) const { return arena_.contains(memory, bytes); }
 
  private:
-  void check_request(const Request& request) const;
+  /// Completes and checks a request; throws Error for one that no rank could mean.
+  void prepare(Request& request) const;
   void check_process() const;
 
   // group_step.cpp: one operation's way, under the mutex.
@@ -107,6 +108,9 @@ class Group {
   void populate_resident(int rank, size_t end);
 
   // group_wait.cpp
+  void wait_locked(std::unique_lock<std::mutex>& guard, const Completion& work, std::chrono::milliseconds timeout);
+  /// Whether a rank that this one waits for was last seen on the processor this thread runs on.
+  bool processor_is_needed();
   void nap(std::unique_lock<std::mutex>& guard, const Completion& work, std::chrono::microseconds at_most);
   /// What this thread has finished, another thread of this rank may be sleeping for.
   void wake_own_sleepers();
@@ -136,7 +140,6 @@ class Group {
   uint64_t blocked_on_ = 0;      // ranks without which the last progress_locked() could not go on, as bits
   uint64_t blocked_on_any_ = 0;  // any one of these would do
   int sleepers_ = 0;
-  unsigned learned_spins_ = Patience::kMostSpins;
   std::string verdict_text_;
 };
 

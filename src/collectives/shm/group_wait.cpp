@@ -21,30 +21,45 @@ void Group::wait(Completion& work, std::chrono::milliseconds timeout) {
   if (!work.done()) {
     check_process();
     auto guard = lock();
-    Patience patience(world_.spin(), learned_spins_, timeout);
-    for (;;) {
-      progress_locked();
-      if (work.done()) break;
-      const auto step = patience.next();
-      if (step == Patience::Step::kNap) {
-        if (const auto left = patience.left(); left > std::chrono::microseconds::zero())
-          nap(guard, work, left);
-        else
-          give_up(patience);
-        if (patience.time_to_look() && !work.done()) look_for_the_dead();
-        continue;
-      }
-      if (step == Patience::Step::kSpin && contenders_.load(std::memory_order_relaxed) == 0) {
-        cpu_pause();
-        continue;
-      }
-      set_->progress_others(this);
-      guard.unlock();
-      ::sched_yield();
-      guard.lock();
-    }
+    wait_locked(guard, work, timeout);
   }
   if (work.failed()) throw Error(work.error());
+}
+
+void Group::wait_locked(std::unique_lock<std::mutex>& guard, const Completion& work,
+                        std::chrono::milliseconds timeout) {
+  Patience patience(world_.spin(), timeout);
+  for (;;) {
+    progress_locked();
+    if (work.done()) return;
+    const bool needed = contenders_.load(std::memory_order_relaxed) != 0 || processor_is_needed();
+    const auto step = patience.next(needed);
+    if (step == Patience::Step::kNap) {
+      if (const auto left = patience.left(); left > std::chrono::microseconds::zero())
+        nap(guard, work, left);
+      else
+        give_up(patience);
+      if (patience.time_to_look() && !work.done()) look_for_the_dead();
+      continue;
+    }
+    if (step == Patience::Step::kSpin) {
+      cpu_pause();
+      continue;
+    }
+    set_->progress_others(this);
+    guard.unlock();
+    ::sched_yield();
+    guard.lock();
+  }
+}
+
+bool Group::processor_is_needed() {
+  const auto here = static_cast<uint32_t>(::sched_getcpu());
+  std::atomic<uint32_t>& known = world_.mine().processor;
+  if (known.load(std::memory_order_relaxed) != here) known.store(here, std::memory_order_relaxed);
+  for (uint64_t ranks = blocked_on_ | blocked_on_any_; ranks != 0; ranks &= ranks - 1)
+    if (world_.control(std::countr_zero(ranks)).processor.load(std::memory_order_relaxed) == here) return true;
+  return false;
 }
 
 void Group::rest(const Completion& work, std::chrono::microseconds at_most) {

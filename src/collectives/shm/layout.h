@@ -78,6 +78,7 @@ struct Control {
   /// Ranks this one sleeps for, as bits; whoever publishes and finds its bit clears all of them and rings the bell.
   alignas(kCacheLine) Word awaited;
   std::atomic<uint32_t> bell;
+  std::atomic<uint32_t> processor;  ///< where this rank last waited: a hint
 
   alignas(kCacheLine) Word filled;   ///< rounds of its own chunks a rank has written
   alignas(kCacheLine) Word reduced;  ///< rounds whose slice it has summed

@@ -109,10 +109,13 @@ void Rounds::reduce(uint64_t round) {
   const void* inputs[kMaxRanks];
   for (int r = 0; r < world_.size(); ++r) inputs[r] = world_.chunk(r, round) + (own.begin - whole.begin);
   inputs[world_.rank()] = static_cast<const std::byte*>(operation_.request.input) + own.begin;
-  void* outputs[] = {static_cast<std::byte*>(operation_.request.output) + own.begin,
-                     world_.chunk(world_.rank(), round) + (own.begin - whole.begin)};
-  operation_.reduce({outputs, 2, inputs, world_.size(), (own.end - own.begin) / element_bytes(operation_.request.type),
+  void* sum = static_cast<std::byte*>(operation_.request.output) + own.begin;
+  void* outputs[] = {sum};
+  operation_.reduce({outputs, 1, inputs, world_.size(), (own.end - own.begin) / element_bytes(operation_.request.type),
                      operation_.factors.data()});
+  // Copied, not stored by the reduction as well: the others have read these lines in the round before, and ordinary
+  // stores to such lines wait for each of them in turn, where memcpy writes them without fetching them first.
+  std::memcpy(world_.chunk(world_.rank(), round) + (own.begin - whole.begin), sum, own.end - own.begin);
   reduced_ = round + 1;
   publish(world_.mine().reduced, round + 1);
 }
