@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <map>
 #include <memory>
 
 #include "base/usable_cores.h"
@@ -13,7 +14,8 @@ namespace {
 using lockstep::kExitBadCommandLine;
 using lockstep::LaunchError;
 
-constexpr const char* kUsage = "Usage: lockstep run [-n N|auto] [--run-dir DIR] [--] PROGRAM [ARGS...]\n";
+constexpr const char* kUsage =
+    "Usage: lockstep run [-n N|auto] [--bind none|core] [--run-dir DIR] [--] PROGRAM [ARGS...]\n";
 
 constexpr const char* kFooter = R"(
 Rank 0's output comes here; every rank's goes to RUN/rank_<n>.log. Input goes to rank 0. When a rank fails, the others
@@ -65,6 +67,15 @@ int run(int argc, char** argv, char** environment) {
   command.add_option(
       "--run-dir,--run_dir", options.run_dir,
       "Folder of the run's files. Default: runs/<time>-<program>-<pid>, removed again if it stays empty");
+  command
+      .add_option(
+          "--bind", options.bind,
+          "none: a rank runs on any core. core: each has its own, or an equal share, which keeps the kernel from "
+          "putting two ranks onto one core when other programs are busy")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, lockstep::Binding>{{"none", lockstep::Binding::kNone},
+                                                                                   {"core", lockstep::Binding::kCore}})
+                      .description("none|core"))
+      ->default_str("none");
   bool ignored = false;
   command.add_flag("--standalone,--no-python,--no_python", ignored, "Accepted as torchrun's, without effect");
 

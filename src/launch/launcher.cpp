@@ -118,6 +118,7 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
   const int threads = threads_per_rank(std::vector(static_cast<size_t>(options.ranks), cpus), 0, quota);
   const std::string warning = crowding_warning(options.ranks, threads_per_rank({cpus}, 0, quota), threads);
   if (!warning.empty()) say(warning);
+  rank_cpus(options.bind, cpus, 0, options.ranks);  // throws before anything has started
   for (int rank = 0; rank < options.ranks; ++rank) start_rank(rank, environment);
 }
 
@@ -138,6 +139,7 @@ void Launcher::start_rank(int rank, const EnvironmentBlock& environment) {
   started.process.emplace(ProcessStart{.program = program_,
                                        .arguments = options_.command,
                                        .environment = rank_environment(environment, place),
+                                       .cpus = rank_cpus(options_.bind, allowed_cpus(), rank, options_.ranks),
                                        .input = input ? input.get() : STDIN_FILENO,
                                        .output = output.get(),
                                        .error = error.get(),

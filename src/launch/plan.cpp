@@ -115,6 +115,16 @@ std::string default_run_dir(const std::string& program, std::chrono::system_cloc
          std::to_string(pid);
 }
 
+std::vector<int> rank_cpus(Binding bind, const std::vector<int>& cpus, int rank, int ranks) {
+  if (bind == Binding::kNone) return {};
+  const auto share = static_cast<ptrdiff_t>(cpus.size()) / ranks;
+  if (share == 0)
+    throw LaunchError(kExitBadCommandLine, "--bind core: " + std::to_string(ranks) +
+                                               " ranks cannot have a core each, " + std::to_string(cpus.size()) +
+                                               " may be used; leave --bind out");
+  return {cpus.begin() + rank * share, cpus.begin() + (rank + 1) * share};
+}
+
 std::string crowding_warning(int ranks, int usable_cores, int threads_per_rank) {
   if (ranks <= usable_cores) return "";
   return std::to_string(ranks) + " ranks share " + std::to_string(usable_cores) +

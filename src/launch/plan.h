@@ -7,9 +7,16 @@
 
 namespace lockstep {
 
+/// Which processors a rank may run on.
+enum class Binding {
+  kNone,  ///< all that the launcher may use
+  kCore,  ///< its own share of them, which no other rank has
+};
+
 /// What was asked for on the command line of `lockstep run`.
 struct LaunchOptions {
   int ranks = 1;
+  Binding bind = Binding::kNone;
   std::string run_dir;                    ///< empty: a new folder under runs/
   std::vector<std::string> command;       ///< program and arguments, the program as it was given
   std::chrono::milliseconds grace{5000};  ///< between asking the ranks to stop and killing them
@@ -43,6 +50,11 @@ std::string find_program(const std::string& name, const std::string& search_path
 
 /// Name of a new run's folder: runs/20240131-235959-train-4711.
 std::string default_run_dir(const std::string& program, std::chrono::system_clock::time_point now, int pid);
+
+/// The CPUs of one rank out of `cpus`; empty where a rank is not bound. A share is contiguous, all are equally large
+/// and what is over stays free. Throws LaunchError (bad command line) when there are more ranks than CPUs to have one
+/// each.
+std::vector<int> rank_cpus(Binding bind, const std::vector<int>& cpus, int rank, int ranks);
 
 /// A warning when there are more ranks than usable cores, else empty.
 std::string crowding_warning(int ranks, int usable_cores, int threads_per_rank);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
@@ -30,7 +31,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 
 /// The child between fork and exec: system calls only. Returns when something fails.
 void become(const ProcessStart& start, const LauncherSettings& settings, char* const* arguments,
-            char* const* environment, pid_t launcher) {
+            char* const* environment, const cpu_set_t* cpus, pid_t launcher) {
   if (::setpgid(0, 0) != 0) return;
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   if (::getppid() != launcher) ::_exit(1);  // it died before the line above
@@ -38,6 +39,7 @@ void become(const ProcessStart& start, const LauncherSettings& settings, char* c
   if (::write(start.announce, &self, sizeof self) != sizeof self) return;
   if (::dup2(start.input, 0) < 0 || ::dup2(start.output, 1) < 0 || ::dup2(start.error, 2) < 0) return;
   if (start.kept >= 0 && ::fcntl(start.kept, F_SETFD, 0) != 0) return;
+  if (cpus != nullptr && ::sched_setaffinity(0, sizeof *cpus, cpus) != 0) return;
   settings.restore();
   ::execve(start.program.c_str(), arguments, environment);
 }
@@ -86,6 +88,9 @@ void LauncherSettings::restore() const {
 
 Process::Process(const ProcessStart& start, const LauncherSettings& settings) {
   const auto arguments = pointers(start.arguments), environment = pointers(start.environment);
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  for (const int cpu : start.cpus) CPU_SET(cpu, &cpus);
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw_limit("making a pipe");
   failure_ = FileDescriptor(ends[0]);
@@ -94,7 +99,7 @@ Process::Process(const ProcessStart& start, const LauncherSettings& settings) {
   pid_ = ::fork();
   if (pid_ < 0) throw_limit("starting a process");
   if (pid_ == 0) {
-    become(start, settings, arguments.data(), environment.data(), launcher);
+    become(start, settings, arguments.data(), environment.data(), start.cpus.empty() ? nullptr : &cpus, launcher);
     const int code = errno;
     [[maybe_unused]] const ssize_t written = ::write(report.get(), &code, sizeof code);
     ::_exit(127);

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <sstream>
 
+#include "base/usable_cores.h"
 #include "launch/launched.h"
 
 // What `lockstep run` gives its ranks, and what it refuses.
@@ -94,6 +95,8 @@ TEST(Launcher, RefusesBadCommandLines) {
       {"-n", "2", "--"},
       {"-n", "two", "true"},
       {"--no-such-option", "true"},
+      {"--bind", "moon", "true"},
+      {"-n", "4096", "--bind", "core", "true"},
   };
   for (const auto& words : bad) {
     const auto result = Launched(words).wait();
@@ -107,6 +110,16 @@ TEST(Launcher, HelpNamesOptionsAndExitCodes) {
   const auto result = Launched({"--help"}).wait();
   EXPECT_EQ(result.exit_code, 0);
   for (const char* part : {"--run-dir", "--nproc-per-node", "40", "48", "130"}) EXPECT_TRUE(contains(result.out, part));
+}
+
+TEST(Launcher, BindsEachRankToItsOwnCores) {
+  if (allowed_cpus().size() < 2) GTEST_SKIP() << "needs two cores";
+  Launched two({"-n", "2", "--bind", "core", "--run-dir", "run", "sh", "-c", "taskset -cp $$ | sed 's/.*: //'"});
+  const auto result = two.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const auto half = allowed_cpus().size() / 2;
+  EXPECT_EQ(std::stoi(two.log(0)), allowed_cpus()[0]);
+  EXPECT_EQ(std::stoi(two.log(1)), allowed_cpus()[half]);
 }
 
 TEST(Launcher, WarnsOfMoreRanksThanCoresAndGoesOn) {

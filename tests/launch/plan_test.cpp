@@ -69,6 +69,15 @@ TEST(Plan, NamesRunFolders) {
   EXPECT_TRUE(name.ends_with("-train-4711"));
 }
 
+TEST(Plan, SharesOutTheCores) {
+  const std::vector<int> cpus{0, 1, 4, 5, 6};
+  EXPECT_EQ(rank_cpus(Binding::kNone, cpus, 1, 2), std::vector<int>{});
+  EXPECT_EQ(rank_cpus(Binding::kCore, cpus, 0, 2), (std::vector<int>{0, 1}));
+  EXPECT_EQ(rank_cpus(Binding::kCore, cpus, 1, 2), (std::vector<int>{4, 5}));
+  EXPECT_EQ(rank_cpus(Binding::kCore, cpus, 4, 5), std::vector<int>{6});
+  EXPECT_EQ(exit_code_of_throw([&] { rank_cpus(Binding::kCore, cpus, 0, 6); }), kExitBadCommandLine);
+}
+
 TEST(Plan, WarnsOfMoreRanksThanCores) {
   EXPECT_EQ(crowding_warning(2, 2, 1), "");
   EXPECT_EQ(crowding_warning(8, 2, 1), "8 ranks share 2 usable cores; each computes with 1 thread");
