@@ -4,11 +4,6 @@
 
 namespace lockstep::shm {
 
-size_t element_bytes(DataType type) {
-  static constexpr std::array<size_t, kDataTypes> kBytes{4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16};
-  return kBytes.at(static_cast<size_t>(type));
-}
-
 const char* name(DataType type) {
   static constexpr std::array<const char*, kDataTypes> kNames{"float32", "float64", "float16",   "bfloat16",
                                                               "int8",    "uint8",   "int16",     "int32",

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -27,7 +28,10 @@ inline constexpr int kDataTypes = 12;
 enum class ReduceOp : uint8_t { kSum, kAverage, kProduct, kMin, kMax, kBitAnd, kBitOr, kBitXor, kPremulSum };
 inline constexpr int kReduceOps = 9;
 
-size_t element_bytes(DataType type);
+constexpr size_t element_bytes(DataType type) {
+  constexpr std::array<size_t, kDataTypes> kBytes{4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16};
+  return kBytes[static_cast<size_t>(type)];
+}
 const char* name(DataType type);
 const char* name(ReduceOp op);
 

@@ -74,12 +74,13 @@ void Group::check_process() const {
     throw Error("this group belongs to the process that made it, not to a child it forked; make a group of its own");
 }
 
-void Group::prepare(Request& request) const {
+ReduceFunction Group::prepare(Request& request) const {
   const auto refuse = [&](const std::string& why) { throw Error(Header(request).text() + ": " + why); };
   if (request.count > kMaxCount) refuse("too many elements");
   if (request.root < 0 || request.root >= size())
     refuse("there is no such root in a group of " + std::to_string(size()));
-  if (is_reduction(request.kind) && find_reduce(request.type, request.op, size()) == nullptr)
+  const ReduceFunction reduce = is_reduction(request.kind) ? find_reduce(request.type, request.op, size()) : nullptr;
+  if (is_reduction(request.kind) && reduce == nullptr)
     refuse(std::string(name(request.op)) + " means nothing for " + name(request.type));
   const auto n = static_cast<size_t>(size());
   if (!request.inputs.empty() && request.inputs.size() != n) refuse("needs one input for each rank");
@@ -89,13 +90,14 @@ void Group::prepare(Request& request) const {
     refuse("needs one count for each rank, in both directions");
   if (request.kind == OperationKind::kBroadcast && request.input == nullptr) request.input = request.output;
   if (request.kind == OperationKind::kAllToAllUneven) request.count = 0;  // counts are compared pairwise
+  return reduce;
 }
 
 CompletionPtr Group::start(Request request) {
   check_process();
-  prepare(request);
+  const ReduceFunction reduce = prepare(request);
   const auto guard = lock();
-  auto operation = std::make_shared<Operation>(std::move(request), rank(), size(), ++started_);
+  auto operation = std::make_shared<Operation>(std::move(request), reduce, rank(), size(), ++started_);
   queue_.push_back(operation);
   if (!is_over()) progress_locked();
   return operation;
@@ -138,9 +140,9 @@ uint64_t Group::waiting_for() {
 
 void Group::run(Request request, std::chrono::milliseconds timeout) {
   check_process();
-  prepare(request);
+  const ReduceFunction reduce = prepare(request);
   auto guard = lock();
-  Operation operation(std::move(request), rank(), size(), ++started_);
+  Operation operation(std::move(request), reduce, rank(), size(), ++started_);
   // Nobody owns it: it leaves the queue, under the mutex, before it is done, and is done before this returns.
   queue_.push_back(OperationPtr(OperationPtr(), &operation));
   if (!is_over()) wait_locked(guard, operation, timeout);
@@ -158,9 +160,8 @@ void Group::abort(const std::string& why) {
 }
 
 bool Group::is_over() {
-  const auto verdict = Verdict::current(world_);
-  if (verdict.cause == Verdict::Cause::kNone) return false;
-  if (verdict_text_.empty()) verdict_text_ = verdict.text(world_);
+  if (!Verdict::exists(world_)) return false;
+  if (verdict_text_.empty()) verdict_text_ = Verdict::current(world_).text(world_);
   fail_all(verdict_text_);
   return true;
 }

@@ -87,8 +87,9 @@ class Group {
   bool is_resident(const void* memory, size_t bytes) const { return arena_.contains(memory, bytes); }
 
  private:
-  /// Completes and checks a request; throws Error for one that no rank could mean.
-  void prepare(Request& request) const;
+  /// Completes and checks a request; throws Error for one that no rank could mean. Returns what adds up its elements,
+  /// null where nothing does.
+  ReduceFunction prepare(Request& request) const;
   void check_process() const;
 
   // group_step.cpp: one operation's way, under the mutex.

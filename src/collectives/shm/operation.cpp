@@ -4,10 +4,8 @@
 
 namespace lockstep::shm {
 
-Operation::Operation(Request what, int rank, int size, uint64_t number)
-    : request(std::move(what)), header(request), transfer(request, rank, size), sequence(number) {
-  if (is_reduction(request.kind)) reduce = find_reduce(request.type, request.op, size);
-}
+Operation::Operation(Request&& what, ReduceFunction kernel, int rank, int size, uint64_t number)
+    : request(std::move(what)), header(request), transfer(request, rank, size), sequence(number), reduce(kernel) {}
 
 Operation::~Operation() = default;
 

@@ -24,7 +24,8 @@ enum class Method : uint8_t {
 /// One collective of one rank, from start to end. Callers see a Completion; the rest belongs to the group's mutex.
 class Operation : public Completion {
  public:
-  Operation(Request what, int rank, int size, uint64_t number);
+  /// `kernel` is null unless the operation adds up elements.
+  Operation(Request&& what, ReduceFunction kernel, int rank, int size, uint64_t number);
   ~Operation() override;
 
   enum class Stage : uint8_t {
@@ -37,7 +38,7 @@ class Operation : public Completion {
   const Header header;
   const Transfer transfer;
   const uint64_t sequence;
-  ReduceFunction reduce = nullptr;
+  const ReduceFunction reduce;
   Stage stage = Stage::kQueued;
   Method method = Method::kInline;
   uint64_t arrived = 0;   ///< ranks whose announcement was seen and agrees, as bits

@@ -25,6 +25,15 @@ enum class OperationKind : uint8_t {
 };
 const char* name(OperationKind kind);
 
+/// sum, min, ...: this operation adds up elements.
+constexpr bool is_reduction(OperationKind kind) {
+  return kind == OperationKind::kAllReduce || kind == OperationKind::kReduce || kind == OperationKind::kReduceScatter;
+}
+constexpr bool has_root(OperationKind kind) {
+  return kind == OperationKind::kBroadcast || kind == OperationKind::kReduce || kind == OperationKind::kGather ||
+         kind == OperationKind::kScatter;
+}
+
 /// What a rank asks for. kind, type, op, root and count must be the same on every rank (kAllToAllUneven: the counts
 /// must match pairwise); they are compared before any data moves.
 ///
@@ -55,7 +64,11 @@ struct Header {
 
   Header() = default;
   explicit Header(uint64_t raw) : bits(raw) {}
-  explicit Header(const Request& request);
+  explicit Header(const Request& request)
+      : bits(static_cast<uint64_t>(request.kind) | static_cast<uint64_t>(request.type) << 5 |
+             (is_reduction(request.kind) ? static_cast<uint64_t>(request.op) << 9 : 0) |
+             (has_root(request.kind) ? static_cast<uint64_t>(request.root) << 13 : 0) |
+             static_cast<uint64_t>(request.count) << 20) {}
   OperationKind kind() const { return static_cast<OperationKind>(bits & 31); }
   DataType type() const { return static_cast<DataType>(bits >> 5 & 15); }
   ReduceOp op() const { return static_cast<ReduceOp>(bits >> 9 & 15); }

@@ -6,58 +6,11 @@
 namespace lockstep::shm {
 namespace {
 
-bool inputs_per_rank(OperationKind kind) {
-  return kind == OperationKind::kScatter || kind == OperationKind::kReduceScatter || kind == OperationKind::kAllToAll ||
-         kind == OperationKind::kAllToAllUneven;
-}
-
 void copy(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
 }  // namespace
-
-bool is_reduction(OperationKind kind) {
-  return kind == OperationKind::kAllReduce || kind == OperationKind::kReduce || kind == OperationKind::kReduceScatter;
-}
-
-Transfer::Transfer(const Request& request, int rank, int size)
-    : request_(request),
-      rank_(rank),
-      size_(size),
-      element_(element_bytes(request.type)),
-      block_bytes_(request.count * element_),
-      per_rank_(inputs_per_rank(request.kind)) {}
-
-bool Transfer::gives(int rank) const {
-  switch (request_.kind) {
-    case OperationKind::kBarrier:
-      return false;
-    case OperationKind::kBroadcast:
-    case OperationKind::kScatter:
-      return rank == request_.root;
-    case OperationKind::kReduce:
-    case OperationKind::kGather:
-      return rank != request_.root;
-    default:
-      return true;
-  }
-}
-
-bool Transfer::takes(int rank) const {
-  switch (request_.kind) {
-    case OperationKind::kBarrier:
-      return false;
-    case OperationKind::kBroadcast:
-    case OperationKind::kScatter:
-      return rank != request_.root;
-    case OperationKind::kReduce:
-    case OperationKind::kGather:
-      return rank == request_.root;
-    default:
-      return true;
-  }
-}
 
 size_t Transfer::send_bytes(int to) const {
   if (request_.kind != OperationKind::kAllToAllUneven) return block_bytes_;

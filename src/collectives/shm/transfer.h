@@ -16,15 +16,22 @@ namespace lockstep::shm {
 /// [begin, end) of every block.
 class Transfer {
  public:
-  Transfer(const Request& request, int rank, int size);
+  Transfer(const Request& request, int rank, int size)
+      : request_(request),
+        rank_(rank),
+        size_(size),
+        element_(element_bytes(request.type)),
+        block_bytes_(request.count * element_),
+        per_rank_(request.kind == OperationKind::kScatter || request.kind == OperationKind::kReduceScatter ||
+                  request.kind == OperationKind::kAllToAll || request.kind == OperationKind::kAllToAllUneven) {}
 
   size_t block_bytes() const { return block_bytes_; }
   bool has_block_per_rank() const { return per_rank_; }
   size_t package_bytes() const { return per_rank_ ? block_bytes_ * static_cast<size_t>(size_) : block_bytes_; }
 
   /// Whether `rank` gives data to others, takes data from others, takes data from `from` in particular.
-  bool gives(int rank) const;
-  bool takes(int rank) const;
+  bool gives(int rank) const { return role(rank, /*of_root=*/true); }
+  bool takes(int rank) const { return role(rank, /*of_root=*/false); }
   bool takes_from(int rank, int from) const { return rank != from && takes(rank) && gives(from); }
 
   /// Bytes this rank sends to, and receives from, one rank.
@@ -46,6 +53,21 @@ class Transfer {
   void keep_own() const;
 
  private:
+  /// Whether `rank` does what the root of a broadcast does (give) or what it does not (take).
+  bool role(int rank, bool of_root) const {
+    switch (request_.kind) {
+      case OperationKind::kBarrier:
+        return false;
+      case OperationKind::kBroadcast:
+      case OperationKind::kScatter:
+        return (rank == request_.root) == of_root;
+      case OperationKind::kReduce:
+      case OperationKind::kGather:
+        return (rank == request_.root) != of_root;
+      default:
+        return true;
+    }
+  }
   const std::byte* input_block(int rank) const;
   std::byte* output_block(int rank) const;
 
@@ -56,8 +78,5 @@ class Transfer {
   size_t block_bytes_;
   bool per_rank_;
 };
-
-/// sum, min, ...: this operation adds up elements.
-bool is_reduction(OperationKind kind);
 
 }  // namespace lockstep::shm

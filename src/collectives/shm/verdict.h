@@ -30,6 +30,7 @@ struct Verdict {
 
   /// Makes this the group's verdict unless there is one, and wakes all ranks. Returns the group's verdict.
   Verdict declare(const World& world) const;
+  static bool exists(const World& world) { return world.verdict().load(std::memory_order_acquire) != 0; }
   static Verdict current(const World& world) { return unpack(world.verdict().load(std::memory_order_acquire)); }
 
   /// One sentence or two, naming ranks and operations.

@@ -60,7 +60,8 @@ std::vector<Case> cases(int ranks) {
   const Geometry geometry = small_geometry(ranks);
   const auto n = static_cast<size_t>(ranks);
   const size_t eager = Limits::of(ranks).eager, round = geometry.chunk_bytes / n / kCacheLine * kCacheLine;
-  std::vector<size_t> sizes{0, 1, 47 / n, 48 / n, 48 / n + 1, 48, 49, 1000};
+  std::vector<size_t> sizes{
+      0, 1, kInlineBytes / n - 1, kInlineBytes / n, kInlineBytes / n + 1, kInlineBytes, kInlineBytes + 1, 2000};
   for (size_t threshold : {eager / n, eager, 3 * round, geometry.chunks * geometry.chunk_bytes + 64})
     for (size_t delta : {size_t{0}, size_t{1}, size_t{2}}) sizes.push_back(threshold + delta - 1);
   std::vector<Case> all;
