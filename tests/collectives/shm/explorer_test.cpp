@@ -21,6 +21,7 @@ namespace lockstep::shm {
 namespace {
 
 constexpr int kRanks = 2;
+constexpr size_t kOneShot = kInlineBytes + 128;  ///< so that data behind, beside and without a copy are all small
 struct Died {};
 
 struct Access {
@@ -196,7 +197,7 @@ class Memory {
     std::vector<PeerWatch> watches(kRanks);
     return std::make_unique<Group>(World(rank, geometry_, segments_, std::move(watches), true),
                                    std::make_shared<ProgressSet>(),
-                                   Limits{.one_shot = 256, .private_one_shot = 256, .eager = 256});
+                                   Limits{.one_shot = kOneShot, .private_one_shot = kOneShot, .eager = kOneShot});
   }
   void wipe() {
     const std::byte nonce[16] = {};
@@ -224,9 +225,9 @@ struct RankState {
 size_t elements(Kind kind) {
   switch (kind) {
     case Kind::kEagerReduce:
-      return 20;
+      return kInlineBytes / 4 + 1;
     case Kind::kInPlace:
-      return 96;  // 384 bytes: more than is sent one-shot
+      return kOneShot / 4 + 1;
     default:
       return 2;
   }
