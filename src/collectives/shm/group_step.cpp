@@ -10,6 +10,8 @@
 namespace lockstep::shm {
 namespace {
 
+constexpr size_t kResidentOneWay = size_t{4} << 20;
+
 bool fits_inline(const Operation& operation) {
   return operation.transfer.package_bytes() <= kInlineBytes && operation.request.op != ReduceOp::kPremulSum &&
          operation.request.kind != OperationKind::kAllToAllUneven;
@@ -89,8 +91,10 @@ bool Group::place_package(Operation& operation, Line& line) {
   size_t bytes = uneven ? 2 * sizeof(uint64_t) * static_cast<size_t>(size())
                         : (transfer.gives(rank()) ? transfer.package_bytes() : 0);
   const void* input = transfer.contiguous_input();
+  // What one rank gives and does not fit into caches moves faster through the chunks, with a core at either end.
+  const bool one_way = has_root(request.kind) && bytes > kResidentOneWay;
   const bool resident = transfer.gives(rank()) && input != nullptr && (!all_reduce || is_in_place(request)) &&
-                        arena_.contains(input, bytes);
+                        !one_way && arena_.contains(input, bytes);
   const size_t limit = all_reduce ? (resident ? limits_.one_shot : limits_.private_one_shot) : limits_.eager;
   const bool stage = uneven || (transfer.package_bytes() <= limit && bytes > 0);
   std::optional<size_t> at;
