@@ -54,7 +54,11 @@ Wire to_wire(const at::Tensor& operand, ReduceOp op, int world_size) {
                 "imaginary parts on their own instead");
     wire.tensor = at::view_as_real(operand);
   }
-  if (mean) wire.restore = [operand, world_size](const at::Tensor&) { operand.div_(world_size); };
+  if (mean)
+    wire.restore = [operand, world_size](const at::Tensor&) {
+      // ATen's complex division rounds more than once.
+      (operand.is_complex() ? at::view_as_real(operand) : operand).div_(world_size);
+    };
   return wire;
 }
 
