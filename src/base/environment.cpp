@@ -42,6 +42,8 @@ Environment Environment::from_process() {
       .slurm_step_num_nodes = read("SLURM_STEP_NUM_NODES"),
       .omp_num_threads = read("OMP_NUM_THREADS"),
       .lockstep_join_timeout_s = read("LOCKSTEP_JOIN_TIMEOUT_S"),
+      .lockstep_nightly = read("LOCKSTEP_NIGHTLY"),
+      .lockstep_fuzz_seed = read("LOCKSTEP_FUZZ_SEED"),
   };
 }
 

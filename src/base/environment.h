@@ -46,6 +46,10 @@ struct Environment {
   std::optional<std::string> omp_num_threads;
   std::optional<std::string> lockstep_join_timeout_s;  ///< seconds to wait for all ranks to appear
 
+  // Of tests.
+  std::optional<std::string> lockstep_nightly;    ///< set: the long counts
+  std::optional<std::string> lockstep_fuzz_seed;  ///< the one schedule to try, as a failed run printed it
+
   static Environment from_process();
 };
 

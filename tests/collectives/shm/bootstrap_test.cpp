@@ -7,6 +7,7 @@
 #include <random>
 
 #include "base/clock.h"
+#include "base/environment.h"
 #include "base/error.h"
 #include "collectives/shm/board.h"
 #include "collectives/shm/local_world.h"
@@ -259,7 +260,7 @@ void kill_one(int ranks, unsigned seed, double& slowest, bool with_child) {
 TEST(Kill, SurvivorsEndSoonAndNameTheRightRank) {
   double slowest = 0;
   // 60 with every change, 400 in `make test-nightly`.
-  const unsigned kills = std::getenv("LOCKSTEP_NIGHTLY") != nullptr ? 400 : 60;
+  const unsigned kills = Environment::from_process().lockstep_nightly ? 400 : 60;
   for (unsigned seed = 1; seed <= kills && !HasFailure(); ++seed)
     kill_one(2 + static_cast<int>(seed % 3), seed, slowest, false);
   EXPECT_LT(slowest, 1);

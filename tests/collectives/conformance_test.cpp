@@ -1,0 +1,313 @@
+#include <lockstep/group.h>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+
+#include "base/environment.h"
+#include "collectives/operations.h"
+#include "collectives/shm/bootstrap.h"
+#include "collectives/shm/group.h"
+#include "support/ranks.h"
+
+// What every engine must do, the same for all: every operation, dtype, reduce op and size on 1, 2, 3, 4 and 8 ranks,
+// alone, in flight and in several groups at once, against its definition computed by one process. An engine joins with
+// a line in kEngines. LOCKSTEP_NIGHTLY=1 tries every combination instead of every value.
+
+namespace lockstep {
+namespace {
+
+using testing::Engine;
+using testing::operations;
+using testing::Started;
+using testing::Trial;
+
+const Engine kEngines[] = {{1, ""},      {2, "shm"},  {3, "shm"},  {4, "shm"}, {8, "shm"},
+                           {2, "gloo"}, {3, "gloo"}, {4, "gloo"}, {8, "gloo"}};
+
+bool nightly() { return Environment::from_process().lockstep_nightly.has_value(); }
+
+class Conformance : public ::testing::TestWithParam<Engine> {
+ protected:
+  static void on_ranks(const std::function<void(const Group&)>& body) {
+    testing::run_ranks(
+        GetParam().world_size, [&](Context& context) {
+          at::set_num_threads(1);
+          body(context.group());
+        }, std::chrono::minutes(nightly() ? 25 : 2),
+        {.backend = GetParam().backend, .announce = false});
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Engines, Conformance, ::testing::ValuesIn(kEngines),
+                         [](const auto& instance) { return testing::name_of(instance.param); });
+
+/// Around every size at which the shared-memory engine changes its way, in bytes; Gloo's lie among them.
+std::vector<int64_t> thresholds(int world_size) {
+  const shm::Geometry geometry = shm::geometry_for(world_size);
+  std::set<size_t> all{shm::kInlineBytes, geometry.channel_bytes, geometry.chunk_bytes,
+                       geometry.chunks * geometry.chunk_bytes};
+  for (bool crowded : {false, true}) {
+    const shm::Limits limits = shm::Limits::of(world_size, crowded);
+    all.insert({limits.one_shot, limits.private_one_shot, limits.eager});
+  }
+  return {all.begin(), all.end()};
+}
+
+std::vector<int64_t> sizes_around_thresholds(int world_size, at::ScalarType dtype) {
+  std::vector<int64_t> elements{0, 1};
+  for (int64_t bytes : thresholds(world_size))
+    for (int delta : {-1, 0, 1}) elements.push_back(bytes / static_cast<int64_t>(c10::elementSize(dtype)) + delta);
+  return elements;
+}
+
+void try_out(const Group& group, const testing::Operation& operation, const Trial& trial) {
+  operation.start(group, trial).wait_and_check();
+}
+
+TEST_P(Conformance, EveryOperationDtypeAndReduceOp) {
+  on_ranks([](const Group& group) {
+    int salt = 0;
+    for (at::ScalarType dtype : testing::kDtypes)
+      for (int64_t elements : nightly() ? sizes_around_thresholds(group.world_size(), dtype) : std::vector<int64_t>{0, 1, 999})
+        for (const auto& operation : operations())
+          for (ReduceOp op : testing::kReduceOps) {
+            if (!operation.reduces && op != ReduceOp::kSum) continue;
+            if (!testing::is_meaningful(op, dtype) || testing::is_refused_by(group.backend(), op, dtype)) continue;
+            ++salt;
+            for (bool resident : {false, true})
+              if (nightly() || resident == (salt % 2 == 0))
+                try_out(group, operation, {dtype, op, elements, salt, resident, salt});
+            if (::testing::Test::HasFailure()) return;
+          }
+  });
+}
+
+TEST_P(Conformance, SizesAroundEveryThreshold) {
+  on_ranks([](const Group& group) {
+    int salt = 0;
+    const at::ScalarType kDtypes[] = {at::kFloat, at::kChar, at::kBFloat16};
+    for (at::ScalarType dtype : kDtypes)
+      for (int64_t elements : sizes_around_thresholds(group.world_size(), dtype))
+        for (size_t i = 0; i < operations().size(); ++i)
+          for (bool resident : {false, true}) {
+            // Every operation in one memory and dtype at each size, all in their turn; or every combination.
+            const size_t turn = i + static_cast<size_t>(elements);
+            if (!nightly() && (resident != (turn % 2 == 1) || dtype != kDtypes[turn % 3])) continue;
+            ++salt;
+            try_out(group, operations()[i], {dtype, ReduceOp::kSum, elements, salt, resident, salt});
+            if (::testing::Test::HasFailure()) return;
+          }
+  });
+}
+
+TEST_P(Conformance, BlockingForms) {
+  on_ranks([](const Group& group) {
+    const int n = group.world_size(), me = group.rank();
+    int root = 0;
+    for (int64_t elements : sizes_around_thresholds(n, at::kFloat)) {
+      const auto values = [&](int rank, int64_t count) {
+        return testing::values_of(rank, at::kFloat, ReduceOp::kMean, count);
+      };
+      std::vector<at::Tensor> all, wide;
+      for (int rank = 0; rank < n; ++rank) all.push_back(values(rank, elements)), wide.push_back(values(rank, elements * n));
+      const std::string what = std::to_string(elements) + " elements";
+      at::Tensor tensor = all[me].clone();
+      group.all_reduce(tensor, ReduceOp::kMean);
+      testing::expect_same(tensor, testing::reduced(ReduceOp::kMean, all), "all_reduce of " + what);
+      root = (root + 1) % n;
+      tensor = all[me].clone();
+      group.broadcast(tensor, root);
+      testing::expect_same(tensor, all[root], "broadcast of " + what);
+      testing::expect_same(group.all_gather(all[me]), at::stack(all), "all_gather of " + what);
+      testing::expect_same(group.reduce_scatter(wide[me].view({n, -1}), ReduceOp::kMean),
+                           testing::reduced(ReduceOp::kMean, wide).view({n, -1})[me], "reduce_scatter of " + what);
+      tensor = all[me].clone();
+      group.reduce(tensor, root, ReduceOp::kMean);
+      testing::expect_same(tensor, me == root ? testing::reduced(ReduceOp::kMean, all) : all[me], "reduce of " + what);
+      const at::Tensor gathered = group.gather(all[me], root);
+      ASSERT_EQ(gathered.defined(), me == root);
+      if (me == root) testing::expect_same(gathered, at::stack(all), "gather of " + what);
+      tensor.zero_();
+      group.scatter(tensor, me == root ? at::stack(all) : at::Tensor(), root);
+      testing::expect_same(tensor, all[me], "scatter of " + what);
+      std::vector<at::Tensor> columns;
+      for (int rank = 0; rank < n; ++rank) columns.push_back(wide[rank].view({n, -1})[me]);
+      testing::expect_same(group.all_to_all(wide[me].view({n, -1})), at::stack(columns), "all_to_all of " + what);
+      const std::vector<int64_t> splits(static_cast<size_t>(n), elements);
+      testing::expect_same(group.all_to_all(wide[me], splits, splits), at::cat(columns), "uneven all_to_all of " + what);
+      tensor.zero_();
+      // Even ranks send first; where there is an odd one out, rank 0 has two neighbours to serve.
+      if (me % 2 == 0) group.send(all[me], (me + 1) % n);
+      group.recv(tensor, (me + n - 1) % n);
+      if (me % 2 == 1) group.send(all[me], (me + 1) % n);
+      testing::expect_same(tensor, all[(me + n - 1) % n], "recv of " + what);
+      group.barrier();
+      if (::testing::Test::HasFailure()) return;
+    }
+  });
+}
+
+/// All kinds of operations in all dtypes, of sizes on both sides of most thresholds.
+std::vector<Started> start_many(const Group& group, int count, int salt) {
+  std::vector<Started> started;
+  for (int i = salt; i < salt + count; ++i) {
+    const auto& operation = operations()[i % operations().size()];
+    Trial trial{.dtype = testing::kDtypes[i % std::size(testing::kDtypes)],
+                .elements = static_cast<int64_t>(i) * i * 131 % 20'000,
+                .root = i,
+                .resident = i % 2 == 1,
+                .salt = i};
+    do trial.op = testing::kReduceOps[(static_cast<int>(trial.op) + i) % std::size(testing::kReduceOps)];
+    while (!testing::is_meaningful(trial.op, trial.dtype) || testing::is_refused_by(group.backend(), trial.op, trial.dtype));
+    started.push_back(operation.start(group, trial));
+  }
+  return started;
+}
+
+TEST_P(Conformance, ManyInFlightEndInAnyOrder) {
+  on_ranks([](const Group& group) {
+    for (int round = 0; round < 3 && !::testing::Test::HasFailure(); ++round) {
+      std::vector<Started> started = start_many(group, 70, 70 * round + 1);
+      // Every rank waits in another order.
+      std::rotate(started.begin(), started.begin() + group.rank() * 7, started.end());
+      if (group.rank() % 2 == 1) std::reverse(started.begin(), started.end());
+      for (const Started& one : started) one.wait_and_check();
+    }
+  });
+}
+
+TEST_P(Conformance, SeveralGroupsAtOnce) {
+  on_ranks([](const Group& all) {
+    const int n = all.world_size();
+    std::vector<int> reversed, evens, rest;
+    for (int rank = n - 1; rank >= 0; --rank) reversed.push_back(rank), (rank % 2 ? rest : evens).push_back(rank);
+    if (rest.empty()) rest.push_back(0);
+    std::vector<Group> mine{all};
+    for (const auto& ranks : {reversed, evens, rest, std::vector<int>{0, n - 1}}) {
+      if (n == 1 && ranks.size() == 2) continue;
+      if (auto group = all.subgroup(ranks)) mine.push_back(*group);
+    }
+    for (int round = 0; round < 3 && !::testing::Test::HasFailure(); ++round) {
+      std::vector<std::vector<Started>> started;
+      for (const Group& group : mine) started.push_back(start_many(group, 25, 25 * round + 1));
+      // A circle of groups that wait for each other, unless each goes on while its ranks wait in another.
+      std::rotate(started.begin(), started.begin() + all.rank() % static_cast<int>(mine.size()), started.end());
+      for (const auto& of_group : started)
+        for (const Started& one : of_group) one.wait_and_check();
+    }
+  });
+}
+
+TEST_P(Conformance, RanksHoldTheSameBits) {
+  on_ranks([](const Group& group) {
+    for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16})
+      for (int64_t elements : {1, 1000, 100'003}) {
+        std::vector<at::Tensor> inputs;
+        for (int rank = 0; rank < group.world_size(); ++rank) {
+          auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(100 + rank));
+          inputs.push_back(at::randn({elements}, generator, at::TensorOptions(at::kDouble)).to(dtype));
+        }
+        at::Tensor tensor = inputs[group.rank()].clone();
+        group.all_reduce(tensor);
+        const at::Tensor all = group.all_gather(tensor);
+        for (int rank = 0; rank < group.world_size(); ++rank)
+          testing::expect_same(all[rank], tensor, "the bits of rank " + std::to_string(rank));
+        if (group.backend() == "gloo") continue;  // whose order depends on an element's place
+        at::Tensor sum = inputs[0].to(dtype == at::kDouble ? at::kDouble : at::kFloat);
+        for (int rank = 1; rank < group.world_size(); ++rank) sum = sum + inputs[rank];
+        testing::expect_same(tensor, sum.to(dtype), "the sum in the order of ranks");
+      }
+  });
+}
+
+TEST_P(Conformance, WhatMeansNothingIsRefused) {
+  on_ranks([](const Group& group) {
+    for (at::ScalarType dtype : testing::kDtypes)
+      for (ReduceOp op : testing::kReduceOps) {
+        const bool refused = testing::is_refused_by(group.backend(), op, dtype);
+        if (testing::is_meaningful(op, dtype) && !refused) continue;
+        if (group.world_size() == 1 && at::isComplexType(dtype)) continue;  // nothing is compared, so nothing refused
+        const at::Tensor tensor = testing::values_of(group.rank(), dtype, op, 10);
+        EXPECT_ANY_THROW(group.all_reduce(tensor, op)) << c10::toString(dtype) << " " << testing::name_of(op);
+        if (refused && group.rank() == 0)
+          std::printf("SKIPPED BECAUSE Gloo does not reduce %s by %s\n", c10::toString(dtype), testing::name_of(op));
+      }
+    // The group is as good as before.
+    try_out(group, operations().front(), {.elements = 100});
+  });
+}
+
+int64_t available_gib() {
+  std::ifstream info("/proc/meminfo");
+  std::string name, unit;
+  for (int64_t kib; info >> name >> kib >> unit;)
+    if (name == "MemAvailable:") return kib >> 20;
+  return 0;
+}
+
+/// Values that tell places apart, also places 2^31 and 2^32 apart, in numbers that two ranks can add in a byte.
+at::Tensor places(int64_t begin, int64_t end, int rank, at::ScalarType dtype) {
+  return at::arange(begin, end, at::kLong).remainder_(61).add_(rank + 1).to(dtype);
+}
+
+/// Looks at both ends and around every multiple of 2^30 elements.
+void for_windows(int64_t elements, const std::function<void(int64_t begin, int64_t end)>& look) {
+  for (int64_t mark = 0; mark <= elements; mark += int64_t{1} << 30)
+    look(std::max<int64_t>(0, mark - 5000), std::min(elements, mark + 5000));
+  look(elements - 5000, elements);
+}
+
+void fill_places(const at::Tensor& tensor, int rank) {
+  constexpr int64_t kStep = int64_t{61} << 20;
+  const at::Tensor period = places(0, kStep, rank, tensor.scalar_type());
+  for (int64_t begin = 0; begin < tensor.numel(); begin += kStep) {
+    const int64_t end = std::min(tensor.numel(), begin + kStep);
+    tensor.slice(0, begin, end).copy_(period.narrow(0, 0, end - begin));
+  }
+}
+
+TEST(Large, TensorsOfMoreThan4GiB) {
+  if (!nightly()) GTEST_SKIP() << "SKIPPED BECAUSE tensors over 4 GiB are for make test-nightly";
+  if (available_gib() < 15) GTEST_SKIP() << "SKIPPED BECAUSE 15 GiB of free memory are needed, there are " << available_gib();
+  const auto body = [](Context& context) {
+    const Group& group = context.group();
+    const int me = group.rank();
+    const int64_t bytes = (int64_t{1} << 32) + 12'345;
+    for (bool resident : {false, true}) {
+      const at::ScalarType dtype = resident ? at::kBFloat16 : at::kByte;  // 2^31 elements of two bytes, 2^32 of one
+      const int64_t elements = resident ? bytes / 2 : bytes;
+      at::Tensor tensor = resident ? group.allocate(elements, at::TensorOptions(dtype)) : at::empty({elements}, dtype);
+      fill_places(tensor, me);
+      group.all_reduce(tensor);
+      for_windows(elements, [&](int64_t begin, int64_t end) {
+        testing::expect_same(tensor.slice(0, begin, end), places(begin, end, 0, dtype) + places(begin, end, 1, dtype),
+                             "all_reduce at " + std::to_string(begin));
+      });
+      EXPECT_EQ(tensor.min().item<double>(), 3);
+      EXPECT_EQ(tensor.max().item<double>(), 123);
+      fill_places(tensor, me);
+      group.broadcast(tensor, 1);
+      for_windows(elements, [&](int64_t begin, int64_t end) {
+        testing::expect_same(tensor.slice(0, begin, end), places(begin, end, 1, dtype),
+                             "broadcast at " + std::to_string(begin));
+      });
+      EXPECT_EQ(tensor.max().item<double>(), 62);
+    }
+    const int64_t part = (int64_t{1} << 31) + 12'345;
+    at::Tensor input = at::empty({part}, at::kByte);
+    fill_places(input, me);
+    const at::Tensor rows = group.all_gather(input);
+    for (int rank = 0; rank < 2; ++rank)
+      for_windows(part, [&](int64_t begin, int64_t end) {
+        testing::expect_same(rows[rank].slice(0, begin, end), places(begin, end, rank, at::kByte),
+                             "all_gather from " + std::to_string(rank) + " at " + std::to_string(begin));
+      });
+  };
+  testing::run_ranks(2, body, std::chrono::minutes(9), {.backend = "shm", .announce = false});
+}
+
+}  // namespace
+}  // namespace lockstep
