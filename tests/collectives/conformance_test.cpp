@@ -25,7 +25,7 @@ using testing::operations;
 using testing::Started;
 using testing::Trial;
 
-const Engine kEngines[] = {{1, ""},      {2, "shm"},  {3, "shm"},  {4, "shm"}, {8, "shm"},
+const Engine kEngines[] = {{1, ""},     {2, "shm"},  {3, "shm"},  {4, "shm"}, {8, "shm"},
                            {2, "gloo"}, {3, "gloo"}, {4, "gloo"}, {8, "gloo"}};
 
 bool nightly() { return Environment::from_process().lockstep_nightly.has_value(); }
@@ -33,12 +33,12 @@ bool nightly() { return Environment::from_process().lockstep_nightly.has_value()
 class Conformance : public ::testing::TestWithParam<Engine> {
  protected:
   static void on_ranks(const std::function<void(const Group&)>& body) {
-    testing::run_ranks(
-        GetParam().world_size, [&](Context& context) {
-          at::set_num_threads(1);
-          body(context.group());
-        }, std::chrono::minutes(nightly() ? 25 : 2),
-        {.backend = GetParam().backend, .announce = false});
+    testing::run_ranks(GetParam().world_size,
+                       [&](Context& context) {
+                         at::set_num_threads(1);
+                         body(context.group());
+                       },
+                       std::chrono::minutes(nightly() ? 25 : 2), {.backend = GetParam().backend, .announce = false});
   }
 };
 INSTANTIATE_TEST_SUITE_P(Engines, Conformance, ::testing::ValuesIn(kEngines),
@@ -71,7 +71,8 @@ TEST_P(Conformance, EveryOperationDtypeAndReduceOp) {
   on_ranks([](const Group& group) {
     int salt = 0;
     for (at::ScalarType dtype : testing::kDtypes)
-      for (int64_t elements : nightly() ? sizes_around_thresholds(group.world_size(), dtype) : std::vector<int64_t>{0, 1, 999})
+      for (int64_t elements :
+           nightly() ? sizes_around_thresholds(group.world_size(), dtype) : std::vector<int64_t>{0, 1, 999})
         for (const auto& operation : operations())
           for (ReduceOp op : testing::kReduceOps) {
             if (!operation.reduces && op != ReduceOp::kSum) continue;
@@ -112,7 +113,8 @@ TEST_P(Conformance, BlockingForms) {
         return testing::values_of(rank, at::kFloat, ReduceOp::kMean, count);
       };
       std::vector<at::Tensor> all, wide;
-      for (int rank = 0; rank < n; ++rank) all.push_back(values(rank, elements)), wide.push_back(values(rank, elements * n));
+      for (int rank = 0; rank < n; ++rank)
+        all.push_back(values(rank, elements)), wide.push_back(values(rank, elements * n));
       const std::string what = std::to_string(elements) + " elements";
       at::Tensor tensor = all[me].clone();
       group.all_reduce(tensor, ReduceOp::kMean);
@@ -137,7 +139,8 @@ TEST_P(Conformance, BlockingForms) {
       for (int rank = 0; rank < n; ++rank) columns.push_back(wide[rank].view({n, -1})[me]);
       testing::expect_same(group.all_to_all(wide[me].view({n, -1})), at::stack(columns), "all_to_all of " + what);
       const std::vector<int64_t> splits(static_cast<size_t>(n), elements);
-      testing::expect_same(group.all_to_all(wide[me], splits, splits), at::cat(columns), "uneven all_to_all of " + what);
+      testing::expect_same(group.all_to_all(wide[me], splits, splits), at::cat(columns),
+                           "uneven all_to_all of " + what);
       tensor.zero_();
       // Even ranks send first; where there is an odd one out, rank 0 has two neighbours to serve.
       if (me % 2 == 0) group.send(all[me], (me + 1) % n);
@@ -161,7 +164,8 @@ std::vector<Started> start_many(const Group& group, int count, int salt) {
                 .resident = i % 2 == 1,
                 .salt = i};
     do trial.op = testing::kReduceOps[(static_cast<int>(trial.op) + i) % std::size(testing::kReduceOps)];
-    while (!testing::is_meaningful(trial.op, trial.dtype) || testing::is_refused_by(group.backend(), trial.op, trial.dtype));
+    while (!testing::is_meaningful(trial.op, trial.dtype) ||
+           testing::is_refused_by(group.backend(), trial.op, trial.dtype));
     started.push_back(operation.start(group, trial));
   }
   return started;
@@ -271,7 +275,8 @@ void fill_places(const at::Tensor& tensor, int rank) {
 
 TEST(Large, TensorsOfMoreThan4GiB) {
   if (!nightly()) GTEST_SKIP() << "SKIPPED BECAUSE tensors over 4 GiB are for make test-nightly";
-  if (available_gib() < 15) GTEST_SKIP() << "SKIPPED BECAUSE 15 GiB of free memory are needed, there are " << available_gib();
+  if (available_gib() < 15)
+    GTEST_SKIP() << "SKIPPED BECAUSE 15 GiB of free memory are needed, there are " << available_gib();
   const auto body = [](Context& context) {
     const Group& group = context.group();
     const int me = group.rank();

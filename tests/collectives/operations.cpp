@@ -42,36 +42,41 @@ int root_of(const Group& group, const Trial& trial) { return trial.root % group.
 
 Started all_reduce(const Group& group, const Trial& trial) {
   const at::Tensor tensor = place(group, trial, data_of(trial, group.rank()));
-  return {{group.all_reduce_async(tensor, trial.op)}, [=] {
-            expect_same(tensor, reduced_of_all(group, trial), describe("all_reduce", group, trial));
-          }, tensor};
+  return {{group.all_reduce_async(tensor, trial.op)},
+          [=] { expect_same(tensor, reduced_of_all(group, trial), describe("all_reduce", group, trial)); },
+          tensor};
 }
 
 Started reduce(const Group& group, const Trial& trial) {
   const at::Tensor mine = data_of(trial, group.rank()), tensor = place(group, trial, mine);
   const int root = root_of(group, trial);
-  return {{group.reduce_async(tensor, root, trial.op)}, [=] {
+  return {{group.reduce_async(tensor, root, trial.op)},
+          [=] {
             expect_same(tensor, group.rank() == root ? reduced_of_all(group, trial) : mine,
                         describe("reduce", group, trial));
-          }, tensor};
+          },
+          tensor};
 }
 
 Started reduce_scatter(const Group& group, const Trial& trial) {
   const int n = group.world_size();
   const at::Tensor mine = data_of(trial, group.rank(), n), input = place(group, trial, mine);
   const at::Tensor output = blank(group, trial, {trial.elements});
-  return {{group.reduce_scatter_async(output, input, trial.op)}, [=] {
+  return {{group.reduce_scatter_async(output, input, trial.op)},
+          [=] {
             expect_same(output, reduced_of_all(group, trial, n).view({n, -1})[group.rank()],
                         describe("reduce_scatter", group, trial));
             expect_same(input, mine, describe("reduce_scatter's input", group, trial));
-          }, output};
+          },
+          output};
 }
 
 Started broadcast(const Group& group, const Trial& trial) {
   const int root = root_of(group, trial);
   const at::Tensor tensor = place(group, trial, data_of(trial, group.rank()));
   return {{group.broadcast_async(tensor, root)},
-          [=] { expect_same(tensor, data_of(trial, root), describe("broadcast", group, trial)); }, tensor};
+          [=] { expect_same(tensor, data_of(trial, root), describe("broadcast", group, trial)); },
+          tensor};
 }
 
 at::Tensor rows_of_all(const Group& group, const Trial& trial) {
@@ -83,10 +88,12 @@ at::Tensor rows_of_all(const Group& group, const Trial& trial) {
 Started all_gather(const Group& group, const Trial& trial) {
   const at::Tensor mine = data_of(trial, group.rank()), input = place(group, trial, mine);
   const at::Tensor output = blank(group, trial, {group.world_size(), trial.elements});
-  return {{group.all_gather_async(output, input)}, [=] {
+  return {{group.all_gather_async(output, input)},
+          [=] {
             expect_same(output, rows_of_all(group, trial), describe("all_gather", group, trial));
             expect_same(input, mine, describe("all_gather's input", group, trial));
-          }, output};
+          },
+          output};
 }
 
 Started gather(const Group& group, const Trial& trial) {
@@ -94,10 +101,12 @@ Started gather(const Group& group, const Trial& trial) {
   const at::Tensor mine = data_of(trial, group.rank()), input = place(group, trial, mine);
   at::Tensor output;
   if (group.rank() == root) output = blank(group, trial, {group.world_size(), trial.elements});
-  return {{group.gather_async(output, input, root)}, [=] {
+  return {{group.gather_async(output, input, root)},
+          [=] {
             if (output.defined()) expect_same(output, rows_of_all(group, trial), describe("gather", group, trial));
             expect_same(input, mine, describe("gather's input", group, trial));
-          }, output};
+          },
+          output};
 }
 
 Started scatter(const Group& group, const Trial& trial) {
@@ -105,11 +114,13 @@ Started scatter(const Group& group, const Trial& trial) {
   at::Tensor input;
   if (group.rank() == root) input = place(group, trial, rows_of_all(group, trial));
   const at::Tensor output = blank(group, trial, {trial.elements});
-  return {{group.scatter_async(output, input, root)}, [=] {
+  return {{group.scatter_async(output, input, root)},
+          [=] {
             expect_same(output, data_of(trial, group.rank()), describe("scatter", group, trial));
             if (input.defined())
               expect_same(input, rows_of_all(group, trial), describe("scatter's input", group, trial));
-          }, output};
+          },
+          output};
 }
 
 /// Row `to` of what rank `from` sends in an all_to_all.
@@ -121,12 +132,14 @@ Started all_to_all(const Group& group, const Trial& trial) {
   const int n = group.world_size();
   const at::Tensor mine = data_of(trial, group.rank(), n).view({n, -1}), input = place(group, trial, mine);
   const at::Tensor output = blank(group, trial, {n, trial.elements});
-  return {{group.all_to_all_async(output, input)}, [=] {
+  return {{group.all_to_all_async(output, input)},
+          [=] {
             for (int from = 0; from < n; ++from)
               expect_same(output[from], row_between(group, trial, from, group.rank()),
                           describe("all_to_all", group, trial));
             expect_same(input, mine, describe("all_to_all's input", group, trial));
-          }, output};
+          },
+          output};
 }
 
 /// Elements that rank `from` sends to rank `to` in an uneven all_to_all; none for some.
@@ -149,7 +162,8 @@ Started all_to_all_uneven(const Group& group, const Trial& trial) {
   const at::Tensor input = place(group, trial, at::cat(out)), expected = at::cat(in);
   const at::Tensor output = blank(group, trial, expected.sizes());
   return {{group.all_to_all_async(output, input, sends, receives)},
-          [=] { expect_same(output, expected, describe("uneven all_to_all", group, trial)); }, output};
+          [=] { expect_same(output, expected, describe("uneven all_to_all", group, trial)); },
+          output};
 }
 
 /// Every rank sends to the next and receives from the one before.
@@ -168,7 +182,9 @@ Started ring(const Group& group, const Trial& trial) {
   return started;
 }
 
-Started barrier(const Group& group, const Trial&) { return {{group.barrier_async()}, [] {}, {}}; }
+Started barrier(const Group& group, const Trial&) {
+  return {{group.barrier_async()}, [] {}, {}};
+}
 
 }  // namespace
 
@@ -197,7 +213,8 @@ at::Tensor values_of(int rank, at::ScalarType dtype, ReduceOp op, int64_t elemen
   if (dtype == at::kBool)
     pattern = mixed.remainder(2).to(dtype);
   else if (at::isComplexType(dtype))
-    pattern = at::complex(mixed.remainder(3).to(at::kDouble), mixed.div(3, "floor").remainder(2).to(at::kDouble)).to(dtype);
+    pattern =
+        at::complex(mixed.remainder(3).to(at::kDouble), mixed.div(3, "floor").remainder(2).to(at::kDouble)).to(dtype);
   else if (op == ReduceOp::kProduct)
     pattern = mixed.remainder(2).add_(1).to(dtype);
   else if (op == ReduceOp::kSum || op == ReduceOp::kMean)
@@ -235,11 +252,16 @@ std::ostream& operator<<(std::ostream& out, const Trial& trial) {
 
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> all = {
-      {"all_reduce", true, all_reduce}, {"reduce", true, reduce},
-      {"reduce_scatter", true, reduce_scatter}, {"broadcast", false, broadcast},
-      {"all_gather", false, all_gather}, {"gather", false, gather},
-      {"scatter", false, scatter}, {"all_to_all", false, all_to_all},
-      {"all_to_all_uneven", false, all_to_all_uneven}, {"ring", false, ring},
+      {"all_reduce", true, all_reduce},
+      {"reduce", true, reduce},
+      {"reduce_scatter", true, reduce_scatter},
+      {"broadcast", false, broadcast},
+      {"all_gather", false, all_gather},
+      {"gather", false, gather},
+      {"scatter", false, scatter},
+      {"all_to_all", false, all_to_all},
+      {"all_to_all_uneven", false, all_to_all_uneven},
+      {"ring", false, ring},
       {"barrier", false, barrier},
   };
   return all;

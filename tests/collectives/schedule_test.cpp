@@ -103,7 +103,7 @@ void carry_out(const Group& world, const std::vector<Step>& schedule, uint64_t s
     const Step& step = schedule[i];
     if (groups[step.group]) {
       in_flight.emplace_back(i, testing::operations()[step.operation].start(*groups[step.group], step.trial));
-      if (step.wait == 1) end_one(in_flight.size() - 1);  // as a blocking call
+      if (step.wait == 1) end_one(in_flight.size() - 1);                                          // as a blocking call
       if (step.wait == 0) in_flight[random() % in_flight.size()].second.works[0].is_completed();  // a poll
     }
     if (step.wait == 2 && !in_flight.empty()) end_one(random() % in_flight.size());
@@ -120,15 +120,14 @@ void compare(uint64_t seed) {
   const Digests digests;
   const std::string engines[] = {"shm", "gloo"};
   for (size_t engine = 0; engine < 2; ++engine)
-    testing::run_ranks(
-        kRanks,
-        [&](Context& context) {
-          ASSERT_EQ(context.group().backend(), engines[engine]);
-          const auto rank = static_cast<size_t>(context.rank());
-          carry_out(context.group(), schedule, seed,
-                    [&](size_t step) -> uint64_t& { return digests.at(engine, rank, step); });
-        },
-        std::chrono::minutes(2), {.backend = engines[engine], .announce = false});
+    testing::run_ranks(kRanks,
+                       [&](Context& context) {
+                         ASSERT_EQ(context.group().backend(), engines[engine]);
+                         const auto rank = static_cast<size_t>(context.rank());
+                         carry_out(context.group(), schedule, seed,
+                                   [&](size_t step) -> uint64_t& { return digests.at(engine, rank, step); });
+                       },
+                       std::chrono::minutes(2), {.backend = engines[engine], .announce = false});
   size_t results = 0;
   for (size_t rank = 0; rank < kRanks; ++rank)
     for (size_t step = 0; step < schedule.size(); ++step) {

@@ -66,6 +66,14 @@ class Collectives(Ranks):
     def test_subgroups(self):
         self.spawn(3, programs.subgroups)
 
+    def test_split_and_merge(self):
+        self.spawn(3, programs.split)
+
+    def test_shutdown_and_abort(self):
+        for size in (2, 3):
+            self.spawn(size, programs.shutdown)
+            self.spawn(size, programs.abort)
+
     def test_a_fork_is_harmless(self):
         self.spawn(2, programs.fork)
 

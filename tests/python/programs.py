@@ -185,6 +185,71 @@ def subgroups(rank, size):
         expect(tensor, torch.full_like(tensor, total))
 
 
+def split(rank, size):
+    """What torch.distributed.split_group and device meshes build on; split_group itself wants an accelerator."""
+    from datetime import timedelta
+
+    world = dist.distributed_c10d._get_default_group()
+    backend = world._get_backend(torch.device("cpu"))
+    assert backend.supports_splitting
+    part = world.split_group([2, 0], timeout=timedelta(seconds=20), group_name="part", group_desc="two of three")
+    assert (part is None) == (rank == 1), part
+    if part is not None:
+        assert (part.rank(), part.size(), part.group_name, part.group_desc) == (rank // 2, 2, "part", "two of three")
+        tensor = torch.tensor([float(rank)])
+        part.allreduce([tensor]).wait()
+        assert tensor.item() == 2
+    named = dist.new_group([0, 1], group_desc="a pair")
+    if rank < 2:
+        assert named.group_desc == "a pair"
+        dist.barrier(named)
+    merged = world.merge_remote_group(dist.PrefixStore("merge", dist.distributed_c10d._get_default_store()), size,
+                                      timeout=timedelta(seconds=20), group_name="all again")
+    tensor = torch.ones(1)
+    merged.allreduce([tensor]).wait()
+    assert tensor.item() == size
+
+
+def shutdown(rank, size):
+    """Destroying a group leaves it at once, whatever still refers to it."""
+    group = dist.new_group()
+    backend = group._get_backend(torch.device("cpu"))
+    kept = backend.allocate_tensor(1000, dtype=torch.float32, device=torch.device("cpu")).fill_(3)
+    dist.all_reduce(kept, group=group)
+    if rank == 0:
+        pending = dist.all_reduce(torch.ones(300_000), group=group, async_op=True)
+        dist.destroy_process_group(group)
+        expect_error(pending.wait, "this rank left the group")
+        expect_error(lambda: backend.allreduce([torch.ones(1)], dist.AllreduceOptions()).wait(), "has left the group")
+        backend.shutdown()  # again is harmless
+    else:
+        dist.barrier()
+        expect_error(lambda: dist.all_reduce(torch.ones(300_000), group=group), "rank 0 ")
+    if rank == 0:
+        dist.barrier()
+    expect(kept, torch.full_like(kept, 3.0 * size))
+
+
+def abort(rank, size):
+    group = dist.new_group()
+    if rank == 0:
+        dist.barrier()
+        dist.distributed_c10d._abort_process_group(group)
+    else:
+        work = dist.all_reduce(torch.ones(300_000), group=group, async_op=True)
+        dist.barrier()
+        expect_error(work.wait, "abort")
+
+
+def expect_error(function, text):
+    try:
+        function()
+    except RuntimeError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no error, expected one with: {text}")
+
+
 def threads(rank, size):
     groups = [dist.new_group() for _ in range(3)]
     wrong = []

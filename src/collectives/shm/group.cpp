@@ -53,10 +53,17 @@ Group::Group(World world, std::shared_ptr<ProgressSet> set, std::optional<Limits
 Group::~Group() {
   set_->remove(this);
   if (fork_generation_ != lockstep::fork_generation()) return;  // a child of fork: the memory is not here
-  std::unique_lock guard = lock();
-  fail_all("the group was destroyed while this was pending");
+  leave();
+}
+
+void Group::leave() {
+  check_process();
+  const auto guard = lock();
+  if (left_.exchange(true)) return;
+  fail_all("this rank left the group while this was pending");
   world_.mine().closed.store(1 + started_);
   world_.notify_all();
+  wake_own_sleepers();
 }
 
 std::unique_lock<std::mutex> Group::lock() {
@@ -72,6 +79,11 @@ std::unique_lock<std::mutex> Group::lock() {
 void Group::check_process() const {
   if (fork_generation_ != lockstep::fork_generation())
     throw Error("this group belongs to the process that made it, not to a child it forked; make a group of its own");
+}
+
+void Group::check_member() const {
+  check_process();
+  if (left_.load(std::memory_order_relaxed)) throw Error("this rank has left the group; make a new one");
 }
 
 ReduceFunction Group::prepare(Request& request) const {
@@ -94,7 +106,7 @@ ReduceFunction Group::prepare(Request& request) const {
 }
 
 CompletionPtr Group::start(Request request) {
-  check_process();
+  check_member();
   const ReduceFunction reduce = prepare(request);
   const auto guard = lock();
   auto operation = std::make_shared<Operation>(std::move(request), reduce, rank(), size(), ++started_);
@@ -104,7 +116,7 @@ CompletionPtr Group::start(Request request) {
 }
 
 CompletionPtr Group::send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive) {
-  check_process();
+  check_member();
   if (to < 0 || to >= size() || to == rank()) throw Error("send: rank " + std::to_string(to) + " is no other rank");
   const auto guard = lock();
   auto message = channels_.send(data, bytes, to, tag, std::move(keep_alive));
@@ -113,7 +125,7 @@ CompletionPtr Group::send(const void* data, size_t bytes, int to, int64_t tag, s
 }
 
 MessagePtr Group::receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive) {
-  check_process();
+  check_member();
   if (from != kAnySource && (from < 0 || from >= size() || from == rank()))
     throw Error("receive: rank " + std::to_string(from) + " is no other rank");
   const auto guard = lock();
@@ -139,7 +151,7 @@ uint64_t Group::waiting_for() {
 }
 
 void Group::run(Request request, std::chrono::milliseconds timeout) {
-  check_process();
+  check_member();
   const ReduceFunction reduce = prepare(request);
   auto guard = lock();
   Operation operation(std::move(request), reduce, rank(), size(), ++started_);
@@ -153,6 +165,7 @@ void Group::run(Request request, std::chrono::milliseconds timeout) {
 void Group::abort(const std::string& why) {
   check_process();
   const auto guard = lock();
+  if (left_.load(std::memory_order_relaxed)) return;
   char* text = world_.mine().abort_text;
   text[why.copy(text, sizeof world_.mine().abort_text - 1)] = '\0';
   Verdict{Verdict::Cause::kAborted, rank(), rank(), started_}.declare(world_);

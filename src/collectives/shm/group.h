@@ -78,7 +78,11 @@ class Group {
   /// The ranks without which this one could not go on when it last tried, as bits. For reports.
   uint64_t waiting_for();
 
-  /// Ends the group on every rank.
+  /// Leaves the group now, as the destructor would: never waits; what is pending fails here, and on the ranks that
+  /// still need this one. Every later operation throws Error. What was handed out by allocate() stays. Again is
+  /// harmless.
+  void leave();
+  /// Ends the group on every rank; nothing after leave().
   void abort(const std::string& why);
 
   /// Memory that collectives use where it lies; see Arena. Give it back before the group goes.
@@ -91,6 +95,7 @@ class Group {
   /// null where nothing does.
   ReduceFunction prepare(Request& request) const;
   void check_process() const;
+  void check_member() const;
 
   // group_step.cpp: one operation's way, under the mutex.
   bool progress_locked();
@@ -128,6 +133,7 @@ class Group {
   const unsigned fork_generation_;
   Arena arena_;
 
+  std::atomic<bool> left_{false};
   std::atomic<int> contenders_{0};
   std::mutex mutex_;  // guards everything below
   Channels channels_;

@@ -32,6 +32,16 @@ class ShmBackend final : public c10d::Backend, public BlockingEngine {
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long elements, at::TensorOptions options) override;
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override;
+  c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const c10::intrusive_ptr<Options>& options, const int& rank,
+                                    const int& size) override;
+  /// Leaves the group: never waits; what is pending fails, and every later operation throws. Tensors in its memory
+  /// stay.
+  void shutdown() override;
+  /// Ends the group on every rank.
   void abort() override;
 
   // blocking.cpp

@@ -101,7 +101,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs
                                                                 const c10d::ReduceScatterOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "reduce_scatter_tensor_coalesced: ", outputs.size(),
                     " outputs for ", inputs.size(), " inputs");
-  Task task(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "lockstep:reduce_scatter_tensor_coalesced", options.timeout);
+  Task task(OpType::COALESCED, "lockstep:reduce_scatter_tensor_coalesced", options.timeout);
   task.inputs = inputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_dense("reduce_scatter_tensor_coalesced", outputs[i]);

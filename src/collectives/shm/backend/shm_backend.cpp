@@ -118,6 +118,23 @@ at::Tensor ShmBackend::allocateTensor(long elements, at::TensorOptions options) 
   return at::empty({0}, options).set_(at::Storage(std::move(storage)), 0, {elements}, {1});
 }
 
+c10::intrusive_ptr<c10d::Backend> ShmBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                    const std::vector<int>& ranks,
+                                                    const c10::intrusive_ptr<Options>& options) {
+  const auto place = std::find(ranks.begin(), ranks.end(), getRank());
+  if (place == ranks.end()) return nullptr;
+  return make_backend(store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()),
+                      options ? options->timeout : timeout_.load(), name_);
+}
+
+c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                                    const c10::intrusive_ptr<Options>& options, const int& rank,
+                                                    const int& size) {
+  return make_backend(store, rank, size, options ? options->timeout : timeout_.load(), name_);
+}
+
+void ShmBackend::shutdown() { shared_->group().leave(); }
+
 void ShmBackend::abort() { shared_->group().abort("abort() was called on the group"); }
 
 }  // namespace lockstep::shm_engine
