@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -81,6 +82,21 @@ class Bench(unittest.TestCase):
             svg = file.read()
         self.assertIn("Gloo (LibTorch)", svg)
         self.assertEqual(svg.count("<polyline"), 2)  # one curve in each panel
+
+    def test_python_all_reduce(self):
+        path = os.path.join(self.folder, "python_all_reduce.json")
+        command = [sys.executable, os.path.join(BENCH, "python_all_reduce/bench_python_all_reduce.py"), "--tiny", "--json", path]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+        if done.returncode == 77:
+            self.skipTest("SKIPPED BECAUSE no Python with torch was found")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        rows = self.read(path)["rows"]
+        self.assertEqual(sorted((row["bytes"], row["system"], row["placement"]) for row in rows),
+                         sorted((size, system, placement) for size in (4, 64 << 10)
+                                for system, placement in (("gloo", "private"), ("lockstep", "private"), ("lockstep", "resident"))))
+        for row in rows:
+            self.assertLess(0, row["min_us"])
+            self.assertLessEqual(row["min_us"], row["median_us"])
 
     def test_launch(self):
         path = os.path.join(self.folder, "launch.json")

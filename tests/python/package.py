@@ -19,7 +19,7 @@ SITE = os.path.join(FOLDER, "site")
 def sources():
     for pattern in ("python/*.*", "python/lockstep/*.*", "src/base/*.*", "src/collectives/shm/*.*",
                     "src/collectives/shm/backend/*.*", "include/lockstep/error.h", "src/collectives/cause.h"):
-        yield from glob.glob(os.path.join(SOURCE, pattern))
+        yield from filter(os.path.isfile, glob.glob(os.path.join(SOURCE, pattern)))
 
 
 def is_current():
@@ -37,7 +37,8 @@ def build(python=sys.executable):
         for name in ("src", "include"):
             if not os.path.islink(os.path.join(tree, name)):
                 os.symlink(os.path.join(SOURCE, name), os.path.join(tree, name))
-        for path in glob.glob(os.path.join(SOURCE, "python/*.*")) + glob.glob(os.path.join(SOURCE, "python/lockstep/*.*")):
+        own = glob.glob(os.path.join(SOURCE, "python/*.*")) + glob.glob(os.path.join(SOURCE, "python/lockstep/*.*"))
+        for path in filter(os.path.isfile, own):  # an installation leaves folders there
             copy_if_changed(path, os.path.join(tree, os.path.relpath(path, SOURCE)))
         command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-build-isolation",
                    "--no-deps", "--upgrade", "--target", SITE, os.path.join(tree, "python")]
