@@ -88,7 +88,8 @@ const std::vector<std::pair<std::string, Program>>& programs_that_attach() {
        }},
       {"one_parameter_fewer",
        [](Wrong& w) {
-         if (w.odd) w.net->out = w.net->replace_module("out", torch::nn::Linear(torch::nn::LinearOptions(4, 3).bias(false)));
+         if (w.odd)
+           w.net->out = w.net->replace_module("out", torch::nn::Linear(torch::nn::LinearOptions(4, 3).bias(false)));
          w.attach();
        }},
       {"one_layer_more",
@@ -119,7 +120,8 @@ const std::vector<std::pair<std::string, Program>>& programs_that_attach() {
          const DistributedDataParallel first(w.odd ? w.net : other, w.context);
          w.attach();
        }},
-      {"delayed_parameter_that_is_not_there", [](Wrong& w) { w.attach({.delay_all_reduce_named_params = {"fc.wait"}}); }},
+      {"delayed_parameter_that_is_not_there",
+       [](Wrong& w) { w.attach({.delay_all_reduce_named_params = {"fc.wait"}}); }},
   };
   return kPrograms;
 }
@@ -368,8 +370,9 @@ TEST_P(WrongPrograms, EndOnEveryRankWithTheirMessage) {
     } catch (const Error& error) {
       EXPECT_TRUE(matches(error.what(), expected)) << where << " says\n" << error.what() << "\nnot\n" << expected;
     } catch (const c10::Error& error) {
-      EXPECT_TRUE(matches(error.what_without_backtrace(), expected))
-          << where << " says\n" << error.what_without_backtrace() << "\nnot\n" << expected;
+      EXPECT_TRUE(matches(error.what_without_backtrace(), expected)) << where << " says\n"
+                                                                     << error.what_without_backtrace() << "\nnot\n"
+                                                                     << expected;
     }
     EXPECT_LT(seconds_since(start), 2) << where;
   };
