@@ -187,6 +187,31 @@ TEST_P(Backward, RecomputedOnOneRankOnly) {
               }));
 }
 
+/// By then buckets are sent while backward runs, so that gradients of the layer come after its bucket has gone.
+TEST_P(Backward, RecomputedForTheFirstTimeLate) {
+  run_ranks(GetParam(), [](Context& context) {
+    for (const bool on_all : {true, false}) {
+      auto net = make_net(), reference = make_net();
+      DistributedDataParallel replica(net, context, {.first_bucket_cap_mb = 1e-5, .bucket_cap_mb = 1e-5});
+      for (int step = 0; step < 4; ++step) {
+        const NetPass pass = [&](const auto& model, int rank) {
+          Recompute::Segment again = [&](const at::Tensor& x) {
+            return torch::tanh(model->out(model->forward(x).repeat({1, 2})));
+          };
+          const at::Tensor x = sample(step, rank).data.requires_grad_();
+          if (step < 2 || (rank > 0 && !on_all)) return model->forward(x).square().mean().backward();
+          model->forward(recompute(again, x).repeat({1, 2})).square().mean().backward();
+        };
+        forget_gradients(net->parameters());
+        pass(net, context.rank());
+        expect_equal(gradients_of(net->parameters()),
+                     alone<std::shared_ptr<NetImpl>>(reference, context.world_size(), pass,
+                                                     [&](int) { return 1.0 / context.world_size(); }));
+      }
+    }
+  });
+}
+
 TEST_P(Backward, OfTiedParameters) {
   struct Tied : torch::nn::Module {
     Tied() {
