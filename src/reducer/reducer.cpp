@@ -111,8 +111,16 @@ void Reducer::begin_backward() {
   reduces_ = passes_.reduce_every > 0 && passes_.since_reduction + 1 >= passes_.reduce_every;
   phase_ = Phase::kInBackward;
   at_end_of_outermost_backward({.finished = [this] { finish(); },
-                                .nested = [this] { launching_ = Launching::kAtEnd; },
-                                .abandoned = [this] { phase_ = Phase::kAbandoned; }});
+                                .nested =
+                                    [this] {
+                                      std::lock_guard lock(mutex_);
+                                      launching_ = Launching::kAtEnd;
+                                    },
+                                .abandoned =
+                                    [this] {
+                                      std::lock_guard lock(mutex_);
+                                      phase_ = Phase::kAbandoned;
+                                    }});
 }
 
 void Reducer::finish() {

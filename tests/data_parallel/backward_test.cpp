@@ -187,6 +187,26 @@ TEST_P(Backward, RecomputedOnOneRankOnly) {
               }));
 }
 
+/// The nested backward is the first to bring gradients, and the outer one goes on without it: one reduction all the
+/// same.
+TEST_P(Backward, RecomputedIsOnePass) {
+  const NetPass pass = [](const auto& net, int rank) {
+    Recompute::Segment second = [&](const at::Tensor& in) { return torch::tanh(net->fc2(in)); };
+    const at::Tensor x = net->encode(sample(0, rank).data);
+    (rank == 0 ? recompute(second, x) : second(x)).square().mean().backward();
+  };
+  expect_mean(GetParam(), make_net, pass);
+  run_ranks(GetParam(), [&](Context& context) {
+    auto net = make_net();
+    DistributedDataParallel replica(net, context);
+    const auto accumulation = replica.accumulate(2);
+    for (int i = 1; i <= 4; ++i) {
+      pass(net, context.rank());
+      EXPECT_EQ(accumulation.complete(), i % 2 == 0);
+    }
+  });
+}
+
 /// By then buckets are sent while backward runs, so that gradients of the layer come after its bucket has gone.
 TEST_P(Backward, RecomputedForTheFirstTimeLate) {
   run_ranks(GetParam(), [](Context& context) {
