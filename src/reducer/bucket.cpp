@@ -20,13 +20,16 @@ at::Tensor gradient_in(const at::Tensor& flat, int64_t offset, const at::Tensor&
 
 }  // namespace
 
-Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group) : missing_(parameters.size()) {
+Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group, int64_t notes) : missing_(parameters.size()) {
   at::NoGradGuard no_grad;
   const auto count = static_cast<int64_t>(parameters.size());
   int64_t elements = 0;
   for (const auto& parameter : parameters) elements += parameter.numel();
-  flat_ = group.allocate(elements + count, parameters.front().options().requires_grad(false)).zero_();
-  used_ = flat_.narrow(0, elements, count);
+  flat_ = group.allocate(elements + count + notes, parameters.front().options().requires_grad(false)).zero_();
+  gradients_ = flat_.narrow(0, 0, elements);
+  tail_ = flat_.narrow(0, elements, count + notes);
+  used_ = tail_.narrow(0, 0, count);
+  notes_ = tail_.narrow(0, count, notes);
   int64_t offset = 0;
   for (auto& parameter : parameters) {
     at::Tensor gradient = gradient_in(flat_, offset, parameter);
@@ -37,49 +40,113 @@ Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group) : missing
 
 int64_t Bucket::bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
 
-void Bucket::fill(size_t index, bool used) {
-  at::NoGradGuard no_grad;
-  Slot& slot = slots_[index];
-  const at::Tensor& gradient = slot.parameter.grad();
-  if (!gradient.defined()) {
-    slot.gradient.zero_();
-  } else if (!gradient.is_alias_of(flat_)) {
-    TORCH_CHECK(!gradient.requires_grad(),
-                "DistributedDataParallel cannot average gradients that are themselves "
-                "differentiable (backward with create_graph); use autograd::grad on the plain module instead");
-    TORCH_CHECK(gradient.layout() == at::kStrided,
-                "a sparse gradient cannot be averaged by DistributedDataParallel; "
-                "make the layer produce dense gradients (for an Embedding: sparse = false)");
-    slot.gradient.copy_(gradient);
-  }
-  if (used) {
-    slot.parameter.mutable_grad() = slot.gradient;
-  } else {
-    slot.kept = gradient;
-  }
-  slot.used = used;
-  slot.filled = true;
-  --missing_;
+const char* Bucket::problem(size_t index) const {
+  const at::Tensor& gradient = slots_[index].parameter.grad();
+  if (!gradient.defined()) return nullptr;
+  if (gradient.layout() != at::kStrided)
+    return "has a sparse gradient, which cannot be reduced; make the layer produce dense gradients (for an Embedding: "
+           "sparse = false)";
+  if (gradient.requires_grad())
+    return "has a gradient that is itself differentiable (backward with create_graph), which cannot be reduced; use "
+           "autograd::grad on the inputs, or on the plain module, instead";
+  return nullptr;
 }
 
-void Bucket::launch(const Group& group) {
+const char* Bucket::fill(size_t index, bool used) {
+  at::NoGradGuard no_grad;
+  Slot& slot = slots_[index];
+  const char* why = problem(index);
+  const at::Tensor& gradient = slot.parameter.grad();
+  if (why != nullptr || !gradient.defined()) {
+    slot.gradient.zero_();
+  } else if (!gradient.is_alias_of(flat_)) {
+    slot.gradient.copy_(gradient);
+  }
+  slot.used = used && why == nullptr;
+  if (slot.used) {
+    slot.parameter.mutable_grad() = slot.gradient;
+  } else {
+    slot.kept = slot.parameter.grad();
+  }
+  if (!slot.filled) --missing_;
+  slot.filled = true;
+  return why;
+}
+
+void Bucket::fill_with_zeros() {
+  at::NoGradGuard no_grad;
+  gradients_.zero_();
+  for (Slot& slot : slots_) {
+    slot.kept = slot.parameter.grad();
+    slot.used = false;
+    slot.filled = true;
+  }
+  missing_ = 0;
+}
+
+void Bucket::forget_reduced(size_t index) {
+  Slot& slot = slots_[index];
+  if (!std::exchange(slot.reduced, false)) return;
+  at::NoGradGuard no_grad;
+  const at::Tensor& gradient = slot.parameter.grad();
+  if (gradient.defined() && gradient.layout() == at::kStrided && gradient.is_alias_of(flat_)) slot.gradient.zero_();
+}
+
+void Bucket::launch(const Group& group, ReduceOp op) {
   at::NoGradGuard no_grad;
   bool all_used = true;
   for (const Slot& slot : slots_) all_used = all_used && slot.used;
   used_.fill_(1);
   for (size_t i = 0; !all_used && i < slots_.size(); ++i)
     if (!slots_[i].used) used_[static_cast<int64_t>(i)].zero_();
-  work_ = group.all_reduce_async(flat_, ReduceOp::kMean);
+  work_ = group.all_reduce_async(flat_, op);
+  // What comes from now on must not be added to what is under way.
+  for (Slot& slot : slots_)
+    if (slot.used) slot.parameter.mutable_grad().reset();
+}
+
+void Bucket::wait() { std::exchange(work_, std::nullopt)->wait(); }
+
+bool Bucket::take_late() {
+  bool any = false;
+  for (Slot& slot : slots_) {
+    if (slot.used) slot.late = std::exchange(slot.parameter.mutable_grad(), at::Tensor());
+    any = any || slot.late.defined();
+  }
+  return any;
+}
+
+void Bucket::reduce_late(const Group& group, ReduceOp op, double weight) {
+  at::NoGradGuard no_grad;
+  const at::Tensor late = at::zeros_like(gradients_);
+  int64_t offset = 0;
+  for (Slot& slot : slots_) {
+    if (slot.late.defined()) gradient_in(late, offset, slot.gradient).copy_(slot.late);
+    offset += slot.gradient.numel();
+    slot.late.reset();
+  }
+  if (weight != 1) weight == 0 ? late.zero_() : late.mul_(weight);
+  group.all_reduce(late, op);
+  gradients_.add_(late);
+}
+
+void Bucket::adopt(size_t index) {
+  Slot& slot = slots_[index];
+  const at::Tensor& gradient = slot.parameter.grad();
+  if (!gradient.defined() || problem(index) != nullptr) return;
+  at::NoGradGuard no_grad;
+  slot.gradient.copy_(gradient);
+  slot.parameter.mutable_grad() = slot.gradient;
+  slot.reduced = true;
 }
 
 void Bucket::finish() {
   at::NoGradGuard no_grad;
-  std::exchange(work_, std::nullopt)->wait();
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
-    if (slot.used) continue;
-    const bool used_elsewhere = used_[static_cast<int64_t>(i)].item<double>() > 0;
-    slot.parameter.mutable_grad() = used_elsewhere ? slot.gradient : slot.kept;
+    slot.reduced = true;
+    const bool used = slot.used || used_[static_cast<int64_t>(i)].item().toComplexDouble().real() > 0;
+    slot.parameter.mutable_grad() = used ? slot.gradient : slot.kept;
   }
   reset();
 }
@@ -89,6 +156,7 @@ void Bucket::reset() {
   for (Slot& slot : slots_) {
     slot.filled = slot.used = false;
     slot.kept.reset();
+    slot.late.reset();
   }
   missing_ = slots_.size();
 }
