@@ -6,6 +6,8 @@
 #include <memory>
 
 #include "base/usable_cores.h"
+#include "checkpoint/format/convert.h"
+#include "checkpoint/format/inspect.h"
 #include "launch/launch_error.h"
 #include "launch/launcher.h"
 
@@ -15,7 +17,9 @@ using lockstep::kExitBadCommandLine;
 using lockstep::LaunchError;
 
 constexpr const char* kUsage =
-    "Usage: lockstep run [-n N|auto] [--bind none|core] [--run-dir DIR] [--] PROGRAM [ARGS...]\n";
+    "Usage: lockstep run [-n N|auto] [--bind none|core] [--run-dir DIR] [--] PROGRAM [ARGS...]\n"
+    "       lockstep inspect FILE\n"
+    "       lockstep convert FROM TO\n";
 
 constexpr const char* kFooter = R"(
 Rank 0's output comes here; every rank's goes to RUN/rank_<n>.log. Input goes to rank 0. When a rank fails, the others
@@ -50,6 +54,37 @@ std::vector<std::string> take_command(const CLI::App& run, std::vector<std::stri
   return command;
 }
 
+/// The commands on files: what is in one, and the same in another format.
+struct FileCommands {
+  explicit FileCommands(CLI::App& app)
+      : inspect(app.add_subcommand("inspect", "List the tensors of a .pt or .safetensors file")),
+        convert(app.add_subcommand("convert", "Write a .pt file as .safetensors, or the reverse")) {
+    inspect->add_option("FILE", from, "A .pt, .pth or .safetensors file")->required();
+    convert->add_option("FROM", from, "The file to read")->required();
+    convert->add_option("TO", to, "The file to write; its ending says the format")->required();
+  }
+
+  bool asked_for() const { return inspect->parsed() || convert->parsed(); }
+
+  bool has(const std::string& word) const { return word == inspect->get_name() || word == convert->get_name(); }
+
+  int run() const {
+    try {
+      if (inspect->parsed())
+        std::cout << lockstep::inspect_file(from);
+      else
+        std::cerr << lockstep::convert_file(from, to);
+    } catch (const lockstep::Error& error) {
+      throw LaunchError(lockstep::kExitRefusedInput, error.what());
+    }
+    return std::cout.flush() ? lockstep::kExitOk : lockstep::kExitStorage;
+  }
+
+  CLI::App* inspect;
+  CLI::App* convert;
+  std::string from, to;
+};
+
 /// Runs what the command line asks for.
 int run(int argc, char** argv, char** environment) {
   CLI::App app("Lockstep: distributed data-parallel training for C++ on stock LibTorch", "lockstep");
@@ -79,12 +114,13 @@ int run(int argc, char** argv, char** environment) {
   bool ignored = false;
   command.add_flag("--standalone,--no-python,--no_python", ignored, "Accepted as torchrun's, without effect");
 
+  const FileCommands files(app);
   std::vector<std::string> words(argv + 1, argv + argc);
   if (!words.empty() && words[0] == "run") {
     words.erase(words.begin());
     options.command = take_command(command, words);
     words.insert(words.begin(), "run");
-  } else if (!words.empty() && !words[0].starts_with('-')) {
+  } else if (!words.empty() && !words[0].starts_with('-') && !files.has(words[0])) {
     throw LaunchError(kExitBadCommandLine, "unknown command '" + words[0] + "'");
   }
   try {
@@ -94,6 +130,7 @@ int run(int argc, char** argv, char** environment) {
     if (error.get_exit_code() == 0) return app.exit(error);
     throw LaunchError(kExitBadCommandLine, error.what());
   }
+  if (files.asked_for()) return files.run();
   if (options.command.empty()) throw LaunchError(kExitBadCommandLine, "which program is to run?");
 
   const int cores = lockstep::threads_per_rank({lockstep::allowed_cpus()}, 0, lockstep::cgroup_cpu_quota());

@@ -1,86 +1,23 @@
-#include <functional>
+#include <map>
 #include <set>
 #include <sstream>
 
 #include <ATen/ATen.h>
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
 #include <lockstep/checkpoint.h>
 #include <lockstep/error.h>
 
+#include "checkpoint/optimizer_kind.h"
+
 namespace lockstep {
 namespace {
 
-using torch::optim::Optimizer;
-using torch::optim::OptimizerParamState;
-
-using torch::optim::OptimizerParamGroup;
-
-/// One remembered tensor of one parameter, under PyTorch's name: how to read it and how to put it back.
-struct Field {
-  const char* name;
-  std::function<at::Tensor(OptimizerParamState&)> get;
-  std::function<void(OptimizerParamState&, const at::Tensor&)> set;
-  /// Whether a parameter of the group that has a state has this in it.
-  std::function<bool(const OptimizerParamGroup&)> needed = [](const auto&) { return true; };
-  bool is_scalar = false;  ///< else as large as the parameter
-};
-
-struct Kind {
-  std::vector<Field> fields;
-  std::function<std::unique_ptr<OptimizerParamState>()> make;
-};
-
-template <typename State>
-Field tensor_field(const char* name, at::Tensor& (State::*mutable_access)()) {
-  return {name, [=](OptimizerParamState& state) { return (static_cast<State&>(state).*mutable_access)(); },
-          [=](OptimizerParamState& state, const at::Tensor& value) {
-            (static_cast<State&>(state).*mutable_access)() = value;
-          }};
-}
-
-/// Python keeps the step as a float32 scalar.
-template <typename State>
-Field step_field() {
-  Field field{
-      "step",
-      [](OptimizerParamState& state) { return at::scalar_tensor(static_cast<State&>(state).step(), at::kFloat); },
-      [](OptimizerParamState& state, const at::Tensor& value) {
-        static_cast<State&>(state).step(static_cast<int64_t>(value.item<double>()));
-      }};
-  field.is_scalar = true;
-  return field;
-}
-
-/// What Adam and AdamW remember. LibTorch overloads the accessors, hence the casts.
-template <typename State, typename Options>
-Kind adam_kind() {
-  using Access = at::Tensor& (State::*)();
-  Field greatest = tensor_field("max_exp_avg_sq", static_cast<Access>(&State::max_exp_avg_sq));
-  greatest.needed = [](const OptimizerParamGroup& group) {
-    return static_cast<const Options&>(group.options()).amsgrad();
-  };
-  return {{step_field<State>(), tensor_field("exp_avg", static_cast<Access>(&State::exp_avg)),
-           tensor_field("exp_avg_sq", static_cast<Access>(&State::exp_avg_sq)), greatest},
-          [] { return std::make_unique<State>(); }};
-}
-
-Kind kind_of(const Optimizer& optimizer) {
-  using torch::optim::SGDParamState;
-  if (dynamic_cast<const torch::optim::SGD*>(&optimizer)) {
-    using Access = at::Tensor& (SGDParamState::*)();
-    return {{tensor_field("momentum_buffer", static_cast<Access>(&SGDParamState::momentum_buffer))},
-            [] { return std::make_unique<SGDParamState>(); }};
-  }
-  if (dynamic_cast<const torch::optim::AdamW*>(&optimizer))
-    return adam_kind<torch::optim::AdamWParamState, torch::optim::AdamWOptions>();
-  if (dynamic_cast<const torch::optim::Adam*>(&optimizer))
-    return adam_kind<torch::optim::AdamParamState, torch::optim::AdamOptions>();
-  TORCH_CHECK(false, "the state of this optimizer is not known to Lockstep; it knows SGD, Adam and AdamW");
-}
+using Field = OptimizerField;
+using Option = OptimizerOption;
+using Kind = OptimizerKind;
 
 struct Parameter {
   at::Tensor tensor;
@@ -132,7 +69,7 @@ std::unique_ptr<OptimizerParamState> read_state(const Kind& kind, size_t place, 
     else
       field.set(*result, field.is_scalar ? *value : at::empty_like(parameter.tensor).copy_(*value));
   }
-  if (result) problems += missing;
+  if (result || kind.remembers_from_start) problems += missing;
   return result;
 }
 
@@ -153,26 +90,34 @@ StateDict state_dict(const Optimizer& optimizer) {
   return result;
 }
 
-void load_state_dict(Optimizer& optimizer, const StateDict& state) {
+namespace {
+
+using States = std::vector<std::unique_ptr<OptimizerParamState>>;
+
+/// Everything is built aside first, so that an error changes nothing.
+States read_states(const Kind& kind, const std::vector<Parameter>& parameters, const StateDict& state,
+                   std::string& problems) {
   at::NoGradGuard no_grad;
-  const Kind kind = kind_of(optimizer);
-  const auto parameters = parameters_of(optimizer);
-  // Everything is built aside first, so that an error changes nothing.
-  std::vector<std::unique_ptr<OptimizerParamState>> states;
-  std::string problems;
+  States states;
   size_t used = 0;
   for (size_t i = 0; i < parameters.size(); ++i)
     states.push_back(read_state(kind, i, parameters[i], state, problems, used));
-  if (used != state.size()) {
-    std::set<std::string> known;
-    for (size_t i = 0; i < parameters.size(); ++i)
-      for (const Field& field : kind.fields) known.insert(key_of(i, field));
-    for (const auto& item : state)
-      if (!known.contains(item.key())) problems += "\n  unknown: " + item.key();
-  }
+  if (used == state.size()) return states;
+  std::set<std::string> known;
+  for (size_t i = 0; i < parameters.size(); ++i)
+    for (const Field& field : kind.fields) known.insert(key_of(i, field));
+  for (const auto& item : state)
+    if (!known.contains(item.key())) problems += "\n  unknown: " + item.key();
+  return states;
+}
+
+void check(const std::string& problems) {
   if (!problems.empty())
     throw Error("the state does not fit the optimizer, so it is of another kind of optimizer or of another model:" +
                 problems);
+}
+
+void apply(Optimizer& optimizer, const std::vector<Parameter>& parameters, States states) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     void* key = parameters[i].tensor.unsafeGetTensorImpl();
     if (states[i])
@@ -180,6 +125,158 @@ void load_state_dict(Optimizer& optimizer, const StateDict& state) {
     else
       optimizer.state().erase(key);
   }
+}
+
+// ---- Python's layout ----
+
+using Object = c10::impl::GenericDict;
+
+Object new_object() { return Object(c10::AnyType::get(), c10::AnyType::get()); }
+
+/// The value of a dictionary, or None.
+c10::IValue value_of(const Object& object, const c10::IValue& key) {
+  const auto found = object.find(key);
+  return found == object.end() ? c10::IValue() : found->value();
+}
+
+bool same(const c10::IValue& a, const c10::IValue& b) { return a.isBool() && b.isBool() && a.toBool() == b.toBool(); }
+
+/// The groups' options as the state has them, in copies; adds what does not fit to `problems`.
+std::vector<std::unique_ptr<OptimizerOptions>> read_options(const Optimizer& optimizer, const Kind& kind,
+                                                            const std::vector<c10::IValue>& groups,
+                                                            std::string& problems) {
+  std::vector<std::unique_ptr<OptimizerOptions>> result;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const Object group = groups[i].toGenericDict();
+    result.push_back(optimizer.param_groups()[i].options().clone());
+    const std::string place = "\n  param_groups." + std::to_string(i) + ".";
+    for (const Option& option : kind.options) {
+      const c10::IValue value = value_of(group, std::string(option.name));
+      try {
+        if (value.isNone()) throw Error("is missing");
+        option.set(*result.back(), value);
+      } catch (const Error& error) {
+        problems += place + option.name + " " + error.what();
+      }
+    }
+    for (const auto& [name, expected] : kind.fixed) {
+      const bool matters = std::string(name) == "maximize" || std::string(name) == "decoupled_weight_decay";
+      const c10::IValue value = value_of(group, std::string(name));
+      if (matters && !value.isNone() && !same(value, expected))
+        problems += place + name + " is set otherwise than C++'s optimizer of this name does it";
+    }
+  }
+  return result;
+}
+
+/// Python numbers the parameters; what counts is their order in the groups.
+std::map<int64_t, size_t> places_of(const std::vector<c10::IValue>& groups, const Optimizer& optimizer,
+                                    std::string& problems) {
+  std::map<int64_t, size_t> places;
+  size_t place = 0;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const c10::IValue params = value_of(groups[i].toGenericDict(), std::string("params"));
+    std::vector<c10::IValue> numbers;
+    if (params.isList()) numbers = params.toList().vec();
+    const size_t own = optimizer.param_groups()[i].params().size();
+    if (numbers.size() != own)
+      problems += "\n  param_groups." + std::to_string(i) + ".params: " + std::to_string(numbers.size()) +
+                  " parameters given, " + std::to_string(own) + " in the optimizer";
+    for (const c10::IValue& number : numbers)
+      if (!number.isInt() || !places.emplace(number.toInt(), place++).second)
+        problems += "\n  param_groups." + std::to_string(i) + ".params has something else than different numbers";
+  }
+  return places;
+}
+
+StateDict flat_state(const Object& state, const std::map<int64_t, size_t>& places, std::string& problems) {
+  StateDict flat;
+  for (const auto& entry : state) {
+    const bool known = entry.key().isInt() && places.contains(entry.key().toInt());
+    if (!known || !entry.value().isGenericDict()) {
+      problems += "\n  state has an entry that belongs to no parameter";
+      continue;
+    }
+    const std::string place = std::to_string(places.at(entry.key().toInt())) + ".";
+    for (const auto& item : entry.value().toGenericDict()) {
+      if (item.value().isNone()) continue;  // Python's SGD without momentum
+      const std::string name = place + (item.key().isString() ? item.key().toStringRef() : "?");
+      if (item.value().isTensor())
+        flat.insert(name, item.value().toTensor());
+      else if (item.value().isInt() || item.value().isDouble())  // the step, as older releases wrote it
+        flat.insert(name, at::scalar_tensor(number_of(item.value()), at::kDouble));
+      else
+        problems += "\n  " + name + " is no tensor";
+    }
+  }
+  return flat;
+}
+
+}  // namespace
+
+void load_state_dict(Optimizer& optimizer, const StateDict& state) {
+  const Kind kind = kind_of(optimizer);
+  const auto parameters = parameters_of(optimizer);
+  std::string problems;
+  States states = read_states(kind, parameters, state, problems);
+  check(problems);
+  apply(optimizer, parameters, std::move(states));
+}
+
+c10::IValue optimizer_state_dict(const Optimizer& optimizer) {
+  const Kind kind = kind_of(optimizer);
+  const auto parameters = parameters_of(optimizer);
+  Object state = new_object();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto found = optimizer.state().find(parameters[i].tensor.unsafeGetTensorImpl());
+    if (found == optimizer.state().end()) continue;
+    Object entry = new_object();
+    for (const Field& field : kind.fields)
+      if (const at::Tensor value = field.get(*found->second); value.defined())
+        entry.insert(std::string(field.name), value);
+    state.insert(static_cast<int64_t>(i), entry);
+  }
+  c10::impl::GenericList groups(c10::AnyType::get());
+  int64_t place = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    Object entry = new_object();
+    for (const Option& option : kind.options) entry.insert(std::string(option.name), option.get(group.options()));
+    for (const auto& [name, value] : kind.fixed) entry.insert(std::string(name), value);
+    c10::impl::GenericList numbers(c10::AnyType::get());
+    for (size_t i = 0; i < group.params().size(); ++i) numbers.push_back(place++);
+    entry.insert(std::string("params"), numbers);
+    groups.push_back(entry);
+  }
+  Object result = new_object();
+  result.insert(std::string("state"), state);
+  result.insert(std::string("param_groups"), groups);
+  return result;
+}
+
+void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& object) {
+  const Kind kind = kind_of(optimizer);
+  const auto parameters = parameters_of(optimizer);
+  c10::IValue state, group_list;
+  if (object.isGenericDict()) {
+    state = value_of(object.toGenericDict(), std::string("state"));
+    group_list = value_of(object.toGenericDict(), std::string("param_groups"));
+  }
+  if (!state.isGenericDict() || !group_list.isList())
+    throw Error("this is no state of an optimizer: a dictionary with `state` and `param_groups` is needed");
+  const std::vector<c10::IValue> groups = group_list.toList().vec();
+  std::string problems;
+  if (groups.size() != optimizer.param_groups().size())
+    check("\n  " + std::to_string(groups.size()) + " groups of parameters given, " +
+          std::to_string(optimizer.param_groups().size()) + " in the optimizer");
+  for (const c10::IValue& group : groups)
+    if (!group.isGenericDict()) check("\n  a group of param_groups is no dictionary");
+  auto options = read_options(optimizer, kind, groups, problems);
+  const auto places = places_of(groups, optimizer, problems);
+  const StateDict flat = flat_state(state.toGenericDict(), places, problems);
+  States states = read_states(kind, parameters, flat, problems);
+  check(problems);
+  apply(optimizer, parameters, std::move(states));
+  for (size_t i = 0; i < groups.size(); ++i) optimizer.param_groups()[i].set_options(std::move(options[i]));
 }
 
 }  // namespace lockstep

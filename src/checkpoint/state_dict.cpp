@@ -1,4 +1,4 @@
-#include <cstdio>
+#include <map>
 #include <sstream>
 
 #include <ATen/ATen.h>
@@ -7,44 +7,19 @@
 #include <lockstep/checkpoint.h>
 #include <lockstep/error.h>
 
+#include "base/hash.h"
+#include "checkpoint/name_match.h"
+
 namespace lockstep {
 namespace {
+
+constexpr size_t kMaxLookedUp = 100;  // names whose nearest is searched, which takes its time
 
 std::string shape_of(const at::Tensor& tensor) {
   std::ostringstream text;
   text << tensor.sizes();
   return text.str();
 }
-
-/// FNV-1a over 64 bits (Fowler, Noll, Vo), eight bytes at a time where there are eight.
-class Hash {
- public:
-  void add(const void* data, size_t size) {
-    const auto* bytes = static_cast<const unsigned char*>(data);
-    for (; size >= 8; size -= 8, bytes += 8) {
-      uint64_t word;
-      __builtin_memcpy(&word, bytes, 8);
-      mix(word);
-    }
-    for (; size > 0; --size) mix(*bytes++);
-  }
-  void add(const std::string& text) {
-    add(text.data(), text.size());
-    mix(text.size());
-  }
-  std::string digits() const {
-    char text[17];
-    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value_));
-    return text;
-  }
-
- private:
-  void mix(uint64_t word) {
-    value_ = (value_ ^ word) * 0x100000001b3;
-    value_ ^= value_ >> 32;  // lets the high bits of a word reach the low bits of the hash
-  }
-  uint64_t value_ = 0xcbf29ce484222325;
-};
 
 }  // namespace
 
@@ -55,23 +30,38 @@ StateDict state_dict(const torch::nn::Module& module) {
   return state;
 }
 
-void load_state_dict(torch::nn::Module& module, const StateDict& state) {
+LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& state, LoadStateOptions options) {
   const StateDict own = state_dict(module);
+  LoadStateReport report{.missing = {}, .unexpected = {}, .removed_prefix = prefix_to_remove(own.keys(), state.keys())};
+  std::map<std::string, at::Tensor> given;
+  for (const auto& item : state) given[without(report.removed_prefix, item.key())] = item.value();
   std::string problems;
+  for (const auto& [name, tensor] : given)
+    if (!own.contains(name)) report.unexpected.push_back(name);
+  size_t looked_up = 0;
   for (const auto& item : own) {
-    const at::Tensor* given = state.find(item.key());
-    if (given == nullptr) {
+    const auto found = given.find(item.key());
+    if (found == given.end()) {
+      report.missing.push_back(item.key());
+      if (!options.strict) continue;
       problems += "\n  missing: " + item.key();
-    } else if (given->sizes() != item.value().sizes()) {
-      problems += "\n  shape of " + item.key() + ": " + shape_of(*given) + " given, " + shape_of(item.value()) +
+      const std::string near = looked_up++ < kMaxLookedUp ? nearest_name(item.key(), report.unexpected) : std::string();
+      if (!near.empty()) problems += " (near: " + near + ")";
+    } else if (found->second.sizes() != item.value().sizes()) {
+      problems += "\n  shape of " + item.key() + ": " + shape_of(found->second) + " given, " + shape_of(item.value()) +
                   " in the module";
     }
   }
-  for (const auto& item : state)
-    if (!own.contains(item.key())) problems += "\n  unknown: " + item.key();
+  if (options.strict)
+    for (const std::string& name : report.unexpected) problems += "\n  unknown: " + name;
   if (!problems.empty()) throw Error("the state does not fit the module:" + problems);
+  if (!report.removed_prefix.empty())
+    TORCH_WARN("the names of the state start with `", report.removed_prefix,
+               "`, which a wrapper of Python left; it was taken off, so that they match the module's");
   at::NoGradGuard no_grad;
-  for (const auto& item : own) at::Tensor(item.value()).copy_(state[item.key()]);
+  for (const auto& item : own)
+    if (const auto found = given.find(item.key()); found != given.end()) at::Tensor(item.value()).copy_(found->second);
+  return report;
 }
 
 StateDict with_prefix(const std::string& prefix, const StateDict& state) {

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Exit codes of `lockstep run`. Stable: scripts and schedulers read them. A run stopped by a signal to the launcher
+/// Exit codes of `lockstep`. Stable: scripts and schedulers read them. A run stopped by a signal to the launcher
 /// ends with 128 + the signal's number, as shells have it.
 enum ExitCode : int {
   kExitOk = 0,
@@ -15,6 +15,7 @@ enum ExitCode : int {
   kExitRankKilled = 41,     ///< a rank was killed by a signal
   kExitNotStarted = 46,     ///< the program could not be started
   kExitStorage = 48,        ///< the run folder cannot be used
+  kExitRefusedInput = 49,   ///< a file cannot be read, or is damaged or of another kind
   kExitResourceLimit = 50,  ///< no more processes, descriptors or memory
   kExitOurBug = 70,
 };

@@ -186,7 +186,7 @@ TEST(OptimizerState, AParameterThatNeverHadAGradientHasNone) {
 
 TEST(OptimizerState, AnUnknownOptimizerIsRefused) {
   const Model model;
-  const torch::optim::RMSprop optimizer(model.parameters);
+  const torch::optim::LBFGS optimizer(model.parameters);
   EXPECT_THROW(state_dict(optimizer), c10::Error);
 }
 

@@ -51,6 +51,66 @@ TEST(LoadStateDict, CopiesIntoTheModulesOwnTensors) {
   EXPECT_FALSE(weight.data_ptr() == from->first->weight.data_ptr());
 }
 
+TEST(LoadStateDict, TakesOffWhatPythonsWrappersLeave) {
+  const Net from, to;
+  for (const std::string prefix : {"module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."}) {
+    const LoadStateReport report = load_state_dict(*to.ptr(), with_prefix(prefix, copy(state_dict(*from))));
+    EXPECT_EQ(report.removed_prefix, prefix);
+    EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
+    EXPECT_EQ(hash(state_dict(*to)), hash(state_dict(*from)));
+    torch::NoGradGuard no_grad;
+    for (const auto& item : state_dict(*to)) at::Tensor(item.value()).zero_();
+  }
+}
+
+struct Wrapped : torch::nn::Module {
+  torch::nn::Linear inner = register_module("module", torch::nn::Linear(2, 2));
+};
+
+TEST(LoadStateDict, APrefixThatBelongsToTheNamesStays) {
+  Wrapped from, to;
+  EXPECT_EQ(load_state_dict(to, copy(state_dict(from))).removed_prefix, "");
+  EXPECT_TRUE(torch::equal(to.inner->weight, from.inner->weight));
+  // Wrapped once more, one of the two goes.
+  EXPECT_EQ(load_state_dict(to, with_prefix("module.", copy(state_dict(from)))).removed_prefix, "module.");
+  // Where nothing would match better, names are as they are in the message.
+  torch::nn::Linear other(2, 2);
+  StateDict state;
+  state.insert("module.x", at::ones({1}));
+  EXPECT_NE(failure([&] { load_state_dict(*other.ptr(), state); }).find("unknown: module.x"), std::string::npos);
+}
+
+TEST(LoadStateDict, NamesTheNearest) {
+  const Net net;
+  StateDict state = copy(state_dict(*net));
+  state.insert("frist.bias", state["first.bias"]);
+  state.erase("first.bias");
+  state.insert("backbone.norm.running_mean", state["norm.running_mean"]);
+  state.erase("norm.running_mean");
+  state.erase("norm.running_var");
+  state.insert("z", at::ones({1}));
+  const std::string text = failure([&] { load_state_dict(*net.ptr(), state); });
+  for (const char* part :
+       {"missing: first.bias (near: frist.bias)", "missing: norm.running_mean (near: backbone.norm.running_mean)",
+        "missing: norm.running_var\n", "unknown: z"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\nis not in\n" << text;
+}
+
+TEST(LoadStateDict, NotStrictLoadsWhatFits) {
+  const Net net;
+  StateDict state = copy(state_dict(*net));
+  state.erase("first.bias");
+  state.insert("more", at::ones({1}));
+  state["first.weight"].fill_(4);
+  const LoadStateReport report = load_state_dict(*net.ptr(), state, {.strict = false});
+  EXPECT_EQ(report.missing, std::vector<std::string>{"first.bias"});
+  EXPECT_EQ(report.unexpected, std::vector<std::string>{"more"});
+  EXPECT_EQ(net->first->weight[0][0].item<float>(), 4);
+  state["first.weight"] = at::ones({9});
+  EXPECT_NE(failure([&] { load_state_dict(*net.ptr(), state, {.strict = false}); }).find("shape of first.weight"),
+            std::string::npos);
+}
+
 TEST(LoadStateDict, ListsAllProblemsAndChangesNothing) {
   const Net net;
   StateDict state = copy(state_dict(*net));

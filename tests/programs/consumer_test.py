@@ -2,7 +2,6 @@
 
 import os
 import re
-import struct
 
 from support import BUILD, SOURCE, ProgramTest, environment, main, run
 
@@ -29,9 +28,8 @@ class Consumer(ProgramTest):
         launcher = os.path.join(prefix, "bin", "lockstep")
         result = run(launcher, "run", "-n", 2, "--", "build/train", self.data, cwd=project, env=environment())
         self.assertIn("epoch 2 done", result.stdout)
-        with open(os.path.join(project, "net.safetensors"), "rb") as file:
-            length, = struct.unpack("<Q", file.read(8))
-            self.assertIn(b'"hidden.weight":{"dtype":"F32","shape":[128,784]', file.read(length))
+        listing = run(launcher, "inspect", os.path.join(project, "net.pt")).stdout
+        self.assertRegex(listing, r"(?m)^hidden.weight +float32 +\[128, 784\] +401408$")
 
 
 if __name__ == "__main__":

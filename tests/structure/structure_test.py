@@ -24,7 +24,7 @@ MAY_INCLUDE = {
     "data_parallel": {"reducer", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
     "context": {"data_parallel", "reducer", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
 }
-TORCH_FREE = ("src/base/", "src/rendezvous/", "src/observe/", "src/launch/", "src/collectives/shm/", "tools/")
+TORCH_FREE = ("src/base/", "src/rendezvous/", "src/observe/", "src/launch/", "src/collectives/shm/", "src/checkpoint/format/", "tools/")
 KNOWS_TORCH = "src/collectives/shm/backend/"
 
 # What has one home: a pattern, the files it may stand in, and why.

@@ -1,14 +1,11 @@
+#include "checkpoint/format/safetensors_file.h"
+
 #include <algorithm>
-#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
 
-#include <ATen/ATen.h>
-#include <nlohmann/json.hpp>
-
-#include <lockstep/checkpoint.h>
-#include <lockstep/error.h>
-
-#include "base/atomic_file.h"
+#include "base/error.h"
 
 // The safetensors format: 8 bytes with the length of the header (little endian), the header in JSON, then the tensors'
 // bytes without gaps. The header maps names to {"dtype", "shape", "data_offsets": [begin, end]}, and "__metadata__" to
@@ -22,17 +19,7 @@ using Json = nlohmann::json;
 constexpr const char* kMetadata = "__metadata__";
 constexpr size_t kMaxDepth = 3;                    // {"name": {"shape": [number]}}
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's bound
-
-constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {
-    {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf},        {"BF16", at::kBFloat16},
-    {"I64", at::kLong},   {"I32", at::kInt},   {"I16", at::kShort},       {"I8", at::kChar},
-    {"U8", at::kByte},    {"BOOL", at::kBool}, {"C64", at::kComplexFloat}};
-
-std::string dtype_name(const std::string& tensor, at::ScalarType dtype) {
-  for (const auto& [name, value] : kDtypes)
-    if (value == dtype) return name;
-  throw Error("tensor `" + tensor + "` is " + c10::toString(dtype) + ", which a .safetensors file cannot hold");
-}
+constexpr uint64_t kChunk = 256 << 10;
 
 /// A first look at the header, for what Json does not keep: the order of the names, and whether one is given twice,
 /// where readers would differ in which of the two they take.
@@ -72,64 +59,55 @@ struct HeaderLook : nlohmann::json_sax<Json> {
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
 };
 
-/// Everything after the length, checked piece by piece.
-class Reader {
- public:
-  explicit Reader(const std::string& path) : path_(path), content_(read_file(path)) {}
+}  // namespace
 
-  Checkpoint read() {
+/// Everything after the length, checked piece by piece.
+class SafetensorsFile::HeaderReader {
+ public:
+  explicit HeaderReader(SafetensorsFile& file) : file_(file), source_(file.source_) {}
+
+  void read() {
     const Json header = read_header();
-    Checkpoint checkpoint;
-    if (const auto metadata = header.find(kMetadata); metadata != header.end()) read_metadata(*metadata, checkpoint);
-    // All are checked before memory is taken for the first.
-    std::vector<Entry> entries;
+    file_.data_ = data_;
+    if (const auto metadata = header.find(kMetadata); metadata != header.end()) read_metadata(*metadata);
     for (const auto& name : names_)
-      if (name != kMetadata) entries.push_back(read_entry(name, header[name]));
-    check_order(entries);
-    for (const auto& entry : entries) checkpoint.tensors.insert(entry.name, read_tensor(entry));
-    return checkpoint;
+      if (name != kMetadata) file_.entries_.push_back(read_entry(name, header[name]));
+    check_order(file_.entries_);
   }
 
  private:
-  struct Entry {
-    std::string name;
-    at::ScalarType dtype;
-    std::vector<int64_t> shape;
-    uint64_t begin, end;
-  };
-
-  [[noreturn]] void fail(const std::string& what) const { throw Error("cannot load " + path_ + ": " + what); }
+  [[noreturn]] void fail(const std::string& what) const { source_.refuse(what); }
 
   Json read_header() {
     uint64_t length = 0;
-    if (content_.size() < sizeof length)
-      fail("it has " + std::to_string(content_.size()) + " bytes, too few for a header");
-    std::memcpy(&length, content_.data(), sizeof length);
-    if (length > kMaxHeaderBytes || length > content_.size() - sizeof length)
-      fail("its header should take " + std::to_string(length) + " bytes of " + std::to_string(content_.size()) +
+    if (source_.size() < sizeof length)
+      fail("it has " + std::to_string(source_.size()) + " bytes, too few for a header");
+    source_.read(0, &length, sizeof length);
+    if (length > kMaxHeaderBytes || length > source_.size() - sizeof length)
+      fail("its header should take " + std::to_string(length) + " bytes of " + std::to_string(source_.size()) +
            "; it is truncated, or no .safetensors file");
     data_ = sizeof length + length;
-    const auto begin = content_.begin() + sizeof length, end = content_.begin() + static_cast<ptrdiff_t>(data_);
+    const std::string text = source_.read_text(sizeof length, length);
     HeaderLook look;
-    Json::sax_parse(begin, end, &look);
+    Json::sax_parse(text, &look);
     if (!look.problem.empty()) fail(look.problem);
     names_ = std::move(look.names);
-    Json header = Json::parse(begin, end, nullptr, /*allow_exceptions=*/false);
+    Json header = Json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!header.is_object()) fail("its header is no JSON object; it is damaged, or no .safetensors file");
     return header;
   }
 
-  uint64_t data_bytes() const { return content_.size() - data_; }
+  uint64_t data_bytes() const { return source_.size() - data_; }
 
-  void read_metadata(const Json& metadata, Checkpoint& checkpoint) const {
+  void read_metadata(const Json& metadata) const {
     if (!metadata.is_object()) fail(std::string(kMetadata) + " in its header is no JSON object");
     for (const auto& [key, value] : metadata.items()) {
       if (!value.is_string()) fail("`" + key + "` of " + kMetadata + " in its header is no text");
-      checkpoint.metadata[key] = value.get<std::string>();
+      file_.metadata_[key] = value.get<std::string>();
     }
   }
 
-  Entry read_entry(const std::string& name, const Json& json) const {
+  SafetensorsEntry read_entry(const std::string& name, const Json& json) const {
     const auto is_size = [](const Json& value) {
       return value.is_number_unsigned() && value.get<uint64_t>() <= std::numeric_limits<int64_t>::max();
     };
@@ -142,10 +120,9 @@ class Reader {
     if (!json.is_object() || !json.contains("dtype") || !json["dtype"].is_string())
       fail("the header's entry for tensor `" + name + "` has no dtype");
     const std::string dtype = json["dtype"];
-    const auto known = std::find_if(std::begin(kDtypes), std::end(kDtypes),
-                                    [&](const auto& candidate) { return candidate.first == dtype; });
-    if (known == std::end(kDtypes)) fail("tensor `" + name + "` has the unknown dtype " + dtype);
-    Entry entry{.name = name, .dtype = known->second, .shape = sizes("shape")};
+    const lockstep::Dtype* known = dtype_of_safetensors(dtype);
+    if (known == nullptr) fail("tensor `" + name + "` has the unknown dtype " + dtype);
+    SafetensorsEntry entry{.name = name, .dtype = known, .shape = sizes("shape"), .begin = 0, .end = 0};
     const auto offsets = sizes("data_offsets");
     if (offsets.size() != 2)
       fail("tensor `" + name + "` has " + std::to_string(offsets.size()) + " data_offsets, not 2");
@@ -158,8 +135,8 @@ class Reader {
     return entry;
   }
 
-  uint64_t bytes_of(const Entry& entry) const {
-    int64_t bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
+  uint64_t bytes_of(const SafetensorsEntry& entry) const {
+    int64_t bytes = static_cast<int64_t>(entry.dtype->bytes);
     bool too_many = false, empty = false;
     for (int64_t size : entry.shape) {
       empty |= size == 0;
@@ -172,9 +149,9 @@ class Reader {
   }
 
   /// The tensors must lie one behind the other, whatever the order of their names.
-  void check_order(std::vector<Entry> entries) const {
+  void check_order(std::vector<SafetensorsEntry> entries) const {
     std::sort(entries.begin(), entries.end(),
-              [](const Entry& a, const Entry& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
+              [](const SafetensorsEntry& a, const SafetensorsEntry& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
     uint64_t end = 0;
     for (const auto& entry : entries) {
       if (entry.begin != end)
@@ -186,58 +163,54 @@ class Reader {
       fail("its tensors take " + std::to_string(end) + " bytes, but it holds " + std::to_string(data_bytes()));
   }
 
-  at::Tensor read_tensor(const Entry& entry) const {
-    at::Tensor tensor = at::empty(entry.shape, entry.dtype);
-    const char* bytes = content_.data() + data_ + entry.begin;
-    const uint64_t size = entry.end - entry.begin;
-    if (entry.dtype == at::kBool && std::any_of(bytes, bytes + size, [](char byte) { return (byte & ~1) != 0; }))
-      fail("tensor `" + entry.name + "` is BOOL, but holds bytes other than 0 and 1");
-    if (size > 0) std::memcpy(tensor.mutable_data_ptr(), bytes, size);
-    return tensor;
-  }
-
-  const std::string path_;
-  const std::string content_;
-  uint64_t data_ = 0;               ///< where the tensors start
+  SafetensorsFile& file_;
+  const ByteSource& source_;
+  uint64_t data_ = 0;
   std::vector<std::string> names_;  ///< the header's, in order
 };
 
-std::string header_text(const nlohmann::ordered_json& header, const std::string& path) {
+SafetensorsFile::SafetensorsFile(const ByteSource& source) : source_(source) { HeaderReader(*this).read(); }
+
+void SafetensorsFile::read(const SafetensorsEntry& entry, void* to) const {
+  const bool truth_values = entry.dtype == dtype_of_name("bool");
+  auto* bytes = static_cast<char*>(to);
+  for (uint64_t done = 0; done < entry.bytes();) {
+    const uint64_t count = std::min(kChunk, entry.bytes() - done);
+    source_.read(data_ + entry.begin + done, bytes + done, count);
+    if (truth_values &&
+        std::any_of(bytes + done, bytes + done + count, [](char byte) { return (byte & ~1) != 0; }))
+      source_.refuse("tensor `" + entry.name + "` is BOOL, but holds bytes other than 0 and 1");
+    done += count;
+  }
+}
+
+std::string safetensors_header(std::vector<SafetensorsEntry>& entries,
+                               const std::map<std::string, std::string>& metadata, const std::string& path) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header[kMetadata] = metadata;
+  uint64_t offset = 0;
+  for (SafetensorsEntry& entry : entries) {
+    if (entry.name == kMetadata) throw Error("cannot save " + path + ": no tensor may be called " + kMetadata);
+    if (entry.dtype->safetensors == nullptr)
+      throw Error("cannot save " + path + ": tensor `" + entry.name + "` is " + entry.dtype->name +
+                  ", which a .safetensors file cannot hold");
+    uint64_t bytes = entry.dtype->bytes;
+    for (int64_t size : entry.shape) bytes *= static_cast<uint64_t>(size);
+    entry.begin = offset;
+    entry.end = offset += bytes;
+    header[entry.name] = {{"dtype", entry.dtype->safetensors},
+                          {"shape", entry.shape},
+                          {"data_offsets", {entry.begin, entry.end}}};
+  }
+  std::string text;
   try {
-    return header.dump();
+    text = header.dump();
   } catch (const nlohmann::json::exception&) {
     throw Error("cannot save " + path + ": a name or a text of its metadata is not UTF-8");
   }
-}
-
-}  // namespace
-
-void save(const Checkpoint& checkpoint, const std::string& path) {
-  if (!path.ends_with(".safetensors"))
-    throw Error("cannot save " + path + ": the name must end in .safetensors, the format Lockstep writes");
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!checkpoint.metadata.empty()) header[kMetadata] = checkpoint.metadata;
-  std::vector<at::Tensor> tensors;
-  uint64_t offset = 0;
-  for (const auto& item : checkpoint.tensors) {
-    if (item.key() == kMetadata) throw Error("cannot save " + path + ": no tensor may be called " + kMetadata);
-    tensors.push_back(item.value().detach().to(at::kCPU).contiguous());
-    const uint64_t end = offset + tensors.back().nbytes();
-    header[item.key()] = {{"dtype", dtype_name(item.key(), item.value().scalar_type())},
-                          {"shape", item.value().sizes().vec()},
-                          {"data_offsets", {offset, end}}};
-    offset = end;
-  }
-  std::string text = header_text(header, path);
   text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the tensors
   const uint64_t length = text.size();
-  AtomicFile file(path);
-  file.write(&length, sizeof length);
-  file.write(text.data(), text.size());
-  for (const auto& tensor : tensors) file.write(tensor.const_data_ptr(), tensor.nbytes());
-  file.commit();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
 }
-
-Checkpoint load(const std::string& path) { return Reader(path).read(); }
 
 }  // namespace lockstep

@@ -1,0 +1,46 @@
+#include "base/printable.h"
+
+#include <cstdint>
+#include <cstdio>
+
+namespace lockstep {
+namespace {
+
+/// Bytes of the UTF-8 character at the start, or 0 where there is none. Source: RFC 3629, section 4.
+size_t character_bytes(std::string_view text) {
+  const auto byte = [&](size_t i) -> unsigned { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0; };
+  const auto follows = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
+  const unsigned first = byte(0);
+  if (first >= 0x20 && first < 0x7f) return 1;
+  if (first >= 0xc2 && first < 0xe0 && follows(1)) return first == 0xc2 && byte(1) < 0xa0 ? 0 : 2;  // no C1 controls
+  if (first >= 0xe0 && first < 0xf0 && follows(1) && follows(2)) {
+    const bool overlong = first == 0xe0 && byte(1) < 0xa0, surrogate = first == 0xed && byte(1) >= 0xa0;
+    return overlong || surrogate ? 0 : 3;
+  }
+  if (first >= 0xf0 && first < 0xf5 && follows(1) && follows(2) && follows(3)) {
+    const bool overlong = first == 0xf0 && byte(1) < 0x90, too_large = first == 0xf4 && byte(1) >= 0x90;
+    return overlong || too_large ? 0 : 4;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const size_t bytes = character_bytes(text);
+    if (bytes > 0) {
+      result += text.substr(0, bytes);
+      text.remove_prefix(bytes);
+      continue;
+    }
+    char code[5];
+    std::snprintf(code, sizeof code, "\\x%02x", static_cast<unsigned char>(text[0]));
+    result += code;
+    text.remove_prefix(1);
+  }
+  return result;
+}
+
+}  // namespace lockstep

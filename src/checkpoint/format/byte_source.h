@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/file_descriptor.h"
+
+namespace lockstep {
+
+/// Bytes of a known number that a reader takes pieces of: a file, or memory in a test.
+class ByteSource {
+ public:
+  virtual ~ByteSource() = default;
+  ByteSource(const ByteSource&) = delete;
+  ByteSource& operator=(const ByteSource&) = delete;
+
+  const std::string& name() const { return name_; }
+  uint64_t size() const { return size_; }
+  /// Copies `count` bytes that lie wholly inside; throws Error, naming the file, for others.
+  void read(uint64_t offset, void* to, uint64_t count) const;
+  std::string read_text(uint64_t offset, uint64_t count) const;
+
+  /// Throws Error("cannot load <name>: <what>").
+  [[noreturn]] void refuse(const std::string& what) const;
+
+ protected:
+  ByteSource(std::string name, uint64_t size) : name_(std::move(name)), size_(size) {}
+
+ private:
+  virtual void copy(uint64_t offset, char* to, uint64_t count) const = 0;
+  const std::string name_;
+
+ protected:
+  uint64_t size_;
+};
+
+/// A regular file, read as it is asked for: nothing is mapped, so a file that shrinks meanwhile is an Error.
+class FileSource : public ByteSource {
+ public:
+  /// Throws Error naming the file if it cannot be read or is none.
+  explicit FileSource(std::string path);
+  int descriptor() const { return file_.get(); }
+
+ private:
+  void copy(uint64_t offset, char* to, uint64_t count) const override;
+  FileDescriptor file_;
+};
+
+/// Memory that outlives this.
+class MemorySource : public ByteSource {
+ public:
+  MemorySource(std::string name, std::string_view bytes) : ByteSource(std::move(name), bytes.size()), bytes_(bytes) {}
+
+ private:
+  void copy(uint64_t offset, char* to, uint64_t count) const override;
+  const std::string_view bytes_;
+};
+
+}  // namespace lockstep

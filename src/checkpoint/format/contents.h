@@ -1,0 +1,60 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/format/byte_source.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/pt_file.h"
+#include "checkpoint/format/safetensors_file.h"
+
+namespace lockstep {
+
+/// A tensor of either format.
+struct TensorEntry {
+  std::string name;
+  const Dtype* dtype;
+  std::vector<int64_t> shape;
+  uint64_t bytes;
+  /// Equal for tensors that lie in the same memory; of a .safetensors file all differ.
+  size_t storage;
+};
+
+/// A .pt or .safetensors file as a flat list: names are keys joined by dots, what is no tensor is a text.
+class Contents {
+ public:
+  /// Throws Error naming the file.
+  explicit Contents(const std::string& path);
+
+  bool is_pt() const { return pt_ != nullptr; }
+  const std::vector<TensorEntry>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& texts() const { return texts_; }
+  /// Of the memory that tensors lie in, each counted once.
+  uint64_t storage_bytes() const;
+  /// The bytes of the tensor, in order and without gaps, in pieces.
+  void read(size_t tensor, const std::function<void(const char*, uint64_t)>& take) const;
+
+ private:
+  void list_pt();
+  void list_safetensors();
+
+  const FileSource source_;
+  std::unique_ptr<PtFile> pt_;
+  std::unique_ptr<SafetensorsFile> safetensors_;
+  std::vector<TensorEntry> tensors_;
+  std::vector<const PickledTensor*> pickled_;  ///< of a .pt file
+  std::map<std::string, std::string> texts_;
+  mutable std::string memory_;  ///< the storage read last
+  mutable size_t in_memory_ = static_cast<size_t>(-1);
+};
+
+/// A number, truth value or text of a .pt file as a text; all but texts as JSON.
+std::string text_of(const PickleTree& tree, const Node& node);
+
+/// Whether the file is to be read as a .pt file: a zip archive, or by its name.
+bool is_pt_file(const FileSource& source);
+
+}  // namespace lockstep

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace lockstep {
+
+/// The globals a pickle may name, by what we make of them.
+enum class Global : uint8_t {
+  kUnknown,
+  kUnsupportedTensor,  ///< a kind of tensor that PyTorch has and we do not hold
+  kOrderedDict,
+  kSize,
+  kDevice,
+  kComplex,
+  kSet,
+  kByteArray,
+  kEncode,
+  kTensor,
+  kParameter,
+  kRebuildTensor,
+  kRebuildTensorV2,
+  kRebuildTensorV3,
+  kRebuildParameter,
+  kRebuildFromType,
+  kUntypedStorage,
+  kTypedStorage,  ///< torch.FloatStorage and so on: a dtype comes with it
+  kDtype,         ///< torch.float32 and so on
+  kNumpyScalar,
+  kNumpyDtype,
+};
+
+Global global_of(std::string_view module, std::string_view name);
+
+}  // namespace lockstep

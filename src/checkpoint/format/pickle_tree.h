@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/format/dtype.h"
+
+namespace lockstep {
+
+/// A place in a PickleTree.
+using NodeId = uint32_t;
+
+enum class NodeKind : uint8_t {
+  kNone,
+  kBool,     ///< `integer`
+  kInt,      ///< `integer`
+  kReal,     ///< `real`
+  kComplex,  ///< `items`: real and imaginary part
+  kText,
+  kBytes,
+  kTuple,
+  kList,
+  kSet,
+  kDict,     ///< `items`: key, value, key, value ...
+  kDtype,    ///< a torch.dtype; `text` names it
+  kStorage,  ///< `integer`: its place in `storages`
+  kTensor,   ///< `integer`: its place in `tensors`
+  // Only met inside of a tensor's or a number's making:
+  kGlobal,      ///< `integer`: which of the allowed ones
+  kNumpyDtype,  ///< `text`: such as "f8"
+  kMark,
+};
+
+struct Node {
+  NodeKind kind = NodeKind::kNone;
+  union {
+    int64_t integer = 0;
+    double real;
+  };
+  std::string_view text;      ///< into the pickle, which the tree keeps
+  std::vector<NodeId> items;
+};
+
+/// The bytes that tensors lie in; several tensors may lie in the same.
+struct PickledStorage {
+  std::string key;  ///< the entry data/<key> of the archive
+  uint64_t bytes;
+};
+
+/// A strided view of a storage. Checked: it lies within.
+struct PickledTensor {
+  uint32_t storage;  ///< its place in `storages`
+  const Dtype* dtype;
+  int64_t offset;  ///< in elements
+  NodeId sizes, strides;  ///< tuples of whole numbers that are not negative, equally many
+  bool requires_grad = false;
+  bool conj = false;  ///< the stored values are the conjugates of the tensor's
+  bool neg = false;   ///< the stored values are the negatives of the tensor's
+};
+
+/// What a pickle says, as data: nothing in it is ever run. Nodes refer to each other by number, so that whatever the
+/// file is, freeing a tree takes no recursion and cycles leak nothing. A node may be reached on several ways.
+struct PickleTree {
+  explicit PickleTree(std::string pickle_) : pickle(std::move(pickle_)) {}
+  PickleTree(const PickleTree&) = delete;  // nodes look into `pickle`
+  PickleTree& operator=(const PickleTree&) = delete;
+
+  const Node& operator[](NodeId id) const { return nodes[id]; }
+  std::vector<int64_t> numbers(NodeId tuple) const {
+    std::vector<int64_t> result;
+    for (NodeId item : nodes[tuple].items) result.push_back(nodes[item].integer);
+    return result;
+  }
+
+  const std::string pickle;
+  std::vector<Node> nodes;
+  std::vector<PickledStorage> storages;
+  std::vector<PickledTensor> tensors;
+  std::deque<std::string> owned;  ///< texts that do not stand in the pickle as they are
+  NodeId root = 0;
+};
+
+}  // namespace lockstep

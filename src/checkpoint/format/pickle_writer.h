@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/format/dtype.h"
+
+namespace lockstep {
+
+/// A tensor as a .pt file describes it.
+struct TensorRecord {
+  const Dtype* dtype;
+  std::string storage;  ///< key
+  uint64_t storage_bytes;
+  int64_t offset;  ///< in elements
+  std::vector<int64_t> sizes, strides;
+  bool requires_grad = false;
+};
+
+/// Writes the pickle that torch.save would (protocol 2): values one behind the other, containers between begin and end.
+class PickleWriter {
+ public:
+  PickleWriter() : text_("\x80\x02") {}
+
+  void none() { text_ += 'N'; }
+  void boolean(bool value) { text_ += value ? '\x88' : '\x89'; }
+  void integer(int64_t value);
+  void real(double value);
+  void text(std::string_view value);
+  void tensor(const TensorRecord& tensor);
+
+  void begin_list() { text_ += "]("; }
+  void end_list() { text_ += 'e'; }
+  void begin_tuple() { text_ += '('; }
+  void end_tuple() { text_ += 't'; }
+  void begin_dict() { text_ += "}("; }
+  /// Between: key, value, key, value ...
+  void end_dict() { text_ += 'u'; }
+
+  /// The pickle of the one value that was written.
+  std::string finish() { return std::move(text_) + '.'; }
+
+ private:
+  void global(const std::string& module, const std::string& name);
+  /// What was written since `start` is remembered under `key`; later the memory suffices.
+  bool recall(const std::string& key);
+  void remember(const std::string& key);
+  void integers(const std::vector<int64_t>& values);
+
+  std::string text_;
+  std::unordered_map<std::string, uint32_t> memory_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,176 @@
+#include "checkpoint/format/pt_file.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/error.h"
+#include "checkpoint/format/pickle_reader.h"
+
+// Source: what torch.save of PyTorch 2.13 writes, looked at byte by byte; torch/serialization.py.
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kMaxDepth = 128;
+constexpr size_t kMaxNameBytes = 64 << 10;
+
+/// The folder of the archive that holds data.pkl.
+std::string folder_of(const ByteSource& source, const ZipReader& zip) {
+  std::string found;
+  for (const ZipEntry& entry : zip.entries()) {
+    const size_t slash = entry.name.find('/');
+    if (slash == std::string::npos || entry.name.compare(slash, std::string::npos, "/data.pkl") != 0) continue;
+    if (!found.empty()) source.refuse("it has two entries data.pkl");
+    found = entry.name.substr(0, slash + 1);
+  }
+  if (found.empty()) source.refuse("it is a zip archive without a data.pkl, so none that torch.save wrote");
+  return found;
+}
+
+void refuse_other_formats(const ByteSource& source) {
+  char start[4] = {};
+  source.read(0, start, std::min<uint64_t>(source.size(), sizeof start));
+  const std::string_view bytes(start, 4);
+  if (bytes.starts_with("PK\3\4") || bytes.starts_with("PK\5\6")) return;
+  if (source.size() > 2 && start[0] == '\x80' && start[1] <= 5)
+    source.refuse(
+        "it is in the format of PyTorch before 1.6 (a bare pickle). Rewrite it in Python: "
+        "torch.save(torch.load(f), f)");
+  source.refuse("it is no file of torch.save: it does not start as a zip archive does");
+}
+
+class LeafWalk {
+ public:
+  LeafWalk(const PickleTree& tree, std::vector<Leaf>& leaves) : tree_(tree), leaves_(leaves) {}
+
+  void walk(NodeId id, const std::string& name, size_t depth) {
+    if (depth > kMaxDepth) throw Error("it is nested deeper than " + std::to_string(kMaxDepth) + ", or contains itself");
+    if (name.size() > kMaxNameBytes) throw Error("a name of what it holds is longer than " + std::to_string(kMaxNameBytes) + " bytes");
+    if (++visited_ > kMaxPickleNodes) throw Error("what it says is far larger than it: it uses the same lists again and again");
+    const Node& node = tree_[id];
+    switch (node.kind) {
+      case NodeKind::kDict:
+        for (size_t i = 0; i + 1 < node.items.size(); i += 2)
+          walk(node.items[i + 1], join(name, word(node.items[i])), depth + 1);
+        return;
+      case NodeKind::kList:
+      case NodeKind::kTuple:
+      case NodeKind::kSet:
+        for (size_t i = 0; i < node.items.size(); ++i) walk(node.items[i], join(name, std::to_string(i)), depth + 1);
+        return;
+      default:
+        names_bytes_ += name.size();
+        if (names_bytes_ > kMaxPickleBytes) throw Error("the names of what it holds take too much memory");
+        leaves_.push_back({name, id});
+    }
+  }
+
+ private:
+  static std::string join(const std::string& name, const std::string& word) {
+    return name.empty() ? word : name + '.' + word;
+  }
+  std::string word(NodeId key) const {
+    const Node& node = tree_[key];
+    switch (node.kind) {
+      case NodeKind::kText: return std::string(node.text);
+      case NodeKind::kInt: return std::to_string(node.integer);
+      case NodeKind::kBool: return node.integer != 0 ? "True" : "False";
+      case NodeKind::kNone: return "None";
+      case NodeKind::kReal: return std::to_string(node.real);
+      default: throw Error("a key of a dictionary is neither a text nor a number");
+    }
+  }
+
+  const PickleTree& tree_;
+  std::vector<Leaf>& leaves_;
+  size_t visited_ = 0;
+  uint64_t names_bytes_ = 0;
+};
+
+}  // namespace
+
+PtFile::PtFile(const ByteSource& source) : source_((refuse_other_formats(source), source)), zip_(source) {
+  const std::string folder = folder_of(source, zip_);
+  if (zip_.find(folder + "constants.pkl") != nullptr)
+    source.refuse("it is a TorchScript archive (torch.jit.save); load it with torch::jit::load");
+  if (const ZipEntry* order = zip_.find(folder + "byteorder"))
+    if (const std::string text = zip_.read_text(*order, 100); text != "little")
+      source.refuse("its numbers are " + text.substr(0, 20) + "-endian; rewrite it on a little-endian machine");
+  tree_ = std::make_unique<PickleTree>(zip_.read_text(*zip_.find(folder + "data.pkl"), kMaxPickleBytes));
+  try {
+    read_pickle(*tree_);
+  } catch (const Error& error) {
+    source.refuse(error.what());
+  }
+  for (const PickledStorage& storage : tree_->storages) {
+    const ZipEntry* entry = zip_.find(folder + "data/" + storage.key);
+    if (entry == nullptr) source.refuse("the storage " + storage.key + " of its tensors is missing");
+    zip_.check_stored(*entry);
+    if (entry->bytes != storage.bytes)
+      source.refuse("the storage " + storage.key + " of its tensors should have " + std::to_string(storage.bytes) +
+                    " bytes, but has " + std::to_string(entry->bytes));
+    entries_.push_back(entry);
+  }
+}
+
+PtWriter::PtWriter(ByteSink& sink, std::string name, const std::string& pickle) : name_(std::move(name)), zip_(sink) {
+  zip_.add(name_ + "/data.pkl", pickle);
+  zip_.add(name_ + "/.format_version", "1");
+  zip_.add(name_ + "/.storage_alignment", "64");
+  zip_.add(name_ + "/byteorder", "little");
+}
+
+void PtWriter::finish() {
+  zip_.add(name_ + "/version", "3\n");
+  // PyTorch: a number that depends on the content, for logs.
+  char id[41];
+  std::snprintf(id, sizeof id, "%040llu", static_cast<unsigned long long>(zip_.combined_crc()));
+  zip_.add(name_ + "/.data/serialization_id", id);
+  zip_.finish();
+}
+
+std::string archive_name(const std::string& path) {
+  std::string name = path.substr(path.rfind('/') + 1);
+  name = name.substr(0, name.rfind('.'));
+  return name.empty() || name.size() > 1000 ? "archive" : name;
+}
+
+std::vector<Leaf> leaves_of(const PickleTree& tree) {
+  std::vector<Leaf> leaves;
+  LeafWalk(tree, leaves).walk(tree.root, "", 0);
+  return leaves;
+}
+
+uint64_t bytes_of(const PickleTree& tree, const PickledTensor& tensor) {
+  uint64_t bytes = tensor.dtype->bytes;  // checked when it was read
+  for (int64_t size : tree.numbers(tensor.sizes)) bytes *= static_cast<uint64_t>(size);
+  return bytes;
+}
+
+void for_each_run(const PickleTree& tree, const PickledTensor& tensor, const char* storage,
+                  const std::function<void(const char*, uint64_t)>& take) {
+  const std::vector<int64_t> sizes = tree.numbers(tensor.sizes), strides = tree.numbers(tensor.strides);
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
+  const uint64_t element = tensor.dtype->bytes;
+  // The last dimensions that lie without gaps are one run.
+  size_t outer = sizes.size();
+  int64_t run = 1;
+  while (outer > 0 && (sizes[outer - 1] == 1 || strides[outer - 1] == run)) run *= sizes[--outer];
+  std::vector<int64_t> place(outer, 0);
+  int64_t at = tensor.offset;
+  for (;;) {
+    take(storage + static_cast<uint64_t>(at) * element, static_cast<uint64_t>(run) * element);
+    size_t i = outer;
+    while (i > 0) {
+      --i;
+      at += strides[i];
+      if (++place[i] < sizes[i]) break;
+      at -= strides[i] * sizes[i];
+      place[i] = 0;
+      if (i == 0) return;
+    }
+    if (outer == 0) return;
+  }
+}
+
+}  // namespace lockstep

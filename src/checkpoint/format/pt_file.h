@@ -1,0 +1,73 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/byte_sink.h"
+#include "checkpoint/format/byte_source.h"
+#include "checkpoint/format/pickle_tree.h"
+#include "checkpoint/format/zip_reader.h"
+#include "checkpoint/format/zip_writer.h"
+
+namespace lockstep {
+
+/// A .pt file, opened: what its pickle says, and where its storages lie. Every tensor lies within its storage and
+/// every storage within the file. The tensors' bytes are read one storage at a time.
+class PtFile {
+ public:
+  /// Throws Error naming the file. `source` outlives this.
+  explicit PtFile(const ByteSource& source);
+
+  const PickleTree& tree() const { return *tree_; }
+  const ByteSource& source() const { return source_; }
+  uint64_t storage_bytes(size_t storage) const { return tree_->storages[storage].bytes; }
+  /// Where the bytes of a storage start in the file.
+  uint64_t storage_offset(size_t storage) const { return entries_[storage]->offset; }
+  /// Copies the bytes of a storage; throws Error if their checksum is wrong.
+  void read_storage(size_t storage, void* to) const { zip_.read(*entries_[storage], to); }
+
+ private:
+  const ByteSource& source_;
+  ZipReader zip_;
+  std::unique_ptr<PickleTree> tree_;
+  std::vector<const ZipEntry*> entries_;  ///< of the storages
+};
+
+/// Writes a .pt file: the pickle first, then the storages in any order, then finish().
+class PtWriter {
+ public:
+  /// `name` is the folder inside the archive: PyTorch takes the file's name without its ending.
+  PtWriter(ByteSink& sink, std::string name, const std::string& pickle);
+  void begin_storage(const std::string& key, uint64_t bytes) { zip_.begin(name_ + "/data/" + key, bytes); }
+  void append(const void* data, uint64_t size) { zip_.append(data, size); }
+  void end_storage() { zip_.end(); }
+  void finish();
+
+ private:
+  const std::string name_;
+  ZipWriter zip_;
+};
+
+/// "net" for "runs/net.pt".
+std::string archive_name(const std::string& path);
+
+/// What is found on the way through a tree: each leaf under the keys that lead to it, joined by dots.
+struct Leaf {
+  std::string name;
+  NodeId node;
+};
+
+/// All leaves: what is neither list, tuple, set nor dictionary. A leaf that is reached on several ways is there several
+/// times. Throws Error, without a file's name, for what contains itself, is nested too deep, or becomes too much.
+std::vector<Leaf> leaves_of(const PickleTree& tree);
+
+/// The tensors' elements in order, without gaps, from the bytes of its storage: calls `take` with pieces.
+void for_each_run(const PickleTree& tree, const PickledTensor& tensor, const char* storage,
+                  const std::function<void(const char*, uint64_t)>& take);
+
+/// Elements of a tensor times the bytes of one.
+uint64_t bytes_of(const PickleTree& tree, const PickledTensor& tensor);
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/byte_sink.h"
+
+namespace lockstep {
+
+/// Writes a zip archive of stored entries as PyTorch does: the bytes of each start at a multiple of 64, so that a
+/// reader may map the file, and its checksum follows them, so that each byte is looked at once.
+class ZipWriter {
+ public:
+  explicit ZipWriter(ByteSink& sink) : sink_(sink) {}
+
+  void add(const std::string& name, std::string_view content);
+  /// The same in pieces: `bytes` is what they come to.
+  void begin(const std::string& name, uint64_t bytes);
+  void append(const void* data, uint64_t size);
+  void end();
+  /// The directory; nothing comes after it.
+  void finish();
+
+  /// Of the checksums so far.
+  uint64_t combined_crc() const { return combined_; }
+
+ private:
+  struct Entry {
+    std::string name;
+    uint64_t header, bytes;
+    uint32_t crc;
+  };
+  void put(const std::string& bytes);
+
+  ByteSink& sink_;
+  std::vector<Entry> entries_;
+  uint64_t position_ = 0;
+  uint64_t open_bytes_ = 0;  ///< of the entry under way, so far
+  uint64_t combined_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Storage.h>
+
+#include "checkpoint/format/pt_file.h"
+
+namespace lockstep {
+
+/// Makes tensors and objects of what a .pt file says. Throws Error naming the file and the place in the object.
+class ObjectReader {
+ public:
+  /// With `mapped`, tensors lie in a private mapping of `source`, which is then a file.
+  ObjectReader(const FileSource& source, bool mapped);
+
+  const PtFile& file() const { return file_; }
+  at::Tensor tensor(const PickledTensor& tensor, const std::string& place);
+  /// The whole file.
+  c10::IValue object();
+
+ private:
+  c10::IValue object(NodeId id, const std::string& place, int depth);
+  c10::IValue dict(NodeId id, const std::string& place, int depth);
+  c10::IValue key(NodeId id, const std::string& place) const;
+  at::Tensor storage(uint32_t index, const std::string& place);
+  at::Tensor read_storage(uint32_t index) const;
+  [[noreturn]] void refuse(const std::string& place, const std::string& what) const;
+
+  const FileSource& source_;
+  PtFile file_;
+  std::shared_ptr<char> mapping_;        ///< null where the file is read
+  std::vector<at::Tensor> storages_;     ///< their bytes; undefined until they are needed
+  std::vector<char> truth_checked_;      ///< of each storage: holds but 0 and 1
+  std::vector<c10::IValue> containers_;  ///< of each node that was made already
+  std::vector<char> state_;              ///< of each node: 0 new, 1 under way, 2 made
+};
+
+}  // namespace lockstep

@@ -1,0 +1,177 @@
+#include "checkpoint/optimizer_kind.h"
+
+#include <ATen/ATen.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <lockstep/error.h>
+
+// One table an optimizer: what it remembers of a parameter and which options a group has, under PyTorch's names.
+
+namespace lockstep {
+
+double number_of(const c10::IValue& value) {
+  if (value.isDouble()) return value.toDouble();
+  if (value.isInt()) return static_cast<double>(value.toInt());
+  if (value.isTensor() && value.toTensor().numel() == 1) return value.toTensor().item<double>();
+  throw Error(std::string("is a ") + value.tagKind().c_str() + ", not a number");
+}
+
+namespace {
+
+using Field = OptimizerField;
+using Option = OptimizerOption;
+using Kind = OptimizerKind;
+
+template <typename Options>
+Option real_option(const char* name, double& (Options::*mutable_access)() noexcept,
+                   const double& (Options::*access)() const noexcept) {
+  return {name, [=](const OptimizerOptions& options) { return (static_cast<const Options&>(options).*access)(); },
+          [=](OptimizerOptions& options, const c10::IValue& value) {
+            (static_cast<Options&>(options).*mutable_access)() = number_of(value);
+          }};
+}
+
+template <typename Options>
+Option bool_option(const char* name, bool& (Options::*mutable_access)() noexcept,
+                   const bool& (Options::*access)() const noexcept) {
+  return {name, [=](const OptimizerOptions& options) { return (static_cast<const Options&>(options).*access)(); },
+          [=](OptimizerOptions& options, const c10::IValue& value) {
+            if (!value.isBool()) throw Error(std::string("is a ") + value.tagKind().c_str() + ", not True or False");
+            (static_cast<Options&>(options).*mutable_access)() = value.toBool();
+          }};
+}
+
+// LibTorch overloads the accessors of an option; these say which is meant.
+#define LOCKSTEP_REAL(Options, name) \
+  real_option<Options>(#name, &Options::name, &Options::name)
+#define LOCKSTEP_BOOL(Options, name) bool_option<Options>(#name, &Options::name, &Options::name)
+
+template <typename Options>
+Option betas_option() {
+  return {"betas",
+          [](const OptimizerOptions& options) {
+            const auto [first, second] = static_cast<const Options&>(options).betas();
+            return c10::ivalue::Tuple::create({first, second});
+          },
+          [](OptimizerOptions& options, const c10::IValue& value) {
+            std::vector<c10::IValue> items;
+            if (value.isTuple()) items = value.toTupleRef().elements().vec();
+            if (value.isList()) items = value.toList().vec();
+            if (items.size() != 2) throw Error("is no pair of numbers");
+            static_cast<Options&>(options).betas(std::make_tuple(number_of(items[0]), number_of(items[1])));
+          }};
+}
+
+template <typename State>
+Field tensor_field(const char* name, at::Tensor& (State::*mutable_access)()) {
+  return {name, [=](OptimizerParamState& state) { return (static_cast<State&>(state).*mutable_access)(); },
+          [=](OptimizerParamState& state, const at::Tensor& value) {
+            (static_cast<State&>(state).*mutable_access)() = value;
+          }};
+}
+
+/// Python keeps the step as a float32 scalar.
+template <typename State>
+Field step_field() {
+  Field field{
+      "step",
+      [](OptimizerParamState& state) { return at::scalar_tensor(static_cast<State&>(state).step(), at::kFloat); },
+      [](OptimizerParamState& state, const at::Tensor& value) {
+        static_cast<State&>(state).step(static_cast<int64_t>(value.item<double>()));
+      }};
+  field.is_scalar = true;
+  return field;
+}
+
+/// What Python's optimizers have besides; of these only `maximize` changes what a step does.
+std::vector<std::pair<const char*, c10::IValue>> fixed_options(bool capturable) {
+  std::vector<std::pair<const char*, c10::IValue>> options = {
+      {"maximize", false}, {"foreach", {}}, {"differentiable", false}, {"fused", {}}};
+  if (capturable) options.emplace_back("capturable", false);
+  return options;
+}
+
+/// What Adam and AdamW remember. LibTorch overloads the accessors, hence the casts.
+template <typename State, typename Options>
+Kind adam_kind(bool decoupled) {
+  using Access = at::Tensor& (State::*)();
+  Field greatest = tensor_field("max_exp_avg_sq", static_cast<Access>(&State::max_exp_avg_sq));
+  greatest.needed = [](const OptimizerParamGroup& group) {
+    return static_cast<const Options&>(group.options()).amsgrad();
+  };
+  Kind kind{.fields = {step_field<State>(), tensor_field("exp_avg", static_cast<Access>(&State::exp_avg)),
+                       tensor_field("exp_avg_sq", static_cast<Access>(&State::exp_avg_sq)), greatest},
+            .options = {LOCKSTEP_REAL(Options, lr), betas_option<Options>(), LOCKSTEP_REAL(Options, eps),
+                        LOCKSTEP_REAL(Options, weight_decay), LOCKSTEP_BOOL(Options, amsgrad)},
+            .fixed = fixed_options(/*capturable=*/true),
+            .make = [] { return std::make_unique<State>(); }};
+  kind.fixed.emplace_back("decoupled_weight_decay", decoupled);
+  return kind;
+}
+
+Kind sgd_kind() {
+  using State = torch::optim::SGDParamState;
+  using Options = torch::optim::SGDOptions;
+  using Access = at::Tensor& (State::*)();
+  return {.fields = {tensor_field("momentum_buffer", static_cast<Access>(&State::momentum_buffer))},
+          .options = {LOCKSTEP_REAL(Options, lr), LOCKSTEP_REAL(Options, momentum), LOCKSTEP_REAL(Options, dampening),
+                      LOCKSTEP_REAL(Options, weight_decay), LOCKSTEP_BOOL(Options, nesterov)},
+          .fixed = fixed_options(/*capturable=*/false),
+          .make = [] { return std::make_unique<State>(); }};
+}
+
+Kind rmsprop_kind() {
+  using State = torch::optim::RMSpropParamState;
+  using Options = torch::optim::RMSpropOptions;
+  using Access = at::Tensor& (State::*)();
+  Field momentum = tensor_field("momentum_buffer", static_cast<Access>(&State::momentum_buffer));
+  momentum.needed = [](const OptimizerParamGroup& group) {
+    return static_cast<const Options&>(group.options()).momentum() > 0;
+  };
+  Field mean = tensor_field("grad_avg", static_cast<Access>(&State::grad_avg));
+  mean.needed = [](const OptimizerParamGroup& group) {
+    return static_cast<const Options&>(group.options()).centered();
+  };
+  return {.fields = {step_field<State>(), tensor_field("square_avg", static_cast<Access>(&State::square_avg)),
+                     momentum, mean},
+          .options = {LOCKSTEP_REAL(Options, lr), LOCKSTEP_REAL(Options, momentum), LOCKSTEP_REAL(Options, alpha),
+                      LOCKSTEP_REAL(Options, eps), LOCKSTEP_BOOL(Options, centered),
+                      LOCKSTEP_REAL(Options, weight_decay)},
+          .fixed = fixed_options(/*capturable=*/true),
+          .make = [] { return std::make_unique<State>(); }};
+}
+
+Kind adagrad_kind() {
+  using State = torch::optim::AdagradParamState;
+  using Options = torch::optim::AdagradOptions;
+  using Access = at::Tensor& (State::*)();
+  return {.fields = {step_field<State>(), tensor_field("sum", static_cast<Access>(&State::sum))},
+          .options = {LOCKSTEP_REAL(Options, lr), LOCKSTEP_REAL(Options, lr_decay), LOCKSTEP_REAL(Options, eps),
+                      LOCKSTEP_REAL(Options, weight_decay), LOCKSTEP_REAL(Options, initial_accumulator_value)},
+          .fixed = fixed_options(/*capturable=*/false),
+          .make = [] { return std::make_unique<State>(); },
+          .remembers_from_start = true};
+}
+
+#undef LOCKSTEP_REAL
+#undef LOCKSTEP_BOOL
+
+}  // namespace
+
+OptimizerKind kind_of(const Optimizer& optimizer) {
+  if (dynamic_cast<const torch::optim::SGD*>(&optimizer)) return sgd_kind();
+  if (dynamic_cast<const torch::optim::AdamW*>(&optimizer))
+    return adam_kind<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(/*decoupled=*/true);
+  if (dynamic_cast<const torch::optim::Adam*>(&optimizer))
+    return adam_kind<torch::optim::AdamParamState, torch::optim::AdamOptions>(/*decoupled=*/false);
+  if (dynamic_cast<const torch::optim::RMSprop*>(&optimizer)) return rmsprop_kind();
+  if (dynamic_cast<const torch::optim::Adagrad*>(&optimizer)) return adagrad_kind();
+  TORCH_CHECK(false,
+              "the state of this optimizer is not known to Lockstep; it knows SGD, Adam, AdamW, RMSprop and Adagrad");
+}
+
+}  // namespace lockstep

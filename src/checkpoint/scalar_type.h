@@ -1,0 +1,13 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include "checkpoint/format/dtype.h"
+
+namespace lockstep {
+
+/// Null for those that no file of ours holds, such as quantized ones.
+const Dtype* dtype_of(at::ScalarType type);
+at::ScalarType scalar_type_of(const Dtype& dtype);
+
+}  // namespace lockstep

@@ -1,0 +1,104 @@
+// The C++ side of a test whose other side is Python: each word says what to do with the files named after it.
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <lockstep/checkpoint.h>
+#include <lockstep/error.h>
+
+namespace {
+
+using lockstep::load_object;
+
+/// linear, batch norm, linear: parameters and all kinds of buffers.
+torch::nn::Sequential network() {
+  return torch::nn::Sequential(torch::nn::Linear(3, 5), torch::nn::BatchNorm1d(5), torch::nn::Tanh(),
+                               torch::nn::Linear(5, 2));
+}
+
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::string& kind, std::vector<at::Tensor> parameters) {
+  using namespace torch::optim;
+  if (kind == "SGD")
+    return std::make_unique<SGD>(parameters, SGDOptions(0.05).momentum(0.9).weight_decay(1e-3).nesterov(true));
+  if (kind == "plainSGD") return std::make_unique<SGD>(parameters, SGDOptions(0.05));
+  if (kind == "Adam") return std::make_unique<Adam>(parameters, AdamOptions(0.02).betas({0.8, 0.95}).weight_decay(1e-3));
+  if (kind == "AdamW") return std::make_unique<AdamW>(parameters, AdamWOptions(0.02).amsgrad(true));
+  if (kind == "RMSprop") return std::make_unique<RMSprop>(parameters, RMSpropOptions(0.01).momentum(0.5).centered(true));
+  if (kind == "Adagrad") return std::make_unique<Adagrad>(parameters, AdagradOptions(0.1).lr_decay(1e-2));
+  throw lockstep::Error("unknown optimizer " + kind);
+}
+
+/// Trains on `steps` of the batches of `data` from step `first` on, and prints the loss of each.
+void train(const std::vector<std::string>& words) {
+  const std::string kind = words[1], state_path = words[2], data_path = words[3], result_path = words[4];
+  const int first = std::stoi(words[5]), steps = std::stoi(words[6]);
+  auto net = network();
+  auto optimizer = optimizer_of(kind, net->parameters());
+  const auto state = load_object(state_path).toGenericDict();
+  lockstep::load_state_dict(*net, lockstep::to_state_dict(state.at("model")));
+  if (state.contains("optimizer")) lockstep::load_optimizer_state_dict(*optimizer, state.at("optimizer"));
+  const auto data = load_object(data_path).toGenericDict();
+  for (int step = first; step < first + steps; ++step) {
+    optimizer->zero_grad();
+    const at::Tensor loss =
+        at::mse_loss(net->forward(data.at("x").toTensor()[step]), data.at("y").toTensor()[step]);
+    loss.backward();
+    optimizer->step();
+    std::printf("%.9g\n", loss.item<double>());
+  }
+  c10::impl::GenericDict result(c10::AnyType::get(), c10::AnyType::get());
+  result.insert("model", lockstep::to_object(lockstep::state_dict(*net)));
+  result.insert("optimizer", lockstep::optimizer_state_dict(*optimizer));
+  result.insert("step", int64_t{first + steps});
+  lockstep::save_object(result, result_path);
+}
+
+/// A tied and a plain network, as a user saves one.
+void save_network(const std::string& path) {
+  torch::manual_seed(3);
+  auto net = network();
+  lockstep::save(lockstep::state_dict(*net), path);
+}
+
+void save_shared(const std::string& path) {
+  const at::Tensor base = at::arange(12, at::kFloat).reshape({3, 4});
+  lockstep::StateDict state;
+  state.insert("all", base);
+  state.insert("row", base[1]);
+  state.insert("column", base.select(1, 2));
+  state.insert("transposed", base.t());
+  state.insert("expanded", base[0].expand({5, 4}));
+  state.insert("alone", at::ones({2}));
+  lockstep::save(state, path);
+}
+
+/// What a file holds, saved again.
+void copy(const std::string& from, const std::string& to, bool mmap) {
+  lockstep::save_object(load_object(from, {.mmap = mmap}), to);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  try {
+    if (words.at(0) == "train") train(words);
+    if (words[0] == "network") save_network(words.at(1));
+    if (words[0] == "shared") save_shared(words.at(1));
+    if (words[0] == "copy") copy(words.at(1), words.at(2), false);
+    if (words[0] == "copy-mapped") copy(words.at(1), words.at(2), true);
+    if (words[0] == "flat") lockstep::save(lockstep::load(words.at(1)), words.at(2));
+    if (words[0] == "hash") std::printf("%s\n", lockstep::hash(lockstep::load(words.at(1)).tensors).c_str());
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what_without_backtrace());
+    return 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
