@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include <ATen/core/ivalue.h>
 #include <lockstep/dataset.h>
 #include <lockstep/distributed_sampler.h>
 
@@ -87,6 +88,16 @@ class DataLoader {
   /// in a loop over `epochs`, and there an error if it names another epoch.
   void set_epoch(int epoch);
 
+  /// Where the newest pass is, for a checkpoint: the epoch, the samples of it that are done on all ranks together (the
+  /// batch at hand among them), and what the order depends on. The same on every rank, but for the last batch of a
+  /// pass with `exactly_once`: take rank 0's.
+  c10::IValue state_dict() const;
+
+  /// Goes on from there, on any number of ranks and with any batch size: the next pass has what is left of the epoch,
+  /// each sample that is not done once (and padding as at the end of every epoch). Not inside `epochs`. Throws Error
+  /// if dataset, seed or shuffle are others.
+  void load_state_dict(const c10::IValue& state);
+
   /// Inside `epochs` the present epoch, else that of the next pass. Counts from 0.
   int epoch() const { return epoch_; }
   /// The count given to the loop over `epochs` that is under way, or 0.
@@ -112,6 +123,9 @@ class DataLoader {
   int first_epoch_ = 0;
   int epoch_ = 0;
   int epoch_count_ = 0;  // above 0 while a loop over epochs() is under way
+  int64_t start_ = 0;    // places of the next pass that were taken before a checkpoint
+  struct Position;
+  std::shared_ptr<Position> position_;  // of the newest pass; null before the first
 };
 
 /// Owns a pass: destroying it stops the pass's workers.

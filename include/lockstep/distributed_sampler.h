@@ -34,10 +34,14 @@ class DistributedSampler {
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
   int64_t epoch() const { return epoch_; }
 
-  /// Number of indices this rank gets, in every epoch.
+  /// Leaves out the first `places` of the order, over all ranks, which were taken before: an epoch goes on, perhaps on
+  /// another number of ranks, with no sample lost or taken twice. Must be called with the same number on every rank.
+  void set_start(int64_t places);
+
+  /// Number of indices this rank gets, in every epoch that is not begun in the middle.
   int64_t size() const { return size_; }
 
-  /// This rank's indices in the chosen epoch, in order.
+  /// This rank's indices in the chosen epoch, from the start on, in order.
   std::vector<int64_t> indices() const;
 
  private:
@@ -47,6 +51,7 @@ class DistributedSampler {
   const DistributedSamplerOptions options_;
   const int64_t size_;
   int64_t epoch_ = 0;
+  int64_t start_ = 0;
 };
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 /// All of Lockstep. Narrower headers compile faster.
 
 #include <lockstep/checkpoint.h>
+#include <lockstep/checkpointer.h>
 #include <lockstep/context.h>
 #include <lockstep/data_loader.h>
 #include <lockstep/dataset.h>

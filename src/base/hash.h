@@ -44,7 +44,7 @@ class StreamHash {
     const auto* bytes = static_cast<const unsigned char*>(data);
     bytes_ += size;
     for (; pending_ > 0 && size > 0; --size) {
-      pending_bytes_[pending_++] = *bytes++;
+      pending_bytes_[pending_++ & 7] = *bytes++;  // below 8, which the compiler cannot see
       if (pending_ == 8) {
         hash_.add(pending_bytes_, 8);
         pending_ = 0;
@@ -52,7 +52,7 @@ class StreamHash {
     }
     const size_t whole = size / 8 * 8;
     hash_.add(bytes, whole);
-    for (size_t i = whole; i < size; ++i) pending_bytes_[pending_++] = bytes[i];
+    for (size_t i = whole; i < size; ++i) pending_bytes_[pending_++ & 7] = bytes[i];
   }
   uint64_t bytes() const { return bytes_; }
   std::string digits() const {

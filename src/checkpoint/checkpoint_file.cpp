@@ -47,14 +47,15 @@ Checkpoint load_safetensors(const FileSource& source) {
 }
 
 Checkpoint load_pt(const FileSource& source) {
-  ObjectReader reader(source, /*mapped=*/false);
+  ObjectReader reader(source);
   const PickleTree& tree = reader.file().tree();
   Checkpoint checkpoint;
   std::vector<Leaf> leaves;
   try {
     leaves = leaves_of(tree);
     for (const Leaf& leaf : leaves)
-      if (tree[leaf.node].kind != NodeKind::kTensor && !checkpoint.metadata.emplace(leaf.name, text_of(tree, tree[leaf.node])).second)
+      if (tree[leaf.node].kind != NodeKind::kTensor &&
+          !checkpoint.metadata.emplace(leaf.name, text_of(tree, tree[leaf.node])).second)
         throw Error("`" + leaf.name + "` is there twice when keys are joined by dots; use load_object");
   } catch (const Error& error) {
     source.refuse(error.what());
@@ -105,7 +106,7 @@ Checkpoint load(const std::string& path) {
 
 c10::IValue load_object(const std::string& path, LoadObjectOptions options) {
   const FileSource source(path);
-  return ObjectReader(source, options.mmap).object();
+  return ObjectReader(source, options.mmap ? &source : nullptr).object();
 }
 
 void save_object(const c10::IValue& object, const std::string& path) {
@@ -124,7 +125,8 @@ c10::IValue to_object(const StateDict& state) {
 
 StateDict to_state_dict(const c10::IValue& object) {
   StateDict state;
-  if (!object.isGenericDict()) throw Error(std::string("a dictionary of tensors is needed, this is a ") + object.tagKind().c_str());
+  if (!object.isGenericDict())
+    throw Error(std::string("a dictionary of tensors is needed, this is a ") + object.tagKind().c_str());
   add_tensors(object, "", state);
   return state;
 }

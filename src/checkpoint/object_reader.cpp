@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kMaxDepth = 128;
 constexpr size_t kMaxWordBytes = 200;  // of a key, in messages
-constexpr uint64_t kAlignment = 64;  // of PyTorch's own memory; operators may rely on it
+constexpr uint64_t kAlignment = 64;    // of PyTorch's own memory; operators may rely on it
 
 std::string inside(const std::string& place, const std::string& key) {
   const std::string word = key.substr(0, kMaxWordBytes);
@@ -32,14 +32,14 @@ std::shared_ptr<char> map(const FileSource& source) {
 
 }  // namespace
 
-ObjectReader::ObjectReader(const FileSource& source, bool mapped)
+ObjectReader::ObjectReader(const ByteSource& source, const FileSource* mapped)
     : source_(source),
       file_(source),
       storages_(file_.tree().storages.size()),
       truth_checked_(storages_.size()),
       containers_(file_.tree().nodes.size()),
       state_(file_.tree().nodes.size()) {
-  if (mapped) mapping_ = map(source);
+  if (mapped != nullptr) mapping_ = map(*mapped);
 }
 
 void ObjectReader::refuse(const std::string& place, const std::string& what) const {
@@ -95,16 +95,27 @@ c10::IValue ObjectReader::object(NodeId id, const std::string& place, int depth)
   state_[id] = 1;
   c10::IValue value;
   switch (node.kind) {
-    case NodeKind::kNone: break;
-    case NodeKind::kBool: value = node.integer != 0; break;
-    case NodeKind::kInt: value = node.integer; break;
-    case NodeKind::kReal: value = node.real; break;
+    case NodeKind::kNone:
+      break;
+    case NodeKind::kBool:
+      value = node.integer != 0;
+      break;
+    case NodeKind::kInt:
+      value = node.integer;
+      break;
+    case NodeKind::kReal:
+      value = node.real;
+      break;
     case NodeKind::kComplex:
       value = c10::complex<double>(file_.tree()[node.items[0]].real, file_.tree()[node.items[1]].real);
       break;
     case NodeKind::kText:
-    case NodeKind::kBytes: value = std::string(node.text); break;
-    case NodeKind::kDtype: value = "torch." + std::string(node.text); break;
+    case NodeKind::kBytes:
+      value = std::string(node.text);
+      break;
+    case NodeKind::kDtype:
+      value = "torch." + std::string(node.text);
+      break;
     case NodeKind::kTensor:
       value = tensor(file_.tree().tensors[static_cast<size_t>(node.integer)], place);
       break;
@@ -123,8 +134,11 @@ c10::IValue ObjectReader::object(NodeId id, const std::string& place, int depth)
       value = list;
       break;
     }
-    case NodeKind::kDict: value = dict(id, place, depth); break;
-    default: refuse(place, "is something that is no data");
+    case NodeKind::kDict:
+      value = dict(id, place, depth);
+      break;
+    default:
+      refuse(place, "is something that is no data");
   }
   containers_[id] = value;
   state_[id] = 2;
@@ -134,11 +148,16 @@ c10::IValue ObjectReader::object(NodeId id, const std::string& place, int depth)
 c10::IValue ObjectReader::key(NodeId id, const std::string& place) const {
   const Node& node = file_.tree()[id];
   switch (node.kind) {
-    case NodeKind::kText: return std::string(node.text);
-    case NodeKind::kInt: return node.integer;
-    case NodeKind::kBool: return node.integer != 0;
-    case NodeKind::kReal: return node.real;
-    default: refuse(place, "has a key that is neither a text nor a number");
+    case NodeKind::kText:
+      return std::string(node.text);
+    case NodeKind::kInt:
+      return node.integer;
+    case NodeKind::kBool:
+      return node.integer != 0;
+    case NodeKind::kReal:
+      return node.real;
+    default:
+      refuse(place, "has a key that is neither a text nor a number");
   }
 }
 

@@ -16,8 +16,8 @@ namespace lockstep {
 /// Makes tensors and objects of what a .pt file says. Throws Error naming the file and the place in the object.
 class ObjectReader {
  public:
-  /// With `mapped`, tensors lie in a private mapping of `source`, which is then a file.
-  ObjectReader(const FileSource& source, bool mapped);
+  /// With `mapped`, which is `source` then, tensors lie in a private mapping of the file.
+  explicit ObjectReader(const ByteSource& source, const FileSource* mapped = nullptr);
 
   const PtFile& file() const { return file_; }
   at::Tensor tensor(const PickledTensor& tensor, const std::string& place);
@@ -32,7 +32,7 @@ class ObjectReader {
   at::Tensor read_storage(uint32_t index) const;
   [[noreturn]] void refuse(const std::string& place, const std::string& what) const;
 
-  const FileSource& source_;
+  const ByteSource& source_;
   PtFile file_;
   std::shared_ptr<char> mapping_;        ///< null where the file is read
   std::vector<at::Tensor> storages_;     ///< their bytes; undefined until they are needed

@@ -29,8 +29,7 @@ void ObjectWriter::add(const c10::IValue& value, const std::string& place, int d
   TORCH_CHECK(depth < kMaxDepth, "cannot save ", name_of(place), ": it is nested deeper than ", kMaxDepth,
               ", or contains itself");
   const auto add_all = [&](const auto& items) {
-    for (size_t i = 0; i < items.size(); ++i)
-      add(c10::IValue(items[i]), inside(place, std::to_string(i)), depth + 1);
+    for (size_t i = 0; i < items.size(); ++i) add(c10::IValue(items[i]), inside(place, std::to_string(i)), depth + 1);
   };
   if (value.isNone()) {
     pickle_writer_.none();

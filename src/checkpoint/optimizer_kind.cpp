@@ -46,8 +46,7 @@ Option bool_option(const char* name, bool& (Options::*mutable_access)() noexcept
 }
 
 // LibTorch overloads the accessors of an option; these say which is meant.
-#define LOCKSTEP_REAL(Options, name) \
-  real_option<Options>(#name, &Options::name, &Options::name)
+#define LOCKSTEP_REAL(Options, name) real_option<Options>(#name, &Options::name, &Options::name)
 #define LOCKSTEP_BOOL(Options, name) bool_option<Options>(#name, &Options::name, &Options::name)
 
 template <typename Options>
@@ -136,13 +135,13 @@ Kind rmsprop_kind() {
   mean.needed = [](const OptimizerParamGroup& group) {
     return static_cast<const Options&>(group.options()).centered();
   };
-  return {.fields = {step_field<State>(), tensor_field("square_avg", static_cast<Access>(&State::square_avg)),
-                     momentum, mean},
-          .options = {LOCKSTEP_REAL(Options, lr), LOCKSTEP_REAL(Options, momentum), LOCKSTEP_REAL(Options, alpha),
-                      LOCKSTEP_REAL(Options, eps), LOCKSTEP_BOOL(Options, centered),
-                      LOCKSTEP_REAL(Options, weight_decay)},
-          .fixed = fixed_options(/*capturable=*/true),
-          .make = [] { return std::make_unique<State>(); }};
+  return {
+      .fields = {step_field<State>(), tensor_field("square_avg", static_cast<Access>(&State::square_avg)), momentum,
+                 mean},
+      .options = {LOCKSTEP_REAL(Options, lr), LOCKSTEP_REAL(Options, momentum), LOCKSTEP_REAL(Options, alpha),
+                  LOCKSTEP_REAL(Options, eps), LOCKSTEP_BOOL(Options, centered), LOCKSTEP_REAL(Options, weight_decay)},
+      .fixed = fixed_options(/*capturable=*/true),
+      .make = [] { return std::make_unique<State>(); }};
 }
 
 Kind adagrad_kind() {

@@ -1,8 +1,11 @@
 #include <ATen/ATen.h>
+#include <ATen/core/Dict.h>
 
 #include <lockstep/data_loader.h>
+#include <lockstep/error.h>
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "data/one_thread.h"
@@ -35,10 +38,19 @@ void check(const DataLoaderOptions& options, const Shard& shard) {
 
 // ---- a pass ----
 
+/// How far a pass is. Shared by the pass, which moves on, and its loader, which may be asked for it.
+struct DataLoader::Position {
+  int epoch;
+  int64_t start;      ///< places of the order that were taken before the pass
+  int64_t taken = 0;  ///< samples that this rank has taken in the pass
+  bool complete = false;
+};
+
 struct DataLoader::Iterator::Pass {
   Pass(std::shared_ptr<const Dataset> dataset_, std::vector<int64_t> indices_, int64_t batches_,
-       const DataLoaderOptions& options)
-      : dataset(std::move(dataset_)),
+       const DataLoaderOptions& options, std::shared_ptr<Position> position_)
+      : position(std::move(position_)),
+        dataset(std::move(dataset_)),
         indices(std::move(indices_)),
         batch_size(options.batch_size),
         on_workers(options.workers > 0),
@@ -57,8 +69,11 @@ struct DataLoader::Iterator::Pass {
     current = Batch();
     ended = batches.taken() == batches.count();
     if (!ended) current = batches.take();
+    position->taken = std::min(batches.taken() * batch_size, static_cast<int64_t>(indices.size()));
+    position->complete = batches.taken() == batches.count();
   }
 
+  const std::shared_ptr<Position> position;
   const std::shared_ptr<const Dataset> dataset;
   const std::vector<int64_t> indices;
   const int64_t batch_size;
@@ -102,8 +117,66 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const Shard& shar
 DataLoader::Iterator DataLoader::begin() {
   DistributedSampler sampler(dataset_->size(), shard_.world_size, shard_.rank, sampler_options(options_, shard_));
   sampler.set_epoch(epoch_);
+  position_ = std::make_shared<Position>(Position{.epoch = epoch_, .start = start_});
+  int64_t batches = size_;
+  std::vector<int64_t> indices;
+  if (start_ > 0) {
+    sampler.set_start(start_);
+    indices = sampler.indices();
+    const auto left = static_cast<int64_t>(indices.size());
+    batches = left / options_.batch_size + (!options_.drop_last && left % options_.batch_size != 0 ? 1 : 0);
+    start_ = 0;
+  } else {
+    indices = sampler.indices();
+  }
   if (epoch_count_ == 0) ++epoch_;
-  return Iterator(std::make_unique<Iterator::Pass>(dataset_, sampler.indices(), size_, options_));
+  return Iterator(std::make_unique<Iterator::Pass>(dataset_, std::move(indices), batches, options_, position_));
+}
+
+// ---- where it is ----
+
+c10::IValue DataLoader::state_dict() const {
+  int64_t epoch = epoch_, samples = start_;
+  // A loop over epochs may have gone beyond the newest pass.
+  const bool current = position_ != nullptr && (epoch_count_ == 0 || position_->epoch == epoch_);
+  if (current && start_ == 0) {
+    epoch = position_->epoch + (position_->complete ? 1 : 0);
+    if (!position_->complete)
+      samples = std::min(dataset_->size(), position_->start + position_->taken * shard_.world_size);
+  }
+  c10::impl::GenericDict state(c10::AnyType::get(), c10::AnyType::get());
+  state.insert("epoch", epoch);
+  state.insert("samples", samples);
+  state.insert("dataset_size", dataset_->size());
+  state.insert("seed", static_cast<int64_t>(options_.seed.value_or(shard_.seed)));
+  state.insert("shuffle", options_.shuffle);
+  return state;
+}
+
+void DataLoader::load_state_dict(const c10::IValue& state) {
+  TORCH_CHECK(epoch_count_ == 0, "DataLoader::load_state_dict inside the loop over epochs(); call it before");
+  const c10::impl::GenericDict own = state_dict().toGenericDict();
+  if (!state.isGenericDict()) throw Error("the state of a DataLoader is no dictionary");
+  const c10::impl::GenericDict given = state.toGenericDict();
+  const auto value = [&](const c10::IValue& key) {
+    const auto found = given.find(key);
+    if (found == given.end() || !(found->value().isInt() || found->value().isBool()))
+      throw Error("the state of a DataLoader has no number `" + key.toStringRef() + "`");
+    return found->value().isBool() ? int64_t{found->value().toBool()} : found->value().toInt();
+  };
+  for (const char* key : {"dataset_size", "seed", "shuffle"}) {
+    const int64_t mine = own.at(key).isBool() ? int64_t{own.at(key).toBool()} : own.at(key).toInt();
+    if (value(key) != mine)
+      throw Error("the checkpoint is of a DataLoader whose " + std::string(key) + " was " + std::to_string(value(key)) +
+                  ", not " + std::to_string(mine) + "; samples would be lost or seen twice");
+  }
+  const int64_t epoch = value("epoch"), samples = value("samples");
+  if (epoch < 0 || epoch > std::numeric_limits<int>::max() || samples < 0 || samples > dataset_->size())
+    throw Error("the checkpoint is of a DataLoader at sample " + std::to_string(samples) + " of epoch " +
+                std::to_string(epoch) + ", which there is not");
+  set_epoch(static_cast<int>(epoch));
+  start_ = samples;
+  position_ = nullptr;
 }
 
 void DataLoader::set_epoch(int epoch) {
@@ -114,6 +187,7 @@ void DataLoader::set_epoch(int epoch) {
     return;
   }
   first_epoch_ = epoch_ = epoch;
+  start_ = 0;
 }
 
 // ---- the loop over epochs ----

@@ -32,13 +32,21 @@ DistributedSampler::DistributedSampler(int64_t dataset_size, int world_size, int
       options_(options),
       size_(indices_of_rank(dataset_size, world_size, rank, options)) {}
 
+void DistributedSampler::set_start(int64_t places) {
+  if (places < 0 || places > dataset_size_)
+    throw std::invalid_argument("DistributedSampler: a start at place " + std::to_string(places) + " of " +
+                                std::to_string(dataset_size_));
+  start_ = places;
+}
+
 std::vector<int64_t> DistributedSampler::indices() const {
   std::vector<int64_t> order;
   if (options_.shuffle) order = permutation(dataset_size_, options_.seed + static_cast<uint64_t>(epoch_));
-  std::vector<int64_t> mine(size_);
-  for (int64_t i = 0; i < size_; ++i) {
+  const int64_t left = dataset_size_ - start_;
+  std::vector<int64_t> mine(left > 0 ? indices_of_rank(left, world_size_, rank_, options_) : 0);
+  for (size_t i = 0; i < mine.size(); ++i) {
     // Only padding lies beyond the end: it starts over.
-    const int64_t place = (rank_ + i * world_size_) % dataset_size_;
+    const int64_t place = (start_ + rank_ + static_cast<int64_t>(i) * world_size_) % dataset_size_;
     mine[i] = options_.shuffle ? order[place] : place;
   }
   return mine;

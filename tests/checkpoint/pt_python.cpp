@@ -8,7 +8,8 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
-#include <lockstep/checkpoint.h>
+#include <lockstep/checkpointer.h>
+#include <lockstep/context.h>
 #include <lockstep/error.h>
 
 namespace {
@@ -26,9 +27,11 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::string& kind, s
   if (kind == "SGD")
     return std::make_unique<SGD>(parameters, SGDOptions(0.05).momentum(0.9).weight_decay(1e-3).nesterov(true));
   if (kind == "plainSGD") return std::make_unique<SGD>(parameters, SGDOptions(0.05));
-  if (kind == "Adam") return std::make_unique<Adam>(parameters, AdamOptions(0.02).betas({0.8, 0.95}).weight_decay(1e-3));
+  if (kind == "Adam")
+    return std::make_unique<Adam>(parameters, AdamOptions(0.02).betas({0.8, 0.95}).weight_decay(1e-3));
   if (kind == "AdamW") return std::make_unique<AdamW>(parameters, AdamWOptions(0.02).amsgrad(true));
-  if (kind == "RMSprop") return std::make_unique<RMSprop>(parameters, RMSpropOptions(0.01).momentum(0.5).centered(true));
+  if (kind == "RMSprop")
+    return std::make_unique<RMSprop>(parameters, RMSpropOptions(0.01).momentum(0.5).centered(true));
   if (kind == "Adagrad") return std::make_unique<Adagrad>(parameters, AdagradOptions(0.1).lr_decay(1e-2));
   throw lockstep::Error("unknown optimizer " + kind);
 }
@@ -45,8 +48,7 @@ void train(const std::vector<std::string>& words) {
   const auto data = load_object(data_path).toGenericDict();
   for (int step = first; step < first + steps; ++step) {
     optimizer->zero_grad();
-    const at::Tensor loss =
-        at::mse_loss(net->forward(data.at("x").toTensor()[step]), data.at("y").toTensor()[step]);
+    const at::Tensor loss = at::mse_loss(net->forward(data.at("x").toTensor()[step]), data.at("y").toTensor()[step]);
     loss.backward();
     optimizer->step();
     std::printf("%.9g\n", loss.item<double>());
@@ -77,6 +79,20 @@ void save_shared(const std::string& path) {
   lockstep::save(state, path);
 }
 
+/// One step of training, checkpointed.
+void checkpoint(const std::string& folder) {
+  const lockstep::Context context({.seed = 3, .announce = false});
+  auto net = network();
+  const auto optimizer = optimizer_of("AdamW", net->parameters());
+  net->forward(at::ones({4, 3})).sum().backward();
+  optimizer->step();
+  int64_t epoch = 2;
+  lockstep::Checkpointer checkpointer(folder, context.group());
+  checkpointer.add("model", *net).add("optimizer", *optimizer).add("epoch", epoch);
+  checkpointer.save(17, 0.5);
+  checkpointer.finish();
+}
+
 /// What a file holds, saved again.
 void copy(const std::string& from, const std::string& to, bool mmap) {
   lockstep::save_object(load_object(from, {.mmap = mmap}), to);
@@ -90,6 +106,7 @@ int main(int argc, char** argv) {
     if (words.at(0) == "train") train(words);
     if (words[0] == "network") save_network(words.at(1));
     if (words[0] == "shared") save_shared(words.at(1));
+    if (words[0] == "checkpoint") checkpoint(words.at(1));
     if (words[0] == "copy") copy(words.at(1), words.at(2), false);
     if (words[0] == "copy-mapped") copy(words.at(1), words.at(2), true);
     if (words[0] == "flat") lockstep::save(lockstep::load(words.at(1)), words.at(2));

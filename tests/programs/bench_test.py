@@ -98,6 +98,16 @@ class Bench(unittest.TestCase):
             self.assertLess(0, row["min_us"])
             self.assertLessEqual(row["min_us"], row["median_us"])
 
+    def test_checkpoint(self):
+        path = os.path.join(self.folder, "checkpoint.json")
+        table = run(os.path.join(BIN, "bench_checkpoint"), "--tiny", "--folder", os.path.join(self.folder, "checkpoints"), "--json", path).stdout
+        self.assertIn("x the time of writing and syncing", table)
+        figures = self.read(path)
+        for name in ("write and sync", "save", "copy", "stop"):
+            self.assertEqual(len(figures["seconds"][name]), 2)
+            self.assertLess(0, figures["seconds"][name][0])
+        self.assertEqual(os.listdir(os.path.join(self.folder, "checkpoints")), [])
+
     def test_launch(self):
         path = os.path.join(self.folder, "launch.json")
         table = run(sys.executable, os.path.join(BENCH, "launch/bench_launch.py"), "--tiny", "--json", path, timeout=300).stdout

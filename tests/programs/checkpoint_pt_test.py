@@ -166,6 +166,20 @@ assert all((state[name] == 5).all() for name in ("row", "column", "transposed", 
 assert len({tensor.untyped_storage().data_ptr() for tensor in state.values()}) == 2
 """, self.path("shared.pt"))
 
+    def test_a_checkpointers_file_is_pythons_too(self):
+        run(PT, "checkpoint", self.path("run"))
+        self.assertEqual(sorted(os.listdir(self.path("run"))), ["step-000000000017.0.json", "step-000000000017.0.pt"])
+        self.in_python(NETWORK + """
+import io
+state = torch.load(sys.argv[1])
+assert state["step"] == 17 and state["epoch"] == 2, state
+model = net(); model.load_state_dict(state["model"], strict=True)
+opt = optimizer("AdamW", model.parameters()); opt.load_state_dict(state["optimizer"])
+assert opt.state_dict()["state"][0]["step"].item() == 1
+own = torch.load(io.BytesIO(bytes(state["ranks"][0].tolist())))
+torch.set_rng_state(own["random"])
+""", self.path("run/step-000000000017.0.pt"))
+
     def test_training_goes_on_in_the_other_language(self):
         self.in_python(NETWORK + """
 torch.manual_seed(1)

@@ -16,16 +16,23 @@ bool is_pt_file(const FileSource& source) {
 std::string text_of(const PickleTree& tree, const Node& node) {
   const auto number = [](double value) { return nlohmann::json(value).dump(); };
   switch (node.kind) {
-    case NodeKind::kNone: return "null";
-    case NodeKind::kBool: return node.integer != 0 ? "true" : "false";
-    case NodeKind::kInt: return std::to_string(node.integer);
-    case NodeKind::kReal: return number(node.real);
+    case NodeKind::kNone:
+      return "null";
+    case NodeKind::kBool:
+      return node.integer != 0 ? "true" : "false";
+    case NodeKind::kInt:
+      return std::to_string(node.integer);
+    case NodeKind::kReal:
+      return number(node.real);
     case NodeKind::kComplex:
       return '[' + number(tree[node.items[0]].real) + ',' + number(tree[node.items[1]].real) + ']';
-    case NodeKind::kDtype: return "torch." + std::string(node.text);
+    case NodeKind::kDtype:
+      return "torch." + std::string(node.text);
     case NodeKind::kText:
-    case NodeKind::kBytes: return std::string(node.text);
-    default: throw Error("something in it is no data");
+    case NodeKind::kBytes:
+      return std::string(node.text);
+    default:
+      throw Error("something in it is no data");
   }
 }
 

@@ -28,7 +28,7 @@ constexpr Dtype kDtypes[] = {{"float32", "FloatStorage", "F32", 4},
                              {"float8_e5m2fnuz", nullptr, nullptr, 1},
                              {"float8_e8m0fnu", nullptr, "F8_E8M0", 1}};
 
-const Dtype* find(std::string_view name, const char* Dtype::* member) {
+const Dtype* find(std::string_view name, const char* Dtype::*member) {
   for (const Dtype& dtype : kDtypes)
     if (dtype.*member != nullptr && name == dtype.*member) return &dtype;
   return nullptr;

@@ -40,7 +40,8 @@ std::string inspect_file(const std::string& path) {
   for (const auto& [name, value] : contents.texts())
     text += printable(name) + " = " + printable(value.substr(0, kMaxTextBytes)) +
             (value.size() > kMaxTextBytes ? "..." : "") + "\n";
-  text += std::to_string(contents.tensors().size()) + " tensors, " + std::to_string(contents.storage_bytes()) + " bytes";
+  text +=
+      std::to_string(contents.tensors().size()) + " tensors, " + std::to_string(contents.storage_bytes()) + " bytes";
   if (storages.size() < contents.tensors().size())
     text += " (" + std::to_string(storages.size()) + " pieces of memory, some shared)";
   return text + "\n";

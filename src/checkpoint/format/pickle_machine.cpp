@@ -92,7 +92,8 @@ void PickleMachine::global(std::string_view module, std::string_view name) {
     refuse("it names `" + full + "`, which is not among the classes and functions that are known to be data; " +
            "nothing of it was run. Save a state_dict(), or plain tensors, numbers, texts, lists and dictionaries");
   if (found == Global::kUnsupportedTensor)
-    refuse("it names `" + full + "`: quantized, sparse, nested, meta and sub-byte tensors and subclasses of Tensor "
+    refuse("it names `" + full +
+           "`: quantized, sparse, nested, meta and sub-byte tensors and subclasses of Tensor "
            "are not read; convert them to plain tensors in Python");
   if (found == Global::kDtype) {
     push_text(NodeKind::kDtype, dtype_of_name(name)->name);
@@ -222,7 +223,8 @@ NodeId PickleMachine::rebuilt_from_type(const std::vector<NodeId>& arguments) {
   const Global type = global_at(arguments[1]);
   if (type != Global::kTensor && type != Global::kParameter) refuse("a tensor is of a class of its own");
   const Global made_by = global_at(arguments[0]);
-  if (made_by == Global::kRebuildFromType || made_by == Global::kUnknown) refuse("a tensor is made by no known function");
+  if (made_by == Global::kRebuildFromType || made_by == Global::kUnknown)
+    refuse("a tensor is made by no known function");
   const NodeId made = call(made_by, expect(arguments[2], NodeKind::kTuple, "arguments of a tensor").items);
   expect(made, NodeKind::kTensor, "a tensor");
   return made;
@@ -236,15 +238,16 @@ NodeId PickleMachine::tensor(const std::vector<NodeId>& arguments, Global versio
     expect_arguments(arguments, v3 ? 7 : 6, v3 ? 8 : 7, v3 ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
   PickledTensor made{};
   made.storage = static_cast<uint32_t>(expect(arguments[0], NodeKind::kStorage, "the storage of a tensor").integer);
-  made.dtype = v3 ? dtype_of_name(expect(arguments[6], NodeKind::kDtype, "the dtype of a tensor").text)
-                  : typed_[arguments[0]];
+  made.dtype =
+      v3 ? dtype_of_name(expect(arguments[6], NodeKind::kDtype, "the dtype of a tensor").text) : typed_[arguments[0]];
   if (made.dtype == nullptr) refuse("a tensor has no dtype");
   made.offset = expect(arguments[1], NodeKind::kInt, "the offset of a tensor").integer;
   made.sizes = arguments[2];
   made.strides = arguments[3];
   for (NodeId tuple : {made.sizes, made.strides})
     for (NodeId item : expect(tuple, NodeKind::kTuple, "the sizes of a tensor").items)
-      if (expect(item, NodeKind::kInt, "a size of a tensor").integer < 0) refuse("a tensor has a negative size or stride");
+      if (expect(item, NodeKind::kInt, "a size of a tensor").integer < 0)
+        refuse("a tensor has a negative size or stride");
   if (at(made.sizes).items.size() != at(made.strides).items.size() || at(made.sizes).items.size() > kMaxDimensions)
     refuse("a tensor has " + std::to_string(at(made.sizes).items.size()) + " sizes and " +
            std::to_string(at(made.strides).items.size()) + " strides");
@@ -290,7 +293,8 @@ void PickleMachine::read_metadata(NodeId metadata, PickledTensor& tensor) const 
     else
       refuse("a tensor has metadata of an unknown kind");
   }
-  if (tensor.conj && !std::string_view(tensor.dtype->name).starts_with("complex")) refuse("a real tensor is conjugated");
+  if (tensor.conj && !std::string_view(tensor.dtype->name).starts_with("complex"))
+    refuse("a real tensor is conjugated");
 }
 
 NodeId PickleMachine::with_gradient(NodeId tensor, NodeId requires_grad) {
@@ -314,7 +318,8 @@ NodeId PickleMachine::encoded(const std::vector<NodeId>& arguments) {
       bytes += text[i];
     } else {  // UTF-8 of U+0080 to U+00FF
       const unsigned next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0;
-      if ((byte != 0xc2 && byte != 0xc3) || (next & 0xc0) != 0x80) refuse("bytes are written as a text that is not latin1");
+      if ((byte != 0xc2 && byte != 0xc3) || (next & 0xc0) != 0x80)
+        refuse("bytes are written as a text that is not latin1");
       bytes += static_cast<char>((byte & 3) << 6 | (next & 0x3f));
       ++i;
     }

@@ -20,7 +20,8 @@ class PickleReader {
 
   void read() {
     try {
-      while (step()) {}
+      while (step()) {
+      }
     } catch (const Error& error) {
       throw Error("its pickle is refused at byte " + std::to_string(start_) + " of " + std::to_string(text_.size()) +
                   ": " + error.what());
@@ -78,7 +79,8 @@ class PickleReader {
 
   void stack_global() {
     const NodeId name = machine_.pop(), module = machine_.pop();
-    if (tree_[name].kind != NodeKind::kText || tree_[module].kind != NodeKind::kText) throw Error("a global has no name");
+    if (tree_[name].kind != NodeKind::kText || tree_[module].kind != NodeKind::kText)
+      throw Error("a global has no name");
     // The texts may move when nodes are made, the pickle they look into does not.
     machine_.global(tree_[module].text, tree_[name].text);
   }
@@ -94,73 +96,168 @@ class PickleReader {
     const char opcode = take(1)[0];
     if (constant(opcode) || container(opcode) || memory(opcode)) return true;
     switch (opcode) {
-      case '\x80': check_protocol(number<uint8_t>()); return true;
-      case '\x95': number<uint64_t>(); return true;  // FRAME: how much follows
+      case '\x80':
+        check_protocol(number<uint8_t>());
+        return true;
+      case '\x95':
+        number<uint64_t>();
+        return true;  // FRAME: how much follows
       case 'c': {
         const std::string_view module = line(), name = line();
         machine_.global(module, name);
         return true;
       }
-      case '\x93': stack_global(); return true;
-      case 'Q': machine_.load_storage(); return true;
-      case 'R': case '\x81': machine_.reduce(); return true;  // a new object of a class: OrderedDict.__new__ and the like
-      case 'b': machine_.build(); return true;
-      case '.': tree_.root = machine_.finish(); return false;
-      default: throw Error("opcode " + std::to_string(static_cast<unsigned char>(opcode)) + " is none that torch.save writes");
+      case '\x93':
+        stack_global();
+        return true;
+      case 'Q':
+        machine_.load_storage();
+        return true;
+      case 'R':
+      case '\x81':
+        machine_.reduce();
+        return true;  // a new object of a class: OrderedDict.__new__ and the like
+      case 'b':
+        machine_.build();
+        return true;
+      case '.':
+        tree_.root = machine_.finish();
+        return false;
+      default:
+        throw Error("opcode " + std::to_string(static_cast<unsigned char>(opcode)) + " is none that torch.save writes");
     }
   }
 
   bool constant(char opcode) {
     switch (opcode) {
-      case 'N': machine_.push_new(NodeKind::kNone); return true;
-      case '\x88': push_bool(true); return true;
-      case '\x89': push_bool(false); return true;
-      case 'K': machine_.push_int(number<uint8_t>()); return true;
-      case 'M': machine_.push_int(number<uint16_t>()); return true;
-      case 'J': machine_.push_int(number<int32_t>()); return true;
-      case '\x8a': push_long(take(number<uint8_t>())); return true;
-      case '\x8b': push_long(take(number<uint32_t>())); return true;
-      case 'G': push_real(); return true;
-      case 'X': machine_.push_text(NodeKind::kText, take(number<uint32_t>())); return true;
-      case '\x8c': machine_.push_text(NodeKind::kText, take(number<uint8_t>())); return true;
-      case '\x8d': machine_.push_text(NodeKind::kText, take(number<uint64_t>())); return true;
-      case 'U': case 'C': machine_.push_text(NodeKind::kBytes, take(number<uint8_t>())); return true;
-      case 'B': machine_.push_text(NodeKind::kBytes, take(number<uint32_t>())); return true;
-      case '\x8e': case '\x96': machine_.push_text(NodeKind::kBytes, take(number<uint64_t>())); return true;
-      default: return false;
+      case 'N':
+        machine_.push_new(NodeKind::kNone);
+        return true;
+      case '\x88':
+        push_bool(true);
+        return true;
+      case '\x89':
+        push_bool(false);
+        return true;
+      case 'K':
+        machine_.push_int(number<uint8_t>());
+        return true;
+      case 'M':
+        machine_.push_int(number<uint16_t>());
+        return true;
+      case 'J':
+        machine_.push_int(number<int32_t>());
+        return true;
+      case '\x8a':
+        push_long(take(number<uint8_t>()));
+        return true;
+      case '\x8b':
+        push_long(take(number<uint32_t>()));
+        return true;
+      case 'G':
+        push_real();
+        return true;
+      case 'X':
+        machine_.push_text(NodeKind::kText, take(number<uint32_t>()));
+        return true;
+      case '\x8c':
+        machine_.push_text(NodeKind::kText, take(number<uint8_t>()));
+        return true;
+      case '\x8d':
+        machine_.push_text(NodeKind::kText, take(number<uint64_t>()));
+        return true;
+      case 'U':
+      case 'C':
+        machine_.push_text(NodeKind::kBytes, take(number<uint8_t>()));
+        return true;
+      case 'B':
+        machine_.push_text(NodeKind::kBytes, take(number<uint32_t>()));
+        return true;
+      case '\x8e':
+      case '\x96':
+        machine_.push_text(NodeKind::kBytes, take(number<uint64_t>()));
+        return true;
+      default:
+        return false;
     }
   }
 
   bool container(char opcode) {
     switch (opcode) {
-      case '(': machine_.push_new(NodeKind::kMark); return true;
-      case ')': machine_.push_tuple({}); return true;
-      case 't': machine_.push_tuple(machine_.pop_to_mark()); return true;
-      case '\x85': push_last_as_tuple(1); return true;
-      case '\x86': push_last_as_tuple(2); return true;
-      case '\x87': push_last_as_tuple(3); return true;
-      case ']': machine_.push_new(NodeKind::kList); return true;
-      case 'a': { const NodeId item = machine_.pop(); machine_.add_to_list({item}); return true; }
-      case 'e': machine_.add_to_list(machine_.pop_to_mark()); return true;
-      case '}': machine_.push_new(NodeKind::kDict); return true;
-      case 's': set_item(); return true;
-      case 'u': machine_.add_to_dict(machine_.pop_to_mark()); return true;
-      case '\x8f': machine_.push_new(NodeKind::kSet); return true;
-      case '\x90': machine_.add_to_set(machine_.pop_to_mark()); return true;
-      default: return false;
+      case '(':
+        machine_.push_new(NodeKind::kMark);
+        return true;
+      case ')':
+        machine_.push_tuple({});
+        return true;
+      case 't':
+        machine_.push_tuple(machine_.pop_to_mark());
+        return true;
+      case '\x85':
+        push_last_as_tuple(1);
+        return true;
+      case '\x86':
+        push_last_as_tuple(2);
+        return true;
+      case '\x87':
+        push_last_as_tuple(3);
+        return true;
+      case ']':
+        machine_.push_new(NodeKind::kList);
+        return true;
+      case 'a': {
+        const NodeId item = machine_.pop();
+        machine_.add_to_list({item});
+        return true;
+      }
+      case 'e':
+        machine_.add_to_list(machine_.pop_to_mark());
+        return true;
+      case '}':
+        machine_.push_new(NodeKind::kDict);
+        return true;
+      case 's':
+        set_item();
+        return true;
+      case 'u':
+        machine_.add_to_dict(machine_.pop_to_mark());
+        return true;
+      case '\x8f':
+        machine_.push_new(NodeKind::kSet);
+        return true;
+      case '\x90':
+        machine_.add_to_set(machine_.pop_to_mark());
+        return true;
+      default:
+        return false;
     }
   }
 
   bool memory(char opcode) {
     switch (opcode) {
-      case 'q': machine_.remember(number<uint8_t>()); return true;
-      case 'r': machine_.remember(number<uint32_t>()); return true;
-      case '\x94': machine_.remember_next(); return true;
-      case 'h': machine_.recall(number<uint8_t>()); return true;
-      case 'j': machine_.recall(number<uint32_t>()); return true;
-      case '0': machine_.pop(); return true;
-      case '1': machine_.pop_to_mark(); return true;
-      default: return false;
+      case 'q':
+        machine_.remember(number<uint8_t>());
+        return true;
+      case 'r':
+        machine_.remember(number<uint32_t>());
+        return true;
+      case '\x94':
+        machine_.remember_next();
+        return true;
+      case 'h':
+        machine_.recall(number<uint8_t>());
+        return true;
+      case 'j':
+        machine_.recall(number<uint32_t>());
+        return true;
+      case '0':
+        machine_.pop();
+        return true;
+      case '1':
+        machine_.pop_to_mark();
+        return true;
+      default:
+        return false;
     }
   }
 

@@ -40,7 +40,7 @@ struct Node {
     int64_t integer = 0;
     double real;
   };
-  std::string_view text;      ///< into the pickle, which the tree keeps
+  std::string_view text;  ///< into the pickle, which the tree keeps
   std::vector<NodeId> items;
 };
 
@@ -54,7 +54,7 @@ struct PickledStorage {
 struct PickledTensor {
   uint32_t storage;  ///< its place in `storages`
   const Dtype* dtype;
-  int64_t offset;  ///< in elements
+  int64_t offset;         ///< in elements
   NodeId sizes, strides;  ///< tuples of whole numbers that are not negative, equally many
   bool requires_grad = false;
   bool conj = false;  ///< the stored values are the conjugates of the tensor's

@@ -44,9 +44,12 @@ class LeafWalk {
   LeafWalk(const PickleTree& tree, std::vector<Leaf>& leaves) : tree_(tree), leaves_(leaves) {}
 
   void walk(NodeId id, const std::string& name, size_t depth) {
-    if (depth > kMaxDepth) throw Error("it is nested deeper than " + std::to_string(kMaxDepth) + ", or contains itself");
-    if (name.size() > kMaxNameBytes) throw Error("a name of what it holds is longer than " + std::to_string(kMaxNameBytes) + " bytes");
-    if (++visited_ > kMaxPickleNodes) throw Error("what it says is far larger than it: it uses the same lists again and again");
+    if (depth > kMaxDepth)
+      throw Error("it is nested deeper than " + std::to_string(kMaxDepth) + ", or contains itself");
+    if (name.size() > kMaxNameBytes)
+      throw Error("a name of what it holds is longer than " + std::to_string(kMaxNameBytes) + " bytes");
+    if (++visited_ > kMaxPickleNodes)
+      throw Error("what it says is far larger than it: it uses the same lists again and again");
     const Node& node = tree_[id];
     switch (node.kind) {
       case NodeKind::kDict:
@@ -72,12 +75,18 @@ class LeafWalk {
   std::string word(NodeId key) const {
     const Node& node = tree_[key];
     switch (node.kind) {
-      case NodeKind::kText: return std::string(node.text);
-      case NodeKind::kInt: return std::to_string(node.integer);
-      case NodeKind::kBool: return node.integer != 0 ? "True" : "False";
-      case NodeKind::kNone: return "None";
-      case NodeKind::kReal: return std::to_string(node.real);
-      default: throw Error("a key of a dictionary is neither a text nor a number");
+      case NodeKind::kText:
+        return std::string(node.text);
+      case NodeKind::kInt:
+        return std::to_string(node.integer);
+      case NodeKind::kBool:
+        return node.integer != 0 ? "True" : "False";
+      case NodeKind::kNone:
+        return "None";
+      case NodeKind::kReal:
+        return std::to_string(node.real);
+      default:
+        throw Error("a key of a dictionary is neither a text nor a number");
     }
   }
 

@@ -150,8 +150,9 @@ class SafetensorsFile::HeaderReader {
 
   /// The tensors must lie one behind the other, whatever the order of their names.
   void check_order(std::vector<SafetensorsEntry> entries) const {
-    std::sort(entries.begin(), entries.end(),
-              [](const SafetensorsEntry& a, const SafetensorsEntry& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
+    std::sort(entries.begin(), entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    });
     uint64_t end = 0;
     for (const auto& entry : entries) {
       if (entry.begin != end)
@@ -177,8 +178,7 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, void* to) const {
   for (uint64_t done = 0; done < entry.bytes();) {
     const uint64_t count = std::min(kChunk, entry.bytes() - done);
     source_.read(data_ + entry.begin + done, bytes + done, count);
-    if (truth_values &&
-        std::any_of(bytes + done, bytes + done + count, [](char byte) { return (byte & ~1) != 0; }))
+    if (truth_values && std::any_of(bytes + done, bytes + done + count, [](char byte) { return (byte & ~1) != 0; }))
       source_.refuse("tensor `" + entry.name + "` is BOOL, but holds bytes other than 0 and 1");
     done += count;
   }
@@ -198,9 +198,8 @@ std::string safetensors_header(std::vector<SafetensorsEntry>& entries,
     for (int64_t size : entry.shape) bytes *= static_cast<uint64_t>(size);
     entry.begin = offset;
     entry.end = offset += bytes;
-    header[entry.name] = {{"dtype", entry.dtype->safetensors},
-                          {"shape", entry.shape},
-                          {"data_offsets", {entry.begin, entry.end}}};
+    header[entry.name] = {
+        {"dtype", entry.dtype->safetensors}, {"shape", entry.shape}, {"data_offsets", {entry.begin, entry.end}}};
   }
   std::string text;
   try {

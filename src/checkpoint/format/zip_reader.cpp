@@ -120,7 +120,8 @@ ZipEntry ZipReader::read_record(const std::string& text, size_t& at, uint64_t& h
                comment_bytes = number<uint16_t>(record + 32);
   if (text.size() - at - kRecordBytes < name_bytes + extra_bytes + comment_bytes)
     source_.refuse("its zip directory is shorter than its entries");
-  ZipEntry entry{.name = std::string(record + kRecordBytes, name_bytes), .offset = 0, .bytes = 0, .crc = 0, .compressed = false};
+  ZipEntry entry{
+      .name = std::string(record + kRecordBytes, name_bytes), .offset = 0, .bytes = 0, .crc = 0, .compressed = false};
   entry.crc = number<uint32_t>(record + 16);
   entry.bytes = number<uint32_t>(record + 24);
   uint64_t packed = number<uint32_t>(record + 20);

@@ -17,9 +17,9 @@ struct ZipEntry {
   bool compressed;  ///< then it is not read
 };
 
-/// A zip archive as torch.save writes them: of stored entries. Those that are compressed are known, but not read. Made from the central directory alone,
-/// whose every number is checked against the size of the file; entries that overlap are refused, so that all of them
-/// together are never larger than the file. Names are only compared, never opened.
+/// A zip archive as torch.save writes them: of stored entries. Those that are compressed are known, but not read. Made
+/// from the central directory alone, whose every number is checked against the size of the file; entries that overlap
+/// are refused, so that all of them together are never larger than the file. Names are only compared, never opened.
 class ZipReader {
  public:
   /// Throws Error naming the file, and the entry where one is meant. `source` outlives this.

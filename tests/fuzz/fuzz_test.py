@@ -1,0 +1,85 @@
+"""Fuzzes the readers of files from seeds that are real files: some seconds each, LOCKSTEP_NIGHTLY=1 ten minutes."""
+
+import os
+import struct
+import sys
+import tempfile
+import unittest
+import zipfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "programs"))
+from support import BIN, main, run  # noqa: E402
+
+SECONDS = 600 if os.environ.get("LOCKSTEP_NIGHTLY") else 10
+PT = os.path.join(BIN, "pt_python")
+LOCKSTEP = os.path.join(BIN, "lockstep")
+
+# Words of the formats, which chance would not find.
+WORDS = ["torch._utils", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter", "_rebuild_from_type_v2", "torch", "FloatStorage",
+         "UntypedStorage", "torch.storage", "collections", "OrderedDict", "storage", "cpu", "_codecs", "encode", "latin1", "numpy", "dtype",
+         "numpy._core.multiarray", "scalar", "builtins", "set", "complex", "Size", "device", "conj", "data.pkl", "byteorder",
+         "PK\\x01\\x02", "PK\\x03\\x04", "PK\\x05\\x06", "PK\\x06\\x06", "PK\\x06\\x07", "data_offsets", "__metadata__", "shape", "BOOL", "F32"]
+
+
+class Fuzz(unittest.TestCase):
+    def setUp(self):
+        if not os.path.exists(os.path.join(BIN, "fuzz_pt")):
+            print("SKIPPED BECAUSE no clang with libFuzzer was found: apt-get install clang-14 libclang-rt-14-dev")
+            self.skipTest("no clang with libFuzzer: apt-get install clang-14 libclang-rt-14-dev")
+        folder = tempfile.TemporaryDirectory(prefix="lockstep_fuzz_")
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, *names):
+        return os.path.join(self.folder, *names)
+
+    def fuzz(self, reader, seeds):
+        corpus = self.path("corpus_" + reader)
+        os.mkdir(corpus)
+        for name, content in seeds.items():
+            with open(os.path.join(corpus, name), "wb") as file:
+                file.write(content)
+        with open(self.path("words"), "w") as file:
+            file.write("".join(f'"{word}"\n' for word in WORDS))
+        result = run(os.path.join(BIN, reader), corpus, f"-max_total_time={SECONDS}", "-max_len=65536", "-rss_limit_mb=3000", "-timeout=20",
+                     f"-dict={self.path('words')}", f"-artifact_prefix={self.folder}/", timeout=SECONDS + 300, check=False)
+        kept = sorted(name for name in os.listdir(self.folder) if name.startswith(("crash-", "oom-", "timeout-", "leak-")))
+        for name in kept:
+            with open(self.path(name), "rb") as file:
+                print(name, file.read(4096).hex())
+        self.assertEqual((result.returncode, kept), (0, []), result.stderr[-4000:])
+        runs = next(line for line in reversed(result.stderr.splitlines()) if line.startswith("Done"))
+        print(f"{reader}: {runs}")
+        self.assertGreater(int(runs.split()[1]), 100)
+
+    def files(self):
+        """Real .pt files, as they are and without the checksums that no change would survive."""
+        found = {}
+        for word in ("network", "shared"):
+            run(PT, word, self.path(word + ".pt"))
+            with open(self.path(word + ".pt"), "rb") as file:
+                content = bytearray(file.read())
+            found[word] = bytes(content)
+            start = 0
+            while (start := content.find(b"PK\x01\x02", start)) >= 0:
+                struct.pack_into("<I", content, start + 16, 0)
+                start += 4
+            found[word + "_unsummed"] = bytes(content)
+        return found
+
+    def test_pt(self):
+        self.fuzz("fuzz_pt", self.files())
+
+    def test_pickle(self):
+        self.files()
+        self.fuzz("fuzz_pickle", {word: zipfile.ZipFile(self.path(word + ".pt")).read(word + "/data.pkl") for word in ("network", "shared")})
+
+    def test_safetensors(self):
+        self.files()
+        run(LOCKSTEP, "convert", self.path("network.pt"), self.path("network.safetensors"))
+        with open(self.path("network.safetensors"), "rb") as file:
+            self.fuzz("fuzz_safetensors", {"network": file.read()})
+
+
+if __name__ == "__main__":
+    main()
