@@ -70,10 +70,11 @@ struct Bench {
 
   void add_state(lockstep::Checkpointer& to) {
     to.add("state", {.save = [this] { return lockstep::to_object(state); },
-                     .load = [this](const c10::IValue& loaded) {
-                       if (lockstep::hash(lockstep::to_state_dict(loaded)) != lockstep::hash(state))
-                         throw lockstep::Error("what was loaded is not what was saved");
-                     }});
+                     .load =
+                         [this](const c10::IValue& loaded) {
+                           if (lockstep::hash(lockstep::to_state_dict(loaded)) != lockstep::hash(state))
+                             throw lockstep::Error("what was loaded is not what was saved");
+                         }});
   }
 
   void run(int rounds) {

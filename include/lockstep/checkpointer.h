@@ -22,7 +22,8 @@ struct CheckpointerOptions {
   int keep_last = 2;
   int keep_best = 1;
   bool higher_is_better = true;
-  /// Write on a thread, from a copy of the state: training stops for the copy alone. Takes the state's memory once more.
+  /// Write on a thread, from a copy of the state: training stops for the copy alone. Takes the state's memory once
+  /// more.
   bool asynchronous = true;
 };
 
@@ -32,7 +33,7 @@ template <typename T>
 concept HasState = requires(T& thing) {
   thing.load_state_dict(thing.state_dict());
   requires std::convertible_to<decltype(thing.state_dict()), c10::IValue> ||
-               std::same_as<decltype(thing.state_dict()), StateDict>;
+      std::same_as<decltype(thing.state_dict()), StateDict>;
 };
 
 /// Saves a training now and then, and goes on from the newest checkpoint that is whole.
@@ -79,16 +80,17 @@ class Checkpointer {
   Checkpointer& add(const std::string& name, torch::nn::Module& module);
   Checkpointer& add(const std::string& name, torch::optim::Optimizer& optimizer);
   template <HasState T>
-  requires(!std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer>)
-  Checkpointer& add(const std::string& name, T& thing, Scope scope = Scope::kAllRanks);
+  requires(!std::derived_from<T, torch::nn::Module> &&
+           !std::derived_from<T, torch::optim::Optimizer>) Checkpointer& add(const std::string& name, T& thing,
+                                                                             Scope scope = Scope::kAllRanks);
   /// A number or text of the program's.
   template <typename T>
-  requires(std::is_arithmetic_v<T> || std::same_as<T, std::string>)
-  Checkpointer& add(const std::string& name, T& value, Scope scope = Scope::kAllRanks);
+  requires(std::is_arithmetic_v<T> || std::same_as<T, std::string>) Checkpointer& add(const std::string& name, T& value,
+                                                                                      Scope scope = Scope::kAllRanks);
 
   /// Loads the newest checkpoint that is whole; damaged ones are passed over with a warning. False, and nothing
-  /// changed, where there is none. Throws Error on all ranks, listing all that does not fit, for one of another program;
-  /// also where checkpoints are there, but none is whole. What was loaded before an error stays.
+  /// changed, where there is none. Throws Error on all ranks, listing all that does not fit, for one of another
+  /// program; also where checkpoints are there, but none is whole. What was loaded before an error stays.
   bool resume();
   /// The step of the checkpoint that was resumed, else 0.
   int64_t resumed_step() const;
@@ -108,8 +110,9 @@ class Checkpointer {
 };
 
 template <HasState T>
-requires(!std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer>)
-Checkpointer& Checkpointer::add(const std::string& name, T& thing, Scope scope) {
+requires(!std::derived_from<T, torch::nn::Module> &&
+         !std::derived_from<T, torch::optim::Optimizer>) Checkpointer& Checkpointer::add(const std::string& name,
+                                                                                         T& thing, Scope scope) {
   constexpr bool kIsStateDict = std::same_as<decltype(thing.state_dict()), StateDict>;
   Part part;
   if constexpr (kIsStateDict) {
@@ -123,8 +126,8 @@ Checkpointer& Checkpointer::add(const std::string& name, T& thing, Scope scope) 
 }
 
 template <typename T>
-requires(std::is_arithmetic_v<T> || std::same_as<T, std::string>)
-Checkpointer& Checkpointer::add(const std::string& name, T& value, Scope scope) {
+requires(std::is_arithmetic_v<T> ||
+         std::same_as<T, std::string>) Checkpointer& Checkpointer::add(const std::string& name, T& value, Scope scope) {
   Part part;
   if constexpr (std::same_as<T, std::string>) {
     part.save = [&value] { return c10::IValue(value); };

@@ -144,11 +144,11 @@ struct Checkpointer::State {
     if (is_main()) {
       std::vector<std::string> states;
       for (size_t rank = 0; rank < own_states.size(); ++rank) {
-        if (own_states[rank][0] == '-') problem += "\n  rank " + std::to_string(rank) + ": " + own_states[rank].substr(1);
+        if (own_states[rank][0] == '-')
+          problem += "\n  rank " + std::to_string(rank) + ": " + own_states[rank].substr(1);
         states.push_back(own_states[rank].substr(1));
       }
-      if (problem.empty())
-        problem = failure_of([&] { start_write(whole_state(step, states), step, score); });
+      if (problem.empty()) problem = failure_of([&] { start_write(whole_state(step, states), step, score); });
     }
     problem = group.broadcast_bytes(problem);
     last_step = step;
@@ -259,10 +259,10 @@ struct Checkpointer::State {
   const CheckpointerOptions options;
   std::vector<NamedPart> parts;
   int64_t resumed_step = 0;
-  int64_t last_step = 0;                     ///< of the last save
+  int64_t last_step = 0;  ///< of the last save
   Clock::time_point last_save = Clock::now();
-  int64_t next_question = 0;                 ///< step at which rank 0 is asked for the time
-  int64_t last_asked = 0;                    ///< rank 0: step of the last question
+  int64_t next_question = 0;  ///< step at which rank 0 is asked for the time
+  int64_t last_asked = 0;     ///< rank 0: step of the last question
   Clock::time_point last_question = Clock::now();
 
   // Rank 0's thread has these while it runs.
@@ -280,15 +280,16 @@ Checkpointer::Checkpointer(std::string folder, Group group, CheckpointerOptions 
               "; it must be at least 1");
   TORCH_CHECK(!options.every_minutes || *options.every_minutes > 0, "Checkpointer: every_minutes is ",
               *options.every_minutes, "; it must be above 0");
-  TORCH_CHECK(options.keep_last > 0 && options.keep_best >= 0, "Checkpointer: keep_last must be at least 1, keep_best 0");
+  TORCH_CHECK(options.keep_last > 0 && options.keep_best >= 0,
+              "Checkpointer: keep_last must be at least 1, keep_best 0");
   state_ = std::make_unique<State>(std::move(folder), std::move(group), options);
 }
 
 Checkpointer::~Checkpointer() = default;
 
 Checkpointer& Checkpointer::add(const std::string& name, Part part, Scope scope) {
-  TORCH_CHECK(name != kStep && name != kRanks && name != kRandom && !name.empty(), "Checkpointer: a part cannot be called `",
-              name, "`");
+  TORCH_CHECK(name != kStep && name != kRanks && name != kRandom && !name.empty(),
+              "Checkpointer: a part cannot be called `", name, "`");
   for (const auto& known : state_->parts)
     TORCH_CHECK(known.name != name, "Checkpointer: there is a part called `", name, "` already");
   state_->parts.push_back({name, std::move(part), scope});
@@ -296,8 +297,9 @@ Checkpointer& Checkpointer::add(const std::string& name, Part part, Scope scope)
 }
 
 Checkpointer& Checkpointer::add(const std::string& name, torch::nn::Module& module) {
-  return add(name, Part{.save = [&module] { return to_object(state_dict(module)); },
-                        .load = [&module](const c10::IValue& state) { load_state_dict(module, to_state_dict(state)); }});
+  return add(name,
+             Part{.save = [&module] { return to_object(state_dict(module)); },
+                  .load = [&module](const c10::IValue& state) { load_state_dict(module, to_state_dict(state)); }});
 }
 
 Checkpointer& Checkpointer::add(const std::string& name, torch::optim::Optimizer& optimizer) {

@@ -34,8 +34,12 @@ void write_state(ByteSink& sink, int64_t step) {
   PickleWriter pickle;
   pickle.begin_dict();
   pickle.text("x");
-  pickle.tensor({.dtype = dtype_of_name("uint8"), .storage = "0", .storage_bytes = kBytes, .offset = 0,
-                 .sizes = {kBytes}, .strides = {1}});
+  pickle.tensor({.dtype = dtype_of_name("uint8"),
+                 .storage = "0",
+                 .storage_bytes = kBytes,
+                 .offset = 0,
+                 .sizes = {kBytes},
+                 .strides = {1}});
   pickle.end_dict();
   PtWriter writer(sink, "state", pickle.finish());
   const std::string content(kBytes, static_cast<char>(step));
@@ -149,7 +153,8 @@ class Disk {
     auto entries = entries_;
     for (size_t i = 0; i < count; ++i) {
       const Call& call = calls[i];
-      const bool is_entry = call.kind == Call::Kind::kCreate || call.kind == Call::Kind::kRename || call.kind == Call::Kind::kUnlink;
+      const bool is_entry =
+          call.kind == Call::Kind::kCreate || call.kind == Call::Kind::kRename || call.kind == Call::Kind::kUnlink;
       if (call.kind == Call::Kind::kCreate) files.resize(static_cast<size_t>(first_ + call.file) + 1);
       if (call.kind == Call::Kind::kWrite) write(files, calls, i, count, survives);
       if (is_entry && (synced(calls, i, count, Call::Kind::kSyncFolder, -1) || survives())) apply(entries, call);
@@ -225,9 +230,8 @@ TEST_F(CheckpointFolderTest, EveryCrashStateHasTheOldOrTheNewCheckpoint) {
   const std::vector<Call>& calls = recorded.calls();
   disk.learn(calls);
   ASSERT_GT(calls.size(), 20u);
-  const auto last_sync = std::find_if(calls.rbegin(), calls.rend(), [](const Call& call) {
-    return call.kind == Call::Kind::kSyncFolder;
-  });
+  const auto last_sync =
+      std::find_if(calls.rbegin(), calls.rend(), [](const Call& call) { return call.kind == Call::Kind::kSyncFolder; });
   const auto durable = static_cast<size_t>(calls.rend() - last_sync);  // after so many calls the save has returned
   const unsigned seed = std::random_device()();
   std::mt19937 chance(seed);

@@ -81,9 +81,10 @@ class CheckpointerTest : public ::testing::Test {
     };
     // The second epoch is the one that is stopped in.
     const int64_t first_epoch = DataLoader(Numbers(samples), Shard(0, 3, 5), {.batch_size = kBatch}).size();
-    run_ranks(3, [&](Context& context) { train(context, "first", first_epoch + step); },
-              std::chrono::seconds(60), options);
-    run_ranks(world_size, [&](Context& context) { train(context, "second", 0); }, std::chrono::seconds(60), options);
+    run_ranks(
+        3, [&](Context& context) { train(context, "first", first_epoch + step); }, std::chrono::seconds(60), options);
+    run_ranks(
+        world_size, [&](Context& context) { train(context, "second", 0); }, std::chrono::seconds(60), options);
     std::vector<int> seen(static_cast<size_t>(samples));
     count("first" + std::to_string(world_size), 3, seen);
     count("second" + std::to_string(world_size), world_size, seen);
@@ -168,7 +169,7 @@ void train(Context& context, const std::string& folder, bool resume, int64_t las
   }
   checkpointer.finish();
   std::ofstream(result + std::to_string(context.rank())) << hash(state_dict(*net)) << ' ' << loss_sum << '\n'
-                                                                << at::rand({1}).item<double>();
+                                                         << at::rand({1}).item<double>();
 }
 
 TEST_F(CheckpointerTest, ResumesToTheSameBitsOnEveryRank) {
@@ -183,8 +184,10 @@ TEST_F(CheckpointerTest, ResumesToTheSameBitsOnEveryRank) {
   for (const int ranks : {2, 3}) {
     const std::string number = std::to_string(ranks);
     const auto run = [&](const std::string& folder, bool resume, int64_t last, const std::string& result) {
-      run_ranks(ranks, [&](Context& context) { train(context, base + "folder_" + folder + number, resume, last, base + result); },
-                std::chrono::seconds(60), options);
+      run_ranks(
+          ranks,
+          [&](Context& context) { train(context, base + "folder_" + folder + number, resume, last, base + result); },
+          std::chrono::seconds(60), options);
     };
     run("straight", false, 8, "straight");
     run("split", false, 5, "half");
@@ -208,10 +211,12 @@ TEST_F(CheckpointerTest, WritesTheStateOfTheMomentItWasAskedFor) {
   run_ranks(1, [&](Context& context) {
     at::Tensor large = at::full({1 << 20}, 7.0), other = large.view({1024, 1024});
     Checkpointer checkpointer(path(), context.group(), {.keep_last = 5});
-    checkpointer.add("tensors", {.save = [&] {
-                                   return to_object(StateDict({{"large", large}, {"other", other}}));
-                                 },
-                                 .load = [&](const c10::IValue& state) { large.copy_(to_state_dict(state)["large"]); }});
+    checkpointer.add("tensors",
+                     {.save =
+                          [&] {
+                            return to_object(StateDict({{"large", large}, {"other", other}}));
+                          },
+                      .load = [&](const c10::IValue& state) { large.copy_(to_state_dict(state)["large"]); }});
     for (int64_t step = 1; step <= 3; ++step) {
       checkpointer.save(step);
       large.add_(1);
@@ -301,8 +306,9 @@ TEST_F(CheckpointerTest, ACheckpointOfAnotherProgramIsRefusedWithAllThatDiffers)
     int64_t more = 0;
     second.add("model", *other).add("optimizer", adam).add("more", more);
     const std::string text = failure([&] { second.resume(); });
-    for (const char* part : {"shape of weight: [3, 2] given, [4, 2]", "shape of bias", "param_groups.0.betas is missing",
-                             "`more`: is not in it", "rank 1: the same as on rank 0"})
+    for (const char* part :
+         {"shape of weight: [3, 2] given, [4, 2]", "shape of bias", "param_groups.0.betas is missing",
+          "`more`: is not in it", "rank 1: the same as on rank 0"})
       EXPECT_NE(text.find(part), std::string::npos) << part << "\nis not in\n" << text;
   });
 }

@@ -16,9 +16,9 @@ namespace lockstep::testing {
 /// One system call of a save, as far as it changes what is on the disk.
 struct Call {
   enum class Kind { kCreate, kWrite, kTruncate, kSync, kSyncFolder, kRename, kUnlink } kind;
-  int file = -1;          ///< number of the file, counted from 0 as they were created
-  std::string name, to;   ///< of the directory entry
-  std::string data;       ///< written
+  int file = -1;         ///< number of the file, counted from 0 as they were created
+  std::string name, to;  ///< of the directory entry
+  std::string data;      ///< written
 };
 
 /// Does what is asked for and keeps a record.
@@ -56,7 +56,8 @@ class RecordedOperations : public FileOperations {
   int sync(int file) override {
     const std::lock_guard lock(mutex_);
     const bool folder = folders_[file];
-    calls_.push_back({.kind = folder ? Call::Kind::kSyncFolder : Call::Kind::kSync, .file = folder ? -1 : numbers_[file]});
+    calls_.push_back(
+        {.kind = folder ? Call::Kind::kSyncFolder : Call::Kind::kSync, .file = folder ? -1 : numbers_[file]});
     return 0;  // the disk is the test's own
   }
   int rename(const char* from, const char* to) override {
@@ -101,7 +102,9 @@ class FailingOperations : public FileOperations {
   }
   int truncate(int file, off_t size) override { return fails("truncate") ? -1 : FileOperations::truncate(file, size); }
   int sync(int file) override { return fails("sync") ? -1 : FileOperations::sync(file); }
-  int rename(const char* from, const char* to) override { return fails("rename") ? -1 : FileOperations::rename(from, to); }
+  int rename(const char* from, const char* to) override {
+    return fails("rename") ? -1 : FileOperations::rename(from, to);
+  }
   int unlink(const char* path) override { return fails("unlink") ? -1 : FileOperations::unlink(path); }
 
   const std::string& failed() const { return failed_; }

@@ -133,7 +133,8 @@ std::string CheckpointFolder::new_name(int64_t step) const {
   int number = 0;
   for (const std::string& file : files())
     for (const char* ending : {".pt", ".json", ".pt.partial", ".json.partial"})
-      if (const auto name = parse(file, ending); name && name->step == step) number = std::max(number, name->number + 1);
+      if (const auto name = parse(file, ending); name && name->step == step)
+        number = std::max(number, name->number + 1);
   char text[64];
   std::snprintf(text, sizeof text, "step-%012lld.%d", static_cast<long long>(step), number);
   return text;
@@ -173,7 +174,8 @@ void CheckpointFolder::prune(int last, int best, bool higher_is_better) const {
   std::set<std::string> kept;
   for (size_t i = 0; i < all.size() && static_cast<int>(i) < last; ++i) kept.insert(all[i].file);
   std::vector<CheckpointManifest> scored;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(scored), [](const auto& one) { return one.score.has_value(); });
+  std::copy_if(all.begin(), all.end(), std::back_inserter(scored),
+               [](const auto& one) { return one.score.has_value(); });
   std::stable_sort(scored.begin(), scored.end(), [&](const auto& a, const auto& b) {
     return higher_is_better ? *a.score > *b.score : *a.score < *b.score;
   });
