@@ -6,7 +6,8 @@ namespace lockstep {
 namespace {
 
 TEST(Printable, KeepsTextAndShowsTheRest) {
-  EXPECT_EQ(printable("layer.0 \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"), "layer.0 \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+  EXPECT_EQ(printable("layer.0 \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"),
+            "layer.0 \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
   EXPECT_EQ(printable(std::string_view("\x1b[31m\n\0\x7f", 8)), "\\x1b[31m\\x0a\\x00\\x7f");
   // C1 controls, overlong forms, surrogates, beyond Unicode, cut off.
   EXPECT_EQ(printable("\xc2\x9b"), "\\xc2\\x9b");

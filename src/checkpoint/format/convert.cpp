@@ -1,5 +1,6 @@
 #include "checkpoint/format/convert.h"
 
+#include <algorithm>
 #include <set>
 
 #include "base/atomic_file.h"
@@ -84,8 +85,10 @@ std::string convert_file(const std::string& from, const std::string& to) {
     storages.insert(tensor.storage);
     names.insert(tensor.name);
   }
-  for (const auto& [name, text] : contents.texts())
-    if (names.contains(name)) throw Error("cannot convert " + from + ": `" + name + "` is a tensor and a text");
+  const auto both = std::find_if(contents.texts().begin(), contents.texts().end(),
+                                 [&](const auto& text) { return names.contains(text.first); });
+  if (both != contents.texts().end())
+    throw Error("cannot convert " + from + ": `" + both->first + "` is a tensor and a text");
   if (is_pt_name(to))
     write_pt(contents, to);
   else
