@@ -17,8 +17,9 @@ class SparseFile : public ByteSink, public ByteSource {
  public:
   SparseFile() : ByteSource("sparse.zip", 0) {}
   void write(const void* data, size_t size) override {
-    const std::string bytes(static_cast<const char*>(data), size);
-    if (bytes.find_first_not_of('\0') != std::string::npos) pieces_[size_] = bytes;
+    const char* bytes = static_cast<const char*>(data);
+    const bool zeros = size > 0 && bytes[0] == '\0' && std::memcmp(bytes, bytes + 1, size - 1) == 0;
+    if (!zeros) pieces_[size_] = std::string(bytes, size);
     size_ += size;
   }
 

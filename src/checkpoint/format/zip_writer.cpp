@@ -3,15 +3,25 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <future>
 #include <stdexcept>
+#include <system_error>
 
 namespace lockstep {
 namespace {
 
 constexpr uint64_t kAlignment = 64;
-constexpr uint64_t kChunk = 256 << 10;  // stays in the cache between its checksum and its copy
+constexpr uint64_t kChunk = 256 << 10;  // stays in the cache between the sink's look at it and its copy
+constexpr uint64_t kLarge = 1 << 20;    // worth a thread
 constexpr uint64_t kSmall = 0xffffffff;
 constexpr uint16_t kFlags = 0x0808;  // the checksum follows the bytes; names are UTF-8
+
+uint32_t crc_of(uint32_t before, const unsigned char* bytes, uint64_t size) {
+  uLong crc = before;
+  for (uint64_t done = 0; done < size; done += kChunk)
+    crc = ::crc32(crc, bytes + done, static_cast<uInt>(std::min(kChunk, size - done)));
+  return static_cast<uint32_t>(crc);
+}
 
 /// Little-endian numbers, one behind the other.
 class Record {
@@ -64,14 +74,19 @@ void ZipWriter::begin(const std::string& name, uint64_t bytes) {
 
 void ZipWriter::append(const void* data, uint64_t size) {
   const auto* bytes = static_cast<const unsigned char*>(data);
-  while (size > 0) {
-    const uint64_t count = std::min(size, kChunk);
-    entries_.back().crc = static_cast<uint32_t>(::crc32(entries_.back().crc, bytes, static_cast<uInt>(count)));
-    sink_.write(bytes, count);
-    bytes += count;
-    size -= count;
-    open_bytes_ += count;
+  const uint32_t before = entries_.back().crc;
+  open_bytes_ += size;
+  std::future<uint32_t> sum;
+  if (size >= kLarge) {
+    try {  // beside the writing, which takes about as long
+      sum = std::async(std::launch::async, [=] { return crc_of(before, bytes, size); });
+    } catch (const std::system_error&) {
+      // No thread is to be had.
+    }
   }
+  if (!sum.valid()) entries_.back().crc = crc_of(before, bytes, size);
+  for (uint64_t done = 0; done < size; done += kChunk) sink_.write(bytes + done, std::min(kChunk, size - done));
+  if (sum.valid()) entries_.back().crc = sum.get();
 }
 
 void ZipWriter::end() {

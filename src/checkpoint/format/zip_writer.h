@@ -10,7 +10,8 @@
 namespace lockstep {
 
 /// Writes a zip archive of stored entries as PyTorch does: the bytes of each start at a multiple of 64, so that a
-/// reader may map the file, and its checksum follows them, so that each byte is looked at once.
+/// reader may map the file, and its checksum follows them, so that it is computed while they are written: of large
+/// pieces on another thread.
 class ZipWriter {
  public:
   explicit ZipWriter(ByteSink& sink) : sink_(sink) {}
