@@ -128,9 +128,10 @@ struct Checkpointer::State {
       folder.add(step, score, group.world_size(), [&](ByteSink& sink) { object.write(sink, "checkpoint"); });
       folder.prune(options.keep_last, options.keep_best, options.higher_is_better);
     });
-    if (!problem.empty())
+    if (!problem.empty()) {
       TORCH_WARN("the checkpoint of step ", step, " was not saved: ", problem,
                  ". Training goes on; earlier checkpoints are as they were");
+    }
     const std::lock_guard lock(mutex);
     last_problem = problem;
   }
@@ -190,7 +191,9 @@ struct Checkpointer::State {
     for (const CheckpointManifest& manifest : all) {
       const std::string problem = failure_of([&] { folder.check(manifest); });
       if (problem.empty()) {
-        if (!problems.empty()) TORCH_WARN("resuming from an older checkpoint, ", manifest.file, ":", problems);
+        if (!problems.empty()) {
+          TORCH_WARN("resuming from an older checkpoint, ", manifest.file, ":", problems);
+        }
         return manifest;
       }
       problems += "\n  " + problem;

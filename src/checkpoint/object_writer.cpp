@@ -1,6 +1,7 @@
 #include "checkpoint/object_writer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cstring>
@@ -90,7 +91,7 @@ void ObjectWriter::add_tensor(const at::Tensor& given, const std::string& place)
 }
 
 size_t ObjectWriter::storage_of(const at::Tensor& tensor) {
-  const c10::Storage storage = tensor.storage();
+  const c10::Storage& storage = tensor.storage();
   const auto [found, is_new] = places_.emplace(storage.unsafeGetStorageImpl(), storages_.size());
   if (is_new) {
     kept_.push_back(storage);
