@@ -13,7 +13,7 @@ help:
 	@echo "make train [RANKS=2] [EPOCHS=4]  train a small network on Fashion-MNIST"
 	@echo "make build                       the release build, in build/bin"
 	@echo "make test                        build and run every test"
-	@echo "make test-nightly                the same with the long counts"
+	@echo "make test-nightly                the same with the long counts, and under sanitizers"
 	@echo "make bench                       what is measured, as in the README"
 	@echo "make format, make lint           clang-format, clang-tidy and the structure checks"
 	@echo "make clean                       remove the build folder"
@@ -38,6 +38,7 @@ test test-nightly: setup $(BUILD)/build.ninja
 	@scripts/setup --tests
 	@cmake --build $(BUILD) -j $(JOBS)
 	@scripts/test $(if $(filter test-nightly,$@),--nightly)
+	@$(if $(filter test-nightly,$@),scripts/sanitize thread && scripts/sanitize address)
 
 bench: build
 	@mkdir -p runs/bench
