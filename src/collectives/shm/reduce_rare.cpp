@@ -1,16 +1,22 @@
 #include "collectives/shm/reduce_sets.h"
 
+#include <cstring>
+
 namespace lockstep::shm {
 namespace {
 
+// Buffers may lie at any address.
 template <typename T>
 T load(const Reduction& task, int input, size_t i) {
-  return static_cast<const T*>(task.inputs[input])[i];
+  T value;
+  std::memcpy(&value, static_cast<const std::byte*>(task.inputs[input]) + i * sizeof(T), sizeof(T));
+  return value;
 }
 
 template <typename T>
 void store(const Reduction& task, size_t i, T value) {
-  for (int output = 0; output < task.output_count; ++output) static_cast<T*>(task.outputs[output])[i] = value;
+  for (int output = 0; output < task.output_count; ++output)
+    std::memcpy(static_cast<std::byte*>(task.outputs[output]) + i * sizeof(T), &value, sizeof(T));
 }
 
 template <typename T>
