@@ -1,0 +1,53 @@
+#include "step_job.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace lockstep::bench {
+
+double StepJob::attach() {
+  double slowest = 0;
+  for (const std::string& answer : ask("attach")) {
+    std::istringstream in(answer);
+    std::string word;
+    double mine = 0;
+    if (!(in >> word >> mine) || word != "attached") fail("answered " + answer.substr(0, 200));
+    slowest = std::max(slowest, mine);
+  }
+  return slowest;
+}
+
+StepJob::Check StepJob::check(size_t steps) {
+  Check result;
+  for (const std::string& answer : ask("check " + std::to_string(steps))) {
+    std::istringstream in(answer);
+    std::string word, hash;
+    std::vector<double> losses(steps);
+    double peak_mib = 0;
+    in >> word;
+    for (double& loss : losses) in >> loss;
+    if (word != "losses" || !(in >> word >> hash >> word >> peak_mib)) fail("answered " + answer.substr(0, 200));
+    result.losses.push_back(std::move(losses));
+    result.weights.push_back(std::move(hash));
+    result.peak_mib = std::max(result.peak_mib, peak_mib);
+  }
+  return result;
+}
+
+std::vector<double> StepJob::time(size_t warm, size_t steps) {
+  std::vector<double> sums(steps, 0);
+  const auto answers = ask("time " + std::to_string(warm) + ' ' + std::to_string(steps));
+  for (const std::string& answer : answers) {
+    std::istringstream in(answer);
+    std::string word;
+    in >> word;
+    for (double& sum : sums) {
+      double mine = 0;
+      if (word != "times" || !(in >> mine)) fail("answered " + answer.substr(0, 200));
+      sum += mine / static_cast<double>(answers.size());
+    }
+  }
+  return sums;
+}
+
+}  // namespace lockstep::bench
