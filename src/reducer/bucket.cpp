@@ -26,6 +26,7 @@ Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group) : missing
   int64_t elements = 0;
   for (const auto& parameter : parameters) elements += parameter.numel();
   flat_ = group.allocate(elements + count, parameters.front().options().requires_grad(false)).zero_();
+  gradients_ = flat_.narrow(0, 0, elements);
   used_ = flat_.narrow(0, elements, count);
   int64_t offset = 0;
   for (auto& parameter : parameters) {
@@ -62,14 +63,14 @@ void Bucket::fill(size_t index, bool used) {
   --missing_;
 }
 
-void Bucket::launch(const Group& group) {
+void Bucket::launch(const Group& group, ReduceOp op) {
   at::NoGradGuard no_grad;
   bool all_used = true;
   for (const Slot& slot : slots_) all_used = all_used && slot.used;
   used_.fill_(1);
   for (size_t i = 0; !all_used && i < slots_.size(); ++i)
     if (!slots_[i].used) used_[static_cast<int64_t>(i)].zero_();
-  work_ = group.all_reduce_async(flat_, ReduceOp::kMean);
+  work_ = group.all_reduce_async(flat_, op);
 }
 
 void Bucket::finish() {

@@ -22,14 +22,18 @@ class Bucket {
   size_t size() const { return slots_.size(); }
   int64_t bytes() const;
   bool full() const { return missing_ == 0; }
+  /// The gradients side by side, and what travels behind them.
+  const at::Tensor& gradients() const { return gradients_; }
+  const at::Tensor& tail() const { return used_; }
 
   /// Takes the parameter's gradient: copies .grad in unless it lies here already; zeros if there is none.
   /// `used`: the backward passes since the last reduction reached this parameter.
   void fill(size_t slot, bool used);
   bool filled(size_t slot) const { return slots_[slot].filled; }
 
-  /// Starts the mean over all ranks. The bucket is full.
-  void launch(const Group& group);
+  /// Starts the reduction over all ranks. The bucket is full. Whatever changes how gradients travel (a communication
+  /// hook) works on gradients() and must reduce tail() as it is: flags survive no compression.
+  void launch(const Group& group, ReduceOp op);
   bool launched() const { return work_.has_value(); }
 
   /// Waits for the mean and leaves each parameter's .grad as the view that holds it. A parameter that no rank used
@@ -48,8 +52,9 @@ class Bucket {
     bool used = false;
   };
 
-  at::Tensor flat_;  ///< all gradients, then one "used" element a parameter
-  at::Tensor used_;  ///< view of the latter
+  at::Tensor flat_;       ///< all gradients, then one "used" element a parameter
+  at::Tensor gradients_;  ///< view of the former
+  at::Tensor used_;       ///< view of the latter
   std::vector<Slot> slots_;
   size_t missing_;
   std::optional<Work> work_;

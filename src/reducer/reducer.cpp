@@ -60,8 +60,10 @@ void Reducer::begin_backward() {
 }
 
 void Reducer::launch_full_buckets() {
-  for (; launched_ < buckets_.size() && buckets_[launched_].full(); ++launched_) buckets_[launched_].launch(group_);
+  for (; launched_ < buckets_.size() && buckets_[launched_].full(); ++launched_) launch(buckets_[launched_]);
 }
+
+void Reducer::launch(Bucket& bucket) { bucket.launch(group_, ReduceOp::kMean); }
 
 void Reducer::finish() {
   std::lock_guard lock(mutex_);

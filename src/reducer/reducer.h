@@ -46,6 +46,8 @@ class Reducer {
   void on_gradient(size_t parameter);
   void begin_backward();
   void launch_full_buckets();
+  /// The one place where a bucket's gradients go to the other ranks.
+  void launch(Bucket& bucket);
   void finish();
 
   struct Place {
