@@ -1,102 +1,61 @@
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <string>
-#include <type_traits>
 #include <utility>
-#include <vector>
-
-#include <torch/nn/module.h>
 
 #include <lockstep/context.h>
-#include <lockstep/group.h>
+#include <lockstep/replica.h>
 
 namespace lockstep {
-
-struct DistributedDataParallelOptions {
-  /// Gradients are averaged in messages of about this size, MiB of 2^20 bytes. The first one is small, so that
-  /// communication starts while backward still runs.
-  double first_bucket_cap_mb = 1;
-  double bucket_cap_mb = 25;
-  /// Buffers (such as the running statistics of batch norm) follow rank 0's after every synchronised backward.
-  bool broadcast_buffers = true;
-  /// Accepted for PyTorch's sake; parameters without a gradient need no option.
-  bool find_unused_parameters = false;
-};
-
-/// Keeps gradients local for the backward passes of its lifetime: they accumulate into .grad on each rank alone and
-/// are averaged by the first backward after it. All ranks must hold one for the same backward passes.
-class NoSyncGuard {
- public:
-  explicit NoSyncGuard(bool* synchronized)
-      : synchronized_(synchronized), before_(std::exchange(*synchronized, false)) {}
-  ~NoSyncGuard() { *synchronized_ = before_; }
-  NoSyncGuard(const NoSyncGuard&) = delete;
-  NoSyncGuard& operator=(const NoSyncGuard&) = delete;
-
- private:
-  bool* synchronized_;
-  bool before_;
-};
-
-/// What DistributedDataParallel does, for parameters whose module's type is of no interest.
-class Replica {
- public:
-  Replica(std::shared_ptr<torch::nn::Module> module, const Group& group, DistributedDataParallelOptions options);
-  ~Replica();
-  Replica(const Replica&) = delete;
-  Replica& operator=(const Replica&) = delete;
-
-  [[nodiscard]] NoSyncGuard no_sync();
-  /// Sets every parameter and buffer to rank `root`'s. Every rank must call it.
-  void broadcast_parameters(int root = 0);
-  /// Seconds this rank has stood still for communication so far: the part that did not hide behind backward.
-  double communication_seconds() const;
-  /// Names of the parameters of each bucket, in the order in which buckets are reduced.
-  std::vector<std::vector<std::string>> bucket_parameters() const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
 
 /// Trains one model on all ranks of a group: every backward leaves in each parameter's .grad the mean over the ranks
 /// of what this rank computed. The mean is taken while backward runs.
 ///
-/// It attaches to the module's parameters and does not wrap them: the module's names, state and forward stay as they
+/// It attaches to the parameters of `module` and does not wrap it: the module's names, state and methods stay as they
 /// were, an optimizer made before or after is right, and destroying this object leaves the module usable alone.
+/// `Module` is a ModuleHolder (TORCH_MODULE), a std::shared_ptr to an nn::Module, a torch::jit::Module, or
+/// NamedTensors: a bare list of parameters.
 ///
-/// Construction, on every rank, compares all ranks' parameters (names, order, shapes, dtypes, requires_grad; the first
-/// difference is an Error on all ranks) and sets parameters and buffers to rank 0's. Afterwards every rank must run
-/// the same number of backward passes. Ranks may reach different parameters in a pass: those that no rank reached keep
-/// the .grad they had, the others get the mean with zero for the ranks that did not reach them.
+/// Construction, on every rank, compares all ranks' parameters (names, order, shapes, dtypes, requires_grad) and
+/// options (the first difference is an Error on all ranks) and sets parameters and buffers to rank 0's. Afterwards
+/// every rank must run the same number of backward passes. Forward may be called any number of times before a backward,
+/// by any method; layers may share parameters and be recomputed in backward. Ranks may reach different parameters in a
+/// pass: those that no rank reached keep the .grad they had, the others get the mean with zero for the ranks that did
+/// not.
 ///
-/// After backward .grad is a view of this object's memory: set it to none (zero_grad's default) or to zero in place,
-/// both are right. A peer that is gone makes backward throw Error. Use it from the thread that made it.
+/// After backward .grad shares this object's memory: set it to none (zero_grad's default) or to zero in place, both are
+/// right. What cannot be averaged (gradients of create_graph, sparse ones), and a module edited without refresh(), is
+/// an Error that backward throws on all ranks. A peer that is gone makes backward throw Error. autograd::grad with
+/// respect to a parameter bypasses .grad, so it throws outside no_sync().
 template <typename Module>
-class DistributedDataParallel {
+class DistributedDataParallel : public Replica {
  public:
-  /// `module` is a ModuleHolder (TORCH_MODULE) or a std::shared_ptr to a module.
-  DistributedDataParallel(Module module, const Context& context, DistributedDataParallelOptions options = {})
+  DistributedDataParallel(Module module, const Context& context, const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(std::move(module), context.group(), options) {}
-  DistributedDataParallel(Module module, const Group& group, DistributedDataParallelOptions options = {})
-      : module_(std::move(module)), replica_(std::make_unique<Replica>(pointer_of(module_), group, options)) {}
+  DistributedDataParallel(Module module, const Group& group, const DistributedDataParallelOptions& options = {})
+      : Replica(pointer_of(module), group, options), module_(std::move(module)) {}
 
   /// The module's forward.
   template <typename... Arguments>
   auto operator()(Arguments&&... arguments) {
-    return module_->forward(std::forward<Arguments>(arguments)...);
+    before_forward();
+    if constexpr (requires { module_->forward(std::forward<Arguments>(arguments)...); }) {
+      return module_->forward(std::forward<Arguments>(arguments)...);
+    } else {
+      return module_.forward(std::forward<Arguments>(arguments)...);
+    }
   }
-  auto operator->() const { return pointer_of(module_); }
+  auto operator->() const {
+    if constexpr (requires { module_->children(); }) {
+      return pointer_of(module_);
+    } else {
+      return &module_;
+    }
+  }
   const Module& module() const { return module_; }
 
-  [[nodiscard]] NoSyncGuard no_sync() { return replica_->no_sync(); }
-  void broadcast_parameters(int root = 0) { replica_->broadcast_parameters(root); }
-  double communication_seconds() const { return replica_->communication_seconds(); }
-  std::vector<std::vector<std::string>> bucket_parameters() const { return replica_->bucket_parameters(); }
-
  private:
+  /// What Replica attaches to.
   static auto pointer_of(const Module& module) {
     if constexpr (requires { module.ptr(); }) {
       return module.ptr();
@@ -106,7 +65,6 @@ class DistributedDataParallel {
   }
 
   Module module_;
-  std::unique_ptr<Replica> replica_;
 };
 
 }  // namespace lockstep

@@ -131,10 +131,14 @@ class Group {
   /// group must call it with the same list, in the same order of calls; ranks that are not in it get nullopt.
   std::optional<Group> subgroup(const std::vector<int>& ranks) const;
 
+  /// False once the Context that the group comes from has been destroyed: other ranks may be gone.
+  bool is_open() const;
+
   struct State;
   explicit Group(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
  private:
+  friend void close(const Group& group);
   void check_peer(const char* operation, int peer) const;
 
   std::shared_ptr<State> state_;

@@ -1,5 +1,7 @@
 #include "collectives/coalesced.h"
 
+#include <functional>
+
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -12,6 +14,24 @@ constexpr int64_t kMessageBytes = 25 << 20;
 
 using Tensors = std::vector<at::Tensor>;
 
+/// Hands out the tensors in messages of bounded size, each of neighbours that `together` allows in one.
+void in_messages(const Tensors& tensors, const std::function<bool(const at::Tensor&, const at::Tensor&)>& together,
+                 const std::function<void(const Tensors&)>& send) {
+  Tensors message;
+  int64_t bytes = 0;
+  for (const auto& tensor : tensors) {
+    if (tensor.numel() == 0) continue;
+    if (!message.empty() && (bytes + bytes_of(tensor) > kMessageBytes || !together(tensor, message.front()))) {
+      send(message);
+      message.clear();
+      bytes = 0;
+    }
+    message.push_back(tensor.detach());
+    bytes += bytes_of(tensor);
+  }
+  if (!message.empty()) send(message);
+}
+
 void broadcast_message(const Group& group, const Tensors& tensors, int root) {
   Tensors pieces;
   for (const auto& tensor : tensors) pieces.push_back(as_bytes(tensor.contiguous()));
@@ -20,10 +40,25 @@ void broadcast_message(const Group& group, const Tensors& tensors, int root) {
   if (group.rank() == root) return;
   int64_t offset = 0;
   for (const auto& tensor : tensors) {
-    const auto bytes = static_cast<int64_t>(tensor.nbytes());
     // clone: a view of another dtype needs its start aligned, which a piece of the message is not
-    tensor.copy_(message.narrow(0, offset, bytes).clone().view(tensor.scalar_type()).view(tensor.sizes()));
-    offset += bytes;
+    tensor.copy_(message.narrow(0, offset, bytes_of(tensor)).clone().view(tensor.scalar_type()).view(tensor.sizes()));
+    offset += bytes_of(tensor);
+  }
+}
+
+/// What tensors of a dtype are summed in.
+at::ScalarType sum_dtype(at::ScalarType dtype) { return at::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
+
+void average_message(const Group& group, const Tensors& tensors, double share) {
+  Tensors pieces;
+  for (const auto& tensor : tensors) pieces.push_back(tensor.reshape({-1}).to(sum_dtype(tensor.scalar_type())));
+  const at::Tensor message = at::cat(pieces);
+  share == 0 ? message.zero_() : message.mul_(share);
+  group.all_reduce(message);
+  int64_t offset = 0;
+  for (const auto& tensor : tensors) {
+    tensor.copy_(message.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+    offset += tensor.numel();
   }
 }
 
@@ -31,20 +66,19 @@ void broadcast_message(const Group& group, const Tensors& tensors, int root) {
 
 void broadcast_coalesced(const Group& group, const Tensors& tensors, int root) {
   at::NoGradGuard no_grad;
-  Tensors message;
-  int64_t bytes = 0;
-  for (const auto& tensor : tensors) {
-    if (tensor.numel() == 0) continue;
-    if (!message.empty() && (bytes + static_cast<int64_t>(tensor.nbytes()) > kMessageBytes ||
-                             tensor.device() != message.front().device())) {
-      broadcast_message(group, message, root);
-      message.clear();
-      bytes = 0;
-    }
-    message.push_back(tensor.detach());
-    bytes += static_cast<int64_t>(tensor.nbytes());
-  }
-  if (!message.empty()) broadcast_message(group, message, root);
+  in_messages(
+      tensors, [](const auto& a, const auto& b) { return a.device() == b.device(); },
+      [&](const Tensors& message) { broadcast_message(group, message, root); });
+}
+
+void average_coalesced(const Group& group, const Tensors& tensors, double share) {
+  at::NoGradGuard no_grad;
+  in_messages(
+      tensors,
+      [](const auto& a, const auto& b) {
+        return a.device() == b.device() && sum_dtype(a.scalar_type()) == sum_dtype(b.scalar_type());
+      },
+      [&](const Tensors& message) { average_message(group, message, share); });
 }
 
 }  // namespace lockstep

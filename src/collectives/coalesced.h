@@ -12,4 +12,9 @@ namespace lockstep {
 /// Every rank calls it with tensors of the same shapes and dtypes.
 void broadcast_coalesced(const Group& group, const std::vector<at::Tensor>& tensors, int root);
 
+/// Sets the tensors, floating point or complex, to their mean over the ranks weighted by `share`, in few messages. The
+/// ranks' shares sum to 1; a rank whose share is 0 does not count, whatever it holds. Half precision is summed in fp32.
+/// Every rank calls it with tensors of the same shapes and dtypes.
+void average_coalesced(const Group& group, const std::vector<at::Tensor>& tensors, double share);
+
 }  // namespace lockstep

@@ -99,14 +99,18 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const char* operati
 
 }  // namespace
 
-Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, BackendFactory make_backend) {
+Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, BackendFactory make_backend,
+                 std::shared_ptr<std::atomic<bool>> open) {
   auto backend = world_size == 1 ? single_engine::make_backend() : make_backend(store, rank, world_size);
   const std::string name = backend->getBackendName();
   auto* blocking = dynamic_cast<BlockingEngine*>(backend.get());
-  return Group(std::make_shared<Group::State>(
-      Group::State{rank, world_size, store, std::move(make_backend), std::move(backend), name, blocking}));
+  return Group(std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(make_backend),
+                                                           std::move(backend), name, blocking, std::move(open)}));
 }
 
+void close(const Group& group) { *group.state_->open = false; }
+
+bool Group::is_open() const { return *state_->open; }
 int Group::rank() const { return state_->rank; }
 int Group::world_size() const { return state_->world_size; }
 const std::string& Group::backend() const { return state_->backend_name; }
@@ -361,7 +365,7 @@ std::optional<Group> Group::subgroup(const std::vector<int>& ranks) const {
   if (!place) return std::nullopt;
   c10::intrusive_ptr<c10d::Store> store;
   if (state_->store) store = c10::make_intrusive<c10d::PrefixStore>(prefix, state_->store);
-  return make_group(store, *place, static_cast<int>(ranks.size()), state_->make_backend);
+  return make_group(store, *place, static_cast<int>(ranks.size()), state_->make_backend, state_->open);
 }
 
 void Group::check_peer(const char* operation, int peer) const {

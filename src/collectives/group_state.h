@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 
@@ -23,12 +24,18 @@ struct Group::State {
   const BackendFactory make_backend;
   const c10::intrusive_ptr<c10d::Backend> backend;
   const std::string backend_name;
-  BlockingEngine* const blocking;  ///< the backend, if it is one
-  uint64_t sequence = 0;           ///< operations started so far, equal on all ranks
-  int subgroups = 0;               ///< subgroups made so far, equal on all ranks
+  BlockingEngine* const blocking;                 ///< the backend, if it is one
+  const std::shared_ptr<std::atomic<bool>> open;  ///< shared with subgroups
+  uint64_t sequence = 0;                          ///< operations started so far, equal on all ranks
+  int subgroups = 0;                              ///< subgroups made so far, equal on all ranks
 };
 
 /// The group of `world_size` ranks over the backend the factory makes; over the single engine if there is one rank.
-Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, BackendFactory make_backend);
+/// `open`: that of the group it is a part of.
+Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, BackendFactory make_backend,
+                 std::shared_ptr<std::atomic<bool>> open = std::make_shared<std::atomic<bool>>(true));
+
+/// Notes that the ranks part: from now on is_open() is false, for copies and subgroups too.
+void close(const Group& group);
 
 }  // namespace lockstep

@@ -104,6 +104,7 @@ Context::Context(ContextOptions options) {
 Context::Context(Context&&) noexcept = default;
 
 Context::~Context() {
+  if (state_) close(*state_->group);
   if (!state_ || !state_->store || std::uncaught_exceptions() > state_->exceptions) return;
   // A rank that closes its connections while a peer still reads from them can cut the peer off, so they close together.
   say_farewell(state_->world, state_->store, kFarewell);

@@ -1,93 +1,105 @@
-#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/replica.h>
+
+#include <algorithm>
+#include <cmath>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/jit/api/module.h>
 
 #include "collectives/coalesced.h"
-#include "data_parallel/same_model.h"
-#include "reducer/reducer.h"
+#include "collectives/rank_names.h"
+#include "data_parallel/replica_state.h"
 
 namespace lockstep {
-namespace {
 
-NamedTensors to_list(const torch::OrderedDict<std::string, at::Tensor>& dictionary) {
-  NamedTensors list;
-  for (const auto& item : dictionary) list.emplace_back(item.key(), item.value());
-  return list;
-}
-
-std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : named) tensors.push_back(tensor);
-  return tensors;
-}
-
-NamedTensors with_gradient(NamedTensors parameters) {
-  std::erase_if(parameters, [](const auto& parameter) { return !parameter.second.requires_grad(); });
-  return parameters;
-}
-
-BucketLimits limits_of(const DistributedDataParallelOptions& options) {
-  TORCH_CHECK(options.first_bucket_cap_mb > 0 && options.bucket_cap_mb > 0,
-              "bucket_cap_mb and first_bucket_cap_mb must be positive; they are ", options.bucket_cap_mb, " and ",
-              options.first_bucket_cap_mb);
-  constexpr double kMebibyte = 1 << 20;
-  return {static_cast<int64_t>(options.first_bucket_cap_mb * kMebibyte),
-          static_cast<int64_t>(options.bucket_cap_mb * kMebibyte)};
-}
-
-}  // namespace
-
-struct Replica::State {
-  std::shared_ptr<torch::nn::Module> module;
-  Group group;
-  DistributedDataParallelOptions options;
-  NamedTensors trained;              ///< parameters that require grad, in registration order
-  bool synchronized = true;          ///< without a reducer, what no_sync() toggles
-  std::unique_ptr<Reducer> reducer;  ///< none in a world of one: .grad is the mean already
-
-  void synchronize_buffers() {
-    if (options.broadcast_buffers) broadcast_coalesced(group, module->buffers(), /*root=*/0);
-  }
-};
-
+Replica::Replica(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, const Group& group, DistributedDataParallelOptions options)
-    : state_(new State{std::move(module), group, options, {}, true, nullptr}) {
-  const NamedTensors parameters = to_list(state_->module->named_parameters());
-  const BucketLimits limits = limits_of(options);
-  check_same_on_all_ranks(group, "parameter", parameters);
-  check_same_on_all_ranks(group, "buffer", to_list(state_->module->named_buffers()));
-  state_->trained = with_gradient(parameters);
-  TORCH_CHECK(!state_->trained.empty(),
-              "the module has no parameter that requires grad, so there is nothing to keep "
-              "in step; use it without DistributedDataParallel");
-  if (group.world_size() == 1) return;
-  broadcast_parameters(/*root=*/0);
-  state_->reducer = std::make_unique<Reducer>(tensors_of(state_->trained), group, limits,
-                                              [state = state_.get()] { state->synchronize_buffers(); });
+    : Replica(std::make_unique<State>(source_of(std::move(module)), group, std::move(options))) {}
+Replica::Replica(const torch::jit::Module& module, const Group& group, DistributedDataParallelOptions options)
+    : Replica(std::make_unique<State>(source_of(module), group, std::move(options))) {}
+Replica::Replica(NamedTensors parameters, const Group& group, DistributedDataParallelOptions options)
+    : Replica(std::make_unique<State>(source_of(std::move(parameters)), group, std::move(options))) {}
+Replica::~Replica() = default;
+Replica::Replica(Replica&&) noexcept = default;
+
+NoSyncGuard Replica::no_sync() { return NoSyncGuard(&state_->passes); }
+
+Accumulation Replica::accumulate(int n) {
+  TORCH_CHECK(n >= 1, "accumulate(", n, "): gradients are reduced in every n-th backward; n must be at least 1");
+  return Accumulation(&state_->passes, n);
 }
 
-Replica::~Replica() = default;
+void Replica::reduce_gradients() { state_->reducer->reduce(); }
 
-NoSyncGuard Replica::no_sync() {
-  return NoSyncGuard(state_->reducer ? &state_->reducer->synchronized() : &state_->synchronized);
+void Replica::set_weight(double weight) {
+  TORCH_CHECK(state_->options.reduction == GradientReduction::kWeightedMean,
+              "set_weight() needs DistributedDataParallelOptions::reduction = GradientReduction::kWeightedMean");
+  TORCH_CHECK(std::isfinite(weight) && weight >= 0, "a weight is a number of samples or tokens, not ", weight);
+  state_->reducer->set_weight(weight);
 }
 
 void Replica::broadcast_parameters(int root) {
-  std::vector<at::Tensor> tensors = state_->module->parameters();
-  for (const auto& buffer : state_->module->buffers()) tensors.push_back(buffer);
-  broadcast_coalesced(state_->group, tensors, root);
+  State& state = *state_;
+  TORCH_CHECK(root >= 0 && root < state.group.world_size(), "broadcast_parameters(", root,
+              "): this group has ranks 0 to ", state.group.world_size() - 1);
+  state.check_not_edited();
+  std::vector<at::Tensor> tensors;
+  for (const auto& one : state.known) tensors.push_back(one.tensor);
+  for (const auto& [name, buffer] : state.buffers) tensors.push_back(buffer);
+  if (state.group.world_size() > 1) broadcast_coalesced(state.group, tensors, root);
 }
 
-double Replica::communication_seconds() const { return state_->reducer ? state_->reducer->waited_seconds() : 0; }
+void Replica::average_parameters(double weight) {
+  State& state = *state_;
+  state.check_not_edited();
+  const at::Tensor weights = state.group.all_gather(at::scalar_tensor(weight, at::kDouble));
+  const double total = weights.sum().item<double>();
+  std::vector<bool> wrong;
+  for (int rank = 0; rank < state.group.world_size(); ++rank) {
+    const double theirs = weights[rank].item<double>();
+    wrong.push_back(!std::isfinite(theirs) || theirs < 0 || total == 0);
+  }
+  if (std::find(wrong.begin(), wrong.end(), true) != wrong.end())
+    throw Error("average_parameters: weights must be finite, not negative, and one of them above 0; they are not on " +
+                rank_names(wrong));
+  NamedTensors tensors = state.buffers;
+  for (const auto& one : state.known) tensors.emplace_back(one.name, one.tensor);
+  if (state.group.world_size() > 1) state.average(tensors, weight / total, /*root=*/0);
+}
+
+void Replica::refresh() { state_->attach(nullptr); }
+
+void Replica::refresh(NamedTensors parameters) { state_->attach(source_of(std::move(parameters))); }
+
+void Replica::divergence_check(int every_n_steps) {
+  TORCH_CHECK(every_n_steps >= 0, "divergence_check(", every_n_steps, "): every so many steps, or 0 for never");
+  state_->check_every = every_n_steps;
+  state_->reductions = 0;
+}
+
+void Replica::check_divergence() const { state_->check_divergence(); }
+
+double Replica::communication_seconds() const { return state_->reducer->waited_seconds(); }
 
 std::vector<std::vector<std::string>> Replica::bucket_parameters() const {
   std::vector<std::vector<std::string>> names;
-  if (!state_->reducer) return names;
   for (const auto& bucket : state_->reducer->plan()) {
     names.emplace_back();
     for (size_t index : bucket) names.back().push_back(state_->trained[index].first);
   }
   return names;
+}
+
+void Replica::before_forward() {
+  State& state = *state_;
+  TORCH_CHECK(state.group.is_open(),
+              "forward of a DistributedDataParallel whose group is gone: its Context was destroyed; let the Context "
+              "outlive the model");
+  // A module whose parameters were all replaced has no hook left that could notice in backward.
+  if (!at::GradMode::is_enabled() || !state.source->is_training()) return;
+  const std::string edit = state.inspect();
+  if (!edit.empty()) state.reducer->fail(edit);
 }
 
 }  // namespace lockstep

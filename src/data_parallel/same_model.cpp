@@ -5,15 +5,17 @@
 
 #include <ATen/ATen.h>
 
+#include "collectives/rank_names.h"
+
 namespace lockstep {
 namespace {
 
-std::string describe(const NamedTensors& tensors) {
+std::string describe(const NamedTensors& tensors, const std::function<std::string(const at::Tensor&)>& remark) {
   std::ostringstream text;
   for (const auto& [name, tensor] : tensors)
     text << name << ": " << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes() << " on "
          << c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true)
-         << (tensor.requires_grad() ? "" : ", no gradient") << '\n';
+         << (tensor.requires_grad() ? "" : ", no gradient") << remark(tensor) << '\n';
   return text.str();
 }
 
@@ -22,17 +24,6 @@ std::vector<std::string> lines_of(const std::string& text) {
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
   return lines;
-}
-
-/// "ranks 0, 2" or "rank 1".
-std::string ranks_with(const std::vector<std::string>& values, const std::string& value) {
-  std::string list;
-  int count = 0;
-  for (size_t r = 0; r < values.size(); ++r) {
-    if (values[r] != value) continue;
-    list += (count++ ? ", " : "") + std::to_string(r);
-  }
-  return (count > 1 ? "ranks " : "rank ") + list;
 }
 
 }  // namespace
@@ -56,13 +47,19 @@ std::string first_difference(const std::string& kind, const std::vector<std::str
   return "";
 }
 
-void check_same_on_all_ranks(const Group& group, const std::string& kind, const NamedTensors& tensors) {
+void check_same_on_all_ranks(const Group& group, const std::string& kind, const std::string& lines) {
   if (group.world_size() == 1) return;
   // Every rank compares everything, so all find the same difference or none; models have few thousand lines at most.
-  const std::string difference = first_difference(kind, group.all_gather_bytes(describe(tensors)));
+  const std::string difference = first_difference(kind, group.all_gather_bytes(lines));
   if (!difference.empty())
     throw Error("the ranks do not hold the same model: " + difference +
-                ". Build the module in the same way on every rank before DistributedDataParallel attaches to it.");
+                ". Build and edit the module in the same way on every rank before DistributedDataParallel attaches to "
+                "it or refresh() is called.");
+}
+
+void check_same_on_all_ranks(const Group& group, const std::string& kind, const NamedTensors& tensors,
+                             const std::function<std::string(const at::Tensor&)>& remark) {
+  check_same_on_all_ranks(group, kind, describe(tensors, remark));
 }
 
 }  // namespace lockstep

@@ -20,14 +20,16 @@ at::Tensor gradient_in(const at::Tensor& flat, int64_t offset, const at::Tensor&
 
 }  // namespace
 
-Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group) : missing_(parameters.size()) {
+Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group, int64_t notes) : missing_(parameters.size()) {
   at::NoGradGuard no_grad;
   const auto count = static_cast<int64_t>(parameters.size());
   int64_t elements = 0;
   for (const auto& parameter : parameters) elements += parameter.numel();
-  flat_ = group.allocate(elements + count, parameters.front().options().requires_grad(false)).zero_();
+  flat_ = group.allocate(elements + count + notes, parameters.front().options().requires_grad(false)).zero_();
   gradients_ = flat_.narrow(0, 0, elements);
-  used_ = flat_.narrow(0, elements, count);
+  tail_ = flat_.narrow(0, elements, count + notes);
+  used_ = tail_.narrow(0, 0, count);
+  notes_ = tail_.narrow(0, count, notes);
   int64_t offset = 0;
   for (auto& parameter : parameters) {
     at::Tensor gradient = gradient_in(flat_, offset, parameter);
@@ -38,29 +40,55 @@ Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group) : missing
 
 int64_t Bucket::bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
 
-void Bucket::fill(size_t index, bool used) {
-  at::NoGradGuard no_grad;
-  Slot& slot = slots_[index];
+const char* Bucket::take(Slot& slot) {
   const at::Tensor& gradient = slot.parameter.grad();
   if (!gradient.defined()) {
     slot.gradient.zero_();
   } else if (!gradient.is_alias_of(flat_)) {
-    TORCH_CHECK(!gradient.requires_grad(),
-                "DistributedDataParallel cannot average gradients that are themselves "
-                "differentiable (backward with create_graph); use autograd::grad on the plain module instead");
-    TORCH_CHECK(gradient.layout() == at::kStrided,
-                "a sparse gradient cannot be averaged by DistributedDataParallel; "
-                "make the layer produce dense gradients (for an Embedding: sparse = false)");
+    if (gradient.requires_grad())
+      return "has a gradient that is itself differentiable (backward with create_graph), which cannot be reduced; "
+             "use autograd::grad on the inputs, or on the plain module, instead";
+    if (gradient.layout() != at::kStrided)
+      return "has a sparse gradient, which cannot be reduced; make the layer produce dense gradients (for an "
+             "Embedding: sparse = false)";
     slot.gradient.copy_(gradient);
   }
-  if (used) {
+  return nullptr;
+}
+
+const char* Bucket::fill(size_t index, bool used) {
+  at::NoGradGuard no_grad;
+  Slot& slot = slots_[index];
+  const char* problem = take(slot);
+  if (problem != nullptr) slot.gradient.zero_();
+  if (used && problem == nullptr) {
     slot.parameter.mutable_grad() = slot.gradient;
   } else {
-    slot.kept = gradient;
+    slot.kept = slot.parameter.grad();
   }
   slot.used = used;
+  if (!slot.filled) --missing_;
   slot.filled = true;
-  --missing_;
+  return problem;
+}
+
+void Bucket::fill_with_zeros() {
+  at::NoGradGuard no_grad;
+  gradients_.zero_();
+  for (Slot& slot : slots_) {
+    slot.kept = slot.parameter.grad();
+    slot.used = false;
+    slot.filled = true;
+  }
+  missing_ = 0;
+}
+
+void Bucket::forget_reduced(size_t index) {
+  Slot& slot = slots_[index];
+  if (!std::exchange(slot.reduced, false)) return;
+  at::NoGradGuard no_grad;
+  const at::Tensor& gradient = slot.parameter.grad();
+  if (gradient.defined() && gradient.is_alias_of(flat_)) slot.gradient.zero_();
 }
 
 void Bucket::launch(const Group& group, ReduceOp op) {
@@ -73,13 +101,15 @@ void Bucket::launch(const Group& group, ReduceOp op) {
   work_ = group.all_reduce_async(flat_, op);
 }
 
+void Bucket::wait() { std::exchange(work_, std::nullopt)->wait(); }
+
 void Bucket::finish() {
   at::NoGradGuard no_grad;
-  std::exchange(work_, std::nullopt)->wait();
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
+    slot.reduced = true;
     if (slot.used) continue;
-    const bool used_elsewhere = used_[static_cast<int64_t>(i)].item<double>() > 0;
+    const bool used_elsewhere = used_[static_cast<int64_t>(i)].item().toComplexDouble().real() > 0;
     slot.parameter.mutable_grad() = used_elsewhere ? slot.gradient : slot.kept;
   }
   reset();

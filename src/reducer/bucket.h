@@ -13,31 +13,42 @@ namespace lockstep {
 /// view of it after backward.
 ///
 /// Behind the gradients lies one element a parameter that says whether this rank used it; it is reduced with them. So
-/// every rank learns which parameters nobody used, without another message.
+/// every rank learns which parameters nobody used, without another message. Then come elements for the reducer's use.
 class Bucket {
  public:
-  /// The parameters share dtype and device. The flat tensor lies where `group` reduces it fastest.
-  Bucket(std::vector<at::Tensor> parameters, const Group& group);
+  /// The parameters share dtype and device. The flat tensor lies where `group` reduces it fastest. `notes`: elements
+  /// that travel behind everything else.
+  Bucket(std::vector<at::Tensor> parameters, const Group& group, int64_t notes);
 
   size_t size() const { return slots_.size(); }
   int64_t bytes() const;
   bool full() const { return missing_ == 0; }
-  /// The gradients side by side, and what travels behind them.
+  /// The gradients side by side, and what travels behind them: flags and notes.
   const at::Tensor& gradients() const { return gradients_; }
-  const at::Tensor& tail() const { return used_; }
+  const at::Tensor& tail() const { return tail_; }
+  const at::Tensor& notes() const { return notes_; }
 
   /// Takes the parameter's gradient: copies .grad in unless it lies here already; zeros if there is none.
-  /// `used`: the backward passes since the last reduction reached this parameter.
-  void fill(size_t slot, bool used);
+  /// `used`: the backward passes since the last reduction reached this parameter. A slot may be filled again until the
+  /// bucket is launched. Returns why the gradient cannot be reduced (zeros are in its place), or nullptr.
+  const char* fill(size_t slot, bool used);
+  /// Fills all slots with zeros, not used.
+  void fill_with_zeros();
   bool filled(size_t slot) const { return slots_[slot].filled; }
+
+  /// Where ranks' gradients are added up, what an earlier reduction left in .grad counts once, not once a rank: sets it
+  /// to zero, where it lies here, before this rank's next gradient is added to it.
+  void forget_reduced(size_t slot);
 
   /// Starts the reduction over all ranks. The bucket is full. Whatever changes how gradients travel (a communication
   /// hook) works on gradients() and must reduce tail() as it is: flags survive no compression.
   void launch(const Group& group, ReduceOp op);
   bool launched() const { return work_.has_value(); }
+  /// Waits until the reduction is done.
+  void wait();
 
-  /// Waits for the mean and leaves each parameter's .grad as the view that holds it. A parameter that no rank used
-  /// keeps the .grad it had. The bucket is empty again.
+  /// After wait(): leaves each parameter's .grad as the view that holds its reduced gradient. A parameter that no rank
+  /// used keeps the .grad it had. The bucket is empty again.
   void finish();
 
   /// Forgets what was filled: a backward ended by an exception.
@@ -50,11 +61,16 @@ class Bucket {
     at::Tensor kept;      ///< the .grad of a parameter that this rank did not use
     bool filled = false;
     bool used = false;
+    bool reduced = false;  ///< .grad holds a reduced gradient and nothing of this rank alone
   };
 
-  at::Tensor flat_;       ///< all gradients, then one "used" element a parameter
-  at::Tensor gradients_;  ///< view of the former
-  at::Tensor used_;       ///< view of the latter
+  const char* take(Slot& slot);
+
+  at::Tensor flat_;       ///< all gradients, one "used" element a parameter, the notes
+  at::Tensor gradients_;  ///< views of flat_
+  at::Tensor used_;
+  at::Tensor notes_;
+  at::Tensor tail_;  ///< used_ and notes_
   std::vector<Slot> slots_;
   size_t missing_;
   std::optional<Work> work_;

@@ -1,16 +1,22 @@
 #include "reducer/reducer.h"
 
+#include <algorithm>
+#include <functional>
 #include <map>
 
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
 #include "base/clock.h"
+#include "collectives/rank_names.h"
 
 namespace lockstep {
 namespace {
 
-std::vector<ParameterSize> sizes_of(const std::vector<at::Tensor>& parameters) {
+std::vector<ParameterSize> sizes_of(const NamedTensors& parameters) {
   std::map<std::pair<at::ScalarType, std::string>, int> kinds;
   std::vector<ParameterSize> sizes;
-  for (const auto& parameter : parameters) {
+  for (const auto& [name, parameter] : parameters) {
     const auto key = std::make_pair(parameter.scalar_type(), parameter.device().str());
     const int kind = kinds.try_emplace(key, static_cast<int>(kinds.size())).first->second;
     sizes.push_back({static_cast<int64_t>(parameter.nbytes()), kind});
@@ -18,66 +24,240 @@ std::vector<ParameterSize> sizes_of(const std::vector<at::Tensor>& parameters) {
   return sizes;
 }
 
+/// "number of passes" of each active rank; -1 stands for the others.
+std::vector<int> passes_of(const std::vector<Facts>& ranks) {
+  std::vector<int> passes;
+  for (const Facts& facts : ranks) passes.push_back(facts.active ? facts.passes : -1);
+  return passes;
+}
+
 }  // namespace
 
-Reducer::Reducer(std::vector<at::Tensor> parameters, Group group, BucketLimits limits,
-                 std::function<void()> after_backward)
+Reducer::Reducer(const NamedTensors& parameters, Group group, Settings settings, BackwardPasses& passes, Events events)
     : group_(std::move(group)),
-      after_backward_(std::move(after_backward)),
-      plan_(plan_buckets(sizes_of(parameters), limits)),
+      settings_(settings),
+      events_(std::move(events)),
       places_(parameters.size()),
+      passes_(passes),
       used_(parameters.size()) {
+  if (group_.world_size() > 1) plan_ = plan_buckets(sizes_of(parameters), settings_.limits);
   for (size_t b = 0; b < plan_.size(); ++b) {
     std::vector<at::Tensor> members;
     for (size_t slot = 0; slot < plan_[b].size(); ++slot) {
-      members.push_back(parameters[plan_[b][slot]]);
+      members.push_back(parameters[plan_[b][slot]].second);
       places_[plan_[b][slot]] = {b, slot};
     }
-    buckets_.emplace_back(std::move(members), group_);
+    buckets_.emplace_back(std::move(members), group_,
+                          /*notes=*/b + 1 == plan_.size() ? group_.world_size() * kFactElements : 0);
   }
-  for (size_t i = 0; i < parameters.size(); ++i)
-    hooks_.push_back(std::make_unique<GradientHook>(parameters[i], [this, i] { on_gradient(i); }));
+  for (const auto& [name, tensor] : parameters) {
+    follow(names_.size(), tensor);
+    names_.push_back(name);
+  }
+}
+
+void Reducer::follow(size_t parameter, const at::Tensor& tensor) {
+  GradientEvents events{.before = nullptr,
+                        .accumulated = [this, parameter] { on_gradient(parameter); },
+                        .captured = [this] { on_captured(); }};
+  if (settings_.reduction == GradientReduction::kSum && group_.rank() != 0)
+    events.before = [this, parameter] {
+      const auto [bucket, slot] = places_[parameter];
+      buckets_[bucket].forget_reduced(slot);
+    };
+  hooks_.push_back(std::make_unique<GradientHook>(tensor, std::move(events)));
+}
+
+void Reducer::set_joining(bool joining, bool divide_by_active) {
+  mine_.joining = joining;
+  divide_by_active_ = divide_by_active;
 }
 
 void Reducer::on_gradient(size_t parameter) {
   std::lock_guard lock(mutex_);
+  if (phase_ != Phase::kInBackward) begin_backward();
   used_[parameter] = true;
-  if (!synchronized_) return;
-  if (phase_ == Phase::kIdle || backward_ != current_backward()) begin_backward();
-  const auto [bucket, slot] = places_[parameter];
-  TORCH_CHECK(!buckets_[bucket].filled(slot), "a gradient was computed twice within one backward");
-  buckets_[bucket].fill(slot, /*used=*/true);
-  launch_full_buckets();
+  if (!reduces_ || plan_.empty()) return;
+  if (current_backward() != backward_) launching_ = Launching::kAtEnd;
+  if (buckets_[places_[parameter].bucket].launched())
+    return note_trouble(parameter,
+                        "got another gradient in a backward after its bucket had been sent: backward was nested for "
+                        "the first time; recompute activations in the first backward already");
+  fill(parameter, /*used=*/true);
+  if (launching_ == Launching::kWhenFull) launch_buckets(/*at_end=*/false);
 }
 
-void Reducer::begin_backward() {
+void Reducer::on_captured() {
+  if (passes_.reduce_every == 0 || captured_ == current_backward()) return;
+  captured_ = current_backward();
+  at_end_of_backward([](bool nested) {
+    TORCH_CHECK(nested,
+                "autograd::grad with respect to a parameter that DistributedDataParallel follows gives this rank's "
+                "gradient alone, which nobody reduces; hold no_sync() to say that this is meant, or call backward()");
+  });
+}
+
+void Reducer::begin_reduction() {
   // A backward that an exception ended has left its buckets half filled.
   for (Bucket& bucket : buckets_) bucket.reset();
   launched_ = 0;
+  trouble_.clear();
+}
+
+void Reducer::begin_backward() {
+  begin_reduction();
   backward_ = current_backward();
+  reduces_ = passes_.reduce_every > 0 && passes_.since_reduction + 1 >= passes_.reduce_every;
   phase_ = Phase::kInBackward;
-  at_end_of_backward([this] { finish(); });
+  at_end_of_outermost_backward({.finished = [this] { finish(); },
+                                .nested = [this] { launching_ = Launching::kAtEnd; },
+                                .abandoned = [this] { phase_ = Phase::kAbandoned; }});
 }
-
-void Reducer::launch_full_buckets() {
-  for (; launched_ < buckets_.size() && buckets_[launched_].full(); ++launched_) launch(buckets_[launched_]);
-}
-
-void Reducer::launch(Bucket& bucket) { bucket.launch(group_, ReduceOp::kMean); }
 
 void Reducer::finish() {
   std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < places_.size(); ++i) {
-    const auto [bucket, slot] = places_[i];
-    if (!buckets_[bucket].filled(slot)) buckets_[bucket].fill(slot, used_[i]);
-  }
-  launch_full_buckets();
   phase_ = Phase::kIdle;
-  const auto start = Clock::now();
-  after_backward_();
-  for (Bucket& bucket : buckets_) bucket.finish();
-  waited_seconds_ += seconds_since(start);
+  ++passes_.since_reduction;
+  if (!reduces_) return;
+  if (launching_ == Launching::kUnknown) launching_ = Launching::kWhenFull;
+  reduce_all(/*active=*/true);
+}
+
+void Reducer::reduce() {
+  std::lock_guard lock(mutex_);
+  begin_reduction();
+  reduce_all(/*active=*/true);
+}
+
+std::vector<Facts> Reducer::shadow() {
+  std::lock_guard lock(mutex_);
+  begin_reduction();
+  return reduce_all(/*active=*/false);
+}
+
+void Reducer::fail(const std::string& trouble) {
+  std::lock_guard lock(mutex_);
+  begin_reduction();
+  trouble_ = trouble;
+  reduce_all(/*active=*/true);
+}
+
+void Reducer::fill(size_t parameter, bool used) {
+  const auto [bucket, slot] = places_[parameter];
+  if (!used && settings_.reduction == GradientReduction::kSum && group_.rank() != 0)
+    buckets_[bucket].forget_reduced(slot);
+  if (const char* problem = buckets_[bucket].fill(slot, used)) note_trouble(parameter, problem);
+}
+
+void Reducer::launch_buckets(bool at_end) {
+  const size_t end = at_end ? buckets_.size() : buckets_.size() - 1;
+  for (; launched_ < end && buckets_[launched_].full(); ++launched_) launch(buckets_[launched_]);
+}
+
+void Reducer::launch(Bucket& bucket) {
+  at::NoGradGuard no_grad;
+  const bool mean = settings_.reduction == GradientReduction::kMean;
+  if (settings_.reduction == GradientReduction::kWeightedMean && mine_.weight != 1)
+    mine_.weight == 0 ? bucket.gradients().zero_() : bucket.gradients().mul_(mine_.weight);
+  try {
+    bucket.launch(group_, mean ? ReduceOp::kMean : ReduceOp::kSum);
+  } catch (const Error& error) {
+    throw Error("the gradients of " + describe(launched_) + " could not be sent: " + error.what());
+  }
+}
+
+std::vector<Facts> Reducer::reduce_all(bool active) {
+  mine_.active = active;
+  mine_.passes = passes_.since_reduction & 255;
+  if (active && trouble_.empty()) trouble_ = events_.inspect();
+  if (!active)
+    for (Bucket& bucket : buckets_) bucket.fill_with_zeros();
+  for (size_t i = 0; i < places_.size() && !plan_.empty(); ++i)
+    if (!buckets_[places_[i].bucket].filled(places_[i].slot)) fill(i, used_[i]);
+  mine_.trouble = !trouble_.empty();
+  std::vector<Facts> ranks{mine_};
+  const bool averaged = settings_.reduction == GradientReduction::kMean;
+  if (!buckets_.empty()) {
+    write_facts(buckets_.back().notes(), group_.rank(), mine_);
+    launch_buckets(/*at_end=*/true);
+    wait();
+    ranks = read_facts(buckets_.back().notes(), averaged);
+  }
+  passes_.since_reduction = 0;
   used_.assign(used_.size(), false);
+  judge(ranks);
+  scale(ranks);
+  for (Bucket& bucket : buckets_) bucket.finish();
+  ++reductions_;
+  events_.reduced(ranks);
+  return ranks;
+}
+
+void Reducer::wait() {
+  const auto start = Clock::now();
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    try {
+      buckets_[b].wait();
+    } catch (const Error& error) {
+      throw Error("the gradients of " + describe(b) + " could not be reduced: " + error.what() +
+                  "\nEvery rank must run the same number of backward passes (this was reduction " +
+                  std::to_string(reductions_ + 1) + " of this rank).");
+    }
+  }
+  waited_seconds_ += seconds_since(start);
+}
+
+void Reducer::judge(const std::vector<Facts>& ranks) {
+  const auto any = [&](bool Facts::*fact) { return std::any_of(ranks.begin(), ranks.end(), std::mem_fn(fact)); };
+  if (any(&Facts::trouble)) {
+    const auto troubles = group_.all_gather_bytes(std::exchange(trouble_, ""));
+    std::string text;
+    for (const std::string& trouble : troubles) {
+      if (trouble.empty() || text.find(trouble) != std::string::npos) continue;
+      text += (text.empty() ? "" : "\n") + ranks_with(troubles, trouble) + ": " + trouble;
+    }
+    throw Error(text);
+  }
+  for (size_t rank = 0; rank < ranks.size(); ++rank)
+    if (ranks[rank].active && !ranks[rank].joining &&
+        !std::all_of(ranks.begin(), ranks.end(), std::mem_fn(&Facts::active)))
+      throw Error("rank " + std::to_string(rank) +
+                  " ran a backward outside of join() while others have run out of inputs within it; every rank must "
+                  "call join()");
+  const std::vector<int> passes = passes_of(ranks);
+  const int first = *std::max_element(passes.begin(), passes.end());
+  for (const int other : passes)
+    if (other != -1 && other != first)
+      throw Error(
+          "the ranks ran different numbers of backward passes before reducing gradients, beginning with those of " +
+          (plan_.empty() ? "" : names_[plan_.front().front()]) + ": " + std::to_string(other) + " on " +
+          ranks_with(passes, other) + " and " + std::to_string(first) + " on " + ranks_with(passes, first) +
+          ". Every rank must run the same number, with no_sync() or accumulate() around the same ones.");
+}
+
+void Reducer::scale(const std::vector<Facts>& ranks) {
+  double factor = 1;
+  if (settings_.reduction == GradientReduction::kWeightedMean) {
+    double total = 0;
+    for (const Facts& facts : ranks) total += facts.active ? facts.weight : 0;
+    factor = total > 0 ? 1 / total : 0;
+  } else if (settings_.reduction == GradientReduction::kMean && divide_by_active_) {
+    const auto active = std::count_if(ranks.begin(), ranks.end(), std::mem_fn(&Facts::active));
+    if (active > 0) factor = static_cast<double>(ranks.size()) / static_cast<double>(active);
+  }
+  at::NoGradGuard no_grad;
+  if (factor != 1)
+    for (Bucket& bucket : buckets_) bucket.gradients().mul_(factor);
+}
+
+void Reducer::note_trouble(size_t parameter, const std::string& what) {
+  if (trouble_.empty()) trouble_ = "parameter " + names_[parameter] + " " + what;
+}
+
+std::string Reducer::describe(size_t bucket) const {
+  const std::string &first = names_[plan_[bucket].front()], &last = names_[plan_[bucket].back()];
+  return "bucket " + std::to_string(bucket + 1) + " of " + std::to_string(plan_.size()) + " (" + first +
+         (first == last ? "" : " to " + last) + ")";
 }
 
 }  // namespace lockstep

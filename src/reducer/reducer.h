@@ -9,31 +9,61 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/distributed_data_parallel_options.h>
 #include <lockstep/group.h>
+#include <lockstep/named_tensors.h>
+#include <lockstep/replica.h>
 
 #include "reducer/bucket.h"
 #include "reducer/bucket_plan.h"
+#include "reducer/facts.h"
 #include "reducer/gradient_hook.h"
 
 namespace lockstep {
 
-/// Averages the gradients of a set of parameters over a group while backward runs.
+/// Reduces the gradients of a set of parameters over a group while backward runs.
 ///
 /// A backward, seen from here: the hook of each parameter whose gradient is done calls on_gradient, which fills its
 /// place in a bucket and launches every bucket that is full, in plan order. When the backward has ended, finish fills
-/// the places nobody came for, launches what is left, waits, and the gradients are averaged. Every rank launches all
+/// the places nobody came for, launches what is left, waits, and the gradients are reduced. Every rank launches all
 /// buckets in the same order whatever its own graph looked like, so ranks may use different parameters in a step.
 ///
-/// All ranks must build it over the same parameters and run the same number of synchronised backward passes.
+/// The last bucket is always launched at the end and carries every rank's Facts. An error that one rank finds (trouble)
+/// does not stop its backward: the others wait in it. It rides along, and all ranks throw it together.
+///
+/// A backward within backward (activation recomputation) may bring gradients of a parameter again. So buckets are
+/// launched early only once a backward has been seen to have none; else all at the end.
+///
+/// All ranks must build it over the same parameters and run the same number of backward passes between reductions.
 /// Hooks run on the thread, or with several devices the threads, of the backward.
 class Reducer {
  public:
-  /// `after_backward` runs once per synchronised backward on all ranks, while the last buckets are still under way.
-  Reducer(std::vector<at::Tensor> parameters, Group group, BucketLimits limits, std::function<void()> after_backward);
+  struct Events {
+    /// Before each reduction: what is wrong with this rank's replica; empty if nothing is.
+    std::function<std::string()> inspect;
+    /// After each reduction, on all ranks.
+    std::function<void(const std::vector<Facts>& ranks)> reduced;
+  };
 
-  /// While false, backward passes accumulate into .grad on this rank alone. The user's thread sets it, between
-  /// backward passes.
-  bool& synchronized() { return synchronized_; }
+  struct Settings {
+    BucketLimits limits;
+    GradientReduction reduction;
+  };
+
+  /// `passes` outlives the reducer; whether a backward reduces is decided as it begins. In a world of one there is
+  /// nothing to reduce, but passes are counted and events come as in any other.
+  Reducer(const NamedTensors& parameters, Group group, Settings settings, BackwardPasses& passes, Events events);
+
+  void set_weight(double weight) { mine_.weight = weight; }
+  /// Within join(): ranks may become inactive. `divide_by_active`: the mean is that of the active ones.
+  void set_joining(bool joining, bool divide_by_active);
+
+  /// Reduces what is in .grad, outside of a backward. Every rank calls it.
+  void reduce();
+  /// Takes part in a reduction of the others without gradients. Returns what each rank said.
+  std::vector<Facts> shadow();
+  /// Takes part in the others' next reduction for the sake of telling them: throws the Error on all ranks.
+  void fail(const std::string& trouble);
 
   /// Seconds backward has waited for communication so far.
   double waited_seconds() const { return waited_seconds_; }
@@ -41,14 +71,26 @@ class Reducer {
   const std::vector<std::vector<size_t>>& plan() const { return plan_; }
 
  private:
-  enum class Phase { kIdle, kInBackward };
+  enum class Phase { kIdle, kInBackward, kAbandoned };
+  /// When buckets are launched. The first backward shows whether backward is nested.
+  enum class Launching { kUnknown, kWhenFull, kAtEnd };
 
+  void follow(size_t parameter, const at::Tensor& tensor);
   void on_gradient(size_t parameter);
+  void on_captured();
+  void begin_reduction();
   void begin_backward();
-  void launch_full_buckets();
+  void finish();
+  void launch_buckets(bool at_end);
   /// The one place where a bucket's gradients go to the other ranks.
   void launch(Bucket& bucket);
-  void finish();
+  void fill(size_t parameter, bool used);
+  std::vector<Facts> reduce_all(bool active);
+  void wait();
+  void judge(const std::vector<Facts>& ranks);
+  void scale(const std::vector<Facts>& ranks);
+  void note_trouble(size_t parameter, const std::string& what);
+  std::string describe(size_t bucket) const;
 
   struct Place {
     size_t bucket, slot;
@@ -56,17 +98,26 @@ class Reducer {
 
   // Constant after construction.
   const Group group_;
-  const std::function<void()> after_backward_;
+  const Settings settings_;
+  const Events events_;
+  std::vector<std::string> names_;
   std::vector<std::vector<size_t>> plan_;
   std::vector<Place> places_;  ///< of each parameter
 
-  bool synchronized_ = true;  ///< owned by the user's thread
+  BackwardPasses& passes_;  ///< owned by the user's thread
+  bool divide_by_active_ = false;
 
   std::mutex mutex_;
   // Guarded by mutex_.
   Phase phase_ = Phase::kIdle;
-  int backward_ = -1;    ///< the backward that phase_ speaks of
-  size_t launched_ = 0;  ///< buckets launched in it
+  Launching launching_ = Launching::kUnknown;
+  bool reduces_ = false;  ///< the backward that phase_ speaks of ends with a reduction
+  int backward_ = -1;     ///< its number
+  int captured_ = -1;     ///< the last backward that captured gradients
+  size_t launched_ = 0;   ///< buckets launched in it
+  uint64_t reductions_ = 0;
+  Facts mine_;
+  std::string trouble_;
   std::vector<Bucket> buckets_;
   std::vector<bool> used_;  ///< parameters that a backward reached since the last reduction
   double waited_seconds_ = 0;

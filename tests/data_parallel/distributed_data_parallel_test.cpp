@@ -241,7 +241,7 @@ TEST(Misuse, IsRefusedWithTheMend) {
     EXPECT_THROW(DistributedDataParallel(model, context, {.bucket_cap_mb = 0}), c10::Error);
     DistributedDataParallel replica(model, context);
     const at::Tensor loss = loss_of(*model, batch(0, 0), 0, 0);
-    EXPECT_THROW(loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true), c10::Error);
+    EXPECT_THROW(loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true), Error);
     for (auto& parameter : model->parameters()) parameter.set_requires_grad(false);
     EXPECT_THROW(DistributedDataParallel(model, context), c10::Error);
   });

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <lockstep/distributed_data_parallel_options.h>
+#include <lockstep/group.h>
+#include <lockstep/named_tensors.h>
+
+namespace torch {
+namespace nn {
+class Module;
+}
+namespace jit {
+struct Module;
+}
+}  // namespace torch
+
+namespace lockstep {
+
+/// How many backward passes make one reduction. Belongs to a Replica; guards change it between backward passes.
+struct BackwardPasses {
+  int reduce_every = 1;     ///< 0: none of them reduces
+  int since_reduction = 0;  ///< passes whose gradients wait in .grad, on this rank alone
+};
+
+/// Keeps gradients local for the backward passes of its lifetime: they accumulate into .grad on each rank alone and
+/// are reduced by the first backward after it. All ranks must hold one for the same backward passes.
+class NoSyncGuard {
+ public:
+  explicit NoSyncGuard(BackwardPasses* passes, int reduce_every = 0)
+      : passes_(passes), before_(std::exchange(passes->reduce_every, reduce_every)) {}
+  ~NoSyncGuard() { passes_->reduce_every = before_; }
+  NoSyncGuard(const NoSyncGuard&) = delete;
+  NoSyncGuard& operator=(const NoSyncGuard&) = delete;
+
+ protected:
+  BackwardPasses* passes_;
+
+ private:
+  int before_;
+};
+
+/// Reduces gradients in every n-th backward of its lifetime only.
+class Accumulation : public NoSyncGuard {
+ public:
+  using NoSyncGuard::NoSyncGuard;
+  /// Whether the last backward reduced, so that it is time for optimizer.step() and zero_grad().
+  bool complete() const { return passes_->since_reduction == 0; }
+};
+
+/// What DistributedDataParallel does, for parameters whose module's type is of no interest. Every method is for the
+/// thread that made the object, between backward passes; those that say so must be called by every rank.
+class Replica {
+ public:
+  Replica(std::shared_ptr<torch::nn::Module> module, const Group& group, DistributedDataParallelOptions options = {});
+  Replica(const torch::jit::Module& module, const Group& group, DistributedDataParallelOptions options = {});
+  Replica(NamedTensors parameters, const Group& group, DistributedDataParallelOptions options = {});
+  ~Replica();
+  Replica(Replica&&) noexcept;
+  Replica& operator=(Replica&&) = delete;
+
+  [[nodiscard]] NoSyncGuard no_sync();
+  /// `n` >= 1. Divide the loss by n to get the mean over the n passes. What is left when the data ends in between is
+  /// reduced by the next backward that reduces, or by reduce_gradients().
+  [[nodiscard]] Accumulation accumulate(int n);
+  /// Reduces what no_sync() or accumulate() left in .grad, without a backward. Every rank must call it.
+  void reduce_gradients();
+  /// GradientReduction::kWeightedMean: the weight (samples, tokens) of this rank's gradients in the reductions to come;
+  /// 1 until set. 0 is a rank without a share. Each rank sets its own.
+  void set_weight(double weight);
+
+  /// Runs `body`, a loop over inputs that may be fewer on some ranks. A rank whose body has returned takes part in the
+  /// others' reductions, with no gradient, until all have returned; then every rank has the parameters and buffers of
+  /// the last one that had inputs. One reduction between two zero_grad() inside. Every rank must call it.
+  void join(const std::function<void()>& body, const JoinOptions& options = {});
+
+  /// Sets every parameter and buffer to rank `root`'s. Every rank must call it.
+  void broadcast_parameters(int root = 0);
+  /// Sets every parameter, and every floating point buffer, to the mean over the ranks weighted by each rank's
+  /// `weight`; other buffers follow rank 0. Every rank must call it, with a weight of its own.
+  void average_parameters(double weight = 1);
+  /// Looks at the module anew after layers were added, replaced or removed, or parameters frozen or unfrozen, and
+  /// follows what is there. New parameters and buffers are compared across ranks and set to rank 0's; the others stay as
+  /// they are on each rank. If the ranks' modules differ, an Error on all of them names the first difference, and
+  /// nothing has changed. Parameters that are new want a place in the optimizer: that is the user's.
+  /// Every rank must call it.
+  void refresh();
+  /// The same for a list of parameters: it takes the place of the old one.
+  void refresh(NamedTensors parameters);
+
+  /// Compares all parameters and, unless buffers are each rank's own, buffers in the n-th reduction and every n-th after
+  /// it, bit by bit through hashes in one small message. The Error on all ranks names the tensor and the odd rank out.
+  /// 0 turns it off. Every rank must call it.
+  void divergence_check(int every_n_steps);
+  /// The same at once. Every rank must call it.
+  void check_divergence() const;
+
+  /// Seconds this rank has stood still for communication so far: the part that did not hide behind backward.
+  double communication_seconds() const;
+  /// Names of the parameters of each bucket, in the order in which buckets are reduced.
+  std::vector<std::vector<std::string>> bucket_parameters() const;
+
+ protected:
+  /// Throws if the group is gone, or, on all ranks, if the module was edited without refresh().
+  void before_forward();
+
+ private:
+  struct State;
+  explicit Replica(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep

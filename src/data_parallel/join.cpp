@@ -1,0 +1,47 @@
+#include <algorithm>
+
+#include "collectives/coalesced.h"
+#include "data_parallel/replica_state.h"
+
+namespace lockstep {
+namespace {
+
+/// Within join(), until it goes.
+class Joining {
+ public:
+  Joining(Reducer& reducer, const JoinOptions*& join, const JoinOptions& options) : reducer_(reducer), join_(join) {
+    TORCH_CHECK(join_ == nullptr, "join() within join()");
+    join_ = &options;
+    reducer_.set_joining(true, !options.divide_by_initial_world_size);
+  }
+  ~Joining() {
+    reducer_.set_joining(false, false);
+    join_ = nullptr;
+  }
+  Joining(const Joining&) = delete;
+  Joining& operator=(const Joining&) = delete;
+
+ private:
+  Reducer& reducer_;
+  const JoinOptions*& join_;
+};
+
+}  // namespace
+
+void Replica::join(const std::function<void()>& body, const JoinOptions& options) {
+  State& state = *state_;
+  if (!options.enable || state.group.world_size() == 1) return body();
+  const Joining joining(*state.reducer, state.join, options);
+  state.last_active.assign(static_cast<size_t>(state.group.world_size()), true);
+  body();
+  // The others' reductions carry who still has inputs; the round in which nobody has any is the end.
+  while (true) {
+    const auto ranks = state.reducer->shadow();
+    if (std::none_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; })) break;
+    if (options.shadow) options.shadow();
+  }
+  const auto last = std::find(state.last_active.begin(), state.last_active.end(), true) - state.last_active.begin();
+  broadcast_parameters(static_cast<int>(last));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include <lockstep/replica.h>
+
+#include "data_parallel/source.h"
+#include "reducer/reducer.h"
+
+namespace lockstep {
+
+struct Replica::State {
+  State(std::unique_ptr<Source> from, const Group& group, DistributedDataParallelOptions options);
+
+  // attach.cpp
+  /// Compares what `from` (or, if null, the present source) holds now across ranks, brings what is new to rank 0's, and
+  /// follows it. Nothing has changed if the ranks differ.
+  void attach(std::unique_ptr<Source> from);
+  /// What was done to the module since, that refresh() should have been told; empty if nothing.
+  std::string inspect();
+  /// Throws on all ranks if one of them has something to say in inspect(). Every rank calls it.
+  void check_not_edited();
+
+  // synchronize.cpp
+  /// After each reduction, on all ranks.
+  void reduced(const std::vector<Facts>& ranks);
+  void synchronize_buffers(const std::vector<bool>& active);
+  void average(const NamedTensors& tensors, double share, int root);
+  void check_divergence() const;
+
+  /// A parameter as it was when attached: what must not change without refresh().
+  struct Known {
+    std::string name;
+    at::Tensor tensor;
+    at::TensorOptions options;
+    bool followed;
+  };
+
+  const Group group;
+  const DistributedDataParallelOptions options;
+  BackwardPasses passes;
+
+  std::unique_ptr<Source> source;
+  std::vector<Known> known;
+  NamedTensors buffers;
+  NamedTensors trained;  ///< those that are followed, in the order the reducer knows them
+  std::unique_ptr<Reducer> reducer;
+
+  int check_every = 0;
+  int64_t reductions = 0;         ///< since divergence_check() was called
+  const JoinOptions* join = nullptr;  ///< within join()
+  std::vector<bool> last_active;  ///< ranks that had inputs in the last reduction in which any had
+
+ private:
+  bool is_known(const at::Tensor& tensor) const { return impls_.contains(tensor.unsafeGetTensorImpl()); }
+  void compare(const NamedTensors& parameters, const NamedTensors& new_buffers) const;
+  NamedTensors to_follow(const NamedTensors& parameters) const;
+
+  std::unordered_set<const c10::TensorImpl*> impls_;  ///< of known and buffers
+};
+
+}  // namespace lockstep

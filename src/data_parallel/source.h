@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include <lockstep/named_tensors.h>
+
+namespace torch::jit {
+struct Module;
+}
+
+namespace lockstep {
+
+/// What a replica attaches to: lists what it holds now. A tensor that is there under several names is listed once,
+/// under the first.
+class Source {
+ public:
+  virtual ~Source() = default;
+  virtual NamedTensors parameters() const = 0;
+  virtual NamedTensors buffers() const { return {}; }
+  virtual bool is_training() const { return true; }
+
+  /// Whether layers or parameters were added, replaced or removed since remember(). Looks at a part of a large module in
+  /// each call, the next part in the next, so that a call takes microseconds and a change is found within few calls.
+  virtual bool is_edited() { return false; }
+  virtual void remember() {}
+};
+
+std::unique_ptr<Source> source_of(std::shared_ptr<torch::nn::Module> module);
+std::unique_ptr<Source> source_of(const torch::jit::Module& module);
+std::unique_ptr<Source> source_of(NamedTensors parameters);
+
+}  // namespace lockstep

@@ -1,0 +1,67 @@
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "collectives/coalesced.h"
+#include "collectives/rank_names.h"
+#include "data_parallel/divergence.h"
+#include "data_parallel/replica_state.h"
+
+// What keeps parameters and buffers equal besides the reduction of gradients.
+
+namespace lockstep {
+
+void Replica::State::reduced(const std::vector<Facts>& ranks) {
+  std::vector<bool> active, done;
+  for (const Facts& facts : ranks) {
+    active.push_back(facts.active);
+    done.push_back(!facts.active);
+  }
+  const auto inputs = std::count(active.begin(), active.end(), true);
+  if (inputs == 0) return;  // everybody has come to the end of join()
+  last_active = active;
+  const bool all = inputs == static_cast<int64_t>(active.size());
+  if (!all && join != nullptr && join->throw_on_early_termination)
+    throw Error(rank_names(done) + " ran out of inputs within join(throw_on_early_termination) while " +
+                rank_names(active) + " had more");
+  synchronize_buffers(active);
+  if (check_every > 0 && all && ++reductions % check_every == 0) check_divergence();
+}
+
+void Replica::State::synchronize_buffers(const std::vector<bool>& active) {
+  if (buffers.empty() || !options.broadcast_buffers || group.world_size() == 1) return;
+  const auto root = static_cast<int>(std::find(active.begin(), active.end(), true) - active.begin());
+  switch (options.buffers) {
+    case BufferPolicy::kNone:
+      return;
+    case BufferPolicy::kFollowRankZero: {
+      std::vector<at::Tensor> tensors;
+      for (const auto& [name, buffer] : buffers) tensors.push_back(buffer);
+      return broadcast_coalesced(group, tensors, root);
+    }
+    case BufferPolicy::kMean: {
+      const auto inputs = static_cast<double>(std::count(active.begin(), active.end(), true));
+      return average(buffers, active[static_cast<size_t>(group.rank())] ? 1 / inputs : 0, root);
+    }
+  }
+}
+
+void Replica::State::average(const NamedTensors& tensors, double share, int root) {
+  std::vector<at::Tensor> numbers, others;
+  for (const auto& [name, tensor] : tensors)
+    (tensor.is_floating_point() || tensor.is_complex() ? numbers : others).push_back(tensor);
+  average_coalesced(group, numbers, share);
+  broadcast_coalesced(group, others, root);
+}
+
+void Replica::State::check_divergence() const {
+  NamedTensors tensors;
+  for (const Known& one : known) tensors.emplace_back("parameter " + one.name, one.tensor);
+  if (options.broadcast_buffers && options.buffers != BufferPolicy::kNone)
+    for (const auto& [name, buffer] : buffers) tensors.emplace_back("buffer " + name, buffer);
+  check_equal_on_all_ranks(group, tensors);
+}
+
+}  // namespace lockstep

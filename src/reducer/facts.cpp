@@ -1,0 +1,62 @@
+#include "reducer/facts.h"
+
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+namespace lockstep {
+namespace {
+
+// Four bits an element: a mean over any number of ranks still tells them apart in bfloat16.
+using Row = std::array<uint8_t, kFactElements>;
+constexpr size_t kFlags = 0, kPasses = 1, kWeight = 3, kWeightElements = 16;
+
+Row encode(const Facts& facts) {
+  Row row{};
+  row[kFlags] = static_cast<uint8_t>((facts.active ? 1 : 0) | (facts.joining ? 2 : 0) | (facts.trouble ? 4 : 0));
+  row[kPasses] = facts.passes & 15;
+  row[kPasses + 1] = facts.passes >> 4 & 15;
+  const auto bits = std::bit_cast<uint64_t>(facts.weight);
+  for (size_t i = 0; i < kWeightElements; ++i) row[kWeight + i] = bits >> 4 * i & 15;
+  return row;
+}
+
+Facts decode(const Row& row) {
+  Facts facts;
+  facts.active = (row[kFlags] & 1) != 0;
+  facts.joining = (row[kFlags] & 2) != 0;
+  facts.trouble = (row[kFlags] & 4) != 0;
+  facts.passes = row[kPasses] | row[kPasses + 1] << 4;
+  uint64_t bits = 0;
+  for (size_t i = 0; i < kWeightElements; ++i) bits |= uint64_t{row[kWeight + i]} << 4 * i;
+  facts.weight = std::bit_cast<double>(bits);
+  return facts;
+}
+
+}  // namespace
+
+void write_facts(const at::Tensor& table, int rank, const Facts& facts) {
+  at::Tensor values = at::zeros({table.numel()}, at::kFloat);
+  const Row row = encode(facts);
+  std::copy(row.begin(), row.end(), values.data_ptr<float>() + rank * kFactElements);
+  table.copy_(values);
+}
+
+std::vector<Facts> read_facts(const at::Tensor& table, bool averaged) {
+  const at::Tensor real = table.is_complex() ? at::real(table) : table;
+  const at::Tensor values = real.to(at::kCPU, at::kDouble).contiguous();
+  const int64_t ranks = values.numel() / kFactElements;
+  const double* element = values.const_data_ptr<double>();
+  std::vector<Facts> facts;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    Row row{};
+    for (uint8_t& value : row)
+      value = static_cast<uint8_t>(std::lround(*element++ * (averaged ? static_cast<double>(ranks) : 1.0)));
+    facts.push_back(decode(row));
+  }
+  return facts;
+}
+
+}  // namespace lockstep

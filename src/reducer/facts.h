@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+/// What every rank tells all others with each reduction. It rides behind the gradients of the last bucket, as small
+/// numbers that every floating point dtype holds exactly: each rank has a row of its own and leaves the others at zero,
+/// so that after the reduction every rank knows every rank's.
+struct Facts {
+  bool active = true;    ///< false: out of inputs, it takes part for the others' sake
+  bool joining = false;  ///< within join(), where ranks may become inactive
+  bool trouble = false;  ///< it found an error that all ranks must hear of
+  int passes = 1;        ///< backward passes since the last reduction, modulo 256
+  double weight = 1;
+  bool operator==(const Facts&) const = default;
+};
+
+/// Elements of one rank's row.
+inline constexpr int64_t kFactElements = 19;
+
+/// Fills `table`, world_size * kFactElements elements in a row, with this rank's row and zeros.
+void write_facts(const at::Tensor& table, int rank, const Facts& facts);
+
+/// All ranks' facts from the table after the reduction: the sum over the ranks or, if `averaged`, their mean.
+std::vector<Facts> read_facts(const at::Tensor& table, bool averaged);
+
+}  // namespace lockstep
