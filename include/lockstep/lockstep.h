@@ -3,6 +3,7 @@
 /// All of Lockstep. Narrower headers compile faster.
 
 #include <lockstep/checkpoint.h>
+#include <lockstep/communication_hook.h>
 #include <lockstep/context.h>
 #include <lockstep/data_loader.h>
 #include <lockstep/dataset.h>
@@ -11,4 +12,5 @@
 #include <lockstep/distributed_sampler.h>
 #include <lockstep/error.h>
 #include <lockstep/group.h>
+#include <lockstep/observer.h>
 #include <lockstep/progress.h>

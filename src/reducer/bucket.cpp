@@ -91,17 +91,39 @@ void Bucket::forget_reduced(size_t index) {
   if (gradient.defined() && gradient.is_alias_of(flat_)) slot.gradient.zero_();
 }
 
-void Bucket::launch(const Group& group, ReduceOp op) {
-  at::NoGradGuard no_grad;
+void Bucket::write_flags() {
   bool all_used = true;
   for (const Slot& slot : slots_) all_used = all_used && slot.used;
   used_.fill_(1);
   for (size_t i = 0; !all_used && i < slots_.size(); ++i)
     if (!slots_[i].used) used_[static_cast<int64_t>(i)].zero_();
+}
+
+void Bucket::launch(const Group& group, ReduceOp op) {
+  at::NoGradGuard no_grad;
+  write_flags();
   work_ = group.all_reduce_async(flat_, op);
 }
 
-void Bucket::wait() { std::exchange(work_, std::nullopt)->wait(); }
+void Bucket::launch_by(CommunicationHook& hook, const Group& group, ReduceOp op, int64_t index, bool last) {
+  at::NoGradGuard no_grad;
+  write_flags();
+  GradientBucket bucket{index, last, op, gradients_, {}};
+  for (const Slot& slot : slots_) bucket.parts.push_back(slot.gradient);
+  finish_ = hook.reduce(bucket, group);
+  work_ = group.all_reduce_async(tail_, op);
+}
+
+void Bucket::wait() {
+  at::NoGradGuard no_grad;
+  std::exchange(work_, std::nullopt)->wait();
+  if (const auto finish = std::exchange(finish_, nullptr)) finish();
+}
+
+at::Tensor Bucket::gradient_here(size_t index) const {
+  const at::Tensor& gradient = slots_[index].parameter.grad();
+  return gradient.defined() && gradient.is_alias_of(flat_) ? gradient : at::Tensor();
+}
 
 void Bucket::finish() {
   at::NoGradGuard no_grad;
@@ -116,7 +138,7 @@ void Bucket::finish() {
 }
 
 void Bucket::reset() {
-  if (auto work = std::exchange(work_, std::nullopt)) work->wait();  // the engine may still write into flat_
+  if (work_) wait();  // the engine may still write into flat_
   for (Slot& slot : slots_) {
     slot.filled = slot.used = false;
     slot.kept.reset();
