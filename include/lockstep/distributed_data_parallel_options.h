@@ -20,8 +20,8 @@ enum class BufferPolicy {
   kNone,            ///< every rank keeps its own
 };
 
-/// All ranks must give the same. Names are PyTorch's where it has the option; docs/distributed_data_parallel.md says what
-/// became of its others.
+/// All ranks must give the same. Names are PyTorch's where it has the option; docs/distributed_data_parallel.md says
+/// what became of its others.
 struct DistributedDataParallelOptions {
   /// Gradients are reduced in messages of about this size, MiB of 2^20 bytes. The first one is small, so that
   /// communication starts while backward still runs.

@@ -89,17 +89,17 @@ class Replica {
   /// `weight`; other buffers follow rank 0. Every rank must call it, with a weight of its own.
   void average_parameters(double weight = 1);
   /// Looks at the module anew after layers were added, replaced or removed, or parameters frozen or unfrozen, and
-  /// follows what is there. New parameters and buffers are compared across ranks and set to rank 0's; the others stay as
-  /// they are on each rank. If the ranks' modules differ, an Error on all of them names the first difference, and
+  /// follows what is there. New parameters and buffers are compared across ranks and set to rank 0's; the others stay
+  /// as they are on each rank. If the ranks' modules differ, an Error on all of them names the first difference, and
   /// nothing has changed. Parameters that are new want a place in the optimizer: that is the user's.
   /// Every rank must call it.
   void refresh();
   /// The same for a list of parameters: it takes the place of the old one.
   void refresh(NamedTensors parameters);
 
-  /// Compares all parameters and, unless buffers are each rank's own, buffers in the n-th reduction and every n-th after
-  /// it, bit by bit through hashes in one small message. The Error on all ranks names the tensor and the odd rank out.
-  /// 0 turns it off. Every rank must call it.
+  /// Compares all parameters and, unless buffers are each rank's own, buffers in the n-th reduction and every n-th
+  /// after it, bit by bit through hashes in one small message. The Error on all ranks names the tensor and the odd rank
+  /// out. 0 turns it off. Every rank must call it.
   void divergence_check(int every_n_steps);
   /// The same at once. Every rank must call it.
   void check_divergence() const;

@@ -51,9 +51,9 @@ struct Replica::State {
   std::unique_ptr<Reducer> reducer;
 
   int check_every = 0;
-  int64_t reductions = 0;         ///< since divergence_check() was called
+  int64_t reductions = 0;             ///< since divergence_check() was called
   const JoinOptions* join = nullptr;  ///< within join()
-  std::vector<bool> last_active;  ///< ranks that had inputs in the last reduction in which any had
+  std::vector<bool> last_active;      ///< ranks that had inputs in the last reduction in which any had
 
  private:
   bool is_known(const at::Tensor& tensor) const { return impls_.contains(tensor.unsafeGetTensorImpl()); }
