@@ -70,13 +70,14 @@ TEST_P(GoldenHook, GradientsOfTheFifthStepAndWeightsAfterTen) {
     PeriodicModelAverager averager(context.group(), 3, 4);
     auto optimizer = make_sgd(*model);
     const int rank = context.rank();
+    // PyTorch's file is rank 0's, and after the fourth step of post-local SGD every rank goes its own way.
+    const bool comparable = rank == 0 || c.hook != "post_local_sgd";
     for (int step = 0; step < 10; ++step) {
       optimizer.zero_grad();
       loss_of(*model, batch(step, rank), step, rank).backward();
       const StateDict expected = without_prefix(place + "grad/", golden);
       EXPECT_EQ(expected.size(), 4u);
-      // PyTorch's file is rank 0's, and after the fourth step of post-local SGD gradients are each rank's own.
-      if (step == 4 && (rank == 0 || c.hook != "post_local_sgd"))
+      if (step == 4 && comparable)
         for (const auto& item : expected)
           expect_close(model->named_parameters()[item.key()].grad(), item.value(), tolerance, "gradient " + item.key());
       optimizer.step();
@@ -84,7 +85,7 @@ TEST_P(GoldenHook, GradientsOfTheFifthStepAndWeightsAfterTen) {
     }
     const StateDict expected = without_prefix(place + "after/", golden);
     for (const auto& item : expected)
-      expect_close(model->named_parameters()[item.key()], item.value(), tolerance, item.key());
+      if (comparable) expect_close(model->named_parameters()[item.key()], item.value(), tolerance, item.key());
   });
 }
 
@@ -319,7 +320,7 @@ TEST_P(Hooks, StateGoesThroughACheckpoint) {
       replica.register_comm_hook(hook);
       auto optimizer = make_sgd(*model);
       train(*model, optimizer, rank, 0, 5);
-      const std::string path = ::testing::TempDir() + "hook_state_" + std::to_string(getpid());
+      const std::string path = ::testing::TempDir() + "hook_state_" + std::to_string(getpid()) + ".safetensors";
       save({hook->state_dict(), {}}, path);
       StateDict weights;
       for (const auto& item : state_dict(*model)) weights.insert(item.key(), item.value().detach().clone());

@@ -102,7 +102,10 @@ class PowerSgdHook : public CommunicationHook {
       if (name.starts_with("q.")) {
         memories_[std::stoll(name.substr(2))].q = item.value().clone();
       } else if (name.starts_with("error.")) {
-        memories_[std::stoll(name.substr(6))].errors.push_back(item.value().clone());
+        auto& errors = memories_[std::stoll(name.substr(6))].errors;
+        const size_t matrix = std::stoull(name.substr(name.rfind('.') + 1));
+        if (matrix >= errors.size()) errors.resize(matrix + 1);
+        errors[matrix] = item.value().clone();
       } else if (name != "iteration" && name != "seeds_drawn") {
         throw Error("a PowerSGD hook has no `" + name + "`");
       }
