@@ -1,4 +1,5 @@
-// Edits a model while it is trained on two ranks: a bias, a layer, and weights that differ from rank to rank for a while.
+// Edits a model while it is trained on two ranks: a bias, a layer, and weights that differ from rank to rank for a
+// while.
 //
 //     lockstep run -n 2 -- build/bin/edit_live_model
 //
@@ -8,10 +9,9 @@
 //     broadcast_parameters(0):         5.0 5.0
 //     a layer added on every rank:     drawn differently
 //     refresh():                       the same, and trained
-//     a layer added on rank 0 alone:   parameter 6 is `forgotten.weight: Float [2, 2] on cpu, new` on rank 0 and `nothing (it has 6)` on rank 1
-//     weights changed on every rank:   1.0 2.0
-//     two steps later:                 1.0 apart
-//     average_parameters():            0.0 apart
+//     a layer added on rank 0 alone:   parameter 6 is `forgotten.weight: Float [2, 2] on cpu, new` on rank 0 and
+//     `nothing (it has 6)` on rank 1 weights changed on every rank:   1.0 2.0 two steps later:                 1.0
+//     apart average_parameters():            0.0 apart
 
 #include <cstdio>
 #include <string>
@@ -127,7 +127,8 @@ class Editing {
 
 int main(int argc, char** argv) try {
   lockstep::Context context(argc, argv, {.seed = 1});
-  if (context.world_size() < 2) throw lockstep::Error("start it with two ranks: lockstep run -n 2 -- " + std::string(argv[0]));
+  if (context.world_size() < 2)
+    throw lockstep::Error("start it with two ranks: lockstep run -n 2 -- " + std::string(argv[0]));
   Editing editing(context);
   editing.change_a_bias();
   editing.add_a_layer();

@@ -35,11 +35,16 @@ struct Options {
 const nlohmann::ordered_json kDefinitions = {
     {"step", "zero_grad, forward, backward, optimizer step (SGD with momentum), one thread a rank"},
     {"median_ms", "over all steps of all rounds; of a step the mean over ranks"},
+    {"cpu_ms",
+     "processor time of a step, all threads of a rank, the mean over ranks, the median over rounds; less "
+     "disturbed by strangers than wall time, and blind to waiting that sleeps"},
     {"ratio", "the median of a round over side_by_side's of the same round; the median over rounds"},
     {"attach_ms", "to attach to the model: the first time, parameters and buffers included"},
-    {"peak_mib", "the most memory a rank held until it had trained five steps: pages of its own, and its part of shared ones"},
+    {"peak_mib",
+     "the most memory a rank held until it had trained five steps: pages of its own, and its part of shared ones"},
     {"models",
-     "mlp: 784-2048-2048-10, batch 64; resnet: small, 28x28, batch 64; transformer: 6 layers of width 256, 4 x 64 tokens; "
+     "mlp: 784-2048-2048-10, batch 64; resnet: small, 28x28, batch 64; transformer: 6 layers of width 256, 4 x 64 "
+     "tokens; "
      "small_1000: 1000 parameters of 64 floats; linear_100m: 100 M parameters, attached and checked only"}};
 
 void run(const Options& options) {
@@ -50,8 +55,7 @@ void run(const Options& options) {
   for (const std::string& model : options.models) {
     std::vector<bench::System> systems;
     for (const std::string& system : options.systems)
-      systems.push_back(
-          bench::make_step_system(system, model, options.ranks, bench::build_folder(), options.python));
+      systems.push_back(bench::make_step_system(system, model, options.ranks, bench::build_folder(), options.python));
     bench::StepContestOptions contest_options{
         .ranks = options.ranks, .rounds = options.rounds, .slice_ms = options.slice_ms};
     if (options.tiny) contest_options.rounds = 1, contest_options.slice_ms = 1;
@@ -72,7 +76,8 @@ void run(const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app{"Measures data-parallel steps on one machine, all systems in interleaved rounds, results checked first."};
+  CLI::App app{
+      "Measures data-parallel steps on one machine, all systems in interleaved rounds, results checked first."};
   const auto names = [](const auto& list) {
     return CLI::IsMember(std::vector<std::string>(std::begin(list), std::end(list)));
   };

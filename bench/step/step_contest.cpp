@@ -88,8 +88,9 @@ void StepContest::compare_losses(const Entry& entry) const {
       for (size_t step = 0; step < steps; ++step) {
         const double mine = entry.check.losses[rank][step], theirs = other.check.losses[rank][step];
         if (!(std::abs(mine - theirs) <= kLossTolerance * std::max(std::abs(theirs), 1e-3)))
-          entry.job->fail("wrong: rank " + std::to_string(rank) + " has a loss of " + std::to_string(mine) + " in step " +
-                          std::to_string(step) + ", " + other.system.name + " has " + std::to_string(theirs));
+          entry.job->fail("wrong: rank " + std::to_string(rank) + " has a loss of " + std::to_string(mine) +
+                          " in step " + std::to_string(step) + ", " + other.system.name + " has " +
+                          std::to_string(theirs));
       }
   };
   if (!alone && entries_.front().job) compare(entries_.front(), 1);
@@ -104,14 +105,17 @@ void StepContest::check(Entry& entry) {
   const auto& weights = entry.check.weights;
   if (&entry != &entries_.front())
     for (const std::string& hash : weights)
-      if (hash != weights.front()) entry.job->fail("wrong: replicas differ after " + std::to_string(options_.check_steps) + " steps");
+      if (hash != weights.front())
+        entry.job->fail("wrong: replicas differ after " + std::to_string(options_.check_steps) + " steps");
   compare_losses(entry);
 }
 
 void StepContest::measure(Entry& entry) {
   const double wanted = options_.slice_ms / std::max(entry.estimate_ms, 0.01);
   const size_t steps = std::clamp(static_cast<size_t>(wanted), kFewestSteps, kMostSteps);
-  entry.rounds_ms.push_back(entry.job->time(std::max<size_t>(1, steps / 8), steps));
+  StepJob::Times times = entry.job->time(std::max<size_t>(1, steps / 8), steps);
+  entry.rounds_ms.push_back(std::move(times.steps_ms));
+  entry.cpu_ms.push_back(times.cpu_ms);
   entry.estimate_ms = std::min(entry.estimate_ms, median(entry.rounds_ms.back()));  // the first one is rough
 }
 
@@ -128,6 +132,7 @@ nlohmann::ordered_json StepContest::rows() const {
       const std::vector<double> all = joined(entry.rounds_ms);
       row["median_ms"] = thousandths(median(all));
       row["min_ms"] = thousandths(std::ranges::min(all));
+      row["cpu_ms"] = thousandths(median(entry.cpu_ms));
       row["steps"] = all.size();
       std::vector<double> ratios;
       for (size_t i = 0; i < std::min(entry.rounds_ms.size(), entries_.front().rounds_ms.size()); ++i)

@@ -41,6 +41,7 @@ class StepContest {
     StepJob::Check check;
     double estimate_ms = 0;
     std::vector<std::vector<double>> rounds_ms;  ///< by round, by step
+    std::vector<double> cpu_ms;                  ///< of a step, by round
   };
 
   void start(Entry& entry, const std::string& folder);

@@ -34,20 +34,22 @@ StepJob::Check StepJob::check(size_t steps) {
   return result;
 }
 
-std::vector<double> StepJob::time(size_t warm, size_t steps) {
-  std::vector<double> sums(steps, 0);
+StepJob::Times StepJob::time(size_t warm, size_t steps) {
+  Times times{.steps_ms = std::vector<double>(steps, 0), .cpu_ms = 0};
   const auto answers = ask("time " + std::to_string(warm) + ' ' + std::to_string(steps));
   for (const std::string& answer : answers) {
     std::istringstream in(answer);
     std::string word;
     in >> word;
-    for (double& sum : sums) {
-      double mine = 0;
+    double mine = 0;
+    for (double& mean : times.steps_ms) {
       if (word != "times" || !(in >> mine)) fail("answered " + answer.substr(0, 200));
-      sum += mine / static_cast<double>(answers.size());
+      mean += mine / static_cast<double>(answers.size());
     }
+    if (!(in >> word >> mine) || word != "cpu") fail("answered " + answer.substr(0, 200));
+    times.cpu_ms += mine / static_cast<double>(answers.size());
   }
-  return sums;
+  return times;
 }
 
 }  // namespace lockstep::bench

@@ -11,7 +11,7 @@ namespace lockstep::bench {
 ///
 ///     attach            -> attached MS
 ///     check STEPS       -> losses L... weights HASH peak_mib M   the first steps; memory from the start until then
-///     time WARM STEPS   -> times MS...
+///     time WARM STEPS   -> times MS... cpu MS   the latter of the whole process, a step
 class StepJob : public Job {
  public:
   using Job::Job;
@@ -26,8 +26,11 @@ class StepJob : public Job {
   };
   Check check(size_t steps);
 
-  /// Milliseconds of every step, the mean over ranks (who keep in step have the same anyway).
-  std::vector<double> time(size_t warm, size_t steps);
+  struct Times {
+    std::vector<double> steps_ms;  ///< every step, the mean over ranks (who keep in step have the same anyway)
+    double cpu_ms = 0;             ///< processor time of a step, all threads, the mean over ranks
+  };
+  Times time(size_t warm, size_t steps);
 };
 
 }  // namespace lockstep::bench

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <iomanip>
 #include <optional>
 #include <sstream>
@@ -88,11 +89,14 @@ class Trainer {
     std::ostringstream text;
     text << "times";
     for (size_t i = 0; i < warm; ++i) step();
+    const std::clock_t processor = std::clock();
     for (size_t i = 0; i < steps; ++i) {
       const auto start = Clock::now();
       step();
       text << ' ' << milliseconds_since(start);
     }
+    text << " cpu "
+         << static_cast<double>(std::clock() - processor) * 1e3 / CLOCKS_PER_SEC / static_cast<double>(steps);
     return text.str();
   }
 

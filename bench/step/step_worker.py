@@ -196,12 +196,13 @@ class Trainer:
     def time(self, warm, steps):
         for _ in range(warm):
             self.step()
-        times = []
+        times, processor = [], time.process_time()
         for _ in range(steps):
             start = time.perf_counter()
             self.step()
             times.append((time.perf_counter() - start) * 1000)
-        return "times " + " ".join(f"{taken:.6f}" for taken in times)
+        cpu = (time.process_time() - processor) * 1000 / steps
+        return "times " + " ".join(f"{taken:.6f}" for taken in times) + f" cpu {cpu}"
 
 
 def serve(path, rank, trainer):

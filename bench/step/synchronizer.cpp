@@ -40,9 +40,9 @@ class C10dReducer : public Synchronizer {
     auto plan = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, {kFirst, kOthers}));
     std::reverse(plan.begin(), plan.end());
     reducer_ = std::make_unique<c10d::Reducer>(
-        parameters, std::move(plan), group_, std::vector<bool>(parameters.size(), false),
-        static_cast<int64_t>(kOthers), /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true,
-        std::move(names), static_cast<int64_t>(kFirst), /*skip_all_reduce_unused_params=*/false,
+        parameters, std::move(plan), group_, std::vector<bool>(parameters.size(), false), static_cast<int64_t>(kOthers),
+        /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true, std::move(names),
+        static_cast<int64_t>(kFirst), /*skip_all_reduce_unused_params=*/false,
         /*use_python_reducer=*/false, std::vector<int64_t>{});
   }
 

@@ -84,8 +84,6 @@ ReductionStats Replica::stats() const {
 
 void Replica::compare_ranks(bool on) { state_->equipment.timeline->compare_ranks(on); }
 
-void Replica::observe(std::shared_ptr<Observer> observer) {
-  state_->equipment.timeline->observe(std::move(observer));
-}
+void Replica::observe(std::shared_ptr<Observer> observer) { state_->equipment.timeline->observe(std::move(observer)); }
 
 }  // namespace lockstep

@@ -56,13 +56,12 @@ void Replica::average_parameters(double weight) {
   const at::Tensor weights = state.group.all_gather(at::scalar_tensor(weight, at::kDouble));
   const double total = weights.sum().item<double>();
   std::vector<bool> wrong;
-  for (int rank = 0; rank < state.group.world_size(); ++rank) {
-    const double theirs = weights[rank].item<double>();
-    wrong.push_back(!std::isfinite(theirs) || theirs < 0 || total == 0);
-  }
-  if (std::find(wrong.begin(), wrong.end(), true) != wrong.end())
+  for (int rank = 0; rank < state.group.world_size(); ++rank)
+    wrong.push_back(!std::isfinite(weights[rank].item<double>()) || weights[rank].item<double>() < 0);
+  const bool none = std::find(wrong.begin(), wrong.end(), true) == wrong.end();
+  if (!none || total == 0)
     throw Error("average_parameters: weights must be finite, not negative, and one of them above 0; they are not on " +
-                rank_names(wrong));
+                rank_names(none ? std::vector<bool>(wrong.size(), true) : wrong));
   NamedTensors tensors = state.buffers;
   for (const auto& one : state.known) tensors.emplace_back(one.name, one.tensor);
   if (state.group.world_size() > 1) state.average(tensors, weight / total, /*root=*/0);

@@ -23,7 +23,11 @@ class ChromeTrace : public Observer {
     std::lock_guard lock(mutex_);
     const auto [lane, is_new] = lanes_.try_emplace(span.lane, lanes_.size());
     if (is_new)
-      write({{"name", "thread_name"}, {"ph", "M"}, {"pid", rank_}, {"tid", lane->second}, {"args", {{"name", span.lane}}}});
+      write({{"name", "thread_name"},
+             {"ph", "M"},
+             {"pid", rank_},
+             {"tid", lane->second},
+             {"args", {{"name", span.lane}}}});
     nlohmann::ordered_json facts = nlohmann::ordered_json::object();
     for (const auto& [name, value] : span.facts) facts[name] = value;
     write({{"name", span.name},

@@ -25,7 +25,7 @@ Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group, int64_t n
   const auto count = static_cast<int64_t>(parameters.size());
   int64_t elements = 0;
   for (const auto& parameter : parameters) elements += parameter.numel();
-  flat_ = group.allocate(elements + count + notes, parameters.front().options().requires_grad(false)).zero_();
+  flat_ = group.allocate(elements + count + notes, parameters.front().options().requires_grad(false));
   gradients_ = flat_.narrow(0, 0, elements);
   tail_ = flat_.narrow(0, elements, count + notes);
   used_ = tail_.narrow(0, 0, count);
@@ -44,15 +44,16 @@ const char* Bucket::take(Slot& slot) {
   const at::Tensor& gradient = slot.parameter.grad();
   if (!gradient.defined()) {
     slot.gradient.zero_();
-  } else if (!gradient.is_alias_of(flat_)) {
-    if (gradient.requires_grad())
-      return "has a gradient that is itself differentiable (backward with create_graph), which cannot be reduced; "
-             "use autograd::grad on the inputs, or on the plain module, instead";
-    if (gradient.layout() != at::kStrided)
-      return "has a sparse gradient, which cannot be reduced; make the layer produce dense gradients (for an "
-             "Embedding: sparse = false)";
-    slot.gradient.copy_(gradient);
+    return nullptr;
   }
+  if (gradient.layout() != at::kStrided)
+    return "has a sparse gradient, which cannot be reduced; make the layer produce dense gradients (for an Embedding: "
+           "sparse = false)";
+  if (gradient.is_alias_of(flat_)) return nullptr;
+  if (gradient.requires_grad())
+    return "has a gradient that is itself differentiable (backward with create_graph), which cannot be reduced; use "
+           "autograd::grad on the inputs, or on the plain module, instead";
+  slot.gradient.copy_(gradient);
   return nullptr;
 }
 
@@ -88,7 +89,7 @@ void Bucket::forget_reduced(size_t index) {
   if (!std::exchange(slot.reduced, false)) return;
   at::NoGradGuard no_grad;
   const at::Tensor& gradient = slot.parameter.grad();
-  if (gradient.defined() && gradient.is_alias_of(flat_)) slot.gradient.zero_();
+  if (gradient.defined() && gradient.layout() == at::kStrided && gradient.is_alias_of(flat_)) slot.gradient.zero_();
 }
 
 void Bucket::write_flags() {

@@ -40,8 +40,8 @@ void expect_equal(const std::vector<at::Tensor>& actual, const std::vector<at::T
     ASSERT_EQ(actual[i].defined(), expected[i].defined()) << "gradient " << i;
     if (actual[i].defined()) {
       EXPECT_TRUE(at::allclose(actual[i], expected[i], 1e-12, 1e-14)) << "gradient " << i << "\n"
-                                                                     << actual[i] << "\nexpected\n"
-                                                                     << expected[i];
+                                                                      << actual[i] << "\nexpected\n"
+                                                                      << expected[i];
     }
   }
 }
@@ -69,12 +69,12 @@ std::vector<at::Tensor> alone(const ModelPointer& model, int world_size,
 /// `make()` builds the model in double; `pass` runs forwards and backwards. Run `times` times on the replica, each must
 /// leave the mean of what each rank would leave alone.
 template <typename Make>
-void expect_mean(const Engine& engine, Make make,
-                 std::function<void(const decltype(make())&, int rank)> pass, int times = 3) {
+void expect_mean(const Engine& engine, Make make, std::function<void(const decltype(make())&, int rank)> pass,
+                 int times = 3) {
   run_ranks(engine, [&](Context& context) {
     auto model = make(), reference = make();
-    const auto expected = alone<decltype(make())>(reference, context.world_size(), pass,
-                                                  [&](int) { return 1.0 / context.world_size(); });
+    const auto expected =
+        alone<decltype(make())>(reference, context.world_size(), pass, [&](int) { return 1.0 / context.world_size(); });
     DistributedDataParallel replica(model, context, {.first_bucket_cap_mb = 1e-4, .bucket_cap_mb = 2e-4});
     for (int i = 0; i < times; ++i) {
       forget_gradients(model->parameters());

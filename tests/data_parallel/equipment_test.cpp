@@ -126,8 +126,8 @@ TEST_P(Equipment, RaisesNamingRankAndParameter) {
     auto model = make_model("plain");
     DistributedDataParallel replica(model, context);
     replica.non_finite_gradients(NonFinitePolicy::kRaise);
-    const std::string expected = "rank " + std::to_string(context.world_size() - 1) +
-                                 ": the gradient of fc2.weight is not finite (reduction 1)";
+    const std::string expected =
+        "rank " + std::to_string(context.world_size() - 1) + ": the gradient of fc2.weight is not finite (reduction 1)";
     try {
       backward_with(*model, context, 0, std::nan(""));
       ADD_FAILURE() << "nothing was thrown";
@@ -175,7 +175,8 @@ TEST_P(Equipment, StatsNameTheLateRank) {
     ASSERT_EQ(stats.wait_ms_by_rank.size(), static_cast<size_t>(context.world_size()));
     EXPECT_GT(stats.wait_ms_by_rank[0], 30);
     EXPECT_EQ(stats.times_last_by_rank[static_cast<size_t>(late)], 4);
-    EXPECT_EQ(stats.reason.rfind("rank " + std::to_string(late) + " came last in 4 of 4 reductions", 0), 0u) << stats.reason;
+    EXPECT_EQ(stats.reason.rfind("rank " + std::to_string(late) + " came last in 4 of 4 reductions", 0), 0u)
+        << stats.reason;
   });
 }
 

@@ -4,6 +4,7 @@
 #include <lockstep/distributed_data_parallel.h>
 
 #include "data_parallel/models.h"
+#include "data_parallel/recompute.h"
 #include "support/ranks.h"
 
 // Gradients, weights and buffers against those of PyTorch's DistributedDataParallel.
@@ -23,7 +24,8 @@ class Golden : public ::testing::TestWithParam<Case> {};
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (const char* name : {"plain", "no_sync", "batch_norm", "branches", "shared"})
+  for (const char* name :
+       {"plain", "no_sync", "batch_norm", "branches", "shared", "recomputed", "several_forwards", "join", "weighted"})
     for (const char* backend : {"shm", "gloo"})
       for (int world_size : {2, 3}) cases.push_back({name, {world_size, backend}});
   return cases;
@@ -50,30 +52,53 @@ StateDict gradients_of(const torch::nn::Module& module) {
   return gradients;
 }
 
-TEST_P(Golden, GradientsOfAStepAndWeightsAfterTen) {
+constexpr int kSteps = 20;
+
+int inputs_of(const std::string& name, int rank) { return name == "join" ? 8 + 6 * rank : kSteps; }
+int samples_of(const std::string& name, int rank) { return name == "weighted" ? 2 + 3 * rank : 4; }
+
+void backward(const std::string& name, Model& model, int step, int rank) {
+  const auto loss = [&](int at_step) {
+    return loss_of(model, batch(at_step, rank, at::kFloat, samples_of(name, rank)), step, rank);
+  };
+  if (name == "several_forwards") return (loss(step) + loss(step + 200) * loss(step + 300)).backward();
+  if (name != "recomputed") return loss(step).backward();
+  auto* plain = dynamic_cast<Plain*>(&model);
+  const Sample sample = batch(step, rank);
+  Recompute::Segment first = [&](const at::Tensor& x) { return torch::tanh(plain->fc1(x)); };
+  torch::mse_loss(plain->fc2(recompute(first, sample.data.requires_grad_())), sample.target).backward();
+}
+
+TEST_P(Golden, GradientsOfAStepAndWeightsAfterTwenty) {
   const Case& c = GetParam();
   const auto check = [&c](Context& context) {
     const StateDict golden = load(LOCKSTEP_SOURCE_DIR "/tests/golden/ddp.safetensors").tensors;
     const std::string place = c.name + "/" + std::to_string(c.engine.world_size) + "/";
     auto model = make_model(c.name);
-    DistributedDataParallel replica(model, context);
+    const bool weighted = c.name == "weighted";
+    DistributedDataParallel replica(
+        model, context, {.reduction = weighted ? GradientReduction::kWeightedMean : GradientReduction::kMean});
     auto optimizer = make_sgd(*model);
     const int rank = context.rank();
-    for (int step = 0; step < 10; ++step) {
-      optimizer.zero_grad();
-      if (c.name == "no_sync") {
-        const auto guard = replica.no_sync();
-        loss_of(*model, batch(step + 100, rank), step, rank).backward();
+    if (weighted) replica.set_weight(samples_of(c.name, rank));
+    const auto train = [&] {
+      for (int step = 0; step < inputs_of(c.name, rank); ++step) {
+        optimizer.zero_grad();
+        if (c.name == "no_sync") {
+          const auto guard = replica.no_sync();
+          backward(c.name, *model, step + 100, rank);
+        }
+        backward(c.name, *model, step, rank);
+        if (step == 0) {
+          const StateDict expected = without_prefix(place + "grad/", golden);
+          EXPECT_EQ(gradients_of(*model).size(), expected.size());
+          expect_close(gradients_of(*model), expected, 1e-6);
+        }
+        optimizer.step();
       }
-      loss_of(*model, batch(step, rank), step, rank).backward();
-      if (step == 0) {
-        const StateDict expected = without_prefix(place + "grad/", golden);
-        EXPECT_EQ(gradients_of(*model).size(), expected.size());
-        expect_close(gradients_of(*model), expected, 1e-6);
-      }
-      optimizer.step();
-    }
-    expect_close(state_dict(*model), without_prefix(place + "after/", golden), 1e-6);
+    };
+    replica.join(train, {.enable = c.name == "join"});
+    expect_close(state_dict(*model), without_prefix(place + "after/", golden), 2e-6);
   };
   run_ranks(c.engine, check);
 }

@@ -162,9 +162,8 @@ TEST_P(Replicas, BuffersFollowRankZeroOrTheMeanOrNobody) {
         means.push_back(0.1 * net->fc(batch(0, rank).data).mean(0).detach());
       train(net, replica, optimizer, 0, context.rank());
       const at::Tensor expected = policy == BufferPolicy::kFollowRankZero ? means[0]
-                                  : policy == BufferPolicy::kMean
-                                      ? at::stack(means).mean(0)
-                                      : means[static_cast<size_t>(context.rank())];
+                                  : policy == BufferPolicy::kMean         ? at::stack(means).mean(0)
+                                                                          : means[static_cast<size_t>(context.rank())];
       EXPECT_TRUE(at::allclose(net->bn->running_mean, expected, 1e-5, 1e-6));
       EXPECT_EQ(net->bn->num_batches_tracked.item<int64_t>(), 1);
     }

@@ -4,7 +4,7 @@
 
 Models, initial weights and inputs are closed formulas of indices (see `formula`), so that the C++ test builds the same
 without any file of inputs. For each world size and case the file holds gradients after one step and parameters and
-buffers after ten steps of SGD with momentum: "<case>/<world size>/grad/<name>" and ".../after/<name>".
+buffers after twenty steps of SGD with momentum: "<case>/<world size>/grad/<name>" and ".../after/<name>".
 """
 
 import json
@@ -17,8 +17,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-STEPS = 10
+STEPS = 20
 BATCH = 4
 
 
@@ -79,35 +80,64 @@ class Shared(nn.Module):
         return self.out(torch.tanh(self.fc(torch.tanh(self.fc(x)))))
 
 
+class Recomputed(Plain):
+    """Its first layer runs again in backward."""
+
+    def forward(self, x, step):
+        return self.fc2(checkpoint(lambda y: torch.tanh(self.fc1(y)), x.requires_grad_(), use_reentrant=True))
+
+
+MODELS = {"batch_norm": WithBatchNorm, "branches": Branches, "shared": Shared, "recomputed": Recomputed}
+CASES = ("plain", "no_sync", "batch_norm", "branches", "shared", "recomputed", "several_forwards", "join", "weighted")
+
+
+def inputs_of(name, rank):
+    """How many batches the rank has."""
+    return 8 + 6 * rank if name == "join" else STEPS
+
+
 def fill(model):
     for key, tensor in enumerate(model.parameters()):
         tensor.data.copy_(formula(tensor.shape, key + 1))
 
 
-def batch(step, rank):
+def batch(step, rank, size=BATCH):
     key = 1000 + step * 10 + rank
-    return formula((BATCH, 6), key).float(), formula((BATCH, 3), key + 0.5).float()
+    return formula((size, 6), key).float(), formula((size, 3), key + 0.5).float()
+
+
+def loss_of(name, replica, step, rank, world):
+    def loss(at_step, size=BATCH):
+        data, target = batch(at_step, rank, size)
+        return nn.functional.mse_loss(replica(data, step), target)
+
+    if name == "several_forwards":
+        return loss(step) + loss(step + 200) * loss(step + 300)
+    if name == "weighted":  # DistributedDataParallel divides by the world size
+        size = 2 + 3 * rank
+        return loss(step, size) * size * world / sum(2 + 3 * r for r in range(world))
+    return loss(step)
 
 
 def run_case(name, rank, world):
-    model = {"plain": Plain, "no_sync": Plain, "batch_norm": WithBatchNorm, "branches": Branches, "shared": Shared}[name]()
+    model = MODELS.get(name, Plain)()
     fill(model)
     replica = DistributedDataParallel(model, find_unused_parameters=name == "branches")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     out = {}
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        if name == "no_sync":
-            with replica.no_sync():
-                data, target = batch(step + 100, rank)
-                nn.functional.mse_loss(replica(data, step), target).backward()
-        data, target = batch(step, rank)
-        nn.functional.mse_loss(replica(data, step), target).backward()
-        if step == 0:
-            for key, parameter in model.named_parameters():
-                if parameter.grad is not None:
-                    out[f"{name}/{world}/grad/{key}"] = parameter.grad.clone()
-        optimizer.step()
+    with replica.join(enable=name == "join"):
+        for step in range(inputs_of(name, rank)):
+            optimizer.zero_grad()
+            if name == "no_sync":
+                with replica.no_sync():
+                    data, target = batch(step + 100, rank)
+                    nn.functional.mse_loss(replica(data, step), target).backward()
+            loss_of(name, replica, step, rank, world).backward()
+            if step == 0:
+                for key, parameter in model.named_parameters():
+                    if parameter.grad is not None:
+                        out[f"{name}/{world}/grad/{key}"] = parameter.grad.clone()
+            optimizer.step()
     for key, tensor in model.named_parameters():
         out[f"{name}/{world}/after/{key}"] = tensor.detach().clone()
     # The last forward has changed every rank's buffers; PyTorch would bring rank 0's to all before the next one.
@@ -120,7 +150,7 @@ def worker(rank, world, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store{world}", rank=rank, world_size=world)
     out = {}
-    for name in ("plain", "no_sync", "batch_norm", "branches", "shared"):
+    for name in CASES:
         out.update(run_case(name, rank, world))
     if rank == 0:
         torch.save(out, f"{folder}/out{world}.pt")

@@ -204,7 +204,8 @@ class PowerSgdHook : public CommunicationHook {
       Matrix& matrix = step.matrices[i];
       at::mm_out(matrix.values, matrix.p, matrix.q.t());
       if (options_.use_error_feedback) memory.errors[i].sub_(matrix.values, share);
-      if (!matrix.values.is_alias_of(matrix.gradient)) matrix.gradient.copy_(matrix.values.view(matrix.gradient.sizes()));
+      if (!matrix.values.is_alias_of(matrix.gradient))
+        matrix.gradient.copy_(matrix.values.view(matrix.gradient.sizes()));
     }
   }
 

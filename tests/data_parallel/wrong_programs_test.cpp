@@ -1,0 +1,384 @@
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <regex>
+
+#include <lockstep/distributed_data_parallel.h>
+
+#include "base/clock.h"
+#include "data_parallel/models.h"
+#include "data_parallel/recompute.h"
+#include "support/ranks.h"
+
+// Programs that use DistributedDataParallel wrongly. Each must end on every rank with its message in
+// wrong_programs.txt, within two seconds.
+
+namespace lockstep {
+namespace {
+
+using namespace testing;  // NOLINT
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    register_module("fc", fc);
+    register_module("out", out);
+    fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) { return out(torch::tanh(fc(x))); }
+  torch::nn::Linear fc{6, 4}, out{4, 3};
+};
+TORCH_MODULE(Net);
+
+/// One rank's side of a wrong program.
+struct Wrong {
+  explicit Wrong(Context& the_context) : context(the_context) {}
+
+  Context& context;
+  Net net;
+  const bool odd = context.rank() == context.world_size() - 1;  ///< the last rank is the one that differs
+
+  DistributedDataParallel<Net> attach(const DistributedDataParallelOptions& options = {}) {
+    return DistributedDataParallel(net, context, options);
+  }
+  static void backward(DistributedDataParallel<Net>& replica, int steps = 1) {
+    for (int step = 0; step < steps; ++step) replica(batch(step, 0).data).square().mean().backward();
+  }
+  void attach_and_train() {
+    auto replica = attach();
+    backward(replica, 2);
+  }
+  /// Trains, changes the module, trains on.
+  void edit(const std::function<void()>& change) {
+    auto replica = attach();
+    backward(replica, 2);
+    change();
+    backward(replica, 2);
+  }
+};
+
+using Program = std::function<void(Wrong&)>;
+
+const std::vector<std::pair<std::string, Program>>& programs_that_attach() {
+  static const std::vector<std::pair<std::string, Program>> kPrograms{
+      {"names_differ",
+       [](Wrong& w) {
+         if (w.odd) w.net->unregister_module("out"), w.net->register_module("exit", w.net->out);
+         w.attach();
+       }},
+      {"order_differs",
+       [](Wrong& w) {
+         if (w.odd) w.net->unregister_module("fc"), w.net->register_module("fc", w.net->fc);
+         w.attach();
+       }},
+      {"shapes_differ",
+       [](Wrong& w) {
+         if (w.odd) w.net->fc = w.net->replace_module("fc", torch::nn::Linear(6, 5));
+         w.attach();
+       }},
+      {"dtypes_differ",
+       [](Wrong& w) {
+         if (w.odd) w.net->out->to(at::kDouble);
+         w.attach();
+       }},
+      {"requires_grad_differs",
+       [](Wrong& w) {
+         if (w.odd) w.net->fc->bias.set_requires_grad(false);
+         w.attach();
+       }},
+      {"one_parameter_fewer",
+       [](Wrong& w) {
+         if (w.odd)
+           w.net->out = w.net->replace_module("out", torch::nn::Linear(torch::nn::LinearOptions(4, 3).bias(false)));
+         w.attach();
+       }},
+      {"one_layer_more",
+       [](Wrong& w) {
+         if (w.odd) w.net->register_module("extra", torch::nn::Linear(2, 2));
+         w.attach();
+       }},
+      {"buffers_differ",
+       [](Wrong& w) {
+         w.net->register_buffer("mean", at::zeros({w.odd ? 3 : 2}));
+         w.attach();
+       }},
+      {"options_differ", [](Wrong& w) { w.attach({.bucket_cap_mb = w.odd ? 5.0 : 25.0}); }},
+      {"buckets_of_nothing", [](Wrong& w) { w.attach({.bucket_cap_mb = 0}); }},
+      {"nothing_to_train",
+       [](Wrong& w) {
+         for (auto& parameter : w.net->parameters()) parameter.set_requires_grad(false);
+         w.attach();
+       }},
+      {"attached_twice",
+       [](Wrong& w) {
+         const auto first = w.attach();
+         w.attach();
+       }},
+      {"attached_twice_on_one_rank",
+       [](Wrong& w) {
+         Net other;
+         const DistributedDataParallel first(w.odd ? w.net : other, w.context);
+         w.attach();
+       }},
+      {"delayed_parameter_that_is_not_there",
+       [](Wrong& w) { w.attach({.delay_all_reduce_named_params = {"fc.wait"}}); }},
+  };
+  return kPrograms;
+}
+
+const std::vector<std::pair<std::string, Program>>& programs_that_edit() {
+  static const std::vector<std::pair<std::string, Program>> kPrograms{
+      {"layer_added_without_refresh",
+       [](Wrong& w) { w.edit([&] { w.net->register_module("extra", torch::nn::Linear(2, 2)); }); }},
+      {"layer_added_on_one_rank_without_refresh",
+       [](Wrong& w) {
+         w.edit([&] {
+           if (w.odd) w.net->register_module("extra", torch::nn::Linear(2, 2));
+         });
+       }},
+      {"layer_added_on_one_rank_with_refresh",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         if (w.odd) w.net->register_module("extra", torch::nn::Linear(2, 2));
+         replica.refresh();
+       }},
+      {"layer_replaced_on_one_rank_with_refresh",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         if (w.odd) w.net->fc = w.net->replace_module("fc", torch::nn::Linear(6, 4));
+         replica.refresh();
+       }},
+      {"everything_replaced_without_refresh",
+       [](Wrong& w) {
+         w.edit([&] {
+           w.net->fc = w.net->replace_module("fc", torch::nn::Linear(6, 4));
+           w.net->out = w.net->replace_module("out", torch::nn::Linear(4, 3));
+         });
+       }},
+      {"layer_removed_without_refresh",
+       [](Wrong& w) {
+         w.net->register_module("extra", torch::nn::Linear(2, 2));
+         w.edit([&] { w.net->unregister_module("extra"); });
+       }},
+      {"unfrozen_without_refresh",
+       [](Wrong& w) {
+         w.net->fc->bias.set_requires_grad(false);
+         w.edit([&] { w.net->fc->bias.set_requires_grad(true); });
+       }},
+      {"converted_without_refresh",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         Wrong::backward(replica);
+         w.net->to(at::kDouble);
+         replica(batch(0, 0, at::kDouble).data).square().mean().backward();
+       }},
+      {"edited_on_one_rank_then_broadcast",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         if (w.odd) w.net->register_module("extra", torch::nn::Linear(2, 2));
+         replica.broadcast_parameters();
+       }},
+      {"refreshed_while_gradients_wait",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         const auto guard = replica.no_sync();
+         Wrong::backward(replica, 2);
+         replica.refresh();
+       }},
+      {"averaged_with_a_negative_weight",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         replica.average_parameters(w.odd ? -1 : 1);
+       }},
+      {"diverged",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         replica.divergence_check(2);
+         if (w.odd) at::NoGradGuard(), w.net->fc->weight[1][2] = 7;
+         Wrong::backward(replica, 2);
+       }},
+  };
+  return kPrograms;
+}
+
+const std::vector<std::pair<std::string, Program>>& programs_that_train() {
+  static const std::vector<std::pair<std::string, Program>> kPrograms{
+      {"one_backward_fewer",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         Wrong::backward(replica, w.odd ? 2 : 3);
+         w.context.group().barrier();
+       }},
+      {"one_backward_more",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         Wrong::backward(replica, w.odd ? 3 : 2);
+         w.context.group().barrier();
+       }},
+      {"no_sync_on_one_rank",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         if (w.odd) {
+           const auto guard = replica.no_sync();
+           Wrong::backward(replica);
+         }
+         Wrong::backward(replica, 2);
+       }},
+      {"accumulation_differs",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         const auto accumulation = replica.accumulate(w.odd ? 3 : 2);
+         Wrong::backward(replica, 6);
+       }},
+      {"joined_on_some_ranks",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         if (w.odd) return Wrong::backward(replica, 3);
+         replica.join([&] { Wrong::backward(replica, 2); });
+       }},
+      {"gradient_again_after_it_was_sent",
+       [](Wrong& w) {
+         auto replica = w.attach({.first_bucket_cap_mb = 1e-6, .bucket_cap_mb = 1e-6});
+         Wrong::backward(replica, 2);
+         Recompute::Segment all = [&](const at::Tensor& x) { return w.net(x); };
+         const at::Tensor x = batch(0, 0).data.requires_grad_();
+         at::Tensor y = w.net->out(torch::tanh(w.net->fc(x)));
+         if (w.odd) y = w.net->out(at::pad(recompute(all, x), {0, 1}));
+         y.square().mean().backward();
+       }},
+      {"create_graph",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         replica(batch(0, 0).data).square().mean().backward({}, false, /*create_graph=*/true);
+       }},
+      {"sparse_gradient",
+       [](Wrong& w) {
+         struct Table : torch::nn::Module {
+           torch::nn::Embedding table{register_module("table", torch::nn::Embedding(5, 3))};
+         };
+         auto model = std::make_shared<Table>();
+         model->table->options.sparse(w.odd);
+         const DistributedDataParallel replica(model, w.context);
+         model->table(at::tensor({1, 3}, at::kLong)).sum().backward();
+       }},
+      {"autograd_grad_of_a_parameter",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         torch::autograd::grad({replica(batch(0, 0).data).sum()}, {w.net->fc->weight});
+       }},
+      {"forward_after_the_context",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         { const Context gone = std::move(w.context); }
+         replica(batch(0, 0).data);
+       }},
+      {"weight_that_is_no_number",
+       [](Wrong& w) {
+         auto replica = w.attach({.reduction = GradientReduction::kWeightedMean});
+         replica.set_weight(std::nan(""));
+       }},
+      {"weight_without_weighted_mean",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         replica.set_weight(3);
+       }},
+      {"broadcast_from_no_rank",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         replica.broadcast_parameters(7);
+       }},
+      {"accumulation_of_nothing",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         const auto accumulation = replica.accumulate(0);
+       }},
+  };
+  return kPrograms;
+}
+
+std::map<std::string, Program> all_programs() {
+  std::map<std::string, Program> programs;
+  for (const auto* list : {&programs_that_attach(), &programs_that_edit(), &programs_that_train()})
+    programs.insert(list->begin(), list->end());
+  return programs;
+}
+
+/// The lines of wrong_programs.txt: "name: text", or "name shm odd: text" for one engine and side. " ... " stands for
+/// anything, {odd}, {rest}, {all} and {last} for ranks.
+std::string golden(const std::string& name, const std::string& side) {
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/data_parallel/wrong_programs.txt");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(": ");
+    if (line.substr(0, colon) == name || line.substr(0, colon) == name + " " + side) return line.substr(colon + 2);
+  }
+  return "no line in wrong_programs.txt";
+}
+
+std::string with_ranks(std::string text, int world_size) {
+  const std::string odd = "rank " + std::to_string(world_size - 1), rest = world_size == 2 ? "rank 0" : "ranks 0, 1";
+  text = std::regex_replace(text, std::regex("\\{odd\\}"), odd);
+  text = std::regex_replace(text, std::regex("\\{all\\}"), world_size == 2 ? "ranks 0, 1" : "ranks 0, 1, 2");
+  text = std::regex_replace(text, std::regex("\\{last\\}"), std::to_string(world_size - 1));
+  return std::regex_replace(text, std::regex("\\{rest\\}"), rest);
+}
+
+/// Whether the parts of `pattern` between " ... " stand in `text` in this order, the first at its start.
+bool matches(const std::string& text, const std::string& pattern) {
+  size_t at = 0;
+  for (size_t from = 0; from <= pattern.size();) {
+    const size_t to = std::min(pattern.find(" ... ", from), pattern.size());
+    const size_t found = text.find(pattern.substr(from, to - from), at);
+    if (found == std::string::npos || (from == 0 && found != 0)) return false;
+    at = found + to - from;
+    from = to + 5;
+  }
+  return true;
+}
+
+struct Case {
+  std::string name;
+  Engine engine;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name << " " << name_of(c.engine); }
+};
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const auto& [name, program] : all_programs())
+    for (const char* backend : {"shm", "gloo"})
+      for (int world_size : {2, 3}) cases.push_back({name, {world_size, backend}});
+  return cases;
+}
+
+class WrongPrograms : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, WrongPrograms, ::testing::ValuesIn(all_cases()), [](const auto& instance) {
+  return instance.param.name + "_" + name_of(instance.param.engine);
+});
+
+TEST_P(WrongPrograms, EndOnEveryRankWithTheirMessage) {
+  const auto& [name, engine] = GetParam();
+  const Program program = all_programs().at(name);
+  const auto body = [&](Context& context) {
+    Wrong side(context);
+    const std::string expected =
+        with_ranks(golden(name, engine.backend + (side.odd ? " odd" : " rest")), engine.world_size);
+    context.group().barrier();
+    const auto start = Clock::now();
+    const std::string where = "rank " + std::to_string(context.rank()) + " of " + name;
+    try {
+      program(side);
+      ADD_FAILURE() << where << " ended well";
+    } catch (const Error& error) {
+      EXPECT_TRUE(matches(error.what(), expected)) << where << " says\n" << error.what() << "\nnot\n" << expected;
+    } catch (const c10::Error& error) {
+      EXPECT_TRUE(matches(error.what_without_backtrace(), expected)) << where << " says\n"
+                                                                     << error.what_without_backtrace() << "\nnot\n"
+                                                                     << expected;
+    }
+    EXPECT_LT(seconds_since(start), 2) << where;
+  };
+  run_ranks(engine.world_size, body, std::chrono::seconds(20),
+            {.collective_timeout = std::chrono::seconds(1), .backend = engine.backend, .announce = false});
+}
+
+}  // namespace
+}  // namespace lockstep
