@@ -11,6 +11,8 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kMessageBytes = 25 << 20;
+/// Tensors of this size travel alone: packing them would cost more than a message.
+constexpr int64_t kAloneBytes = 1 << 20;
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -21,6 +23,10 @@ void in_messages(const Tensors& tensors, const std::function<bool(const at::Tens
   int64_t bytes = 0;
   for (const auto& tensor : tensors) {
     if (tensor.numel() == 0) continue;
+    if (bytes_of(tensor) >= kAloneBytes) {
+      send({tensor.detach()});
+      continue;
+    }
     if (!message.empty() && (bytes + bytes_of(tensor) > kMessageBytes || !together(tensor, message.front()))) {
       send(message);
       message.clear();

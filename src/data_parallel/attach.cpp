@@ -98,6 +98,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
         if (!is_known(tensor)) unknown.push_back(tensor);
     if (group.world_size() > 1) broadcast_coalesced(group, unknown, /*root=*/0);
   }
+  const bool again = reducer != nullptr;
   reducer.reset();  // its hooks make room
   known.clear();
   impls_.clear();
@@ -113,6 +114,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
       trained, group, Reducer::Settings{limits_of(options), options.reduction}, passes,
       Reducer::Events{[this] { return inspect(); }, [this](const std::vector<Facts>& ranks) { reduced(ranks); }});
   reducer->equip(equipment);
+  if (again) reducer->adopt_gradients();
 }
 
 std::string Replica::State::inspect() {

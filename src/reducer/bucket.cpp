@@ -52,37 +52,37 @@ Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group, int64_t n
 
 int64_t Bucket::bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
 
-const char* Bucket::take(Slot& slot) {
-  const at::Tensor& gradient = slot.parameter.grad();
-  if (!gradient.defined()) {
-    slot.gradient.zero_();
-    return nullptr;
-  }
+const char* Bucket::problem(size_t index) const {
+  const at::Tensor& gradient = slots_[index].parameter.grad();
+  if (!gradient.defined()) return nullptr;
   if (gradient.layout() != at::kStrided)
     return "has a sparse gradient, which cannot be reduced; make the layer produce dense gradients (for an Embedding: "
            "sparse = false)";
-  if (gradient.is_alias_of(flat_)) return nullptr;
   if (gradient.requires_grad())
     return "has a gradient that is itself differentiable (backward with create_graph), which cannot be reduced; use "
            "autograd::grad on the inputs, or on the plain module, instead";
-  copy_gradient(slot.gradient, gradient);
   return nullptr;
 }
 
 const char* Bucket::fill(size_t index, bool used) {
   at::NoGradGuard no_grad;
   Slot& slot = slots_[index];
-  const char* problem = take(slot);
-  if (problem != nullptr) slot.gradient.zero_();
-  if (used && problem == nullptr) {
+  const char* why = problem(index);
+  const at::Tensor& gradient = slot.parameter.grad();
+  if (why != nullptr || !gradient.defined()) {
+    slot.gradient.zero_();
+  } else if (!gradient.is_alias_of(flat_)) {
+    copy_gradient(slot.gradient, gradient);
+  }
+  slot.used = used && why == nullptr;
+  if (slot.used) {
     slot.parameter.mutable_grad() = slot.gradient;
   } else {
     slot.kept = slot.parameter.grad();
   }
-  slot.used = used;
   if (!slot.filled) --missing_;
   slot.filled = true;
-  return problem;
+  return why;
 }
 
 void Bucket::fill_with_zeros() {
@@ -116,6 +116,7 @@ void Bucket::launch(const Group& group, ReduceOp op) {
   at::NoGradGuard no_grad;
   write_flags();
   work_ = group.all_reduce_async(flat_, op);
+  let_go_of_gradients();
 }
 
 void Bucket::launch_by(CommunicationHook& hook, const Group& group, ReduceOp op, int64_t index, bool last) {
@@ -125,6 +126,12 @@ void Bucket::launch_by(CommunicationHook& hook, const Group& group, ReduceOp op,
   for (const Slot& slot : slots_) bucket.parts.push_back(slot.gradient);
   finish_ = hook.reduce(bucket, group);
   work_ = group.all_reduce_async(tail_, op);
+  let_go_of_gradients();
+}
+
+void Bucket::let_go_of_gradients() {
+  for (Slot& slot : slots_)
+    if (slot.used) slot.parameter.mutable_grad().reset();
 }
 
 void Bucket::wait() {
@@ -138,14 +145,46 @@ at::Tensor Bucket::gradient_here(size_t index) const {
   return gradient.defined() && gradient.is_alias_of(flat_) ? gradient : at::Tensor();
 }
 
+bool Bucket::take_late() {
+  bool any = false;
+  for (Slot& slot : slots_) {
+    if (slot.used) slot.late = std::exchange(slot.parameter.mutable_grad(), at::Tensor());
+    any = any || slot.late.defined();
+  }
+  return any;
+}
+
+void Bucket::reduce_late(const Group& group, ReduceOp op, double weight) {
+  at::NoGradGuard no_grad;
+  const at::Tensor late = at::zeros_like(gradients_);
+  int64_t offset = 0;
+  for (Slot& slot : slots_) {
+    if (slot.late.defined()) gradient_in(late, offset, slot.gradient).copy_(slot.late);
+    offset += slot.gradient.numel();
+    slot.late.reset();
+  }
+  if (weight != 1) weight == 0 ? late.zero_() : late.mul_(weight);
+  group.all_reduce(late, op);
+  gradients_.add_(late);
+}
+
+void Bucket::adopt(size_t index) {
+  Slot& slot = slots_[index];
+  const at::Tensor& gradient = slot.parameter.grad();
+  if (!gradient.defined() || problem(index) != nullptr) return;
+  at::NoGradGuard no_grad;
+  slot.gradient.copy_(gradient);
+  slot.parameter.mutable_grad() = slot.gradient;
+  slot.reduced = true;
+}
+
 void Bucket::finish() {
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     slot.reduced = true;
-    if (slot.used) continue;
-    const bool used_elsewhere = used_[static_cast<int64_t>(i)].item().toComplexDouble().real() > 0;
-    slot.parameter.mutable_grad() = used_elsewhere ? slot.gradient : slot.kept;
+    const bool used = slot.used || used_[static_cast<int64_t>(i)].item().toComplexDouble().real() > 0;
+    slot.parameter.mutable_grad() = used ? slot.gradient : slot.kept;
   }
   reset();
 }
@@ -155,6 +194,7 @@ void Bucket::reset() {
   for (Slot& slot : slots_) {
     slot.filled = slot.used = false;
     slot.kept.reset();
+    slot.late.reset();
   }
   missing_ = slots_.size();
 }

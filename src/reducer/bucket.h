@@ -29,9 +29,12 @@ class Bucket {
   const at::Tensor& tail() const { return tail_; }
   const at::Tensor& notes() const { return notes_; }
 
+  /// Why the gradient that the parameter has cannot be reduced, or nullptr.
+  const char* problem(size_t slot) const;
+
   /// Takes the parameter's gradient: copies .grad in unless it lies here already; zeros if there is none.
   /// `used`: the backward passes since the last reduction reached this parameter. A slot may be filled again until the
-  /// bucket is launched. Returns why the gradient cannot be reduced (zeros are in its place), or nullptr.
+  /// bucket is launched. Returns its problem(), with zeros in its place, or nullptr.
   const char* fill(size_t slot, bool used);
   /// Fills all slots with zeros, not used.
   void fill_with_zeros();
@@ -50,6 +53,15 @@ class Bucket {
   /// Waits until the reduction is done.
   void wait();
 
+  /// Gradients that came after launch() lie in .grad, because that is undefined until finish(). Takes them: returns
+  /// whether there were any.
+  bool take_late();
+  /// After wait(), on all ranks if one of them has late gradients: reduces them, too, and adds them.
+  void reduce_late(const Group& group, ReduceOp op, double weight);
+
+  /// Makes .grad, if there is one, the view in this bucket; it holds what another bucket reduced.
+  void adopt(size_t slot);
+
   /// After wait(): leaves each parameter's .grad as the view that holds its reduced gradient. A parameter that no rank
   /// used keeps the .grad it had. The bucket is empty again.
   void finish();
@@ -65,13 +77,15 @@ class Bucket {
     at::Tensor parameter;
     at::Tensor gradient;  ///< its place in flat_, with its shape and strides
     at::Tensor kept;      ///< the .grad of a parameter that this rank did not use
+    at::Tensor late;      ///< what came after launch()
     bool filled = false;
     bool used = false;
     bool reduced = false;  ///< .grad holds a reduced gradient and nothing of this rank alone
   };
 
-  const char* take(Slot& slot);
   void write_flags();
+  /// What comes from now on must not be added to what is under way.
+  void let_go_of_gradients();
 
   at::Tensor flat_;       ///< all gradients, one "used" element a parameter, the notes
   at::Tensor gradients_;  ///< views of flat_

@@ -15,7 +15,8 @@ constexpr size_t kFlags = 0, kPasses = 1, kWeight = 3, kWeightElements = 16;
 
 Row encode(const Facts& facts) {
   Row row{};
-  row[kFlags] = static_cast<uint8_t>((facts.active ? 1 : 0) | (facts.joining ? 2 : 0) | (facts.trouble ? 4 : 0));
+  row[kFlags] = static_cast<uint8_t>((facts.active ? 1 : 0) | (facts.joining ? 2 : 0) | (facts.trouble ? 4 : 0) |
+                                     (facts.late ? 8 : 0));
   row[kPasses] = facts.passes & 15;
   row[kPasses + 1] = facts.passes >> 4 & 15;
   const auto bits = std::bit_cast<uint64_t>(facts.weight);
@@ -28,6 +29,7 @@ Facts decode(const Row& row) {
   facts.active = (row[kFlags] & 1) != 0;
   facts.joining = (row[kFlags] & 2) != 0;
   facts.trouble = (row[kFlags] & 4) != 0;
+  facts.late = (row[kFlags] & 8) != 0;
   facts.passes = row[kPasses] | row[kPasses + 1] << 4;
   uint64_t bits = 0;
   for (size_t i = 0; i < kWeightElements; ++i) bits |= uint64_t{row[kWeight + i]} << 4 * i;

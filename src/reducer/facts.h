@@ -14,6 +14,7 @@ struct Facts {
   bool active = true;    ///< false: out of inputs, it takes part for the others' sake
   bool joining = false;  ///< within join(), where ranks may become inactive
   bool trouble = false;  ///< it found an error that all ranks must hear of
+  bool late = false;     ///< it has gradients that came after their bucket had been launched
   int passes = 1;        ///< backward passes since the last reduction, modulo 256
   double weight = 1;
   bool operator==(const Facts&) const = default;

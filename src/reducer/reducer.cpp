@@ -89,10 +89,11 @@ void Reducer::on_gradient(size_t parameter) {
     return;
   }
   if (current_backward() != backward_) launching_ = Launching::kAtEnd;
-  if (buckets_[places_[parameter].bucket].launched())
-    return note_trouble(parameter,
-                        "got another gradient in a backward after its bucket had been sent: backward was nested for "
-                        "the first time; recompute activations in the first backward already");
+  const auto [bucket, slot] = places_[parameter];
+  if (buckets_[bucket].launched()) {  // late: the gradient lies in .grad until the end
+    if (const char* problem = buckets_[bucket].problem(slot)) note_trouble(parameter, problem);
+    return;
+  }
   fill(parameter, /*used=*/true);
   if (launching_ == Launching::kWhenFull) launch_buckets(/*at_end=*/false);
 }
@@ -122,8 +123,16 @@ void Reducer::begin_backward() {
   reduces_ = passes_.reduce_every > 0 && passes_.since_reduction + 1 >= passes_.reduce_every;
   phase_ = Phase::kInBackward;
   at_end_of_outermost_backward({.finished = [this] { finish(); },
-                                .nested = [this] { launching_ = Launching::kAtEnd; },
-                                .abandoned = [this] { phase_ = Phase::kAbandoned; }});
+                                .nested =
+                                    [this] {
+                                      std::lock_guard lock(mutex_);
+                                      launching_ = Launching::kAtEnd;
+                                    },
+                                .abandoned =
+                                    [this] {
+                                      std::lock_guard lock(mutex_);
+                                      phase_ = Phase::kAbandoned;
+                                    }});
 }
 
 void Reducer::finish() {
@@ -131,7 +140,6 @@ void Reducer::finish() {
   phase_ = Phase::kIdle;
   ++passes_.since_reduction;
   if (!reduces_) return;
-  if (launching_ == Launching::kUnknown) launching_ = Launching::kWhenFull;
   reduce_all(/*active=*/true);
 }
 
@@ -168,22 +176,30 @@ void Reducer::launch_buckets(bool at_end) {
   for (; launched_ < end && buckets_[launched_].full(); ++launched_) launch(buckets_[launched_]);
 }
 
+ReduceOp Reducer::op() const {
+  return settings_.reduction == GradientReduction::kMean ? ReduceOp::kMean : ReduceOp::kSum;
+}
+
+double Reducer::weight() const { return settings_.reduction == GradientReduction::kWeightedMean ? mine_.weight : 1; }
+
 void Reducer::launch(Bucket& bucket) {
   at::NoGradGuard no_grad;
-  const bool mean = settings_.reduction == GradientReduction::kMean;
-  if (settings_.reduction == GradientReduction::kWeightedMean && mine_.weight != 1)
-    mine_.weight == 0 ? bucket.gradients().zero_() : bucket.gradients().mul_(mine_.weight);
+  if (weight() != 1) weight() == 0 ? bucket.gradients().zero_() : bucket.gradients().mul_(weight());
   try {
-    const ReduceOp op = mean ? ReduceOp::kMean : ReduceOp::kSum;
     const bool last = launched_ + 1 == buckets_.size();
     if (equipment_.timeline) equipment_.timeline->launched(launched_);
     if (equipment_.hook)
-      bucket.launch_by(*equipment_.hook, group_, op, static_cast<int64_t>(launched_), last);
+      bucket.launch_by(*equipment_.hook, group_, op(), static_cast<int64_t>(launched_), last);
     else
-      bucket.launch(group_, op);
+      bucket.launch(group_, op());
   } catch (const Error& error) {
     throw Error("the gradients of " + describe(launched_) + " could not be sent: " + error.what());
   }
+}
+
+void Reducer::adopt_gradients() {
+  if (plan_.empty()) return;
+  for (const auto& [bucket, slot] : places_) buckets_[bucket].adopt(slot);
 }
 
 std::vector<Facts> Reducer::reduce_all(bool active) {
@@ -194,18 +210,22 @@ std::vector<Facts> Reducer::reduce_all(bool active) {
     for (Bucket& bucket : buckets_) bucket.fill_with_zeros();
   for (size_t i = 0; i < places_.size() && !plan_.empty(); ++i)
     if (!buckets_[places_[i].bucket].filled(places_[i].slot)) fill(i, used_[i]);
+  mine_.late = false;
+  for (Bucket& bucket : buckets_)
+    if (bucket.launched()) mine_.late |= bucket.take_late();
   mine_.trouble = !trouble_.empty();
   std::vector<Facts> ranks{mine_};
-  const bool averaged = settings_.reduction == GradientReduction::kMean;
   if (!buckets_.empty()) {
     write_facts(buckets_.back().notes(), group_.rank(), mine_);
     launch_buckets(/*at_end=*/true);
     wait();
-    ranks = read_facts(buckets_.back().notes(), averaged);
+    ranks = read_facts(buckets_.back().notes(), op() == ReduceOp::kMean);
   }
   passes_.since_reduction = 0;
   used_.assign(used_.size(), false);
   judge(ranks);
+  if (std::any_of(ranks.begin(), ranks.end(), std::mem_fn(&Facts::late)))
+    for (Bucket& bucket : buckets_) bucket.reduce_late(group_, op(), weight());
   scale(ranks);
   for (Bucket& bucket : buckets_) bucket.finish();
   ++reductions_;

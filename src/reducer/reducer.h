@@ -33,8 +33,9 @@ namespace lockstep {
 /// The last bucket is always launched at the end and carries every rank's Facts. An error that one rank finds (trouble)
 /// does not stop its backward: the others wait in it. It rides along, and all ranks throw it together.
 ///
-/// A backward within backward (activation recomputation) may bring gradients of a parameter again. So buckets are
-/// launched early only once a backward has been seen to have none; else all at the end.
+/// A backward within backward (activation recomputation) may bring gradients of a parameter again. Once one has been
+/// seen, buckets are launched at the end only; gradients that it brings late until then are reduced in a second
+/// message.
 ///
 /// All ranks must build it over the same parameters and run the same number of backward passes between reductions.
 /// Hooks run on the thread, or with several devices the threads, of the backward.
@@ -68,6 +69,9 @@ class Reducer {
   /// Within join(): ranks may become inactive. `divide_by_active`: the mean is that of the active ones.
   void set_joining(bool joining, bool divide_by_active);
 
+  /// What .grad holds was reduced by another reducer of the same ranks: it is taken over. Right after construction.
+  void adopt_gradients();
+
   /// Reduces what is in .grad, outside of a backward. Every rank calls it.
   void reduce();
   /// Takes part in a reduction of the others without gradients. Returns what each rank said.
@@ -83,8 +87,7 @@ class Reducer {
 
  private:
   enum class Phase { kIdle, kInBackward, kAbandoned };
-  /// When buckets are launched. The first backward shows whether backward is nested.
-  enum class Launching { kUnknown, kWhenFull, kAtEnd };
+  enum class Launching { kWhenFull, kAtEnd };
 
   void follow(size_t parameter, const at::Tensor& tensor);
   void on_gradient(size_t parameter);
@@ -101,6 +104,9 @@ class Reducer {
   void judge(const std::vector<Facts>& ranks);
   void scale(const std::vector<Facts>& ranks);
   void judge_non_finite();
+  ReduceOp op() const;
+  /// What this rank's gradients are multiplied by.
+  double weight() const;
   void note_trouble(size_t parameter, const std::string& what);
   std::string describe(size_t bucket) const;
 
@@ -123,7 +129,7 @@ class Reducer {
   std::mutex mutex_;
   // Guarded by mutex_.
   Phase phase_ = Phase::kIdle;
-  Launching launching_ = Launching::kUnknown;
+  Launching launching_ = Launching::kWhenFull;
   bool reduces_ = false;  ///< the backward that phase_ speaks of ends with a reduction
   int backward_ = -1;     ///< its number
   int captured_ = -1;     ///< the last backward that captured gradients

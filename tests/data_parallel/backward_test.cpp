@@ -187,6 +187,51 @@ TEST_P(Backward, RecomputedOnOneRankOnly) {
               }));
 }
 
+/// The nested backward is the first to bring gradients, and the outer one goes on without it: one reduction all the
+/// same.
+TEST_P(Backward, RecomputedIsOnePass) {
+  const NetPass pass = [](const auto& net, int rank) {
+    Recompute::Segment second = [&](const at::Tensor& in) { return torch::tanh(net->fc2(in)); };
+    const at::Tensor x = net->encode(sample(0, rank).data);
+    (rank == 0 ? recompute(second, x) : second(x)).square().mean().backward();
+  };
+  expect_mean(GetParam(), make_net, pass);
+  run_ranks(GetParam(), [&](Context& context) {
+    auto net = make_net();
+    DistributedDataParallel replica(net, context);
+    const auto accumulation = replica.accumulate(2);
+    for (int i = 1; i <= 4; ++i) {
+      pass(net, context.rank());
+      EXPECT_EQ(accumulation.complete(), i % 2 == 0);
+    }
+  });
+}
+
+/// By then buckets are sent while backward runs, so that gradients of the layer come after its bucket has gone.
+TEST_P(Backward, RecomputedForTheFirstTimeLate) {
+  run_ranks(GetParam(), [](Context& context) {
+    for (const bool on_all : {true, false}) {
+      auto net = make_net(), reference = make_net();
+      DistributedDataParallel replica(net, context, {.first_bucket_cap_mb = 1e-5, .bucket_cap_mb = 1e-5});
+      for (int step = 0; step < 4; ++step) {
+        const NetPass pass = [&](const auto& model, int rank) {
+          Recompute::Segment again = [&](const at::Tensor& x) {
+            return torch::tanh(model->out(model->forward(x).repeat({1, 2})));
+          };
+          const at::Tensor x = sample(step, rank).data.requires_grad_();
+          if (step < 2 || (rank > 0 && !on_all)) return model->forward(x).square().mean().backward();
+          model->forward(recompute(again, x).repeat({1, 2})).square().mean().backward();
+        };
+        forget_gradients(net->parameters());
+        pass(net, context.rank());
+        expect_equal(gradients_of(net->parameters()),
+                     alone<std::shared_ptr<NetImpl>>(reference, context.world_size(), pass,
+                                                     [&](int) { return 1.0 / context.world_size(); }));
+      }
+    }
+  });
+}
+
 TEST_P(Backward, OfTiedParameters) {
   struct Tied : torch::nn::Module {
     Tied() {

@@ -139,6 +139,19 @@ TEST_P(Replicas, ALayerAddedReplacedFrozenAndRemoved) {
   });
 }
 
+TEST_P(Replicas, AConvertedModelIsRefreshed) {
+  run_ranks(GetParam(), [](Context& context) {
+    Net net;
+    DistributedDataParallel replica(net, context);
+    net->to(at::kDouble);
+    replica.refresh();
+    replica(batch(0, context.rank(), at::kDouble).data).square().mean().backward();
+    EXPECT_EQ(net->fc->weight.grad().scalar_type(), at::kDouble);
+    const at::Tensor all = context.group().all_gather(net->fc->weight.grad());
+    EXPECT_TRUE(at::equal(all[0], all[context.world_size() - 1]));
+  });
+}
+
 TEST_P(Replicas, AListOfParametersIsRefreshedWithAnother) {
   run_ranks(GetParam(), [](Context& context) {
     const at::Tensor a = at::ones({2}).requires_grad_(), b = (at::ones({2}) * context.rank()).requires_grad_();

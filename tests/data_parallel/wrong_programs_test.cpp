@@ -8,7 +8,6 @@
 
 #include "base/clock.h"
 #include "data_parallel/models.h"
-#include "data_parallel/recompute.h"
 #include "support/ranks.h"
 
 // Programs that use DistributedDataParallel wrongly. Each must end on every rank with its message in
@@ -235,16 +234,6 @@ const std::vector<std::pair<std::string, Program>>& programs_that_train() {
          auto replica = w.attach();
          if (w.odd) return Wrong::backward(replica, 3);
          replica.join([&] { Wrong::backward(replica, 2); });
-       }},
-      {"gradient_again_after_it_was_sent",
-       [](Wrong& w) {
-         auto replica = w.attach({.first_bucket_cap_mb = 1e-6, .bucket_cap_mb = 1e-6});
-         Wrong::backward(replica, 2);
-         Recompute::Segment all = [&](const at::Tensor& x) { return w.net(x); };
-         const at::Tensor x = batch(0, 0).data.requires_grad_();
-         at::Tensor y = w.net->out(torch::tanh(w.net->fc(x)));
-         if (w.odd) y = w.net->out(at::pad(recompute(all, x), {0, 1}));
-         y.square().mean().backward();
        }},
       {"create_graph",
        [](Wrong& w) {
