@@ -50,6 +50,11 @@ bench: build
 	  $(BUILD)/bin/bench_all_reduce --ranks $$ranks --json $$file.json && \
 	  python3 bench/all_reduce/plot.py $$file.json $$file.svg && \
 	  python3 bench/all_reduce/report.py $$file.json || exit 1; done
+	@$$(python3 -c 'import sys; sys.path.insert(0, "bench"); import support; print(support.python_with_torch() or "true")') \
+	  tests/python/package.py >/dev/null || true
+	@$(BUILD)/bin/bench_step --ranks 2 --json runs/bench/step.json && \
+	  python3 bench/step/plot.py runs/bench/step.json runs/bench/step.svg && \
+	  python3 bench/step/report.py runs/bench/step.json
 
 format: setup
 	@scripts/format

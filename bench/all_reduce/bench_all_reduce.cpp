@@ -5,17 +5,11 @@
 //     python3 bench/all_reduce/report.py all_reduce.json
 //     python3 bench/all_reduce/plot.py all_reduce.json all_reduce.svg
 //
-// This process measures nothing but the triad: it starts each system's workers once (job.h) and lets them take turns
-// (contest.h). Times are taken in the workers (worker.h), by the same code for all.
-
-#include <sched.h>
-#include <sys/utsname.h>
+// This process measures nothing but the triad: it starts each system's workers once (workers/job.h) and lets them take
+// turns (contest.h). Times are taken in the workers (worker.h), by the same code for all.
 
 #include <algorithm>
-#include <csignal>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <iostream>
 
@@ -23,12 +17,11 @@
 #include <nlohmann/json.hpp>
 
 #include "contest.h"
+#include "workers/machine.h"
 
 namespace {
 
 namespace bench = lockstep::bench;
-
-volatile std::sig_atomic_t interrupted = 0;
 
 struct Options {
   int ranks = 2;
@@ -41,53 +34,6 @@ struct Options {
   std::vector<std::string> dtypes{bench::kDtypes.begin(), bench::kDtypes.end()};
   std::vector<std::string> systems{std::begin(bench::kSystems), std::end(bench::kSystems)};
 };
-
-/// A folder for sockets and output, gone at the end. Under /tmp, since a socket's path must be short.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    char pattern[] = "/tmp/bench_all_reduce.XXXXXX";
-    if (mkdtemp(pattern) == nullptr) throw std::runtime_error("no folder can be made under /tmp");
-    path_ = pattern;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-int usable_cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  return "unknown";
-}
-
-nlohmann::ordered_json host_facts() {
-  utsname system{};
-  uname(&system);
-  double load = 0;
-  getloadavg(&load, 1);
-  const auto cache = [](const char* index) {
-    std::ifstream file(std::string("/sys/devices/system/cpu/cpu0/cache/") + index + "/size");
-    std::string size = "unknown";
-    file >> size;
-    return size;
-  };
-  return {{"cpu", cpu_model()},          {"cores", usable_cores()},  {"l2_cache", cache("index2")},
-          {"l3_cache", cache("index3")}, {"kernel", system.release}, {"load_average_before", load}};
-}
 
 const nlohmann::ordered_json kDefinitions = {
     {"bytes", "of the whole buffer: all_gather's output, reduce_scatter's input"},
@@ -124,24 +70,20 @@ std::vector<bench::Case> make_cases(const Options& options) {
 }
 
 void run(const Options& options) {
-  const std::string build = std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path().string();
   bench::ContestOptions contest_options{
       .ranks = options.ranks, .rounds = options.rounds, .slice_ms = options.slice_ms, .cases = make_cases(options)};
   if (options.tiny) contest_options.rounds = 1, contest_options.slice_ms = 1, contest_options.triad_bytes = 4 << 20;
   std::vector<bench::System> systems;
   for (const std::string& name : options.systems)
-    systems.push_back(bench::make_system(name, build, options.ranks, usable_cores()));
+    systems.push_back(bench::make_system(name, bench::build_folder(), options.ranks, bench::usable_cores()));
 
-  nlohmann::ordered_json json = {{"host", host_facts()},
+  nlohmann::ordered_json json = {{"host", bench::host_facts()},
                                  {"ranks", options.ranks},
                                  {"slice_ms", contest_options.slice_ms},
                                  {"definitions", kDefinitions}};
-  const ScratchFolder scratch;
+  const bench::ScratchFolder scratch("bench_all_reduce");
   bench::Contest contest(std::move(systems), contest_options, scratch.path());
-  const auto check_signals = [] {
-    if (interrupted != 0) throw std::runtime_error("interrupted");
-  };
-  contest.run(check_signals, [&] {
+  contest.run(bench::check_interrupts, [&] {
     json.update(contest.result());  // after every round, so that a run may be cut short
     std::ofstream file(options.json);
     file << json.dump(1) << '\n';
@@ -170,8 +112,7 @@ int main(int argc, char** argv) {
   app.add_option("--systems", options.systems)->delimiter(',')->check(names(bench::kSystems))->capture_default_str();
   app.add_flag("--tiny", options.tiny, "Three sizes, one round: does it work at all?");
   CLI11_PARSE(app, argc, argv);
-  // Seen between two slices, so that sockets and workers are cleared away.
-  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { interrupted = 1; });
+  bench::remember_interrupts();
   try {
     run(options);
   } catch (const std::exception& error) {

@@ -41,7 +41,7 @@ Contest::Contest(std::vector<System> systems, ContestOptions options, const std:
     const std::string own = folder + "/" + entry.system.name;
     std::filesystem::create_directory(own);
     try {
-      entry.job = std::make_unique<Job>(entry.system, options_.ranks, own);
+      entry.job = std::make_unique<CollectiveJob>(entry.system, options_.ranks, own);
       entry.version = entry.job->version();
       std::fprintf(stderr, "%-15s %s\n", entry.system.name.c_str(), entry.version.c_str());
     } catch (const JobError& error) {
@@ -96,11 +96,11 @@ void Contest::check(size_t index, const Case& wanted) {
     not_offered_[{index, wanted}] = reason;
     return;
   }
-  Job& job = *entries_[index].job;
-  const Job::Verdict verdict = job.check(wanted);
-  if (verdict.kind == Job::Verdict::kNotOffered) {
+  CollectiveJob& job = *entries_[index].job;
+  const CollectiveJob::Verdict verdict = job.check(wanted);
+  if (verdict.kind == CollectiveJob::Verdict::kNotOffered) {
     not_offered_[{index, wanted}] = verdict.text;
-  } else if (verdict.kind == Job::Verdict::kWrong) {
+  } else if (verdict.kind == CollectiveJob::Verdict::kWrong) {
     drop(index, "wrong result of " + wanted.text() + ": " + verdict.text);
   } else {
     double estimate = least(job.time(wanted, 1, 3, 1));

@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "job.h"
+#include "collective_job.h"
 #include "systems.h"
 #include "triad.h"
 
@@ -39,7 +39,7 @@ class Contest {
  private:
   struct Entry {
     System system;
-    std::unique_ptr<Job> job;  ///< empty: out
+    std::unique_ptr<CollectiveJob> job;  ///< empty: out
     std::string version;
     std::string failure;
   };

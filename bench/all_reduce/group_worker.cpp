@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include "worker.h"
+#include "workers/serve.h"
 
 namespace lockstep::bench {
 namespace {
@@ -81,18 +82,13 @@ class GroupEngine : public Engine {
   torch::Tensor output_;
 };
 
-std::string backend_of(int argc, char** argv) {
-  for (int i = 1; i + 1 < argc; ++i)
-    if (std::string(argv[i]) == "--backend") return argv[i + 1];
-  throw Error("--backend is missing");
-}
-
 }  // namespace
 }  // namespace lockstep::bench
 
 int main(int argc, char** argv) {
   try {
-    lockstep::Context context(argc, argv, {.backend = lockstep::bench::backend_of(argc, argv), .announce = false});
+    lockstep::Context context(argc, argv,
+                              {.backend = lockstep::bench::argument(argc, argv, "--backend"), .announce = false});
     lockstep::bench::GroupEngine engine(context.group());
     return lockstep::bench::serve(engine, argc, argv);
   } catch (const std::exception& error) {

@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 
 peers=${LOCKSTEP_BUILD_DIR:-build}/peers
-sources=(bench/all_reduce/mpi_worker.cpp bench/all_reduce/worker.cpp bench/all_reduce/line_channel.cpp)
+sources=(bench/all_reduce/mpi_worker.cpp bench/all_reduce/worker.cpp bench/workers/serve.cpp bench/workers/line_channel.cpp)
 mkdir -p "$peers"
 peers=$(cd "$peers" && pwd)
 
@@ -32,9 +32,9 @@ install_wheel() {  # peer, requirement
 
 build_worker() {  # peer, compiler wrapper
   local worker=$peers/$1/mpi_worker source
-  for source in "${sources[@]}" bench/all_reduce/*.h; do
+  for source in "${sources[@]}" bench/all_reduce/*.h bench/workers/*.h; do
     if [ ! -x "$worker" ] || [ "$source" -nt "$worker" ]; then
-      "$2" -std=c++20 -O3 -o "$worker" "${sources[@]}" >"$peers/$1.log" 2>&1 ||
+      "$2" -std=c++20 -O3 -Ibench -o "$worker" "${sources[@]}" >"$peers/$1.log" 2>&1 ||
         { rm -f "$worker"; skip "$1" "its worker does not compile" "$peers/$1.log"; return; }
       return
     fi

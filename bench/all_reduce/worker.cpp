@@ -12,7 +12,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "line_channel.h"
+#include "workers/serve.h"
 
 namespace lockstep::bench {
 namespace {
@@ -182,18 +182,9 @@ class Worker {
 }  // namespace
 
 int serve(Engine& engine, int argc, char** argv) {
-  std::string path;
-  for (int i = 1; i + 1 < argc; ++i)
-    if (std::string(argv[i]) == "--socket") path = argv[i + 1];
-  LineChannel channel = LineChannel::connect(path);
-  channel.send("hello " + std::to_string(engine.rank()) + ' ' + engine.version());
   Worker worker(engine);
-  while (const auto command = channel.receive()) {
-    if (*command == "quit") return 0;
-    if (!channel.send(worker.answer(*command))) break;
-  }
-  std::fprintf(stderr, "rank %d: the bench is gone\n", engine.rank());
-  _exit(1);
+  return serve_commands(argc, argv, engine.rank(), engine.version(),
+                        [&](const std::string& command) { return worker.answer(command); });
 }
 
 }  // namespace lockstep::bench

@@ -4,6 +4,7 @@
 
 #include <lockstep/checkpoint.h>
 #include <lockstep/checkpointer.h>
+#include <lockstep/communication_hook.h>
 #include <lockstep/context.h>
 #include <lockstep/data_loader.h>
 #include <lockstep/dataset.h>
@@ -12,4 +13,5 @@
 #include <lockstep/distributed_sampler.h>
 #include <lockstep/error.h>
 #include <lockstep/group.h>
+#include <lockstep/observer.h>
 #include <lockstep/progress.h>

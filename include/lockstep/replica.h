@@ -9,6 +9,8 @@
 #include <lockstep/distributed_data_parallel_options.h>
 #include <lockstep/group.h>
 #include <lockstep/named_tensors.h>
+#include <lockstep/non_finite_policy.h>
+#include <lockstep/reduction_stats.h>
 
 namespace torch {
 namespace nn {
@@ -20,6 +22,9 @@ struct Module;
 }  // namespace torch
 
 namespace lockstep {
+
+class CommunicationHook;
+class Observer;
 
 /// How many backward passes make one reduction. Belongs to a Replica; guards change it between backward passes.
 struct BackwardPasses {
@@ -98,6 +103,30 @@ class Replica {
   void divergence_check(int every_n_steps);
   /// The same at once. Every rank must call it.
   void check_divergence() const;
+
+  /// How gradients travel from the next backward on (communication_hook.h); null: the group's own reduction. The last
+  /// parameter's flags and what ranks tell each other travel beside it in a small message a bucket. Of no effect in a
+  /// world of one. Every rank registers an equal hook.
+  void register_comm_hook(std::shared_ptr<CommunicationHook> hook);
+
+  /// After a backward that reduced: scales the gradients so that their norm, over all parameters as one vector, is at
+  /// most `max_norm`; returns the norm before, as torch::nn::utils::clip_grad_norm_ does. `norm_type` > 0, or infinity.
+  /// No communication: gradients are the same on every rank. A norm that is not finite leaves NaN or zeros, as there.
+  double clip_grad_norm(double max_norm, double norm_type = 2);
+
+  /// What becomes of steps with infinity or NaN in a gradient, from the next backward on. Costs one pass over the
+  /// gradients and a message of 8 bytes. Every rank must say the same.
+  void non_finite_gradients(NonFinitePolicy policy);
+  /// Steps skipped by NonFinitePolicy::kSkip.
+  int64_t skipped_steps() const;
+
+  /// What reductions have cost so far.
+  ReductionStats stats() const;
+  /// Let ranks tell each other after each reduction how long they waited, 8 bytes, so that stats() can say which rank
+  /// is late. Every rank must call it.
+  void compare_ranks(bool on);
+  /// Tells `observer` the times of each reduction from now on; null: nobody.
+  void observe(std::shared_ptr<Observer> observer);
 
   /// Seconds this rank has stood still for communication so far: the part that did not hide behind backward.
   double communication_seconds() const;

@@ -39,7 +39,7 @@ void in_messages(const Tensors& tensors, const std::function<bool(const at::Tens
 }
 
 void broadcast_message(const Group& group, const Tensors& tensors, int root) {
-  if (tensors.size() == 1) return group.broadcast(tensors.front(), root);
+  if (tensors.size() == 1) return group.broadcast(tensors.front(), root);  // a large one: where it lies, without copies
   Tensors pieces;
   for (const auto& tensor : tensors) pieces.push_back(as_bytes(tensor.contiguous()));
   const at::Tensor message = at::cat(pieces);

@@ -113,6 +113,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
   reducer = std::make_unique<Reducer>(
       trained, group, Reducer::Settings{limits_of(options), options.reduction}, passes,
       Reducer::Events{[this] { return inspect(); }, [this](const std::vector<Facts>& ranks) { reduced(ranks); }});
+  reducer->equip(equipment);
   if (again) reducer->adopt_gradients();
 }
 

@@ -47,6 +47,7 @@ struct Replica::State {
   std::vector<Known> known;
   NamedTensors buffers;
   NamedTensors trained;  ///< those that are followed, in the order the reducer knows them
+  Reducer::Equipment equipment{.hook = nullptr, .watch = nullptr, .timeline = std::make_shared<Timeline>()};
   std::unique_ptr<Reducer> reducer;
 
   int check_every = 0;

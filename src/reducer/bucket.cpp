@@ -1,5 +1,6 @@
 #include "reducer/bucket.h"
 
+#include <cstring>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -18,6 +19,17 @@ at::Tensor gradient_in(const at::Tensor& flat, int64_t offset, const at::Tensor&
   return at::empty({0}, flat.options()).set_(flat.storage(), offset, parameter.sizes(), strides);
 }
 
+/// to.copy_(from). Of a thousand small tensors the dispatch of copy_ would take most of the time.
+void copy_gradient(const at::Tensor& to, const at::Tensor& from) {
+  constexpr size_t kSmall = 16 << 10;
+  if (to.nbytes() <= kSmall && to.is_cpu() && from.is_cpu() && from.scalar_type() == to.scalar_type() &&
+      from.sizes() == to.sizes() && from.strides() == to.strides() && from.is_non_overlapping_and_dense() &&
+      !from.is_conj() && !from.is_neg())
+    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
+  else
+    to.copy_(from);
+}
+
 }  // namespace
 
 Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group, int64_t notes) : missing_(parameters.size()) {
@@ -25,7 +37,7 @@ Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group, int64_t n
   const auto count = static_cast<int64_t>(parameters.size());
   int64_t elements = 0;
   for (const auto& parameter : parameters) elements += parameter.numel();
-  flat_ = group.allocate(elements + count + notes, parameters.front().options().requires_grad(false)).zero_();
+  flat_ = group.allocate(elements + count + notes, parameters.front().options().requires_grad(false));
   gradients_ = flat_.narrow(0, 0, elements);
   tail_ = flat_.narrow(0, elements, count + notes);
   used_ = tail_.narrow(0, 0, count);
@@ -60,7 +72,7 @@ const char* Bucket::fill(size_t index, bool used) {
   if (why != nullptr || !gradient.defined()) {
     slot.gradient.zero_();
   } else if (!gradient.is_alias_of(flat_)) {
-    slot.gradient.copy_(gradient);
+    copy_gradient(slot.gradient, gradient);
   }
   slot.used = used && why == nullptr;
   if (slot.used) {
@@ -92,20 +104,46 @@ void Bucket::forget_reduced(size_t index) {
   if (gradient.defined() && gradient.layout() == at::kStrided && gradient.is_alias_of(flat_)) slot.gradient.zero_();
 }
 
-void Bucket::launch(const Group& group, ReduceOp op) {
-  at::NoGradGuard no_grad;
+void Bucket::write_flags() {
   bool all_used = true;
   for (const Slot& slot : slots_) all_used = all_used && slot.used;
   used_.fill_(1);
   for (size_t i = 0; !all_used && i < slots_.size(); ++i)
     if (!slots_[i].used) used_[static_cast<int64_t>(i)].zero_();
+}
+
+void Bucket::launch(const Group& group, ReduceOp op) {
+  at::NoGradGuard no_grad;
+  write_flags();
   work_ = group.all_reduce_async(flat_, op);
-  // What comes from now on must not be added to what is under way.
+  let_go_of_gradients();
+}
+
+void Bucket::launch_by(CommunicationHook& hook, const Group& group, ReduceOp op, int64_t index, bool last) {
+  at::NoGradGuard no_grad;
+  write_flags();
+  GradientBucket bucket{index, last, op, gradients_, {}};
+  for (const Slot& slot : slots_) bucket.parts.push_back(slot.gradient);
+  finish_ = hook.reduce(bucket, group);
+  work_ = group.all_reduce_async(tail_, op);
+  let_go_of_gradients();
+}
+
+void Bucket::let_go_of_gradients() {
   for (Slot& slot : slots_)
     if (slot.used) slot.parameter.mutable_grad().reset();
 }
 
-void Bucket::wait() { std::exchange(work_, std::nullopt)->wait(); }
+void Bucket::wait() {
+  at::NoGradGuard no_grad;
+  std::exchange(work_, std::nullopt)->wait();
+  if (const auto finish = std::exchange(finish_, nullptr)) finish();
+}
+
+at::Tensor Bucket::gradient_here(size_t index) const {
+  const at::Tensor& gradient = slots_[index].parameter.grad();
+  return gradient.defined() && gradient.is_alias_of(flat_) ? gradient : at::Tensor();
+}
 
 bool Bucket::take_late() {
   bool any = false;
@@ -152,7 +190,7 @@ void Bucket::finish() {
 }
 
 void Bucket::reset() {
-  if (auto work = std::exchange(work_, std::nullopt)) work->wait();  // the engine may still write into flat_
+  if (work_) wait();  // the engine may still write into flat_
   for (Slot& slot : slots_) {
     slot.filled = slot.used = false;
     slot.kept.reset();

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/communication_hook.h>
 #include <lockstep/group.h>
 
 namespace lockstep {
@@ -46,6 +47,8 @@ class Bucket {
   /// Starts the reduction over all ranks. The bucket is full. Whatever changes how gradients travel (a communication
   /// hook) works on gradients() and must reduce tail() as it is: flags survive no compression.
   void launch(const Group& group, ReduceOp op);
+  /// The same by a communication hook, to which this is bucket `index`.
+  void launch_by(CommunicationHook& hook, const Group& group, ReduceOp op, int64_t index, bool last);
   bool launched() const { return work_.has_value(); }
   /// Waits until the reduction is done.
   void wait();
@@ -63,6 +66,9 @@ class Bucket {
   /// used keeps the .grad it had. The bucket is empty again.
   void finish();
 
+  /// After finish(): this parameter's .grad, if it is the view that lies here, else undefined.
+  at::Tensor gradient_here(size_t slot) const;
+
   /// Forgets what was filled: a backward ended by an exception.
   void reset();
 
@@ -77,6 +83,10 @@ class Bucket {
     bool reduced = false;  ///< .grad holds a reduced gradient and nothing of this rank alone
   };
 
+  void write_flags();
+  /// What comes from now on must not be added to what is under way.
+  void let_go_of_gradients();
+
   at::Tensor flat_;       ///< all gradients, one "used" element a parameter, the notes
   at::Tensor gradients_;  ///< views of flat_
   at::Tensor used_;
@@ -84,7 +94,8 @@ class Bucket {
   at::Tensor tail_;  ///< used_ and notes_
   std::vector<Slot> slots_;
   size_t missing_;
-  std::optional<Work> work_;
+  std::optional<Work> work_;          ///< of the whole bucket, or of what a hook leaves alone
+  CommunicationHook::Finish finish_;  ///< the hook's
 };
 
 }  // namespace lockstep

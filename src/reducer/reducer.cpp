@@ -53,6 +53,7 @@ Reducer::Reducer(const NamedTensors& parameters, Group group, Settings settings,
   for (const auto& [name, tensor] : parameters) {
     follow(names_.size(), tensor);
     names_.push_back(name);
+    tensors_.push_back(tensor);
   }
 }
 
@@ -68,6 +69,11 @@ void Reducer::follow(size_t parameter, const at::Tensor& tensor) {
   hooks_.push_back(std::make_unique<GradientHook>(tensor, std::move(events)));
 }
 
+void Reducer::equip(Equipment equipment) {
+  std::lock_guard lock(mutex_);
+  equipment_ = std::move(equipment);
+}
+
 void Reducer::set_joining(bool joining, bool divide_by_active) {
   mine_.joining = joining;
   divide_by_active_ = divide_by_active;
@@ -77,7 +83,11 @@ void Reducer::on_gradient(size_t parameter) {
   std::lock_guard lock(mutex_);
   if (phase_ != Phase::kInBackward) begin_backward();
   used_[parameter] = true;
-  if (!reduces_ || plan_.empty()) return;
+  if (!reduces_) return;
+  if (plan_.empty()) {
+    if (equipment_.watch) equipment_.watch->look(parameter, tensors_[parameter].grad());
+    return;
+  }
   if (current_backward() != backward_) launching_ = Launching::kAtEnd;
   const auto [bucket, slot] = places_[parameter];
   if (buckets_[bucket].launched()) {  // late: the gradient lies in .grad until the end
@@ -103,6 +113,8 @@ void Reducer::begin_reduction() {
   for (Bucket& bucket : buckets_) bucket.reset();
   launched_ = 0;
   trouble_.clear();
+  if (equipment_.watch) equipment_.watch->begin();
+  if (equipment_.timeline) equipment_.timeline->begin(buckets_.size());
 }
 
 void Reducer::begin_backward() {
@@ -154,7 +166,9 @@ void Reducer::fill(size_t parameter, bool used) {
   const auto [bucket, slot] = places_[parameter];
   if (!used && settings_.reduction == GradientReduction::kSum && group_.rank() != 0)
     buckets_[bucket].forget_reduced(slot);
+  if (equipment_.watch && used) equipment_.watch->look(parameter, tensors_[parameter].grad());
   if (const char* problem = buckets_[bucket].fill(slot, used)) note_trouble(parameter, problem);
+  if (equipment_.timeline && buckets_[bucket].full()) equipment_.timeline->ready(bucket);
 }
 
 void Reducer::launch_buckets(bool at_end) {
@@ -172,7 +186,12 @@ void Reducer::launch(Bucket& bucket) {
   at::NoGradGuard no_grad;
   if (weight() != 1) weight() == 0 ? bucket.gradients().zero_() : bucket.gradients().mul_(weight());
   try {
-    bucket.launch(group_, op());
+    const bool last = launched_ + 1 == buckets_.size();
+    if (equipment_.timeline) equipment_.timeline->launched(launched_);
+    if (equipment_.hook)
+      bucket.launch_by(*equipment_.hook, group_, op(), static_cast<int64_t>(launched_), last);
+    else
+      bucket.launch(group_, op());
   } catch (const Error& error) {
     throw Error("the gradients of " + describe(launched_) + " could not be sent: " + error.what());
   }
@@ -211,14 +230,28 @@ std::vector<Facts> Reducer::reduce_all(bool active) {
   for (Bucket& bucket : buckets_) bucket.finish();
   ++reductions_;
   events_.reduced(ranks);
+  if (equipment_.timeline) equipment_.timeline->end(group_);
+  if (equipment_.watch && equipment_.watch->policy() != NonFinitePolicy::kIgnore) judge_non_finite();
   return ranks;
+}
+
+void Reducer::judge_non_finite() {
+  const std::string findings = equipment_.watch->findings(group_, names_);
+  if (findings.empty()) return;
+  for (const at::Tensor& tensor : tensors_) tensor.mutable_grad().reset();
+  if (equipment_.watch->policy() == NonFinitePolicy::kRaise)
+    throw Error(findings + " (reduction " + std::to_string(reductions_) +
+                "); no gradient is left on any rank, so the step can be skipped");
+  equipment_.watch->count_skipped();
 }
 
 void Reducer::wait() {
   const auto start = Clock::now();
+  if (equipment_.timeline) equipment_.timeline->waits();
   for (size_t b = 0; b < buckets_.size(); ++b) {
     try {
       buckets_[b].wait();
+      if (equipment_.timeline) equipment_.timeline->done(b);
     } catch (const Error& error) {
       throw Error("the gradients of " + describe(b) + " could not be reduced: " + error.what() +
                   "\nEvery rank must run the same number of backward passes (this was reduction " +

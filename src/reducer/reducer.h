@@ -18,6 +18,8 @@
 #include "reducer/bucket_plan.h"
 #include "reducer/facts.h"
 #include "reducer/gradient_hook.h"
+#include "reducer/non_finite.h"
+#include "reducer/timeline.h"
 
 namespace lockstep {
 
@@ -55,6 +57,14 @@ class Reducer {
   /// nothing to reduce, but passes are counted and events come as in any other.
   Reducer(const NamedTensors& parameters, Group group, Settings settings, BackwardPasses& passes, Events events);
 
+  /// What a user has asked for besides; each may be null. Between backward passes.
+  struct Equipment {
+    CommunicationHookPtr hook;
+    std::shared_ptr<NonFiniteWatch> watch;
+    std::shared_ptr<Timeline> timeline;
+  };
+  void equip(Equipment equipment);
+
   void set_weight(double weight) { mine_.weight = weight; }
   /// Within join(): ranks may become inactive. `divide_by_active`: the mean is that of the active ones.
   void set_joining(bool joining, bool divide_by_active);
@@ -73,6 +83,7 @@ class Reducer {
   double waited_seconds() const { return waited_seconds_; }
   /// Indices of parameters of each bucket, in the order of reduction.
   const std::vector<std::vector<size_t>>& plan() const { return plan_; }
+  const std::vector<Bucket>& buckets() const { return buckets_; }
 
  private:
   enum class Phase { kIdle, kInBackward, kAbandoned };
@@ -92,6 +103,7 @@ class Reducer {
   void wait();
   void judge(const std::vector<Facts>& ranks);
   void scale(const std::vector<Facts>& ranks);
+  void judge_non_finite();
   ReduceOp op() const;
   /// What this rank's gradients are multiplied by.
   double weight() const;
@@ -107,6 +119,7 @@ class Reducer {
   const Settings settings_;
   const Events events_;
   std::vector<std::string> names_;
+  std::vector<at::Tensor> tensors_;
   std::vector<std::vector<size_t>> plan_;
   std::vector<Place> places_;  ///< of each parameter
 
@@ -125,6 +138,7 @@ class Reducer {
   Facts mine_;
   std::string trouble_;
   std::vector<Bucket> buckets_;
+  Equipment equipment_;
   std::vector<bool> used_;  ///< parameters that a backward reached since the last reduction
   double waited_seconds_ = 0;
 

@@ -108,6 +108,36 @@ class Bench(unittest.TestCase):
             self.assertLess(0, figures["seconds"][name][0])
         self.assertEqual(os.listdir(os.path.join(self.folder, "checkpoints")), [])
 
+    def test_step(self):
+        path = os.path.join(self.folder, "step.json")
+        # Small models: the checks of results are the same for all.
+        messages = run(os.path.join(BIN, "bench_step"), "--tiny", "--models", "mlp,small_1000", "--json", path, timeout=300).stderr
+        figures = self.read(path)
+        for model in ("mlp", "small_1000"):
+            rows = {row["system"]: row for row in figures["rows"] if row["model"] == model}
+            for system in ("side_by_side", "lockstep", "c10d_reducer_gloo"):
+                self.assertIn(system, rows, figures["failed"])
+            for system in ("pytorch_ddp_gloo", "pytorch_ddp_lockstep"):
+                reason = (figures["failed"] or {}).get(f"{model}, {system}")
+                self.assertTrue((system in rows) != bool(reason), system)
+                if reason:
+                    print(f"{model}, {system}: not measured: {reason}")
+                    self.assertIn("no /", reason, "it is there, and broken")
+                    self.assertIn(f"{model}, {system} is out", messages)
+            for row in rows.values():
+                self.assertEqual(row["rounds"], 1)
+                self.assertLess(0, row["min_ms"])
+                self.assertLessEqual(row["min_ms"], row["median_ms"])
+                self.assertLess(0, row["ratio"])
+                self.assertLess(0, row["cpu_ms"])
+                self.assertLess(10, row["peak_mib"])
+        table = run(sys.executable, os.path.join(BENCH, "step/report.py"), path).stdout
+        self.assertRegex(table, r"(?m)^small_1000 +lockstep +\d")
+        picture = os.path.join(self.folder, "step.svg")
+        run(sys.executable, os.path.join(BENCH, "step/plot.py"), path, picture)
+        with open(picture) as file:
+            self.assertIn("c10d::Reducer on Gloo", file.read())
+
     def test_launch(self):
         path = os.path.join(self.folder, "launch.json")
         table = run(sys.executable, os.path.join(BENCH, "launch/bench_launch.py"), "--tiny", "--json", path, timeout=300).stdout

@@ -1,4 +1,4 @@
-#include "line_channel.h"
+#include "workers/line_channel.h"
 
 #include <poll.h>
 #include <sys/socket.h>

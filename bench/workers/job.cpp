@@ -1,4 +1,4 @@
-#include "job.h"
+#include "workers/job.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -22,7 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kStart = 60s;    ///< until all ranks have reported
+constexpr auto kStart = 120s;   ///< until all ranks have reported
 constexpr auto kAnswer = 120s;  ///< until an answer to one command
 constexpr auto kLeave = 5s;     ///< until the launcher is gone after `quit`
 
@@ -119,7 +119,7 @@ void Job::accept_ranks(int listener, int ranks) {
       waitid(P_PID, static_cast<id_t>(pid_), &ended, WEXITED | WNOHANG | WNOWAIT);
       if (ended.si_pid == pid_) fail("ended before all ranks had reported");
       if (Clock::now() > deadline)
-        fail(std::to_string(by_rank.size()) + " of " + std::to_string(ranks) + " ranks have reported after 60 s");
+        fail(std::to_string(by_rank.size()) + " of " + std::to_string(ranks) + " ranks have reported after 120 s");
       continue;
     }
     LineChannel channel(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
@@ -132,34 +132,6 @@ void Job::accept_ranks(int listener, int ranks) {
       fail("its ranks are not 0 to " + std::to_string(ranks - 1) + ", each once");
   }
   for (auto& [rank, channel] : by_rank) channels_.push_back(std::move(channel));
-}
-
-Job::Verdict Job::check(const Case& wanted) {
-  Verdict verdict{Verdict::kRight, ""};
-  for (const std::string& answer : ask("check " + wanted.text())) {
-    if (answer == "ok") continue;
-    if (answer.starts_with("no ")) return {Verdict::kNotOffered, answer.substr(3)};
-    if (!answer.starts_with("wrong ")) fail("answered " + answer);
-    verdict = {Verdict::kWrong, answer.substr(6)};
-  }
-  return verdict;
-}
-
-std::vector<double> Job::time(const Case& wanted, size_t warm, size_t samples, size_t batch) {
-  std::ostringstream command;
-  command << "time " << wanted.text() << ' ' << warm << ' ' << samples << ' ' << batch;
-  std::vector<double> slowest(samples, 0);
-  for (const std::string& answer : ask(command.str())) {
-    std::istringstream in(answer);
-    std::string word;
-    in >> word;
-    for (double& sample : slowest) {
-      double mine = 0;
-      if (word != "times" || !(in >> mine)) fail("answered " + answer.substr(0, 200));
-      sample = std::max(sample, mine);
-    }
-  }
-  return slowest;
 }
 
 std::vector<std::string> Job::ask(const std::string& command) {
@@ -180,11 +152,12 @@ std::vector<std::string> Job::ask(const std::string& command) {
 }
 
 void Job::fail(const std::string& what) const {
+  std::this_thread::sleep_for(300ms);  // the launcher may still be telling why
   std::ifstream file(output_path_);
   std::ostringstream text;
   text << file.rdbuf();
   std::string said = text.str();
-  if (said.size() > 600) said = "..." + said.substr(said.size() - 600);
+  if (said.size() > 2000) said = "..." + said.substr(said.size() - 2000);
   throw JobError(what + (said.empty() ? "" : "; it said: " + said));
 }
 

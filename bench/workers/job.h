@@ -1,14 +1,11 @@
 #pragma once
 
-#include <chrono>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "case.h"
-#include "line_channel.h"
-#include "systems.h"
+#include "workers/line_channel.h"
+#include "workers/system.h"
 
 namespace lockstep::bench {
 
@@ -22,7 +19,7 @@ class JobError : public std::runtime_error {
 /// worker dies, is silent for too long or answers nonsense; nothing of it runs any more once it is destroyed.
 class Job {
  public:
-  /// Starts all ranks and waits until they have reported. `folder` is empty and its own.
+  /// Starts all ranks and waits until each has connected and sent `hello RANK VERSION`. `folder` is empty and its own.
   Job(const System& system, int ranks, const std::string& folder);
   ~Job();
   Job(const Job&) = delete;
@@ -30,20 +27,14 @@ class Job {
 
   const std::string& version() const { return version_; }
 
-  struct Verdict {
-    enum { kRight, kNotOffered, kWrong } kind;
-    std::string text;
-  };
-  Verdict check(const Case& wanted);
-
-  /// Nanoseconds an operation of every sample, for each the slowest rank's.
-  std::vector<double> time(const Case& wanted, size_t warm, size_t samples, size_t batch);
+  /// Sends a command to all ranks; returns their answers, by rank.
+  std::vector<std::string> ask(const std::string& command);
+  /// Throws JobError with the last words of the system.
+  [[noreturn]] void fail(const std::string& what) const;
 
  private:
   void start(const System& system, const std::string& socket);
   void accept_ranks(int listener, int ranks);
-  std::vector<std::string> ask(const std::string& command);
-  [[noreturn]] void fail(const std::string& what) const;
   void end();
 
   const std::string name_;

@@ -1,0 +1,169 @@
+#include "models.h"
+
+#include <cmath>
+#include <stdexcept>
+
+namespace lockstep::bench {
+namespace {
+
+namespace nn = torch::nn;
+
+/// Values in (-0.5, 0.5): the fractional part of i * 0.618... + key * 0.377..., in double; equal in every language.
+at::Tensor formula(at::IntArrayRef shape, double key) {
+  const int64_t count = c10::multiply_integers(shape);
+  const at::Tensor value = at::arange(count, at::kDouble) * 0.6180339887498949 + key * 0.3771;
+  return (value - value.floor() - 0.5).reshape(shape);
+}
+
+/// Matrices and kernels as large as nn's defaults make them, norms 1, biases 0, scales 0.5.
+void fill(nn::Module& module) {
+  at::NoGradGuard no_grad;
+  int key = 0;
+  for (auto& item : module.named_parameters()) {
+    at::Tensor& parameter = item.value();
+    ++key;
+    if (parameter.dim() > 1)
+      parameter.copy_(formula(parameter.sizes(), key) * (2 / std::sqrt(parameter[0].numel())));
+    else
+      parameter.fill_(item.key().ends_with("bias") ? 0 : item.key().starts_with("scale") ? 0.5 : 1);
+  }
+}
+
+struct Mlp : Model {
+  at::Tensor loss(const at::Tensor& data, const at::Tensor& target) override {
+    return torch::cross_entropy_loss(fc3(torch::relu(fc2(torch::relu(fc1(data))))), target);
+  }
+  nn::Linear fc1{register_module("fc1", nn::Linear(784, 2048))};
+  nn::Linear fc2{register_module("fc2", nn::Linear(2048, 2048))};
+  nn::Linear fc3{register_module("fc3", nn::Linear(2048, 10))};
+};
+
+nn::Conv2d convolution(int64_t in, int64_t out, int64_t kernel, int64_t stride) {
+  return nn::Conv2d(nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
+}
+
+struct BlockImpl : nn::Module {
+  BlockImpl(int64_t in, int64_t out, int64_t stride)
+      : conv1(register_module("conv1", convolution(in, out, 3, stride))),
+        bn1(register_module("bn1", nn::BatchNorm2d(out))),
+        conv2(register_module("conv2", convolution(out, out, 3, 1))),
+        bn2(register_module("bn2", nn::BatchNorm2d(out))) {
+    if (in != out) shortcut = register_module("shortcut", convolution(in, out, 1, stride));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor inner = bn2(conv2(torch::relu(bn1(conv1(x)))));
+    return torch::relu(inner + (shortcut ? shortcut(x) : x));
+  }
+  nn::Conv2d conv1;
+  nn::BatchNorm2d bn1;
+  nn::Conv2d conv2;
+  nn::BatchNorm2d bn2;
+  nn::Conv2d shortcut{nullptr};
+};
+TORCH_MODULE(Block);
+
+struct ResNet : Model {
+  ResNet() {
+    int64_t in = 32;
+    for (const int64_t out : {32, 64, 128})
+      for (int i = 0; i < 2; ++i) {
+        blocks->push_back(Block(in, out, in == out ? 1 : 2));
+        in = out;
+      }
+  }
+  at::Tensor loss(const at::Tensor& data, const at::Tensor& target) override {
+    at::Tensor x = torch::relu(bn(conv(data)));
+    for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
+    return torch::cross_entropy_loss(fc(x.mean({2, 3})), target);
+  }
+  nn::Conv2d conv{register_module("conv", convolution(1, 32, 3, 1))};
+  nn::BatchNorm2d bn{register_module("bn", nn::BatchNorm2d(32))};
+  nn::ModuleList blocks{register_module("blocks", nn::ModuleList())};
+  nn::Linear fc{register_module("fc", nn::Linear(128, 10))};
+};
+
+constexpr int64_t kWidth = 256, kHeads = 4, kTokens = 1000;
+
+struct LayerImpl : nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const int64_t batch = x.size(0), length = x.size(1);
+    const at::Tensor qkv = in(norm1(x)).view({batch, length, 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4});
+    const at::Tensor mixed = at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2]);
+    const at::Tensor y = x + out(mixed.transpose(1, 2).reshape({batch, length, kWidth}));
+    return y + fc2(torch::gelu(fc1(norm2(y))));
+  }
+  nn::LayerNorm norm1{register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({kWidth})))};
+  nn::Linear in{register_module("in", nn::Linear(kWidth, 3 * kWidth))};
+  nn::Linear out{register_module("out", nn::Linear(kWidth, kWidth))};
+  nn::LayerNorm norm2{register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({kWidth})))};
+  nn::Linear fc1{register_module("fc1", nn::Linear(kWidth, 4 * kWidth))};
+  nn::Linear fc2{register_module("fc2", nn::Linear(4 * kWidth, kWidth))};
+};
+TORCH_MODULE(Layer);
+
+struct Transformer : Model {
+  Transformer() {
+    for (int i = 0; i < 6; ++i) layers->push_back(Layer());
+  }
+  at::Tensor loss(const at::Tensor& data, const at::Tensor& target) override {
+    at::Tensor x = embedding(data);
+    for (const auto& layer : *layers) x = layer->as<Layer>()->forward(x);
+    return torch::cross_entropy_loss(head(norm(x)).flatten(0, 1), target.flatten());
+  }
+  nn::Embedding embedding{register_module("embedding", nn::Embedding(kTokens, kWidth))};
+  nn::ModuleList layers{register_module("layers", nn::ModuleList())};
+  nn::LayerNorm norm{register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kWidth})))};
+  nn::Linear head{register_module("head", nn::Linear(kWidth, kTokens))};
+};
+
+struct Small : Model {
+  Small() {
+    for (int i = 0; i < 1000; ++i) scales.push_back(register_parameter("scale" + std::to_string(i), at::ones({64})));
+  }
+  at::Tensor loss(const at::Tensor& data, const at::Tensor&) override {
+    at::Tensor x = data;
+    for (const at::Tensor& scale : scales) x = x * scale + data;
+    return x.mean();
+  }
+  std::vector<at::Tensor> scales;
+};
+
+struct Linear100m : Model {
+  Linear100m() {
+    for (int i = 0; i < 24; ++i) layers->push_back(nn::Linear(nn::LinearOptions(2048, 2048).bias(false)));
+  }
+  at::Tensor loss(const at::Tensor& data, const at::Tensor&) override {
+    at::Tensor x = data;
+    for (const auto& layer : *layers) x = layer->as<nn::Linear>()->forward(x);
+    return x.square().mean();
+  }
+  nn::ModuleList layers{register_module("layers", nn::ModuleList())};
+};
+
+}  // namespace
+
+std::shared_ptr<Model> make_model(const std::string& name) {
+  std::shared_ptr<Model> model;
+  if (name == "mlp") model = std::make_shared<Mlp>();
+  if (name == "resnet") model = std::make_shared<ResNet>();
+  if (name == "transformer") model = std::make_shared<Transformer>();
+  if (name == "small_1000") model = std::make_shared<Small>();
+  if (name == "linear_100m") model = std::make_shared<Linear100m>();
+  if (!model) throw std::invalid_argument("no model is named " + name);
+  fill(*model);
+  return model;
+}
+
+Batch make_batch(const std::string& model, int rank) {
+  const auto whole = [&](at::IntArrayRef shape, double key, double end) {
+    return ((formula(shape, key) + 0.5) * end).floor().to(at::kLong);
+  };
+  const int key = 1000 + 10 * rank;
+  if (model == "resnet") return {formula({64, 1, 28, 28}, key).to(at::kFloat), whole({64}, key + 1, 10)};
+  if (model == "transformer") return {whole({4, 64}, key, kTokens), whole({4, 64}, key + 1, kTokens)};
+  if (model == "small_1000") return {formula({64}, key).to(at::kFloat), {}};
+  if (model == "linear_100m") return {formula({1, 2048}, key).to(at::kFloat), {}};
+  return {formula({64, 784}, key).to(at::kFloat), whole({64}, key + 1, 10)};
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <torch/torch.h>
+
+namespace lockstep::bench {
+
+/// A model under test; step_worker.py has the same ones, with the same weights and batches.
+struct Model : torch::nn::Module {
+  virtual at::Tensor loss(const at::Tensor& data, const at::Tensor& target) = 0;
+};
+
+/// mlp: 784-2048-2048-10, batch 64. resnet: stem and three stages of two blocks, 32, 64 and 128 channels, images of
+/// 28x28, batch 64. transformer: 6 layers of width 256, 4 x 64 tokens of 1000. small_1000: 1000 parameters of 64
+/// floats. linear_100m: 24 matrices of 2048 x 2048. Weights are formulas of their place. Throws std::invalid_argument.
+std::shared_ptr<Model> make_model(const std::string& name);
+
+struct Batch {
+  at::Tensor data, target;
+};
+/// One rank's share; every rank has another.
+Batch make_batch(const std::string& model, int rank);
+
+}  // namespace lockstep::bench

@@ -1,0 +1,147 @@
+#include "step_contest.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+
+#include "workers/machine.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr size_t kFewestSteps = 3, kMostSteps = 60;
+/// Systems sum in another order and copy in another layout; the same step differs by rounding.
+constexpr double kLossTolerance = 1e-4;
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+std::vector<double> joined(const std::vector<std::vector<double>>& rounds) {
+  std::vector<double> all;
+  for (const auto& round : rounds) all.insert(all.end(), round.begin(), round.end());
+  return all;
+}
+
+double thousandths(double value) { return std::round(value * 1000) / 1000; }
+
+}  // namespace
+
+StepContest::StepContest(std::string model, std::vector<System> systems, StepContestOptions options,
+                         const std::string& folder)
+    : model_(std::move(model)), options_(options), folder_(folder) {
+  for (System& system : systems) {
+    entries_.emplace_back();
+    entries_.back().system = std::move(system);
+  }
+}
+
+template <typename Step>
+void StepContest::everybody(size_t first, Step step) {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    check_interrupts();
+    Entry& entry = entries_[(first + i) % entries_.size()];
+    if (failed_.contains(model_ + ", " + entry.system.name)) continue;
+    try {
+      step(entry);
+    } catch (const JobError& error) {
+      std::fprintf(stderr, "%s, %s is out: %s\n", model_.c_str(), entry.system.name.c_str(), error.what());
+      failed_[model_ + ", " + entry.system.name] = error.what();
+      entry.job.reset();
+    }
+  }
+}
+
+void StepContest::run() {
+  everybody(0, [&](Entry& entry) { start(entry, folder_); });
+  everybody(0, [&](Entry& entry) { check(entry); });
+  for (int round = 0; round < options_.rounds; ++round) {
+    std::fprintf(stderr, "%s, round %d of %d\n", model_.c_str(), round + 1, options_.rounds);
+    everybody(static_cast<size_t>(round), [&](Entry& entry) { measure(entry); });
+  }
+  for (Entry& entry : entries_) entry.job.reset();
+}
+
+void StepContest::start(Entry& entry, const std::string& folder) {
+  const std::string own = folder + "/" + entry.system.name;
+  std::filesystem::create_directories(own);
+  entry.job = std::make_unique<StepJob>(entry.system, options_.ranks, own);
+  entry.attach_ms = entry.job->attach();
+}
+
+const StepContest::Entry* StepContest::reference_for_losses(const Entry& entry) const {
+  for (const Entry& other : entries_)
+    if (&other != &entry && other.job && !other.check.losses.empty() && &other != &entries_.front()) return &other;
+  return nullptr;
+}
+
+void StepContest::compare_losses(const Entry& entry) const {
+  // Ranks without communication drift apart from the first step on.
+  const bool alone = &entry == &entries_.front();
+  const Entry* reference = alone ? nullptr : reference_for_losses(entry);
+  const auto compare = [&](const Entry& other, size_t steps) {
+    for (size_t rank = 0; rank < entry.check.losses.size(); ++rank)
+      for (size_t step = 0; step < steps; ++step) {
+        const double mine = entry.check.losses[rank][step], theirs = other.check.losses[rank][step];
+        if (!(std::abs(mine - theirs) <= kLossTolerance * std::max(std::abs(theirs), 1e-3)))
+          entry.job->fail("wrong: rank " + std::to_string(rank) + " has a loss of " + std::to_string(mine) +
+                          " in step " + std::to_string(step) + ", " + other.system.name + " has " +
+                          std::to_string(theirs));
+      }
+  };
+  if (!alone && entries_.front().job) compare(entries_.front(), 1);
+  if (reference != nullptr) compare(*reference, options_.check_steps);
+}
+
+void StepContest::check(Entry& entry) {
+  const auto start = std::chrono::steady_clock::now();
+  entry.check = entry.job->check(options_.check_steps);
+  const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - start;
+  entry.estimate_ms = taken.count() / static_cast<double>(options_.check_steps);
+  const auto& weights = entry.check.weights;
+  if (&entry != &entries_.front())
+    for (const std::string& hash : weights)
+      if (hash != weights.front())
+        entry.job->fail("wrong: replicas differ after " + std::to_string(options_.check_steps) + " steps");
+  compare_losses(entry);
+}
+
+void StepContest::measure(Entry& entry) {
+  const double wanted = options_.slice_ms / std::max(entry.estimate_ms, 0.01);
+  const size_t steps = std::clamp(static_cast<size_t>(wanted), kFewestSteps, kMostSteps);
+  StepJob::Times times = entry.job->time(std::max<size_t>(1, steps / 8), steps);
+  entry.rounds_ms.push_back(std::move(times.steps_ms));
+  entry.cpu_ms.push_back(times.cpu_ms);
+  entry.estimate_ms = std::min(entry.estimate_ms, median(entry.rounds_ms.back()));  // the first one is rough
+}
+
+nlohmann::ordered_json StepContest::rows() const {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const Entry& entry : entries_) {
+    if (failed_.contains(model_ + ", " + entry.system.name)) continue;
+    nlohmann::ordered_json row = {{"model", model_},
+                                  {"system", entry.system.name},
+                                  {"rounds", entry.rounds_ms.size()},
+                                  {"attach_ms", thousandths(entry.attach_ms)},
+                                  {"peak_mib", thousandths(entry.check.peak_mib)}};
+    if (!entry.rounds_ms.empty()) {
+      const std::vector<double> all = joined(entry.rounds_ms);
+      row["median_ms"] = thousandths(median(all));
+      row["min_ms"] = thousandths(std::ranges::min(all));
+      row["cpu_ms"] = thousandths(median(entry.cpu_ms));
+      row["steps"] = all.size();
+      std::vector<double> ratios;
+      for (size_t i = 0; i < std::min(entry.rounds_ms.size(), entries_.front().rounds_ms.size()); ++i)
+        ratios.push_back(median(entry.rounds_ms[i]) / median(entries_.front().rounds_ms[i]));
+      if (!ratios.empty()) row["ratio"] = thousandths(median(ratios));
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace lockstep::bench

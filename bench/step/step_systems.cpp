@@ -1,0 +1,38 @@
+#include "step_systems.h"
+
+#include <unistd.h>
+
+namespace lockstep::bench {
+namespace {
+
+bool runnable(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
+
+}  // namespace
+
+System make_step_system(const std::string& system, const std::string& model, int ranks, const std::string& build,
+                        const std::string& python) {
+  System made{.name = system,
+              .command = {build + "/bin/lockstep", "run", "-n", std::to_string(ranks), "--"},
+              .environment = {"OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1"},
+              .settings = "",
+              .missing = ""};
+  if (!system.starts_with("pytorch_")) {
+    made.command.push_back(build + "/bin/step_worker");
+    made.settings =
+        system == "c10d_reducer_gloo" ? "c10d::Reducer, gradient_as_bucket_view, buckets of 1 and 25 MiB" : "defaults";
+  } else {
+    made.command.insert(made.command.end(), {python, BENCH_STEP_FOLDER "/step_worker.py"});
+    made.settings = "DistributedDataParallel(gradient_as_bucket_view=True)";
+    if (!runnable(python))
+      made.missing = "no " + python + ": LibTorch here is no part of a Python (--python names one)";
+    if (system == "pytorch_ddp_lockstep") {
+      made.environment.push_back("PYTHONPATH=" + build + "/python/site");
+      if (access((build + "/python/site/lockstep").c_str(), F_OK) != 0)
+        made.missing = "no " + build + "/python/site (tests/python/package.py builds it)";
+    }
+  }
+  made.command.insert(made.command.end(), {"--system", system, "--model", model});
+  return made;
+}
+
+}  // namespace lockstep::bench

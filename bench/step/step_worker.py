@@ -1,0 +1,236 @@
+"""A rank that trains one model by PyTorch's DistributedDataParallel; the commands are step_job.h's, models models.cpp's."""
+
+import argparse
+import hashlib
+import math
+import os
+import socket
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, HEADS, TOKENS = 256, 4, 1000
+
+
+def formula(shape, key):
+    value = torch.arange(math.prod(shape), dtype=torch.float64) * 0.6180339887498949 + key * 0.3771
+    return (value - value.floor() - 0.5).reshape(shape)
+
+
+@torch.no_grad()
+def fill(module):
+    for key, (name, parameter) in enumerate(module.named_parameters(), 1):
+        if parameter.dim() > 1:
+            parameter.copy_(formula(parameter.shape, key) * (2 / math.sqrt(parameter[0].numel())))
+        else:
+            parameter.fill_(0 if name.endswith("bias") else 0.5 if name.startswith("scale") else 1)
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(784, 2048), nn.Linear(2048, 2048), nn.Linear(2048, 10)
+
+    def forward(self, data, target):
+        return F.cross_entropy(self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(data))))), target)
+
+
+def convolution(channels, out, kernel, stride):
+    return nn.Conv2d(channels, out, kernel, stride, kernel // 2, bias=False)
+
+
+class Block(nn.Module):
+    def __init__(self, channels, out, stride):
+        super().__init__()
+        self.conv1, self.bn1 = convolution(channels, out, 3, stride), nn.BatchNorm2d(out)
+        self.conv2, self.bn2 = convolution(out, out, 3, 1), nn.BatchNorm2d(out)
+        self.shortcut = None if channels == out else convolution(channels, out, 1, stride)
+
+    def forward(self, x):
+        inner = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return torch.relu(inner + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class ResNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = convolution(1, 32, 3, 1), nn.BatchNorm2d(32)
+        widths = [32, 32, 32, 64, 64, 128, 128]
+        self.blocks = nn.ModuleList([Block(a, b, 1 if a == b else 2) for a, b in zip(widths, widths[1:])])
+        self.fc = nn.Linear(128, 10)
+
+    def forward(self, data, target):
+        x = torch.relu(self.bn(self.conv(data)))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.fc(x.mean((2, 3))), target)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.inner, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm2, self.fc1, self.fc2 = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        q, k, v = self.inner(self.norm1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        y = x + self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+        return y + self.fc2(F.gelu(self.fc1(self.norm2(y))))
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, WIDTH)
+        self.layers = nn.ModuleList([Layer() for _ in range(6)])
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, data, target):
+        x = self.embedding(data)
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), target.flatten())
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for i in range(1000):
+            self.register_parameter(f"scale{i}", nn.Parameter(torch.ones(64)))
+        self.scales = list(self.parameters())
+
+    def forward(self, data, target):
+        x = data
+        for scale in self.scales:
+            x = x * scale + data
+        return x.mean()
+
+
+class Linear100m(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2048, 2048, bias=False) for _ in range(24)])
+
+    def forward(self, data, target):
+        for layer in self.layers:
+            data = layer(data)
+        return data.square().mean()
+
+
+MODELS = {"mlp": Mlp, "resnet": ResNet, "transformer": Transformer, "small_1000": Small, "linear_100m": Linear100m}
+
+
+def make_batch(model, rank):
+    def whole(shape, key, end):
+        return ((formula(shape, key) + 0.5) * end).floor().long()
+
+    key = 1000 + 10 * rank
+    if model == "resnet":
+        return formula((64, 1, 28, 28), key).float(), whole((64,), key + 1, 10)
+    if model == "transformer":
+        return whole((4, 64), key, TOKENS), whole((4, 64), key + 1, TOKENS)
+    if model == "small_1000":
+        return formula((64,), key).float(), None
+    if model == "linear_100m":
+        return formula((1, 2048), key).float(), None
+    return formula((64, 784), key).float(), whole((64,), key + 1, 10)
+
+
+class PeakMemory:
+    """As peak_memory.h."""
+
+    def __init__(self):
+        self.peak, self.ended = 0, threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
+
+    def watch(self):
+        while not self.ended.wait(0.002):
+            with open("/proc/self/smaps_rollup") as file:
+                held = sum(int(line.split()[1]) for line in file if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+            self.peak = max(self.peak, held)
+
+    def stop(self):
+        self.ended.set()
+        self.thread.join()
+        return self.peak / 1024
+
+
+class Trainer:
+    def __init__(self, model, rank):
+        self.memory = PeakMemory()
+        self.model = MODELS[model]()
+        fill(self.model)
+        self.batch = make_batch(model, rank)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+        self.replica = None
+
+    def attach(self):
+        dist.barrier()
+        start = time.perf_counter()
+        self.replica = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        return f"attached {(time.perf_counter() - start) * 1000}"
+
+    def step(self):
+        self.optimizer.zero_grad()
+        loss = self.replica(*self.batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def check(self, steps):
+        losses = " ".join(f"{self.step():.10g}" for _ in range(steps))
+        peak = self.memory.stop()
+        hashed = hashlib.sha256()
+        for parameter in self.model.parameters():
+            hashed.update(parameter.detach().contiguous().view(torch.uint8).numpy().data)
+        return f"losses {losses} weights {hashed.hexdigest()} peak_mib {peak}"
+
+    def time(self, warm, steps):
+        for _ in range(warm):
+            self.step()
+        times, processor = [], time.process_time()
+        for _ in range(steps):
+            start = time.perf_counter()
+            self.step()
+            times.append((time.perf_counter() - start) * 1000)
+        cpu = (time.process_time() - processor) * 1000 / steps
+        return "times " + " ".join(f"{taken:.6f}" for taken in times) + f" cpu {cpu}"
+
+
+def serve(path, rank, trainer):
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    with connection, connection.makefile("rw", buffering=1) as lines:
+        lines.write(f"hello {rank} PyTorch {torch.__version__}\n")
+        for line in lines:
+            verb, *numbers = line.split()
+            if verb == "quit":
+                return
+            lines.write(getattr(trainer, verb)(*map(int, numbers)) + "\n")
+            lines.flush()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--system", required=True, choices=("pytorch_ddp_gloo", "pytorch_ddp_lockstep"))
+    parser.add_argument("--model", required=True, choices=MODELS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(os.path.join(os.path.dirname(options.socket), "store"), world_size)
+    dist.init_process_group(options.system.removeprefix("pytorch_ddp_"), store=store, rank=rank, world_size=world_size)
+    serve(options.socket, rank, Trainer(options.model, rank))
+    os._exit(0)  # nobody waits for a process group's threads
+
+
+if __name__ == "__main__":
+    main()

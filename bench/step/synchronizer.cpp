@@ -1,0 +1,83 @@
+#include "synchronizer.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <lockstep/distributed_data_parallel.h>
+
+#include "collectives/gloo/gloo_backend.h"
+
+namespace lockstep::bench {
+namespace {
+
+class Lockstep : public Synchronizer {
+ public:
+  Lockstep(const std::shared_ptr<torch::nn::Module>& model, const Group& group) : replica_(model, group) {}
+
+ private:
+  DistributedDataParallel<std::shared_ptr<torch::nn::Module>> replica_;
+};
+
+/// What PyTorch's Python class does around its reducer, in C++: the fairest peer.
+class C10dReducer : public Synchronizer {
+ public:
+  C10dReducer(const std::shared_ptr<torch::nn::Module>& model, const Group& ranks, const std::string& folder)
+      : buffers_(model->buffers()), group_(make_group(ranks, folder)) {
+    const std::vector<at::Tensor> parameters = model->parameters();
+    c10d::verify_params_across_processes(group_, parameters, {});
+    std::vector<at::Tensor> all;
+    for (const auto& tensor : parameters) all.push_back(tensor.detach());
+    all.insert(all.end(), buffers_.begin(), buffers_.end());
+    c10d::broadcast_coalesced(group_, all, size_t{250} << 20, /*rank=*/0);
+    std::unordered_map<size_t, std::string> names;
+    for (const auto& item : model->named_parameters()) names.emplace(names.size(), item.key());
+    constexpr size_t kFirst = size_t{1} << 20, kOthers = size_t{25} << 20;
+    auto plan = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, {kFirst, kOthers}));
+    std::reverse(plan.begin(), plan.end());
+    reducer_ = std::make_unique<c10d::Reducer>(
+        parameters, std::move(plan), group_, std::vector<bool>(parameters.size(), false), static_cast<int64_t>(kOthers),
+        /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true, std::move(names),
+        static_cast<int64_t>(kFirst), /*skip_all_reduce_unused_params=*/false,
+        /*use_python_reducer=*/false, std::vector<int64_t>{});
+  }
+
+  void before_forward() override {
+    reducer_->prepare_for_forward();
+    reducer_->rebuild_buckets();
+    if (!buffers_.empty()) c10d::broadcast_coalesced(group_, buffers_, size_t{250} << 20, /*rank=*/0);
+  }
+  void after_forward(const at::Tensor&) override { reducer_->prepare_for_backward({}); }
+
+ private:
+  static c10::intrusive_ptr<c10d::ProcessGroup> make_group(const Group& ranks, const std::string& folder) {
+    using Type = c10d::ProcessGroup::BackendType;
+    auto store = c10::make_intrusive<c10d::FileStore>(folder + "/c10d_store", ranks.world_size());
+    auto group = c10::make_intrusive<c10d::ProcessGroup>(store, ranks.rank(), ranks.world_size());
+    group->setBackend(
+        c10::kCPU, Type::GLOO,
+        gloo_engine::make_backend(store, ranks.rank(), ranks.world_size(), "127.0.0.1", std::chrono::minutes(1)));
+    group->setDefaultBackend(Type::GLOO);
+    return group;
+  }
+
+  std::vector<at::Tensor> buffers_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::unique_ptr<c10d::Reducer> reducer_;
+};
+
+}  // namespace
+
+std::unique_ptr<Synchronizer> attach(const std::string& system, const std::shared_ptr<torch::nn::Module>& model,
+                                     const Group& group, const std::string& folder) {
+  if (system == "side_by_side") return std::make_unique<Synchronizer>();
+  if (system == "lockstep") return std::make_unique<Lockstep>(model, group);
+  if (system == "c10d_reducer_gloo") return std::make_unique<C10dReducer>(model, group, folder);
+  throw std::invalid_argument("no system is named " + system);
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <torch/torch.h>
+
+#include <lockstep/group.h>
+
+namespace lockstep::bench {
+
+/// How a system keeps replicas in step. Made when it attaches; all ranks together.
+class Synchronizer {
+ public:
+  virtual ~Synchronizer() = default;
+  virtual void before_forward() {}
+  virtual void after_forward(const at::Tensor& /*loss*/) {}
+};
+
+/// `system` is side_by_side, lockstep or c10d_reducer_gloo; `folder` is seen by all ranks and empty. Throws
+/// std::invalid_argument on another name.
+std::unique_ptr<Synchronizer> attach(const std::string& system, const std::shared_ptr<torch::nn::Module>& model,
+                                     const Group& group, const std::string& folder);
+
+}  // namespace lockstep::bench

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/checkpoint.h>
+#include <lockstep/group.h>
+
+namespace lockstep {
+
+/// The gradients of several parameters, about to become the mean over the ranks.
+struct GradientBucket {
+  int64_t index;                  ///< buckets are reduced in this order, the same on every rank and in every step
+  bool last;                      ///< of the step
+  ReduceOp op;                    ///< what is wanted: kMean, or kSum (then the caller has weighted them)
+  at::Tensor gradients;           ///< [elements], all of them side by side
+  std::vector<at::Tensor> parts;  ///< the gradient of each parameter, with its shape: pieces of `gradients`
+};
+
+/// How gradients travel: DistributedDataParallel hands every full bucket to its hook. A hook of one's own:
+///
+///     struct InHalf : lockstep::CommunicationHook {
+///       Finish reduce(const lockstep::GradientBucket& bucket, const lockstep::Group& group) override {
+///         at::Tensor half = bucket.gradients.to(at::kHalf);
+///         lockstep::Work work = group.all_reduce_async(half, bucket.op);
+///         return [=] { work.wait(), bucket.gradients.copy_(half); };
+///       }
+///     };
+///     model.register_comm_hook(std::make_shared<InHalf>());
+///
+/// Every rank registers an equal hook. Both functions run outside autograd, under the reducer's lock; what they throw
+/// backward throws.
+class CommunicationHook {
+ public:
+  using Finish = std::function<void()>;
+
+  virtual ~CommunicationHook() = default;
+
+  /// Called during backward, bucket by bucket: starts what can be started and returns at once. The Finish is called
+  /// when backward has computed everything, again in the order of buckets: it waits, and leaves the same result on
+  /// every rank in `gradients`. It may start and wait for more; so every rank calls the group in the same order.
+  virtual Finish reduce(const GradientBucket& bucket, const Group& group) = 0;
+
+  /// What the hook remembers from step to step, for checkpoints. Errors that are fed back are each rank's own, and
+  /// belong to a bucket: save it on every rank, load it with the same buckets.
+  virtual StateDict state_dict() const { return StateDict(); }
+  /// The reverse. Throws Error on names it does not know.
+  virtual void load_state_dict(const StateDict& state);
+};
+
+using CommunicationHookPtr = std::shared_ptr<CommunicationHook>;
+
+/// Sums in the order of ranks, as without a hook.
+CommunicationHookPtr all_reduce_hook();
+
+/// Gradients travel as float16 or bfloat16 (on CPUs, too), and `inner`, if given, works on these: wrappers compose.
+/// Without one they are divided by the world size first, so that sums do not overflow.
+CommunicationHookPtr fp16_compress_hook(CommunicationHookPtr inner = nullptr);
+CommunicationHookPtr bf16_compress_hook(CommunicationHookPtr inner = nullptr);
+
+/// Names and meanings as PyTorch's PowerSGDState has them.
+struct PowerSgdOptions {
+  int64_t matrix_approximation_rank = 1;
+  int64_t start_iter = 1000;        ///< steps of plain all-reduce before; PyTorch's start_powerSGD_iter
+  double min_compression_rate = 2;  ///< a matrix n x m is compressed if (n + m) * rank * this < n * m
+  bool use_error_feedback = true;   ///< what compression lost is added to the next step's gradient
+  bool warm_start = true;           ///< begin with the last step's approximation
+  double orthogonalization_epsilon = 0;
+  uint64_t random_seed = 0;
+};
+/// Each gradient, seen as a matrix M [size(0), the rest], becomes P Q^T of a low rank: P = orthogonal basis of
+/// sum_r M_r Q, then Q = mean_r M_r^T P (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019, algorithm 1). A column of
+/// zeros stays one, where PyTorch gets NaN.
+CommunicationHookPtr power_sgd_hook(const PowerSgdOptions& options = {});
+
+struct TopKOptions {
+  double density = 0.01;           ///< of a bucket's elements, the largest by magnitude travel; at least one does
+  int64_t start_iter = 0;          ///< steps of plain all-reduce before
+  bool use_error_feedback = true;  ///< what did not travel is added to the next step's gradient
+};
+/// Every rank sends its largest elements and their places; what nobody sent is 0.
+CommunicationHookPtr top_k_hook(const TopKOptions& options = {});
+
+struct PostLocalSgdOptions {
+  int64_t start_iter = 1000;      ///< steps of plain all-reduce before; PyTorch's start_localSGD_iter
+  std::optional<Group> subgroup;  ///< ranks that go on averaging gradients among each other; none: nobody does
+};
+/// After `start_iter` steps gradients stay with each rank (or its subgroup): a PeriodicModelAverager averages
+/// parameters instead.
+CommunicationHookPtr post_local_sgd_hook(PostLocalSgdOptions options = {});
+
+/// Averages parameters over the group after every `period`-th optimizer step, from step `warmup_steps` on.
+class PeriodicModelAverager {
+ public:
+  /// `period` >= 1, `warmup_steps` >= 0: the hook's start_iter.
+  PeriodicModelAverager(Group group, int64_t period, int64_t warmup_steps = 0);
+  /// To be called after each optimizer.step(), by every rank. True if parameters were averaged.
+  bool average_parameters(const std::vector<at::Tensor>& parameters);
+  /// Steps so far, to be saved in checkpoints.
+  int64_t step() const { return step_; }
+  void set_step(int64_t step) { step_ = step; }
+
+ private:
+  Group group_;
+  int64_t period_;
+  int64_t warmup_steps_;
+  int64_t step_ = 0;
+};
+
+}  // namespace lockstep

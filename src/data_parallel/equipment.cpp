@@ -1,0 +1,89 @@
+#include <cmath>
+#include <limits>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <lockstep/communication_hook.h>
+#include <lockstep/observer.h>
+#include <lockstep/replica.h>
+
+#include "data_parallel/replica_state.h"
+
+// What a user may ask for besides reducing gradients.
+
+namespace lockstep {
+namespace {
+
+/// Gradients by bucket where the whole bucket is in .grad, the others one by one: pieces that together are all of them.
+std::vector<at::Tensor> pieces_of_gradients(const Reducer& reducer, const NamedTensors& followed,
+                                            const std::vector<at::Tensor>& others) {
+  std::vector<at::Tensor> pieces;
+  const auto add = [&](const at::Tensor& gradient) {
+    if (gradient.defined() && gradient.numel() > 0) pieces.push_back(gradient);
+  };
+  for (size_t b = 0; b < reducer.plan().size(); ++b) {
+    const Bucket& bucket = reducer.buckets()[b];
+    bool whole = true;
+    for (size_t slot = 0; slot < bucket.size(); ++slot) whole = whole && bucket.gradient_here(slot).defined();
+    if (whole) {
+      add(bucket.gradients());
+      continue;
+    }
+    for (const size_t parameter : reducer.plan()[b]) add(followed[parameter].second.grad());
+  }
+  if (reducer.plan().empty())  // a world of one
+    for (const auto& [name, tensor] : followed) add(tensor.grad());
+  for (const at::Tensor& tensor : others) add(tensor.grad());
+  return pieces;
+}
+
+}  // namespace
+
+void Replica::register_comm_hook(std::shared_ptr<CommunicationHook> hook) {
+  state_->equipment.hook = std::move(hook);
+  state_->reducer->equip(state_->equipment);
+}
+
+double Replica::clip_grad_norm(double max_norm, double norm_type) {
+  TORCH_CHECK(max_norm >= 0 && norm_type > 0, "clip_grad_norm(", max_norm, ", ", norm_type,
+              "): max_norm must not be negative, norm_type must be positive or infinity");
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> others;
+  for (const State::Known& one : state_->known)
+    if (!one.followed) others.push_back(one.tensor);
+  const auto pieces = pieces_of_gradients(*state_->reducer, state_->trained, others);
+  if (pieces.empty()) return 0;
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& piece : pieces) norms.push_back(at::norm(piece, norm_type).to(at::kCPU, at::kDouble));
+  const double total = at::norm(at::stack(norms), norm_type).item<double>();
+  const double factor = max_norm / (total + 1e-6);
+  if (std::isnan(factor) || factor < 1)
+    for (const at::Tensor& piece : pieces) piece.mul_(factor);
+  return total;
+}
+
+void Replica::non_finite_gradients(NonFinitePolicy policy) {
+  state_->equipment.watch = policy == NonFinitePolicy::kIgnore ? nullptr : std::make_shared<NonFiniteWatch>(policy);
+  state_->reducer->equip(state_->equipment);
+}
+
+int64_t Replica::skipped_steps() const { return state_->equipment.watch ? state_->equipment.watch->skipped() : 0; }
+
+ReductionStats Replica::stats() const {
+  ReductionStats stats = state_->equipment.timeline->stats();
+  const auto names = bucket_parameters();
+  for (size_t b = 0; b < names.size(); ++b) {
+    const int64_t bytes = state_->reducer->buckets()[b].bytes();
+    stats.bytes += bytes;
+    if (b >= stats.buckets.size()) continue;
+    stats.buckets[b].parameters = names[b];
+    stats.buckets[b].bytes = bytes;
+  }
+  return stats;
+}
+
+void Replica::compare_ranks(bool on) { state_->equipment.timeline->compare_ranks(on); }
+
+void Replica::observe(std::shared_ptr<Observer> observer) { state_->equipment.timeline->observe(std::move(observer)); }
+
+}  // namespace lockstep

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/group.h>
+#include <lockstep/non_finite_policy.h>
+
+namespace lockstep {
+
+/// Notices gradients that hold infinity or NaN before they are mixed with those of other ranks, so that rank and
+/// parameter can be named, and lets all ranks know. Guarded by the reducer's mutex.
+class NonFiniteWatch {
+ public:
+  explicit NonFiniteWatch(NonFinitePolicy policy) : policy_(policy) {}
+
+  NonFinitePolicy policy() const { return policy_; }
+  void begin() { first_ = -1; }
+  /// This rank's gradient of a parameter, before the reduction.
+  void look(size_t parameter, const at::Tensor& gradient);
+  /// After the reduction, on every rank: what is not finite, the same text on all ranks; empty if all is.
+  std::string findings(const Group& group, const std::vector<std::string>& names) const;
+
+  int64_t skipped() const { return skipped_; }
+  void count_skipped() { ++skipped_; }
+
+ private:
+  const NonFinitePolicy policy_;
+  int64_t first_ = -1;  ///< the first such parameter, on this rank, in this reduction
+  int64_t skipped_ = 0;
+};
+
+}  // namespace lockstep
