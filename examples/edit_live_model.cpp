@@ -1,5 +1,4 @@
-// Edits a model while it is trained on two ranks: a bias, a layer, and weights that differ from rank to rank for a
-// while.
+// Edits a model while two ranks train it: a bias, a layer, and weights that differ from rank to rank for a while.
 //
 //     lockstep run -n 2 -- build/bin/edit_live_model
 //
@@ -9,9 +8,10 @@
 //     broadcast_parameters(0):         5.0 5.0
 //     a layer added on every rank:     drawn differently
 //     refresh():                       the same, and trained
-//     a layer added on rank 0 alone:   parameter 6 is `forgotten.weight: Float [2, 2] on cpu, new` on rank 0 and
-//     `nothing (it has 6)` on rank 1 weights changed on every rank:   1.0 2.0 two steps later:                 1.0
-//     apart average_parameters():            0.0 apart
+//     a layer added on rank 0 alone:   parameter 6 is `forgotten.weight: Float [2, 2] on cpu, new` on rank 0
+//     weights changed on every rank:   1.0 2.0
+//     two steps later:                 1.0 apart
+//     average_parameters():            0.0 apart
 
 #include <cstdio>
 #include <string>
@@ -66,7 +66,7 @@ class Editing {
       model_.refresh();
     } catch (const lockstep::Error& error) {  // on every rank
       const std::string text = error.what();
-      const size_t start = text.find("parameter"), end = text.find(". Build");
+      const size_t start = text.find("parameter"), end = text.find(" and `nothing");
       say("a layer added on rank 0 alone:", text.substr(start, end - start));
     }
     if (context_.is_main()) net_->unregister_module("forgotten");
