@@ -59,7 +59,7 @@ class Launcher {
  private:
   enum class Phase { kRunning, kStopping, kKilling, kFlushing, kDone };
 
-  void start_rank(int rank, const EnvironmentBlock& environment);
+  void start_rank(int rank, std::vector<int> cpus, const EnvironmentBlock& environment);
   FileDescriptor rank_input(int rank);
 
   void watch(int fd, short events, std::function<void(const pollfd&)> act);
@@ -118,11 +118,11 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
   const int threads = threads_per_rank(std::vector(static_cast<size_t>(options.ranks), cpus), 0, quota);
   const std::string warning = crowding_warning(options.ranks, threads_per_rank({cpus}, 0, quota), threads);
   if (!warning.empty()) say(warning);
-  rank_cpus(options.bind, cpus, 0, options.ranks);  // throws before anything has started
-  for (int rank = 0; rank < options.ranks; ++rank) start_rank(rank, environment);
+  for (int rank = 0; rank < options.ranks; ++rank)
+    start_rank(rank, rank_cpus(options.bind, cpus, rank, options.ranks), environment);
 }
 
-void Launcher::start_rank(int rank, const EnvironmentBlock& environment) {
+void Launcher::start_rank(int rank, std::vector<int> cpus, const EnvironmentBlock& environment) {
   Rank& started = ranks_.emplace_back(rank, folder_.path());
   auto [ours, theirs] = make_socket_pair();
   store_.add_client(std::move(ours));
@@ -139,7 +139,7 @@ void Launcher::start_rank(int rank, const EnvironmentBlock& environment) {
   started.process.emplace(ProcessStart{.program = program_,
                                        .arguments = options_.command,
                                        .environment = rank_environment(environment, place),
-                                       .cpus = rank_cpus(options_.bind, allowed_cpus(), rank, options_.ranks),
+                                       .cpus = std::move(cpus),
                                        .input = input ? input.get() : STDIN_FILENO,
                                        .output = output.get(),
                                        .error = error.get(),
