@@ -6,17 +6,14 @@ Model, weights and inputs are write_ddp_golden.py's. For each world size and hoo
 steps and parameters after ten steps of SGD with momentum: "<hook>/<world size>/grad/<name>" and ".../after/<name>".
 """
 
-import os
-import tempfile
-
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
-from write_ddp_golden import STEPS, Plain, batch, fill, write_safetensors
+from write_ddp_golden import Plain, batch, fill, write_golden
+
+STEPS = 10
 
 
 def power_sgd(**options):
@@ -71,23 +68,5 @@ def run_hook(name, rank, world):
     return out
 
 
-def worker(rank, world, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store{world}", rank=rank, world_size=world)
-    out = {}
-    for name in HOOKS:
-        out.update(run_hook(name, rank, world))
-    if rank == 0:
-        torch.save(out, f"{folder}/out{world}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    everything = {}
-    for world_size in (2, 3):
-        with tempfile.TemporaryDirectory() as directory:
-            mp.spawn(worker, (world_size, directory), nprocs=world_size)
-            everything.update(torch.load(f"{directory}/out{world_size}.pt"))
-    write_safetensors(os.path.join(os.path.dirname(os.path.abspath(__file__)), "hooks.safetensors"), everything)
-    print(f"{len(everything)} tensors, PyTorch {torch.__version__}")
+    write_golden("hooks.safetensors", HOOKS, run_hook)
