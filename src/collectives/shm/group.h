@@ -108,6 +108,7 @@ class Group {
   bool move(Operation& operation);
   bool move_at_once(Operation& operation);
   bool move_in_place(Operation& operation);
+  bool move_in_rounds(Operation& operation);
   void finish(Operation& operation);
   bool everyone_finished(uint64_t sequence);
   bool reads_pending_output(const Operation& operation) const;
@@ -146,6 +147,7 @@ class Group {
   EagerRing eager_;
   uint64_t blocked_on_ = 0;      // ranks without which the last progress_locked() could not go on, as bits
   uint64_t blocked_on_any_ = 0;  // any one of these would do
+  uint64_t rounds_moved_ = 0;    // of large operations, in all
   int sleepers_ = 0;
   std::string verdict_text_;
 };

@@ -194,8 +194,7 @@ bool Group::move(Operation& operation) {
     case Method::kInPlace:
       return move_in_place(operation);
     case Method::kRounds:
-      if (!operation.rounds) operation.rounds = std::make_unique<Rounds>(world_, operation);
-      return operation.rounds->step(blocked_on_);
+      return move_in_rounds(operation);
   }
   return true;
 }
@@ -213,6 +212,14 @@ bool Group::move_at_once(Operation& operation) {
   }
   transfer.unpack(from, 0, transfer.block_bytes(), operation.reduce, operation.factors.data());
   return true;
+}
+
+bool Group::move_in_rounds(Operation& operation) {
+  if (!operation.rounds) operation.rounds = std::make_unique<Rounds>(world_, operation);
+  const uint64_t before = operation.rounds->moved();
+  const bool over = operation.rounds->step(blocked_on_);
+  rounds_moved_ += operation.rounds->moved() - before;
+  return over;
 }
 
 void Group::populate_resident(int rank_, size_t end) {

@@ -29,9 +29,14 @@ void Group::wait(Completion& work, std::chrono::milliseconds timeout) {
 void Group::wait_locked(std::unique_lock<std::mutex>& guard, const Completion& work,
                         std::chrono::milliseconds timeout) {
   Patience patience(world_.spin(), timeout);
+  uint64_t moved = rounds_moved_;
   for (;;) {
     progress_locked();
     if (work.done()) return;
+    if (moved != rounds_moved_) {
+      moved = rounds_moved_;
+      patience.renew();
+    }
     const bool needed = contenders_.load(std::memory_order_relaxed) != 0 || processor_is_needed();
     const auto step = patience.next(needed);
     if (step == Patience::Step::kNap) {

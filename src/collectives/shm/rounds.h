@@ -25,6 +25,9 @@ class Rounds {
   /// it waits for.
   bool step(uint64_t& blocked_on);
 
+  /// Grows whenever step() has moved something.
+  uint64_t moved() const { return filled_ + reduced_ + drained_; }
+
  private:
   struct Range {
     size_t begin, end;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "collectives/shm/local_world.h"
+#include "collectives/shm/patience.h"
 #include "collectives/shm/reference.h"
 
 // Everything but all_reduce: what every rank must hold afterwards follows from a formula for byte i of the block that
@@ -116,6 +117,38 @@ TEST_P(Collectives, AllGather) {
     for (int r = 0; r < n; ++r)
       ASSERT_TRUE(output.holds(static_cast<size_t>(r) * c.bytes, block(r, 0, c.bytes))) << c.bytes << " from " << r;
   });
+}
+
+// Outputs that are written past the caches, at places and of lengths that fill no cache line.
+TEST(LargeCollectives, BroadcastAndAllGatherOfOutputsLargerThanTheCaches) {
+  with_group(2, [](Group& group) {
+    const size_t bytes = (size_t{25} << 20) + 77;
+    const int me = group.rank();
+    Buffer buffer(group, bytes + 3, false);
+    if (me == 1) buffer.fill(3, block(1, 0, bytes));
+    group.run(request(OperationKind::kBroadcast, bytes, 1, buffer.data() + 3, buffer.data() + 3), kTestTimeout);
+    ASSERT_TRUE(buffer.holds(3, block(1, 0, bytes)));
+    ASSERT_TRUE(buffer.holds(0, Bytes(3, std::byte{0xee})));
+
+    const size_t half = bytes / 2;
+    Buffer all(group, 2 * half + 1, false);
+    const Bytes mine = block(me, 0, half);
+    group.run(request(OperationKind::kAllGather, half, 0, mine.data(), all.data()), kTestTimeout);
+    for (int r = 0; r < 2; ++r) ASSERT_TRUE(all.holds(static_cast<size_t>(r) * half, block(r, 0, half))) << r;
+    ASSERT_TRUE(all.holds(2 * half, Bytes(1, std::byte{0xee})));
+  });
+}
+
+TEST(Patience, SpinsAsLongForEachRoundAndNapsWhenNothingComes) {
+  Patience patience(/*spin=*/true, kTestTimeout);
+  for (int round = 0; round < 3; ++round) {
+    for (unsigned i = 0; i < Patience::kSpins; ++i) ASSERT_EQ(patience.next(false), Patience::Step::kSpin);
+    ASSERT_EQ(patience.next(false), Patience::Step::kNap);
+    patience.renew();
+  }
+  Patience crowded(/*spin=*/false, kTestTimeout);
+  crowded.renew();
+  ASSERT_EQ(crowded.next(false), Patience::Step::kYield);
 }
 
 TEST_P(Collectives, AllGatherInPlace) {
