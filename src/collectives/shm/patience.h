@@ -14,17 +14,20 @@ namespace lockstep::shm {
 /// ranks that gave up spinning after a fraction of a microsecond slowed each other down for good: 2.0 us instead of
 /// 0.13 for 4 bytes), and a stranger who takes the offer, however low its priority, keeps the processor until the next
 /// tick. Only a peer that needs this very processor gets it, and at once. Where the ranks do not fit on their
-/// processors, that is always, and nobody spins. The clock is read now and then only.
+/// processors it is offered soon in any case; but for less time than a change of processes takes, a peer on another
+/// processor is waited for (4 ranks on 2: 2.2 us instead of 3.6 for 4 bytes). The clock is read now and then only.
 class Patience {
  public:
   enum class Step { kSpin, kYield, kNap };
-  static constexpr unsigned kSpins = 2048;  ///< about 50 us
+  static constexpr unsigned kSpins = 2048;       ///< about 50 us
+  static constexpr unsigned kSpinsInCrowd = 64;  ///< about 1.5 us
   static constexpr std::chrono::microseconds kYieldBudget{200};
   static constexpr std::chrono::microseconds kNap{10'000};  ///< how late a death may be noticed
 
   /// `spin`: the ranks fit on their processors.
   Patience(bool spin, std::chrono::milliseconds timeout)
-      : spins_left_(spin ? kSpins : 0),
+      : spins_(spin ? kSpins : kSpinsInCrowd),
+        spins_left_(spins_),
         crowded_(!spin),
         timeout_(std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365))) {}
 
@@ -45,7 +48,8 @@ class Patience {
   /// Something came: a large operation goes in rounds, and each is waited for as long. (With the spins of one wait for
   /// all rounds, a broadcast of 64 MiB used them up and napped from there on: 8 ms instead of 2.2.)
   void renew() {
-    if (!crowded_) spins_left_ = kSpins, napping_ = false;
+    spins_left_ = spins_;
+    napping_ = napping_ && crowded_;
   }
 
   /// Once a nap's length, while napping: time to see whether the others still live.
@@ -62,6 +66,7 @@ class Patience {
   std::chrono::milliseconds timeout() const { return timeout_; }
 
  private:
+  const unsigned spins_;
   unsigned spins_left_;
   const bool crowded_;
   const std::chrono::milliseconds timeout_;

@@ -147,7 +147,8 @@ TEST(Patience, SpinsAsLongForEachRoundAndNapsWhenNothingComes) {
     patience.renew();
   }
   Patience crowded(/*spin=*/false, kTestTimeout);
-  crowded.renew();
+  ASSERT_EQ(crowded.next(true), Patience::Step::kYield);  // at once to a peer that shares the processor
+  for (unsigned i = 0; i < Patience::kSpinsInCrowd; ++i) ASSERT_EQ(crowded.next(false), Patience::Step::kSpin);
   ASSERT_EQ(crowded.next(false), Patience::Step::kYield);
 }
 
