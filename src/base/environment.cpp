@@ -16,6 +16,7 @@ std::optional<std::string> read(const char* name) {
 Environment Environment::from_process() {
   return {
       .lockstep_store_fd = read("LOCKSTEP_STORE_FD"),
+      .lockstep_page_fd = read("LOCKSTEP_PAGE_FD"),
       .lockstep_run_dir = read("LOCKSTEP_RUN_DIR"),
       .lockstep_terminal = read("LOCKSTEP_TERMINAL"),
       .rank = read("RANK"),

@@ -10,6 +10,7 @@ namespace lockstep {
 struct Environment {
   // Set by `lockstep run` for its ranks.
   std::optional<std::string> lockstep_store_fd;  ///< inherited socket to the launcher's key-value store
+  std::optional<std::string> lockstep_page_fd;   ///< inherited memory in which ranks tell the launcher what they do
   std::optional<std::string> lockstep_run_dir;   ///< folder of this run's files
   std::optional<std::string> lockstep_terminal;  ///< columns of the launcher's terminal, where rank 0's output ends
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/rank_board.h"
 #include "collectives/operand.h"
 #include "collectives/single/single_backend.h"
 #include "collectives/work.h"
@@ -61,8 +62,15 @@ std::vector<int64_t> with_rows(int64_t rows, at::IntArrayRef sizes) {
   return shape;
 }
 
+void note_start(uint64_t sequence, const char* operation, const at::Tensor& tensor, Clock::time_point now) {
+  const at::IntArrayRef sizes = tensor.sizes();
+  own_page().start_operation(sequence, operation, c10::toString(tensor.scalar_type()), tensor.numel(), sizes.data(),
+                             sizes.size(), now);
+}
+
 Work start(const std::shared_ptr<Group::State>& group, const char* operation, const at::Tensor& tensor,
            c10::intrusive_ptr<c10d::Work> work, std::function<void()> finish) {
+  note_start(group->sequence, operation, tensor, coarse_now());
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
                                                         .sequence = group->sequence++,
                                                         .bytes = static_cast<int64_t>(tensor.nbytes()),
@@ -81,8 +89,10 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const char* operati
   const auto started = coarse_now();
   const uint64_t sequence = group->sequence++;
   if (call.count == 0 && call.kind != BlockingEngine::Kind::kBarrier) return true;  // sends nothing, as by c10d
+  note_start(sequence, operation, input, started);
   try {
     group->blocking->run(call);
+    own_page().finish_operation(sequence);
   } catch (const std::exception& cause) {
     throw Error(describe_failure({.operation = operation,
                                   .sequence = sequence,

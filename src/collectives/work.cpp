@@ -2,12 +2,15 @@
 
 #include <sstream>
 
+#include "base/rank_board.h"
 #include "collectives/cause.h"
 #include "collectives/group_state.h"
 
 namespace lockstep {
 
 std::string describe_failure(const Work::State& state, const std::exception& cause) {
+  // Who is gone only our own engine can say, and has said; of another engine's failures most come from a peer's end.
+  own_page().fail(RankFailure::kPeer, -1, cause_of(cause));
   std::ostringstream text;
   text << state.operation << " #" << state.sequence << " (" << c10::toString(state.dtype) << ", " << state.bytes
        << " bytes) failed on rank " << state.group->rank << " of " << state.group->world_size << " after "
@@ -29,6 +32,7 @@ void Work::wait() const {
     throw Error(state.error);
   }
   state.phase = State::Phase::kDone;
+  own_page().finish_operation(state.sequence);
   state.finish = nullptr;  // lets go of the tensors
 }
 

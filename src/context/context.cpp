@@ -10,6 +10,7 @@
 #include <ATen/Parallel.h>
 
 #include "base/environment.h"
+#include "base/rank_board.h"
 #include "collectives/gloo/gloo_backend.h"
 #include "collectives/group_state.h"
 #include "collectives/open_store.h"
@@ -98,14 +99,20 @@ Context::Context(ContextOptions options) {
   state_.reset(new State{world, options, environment.lockstep_run_dir.value_or(""), std::uncaught_exceptions(), store,
                          present, threads, std::move(group)});
   if (options.seed) at::manual_seed(*options.seed + static_cast<uint64_t>(rank()));
+  own_page().set_phase(RankAccount::Phase::kJoined);
   state_->announce();
 }
 
 Context::Context(Context&&) noexcept = default;
 
 Context::~Context() {
-  if (state_) close(*state_->group);
-  if (!state_ || !state_->store || std::uncaught_exceptions() > state_->exceptions) return;
+  if (!state_) return;
+  const bool unwinding = std::uncaught_exceptions() > state_->exceptions;
+  // Before the others see that this rank leaves, which they may not survive.
+  if (unwinding) own_page().fail(RankFailure::kOwn, -1, "");
+  own_page().set_phase(unwinding ? RankAccount::Phase::kLeftByException : RankAccount::Phase::kLeft);
+  close(*state_->group);
+  if (!state_->store || unwinding) return;
   // A rank that closes its connections while a peer still reads from them can cut the peer off, so they close together.
   say_farewell(state_->world, state_->store, kFarewell);
 }

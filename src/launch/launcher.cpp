@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/rank_board.h"
 #include "base/socket.h"
 #include "base/usable_cores.h"
 #include "launch/guard.h"
@@ -30,16 +31,19 @@
 // for, only log files are written as they come.
 //
 //   kRunning --all ranks ended--------------------------------------------------------> kFlushing --> kDone
-//   kRunning --a rank failed, or a signal--> kStopping --grace over, or a signal--> kKilling --all ended--> kFlushing
+//   kRunning --a rank failed*, or a signal--> kStopping --grace over, or a signal--> kKilling --all ended--> kFlushing
 //
-// kStopping also goes straight to kFlushing when all ranks have ended. kKilling ends by itself: a process that does
-// not die of SIGKILL is reported and left.
+// * by its own fault, as far as is known: a rank that accuses another is given kSettleTime to be confirmed by the
+// other's end. kStopping also goes straight to kFlushing when all ranks have ended. kKilling ends by itself: a process
+// that does not die of SIGKILL is reported and left.
 
 namespace lockstep {
 namespace {
 
 constexpr std::chrono::seconds kKillTimeout(10);
 constexpr std::chrono::milliseconds kGroupTimeout(500);
+/// How long a rank that others accuse may take to end by itself before it is told to: its own end says more.
+constexpr std::chrono::milliseconds kSettleTime(250);
 
 struct Rank {
   Rank(int rank, const std::string& folder) : number(rank), output(folder + "/rank_" + std::to_string(rank) + ".log") {}
@@ -77,6 +81,7 @@ class Launcher {
   void report_losses();
   void await_groups();
   void signal_running(int signal);
+  std::vector<RankAccount> accounts() const;
   bool all_ended() const { return ends_.size() == ranks_.size(); }
   void say(const std::string& text) { print("lockstep: " + text + "\n"); }
   void print(const std::string& lines);
@@ -90,12 +95,13 @@ class Launcher {
   Sink stderr_{STDERR_FILENO};
   TerminalInput input_;
   KeyValueServer store_;
+  std::optional<RankBoard> board_;
   std::deque<Rank> ranks_;  // stay where they are: Rank cannot move
 
   std::vector<pollfd> polled_;
   std::vector<std::function<void(const pollfd&)>> actions_;  // one for each of polled_
   Phase phase_ = Phase::kRunning;
-  std::optional<Deadline> deadline_;  // of kStopping and kKilling
+  std::optional<Deadline> deadline_;  // of kStopping and kKilling, and of a rank's end that kRunning awaits
   int wake_ups_ = 0;
   std::vector<RankEnd> ends_;  // as they were seen
   int stop_signal_ = 0;        // the signal that ended the run, before any rank had failed
@@ -113,6 +119,12 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
     : options_(options),
       program_(find_program(options.command.at(0), find_variable(environment, "PATH", "/usr/local/bin:/usr/bin:/bin"))),
       folder_(run_dir_of(options), !options.run_dir.empty()) {
+  try {
+    board_.emplace(options.ranks);
+  } catch (const Error& error) {
+    // Programs that use little memory run all the same.
+    say(std::string("the ranks have no pages, so who fails first is told by the order of ends alone: ") + error.what());
+  }
   const auto cpus = allowed_cpus();
   const double quota = cgroup_cpu_quota();
   const int threads = threads_per_rank(std::vector(static_cast<size_t>(options.ranks), cpus), 0, quota);
@@ -131,10 +143,16 @@ void Launcher::start_rank(int rank, std::vector<int> cpus, const EnvironmentBloc
   const FileDescriptor error = started.output.open(streams[1], rank == 0 ? &stderr_ : nullptr);
   const FileDescriptor input = rank_input(rank);
 
-  RankPlace place{.rank = rank, .world_size = options_.ranks, .run_dir = folder_.path(), .store_fd = theirs.get()};
+  RankPlace place{.rank = rank,
+                  .world_size = options_.ranks,
+                  .run_dir = folder_.path(),
+                  .store_fd = theirs.get(),
+                  .page_fd = board_ ? board_->fd() : -1};
   winsize size{};
   if (rank == 0 && stderr_.is_terminal())
     place.terminal_columns = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  std::vector<int> kept = {theirs.get()};
+  if (board_) kept.push_back(board_->fd());
   started.started = Clock::now();
   started.process.emplace(ProcessStart{.program = program_,
                                        .arguments = options_.command,
@@ -144,7 +162,7 @@ void Launcher::start_rank(int rank, std::vector<int> cpus, const EnvironmentBloc
                                        .output = output.get(),
                                        .error = error.get(),
                                        .announce = guard_.registry(),
-                                       .kept = theirs.get()},
+                                       .kept = std::move(kept)},
                           settings_);
 }
 
@@ -225,7 +243,12 @@ void Launcher::note_end(Rank& rank) {
   const auto how = rank.process->end();
   if (!how) return;
   rank.ended = true;
-  ends_.push_back({rank.number, rank.process->pid(), *how, seconds_since(rank.started), wake_ups_});
+  ends_.push_back({.rank = rank.number,
+                   .pid = rank.process->pid(),
+                   .how = *how,
+                   .seconds = seconds_since(rank.started),
+                   .wake_up = wake_ups_,
+                   .stopped = phase_ != Phase::kRunning});
 }
 
 void Launcher::report_dropped_clients() {
@@ -236,11 +259,15 @@ void Launcher::report_dropped_clients() {
 
 void Launcher::advance() {
   if (phase_ == Phase::kRunning) {
-    const Verdict verdict = judge(ends_, 0);
+    const Verdict verdict = judge(ends_, accounts(), 0);
     if (verdict.culprit && !all_ended()) {
-      say("rank " + std::to_string(verdict.culprit->rank) + ": " + describe(verdict.culprit->how) +
-          "; stopping the other ranks");
-      stop_ranks(SIGTERM);
+      if (!verdict.settled && !deadline_) deadline_.emplace(kSettleTime);
+      if (verdict.settled || deadline_->passed()) {
+        say("rank " + std::to_string(verdict.culprit->rank) + ": " +
+            (verdict.culprit->ended ? describe(verdict.culprit->how) : "others cannot go on without it") +
+            "; stopping the other ranks");
+        stop_ranks(SIGTERM);
+      }
     }
   }
   const bool stopping = phase_ == Phase::kStopping || phase_ == Phase::kKilling;
@@ -250,6 +277,13 @@ void Launcher::advance() {
   else if (late)
     kill_ranks();
   if (phase_ == Phase::kFlushing && !stdout_.pending() && !stderr_.pending()) phase_ = Phase::kDone;
+}
+
+std::vector<RankAccount> Launcher::accounts() const {
+  std::vector<RankAccount> accounts;
+  for (int rank = 0; board_ && rank < options_.ranks; ++rank)
+    accounts.push_back(board_->page(rank).read(options_.ranks));
+  return accounts;
 }
 
 void Launcher::stop_ranks(int signal) {
@@ -280,14 +314,14 @@ void Launcher::finish() {
   for (auto& rank : ranks_) rank.process->signal_group(SIGKILL);
   for (auto& rank : ranks_) rank.output.finish();
   report_losses();
-  Verdict verdict = judge(ends_, stop_signal_);
+  Verdict verdict = judge(ends_, accounts(), stop_signal_);
   exit_code_ = verdict.exit_code;
   if (!verdict.culprit) {
     if (!killed_.empty()) say("killed rank " + list_ranks(killed_) + ", which did not stop when asked to");
     return;
   }
   const RankOutput& output = ranks_[static_cast<size_t>(verdict.culprit->rank)].output;
-  verdict.exit_code = exit_code_ = exit_code_of(verdict.culprit->how, output.tail().lines());
+  if (!verdict.witness) verdict.exit_code = exit_code_ = exit_code_of(verdict.culprit->how, output.tail().lines());
   print(format({.verdict = verdict,
                 .world_size = options_.ranks,
                 .program = program_,

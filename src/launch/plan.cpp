@@ -17,24 +17,16 @@ namespace {
 constexpr int kMaxRanks = 4096;  // far above any machine; catches a slipped key
 
 /// Replaced or meaningless under this launcher.
-constexpr std::array<std::string_view, 17> kReplaced = {
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "LOCKSTEP_RUN_DIR",
-    "LOCKSTEP_STORE_FD",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "ROLE_NAME",
-    "LOCKSTEP_TERMINAL",
-    "TORCHELASTIC_USE_AGENT_STORE",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
+constexpr std::array<std::string_view, 18> kReplaced = {
+    "LOCKSTEP_PAGE_FD",    "RANK",
+    "WORLD_SIZE",          "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",    "MASTER_ADDR",
+    "MASTER_PORT",         "LOCKSTEP_RUN_DIR",
+    "LOCKSTEP_STORE_FD",   "GROUP_RANK",
+    "GROUP_WORLD_SIZE",    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",     "ROLE_NAME",
+    "LOCKSTEP_TERMINAL",   "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
 };
 
 std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
@@ -61,6 +53,7 @@ EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankP
   add("LOCAL_WORLD_SIZE", std::to_string(place.world_size));
   add("LOCKSTEP_RUN_DIR", place.run_dir);
   add("LOCKSTEP_STORE_FD", std::to_string(place.store_fd));
+  if (place.page_fd >= 0) add("LOCKSTEP_PAGE_FD", std::to_string(place.page_fd));
   if (place.terminal_columns) add("LOCKSTEP_TERMINAL", std::to_string(*place.terminal_columns));
   return block;
 }

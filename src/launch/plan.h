@@ -31,6 +31,7 @@ struct RankPlace {
   int world_size = 1;
   std::string run_dir;
   int store_fd = -1;                    ///< the number under which the rank inherits its socket to the store
+  int page_fd = -1;                     ///< the number under which it inherits the board of pages; -1: there is none
   std::optional<int> terminal_columns;  ///< where the rank's output ends on a terminal
 };
 

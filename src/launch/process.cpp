@@ -38,7 +38,8 @@ void become(const ProcessStart& start, const LauncherSettings& settings, char* c
   const pid_t self = ::getpid();
   if (::write(start.announce, &self, sizeof self) != sizeof self) return;
   if (::dup2(start.input, 0) < 0 || ::dup2(start.output, 1) < 0 || ::dup2(start.error, 2) < 0) return;
-  if (start.kept >= 0 && ::fcntl(start.kept, F_SETFD, 0) != 0) return;
+  for (const int fd : start.kept)
+    if (::fcntl(fd, F_SETFD, 0) != 0) return;
   if (cpus != nullptr && ::sched_setaffinity(0, sizeof *cpus, cpus) != 0) return;
   settings.restore();
   ::execve(start.program.c_str(), arguments, environment);

@@ -42,7 +42,7 @@ struct ProcessStart {
   std::vector<int> cpus;                    ///< it may run on these; empty: where the launcher may
   int input = -1, output = -1, error = -1;  ///< become its descriptors 0, 1 and 2
   int announce = -1;                        ///< where it writes its pid, as a pid_t, before it is the program
-  int kept = -1;                            ///< stays open under its number
+  std::vector<int> kept;                    ///< stay open under their numbers
 };
 
 /// How a process ended.

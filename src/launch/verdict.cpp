@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/printable.h"
 #include "launch/launch_error.h"
 
 namespace lockstep {
@@ -28,21 +29,113 @@ std::string short_seconds(double seconds) {
   return text.data();
 }
 
-}  // namespace
+/// Of what a program left on its page: nothing that could break the block, or a terminal.
+std::string one_line(const std::string& text) { return printable(text.substr(0, text.find('\n'))); }
 
-Verdict judge(const std::vector<RankEnd>& ends, int stop_signal) {
-  if (stop_signal != 0) return {.exit_code = 128 + stop_signal};
-  const auto first = std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return end.how.failed(); });
-  if (first == ends.end()) return {.exit_code = kExitOk};
+const RankEnd* end_of(const std::vector<RankEnd>& ends, int rank) {
+  const auto end = std::find_if(ends.begin(), ends.end(), [&](const RankEnd& e) { return e.rank == rank; });
+  return end == ends.end() ? nullptr : &*end;
+}
+
+/// By order alone.
+Verdict judge_by_order(const std::vector<RankEnd>& ends, const RankEnd& first) {
   std::vector<RankEnd> together;
   for (const auto& end : ends)
-    if (end.how.failed() && end.wake_up == first->wake_up) together.push_back(end);
+    if (end.how.failed() && end.wake_up == first.wake_up) together.push_back(end);
   if (std::any_of(together.begin(), together.end(), was_killed))
     std::erase_if(together, [](const RankEnd& end) { return !was_killed(end); });
   Verdict verdict{.exit_code = exit_code_of(together[0].how, {}), .culprit = together[0]};
   for (size_t i = 1; i < together.size(); ++i) verdict.also_suspect.push_back(together[i].rank);
   std::sort(verdict.also_suspect.begin(), verdict.also_suspect.end());
   return verdict;
+}
+
+bool accuses(const RankAccount& account) {
+  return account.failure == RankFailure::kPeer || account.failure == RankFailure::kMissing ||
+         account.failure == RankFailure::kMismatch;
+}
+
+/// Whom a rank that cannot name its peer may mean: one that failed without accusing anybody, else one that lives.
+std::optional<int> unnamed_culprit(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts,
+                                   int victim) {
+  std::optional<int> alive;
+  for (int rank = 0; rank < static_cast<int>(accounts.size()); ++rank) {
+    const RankAccount& account = accounts[static_cast<size_t>(rank)];
+    if (rank == victim || accuses(account)) continue;
+    const RankEnd* end = end_of(ends, rank);
+    if (account.failure == RankFailure::kOwn || (end != nullptr && end->how.failed() && !end->stopped)) return rank;
+    if (end == nullptr && !alive) alive = rank;
+  }
+  return alive;
+}
+
+struct Chain {
+  int root;     ///< whom all accuse in the end
+  int witness;  ///< the last who accused, and why
+  bool named;
+};
+
+/// Follows the accusations from the rank that failed first. Empty where they lead nowhere.
+std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts, int first) {
+  Chain chain{first, first, true};
+  for (size_t links = 0; links <= accounts.size(); ++links) {
+    const RankAccount& account = accounts[static_cast<size_t>(chain.root)];
+    const RankEnd* end = end_of(ends, chain.root);
+    const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
+    // Of two whose calls differ neither is the cause of the other.
+    const bool mismatch = account.failure == RankFailure::kMismatch && chain.witness != chain.root;
+    if (killed || mismatch || !accuses(account) || account.peer == chain.root) return chain;
+    int next = account.peer;
+    if (next < 0) {
+      const auto other = unnamed_culprit(ends, accounts, chain.root);
+      if (!other) return std::nullopt;
+      next = *other;
+      chain.named = false;
+    }
+    chain.witness = chain.root;
+    chain.root = next;
+    if (account.failure == RankFailure::kMismatch) return chain;
+  }
+  return std::nullopt;  // a circle
+}
+
+/// The code for a culprit that the others accuse.
+int exit_code_of(const RankEnd* end, const RankAccount& account, RankFailure accusation) {
+  if (accusation == RankFailure::kMismatch) return kExitMismatch;
+  if (end != nullptr && end->how.failed() && !end->stopped) return exit_code_of(end->how, {});
+  if (account.failure == RankFailure::kOwn || account.phase == RankAccount::Phase::kLeftByException)
+    return kExitRankFailed;
+  if (accusation == RankFailure::kMissing) return kExitHang;
+  // One that has ended well or left the group in good order makes fewer collectives than the others.
+  const bool done = account.phase == RankAccount::Phase::kLeft || (end != nullptr && !end->how.failed());
+  return done ? kExitMismatch : kExitRankFailed;
+}
+
+}  // namespace
+
+Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts, int stop_signal) {
+  if (stop_signal != 0) return {.exit_code = 128 + stop_signal};
+  const auto first = std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return end.how.failed(); });
+  if (first == ends.end()) return {.exit_code = kExitOk};
+  const Verdict by_order = judge_by_order(ends, *first);
+  if (accounts.empty() || was_killed(*by_order.culprit)) return by_order;
+  const int start = by_order.culprit->rank;
+  const auto chain = follow(ends, accounts, start);
+  if (!chain || chain->root == start) return by_order;
+  const RankAccount& witness = accounts[static_cast<size_t>(chain->witness)];
+  const RankEnd* end = end_of(ends, chain->root);
+  if (!chain->named && end == nullptr && accounts[static_cast<size_t>(chain->root)].failure != RankFailure::kOwn) {
+    Verdict verdict = by_order;  // nobody has shown yet
+    verdict.settled = false;
+    return verdict;
+  }
+  const RankAccount& accused = accounts[static_cast<size_t>(chain->root)];
+  return {.exit_code = exit_code_of(end, accused, witness.failure),
+          .culprit = end != nullptr ? *end : RankEnd{.rank = chain->root, .pid = accused.pid, .ended = false},
+          .also_suspect = {},
+          .settled = end != nullptr,
+          .witness = chain->witness,
+          .testimony = witness.failure_text};
 }
 
 int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail) {
@@ -87,15 +180,32 @@ std::string list_ranks(const std::vector<int>& ascending) {
   return text;
 }
 
+/// " failed first: exit code 3".
+std::string headline(const Verdict& verdict) {
+  const RankEnd& culprit = *verdict.culprit;
+  if (verdict.exit_code == kExitMismatch && verdict.witness) {
+    const std::string other = std::to_string(*verdict.witness);
+    if (!culprit.ended || culprit.stopped || culprit.how.failed())
+      return " and rank " + other + " do not call the same";
+    return " ended with exit code 0 while rank " + other + " needed it";
+  }
+  if (verdict.exit_code == kExitHang) return " did not come in time";
+  if (!culprit.ended) return " failed first: it has not ended";
+  return " failed first: " + describe(culprit.how) + (culprit.stopped ? ", after it was asked to stop" : "");
+}
+
 std::string format(const FailureReport& report) {
   const RankEnd& culprit = *report.verdict.culprit;
   std::string text = "lockstep: rank " + std::to_string(culprit.rank) + " of " + std::to_string(report.world_size) +
-                     " failed first: " + describe(culprit.how) + "\n";
+                     headline(report.verdict) + "\n";
   const auto line = [&](const char* what, const std::string& value) {
     text += "  " + std::string(what) + std::string(10 - std::strlen(what), ' ') + value + "\n";
   };
   line("process", std::to_string(culprit.pid) + ", " + short_seconds(culprit.seconds) + " s after its start");
   line("program", report.program);
+  if (report.verdict.witness)
+    line("known by",
+         "rank " + std::to_string(*report.verdict.witness) + ", which says: " + one_line(report.verdict.testimony));
   if (!report.verdict.also_suspect.empty())
     line("unsure", "rank " + list_ranks(report.verdict.also_suspect) +
                        " failed in the same instant; which of them was first is not known");

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/rank_page.h"
 #include "launch/process.h"
 
 namespace lockstep {
@@ -16,8 +17,10 @@ struct RankEnd {
   int rank = 0;
   pid_t pid = 0;
   ProcessEnd how;
-  double seconds = 0;  ///< from its start
-  int wake_up = 0;     ///< which of the launcher's wake-ups saw it: ends of one wake-up have no known order
+  double seconds = 0;    ///< from its start
+  int wake_up = 0;       ///< which of the launcher's wake-ups saw it: ends of one wake-up have no known order
+  bool stopped = false;  ///< it had been asked to stop before
+  bool ended = true;     ///< false: it lives, and is accused by others
 };
 
 /// What a run comes to.
@@ -26,13 +29,23 @@ struct Verdict {
   std::optional<RankEnd> culprit;
   /// Other ranks that ended in the culprit's wake-up and may have been first as well.
   std::vector<int> also_suspect;
+  /// The culprit's own end, or that of a rank that may be it, is still to come and may change this verdict.
+  bool settled = true;
+  /// The rank whose page led to the culprit, where it is not the culprit that ended first, and what that rank says.
+  std::optional<int> witness;
+  std::string testimony;
 };
 
-/// Judges the ends of a run's ranks, in the order in which they were seen. The culprit is the first rank that failed:
-/// those that follow fail because it is gone, or because they were stopped. Of several in one wake-up it is one
-/// that was killed by a signal, since what another rank does kills no rank.
+/// Judges the ends of a run's ranks, in the order in which they were seen, and what their pages say (one account a
+/// rank, or none at all). The culprit is the first rank that failed: those that follow fail because it is gone, or
+/// because they were stopped. Of several in one wake-up it is one that was killed by a signal, since what another rank
+/// does kills no rank.
+///
+/// A rank that failed first and says that another was the cause is a victim: the culprit is the rank at the end of the
+/// chain of causes, whether it has ended later, by code 0 or not yet. Where ranks accuse each other in a circle, or
+/// accuse a peer that they cannot name and that does not show, the order of the ends decides as above.
 /// `stop_signal`: the signal to the launcher that ended the run, before any rank had failed; 0 when none did.
-Verdict judge(const std::vector<RankEnd>& ends, int stop_signal);
+Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts, int stop_signal);
 
 /// A rank that ended by code 127 because the dynamic loader found a library missing was never started.
 int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail);

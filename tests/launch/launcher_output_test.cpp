@@ -77,6 +77,7 @@ TEST(LauncherOutput, AFullDiskStopsNothing) {
   const auto result = run.wait();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.out.size(), 400000u);
+  EXPECT_TRUE(contains(result.err, "the ranks have no pages")) << result.err;
   EXPECT_TRUE(contains(result.err, "lines of rank 1 could not be written to its log: File too large")) << result.err;
 }
 

@@ -30,7 +30,8 @@ TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {
   const EnvironmentBlock inherited = {
       "HOME=/home/a",         "RANK=7",       "MASTER_ADDR=elsewhere", "MASTER_PORT=29500", "RANKING=stays", "EMPTY=",
       "LOCKSTEP_TERMINAL=80", "WORLD_SIZE=9", "LOCAL_RANK=7",          "ODD_WITH_NO_EQUALS"};
-  EnvironmentBlock block = rank_environment(inherited, {.rank = 1, .world_size = 3, .run_dir = "/r", .store_fd = 9});
+  EnvironmentBlock block =
+      rank_environment(inherited, {.rank = 1, .world_size = 3, .run_dir = "/r", .store_fd = 9, .page_fd = 10});
   EnvironmentBlock expected = {"HOME=/home/a",
                                "RANKING=stays",
                                "EMPTY=",
@@ -40,7 +41,8 @@ TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {
                                "LOCAL_RANK=1",
                                "LOCAL_WORLD_SIZE=3",
                                "LOCKSTEP_RUN_DIR=/r",
-                               "LOCKSTEP_STORE_FD=9"};
+                               "LOCKSTEP_STORE_FD=9",
+                               "LOCKSTEP_PAGE_FD=10"};
   std::sort(block.begin(), block.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(block, expected);

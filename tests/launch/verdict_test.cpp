@@ -11,19 +11,21 @@ namespace {
 
 using Kind = ProcessEnd::Kind;
 
-RankEnd exited(int rank, int code, int wake_up) { return {rank, 100 + rank, {Kind::kExited, code}, 1.5, wake_up}; }
+RankEnd exited(int rank, int code, int wake_up) {
+  return {.rank = rank, .pid = 100 + rank, .how = {Kind::kExited, code}, .seconds = 1.5, .wake_up = wake_up};
+}
 RankEnd killed(int rank, int signal, int wake_up) {
-  return {rank, 100 + rank, {Kind::kSignalled, signal}, 1.5, wake_up};
+  return {.rank = rank, .pid = 100 + rank, .how = {Kind::kSignalled, signal}, .seconds = 1.5, .wake_up = wake_up};
 }
 
 TEST(Verdict, AllWell) {
-  const Verdict verdict = judge({exited(1, 0, 3), exited(0, 0, 4)}, 0);
+  const Verdict verdict = judge({exited(1, 0, 3), exited(0, 0, 4)}, {}, 0);
   EXPECT_EQ(verdict.exit_code, kExitOk);
   EXPECT_FALSE(verdict.culprit);
 }
 
 TEST(Verdict, TheFirstToFailIsTheCulprit) {
-  const Verdict verdict = judge({exited(3, 0, 1), exited(1, 9, 2), killed(0, SIGTERM, 3), exited(2, 1, 3)}, 0);
+  const Verdict verdict = judge({exited(3, 0, 1), exited(1, 9, 2), killed(0, SIGTERM, 3), exited(2, 1, 3)}, {}, 0);
   ASSERT_TRUE(verdict.culprit);
   EXPECT_EQ(verdict.culprit->rank, 1);
   EXPECT_EQ(verdict.exit_code, kExitRankFailed);
@@ -31,22 +33,134 @@ TEST(Verdict, TheFirstToFailIsTheCulprit) {
 }
 
 TEST(Verdict, InOneInstantAKilledRankIsTheCulprit) {
-  const Verdict verdict = judge({exited(0, 1, 5), killed(2, SIGKILL, 5), exited(1, 0, 5), exited(3, 1, 6)}, 0);
+  const Verdict verdict = judge({exited(0, 1, 5), killed(2, SIGKILL, 5), exited(1, 0, 5), exited(3, 1, 6)}, {}, 0);
   EXPECT_EQ(verdict.culprit->rank, 2);
   EXPECT_EQ(verdict.exit_code, kExitRankKilled);
   EXPECT_TRUE(verdict.also_suspect.empty());
 }
 
 TEST(Verdict, SaysWhenItIsAmbiguous) {
-  Verdict verdict = judge({exited(2, 1, 5), exited(0, 3, 5), exited(1, 0, 5)}, 0);
+  Verdict verdict = judge({exited(2, 1, 5), exited(0, 3, 5), exited(1, 0, 5)}, {}, 0);
   EXPECT_EQ(verdict.culprit->rank, 2);
   EXPECT_EQ(verdict.also_suspect, std::vector<int>{0});
-  verdict = judge({killed(0, SIGABRT, 5), exited(1, 1, 5)}, 0);
+  verdict = judge({killed(0, SIGABRT, 5), exited(1, 1, 5)}, {}, 0);
   EXPECT_EQ(verdict.also_suspect, std::vector<int>{1}) << "an exception that a victim did not catch ends in SIGABRT";
 }
 
+RankEnd stopped(RankEnd end) {
+  end.stopped = true;
+  return end;
+}
+
+RankAccount says(RankFailure failure, int peer, const std::string& text = "its words") {
+  return {
+      .pid = 1, .phase = RankAccount::Phase::kLeftByException, .failure = failure, .peer = peer, .failure_text = text};
+}
+const RankAccount kSilent{.pid = 1, .phase = RankAccount::Phase::kJoined};
+const RankAccount kOwn = says(RankFailure::kOwn, -1);
+RankAccount victim_of(int peer) { return says(RankFailure::kPeer, peer); }
+RankAccount left() { return {.pid = 1, .phase = RankAccount::Phase::kLeft}; }
+
+TEST(Verdict, AVictimThatEndsFirstIsNotTheCulprit) {
+  const std::vector<RankEnd> ends = {exited(0, 1, 1), exited(1, 7, 2)};
+  const Verdict verdict = judge(ends, {victim_of(1), kOwn}, 0);
+  EXPECT_EQ(verdict.culprit->rank, 1);
+  EXPECT_EQ(verdict.culprit->how.value, 7) << "its own exit code is kept";
+  EXPECT_EQ(verdict.exit_code, kExitRankFailed);
+  EXPECT_EQ(verdict.witness, 0);
+  EXPECT_EQ(verdict.testimony, "its words");
+  EXPECT_TRUE(verdict.settled);
+  // A program without a page, and one whose page knows nothing: the order.
+  EXPECT_EQ(judge(ends, {}, 0).culprit->rank, 0);
+  EXPECT_EQ(judge(ends, {kSilent, kSilent}, 0).culprit->rank, 0);
+}
+
+TEST(Verdict, ACulpritThatHasNotEndedIsAwaited) {
+  Verdict verdict = judge({exited(0, 1, 1)}, {victim_of(1), kOwn}, 0);
+  EXPECT_FALSE(verdict.settled);
+  EXPECT_EQ(verdict.culprit->rank, 1);
+  EXPECT_FALSE(verdict.culprit->ended);
+  EXPECT_EQ(verdict.exit_code, kExitRankFailed);
+  // It did not end by itself: what it says stays true.
+  verdict = judge({exited(0, 1, 1), stopped(killed(1, SIGTERM, 2))}, {victim_of(1), kOwn}, 0);
+  EXPECT_TRUE(verdict.settled);
+  EXPECT_EQ(verdict.culprit->rank, 1);
+  EXPECT_EQ(verdict.exit_code, kExitRankFailed);
+  // Killed in the meantime, by itself.
+  verdict = judge({exited(0, 1, 1), killed(1, SIGSEGV, 2)}, {victim_of(1), kSilent}, 0);
+  EXPECT_EQ(verdict.exit_code, kExitRankKilled);
+}
+
+TEST(Verdict, ChainsOfVictims) {
+  const Verdict verdict =
+      judge({exited(2, 1, 1), exited(0, 1, 2), exited(1, 5, 3)}, {victim_of(1), kOwn, victim_of(0)}, 0);
+  EXPECT_EQ(verdict.culprit->rank, 1);
+  EXPECT_EQ(verdict.witness, 0) << "the last link";
+}
+
+TEST(Verdict, CirclesFallBackOnTheOrder) {
+  const Verdict verdict = judge({exited(1, 1, 1), exited(0, 1, 2)}, {victim_of(1), victim_of(0)}, 0);
+  EXPECT_EQ(verdict.culprit->rank, 1);
+  EXPECT_EQ(verdict.exit_code, kExitRankFailed);
+  EXPECT_TRUE(verdict.settled);
+}
+
+TEST(Verdict, ARankThatAccusesItselfIsTheCulprit) {
+  const Verdict verdict = judge({exited(0, 1, 1), exited(1, 1, 2)}, {victim_of(1), victim_of(1)}, 0);
+  EXPECT_EQ(verdict.culprit->rank, 1);
+}
+
+TEST(Verdict, APeerThatCannotBeNamed) {
+  // Nobody else has shown yet: wait. Then somebody did, of himself; or all are victims.
+  Verdict verdict = judge({exited(0, 1, 1)}, {victim_of(-1), kSilent, victim_of(-1)}, 0);
+  EXPECT_FALSE(verdict.settled);
+  verdict = judge({exited(0, 1, 1), exited(1, 3, 2)}, {victim_of(-1), kSilent, victim_of(-1)}, 0);
+  EXPECT_TRUE(verdict.settled);
+  EXPECT_EQ(verdict.culprit->rank, 1);
+  verdict = judge({exited(0, 1, 1), stopped(exited(1, 3, 2))}, {victim_of(-1), kSilent}, 0);
+  EXPECT_EQ(verdict.culprit->rank, 0) << "the other one was only told to stop";
+  verdict = judge({exited(1, 1, 1), exited(0, 1, 2)}, {victim_of(-1), victim_of(-1)}, 0);
+  EXPECT_EQ(verdict.culprit->rank, 1);
+}
+
+TEST(Verdict, ARankThatEndedWellTooEarly) {
+  const Verdict verdict = judge({exited(1, 0, 1), exited(0, 1, 2)}, {victim_of(1), left()}, 0);
+  EXPECT_EQ(verdict.exit_code, kExitMismatch);
+  EXPECT_EQ(verdict.culprit->rank, 1);
+  EXPECT_EQ(verdict.witness, 0);
+  // It has left the group and goes on without.
+  EXPECT_EQ(judge({exited(0, 1, 1)}, {victim_of(1), left()}, 0).exit_code, kExitMismatch);
+  // A process that was started by the rank's own has ended.
+  EXPECT_EQ(judge({exited(0, 1, 1)}, {victim_of(1), kSilent}, 0).exit_code, kExitRankFailed);
+}
+
+TEST(Verdict, CallsThatDoNotMatchNameBothSides) {
+  const auto differs = [](int peer) { return says(RankFailure::kMismatch, peer, "ranks disagree"); };
+  for (const auto& ends :
+       {std::vector{exited(0, 1, 1), exited(1, 1, 2)}, std::vector{exited(0, 1, 1), exited(1, 1, 1)}}) {
+    const Verdict verdict = judge(ends, {differs(1), differs(0)}, 0);
+    EXPECT_EQ(verdict.exit_code, kExitMismatch);
+    EXPECT_EQ(verdict.culprit->rank, 1);
+    EXPECT_EQ(verdict.witness, 0);
+    EXPECT_EQ(verdict.testimony, "ranks disagree");
+  }
+}
+
+TEST(Verdict, ARankThatDidNotComeInTime) {
+  const Verdict verdict =
+      judge({exited(0, 1, 1), stopped(killed(1, SIGTERM, 2))}, {says(RankFailure::kMissing, 1), kSilent}, 0);
+  EXPECT_EQ(verdict.exit_code, kExitHang);
+  EXPECT_EQ(verdict.culprit->rank, 1);
+}
+
+TEST(Verdict, AKillIsNobodysConsequence) {
+  const Verdict verdict = judge({killed(0, SIGKILL, 1), exited(1, 1, 2)}, {victim_of(1), victim_of(0)}, 0);
+  EXPECT_EQ(verdict.culprit->rank, 0);
+  EXPECT_EQ(verdict.exit_code, kExitRankKilled);
+}
+
 TEST(Verdict, AStopBySignalBlamesNobody) {
-  const Verdict verdict = judge({killed(0, SIGINT, 5), exited(1, 1, 5)}, SIGINT);
+  const Verdict verdict = judge({killed(0, SIGINT, 5), exited(1, 1, 5)}, {}, SIGINT);
   EXPECT_EQ(verdict.exit_code, 130);
   EXPECT_FALSE(verdict.culprit);
 }

@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/pass_descriptor.h"
+#include "base/rank_board.h"
 #include "base/usable_cores.h"
 
 namespace lockstep::shm {
@@ -302,6 +303,7 @@ World bootstrap(int rank, int size, const AllGather& all_gather, const Bootstrap
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size)
     throw Error("rank " + std::to_string(rank) + " of " + std::to_string(size) + ": shared memory takes 1 to " +
                 std::to_string(kMaxRanks) + " ranks");
+  own_page();  // from here on the others find this process's page
   Bootstrap mine(rank, size, options);
   std::vector<Card> cards;
   for (const std::string& text : all_gather(nlohmann::json(mine.prepare()).dump()))

@@ -174,7 +174,11 @@ void Group::abort(const std::string& why) {
 
 bool Group::is_over() {
   if (!Verdict::exists(world_)) return false;
-  if (verdict_text_.empty()) verdict_text_ = Verdict::current(world_).text(world_);
+  if (verdict_text_.empty()) {
+    const Verdict verdict = Verdict::current(world_);
+    verdict_text_ = verdict.text(world_);
+    verdict.note(world_, verdict_text_);
+  }
   fail_all(verdict_text_);
   return true;
 }

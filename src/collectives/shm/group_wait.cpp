@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/futex.h"
+#include "base/rank_board.h"
 #include "collectives/shm/group.h"
 
 // Waiting: the only place where a thread sleeps, and where the ends of other ranks are noticed.
@@ -78,6 +79,7 @@ void Group::rest(const Completion& work, std::chrono::microseconds at_most) {
 
 void Group::nap(std::unique_lock<std::mutex>& guard, const Completion& work, std::chrono::microseconds at_most) {
   Control& mine = world_.mine();
+  own_page().set_waits_for(world_.launched_ranks(blocked_on_ | blocked_on_any_));
   const uint32_t bell = mine.bell.load();
   mine.awaited.fetch_or(blocked_on_ | blocked_on_any_, std::memory_order_seq_cst);
   progress_locked();  // it may have come before anybody saw that we would sleep

@@ -1,7 +1,9 @@
 #include "collectives/shm/verdict.h"
 
+#include <bit>
 #include <cstring>
 
+#include "base/rank_board.h"
 #include "collectives/shm/request.h"
 
 namespace lockstep::shm {
@@ -45,6 +47,28 @@ std::string split_text(const World& world, int reporter, int culprit, uint64_t s
 }
 
 }  // namespace
+
+void Verdict::note(const World& world, const std::string& said) const {
+  const auto fail = [&](RankFailure failure, int rank) { own_page().fail(failure, world.launched_rank(rank), said); };
+  switch (cause) {
+    case Cause::kNone:
+      return;
+    case Cause::kDied:
+    case Cause::kLeft:
+      // The rank that is accused hears of it only if it is still there.
+      return fail(RankFailure::kPeer, culprit);
+    case Cause::kMismatch:
+    case Cause::kSplits:
+    case Cause::kMessageSize:
+      return fail(RankFailure::kMismatch, culprit == world.rank() ? reporter : culprit);
+    case Cause::kTimeout: {
+      const uint64_t missing = world.control(reporter).missing.load(std::memory_order_acquire);
+      return fail(RankFailure::kMissing, missing == 0 ? reporter : std::countr_zero(missing) % world.size());
+    }
+    case Cause::kAborted:
+      return fail(reporter == world.rank() ? RankFailure::kOwn : RankFailure::kPeer, reporter);
+  }
+}
 
 std::string rank_list(uint64_t ranks) {
   std::string list;

@@ -35,6 +35,8 @@ struct Verdict {
 
   /// One sentence or two, naming ranks and operations.
   std::string text(const World& world) const;
+  /// Tells the launcher, on this rank's page, that this rank cannot go on, and who is to blame.
+  void note(const World& world, const std::string& said) const;
 };
 
 /// "ranks 1, 3" of a bit mask.

@@ -1,9 +1,13 @@
 #include "collectives/shm/world.h"
 
+#include <unistd.h>
+
+#include <bit>
 #include <cstring>
 #include <new>
 
 #include "base/futex.h"
+#include "base/rank_board.h"
 
 namespace lockstep::shm {
 
@@ -16,7 +20,18 @@ World::World(int rank, Geometry geometry, std::vector<std::shared_ptr<SharedSegm
       geometry_(geometry),
       segments_(std::move(segments)),
       watches_(std::move(watches)) {
-  for (int r = 0; r < size_; ++r) bases_[r] = segment(r).data();
+  for (int r = 0; r < size_; ++r) {
+    bases_[r] = segment(r).data();
+    launched_ranks_.push_back(rank_of_process(r == rank_ ? ::getpid() : watches_[static_cast<size_t>(r)].pid()));
+  }
+}
+
+uint64_t World::launched_ranks(uint64_t ranks) const {
+  uint64_t launched = 0;
+  for (; ranks != 0; ranks &= ranks - 1)
+    if (const int rank = launched_rank(std::countr_zero(ranks)); rank >= 0 && rank < 64)
+      launched |= uint64_t{1} << rank;
+  return launched;
 }
 
 void World::initialize(SharedSegment& segment, int rank, int world_size, const std::byte (&nonce)[16]) {

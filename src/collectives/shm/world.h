@@ -41,6 +41,11 @@ class World {
   std::byte* resident(int rank) const { return base(rank) + geometry_.resident_at(); }
   SharedSegment& segment(int rank) const { return *segments_[static_cast<size_t>(rank)]; }
 
+  /// The number under which the launcher knows a rank of this group; -1 where there is no launcher, or no such rank.
+  int launched_rank(int rank) const { return launched_ranks_[static_cast<size_t>(rank)]; }
+  /// The same for ranks as bits; those without a number, or with one above 63, are left out.
+  uint64_t launched_ranks(uint64_t ranks) const;
+
   /// Wakes the ranks that sleep for this one. To be called after a word was published (sequentially consistent).
   void notify() const;
   /// Wakes everybody.
@@ -57,6 +62,7 @@ class World {
   std::byte* bases_[kMaxRanks] = {};
   std::vector<std::shared_ptr<SharedSegment>> segments_;
   std::vector<PeerWatch> watches_;
+  std::vector<int> launched_ranks_;
 };
 
 }  // namespace lockstep::shm

@@ -1,0 +1,88 @@
+#include "base/rank_board.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <new>
+
+#include "base/environment.h"
+#include "base/error.h"
+
+namespace lockstep {
+namespace {
+
+int number(const std::optional<std::string>& text) {
+  int value = -1;
+  if (text) std::from_chars(text->data(), text->data() + text->size(), value);
+  return value;
+}
+
+/// What this process has found, once. Never destroyed: threads may write while the process ends.
+struct Place {
+  std::optional<RankBoard> board;
+  RankPage unread;
+  std::atomic<RankPage*> page{&unread};
+
+  Place() {
+    const Environment environment = Environment::from_process();
+    const int fd = number(environment.lockstep_page_fd), rank = number(environment.rank);
+    const int world_size = number(environment.world_size);
+    if (fd < 0 || rank < 0 || rank >= world_size) return;
+    board = RankBoard::open(fd, world_size);
+    if (!board) return;
+    page = &board->page(rank);
+    page.load()->begin(::getpid());
+  }
+
+  static Place& get() {
+    static Place& place = *new Place;
+    // A child that a rank forks is not the rank.
+    static const int registered = ::pthread_atfork(nullptr, nullptr, [] { place.page = &place.unread; });
+    (void)registered;
+    return place;
+  }
+};
+
+}  // namespace
+
+RankBoard::RankBoard(int world_size)
+    : segment_("lockstep-pages", static_cast<size_t>(world_size) * RankPage::kBytes,
+               static_cast<size_t>(world_size) * RankPage::kBytes) {
+  for (int rank = 0; rank < world_size; ++rank) (new (&page(rank)) RankPage)->magic = RankPage::kMagic;
+}
+
+std::optional<RankBoard> RankBoard::open(int fd, int world_size) {
+  // The number may have come to mean another file where something closed descriptors on the way here.
+  struct stat status {};
+  const size_t bytes = static_cast<size_t>(world_size) * RankPage::kBytes;
+  if (::fstat(fd, &status) != 0 || static_cast<size_t>(status.st_size) != bytes || ::fcntl(fd, F_GET_SEALS) < 0)
+    return std::nullopt;
+  try {
+    RankBoard board(SharedSegment(FileDescriptor(::fcntl(fd, F_DUPFD_CLOEXEC, 3)), bytes));
+    if (board.page(0).magic != RankPage::kMagic) return std::nullopt;
+    ::close(fd);  // nothing that this process starts inherits it
+    board.segment_.close_descriptor();
+    return board;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+const RankBoard* launchers_board() {
+  Place& place = Place::get();
+  return place.page.load(std::memory_order_relaxed) == &place.unread ? nullptr : &*place.board;
+}
+
+RankPage& own_page() { return *Place::get().page.load(std::memory_order_relaxed); }
+
+int rank_of_process(pid_t pid) {
+  const RankBoard* board = launchers_board();
+  for (int rank = 0; board != nullptr && rank < board->world_size(); ++rank)
+    if (board->page(rank).pid() == pid) return rank;
+  return -1;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,101 @@
+#include "base/rank_page.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lockstep {
+namespace {
+
+constexpr int kReads = 100;  // a writer that died in the middle leaves an odd version for ever
+
+uint32_t pack(RankFailure failure, int peer) {
+  return static_cast<uint32_t>(failure) | static_cast<uint32_t>(peer + 1) << 8;
+}
+
+}  // namespace
+
+template <size_t kSize>
+void RankPage::Text<kSize>::store(std::string_view text) {
+  text = text.substr(0, kSize - 1);
+  for (size_t at = 0; at <= text.size(); at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, text.data() + at, std::min<size_t>(8, text.size() - at));
+    words_[at / 8].store(word, std::memory_order_relaxed);
+  }
+}
+
+template <size_t kSize>
+std::string RankPage::Text<kSize>::load() const {
+  char bytes[kSize];
+  for (size_t i = 0; i < kSize / 8; ++i) {
+    const uint64_t word = words_[i].load(std::memory_order_relaxed);
+    std::memcpy(bytes + 8 * i, &word, 8);
+  }
+  return {bytes, ::strnlen(bytes, kSize - 1)};
+}
+
+void RankPage::start_operation(uint64_t sequence, std::string_view kind, std::string_view dtype, int64_t elements,
+                               const int64_t* shape, size_t dimensions, Clock::time_point now) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  const uint32_t version = version_.load(kRelaxed);
+  version_.store(version | 1, kRelaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  sequence_.store(sequence, kRelaxed);
+  kind_.store(kind);
+  dtype_.store(dtype);
+  elements_.store(elements, kRelaxed);
+  started_ns_.store(now.time_since_epoch().count(), kRelaxed);
+  const size_t shown = std::min(dimensions, kShownDimensions);
+  for (size_t i = 0; i < shown; ++i) shape_[i].store(shape[i], kRelaxed);
+  dimensions_.store(shown, kRelaxed);
+  waits_for_.store(0, kRelaxed);
+  running_.store(1, kRelaxed);
+  version_.store((version | 1) + 1, std::memory_order_release);
+}
+
+void RankPage::fail(RankFailure failure, int peer, std::string_view text) {
+  uint32_t nobody = 0;
+  if (!failure_claim_.compare_exchange_strong(nobody, 1)) return;
+  failure_text_.store(text);
+  failure_.store(pack(failure, peer), std::memory_order_release);
+}
+
+RankAccount RankPage::read(int world_size) const {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  RankAccount account;
+  account.pid = pid();
+  account.phase = std::min(phase_.load(std::memory_order_acquire), RankAccount::Phase::kLeftByException);
+  for (int turn = 0; turn < kReads; ++turn) {
+    const uint32_t before = version_.load(std::memory_order_acquire);
+    RankAccount::Operation& operation = account.operation;
+    operation.sequence = sequence_.load(kRelaxed);
+    operation.kind = kind_.load();
+    operation.dtype = dtype_.load();
+    operation.elements = elements_.load(kRelaxed);
+    operation.running = running_.load(kRelaxed) != 0;
+    operation.started = Clock::time_point(Clock::duration(started_ns_.load(kRelaxed)));
+    operation.shape.resize(std::min<uint64_t>(dimensions_.load(kRelaxed), kShownDimensions));
+    for (size_t i = 0; i < operation.shape.size(); ++i) operation.shape[i] = shape_[i].load(kRelaxed);
+    account.waits_for = operation.running ? waits_for_.load(kRelaxed) : 0;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (before % 2 == 0 && version_.load(kRelaxed) == before) break;
+  }
+  const uint32_t failure = failure_.load(std::memory_order_acquire);
+  account.failure = static_cast<RankFailure>(std::min(failure & 255, static_cast<uint32_t>(RankFailure::kMissing)));
+  const auto peer = static_cast<int64_t>(failure >> 8) - 1;
+  account.peer = peer < world_size ? static_cast<int>(peer) : -1;
+  if (account.failure != RankFailure::kNone) account.failure_text = failure_text_.load();
+  return account;
+}
+
+std::string RankAccount::Operation::text() const {
+  if (kind.empty()) return "none";
+  std::string result = kind + " #" + std::to_string(sequence);
+  if (dtype.empty()) return result;
+  result += " (" + dtype + " ";
+  if (shape.empty()) return result + std::to_string(elements) + (elements == 1 ? " element)" : " elements)");
+  for (size_t i = 0; i < shape.size(); ++i) result += (i == 0 ? "[" : ", ") + std::to_string(shape[i]);
+  return result + "])";
+}
+
+}  // namespace lockstep

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace lockstep {
+
+/// Why a rank could not go on, as the rank itself knows it.
+enum class RankFailure : uint8_t {
+  kNone,
+  kOwn,       ///< an exception or error of its own
+  kPeer,      ///< another rank had ended or left, or ended the group
+  kMismatch,  ///< its collective and another rank's do not match
+  kMissing,   ///< another rank did not come in time
+};
+
+/// What a page says, copied.
+struct RankAccount {
+  enum class Phase : uint8_t { kUnknown, kJoined, kLeft, kLeftByException };
+  struct Operation {
+    uint64_t sequence = 0;
+    std::string kind;  ///< empty: no collective was started yet
+    std::string dtype;
+    std::vector<int64_t> shape;  ///< the first dimensions, at most RankPage::kShownDimensions
+    int64_t elements = 0;
+    bool running = false;
+    Clock::time_point started;
+
+    /// "all_reduce #12 (Float [64, 10])".
+    std::string text() const;
+  };
+
+  pid_t pid = 0;  ///< of the process that writes; 0: none has
+  Phase phase = Phase::kUnknown;
+  RankFailure failure = RankFailure::kNone;
+  int peer = -1;  ///< the rank that its failure comes from; -1: not known
+  std::string failure_text;
+  Operation operation;
+  uint64_t waits_for = 0;  ///< ranks that it waits for, as bits; only while an operation runs
+};
+
+/// What a rank says of itself, in memory that it shares with the launcher: readable at any time, and after its end.
+/// Writing costs a few stores and no system call. One thread writes the operation at a time; where several do, a
+/// reader may see a mixture, which only a report's text suffers from.
+///
+/// A reader trusts nothing of it: the program may have written anything.
+class RankPage {
+ public:
+  static constexpr size_t kBytes = 4096;
+  static constexpr size_t kShownDimensions = 6;
+  static constexpr uint64_t kMagic = 0x316567617041'4b4c;
+
+  void begin(pid_t pid) { pid_.store(pid, std::memory_order_relaxed); }
+  pid_t pid() const { return pid_.load(std::memory_order_relaxed); }
+  void set_phase(RankAccount::Phase phase) { phase_.store(phase, std::memory_order_release); }
+
+  /// A collective or message begins. `shape` may be a part of the tensor's.
+  void start_operation(uint64_t sequence, std::string_view kind, std::string_view dtype, int64_t elements,
+                       const int64_t* shape, size_t dimensions, Clock::time_point now);
+  /// The one with this number is over, if it is the last that began.
+  void finish_operation(uint64_t sequence) {
+    if (sequence_.load(std::memory_order_relaxed) == sequence) running_.store(0, std::memory_order_relaxed);
+  }
+  void set_waits_for(uint64_t ranks) { waits_for_.store(ranks, std::memory_order_relaxed); }
+
+  /// Notes why this rank cannot go on. The first cause stays: what follows follows from it.
+  void fail(RankFailure failure, int peer, std::string_view text);
+  bool has_failed() const { return failure_.load(std::memory_order_relaxed) != 0; }
+
+  RankAccount read(int world_size) const;
+
+  uint64_t magic = 0;  ///< kMagic, from whoever made it
+
+ private:
+  template <size_t kSize>
+  class Text {  // written and read in words, since both may happen at once
+   public:
+    void store(std::string_view text);
+    std::string load() const;
+
+   private:
+    std::atomic<uint64_t> words_[kSize / 8] = {};
+  };
+
+  std::atomic<pid_t> pid_{0};
+  std::atomic<RankAccount::Phase> phase_{RankAccount::Phase::kUnknown};
+  std::atomic<uint32_t> failure_claim_{0};
+  std::atomic<uint32_t> failure_{0};  ///< kind and peer, after the text
+
+  alignas(64) std::atomic<uint32_t> version_{0};  ///< odd while what follows is written
+  std::atomic<uint32_t> running_{0};
+  std::atomic<uint64_t> sequence_{0};
+  Text<16> kind_, dtype_;
+  std::atomic<int64_t> elements_{0};
+  std::atomic<int64_t> started_ns_{0};
+  std::atomic<uint64_t> dimensions_{0};
+  std::atomic<int64_t> shape_[kShownDimensions] = {};
+  std::atomic<uint64_t> waits_for_{0};
+
+  alignas(64) Text<1024> failure_text_;
+};
+static_assert(sizeof(RankPage) <= RankPage::kBytes);
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<RankAccount::Phase>::is_always_lock_free);
+
+}  // namespace lockstep

@@ -1,0 +1,103 @@
+#include "base/rank_page.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+
+#include "base/rank_board.h"
+
+namespace lockstep {
+namespace {
+
+void start(RankPage& page, uint64_t sequence, const std::vector<int64_t>& shape) {
+  int64_t elements = 1;
+  for (const int64_t size : shape) elements *= size;
+  page.start_operation(sequence, "all_reduce", "Float", elements, shape.data(), shape.size(), Clock::now());
+}
+
+TEST(RankPage, TellsTheLastOperation) {
+  const auto page = std::make_unique<RankPage>();
+  EXPECT_EQ(page->read(2).operation.text(), "none");
+  start(*page, 12, {64, 10});
+  page->set_waits_for(6);
+  RankAccount account = page->read(2);
+  EXPECT_EQ(account.operation.text(), "all_reduce #12 (Float [64, 10])");
+  EXPECT_EQ(account.operation.elements, 640);
+  EXPECT_TRUE(account.operation.running);
+  EXPECT_EQ(account.waits_for, 6U);
+  EXPECT_LT(seconds_since(account.operation.started), 60);
+  page->finish_operation(11);
+  EXPECT_TRUE(page->read(2).operation.running) << "an earlier one is over";
+  page->finish_operation(12);
+  account = page->read(2);
+  EXPECT_FALSE(account.operation.running);
+  EXPECT_EQ(account.waits_for, 0U);
+  start(*page, 13, {2, 3, 4, 5, 6, 7, 8, 9});
+  EXPECT_EQ(page->read(2).operation.shape.size(), RankPage::kShownDimensions);
+  page->start_operation(14, "a name that is far too long", "", 1, nullptr, 0, Clock::now());
+  EXPECT_EQ(page->read(2).operation.text(), "a name that is  #14");
+}
+
+TEST(RankPage, TheFirstFailureStays) {
+  const auto page = std::make_unique<RankPage>();
+  EXPECT_EQ(page->read(3).failure, RankFailure::kNone);
+  page->fail(RankFailure::kPeer, 2, "rank 2 ended");
+  page->fail(RankFailure::kOwn, -1, "and so I did");
+  const RankAccount account = page->read(3);
+  EXPECT_EQ(account.failure, RankFailure::kPeer);
+  EXPECT_EQ(account.peer, 2);
+  EXPECT_EQ(account.failure_text, "rank 2 ended");
+  EXPECT_EQ(page->read(2).peer, -1) << "there is no such rank";
+  const auto long_winded = std::make_unique<RankPage>();
+  long_winded->fail(RankFailure::kOwn, -1, std::string(5000, 'x'));
+  EXPECT_EQ(long_winded->read(1).failure_text, std::string(1023, 'x'));
+  EXPECT_EQ(long_winded->read(1).peer, -1);
+}
+
+TEST(RankPage, AnythingMayStandInIt) {
+  for (const int byte : {0xff, 0x80, 0x01, 0x7f}) {
+    alignas(64) std::byte bytes[RankPage::kBytes];
+    std::memset(bytes, byte, sizeof bytes);
+    const RankAccount account = reinterpret_cast<const RankPage*>(bytes)->read(4);
+    EXPECT_LT(account.peer, 4);
+    EXPECT_LE(account.operation.shape.size(), RankPage::kShownDimensions);
+    EXPECT_LT(account.failure_text.size(), 1024U);
+    EXPECT_LE(account.phase, RankAccount::Phase::kLeftByException);
+    EXPECT_LE(account.failure, RankFailure::kMissing);
+  }
+}
+
+TEST(RankBoard, IsReadableAfterItsRankWasKilled) {
+  const RankBoard board(3);
+  const pid_t rank = ::fork();
+  if (rank == 0) {
+    // As a rank does it: by the inherited descriptor.
+    const auto inherited = RankBoard::open(::dup(board.fd()), 3);
+    if (inherited) start(inherited->page(1), 7, {5});
+    ::raise(SIGKILL);
+  }
+  ::waitpid(rank, nullptr, 0);
+  EXPECT_EQ(board.page(1).read(3).operation.text(), "all_reduce #7 (Float [5])");
+  EXPECT_EQ(board.page(0).read(3).operation.text(), "none");
+}
+
+TEST(RankBoard, OpensNothingElse) {
+  const RankBoard board(3);
+  EXPECT_FALSE(RankBoard::open(::dup(board.fd()), 4)) << "of another number of ranks";
+  EXPECT_FALSE(RankBoard::open(::dup(STDIN_FILENO), 3));
+  EXPECT_FALSE(RankBoard::open(1000, 3)) << "not open";
+  const SharedSegment other("other", 3 * RankPage::kBytes, 3 * RankPage::kBytes);
+  EXPECT_FALSE(RankBoard::open(::dup(other.fd()), 3)) << "no magic";
+}
+
+TEST(RankBoard, WithoutALauncherThePageIsReadByNobody) {
+  EXPECT_EQ(launchers_board(), nullptr);
+  start(own_page(), 1, {1});
+  EXPECT_EQ(rank_of_process(::getpid()), -1);
+}
+
+}  // namespace
+}  // namespace lockstep
