@@ -2,6 +2,7 @@
 
 /// All of Lockstep. Narrower headers compile faster.
 
+#include <lockstep/autocast.h>
 #include <lockstep/checkpoint.h>
 #include <lockstep/checkpointer.h>
 #include <lockstep/communication_hook.h>
@@ -11,7 +12,12 @@
 #include <lockstep/datasets.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/distributed_sampler.h>
+#include <lockstep/ema.h>
 #include <lockstep/error.h>
+#include <lockstep/grad_scaler.h>
 #include <lockstep/group.h>
+#include <lockstep/lr_scheduler.h>
 #include <lockstep/observer.h>
+#include <lockstep/parameter_groups.h>
 #include <lockstep/progress.h>
+#include <lockstep/schedule.h>

@@ -159,7 +159,7 @@ def worker(rank, world, folder, names, run):
 
 
 def write_safetensors(path, tensors):
-    names = {torch.float32: "F32", torch.int64: "I64"}
+    names = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
     header, blobs, offset = {}, [], 0
     for name, tensor in sorted(tensors.items()):
         blob = tensor.contiguous().numpy().tobytes()

@@ -21,8 +21,9 @@ MAY_INCLUDE = {
     "data": {"base"},
     "reducer": {"collectives", "base"},
     "checkpoint": {"collectives", "base"},
+    "train": {"collectives", "base"},
     "data_parallel": {"reducer", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
-    "context": {"data_parallel", "reducer", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
+    "context": {"data_parallel", "reducer", "train", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
 }
 TORCH_FREE = ("src/base/", "src/rendezvous/", "src/observe/", "src/launch/", "src/collectives/shm/", "src/checkpoint/format/", "tools/")
 KNOWS_TORCH = "src/collectives/shm/backend/"

@@ -1,0 +1,111 @@
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/checkpoint.h>
+
+namespace lockstep {
+
+struct EmaOptions {
+  /// One average for each. A decay of d averages over the last 1 / (1 - d) steps or so.
+  std::vector<double> decays = {0.9999};
+  /// Lets the decay rise from 0, so that the first steps, whose weights are poor, are soon forgotten: in update n it is
+  /// 1 - (1 + s / warmup_gamma)^-warmup_power with s = n - 1 - update_after_step, at most the average's decay. This is
+  /// the formula of timm's ModelEmaV3, which has it from k-diffusion's EMAWarmup (K. Crowson). With gamma 1 a power of
+  /// 2/3 reaches 0.999 after 31,600 steps and 0.9999 after 1,000,000; a power of 1 after 1,000 and 10,000.
+  bool warm_up = false;
+  double warmup_gamma = 1;
+  double warmup_power = 2.0 / 3;
+  double min_decay = 0;
+  /// For the first so many updates the averages are the model itself.
+  int64_t update_after_step = 0;
+  /// Floating point buffers, such as the running statistics of batch norm, are averaged as parameters are. False: the
+  /// averaged model has the buffers of the live one. Integer buffers, such as num_batches_tracked, are always the live
+  /// one's.
+  bool average_buffers = true;
+};
+
+/// Exponential moving averages of a model's weights.
+///
+///     lockstep::Ema ema(*net, {.decays = {0.999, 0.9999}, .warm_up = true});
+///     ...
+///     optimizer.step();
+///     ema.update();
+///     {
+///       const auto averaged = ema.averaged_weights();     // net has the averaged weights while this lives
+///       evaluate(net);
+///     }
+///     checkpointer.add("ema", ema);
+///     lockstep::save(ema.averaged_state(), "ema.pt");       // a state dict of the model, for Python too
+///
+/// Needs no communication: ranks that hold the same weights and make the same calls have the same averages, to the bit.
+/// The parameters and buffers are those the module has when this is made: on the device and in the dtype they stay in.
+/// After layers were added or replaced make a new one. Averages of 16-bit parameters are 32-bit, in which small steps
+/// are not lost. Used by one thread.
+class Ema {
+ public:
+  explicit Ema(const torch::nn::Module& module, EmaOptions options = {});
+  /// For a TorchScript module, or tensors without one.
+  Ema(StateDict parameters, StateDict buffers, EmaOptions options = {});
+
+  /// After each step of the optimizer.
+  void update();
+  int64_t updates() const { return updates_; }
+  /// What the n-th update uses, or used, for an average of this decay; n counts from 1.
+  double decay_at(double decay, int64_t update) const;
+
+  /// State dict of the model with average `which` (its place in `decays`) under the model's names, in its dtypes.
+  /// Copies.
+  StateDict averaged_state(size_t which = 0) const;
+
+  class Guard;
+  /// The module has the weights of average `which` until the guard goes, and then, to the bit, its own again; what was
+  /// changed meanwhile is lost. In place: optimizers and DistributedDataParallel hold the same tensors. One at a time,
+  /// and update(), state_dict() and load_state_dict() fail by TORCH_CHECK meanwhile: a checkpoint would hold the
+  /// averages as the model.
+  [[nodiscard]] Guard averaged_weights(size_t which = 0);
+
+  /// {"updates": n, "decays": [...], "averages": [{name: tensor}, ...]}
+  c10::IValue state_dict() const;
+  /// The reverse. Throws Error, before anything is changed, that lists all that does not fit.
+  void load_state_dict(const c10::IValue& state);
+
+ private:
+  /// Tensors that share names or memory are one.
+  struct Tracked {
+    at::Tensor live;
+    std::vector<at::Tensor> averages;  ///< one a decay; empty: the averaged model has the live one
+  };
+  void track(const StateDict& tensors, bool average);
+  void check_not_swapped(const char* operation) const;
+  void check_place(size_t which) const;
+
+  EmaOptions options_;
+  std::vector<Tracked> tracked_;
+  std::vector<std::pair<std::string, size_t>> names_;  ///< each name's place in tracked_
+  int64_t updates_ = 0;
+  bool swapped_ = false;
+};
+
+/// Gives the module its own weights back when it goes.
+class Ema::Guard {
+ public:
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+ private:
+  friend class Ema;
+  Guard(Ema& ema, size_t which);
+
+  Ema& ema_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> own_;  ///< the module's tensors, and copies of what they held
+};
+
+}  // namespace lockstep

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/group.h>
+
+namespace lockstep {
+
+/// PyTorch's, with its defaults.
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  int64_t growth_interval = 2000;
+  bool enabled = true;  ///< false: every method does what it would without a scaler
+};
+
+/// Keeps gradients in the range of half: the loss is multiplied by a scale, gradients are divided by it before the
+/// optimizer's step, and a step with infinity or NaN in a gradient is skipped and the scale lowered. bfloat16 has the
+/// range of float and needs none.
+///
+///     lockstep::GradScaler scaler(context.group());
+///     ...
+///     scaler.scale(loss).backward();
+///     scaler.unscale(optimizer);                             // only if the gradients are looked at, as clipping does
+///     model.clip_grad_norm(1);
+///     if (scaler.step(optimizer)) scheduler.step();
+///     scaler.update();
+///     checkpointer.add("scaler", scaler);
+///
+/// All ranks skip the same steps and have the same scale, whichever rank found infinity and whether or not its
+/// gradients were averaged (no_sync, post-local SGD, parameters_to_ignore): unscale(), or a step() without it, is a
+/// collective of 8 bytes, which every rank must call, also from the `shadow` of join().
+///
+/// Not together with NonFinitePolicy::kSkip, which takes the gradients away before the scaler sees them; step() says
+/// so.
+class GradScaler {
+ public:
+  /// For gradients that concern this process alone.
+  explicit GradScaler(GradScalerOptions options = {});
+  /// Ranks of `group` decide together.
+  explicit GradScaler(const Group& group, GradScalerOptions options = {});
+
+  /// outputs * scale, for backward().
+  at::Tensor scale(const at::Tensor& outputs) const;
+
+  /// Divides the gradients of the optimizer's parameters by the scale, in place, and finds out whether those of any
+  /// rank hold infinity or NaN. Every rank must call it. TORCH_CHECK fails if it was called since update() already, on
+  /// all ranks if none of them has a gradient, and for gradients that are half themselves: keep parameters in float.
+  void unscale(torch::optim::Optimizer& optimizer);
+
+  /// optimizer.step(), unless gradients of some rank hold infinity or NaN: returns whether it was made. Calls unscale()
+  /// if that was not called since update(). Every rank must call it, with each optimizer at most once before update().
+  bool step(torch::optim::Optimizer& optimizer);
+
+  /// After the steps of all optimizers: lowers the scale by backoff_factor if one of them was skipped, and raises it by
+  /// growth_factor after growth_interval updates in a row without. `new_scale` is taken instead if given.
+  void update(std::optional<double> new_scale = {});
+
+  double get_scale() const { return options_.enabled ? scale_ : 1; }
+  bool is_enabled() const { return options_.enabled; }
+
+  /// Python's layout: {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; empty if not
+  /// enabled.
+  c10::IValue state_dict() const;
+  /// The reverse, for what either language wrote. Throws Error, before anything is changed, if something is missing.
+  void load_state_dict(const c10::IValue& state);
+
+ private:
+  struct Found {
+    bool infinity;
+    bool stepped = false;
+  };
+  /// {infinity or NaN found, gradient found} on this rank, after unscaling.
+  at::Tensor unscale_local(torch::optim::Optimizer& optimizer) const;
+
+  GradScalerOptions options_;
+  std::optional<Group> group_;
+  float scale_;  ///< a float in Python too
+  int64_t growth_tracker_ = 0;
+  std::map<const torch::optim::Optimizer*, Found> found_;  ///< since update()
+};
+
+}  // namespace lockstep

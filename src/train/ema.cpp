@@ -1,0 +1,222 @@
+#include <lockstep/ema.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <sstream>
+
+#include <ATen/ATen.h>
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/grad_mode.h>
+
+#include <lockstep/error.h>
+
+namespace lockstep {
+namespace {
+
+using Object = c10::impl::GenericDict;
+
+/// Where lerp's steps are not lost: 16 bits hold three digits, and a decay of 0.9999 moves the fourth.
+at::ScalarType dtype_of_average(const at::Tensor& live) {
+  return live.scalar_type() == at::kHalf || live.scalar_type() == at::kBFloat16 ? at::kFloat : live.scalar_type();
+}
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_same(b) || (a.numel() > 0 && a.storage().is_alias_of(b.storage()) && a.data_ptr() == b.data_ptr() &&
+                          a.sizes() == b.sizes() && a.strides() == b.strides());
+}
+
+std::string text_of(const auto& value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+/// The entry of a state, or None.
+c10::IValue entry(const Object& state, const char* name) {
+  const auto found = state.find(std::string(name));
+  return found == state.end() ? c10::IValue() : found->value();
+}
+
+std::vector<c10::IValue> list_of(const Object& state, const char* name) {
+  const c10::IValue value = entry(state, name);
+  if (!value.isList()) throw Error("the state of the averages has no list `" + std::string(name) + "`");
+  return value.toList().vec();
+}
+
+/// Adds to `problems` how the averages of one decay in a state differ from ours.
+void compare(const StateDict& given, const std::vector<std::pair<std::string, at::Tensor>>& own, const std::string& of,
+             std::string& problems) {
+  std::set<std::string> known;
+  for (const auto& [name, tensor] : own) {
+    known.insert(name);
+    const at::Tensor* value = given.find(name);
+    if (value == nullptr)
+      problems += "\n  missing: " + name + of;
+    else if (value->sizes() != tensor.sizes())
+      problems += "\n  shape of " + name + of + ": " + text_of(value->sizes()) + " given, " + text_of(tensor.sizes()) +
+                  " in the model";
+  }
+  for (const auto& item : given)
+    if (!known.contains(item.key())) problems += "\n  unknown: " + item.key() + of;
+}
+
+StateDict named(const auto& list) {
+  StateDict result;
+  for (const auto& item : list) result.insert(item.key(), item.value());
+  return result;
+}
+
+}  // namespace
+
+Ema::Ema(const torch::nn::Module& module, EmaOptions options)
+    : Ema(named(module.named_parameters()), named(module.named_buffers()), std::move(options)) {}
+
+Ema::Ema(StateDict parameters, StateDict buffers, EmaOptions options) : options_(std::move(options)) {
+  TORCH_CHECK(!options_.decays.empty(), "Ema: decays is empty; there is nothing to average");
+  for (const double decay : options_.decays)
+    TORCH_CHECK(decay >= 0 && decay < 1, "Ema: a decay is at least 0 and below 1, such as 0.9999; not ", decay);
+  TORCH_CHECK(options_.warmup_gamma > 0 && options_.warmup_power > 0 && options_.update_after_step >= 0,
+              "Ema: warmup_gamma and warmup_power must be above 0, update_after_step not below it");
+  track(parameters, true);
+  track(buffers, options_.average_buffers);
+  TORCH_CHECK(!tracked_.empty(), "Ema: the module has neither parameters nor buffers");
+}
+
+void Ema::track(const StateDict& tensors, bool average) {
+  at::NoGradGuard no_grad;
+  for (const auto& item : tensors) {
+    const at::Tensor& live = item.value();
+    if (!live.defined()) continue;
+    const auto known = std::find_if(tracked_.begin(), tracked_.end(),
+                                    [&](const Tracked& tracked) { return same_memory(tracked.live, live); });
+    names_.emplace_back(item.key(), static_cast<size_t>(known - tracked_.begin()));
+    if (known != tracked_.end()) continue;
+    tracked_.push_back({live, {}});
+    if (!average || !(live.is_floating_point() || live.is_complex())) continue;
+    for (size_t i = 0; i < options_.decays.size(); ++i)
+      tracked_.back().averages.push_back(
+          live.detach().to(dtype_of_average(live), /*non_blocking=*/false, /*copy=*/true));
+  }
+}
+
+double Ema::decay_at(double decay, int64_t update) const {
+  const int64_t since = update - 1 - options_.update_after_step;
+  if (since <= 0 && (options_.warm_up || options_.update_after_step > 0)) return 0;
+  if (!options_.warm_up) return decay;
+  const double risen = 1 - std::pow(1 + static_cast<double>(since) / options_.warmup_gamma, -options_.warmup_power);
+  return std::max(std::min(risen, decay), options_.min_decay);
+}
+
+void Ema::update() {
+  check_not_swapped("update()");
+  at::NoGradGuard no_grad;
+  ++updates_;
+  std::vector<at::Tensor> live;
+  for (const Tracked& tracked : tracked_)
+    if (!tracked.averages.empty()) live.push_back(tracked.live.detach().to(tracked.averages.front().scalar_type()));
+  if (live.empty()) return;
+  for (size_t i = 0; i < options_.decays.size(); ++i) {
+    std::vector<at::Tensor> averages;
+    for (const Tracked& tracked : tracked_)
+      if (!tracked.averages.empty()) averages.push_back(tracked.averages[i]);
+    at::_foreach_lerp_(averages, live, 1 - decay_at(options_.decays[i], updates_));
+  }
+}
+
+void Ema::check_place(size_t which) const {
+  TORCH_CHECK(which < options_.decays.size(), "Ema: there is no average ", which, " of ", options_.decays.size(),
+              " decays; they count from 0");
+}
+
+void Ema::check_not_swapped(const char* operation) const {
+  TORCH_CHECK(!swapped_, operation,
+              " while the model has the averaged weights; let the guard of averaged_weights() go first");
+}
+
+StateDict Ema::averaged_state(size_t which) const {
+  check_place(which);
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> copies;  // tensors that share memory share it again
+  for (const Tracked& tracked : tracked_) {
+    const at::Tensor& from = tracked.averages.empty() ? tracked.live : tracked.averages[which];
+    copies.push_back(from.detach().to(tracked.live.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+  }
+  StateDict state;
+  for (const auto& [name, place] : names_) state.insert(name, copies[place]);
+  return state;
+}
+
+Ema::Guard Ema::averaged_weights(size_t which) {
+  check_place(which);
+  check_not_swapped("averaged_weights()");
+  return Guard(*this, which);
+}
+
+Ema::Guard::Guard(Ema& ema, size_t which) : ema_(ema) {
+  at::NoGradGuard no_grad;
+  for (const Tracked& tracked : ema.tracked_)
+    if (!tracked.averages.empty()) own_.emplace_back(tracked.live, tracked.live.detach().clone());
+  ema_.swapped_ = true;
+  for (const Tracked& tracked : ema.tracked_)
+    if (!tracked.averages.empty()) at::Tensor(tracked.live).copy_(tracked.averages[which]);
+}
+
+Ema::Guard::~Guard() {
+  at::NoGradGuard no_grad;
+  for (const auto& [live, held] : own_) at::Tensor(live).copy_(held);
+  ema_.swapped_ = false;
+}
+
+c10::IValue Ema::state_dict() const {
+  check_not_swapped("state_dict()");
+  c10::impl::GenericList decays(c10::AnyType::get()), averages(c10::AnyType::get());
+  for (size_t i = 0; i < options_.decays.size(); ++i) {
+    StateDict state;
+    for (const auto& [name, place] : names_)
+      if (!tracked_[place].averages.empty()) state.insert(name, tracked_[place].averages[i]);
+    decays.push_back(options_.decays[i]);
+    averages.push_back(to_object(state));
+  }
+  Object state(c10::AnyType::get(), c10::AnyType::get());
+  state.insert(std::string("updates"), updates_);
+  state.insert(std::string("decays"), decays);
+  state.insert(std::string("averages"), averages);
+  return state;
+}
+
+void Ema::load_state_dict(const c10::IValue& object) {
+  check_not_swapped("load_state_dict()");
+  if (!object.isGenericDict()) throw Error("the state of averages is a dictionary");
+  const Object state = object.toGenericDict();
+  const c10::IValue updates = entry(state, "updates");
+  if (!updates.isInt() || updates.toInt() < 0) throw Error("the state of the averages has no number of `updates`");
+  std::vector<double> decays;
+  for (const c10::IValue& decay : list_of(state, "decays")) {
+    if (!decay.isDouble() && !decay.isInt()) throw Error("the state of the averages: `decays` holds no numbers");
+    decays.push_back(decay.toScalar().toDouble());
+  }
+  if (decays != options_.decays)
+    throw Error("the state has averages of the decays " + text_of(at::ArrayRef<double>(decays)) + ", not of " +
+                text_of(at::ArrayRef<double>(options_.decays)));
+  const auto given = list_of(state, "averages");
+  std::vector<StateDict> averages;
+  std::string problems;
+  for (size_t i = 0; i < given.size() && i < decays.size(); ++i) {
+    averages.push_back(to_state_dict(given[i]));
+    std::vector<std::pair<std::string, at::Tensor>> own;
+    for (const auto& [name, place] : names_)
+      if (!tracked_[place].averages.empty()) own.emplace_back(name, tracked_[place].averages[i]);
+    compare(averages.back(), own, " (decay " + text_of(decays[i]) + ")", problems);
+  }
+  if (averages.size() != decays.size()) problems += "\n  there are not as many averages as decays";
+  if (!problems.empty()) throw Error("the averages do not fit the model:" + problems);
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < averages.size(); ++i)
+    for (const auto& [name, place] : names_)
+      if (!tracked_[place].averages.empty()) tracked_[place].averages[i].copy_(averages[i][name]);
+  updates_ = updates.toInt();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,151 @@
+#include <lockstep/grad_scaler.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ATen.h>
+#include <ATen/core/Dict.h>
+#include <ATen/core/grad_mode.h>
+
+#include <lockstep/error.h>
+
+namespace lockstep {
+namespace {
+
+using Object = c10::impl::GenericDict;
+
+void check(const GradScalerOptions& options) {
+  TORCH_CHECK(std::isfinite(options.init_scale) && options.init_scale > 0, "GradScaler: init_scale must be above 0");
+  TORCH_CHECK(options.growth_factor > 1 && options.backoff_factor > 0 && options.backoff_factor < 1 &&
+                  options.growth_interval > 0,
+              "GradScaler: growth_factor must be above 1, backoff_factor between 0 and 1, growth_interval above 0");
+}
+
+/// Gradients that are divided by one operation: of one device and dtype.
+using GradientGroups = std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>>;
+
+GradientGroups gradients_of(torch::optim::Optimizer& optimizer) {
+  GradientGroups groups;
+  for (auto& group : optimizer.param_groups())
+    for (at::Tensor& parameter : group.params()) {
+      const at::Tensor& gradient = parameter.mutable_grad();
+      if (!gradient.defined()) continue;
+      TORCH_CHECK(gradient.scalar_type() != at::kHalf,
+                  "GradScaler: a gradient is half; let the parameters be float and use autocast()");
+      TORCH_CHECK(gradient.layout() == at::kStrided, "GradScaler: sparse gradients cannot be unscaled");
+      groups[{gradient.scalar_type(), gradient.device().str()}].push_back(gradient);
+    }
+  return groups;
+}
+
+double number(const Object& state, const char* name) {
+  const auto found = state.find(std::string(name));
+  if (found == state.end() || !(found->value().isDouble() || found->value().isInt()))
+    throw Error("the state of the scaler has no number `" + std::string(name) + "`");
+  return found->value().toScalar().toDouble();
+}
+
+}  // namespace
+
+GradScaler::GradScaler(GradScalerOptions options) : options_(options), scale_(static_cast<float>(options.init_scale)) {
+  check(options_);
+}
+
+GradScaler::GradScaler(const Group& group, GradScalerOptions options) : GradScaler(options) { group_ = group; }
+
+at::Tensor GradScaler::scale(const at::Tensor& outputs) const {
+  return options_.enabled ? outputs * at::scalar_tensor(scale_, outputs.options().dtype(at::kFloat)) : outputs;
+}
+
+at::Tensor GradScaler::unscale_local(torch::optim::Optimizer& optimizer) const {
+  at::NoGradGuard no_grad;
+  at::Tensor result = at::zeros({2}, at::kFloat);
+  // One over the scale as Python rounds it.
+  const auto inverse = static_cast<float>(1 / static_cast<double>(scale_));
+  for (const auto& [kind, gradients] : gradients_of(optimizer)) {
+    const auto on_device = gradients.front().options().dtype(at::kFloat);
+    at::Tensor found = at::zeros({1}, on_device);
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, at::full({1}, inverse, on_device));
+    result[0] = std::max(result[0].item<float>(), found.item<float>());
+    result[1] = 1;
+  }
+  return result;
+}
+
+void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
+  if (!options_.enabled) return;
+  const auto before = found_.find(&optimizer);
+  TORCH_CHECK(before == found_.end(), "unscale(): the gradients of this optimizer ",
+              before != found_.end() && before->second.stepped ? "were used by step() since the last update()"
+                                                               : "are unscaled already since the last update()");
+  const at::Tensor found = unscale_local(optimizer);
+  if (group_) group_->all_reduce(found, ReduceOp::kMax);
+  TORCH_CHECK(found[1].item<float>() > 0,
+              "GradScaler: no parameter of the optimizer has a gradient; call backward() before. With "
+              "non_finite_gradients(NonFinitePolicy::kSkip) it is gone by now: use the scaler or the policy");
+  found_[&optimizer] = {.infinity = found[0].item<float>() > 0};
+}
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (!options_.enabled) {
+    optimizer.step();
+    return true;
+  }
+  if (!found_.contains(&optimizer)) unscale(optimizer);
+  Found& found = found_.at(&optimizer);
+  TORCH_CHECK(!found.stepped, "step(): already called for this optimizer since the last update()");
+  found.stepped = true;
+  if (!found.infinity) optimizer.step();
+  return !found.infinity;
+}
+
+void GradScaler::update(std::optional<double> new_scale) {
+  if (!options_.enabled) return;
+  TORCH_CHECK(!found_.empty(), "update(): no step() or unscale() since the last one");
+  const bool infinity =
+      std::any_of(found_.begin(), found_.end(), [](const auto& entry) { return entry.second.infinity; });
+  found_.clear();
+  if (new_scale) {
+    TORCH_CHECK(std::isfinite(*new_scale) && *new_scale > 0, "update(", *new_scale, "): a scale is above 0");
+    scale_ = static_cast<float>(*new_scale);
+  } else if (infinity) {
+    scale_ = static_cast<float>(static_cast<double>(scale_) * options_.backoff_factor);
+    growth_tracker_ = 0;
+  } else if (++growth_tracker_ == options_.growth_interval) {
+    const auto grown = static_cast<float>(static_cast<double>(scale_) * options_.growth_factor);
+    if (std::isfinite(grown)) scale_ = grown;
+    growth_tracker_ = 0;
+  }
+}
+
+c10::IValue GradScaler::state_dict() const {
+  Object state(c10::AnyType::get(), c10::AnyType::get());
+  if (!options_.enabled) return state;
+  state.insert(std::string("scale"), static_cast<double>(scale_));
+  state.insert(std::string("growth_factor"), options_.growth_factor);
+  state.insert(std::string("backoff_factor"), options_.backoff_factor);
+  state.insert(std::string("growth_interval"), options_.growth_interval);
+  state.insert(std::string("_growth_tracker"), growth_tracker_);
+  return state;
+}
+
+void GradScaler::load_state_dict(const c10::IValue& object) {
+  if (!options_.enabled) return;
+  if (!object.isGenericDict()) throw Error("the state of a scaler is a dictionary");
+  const Object state = object.toGenericDict();
+  if (state.empty()) throw Error("the state of the scaler is empty: it comes from one that was not enabled");
+  GradScalerOptions options = options_;
+  const double scale = number(state, "scale");
+  options.init_scale = scale;
+  options.growth_factor = number(state, "growth_factor");
+  options.backoff_factor = number(state, "backoff_factor");
+  options.growth_interval = static_cast<int64_t>(number(state, "growth_interval"));
+  const auto tracker = static_cast<int64_t>(number(state, "_growth_tracker"));
+  check(options);
+  options.init_scale = options_.init_scale;
+  options_ = options;
+  scale_ = static_cast<float>(scale);
+  growth_tracker_ = tracker;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,96 @@
+#include <gtest/gtest.h>
+
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <lockstep/parameter_groups.h>
+
+namespace lockstep {
+namespace {
+
+using torch::optim::SGDOptions;
+
+struct NetImpl : torch::nn::Module {
+  torch::nn::Conv2d conv{register_module("conv", torch::nn::Conv2d(1, 2, 3))};
+  torch::nn::BatchNorm2d bn{register_module("bn", torch::nn::BatchNorm2d(2))};
+  torch::nn::Linear fc{register_module("fc", torch::nn::Linear(4, 3))};
+  at::Tensor tied{register_parameter("tied", fc->weight)};
+  at::Tensor frozen{register_parameter("frozen", at::zeros({2, 2}), false)};
+};
+TORCH_MODULE(Net);
+
+std::vector<const void*> ids(const std::vector<at::Tensor>& tensors) {
+  std::vector<const void*> result;
+  for (const auto& tensor : tensors) result.push_back(tensor.unsafeGetTensorImpl());
+  return result;
+}
+
+std::string complaint(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+TEST(ParameterGroups, BiasesAndNormsHaveNoDecay) {
+  Net net;
+  const auto groups = decay_groups(*net, SGDOptions(0.1).weight_decay(0.05));
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(ids(groups[0].params()).size(), 2u);
+  EXPECT_EQ(ids(groups[1].params()), ids({net->conv->bias, net->bn->weight, net->bn->bias, net->fc->bias}));
+  const std::set<const void*> with_decay{net->conv->weight.unsafeGetTensorImpl(),
+                                         net->fc->weight.unsafeGetTensorImpl()};
+  const auto first = ids(groups[0].params());
+  EXPECT_EQ(std::set<const void*>(first.begin(), first.end()), with_decay);
+}
+
+/// LibTorch's constructors would give the second group the decay of the first.
+TEST(ParameterGroups, AnOptimizerKeepsTheOptionsOfEachGroup) {
+  Net net;
+  const SGDOptions options = SGDOptions(0.1).weight_decay(0.05);
+  auto optimizer = make_optimizer<torch::optim::SGD>(decay_groups(*net, options), options);
+  const auto decay = [&](size_t group) {
+    return static_cast<SGDOptions&>(optimizer.param_groups()[group].options()).weight_decay();
+  };
+  EXPECT_EQ(decay(0), 0.05);
+  EXPECT_EQ(decay(1), 0);
+  EXPECT_EQ(optimizer.param_groups()[1].options().get_lr(), 0.1);
+  for (auto& parameter : net->parameters()) parameter.mutable_grad() = at::zeros_like(parameter);
+  {
+    at::NoGradGuard no_grad;
+    net->fc->weight.fill_(1);
+    net->fc->bias.fill_(1);
+  }
+  optimizer.step();
+  EXPECT_FLOAT_EQ(net->fc->weight[0][0].item<float>(), 1 - 0.1f * 0.05f);
+  EXPECT_EQ(net->fc->bias[0].item<float>(), 1);
+}
+
+TEST(ParameterGroups, AModelWithoutNormsAndBiasesHasOneGroup) {
+  torch::nn::Linear net(torch::nn::LinearOptions(2, 3).bias(false));
+  EXPECT_EQ(decay_groups(*net, SGDOptions(0.1).weight_decay(0.05)).size(), 1u);
+}
+
+TEST(ParameterGroups, WhatMatchesNothingOrTwiceIsListed) {
+  Net net;
+  const auto named = [](const char* part) {
+    return [part](const std::string& name, const at::Tensor&) { return name.find(part) != std::string::npos; };
+  };
+  const SGDOptions options(0.1);
+  const std::string text = complaint([&] {
+    parameter_groups(*net, {{"convolutions", named("conv"), options},
+                            {"biases", named("bias"), options},
+                            {"heads", named("head"), options}});
+  });
+  for (const char* part : {"bn.weight matches no rule", "conv.bias matches several: convolutions, biases",
+                           "the rule `heads` takes no parameter"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\nis not in\n" << text;
+  EXPECT_EQ(text.find("conv.weight"), std::string::npos) << text;
+  EXPECT_EQ(text.find("frozen"), std::string::npos) << text;
+  EXPECT_NE(complaint([&] { parameter_groups(*net, {}); }), "");
+}
+
+}  // namespace
+}  // namespace lockstep
