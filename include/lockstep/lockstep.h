@@ -14,9 +14,11 @@
 #include <lockstep/distributed_sampler.h>
 #include <lockstep/ema.h>
 #include <lockstep/error.h>
+#include <lockstep/evaluate.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/group.h>
 #include <lockstep/lr_scheduler.h>
+#include <lockstep/metrics.h>
 #include <lockstep/observer.h>
 #include <lockstep/parameter_groups.h>
 #include <lockstep/progress.h>

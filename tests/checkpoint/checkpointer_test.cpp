@@ -14,6 +14,7 @@
 
 #include "checkpoint/failure.h"
 #include "checkpoint/recorded_operations.h"
+#include "data/numbers.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -21,20 +22,13 @@ namespace lockstep {
 namespace {
 
 using testing::failure;
+using testing::Numbers;
 using testing::run_ranks;
 
-/// Sample i is the number i.
-class Numbers : public Dataset {
- public:
-  explicit Numbers(int64_t size) : size_(size) {}
-  int64_t size() const override { return size_; }
-  Batch get(at::ArrayRef<int64_t> indices) const override {
-    const at::Tensor numbers = at::tensor(indices, at::kLong);
-    return {.data = numbers, .target = numbers};
-  }
+}
 
- private:
-  int64_t size_;
+private:
+int64_t size_;
 };
 
 class CheckpointerTest : public ::testing::Test {

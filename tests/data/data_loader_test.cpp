@@ -16,25 +16,19 @@
 
 #include "base/clock.h"
 #include "data/idx_writer.h"
+#include "data/numbers.h"
 
 namespace lockstep {
 namespace {
 
 using Indices = std::vector<int64_t>;
 using Batches = std::vector<Indices>;
+using testing::Numbers;
 
-/// Sample i is the number i.
-class Numbers : public Dataset {
- public:
-  explicit Numbers(int64_t size) : size_(size) {}
-  int64_t size() const override { return size_; }
-  Batch get(at::ArrayRef<int64_t> indices) const override {
-    const at::Tensor numbers = at::tensor(indices, at::kLong);
-    return {.data = numbers, .target = numbers.clone()};
-  }
+}
 
- private:
-  int64_t size_;
+private:
+int64_t size_;
 };
 
 Indices values(const at::Tensor& data) { return {data.data_ptr<int64_t>(), data.data_ptr<int64_t>() + data.numel()}; }

@@ -108,6 +108,13 @@ class Bench(unittest.TestCase):
             self.assertLess(0, figures["seconds"][name][0])
         self.assertEqual(os.listdir(os.path.join(self.folder, "checkpoints")), [])
 
+    def test_metrics(self):
+        path = os.path.join(self.folder, "metrics.json")
+        self.assertIn("updating 4 metrics", run(os.path.join(BIN, "bench_metrics"), "--tiny", "--json", path).stdout)
+        figures = self.read(path)
+        for name in ("step_us", "update_us", "reduce_us", "share_of_a_step"):
+            self.assertLess(0, figures[name])
+
     def test_step(self):
         path = os.path.join(self.folder, "step.json")
         # Small models: the checks of results are the same for all.

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <concepts>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+
+#include <lockstep/data_loader.h>
+#include <lockstep/metrics.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace lockstep {
+
+/// While it lives the module is in evaluation mode; then each of its parts is as it was.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(torch::nn::Module& module);
+  ~EvaluationMode();
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+
+ private:
+  torch::nn::Module& module_;
+  std::vector<bool> was_training_;  // itself, then its parts from the outermost inwards
+};
+
+namespace detail {
+/// Misuse is a c10::Error, on every rank alike.
+void check_evaluation(const DataLoader& loader, const Group& group);
+}  // namespace detail
+
+/// Calls `step(batch)` for every batch of `loader`, without autograd, and reduces `metrics`: exact over all ranks,
+/// whatever their shares.
+///
+///     lockstep::DataLoader test(..., context, {.batch_size = 500, .exactly_once = true});
+///     lockstep::evaluate(*net, test, context.group(), metrics, [&](lockstep::Batch& batch) {
+///       accuracy.update(net(batch.data), batch.target);
+///     });
+///
+/// Every rank calls it; its one collective comes after the loop. `loader` must be made with `exactly_once` and with the
+/// ranks of `group`. If `step` or the loader throws on one rank, that exception is thrown there, and all others throw
+/// Error that names the rank. `step` must call no collective: ranks may have different numbers of batches.
+template <std::invocable<Batch&> Step>
+void evaluate(DataLoader& loader, const Group& group, Metrics& metrics, Step&& step) {
+  detail::check_evaluation(loader, group);
+  metrics.reset();
+  std::exception_ptr failure;
+  try {
+    const at::NoGradGuard no_grad;
+    for (Batch& batch : loader) step(batch);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (failure == nullptr) return metrics.reduce(group);
+  metrics.reduce_failed(group);
+  std::rethrow_exception(failure);
+}
+
+/// The same with `module` in evaluation mode meanwhile.
+template <std::invocable<Batch&> Step>
+void evaluate(torch::nn::Module& module, DataLoader& loader, const Group& group, Metrics& metrics, Step&& step) {
+  const EvaluationMode mode(module);
+  evaluate(loader, group, metrics, std::forward<Step>(step));
+}
+
+}  // namespace lockstep

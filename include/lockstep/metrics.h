@@ -1,0 +1,177 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/group.h>
+
+namespace lockstep {
+
+/// Names and numbers, in the order of the metrics.
+using MetricValues = std::vector<std::pair<std::string, double>>;
+
+/// Counts on this rank, summed over all ranks when the metrics it belongs to are reduced: exact however unevenly
+/// samples lie. Each number is a double; counts are exact up to 2^53.
+///
+/// Until it is reduced a metric tells of this rank's samples, after that of all ranks'. The next update starts a new
+/// count by itself, so the same objects serve one epoch after another.
+///
+/// With tensors on a GPU an update launches its kernels and does not wait; reading or reducing does. Updates are no
+/// collectives. Tensors are read without autograd. A metric is used by one thread.
+class Metric {
+ public:
+  virtual ~Metric() = default;
+
+  /// Appends what it has to tell, each named `name` or `name` and a suffix.
+  virtual void append_values(const std::string& name, MetricValues& values) const = 0;
+  /// Forgets all.
+  void reset();
+
+ protected:
+  explicit Metric(int64_t numbers) : numbers_(static_cast<size_t>(numbers)) {}
+  Metric(const Metric&) = default;
+  Metric(Metric&&) = default;
+  Metric& operator=(const Metric&) = default;
+  Metric& operator=(Metric&&) = default;
+
+  /// To be added to, by an update.
+  double* begin_update();
+  /// An update's share from a device, double [numbers]: added there, without waiting.
+  void add(const at::Tensor& numbers);
+  /// What was counted; waits for the device.
+  const std::vector<double>& numbers() const;
+
+ private:
+  friend class Metrics;
+  void set_reduced(const double* numbers);
+
+  mutable std::vector<double> numbers_;
+  mutable at::Tensor on_device_;  // what is not in numbers_ yet; undefined: nothing
+  bool reduced_ = false;
+};
+
+/// Several metrics that are reduced together, in one collective.
+///
+///     lockstep::Metrics metrics;
+///     auto& loss = metrics.add("loss", lockstep::Mean());
+///     auto& accuracy = metrics.add("accuracy", lockstep::Accuracy());
+///     for (auto& [data, target] : train) {
+///       ...
+///       loss.update(batch_loss, target.size(0));
+///       accuracy.update(scores, target);
+///     }
+///     metrics.reduce(context.group());                        // once an epoch, on every rank
+///     for (auto& [name, value] : metrics.values()) ...        // the same on every rank
+class Metrics {
+ public:
+  /// The metric lives as long as this object, at the same address.
+  template <std::derived_from<Metric> M>
+  M& add(std::string name, M metric) {
+    auto owned = std::make_unique<M>(std::move(metric));
+    M& kept = *owned;
+    insert(std::move(name), std::move(owned));
+    return kept;
+  }
+
+  /// Sums what was counted since the last time over all ranks. A collective: every rank of `group` calls it, with the
+  /// same metrics in the same order; it is one all-reduce of all their numbers. Throws Error as every collective does,
+  /// and on the other ranks if one called reduce_failed.
+  void reduce(const Group& group);
+  /// In place of reduce, on a rank that has no result: the other ranks need not wait for it, but throw Error that names
+  /// it. Throws nothing itself but what a collective may.
+  void reduce_failed(const Group& group) { reduce(group, true); }
+  void reset();
+
+  MetricValues values() const;
+  /// "loss 0.3412  accuracy 0.9207"
+  std::string to_string() const;
+
+ private:
+  void insert(std::string name, std::unique_ptr<Metric> metric);
+  void reduce(const Group& group, bool failed);
+  std::vector<std::pair<std::string, std::unique_ptr<Metric>>> metrics_;
+};
+
+/// The weighted mean of numbers, e.g. of a loss. NaN before the first.
+class Mean : public Metric {
+ public:
+  Mean() : Metric(2) {}
+  /// `weight` is how many samples the value is a mean of.
+  void update(double value, int64_t weight = 1);
+  /// A tensor of one element; with several, each of them counts `weight`.
+  void update(const at::Tensor& value, int64_t weight = 1);
+  double value() const;
+  /// The sum of all weights.
+  int64_t count() const;
+  void append_values(const std::string& name, MetricValues& values) const override;
+};
+
+/// exp of the mean negative log-likelihood: update(cross_entropy, tokens).
+class Perplexity : public Mean {
+ public:
+  double value() const;
+  void append_values(const std::string& name, MetricValues& values) const override;
+};
+
+struct AccuracyOptions {
+  /// A sample counts as correct if fewer than this many classes score better than its own.
+  int64_t top_k = 1;
+  /// Targets of this value are not counted, as in cross_entropy.
+  int64_t ignore_index = -100;
+};
+
+/// The share of samples whose class scores best, or among the best k. Of equal scores the lower class is the better,
+/// as in argmax; NaN beats every number, and a class whose own score is NaN is never correct.
+class Accuracy : public Metric {
+ public:
+  explicit Accuracy(AccuracyOptions options = {});
+  /// scores [..., classes], floating point; target int64 [...]. Throws c10::Error for other shapes and, on the CPU, for
+  /// a target that is no class.
+  void update(const at::Tensor& scores, const at::Tensor& target);
+  /// NaN before the first sample.
+  double value() const;
+  int64_t correct() const;
+  int64_t count() const;
+  void append_values(const std::string& name, MetricValues& values) const override;
+
+ private:
+  AccuracyOptions options_;
+};
+
+/// How often samples of each class were taken for each class.
+class ConfusionMatrix : public Metric {
+ public:
+  explicit ConfusionMatrix(int64_t classes, int64_t ignore_index = -100);
+  /// scores [..., classes], floating point, of which the best is taken, or int64 [...]: classes. target int64 [...].
+  /// Throws c10::Error as Accuracy does.
+  void update(const at::Tensor& scores, const at::Tensor& target);
+
+  /// int64 [classes, classes]: row, the class it is; column, the class it was taken for.
+  at::Tensor counts() const;
+  double accuracy() const;
+  /// Of all samples taken for `of` those that are; of all that are those taken for it; their harmonic mean. 0 where
+  /// there is nothing to divide by.
+  double precision(int64_t of) const;
+  double recall(int64_t of) const;
+  double f1(int64_t of) const;
+  /// Samples of the class.
+  int64_t support(int64_t of) const;
+  /// `name`_accuracy, and `name`_precision, _recall and _f1: means over the classes that occur.
+  void append_values(const std::string& name, MetricValues& values) const override;
+
+ private:
+  double at(int64_t row, int64_t column) const { return numbers()[static_cast<size_t>(row * classes_ + column)]; }
+  double row_sum(int64_t row) const;
+  double column_sum(int64_t column) const;
+
+  int64_t classes_;
+  int64_t ignore_index_;
+};
+
+}  // namespace lockstep
