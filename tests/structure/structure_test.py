@@ -16,6 +16,7 @@ MAY_INCLUDE = {
     "base": set(),
     "rendezvous": {"base"},
     "observe": {"base"},
+    "report": {"observe", "base"},
     "launch": {"rendezvous", "base"},
     "collectives": {"rendezvous", "base"},
     "data": {"base"},
@@ -23,9 +24,10 @@ MAY_INCLUDE = {
     "checkpoint": {"collectives", "base"},
     "train": {"collectives", "base"},
     "data_parallel": {"reducer", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
+    "run_log": {"observe", "base"},
     "context": {"data_parallel", "reducer", "train", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
 }
-TORCH_FREE = ("src/base/", "src/rendezvous/", "src/observe/", "src/launch/", "src/collectives/shm/", "src/checkpoint/format/", "tools/")
+TORCH_FREE = ("src/base/", "src/rendezvous/", "src/observe/", "src/report/", "src/launch/", "src/collectives/shm/", "src/checkpoint/format/", "tools/")
 KNOWS_TORCH = "src/collectives/shm/backend/"
 
 # What has one home: a pattern, the files it may stand in, and why.

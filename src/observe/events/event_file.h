@@ -1,0 +1,33 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "observe/events/event_encoding.h"
+#include "observe/growing_file.h"
+
+namespace lockstep {
+
+/// Seconds since 1970, for people and for other programs; never for durations.
+double wall_seconds();
+
+/// One event file of a folder of TensorBoard's. Its name is new: seconds since 1970, host, process and a count tell
+/// files apart and order them. Throws Error if folder or file cannot be made, except for want of space.
+class EventFile {
+ public:
+  EventFile(const std::string& folder, const std::string& suffix, std::chrono::milliseconds flush_interval);
+
+  void write(std::string_view event);
+  void flush() { file_->flush(); }
+  const std::string& folder() const { return folder_; }
+  const std::string& path() const { return file_->path(); }
+
+ private:
+  std::string folder_;
+  std::unique_ptr<GrowingFile> file_;
+  std::string record_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <istream>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+/// What a summary value of an event holds.
+enum class SummaryKind { kScalar, kHistogram, kImage, kText, kOther };
+
+struct SummaryValue {
+  std::string tag;
+  SummaryKind kind = SummaryKind::kOther;
+  double number = 0;  ///< kScalar
+};
+
+struct Event {
+  double wall_s = 0;
+  int64_t step = 0;
+  bool starts_session = false;
+  std::vector<SummaryValue> values;
+};
+
+/// Reads an event file of any writer, record by record. Hostile bytes cost no more memory than kMostRecordBytes and
+/// what the stream really holds.
+class EventReader {
+ public:
+  static constexpr uint64_t kMostRecordBytes = 64 << 20;
+
+  explicit EventReader(std::istream& in) : in_(&in) {}
+
+  /// The next event; nothing at the end of the file, or of what can be read of it.
+  std::optional<Event> next();
+  /// Why reading ended before the end of the file, e.g. "record 3 at byte 211 has a wrong checksum"; empty if it did
+  /// not.
+  const std::string& trouble() const { return trouble_; }
+
+ private:
+  /// `count` bytes into bytes_; false and trouble at the end of the stream.
+  bool read(uint64_t count);
+  std::nullopt_t stop(const char* what);
+
+  std::istream* in_;
+  std::string bytes_;
+  int64_t records_ = 0;
+  uint64_t record_start_ = 0;
+  std::string trouble_;
+};
+
+/// One event from its message. Throws Error if it is none.
+Event decode_event(std::string_view message);
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+#include "observe/system_facts.h"
+
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/usable_cores.h"
+
+namespace lockstep {
+namespace {
+
+/// The rest of the first line that starts with `start`.
+std::string line_after(const char* path, const std::string& start) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(start)) return line.substr(start.size());
+  return "";
+}
+
+std::string system_name() {
+  std::string name = line_after("/etc/os-release", "PRETTY_NAME=");
+  if (name.size() >= 2 && name.front() == '"' && name.back() == '"') name = name.substr(1, name.size() - 2);
+  return name;
+}
+
+std::string cpu_model() {
+  const std::string rest = line_after("/proc/cpuinfo", "model name");
+  const size_t start = rest.find_first_not_of("\t :");
+  return start == std::string::npos ? "" : rest.substr(start);
+}
+
+int64_t memory_bytes() {
+  int64_t kibibytes = 0;
+  std::istringstream(line_after("/proc/meminfo", "MemTotal:")) >> kibibytes;
+  return kibibytes * 1024;
+}
+
+std::vector<std::string> command_line() {
+  std::ifstream file("/proc/self/cmdline");
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  return words;
+}
+
+}  // namespace
+
+SystemFacts system_facts() {
+  utsname names{};
+  const bool named = ::uname(&names) == 0;
+  std::error_code ignored;
+  return {
+      .host = named ? names.nodename : "",
+      .system = system_name(),
+      .kernel = named ? std::string(names.sysname) + " " + names.release + " " + names.machine : "",
+      .cpu = cpu_model(),
+      .usable_cores = static_cast<int>(allowed_cpus().size()),
+      .memory_bytes = memory_bytes(),
+      .pid = ::getpid(),
+      .folder = std::filesystem::current_path(ignored).string(),
+      .command = command_line(),
+      .lockstep_version = LOCKSTEP_VERSION,
+  };
+}
+
+}  // namespace lockstep

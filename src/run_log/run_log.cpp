@@ -1,0 +1,177 @@
+#include <lockstep/run_log.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include <lockstep/context.h>
+#include <lockstep/error.h>
+#include <lockstep/observer.h>
+#include <lockstep/replica.h>
+#include <lockstep/summary_writer.h>
+#include <torch/version.h>
+
+#include "observe/metrics_file.h"
+#include "run_log/first_reductions.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A line of rates covers at least this long.
+constexpr double kRateSeconds = 0.5;
+/// Lines about reductions come when their number has doubled, and this often.
+constexpr double kReductionSeconds = 2;
+constexpr int64_t kFirstReductions = 4;
+/// The first ones allocate and fault in memory.
+constexpr int kUntracedReductions = 10;
+
+std::string folder_of(const Context& context, const RunLogOptions& options, const SystemFacts& system) {
+  if (!options.folder.empty()) return options.folder;
+  if (!context.run_dir().empty()) return context.run_dir();
+  const std::string program = system.command.empty() ? "" : fs::path(system.command.front()).filename().string();
+  return "runs/" + (program.empty() ? "run" : program);
+}
+
+std::string made(const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw Error("cannot make the folder " + folder + " for the run log: " + error.message());
+  return folder;
+}
+
+std::string file_of(const std::string& folder, const std::string& name, int rank, const char* ending) {
+  return (fs::path(folder) / (name + "_rank" + std::to_string(rank) + ending)).string();
+}
+
+}  // namespace
+
+struct RunLog::State {
+  State(const Context& context, const RunLogOptions& given, const SystemFacts& system)
+      : options(given),
+        folder(made(folder_of(context, given, system))),
+        rank(context.rank()),
+        world_size(context.world_size()),
+        file(file_of(folder, "metrics", context.rank(), ".jsonl"), given.flush_interval),
+        place{.step = given.first_step, .epoch = 0} {
+    if (options.tensorboard && context.is_main()) {
+      writer = SummaryWriter((fs::path(folder) / "tensorboard").string(), {.flush_interval = given.flush_interval});
+      writer.purge_from(options.first_step + 1);
+    }
+    file.run({.rank = rank,
+              .world_size = world_size,
+              .local_rank = context.local_rank(),
+              .threads = context.threads(),
+              .backend = context.group().backend(),
+              .libtorch_version = TORCH_VERSION,
+              .first_step = options.first_step},
+             system);
+  }
+
+  void scalar(std::string_view name, double value, int64_t step) {
+    file.scalar({.step = step, .epoch = place.epoch}, name, value);
+    writer.add_scalar(name, value, step);
+  }
+
+  void count_step(int64_t samples) {
+    const Clock::time_point now = Clock::now();
+    const double seconds = std::chrono::duration<double>(now - mark).count();
+    mark = now;
+    ++place.step;
+    ++taken.steps;
+    taken.samples += samples;
+    taken.seconds += seconds;
+    taken.longest_s = std::max(taken.longest_s, seconds);
+    if (model != nullptr) {
+      const double total = model->communication_seconds();
+      taken.communication_s += total - communication_s;
+      communication_s = total;
+    }
+    if (taken.seconds >= kRateSeconds) write_rates();
+    if (model != nullptr) note_reductions(now);
+  }
+
+  void write_rates() {
+    if (taken.steps == 0) return;
+    file.steps(place, taken);
+    if (taken.seconds > 0) {
+      writer.add_scalar("rates/samples_per_second", static_cast<double>(taken.samples * world_size) / taken.seconds,
+                        place.step);
+      if (model != nullptr)
+        writer.add_scalar("rates/communication_share", taken.communication_s / taken.seconds, place.step);
+    }
+    taken = {};
+  }
+
+  void note_reductions(Clock::time_point now) {
+    const int64_t steps = place.step - options.first_step;
+    if (steps < next_reductions && now - reductions_noted < std::chrono::duration<double>(kReductionSeconds)) return;
+    while (next_reductions <= steps) next_reductions *= 2;
+    reductions_noted = now;
+    const ReductionStats stats = model->stats();
+    if (stats.reductions > 0) file.reductions(place, stats);
+    if (trace && trace->is_done()) {
+      model->observe(nullptr);
+      trace.reset();
+    }
+  }
+
+  const RunLogOptions options;
+  const std::string folder;
+  const int rank, world_size;
+  MetricsFile file;
+  SummaryWriter writer;
+  TrainingPlace place;
+  Replica* model = nullptr;
+  std::shared_ptr<FirstReductions> trace;
+  StepsTaken taken;            ///< not written yet
+  double communication_s = 0;  ///< of the model, at the last step
+  Clock::time_point mark = Clock::now();
+  Clock::time_point reductions_noted = mark;
+  int64_t next_reductions = kFirstReductions;
+};
+
+RunLog::RunLog(const Context& context, RunLogOptions options)
+    : state_(std::make_unique<State>(context, options, system_facts())) {}
+RunLog::RunLog(RunLog&&) noexcept = default;
+RunLog::~RunLog() {
+  if (state_) state_->write_rates();
+}
+
+void RunLog::watch(Replica& model) {
+  State& state = *state_;
+  state.model = &model;
+  state.communication_s = model.communication_seconds();
+  model.compare_ranks(true);
+  if (state.options.traced_reductions <= 0 || state.world_size == 1) return;
+  state.trace =
+      std::make_shared<FirstReductions>(chrome_trace(file_of(state.folder, "trace", state.rank, ".json"), state.rank),
+                                        kUntracedReductions, state.options.traced_reductions);
+  model.observe(state.trace);
+}
+
+void RunLog::epoch(int64_t number) {
+  state_->write_rates();
+  state_->place.epoch = number;
+  state_->mark = Clock::now();
+}
+
+void RunLog::step(int64_t samples, Scalars scalars) {
+  state_->count_step(samples);
+  for (const auto& [name, value] : scalars) state_->scalar(name, value, state_->place.step);
+}
+
+void RunLog::scalar(std::string_view name, double value, std::optional<int64_t> step) {
+  state_->scalar(name, value, step.value_or(state_->place.step));
+}
+
+int64_t RunLog::steps() const { return state_->place.step; }
+SummaryWriter& RunLog::tensorboard() { return state_->writer; }
+const std::string& RunLog::folder() const { return state_->folder; }
+
+void RunLog::flush() {
+  state_->file.flush();
+  state_->writer.flush();
+}
+
+}  // namespace lockstep
