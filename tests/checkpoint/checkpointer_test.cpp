@@ -25,12 +25,6 @@ using testing::failure;
 using testing::Numbers;
 using testing::run_ranks;
 
-}
-
-private:
-int64_t size_;
-};
-
 class CheckpointerTest : public ::testing::Test {
  protected:
   std::string path() const { return (temporary_.path() / "checkpoints").string(); }

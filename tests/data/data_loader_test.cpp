@@ -25,12 +25,6 @@ using Indices = std::vector<int64_t>;
 using Batches = std::vector<Indices>;
 using testing::Numbers;
 
-}
-
-private:
-int64_t size_;
-};
-
 Indices values(const at::Tensor& data) { return {data.data_ptr<int64_t>(), data.data_ptr<int64_t>() + data.numel()}; }
 
 Batches one_pass(DataLoader& loader) {

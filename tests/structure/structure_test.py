@@ -44,6 +44,7 @@ HOMES = [
         "src/base/shared_segment.cpp", "src/collectives/shm/peer_watch.cpp",  # what old kernel headers lack
         "src/collectives/shm/layout.h",  # the explorer's words
         "src/collectives/shm/reduce.cpp",  # kernels of other processors
+        "src/collectives/shm/stream_copy.cpp",  # x86's stores past the caches
     }, "conditional compilation has a home of its own or is not needed"),
 ]
 

@@ -1,11 +1,9 @@
 #include "collectives/shm/transfer.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
+
+#include "collectives/shm/stream_copy.h"
 
 namespace lockstep::shm {
 namespace {
@@ -14,23 +12,9 @@ void copy(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-/// An output of this size has left the caches before anybody reads it. Written past them it is not fetched first either
-/// (measured with 32 MiB of last-level cache: all_gather of 64 MiB 3.3 to 5.0 ms instead of 6.3). memcpy does so by
-/// itself, but knows only the piece of one round.
+/// An output of this size has left the caches before anybody reads it (measured with 32 MiB of last-level cache:
+/// all_gather of 64 MiB 3.3 to 5.0 ms instead of 6.3).
 constexpr size_t kPastCaches = size_t{24} << 20;
-
-void copy_past_caches(std::byte* to, const std::byte* from, size_t bytes) {
-#ifdef __SSE2__
-  const size_t head = std::min(bytes, -reinterpret_cast<uintptr_t>(to) % kCacheLine);
-  copy(to, from, head);
-  to += head, from += head, bytes -= head;
-  for (; bytes >= kCacheLine; to += kCacheLine, from += kCacheLine, bytes -= kCacheLine)
-    for (size_t i = 0; i < kCacheLine; i += sizeof(__m128i))
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
-  _mm_sfence();  // such stores are not ordered by a later release
-#endif
-  copy(to, from, bytes);
-}
 
 }  // namespace
 
@@ -94,7 +78,7 @@ void Transfer::unpack(const std::byte* const* from, size_t begin, size_t end, Re
   }
   const bool one_block = request_.kind == OperationKind::kBroadcast || request_.kind == OperationKind::kScatter;
   const size_t whole = block_bytes_ * (one_block ? 1 : static_cast<size_t>(size_));
-  const auto move = whole >= kPastCaches ? copy_past_caches : copy;
+  const auto move = whole >= kPastCaches ? stream_copy : copy;
   for (int r = 0; r < size_; ++r) {
     const size_t last = std::min(end, receive_bytes(r));
     if (takes_from(rank_, r) && begin < last)
