@@ -20,6 +20,7 @@ inline Clock::time_point coarse_now() {
 class Deadline {
  public:
   explicit Deadline(std::chrono::milliseconds timeout) : at_(Clock::now() + timeout) {}
+  explicit Deadline(Clock::time_point at) : at_(at) {}
 
   bool passed() const { return Clock::now() >= at_; }
 

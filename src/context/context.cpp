@@ -25,6 +25,9 @@ namespace {
 /// How long leaving waits for the ranks that are not there yet; a rank that serves the store waits longer.
 constexpr std::chrono::seconds kFarewell{5};
 
+/// While a rank stands in a debugger the others wait.
+constexpr std::chrono::hours kDebuggedTimeout{24 * 7};
+
 /// The environment's word, for those who cannot change the program, else the program's.
 std::chrono::milliseconds join_timeout(const Environment& environment, const ContextOptions& options) {
   if (!environment.lockstep_join_timeout_s) return options.join_timeout;
@@ -90,6 +93,7 @@ Context::Context(ContextOptions options) {
   const Environment environment = Environment::from_process();
   World world = discover_world(environment);
   options.join_timeout = join_timeout(environment, options);
+  if (environment.lockstep_debugged) options.join_timeout = options.collective_timeout = kDebuggedTimeout;
   auto store = open_store(world, options.join_timeout);
   RollCall present = call_the_roll(world, store, options.join_timeout);
   world.local_rank = present.local_rank;

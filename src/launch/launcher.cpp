@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,15 +12,17 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/held_port.h"
 #include "base/rank_board.h"
 #include "base/socket.h"
-#include "base/usable_cores.h"
+#include "launch/debugger.h"
+#include "launch/display.h"
 #include "launch/guard.h"
 #include "launch/launch_error.h"
 #include "launch/process.h"
+#include "launch/rank_command.h"
 #include "launch/rank_output.h"
 #include "launch/run_folder.h"
-#include "launch/sink.h"
 #include "launch/terminal_input.h"
 #include "launch/verdict.h"
 #include "rendezvous/key_value_server.h"
@@ -42,11 +43,13 @@ namespace {
 
 constexpr std::chrono::seconds kKillTimeout(10);
 constexpr std::chrono::milliseconds kGroupTimeout(500);
+constexpr std::chrono::seconds kFlushTimeout(30);
 /// How long a rank that others accuse may take to end by itself before it is told to: its own end says more.
 constexpr std::chrono::milliseconds kSettleTime(250);
 
 struct Rank {
-  Rank(int rank, const std::string& folder) : number(rank), output(folder + "/rank_" + std::to_string(rank) + ".log") {}
+  Rank(int rank, const std::string& folder)
+      : number(rank), output(rank, folder + "/rank_" + std::to_string(rank) + ".log") {}
 
   const int number;
   std::optional<Process> process;
@@ -63,7 +66,7 @@ class Launcher {
  private:
   enum class Phase { kRunning, kStopping, kKilling, kFlushing, kDone };
 
-  void start_rank(int rank, std::vector<int> cpus, const EnvironmentBlock& environment);
+  void start_rank(int rank, const RankCommand& command, const EnvironmentBlock& environment);
   FileDescriptor rank_input(int rank);
 
   void watch(int fd, short events, std::function<void(const pollfd&)> act);
@@ -84,19 +87,20 @@ class Launcher {
   std::vector<RankAccount> accounts() const;
   bool all_ended() const { return ends_.size() == ranks_.size(); }
   void say(const std::string& text) { print("lockstep: " + text + "\n"); }
-  void print(const std::string& lines);
+  void print(const std::string& lines) { display_.print(lines); }
 
   const LaunchOptions options_;
-  const std::string program_;
+  const std::vector<RankCommand> commands_;  // by rank
   const RunFolder folder_;
   const LauncherSettings settings_;
   Guard guard_;
-  Sink stdout_{STDOUT_FILENO};
-  Sink stderr_{STDERR_FILENO};
+  Display display_;
   TerminalInput input_;
   KeyValueServer store_;
+  const HeldPort port_;
   std::optional<RankBoard> board_;
-  std::deque<Rank> ranks_;  // stay where they are: Rank cannot move
+  std::optional<LentTerminal> lent_terminal_;  // to the debugger
+  std::deque<Rank> ranks_;                     // stay where they are: Rank cannot move
 
   std::vector<pollfd> polled_;
   std::vector<std::function<void(const pollfd&)>> actions_;  // one for each of polled_
@@ -117,59 +121,64 @@ std::string run_dir_of(const LaunchOptions& options) {
 
 Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environment)
     : options_(options),
-      program_(find_program(options.command.at(0), find_variable(environment, "PATH", "/usr/local/bin:/usr/bin:/bin"))),
-      folder_(run_dir_of(options), !options.run_dir.empty()) {
+      commands_(plan_ranks(options, environment)),
+      folder_(run_dir_of(options), !options.run_dir.empty()),
+      display_(options.shown_ranks) {
+  if (options.debugged_rank) check_terminal_for_debugger();
   try {
     board_.emplace(options.ranks);
   } catch (const Error& error) {
     // Programs that use little memory run all the same.
     say(std::string("the ranks have no pages, so who fails first is told by the order of ends alone: ") + error.what());
   }
-  const auto cpus = allowed_cpus();
-  const double quota = cgroup_cpu_quota();
-  const int threads = threads_per_rank(std::vector(static_cast<size_t>(options.ranks), cpus), 0, quota);
-  const std::string warning = crowding_warning(options.ranks, threads_per_rank({cpus}, 0, quota), threads);
-  if (!warning.empty()) say(warning);
-  for (int rank = 0; rank < options.ranks; ++rank)
-    start_rank(rank, rank_cpus(options.bind, cpus, rank, options.ranks), environment);
+  for (const std::string& warning : plan_warnings(options)) say(warning);
+  for (int rank = 0; rank < options.ranks; ++rank) start_rank(rank, commands_[static_cast<size_t>(rank)], environment);
 }
 
-void Launcher::start_rank(int rank, std::vector<int> cpus, const EnvironmentBlock& environment) {
+void Launcher::start_rank(int rank, const RankCommand& command, const EnvironmentBlock& environment) {
   Rank& started = ranks_.emplace_back(rank, folder_.path());
   auto [ours, theirs] = make_socket_pair();
   store_.add_client(std::move(ours));
-  auto& streams = started.output.streams();
-  const FileDescriptor output = started.output.open(streams[0], rank == 0 ? &stdout_ : nullptr);
-  const FileDescriptor error = started.output.open(streams[1], rank == 0 ? &stderr_ : nullptr);
-  const FileDescriptor input = rank_input(rank);
-
-  RankPlace place{.rank = rank,
-                  .world_size = options_.ranks,
-                  .run_dir = folder_.path(),
-                  .store_fd = theirs.get(),
-                  .page_fd = board_ ? board_->fd() : -1};
-  winsize size{};
-  if (rank == 0 && stderr_.is_terminal())
-    place.terminal_columns = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  // A debugger has the terminal itself: its rank's output is not kept.
+  const bool debugged = rank == options_.debugged_rank;
+  FileDescriptor output, error, input;
+  if (!debugged) {
+    auto& [out, err] = started.output.streams();
+    output = started.output.open(out);
+    error = started.output.open(err);
+    display_.connect(rank, started.output);
+    input = rank_input(rank);
+  }
+  const RankPlace place{.rank = rank,
+                        .world_size = options_.ranks,
+                        .run_dir = folder_.path(),
+                        .store_fd = theirs.get(),
+                        .page_fd = board_ ? board_->fd() : -1,
+                        .master_port = port_.number(),
+                        .debugged = options_.debugged_rank.has_value(),
+                        .terminal_columns = debugged ? std::nullopt : display_.columns_for(rank)};
   std::vector<int> kept = {theirs.get()};
   if (board_) kept.push_back(board_->fd());
   started.started = Clock::now();
-  started.process.emplace(ProcessStart{.program = program_,
-                                       .arguments = options_.command,
+  started.process.emplace(ProcessStart{.program = command.program,
+                                       .arguments = command.arguments,
                                        .environment = rank_environment(environment, place),
-                                       .cpus = std::move(cpus),
+                                       .cpus = command.placement.cpus,
+                                       .memory_node = command.placement.memory_node,
                                        .input = input ? input.get() : STDIN_FILENO,
-                                       .output = output.get(),
-                                       .error = error.get(),
+                                       .output = output ? output.get() : STDOUT_FILENO,
+                                       .error = error ? error.get() : STDERR_FILENO,
                                        .announce = guard_.registry(),
-                                       .kept = std::move(kept)},
+                                       .kept = std::move(kept),
+                                       .ignore_suspend = debugged},
                           settings_);
+  if (debugged) lent_terminal_.emplace(started.process->pid());
 }
 
 /// Empty when the rank inherits the launcher's.
 FileDescriptor Launcher::rank_input(int rank) {
   FileDescriptor input;
-  if (rank == 0) {
+  if (rank == 0 && !options_.debugged_rank) {
     if (::isatty(STDIN_FILENO) == 1) input_ = TerminalInput(STDIN_FILENO, input);
     return input;
   }
@@ -188,6 +197,7 @@ int Launcher::run() {
     ++wake_ups_;
     for (size_t i = 0; ready > 0 && i < polled_.size(); ++i)
       if (polled_[i].revents != 0) actions_[i](polled_[i]);
+    display_.tick();
     advance();
   }
   await_groups();
@@ -202,7 +212,7 @@ void Launcher::watch(int fd, short events, std::function<void(const pollfd&)> ac
 void Launcher::watch_all() {
   // Signals first: a rank that ends in the same turn as the launcher is told to stop was told so as well.
   watch(settings_.signal_fd(), POLLIN, [this](const pollfd&) { take_signals(); });
-  for (Sink* sink : {&stdout_, &stderr_})
+  for (Sink* sink : {&display_.out(), &display_.err()})
     if (sink->pending()) watch(sink->fd(), POLLOUT, [sink](const pollfd&) { sink->flush(); });
   if (phase_ == Phase::kFlushing) return;
   if (input_.fd() >= 0) watch(input_.fd(), input_.events(), [this](const pollfd&) { input_.pass_on(); });
@@ -218,7 +228,14 @@ void Launcher::watch_all() {
   });
 }
 
-int Launcher::wait_ms() const { return deadline_ ? deadline_->remaining_ms() : -1; }
+int Launcher::wait_ms() const {
+  int wait = deadline_ ? deadline_->remaining_ms() : -1;
+  if (const auto due = display_.due()) {
+    const int until = Deadline(*due).remaining_ms();
+    wait = wait < 0 ? until : std::min(wait, until);
+  }
+  return wait;
+}
 
 void Launcher::take_signals() {
   while (const int signal = settings_.next_signal()) {
@@ -226,6 +243,8 @@ void Launcher::take_signals() {
       input_.resume();
       continue;
     }
+    // The end of the session that it was started from: a run goes on without its terminal.
+    if (signal == SIGHUP && display_.terminal_is_gone()) continue;
     ++signals_;
     if (phase_ == Phase::kRunning) {
       stop_signal_ = signal;
@@ -243,6 +262,7 @@ void Launcher::note_end(Rank& rank) {
   const auto how = rank.process->end();
   if (!how) return;
   rank.ended = true;
+  if (rank.number == options_.debugged_rank) lent_terminal_.reset();
   ends_.push_back({.rank = rank.number,
                    .pid = rank.process->pid(),
                    .how = *how,
@@ -276,7 +296,7 @@ void Launcher::advance() {
     finish();
   else if (late)
     kill_ranks();
-  if (phase_ == Phase::kFlushing && !stdout_.pending() && !stderr_.pending()) phase_ = Phase::kDone;
+  if (phase_ == Phase::kFlushing && (!display_.pending() || deadline_->passed())) phase_ = Phase::kDone;
 }
 
 std::vector<RankAccount> Launcher::accounts() const {
@@ -309,10 +329,11 @@ void Launcher::signal_running(int signal) {
 /// All ranks have ended, or will not: nothing more of them is waited for.
 void Launcher::finish() {
   phase_ = Phase::kFlushing;
-  deadline_.reset();
+  deadline_.emplace(kFlushTimeout);
   // What the ranks have started and left behind in their groups goes with them.
   for (auto& rank : ranks_) rank.process->signal_group(SIGKILL);
   for (auto& rank : ranks_) rank.output.finish();
+  display_.finish();
   report_losses();
   Verdict verdict = judge(ends_, accounts(), stop_signal_);
   exit_code_ = verdict.exit_code;
@@ -324,8 +345,8 @@ void Launcher::finish() {
   if (!verdict.witness) verdict.exit_code = exit_code_ = exit_code_of(verdict.culprit->how, output.tail().lines());
   print(format({.verdict = verdict,
                 .world_size = options_.ranks,
-                .program = program_,
-                .log_path = output.log_path(),
+                .program = commands_[static_cast<size_t>(verdict.culprit->rank)].program,
+                .log_path = output.log().path(),
                 .tail = output.tail().lines(),
                 .killed = killed_}));
 }
@@ -343,19 +364,12 @@ void Launcher::report_losses() {
     if (!rank.ended)
       say("rank " + std::to_string(rank.number) + ", process " + std::to_string(rank.process->pid()) +
           ", does not end even by SIGKILL; it is left behind");
-    if (rank.output.dropped_lines() > 0)
-      say(std::to_string(rank.output.dropped_lines()) + " lines of rank " + std::to_string(rank.number) +
-          " could not be written to its log: " + rank.output.drop_reason());
+    const RankLog& log = rank.output.log();
+    if (log.dropped_lines() > 0)
+      say(std::to_string(log.dropped_lines()) + " lines of rank " + std::to_string(rank.number) +
+          " could not be written to its log: " + log.drop_reason());
   }
-  if (stdout_.dropped_bytes() > 0)
-    say(std::to_string(stdout_.dropped_bytes()) + " bytes of rank 0's output found no reader; the log has them");
-}
-
-/// To stderr, and not into the middle of a line of rank 0's.
-void Launcher::print(const std::string& lines) {
-  if (stdout_.is_terminal() && stderr_.is_terminal()) stdout_.start_line();
-  stderr_.start_line();
-  stderr_.write(lines);
+  if (const std::string losses = display_.losses(); !losses.empty()) say(losses);
 }
 
 }  // namespace

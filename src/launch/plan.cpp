@@ -17,16 +17,27 @@ namespace {
 constexpr int kMaxRanks = 4096;  // far above any machine; catches a slipped key
 
 /// Replaced or meaningless under this launcher.
-constexpr std::array<std::string_view, 18> kReplaced = {
-    "LOCKSTEP_PAGE_FD",    "RANK",
-    "WORLD_SIZE",          "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",    "MASTER_ADDR",
-    "MASTER_PORT",         "LOCKSTEP_RUN_DIR",
-    "LOCKSTEP_STORE_FD",   "GROUP_RANK",
-    "GROUP_WORLD_SIZE",    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",     "ROLE_NAME",
-    "LOCKSTEP_TERMINAL",   "TORCHELASTIC_USE_AGENT_STORE",
-    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+constexpr std::string_view kReplaced[] = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "LOCKSTEP_DEBUGGED",
+    "LOCKSTEP_PAGE_FD",
+    "LOCKSTEP_RUN_DIR",
+    "LOCKSTEP_STORE_FD",
+    "LOCKSTEP_TERMINAL",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
 };
 
 std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
@@ -43,7 +54,8 @@ bool is_program(const std::filesystem::path& path) {
 EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankPlace& place) {
   EnvironmentBlock block;
   for (const auto& variable : inherited)
-    if (std::find(kReplaced.begin(), kReplaced.end(), name_of(variable)) == kReplaced.end()) block.push_back(variable);
+    if (std::find(std::begin(kReplaced), std::end(kReplaced), name_of(variable)) == std::end(kReplaced))
+      block.push_back(variable);
   const auto add = [&](const char* name, const std::string& value) {
     block.push_back(std::string(name) + "=" + value);
   };
@@ -51,10 +63,35 @@ EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankP
   add("WORLD_SIZE", std::to_string(place.world_size));
   add("LOCAL_RANK", std::to_string(place.rank));
   add("LOCAL_WORLD_SIZE", std::to_string(place.world_size));
+  // torchrun's other variables, for programs that look at them. Rank 0 of such a program opens the store; nothing
+  // listens on the port before.
+  add("GROUP_RANK", "0");
+  add("GROUP_WORLD_SIZE", "1");
+  add("ROLE_RANK", std::to_string(place.rank));
+  add("ROLE_WORLD_SIZE", std::to_string(place.world_size));
+  add("ROLE_NAME", "default");
+  if (place.master_port > 0) {
+    add("MASTER_ADDR", "127.0.0.1");
+    add("MASTER_PORT", std::to_string(place.master_port));
+  }
   add("LOCKSTEP_RUN_DIR", place.run_dir);
   add("LOCKSTEP_STORE_FD", std::to_string(place.store_fd));
   if (place.page_fd >= 0) add("LOCKSTEP_PAGE_FD", std::to_string(place.page_fd));
+  if (place.debugged) add("LOCKSTEP_DEBUGGED", "1");
   if (place.terminal_columns) add("LOCKSTEP_TERMINAL", std::to_string(*place.terminal_columns));
+  return block;
+}
+
+bool is_launchers_variable(const std::string& name) {
+  return std::find(std::begin(kReplaced), std::end(kReplaced), name) != std::end(kReplaced);
+}
+
+EnvironmentBlock with_variables(const EnvironmentBlock& environment, const EnvironmentBlock& variables) {
+  EnvironmentBlock block = environment;
+  for (const auto& variable : variables) {
+    std::erase_if(block, [&](const std::string& old) { return name_of(old) == name_of(variable); });
+    block.push_back(variable);
+  }
   return block;
 }
 
@@ -108,14 +145,44 @@ std::string default_run_dir(const std::string& program, std::chrono::system_cloc
          std::to_string(pid);
 }
 
-std::vector<int> rank_cpus(Binding bind, const std::vector<int>& cpus, int rank, int ranks) {
+namespace {
+
+Placement place_on_nodes(const std::vector<NumaNode>& nodes, int rank, int ranks) {
+  const int count = static_cast<int>(nodes.size());
+  if (count < 2) return {};
+  if (ranks >= count) {
+    const NumaNode& node = nodes[static_cast<size_t>(int64_t{rank} * count / ranks)];
+    return {node.cpus, node.number};
+  }
+  Placement several;
+  for (int i = rank * count / ranks; i < (rank + 1) * count / ranks; ++i) {
+    const NumaNode& node = nodes[static_cast<size_t>(i)];
+    several.memory_node = several.cpus.empty() ? node.number : -1;
+    several.cpus.insert(several.cpus.end(), node.cpus.begin(), node.cpus.end());
+  }
+  std::sort(several.cpus.begin(), several.cpus.end());
+  return several;
+}
+
+}  // namespace
+
+Placement place_rank(Binding bind, const std::vector<int>& cpus, const std::vector<NumaNode>& nodes, int rank,
+                     int ranks) {
   if (bind == Binding::kNone) return {};
+  if (bind == Binding::kNuma) return place_on_nodes(usable_nodes(nodes, cpus), rank, ranks);
   const auto share = static_cast<ptrdiff_t>(cpus.size()) / ranks;
   if (share == 0)
     throw LaunchError(kExitBadCommandLine, "--bind core: " + std::to_string(ranks) +
                                                " ranks cannot have a core each, " + std::to_string(cpus.size()) +
                                                " may be used; leave --bind out");
-  return {cpus.begin() + rank * share, cpus.begin() + (rank + 1) * share};
+  return {{cpus.begin() + rank * share, cpus.begin() + (rank + 1) * share}};
+}
+
+std::vector<NumaNode> usable_nodes(std::vector<NumaNode> nodes, const std::vector<int>& cpus) {
+  for (auto& node : nodes)
+    std::erase_if(node.cpus, [&](int cpu) { return !std::binary_search(cpus.begin(), cpus.end(), cpu); });
+  std::erase_if(nodes, [](const NumaNode& node) { return node.cpus.empty(); });
+  return nodes;
 }
 
 std::string crowding_warning(int ranks, int usable_cores, int threads_per_rank) {

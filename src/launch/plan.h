@@ -5,22 +5,33 @@
 #include <string>
 #include <vector>
 
+#include "base/numa.h"
+
 namespace lockstep {
 
 /// Which processors a rank may run on.
 enum class Binding {
   kNone,  ///< all that the launcher may use
   kCore,  ///< its own share of them, which no other rank has
+  kNuma,  ///< those of its NUMA node, whose memory it takes first
 };
 
 /// What was asked for on the command line of `lockstep run`.
 struct LaunchOptions {
   int ranks = 1;
   Binding bind = Binding::kNone;
-  std::string run_dir;                    ///< empty: a new folder under runs/
-  std::vector<std::string> command;       ///< program and arguments, the program as it was given
-  std::chrono::milliseconds grace{5000};  ///< between asking the ranks to stop and killing them
+  int max_restarts = 0;
+  std::chrono::milliseconds hang_timeout{300000};  ///< kNever: a hang ends nothing
+  std::string run_dir;                             ///< empty: a new folder under runs/
+  std::string program;                             ///< path to execute; empty: found by command[0]
+  std::vector<std::string> command;                ///< program and arguments, the program as it was given
+  std::chrono::milliseconds grace{5000};           ///< between asking the ranks to stop and killing them
+  std::vector<int> shown_ranks = {0};              ///< whose output comes to the terminal, ascending
+  std::optional<int> debugged_rank;                ///< it runs under a debugger, on the terminal
 };
+
+/// Longer than any wait that is to end; as milliseconds it still fits an int.
+constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 7);
 
 /// An environment as exec takes it: NAME=value.
 using EnvironmentBlock = std::vector<std::string>;
@@ -32,6 +43,8 @@ struct RankPlace {
   std::string run_dir;
   int store_fd = -1;                    ///< the number under which the rank inherits its socket to the store
   int page_fd = -1;                     ///< the number under which it inherits the board of pages; -1: there is none
+  int master_port = 0;                  ///< for programs that meet by torchrun's variables
+  bool debugged = false;                ///< one of the ranks is: waiting must not end by time
   std::optional<int> terminal_columns;  ///< where the rank's output ends on a terminal
 };
 
@@ -41,6 +54,12 @@ EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankP
 
 /// The value of `name`, or `fallback`.
 std::string find_variable(const EnvironmentBlock& environment, const std::string& name, const std::string& fallback);
+
+/// Whether the launcher sets variables of this name itself, or takes them out.
+bool is_launchers_variable(const std::string& name);
+
+/// `environment` with `variables` in it, which replace those of the same name.
+EnvironmentBlock with_variables(const EnvironmentBlock& environment, const EnvironmentBlock& variables);
 
 /// What -n says: a whole number from 1 on, or "auto", the usable cores. Throws LaunchError (bad command line).
 int parse_rank_count(const std::string& text, int usable_cores);
@@ -52,10 +71,21 @@ std::string find_program(const std::string& name, const std::string& search_path
 /// Name of a new run's folder: runs/20240131-235959-train-4711.
 std::string default_run_dir(const std::string& program, std::chrono::system_clock::time_point now, int pid);
 
-/// The CPUs of one rank out of `cpus`; empty where a rank is not bound. A share is contiguous, all are equally large
-/// and what is over stays free. Throws LaunchError (bad command line) when there are more ranks than CPUs to have one
-/// each.
-std::vector<int> rank_cpus(Binding bind, const std::vector<int>& cpus, int rank, int ranks);
+/// Where one rank computes.
+struct Placement {
+  std::vector<int> cpus;  ///< empty: it is not bound
+  int memory_node = -1;   ///< the NUMA node whose memory it takes first; -1: as the kernel sees fit
+};
+
+/// Where a rank computes, out of the CPUs that the launcher may use. kCore: a share is contiguous, all are equally
+/// large and what is over stays free; throws LaunchError (bad command line) when there are more ranks than CPUs to have
+/// one each. kNuma: ranks that follow each other share a node, or a rank has several nodes where there are more of
+/// them; with one usable node nothing is bound.
+Placement place_rank(Binding bind, const std::vector<int>& cpus, const std::vector<NumaNode>& nodes, int rank,
+                     int ranks);
+
+/// `nodes` with only those of `cpus`, without nodes that have none of them.
+std::vector<NumaNode> usable_nodes(std::vector<NumaNode> nodes, const std::vector<int>& cpus);
 
 /// A warning when there are more ranks than usable cores, else empty.
 std::string crowding_warning(int ranks, int usable_cores, int threads_per_rank);

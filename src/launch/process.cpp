@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/numa.h"
 #include "launch/launch_error.h"
 
 namespace lockstep {
@@ -41,6 +42,8 @@ void become(const ProcessStart& start, const LauncherSettings& settings, char* c
   for (const int fd : start.kept)
     if (::fcntl(fd, F_SETFD, 0) != 0) return;
   if (cpus != nullptr && ::sched_setaffinity(0, sizeof *cpus, cpus) != 0) return;
+  if (start.memory_node >= 0) prefer_memory_of(start.memory_node);
+  if (start.ignore_suspend) ::signal(SIGTSTP, SIG_IGN);
   settings.restore();
   ::execve(start.program.c_str(), arguments, environment);
 }

@@ -40,9 +40,11 @@ struct ProcessStart {
   std::vector<std::string> arguments;       ///< argv, from the program's name on
   std::vector<std::string> environment;     ///< NAME=value
   std::vector<int> cpus;                    ///< it may run on these; empty: where the launcher may
+  int memory_node = -1;                     ///< whose memory it takes first, where the kernel allows; -1: no matter
   int input = -1, output = -1, error = -1;  ///< become its descriptors 0, 1 and 2
   int announce = -1;                        ///< where it writes its pid, as a pid_t, before it is the program
   std::vector<int> kept;                    ///< stay open under their numbers
+  bool ignore_suspend = false;              ///< Ctrl-Z does not stop it: nobody could continue it
 };
 
 /// How a process ended.

@@ -4,7 +4,6 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -12,12 +11,11 @@
 
 namespace lockstep {
 
-FileDescriptor RankOutput::open(Stream& stream, Sink* sink) {
+FileDescriptor RankOutput::open(Stream& stream) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0)
     throw LaunchError(kExitResourceLimit, std::string("making a pipe: ") + std::strerror(errno));
   stream.pipe = FileDescriptor(ends[0]);
-  stream.sink = sink;
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);  // our end only: the rank's stays an ordinary, blocking one
   return FileDescriptor(ends[1]);
 }
@@ -32,10 +30,10 @@ void RankOutput::read(Stream& stream) {
     stream.lines.finish(lines);
   } else {
     const std::string_view bytes(piece.data(), static_cast<size_t>(count));
-    if (stream.sink != nullptr) stream.sink->write(bytes);
+    if (stream.sink != nullptr && stream.folder == nullptr) stream.sink->write(bytes);
     stream.lines.feed(bytes, lines);
   }
-  keep(lines);
+  keep(stream, lines);
 }
 
 void RankOutput::finish() {
@@ -46,27 +44,15 @@ void RankOutput::finish() {
     for (int taken = 0; stream.pipe && taken < held; taken += 4096) read(stream);
     std::string lines;
     stream.lines.finish(lines);
-    keep(lines);
+    keep(stream, lines);
     stream.pipe.reset();
   }
 }
 
-void RankOutput::keep(std::string_view lines) {
-  if (lines.empty()) return;
+void RankOutput::keep(Stream& stream, std::string_view lines) {
   tail_.add(lines);
-  if (!log_) log_ = FileDescriptor(::open(log_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!log_) return drop(lines);
-  while (!lines.empty()) {
-    const ssize_t count = ::write(log_.get(), lines.data(), lines.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return drop(lines);
-    lines.remove_prefix(static_cast<size_t>(count));
-  }
-}
-
-void RankOutput::drop(std::string_view lines) {
-  if (drop_reason_.empty()) drop_reason_ = std::strerror(errno);
-  dropped_lines_ += static_cast<size_t>(std::count(lines.begin(), lines.end(), '\n'));
+  log_.add(lines);
+  if (stream.folder != nullptr) stream.folder->add(rank_, lines, Clock::now());
 }
 
 }  // namespace lockstep

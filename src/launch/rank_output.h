@@ -6,29 +6,32 @@
 #include <string_view>
 
 #include "base/file_descriptor.h"
+#include "launch/line_folder.h"
 #include "launch/line_splitter.h"
+#include "launch/rank_log.h"
 #include "launch/sink.h"
 
 namespace lockstep {
 
-/// What one rank prints: read from its two pipes, kept line by line in its log, and passed on byte by byte where the
-/// rank has a sink. The log is made at its first line. Lines that it would not take (a full disk) are counted.
+/// What one rank prints: read from its two pipes, kept line by line in its log, and passed on where the rank is shown:
+/// byte by byte to a sink, or line by line to a folder in front of one.
 class RankOutput {
  public:
   /// One of the two streams. Its pipe is empty once it has ended.
   struct Stream {
     FileDescriptor pipe;
-    Sink* sink = nullptr;
+    Sink* sink = nullptr;  ///< null: it is not shown
+    LineFolder* folder = nullptr;
     LineSplitter lines;
 
     /// Whether there is something to poll and room for it.
     bool wanted() const { return pipe && !(sink != nullptr && sink->full()); }
   };
 
-  explicit RankOutput(std::string log_path) : log_path_(std::move(log_path)) {}
+  RankOutput(int rank, std::string log_path) : rank_(rank), log_(std::move(log_path)) {}
 
   /// Makes a stream's pipe and returns the rank's end of it. Throws LaunchError.
-  FileDescriptor open(Stream& stream, Sink* sink);
+  FileDescriptor open(Stream& stream);
 
   std::array<Stream, 2>& streams() { return streams_; }
   /// Reads one piece of what is there.
@@ -37,22 +40,15 @@ class RankOutput {
   void finish();
 
   const Tail& tail() const { return tail_; }
-  /// Empty as long as nothing was printed.
-  std::string log_path() const { return log_ ? log_path_ : ""; }
-  size_t dropped_lines() const { return dropped_lines_; }
-  /// Why lines were dropped.
-  const std::string& drop_reason() const { return drop_reason_; }
+  const RankLog& log() const { return log_; }
 
  private:
-  void keep(std::string_view lines);
-  void drop(std::string_view lines);
+  void keep(Stream& stream, std::string_view lines);
 
-  std::string log_path_;
-  FileDescriptor log_;
+  const int rank_;
+  RankLog log_;
   std::array<Stream, 2> streams_;
   Tail tail_;
-  size_t dropped_lines_ = 0;
-  std::string drop_reason_;
 };
 
 }  // namespace lockstep

@@ -32,12 +32,27 @@ Sink::Sink(int fd) : fd_(fd), is_terminal_(::isatty(fd) == 1) {
   if (reopened_) fd_ = reopened_.get();
 }
 
-bool Sink::full() const { return !is_terminal_ && queue_.size() >= kFullBytes; }
+bool Sink::full() const { return !is_terminal_ && !hung_ && queue_.size() >= kFullBytes; }
+
+std::optional<Clock::time_point> Sink::due() const {
+  if (!stuck_since_ || hung_) return std::nullopt;
+  return *stuck_since_ + kPatience;
+}
+
+void Sink::check_patience(Clock::time_point now) {
+  if (const auto at = due(); at && *at <= now) hung_ = true;
+}
+
+bool Sink::terminal_is_gone() const {
+  pollfd polled{.fd = fd_, .events = 0};
+  return is_terminal_ && ::poll(&polled, 1, 0) > 0 && (polled.revents & POLLHUP) != 0;
+}
 
 void Sink::write(std::string_view bytes) {
   if (bytes.empty()) return;
   at_line_start_ = bytes.back() == '\n';
-  if (closed_ || (is_terminal_ && queue_.size() + bytes.size() > kTerminalBytes)) {
+  const size_t most = hung_ ? kFullBytes : is_terminal_ ? kTerminalBytes : std::string::npos;
+  if (closed_ || bytes.size() > most || queue_.size() > most - bytes.size()) {
     dropped_bytes_ += bytes.size();
     return;
   }
@@ -58,7 +73,8 @@ void Sink::flush() {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (count < 0) {
-      closed_ = true;
+      // A full disk may have room again; all else is for good.
+      closed_ = errno != ENOSPC && errno != EDQUOT && errno != EFBIG;
       dropped_bytes_ += queue_.size() - done;
       done = queue_.size();
     } else {
@@ -66,6 +82,11 @@ void Sink::flush() {
     }
   }
   queue_.erase(0, done);
+  if (done > 0 || queue_.empty()) {
+    stuck_since_.reset();
+    hung_ = false;
+  }
+  if (!queue_.empty() && !stuck_since_) stuck_since_ = Clock::now();
 }
 
 }  // namespace lockstep

@@ -31,7 +31,9 @@ short TerminalInput::events() const { return queue_.empty() ? POLLIN : POLLOUT; 
 
 void TerminalInput::pass_on() {
   if (queue_.empty()) {
-    if (::tcgetpgrp(terminal_) != ::getpgrp()) {
+    const pid_t foreground = ::tcgetpgrp(terminal_);
+    if (foreground < 0) return pipe_.reset();  // the terminal has been closed
+    if (foreground != ::getpgrp()) {
       in_background_ = true;
       return;
     }

@@ -9,7 +9,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -138,8 +140,24 @@ void Launched::type(const std::string& text) {
   [[maybe_unused]] const ssize_t written = ::write(out_.get(), text.data(), text.size());
 }
 
-std::string Launched::log(int rank) const {
+std::string Launched::stamped_log(int rank) const {
   return read_file(folder_.path() / "run" / ("rank_" + std::to_string(rank) + ".log"));
+}
+
+std::string Launched::log(int rank) const {
+  constexpr std::string_view kShape = "0000-00-00T00:00:00.000Z ";
+  const std::string stamped = stamped_log(rank);
+  std::string text;
+  for (size_t start = 0; start < stamped.size();) {
+    const size_t end = std::min(stamped.find('\n', start), stamped.size() - 1) + 1;
+    std::string shape = stamped.substr(start, kShape.size());
+    std::replace_if(
+        shape.begin(), shape.end(), [](unsigned char c) { return std::isdigit(c) != 0; }, '0');
+    if (shape != kShape) return "a line without its time: " + stamped.substr(start, end - start);
+    text.append(stamped, start + kShape.size(), end - start - kShape.size());
+    start = end;
+  }
+  return text;
 }
 
 std::vector<pid_t> Launched::processes() const {

@@ -48,8 +48,10 @@ class Launched {
 
   pid_t pid() const { return pid_; }
   const std::filesystem::path& folder() const { return folder_.path(); }
-  /// Contents of a file of the run folder given as --run-dir run.
+  /// A rank's log in the run folder given as --run-dir run, without the times before its lines.
   std::string log(int rank) const;
+  /// As it is.
+  std::string stamped_log(int rank) const;
   /// The marked processes that live.
   std::vector<pid_t> processes() const;
 

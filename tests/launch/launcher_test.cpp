@@ -4,6 +4,7 @@
 #include <iterator>
 #include <sstream>
 
+#include "base/numa.h"
 #include "base/usable_cores.h"
 #include "launch/launched.h"
 
@@ -28,15 +29,16 @@ TEST(Launcher, LeavesNothingWhereNothingWasPrinted) {
 TEST(Launcher, TellsEveryRankItsPlace) {
   for (const int ranks : {1, 2, 3}) {
     Launched run({"-n", std::to_string(ranks), "--run-dir", "run", "sh", "-c",
-                  "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE [$MASTER_ADDR$MASTER_PORT] $LOCKSTEP_RUN_DIR "
-                  "[$LOCKSTEP_TERMINAL] $KEPT"},
-                 {.environment = {"RANK=9", "WORLD_SIZE=9", "MASTER_ADDR=a", "MASTER_PORT=1", "LOCKSTEP_TERMINAL=5",
-                                  "KEPT=kept"}});
+                  "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR:${#MASTER_PORT} $LOCKSTEP_RUN_DIR "
+                  "$ROLE_RANK $GROUP_RANK $GROUP_WORLD_SIZE [$LOCKSTEP_TERMINAL] $KEPT"},
+                 {.environment = {"RANK=9", "WORLD_SIZE=9", "MASTER_ADDR=a", "MASTER_PORT=1", "GROUP_RANK=5",
+                                  "LOCKSTEP_TERMINAL=5", "KEPT=kept"}});
     const auto result = run.wait();
     EXPECT_EQ(result.exit_code, 0);
     const auto line = [&](int rank) {
       const std::string place = std::to_string(rank) + " " + std::to_string(ranks);
-      return place + " " + place + " [] " + (run.folder() / "run").string() + " [] kept\n";
+      return place + " " + place + " 127.0.0.1:5 " + (run.folder() / "run").string() + " " + std::to_string(rank) +
+             " 0 1 [] kept\n";
     };
     EXPECT_EQ(result.out, line(0));
     for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(run.log(rank), line(rank));
@@ -108,6 +110,66 @@ TEST(Launcher, RefusesBadCommandLines) {
   EXPECT_TRUE(contains(Launched({"--no-such-option", "true"}).wait().err, "--no-such-option"));
 }
 
+TEST(Launcher, RefusalsNameOptionValueAndMend) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> bad = {
+      {{"--max-restarts", "-1", "true"}, "--max-restarts takes a whole number from 0 to 1000; it got '-1'"},
+      {{"--grace", "soon", "true"}, "--grace takes a number of seconds from 0.001 to 604800; it got 'soon'"},
+      {{"--hang_timeout=0", "true"},
+       "--hang-timeout takes a number of seconds from 0.001 to 604800, or off; it got '0'"},
+      {{"-n", "2", "--tee", "3", "true"}, "--tee takes all, or ranks from 0 to 1 such as 0 or 0,2-5; it got '3'"},
+      {{"--env", "A", "true"}, "--env takes NAME=value; it got 'A'"},
+      {{"--env", "WORLD_SIZE=2", "true"}, "WORLD_SIZE is the launcher's to set"},
+      {{"--debugger", "1", "true"}, "--debugger takes a whole number from 0 to 0; it got '1'"},
+      {{"--debugger", "0", "true"}, "--debugger needs the terminal, but stdin is none"},
+      {{"--nnodes=2", "true"}, "starts the ranks of one machine"},
+  };
+  for (const auto& [words, text] : bad) {
+    Launched run(words);
+    const auto result = run.wait();
+    EXPECT_EQ(result.exit_code, 2) << text;
+    EXPECT_TRUE(contains(result.err, text)) << result.err;
+    EXPECT_TRUE(fs::is_empty(run.folder()));
+  }
+}
+
+TEST(Launcher, TakesBothSpellings) {
+  for (const bool underscores : {false, true}) {
+    std::vector<std::string> words = {"--nproc-per-node", "2",   "--max-restarts=3", "--hang-timeout", "off",
+                                      "--log-dir",        "run", "--no-python",      "--standalone",   "--tee=0",
+                                      "--grace",          "0.5"};
+    for (auto& word : words)
+      if (underscores && word.starts_with("--")) std::replace(word.begin() + 2, word.end(), '-', '_');
+    words.insert(words.end(), {"--env", "A_B=c-d", "--env=E=", "sh", "-c", "echo $A_B [$E] ${E-unset}"});
+    Launched run(words);
+    EXPECT_EQ(run.wait().out, "c-d []\n");
+    EXPECT_EQ(run.log(1), "c-d []\n");
+  }
+}
+
+TEST(Launcher, DryRunTellsAndStartsNothing) {
+  Launched run({"-n", "2", "--bind", "core", "--log-dir", "run", "--dry-run", "sh", "-c", "touch ran; echo it's"});
+  const auto result = run.wait();
+  if (allowed_cpus().size() < 2) GTEST_SKIP() << "needs two cores";
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(fs::is_empty(run.folder()));
+  EXPECT_TRUE(contains(result.out, "rank 1\n  program     /usr/bin/sh\n") ||
+              contains(result.out, "rank 1\n  program     /bin/sh\n"))
+      << result.out;
+  EXPECT_TRUE(contains(result.out, "command     sh -c 'touch ran; echo it'\\''s'\n")) << result.out;
+  EXPECT_TRUE(contains(result.out, " RANK=1 WORLD_SIZE=2 ")) << result.out;
+  EXPECT_TRUE(contains(result.out, "LOCKSTEP_STORE_FD=(a descriptor)")) << result.out;
+  EXPECT_TRUE(contains(result.out, "  cpus        " + std::to_string(allowed_cpus()[0]))) << result.out;
+  EXPECT_EQ(Launched({"--dry-run", "no-such-program"}).wait().exit_code, 46);
+}
+
+TEST(Launcher, BindNumaOnOneNodeGoesOn) {
+  if (numa_nodes().size() > 1) GTEST_SKIP() << "this machine has several NUMA nodes";
+  const auto result = Launched({"-n", "2", "--bind", "numa", "echo", "on"}).wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "on\n");
+  EXPECT_TRUE(contains(result.err, "--bind numa changes nothing")) << result.err;
+}
+
 TEST(Launcher, HelpNamesOptionsAndExitCodes) {
   const auto result = Launched({"--help"}).wait();
   EXPECT_EQ(result.exit_code, 0);
@@ -169,7 +231,8 @@ TEST(Launcher, AnUnusableRunFolderStartsNothing) {
 TEST(Launcher, LogsOfAnEarlierRunInTheFolderAreKept) {
   Launched run({"--run-dir", "run", "echo", "new"}, {.before = "mkdir run; echo old > run/rank_0.log"});
   EXPECT_EQ(run.wait().exit_code, 0);
-  EXPECT_EQ(run.log(0), "old\nnew\n");
+  EXPECT_TRUE(run.stamped_log(0).starts_with("old\n20")) << run.stamped_log(0);
+  EXPECT_TRUE(run.stamped_log(0).ends_with("Z new\n")) << run.stamped_log(0);
 }
 
 TEST(Launcher, TooFewDescriptorsAreALimit) {

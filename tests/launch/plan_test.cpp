@@ -40,6 +40,11 @@ TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {
                                "WORLD_SIZE=3",
                                "LOCAL_RANK=1",
                                "LOCAL_WORLD_SIZE=3",
+                               "GROUP_RANK=0",
+                               "GROUP_WORLD_SIZE=1",
+                               "ROLE_RANK=1",
+                               "ROLE_WORLD_SIZE=3",
+                               "ROLE_NAME=default",
                                "LOCKSTEP_RUN_DIR=/r",
                                "LOCKSTEP_STORE_FD=9",
                                "LOCKSTEP_PAGE_FD=10"};
@@ -73,11 +78,32 @@ TEST(Plan, NamesRunFolders) {
 
 TEST(Plan, SharesOutTheCores) {
   const std::vector<int> cpus{0, 1, 4, 5, 6};
-  EXPECT_EQ(rank_cpus(Binding::kNone, cpus, 1, 2), std::vector<int>{});
-  EXPECT_EQ(rank_cpus(Binding::kCore, cpus, 0, 2), (std::vector<int>{0, 1}));
-  EXPECT_EQ(rank_cpus(Binding::kCore, cpus, 1, 2), (std::vector<int>{4, 5}));
-  EXPECT_EQ(rank_cpus(Binding::kCore, cpus, 4, 5), std::vector<int>{6});
-  EXPECT_EQ(exit_code_of_throw([&] { rank_cpus(Binding::kCore, cpus, 0, 6); }), kExitBadCommandLine);
+  EXPECT_EQ(place_rank(Binding::kNone, cpus, {}, 1, 2).cpus, std::vector<int>{});
+  EXPECT_EQ(place_rank(Binding::kCore, cpus, {}, 0, 2).cpus, (std::vector<int>{0, 1}));
+  EXPECT_EQ(place_rank(Binding::kCore, cpus, {}, 1, 2).cpus, (std::vector<int>{4, 5}));
+  EXPECT_EQ(place_rank(Binding::kCore, cpus, {}, 4, 5).cpus, std::vector<int>{6});
+  EXPECT_EQ(exit_code_of_throw([&] { place_rank(Binding::kCore, cpus, {}, 0, 6); }), kExitBadCommandLine);
+}
+
+TEST(Plan, SpreadsRanksOverNumaNodes) {
+  using Cpus = std::vector<int>;
+  const std::vector<NumaNode> nodes = {{0, {0, 1, 8, 9}}, {1, {2, 3, 10, 11}}, {3, {4, 5}}};
+  const Cpus usable{0, 1, 2, 3, 8};  // of the last node nothing
+  const auto place = [&](int rank, int ranks) { return place_rank(Binding::kNuma, usable, nodes, rank, ranks); };
+  EXPECT_EQ(usable_nodes(nodes, usable).size(), 2u);
+  EXPECT_EQ(place(0, 2).cpus, (Cpus{0, 1, 8}));
+  EXPECT_EQ(place(0, 2).memory_node, 0);
+  EXPECT_EQ(place(1, 2).cpus, (Cpus{2, 3}));
+  EXPECT_EQ(place(1, 2).memory_node, 1);
+  for (const auto& [rank, node] : {std::pair{0, 0}, {1, 0}, {2, 1}}) EXPECT_EQ(place(rank, 3).memory_node, node);
+  EXPECT_EQ(place(0, 1).cpus, (Cpus{0, 1, 2, 3, 8})) << "one rank has both nodes";
+  EXPECT_EQ(place(0, 1).memory_node, -1);
+  EXPECT_EQ(place_rank(Binding::kNuma, {0, 1}, nodes, 0, 2).cpus, Cpus{}) << "one usable node: nothing to choose";
+}
+
+TEST(Plan, VariablesReplaceThoseOfTheSameName) {
+  const EnvironmentBlock block = with_variables({"A=1", "B=2", "AB=3"}, {"A=4", "C=", "A=5"});
+  EXPECT_EQ(block, (EnvironmentBlock{"B=2", "AB=3", "C=", "A=5"}));
 }
 
 TEST(Plan, WarnsOfMoreRanksThanCores) {

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// A program and its arguments under the debugger that is found in `search_path`: gdb, else lldb. `command[0]` is
+/// replaced by the path `program`. Throws LaunchError (not started) when there is none.
+struct DebuggerCommand {
+  std::string program;  ///< path of the debugger
+  std::vector<std::string> arguments;
+};
+DebuggerCommand under_debugger(const std::string& program, const std::vector<std::string>& command,
+                               const std::string& search_path);
+
+/// Throws LaunchError (bad command line) unless a debugger can have the launcher's terminal: stdin and stdout are one,
+/// and the launcher is in its foreground.
+void check_terminal_for_debugger();
+
+/// Gives the terminal of stdin to a child's process group, and takes it back in the end. While it is lent the launcher
+/// may still write to it.
+class LentTerminal {
+ public:
+  explicit LentTerminal(pid_t group);
+  ~LentTerminal();
+  LentTerminal(const LentTerminal&) = delete;
+  LentTerminal& operator=(const LentTerminal&) = delete;
+
+ private:
+  sigset_t mask_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,31 @@
+#include "file_commands.h"
+
+#include <iostream>
+
+#include "checkpoint/format/convert.h"
+#include "checkpoint/format/inspect.h"
+#include "launch/launch_error.h"
+
+namespace lockstep {
+
+FileCommands::FileCommands(CLI::App& app)
+    : inspect_(app.add_subcommand("inspect", "List the tensors of a .pt or .safetensors file")),
+      convert_(app.add_subcommand("convert", "Write a .pt file as .safetensors, or the reverse")) {
+  inspect_->add_option("FILE", from_, "A .pt, .pth or .safetensors file")->required();
+  convert_->add_option("FROM", from_, "The file to read")->required();
+  convert_->add_option("TO", to_, "The file to write; its ending says the format")->required();
+}
+
+int FileCommands::run() const {
+  try {
+    if (inspect_->parsed())
+      std::cout << inspect_file(from_);
+    else
+      std::cerr << convert_file(from_, to_);
+  } catch (const Error& error) {
+    throw LaunchError(kExitRefusedInput, error.what());
+  }
+  return std::cout.flush() ? kExitOk : kExitStorage;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace lockstep {
+
+/// The commands on files: what is in one (`lockstep inspect`), and the same in another format (`lockstep convert`).
+class FileCommands {
+ public:
+  explicit FileCommands(CLI::App& app);
+
+  bool asked_for() const { return inspect_->parsed() || convert_->parsed(); }
+  /// Returns the exit code; throws LaunchError.
+  int run() const;
+
+ private:
+  CLI::App* inspect_;
+  CLI::App* convert_;
+  std::string from_, to_;
+};
+
+}  // namespace lockstep
