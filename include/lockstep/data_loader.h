@@ -4,49 +4,14 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include <ATen/core/ivalue.h>
+#include <lockstep/data_loader_options.h>
 #include <lockstep/dataset.h>
-#include <lockstep/distributed_sampler.h>
+#include <lockstep/loader_stats.h>
 
 namespace lockstep {
-
-struct DataLoaderOptions {
-  /// Samples a batch on each rank. The batch of the whole world is world_size times as large.
-  int64_t batch_size = 1;
-  /// A new order in each epoch, the same on every rank and for every number of workers.
-  bool shuffle = false;
-  /// Only full batches, no sample twice: what does not fill a batch on every rank is left out of the epoch. Otherwise
-  /// the last batch may be smaller, and ranks that are one sample short repeat one. An error where nothing is left.
-  bool drop_last = false;
-  /// For evaluation: every sample once over all ranks. Ranks may then differ by one sample, so also by one batch: call
-  /// no collective inside the loop, but add up afterwards. Excludes `drop_last`.
-  bool exactly_once = false;
-  /// Threads that prepare batches ahead of the loop; 0 prepares each in the loop itself.
-  int workers = 1;
-  /// Batches each worker may be ahead of the loop.
-  int prefetch = 2;
-  /// Of the shuffle; must be the same on every rank. Unset: the context's.
-  std::optional<uint64_t> seed;
-};
-
-/// The part of the data that this process reads. Made from a Context, or by hand.
-struct Shard {
-  Shard(int rank_, int world_size_, uint64_t seed_ = 0) : rank(rank_), world_size(world_size_), seed(seed_) {}
-  template <typename Context>
-  requires requires(const Context& context) {
-    { context.rank() } -> std::convertible_to<int>;
-    { context.world_size() } -> std::convertible_to<int>;
-    { context.seed() } -> std::convertible_to<uint64_t>;
-  }
-  Shard(const Context& context) : Shard(context.rank(), context.world_size(), context.seed()) {}  // NOLINT: implicit
-
-  int rank;
-  int world_size;
-  uint64_t seed;
-};
 
 /// Batches of a dataset, prepared ahead by threads, each rank its own share.
 ///
@@ -97,6 +62,15 @@ class DataLoader {
   /// each sample that is not done once (and padding as at the end of every epoch). Not inside `epochs`. Throws Error
   /// if dataset, seed or shuffle are others.
   void load_state_dict(const c10::IValue& state);
+
+  /// Steps of the epoch that the next pass leaves out because they were taken before a checkpoint: as many as this
+  /// batch size and this number of ranks would have made of them, rounded up. 0 for a whole epoch.
+  int64_t first_step() const;
+  /// Batches that the next pass has, on this rank.
+  int64_t steps_left() const;
+
+  /// Where the time of the newest pass went; of none, zeros.
+  LoaderStats stats() const;
 
   /// Inside `epochs` the present epoch, else that of the next pass. Counts from 0.
   int epoch() const { return epoch_; }

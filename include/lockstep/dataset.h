@@ -13,6 +13,17 @@ struct Batch {
   at::Tensor target;
 };
 
+/// What random transforms depend on besides the sample itself, and what they report.
+struct Draw {
+  /// Of the loader; the same on every rank.
+  uint64_t seed = 0;
+  int epoch = 0;
+  /// Transforms that the samples have gone through in this call: datasets that wrap one another draw differently.
+  int transforms = 0;
+  /// Seconds of the call that went into transforms; a dataset that has some adds them.
+  double transform_seconds = 0;
+};
+
 /// A fixed number of samples, each reached by its index.
 ///
 /// `size` and `get` must be callable from several threads at once: the workers of a DataLoader share one object.
@@ -29,6 +40,14 @@ class Dataset {
   ///
   /// On a loader's worker, ATen's operators use one thread, so that the cores stay with training.
   virtual Batch get(at::ArrayRef<int64_t> indices) const = 0;
+
+  /// The samples as they are in one epoch: what a DataLoader calls. Datasets whose samples change from epoch to epoch
+  /// override it; the result may depend on nothing but the arguments, so that it is the same on any number of ranks and
+  /// workers, and after a resume. Thread-safe as `get` is.
+  virtual Batch draw(at::ArrayRef<int64_t> indices, Draw& draw) const {
+    static_cast<void>(draw);
+    return get(indices);
+  }
 
  protected:
   Dataset() = default;

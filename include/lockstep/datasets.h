@@ -2,10 +2,13 @@
 
 #include <array>
 #include <filesystem>
+#include <memory>
 
 #include <lockstep/dataset.h>
 
 namespace lockstep {
+
+class PixelValues;
 
 enum class Split { kTrain, kTest };
 using enum Split;
@@ -55,6 +58,65 @@ class MNIST : public Dataset {
 class FashionMNIST : public MNIST {
  public:
   FashionMNIST(const std::filesystem::path& folder, Split split, MNISTOptions options = {});
+};
+
+struct CIFAROptions {
+  /// Leave the pixels as bytes, uint8 0 .. 255, for transforms (transforms.h); else they are float32, shifted and
+  /// scaled to mean 0 and standard deviation 1 over the training images.
+  bool as_bytes = false;
+};
+
+/// What CIFAR-10 and CIFAR-100 have in common: 32 x 32 colour images. Batches are `data` [n, 3, 32, 32], red, green and
+/// blue, and `target` int64 [n]. Copies share the images, which are kept once, as bytes.
+class CIFAR : public Dataset {
+ public:
+  int64_t size() const override;
+  /// Throws c10::Error for an index out of range.
+  Batch get(at::ArrayRef<int64_t> indices) const override;
+
+  /// All images as they are in the file: uint8 [size, 3, 32, 32]. Not a copy; not to be written to.
+  const at::Tensor& images() const { return images_; }
+  /// All labels: int64 [size]. Not a copy; not to be written to.
+  const at::Tensor& targets() const { return targets_; }
+
+ protected:
+  struct Content;
+  explicit CIFAR(Content content);
+
+ private:
+  at::Tensor images_;
+  at::Tensor targets_;
+  bool as_bytes_;
+  std::shared_ptr<const PixelValues> values_;
+};
+
+/// Ten kinds of animals and vehicles.
+class CIFAR10 : public CIFAR {
+ public:
+  static constexpr std::array<float, 3> kMean{0.4914f, 0.4822f, 0.4465f};
+  static constexpr std::array<float, 3> kStandardDeviation{0.2470f, 0.2435f, 0.2616f};
+
+  /// `path` is the binary version: cifar-10-binary.tar.gz, which is read in place and never extracted, the folder
+  /// cifar-10-batches-bin, or a folder that holds one of them. Files may hold fewer than their 10,000 images.
+  ///
+  /// Throws Error naming the file, with expected and found, for a file that is missing, truncated, corrupt, too long or
+  /// holds a label that is no class. Memory is bounded whatever the archive says; no path in it is ever opened.
+  CIFAR10(const std::filesystem::path& path, Split split, CIFAROptions options = {});
+};
+
+struct CIFAR100Options {
+  bool as_bytes = false;
+  /// Targets are the 20 coarse classes, not the 100 fine ones.
+  bool coarse = false;
+};
+
+/// A hundred kinds of things; as CIFAR10, with cifar-100-binary.tar.gz or the folder cifar-100-binary.
+class CIFAR100 : public CIFAR {
+ public:
+  static constexpr std::array<float, 3> kMean{0.5071f, 0.4865f, 0.4409f};
+  static constexpr std::array<float, 3> kStandardDeviation{0.2673f, 0.2564f, 0.2762f};
+
+  CIFAR100(const std::filesystem::path& path, Split split, CIFAR100Options options = {});
 };
 
 }  // namespace datasets

@@ -25,3 +25,4 @@
 #include <lockstep/run_log.h>
 #include <lockstep/schedule.h>
 #include <lockstep/summary_writer.h>
+#include <lockstep/transforms.h>

@@ -27,10 +27,11 @@ struct ProgressOptions {
 class ProgressLine {
  public:
   struct Pass {
-    std::string label;  ///< in place of the epoch
-    int epoch = 0;      ///< counts from 0
-    int epochs = 0;     ///< 0: not known
-    int64_t steps = 0;  ///< in this pass
+    std::string label;       ///< in place of the epoch
+    int epoch = 0;           ///< counts from 0
+    int epochs = 0;          ///< 0: not known
+    int64_t steps = 0;       ///< in this pass, those before it among them
+    int64_t first_step = 0;  ///< done before the pass, when an epoch goes on after a resume
     int rank = 0;
     int world_size = 1;
   };
@@ -110,12 +111,17 @@ class Progress {
 
  private:
   ProgressLine::Pass pass() const {
-    return {.label = options_.label,
-            .epoch = loader_->epoch(),
-            .epochs = loader_->epoch_count(),
-            .steps = loader_->size(),
-            .rank = loader_->rank(),
-            .world_size = loader_->world_size()};
+    ProgressLine::Pass pass{.label = options_.label,
+                            .epoch = loader_->epoch(),
+                            .epochs = loader_->epoch_count(),
+                            .steps = loader_->size(),
+                            .rank = loader_->rank(),
+                            .world_size = loader_->world_size()};
+    if constexpr (requires { loader_->first_step() + loader_->steps_left(); }) {
+      pass.first_step = loader_->first_step();
+      pass.steps = pass.first_step + loader_->steps_left();
+    }
+    return pass;
   }
 
   Loader* loader_;

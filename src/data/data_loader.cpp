@@ -2,12 +2,14 @@
 #include <ATen/core/Dict.h>
 
 #include <lockstep/data_loader.h>
+#include <lockstep/distributed_sampler.h>
 #include <lockstep/error.h>
 
 #include <algorithm>
 #include <limits>
 #include <vector>
 
+#include "base/clock.h"
 #include "data/one_thread.h"
 #include "data/prefetcher.h"
 
@@ -32,7 +34,18 @@ void check(const DataLoaderOptions& options, const Shard& shard) {
               "DataLoader: drop_last leaves samples out, exactly_once keeps all; set one of them");
   TORCH_CHECK(shard.rank >= 0 && shard.rank < shard.world_size, "DataLoader: rank ", shard.rank,
               " is not in a world of ", shard.world_size);
+  TORCH_CHECK(!options.pin_memory || at::hasCUDA(),
+              "DataLoader: pin_memory needs CUDA, and this LibTorch or this machine has none; leave it out");
+  TORCH_CHECK(!options.device || !options.device->is_cuda() || at::hasCUDA(), "DataLoader: the device is ",
+              options.device.value_or(at::kCPU), ", and this LibTorch or this machine has no CUDA; leave it out");
 }
+
+/// A batch and what making it took, on a worker.
+struct MadeBatch {
+  Batch batch;
+  double reading_seconds = 0;
+  double transform_seconds = 0;
+};
 
 }  // namespace
 
@@ -44,43 +57,66 @@ struct DataLoader::Position {
   int64_t start;      ///< places of the order that were taken before the pass
   int64_t taken = 0;  ///< samples that this rank has taken in the pass
   bool complete = false;
+  LoaderStats stats = {};
 };
 
 struct DataLoader::Iterator::Pass {
   Pass(std::shared_ptr<const Dataset> dataset_, std::vector<int64_t> indices_, int64_t batches_,
-       const DataLoaderOptions& options, std::shared_ptr<Position> position_)
+       const DataLoaderOptions& options_, uint64_t seed_, std::shared_ptr<Position> position_)
       : position(std::move(position_)),
         dataset(std::move(dataset_)),
         indices(std::move(indices_)),
-        batch_size(options.batch_size),
-        on_workers(options.workers > 0),
-        batches(batches_, options.workers, int64_t{options.workers} * options.prefetch,
+        options(options_),
+        seed(seed_),
+        start(Clock::now()),
+        batches(batches_, options_.workers, int64_t{options_.workers} * options_.prefetch,
                 [this](int64_t n) { return make(n); }) {}
 
-  Batch make(int64_t number) const {
-    if (on_workers) compute_on_this_thread_only();
-    const int64_t first = number * batch_size;
-    const int64_t count = std::min<int64_t>(batch_size, static_cast<int64_t>(indices.size()) - first);
-    return dataset->get(at::ArrayRef<int64_t>(indices.data() + first, count));
+  MadeBatch make(int64_t number) const {
+    if (options.workers > 0) compute_on_this_thread_only();
+    const int64_t first = number * options.batch_size;
+    const int64_t count = std::min<int64_t>(options.batch_size, static_cast<int64_t>(indices.size()) - first);
+    const auto begin = Clock::now();
+    Draw draw{.seed = seed, .epoch = position->epoch};
+    MadeBatch made{.batch = dataset->draw(at::ArrayRef<int64_t>(indices.data() + first, count), draw)};
+    if (options.pin_memory)
+      for (at::Tensor* tensor : {&made.batch.data, &made.batch.target}) *tensor = tensor->pin_memory();
+    made.transform_seconds = draw.transform_seconds;
+    made.reading_seconds = std::max(0.0, seconds_since(begin) - draw.transform_seconds);
+    return made;
   }
 
   /// Makes the next batch the current one, or ends the pass.
   void advance() {
     current = Batch();
     ended = batches.taken() == batches.count();
-    if (!ended) current = batches.take();
-    position->taken = std::min(batches.taken() * batch_size, static_cast<int64_t>(indices.size()));
+    LoaderStats& stats = position->stats;
+    if (!ended) {
+      const auto begin = Clock::now();
+      MadeBatch made = batches.take();
+      stats.waiting_seconds += seconds_since(begin);
+      stats.reading_seconds += made.reading_seconds;
+      stats.transform_seconds += made.transform_seconds;
+      ++stats.batches;
+      current = std::move(made.batch);
+      if (options.device)
+        for (at::Tensor* tensor : {&current.data, &current.target})
+          *tensor = tensor->to(*options.device, /*non_blocking=*/options.pin_memory);
+    }
+    stats.seconds = seconds_since(start);
+    position->taken = std::min(batches.taken() * options.batch_size, static_cast<int64_t>(indices.size()));
     position->complete = batches.taken() == batches.count();
   }
 
   const std::shared_ptr<Position> position;
   const std::shared_ptr<const Dataset> dataset;
   const std::vector<int64_t> indices;
-  const int64_t batch_size;
-  const bool on_workers;
+  const DataLoaderOptions options;
+  const uint64_t seed;
+  const Clock::time_point start;
   Batch current;
   bool ended = false;
-  Prefetcher<Batch> batches;  // last, so that its workers are gone before what they read
+  Prefetcher<MadeBatch> batches;  // last, so that its workers are gone before what they read
 };
 
 DataLoader::Iterator::Iterator(std::unique_ptr<Pass> pass) : pass_(std::move(pass)) { pass_->advance(); }
@@ -115,23 +151,32 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const Shard& shar
 }
 
 DataLoader::Iterator DataLoader::begin() {
+  const int64_t batches = steps_left();
   DistributedSampler sampler(dataset_->size(), shard_.world_size, shard_.rank, sampler_options(options_, shard_));
   sampler.set_epoch(epoch_);
-  position_ = std::make_shared<Position>(Position{.epoch = epoch_, .start = start_});
-  int64_t batches = size_;
-  std::vector<int64_t> indices;
-  if (start_ > 0) {
-    sampler.set_start(start_);
-    indices = sampler.indices();
-    const auto left = static_cast<int64_t>(indices.size());
-    batches = left / options_.batch_size + (!options_.drop_last && left % options_.batch_size != 0 ? 1 : 0);
-    start_ = 0;
-  } else {
-    indices = sampler.indices();
-  }
+  sampler.set_start(start_);
+  position_ =
+      std::make_shared<Position>(Position{.epoch = epoch_, .start = start_, .stats = {.workers = options_.workers}});
+  start_ = 0;
   if (epoch_count_ == 0) ++epoch_;
-  return Iterator(std::make_unique<Iterator::Pass>(dataset_, std::move(indices), batches, options_, position_));
+  return Iterator(std::make_unique<Iterator::Pass>(dataset_, sampler.indices(), batches, options_,
+                                                   options_.seed.value_or(shard_.seed), position_));
 }
+
+int64_t DataLoader::first_step() const {
+  const int64_t samples = options_.batch_size * shard_.world_size;
+  return start_ / samples + (start_ % samples != 0 ? 1 : 0);
+}
+
+int64_t DataLoader::steps_left() const {
+  if (start_ == 0) return size_;
+  const int64_t left =
+      DistributedSampler(dataset_->size() - start_, shard_.world_size, shard_.rank, sampler_options(options_, shard_))
+          .size();
+  return left / options_.batch_size + (!options_.drop_last && left % options_.batch_size != 0 ? 1 : 0);
+}
+
+LoaderStats DataLoader::stats() const { return position_ != nullptr ? position_->stats : LoaderStats(); }
 
 // ---- where it is ----
 

@@ -1,150 +1,35 @@
 // Reads IDX files strictly: whatever the bytes, the result is either the array that the header announces or an Error,
 // and memory is bounded by the size of the file (times 1032, the most that deflate can expand).
 //
-// ByteSource gives the content byte by byte, of a plain file or out of a gzip stream; parse() is the same for both.
+// file_content.h gives the content byte by byte, of a plain file or out of a gzip stream; parse() is the same for both.
 
 #include "data/idx_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-#include <zlib.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <limits>
 #include <string>
 
-#include "base/error.h"
-#include "base/file_descriptor.h"
+#include <lockstep/error.h>
+
+#include "data/file_content.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int64_t kGreatestExpansion = 1032;  // of deflate: zlib's technical details
 constexpr uint8_t kUnsignedBytes = 8;
 constexpr size_t kChunkBytes = 1 << 18;
 
-[[noreturn]] void fail(const std::filesystem::path& path, const std::string& what) {
-  throw Error(path.string() + ": " + what);
-}
-
-std::string hex(const uint8_t* bytes, size_t count) {
-  std::string text;
-  for (size_t i = 0; i < count; ++i) {
-    static constexpr char kDigits[] = "0123456789abcdef";
-    if (i > 0) text += ' ';
-    text += kDigits[bytes[i] >> 4];
-    text += kDigits[bytes[i] & 15];
-  }
-  return text;
-}
+using file_content::fail;
+using file_content::GzipFile;
+using file_content::hex;
+using file_content::PlainFile;
 
 std::string describe(const std::vector<int64_t>& shape) {
   std::string text;
   for (int64_t size : shape) text += (text.empty() ? "" : " x ") + std::to_string(size);
   return text;
 }
-
-class PlainFile {
- public:
-  explicit PlainFile(const std::filesystem::path& path)
-      // Not to wait for the writer of a pipe before it is refused.
-      : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    if (!fd_) throw_errno("opening " + path.string());
-    struct stat status;
-    if (::fstat(fd_.get(), &status) != 0) throw_errno("reading " + path.string());
-    if (!S_ISREG(status.st_mode)) fail(path, "is not a regular file");
-    file_bytes_ = status.st_size;
-  }
-
-  /// Fewer than `bytes` only at the end of the file.
-  size_t read(uint8_t* to, size_t bytes) {
-    size_t done = 0;
-    while (done < bytes) {
-      const ssize_t got = ::read(fd_.get(), to + done, bytes - done);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) throw_errno("reading " + path_.string());
-      if (got == 0) break;
-      done += got;
-    }
-    return done;
-  }
-  int64_t file_bytes() const { return file_bytes_; }
-  /// The most content that this file can hold.
-  int64_t greatest_content_bytes() const { return file_bytes_; }
-  bool cut_short() const { return false; }
-
- private:
-  const std::filesystem::path path_;
-  const FileDescriptor fd_;
-  int64_t file_bytes_ = 0;
-};
-
-class GzipFile {
- public:
-  explicit GzipFile(const std::filesystem::path& path) : path_(path), file_(path), input_(kChunkBytes) {
-    refill();
-    if (stream_.avail_in < 2 || input_[0] != 0x1f || input_[1] != 0x8b)
-      fail(path, "is not a gzip file: expected it to start with 1f 8b, found " +
-                     (stream_.avail_in == 0 ? "nothing" : hex(input_.data(), std::min<size_t>(stream_.avail_in, 4))));
-    constexpr int kGzipOnly = 16;
-    if (inflateInit2(&stream_, kGzipOnly + MAX_WBITS) != Z_OK) fail(path, "zlib cannot start");
-  }
-  ~GzipFile() { inflateEnd(&stream_); }
-  GzipFile(const GzipFile&) = delete;
-  GzipFile& operator=(const GzipFile&) = delete;
-
-  /// Fewer than `bytes` only where the stream has ended, or the file too early.
-  size_t read(uint8_t* to, size_t bytes) {
-    size_t done = 0;
-    while (done < bytes && state_ == State::kInside) {
-      if (stream_.avail_in == 0 && !refill()) {
-        state_ = State::kCutShort;
-        break;
-      }
-      stream_.next_out = to + done;
-      stream_.avail_out = static_cast<uInt>(std::min(bytes - done, kChunkBytes));
-      const uInt room = stream_.avail_out;
-      const int code = inflate(&stream_, Z_NO_FLUSH);
-      done += room - stream_.avail_out;
-      if (code == Z_STREAM_END) {
-        state_ = State::kEnded;
-        check_nothing_follows();
-      } else if (code != Z_OK) {
-        fail(path_, std::string("is a corrupt gzip file: ") + (stream_.msg != nullptr ? stream_.msg : zError(code)));
-      }
-    }
-    return done;
-  }
-  int64_t file_bytes() const { return file_.file_bytes(); }
-  int64_t greatest_content_bytes() const { return file_.file_bytes() * kGreatestExpansion; }
-  bool cut_short() const { return state_ == State::kCutShort; }
-
- private:
-  enum class State { kInside, kEnded, kCutShort };
-
-  bool refill() {
-    stream_.next_in = input_.data();
-    stream_.avail_in = static_cast<uInt>(file_.read(input_.data(), input_.size()));
-    consumed_to_ += stream_.avail_in;
-    return stream_.avail_in > 0;
-  }
-  void check_nothing_follows() {
-    const int64_t stream_bytes = consumed_to_ - stream_.avail_in;
-    if (stream_bytes < file_.file_bytes())
-      fail(path_, "has trailing bytes: the gzip stream ends after " + std::to_string(stream_bytes) + " bytes, found " +
-                      std::to_string(file_.file_bytes()));
-  }
-
-  const std::filesystem::path path_;
-  PlainFile file_;
-  std::vector<uint8_t> input_;
-  int64_t consumed_to_ = 0;  // bytes of the file that went into input_ so far
-  z_stream stream_{};
-  State state_ = State::kInside;
-};
 
 std::vector<int64_t> read_shape(const std::filesystem::path& path, auto& source, const std::vector<int64_t>& expected) {
   std::array<uint8_t, 4> magic;

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "data/idx_file.h"
+#include "data/own_bytes.h"
 
 namespace lockstep::datasets {
 namespace {
@@ -16,18 +17,6 @@ namespace {
 constexpr int64_t kSide = 28;
 constexpr int64_t kPixels = kSide * kSide;
 constexpr int kClasses = 10;
-
-/// The bytes of `values` as a tensor of `shape`, which keeps them.
-at::Tensor own(std::vector<uint8_t> values, at::IntArrayRef shape) {
-  auto* kept = new std::vector<uint8_t>(std::move(values));
-  // An empty vector may have no address, which from_blob would refuse.
-  if (kept->empty()) {
-    delete kept;
-    return at::empty(shape, at::kByte);
-  }
-  return at::from_blob(
-      kept->data(), shape, [kept](void*) { delete kept; }, at::kByte);
-}
 
 void check_labels(const std::filesystem::path& path, const std::vector<uint8_t>& labels) {
   const auto bad = std::find_if(labels.begin(), labels.end(), [](uint8_t label) { return label >= kClasses; });
@@ -69,8 +58,8 @@ MNIST::MNIST(const std::filesystem::path& folder, Split split, MNISTOptions opti
   if (labels.shape[0] != count)
     throw Error(label_path.string() + ": expected " + std::to_string(count) + " labels, as many as the images in " +
                 image_path.filename().string() + ", found " + std::to_string(labels.shape[0]));
-  images_ = own(std::move(images.bytes), {count, 1, kSide, kSide});
-  targets_ = own(std::move(labels.bytes), {count}).to(at::kLong);
+  images_ = own_bytes(std::move(images.bytes), {count, 1, kSide, kSide});
+  targets_ = own_bytes(std::move(labels.bytes), {count}).to(at::kLong);
   for (int pixel = 0; pixel < 256; ++pixel) {
     const float value = static_cast<float>(pixel) / 255.0f;
     value_of_pixel_[pixel] = options.normalize ? (value - source.mean) / source.standard_deviation : value;

@@ -25,7 +25,7 @@ ProgressState ProgressTracker::state(Clock::time_point now) {
   const Mark& from = marks_.front();
   add_rates(state, from, mark(now));
   if (steps_ > from.steps)
-    state.seconds_left = static_cast<double>(pass_.steps - steps_) * seconds_between(from.at, now) /
+    state.seconds_left = static_cast<double>(pass_.steps - pass_.first_step - steps_) * seconds_between(from.at, now) /
                          static_cast<double>(steps_ - from.steps);
   marks_.push_back(mark(now));
   return state;
@@ -42,7 +42,7 @@ ProgressState ProgressTracker::counts() const {
   return {.label = pass_.label,
           .epoch = pass_.epoch,
           .epochs = pass_.epochs,
-          .step = steps_,
+          .step = pass_.first_step + steps_,
           .steps = pass_.steps,
           .loss = loss_,
           .samples_per_second = {},

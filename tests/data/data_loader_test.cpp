@@ -362,6 +362,32 @@ TEST(DataLoader, ReportsItsProgress) {
   EXPECT_NE(text.find("\nepoch 2/2  step 3/3  loss 2.0000  "), std::string::npos) << text;
 }
 
+TEST(DataLoader, ProgressGoesOnWhereTheEpochDoes) {
+  DataLoader stopped(Numbers(20), Shard(0, 1), {.batch_size = 4});
+  c10::IValue state;
+  for ([[maybe_unused]] auto& batch : stopped) {
+    state = stopped.state_dict();
+    if (state.toGenericDict().at("samples").toInt() == 12) break;
+  }
+  DataLoader loader(Numbers(20), Shard(0, 1), {.batch_size = 4});
+  EXPECT_EQ(std::pair(loader.first_step(), loader.steps_left()), std::pair(int64_t{0}, int64_t{5}));
+  loader.load_state_dict(state);
+  EXPECT_EQ(std::pair(loader.first_step(), loader.steps_left()), std::pair(int64_t{3}, int64_t{2}));
+  ::testing::internal::CaptureStderr();
+  for (int epoch : loader.epochs(2)) {
+    (void)epoch;
+    for ([[maybe_unused]] auto& batch : progress(loader)) {
+    }
+  }
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(text.find("epoch 1/2  step 5/5"), 0u) << text;
+  EXPECT_NE(text.find("\nepoch 2/2  step 5/5"), std::string::npos) << text;
+  // Other batch sizes and ranks: what was done rounds up to steps of theirs.
+  DataLoader other(Numbers(20), Shard(1, 2), {.batch_size = 5});
+  other.load_state_dict(state);
+  EXPECT_EQ(std::pair(other.first_step(), other.steps_left()), std::pair(int64_t{2}, int64_t{1}));
+}
+
 TEST(DataLoader, IsFarFasterThanTraining) {
   if (!std::filesystem::exists("/usr/share/datasets/fashion-mnist"))
     GTEST_SKIP() << "no /usr/share/datasets/fashion-mnist: apt-get install dataset-fashion-mnist";

@@ -30,6 +30,18 @@ TEST(ProgressTracker, CountsTheSamplesOfAllRanks) {
   EXPECT_DOUBLE_EQ(*state.seconds_left, 900 * 2.0 / 100);
 }
 
+TEST(ProgressTracker, GoesOnWithinAnEpoch) {
+  ProgressLine::Pass pass = kPass;
+  pass.first_step = 600;
+  ProgressTracker tracker(pass, kStart);
+  EXPECT_EQ(tracker.state(kStart).step, 600);
+  for (int i = 0; i < 100; ++i) tracker.step(64);
+  const ProgressState state = tracker.state(kStart + milliseconds(2000));
+  EXPECT_EQ(state.step, 700);
+  EXPECT_DOUBLE_EQ(*state.samples_per_second, 100 * 64 * 2 / 2.0);
+  EXPECT_DOUBLE_EQ(*state.seconds_left, 300 * 2.0 / 100);
+}
+
 TEST(ProgressTracker, ForgetsWhatIsLongAgo) {
   ProgressTracker tracker(kPass, kStart);
   // Ten seconds for the first step, then a hundred steps a second, looked at each second.

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep {
+
+/// Where the time of one pass over a DataLoader went, on this rank, up to the newest batch or the end.
+struct LoaderStats {
+  int64_t batches = 0;
+  int workers = 0;
+  /// From the start of the pass.
+  double seconds = 0;
+  /// Of these, what the loop stood still for the next batch (without workers: for making it).
+  double waiting_seconds = 0;
+  /// On the workers, all together: getting samples from the dataset (files, decoding, collecting), and transforms.
+  double reading_seconds = 0;
+  double transform_seconds = 0;
+
+  /// One line that says what to do, such as
+  ///
+  ///     training waited 41 % of the epoch for data; most of the loader's time is transforms; more workers (now 1) may
+  ///     help
+  ///
+  /// (in one line), or "" if the loop waited less than 5 % of its time.
+  std::string advice() const;
+};
+
+}  // namespace lockstep
