@@ -33,6 +33,7 @@ train: setup $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target lockstep_cli train_fashion_mnist -j $(JOBS)
 	@$(BUILD)/bin/lockstep run -n $(RANKS) --run-dir runs/fashion_mnist -- \
 	  $(BUILD)/bin/train_fashion_mnist --epochs $(EPOCHS) --json runs/fashion_mnist/figures.json
+	@echo "what happened, as a page: $$($(BUILD)/bin/lockstep report runs/fashion_mnist)"
 
 test test-nightly: setup $(BUILD)/build.ninja
 	@scripts/setup --tests

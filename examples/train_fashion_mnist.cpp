@@ -7,7 +7,7 @@
 //     epoch 4/4  train loss 0.1866  test accuracy 0.9207 (9207 of 10000)
 //
 // and leaves RUN_DIR/checkpoint.safetensors; --resume RUN_DIR goes on from there and ends with the same bits as a run
-// that was never stopped. --json FILE writes the figures of the run.
+// that was never stopped. `lockstep report RUN_DIR` draws what happened; --json FILE writes the figures of the run.
 
 #include <chrono>
 #include <cmath>
@@ -71,7 +71,13 @@ struct History {
 struct Evaluation {
   int64_t correct;
   int64_t samples;
+  double loss;  ///< mean over the samples
 };
+
+/// Share of the samples whose highest score is the target's. scores [n, classes], target [n].
+double accuracy_of(const torch::Tensor& scores, const torch::Tensor& target) {
+  return scores.argmax(1).eq(target).sum().item<double>() / static_cast<double>(target.size(0));
+}
 
 class Training {
  public:
@@ -98,10 +104,14 @@ class Training {
   void run() {
     lockstep::DistributedDataParallel model(net_, context_);
     first_epoch_ = history_.epochs_done;
+    lockstep::RunLog log(context_, {.folder = run_dir_, .first_step = first_epoch_ * train_.size()});
+    log.watch(model);
     train_.set_epoch(first_epoch_);
     for (int epoch : train_.epochs(options_.epochs)) {
-      train_epoch(model, epoch);
+      train_epoch(model, log, epoch);
       accuracy_ = evaluate();
+      log.scalar("test/loss", accuracy_.loss);
+      log.scalar("test/accuracy", accuracy());
       save_checkpoint();
       if (context_.is_main())
         std::printf("epoch %d/%d  train loss %.4f  test accuracy %.4f (%ld of %ld)\n", epoch + 1, options_.epochs,
@@ -133,21 +143,27 @@ class Training {
     return opened;
   }
 
-  void train_epoch(Model& model, int epoch) {
+  void train_epoch(Model& model, lockstep::RunLog& log, int epoch) {
     const auto start = std::chrono::steady_clock::now();
     net_->train();
     int64_t step = epoch * train_.size();
     double loss_sum = 0;
+    log.epoch(epoch);
     auto bar = lockstep::progress(train_);
     for (auto& [data, target] : bar) {
-      set_learning_rate(learning_rate(options_.lr, step++, options_.epochs * train_.size()));
+      const double lr = learning_rate(options_.lr, step++, options_.epochs * train_.size());
+      set_learning_rate(lr);
       optimizer_.zero_grad();
-      const torch::Tensor loss = torch::nn::functional::cross_entropy(model(data), target);
+      const torch::Tensor scores = model(data);
+      const torch::Tensor loss = torch::nn::functional::cross_entropy(scores, target);
       loss.backward();  // gradients are averaged over the ranks while this runs
       optimizer_.step();
       loss_sum += loss.item<double>();
       bar.loss(loss.item<double>());
       bar.communication(model.communication_seconds());
+      log.step(data.size(0), {{"train/loss", loss.item<double>()},
+                              {"train/accuracy", accuracy_of(scores, target)},
+                              {"learning_rate", lr}});
     }
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     // Every batch is full, so the mean over batches and ranks is the mean over samples.
@@ -160,13 +176,15 @@ class Training {
   Evaluation evaluate() {
     torch::NoGradGuard no_grad;
     net_->eval();
-    torch::Tensor counts = torch::zeros({2}, torch::kLong);  // correct, seen
+    torch::Tensor sums = torch::zeros({3}, torch::kDouble);  // correct, seen, loss
     for (auto& [data, target] : test_) {
-      counts[0] += net_(data).argmax(1).eq(target).sum();
-      counts[1] += target.size(0);
+      const torch::Tensor scores = net_(data);
+      sums[0] += scores.argmax(1).eq(target).sum();
+      sums[1] += target.size(0);
+      sums[2] += torch::nn::functional::cross_entropy(scores, target) * target.size(0);
     }
-    context_.group().all_reduce(counts);
-    return {counts[0].item<int64_t>(), counts[1].item<int64_t>()};
+    context_.group().all_reduce(sums);
+    return {sums[0].item<int64_t>(), sums[1].item<int64_t>(), sums[2].item<double>() / sums[1].item<double>()};
   }
 
   double accuracy() const { return static_cast<double>(accuracy_.correct) / static_cast<double>(accuracy_.samples); }

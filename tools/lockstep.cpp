@@ -4,6 +4,7 @@
 
 #include "file_commands.h"
 #include "launch/launch_error.h"
+#include "report_command.h"
 #include "run_command.h"
 
 namespace {
@@ -23,6 +24,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   app.require_subcommand(1);
   app.add_subcommand("run", "Start a program as several ranks on this machine");
   const lockstep::FileCommands files(app);
+  const ReportCommand report(app);
   const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
   if (!words.empty() && !words[0].starts_with('-') &&
       std::none_of(commands.begin(), commands.end(), [&](auto* command) { return command->get_name() == words[0]; }))
@@ -34,7 +36,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
     if (error.get_exit_code() == 0) return app.exit(error);
     throw LaunchError(kExitBadCommandLine, error.what());
   }
-  return files.run();
+  return report.asked_for() ? report.run() : files.run();
 }
 
 }  // namespace

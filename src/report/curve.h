@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace lockstep {
+
+/// Values over steps in bounded memory: where there are more than kMostPoints, neighbours are put together, and what is
+/// kept of them is their mean, least and greatest.
+class Curve {
+ public:
+  static constexpr size_t kMostPoints = 4096;
+
+  struct Point {
+    double x = 0;  ///< mean of the steps
+    double mean = 0, least = 0, greatest = 0;
+    double last = 0;
+    int64_t count = 0;
+  };
+
+  /// A value that is no number is counted, and is no point.
+  void add(double x, double value);
+  /// What is known of steps after `x` is void: the training went on from there once more.
+  void forget_after(double x);
+
+  /// By x, ascending.
+  const std::vector<Point>& points() const { return points_; }
+  bool empty() const { return points_.empty(); }
+  int64_t count() const { return count_; }
+  /// Values that were NaN or infinite.
+  int64_t not_finite() const { return not_finite_; }
+  double first_not_finite() const { return first_not_finite_; }
+
+ private:
+  void merge_neighbours();
+
+  std::vector<Point> points_;
+  int64_t per_point_ = 1;
+  int64_t count_ = 0;
+  int64_t not_finite_ = 0;
+  double first_not_finite_ = 0;
+};
+
+/// The same in at most `most` points.
+std::vector<Curve::Point> thinned(const std::vector<Curve::Point>& points, size_t most);
+
+/// Means over a window of `width` points around each, fewer at the ends.
+std::vector<Curve::Point> smoothed(std::vector<Curve::Point> points, size_t width);
+
+}  // namespace lockstep

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "report/curve.h"
+
+namespace lockstep {
+
+/// One bucket's times over the reductions that were noted, milliseconds since the first gradient.
+struct BucketTimes {
+  std::string first_parameter, last_parameter;
+  int64_t parameters = 0;
+  int64_t bytes = 0;
+  std::vector<float> ready_ms, start_ms, end_ms, wait_ms;
+};
+
+/// What a rank's lines say.
+struct RankData {
+  int rank = 0;
+  Curve steps_per_second;
+  Curve communication_share;
+  int64_t steps = 0, samples = 0;
+  double seconds = 0, communication_s = 0;
+  double begin_wall_s = 0, last_wall_s = 0;
+  int64_t last_step = 0;
+  std::string ended_by;  ///< "return", "exception", or empty: there is no last line
+  int64_t lost_lines = 0;
+  int64_t unreadable_lines = 0;
+};
+
+/// The reductions of the lowest rank that is there, and what all ranks said of each other.
+struct ReductionData {
+  int64_t reductions = 0;
+  double backward_ms = 0, wait_ms = 0, overlap = 0;  ///< means
+  std::vector<BucketTimes> buckets;
+  std::vector<double> wait_ms_by_rank;
+  std::vector<int64_t> times_last_by_rank;
+};
+
+/// How and where the run was started; of the last start.
+struct StartData {
+  int world_size = 0;
+  int threads = 0;
+  int usable_cores = 0;
+  int64_t memory_bytes = 0;
+  std::string backend, host, system, kernel, cpu, folder;
+  std::vector<std::string> command;
+  std::vector<std::pair<std::string, std::string>> versions;
+};
+
+/// A run, as far as its files tell.
+struct RunData {
+  std::vector<RankData> ranks;  ///< by rank; none: only event files were found
+  StartData start;
+  int64_t starts = 0;                    ///< more than one: it was resumed
+  std::map<std::string, Curve> scalars;  ///< of the lowest rank, by name
+  std::map<int64_t, int64_t> epochs;     ///< first step of each epoch
+  ReductionData reductions;
+  std::map<std::string, int64_t> summaries;  ///< what event files hold beside scalars: "histograms", how many
+  std::vector<std::string> notes;            ///< what could not be read
+};
+
+/// Reads metrics_rank<r>.jsonl of a folder, or, where there are none, TensorBoard's event files in it and in its folder
+/// tensorboard. Lines and records that cannot be read are counted and left out. Throws Error if there is nothing.
+RunData read_run(const std::string& folder);
+
+/// Adds one rank's lines. For the fuzzer and tests, too.
+void read_metrics(std::istream& in, int rank, RunData& run);
+/// Adds an event file.
+void read_events(std::istream& in, const std::string& name, RunData& run);
+
+}  // namespace lockstep

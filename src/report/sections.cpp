@@ -1,0 +1,238 @@
+#include "report/sections.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "observe/progress_text.h"
+#include "report/bar_charts.h"
+#include "report/text.h"
+
+namespace lockstep {
+namespace {
+
+// Widths of cards without their padding, in the page's three layouts (page_style.h).
+constexpr double kWide = 525, kWideFull = 1102, kMiddle = 640, kNarrow = 338;
+
+struct Card {
+  std::string title;
+  std::string unit;
+  std::string text;  ///< a sentence below the title
+  bool full = false;
+};
+
+std::string card(const Card& card, const std::string& body) {
+  std::string out = card.full ? "<section class=\"card full\"><h2>" : "<section class=\"card\"><h2>";
+  out += html(card.title);
+  if (!card.unit.empty()) out += "<small>" + html(card.unit) + "</small>";
+  out += "</h2>";
+  if (!card.text.empty()) out += "<p>" + html(card.text) + "</p>";
+  return out + body + "</section>\n";
+}
+
+std::string missing(const std::string& title, const std::string& what, bool full = false) {
+  return card({title, "", "", full}, "<p class=\"missing\">" + html(what) + "</p>");
+}
+
+std::string in_all_layouts(const LineChart& chart) {
+  return draw_line_chart(chart, {"wide", kWide, 250}) + draw_line_chart(chart, {"middle", kMiddle, 280}) +
+         draw_line_chart(chart, {"narrow", kNarrow, 230});
+}
+
+std::string key(const std::string& css, const std::string& text) {
+  return "<li><span class=\"key " + css + "\"></span>" + html(text) + "</li>";
+}
+
+std::string legend_entry(int colour, const std::string& name, const std::string& value) {
+  return "<li><span class=\"key c" + std::to_string(colour) + "\"></span>" + html(name) +
+         (value.empty() ? "" : "<b>" + html(value) + "</b>") + "</li>";
+}
+
+/// What the pale band is; empty where no line has one.
+std::string smoothing_note(const LineChart& chart) {
+  for (const ChartLine& line : chart.lines) {
+    const double steps = smoothed_steps(line, {"wide", kWide, 250});
+    if (steps > 0)
+      return "Lines of many points are means over about " + counted(static_cast<int64_t>(steps), "step") +
+             "; the band goes from the least to the greatest.";
+  }
+  return "";
+}
+
+std::string scalar_section(const ScalarChart& chart, const RunData& run) {
+  std::string legend = "<ul class=\"legend\">";
+  for (const ScalarChart::Entry& entry : chart.entries)
+    legend += legend_entry(entry.colour, entry.name,
+                           chart.chart.share ? short_number(100 * entry.last) + " %" : short_number(entry.last));
+  legend += "</ul>";
+  const std::string drawing = in_all_layouts(chart.chart);
+  if (drawing.empty()) return missing(chart.chart.title, "No value of it is a finite number.");
+  std::string text = smoothing_note(chart.chart);
+  if (run.start.world_size > 1 && chart.chart.title == "Loss")
+    text += std::string(text.empty() ? "" : " ") + "As rank " + std::to_string(run.ranks.front().rank) + " saw it.";
+  return card({chart.chart.title, "", text}, legend + drawing);
+}
+
+}  // namespace
+
+std::string scalar_sections(std::vector<ScalarChart>& charts, const RunData& run) {
+  std::string out;
+  bool loss = false, accuracy = false;
+  int count = 0;
+  for (ScalarChart& chart : charts) {
+    chart.chart.id = "chart" + std::to_string(++count);
+    loss = loss || chart.chart.title.find("oss") != std::string::npos;
+    accuracy = accuracy || chart.higher_is_better;
+  }
+  if (!loss) out += missing("Loss", "No loss was logged: log.step(samples, {{\"train/loss\", loss}}).");
+  for (const ScalarChart& chart : charts) {
+    if (!accuracy && chart.chart.title.find("oss") == std::string::npos) {
+      out += missing("Accuracy", "No accuracy was logged: log.scalar(\"valid/accuracy\", accuracy).");
+      accuracy = true;
+    }
+    out += scalar_section(chart, run);
+  }
+  if (!accuracy) out += missing("Accuracy", "No accuracy was logged: log.scalar(\"valid/accuracy\", accuracy).");
+  return out;
+}
+
+std::string throughput_section(const RunData& run) {
+  const Curve rate = throughput(run);
+  if (rate.empty())
+    return missing("Throughput", run.ranks.empty() ? "Event files do not tell it; a lockstep::RunLog does."
+                                                   : "No step was counted: log.step(samples).");
+  LineChart chart;
+  chart.id = "throughput";
+  chart.title = "Throughput";
+  chart.epochs = run.epochs;
+  chart.from_zero = true;
+  chart.lines.push_back({"all ranks", 3, rate.points()});
+  return card({"Throughput", "samples/s", "Of all ranks together, while they train."},
+              "<ul class=\"legend\">" + legend_entry(3, "mean", with_thousands(mean_throughput(run))) + "</ul>" +
+                  in_all_layouts(chart));
+}
+
+std::string communication_section(const RunData& run) {
+  LineChart chart = communication_chart(run);
+  if (run.start.world_size == 1) return missing("Communication", "One rank: it has nobody to wait for.");
+  if (chart.lines.empty() || run.reductions.reductions == 0)
+    return missing("Communication", "No model was watched: log.watch(model).");
+  chart.id = "communication";
+  std::string legend = "<ul class=\"legend\">";
+  for (const ChartLine& line : chart.lines) {
+    for (const RankData& rank : run.ranks)
+      if (line.name == "rank " + std::to_string(rank.rank))
+        legend += legend_entry(line.colour, line.name, percent(rank.communication_s / rank.seconds));
+  }
+  std::string text = "Share of a step in which a rank stands still for the others";
+  text += run.ranks.size() > chart.lines.size() ? ": the ranks that wait least and most." : ".";
+  text += " " + percent(run.reductions.overlap) + " of the time that buckets are under way hides behind backward.";
+  return card({"Communication", "", text}, legend + "</ul>" + in_all_layouts(chart));
+}
+
+std::string bucket_section(const RunData& run) {
+  const ReductionData& data = run.reductions;
+  if (run.start.world_size == 1) return missing("Buckets", "One rank: there are no gradients to reduce.", true);
+  if (data.buckets.empty()) return missing("Buckets", "No model was watched: log.watch(model).", true);
+  int64_t bytes = 0;
+  for (const BucketTimes& bucket : data.buckets) bytes += bucket.bytes;
+  std::string text = counted(static_cast<int64_t>(data.buckets.size()), "bucket") + ", " + byte_size(bytes) +
+                     " of gradients a rank; the middle of " +
+                     counted(static_cast<int64_t>(data.buckets.front().end_ms.size()), "step") + " that were noted.";
+  if (data.buckets.size() > kMostBucketsDrawn)
+    text += " The first " + std::to_string(kMostBucketsDrawn) + " are drawn.";
+  const std::string legend = "<ul class=\"legend\">" + key("thin arrive", "its gradients arrive") +
+                             key("box queued", "ready, waits for its turn") + key("box reduce", "being reduced") +
+                             key("box still", "this rank stands still") + "</ul>";
+  return card({"Buckets", "", text, true}, legend + draw_buckets(data, kWideFull, "wide") +
+                                               draw_buckets(data, kMiddle, "middle") +
+                                               draw_buckets(data, kNarrow, "narrow"));
+}
+
+std::string late_section(const RunData& run) {
+  const ReductionData& data = run.reductions;
+  if (run.start.world_size == 1) return missing("Late ranks", "One rank: nobody is late.");
+  const int64_t total = std::accumulate(data.times_last_by_rank.begin(), data.times_last_by_rank.end(), int64_t{0});
+  if (total == 0)
+    return missing("Late ranks", "Ranks were not compared: log.watch(model), or model.compare_ranks(true).");
+  const auto latest = std::max_element(data.times_last_by_rank.begin(), data.times_last_by_rank.end());
+  const auto rank = static_cast<size_t>(latest - data.times_last_by_rank.begin());
+  const double share = static_cast<double>(*latest) / static_cast<double>(total);
+  double cost = 0;
+  for (size_t r = 0; r < data.wait_ms_by_rank.size(); ++r)
+    if (rank < data.wait_ms_by_rank.size()) cost = std::max(cost, data.wait_ms_by_rank[r] - data.wait_ms_by_rank[rank]);
+  // As ReductionStats::reason.
+  std::string text = share > 0.5 && cost > 0.01 * data.backward_ms
+                         ? "Rank " + std::to_string(rank) + " was last in " + percent(share) +
+                               " of the steps; others waited up to " + short_number(cost) + " ms a step for it."
+                         : "No rank stands out.";
+  text += " A rank that others wait for waits least itself.";
+  if (data.times_last_by_rank.size() > kMostRanksDrawn)
+    text += " The " + std::to_string(kMostRanksDrawn) + " that were last most often are drawn.";
+  return card({"Late ranks", "", text}, draw_late_ranks(data, kWide, "wide") +
+                                            draw_late_ranks(data, kMiddle, "middle") +
+                                            draw_late_ranks(data, kNarrow, "narrow"));
+}
+
+std::string step_section(const std::map<int, TraceOfRank>& traces, const RunData& run) {
+  if (run.start.world_size == 1 || run.ranks.empty()) return "";
+  const auto step = usual_step(traces);
+  if (!step)
+    return missing("One step, rank by rank", "No reduction was traced on all ranks (RunLogOptions::traced_reductions).",
+                   true);
+  std::string text = "Backward and buckets of reduction " + with_thousands(static_cast<double>(step->reduction)) +
+                     ", the one of middle length among those that were traced.";
+  if (step->ranks.size() < static_cast<size_t>(run.start.world_size) || step->ranks.size() > kMostStepRanks)
+    text += " " + std::to_string(std::min(step->ranks.size(), kMostStepRanks)) + " of " +
+            std::to_string(run.start.world_size) + " ranks are drawn.";
+  if (run.reductions.buckets.size() > kMostStepBuckets)
+    text += " The first " + std::to_string(kMostStepBuckets) + " buckets are drawn.";
+  text += " The whole trace is among the files below.";
+  const std::string legend = "<ul class=\"legend\">" + key("box compute", "backward computes") +
+                             key("box wait", "stands still") + key("box reduce", "a bucket under way") + "</ul>";
+  return card({"One step, rank by rank", "", text, true}, legend + draw_step(*step, kWideFull, "wide") +
+                                                              draw_step(*step, kMiddle, "middle") +
+                                                              draw_step(*step, kNarrow, "narrow"));
+}
+
+std::string system_section(const RunData& run) {
+  if (run.ranks.empty()) return missing("System", "Event files do not tell it; a lockstep::RunLog does.");
+  const StartData& start = run.start;
+  std::string rows;
+  const auto row = [&](const std::string& name, const std::string& value) {
+    if (!value.empty() && value != "0") rows += "<tr><th>" + html(name) + "</th><td>" + html(value) + "</td></tr>";
+  };
+  row("Ranks", std::to_string(start.world_size) + (start.backend.empty() ? "" : ", " + start.backend));
+  row("Threads a rank", std::to_string(start.threads));
+  row("Host", start.host);
+  row("CPU", start.cpu + (start.usable_cores > 0 ? ", " + counted(start.usable_cores, "usable core") : ""));
+  row("Memory", start.memory_bytes > 0 ? byte_size(start.memory_bytes) : "");
+  row("System", start.system);
+  row("Kernel", start.kernel);
+  std::string versions;
+  for (const auto& [name, version] : start.versions) versions += (versions.empty() ? "" : ", ") + name + " " + version;
+  row("Versions", versions);
+  return card({"System", "", "As rank " + std::to_string(run.ranks.front().rank) + " found it."},
+              "<table>" + rows + "</table>");
+}
+
+std::string command_section(const PageContent& content) {
+  const StartData& start = content.run.start;
+  std::string body, command;
+  for (const std::string& word : start.command) command += (command.empty() ? "" : " ") + shell_word(word);
+  if (!command.empty()) body += "<pre>" + html(command) + "</pre>";
+  if (!start.folder.empty()) body += "<p>in " + html(start.folder) + "</p>";
+  body += "<ul class=\"files\">";
+  for (const LinkedFile& file : content.files)
+    body += "<li><a href=\"" + html(url_path(file.path)) + "\">" + html(file.path) + "</a><span>" + html(file.what) +
+            "</span></li>";
+  body += "</ul>";
+  std::string summaries;
+  for (const auto& [what, count] : content.run.summaries)
+    summaries += (summaries.empty() ? "" : ", ") + with_thousands(static_cast<double>(count)) + " " + what;
+  if (!summaries.empty())
+    body += "<p>The event files also hold " + html(summaries) + ": tensorboard --logdir " +
+            html(shell_word(content.folder)) + "</p>";
+  return card({command.empty() ? "Files" : "Command and files", ""}, body);
+}
+
+}  // namespace lockstep
