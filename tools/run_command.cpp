@@ -34,7 +34,8 @@ Exit codes:
   43  the ranks made no progress           60  preempted; the state was saved
   44  the collectives do not match         61  preempted; the state was not saved
   45  the replicas diverged                70  a bug of the launcher
-  128 + n  the launcher was stopped by signal n (130: Ctrl-C)
+  128 + n  the launcher was stopped by SIGINT or SIGHUP, signal n (130: Ctrl-C)
+A failure is told in one block, and in DIR/report.json. SIGTERM and SIGUSR1 ask the ranks to save and leave.
 )";
 
 constexpr int kMaxRestarts = 1000;

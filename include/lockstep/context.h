@@ -24,6 +24,9 @@ struct ContextOptions {
   bool announce = true;
 };
 
+/// The exit code by which a program says that it was asked to leave and has saved its state (Context::stop_requested).
+inline constexpr int kPreempted = 60;
+
 /// This process's place among the ranks of the run. Constructing it joins them; destroying it leaves.
 ///
 /// Where the ranks come from is read from the environment, the first that is present: `lockstep run`, torchrun (or its
@@ -51,6 +54,19 @@ class Context {
   int threads() const;
   /// Folder of this run's files, from the launcher; empty without one.
   const std::string& run_dir() const;
+  /// Whether this run is to save its state and leave, because SIGTERM or SIGUSR1 came to the launcher or to any rank.
+  /// All ranks get the same answer at the same call, so all stop after the same step:
+  ///
+  ///     if (context.stop_requested()) {
+  ///       checkpointer.save(step);
+  ///       checkpointer.finish();
+  ///       return lockstep::kPreempted;
+  ///     }
+  ///
+  /// Every rank must call it equally often, say once a step; from the first call on, those signals no longer end the
+  /// process at once, unless the program has handlers of its own. Never waits where `lockstep run` started all ranks;
+  /// elsewhere it is a small all_reduce. One thread at a time.
+  bool stop_requested();
   /// All ranks.
   const Group& group() const;
 

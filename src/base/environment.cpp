@@ -28,6 +28,7 @@ Environment Environment::from_process() {
       .master_port = read("MASTER_PORT"),
       .torchelastic_use_agent_store = read("TORCHELASTIC_USE_AGENT_STORE"),
       .torchelastic_restart_count = read("TORCHELASTIC_RESTART_COUNT"),
+      .torchelastic_error_file = read("TORCHELASTIC_ERROR_FILE"),
       .torchelastic_run_id = read("TORCHELASTIC_RUN_ID"),
       .ompi_comm_world_rank = read("OMPI_COMM_WORLD_RANK"),
       .ompi_comm_world_size = read("OMPI_COMM_WORLD_SIZE"),

@@ -24,6 +24,7 @@ struct Environment {
   std::optional<std::string> master_port;
   std::optional<std::string> torchelastic_use_agent_store;
   std::optional<std::string> torchelastic_restart_count;
+  std::optional<std::string> torchelastic_error_file;
   std::optional<std::string> torchelastic_run_id;
 
   // Open MPI.

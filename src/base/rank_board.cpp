@@ -20,6 +20,8 @@ int number(const std::optional<std::string>& text) {
   return value;
 }
 
+size_t board_bytes(int world_size) { return static_cast<size_t>(world_size + 1) * RankPage::kBytes; }
+
 /// What this process has found, once. Never destroyed: threads may write while the process ends.
 struct Place {
   std::optional<RankBoard> board;
@@ -48,21 +50,20 @@ struct Place {
 
 }  // namespace
 
-RankBoard::RankBoard(int world_size)
-    : segment_("lockstep-pages", static_cast<size_t>(world_size) * RankPage::kBytes,
-               static_cast<size_t>(world_size) * RankPage::kBytes) {
-  for (int rank = 0; rank < world_size; ++rank) (new (&page(rank)) RankPage)->magic = RankPage::kMagic;
+RankBoard::RankBoard(int world_size) : segment_("lockstep-pages", board_bytes(world_size), board_bytes(world_size)) {
+  new (&head()) BoardHead;
+  for (int rank = 0; rank < world_size; ++rank) new (&page(rank)) RankPage;
 }
 
 std::optional<RankBoard> RankBoard::open(int fd, int world_size) {
   // The number may have come to mean another file where something closed descriptors on the way here.
   struct stat status {};
-  const size_t bytes = static_cast<size_t>(world_size) * RankPage::kBytes;
+  const size_t bytes = board_bytes(world_size);
   if (::fstat(fd, &status) != 0 || static_cast<size_t>(status.st_size) != bytes || ::fcntl(fd, F_GET_SEALS) < 0)
     return std::nullopt;
   try {
     RankBoard board(SharedSegment(FileDescriptor(::fcntl(fd, F_DUPFD_CLOEXEC, 3)), bytes));
-    if (board.page(0).magic != RankPage::kMagic) return std::nullopt;
+    if (board.head().magic != BoardHead::kMagic) return std::nullopt;
     ::close(fd);  // nothing that this process starts inherits it
     board.segment_.close_descriptor();
     return board;

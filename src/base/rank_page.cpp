@@ -50,6 +50,7 @@ void RankPage::start_operation(uint64_t sequence, std::string_view kind, std::st
   dimensions_.store(shown, kRelaxed);
   waits_for_.store(0, kRelaxed);
   running_.store(1, kRelaxed);
+  beat();
   version_.store((version | 1) + 1, std::memory_order_release);
 }
 
@@ -58,6 +59,12 @@ void RankPage::fail(RankFailure failure, int peer, std::string_view text) {
   if (!failure_claim_.compare_exchange_strong(nobody, 1)) return;
   failure_text_.store(text);
   failure_.store(pack(failure, peer), std::memory_order_release);
+}
+
+void RankPage::note_checkpoint(std::string_view path, int64_t step, Clock::time_point now) {
+  checkpoint_.store(path);
+  checkpoint_step_.store(step, std::memory_order_relaxed);
+  checkpoint_ns_.store(now.time_since_epoch().count(), std::memory_order_release);
 }
 
 RankAccount RankPage::read(int world_size) const {
@@ -81,10 +88,18 @@ RankAccount RankPage::read(int world_size) const {
     if (before % 2 == 0 && version_.load(kRelaxed) == before) break;
   }
   const uint32_t failure = failure_.load(std::memory_order_acquire);
-  account.failure = static_cast<RankFailure>(std::min(failure & 255, static_cast<uint32_t>(RankFailure::kMissing)));
+  account.failure = static_cast<RankFailure>(std::min(failure & 255, static_cast<uint32_t>(RankFailure::kDiverged)));
   const auto peer = static_cast<int64_t>(failure >> 8) - 1;
   account.peer = peer < world_size ? static_cast<int>(peer) : -1;
   if (account.failure != RankFailure::kNone) account.failure_text = failure_text_.load();
+  account.beats = beats_.load(kRelaxed);
+  account.steps = steps_.load(kRelaxed);
+  account.stop_calls = stop_calls_.load(kRelaxed);
+  if (const int64_t at = checkpoint_ns_.load(std::memory_order_acquire); at != 0) {
+    account.checkpoint = checkpoint_.load();
+    account.checkpoint_step = checkpoint_step_.load(kRelaxed);
+    account.checkpoint_time = Clock::time_point(Clock::duration(at));
+  }
   return account;
 }
 

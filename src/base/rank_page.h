@@ -20,6 +20,7 @@ enum class RankFailure : uint8_t {
   kPeer,      ///< another rank had ended or left, or ended the group
   kMismatch,  ///< its collective and another rank's do not match
   kMissing,   ///< another rank did not come in time
+  kDiverged,  ///< the replicas differ, or a value is not finite: training must not go on
 };
 
 /// What a page says, copied.
@@ -44,7 +45,13 @@ struct RankAccount {
   int peer = -1;  ///< the rank that its failure comes from; -1: not known
   std::string failure_text;
   Operation operation;
-  uint64_t waits_for = 0;  ///< ranks that it waits for, as bits; only while an operation runs
+  uint64_t waits_for = 0;   ///< ranks that it waits for, as bits; only while an operation runs
+  uint64_t beats = 0;       ///< grows with everything that it does
+  int64_t steps = 0;        ///< training steps since its start
+  uint64_t stop_calls = 0;  ///< how often it has asked whether to stop (StopAgreement)
+  std::string checkpoint;   ///< path of the newest that is whole; empty: it knows of none
+  int64_t checkpoint_step = 0;
+  Clock::time_point checkpoint_time;  ///< when it was written, or found
 };
 
 /// What a rank says of itself, in memory that it shares with the launcher: readable at any time, and after its end.
@@ -56,7 +63,6 @@ class RankPage {
  public:
   static constexpr size_t kBytes = 4096;
   static constexpr size_t kShownDimensions = 6;
-  static constexpr uint64_t kMagic = 0x316567617041'4b4c;
 
   void begin(pid_t pid) { pid_.store(pid, std::memory_order_relaxed); }
   pid_t pid() const { return pid_.load(std::memory_order_relaxed); }
@@ -68,6 +74,7 @@ class RankPage {
   /// The one with this number is over, if it is the last that began.
   void finish_operation(uint64_t sequence) {
     if (sequence_.load(std::memory_order_relaxed) == sequence) running_.store(0, std::memory_order_relaxed);
+    beat();
   }
   void set_waits_for(uint64_t ranks) { waits_for_.store(ranks, std::memory_order_relaxed); }
 
@@ -75,11 +82,22 @@ class RankPage {
   void fail(RankFailure failure, int peer, std::string_view text);
   bool has_failed() const { return failure_.load(std::memory_order_relaxed) != 0; }
 
+  /// The model was updated, or is about to be: what was computed before need not be done again for nothing.
+  void count_step() {
+    steps_.store(steps_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    beat();
+  }
+  /// A checkpoint is whole on the disk.
+  void note_checkpoint(std::string_view path, int64_t step, Clock::time_point now);
+  /// Seldom used alone: see StopAgreement.
+  std::atomic<uint64_t>& stop_calls() { return stop_calls_; }
+  const std::atomic<uint64_t>& stop_calls() const { return stop_calls_; }
+
   RankAccount read(int world_size) const;
 
-  uint64_t magic = 0;  ///< kMagic, from whoever made it
-
  private:
+  void beat() { beats_.store(beats_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
+
   template <size_t kSize>
   class Text {  // written and read in words, since both may happen at once
    public:
@@ -104,8 +122,14 @@ class RankPage {
   std::atomic<uint64_t> dimensions_{0};
   std::atomic<int64_t> shape_[kShownDimensions] = {};
   std::atomic<uint64_t> waits_for_{0};
+  std::atomic<uint64_t> beats_{0};
+  std::atomic<int64_t> steps_{0};
+  std::atomic<uint64_t> stop_calls_{0};
 
   alignas(64) Text<1024> failure_text_;
+  Text<1024> checkpoint_;
+  std::atomic<int64_t> checkpoint_step_{0};
+  std::atomic<int64_t> checkpoint_ns_{0};  ///< 0: none; after the others
 };
 static_assert(sizeof(RankPage) <= RankPage::kBytes);
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<RankAccount::Phase>::is_always_lock_free);

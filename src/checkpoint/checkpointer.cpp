@@ -14,6 +14,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/rank_board.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/object_reader.h"
 #include "checkpoint/object_writer.h"
@@ -125,7 +126,9 @@ struct Checkpointer::State {
 
   void write(const ObjectWriter& object, int64_t step, std::optional<double> score) {
     const std::string problem = failure_of([&] {
-      folder.add(step, score, group.world_size(), [&](ByteSink& sink) { object.write(sink, "checkpoint"); });
+      const CheckpointManifest added =
+          folder.add(step, score, group.world_size(), [&](ByteSink& sink) { object.write(sink, "checkpoint"); });
+      own_page().note_checkpoint(folder.path_of(added), step, Clock::now());
       folder.prune(options.keep_last, options.keep_best, options.higher_is_better);
     });
     if (!problem.empty()) {
@@ -255,6 +258,7 @@ struct Checkpointer::State {
     if (!text.empty()) throw Error("cannot resume from " + path + ":" + text);
     last_step = resumed_step;
     last_save = Clock::now();
+    if (is_main()) own_page().note_checkpoint(path, resumed_step, last_save);
     return true;
   }
 

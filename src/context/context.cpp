@@ -10,6 +10,7 @@
 #include <ATen/Parallel.h>
 
 #include "base/environment.h"
+#include "base/error_file.h"
 #include "base/rank_board.h"
 #include "collectives/gloo/gloo_backend.h"
 #include "collectives/group_state.h"
@@ -17,6 +18,7 @@
 #include "collectives/shm/backend/shm_backend.h"
 #include "collectives/shm/layout.h"
 #include "context/roll_call.h"
+#include "context/stop_request.h"
 #include "rendezvous/world.h"
 
 namespace lockstep {
@@ -76,6 +78,7 @@ struct Context::State {
   RollCall present;
   int threads;
   std::optional<Group> group;
+  std::optional<StopRequest> stop_request;
 
   void announce() const {
     if (!options.announce || world.rank != 0 || world.world_size == 1) return;
@@ -101,8 +104,9 @@ Context::Context(ContextOptions options) {
   const int threads = choose_threads(present, environment);
   Group group = form_group(world, store, present, options);
   state_.reset(new State{world, options, environment.lockstep_run_dir.value_or(""), std::uncaught_exceptions(), store,
-                         present, threads, std::move(group)});
+                         present, threads, std::move(group), std::nullopt});
   if (options.seed) at::manual_seed(*options.seed + static_cast<uint64_t>(rank()));
+  note_uncaught_exceptions();
   own_page().set_phase(RankAccount::Phase::kJoined);
   state_->announce();
 }
@@ -126,6 +130,10 @@ int Context::local_world_size() const { return *state_->world.local_world_size; 
 uint64_t Context::seed() const { return state_->options.seed.value_or(0); }
 int Context::threads() const { return state_->threads; }
 const std::string& Context::run_dir() const { return state_->run_dir; }
+bool Context::stop_requested() {
+  if (!state_->stop_request) state_->stop_request.emplace();
+  return state_->stop_request->heard(group());
+}
 const Group& Context::group() const { return *state_->group; }
 
 }  // namespace lockstep

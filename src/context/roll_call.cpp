@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/rank_board.h"
 #include "base/usable_cores.h"
 #include "collectives/cause.h"
 
@@ -49,6 +50,13 @@ std::string missing_ranks(const World& world, c10d::Store& store) {
   return std::to_string(present) + " of " + std::to_string(world.world_size) + " ranks are there, missing " + missing;
 }
 
+/// For the launcher; -1 where they have all come after all.
+int first_missing(const World& world, c10d::Store& store) {
+  for (int rank = 0; rank < world.world_size; ++rank)
+    if (!store.check({key_of(rank)})) return rank;
+  return -1;
+}
+
 void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseconds timeout) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < world.world_size; ++rank) keys.push_back(key_of(rank));
@@ -59,8 +67,9 @@ void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseco
     store.wait(keys, patience);
   } catch (const std::exception& cause) {
     if (!deadline.passed()) throw Error("the ranks could not meet: " + cause_of(cause));
-    throw Error("after " + std::to_string(timeout.count() / 1000) + " s " + missing_ranks(world, store) +
-                "; see their output for why, or raise LOCKSTEP_JOIN_TIMEOUT_S if they start slowly");
+    const std::string found = "after " + std::to_string(timeout.count() / 1000) + " s " + missing_ranks(world, store);
+    own_page().fail(RankFailure::kMissing, first_missing(world, store), found);
+    throw Error(found + "; see their output for why, or raise LOCKSTEP_JOIN_TIMEOUT_S if they start slowly");
   }
 }
 

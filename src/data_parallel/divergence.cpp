@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/rank_board.h"
 #include "collectives/operand.h"
 #include "collectives/rank_names.h"
 
@@ -45,8 +46,10 @@ std::vector<int64_t> column(const at::Tensor& rows, int64_t index) {
     if (votes(hash) > votes(usual)) usual = hash;
   std::vector<bool> odd;
   for (int64_t hash : hashes) odd.push_back(hash != usual);
-  throw Error("the replicas have diverged: " + name + " on " + rank_names(odd) + " is not what it is on " +
-              ranks_with(hashes, usual) +
+  const std::string found = "the replicas have diverged: " + name + " on " + rank_names(odd) +
+                            " is not what it is on " + ranks_with(hashes, usual);
+  own_page().fail(RankFailure::kDiverged, -1, found);
+  throw Error(found +
               ". Every rank must change the model in the same way; broadcast_parameters() sets all to one rank's, "
               "average_parameters() to the mean.");
 }

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/rank_board.h"
 #include "collectives/rank_names.h"
 
 namespace lockstep {
@@ -51,10 +52,11 @@ void check_same_on_all_ranks(const Group& group, const std::string& kind, const 
   if (group.world_size() == 1) return;
   // Every rank compares everything, so all find the same difference or none; models have few thousand lines at most.
   const std::string difference = first_difference(kind, group.all_gather_bytes(lines));
-  if (!difference.empty())
-    throw Error("the ranks do not hold the same model: " + difference +
-                ". Build and edit the module in the same way on every rank before DistributedDataParallel attaches to "
-                "it or refresh() is called.");
+  if (difference.empty()) return;
+  own_page().fail(RankFailure::kMismatch, -1, "the ranks do not hold the same model: " + difference);
+  throw Error("the ranks do not hold the same model: " + difference +
+              ". Build and edit the module in the same way on every rank before DistributedDataParallel attaches to "
+              "it or refresh() is called.");
 }
 
 void check_same_on_all_ranks(const Group& group, const std::string& kind, const NamedTensors& tensors,

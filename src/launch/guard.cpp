@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-/// The guard's life: reads groups until the launcher is gone.
+/// The guard's life: reads groups, and those to forget, negative, until the launcher is gone.
 [[noreturn]] void keep_guard(int pipe) {
   // Out of reach of what is sent to the launcher's group, and holding nothing of its open.
   ::setsid();
@@ -28,7 +28,10 @@ namespace {
     const ssize_t count = ::read(0, &group, sizeof group);
     if (count < 0 && errno == EINTR) continue;
     if (count != sizeof group) break;
-    groups.push_back(group);
+    if (group > 0)
+      groups.push_back(group);
+    else
+      std::erase(groups, -group);
   }
   for (const pid_t left : groups) ::kill(-left, SIGKILL);
   ::_exit(0);
@@ -45,6 +48,12 @@ Guard::Guard() {
   pid_ = ::fork();
   if (pid_ < 0) throw LaunchError(kExitResourceLimit, std::string("starting a process: ") + std::strerror(errno));
   if (pid_ == 0) keep_guard(read_end.get());
+}
+
+void Guard::forget(pid_t group) const {
+  const pid_t gone = -group;
+  // It cannot fail while the guard lives; if the guard was killed nothing is to be forgotten.
+  [[maybe_unused]] const ssize_t written = ::write(pipe_.get(), &gone, sizeof gone);
 }
 
 Guard::~Guard() {

@@ -21,6 +21,8 @@ class Guard {
   /// Where the leader of a group to kill writes its pid, as a pid_t. It does so itself, before it can have started
   /// anything: the launcher may be killed right after it has made it.
   int registry() const { return pipe_.get(); }
+  /// The group is gone, and its number may come to mean another. To be called while the leader is still a zombie.
+  void forget(pid_t group) const;
 
  private:
   pid_t pid_ = -1;

@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// Exit codes of `lockstep`. Stable: scripts and schedulers read them. A run stopped by a signal to the launcher
-/// ends with 128 + the signal's number, as shells have it.
+/// Exit codes of `lockstep`. Stable: scripts and schedulers read them. A run interrupted by SIGINT or SIGHUP to the
+/// launcher ends with 128 + the signal's number, as shells have it.
 enum ExitCode : int {
   kExitOk = 0,
   kExitBadCommandLine = 2,
@@ -18,9 +18,12 @@ enum ExitCode : int {
   kExitMismatch = 44,       ///< the ranks' collectives do not match
   kExitDiverged = 45,       ///< the replicas differ, or a value is not finite
   kExitNotStarted = 46,     ///< the program could not be started
+  kExitRefusedPeer = 47,    ///< authentication was refused; reserved
   kExitStorage = 48,        ///< the run folder cannot be used
   kExitRefusedInput = 49,   ///< a file cannot be read, or is damaged or of another kind
   kExitResourceLimit = 50,  ///< no more processes, descriptors or memory
+  kExitPreempted = 60,  ///< asked to leave (SIGTERM, SIGUSR1), and the state is saved; also a rank's own code for it
+  kExitPreemptedUnsaved = 61,
   kExitOurBug = 70,
 };
 

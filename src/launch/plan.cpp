@@ -34,6 +34,7 @@ constexpr std::string_view kReplaced[] = {
     "LOCKSTEP_RUN_DIR",
     "LOCKSTEP_STORE_FD",
     "LOCKSTEP_TERMINAL",
+    "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_RUN_ID",
@@ -77,6 +78,9 @@ EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankP
   add("LOCKSTEP_RUN_DIR", place.run_dir);
   add("LOCKSTEP_STORE_FD", std::to_string(place.store_fd));
   if (place.page_fd >= 0) add("LOCKSTEP_PAGE_FD", std::to_string(place.page_fd));
+  add("TORCHELASTIC_ERROR_FILE", place.error_file);
+  add("TORCHELASTIC_RESTART_COUNT", std::to_string(place.restarts));
+  add("TORCHELASTIC_MAX_RESTARTS", std::to_string(place.max_restarts));
   if (place.debugged) add("LOCKSTEP_DEBUGGED", "1");
   if (place.terminal_columns) add("LOCKSTEP_TERMINAL", std::to_string(*place.terminal_columns));
   return block;

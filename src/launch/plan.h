@@ -41,8 +41,11 @@ struct RankPlace {
   int rank = 0;
   int world_size = 1;
   std::string run_dir;
-  int store_fd = -1;                    ///< the number under which the rank inherits its socket to the store
-  int page_fd = -1;                     ///< the number under which it inherits the board of pages; -1: there is none
+  int store_fd = -1;       ///< the number under which the rank inherits its socket to the store
+  int page_fd = -1;        ///< the number under which it inherits the board of pages; -1: there is none
+  std::string error_file;  ///< where it may write what ends it, in torchrun's form
+  int restarts = 0;        ///< made before
+  int max_restarts = 0;
   int master_port = 0;                  ///< for programs that meet by torchrun's variables
   bool debugged = false;                ///< one of the ranks is: waiting must not end by time
   std::optional<int> terminal_columns;  ///< where the rank's output ends on a terminal

@@ -53,7 +53,7 @@ void become(const ProcessStart& start, const LauncherSettings& settings, char* c
 LauncherSettings::LauncherSettings() {
   sigset_t handled;
   sigemptyset(&handled);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCONT}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCONT}) {
     // One that we were started to ignore (nohup) stays ignored; blocked, it would arrive all the same.
     struct sigaction before {};
     ::sigaction(signal, nullptr, &before);
@@ -130,8 +130,11 @@ Process::~Process() {
 std::optional<ProcessEnd> Process::end() {
   if (end_) return end_;
   siginfo_t info{};
-  if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
+  rusage usage{};
+  // glibc's waitid has no place for the usage.
+  if (::syscall(SYS_waitid, P_PID, pid_, &info, WEXITED | WNOHANG | WNOWAIT, &usage) != 0 || info.si_pid == 0)
     return std::nullopt;
+  peak_bytes_ = static_cast<uint64_t>(usage.ru_maxrss) * 1024;
   int code;
   if (::read(failure_.get(), &code, sizeof code) == sizeof code)
     end_ = {ProcessEnd::Kind::kNotStarted, code};

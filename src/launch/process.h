@@ -77,6 +77,8 @@ class Process {
   int pidfd() const { return pidfd_.get(); }
   /// How it ended; empty while it runs.
   std::optional<ProcessEnd> end();
+  /// Once it has ended: the most memory that it ever had resident. 0: not known.
+  uint64_t peak_bytes() const { return peak_bytes_; }
   /// Signals the process and all of its group.
   void signal_group(int signal) const;
   /// Whether nothing of the group is left. Gives the ended process up for that: call it only after a last SIGKILL.
@@ -87,6 +89,7 @@ class Process {
   bool reaped_ = false;
   FileDescriptor pidfd_;
   std::optional<ProcessEnd> end_;
+  uint64_t peak_bytes_ = 0;
   FileDescriptor failure_;  // an errno comes here when exec fails, and its end when exec succeeds
 };
 

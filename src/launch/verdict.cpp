@@ -1,9 +1,7 @@
 #include "launch/verdict.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "base/printable.h"
@@ -22,15 +20,6 @@ const char* start_hint(int error) {
   if (error == ENOENT) return " (the interpreter that it names is missing)";
   return "";
 }
-
-std::string short_seconds(double seconds) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", seconds < 10 ? 2 : 1, seconds);
-  return text.data();
-}
-
-/// Of what a program left on its page: nothing that could break the block, or a terminal.
-std::string one_line(const std::string& text) { return printable(text.substr(0, text.find('\n'))); }
 
 const RankEnd* end_of(const std::vector<RankEnd>& ends, int rank) {
   const auto end = std::find_if(ends.begin(), ends.end(), [&](const RankEnd& e) { return e.rank == rank; });
@@ -84,7 +73,8 @@ std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<
     const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
     // Of two whose calls differ neither is the cause of the other.
     const bool mismatch = account.failure == RankFailure::kMismatch && chain.witness != chain.root;
-    if (killed || mismatch || !accuses(account) || account.peer == chain.root) return chain;
+    const bool of_all = account.failure == RankFailure::kMismatch && account.peer < 0;
+    if (killed || mismatch || of_all || !accuses(account) || account.peer == chain.root) return chain;
     int next = account.peer;
     if (next < 0) {
       const auto other = unnamed_culprit(ends, accounts, chain.root);
@@ -105,7 +95,8 @@ int exit_code_of(const RankEnd* end, const RankAccount& account, RankFailure acc
   if (end != nullptr && end->how.failed() && !end->stopped) return exit_code_of(end->how, {});
   if (account.failure == RankFailure::kOwn || account.phase == RankAccount::Phase::kLeftByException)
     return kExitRankFailed;
-  if (accusation == RankFailure::kMissing) return kExitHang;
+  if (accusation == RankFailure::kMissing)
+    return account.phase == RankAccount::Phase::kUnknown ? kExitNotStarted : kExitHang;
   // One that has ended well or left the group in good order makes fewer collectives than the others.
   const bool done = account.phase == RankAccount::Phase::kLeft || (end != nullptr && !end->how.failed());
   return done ? kExitMismatch : kExitRankFailed;
@@ -113,15 +104,20 @@ int exit_code_of(const RankEnd* end, const RankAccount& account, RankFailure acc
 
 }  // namespace
 
-Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts, int stop_signal) {
-  if (stop_signal != 0) return {.exit_code = 128 + stop_signal};
+Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts) {
   const auto first = std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return end.how.failed(); });
   if (first == ends.end()) return {.exit_code = kExitOk};
   const Verdict by_order = judge_by_order(ends, *first);
   if (accounts.empty() || was_killed(*by_order.culprit)) return by_order;
   const int start = by_order.culprit->rank;
   const auto chain = follow(ends, accounts, start);
-  if (!chain || chain->root == start) return by_order;
+  if (!chain || chain->root == start) {
+    Verdict verdict = by_order;
+    const RankFailure failure = accounts[static_cast<size_t>(start)].failure;
+    if (failure == RankFailure::kDiverged) verdict.exit_code = kExitDiverged;
+    if (failure == RankFailure::kMismatch) verdict.exit_code = kExitMismatch;
+    return verdict;
+  }
   const RankAccount& witness = accounts[static_cast<size_t>(chain->witness)];
   const RankEnd* end = end_of(ends, chain->root);
   if (!chain->named && end == nullptr && accounts[static_cast<size_t>(chain->root)].failure != RankFailure::kOwn) {
@@ -178,47 +174,6 @@ std::string list_ranks(const std::vector<int>& ascending) {
     i = last + 1;
   }
   return text;
-}
-
-/// " failed first: exit code 3".
-std::string headline(const Verdict& verdict) {
-  const RankEnd& culprit = *verdict.culprit;
-  if (verdict.exit_code == kExitMismatch && verdict.witness) {
-    const std::string other = std::to_string(*verdict.witness);
-    if (!culprit.ended || culprit.stopped || culprit.how.failed())
-      return " and rank " + other + " do not call the same";
-    return " ended with exit code 0 while rank " + other + " needed it";
-  }
-  if (verdict.exit_code == kExitHang) return " did not come in time";
-  if (!culprit.ended) return " failed first: it has not ended";
-  return " failed first: " + describe(culprit.how) + (culprit.stopped ? ", after it was asked to stop" : "");
-}
-
-std::string format(const FailureReport& report) {
-  const RankEnd& culprit = *report.verdict.culprit;
-  std::string text = "lockstep: rank " + std::to_string(culprit.rank) + " of " + std::to_string(report.world_size) +
-                     headline(report.verdict) + "\n";
-  const auto line = [&](const char* what, const std::string& value) {
-    text += "  " + std::string(what) + std::string(10 - std::strlen(what), ' ') + value + "\n";
-  };
-  line("process", std::to_string(culprit.pid) + ", " + short_seconds(culprit.seconds) + " s after its start");
-  line("program", report.program);
-  if (report.verdict.witness)
-    line("known by",
-         "rank " + std::to_string(*report.verdict.witness) + ", which says: " + one_line(report.verdict.testimony));
-  if (!report.verdict.also_suspect.empty())
-    line("unsure", "rank " + list_ranks(report.verdict.also_suspect) +
-                       " failed in the same instant; which of them was first is not known");
-  if (!report.killed.empty())
-    line("killed", "rank " + list_ranks(report.killed) + ", which did not stop when asked to");
-  if (report.tail.empty()) {
-    line("output", "none");
-  } else {
-    line("log", report.log_path.empty() ? "could not be written" : report.log_path);
-    text += "  its last " + (report.tail.size() == 1 ? "line" : std::to_string(report.tail.size()) + " lines") + ":\n";
-    for (const auto& tail_line : report.tail) text += "  | " + tail_line + "\n";
-  }
-  return text + "lockstep: ends with exit code " + std::to_string(report.verdict.exit_code) + "\n";
 }
 
 }  // namespace lockstep

@@ -17,10 +17,11 @@ struct RankEnd {
   int rank = 0;
   pid_t pid = 0;
   ProcessEnd how;
-  double seconds = 0;    ///< from its start
-  int wake_up = 0;       ///< which of the launcher's wake-ups saw it: ends of one wake-up have no known order
-  bool stopped = false;  ///< it had been asked to stop before
-  bool ended = true;     ///< false: it lives, and is accused by others
+  double seconds = 0;       ///< from its start
+  int wake_up = 0;          ///< which of the launcher's wake-ups saw it: ends of one wake-up have no known order
+  bool stopped = false;     ///< it had been asked to stop before
+  uint64_t peak_bytes = 0;  ///< the most memory it and what it had waited for ever had resident
+  bool ended = true;        ///< false: it lives, and is accused by others
 };
 
 /// What a run comes to.
@@ -44,25 +45,13 @@ struct Verdict {
 /// A rank that failed first and says that another was the cause is a victim: the culprit is the rank at the end of the
 /// chain of causes, whether it has ended later, by code 0 or not yet. Where ranks accuse each other in a circle, or
 /// accuse a peer that they cannot name and that does not show, the order of the ends decides as above.
-/// `stop_signal`: the signal to the launcher that ended the run, before any rank had failed; 0 when none did.
-Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts, int stop_signal);
+Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts);
 
 /// A rank that ended by code 127 because the dynamic loader found a library missing was never started.
 int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail);
 
 /// "exit code 3", "killed by SIGKILL (Killed)", "could not be started: Exec format error".
 std::string describe(const ProcessEnd& how);
-
-/// The block of text that reports a failure.
-struct FailureReport {
-  Verdict verdict;
-  int world_size = 1;
-  std::string program;
-  std::string log_path;  ///< empty: the culprit printed nothing
-  std::deque<std::string> tail;
-  std::vector<int> killed;  ///< ranks that did not stop when they were asked to
-};
-std::string format(const FailureReport& report);
 
 /// "0, 2-5".
 std::string list_ranks(const std::vector<int>& ascending);

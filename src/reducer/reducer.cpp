@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/clock.h"
+#include "base/rank_board.h"
 #include "collectives/rank_names.h"
 
 namespace lockstep {
@@ -229,6 +230,7 @@ std::vector<Facts> Reducer::reduce_all(bool active) {
   scale(ranks);
   for (Bucket& bucket : buckets_) bucket.finish();
   ++reductions_;
+  own_page().count_step();
   events_.reduced(ranks);
   if (equipment_.timeline) equipment_.timeline->end(group_);
   if (equipment_.watch && equipment_.watch->policy() != NonFinitePolicy::kIgnore) judge_non_finite();
@@ -239,9 +241,11 @@ void Reducer::judge_non_finite() {
   const std::string findings = equipment_.watch->findings(group_, names_);
   if (findings.empty()) return;
   for (const at::Tensor& tensor : tensors_) tensor.mutable_grad().reset();
-  if (equipment_.watch->policy() == NonFinitePolicy::kRaise)
+  if (equipment_.watch->policy() == NonFinitePolicy::kRaise) {
+    own_page().fail(RankFailure::kDiverged, -1, findings);
     throw Error(findings + " (reduction " + std::to_string(reductions_) +
                 "); no gradient is left on any rank, so the step can be skipped");
+  }
   equipment_.watch->count_skipped();
 }
 
@@ -270,6 +274,12 @@ void Reducer::judge(const std::vector<Facts>& ranks) {
       if (trouble.empty() || text.find(trouble) != std::string::npos) continue;
       text += (text.empty() ? "" : "\n") + ranks_with(troubles, trouble) + ": " + trouble;
     }
+    const auto first = std::find_if(troubles.begin(), troubles.end(), [](const auto& t) { return !t.empty(); });
+    const bool mine = !troubles[static_cast<size_t>(group_.rank())].empty();
+    // Ranks of a subgroup have other numbers for the launcher.
+    const bool all = launchers_board() != nullptr && launchers_board()->world_size() == group_.world_size();
+    own_page().fail(mine ? RankFailure::kOwn : RankFailure::kPeer,
+                    all && !mine ? static_cast<int>(first - troubles.begin()) : -1, text);
     throw Error(text);
   }
   for (size_t rank = 0; rank < ranks.size(); ++rank)

@@ -57,6 +57,24 @@ TEST(RankPage, TheFirstFailureStays) {
   EXPECT_EQ(long_winded->read(1).peer, -1);
 }
 
+TEST(RankPage, TellsWhatIsDone) {
+  const auto page = std::make_unique<RankPage>();
+  RankAccount account = page->read(1);
+  EXPECT_EQ(account.steps, 0);
+  EXPECT_EQ(account.checkpoint, "");
+  const uint64_t beats = account.beats;
+  start(*page, 1, {1});
+  page->finish_operation(1);
+  page->count_step();
+  page->note_checkpoint("/run/checkpoints/step_7.pt", 7, Clock::time_point(Clock::duration(5)));
+  account = page->read(1);
+  EXPECT_EQ(account.beats, beats + 3);
+  EXPECT_EQ(account.steps, 1);
+  EXPECT_EQ(account.checkpoint, "/run/checkpoints/step_7.pt");
+  EXPECT_EQ(account.checkpoint_step, 7);
+  EXPECT_EQ(account.checkpoint_time.time_since_epoch().count(), 5);
+}
+
 TEST(RankPage, AnythingMayStandInIt) {
   for (const int byte : {0xff, 0x80, 0x01, 0x7f}) {
     alignas(64) std::byte bytes[RankPage::kBytes];
@@ -66,7 +84,8 @@ TEST(RankPage, AnythingMayStandInIt) {
     EXPECT_LE(account.operation.shape.size(), RankPage::kShownDimensions);
     EXPECT_LT(account.failure_text.size(), 1024U);
     EXPECT_LE(account.phase, RankAccount::Phase::kLeftByException);
-    EXPECT_LE(account.failure, RankFailure::kMissing);
+    EXPECT_LE(account.failure, RankFailure::kDiverged);
+    EXPECT_LT(account.checkpoint.size(), 1024U);
   }
 }
 
@@ -89,7 +108,7 @@ TEST(RankBoard, OpensNothingElse) {
   EXPECT_FALSE(RankBoard::open(::dup(board.fd()), 4)) << "of another number of ranks";
   EXPECT_FALSE(RankBoard::open(::dup(STDIN_FILENO), 3));
   EXPECT_FALSE(RankBoard::open(1000, 3)) << "not open";
-  const SharedSegment other("other", 3 * RankPage::kBytes, 3 * RankPage::kBytes);
+  const SharedSegment other("other", 4 * RankPage::kBytes, 4 * RankPage::kBytes);
   EXPECT_FALSE(RankBoard::open(::dup(other.fd()), 3)) << "no magic";
 }
 

@@ -1,6 +1,7 @@
 #include <lockstep/context.h>
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <torch/torch.h>
 
 #include <chrono>
@@ -41,6 +42,34 @@ TEST_P(Ranks, SeedIsTheContextsPlusTheRank) {
               EXPECT_EQ(context.seed(), 7u);
             },
             std::chrono::seconds(60), {.seed = 7, .announce = false});
+}
+
+TEST_P(Ranks, LeaveAtTheSameCallWhenOneIsAsked) {
+  run_ranks(GetParam(), [](Context& context) {
+    EXPECT_FALSE(context.stop_requested());
+    int64_t call = 1;
+    for (bool asked = false; !asked; ++call) {
+      // As a scheduler would, to one of them alone.
+      if (call == 20 && context.rank() == context.world_size() - 1) ::raise(SIGUSR1);
+      ASSERT_LT(call, 1000);
+      asked = context.stop_requested();
+    }
+    const at::Tensor calls = context.group().all_gather(at::scalar_tensor(call, at::kLong));
+    EXPECT_TRUE(at::equal(calls, at::full_like(calls, call))) << calls;
+    EXPECT_GE(call, 20);
+    EXPECT_TRUE(context.stop_requested()) << "and it stays so";
+  });
+}
+
+TEST(StopRequests, DoNotReplaceHandlersOfTheProgram) {
+  run_ranks(1, [](Context& context) {
+    static volatile sig_atomic_t mine = 0;
+    ::signal(SIGTERM, [](int) { mine = 1; });
+    EXPECT_FALSE(context.stop_requested());
+    ::raise(SIGTERM);
+    EXPECT_EQ(mine, 1);
+    EXPECT_FALSE(context.stop_requested());
+  });
 }
 
 TEST(Threads, AreTheUsersWhereHeSaysSo) {

@@ -113,7 +113,8 @@ TEST_F(CifarFile, SizesAreCheckedBeforeTheyAreBelieved) {
   expect_parts(failure_of_archive(tar_entry("images/one.bin", records(1), '0', "", size_t{1} << 32)),
                {"images/one.bin", "4294967296 bytes"});
   expect_parts(failure_of_archive(tar_entry("images/one.bin", records(5)) + tar_end()), {"at most 4 images, found 5"});
-  expect_parts(failure_of_archive(tar_entry("images/one.bin", records(1), '0', "", 2 * kRecord)), {"images.tar.gz: is a corrupt archive after", "Truncated"});
+  expect_parts(failure_of_archive(tar_entry("images/one.bin", records(1), '0', "", 2 * kRecord)),
+               {"images.tar.gz: is a corrupt archive after", "Truncated"});
   // An unwanted member of 7 GiB that is not there.
   expect_parts(failure_of_archive(tar_entry("images/other", "x", '0', "", size_t{7} << 30)), {"images.tar.gz: "});
 }

@@ -85,7 +85,7 @@ TEST(LauncherFault, ARankThatDoesNotStopIsKilledAfterTheGrace) {
 }
 
 TEST(LauncherFault, InterruptsLeaveNothing) {
-  for (const auto& [signal, code] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 129}}) {
+  for (const auto& [signal, code] : {std::pair{SIGINT, 130}, {SIGTERM, 61}, {SIGUSR1, 61}, {SIGHUP, 129}}) {
     Launched run({"-n", "2", "sh", "-c", "sleep 60 & echo ready; wait"});
     ASSERT_TRUE(run.wait_for("ready"));
     ::kill(run.pid(), signal);

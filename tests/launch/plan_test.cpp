@@ -30,8 +30,14 @@ TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {
   const EnvironmentBlock inherited = {
       "HOME=/home/a",         "RANK=7",       "MASTER_ADDR=elsewhere", "MASTER_PORT=29500", "RANKING=stays", "EMPTY=",
       "LOCKSTEP_TERMINAL=80", "WORLD_SIZE=9", "LOCAL_RANK=7",          "ODD_WITH_NO_EQUALS"};
-  EnvironmentBlock block =
-      rank_environment(inherited, {.rank = 1, .world_size = 3, .run_dir = "/r", .store_fd = 9, .page_fd = 10});
+  EnvironmentBlock block = rank_environment(inherited, {.rank = 1,
+                                                        .world_size = 3,
+                                                        .run_dir = "/r",
+                                                        .store_fd = 9,
+                                                        .page_fd = 10,
+                                                        .error_file = "/r/e",
+                                                        .restarts = 1,
+                                                        .max_restarts = 2});
   EnvironmentBlock expected = {"HOME=/home/a",
                                "RANKING=stays",
                                "EMPTY=",
@@ -47,7 +53,10 @@ TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {
                                "ROLE_NAME=default",
                                "LOCKSTEP_RUN_DIR=/r",
                                "LOCKSTEP_STORE_FD=9",
-                               "LOCKSTEP_PAGE_FD=10"};
+                               "LOCKSTEP_PAGE_FD=10",
+                               "TORCHELASTIC_ERROR_FILE=/r/e",
+                               "TORCHELASTIC_RESTART_COUNT=1",
+                               "TORCHELASTIC_MAX_RESTARTS=2"};
   std::sort(block.begin(), block.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(block, expected);

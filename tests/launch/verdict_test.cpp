@@ -19,13 +19,13 @@ RankEnd killed(int rank, int signal, int wake_up) {
 }
 
 TEST(Verdict, AllWell) {
-  const Verdict verdict = judge({exited(1, 0, 3), exited(0, 0, 4)}, {}, 0);
+  const Verdict verdict = judge({exited(1, 0, 3), exited(0, 0, 4)}, {});
   EXPECT_EQ(verdict.exit_code, kExitOk);
   EXPECT_FALSE(verdict.culprit);
 }
 
 TEST(Verdict, TheFirstToFailIsTheCulprit) {
-  const Verdict verdict = judge({exited(3, 0, 1), exited(1, 9, 2), killed(0, SIGTERM, 3), exited(2, 1, 3)}, {}, 0);
+  const Verdict verdict = judge({exited(3, 0, 1), exited(1, 9, 2), killed(0, SIGTERM, 3), exited(2, 1, 3)}, {});
   ASSERT_TRUE(verdict.culprit);
   EXPECT_EQ(verdict.culprit->rank, 1);
   EXPECT_EQ(verdict.exit_code, kExitRankFailed);
@@ -33,17 +33,17 @@ TEST(Verdict, TheFirstToFailIsTheCulprit) {
 }
 
 TEST(Verdict, InOneInstantAKilledRankIsTheCulprit) {
-  const Verdict verdict = judge({exited(0, 1, 5), killed(2, SIGKILL, 5), exited(1, 0, 5), exited(3, 1, 6)}, {}, 0);
+  const Verdict verdict = judge({exited(0, 1, 5), killed(2, SIGKILL, 5), exited(1, 0, 5), exited(3, 1, 6)}, {});
   EXPECT_EQ(verdict.culprit->rank, 2);
   EXPECT_EQ(verdict.exit_code, kExitRankKilled);
   EXPECT_TRUE(verdict.also_suspect.empty());
 }
 
 TEST(Verdict, SaysWhenItIsAmbiguous) {
-  Verdict verdict = judge({exited(2, 1, 5), exited(0, 3, 5), exited(1, 0, 5)}, {}, 0);
+  Verdict verdict = judge({exited(2, 1, 5), exited(0, 3, 5), exited(1, 0, 5)}, {});
   EXPECT_EQ(verdict.culprit->rank, 2);
   EXPECT_EQ(verdict.also_suspect, std::vector<int>{0});
-  verdict = judge({killed(0, SIGABRT, 5), exited(1, 1, 5)}, {}, 0);
+  verdict = judge({killed(0, SIGABRT, 5), exited(1, 1, 5)}, {});
   EXPECT_EQ(verdict.also_suspect, std::vector<int>{1}) << "an exception that a victim did not catch ends in SIGABRT";
 }
 
@@ -63,7 +63,7 @@ RankAccount left() { return {.pid = 1, .phase = RankAccount::Phase::kLeft}; }
 
 TEST(Verdict, AVictimThatEndsFirstIsNotTheCulprit) {
   const std::vector<RankEnd> ends = {exited(0, 1, 1), exited(1, 7, 2)};
-  const Verdict verdict = judge(ends, {victim_of(1), kOwn}, 0);
+  const Verdict verdict = judge(ends, {victim_of(1), kOwn});
   EXPECT_EQ(verdict.culprit->rank, 1);
   EXPECT_EQ(verdict.culprit->how.value, 7) << "its own exit code is kept";
   EXPECT_EQ(verdict.exit_code, kExitRankFailed);
@@ -71,74 +71,74 @@ TEST(Verdict, AVictimThatEndsFirstIsNotTheCulprit) {
   EXPECT_EQ(verdict.testimony, "its words");
   EXPECT_TRUE(verdict.settled);
   // A program without a page, and one whose page knows nothing: the order.
-  EXPECT_EQ(judge(ends, {}, 0).culprit->rank, 0);
-  EXPECT_EQ(judge(ends, {kSilent, kSilent}, 0).culprit->rank, 0);
+  EXPECT_EQ(judge(ends, {}).culprit->rank, 0);
+  EXPECT_EQ(judge(ends, {kSilent, kSilent}).culprit->rank, 0);
 }
 
 TEST(Verdict, ACulpritThatHasNotEndedIsAwaited) {
-  Verdict verdict = judge({exited(0, 1, 1)}, {victim_of(1), kOwn}, 0);
+  Verdict verdict = judge({exited(0, 1, 1)}, {victim_of(1), kOwn});
   EXPECT_FALSE(verdict.settled);
   EXPECT_EQ(verdict.culprit->rank, 1);
   EXPECT_FALSE(verdict.culprit->ended);
   EXPECT_EQ(verdict.exit_code, kExitRankFailed);
   // It did not end by itself: what it says stays true.
-  verdict = judge({exited(0, 1, 1), stopped(killed(1, SIGTERM, 2))}, {victim_of(1), kOwn}, 0);
+  verdict = judge({exited(0, 1, 1), stopped(killed(1, SIGTERM, 2))}, {victim_of(1), kOwn});
   EXPECT_TRUE(verdict.settled);
   EXPECT_EQ(verdict.culprit->rank, 1);
   EXPECT_EQ(verdict.exit_code, kExitRankFailed);
   // Killed in the meantime, by itself.
-  verdict = judge({exited(0, 1, 1), killed(1, SIGSEGV, 2)}, {victim_of(1), kSilent}, 0);
+  verdict = judge({exited(0, 1, 1), killed(1, SIGSEGV, 2)}, {victim_of(1), kSilent});
   EXPECT_EQ(verdict.exit_code, kExitRankKilled);
 }
 
 TEST(Verdict, ChainsOfVictims) {
   const Verdict verdict =
-      judge({exited(2, 1, 1), exited(0, 1, 2), exited(1, 5, 3)}, {victim_of(1), kOwn, victim_of(0)}, 0);
+      judge({exited(2, 1, 1), exited(0, 1, 2), exited(1, 5, 3)}, {victim_of(1), kOwn, victim_of(0)});
   EXPECT_EQ(verdict.culprit->rank, 1);
   EXPECT_EQ(verdict.witness, 0) << "the last link";
 }
 
 TEST(Verdict, CirclesFallBackOnTheOrder) {
-  const Verdict verdict = judge({exited(1, 1, 1), exited(0, 1, 2)}, {victim_of(1), victim_of(0)}, 0);
+  const Verdict verdict = judge({exited(1, 1, 1), exited(0, 1, 2)}, {victim_of(1), victim_of(0)});
   EXPECT_EQ(verdict.culprit->rank, 1);
   EXPECT_EQ(verdict.exit_code, kExitRankFailed);
   EXPECT_TRUE(verdict.settled);
 }
 
 TEST(Verdict, ARankThatAccusesItselfIsTheCulprit) {
-  const Verdict verdict = judge({exited(0, 1, 1), exited(1, 1, 2)}, {victim_of(1), victim_of(1)}, 0);
+  const Verdict verdict = judge({exited(0, 1, 1), exited(1, 1, 2)}, {victim_of(1), victim_of(1)});
   EXPECT_EQ(verdict.culprit->rank, 1);
 }
 
 TEST(Verdict, APeerThatCannotBeNamed) {
   // Nobody else has shown yet: wait. Then somebody did, of himself; or all are victims.
-  Verdict verdict = judge({exited(0, 1, 1)}, {victim_of(-1), kSilent, victim_of(-1)}, 0);
+  Verdict verdict = judge({exited(0, 1, 1)}, {victim_of(-1), kSilent, victim_of(-1)});
   EXPECT_FALSE(verdict.settled);
-  verdict = judge({exited(0, 1, 1), exited(1, 3, 2)}, {victim_of(-1), kSilent, victim_of(-1)}, 0);
+  verdict = judge({exited(0, 1, 1), exited(1, 3, 2)}, {victim_of(-1), kSilent, victim_of(-1)});
   EXPECT_TRUE(verdict.settled);
   EXPECT_EQ(verdict.culprit->rank, 1);
-  verdict = judge({exited(0, 1, 1), stopped(exited(1, 3, 2))}, {victim_of(-1), kSilent}, 0);
+  verdict = judge({exited(0, 1, 1), stopped(exited(1, 3, 2))}, {victim_of(-1), kSilent});
   EXPECT_EQ(verdict.culprit->rank, 0) << "the other one was only told to stop";
-  verdict = judge({exited(1, 1, 1), exited(0, 1, 2)}, {victim_of(-1), victim_of(-1)}, 0);
+  verdict = judge({exited(1, 1, 1), exited(0, 1, 2)}, {victim_of(-1), victim_of(-1)});
   EXPECT_EQ(verdict.culprit->rank, 1);
 }
 
 TEST(Verdict, ARankThatEndedWellTooEarly) {
-  const Verdict verdict = judge({exited(1, 0, 1), exited(0, 1, 2)}, {victim_of(1), left()}, 0);
+  const Verdict verdict = judge({exited(1, 0, 1), exited(0, 1, 2)}, {victim_of(1), left()});
   EXPECT_EQ(verdict.exit_code, kExitMismatch);
   EXPECT_EQ(verdict.culprit->rank, 1);
   EXPECT_EQ(verdict.witness, 0);
   // It has left the group and goes on without.
-  EXPECT_EQ(judge({exited(0, 1, 1)}, {victim_of(1), left()}, 0).exit_code, kExitMismatch);
+  EXPECT_EQ(judge({exited(0, 1, 1)}, {victim_of(1), left()}).exit_code, kExitMismatch);
   // A process that was started by the rank's own has ended.
-  EXPECT_EQ(judge({exited(0, 1, 1)}, {victim_of(1), kSilent}, 0).exit_code, kExitRankFailed);
+  EXPECT_EQ(judge({exited(0, 1, 1)}, {victim_of(1), kSilent}).exit_code, kExitRankFailed);
 }
 
 TEST(Verdict, CallsThatDoNotMatchNameBothSides) {
   const auto differs = [](int peer) { return says(RankFailure::kMismatch, peer, "ranks disagree"); };
   for (const auto& ends :
        {std::vector{exited(0, 1, 1), exited(1, 1, 2)}, std::vector{exited(0, 1, 1), exited(1, 1, 1)}}) {
-    const Verdict verdict = judge(ends, {differs(1), differs(0)}, 0);
+    const Verdict verdict = judge(ends, {differs(1), differs(0)});
     EXPECT_EQ(verdict.exit_code, kExitMismatch);
     EXPECT_EQ(verdict.culprit->rank, 1);
     EXPECT_EQ(verdict.witness, 0);
@@ -148,21 +148,28 @@ TEST(Verdict, CallsThatDoNotMatchNameBothSides) {
 
 TEST(Verdict, ARankThatDidNotComeInTime) {
   const Verdict verdict =
-      judge({exited(0, 1, 1), stopped(killed(1, SIGTERM, 2))}, {says(RankFailure::kMissing, 1), kSilent}, 0);
+      judge({exited(0, 1, 1), stopped(killed(1, SIGTERM, 2))}, {says(RankFailure::kMissing, 1), kSilent});
   EXPECT_EQ(verdict.exit_code, kExitHang);
   EXPECT_EQ(verdict.culprit->rank, 1);
 }
 
-TEST(Verdict, AKillIsNobodysConsequence) {
-  const Verdict verdict = judge({killed(0, SIGKILL, 1), exited(1, 1, 2)}, {victim_of(1), victim_of(0)}, 0);
-  EXPECT_EQ(verdict.culprit->rank, 0);
-  EXPECT_EQ(verdict.exit_code, kExitRankKilled);
+TEST(Verdict, ARankThatNeverJoined) {
+  const Verdict verdict =
+      judge({exited(0, 1, 1), stopped(killed(1, SIGTERM, 2))}, {says(RankFailure::kMissing, 1), RankAccount{}});
+  EXPECT_EQ(verdict.exit_code, kExitNotStarted);
+  EXPECT_EQ(verdict.culprit->rank, 1);
 }
 
-TEST(Verdict, AStopBySignalBlamesNobody) {
-  const Verdict verdict = judge({killed(0, SIGINT, 5), exited(1, 1, 5)}, {}, SIGINT);
-  EXPECT_EQ(verdict.exit_code, 130);
-  EXPECT_FALSE(verdict.culprit);
+TEST(Verdict, WhatAllRanksThrowTogether) {
+  const std::vector<RankEnd> ends = {exited(1, 1, 1), exited(0, 1, 2)};
+  EXPECT_EQ(judge(ends, std::vector(2, says(RankFailure::kDiverged, -1))).exit_code, kExitDiverged);
+  EXPECT_EQ(judge(ends, std::vector(2, says(RankFailure::kMismatch, -1))).exit_code, kExitMismatch) << "other models";
+}
+
+TEST(Verdict, AKillIsNobodysConsequence) {
+  const Verdict verdict = judge({killed(0, SIGKILL, 1), exited(1, 1, 2)}, {victim_of(1), victim_of(0)});
+  EXPECT_EQ(verdict.culprit->rank, 0);
+  EXPECT_EQ(verdict.exit_code, kExitRankKilled);
 }
 
 TEST(Verdict, ExitCodes) {
@@ -185,26 +192,6 @@ TEST(Verdict, ListsRanks) {
   EXPECT_EQ(list_ranks({}), "");
   EXPECT_EQ(list_ranks({4}), "4");
   EXPECT_EQ(list_ranks({0, 1, 3, 5, 6, 7}), "0, 1, 3, 5-7");
-}
-
-TEST(Verdict, ReportsInOneBlock) {
-  Verdict verdict{.exit_code = 40, .culprit = exited(1, 3, 1), .also_suspect = {2}};
-  EXPECT_EQ(format({.verdict = verdict,
-                    .world_size = 4,
-                    .program = "/bin/train",
-                    .log_path = "/run/rank_1.log",
-                    .tail = {"a", "b"},
-                    .killed = {0}}),
-            "lockstep: rank 1 of 4 failed first: exit code 3\n"
-            "  process   101, 1.50 s after its start\n"
-            "  program   /bin/train\n"
-            "  unsure    rank 2 failed in the same instant; which of them was first is not known\n"
-            "  killed    rank 0, which did not stop when asked to\n"
-            "  log       /run/rank_1.log\n"
-            "  its last 2 lines:\n"
-            "  | a\n"
-            "  | b\n"
-            "lockstep: ends with exit code 40\n");
 }
 
 }  // namespace

@@ -1,0 +1,55 @@
+#include "context/stop_request.h"
+
+#include <signal.h>
+
+#include <ATen/ATen.h>
+
+#include "base/rank_board.h"
+
+namespace lockstep {
+namespace {
+
+// What the handler may touch: lock-free words alone.
+std::atomic<const RankBoard*> board{nullptr};
+std::atomic<int> asked{0};
+
+/// A signal after which the run is to end at once ends this process as it would any other.
+void end_by(int signal) {
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);  // delivered when the handler returns
+}
+
+void handle(int signal) {
+  const RankBoard* known = board.load();
+  if (known != nullptr && known->head().stopping.load() != 0) return end_by(signal);
+  if (asked.fetch_add(1) > 0) return end_by(signal);
+  if (known != nullptr) StopAgreement::ask(*known);
+}
+
+void listen_to(int signal) {
+  struct sigaction before {};
+  if (::sigaction(signal, nullptr, &before) != 0 || before.sa_handler != SIG_DFL) return;
+  struct sigaction action {};
+  action.sa_handler = handle;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(signal, &action, nullptr);
+}
+
+}  // namespace
+
+StopRequest::StopRequest() {
+  board = launchers_board();
+  if (board != nullptr) agreement_.emplace(*board.load(), own_page());
+  for (const int signal : {SIGTERM, SIGUSR1}) listen_to(signal);
+}
+
+bool StopRequest::heard(const Group& group) {
+  if (agreement_ && launchers_board() != nullptr && launchers_board()->world_size() == group.world_size())
+    return agreement_->should_stop();
+  if (group.world_size() == 1) return asked.load() != 0;
+  const at::Tensor any = at::full({1}, asked.load(), at::kInt);
+  group.all_reduce(any, ReduceOp::kMax);
+  return any.item<int>() != 0;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,308 @@
+#include "launch/run_state.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "launch/launch_error.h"
+
+namespace lockstep {
+namespace {
+
+using Phase = RunState::Phase;
+using Kind = RunAction::Kind;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr seconds kKillTime(10);
+/// How long a rank that others accuse may take to end by itself before it is told to: its own end says more.
+constexpr milliseconds kSettleTime(250);
+constexpr seconds kLookEvery(1);
+/// Time between two looks counts as idle no further than this: the launcher may have been stopped itself.
+constexpr seconds kMostIdleAtOnce(2);
+constexpr seconds kFirstNote(5);
+constexpr int kNextNote = 5;  ///< times the idleness of the note before
+/// A program that uses no page is taken to have made progress when its ranks have run for so long.
+constexpr seconds kSilentProgress(10);
+constexpr seconds kLongestPause(60);
+
+struct Mover {
+  RunState state;
+  Clock::time_point now;
+  std::vector<RunAction> actions = {};
+
+  void act(Kind kind, std::string text = "", int signal = 0) { actions.push_back({kind, signal, std::move(text)}); }
+  void say(std::string text) { act(Kind::kSay, std::move(text)); }
+
+  bool is_up() const { return state.phase == Phase::kRunning || state.phase == Phase::kLeaving; }
+
+  void stop(int signal) {
+    state.phase = Phase::kStopping;
+    state.deadline = now + state.settings.grace;
+    act(Kind::kSignal, "", signal);
+  }
+
+  void kill() {
+    state.phase = Phase::kKilling;
+    state.deadline = now + kKillTime;
+    std::vector<bool> ended(static_cast<size_t>(state.settings.ranks));
+    for (const auto& end : state.ends) ended[static_cast<size_t>(end.rank)] = true;
+    for (int rank = 0; rank < state.settings.ranks; ++rank)
+      if (!ended[static_cast<size_t>(rank)]) state.killed.push_back(rank);
+    act(Kind::kKill);
+  }
+
+  void on(const RankEnded& event);
+  void on(const SignalCame& event);
+  void on(const Looked& event);
+  void watch_progress(const Looked& event);
+  void judge_running(const Looked& event);
+  void end(const Looked& event);
+  void restart();
+  bool may_restart(const Looked& event) const;
+};
+
+bool asks_to_leave(int signal) { return signal == SIGTERM || signal == SIGUSR1; }
+
+std::string name_of(int signal) { return std::string("SIG") + ::sigabbrev_np(signal); }
+
+bool asks_for_stops(const std::vector<RankView>& ranks) {
+  return std::any_of(ranks.begin(), ranks.end(), [](const RankView& rank) { return rank.account.stop_calls > 0; });
+}
+
+bool has_saved_since(const std::vector<RankView>& ranks, Clock::time_point since) {
+  return std::any_of(ranks.begin(), ranks.end(), [&](const RankView& rank) {
+    return !rank.account.checkpoint.empty() && rank.account.checkpoint_time >= since;
+  });
+}
+
+std::string list_lines(const Stall& stall) {
+  std::string text;
+  for (const auto& line : stall.lines) text += "\n  " + line;
+  return text;
+}
+
+std::string in_seconds(Clock::duration time) {
+  const auto tenths = std::chrono::duration_cast<milliseconds>(time).count() / 100;
+  std::string text = std::to_string(tenths / 10);
+  if (tenths % 10 != 0) text += '.' + std::to_string(tenths % 10);
+  return text + " s";
+}
+
+void Mover::on(const RankEnded& event) {
+  RankEnd end = event.end;
+  // In kRunning a signal has come in this very turn, to the ranks perhaps as well.
+  end.stopped = !is_up() || (state.phase == Phase::kRunning && state.stop_signal != 0);
+  state.ends.push_back(end);
+}
+
+void Mover::on(const SignalCame& event) {
+  const bool first = state.stop_signal == 0;
+  if (first) state.stop_signal = event.signal;
+  switch (state.phase) {
+    case Phase::kRunning:
+      // Whether the ranks can be asked the next look says: until then it is put down alone.
+      if (!asks_to_leave(event.signal)) {
+        say(name_of(event.signal) + ": stopping the ranks");
+        stop(event.signal == SIGINT ? SIGINT : SIGTERM);
+      }
+      return;
+    case Phase::kLeaving:
+      if (first && asks_to_leave(event.signal)) return;  // the ranks have heard it before: a scheduler signals all
+      state.asked_twice = true;
+      say(name_of(event.signal) + ": stopping the ranks at once");
+      return stop(SIGTERM);
+    case Phase::kStopping:
+      return kill();
+    case Phase::kPausing:
+      state.phase = Phase::kOver;
+      return;
+    case Phase::kKilling:
+    case Phase::kOver:
+      return;
+  }
+}
+
+void Mover::on(const Looked& event) {
+  // A rank that got the signal itself, from a scheduler, asks for all.
+  if (event.stop_asked && !state.asked_at) {
+    state.asked_at = now;
+    if (state.phase == Phase::kRunning) state.phase = Phase::kLeaving;
+  }
+  for (const auto& rank : event.ranks)
+    if (event.stop_at != 0 && rank.account.stop_calls >= event.stop_at) state.told = true;
+  if (state.phase == Phase::kRunning && state.stop_signal != 0 && !state.all_ended()) {
+    if (asks_for_stops(event.ranks)) {
+      say(name_of(state.stop_signal) + ": the ranks are asked to save and leave; a second signal stops them at once");
+      state.phase = Phase::kLeaving;
+      state.asked_at = now;
+      act(Kind::kAskToLeave);
+    } else {
+      say(name_of(state.stop_signal) + ": stopping the ranks");
+      stop(SIGTERM);
+    }
+  }
+  if (is_up() && !state.all_ended()) {
+    judge_running(event);
+    if (is_up()) watch_progress(event);
+  }
+  const bool late = state.deadline && now >= *state.deadline;
+  if (state.phase == Phase::kPausing) {
+    if (late) restart();
+  } else if (state.phase != Phase::kOver && (state.all_ended() || (late && state.phase == Phase::kKilling))) {
+    end(event);
+  } else if (state.phase == Phase::kStopping && late) {
+    kill();
+  }
+}
+
+void Mover::judge_running(const Looked& event) {
+  const Verdict verdict = conclude(state, event.ranks);
+  if (!verdict.culprit) return;
+  if (!verdict.settled && !state.settle_by) state.settle_by = now + kSettleTime;
+  if (!verdict.settled && now < *state.settle_by) return;
+  say("rank " + std::to_string(verdict.culprit->rank) + ": " +
+      (verdict.culprit->ended ? describe(verdict.culprit->how) : "others cannot go on without it") +
+      "; stopping the other ranks");
+  stop(SIGTERM);
+}
+
+void Mover::watch_progress(const Looked& event) {
+  auto beats = progress_of(event.ranks);
+  if (beats.empty() || beats != state.beats) {
+    state.beats = std::move(beats);
+    state.idle = Clock::duration(0);
+    state.next_note = kFirstNote;
+    state.looked = now;
+    return;
+  }
+  state.idle += std::min<Clock::duration>(now - state.looked, kMostIdleAtOnce);
+  state.looked = now;
+  const bool too_long = state.idle >= state.settings.hang_timeout;
+  if (!too_long && state.idle < state.next_note) return;
+  auto stall = diagnose(event.ranks);
+  if (!stall) return;
+  if (too_long) {
+    state.hang = std::move(*stall);
+    say("no progress for " + in_seconds(state.idle) + ": " + state.hang->what + "; stopping the ranks" +
+        list_lines(*state.hang));
+    return stop(SIGTERM);
+  }
+  state.next_note = state.idle * kNextNote;
+  say("no progress for " + in_seconds(state.idle) + ": " + stall->what + list_lines(*stall));
+}
+
+bool Mover::may_restart(const Looked& event) const {
+  if (state.restarts >= state.settings.max_restarts) return false;
+  bool silent = true;
+  for (const auto& rank : event.ranks) {
+    if (rank.account.steps > 0 || has_saved_since({rank}, state.started)) return true;
+    if (rank.account.phase != RankAccount::Phase::kUnknown) silent = false;
+  }
+  return silent && now - state.started >= kSilentProgress;
+}
+
+void Mover::end(const Looked& event) {
+  act(Kind::kConclude);
+  const bool failed = conclude(state, event.ranks).exit_code != kExitOk;
+  state.deadline.reset();
+  state.ended_as = state.phase;
+  state.phase = Phase::kOver;
+  const bool asked = state.stop_signal != 0 || state.asked_at;
+  // Beside a rank that even SIGKILL did not end, nothing is started.
+  if (!failed || state.settings.max_restarts == 0 || asked || !state.all_ended()) return;
+  if (!may_restart(event)) {
+    say(state.restarts >= state.settings.max_restarts
+            ? "no restart: " + std::to_string(state.restarts) + " of --max-restarts " +
+                  std::to_string(state.settings.max_restarts) + " were made"
+            : "no restart: no step was made since the last start, so the same would happen again");
+    return;
+  }
+  state.phase = Phase::kPausing;
+  const Clock::duration pause =
+      std::min<Clock::duration>(seconds(1) * (1 << std::min(state.restarts, 6)), kLongestPause);
+  state.deadline = now + pause;
+  say("restart " + std::to_string(state.restarts + 1) + " of " + std::to_string(state.settings.max_restarts) + " in " +
+      in_seconds(pause));
+}
+
+void Mover::restart() {
+  RunState fresh = RunState::begin(state.settings, now);
+  fresh.restarts = state.restarts + 1;
+  state = std::move(fresh);
+  act(Kind::kRestart);
+}
+
+/// What a program that was asked to leave means by these codes is no failure.
+bool is_leaving(const ProcessEnd& how) {
+  return how.kind == ProcessEnd::Kind::kExited && (how.value == kExitPreempted || how.value == kExitPreemptedUnsaved);
+}
+
+/// Of a run that was asked to end before any rank had failed.
+int exit_code_of_stop(const RunState& state, const std::vector<RankView>& ranks, bool all_well) {
+  if (state.stop_signal != 0 && !asks_to_leave(state.stop_signal)) return 128 + state.stop_signal;
+  const bool left = std::any_of(state.ends.begin(), state.ends.end(), [](const RankEnd& end) {
+    return end.how.kind == ProcessEnd::Kind::kExited && end.how.value == kExitPreempted;
+  });
+  const bool saved = left || (state.asked_at && has_saved_since(ranks, *state.asked_at));
+  if (saved && !state.asked_twice) return kExitPreempted;
+  // It was ending anyway.
+  const Phase phase = state.ended_as.value_or(state.phase);
+  const bool unmoved = phase == Phase::kRunning || phase == Phase::kLeaving;
+  if (all_well && unmoved && !state.told) return kExitOk;
+  return kExitPreemptedUnsaved;
+}
+
+}  // namespace
+
+RunState RunState::begin(const RunSettings& settings, Clock::time_point now) {
+  RunState state;
+  state.settings = settings;
+  state.started = state.looked = now;
+  state.next_note = kFirstNote;
+  return state;
+}
+
+std::optional<Clock::time_point> RunState::wake_at() const {
+  std::optional<Clock::time_point> at = deadline;
+  const auto sooner = [&](Clock::time_point other) { at = at ? std::min(*at, other) : other; };
+  if (settle_by && (phase == Phase::kRunning || phase == Phase::kLeaving)) sooner(*settle_by);
+  if (phase == Phase::kRunning || phase == Phase::kLeaving) sooner(looked + kLookEvery);
+  return at;
+}
+
+bool RunState::wants_process_states() const {
+  const Clock::duration first = std::min<Clock::duration>(kFirstNote, settings.hang_timeout);
+  return !beats.empty() && idle + kMostIdleAtOnce >= first;
+}
+
+Transition next(RunState state, const RunEvent& event, Clock::time_point now) {
+  Mover mover{std::move(state), now};
+  std::visit([&](const auto& what) { mover.on(what); }, event);
+  return {std::move(mover.state), std::move(mover.actions)};
+}
+
+Verdict conclude(const RunState& state, const std::vector<RankView>& ranks) {
+  std::vector<RankAccount> accounts;
+  for (const auto& rank : ranks) accounts.push_back(rank.account);
+  if (state.hang) {
+    const auto culprit = std::find_if(state.ends.begin(), state.ends.end(),
+                                      [&](const RankEnd& end) { return end.rank == state.hang->culprit; });
+    RankEnd end{.rank = state.hang->culprit, .ended = false};
+    if (culprit != state.ends.end()) end = *culprit;
+    return {.exit_code = kExitHang, .culprit = end, .testimony = state.hang->what};
+  }
+  const bool asked = state.stop_signal != 0 || state.asked_at;
+  std::vector<RankEnd> ends = state.ends;
+  if (asked)
+    for (RankEnd& end : ends)
+      if (is_leaving(end.how)) end.how.value = 0;
+  const auto first = std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return end.how.failed(); });
+  const bool failed = first != ends.end();
+  // Ranks that fail after they were told to stop fail of that.
+  if (!asked || (failed && !first->stopped)) return judge(ends, accounts);
+  return {.exit_code = exit_code_of_stop(state, ranks, !failed)};
+}
+
+}  // namespace lockstep

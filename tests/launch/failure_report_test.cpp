@@ -1,0 +1,182 @@
+#include "launch/failure_report.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "launch/launch_error.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep {
+namespace {
+
+using Kind = ProcessEnd::Kind;
+
+FailureReport small_report() {
+  return {.verdict = {.exit_code = 40,
+                      .culprit = RankEnd{.rank = 1, .pid = 101, .how = {Kind::kExited, 3}, .seconds = 1.5},
+                      .also_suspect = {2}},
+          .world_size = 4,
+          .host = "here",
+          .program = "/bin/train",
+          .command = "lockstep run -n 4 train",
+          .log_path = "/run/rank_1.log",
+          .tail = {"a", "b"},
+          .killed = {0}};
+}
+
+TEST(FailureReport, OneBlock) {
+  EXPECT_EQ(format(small_report()),
+            "lockstep: rank 1 of 4 failed first: exit code 3\n"
+            "  process   101 on here, 1.50 s after its start\n"
+            "  program   /bin/train\n"
+            "  unsure    rank 2 failed in the same instant; which of them was first is not known\n"
+            "  killed    rank 0, which did not stop when asked to\n"
+            "  next      lockstep run -n 4 train\n"
+            "  log       /run/rank_1.log\n"
+            "  its last 2 lines:\n"
+            "  | a\n"
+            "  | b\n");
+}
+
+FailureReport full_report() {
+  FailureReport report = small_report();
+  report.what = "out of range\nsecond line";
+  report.accounts.resize(4);
+  RankAccount& culprit = report.accounts[1];
+  culprit.phase = RankAccount::Phase::kJoined;
+  culprit.operation = {
+      .sequence = 12, .kind = "all_reduce", .dtype = "Float", .shape = {64, 10}, .elements = 640, .running = true};
+  report.accounts[0].checkpoint = "/run/step_400.pt";
+  report.accounts[0].checkpoint_step = 400;
+  report.verdict.witness = 3;
+  report.verdict.testimony = "rank 1 has left\x1b[31m";
+  report.restarts = 2;
+  return report;
+}
+
+TEST(FailureReport, TellsWhatIsKnown) {
+  const std::string text = format(full_report());
+  for (const char* line :
+       {"  what      out of range\n", "  known by  rank 3, which says: rank 1 has left\\x1b[31m\n",
+        "  last did  all_reduce #12 (Float [64, 10]), not finished\n", "  kept      step 400 in /run/step_400.pt\n",
+        "  restarts  2 before this\n", "  next      lockstep run -n 4 train   (resumes where the program does so)\n"})
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+}
+
+TEST(FailureReport, TheSameAsJson) {
+  const auto json = nlohmann::json::parse(to_json(full_report()));
+  EXPECT_EQ(json["exit_code"], 40);
+  EXPECT_EQ(json["culprit"]["rank"], 1);
+  EXPECT_EQ(json["culprit"]["pid"], 101);
+  EXPECT_EQ(json["culprit"]["host"], "here");
+  EXPECT_EQ(json["culprit"]["what"], "out of range\nsecond line");
+  EXPECT_EQ(json["culprit"]["end"]["value"], 3);
+  EXPECT_EQ(json["culprit"]["last_collective"]["sequence"], 12);
+  EXPECT_EQ(json["culprit"]["last_collective"]["shape"], (std::vector<int>{64, 10}));
+  EXPECT_EQ(json["culprit"]["last_collective"]["finished"], false);
+  EXPECT_EQ(json["how_known"]["rank"], 3);
+  EXPECT_EQ(json["state_kept"]["step"], 400);
+  EXPECT_EQ(json["next_command"], "lockstep run -n 4 train");
+  EXPECT_EQ(json["last_lines"], (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(json["restarts"], 2);
+  EXPECT_EQ(json["ranks"].size(), 4U);
+  EXPECT_EQ(json["ranks"][0]["last_collective"], nullptr);
+}
+
+TEST(FailureReport, BytesThatAreNoTextAreReplacedInJson) {
+  FailureReport report = small_report();
+  report.tail = {"\xff\xfe"};
+  EXPECT_TRUE(nlohmann::json::accept(to_json(report)));
+}
+
+TEST(FailureReport, ARunThatWasToldToEnd) {
+  FailureReport report;
+  report.verdict.exit_code = 60;
+  report.stop_signal = "SIGTERM";
+  report.command = "lockstep run train";
+  report.accounts.resize(1);
+  report.accounts[0].phase = RankAccount::Phase::kLeft;
+  EXPECT_EQ(format(report),
+            "lockstep: ended by SIGTERM\n"
+            "  kept      no checkpoint that the launcher knows of\n"
+            "  next      lockstep run train\n");
+  EXPECT_EQ(nlohmann::json::parse(to_json(report))["culprit"], nullptr);
+}
+
+TEST(FailureReport, ExitCodes) {
+  FailureReport report = small_report();
+  EXPECT_EQ(final_exit_code(report), kExitRankFailed);
+  report.verdict.culprit->how = {Kind::kExited, 127};
+  report.tail = {"x: error while loading shared libraries: liby.so: no such file"};
+  EXPECT_EQ(final_exit_code(report), kExitNotStarted);
+  report.verdict.exit_code = kExitRankKilled;
+  report.verdict.culprit->how = {Kind::kSignalled, SIGKILL};
+  EXPECT_EQ(final_exit_code(report), kExitRankKilled);
+  report.memory = {.count = 1, .counted_in = "the cgroup /x", .limit_bytes = 512 << 20};
+  report.verdict.culprit->peak_bytes = 500 << 20;
+  report.verdict.exit_code = final_exit_code(report);
+  EXPECT_EQ(report.verdict.exit_code, kExitOutOfMemory);
+  EXPECT_NE(
+      format(report).find("memory    killed for memory: the cgroup /x counts 1 such kill since the start; the limit is "
+                          "512 MiB; this rank had at most 500 MiB in memory\n"),
+      std::string::npos)
+      << format(report);
+  report.verdict.exit_code = kExitRankKilled;
+  report.verdict.culprit->how = {Kind::kSignalled, SIGSEGV};
+  EXPECT_EQ(final_exit_code(report), kExitRankKilled) << "of something else, whatever the kernel counts";
+}
+
+TEST(FailureReport, QuotesWordsForTheShell) {
+  EXPECT_EQ(shell_quoted("--lr=0.1"), "--lr=0.1");
+  EXPECT_EQ(shell_quoted(""), "''");
+  EXPECT_EQ(shell_quoted("a b"), "'a b'");
+  EXPECT_EQ(shell_quoted("it's"), "'it'\\''s'");
+  EXPECT_EQ(shell_quoted("$x"), "'$x'");
+}
+
+class FakeMachine {
+ public:
+  void write(const std::string& path, const std::string& text) {
+    const std::filesystem::path file = folder_.path() / path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  MemoryKills count() const { return count_memory_kills(folder_.path().string()); }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+TEST(MemoryKills, OfTheNearestGroup) {
+  FakeMachine machine;
+  EXPECT_EQ(machine.count().counted_in, "");
+  machine.write("proc/vmstat", "pgfault 5\noom_kill 9\n");
+  EXPECT_EQ(machine.count().count, 9U);
+  EXPECT_EQ(machine.count().counted_in, "the whole machine");
+  machine.write("proc/self/cgroup", "0::/a/b\n");
+  machine.write("sys/fs/cgroup/a/memory.events", "low 0\noom 3\noom_kill 2\n");
+  machine.write("sys/fs/cgroup/a/memory.max", "1048576\n");
+  machine.write("sys/fs/cgroup/a/b/memory.events", "low 0\noom_kill 1\n");
+  machine.write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  EXPECT_EQ(machine.count().count, 1U);
+  EXPECT_EQ(machine.count().counted_in, "the cgroup /a/b");
+  EXPECT_EQ(machine.count().limit_bytes, 1048576U) << "of the group around";
+}
+
+TEST(MemoryKills, OfVersionOne) {
+  FakeMachine machine;
+  machine.write("proc/self/cgroup", "9:name=systemd:/\n4:memory:/x\n0::/\n");
+  machine.write("sys/fs/cgroup/memory/x/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n");
+  machine.write("sys/fs/cgroup/memory/x/memory.limit_in_bytes", "2097152\n");
+  machine.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(machine.count().count, 4U);
+  EXPECT_EQ(machine.count().counted_in, "the cgroup /x");
+  EXPECT_EQ(machine.count().limit_bytes, 2097152U);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,85 @@
+// A rank that writes what it is told to on its page: `page_rank WORD...`, one thing after the other. A word that begins
+// with "1:" is for rank 1 alone, with "first:" for the first start of a run that restarts.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <string>
+#include <thread>
+
+#include "base/environment.h"
+#include "base/error_file.h"
+#include "base/rank_board.h"
+#include "base/stop_agreement.h"
+
+namespace {
+
+using lockstep::Clock;
+using lockstep::RankAccount;
+using lockstep::RankFailure;
+
+void note(const std::string& text) { std::cout << text << std::endl; }
+
+void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+/// Steps of 10 ms until told to leave, then a checkpoint unless `unsaved`.
+void train(bool save) {
+  lockstep::StopAgreement agreement(*lockstep::launchers_board(), lockstep::own_page());
+  int64_t step = 0;
+  note("training");
+  while (!agreement.should_stop()) {
+    sleep_ms(10 + lockstep::own_page().pid() % 7);
+    lockstep::own_page().count_step();
+    ++step;
+  }
+  note("left after " + std::to_string(step));
+  if (save) lockstep::own_page().note_checkpoint("/run/step.pt", step, Clock::now());
+}
+
+void act(const std::string& word, int64_t number) {
+  auto& page = lockstep::own_page();
+  if (word == "join") page.set_phase(RankAccount::Phase::kJoined);
+  if (word == "leave") page.set_phase(RankAccount::Phase::kLeft);
+  if (word == "start") {
+    const int64_t shape[] = {64, 10};
+    page.start_operation(static_cast<uint64_t>(number), "all_reduce", "Float", 640, shape, 2, Clock::now());
+  }
+  if (word == "finish") page.finish_operation(static_cast<uint64_t>(number));
+  if (word == "wait_for") page.set_waits_for(uint64_t{1} << number);
+  if (word == "step") page.count_step();
+  if (word == "checkpoint") page.note_checkpoint("/run/step.pt", number, Clock::now());
+  if (word == "victim_of") page.fail(RankFailure::kPeer, static_cast<int>(number), "a peer is gone");
+  if (word == "sleep") sleep_ms(number);
+  if (word == "say") note("at " + std::to_string(number));
+  if (word == "exit") std::_Exit(static_cast<int>(number));
+  if (word == "raise") ::raise(static_cast<int>(number));
+  if (word == "ignore_term") ::signal(SIGTERM, SIG_IGN);
+  if (word == "train") train(true);
+  if (word == "train_unsaved") train(false);
+  if (word == "throw") throw std::runtime_error("the words of the exception");
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  const auto environment = lockstep::Environment::from_process();
+  const std::string rank = environment.rank.value_or("0") + ":";
+  const bool first = environment.torchelastic_restart_count.value_or("0") == "0";
+  lockstep::note_uncaught_exceptions();
+  for (char** argument = argv + 1; *argument != nullptr; ++argument) {
+    std::string word = *argument;
+    if (std::isdigit(static_cast<unsigned char>(word[0])) != 0) {
+      if (!word.starts_with(rank)) continue;
+      word.erase(0, rank.size());
+    }
+    if (word.starts_with("first:")) {
+      if (!first) continue;
+      word.erase(0, std::strlen("first:"));
+    }
+    const size_t equals = word.find('=');
+    act(word.substr(0, equals), equals == std::string::npos ? 0 : std::stoll(word.substr(equals + 1)));
+  }
+}

@@ -1,0 +1,411 @@
+#include "launch/run_state.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "launch/launch_error.h"
+
+// Whole runs, event by event, on a clock of the test's own.
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Kind = RunAction::Kind;
+using Phase = RunState::Phase;
+
+class Simulation {
+ public:
+  explicit Simulation(RunSettings settings)
+      : ranks(static_cast<size_t>(settings.ranks)), state_(RunState::begin(settings, now_)) {}
+
+  /// The kinds of what follows; texts are kept.
+  std::vector<Kind> feed(const RunEvent& event) {
+    Transition transition = next(state_, event, now_);
+    state_ = std::move(transition.state);
+    std::vector<Kind> kinds;
+    for (const auto& action : transition.actions) {
+      if (action.kind == Kind::kSay)
+        said += action.text + "\n";
+      else
+        kinds.push_back(action.kind);
+      last_signal = action.kind == Kind::kSignal ? action.signal : last_signal;
+    }
+    return kinds;
+  }
+
+  std::vector<Kind> look() { return feed(Looked{ranks, stop_asked, stop_at}); }
+  std::vector<Kind> after(Clock::duration time) {
+    now_ += time;
+    return look();
+  }
+  std::vector<Kind> end(int rank, ProcessEnd how) {
+    ranks[static_cast<size_t>(rank)].ended = true;
+    EXPECT_TRUE(feed(RankEnded{{.rank = rank, .pid = 100 + rank, .how = how, .wake_up = ++wake_up_}}).empty());
+    return look();
+  }
+  std::vector<Kind> signal(int number) {
+    auto kinds = feed(SignalCame{number});
+    for (const Kind kind : look()) kinds.push_back(kind);
+    return kinds;
+  }
+  /// Looks once a second, as the launcher would, until something is done or `limit` is over.
+  std::vector<Kind> wait(Clock::duration limit) {
+    for (const auto until = now_ + limit; now_ < until;)
+      if (auto kinds = after(std::min<Clock::duration>(seconds(1), until - now_)); !kinds.empty()) return kinds;
+    return {};
+  }
+
+  const RunState& state() const { return state_; }
+  Clock::time_point now() const { return now_; }
+  int code() const { return conclude(state_, ranks).exit_code; }
+
+  std::vector<RankView> ranks;
+  bool stop_asked = false;
+  uint64_t stop_at = 0;
+  std::string said;
+  int last_signal = 0;
+
+ private:
+  Clock::time_point now_{seconds(1000)};
+  RunState state_;
+  int wake_up_ = 0;
+};
+
+using Kinds = std::vector<Kind>;
+
+ProcessEnd exited(int code) { return {ProcessEnd::Kind::kExited, code}; }
+ProcessEnd killed(int signal) { return {ProcessEnd::Kind::kSignalled, signal}; }
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// All ranks train: joined, with steps behind them.
+void train(Simulation& run) {
+  for (auto& rank : run.ranks) {
+    rank.account.phase = RankAccount::Phase::kJoined;
+    rank.account.steps = 3;
+    rank.account.beats = 10;
+  }
+  run.look();
+}
+
+void wait_in(RankView& rank, uint64_t sequence, uint64_t waits_for) {
+  rank.account.operation = {.sequence = sequence,
+                            .kind = "all_reduce",
+                            .dtype = "Float",
+                            .shape = {64, 10},
+                            .elements = 640,
+                            .running = true};
+  rank.account.waits_for = waits_for;
+}
+
+TEST(RunState, EndsWell) {
+  Simulation run({.ranks = 2});
+  EXPECT_EQ(run.end(1, exited(0)), Kinds{});
+  EXPECT_EQ(run.end(0, exited(0)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.state().phase, Phase::kOver);
+  EXPECT_EQ(run.code(), kExitOk);
+  EXPECT_EQ(run.said, "");
+}
+
+TEST(RunState, AFailureStopsTheOthersAndGraceKills) {
+  Simulation run({.ranks = 3, .grace = milliseconds(700)});
+  EXPECT_EQ(run.end(1, exited(3)), Kinds{Kind::kSignal});
+  EXPECT_EQ(run.last_signal, SIGTERM);
+  EXPECT_EQ(run.state().phase, Phase::kStopping);
+  EXPECT_EQ(run.end(0, killed(SIGTERM)), Kinds{});
+  EXPECT_EQ(run.after(milliseconds(699)), Kinds{});
+  EXPECT_EQ(run.after(milliseconds(1)), Kinds{Kind::kKill});
+  EXPECT_EQ(run.state().killed, std::vector<int>{2});
+  EXPECT_EQ(run.end(2, killed(SIGKILL)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.code(), kExitRankFailed);
+  EXPECT_EQ(conclude(run.state(), run.ranks).culprit->rank, 1);
+}
+
+TEST(RunState, WhatSIGKILLDoesNotEndIsLeftBehind) {
+  Simulation run({.ranks = 2});
+  run.end(0, exited(1));
+  EXPECT_EQ(run.after(seconds(5)), Kinds{Kind::kKill});
+  EXPECT_EQ(run.wait(seconds(9)), Kinds{});
+  EXPECT_EQ(run.wait(seconds(1)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.code(), kExitRankFailed);
+}
+
+TEST(RunState, AnAccusedRankHasAMomentToEndByItself) {
+  for (const bool ends : {true, false}) {
+    Simulation run({.ranks = 2});
+    train(run);
+    run.ranks[0].account.failure = RankFailure::kPeer;
+    run.ranks[0].account.peer = 1;
+    run.ranks[1].account.failure = RankFailure::kOwn;
+    EXPECT_EQ(run.end(0, exited(1)), Kinds{});
+    EXPECT_EQ(*run.state().wake_at() - run.now(), milliseconds(250));
+    EXPECT_EQ(run.after(milliseconds(249)), Kinds{});
+    if (ends) {
+      EXPECT_EQ(run.end(1, exited(7)), Kinds{Kind::kConclude});
+    } else {
+      EXPECT_EQ(run.after(milliseconds(1)), Kinds{Kind::kSignal});
+      EXPECT_EQ(run.end(1, killed(SIGTERM)), Kinds{Kind::kConclude});
+    }
+    const Verdict verdict = conclude(run.state(), run.ranks);
+    EXPECT_EQ(verdict.exit_code, kExitRankFailed);
+    EXPECT_EQ(verdict.culprit->rank, 1);
+    EXPECT_EQ(verdict.culprit->stopped, !ends);
+  }
+}
+
+TEST(RunState, AnInterruptBlamesNobodyAndASecondKills) {
+  for (const int number : {SIGINT, SIGHUP}) {
+    Simulation run({.ranks = 2});
+    EXPECT_EQ(run.signal(number), Kinds{Kind::kSignal});
+    EXPECT_EQ(run.last_signal, number == SIGINT ? SIGINT : SIGTERM);
+    run.end(0, exited(1));
+    EXPECT_EQ(run.signal(number), Kinds{Kind::kKill});
+    EXPECT_EQ(run.end(1, killed(SIGKILL)), Kinds{Kind::kConclude});
+    EXPECT_EQ(run.code(), 128 + number);
+    EXPECT_FALSE(conclude(run.state(), run.ranks).culprit);
+  }
+}
+
+TEST(RunState, AFailureBeforeASignalIsStillToBlame) {
+  Simulation run({.ranks = 2});
+  run.end(0, exited(3));
+  EXPECT_EQ(run.signal(SIGINT), Kinds{Kind::kKill});
+  run.end(1, killed(SIGKILL));
+  EXPECT_EQ(run.code(), kExitRankFailed);
+}
+
+TEST(RunState, ASignalToAProgramThatDoesNotAskStopsIt) {
+  for (const int number : {SIGTERM, SIGUSR1}) {
+    Simulation run({.ranks = 2});
+    EXPECT_EQ(run.signal(number), Kinds{Kind::kSignal});
+    EXPECT_EQ(run.last_signal, SIGTERM);
+    run.end(0, killed(SIGTERM));
+    run.end(1, exited(0));
+    EXPECT_EQ(run.code(), kExitPreemptedUnsaved);
+  }
+  Simulation run({.ranks = 1});
+  run.signal(SIGTERM);
+  run.end(0, exited(kExitPreempted));
+  EXPECT_EQ(run.code(), kExitPreempted) << "it has a way of its own, and says that it has saved";
+}
+
+class Preempted : public ::testing::Test {
+ protected:
+  Preempted() {
+    train(run);
+    for (auto& rank : run.ranks) rank.account.stop_calls = 3;
+    EXPECT_EQ(run.signal(SIGTERM), Kinds{Kind::kAskToLeave});
+    EXPECT_EQ(run.state().phase, Phase::kLeaving);
+    run.stop_asked = true;
+    run.stop_at = 4;
+  }
+  void tell() {
+    for (auto& rank : run.ranks) rank.account.stop_calls = 4;
+    run.look();
+  }
+  Simulation run{{.ranks = 2, .max_restarts = 3}};
+};
+
+TEST_F(Preempted, RanksThatSaveAndLeaveAre60) {
+  tell();
+  run.ranks[0].account.checkpoint = "/run/step_4";
+  run.ranks[0].account.checkpoint_time = run.now() + seconds(1);
+  EXPECT_EQ(run.after(seconds(20)), Kinds{}) << "saving takes its time";
+  run.end(0, exited(0));
+  EXPECT_EQ(run.end(1, exited(0)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.code(), kExitPreempted);
+  EXPECT_EQ(run.state().phase, Phase::kOver) << "not restarted";
+}
+
+TEST_F(Preempted, RanksMaySayItByTheirExitCode) {
+  tell();
+  run.end(0, exited(kExitPreempted));
+  EXPECT_EQ(run.state().phase, Phase::kLeaving) << "no failure";
+  run.end(1, exited(kExitPreempted));
+  EXPECT_EQ(run.code(), kExitPreempted);
+}
+
+TEST_F(Preempted, AnOldCheckpointIsNone) {
+  run.ranks[0].account.checkpoint = "/run/step_1";
+  run.ranks[0].account.checkpoint_time = run.now() - seconds(1);
+  tell();
+  run.end(0, exited(0));
+  run.end(1, exited(0));
+  EXPECT_EQ(run.code(), kExitPreemptedUnsaved);
+}
+
+TEST_F(Preempted, ARunThatWasAtItsEndAnywayIsDone) {
+  run.end(0, exited(0));
+  run.end(1, exited(0));
+  EXPECT_EQ(run.code(), kExitOk);
+}
+
+TEST_F(Preempted, ASecondSignalStopsAtOnce) {
+  tell();
+  EXPECT_EQ(run.signal(SIGTERM), Kinds{Kind::kSignal});
+  run.end(0, killed(SIGTERM));
+  run.end(1, killed(SIGTERM));
+  EXPECT_EQ(run.code(), kExitPreemptedUnsaved);
+}
+
+TEST_F(Preempted, ARankThatFailsMeanwhileIsNamed) {
+  tell();
+  EXPECT_EQ(run.end(1, killed(SIGSEGV)), Kinds{Kind::kSignal});
+  run.end(0, killed(SIGTERM));
+  EXPECT_EQ(run.code(), kExitRankKilled);
+  EXPECT_EQ(conclude(run.state(), run.ranks).culprit->rank, 1);
+}
+
+TEST(RunState, ASignalToOneRankAsksAll) {
+  Simulation run({.ranks = 2});
+  train(run);
+  run.stop_asked = true;
+  run.look();
+  EXPECT_EQ(run.state().phase, Phase::kLeaving);
+  run.end(0, exited(kExitPreempted));
+  run.end(1, exited(kExitPreempted));
+  EXPECT_EQ(run.code(), kExitPreempted);
+}
+
+TEST(RunState, ASchedulerThatSignalsEverybodyHasAskedOnce) {
+  Simulation run({.ranks = 2});
+  train(run);
+  run.stop_asked = true;
+  run.look();
+  EXPECT_EQ(run.signal(SIGTERM), Kinds{});
+  EXPECT_EQ(run.state().phase, Phase::kLeaving);
+  EXPECT_EQ(run.signal(SIGTERM), Kinds{Kind::kSignal}) << "the second one is meant";
+  // Ranks without a handler die of it, in the same turn in which the launcher hears of it.
+  Simulation deaf({.ranks = 1});
+  deaf.feed(SignalCame{SIGTERM});
+  deaf.end(0, killed(SIGTERM));
+  EXPECT_EQ(deaf.code(), kExitPreemptedUnsaved);
+}
+
+TEST(RunState, ARankThatLeavesMayBeSeenBeforeTheRequest) {
+  Simulation run({.ranks = 2});
+  train(run);
+  run.stop_asked = true;
+  run.end(0, exited(kExitPreempted));
+  EXPECT_EQ(run.state().phase, Phase::kLeaving);
+  run.end(1, exited(kExitPreempted));
+  EXPECT_EQ(run.code(), kExitPreempted);
+  // Without one, it is a code like any other.
+  Simulation unasked({.ranks = 1});
+  unasked.end(0, exited(kExitPreempted));
+  EXPECT_EQ(unasked.code(), kExitRankFailed);
+}
+
+TEST(RunState, AStallIsReportedSoonAndEndedLate) {
+  Simulation run({.ranks = 3, .hang_timeout = seconds(60)});
+  train(run);
+  wait_in(run.ranks[0], 12, 4);
+  wait_in(run.ranks[1], 12, 4);
+  run.ranks[2].process_state = 'T';
+  run.look();
+  EXPECT_EQ(run.wait(seconds(10)), Kinds{});
+  EXPECT_TRUE(contains(run.said, "rank 2 is STOPPED")) << run.said;
+  EXPECT_TRUE(contains(run.said, "rank 0 waits in all_reduce #12 (Float [64, 10]) for rank 2")) << run.said;
+  const size_t notes = run.said.size();
+  EXPECT_EQ(run.wait(seconds(10)), Kinds{});
+  EXPECT_EQ(run.said.size(), notes) << "not every second";
+  EXPECT_EQ(run.wait(seconds(60)), Kinds{Kind::kSignal});
+  for (const int rank : {0, 1, 2}) run.end(rank, killed(SIGTERM));
+  const Verdict verdict = conclude(run.state(), run.ranks);
+  EXPECT_EQ(verdict.exit_code, kExitHang);
+  EXPECT_EQ(verdict.culprit->rank, 2);
+  EXPECT_EQ(verdict.testimony, "rank 2 is STOPPED");
+}
+
+TEST(RunState, ProgressOfAnyRankIsNoHang) {
+  Simulation run({.ranks = 2, .hang_timeout = seconds(60)});
+  train(run);
+  wait_in(run.ranks[0], 12, 2);
+  for (int turn = 0; turn < 100; ++turn) {
+    ++run.ranks[1].account.beats;
+    EXPECT_EQ(run.wait(seconds(4)), Kinds{});
+  }
+  EXPECT_EQ(run.said, "");
+}
+
+TEST(RunState, LongComputingWithoutAWaitingRankIsNoHang) {
+  Simulation run({.ranks = 2, .hang_timeout = seconds(5)});
+  train(run);
+  EXPECT_EQ(run.wait(seconds(10000)), Kinds{});
+  EXPECT_EQ(run.said, "");
+}
+
+TEST(RunState, ProgramsWithoutPagesAreNotWatched) {
+  Simulation run({.ranks = 2, .hang_timeout = seconds(5)});
+  run.ranks[1].process_state = 'T';
+  EXPECT_EQ(run.wait(seconds(1000)), Kinds{});
+}
+
+TEST(RunState, TimeInWhichTheLauncherDidNotLookIsNotIdle) {
+  Simulation run({.ranks = 2, .hang_timeout = seconds(60)});
+  train(run);
+  wait_in(run.ranks[0], 12, 2);
+  run.look();
+  EXPECT_EQ(run.after(seconds(100000)), Kinds{}) << "it was stopped, or the machine slept";
+}
+
+TEST(RunState, RestartsAfterProgressWithBackOff) {
+  Simulation run({.ranks = 2, .max_restarts = 2});
+  std::vector<int64_t> pauses;
+  for (int start = 0; start <= 2; ++start) {
+    train(run);
+    EXPECT_EQ(run.end(1, killed(SIGKILL)), Kinds{Kind::kSignal});
+    EXPECT_EQ(run.end(0, killed(SIGTERM)), Kinds{Kind::kConclude});
+    if (start == 2) break;
+    EXPECT_EQ(run.state().phase, Phase::kPausing);
+    const auto pause = *run.state().wake_at() - run.now();
+    pauses.push_back(std::chrono::duration_cast<seconds>(pause).count());
+    EXPECT_EQ(run.after(pause - milliseconds(1)), Kinds{});
+    EXPECT_EQ(run.after(milliseconds(1)), Kinds{Kind::kRestart});
+    EXPECT_EQ(run.state().phase, Phase::kRunning);
+    EXPECT_EQ(run.state().restarts, start + 1);
+    EXPECT_TRUE(run.state().ends.empty());
+    run.ranks.assign(2, RankView{});
+  }
+  EXPECT_EQ(pauses, (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(run.state().phase, Phase::kOver);
+  EXPECT_EQ(run.code(), kExitRankKilled);
+  EXPECT_TRUE(contains(run.said, "no restart: 2 of --max-restarts 2 were made")) << run.said;
+}
+
+TEST(RunState, ACrashLoopIsNotRestarted) {
+  Simulation run({.ranks = 1, .max_restarts = 5});
+  run.ranks[0].account.phase = RankAccount::Phase::kJoined;
+  EXPECT_EQ(run.end(0, exited(1)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.state().phase, Phase::kOver);
+  EXPECT_TRUE(contains(run.said, "no step was made since the last start")) << run.said;
+  // One that says nothing of itself must have lived for a while.
+  Simulation silent({.ranks = 1, .max_restarts = 5});
+  silent.after(seconds(9));
+  silent.end(0, exited(1));
+  EXPECT_EQ(silent.state().phase, Phase::kOver);
+  Simulation lasting({.ranks = 1, .max_restarts = 5});
+  lasting.after(seconds(10));
+  lasting.end(0, exited(1));
+  EXPECT_EQ(lasting.state().phase, Phase::kPausing);
+  EXPECT_EQ(lasting.feed(SignalCame{SIGINT}), Kinds{});
+  EXPECT_EQ(lasting.state().phase, Phase::kOver);
+}
+
+TEST(RunState, AHangIsRestartedToo) {
+  Simulation run({.ranks = 2, .hang_timeout = seconds(5), .max_restarts = 1});
+  train(run);
+  wait_in(run.ranks[0], 12, 2);
+  EXPECT_EQ(run.wait(seconds(20)), Kinds{Kind::kSignal});
+  run.end(0, killed(SIGTERM));
+  EXPECT_EQ(run.end(1, killed(SIGTERM)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.state().phase, Phase::kPausing);
+  run.ranks.assign(2, RankView{});
+  EXPECT_EQ(run.wait(seconds(2)), Kinds{Kind::kRestart});
+  EXPECT_FALSE(run.state().hang);
+}
+
+}  // namespace
+}  // namespace lockstep
