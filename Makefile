@@ -47,6 +47,7 @@ bench: build
 	@python3 bench/python_all_reduce/bench_python_all_reduce.py --json runs/bench/python_all_reduce.json
 	@$(BUILD)/bin/bench_checkpoint --json runs/bench/checkpoint.json
 	@$(BUILD)/bin/bench_metrics --json runs/bench/metrics.json
+	@$(BUILD)/bin/bench_transforms --json runs/bench/transforms.json
 	@LOCKSTEP_BUILD_DIR=$(BUILD) bench/all_reduce/peers.sh
 	@for ranks in 2 4; do file=runs/bench/all_reduce_$$ranks; \
 	  $(BUILD)/bin/bench_all_reduce --ranks $$ranks --json $$file.json && \

@@ -17,6 +17,7 @@
 #include <lockstep/evaluate.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/group.h>
+#include <lockstep/image_folder.h>
 #include <lockstep/lr_scheduler.h>
 #include <lockstep/metrics.h>
 #include <lockstep/observer.h>
@@ -25,4 +26,5 @@
 #include <lockstep/run_log.h>
 #include <lockstep/schedule.h>
 #include <lockstep/summary_writer.h>
+#include <lockstep/token_file.h>
 #include <lockstep/transforms.h>

@@ -1,8 +1,11 @@
 """Fuzzes the readers of files from seeds that are real files: some seconds each, LOCKSTEP_NIGHTLY=1 ten minutes."""
 
+import gzip
+import io
 import os
 import struct
 import sys
+import tarfile
 import tempfile
 import unittest
 import zipfile
@@ -18,7 +21,9 @@ LOCKSTEP = os.path.join(BIN, "lockstep")
 WORDS = ["torch._utils", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter", "_rebuild_from_type_v2", "torch", "FloatStorage",
          "UntypedStorage", "torch.storage", "collections", "OrderedDict", "storage", "cpu", "_codecs", "encode", "latin1", "numpy", "dtype",
          "numpy._core.multiarray", "scalar", "builtins", "set", "complex", "Size", "device", "conj", "data.pkl", "byteorder",
-         "PK\\x01\\x02", "PK\\x03\\x04", "PK\\x05\\x06", "PK\\x06\\x06", "PK\\x06\\x07", "data_offsets", "__metadata__", "shape", "BOOL", "F32"]
+         "PK\\x01\\x02", "PK\\x03\\x04", "PK\\x05\\x06", "PK\\x06\\x06", "PK\\x06\\x07", "data_offsets", "__metadata__", "shape", "BOOL", "F32",
+         "cifar-10-batches-bin/test_batch.bin", "ustar\\x0000", "ustar  ", "path=", "size=", "GNU.sparse.", "IHDR", "PLTE", "IDAT", "IEND", "tRNS",
+         "iCCP", "\\xff\\xda", "\\xff\\xc0", "\\xff\\xc2", "\\xff\\xc4", "\\xff\\xdb", "\\xff\\xdd", "Adobe"]
 
 
 class Fuzz(unittest.TestCase):
@@ -79,6 +84,35 @@ class Fuzz(unittest.TestCase):
         run(LOCKSTEP, "convert", self.path("network.pt"), self.path("network.safetensors"))
         with open(self.path("network.safetensors"), "rb") as file:
             self.fuzz("fuzz_safetensors", {"network": file.read()})
+
+    def test_idx(self):
+        images, labels = struct.pack(">IIII", 0x803, 2, 28, 28) + bytes(range(196)) * 8, struct.pack(">II", 0x801, 5) + bytes(5)
+        self.fuzz("fuzz_idx", {"images": images, "labels": labels, "images.gz": gzip.compress(images), "labels.gz": gzip.compress(labels)})
+
+    def test_cifar(self):
+        seeds = {}
+        for tar_format in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+            content = io.BytesIO()
+            with tarfile.open(fileobj=content, mode="w", format=tar_format) as tar:
+                for name, size in (("cifar-10-batches-bin/" + "x" * (60 if tar_format == tarfile.USTAR_FORMAT else 120), 10), ("cifar-10-batches-bin/test_batch.bin", 3073)):
+                    entry = tarfile.TarInfo(name)
+                    entry.size = size
+                    tar.addfile(entry, io.BytesIO(bytes(size)))
+            seeds[str(tar_format)] = content.getvalue()
+            seeds[f"{tar_format}.gz"] = gzip.compress(content.getvalue())
+        self.fuzz("fuzz_cifar", seeds)
+
+    def test_image(self):
+        folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "seeds")
+        seeds = {}
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name), "rb") as file:
+                seeds[name] = file.read()
+        self.assertGreater(len(seeds), 3)
+        self.fuzz("fuzz_image", seeds)
+
+    def test_tokens(self):
+        self.fuzz("fuzz_tokens", {"some": struct.pack("<qq", 3, 4) + bytes(range(100)), "beyond": struct.pack("<qq", -1, 1 << 62) + bytes(9)})
 
 
 if __name__ == "__main__":

@@ -115,6 +115,13 @@ class Bench(unittest.TestCase):
         for name in ("step_us", "update_us", "reduce_us", "share_of_a_step"):
             self.assertLess(0, figures[name])
 
+    def test_transforms(self):
+        path = os.path.join(self.folder, "transforms.json")
+        run(os.path.join(BIN, "bench_transforms"), "--tiny", "--json", path)
+        rates = self.read(path)["images_per_second"]
+        self.assertEqual(set(rates), {"bytes", "floats", "operators"})
+        self.assertGreater(min(rates.values()), 0)
+
     def test_step(self):
         path = os.path.join(self.folder, "step.json")
         # Small models: the checks of results are the same for all.

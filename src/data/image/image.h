@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+struct Image {
+  int64_t height = 0;
+  int64_t width = 0;
+  std::vector<uint8_t> pixels;  ///< [height, width, 3]: red, green, blue
+};
+
+/// Of pixels, in an image.
+inline constexpr int64_t kGreatestImage = int64_t{1} << 26;
+
+/// Reads a JPEG or PNG file from memory; its first bytes say which it is, whatever its name. Memory for pixels is taken
+/// after their number has been checked. Throws Error beginning with `name`, with what is wrong and at which byte.
+Image decode_image(const std::string& name, const uint8_t* bytes, size_t count,
+                   int64_t greatest_pixels = kGreatestImage);
+
+/// The same for one format.
+Image decode_jpeg(const std::string& name, const uint8_t* bytes, size_t count, int64_t greatest_pixels);
+Image decode_png(const std::string& name, const uint8_t* bytes, size_t count, int64_t greatest_pixels);
+
+/// Throws Error if there are none or more than `greatest`.
+void check_image_size(const std::string& name, int64_t height, int64_t width, int64_t greatest_pixels);
+
+}  // namespace lockstep
