@@ -80,7 +80,8 @@ struct DataLoader::Iterator::Pass {
     Draw draw{.seed = seed, .epoch = position->epoch};
     MadeBatch made{.batch = dataset->draw(at::ArrayRef<int64_t>(indices.data() + first, count), draw)};
     if (options.pin_memory)
-      for (at::Tensor* tensor : {&made.batch.data, &made.batch.target}) *tensor = tensor->pin_memory();
+      for (at::Tensor* tensor : {&made.batch.data, &made.batch.target})
+        if (tensor->defined()) *tensor = tensor->pin_memory();
     made.transform_seconds = draw.transform_seconds;
     made.reading_seconds = std::max(0.0, seconds_since(begin) - draw.transform_seconds);
     return made;
@@ -101,7 +102,7 @@ struct DataLoader::Iterator::Pass {
       current = std::move(made.batch);
       if (options.device)
         for (at::Tensor* tensor : {&current.data, &current.target})
-          *tensor = tensor->to(*options.device, /*non_blocking=*/options.pin_memory);
+          if (tensor->defined()) *tensor = tensor->to(*options.device, /*non_blocking=*/options.pin_memory);
     }
     stats.seconds = seconds_since(start);
     position->taken = std::min(batches.taken() * options.batch_size, static_cast<int64_t>(indices.size()));

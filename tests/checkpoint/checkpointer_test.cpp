@@ -11,6 +11,7 @@
 
 #include <lockstep/checkpointer.h>
 #include <lockstep/data_loader.h>
+#include <lockstep/transforms.h>
 
 #include "checkpoint/failure.h"
 #include "checkpoint/recorded_operations.h"
@@ -29,16 +30,33 @@ class CheckpointerTest : public ::testing::Test {
  protected:
   std::string path() const { return (temporary_.path() / "checkpoints").string(); }
 
+  /// The numbers with what a random transform drew for them: sample * 1000 + draw.
+  static Transformed augmented(int64_t samples) {
+    return Transformed(testing::Numbers(samples), {[](at::Tensor numbers, at::ArrayRef<uint64_t> seeds) {
+                         for (size_t i = 0; i < seeds.size(); ++i)
+                           numbers[static_cast<int64_t>(i)] =
+                               numbers[static_cast<int64_t>(i)] * 1000 + static_cast<int64_t>(seeds[i] % 1000);
+                         return numbers;
+                       }});
+  }
   /// Notes that this rank has seen the samples.
   void note(const Context& context, const std::string& run, const at::Tensor& samples) const {
     std::ofstream file(temporary_.path() / (run + "." + std::to_string(context.rank())), std::ios::app);
     for (int64_t i = 0; i < samples.numel(); ++i) file << samples[i].item<int64_t>() << '\n';
   }
-  /// How often each sample was seen, on all ranks together.
+  /// How often each sample was seen, on all ranks together; each with the draw of an epoch that was not stopped.
   void count(const std::string& run, int world_size, std::vector<int>& seen) const {
+    DataLoader straight(augmented(static_cast<int64_t>(seen.size())), Shard(0, 1, 5), {.batch_size = 16, .workers = 0});
+    straight.set_epoch(1);
+    std::set<int64_t> expected;
+    for (auto& [data, target] : straight)
+      for (int64_t i = 0; i < data.numel(); ++i) expected.insert(data[i].item<int64_t>());
     for (int rank = 0; rank < world_size; ++rank) {
       std::ifstream file(temporary_.path() / (run + "." + std::to_string(rank)));
-      for (int64_t sample; file >> sample;) ++seen.at(static_cast<size_t>(sample));
+      for (int64_t value; file >> value;) {
+        EXPECT_TRUE(expected.contains(value)) << "sample " << value / 1000 << " was drawn differently";
+        ++seen.at(static_cast<size_t>(value / 1000));
+      }
     }
   }
 
@@ -49,7 +67,7 @@ class CheckpointerTest : public ::testing::Test {
     const std::string folder = path() + std::to_string(world_size);
     const ContextOptions options{.seed = 5, .announce = false};
     const auto train = [&](Context& context, const std::string& run, int64_t last_step) {
-      DataLoader loader(Numbers(samples), context, {.batch_size = kBatch, .shuffle = true});
+      DataLoader loader(augmented(samples), context, {.batch_size = kBatch, .shuffle = true});
       int64_t steps = 0;
       Checkpointer checkpointer(folder, context.group());
       checkpointer.add("loader", loader).add("steps", steps);
