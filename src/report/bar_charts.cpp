@@ -23,8 +23,6 @@ Usual usual(const BucketTimes& bucket) {
   return times;
 }
 
-std::string milliseconds(double value) { return short_number(value) + " ms"; }
-
 std::string parameters_of(const BucketTimes& bucket) {
   if (bucket.parameters <= 1) return bucket.first_parameter;
   return bucket.first_parameter + (bucket.parameters == 2 ? " and " : " to ") + bucket.last_parameter;
@@ -86,7 +84,7 @@ std::string draw_buckets(const ReductionData& reductions, double width, const ch
   const double bottom = kHead + static_cast<double>(count) * kRow;
   const Scale x(0, longest * 1.02, 2, width - 2);
   Svg svg({layout, width, bottom + kFoot}, "When each bucket is ready and reduced");
-  const std::vector<Tick> marks = ticks(0, x.high(), static_cast<int>(width / 90));
+  const std::vector<Tick> marks = ticks(0, x.high(), static_cast<int>(width / 70));
   for (const Tick& tick : marks) svg.line("grid", x(tick.value), kHead, x(tick.value), bottom);
   if (backward > 0) {
     svg.rect("still", x(backward), kHead, x.high_px() - x(backward), bottom - kHead);

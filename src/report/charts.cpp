@@ -112,6 +112,11 @@ std::vector<ScalarChart> scalar_charts(const RunData& run) {
   for (ScalarChart& chart : charts) {
     chart.chart.share = is_share(chart.chart);
     chart.chart.from_zero = is_rate(chart.chart.title);
+    chart.chart.falls = holds(chart.chart.title, "loss") || holds(chart.chart.title, "perplexity");
+    // Train before valid before test, whatever the alphabet says.
+    const auto by_colour = [](const auto& one, const auto& other) { return one.colour < other.colour; };
+    std::stable_sort(chart.entries.begin(), chart.entries.end(), by_colour);
+    std::stable_sort(chart.chart.lines.begin(), chart.chart.lines.end(), by_colour);
   }
   return charts;
 }

@@ -14,7 +14,7 @@ struct ScalarChart {
   struct Entry {
     std::string name;
     int colour;
-    double last, best;
+    double last, best;  ///< best is of single values: only told where few of them make the line
     int64_t not_finite;
     double first_not_finite;
   };

@@ -30,9 +30,20 @@ struct DrawnLine {
 size_t most_points(const DrawingSize& size) { return static_cast<size_t>(size.width / 2); }
 size_t window_of(size_t points) { return points > kSmoothedAbove ? points / kWindows : 1; }
 
+/// Whether the points go up and down more than a smooth curve would, so that smoothing shows more than it hides.
+bool is_noisy(const std::vector<Curve::Point>& points) {
+  double way = 0, least = points.front().mean, greatest = least;
+  for (size_t i = 1; i < points.size(); ++i) {
+    way += std::fabs(points[i].mean - points[i - 1].mean);
+    least = std::min(least, points[i].mean);
+    greatest = std::max(greatest, points[i].mean);
+  }
+  return way > 4 * (greatest - least);
+}
+
 DrawnLine drawn(const ChartLine& line, const DrawingSize& size) {
   DrawnLine one{.line = &line, .points = thinned(line.points, most_points(size)), .main = {}, .is_smoothed = false};
-  const size_t window = window_of(one.points.size());
+  const size_t window = is_noisy(one.points) ? window_of(one.points.size()) : 1;
   one.is_smoothed = window > 1;
   one.main = smoothed(one.points, window);
   return one;
@@ -66,10 +77,13 @@ Range range_of(const std::vector<DrawnLine>& lines, bool from_zero) {
   return range;
 }
 
+bool is_logarithmic(const LineChart& chart, Range range) {
+  return range.low > 0 && !chart.from_zero && !chart.share && range.high / range.low > (chart.falls ? 8 : 100);
+}
+
 /// The axis a little wider than the values, but not beyond a bound that they have by nature.
 Scale vertical_scale(Range range, const LineChart& chart, double bottom, double top) {
-  if (range.low > 0 && !chart.from_zero && !chart.share && range.high / range.low > 100)
-    return {range.low / 1.1, range.high * 1.1, bottom, top, true};
+  if (is_logarithmic(chart, range)) return {range.low / 1.1, range.high * 1.1, bottom, top, true};
   const double margin = (range.high - range.low) * 0.06;
   double low = range.low - margin, high = range.high + margin;
   if (range.low >= 0 && (low < 0 || chart.from_zero)) low = 0;
@@ -87,7 +101,8 @@ std::string points_attribute(const std::vector<Curve::Point>& points, const Scal
 }
 
 void draw_line(Svg& svg, const DrawnLine& line, const Scale& x, const Scale& y) {
-  const std::string colour = "c" + std::to_string(line.line->colour);
+  std::string colour(1, 'c');
+  colour += std::to_string(line.line->colour);
   if (line.is_smoothed) {
     std::string band;
     for (const Curve::Point& point : line.points) band += px(x(point.x)) + "," + px(y(point.greatest)) + " ";
@@ -107,10 +122,10 @@ void draw_epochs(Svg& svg, const LineChart& chart, const Scale& x, const Scale& 
   double free_from = x.low_px();
   for (const auto& [epoch, step] : chart.epochs) {
     const double place = x(static_cast<double>(step));
-    if (place > x.low_px() + 1) svg.line("epoch", place, y.high_px(), place, y.low_px());
+    if (place > x.low_px() + 1) svg.line("epoch", place, y.high_px() - 14, place, y.low_px());
     const std::string label = "epoch " + std::to_string(epoch + 1);
     if (place + 3 < free_from || place + 6 + text_width(label) > x.high_px()) continue;
-    svg.text("small", place + 4, y.high_px() + 10, "start", label);
+    svg.text("small", place + 2, y.high_px() - 6, "start", label);
     free_from = place + 12 + text_width(label);
   }
 }
@@ -152,12 +167,22 @@ std::string scale_attribute(const Scale& scale) {
 
 }  // namespace
 
-double smoothed_steps(const ChartLine& line, const DrawingSize& size) {
+Smoothing smoothing_of(const ChartLine& line, const DrawingSize& size) {
+  if (line.points.empty()) return {};
   const DrawnLine one = drawn(line, size);
-  if (!one.is_smoothed || one.points.size() < 2) return 0;
-  const double steps = one.points.back().x - one.points.front().x;
-  return std::round(steps / static_cast<double>(one.points.size() - 1) *
-                    static_cast<double>(window_of(one.points.size()) / 2 * 2 + 1));
+  if (!one.is_smoothed) return {.steps = 0, .last = line.points.back().last};
+  const double steps = (one.points.back().x - one.points.front().x) / static_cast<double>(one.points.size() - 1);
+  const size_t window = window_of(one.points.size()) / 2 * 2 + 1;
+  double sum = 0;
+  for (size_t i = one.points.size() - window; i < one.points.size(); ++i) sum += one.points[i].mean;
+  return {.steps = std::round(steps * static_cast<double>(window)), .last = sum / static_cast<double>(window)};
+}
+
+bool has_logarithmic_axis(const LineChart& chart, const DrawingSize& size) {
+  std::vector<DrawnLine> lines;
+  for (const ChartLine& line : chart.lines)
+    if (!line.points.empty()) lines.push_back(drawn(line, size));
+  return !lines.empty() && is_logarithmic(chart, range_of(lines, chart.from_zero));
 }
 
 std::string draw_line_chart(const LineChart& chart, const DrawingSize& size) {
@@ -166,7 +191,7 @@ std::string draw_line_chart(const LineChart& chart, const DrawingSize& size) {
     if (!line.points.empty()) lines.push_back(drawn(line, size));
   if (lines.empty()) return "";
 
-  const double top = 8, bottom = size.height - 40;
+  const double top = chart.epochs.size() > 1 ? 18 : 8, bottom = size.height - 40;
   const Scale y = vertical_scale(range_of(lines, chart.from_zero), chart, bottom, top);
   const std::vector<Tick> up =
       y.is_logarithmic() ? logarithmic_ticks(y.low(), y.high()) : ticks(y.low(), y.high(), 5, false, chart.share);
@@ -181,9 +206,9 @@ std::string draw_line_chart(const LineChart& chart, const DrawingSize& size) {
                                   : "plain") +
               "\"");
   const std::string clip = chart.id + "-" + size.layout;
-  svg.raw("<clipPath id=\"" + clip + "\"><rect x=\"" + px(x.low_px()) + "\" y=\"" + px(top - 4) + "\" width=\"" +
-          px(x.high_px() - x.low_px() + 4) + "\" height=\"" + px(bottom - top + 8) + "\"/></clipPath>");
-  draw_axes(svg, ticks(x.low(), x.high(), static_cast<int>(size.width / 90), true), up, x, y);
+  svg.raw("<clipPath id=\"" + clip + "\"><rect x=\"" + px(x.low_px()) + "\" y=\"" + px(top - 3) + "\" width=\"" +
+          px(x.high_px() - x.low_px() + 4) + "\" height=\"" + px(bottom - top + 6) + "\"/></clipPath>");
+  draw_axes(svg, ticks(x.low(), x.high(), static_cast<int>(size.width / 70), true), up, x, y);
   draw_epochs(svg, chart, x, y);
   svg.raw("<g clip-path=\"url(#" + clip + ")\">");
   for (const DrawnLine& line : lines) draw_line(svg, line, x, y);

@@ -25,11 +25,19 @@ struct LineChart {
   std::map<int64_t, int64_t> epochs;  ///< first step of each, from 0
   bool share = false;                 ///< values from 0 to 1, labelled as per cent
   bool from_zero = false;
+  bool falls = false;  ///< a loss: what matters happens near its end
 };
 
-/// Smooths a line that has many points, over so many steps; the points themselves stay as a pale band. 0: drawn as it
-/// is.
-double smoothed_steps(const ChartLine& line, const DrawingSize& size);
+/// A line that has many points and goes up and down is drawn as means of neighbours, before a pale band from its least
+/// to its greatest values.
+struct Smoothing {
+  double steps = 0;  ///< of one mean; 0: drawn as it is
+  double last = 0;   ///< the last value, or the mean of the last steps
+};
+Smoothing smoothing_of(const ChartLine& line, const DrawingSize& size);
+
+/// Whether values lie so far apart that equal distances are equal ratios.
+bool has_logarithmic_axis(const LineChart& chart, const DrawingSize& size);
 
 std::string draw_line_chart(const LineChart& chart, const DrawingSize& size);
 

@@ -31,8 +31,8 @@ std::string header(const PageContent& content) {
   std::string line;
   if (!run.ranks.empty()) {
     const RankData& first = run.ranks.front();
-    line = "Began " + utc_time(first.begin_wall_s) + ", " + time_taken(first.last_wall_s - first.begin_wall_s);
-    line += ", " + counted(run.start.world_size, "rank");
+    line = "Began " + utc_time(first.begin_wall_s) + " \xc2\xb7 took " +
+           time_taken(first.last_wall_s - first.begin_wall_s) + " \xc2\xb7 " + counted(run.start.world_size, "rank");
     if (!run.start.host.empty()) line += " on " + run.start.host;
     if (run.starts > 1) line += "; started " + std::to_string(run.starts) + " times, each going on from the one before";
   } else {
@@ -54,24 +54,26 @@ std::string tiles(const RunData& run, const std::vector<ScalarChart>& charts) {
   };
   size_t count = 0;
   for (const ScalarChart& chart : charts) {
-    for (const ScalarChart::Entry& entry : chart.entries) {
-      if (count >= 3 || chart.chart.lines.empty() || entry.last == 0) continue;
-      const bool is_loss = chart.chart.title == "Loss", is_accuracy = chart.higher_is_better;
-      if (!is_loss && !is_accuracy) continue;
-      add_tile(out, entry.name == chart.chart.title ? chart.chart.title : chart.chart.title + ", " + entry.name,
-               shown(chart.chart, entry.last), "best " + shown(chart.chart, entry.best));
+    if (chart.chart.title != "Loss" && !chart.higher_is_better) continue;
+    for (size_t i = 0; i < chart.entries.size() && count < 4; ++i) {
+      const ScalarChart::Entry& entry = chart.entries[i];
+      if (chart.chart.lines[i].points.empty()) continue;
+      const Smoothing smoothing = smoothing_of(chart.chart.lines[i], kWideChart);
+      add_tile(out, entry.name == chart.chart.title ? entry.name : chart.chart.title + ", " + entry.name,
+               shown(chart.chart, smoothing.last),
+               smoothing.steps > 0 ? "mean of the last " + counted(static_cast<int64_t>(smoothing.steps), "step")
+                                   : "best " + shown(chart.chart, entry.best));
       ++count;
     }
   }
   if (!run.ranks.empty()) {
     const RankData& first = run.ranks.front();
-    if (mean_throughput(run) > 0)
-      add_tile(out, "Throughput", with_thousands(mean_throughput(run)), "samples/s, all ranks");
+    if (mean_throughput(run) > 0) add_tile(out, "Throughput", with_thousands(mean_throughput(run)), "samples/s");
     if (run.reductions.reductions > 0)
-      add_tile(out, "Communication", percent(mean_communication_share(run)), "of a step, mean of the ranks");
+      add_tile(out, "Communication", percent(mean_communication_share(run)), "of the time of a step");
     add_tile(out, "Steps", with_thousands(static_cast<double>(first.last_step)),
              counted(static_cast<int64_t>(run.epochs.size()), "epoch"));
-    add_tile(out, "Training", time_taken(first.seconds), "without evaluation");
+    add_tile(out, "Training", minutes_and_seconds(first.seconds), "without evaluation");
   }
   return out == "<dl class=\"tiles\">" ? "" : out + "</dl>\n";
 }

@@ -16,11 +16,11 @@ h1{font-size:26px;line-height:1.2;margin:0;overflow-wrap:anywhere}
 header p{margin:0;color:var(--soft);flex-basis:100%}
 .state{font-size:13px;font-weight:600;padding:2px 10px;border-radius:99px;border:1px solid currentColor}
 .good{color:var(--good)}.bad{color:var(--bad)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:0 0 14px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(132px,1fr));gap:12px;margin:0 0 14px}
 .tile,.card,.notes{background:var(--card);border:1px solid var(--rule);border-radius:10px}
-.tile{padding:12px 16px;display:flex;flex-direction:column}
+.tile{padding:12px 14px;display:flex;flex-direction:column}
 .tile dt{color:var(--soft);font-size:13px;order:1}
-.tile dd{margin:0;order:2;font-size:22px;font-weight:600;line-height:1.35;font-variant-numeric:tabular-nums}
+.tile dd{margin:0;order:2;font-size:21px;font-weight:600;line-height:1.35;font-variant-numeric:tabular-nums}
 .tile dd+dd{order:3;font-size:13px;font-weight:400;color:var(--soft)}
 .cards{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));grid-auto-flow:dense;gap:14px}
 .card{padding:16px 18px 12px;min-width:0}

@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 // Widths of cards without their padding, in the page's three layouts (page_style.h).
-constexpr double kWide = 525, kWideFull = 1102, kMiddle = 640, kNarrow = 338;
+constexpr double kWide = kWideChart.width, kWideFull = 1102, kMiddle = 640, kNarrow = 338;
 
 struct Card {
   std::string title;
@@ -34,7 +34,7 @@ std::string missing(const std::string& title, const std::string& what, bool full
 }
 
 std::string in_all_layouts(const LineChart& chart) {
-  return draw_line_chart(chart, {"wide", kWide, 250}) + draw_line_chart(chart, {"middle", kMiddle, 280}) +
+  return draw_line_chart(chart, kWideChart) + draw_line_chart(chart, {"middle", kMiddle, 280}) +
          draw_line_chart(chart, {"narrow", kNarrow, 230});
 }
 
@@ -50,26 +50,28 @@ std::string legend_entry(int colour, const std::string& name, const std::string&
 /// What the pale band is; empty where no line has one.
 std::string smoothing_note(const LineChart& chart) {
   for (const ChartLine& line : chart.lines) {
-    const double steps = smoothed_steps(line, {"wide", kWide, 250});
+    const double steps = smoothing_of(line, kWideChart).steps;
     if (steps > 0)
-      return "Lines of many points are means over about " + counted(static_cast<int64_t>(steps), "step") +
-             "; the band goes from the least to the greatest.";
+      return "Means of " + counted(static_cast<int64_t>(steps), "step") + "; the band is from least to greatest.";
   }
   return "";
 }
 
 std::string scalar_section(const ScalarChart& chart, const RunData& run) {
-  std::string legend = "<ul class=\"legend\">";
-  for (const ScalarChart::Entry& entry : chart.entries)
-    legend += legend_entry(entry.colour, entry.name,
-                           chart.chart.share ? short_number(100 * entry.last) + " %" : short_number(entry.last));
-  legend += "</ul>";
   const std::string drawing = in_all_layouts(chart.chart);
   if (drawing.empty()) return missing(chart.chart.title, "No value of it is a finite number.");
+  std::string legend = "<ul class=\"legend\">";
+  for (size_t i = 0; i < chart.entries.size(); ++i) {
+    const double last = smoothing_of(chart.chart.lines[i], kWideChart).last;
+    legend += legend_entry(chart.entries[i].colour, chart.entries[i].name,
+                           chart.chart.share ? short_number(100 * last) + " %" : short_number(last));
+  }
+  legend += "</ul>";
   std::string text = smoothing_note(chart.chart);
   if (run.start.world_size > 1 && chart.chart.title == "Loss")
-    text += std::string(text.empty() ? "" : " ") + "As rank " + std::to_string(run.ranks.front().rank) + " saw it.";
-  return card({chart.chart.title, "", text}, legend + drawing);
+    text += (text.empty() ? "As rank " : " As rank ") + std::to_string(run.ranks.front().rank) + " saw it.";
+  return card({chart.chart.title, has_logarithmic_axis(chart.chart, kWideChart) ? "logarithmic" : "", text},
+              legend + drawing);
 }
 
 }  // namespace
@@ -163,7 +165,7 @@ std::string late_section(const RunData& run) {
   // As ReductionStats::reason.
   std::string text = share > 0.5 && cost > 0.01 * data.backward_ms
                          ? "Rank " + std::to_string(rank) + " was last in " + percent(share) +
-                               " of the steps; others waited up to " + short_number(cost) + " ms a step for it."
+                               " of the steps; others waited up to " + milliseconds(cost) + " a step for it."
                          : "No rank stands out.";
   text += " A rank that others wait for waits least itself.";
   if (data.times_last_by_rank.size() > kMostRanksDrawn)
@@ -218,7 +220,7 @@ std::string system_section(const RunData& run) {
 std::string command_section(const PageContent& content) {
   const StartData& start = content.run.start;
   std::string body, command;
-  for (const std::string& word : start.command) command += (command.empty() ? "" : " ") + shell_word(word);
+  for (const std::string& word : start.command) command.append(command.empty() ? "" : " ").append(shell_word(word));
   if (!command.empty()) body += "<pre>" + html(command) + "</pre>";
   if (!start.folder.empty()) body += "<p>in " + html(start.folder) + "</p>";
   body += "<ul class=\"files\">";

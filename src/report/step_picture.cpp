@@ -80,9 +80,9 @@ void draw_rank(Svg& svg, int rank, const std::vector<TraceSpan>& spans, const Sc
   y += kRankHead;
   const auto draw = [&](const char* css, const TraceSpan& span, double top, double height) {
     const double begin = x(span.begin_us), end = x(span.end_us);
-    svg.rect(css, begin, top, std::max(end - begin, 1.0), height,
-             span.name + " on rank " + std::to_string(rank) + ": " +
-                 short_number((span.end_us - span.begin_us) / 1000) + " ms");
+    svg.rect(
+        css, begin, top, std::max(end - begin, 1.0), height,
+        span.name + " on rank " + std::to_string(rank) + ": " + milliseconds((span.end_us - span.begin_us) / 1000));
   };
   for (const TraceSpan& span : spans) {
     if (span.name == "backward") draw("compute", span, y, kLane);
@@ -145,7 +145,7 @@ std::string draw_step(const StepPicture& step, double width, const char* layout)
   const double taken = std::max(step.end_us - step.begin_us, 1e-3);
   const Scale x(step.begin_us, step.begin_us + taken * 1.02, 2, width - 2);
   const Scale in_ms(0, taken * 1.02 / 1000, x.low_px(), x.high_px());
-  const std::vector<Tick> marks = ticks(0, in_ms.high(), static_cast<int>(width / 90));
+  const std::vector<Tick> marks = ticks(0, in_ms.high(), static_cast<int>(width / 70));
   for (const Tick& tick : marks) svg.line("grid", in_ms(tick.value), 4, in_ms(tick.value), bottom);
   double y = 0;
   count = 0;

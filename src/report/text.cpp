@@ -85,6 +85,13 @@ std::string short_number(double value) {
   return text;
 }
 
+std::string milliseconds(double value) {
+  return (value < 1e-3   ? "0"
+          : value >= 100 ? with_thousands(value)
+                         : print(value >= 10 ? "%.1f" : "%.2f", value)) +
+         " ms";
+}
+
 std::string percent(double share) { return print(share < 0.1 ? "%.1f %%" : "%.0f %%", 100 * share); }
 
 std::string byte_size(int64_t bytes) {

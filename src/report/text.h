@@ -16,6 +16,7 @@ std::string shell_word(std::string_view word);
 
 /// Four significant digits: "0.1866", "1,234", "1.2e-05".
 std::string short_number(double value);
+std::string milliseconds(double value);     ///< three digits: "1.47 ms"
 std::string percent(double share);          ///< 0.027: "2.7 %"
 std::string byte_size(int64_t bytes);       ///< "2.4 KiB", "25 MiB"
 std::string time_taken(double seconds);     ///< "41 s", "3 min 20 s", "2 h 5 min"

@@ -23,7 +23,9 @@ WORDS = ["torch._utils", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_p
          "numpy._core.multiarray", "scalar", "builtins", "set", "complex", "Size", "device", "conj", "data.pkl", "byteorder",
          "PK\\x01\\x02", "PK\\x03\\x04", "PK\\x05\\x06", "PK\\x06\\x06", "PK\\x06\\x07", "data_offsets", "__metadata__", "shape", "BOOL", "F32",
          "cifar-10-batches-bin/test_batch.bin", "ustar\\x0000", "ustar  ", "path=", "size=", "GNU.sparse.", "IHDR", "PLTE", "IDAT", "IEND", "tRNS",
-         "iCCP", "\\xff\\xda", "\\xff\\xc0", "\\xff\\xc2", "\\xff\\xc4", "\\xff\\xdb", "\\xff\\xdd", "Adobe"]
+         "iCCP", "\\xff\\xda", "\\xff\\xc0", "\\xff\\xc2", "\\xff\\xc4", "\\xff\\xdb", "\\xff\\xdd", "Adobe",
+         '\\"type\\":\\"run\\"', '\\"type\\":\\"scalar\\"', '\\"type\\":\\"steps\\"', '\\"type\\":\\"reductions\\"', '\\"buckets\\":[{', '\\"world_size\\":',
+         '\\"times_last_by_rank\\":[', '\\"ts\\":', '\\"dur\\":', '\\"reduction\\"', '\\"backward\\"', '\\"Infinity\\"', "<fuzzed", "1e308"]
 
 
 class Fuzz(unittest.TestCase):
@@ -113,6 +115,28 @@ class Fuzz(unittest.TestCase):
 
     def test_tokens(self):
         self.fuzz("fuzz_tokens", {"some": struct.pack("<qq", 3, 4) + bytes(range(100)), "beyond": struct.pack("<qq", -1, 1 << 62) + bytes(9)})
+
+    def run_files(self):
+        """The files of a small run, by name; event files are small enough to be mutated as a whole."""
+        run(LOCKSTEP, "run", "-n", 2, "--", os.path.join(BIN, "write_run"), self.path("run"), 3, cwd=self.folder)
+        found = {}
+        for folder, _, names in os.walk(self.path("run")):
+            for name in names:
+                with open(os.path.join(folder, name), "rb") as file:
+                    content = file.read()
+                if len(content) < 30_000:
+                    found[os.path.relpath(os.path.join(folder, name), self.path("run")).replace("/", "_")] = content
+        return found
+
+    def test_events(self):
+        self.fuzz("fuzz_events", {name: content for name, content in self.run_files().items() if ".tfevents." in name})
+
+    def test_report(self):
+        files = self.run_files()
+        seeds = {name: content for name, content in files.items() if name.startswith("metrics_")}
+        seeds.update({name: b"t" + content for name, content in files.items() if name.startswith("trace_")})
+        self.assertIn("metrics_rank0.jsonl", seeds)
+        self.fuzz("fuzz_report", seeds)
 
 
 if __name__ == "__main__":
