@@ -174,17 +174,15 @@ class Training {
   }
 
   Evaluation evaluate() {
-    torch::NoGradGuard no_grad;
-    net_->eval();
-    torch::Tensor sums = torch::zeros({3}, torch::kDouble);  // correct, seen, loss
-    for (auto& [data, target] : test_) {
-      const torch::Tensor scores = net_(data);
-      sums[0] += scores.argmax(1).eq(target).sum();
-      sums[1] += target.size(0);
-      sums[2] += torch::nn::functional::cross_entropy(scores, target) * target.size(0);
-    }
-    context_.group().all_reduce(sums);
-    return {sums[0].item<int64_t>(), sums[1].item<int64_t>(), sums[2].item<double>() / sums[1].item<double>()};
+    lockstep::Metrics metrics;
+    auto& accuracy = metrics.add("accuracy", lockstep::Accuracy());
+    auto& loss = metrics.add("loss", lockstep::Mean());
+    lockstep::evaluate(*net_, test_, context_.group(), metrics, [&](lockstep::Batch& batch) {
+      const torch::Tensor scores = net_(batch.data);
+      accuracy.update(scores, batch.target);
+      loss.update(torch::nn::functional::cross_entropy(scores, batch.target), batch.target.size(0));
+    });
+    return {accuracy.correct(), accuracy.count(), loss.value()};
   }
 
   double accuracy() const { return static_cast<double>(accuracy_.correct) / static_cast<double>(accuracy_.samples); }

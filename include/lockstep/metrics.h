@@ -72,10 +72,10 @@ class Metrics {
  public:
   /// The metric lives as long as this object, at the same address.
   template <std::derived_from<Metric> M>
-  M& add(std::string name, M metric) {
+  M& add(const std::string& name, M metric) {
     auto owned = std::make_unique<M>(std::move(metric));
     M& kept = *owned;
-    insert(std::move(name), std::move(owned));
+    insert(name, std::move(owned));
     return kept;
   }
 
@@ -93,7 +93,7 @@ class Metrics {
   std::string to_string() const;
 
  private:
-  void insert(std::string name, std::unique_ptr<Metric> metric);
+  void insert(const std::string& name, std::unique_ptr<Metric> metric);
   void reduce(const Group& group, bool failed);
   std::vector<std::pair<std::string, std::unique_ptr<Metric>>> metrics_;
 };

@@ -46,7 +46,7 @@ class Normalize {
  public:
   /// Throws c10::Error unless there are as many standard deviations as means, none of them 0.
   Normalize(at::ArrayRef<float> mean, at::ArrayRef<float> standard_deviation);
-  at::Tensor operator()(at::Tensor images, at::ArrayRef<uint64_t> seeds) const;
+  at::Tensor operator()(const at::Tensor& images, at::ArrayRef<uint64_t> seeds) const;
 
  private:
   std::vector<float> mean_, standard_deviation_;
@@ -63,7 +63,7 @@ class RandomCrop {
  public:
   RandomCrop(int64_t height, int64_t width, RandomCropOptions options = {});
   explicit RandomCrop(int64_t size, RandomCropOptions options = {}) : RandomCrop(size, size, options) {}
-  at::Tensor operator()(at::Tensor images, at::ArrayRef<uint64_t> seeds) const;
+  at::Tensor operator()(const at::Tensor& images, at::ArrayRef<uint64_t> seeds) const;
 
  private:
   int64_t height_, width_, padding_;
@@ -92,7 +92,7 @@ class RandomResizedCrop {
   RandomResizedCrop(int64_t height, int64_t width, RandomResizedCropOptions options = {});
   explicit RandomResizedCrop(int64_t size, RandomResizedCropOptions options = {})
       : RandomResizedCrop(size, size, options) {}
-  at::Tensor operator()(at::Tensor images, at::ArrayRef<uint64_t> seeds) const;
+  at::Tensor operator()(const at::Tensor& images, at::ArrayRef<uint64_t> seeds) const;
 
  private:
   int64_t height_, width_;

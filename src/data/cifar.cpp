@@ -12,7 +12,7 @@
 namespace lockstep::datasets {
 namespace {
 
-constexpr int64_t kChannelPixels = 32 * 32;
+constexpr int64_t kChannelPixels = int64_t{32} * 32;
 constexpr int64_t kPixels = 3 * kChannelPixels;
 
 CifarLayout layout_of_10(Split split) {

@@ -25,7 +25,7 @@ using file_content::GzipFile;
 using file_content::PlainFile;
 namespace fs = std::filesystem;
 
-constexpr int64_t kPixels = 3 * 32 * 32;
+constexpr int64_t kPixels = int64_t{3} * 32 * 32;
 constexpr int64_t kGreatestUnpacked = int64_t{512} << 20;  // the real archives unpack to 185 MB
 constexpr size_t kChunkBytes = 1 << 18;
 
@@ -197,6 +197,9 @@ CifarImages read_archive(const fs::path& path, const CifarLayout& layout) {
   }
   tar.finish();
   CifarImages images;
+  size_t pixels = 0;
+  for (const auto& [member, part] : found) pixels += part.pixels.size();
+  images.pixels.reserve(pixels);
   for (const std::string& member : layout.members) {
     if (!found.contains(member))
       throw Error(path.string() + ": holds no " + layout.folder + "/" + member + ". " + layout.mend);

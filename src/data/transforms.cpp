@@ -45,7 +45,8 @@ void cut(const char* from, int64_t rows, int64_t columns, Corner corner, int64_t
       continue;
     }
     std::memset(to, 0, left * bytes);
-    std::memcpy(to + left * bytes, from + (row * columns + corner.left + left) * bytes, (inside - left) * bytes);
+    if (inside > left)
+      std::memcpy(to + left * bytes, from + (row * columns + corner.left + left) * bytes, (inside - left) * bytes);
     std::memset(to + inside * bytes, 0, (width - inside) * bytes);
   }
 }
@@ -78,7 +79,7 @@ Normalize::Normalize(at::ArrayRef<float> mean, at::ArrayRef<float> standard_devi
   values_ = std::make_shared<const PixelValues>(mean, standard_deviation);
 }
 
-at::Tensor Normalize::operator()(at::Tensor images, at::ArrayRef<uint64_t> seeds) const {
+at::Tensor Normalize::operator()(const at::Tensor& images, at::ArrayRef<uint64_t> seeds) const {
   check_images("Normalize", images, seeds);
   const int64_t channels = images.size(1), pixels = images.size(2) * images.size(3);
   TORCH_CHECK(mean_.size() == 1 || channels == static_cast<int64_t>(mean_.size()), "Normalize: ", mean_.size(),
@@ -106,7 +107,7 @@ RandomCrop::RandomCrop(int64_t height, int64_t width, RandomCropOptions options)
               padding_, "; expected sizes above 0, a padding not below");
 }
 
-at::Tensor RandomCrop::operator()(at::Tensor images, at::ArrayRef<uint64_t> seeds) const {
+at::Tensor RandomCrop::operator()(const at::Tensor& images, at::ArrayRef<uint64_t> seeds) const {
   check_images("RandomCrop", images, seeds);
   const int64_t channels = images.size(1), rows = images.size(2), columns = images.size(3);
   const int64_t down = rows + 2 * padding_ - height_, right = columns + 2 * padding_ - width_;
@@ -187,7 +188,7 @@ RandomResizedCrop::RandomResizedCrop(int64_t height, int64_t width, RandomResize
               "; expected 0 < least <= greatest, and a scale of at most 1");
 }
 
-at::Tensor RandomResizedCrop::operator()(at::Tensor images, at::ArrayRef<uint64_t> seeds) const {
+at::Tensor RandomResizedCrop::operator()(const at::Tensor& images, at::ArrayRef<uint64_t> seeds) const {
   check_images("RandomResizedCrop", images, seeds);
   const int64_t channels = images.size(1), rows = images.size(2), columns = images.size(3);
   TORCH_CHECK(rows > 0 && columns > 0, "RandomResizedCrop: images of ", rows, " x ", columns);

@@ -3,6 +3,7 @@
 // r's is 1 if it has failed.
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
 #include <lockstep/error.h>
@@ -87,9 +88,9 @@ void Perplexity::append_values(const std::string& name, MetricValues& values) co
 
 // ---- Metrics ----
 
-void Metrics::insert(std::string name, std::unique_ptr<Metric> metric) {
+void Metrics::insert(const std::string& name, std::unique_ptr<Metric> metric) {
   for (const auto& [other, there] : metrics_) TORCH_CHECK(other != name, "Metrics: `", name, "` is there already");
-  metrics_.emplace_back(std::move(name), std::move(metric));
+  metrics_.emplace_back(name, std::move(metric));
 }
 
 void Metrics::reduce(const Group& group, bool failed) {
