@@ -278,6 +278,8 @@ int main(int argc, char** argv) {
   app.add_option("--json", options.json, "File for the figures of the run");
   app.add_option("--backend", options.backend,
                  "Engine of the collectives (docs/backends.md; default: the best that fits)");
+  std::string ranks;
+  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
   CLI11_PARSE(app, argc, argv);
   try {
     lockstep::Context context(argc, argv, {.seed = options.seed, .backend = options.backend});

@@ -2,10 +2,13 @@
 #include <algorithm>
 #include <iostream>
 
+#include "doctor_command.h"
 #include "file_commands.h"
 #include "launch/launch_error.h"
 #include "report_command.h"
 #include "run_command.h"
+#include "run_options.h"
+#include "status_command.h"
 
 namespace {
 
@@ -24,7 +27,9 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   app.require_subcommand(1);
   app.add_subcommand("run", "Start a program as several ranks on this machine");
   const lockstep::FileCommands files(app);
+  const lockstep::DoctorCommand doctor(app);
   const ReportCommand report(app);
+  const lockstep::StatusCommand status(app);
   const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
   if (!words.empty() && !words[0].starts_with('-') &&
       std::none_of(commands.begin(), commands.end(), [&](auto* command) { return command->get_name() == words[0]; }))
@@ -36,6 +41,8 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
     if (error.get_exit_code() == 0) return app.exit(error);
     throw LaunchError(kExitBadCommandLine, error.what());
   }
+  if (doctor.asked_for()) return doctor.run();
+  if (status.asked_for()) return status.run();
   return report.asked_for() ? report.run() : files.run();
 }
 

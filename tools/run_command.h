@@ -7,20 +7,7 @@
 
 namespace lockstep {
 
-/// What `lockstep run` is asked for.
-struct RunRequest {
-  LaunchOptions options;
-  EnvironmentBlock variables;  ///< of --env
-  bool dry_run = false;
-  std::string help;  ///< not empty: only this is to be printed
-};
-
-/// Reads the words after `lockstep run`. Throws LaunchError (bad command line).
-RunRequest parse_run_command(std::vector<std::string> words, int usable_cores);
-
-/// `lockstep run`: returns the exit code, throws LaunchError.
+/// `lockstep run`, with the words behind it: returns the exit code, throws LaunchError.
 int run_command(std::vector<std::string> words, const EnvironmentBlock& environment);
-
-extern const char* const kRunUsage;
 
 }  // namespace lockstep

@@ -22,6 +22,8 @@ struct ContextOptions {
   std::string backend;
   /// Let rank 0 say once, on stderr, how the world was formed.
   bool announce = true;
+  /// Whether Context(argc, argv) obeys `--ranks N`.
+  bool ranks_argument = true;
 };
 
 /// The exit code by which a program says that it was asked to leave and has saved its state (Context::stop_requested).
@@ -37,6 +39,11 @@ inline constexpr int kPreempted = 60;
 /// The destructor waits, bounded, until the other ranks leave too, unless an exception is unwinding.
 class Context {
  public:
+  /// A program that nobody has started as a rank obeys `--ranks N` (or auto) among its arguments, up to a "--": it
+  /// starts itself again as N ranks, with its arguments but this one, as `lockstep run` would; the constructor does not
+  /// return then, the process ends with the launcher's exit code. So `./train --ranks 4` needs no launcher. Construct
+  /// the Context first: code before it runs in the first process as well, where arguments still have --ranks.
+  /// In a rank --ranks is an Error.
   Context(int argc, char** argv, ContextOptions options = {});
   explicit Context(ContextOptions options = {});
   ~Context();

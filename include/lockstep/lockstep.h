@@ -23,6 +23,7 @@
 #include <lockstep/observer.h>
 #include <lockstep/parameter_groups.h>
 #include <lockstep/progress.h>
+#include <lockstep/spawn.h>
 #include <lockstep/run_log.h>
 #include <lockstep/schedule.h>
 #include <lockstep/summary_writer.h>

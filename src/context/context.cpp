@@ -19,6 +19,7 @@
 #include "collectives/shm/layout.h"
 #include "context/roll_call.h"
 #include "context/stop_request.h"
+#include "launch/own_program.h"
 #include "rendezvous/world.h"
 
 namespace lockstep {
@@ -39,6 +40,14 @@ std::chrono::milliseconds join_timeout(const Environment& environment, const Con
     throw Error("LOCKSTEP_JOIN_TIMEOUT_S=" + *environment.lockstep_join_timeout_s +
                 " is no number of seconds above 0; set it to one, or unset it");
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+/// Does not return in a process whose arguments make it the launcher of others.
+ContextOptions with_ranks_argument(int argc, char** argv, ContextOptions options) {
+  if (!options.ranks_argument) return options;
+  const World world = discover_world(Environment::from_process());
+  become_launcher_if_asked({argv, argv + argc}, world.source == World::Source::kAlone ? "" : name_of(world.source));
+  return options;
 }
 
 int choose_threads(const RollCall& present, const Environment& environment) {
@@ -90,7 +99,8 @@ struct Context::State {
   }
 };
 
-Context::Context(int, char**, ContextOptions options) : Context(std::move(options)) {}
+Context::Context(int argc, char** argv, ContextOptions options)
+    : Context(with_ranks_argument(argc, argv, std::move(options))) {}
 
 Context::Context(ContextOptions options) {
   const Environment environment = Environment::from_process();

@@ -18,6 +18,7 @@
 #include "launch/failure_report.h"
 #include "launch/launch_error.h"
 #include "launch/run_folder.h"
+#include "launch/run_record.h"
 #include "launch/run_state.h"
 #include "launch/team.h"
 
@@ -58,7 +59,9 @@ class Launcher {
   void report_losses();
   void mark_logs();
   void say(const std::string& text) { print("lockstep: " + text + "\n"); }
-  void print(const std::string& lines) { display_.print(lines); }
+  void print(const std::string& lines) {
+    if (!options_.in_process) display_.print(lines);
+  }
 
   const LaunchOptions options_;
   const EnvironmentBlock environment_;
@@ -72,6 +75,7 @@ class Launcher {
   const MemoryKills memory_ = count_memory_kills();  // before the ranks
   RunState state_;
   std::optional<Team> team_;
+  std::optional<RunRecord> record_;  // in the folder, while the run lasts
 
   std::vector<pollfd> polled_;
   std::vector<std::function<void(const pollfd&)>> actions_;  // one for each of polled_
@@ -88,7 +92,9 @@ std::string host_name() {
   return name.data();
 }
 
+/// Empty: there is no folder.
 std::string run_dir_of(const LaunchOptions& options) {
+  if (options.in_process) return "";
   if (!options.run_dir.empty()) return options.run_dir;
   return default_run_dir(options.command[0], std::chrono::system_clock::now(), ::getpid());
 }
@@ -107,11 +113,13 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
   if (options.debugged_rank) check_terminal_for_debugger();
   for (const std::string& warning : plan_warnings(options)) say(warning);
   std::error_code ignored;
-  std::filesystem::remove(folder_.path() + "/report.json", ignored);  // of an earlier run in this folder
+  // Of an earlier run in this folder.
+  if (!folder_.path().empty()) std::filesystem::remove(folder_.path() + "/report.json", ignored);
   start_team();
 }
 
 void Launcher::start_team() {
+  record_.reset();
   team_.reset();
   team_.emplace(TeamGround{.options = options_,
                            .environment = environment_,
@@ -123,6 +131,7 @@ void Launcher::start_team() {
                            .input = input_,
                            .master_port = port_.number()},
                 state_.restarts);
+  if (!folder_.path().empty()) record_.emplace(folder_.path(), team_->record());
   if (!team_->has_board())
     say("the ranks have no pages, so who fails first is told by the order of ends alone: " + team_->board_failure());
 }
@@ -248,6 +257,13 @@ void Launcher::conclude_run() {
       say("ended well after " + std::to_string(state_.restarts) + (state_.restarts == 1 ? " restart" : " restarts"));
     return;
   }
+  if (options_.on_failure) {
+    const auto& culprit = report.verdict.culprit;
+    std::string what = report.what.empty() && culprit ? describe(culprit->how) : report.what;
+    for (const auto& line : report.stall) what.append("\n").append(line);
+    options_.on_failure({exit_code_, culprit ? culprit->rank : -1, what});
+  }
+  if (folder_.path().empty()) return;
   print(format(report));
   const std::string path = folder_.path() + "/report.json";
   std::ofstream file(path);
@@ -277,7 +293,7 @@ FailureReport Launcher::make_report(const Verdict& verdict, const Looked& seen) 
   report.program = commands_[static_cast<size_t>(culprit.rank)].program;
   report.tail = rank.output.tail().lines();
   report.log_path = rank.output.log().path();
-  report.what = read_error_file(Team::error_file(folder_.path(), culprit.rank));
+  if (!folder_.path().empty()) report.what = read_error_file(Team::error_file(folder_.path(), culprit.rank));
   const RankAccount& account = seen.ranks[static_cast<size_t>(culprit.rank)].account;
   if (report.what.empty() && account.failure != RankFailure::kPeer) report.what = account.failure_text;
   report.memory = count_memory_kills();

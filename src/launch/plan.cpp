@@ -75,10 +75,10 @@ EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankP
     add("MASTER_ADDR", "127.0.0.1");
     add("MASTER_PORT", std::to_string(place.master_port));
   }
-  add("LOCKSTEP_RUN_DIR", place.run_dir);
+  if (!place.run_dir.empty()) add("LOCKSTEP_RUN_DIR", place.run_dir);
   add("LOCKSTEP_STORE_FD", std::to_string(place.store_fd));
   if (place.page_fd >= 0) add("LOCKSTEP_PAGE_FD", std::to_string(place.page_fd));
-  add("TORCHELASTIC_ERROR_FILE", place.error_file);
+  if (!place.error_file.empty()) add("TORCHELASTIC_ERROR_FILE", place.error_file);
   add("TORCHELASTIC_RESTART_COUNT", std::to_string(place.restarts));
   add("TORCHELASTIC_MAX_RESTARTS", std::to_string(place.max_restarts));
   if (place.debugged) add("LOCKSTEP_DEBUGGED", "1");
@@ -105,12 +105,12 @@ std::string find_variable(const EnvironmentBlock& environment, const std::string
   return fallback;
 }
 
-int parse_rank_count(const std::string& text, int usable_cores) {
+int parse_rank_count(const std::string& option, const std::string& text, int usable_cores) {
   if (text == "auto") return usable_cores;
   int count = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
   if (error != std::errc() || end != text.data() + text.size() || count < 1 || count > kMaxRanks)
-    throw LaunchError(kExitBadCommandLine, "-n takes the number of ranks, a whole number from 1 to " +
+    throw LaunchError(kExitBadCommandLine, option + " takes the number of ranks, a whole number from 1 to " +
                                                std::to_string(kMaxRanks) + ", or auto; it got '" + text + "'");
   return count;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,6 +9,13 @@
 #include "base/numa.h"
 
 namespace lockstep {
+
+/// What a program that started ranks is told when they fail.
+struct RunFailure {
+  int exit_code = 0;
+  int rank = -1;     ///< the culprit; -1: none is known
+  std::string what;  ///< its own words (an exception's text), or how it ended
+};
 
 /// Which processors a rank may run on.
 enum class Binding {
@@ -28,6 +36,10 @@ struct LaunchOptions {
   std::chrono::milliseconds grace{5000};           ///< between asking the ranks to stop and killing them
   std::vector<int> shown_ranks = {0};              ///< whose output comes to the terminal, ascending
   std::optional<int> debugged_rank;                ///< it runs under a debugger, on the terminal
+
+  // Of lockstep::spawn, whose ranks belong to a program.
+  bool in_process = false;  ///< no folder; the ranks write where the launcher does; nothing is said
+  std::function<void(const RunFailure&)> on_failure;  ///< told of a failure instead of the terminal
 };
 
 /// Longer than any wait that is to end; as milliseconds it still fits an int.
@@ -64,8 +76,9 @@ bool is_launchers_variable(const std::string& name);
 /// `environment` with `variables` in it, which replace those of the same name.
 EnvironmentBlock with_variables(const EnvironmentBlock& environment, const EnvironmentBlock& variables);
 
-/// What -n says: a whole number from 1 on, or "auto", the usable cores. Throws LaunchError (bad command line).
-int parse_rank_count(const std::string& text, int usable_cores);
+/// What `option` (-n) says: a whole number from 1 on, or "auto", the usable cores. Throws LaunchError (bad command
+/// line).
+int parse_rank_count(const std::string& option, const std::string& text, int usable_cores);
 
 /// The path to execute for `name`: itself where it has a slash, else its first match in `search_path`. Throws
 /// LaunchError (not started) that says what was looked for, and where.

@@ -13,6 +13,7 @@ namespace lockstep {
 namespace fs = std::filesystem;
 
 RunFolder::RunFolder(const std::string& path, bool keep_if_empty) : keep_if_empty_(keep_if_empty) {
+  if (path.empty()) return;
   std::error_code error;
   path_ = fs::absolute(path, error).lexically_normal().string();
   const fs::path parent = fs::path(path_).parent_path();
@@ -25,7 +26,7 @@ RunFolder::RunFolder(const std::string& path, bool keep_if_empty) : keep_if_empt
 }
 
 RunFolder::~RunFolder() {
-  if (keep_if_empty_) return;
+  if (keep_if_empty_ || path_.empty()) return;
   // rmdir refuses a folder that is not empty.
   if (::rmdir(path_.c_str()) == 0 && made_parent_) ::rmdir(fs::path(path_).parent_path().c_str());
 }

@@ -8,13 +8,13 @@ namespace lockstep {
 /// asked for (no --run-dir) and that holds nothing in the end is removed again.
 class RunFolder {
  public:
-  /// Throws LaunchError (storage).
+  /// An empty path: no folder. Throws LaunchError (storage).
   RunFolder(const std::string& path, bool keep_if_empty);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
-  /// Absolute.
+  /// Absolute, or empty.
   const std::string& path() const { return path_; }
 
  private:

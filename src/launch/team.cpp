@@ -24,7 +24,7 @@ std::string path_of(const std::string& folder, int rank, const char* ending) {
 /// Empty when the rank inherits the launcher's.
 FileDescriptor input_of(const TeamGround& ground, int rank) {
   FileDescriptor input;
-  if (rank == 0 && !ground.options.debugged_rank) {
+  if (rank == 0 && !ground.options.debugged_rank && !ground.options.in_process) {
     if (::isatty(STDIN_FILENO) == 1) ground.input = TerminalInput(STDIN_FILENO, input);
     return input;
   }
@@ -35,7 +35,15 @@ FileDescriptor input_of(const TeamGround& ground, int rank) {
 
 }  // namespace
 
-std::string Team::error_file(const std::string& folder, int rank) { return path_of(folder, rank, "_error.json"); }
+std::string Team::error_file(const std::string& folder, int rank) {
+  return folder.empty() ? "" : path_of(folder, rank, "_error.json");
+}
+
+RunRecord::Contents Team::record() const {
+  RunRecord::Contents contents{.launcher = identify(::getpid()), .board_fd = board_ ? board_->fd() : -1};
+  for (const auto& rank : ranks_) contents.ranks.push_back(identify(rank.process->pid()));
+  return contents;
+}
 
 Team::Team(const TeamGround& ground, int restarts) : options_(ground.options), guard_(ground.guard) {
   try {
@@ -55,16 +63,16 @@ void Team::start_rank(const TeamGround& ground, int rank, int restarts) {
   const RankCommand& command = ground.commands[static_cast<size_t>(rank)];
   auto [ours, theirs] = make_socket_pair();
   store_.add_client(std::move(ours));
-  // A debugger has the terminal itself: its rank's output is not kept.
+  // A debugger has the terminal itself: its rank's output is not kept. Nor is that of a program's own ranks.
   const bool debugged = rank == options_.debugged_rank;
   FileDescriptor output, error, input;
-  if (!debugged) {
+  if (!debugged && !options_.in_process) {
     auto& [out, err] = started.output.streams();
     output = started.output.open(out);
     error = started.output.open(err);
     ground.display.connect(rank, started.output);
-    input = input_of(ground, rank);
   }
+  if (!debugged) input = input_of(ground, rank);
   const RankPlace place{.rank = rank,
                         .world_size = options_.ranks,
                         .run_dir = ground.folder,

@@ -14,6 +14,7 @@
 #include "launch/process.h"
 #include "launch/rank_command.h"
 #include "launch/rank_output.h"
+#include "launch/run_record.h"
 #include "launch/run_state.h"
 #include "launch/terminal_input.h"
 #include "rendezvous/key_value_server.h"
@@ -65,6 +66,9 @@ class Team {
 
   /// By the board: the ranks choose a step after which they all leave.
   void ask_to_leave();
+  /// For those who look for the run by its folder.
+  RunRecord::Contents record() const;
+
   /// Signals all ranks that run, so that they end.
   void stop(int signal);
   void kill();

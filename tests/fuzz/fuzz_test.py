@@ -6,14 +6,12 @@ import os
 import struct
 import sys
 import tarfile
-import tempfile
-import unittest
 import zipfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "programs"))
+from fuzzing import FuzzTest  # noqa: E402
 from support import BIN, main, run  # noqa: E402
 
-SECONDS = 600 if os.environ.get("LOCKSTEP_NIGHTLY") else 10
 PT = os.path.join(BIN, "pt_python")
 LOCKSTEP = os.path.join(BIN, "lockstep")
 
@@ -28,36 +26,8 @@ WORDS = ["torch._utils", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_p
          '\\"times_last_by_rank\\":[', '\\"ts\\":', '\\"dur\\":', '\\"reduction\\"', '\\"backward\\"', '\\"Infinity\\"', "<fuzzed", "1e308"]
 
 
-class Fuzz(unittest.TestCase):
-    def setUp(self):
-        if not os.path.exists(os.path.join(BIN, "fuzz_pt")):
-            print("SKIPPED BECAUSE no clang with libFuzzer was found: apt-get install clang-14 libclang-rt-14-dev")
-            self.skipTest("no clang with libFuzzer: apt-get install clang-14 libclang-rt-14-dev")
-        folder = tempfile.TemporaryDirectory(prefix="lockstep_fuzz_")
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-
-    def path(self, *names):
-        return os.path.join(self.folder, *names)
-
-    def fuzz(self, reader, seeds):
-        corpus = self.path("corpus_" + reader)
-        os.mkdir(corpus)
-        for name, content in seeds.items():
-            with open(os.path.join(corpus, name), "wb") as file:
-                file.write(content)
-        with open(self.path("words"), "w") as file:
-            file.write("".join(f'"{word}"\n' for word in WORDS))
-        result = run(os.path.join(BIN, reader), corpus, f"-max_total_time={SECONDS}", "-max_len=65536", "-rss_limit_mb=3000", "-timeout=20",
-                     f"-dict={self.path('words')}", f"-artifact_prefix={self.folder}/", timeout=SECONDS + 300, check=False)
-        kept = sorted(name for name in os.listdir(self.folder) if name.startswith(("crash-", "oom-", "timeout-", "leak-")))
-        for name in kept:
-            with open(self.path(name), "rb") as file:
-                print(name, file.read(4096).hex())
-        self.assertEqual((result.returncode, kept), (0, []), result.stderr[-4000:])
-        runs = next(line for line in reversed(result.stderr.splitlines()) if line.startswith("Done"))
-        print(f"{reader}: {runs}")
-        self.assertGreater(int(runs.split()[1]), 100)
+class Fuzz(FuzzTest):
+    words = WORDS
 
     def files(self):
         """Real .pt files, as they are and without the checksums that no change would survive."""

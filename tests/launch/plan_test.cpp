@@ -19,11 +19,11 @@ int exit_code_of_throw(const std::function<void()>& call) {
 }
 
 TEST(Plan, RankCount) {
-  EXPECT_EQ(parse_rank_count("1", 2), 1);
-  EXPECT_EQ(parse_rank_count("64", 2), 64);
-  EXPECT_EQ(parse_rank_count("auto", 2), 2);
+  EXPECT_EQ(parse_rank_count("-n", "1", 2), 1);
+  EXPECT_EQ(parse_rank_count("-n", "64", 2), 64);
+  EXPECT_EQ(parse_rank_count("-n", "auto", 2), 2);
   for (const char* bad : {"0", "-1", "", "2x", " 2", "1.5", "+3", "99999999999999", "4097", "AUTO"})
-    EXPECT_EQ(exit_code_of_throw([&] { parse_rank_count(bad, 2); }), kExitBadCommandLine) << bad;
+    EXPECT_EQ(exit_code_of_throw([&] { parse_rank_count("-n", bad, 2); }), kExitBadCommandLine) << bad;
 }
 
 TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {

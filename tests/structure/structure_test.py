@@ -25,10 +25,10 @@ MAY_INCLUDE = {
     "train": {"collectives", "base"},
     "data_parallel": {"reducer", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
     "run_log": {"observe", "base"},
-    "context": {"data_parallel", "reducer", "train", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
+    "context": {"launch", "data_parallel", "reducer", "train", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
 }
 TORCH_FREE = ("src/base/", "src/rendezvous/", "src/observe/", "src/report/", "src/launch/", "src/collectives/shm/", "src/checkpoint/format/", "tools/")
-KNOWS_TORCH = "src/collectives/shm/backend/"
+KNOWS_TORCH = ("src/collectives/shm/backend/", "tools/doctor_probe.cpp")
 
 # What has one home: a pattern, the files it may stand in, and why.
 HOMES = [

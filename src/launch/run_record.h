@@ -1,0 +1,41 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// A process for as long as this machine is up: its number may come to mean another one, with its start not.
+struct ProcessIdentity {
+  pid_t pid = 0;
+  uint64_t start_ticks = 0;  ///< since boot, as in /proc/<pid>/stat; 0: there is no such process
+};
+ProcessIdentity identify(pid_t pid);
+bool is_there(const ProcessIdentity& process);
+
+/// The file RUN/run.json, by which `lockstep status` and others find the processes of a run. It lies there while the
+/// ranks run; where it cannot be written the run goes on without it.
+class RunRecord {
+ public:
+  struct Contents {
+    ProcessIdentity launcher;
+    int board_fd = -1;  ///< the launcher's descriptor of the board of pages; -1: there is none
+    std::vector<ProcessIdentity> ranks;
+  };
+
+  RunRecord(const std::string& folder, const Contents& contents);
+  ~RunRecord();
+  RunRecord(const RunRecord&) = delete;
+  RunRecord& operator=(const RunRecord&) = delete;
+
+  /// Throws Error where there is none, or none that this program wrote.
+  static Contents read(const std::string& folder);
+
+ private:
+  std::string path_;
+};
+
+}  // namespace lockstep

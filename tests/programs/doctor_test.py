@@ -1,0 +1,64 @@
+"""`lockstep doctor` as a user meets it."""
+
+import json
+import os
+import shutil
+import tempfile
+import unittest
+
+from support import BIN, LOCKSTEP, environment, main, run
+
+
+class Doctor(unittest.TestCase):
+    def test_this_machine_works(self):
+        result = run(LOCKSTEP, "doctor", "--json", check=False, timeout=300)
+        found = json.loads(result.stdout)
+        broken = [finding for finding in found["findings"] if finding["level"] == "broken"]
+        self.assertEqual((result.returncode, broken), (0, []), result.stdout)
+        self.assertEqual(found["machine"]["cores"]["usable"], len(os.sched_getaffinity(0)))
+        self.assertEqual(found["machine"]["system"]["kernel"].split()[1], os.uname().release)
+        self.assertRegex(found["probe"]["torch"]["version"], r"^2\.1[1-3]\.")
+        self.assertEqual(found["probe"]["backend"], "shm")
+        self.assertLess(found["probe"]["gradients"]["relative_difference"], 1e-12)
+        self.assertEqual(found["probe"]["gradients"]["parameters"], 4)
+        self.assertTrue(found["probe"]["all_reduce"]["correct"])
+        self.assertGreater(found["probe"]["all_reduce"]["triad_gb_per_s"], 0.1)
+        for name, package in (("mpirun.openmpi", "Open MPI"), ("mpirun.mpich", "MPICH")):
+            if shutil.which(name):
+                self.assertIn(package, found["machine"]["launchers"][name])
+
+    def test_a_missing_helper_is_said_and_counts_as_broken(self):
+        with tempfile.TemporaryDirectory() as folder:
+            alone = shutil.copy(LOCKSTEP, folder)
+            result = run(alone, "doctor", check=False)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("lockstep-doctor-probe is neither beside", result.stdout)
+            self.assertIn("-> build it", result.stdout)
+            self.assertIn("  cores ", result.stdout)
+
+    def test_a_helper_that_fails_is_said(self):
+        with tempfile.TemporaryDirectory() as folder:
+            alone, probe = shutil.copy(LOCKSTEP, folder), os.path.join(folder, "lockstep-doctor-probe")
+            for text, expected in (("#!/bin/sh\necho no libtorch >&2\nexit 3\n", "no libtorch"), ("#!/bin/sh\necho garbage\n", "garbage")):
+                with open(probe, "w") as file:
+                    file.write(text)
+                os.chmod(probe, 0o755)
+                result = run(alone, "doctor", check=False)
+                self.assertEqual(result.returncode, 1)
+                self.assertIn(expected, result.stdout)
+                self.assertIn("broken: two ranks of", result.stdout)
+
+    def test_limits_are_found(self):
+        result = run("sh", "-c", f"ulimit -f 100000; ulimit -Hn 900; exec {LOCKSTEP} doctor --json", check=False, env=environment(), timeout=300)
+        whats = [finding["what"] for finding in json.loads(result.stdout)["findings"]]
+        self.assertTrue(any("may open only 900 files" in what for what in whats), whats)
+        self.assertTrue(any("files may have only 51200000 bytes" in what or "files may have only 102400000 bytes" in what for what in whats), whats)
+
+    def test_the_block_is_for_people(self):
+        result = run(os.path.join(BIN, "lockstep"), "doctor", timeout=300)
+        for word in ("LibTorch", "backends", "gradients", "bandwidth", "NUMA", "launchers", "GB/s"):
+            self.assertIn(word, result.stdout)
+
+
+if __name__ == "__main__":
+    main()

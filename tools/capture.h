@@ -1,0 +1,20 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// What a program that was run to its end has said.
+struct Captured {
+  int exit_code = -1;  ///< 128 + n for a signal; -1: it could not be started, or took too long (see failure)
+  std::string out, err;
+  std::string failure;  ///< why there is no exit code
+};
+
+/// Runs `command` (found by PATH) with an empty stdin, without a shell. When `timeout` passes it is killed, with its
+/// process group. Of each stream the first MiB is kept.
+Captured capture(const std::vector<std::string>& command, std::chrono::milliseconds timeout);
+
+}  // namespace lockstep

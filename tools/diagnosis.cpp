@@ -1,0 +1,172 @@
+#include "diagnosis.h"
+
+#include <array>
+#include <cstdio>
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+using Level = Finding::Level;
+
+constexpr double kGradientTolerance = 1e-12;  // of doubles, relative to the largest
+constexpr double kLowShareOfTriad = 0.3;
+constexpr uint64_t kLowMemory = uint64_t{1} << 30;
+constexpr uint64_t kFewDescriptors = 1024;
+
+std::string gib(double bytes) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f GiB", bytes / (1 << 30));
+  return text.data();
+}
+
+std::string number(const char* format, double value) {
+  std::array<char, 48> text{};
+  std::snprintf(text.data(), text.size(), format, value);
+  return text.data();
+}
+
+/// A number, or "unlimited", as text.
+std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+
+void judge_machine(const Json& machine, std::vector<Finding>& findings) {
+  const Json& cores = machine["cores"];
+  if (!cores["quota"].is_null() && cores["quota"] < cores["usable"])
+    findings.push_back(
+        {Level::kNote,
+         "the cgroup grants " + number("%.1f", cores["quota"]) + " of " + cores["usable"].dump() + " cores' time",
+         "-n auto starts " + cores["auto_ranks"].dump() + "; more ranks only take turns"});
+  if (cores["usable"] == 1)
+    findings.push_back({Level::kNote, "only one core may be used", "look at taskset -p $$ or the container's options"});
+  const Json& memory = machine["memory"];
+  if (memory["available_bytes"] < kLowMemory)
+    findings.push_back({Level::kWarning, "only " + gib(memory["available_bytes"]) + " of memory are available",
+                        "a rank with LibTorch takes 0.2 GiB before it holds a model; free some or start fewer ranks"});
+  const Json& limits = machine["limits"];
+  if (limits["descriptors"]["hard"].is_number() && limits["descriptors"]["hard"] < kFewDescriptors)
+    findings.push_back({Level::kWarning, "a process may open only " + limits["descriptors"]["hard"].dump() + " files",
+                        "the launcher needs 5 a rank; raise ulimit -n"});
+  if (limits["file_bytes"]["soft"].is_number())
+    findings.push_back({Level::kWarning, "files may have only " + limits["file_bytes"]["soft"].dump() + " bytes",
+                        "checkpoints and logs are cut off there; raise ulimit -f"});
+  if (limits["address_space_bytes"]["soft"].is_number())
+    findings.push_back({Level::kWarning, "a process may map only " + gib(limits["address_space_bytes"]["soft"]),
+                        "shared memory reserves address space beyond what it uses; raise ulimit -v"});
+}
+
+void judge_probe(const Json& probe, std::vector<Finding>& findings) {
+  const std::string version = probe["torch"]["version"];
+  if (!version.starts_with("2.11.") && !version.starts_with("2.12.") && !version.starts_with("2.13."))
+    findings.push_back({Level::kWarning, "LibTorch " + version + " is none of 2.11 to 2.13, which Lockstep is made for",
+                        "set TORCH_DIR to one of those and build again"});
+  const double difference = probe["gradients"]["relative_difference"];
+  if (!(difference <= kGradientTolerance))
+    findings.push_back(
+        {Level::kBroken,
+         "the gradients of two ranks differ from those of one process, relatively by " + number("%.2g", difference),
+         "run `make test`, and report this block with its first failure"});
+  const Json& reduced = probe["all_reduce"];
+  if (reduced["correct"] != true)
+    findings.push_back({Level::kBroken, "an all-reduce of " + reduced["bytes"].dump() + " bytes gave wrong values",
+                        "run build/bin/shm_all_reduce_test, and report this block with what it says"});
+  const double share = reduced["share_of_triad"];
+  if (share < kLowShareOfTriad)
+    findings.push_back({Level::kWarning,
+                        "all-reduce reaches " + number("%.0f", 100 * share) + " % of the memory's bandwidth",
+                        "see with `top` whether other programs are busy; try again with --bind core"});
+}
+
+}  // namespace
+
+const char* name_of(Finding::Level level) {
+  return level == Level::kNote ? "note" : level == Level::kWarning ? "warning" : "broken";
+}
+
+std::vector<Finding> diagnose(const Json& facts) {
+  std::vector<Finding> findings;
+  judge_machine(facts["machine"], findings);
+  if (facts["probe"].is_null())
+    findings.push_back({Level::kBroken, facts["probe_failure"], facts["probe_mend"]});
+  else
+    judge_probe(facts["probe"], findings);
+  if (const std::string failure = facts["gloo_failure"]; !failure.empty())
+    findings.push_back({Level::kWarning, "Gloo does not work here: " + failure,
+                        "it is only needed for ranks on several machines; see that the loopback interface is up"});
+  return findings;
+}
+
+namespace {
+
+std::string describe_launchers(const Json& launchers) {
+  std::string text;
+  for (const auto& [name, version] : launchers.items())
+    text += (text.empty() ? "" : "; ") + name + ": " + version.get<std::string>();
+  return text.empty() ? "no MPI, Slurm or torchrun in PATH" : text;
+}
+
+std::string describe_cores(const Json& cores) {
+  return cores["usable"].dump() + " usable of " + cores["online"].dump() + ", " +
+         (cores["quota"].is_null() ? "no quota" : "a quota of " + number("%.2f", cores["quota"]));
+}
+
+std::string describe_memory(const Json& memory) {
+  const Json& limit = memory["cgroup_limit_bytes"];
+  return gib(memory["total_bytes"]) + ", " + gib(memory["available_bytes"]) + " available" +
+         (limit.is_null() ? "" : ", the cgroup's limit " + gib(limit));
+}
+
+std::string describe_torch(const Json& torch) {
+  const int devices = torch["cuda_devices"];
+  return torch["version"].get<std::string>() + (torch["cxx11_abi"] == true ? ", C++11 ABI" : ", the ABI before C++11") +
+         ", " + torch["cpu_capability"].get<std::string>() + ", " +
+         (devices == 0 ? "no CUDA device" : std::to_string(devices) + " CUDA devices (not used by Lockstep so far)");
+}
+
+std::string describe_all_reduce(const Json& reduced) {
+  return "all-reduce of " + gib(reduced["bytes"]) + " on 2 ranks in " + number("%.1f ms", reduced["milliseconds"]) +
+         ": " + number("%.1f GB/s", reduced["gb_per_s"]) + ", " +
+         number("%.0f %%", 100 * double{reduced["share_of_triad"]}) + " of the triad's " +
+         number("%.1f GB/s", reduced["triad_gb_per_s"]);
+}
+
+}  // namespace
+
+std::string format_diagnosis(const Json& facts, const std::vector<Finding>& findings) {
+  const Json &machine = facts["machine"], &probe = facts["probe"];
+  std::string text = "lockstep doctor, version " + facts["lockstep"].get<std::string>() + "\n";
+  const auto line = [&](const char* what, const std::string& value) {
+    text.append("  ").append(what).append(12 - std::char_traits<char>::length(what), ' ').append(value).push_back('\n');
+  };
+  line("system", machine["system"]["distribution"].get<std::string>() + ", " +
+                     machine["system"]["kernel"].get<std::string>() + ", glibc " +
+                     machine["system"]["glibc"].get<std::string>());
+  line("processor",
+       machine["processor"]["name"].get<std::string>() + ", " + machine["processor"]["vectors"].get<std::string>());
+  line("cores", describe_cores(machine["cores"]));
+  line("NUMA", std::to_string(machine["numa_nodes"].size()) + (machine["numa_nodes"].size() == 1 ? " node" : " nodes"));
+  line("memory", describe_memory(machine["memory"]));
+  line("limits", "descriptors " + text_of(machine["limits"]["descriptors"]["soft"]) + " (at most " +
+                     text_of(machine["limits"]["descriptors"]["hard"]) + "), processes " +
+                     text_of(machine["limits"]["processes"]["soft"]) + ", locked memory " +
+                     text_of(machine["limits"]["locked_memory_bytes"]["soft"]));
+  line("launchers", describe_launchers(machine["launchers"]));
+  if (!probe.is_null()) {
+    line("LibTorch", describe_torch(probe["torch"]));
+    line("backends",
+         probe["backend"].get<std::string>() + " works, gloo " + (facts["gloo_failure"] == "" ? "works" : "does not"));
+    line("gradients", "two ranks against one process: relative difference " +
+                          number("%.2g", probe["gradients"]["relative_difference"]));
+    line("bandwidth", describe_all_reduce(probe["all_reduce"]));
+  }
+  if (findings.empty()) text += "  findings    none\n";
+  for (const Finding& finding : findings)
+    text.append("  ")
+        .append(name_of(finding.level))
+        .append(": ")
+        .append(finding.what)
+        .append("\n      -> ")
+        .append(finding.mend + "\n");
+  return text;
+}
+
+}  // namespace lockstep

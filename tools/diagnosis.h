@@ -1,0 +1,27 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// Something that `lockstep doctor` found.
+struct Finding {
+  enum class Level { kNote, kWarning, kBroken };
+  Level level;
+  std::string what;
+  std::string mend;
+};
+
+/// Judges what doctor has gathered: {"machine": machine_facts(), "probe": the probe's object or null, "probe_failure":
+/// text, "gloo_failure": text}. A pure function.
+std::vector<Finding> diagnose(const nlohmann::json& facts);
+
+/// The block to paste into a report.
+std::string format_diagnosis(const nlohmann::json& facts, const std::vector<Finding>& findings);
+
+/// "note", "warning", "broken".
+const char* name_of(Finding::Level level);
+
+}  // namespace lockstep

@@ -1,0 +1,91 @@
+#include "doctor_command.h"
+
+#include <filesystem>
+#include <iostream>
+
+#include "capture.h"
+#include "diagnosis.h"
+#include "launch/launch_error.h"
+#include "launch/own_program.h"
+#include "machine_facts.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr const char* kProbe = "lockstep-doctor-probe";
+constexpr int kSomethingIsBroken = 1;
+
+/// Beside the launcher in a build, in ../libexec where it is installed. Empty where it is not.
+std::string find_probe(const fs::path& launcher) {
+  std::error_code ignored;
+  for (const fs::path& folder : {launcher.parent_path(), launcher.parent_path().parent_path() / "libexec" / "lockstep"})
+    if (fs::is_regular_file(folder / kProbe, ignored)) return (folder / kProbe).string();
+  return "";
+}
+
+/// The probe's object, from two ranks; `failure` says why there is none.
+Json run_probe(const std::string& launcher, const std::string& probe, const std::string& backend,
+               std::string& failure) {
+  std::vector<std::string> command = {launcher, "run", "-n", "2", "--run-dir", "", "--hang-timeout", "60", "--", probe};
+  if (!backend.empty()) command.push_back(backend);
+  std::error_code ignored;
+  std::string folder = (fs::temp_directory_path(ignored) / "lockstep-doctor-XXXXXX").string();
+  if (::mkdtemp(folder.data()) == nullptr) return failure = "no folder under " + folder + " can be made", Json();
+  command[5] = folder;
+  const Captured said = capture(command, std::chrono::seconds(120));
+  fs::remove_all(folder, ignored);
+  Json found = Json::parse(said.out, nullptr, false);
+  if (said.exit_code == 0 && found.is_object()) return found;
+  failure = !said.failure.empty() ? said.failure : said.err.empty() ? "it said '" + said.out + "'" : said.err;
+  return Json();
+}
+
+Json gather() {
+  const std::string launcher = own_program();
+  Json facts = {{"lockstep", LOCKSTEP_VERSION}, {"machine", machine_facts()}, {"probe", nullptr},
+                {"probe_failure", ""},          {"probe_mend", ""},           {"gloo_failure", ""}};
+  const std::string probe = find_probe(launcher);
+  if (probe.empty()) {
+    facts["probe_failure"] = std::string(kProbe) + " is neither beside " + launcher + " nor in ../libexec/lockstep";
+    facts["probe_mend"] = "build it (ninja lockstep_doctor_probe) or install Lockstep as a whole (cmake --install)";
+    return facts;
+  }
+  std::string failure;
+  facts["probe"] = run_probe(launcher, probe, "", failure);
+  if (facts["probe"].is_null()) {
+    facts["probe_failure"] = "two ranks of " + probe + " do not work: " + failure;
+    facts["probe_mend"] = "see what `" + launcher + " run -n 2 " + probe + "` says";
+    return facts;
+  }
+  failure.clear();
+  if (const Json gloo = run_probe(launcher, probe, "gloo", failure); gloo.is_null() || gloo["works"] != true)
+    facts["gloo_failure"] = failure.empty() ? "its sums are wrong" : failure;
+  return facts;
+}
+
+}  // namespace
+
+DoctorCommand::DoctorCommand(CLI::App& app)
+    : doctor_(app.add_subcommand("doctor", "Check this machine and this build; a block to paste into a report")) {
+  doctor_->add_flag("--json", json_, "One JSON object instead of the block");
+}
+
+int DoctorCommand::run() const {
+  Json facts = gather();
+  const auto findings = diagnose(facts);
+  bool broken = false;
+  facts["findings"] = Json::array();
+  for (const Finding& finding : findings) {
+    broken = broken || finding.level == Finding::Level::kBroken;
+    facts["findings"].push_back({{"level", name_of(finding.level)}, {"what", finding.what}, {"mend", finding.mend}});
+  }
+  std::cout << (json_ ? facts.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
+                      : format_diagnosis(facts, findings));
+  if (!std::cout.flush()) return kExitStorage;
+  return broken ? kSomethingIsBroken : kExitOk;
+}
+
+}  // namespace lockstep

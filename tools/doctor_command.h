@@ -1,0 +1,22 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace lockstep {
+
+/// `lockstep doctor`: what this machine and this build have, and what is wrong with them. Two ranks of a helper program
+/// tell what needs LibTorch.
+class DoctorCommand {
+ public:
+  explicit DoctorCommand(CLI::App& app);
+
+  bool asked_for() const { return doctor_->parsed(); }
+  /// Returns 0, or 1 where something is broken.
+  int run() const;
+
+ private:
+  CLI::App* doctor_;
+  bool json_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,134 @@
+#include "machine_facts.h"
+
+#include <gnu/libc-version.h>
+#include <sys/resource.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <sstream>
+
+#include "base/numa.h"
+#include "base/shared_segment.h"
+#include "base/usable_cores.h"
+#include "capture.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+
+/// The value behind "key<separator>" in a file of such lines; empty where it is not.
+std::string value_in(const char* path, const std::string& key, char separator) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const size_t at = line.find(separator);
+    if (at == std::string::npos || line.substr(0, line.find_last_not_of(" \t", at - 1) + 1) != key) continue;
+    std::string value = line.substr(at + 1);
+    value.erase(0, value.find_first_not_of(" \t\""));
+    return value.substr(0, value.find_last_not_of("\" \t") + 1);
+  }
+  return "";
+}
+
+Json limit_of(__rlimit_resource resource) {
+  rlimit limit{};
+  ::getrlimit(resource, &limit);
+  const auto value = [](rlim_t count) { return count == RLIM_INFINITY ? Json("unlimited") : Json(count); };
+  return {{"soft", value(limit.rlim_cur)}, {"hard", value(limit.rlim_max)}};
+}
+
+/// What of the processor's instructions the sums in shared memory use.
+std::string vector_instructions() {
+  std::istringstream flags(value_in("/proc/cpuinfo", "flags", ':'));
+  const std::set<std::string> found{std::istream_iterator<std::string>(flags), {}};
+  return found.contains("avx512f") && found.contains("avx512bw") ? "AVX-512" : found.contains("avx2") ? "AVX2" : "";
+}
+
+/// First line of what `command` says; empty where there is no such program.
+std::string first_line_of(const std::vector<std::string>& command) {
+  const Captured said = capture(command, std::chrono::seconds(5));
+  std::istringstream text(said.out.empty() ? said.err : said.out);
+  std::string line;
+  if (said.exit_code == 0) std::getline(text, line);
+  return line;
+}
+
+/// The launchers of others, by the name under which PATH has them.
+Json launchers() {
+  Json found = Json::object();
+  for (const char* name : {"mpirun", "mpirun.openmpi", "mpirun.mpich", "mpiexec.hydra", "srun", "torchrun"}) {
+    if (std::string(name) == "torchrun") {
+      // Asking it would load Python's torch, which takes seconds.
+      const std::string path = first_line_of({"sh", "-c", "command -v torchrun"});
+      if (!path.empty()) found[name] = path;
+      continue;
+    }
+    std::string version = first_line_of({name, "--version"});
+    // "HYDRA build details:": MPICH has its version in the next line.
+    if (version.starts_with("HYDRA"))
+      version = first_line_of({"sh", "-c", std::string(name) + " --version | sed -n 's/.*Version: */MPICH /p'"});
+    if (!version.empty()) found[name] = version;
+  }
+  return found;
+}
+
+Json cgroup_memory_limit() {
+  // The smallest on the way to the root of cgroup v2.
+  std::ifstream groups("/proc/self/cgroup");
+  Json smallest;
+  for (std::string line; std::getline(groups, line);) {
+    if (!line.starts_with("0::")) continue;
+    for (std::string group = line.substr(3); !group.empty(); group.resize(group.rfind('/'))) {
+      uint64_t bytes = 0;
+      if (std::ifstream("/sys/fs/cgroup" + group + "/memory.max") >> bytes)
+        smallest = smallest.is_null() ? bytes : std::min(smallest.get<uint64_t>(), bytes);
+      if (group == "/") break;
+    }
+  }
+  return smallest;
+}
+
+}  // namespace
+
+Json machine_facts() {
+  utsname system{};
+  ::uname(&system);
+  Json nodes = Json::array();
+  for (const NumaNode& node : numa_nodes()) nodes.push_back({{"node", node.number}, {"cpus", node.cpus.size()}});
+  const double quota = cgroup_cpu_quota();
+  const auto usable = allowed_cpus();
+  std::string ptrace_scope;
+  std::ifstream("/proc/sys/kernel/yama/ptrace_scope") >> ptrace_scope;
+  return {
+      {"system",
+       {{"kernel", std::string(system.sysname) + " " + system.release + " " + system.machine},
+        {"distribution", value_in("/etc/os-release", "PRETTY_NAME", '=')},
+        {"glibc", ::gnu_get_libc_version()}}},
+      {"processor", {{"name", value_in("/proc/cpuinfo", "model name", ':')}, {"vectors", vector_instructions()}}},
+      {"cores",
+       {{"usable", usable.size()},
+        {"online", ::sysconf(_SC_NPROCESSORS_ONLN)},
+        {"quota", quota > 0 ? Json(quota) : Json(nullptr)},
+        {"auto_ranks", threads_per_rank({usable}, 0, quota)}}},
+      {"numa_nodes", nodes},
+      {"memory",
+       {{"total_bytes",
+         static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE))},
+        {"available_bytes", available_memory_bytes()},
+        {"cgroup_limit_bytes", cgroup_memory_limit()}}},
+      {"limits",
+       {{"descriptors", limit_of(RLIMIT_NOFILE)},
+        {"processes", limit_of(RLIMIT_NPROC)},
+        {"locked_memory_bytes", limit_of(RLIMIT_MEMLOCK)},
+        {"address_space_bytes", limit_of(RLIMIT_AS)},
+        {"file_bytes", limit_of(RLIMIT_FSIZE)}}},
+      {"ptrace_scope", ptrace_scope.empty() ? Json(nullptr) : Json(ptrace_scope)},
+      {"launchers", launchers()},
+  };
+}
+
+}  // namespace lockstep

@@ -1,0 +1,157 @@
+#include "run_options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <memory>
+
+#include "launch/launch_error.h"
+#include "launch/option_values.h"
+
+namespace lockstep {
+
+const char* const kRunUsage =
+    "Usage: lockstep run [-n N|auto] [--max-restarts K] [--log-dir DIR] [--tee all|0|1,2] [--grace S]\n"
+    "                    [--hang-timeout S|off] [--env NAME=VALUE] [--bind none|core|numa] [--debugger RANK]\n"
+    "                    [--dry-run] [--] PROGRAM [ARGS...]\n";
+
+namespace {
+
+constexpr const char* kFooter = R"(
+Rank 0's output comes here, or that of the ranks of --tee; every rank's goes to DIR/rank_<n>.log. Input goes to rank 0.
+When a rank fails, the others are stopped, and the first failure is reported.
+
+Exit codes:
+   0  all ranks ended with 0               46  the program could not be started
+   2  bad command line                     47  authentication was refused
+  40  a rank failed by itself              48  the run folder cannot be used
+  41  a rank was killed by a signal        49  no loadable checkpoint, or an input was refused
+  42  a rank was killed for memory         50  a limit of the system was reached
+  43  the ranks made no progress           60  preempted; the state was saved
+  44  the collectives do not match         61  preempted; the state was not saved
+  45  the replicas diverged                70  a bug of the launcher
+  128 + n  the launcher was stopped by SIGINT or SIGHUP, signal n (130: Ctrl-C)
+A failure is told in one block, and in DIR/report.json. SIGTERM and SIGUSR1 ask the ranks to save and leave.
+)";
+
+constexpr int kMaxRestarts = 1000;
+
+/// CLI11 has no word for "the rest is a command".
+class RunFormatter : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App*, std::string) const override { return kRunUsage; }
+};
+
+/// The options' values, as they are written.
+struct Words {
+  std::string ranks = "1", restarts = "0", tee = "0", grace = "5", hang_timeout = "300", debugger;
+  std::vector<std::string> variables;
+  bool ignored = false;
+};
+
+void add_options(CLI::App& app, RunRequest& request, Words& words) {
+  const std::map<std::string, Binding> bindings = {
+      {"none", Binding::kNone}, {"core", Binding::kCore}, {"numa", Binding::kNuma}};
+  app.add_option("-n,--nproc-per-node", words.ranks, "Number of ranks, or auto: one for each usable core")
+      ->capture_default_str();
+  app.add_option("--max-restarts", words.restarts, "How often the ranks may be started again after a failure")
+      ->capture_default_str();
+  app.add_option("--log-dir,--run-dir", request.options.run_dir,
+                 "Folder of the run's files. Default: runs/<time>-<program>-<pid>, removed again if it stays empty");
+  app.add_option("-t,--tee", words.tee, "Ranks whose output comes here: all, or such as 0 or 1,2")
+      ->capture_default_str();
+  app.add_option("--grace", words.grace, "Seconds between asking the ranks to stop and killing them")
+      ->capture_default_str();
+  app.add_option("--hang-timeout", words.hang_timeout, "Seconds without progress after which the run ends, or off")
+      ->capture_default_str();
+  app.add_option("--env", words.variables, "NAME=VALUE for the environment of all ranks; may be repeated")
+      ->allow_extra_args(false);
+  app.add_option("--bind", request.options.bind,
+                 "none: a rank runs on any core. core: each has its own, or an equal share, which keeps the kernel "
+                 "from putting two ranks onto one core when other programs are busy. numa: a rank runs on the cores "
+                 "of one NUMA node and takes its memory there")
+      ->transform(CLI::CheckedTransformer(bindings).description("none|core|numa"))
+      ->default_str("none");
+  app.add_option("--debugger", words.debugger, "Run this rank under gdb, or else lldb, on the terminal");
+  app.add_flag("--dry-run", request.dry_run, "Print what each rank would be, and start nothing");
+  app.add_flag("--standalone,--no-python", words.ignored, "Accepted as torchrun's, without effect");
+}
+
+/// "--max_restarts=1" -> "--max-restarts=1".
+std::string with_dashes(const std::string& word) {
+  if (!word.starts_with("--")) return word;
+  std::string result = word;
+  std::replace(result.begin(), result.begin() + static_cast<ptrdiff_t>(std::min(word.find('='), word.size())), '_',
+               '-');
+  return result;
+}
+
+/// Takes the words from the program on out of `words`, untouched; those before it get their dashes.
+std::vector<std::string> take_command(const CLI::App& app, std::vector<std::string>& words) {
+  size_t start = 0;
+  while (start < words.size() && words[start] != "--" && words[start].starts_with('-')) {
+    words[start] = with_dashes(words[start]);
+    const CLI::Option* option = app.get_option_no_throw(words[start]);
+    start += option != nullptr && option->get_items_expected_max() > 0 ? 2 : 1;
+  }
+  start = std::min(start, words.size());
+  const size_t end = start;
+  if (start < words.size() && words[start] == "--") ++start;
+  std::vector<std::string> command(words.begin() + static_cast<ptrdiff_t>(start), words.end());
+  words.resize(end);
+  return command;
+}
+
+[[noreturn]] void refuse(const std::string& text) { throw LaunchError(kExitBadCommandLine, text); }
+
+/// torchrun's options that mean nothing here: for a better word than "not expected".
+std::string hint_for(const std::vector<std::string>& words) {
+  for (const auto& word : words)
+    for (const char* name : {"--nnodes", "--node-rank", "--rdzv", "--master-addr", "--master-port"})
+      if (word.starts_with(name))
+        return "; `lockstep run` starts the ranks of one machine, which need no address (several machines: torchrun)";
+  return "";
+}
+
+void read_words(const Words& words, int usable_cores, RunRequest& request) {
+  LaunchOptions& options = request.options;
+  options.ranks = parse_rank_count("-n", words.ranks, usable_cores);
+  options.max_restarts = parse_number("--max-restarts", words.restarts, 0, kMaxRestarts);
+  options.grace = parse_seconds("--grace", words.grace, false);
+  options.hang_timeout = parse_seconds("--hang-timeout", words.hang_timeout, true);
+  options.shown_ranks = parse_ranks("--tee", words.tee, options.ranks);
+  for (const auto& variable : words.variables) check_variable("--env", variable);
+  request.variables = words.variables;
+  if (words.debugger.empty()) return;
+  options.debugged_rank = parse_number("--debugger", words.debugger, 0, options.ranks - 1);
+  options.hang_timeout = kNever;
+  std::erase(options.shown_ranks, *options.debugged_rank);
+  if (options.max_restarts > 0) refuse("--debugger and --max-restarts do not go together; leave one out");
+}
+
+}  // namespace
+
+RunRequest parse_run_command(std::vector<std::string> words, int usable_cores) {
+  CLI::App app("Start a program as several ranks on this machine", "lockstep run");
+  app.formatter(std::make_shared<RunFormatter>());
+  app.footer(kFooter);
+  RunRequest request;
+  Words values;
+  add_options(app, request, values);
+  request.options.command = take_command(app, words);
+  const std::string hint = hint_for(words);
+  try {
+    std::reverse(words.begin(), words.end());  // as CLI11 wants them
+    app.parse(std::move(words));
+  } catch (const CLI::CallForHelp&) {
+    request.help = app.help();
+    return request;
+  } catch (const CLI::ParseError& error) {
+    refuse(error.what() + hint);
+  }
+  read_words(values, usable_cores, request);
+  if (request.options.command.empty()) refuse("which program is to run?");
+  return request;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace lockstep {
+
+/// `lockstep status RUN` and `lockstep stacks RUN`: what every rank of a run under way is doing now.
+class StatusCommand {
+ public:
+  explicit StatusCommand(CLI::App& app);
+
+  bool asked_for() const { return status_->parsed() || stacks_->parsed(); }
+  /// Returns the exit code. Throws LaunchError.
+  int run() const;
+
+ private:
+  CLI::App* status_;
+  CLI::App* stacks_;
+  std::string folder_;
+};
+
+}  // namespace lockstep
