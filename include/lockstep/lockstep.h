@@ -7,6 +7,7 @@
 #include <lockstep/checkpointer.h>
 #include <lockstep/communication_hook.h>
 #include <lockstep/context.h>
+#include <lockstep/convenience.h>
 #include <lockstep/data_loader.h>
 #include <lockstep/dataset.h>
 #include <lockstep/datasets.h>

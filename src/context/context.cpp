@@ -17,6 +17,7 @@
 #include "collectives/open_store.h"
 #include "collectives/shm/backend/shm_backend.h"
 #include "collectives/shm/layout.h"
+#include "context/device.h"
 #include "context/roll_call.h"
 #include "context/stop_request.h"
 #include "launch/own_program.h"
@@ -111,6 +112,7 @@ Context::Context(ContextOptions options) {
   RollCall present = call_the_roll(world, store, options.join_timeout);
   world.local_rank = present.local_rank;
   world.local_world_size = present.local_world_size;
+  remember_local_rank(present.local_rank);
   const int threads = choose_threads(present, environment);
   Group group = form_group(world, store, present, options);
   state_.reset(new State{world, options, environment.lockstep_run_dir.value_or(""), std::uncaught_exceptions(), store,

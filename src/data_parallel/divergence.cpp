@@ -39,19 +39,14 @@ std::vector<int64_t> column(const at::Tensor& rows, int64_t index) {
   return {values.const_data_ptr<int64_t>(), values.const_data_ptr<int64_t>() + values.numel()};
 }
 
-[[noreturn]] void throw_difference(const std::string& name, const std::vector<int64_t>& hashes) {
+std::string difference(const std::string& name, const std::vector<int64_t>& hashes) {
   const auto votes = [&](int64_t hash) { return std::count(hashes.begin(), hashes.end(), hash); };
   int64_t usual = hashes.front();
   for (int64_t hash : hashes)
     if (votes(hash) > votes(usual)) usual = hash;
   std::vector<bool> odd;
   for (int64_t hash : hashes) odd.push_back(hash != usual);
-  const std::string found = "the replicas have diverged: " + name + " on " + rank_names(odd) +
-                            " is not what it is on " + ranks_with(hashes, usual);
-  own_page().fail(RankFailure::kDiverged, -1, found);
-  throw Error(found +
-              ". Every rank must change the model in the same way; broadcast_parameters() sets all to one rank's, "
-              "average_parameters() to the mean.");
+  return name + " on " + rank_names(odd) + " is not what it is on " + ranks_with(hashes, usual);
 }
 
 }  // namespace
@@ -61,8 +56,8 @@ uint64_t hash_of(const at::Tensor& tensor) {
   return hash_bytes(reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>()), static_cast<size_t>(bytes.numel()));
 }
 
-void check_equal_on_all_ranks(const Group& group, const NamedTensors& tensors) {
-  if (group.world_size() == 1) return;
+std::string difference_of_ranks(const Group& group, const NamedTensors& tensors) {
+  if (group.world_size() == 1) return "";
   std::vector<int64_t> hashes;
   uint64_t all = 0;
   for (const auto& [name, tensor] : tensors) {
@@ -70,13 +65,24 @@ void check_equal_on_all_ranks(const Group& group, const NamedTensors& tensors) {
     all = mix(all, static_cast<uint64_t>(hashes.back()));
   }
   const at::Tensor together = group.all_gather(at::tensor({static_cast<int64_t>(all)}, at::kLong));
-  if (together.eq(together[0]).all().item<bool>()) return;
+  if (together.eq(together[0]).all().item<bool>()) return "";
   const at::Tensor each = group.all_gather(at::tensor(hashes, at::kLong));
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto values = column(each, static_cast<int64_t>(i));
-    if (ranks_with(values, values.front()) != rank_names(std::vector<bool>(values.size(), true)))
-      throw_difference(tensors[i].first, values);
+    if (std::count(values.begin(), values.end(), values.front()) != static_cast<int64_t>(values.size()))
+      return difference(tensors[i].first, values);
   }
+  return "";
+}
+
+void check_equal_on_all_ranks(const Group& group, const NamedTensors& tensors) {
+  const std::string difference = difference_of_ranks(group, tensors);
+  if (difference.empty()) return;
+  const std::string found = "the replicas have diverged: " + difference;
+  own_page().fail(RankFailure::kDiverged, -1, found);
+  throw Error(found +
+              ". Every rank must change the model in the same way; broadcast_parameters() sets all to one rank's, "
+              "average_parameters() to the mean.");
 }
 
 }  // namespace lockstep

@@ -1,0 +1,70 @@
+#include <exception>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/convenience.h>
+#include <lockstep/error.h>
+
+namespace lockstep {
+namespace {
+
+/// The one collective of a guard. Returns the highest rank that says it failed, or -1.
+int64_t meet(const Group& group, bool failed) {
+  const at::Tensor word = at::full({1}, failed ? group.rank() : -1, at::kLong);
+  group.all_reduce(word, ReduceOp::kMax);
+  return word.item<int64_t>();
+}
+
+}  // namespace
+
+MainFirst::MainFirst(const Context& context)
+    : group_(context.group()), is_first_(context.local_rank() == 0), exceptions_(std::uncaught_exceptions()) {
+  if (is_first_) return;
+  const int64_t failed = meet(group_, false);
+  if (failed >= 0)
+    throw Error("rank " + std::to_string(failed) +
+                " failed in the scope of main_first(), which it entered before the "
+                "others; its own output says why");
+}
+
+MainFirst::~MainFirst() noexcept(false) {
+  if (!is_first_) return;
+  if (std::uncaught_exceptions() == exceptions_) {
+    meet(group_, false);
+    return;
+  }
+  try {
+    meet(group_, true);
+  } catch (const std::exception&) {
+    // The exception that is under way is the one to hear of.
+  }
+}
+
+namespace detail {
+
+c10::IValue from_rank_zero(const Group& group, const std::function<c10::IValue()>& body) {
+  c10::IValue answer;  // (value, "") or (None, what went wrong)
+  std::exception_ptr failure;
+  const auto note = [&](const char* text) {
+    failure = std::current_exception();
+    answer = c10::ivalue::Tuple::create(c10::IValue(), std::string(*text != '\0' ? text : "an unknown failure"));
+  };
+  if (group.rank() == 0) {
+    try {
+      answer = c10::ivalue::Tuple::create(body(), std::string());
+    } catch (const c10::Error& error) {
+      note(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      note(error.what());
+    }
+  }
+  answer = group.broadcast_object(answer);
+  if (failure != nullptr) std::rethrow_exception(failure);
+  const auto& elements = answer.toTupleRef().elements();
+  const std::string& problem = elements[1].toStringRef();
+  if (!problem.empty()) throw Error("rank 0 failed in what it does for all ranks: " + problem);
+  return elements[0];
+}
+
+}  // namespace detail
+}  // namespace lockstep
