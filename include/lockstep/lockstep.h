@@ -29,4 +29,5 @@
 #include <lockstep/schedule.h>
 #include <lockstep/summary_writer.h>
 #include <lockstep/token_file.h>
+#include <lockstep/trainer.h>
 #include <lockstep/transforms.h>

@@ -25,6 +25,7 @@ MAY_INCLUDE = {
     "train": {"collectives", "base"},
     "data_parallel": {"reducer", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
     "run_log": {"observe", "base"},
+    "trainer": set(),
     "context": {"launch", "data_parallel", "reducer", "train", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
 }
 TORCH_FREE = ("src/base/", "src/rendezvous/", "src/observe/", "src/report/", "src/launch/", "src/collectives/shm/", "src/checkpoint/format/", "tools/")
@@ -93,6 +94,14 @@ class Structure(unittest.TestCase):
         wrong = [path for path in SOURCES if path.startswith(TORCH_FREE) and not path.startswith(KNOWS_TORCH)
                  and re.search(r"#include <(torch|ATen|c10)/", read(path))]
         self.assertEqual(wrong, [])
+
+    def test_the_trainer_is_short_and_knows_public_headers_alone(self):
+        paths = [path for path in SOURCES if path.startswith("src/trainer/")] + ["include/lockstep/trainer.h"]
+        self.assertGreater(len(paths), 1)
+        wrong = [f"{path}: {line}" for path in paths for line in re.findall(r"#include.*", read(path))
+                 if not re.match(r"#include <(lockstep/\w+\.h|torch/.*|\w+)>$", line)]
+        self.assertEqual(wrong, [])
+        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 300)
 
     def test_public_headers_name_no_engine_and_no_variable(self):
         variables = re.findall(r'read\("(\w+)"\)', read("src/base/environment.cpp"))

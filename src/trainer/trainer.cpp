@@ -1,0 +1,208 @@
+#include <lockstep/trainer.h>
+
+#include <cmath>
+
+#include <torch/torch.h>
+
+#include <lockstep/autocast.h>
+#include <lockstep/convenience.h>
+#include <lockstep/evaluate.h>
+#include <lockstep/grad_scaler.h>
+#include <lockstep/lr_scheduler.h>
+#include <lockstep/progress.h>
+
+namespace lockstep {
+
+struct Trainer::State {
+  State(std::shared_ptr<torch::nn::Module> module_, torch::optim::Optimizer& optimizer_, const Context& context_,
+        TrainerOptions options_)
+      : options(std::move(options_)),
+        context(context_),
+        module(std::move(module_)),
+        optimizer(optimizer_),
+        model(module, context.group()),
+        device(module->parameters().front().device()),
+        scaler(context.group(), {.enabled = options.precision == Precision::kHalf}) {
+    if (options.ema) ema.emplace(*module, *options.ema);
+  }
+
+  /// Runs `body`, which computes with the batch, on the device and in the precision of the options.
+  template <typename Body>
+  auto compute(Batch& batch, const Body& body) {
+    batch = {batch.data.to(device, /*non_blocking=*/true), batch.target.to(device, /*non_blocking=*/true)};
+    const AutocastGuard guard({.device = device.type(),
+                               .dtype = options.precision == Precision::kHalf ? at::kHalf : at::kBFloat16,
+                               .enabled = options.precision != Precision::kFloat});
+    return body(batch);
+  }
+
+  /// One step of the optimizer. Returns the mean loss of this rank's samples.
+  double step(std::vector<Batch>& batches, int64_t samples, const Loss& loss) {
+    optimizer.zero_grad();
+    const at::Tensor sum = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble));
+    const auto backward = [&](Batch& batch) {
+      at::Tensor share = compute(batch, loss);
+      if (batches.size() > 1) share = share * (static_cast<double>(batch.data.size(0)) / static_cast<double>(samples));
+      scaler.scale(share).backward();
+      sum.add_(share.detach());
+    };
+    if (auto local = model.no_sync(); true)
+      for (size_t i = 0; i + 1 < batches.size(); ++i) backward(batches[i]);
+    backward(batches.back());
+    if (options.clip_grad_norm) {
+      scaler.unscale(optimizer);
+      model.clip_grad_norm(*options.clip_grad_norm);
+    }
+    const bool stepped = scaler.step(optimizer);
+    if (stepped && scheduler) scheduler->step();
+    if (stepped && ema) ema->update();
+    scaler.update();
+    ++result.steps;
+    return sum.item<double>();
+  }
+
+  void train_epoch(DataLoader& train, const Loss& loss, int epoch) {
+    const int64_t before = train.first_step();
+    int64_t left = train.steps_left();
+    ProgressLine line;
+    if (options.progress)
+      line = ProgressLine({"", epoch, options.epochs, before + left, before, context.rank(), context.world_size()});
+    for (auto batch = train.begin(); batch != train.end();) {
+      std::vector<Batch> batches;
+      int64_t samples = 0;
+      // The next batch waits: in a checkpoint the loader must not be ahead of the training.
+      do {
+        samples += (*batch).data.size(0);
+        batches.push_back(std::move(*batch));
+      } while (batches.size() < static_cast<size_t>(options.accumulate) && ++batch != train.end());
+      const double value = step(batches, samples, loss);
+      loss_sum += value * static_cast<double>(samples);
+      loss_samples += samples;
+      line.loss(value);
+      line.communication(model.communication_seconds());
+      for (const Batch& done : batches) line.step(done.data.size(0));
+      if (log) log->step(samples, {{"train/loss", value}, {"lr", optimizer.param_groups().front().options().get_lr()}});
+      left -= static_cast<int64_t>(batches.size());  // the last step has the epoch's checkpoint, with its evaluation
+      if (checkpointer && left > 0) checkpointer->step(result.steps);
+      if (batch != train.end()) ++batch;
+    }
+  }
+
+  void end_epoch(int number) {
+    const at::Tensor sums = at::tensor({loss_sum, static_cast<double>(loss_samples)}, at::kDouble);
+    context.group().all_reduce(sums);
+    EpochResult epoch{.epoch = number, .loss = (sums[0] / sums[1]).item<double>(), .values = {}};
+    loss_sum = 0, loss_samples = 0;
+    result.epochs = number + 1;
+    std::optional<double> score;
+    if (loader != nullptr) {
+      const std::unique_ptr<Ema::Guard> averaged(ema ? new Ema::Guard(ema->averaged_weights()) : nullptr);
+      evaluate(*module, *loader, context.group(), *metrics, [&](Batch& batch) { compute(batch, evaluation_step); });
+      epoch.values = metrics->values();
+    }
+    for (const auto& [name, value] : epoch.values) {
+      if (log) log->scalar("valid/" + name, value);
+      if (name == options.score) score = value;
+    }
+    TORCH_CHECK(score || options.score.empty(), "Trainer: the score `", options.score, "` is none of the metrics, ",
+                loader != nullptr ? metrics->to_string() : "for evaluate_on() was not called");
+    if (score) epoch.is_best = judge(*score);
+    if (callback) callback(epoch);
+    if (checkpointer) checkpointer->save(result.steps, score);
+  }
+
+  /// Whether the score is the best. It becomes rank 0's, so that all ranks decide alike whatever a metric says there.
+  bool judge(double& score) {
+    score = from_rank_zero(context.group(), [&] { return score; });
+    const bool better = options.checkpoints.higher_is_better ? score > result.best_score : score < result.best_score;
+    const bool is_best = !std::isnan(score) && (better || result.best_epoch < 0);
+    waited = is_best ? 0 : waited + 1;
+    if (is_best) result.best_score = score, result.best_epoch = result.epochs - 1;
+    return is_best;
+  }
+
+  bool is_to_stop() {
+    if (options.patience == 0 || waited < options.patience) return false;
+    result.stopped_early = c10::str("no better ", options.score, " than ", result.best_score, " of epoch ",
+                                    result.best_epoch + 1, " in ", waited, waited == 1 ? " epoch" : " epochs");
+    return true;
+  }
+
+  void resume(DataLoader& train) {
+    constexpr auto kEachRank = Checkpointer::Scope::kEachRank;
+    checkpointer.emplace(options.folder, context.group(), options.checkpoints);
+    checkpointer->add("model", *module).add("optimizer", optimizer).add("loader", train);
+    if (scheduler) checkpointer->add("schedule", *scheduler);
+    if (scaler.is_enabled()) checkpointer->add("scaler", scaler);
+    if (ema) checkpointer->add("ema", *ema);
+    checkpointer->add("epochs", result.epochs).add("steps", result.steps).add("waited", waited);
+    checkpointer->add("best_score", result.best_score).add("best_epoch", result.best_epoch);
+    checkpointer->add("loss_sum", loss_sum, kEachRank).add("loss_samples", loss_samples, kEachRank);
+    checkpointer->resume();
+  }
+
+  const TrainerOptions options;
+  const Context& context;
+  const std::shared_ptr<torch::nn::Module> module;
+  torch::optim::Optimizer& optimizer;
+  Replica model;
+  const at::Device device;
+  GradScaler scaler;
+  std::optional<Ema> ema;
+  std::optional<LRScheduler> scheduler;
+  DataLoader* loader = nullptr;  ///< of the evaluation, with the next two
+  Metrics* metrics = nullptr;
+  Step evaluation_step;
+  std::function<void(const EpochResult&)> callback;
+  TrainerResult result;
+  int waited = 0;            ///< epochs without a better score
+  double loss_sum = 0;       ///< of this rank's samples in this epoch
+  int64_t loss_samples = 0;  ///< with it
+  std::optional<RunLog> log;
+  std::optional<Checkpointer> checkpointer;  ///< last: holds on to what is above
+};
+
+Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, torch::optim::Optimizer& optimizer, const Context& context,
+                 TrainerOptions options) {
+  TORCH_CHECK(options.epochs > 0 && options.accumulate > 0, "Trainer: epochs and accumulate must be at least 1");
+  TORCH_CHECK(options.patience >= 0, "Trainer: patience is ", options.patience, "; it must be 0 or more");
+  TORCH_CHECK(options.patience == 0 || !options.score.empty(), "Trainer: patience is of no use without a score");
+  TORCH_CHECK(module != nullptr && !module->parameters().empty(), "Trainer: there is nothing to train");
+  state_ = std::make_unique<State>(std::move(module), optimizer, context, std::move(options));
+}
+
+Trainer::~Trainer() = default;
+void Trainer::evaluate_on(DataLoader& loader, Metrics& metrics, Step step) {
+  state_->loader = &loader;
+  state_->metrics = &metrics;
+  state_->evaluation_step = std::move(step);
+}
+
+void Trainer::on_epoch(std::function<void(const EpochResult&)> callback) { state_->callback = std::move(callback); }
+
+Replica& Trainer::model() { return state_->model; }
+
+TrainerResult Trainer::fit(DataLoader& train, const Loss& loss) {
+  auto& state = *state_;
+  const auto& options = state.options;
+  TORCH_CHECK(state.result.epochs == 0 && state.result.steps == 0, "Trainer::fit() was called before");
+  const int64_t steps_an_epoch = (train.size() + options.accumulate - 1) / options.accumulate;
+  if (options.schedule) state.scheduler.emplace(state.optimizer, options.schedule(steps_an_epoch * options.epochs));
+  if (!options.folder.empty()) state.resume(train);
+  if (options.run_log) {
+    RunLogOptions log = *options.run_log;
+    if (log.folder.empty()) log.folder = options.folder;
+    log.first_step = state.result.steps;
+    state.log.emplace(state.context, log).watch(state.model);
+  }
+  for (const int epoch : train.epochs(options.epochs)) {
+    if (state.is_to_stop()) break;
+    if (state.log) state.log->epoch(epoch);
+    state.train_epoch(train, loss, epoch);
+    state.end_epoch(epoch);
+  }
+  if (state.checkpointer) state.checkpointer->finish();
+  return state.result;
+}
+
+}  // namespace lockstep
