@@ -1,33 +1,197 @@
-"""Example programs print what their first comment says they print."""
+"""Example programs print what their first comment says they print, explain themselves, and refuse what is wrong."""
 
+import glob
 import os
+import random
+import re
+import shlex
+import shutil
+import tarfile
 import tempfile
 import unittest
 
 import support
 
+EXAMPLES = sorted(os.path.basename(path).removesuffix(".cpp")
+                  for path in glob.glob(os.path.join(support.SOURCE, "examples", "*.cpp")))
+STACKS = re.compile(r"frame #|Traceback|terminate called|what\(\):|Exception raised from|0x[0-9a-f]{8}")
+
 
 def promised(example):
-    """The lines below "prints" in the example's first comment."""
+    """The commands of the example's first comment, each with the lines it prints."""
     with open(os.path.join(support.SOURCE, "examples", example + ".cpp"), encoding="utf-8") as file:
         comment = file.read().split("\n\n")[0]
-    lines = [line.removeprefix("//").strip() for line in comment.split("\n// prints\n")[1].splitlines()]
-    return [line for line in lines if line]
+    steps, prints = [], False
+    for line in comment.splitlines():
+        text = line.removeprefix("//")
+        if not text.startswith("     "):
+            prints = text.strip().startswith("prints") if text.strip() else prints
+        elif text.strip().startswith("lockstep run"):
+            steps.append((shlex.split(text), []))
+        elif prints:
+            steps[-1][1].append(text.strip())
+    return steps
+
+
+def program(example):
+    return os.path.join(support.BIN, example)
 
 
 class Examples(unittest.TestCase):
-    def test_edit_live_model(self):
-        lines = promised("edit_live_model")
-        self.assertGreater(len(lines), 5)
-        with tempfile.TemporaryDirectory() as folder:
-            result = support.run(support.LOCKSTEP, "run", "-n", 2, "--run-dir", folder, "--",
-                                 os.path.join(support.BIN, "edit_live_model"), cwd=folder)
-        self.assertEqual(result.stdout.splitlines(), lines)
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
-    def test_edit_live_model_wants_two_ranks(self):
-        result = support.run(os.path.join(support.BIN, "edit_live_model"), check=False)
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("lockstep run -n 2", result.stderr)
+    def ranks(self, count, example, *arguments, timeout=240):
+        """What the example prints on so many ranks, line by line."""
+        return support.run(support.LOCKSTEP, "run", "-n", count, "--run-dir", os.path.join(self.folder, "launched"), "--",
+                           program(example), *arguments, cwd=self.folder, timeout=timeout).stdout.splitlines()
+
+    def as_promised(self, example, commands=1):
+        steps = promised(example)
+        self.assertEqual(len(steps), commands)
+        for command, lines in steps:
+            self.assertGreater(len(lines), 0)
+            self.assertEqual(command[:5], ["lockstep", "run", "-n", "2", "--"])
+            self.assertEqual(command[5], "build/bin/" + example)
+            self.assertEqual(self.ranks(2, example, *command[6:]), lines)
+
+    def refused(self, example, parts, *arguments):
+        """The program alone ends with an error that says all of `parts`, and prints nothing else."""
+        result = support.run(program(example), *arguments, check=False, cwd=self.folder)
+        self.assertNotEqual(result.returncode, 0, arguments)
+        for part in parts:
+            self.assertIn(part, result.stderr, arguments)
+        self.assertIsNone(STACKS.search(result.stderr), result.stderr)
+        self.assertNotRegex(result.stdout, r"(epoch|step|rank) \d")
+
+    # ---- what they print ----
+
+    def test_edit_live_model(self):
+        self.as_promised("edit_live_model")
+
+    def test_hello_ranks(self):
+        self.as_promised("hello_ranks")
+        self.assertEqual(self.ranks(3, "hello_ranks")[-1], "1 + ... + 3 = 6")
+
+    def test_collectives(self):
+        self.as_promised("collectives")
+        self.assertIn("all_reduce, sum           30 33            30 33            30 33", self.ranks(3, "collectives"))
+
+    def test_accumulate_and_clip(self):
+        self.as_promised("accumulate_and_clip")
+        for ranks in (1, 3):
+            lines = self.ranks(ranks, "accumulate_and_clip", "--accumulate", 3, "--batch-size", 5, "--steps", 2)
+            self.assertEqual(lines[-1], "one batch of 15 on each rank instead: the same weights to 1e-6")
+
+    def test_ema_checkpoint_resume(self):
+        self.as_promised("ema_checkpoint_resume", commands=2)
+        whole = self.ranks(2, "ema_checkpoint_resume", "--folder", "whole")
+        self.assertEqual(whole, ["starts anew", promised("ema_checkpoint_resume")[1][1][-1]])
+        averages = []
+        for folder in ("ema", "whole"):
+            with open(os.path.join(self.folder, folder, "average.safetensors"), "rb") as file:
+                averages.append(file.read())
+        self.assertEqual(*averages)  # to the bit
+        python = support.python_with_torch()
+        if python is None:
+            self.skipTest("no Python with torch: average.pt is not looked at")
+        loads = "import torch; print(*torch.load('ema/average.pt')['weight'].shape)"
+        self.assertEqual(support.run(python, "-c", loads, cwd=self.folder).stdout, "1 8\n")
+
+    def test_train_torchscript(self):
+        python = support.python_with_torch()
+        if python is None or not os.path.isdir(support.DATA):
+            self.skipTest("no Python with torch, or no dataset-fashion-mnist")
+        script = os.path.join(support.SOURCE, "examples", "train_torchscript.py")
+        support.run(python, script, "net.pt", cwd=self.folder)
+        self.as_promised("train_torchscript")
+        moved = ("import torch; a, b = (torch.jit.load(name).state_dict() for name in ('net.pt', 'trained.pt'));"
+                 "print(a.keys() == b.keys() and not any(torch.equal(a[key], b[key]) for key in a))")
+        self.assertEqual(support.run(python, "-c", moved, cwd=self.folder).stdout, "True\n")
+        with open(os.path.join(self.folder, "net.pt"), "rb") as file:
+            whole = file.read()
+        for name, content in (("cut.pt", whole[:len(whole) // 2]), ("notes.pt", b"Remember to train.\n" * 10)):
+            with open(os.path.join(self.folder, name), "wb") as file:
+                file.write(content)
+            self.refused("train_torchscript", [name + " cannot be read as TorchScript"], name, "out.pt")
+
+    def test_gpt_text(self):
+        lines = self.ranks(2, "gpt_text", "--epochs", 2, "--width", 32, "--heads", 2, "--block-length", 32, "--generate", 40)
+        self.assertEqual(len(lines), 3)
+        perplexities = []
+        for number, line in enumerate(lines[:2]):
+            match = re.fullmatch(rf"epoch {number + 1}/2  loss \d\.\d{{4}}  perplexity of unseen text (\d+\.\d)", line)
+            self.assertTrue(match, line)
+            perplexities.append(float(match[1]))
+        self.assertLess(perplexities[1], perplexities[0])
+        self.assertLess(perplexities[1], 30)  # of 256
+        self.assertRegex(lines[2], "^The .{40}$")
+
+    # ---- CIFAR-10 ----
+
+    def write_cifar(self, train=40, test=50):
+        """Images in the real format whose class is to be seen: brighter bands at different heights."""
+        chance = random.Random(1)
+        folder = os.path.join(self.folder, "cifar-10-batches-bin")
+        os.mkdir(folder)
+        for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
+            with open(os.path.join(folder, name), "wb") as file:
+                for i in range(test if name.startswith("test") else train):
+                    label = i % 10
+                    rows = [200 if 3 * label < row < 3 * label + 4 else 50 for row in range(32) for _ in range(32)]
+                    file.write(bytes([label]) + bytes(value + chance.randrange(40) for _ in range(3) for value in rows))
+        with tarfile.open(os.path.join(self.folder, "cifar-10-binary.tar.gz"), "w:gz") as archive:
+            archive.add(folder, arcname="cifar-10-batches-bin")
+
+    def test_cifar10_resnet18(self):
+        self.write_cifar()
+        small = ["--folder", "run", "--width", 4, "--batch-size", 8]
+        arguments = ["--data", "cifar-10-binary.tar.gz", *small, "--epochs", 4]
+        lines = self.ranks(2, "cifar10_resnet18", *arguments)
+        self.assertEqual(len(lines), 5)
+        for number, line in enumerate(lines[:4]):
+            self.assertRegex(line, rf"^epoch {number + 1}/4  loss \d\.\d{{4}}  accuracy [01]\.\d{{4}}(  best so far)?$")
+        self.assertRegex(lines[0], "best so far$")
+        best = re.fullmatch(r"best accuracy (\d\.\d{4}) in epoch \d; checkpoints in run", lines[4])
+        self.assertGreater(float(best[1]), 0.3)  # by chance 0.1
+        self.assertEqual(self.ranks(2, "cifar10_resnet18", *arguments), lines[4:])  # nothing is left to do
+        more = self.ranks(1, "cifar10_resnet18", "--data", "cifar-10-batches-bin", *small, "--epochs", 5)
+        self.assertRegex(more[0], "^epoch 5/5 ")
+        self.refused("cifar10_resnet18", ["nowhere"], "--data", "nowhere", "--folder", "other")
+        with open(os.path.join(self.folder, "cifar-10-binary.tar.gz"), "rb+") as file:
+            file.truncate(5000)
+        self.refused("cifar10_resnet18", ["cifar-10-binary.tar.gz"], "--data", "cifar-10-binary.tar.gz", "--folder", "other")
+
+    # ---- how they are called ----
+
+    def test_each_explains_itself(self):
+        for example in EXAMPLES:
+            if example == "edit_live_model":  # has no options
+                continue
+            said = support.run(program(example), "--help").stdout
+            self.assertIn("Usage:", said, example)
+            self.refused(example, ["--sideways"], "--sideways")
+
+    def test_some_want_two_ranks(self):
+        for example in ("edit_live_model", "collectives"):
+            self.refused(example, ["lockstep run -n 2"])
+
+    def test_wrong_options(self):
+        for example, arguments, parts in (("accumulate_and_clip", ["--accumulate", 0], ["--accumulate: Value 0 not in range 1"]),
+                                          ("accumulate_and_clip", ["--max-norm", -1], ["--max-norm"]),
+                                          ("ema_checkpoint_resume", [], ["--folder is required"]),
+                                          ("train_torchscript", ["nowhere.pt", "out.pt"], ["File does not exist: nowhere.pt"]),
+                                          ("cifar10_resnet18", ["--folder", "run"], ["--data is required"]),
+                                          ("gpt_text", ["--text", "nowhere.txt"], ["nowhere.txt"]),
+                                          ("gpt_text", ["--text", "/"], ["/"]),
+                                          ("gpt_text", ["--heads", 3], ["--heads must divide --width"]),
+                                          ("gpt_text", ["--prompt", ""], ["--prompt must not be empty"])):
+            self.refused(example, parts, *arguments)
+        short = os.path.join(self.folder, "short.txt")
+        with open(short, "w", encoding="utf-8") as file:
+            file.write("too short")
+        self.refused("gpt_text", ["short.txt"], "--text", short)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,197 @@
+// Trains a small transformer to write on byte by byte, on any text file; by default on the GNU General Public License,
+// which is on every Debian machine.
+//
+//     lockstep run -n 2 -- build/bin/gpt_text --epochs 8
+//
+// Each epoch ends with a line such as
+//
+//     epoch 8/8  loss 2.0312  perplexity of unseen text 8.2
+//
+// of 256 bytes that could come next, and the training with text that begins as --prompt says, such as
+//
+//     The work of the prog an ...
+//
+// --text FILE trains on another file.
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+#include <CLI/CLI.hpp>
+
+namespace {
+
+struct Options {
+  std::string text = "/usr/share/common-licenses/GPL-3";
+  int epochs = 8;
+  int batch_size = 16;
+  int block_length = 64;
+  int layers = 2;
+  int heads = 4;
+  int width = 64;
+  double lr = 3e-3;
+  std::string prompt = "The ";
+  int generate = 200;
+  uint64_t seed = 1;
+};
+
+constexpr int64_t kVocabulary = 256;
+
+/// Looks back, then thinks.
+struct LayerImpl : torch::nn::Module {
+  LayerImpl(int64_t width, int64_t heads_) : heads(heads_) {
+    register_module("norm_1", norm_1 = torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+    register_module("attention", attention = torch::nn::Linear(width, 3 * width));
+    register_module("projection", projection = torch::nn::Linear(width, width));
+    register_module("norm_2", norm_2 = torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+    register_module("mlp", mlp = torch::nn::Sequential(torch::nn::Linear(width, 4 * width), torch::nn::GELU(),
+                                                       torch::nn::Linear(4 * width, width)));
+  }
+  /// x [n, length, width]; returns the same.
+  torch::Tensor forward(torch::Tensor x) {
+    const int64_t n = x.size(0), length = x.size(1), width = x.size(2);
+    // [3, n, heads, length, width of a head]
+    const torch::Tensor qkv = attention(norm_1(x)).view({n, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
+    const torch::Tensor seen =
+        at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, /*dropout_p=*/0, /*is_causal=*/true);
+    x = x + projection(seen.transpose(1, 2).reshape({n, length, width}));
+    return x + mlp->forward(norm_2(x));
+  }
+  const int64_t heads;
+  torch::nn::LayerNorm norm_1{nullptr}, norm_2{nullptr};
+  torch::nn::Linear attention{nullptr}, projection{nullptr};
+  torch::nn::Sequential mlp{nullptr};
+};
+TORCH_MODULE(Layer);
+
+struct GptImpl : torch::nn::Module {
+  explicit GptImpl(const Options& options) {
+    const int64_t width = options.width;
+    register_module("tokens", tokens = torch::nn::Embedding(kVocabulary, width));
+    register_module("places", places = torch::nn::Embedding(options.block_length, width));
+    for (int i = 0; i < options.layers; ++i) layers->push_back(Layer(width, options.heads));
+    register_module("layers", layers);
+    register_module("norm", norm = torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+    register_module("head", head = torch::nn::Linear(width, kVocabulary));
+  }
+  /// text int64 [n, length]; returns scores of the next byte [n, length, 256].
+  torch::Tensor forward(const torch::Tensor& text) {
+    const torch::Tensor place = torch::arange(text.size(1), text.options());
+    return head(norm(layers->forward(tokens(text) + places(place))));
+  }
+  torch::nn::Embedding tokens{nullptr}, places{nullptr};
+  torch::nn::Sequential layers;
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(Gpt);
+
+torch::Tensor loss_of(const torch::Tensor& scores, const torch::Tensor& target) {
+  return torch::nn::functional::cross_entropy(scores.view({-1, kVocabulary}), target.view(-1));
+}
+
+/// The prompt and what comes after it. Bytes that are no printable ASCII become dots.
+std::string written_by(Gpt& net, const Options& options) {
+  const lockstep::EvaluationMode mode(*net);
+  torch::NoGradGuard no_grad;
+  torch::manual_seed(options.seed);
+  std::vector<int64_t> bytes;
+  for (const char byte : options.prompt) bytes.push_back(static_cast<unsigned char>(byte));
+  while (static_cast<int>(bytes.size()) < static_cast<int>(options.prompt.size()) + options.generate) {
+    const size_t seen = std::min(bytes.size(), static_cast<size_t>(options.block_length));
+    const torch::Tensor text =
+        torch::tensor(std::vector<int64_t>(bytes.end() - static_cast<int64_t>(seen), bytes.end()));
+    const torch::Tensor scores = net(text.unsqueeze(0))[0][-1];
+    bytes.push_back(torch::multinomial((scores / 0.7).softmax(0), 1).item<int64_t>());
+  }
+  std::string text;
+  for (const int64_t byte : bytes)
+    text += byte == '\n' || byte == ' ' ? ' ' : byte > ' ' && byte < 127 ? static_cast<char>(byte) : '.';
+  return text;
+}
+
+void run(const Options& options, const lockstep::Context& context) {
+  using lockstep::datasets::TokenFile;
+  const auto part = [&](double from, double to, int64_t stride) {
+    return TokenFile(options.text, {.block_length = options.block_length,
+                                    .type = lockstep::datasets::TokenType::kByte,
+                                    .stride = stride,
+                                    .from = from,
+                                    .to = to});
+  };
+  lockstep::DataLoader train(part(0, 0.9, std::max(1, options.block_length / 4)), context,
+                             {.batch_size = options.batch_size, .shuffle = true, .drop_last = true});
+  lockstep::DataLoader valid(part(0.9, 1, 0), context, {.batch_size = options.batch_size, .exactly_once = true});
+
+  Gpt net(options);
+  lockstep::DistributedDataParallel model(net, context);
+  const auto adamw = torch::optim::AdamWOptions(options.lr).betas({0.9, 0.95}).weight_decay(0.1);
+  auto optimizer = lockstep::make_optimizer<torch::optim::AdamW>(lockstep::decay_groups(*net, adamw), adamw);
+  const int64_t steps = options.epochs * train.size(), rising = std::max<int64_t>(1, steps / 20);
+  lockstep::LRScheduler scheduler(
+      optimizer, lockstep::warm_up(rising, lockstep::cosine_annealing_lr(std::max<int64_t>(1, steps - rising))));
+  lockstep::Metrics metrics;
+  auto& perplexity = metrics.add("perplexity", lockstep::Perplexity());
+  lockstep::Metrics training;
+  auto& mean = training.add("loss", lockstep::Mean());
+
+  for (const int epoch : train.epochs(options.epochs)) {
+    auto bar = lockstep::progress(train);
+    for (auto& [data, target] : bar) {
+      optimizer.zero_grad();
+      const torch::Tensor loss = loss_of(model(data), target);
+      loss.backward();
+      model.clip_grad_norm(1);
+      optimizer.step();
+      scheduler.step();
+      mean.update(loss, target.numel());
+      bar.loss(loss.item<double>());
+    }
+    training.reduce(context.group());
+    lockstep::evaluate(*net, valid, context.group(), metrics, [&](auto& batch) {
+      perplexity.update(loss_of(net(batch.data), batch.target), batch.target.numel());
+    });
+    if (!context.is_main()) continue;
+    std::printf("epoch %d/%d  loss %.4f  perplexity of unseen text %.1f\n", epoch + 1, options.epochs, mean.value(),
+                perplexity.value());
+    std::fflush(stdout);
+  }
+  lockstep::rank_zero_only(context.group(), [&] { std::printf("%s\n", written_by(net, options).c_str()); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  const CLI::Range at_least_one(1, std::numeric_limits<int>::max());
+  CLI::App app{"Trains a small transformer on the bytes of a text, on all ranks of the launcher."};
+  const auto number = [&](const char* name, int& value, const char* what) {
+    app.add_option(name, value, what)->capture_default_str()->check(at_least_one);
+  };
+  app.add_option("--text", options.text, "The file to learn from")->capture_default_str();
+  number("--epochs", options.epochs, "Passes over the text");
+  number("--batch-size", options.batch_size, "Pieces of text a batch on each rank");
+  number("--block-length", options.block_length, "Bytes a piece");
+  number("--layers", options.layers, "Of the transformer");
+  number("--heads", options.heads, "Of the attention; must divide the width");
+  number("--width", options.width, "Of the transformer");
+  app.add_option("--lr", options.lr, "Peak learning rate")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--prompt", options.prompt, "How the text to write begins")->capture_default_str();
+  number("--generate", options.generate, "Bytes to write");
+  app.add_option("--seed", options.seed, "Of weights, order and the text to write")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (options.width % options.heads != 0) throw lockstep::Error("--heads must divide --width");
+    if (options.prompt.empty()) throw lockstep::Error("--prompt must not be empty");
+    const lockstep::Context context(argc, argv, {.seed = options.seed});
+    run(options, context);
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "gpt_text: %s\n", error.what_without_backtrace());
+    return 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gpt_text: %s\n", error.what());
+    return 1;
+  }
+}
