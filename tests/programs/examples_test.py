@@ -171,7 +171,7 @@ class Examples(unittest.TestCase):
                 continue
             said = support.run(program(example), "--help").stdout
             self.assertIn("Usage:", said, example)
-            self.refused(example, ["--sideways"], "--sideways")
+            self.refused(example, ["Run with --help for more information"], "--sideways")
 
     def test_some_want_two_ranks(self):
         for example in ("edit_live_model", "collectives"):
