@@ -25,7 +25,13 @@ enum class RankFailure : uint8_t {
 
 /// What a page says, copied.
 struct RankAccount {
-  enum class Phase : uint8_t { kUnknown, kJoined, kLeft, kLeftByException };
+  enum class Phase : uint8_t {
+    kUnknown,
+    kCommunicates,  ///< it tells of its collectives alone, not of steps, nor when it leaves
+    kJoined,
+    kLeft,
+    kLeftByException
+  };
   struct Operation {
     uint64_t sequence = 0;
     std::string kind;  ///< empty: no collective was started yet
@@ -67,6 +73,11 @@ class RankPage {
   void begin(pid_t pid) { pid_.store(pid, std::memory_order_relaxed); }
   pid_t pid() const { return pid_.load(std::memory_order_relaxed); }
   void set_phase(RankAccount::Phase phase) { phase_.store(phase, std::memory_order_release); }
+
+  /// For programs that know collectives alone.
+  void communicates() {
+    if (phase_.load() == RankAccount::Phase::kUnknown) set_phase(RankAccount::Phase::kCommunicates);
+  }
 
   /// A collective or message begins. `shape` may be a part of the tensor's.
   void start_operation(uint64_t sequence, std::string_view kind, std::string_view dtype, int64_t elements,

@@ -56,6 +56,8 @@ class Launcher {
 
   void conclude_run();
   FailureReport make_report(const Verdict& verdict, const Looked& seen) const;
+  void write_report(const std::string& name);
+  void end_run();
   void report_losses();
   void mark_logs();
   void say(const std::string& text) { print("lockstep: " + text + "\n"); }
@@ -83,6 +85,7 @@ class Launcher {
   bool due_ = false;  // something has happened that the state has not looked at
   std::optional<Deadline> flushed_by_;
   bool done_ = false;
+  std::string report_;  // of the last start
   int exit_code_ = kExitOk;
 };
 
@@ -152,7 +155,7 @@ int Launcher::run() {
       due_ = false;
       apply(look());
     }
-    if (is_over() && !flushed_by_) flushed_by_.emplace(kFlushTimeout);
+    if (is_over() && !flushed_by_) end_run();
     if (is_over() && (!display_.pending() || flushed_by_->passed())) done_ = true;
   }
   return exit_code_;
@@ -265,10 +268,21 @@ void Launcher::conclude_run() {
   }
   if (folder_.path().empty()) return;
   print(format(report));
-  const std::string path = folder_.path() + "/report.json";
-  std::ofstream file(path);
-  if (!(file << to_json(report)).flush()) say(path + " could not be written");
-  if (is_over()) say("ends with exit code " + std::to_string(exit_code_));
+  report_ = to_json(report);
+  // A failure that is followed by a restart has a file of its own.
+  if (!is_over()) write_report("restart_" + std::to_string(state_.restarts + 1) + ".json");
+}
+
+void Launcher::write_report(const std::string& name) {
+  std::ofstream file(folder_.path() + "/" + name);
+  if (!(file << report_).flush()) say(folder_.path() + "/" + name + " could not be written");
+}
+
+void Launcher::end_run() {
+  flushed_by_.emplace(kFlushTimeout);
+  if (exit_code_ == kExitOk) return;
+  write_report("report.json");
+  say("ends with exit code " + std::to_string(exit_code_));
 }
 
 FailureReport Launcher::make_report(const Verdict& verdict, const Looked& seen) const {

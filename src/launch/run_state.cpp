@@ -23,7 +23,7 @@ constexpr seconds kLookEvery(1);
 constexpr seconds kMostIdleAtOnce(2);
 constexpr seconds kFirstNote(5);
 constexpr int kNextNote = 5;  ///< times the idleness of the note before
-/// A program that uses no page is taken to have made progress when its ranks have run for so long.
+/// A program that tells of no steps is taken to have made progress when its ranks have run for so long.
 constexpr seconds kSilentProgress(10);
 constexpr seconds kLongestPause(60);
 
@@ -198,7 +198,7 @@ bool Mover::may_restart(const Looked& event) const {
   bool silent = true;
   for (const auto& rank : event.ranks) {
     if (rank.account.steps > 0 || has_saved_since({rank}, state.started)) return true;
-    if (rank.account.phase != RankAccount::Phase::kUnknown) silent = false;
+    if (rank.account.phase > RankAccount::Phase::kCommunicates) silent = false;
   }
   return silent && now - state.started >= kSilentProgress;
 }

@@ -13,7 +13,10 @@ namespace {
 
 bool is_stopped(const RankView& rank) { return rank.process_state == 'T' || rank.process_state == 't'; }
 
-bool takes_part(const RankView& rank) { return !rank.ended && rank.account.phase == RankAccount::Phase::kJoined; }
+bool takes_part(const RankView& rank) {
+  const auto phase = rank.account.phase;
+  return !rank.ended && (phase == RankAccount::Phase::kJoined || phase == RankAccount::Phase::kCommunicates);
+}
 
 bool waits(const RankView& rank) { return takes_part(rank) && rank.account.operation.running && !is_stopped(rank); }
 

@@ -95,9 +95,22 @@ TEST(LauncherPage, RestartsAfterProgress) {
   EXPECT_TRUE(contains(result.err, "restart 1 of 2 in 1 s")) << result.err;
   EXPECT_TRUE(contains(result.err, "ended well after 1 restart\n")) << result.err;
   EXPECT_EQ(result.out, "at 1\nat 2\n");
+  EXPECT_TRUE(contains(read_file(run.folder() / "run/restart_1.json"), "\"exit_code\": 40")) << "why it was restarted";
+  EXPECT_FALSE(std::filesystem::exists(run.folder() / "run/report.json")) << "it has ended well";
   const std::string log = std::regex_replace(run.log(1), std::regex("(^|\n)[^ ]*Z "), "$1");
   EXPECT_EQ(log, "at 1\n--- lockstep: restart 1 ---\nat 2\n");
   EXPECT_TRUE(run.processes().empty());
+}
+
+TEST(LauncherPage, ASignalBetweenTwoStartsEndsTheRun) {
+  Launched run(ranks(1, {"--max-restarts", "9"}, {"join", "step", "exit=3"}));
+  ASSERT_TRUE(run.wait_for("restart 3 of 9 in 4 s"));
+  ::kill(run.pid(), SIGINT);
+  const auto result = run.wait();
+  EXPECT_EQ(result.exit_code, 40);
+  EXPECT_LT(result.seconds, 6);
+  EXPECT_EQ(report_of(run)["exit_code"], 40);
+  EXPECT_EQ(report_of(run)["restarts"], 2);
 }
 
 TEST(LauncherPage, ACrashLoopIsNotRestarted) {

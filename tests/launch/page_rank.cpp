@@ -42,6 +42,7 @@ void train(bool save) {
 void act(const std::string& word, int64_t number) {
   auto& page = lockstep::own_page();
   if (word == "join") page.set_phase(RankAccount::Phase::kJoined);
+  if (word == "communicate") page.communicates();
   if (word == "leave") page.set_phase(RankAccount::Phase::kLeft);
   if (word == "start") {
     const int64_t shape[] = {64, 10};

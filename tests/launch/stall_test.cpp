@@ -35,6 +35,14 @@ TEST(Stall, AStoppedRankIsNamedBeforeOthers) {
   EXPECT_EQ(stall->what, "rank 2 is STOPPED");
 }
 
+TEST(Stall, ProgramsThatTellOfCollectivesAloneAreWatched) {
+  std::vector<RankView> ranks = {view("all_reduce", 5, true), view("all_reduce", 4, false)};
+  for (auto& rank : ranks) rank.account.phase = RankAccount::Phase::kCommunicates;
+  ASSERT_TRUE(diagnose(ranks));
+  EXPECT_EQ(diagnose(ranks)->culprit, 1);
+  EXPECT_FALSE(progress_of(ranks).empty());
+}
+
 TEST(Stall, WhereAllWaitTheEarliestIsNamed) {
   const auto stall = diagnose({view("all_reduce", 5, true, 2), view("send", 3, true, 1)});
   EXPECT_EQ(stall->culprit, 1);
