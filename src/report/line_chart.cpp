@@ -24,30 +24,12 @@ struct DrawnLine {
   const ChartLine* line;
   std::vector<Curve::Point> points;
   std::vector<Curve::Point> main;  ///< smoothed, or the same
-  bool is_smoothed;
+  size_t window = 1;               ///< points that one of `main` is the mean of
+  bool has_band = false;
 };
 
 size_t most_points(const DrawingSize& size) { return static_cast<size_t>(size.width / 2); }
 size_t window_of(size_t points) { return points > kSmoothedAbove ? points / kWindows : 1; }
-
-/// Whether the points go up and down more than a smooth curve would, so that smoothing shows more than it hides.
-bool is_noisy(const std::vector<Curve::Point>& points) {
-  double way = 0, least = points.front().mean, greatest = least;
-  for (size_t i = 1; i < points.size(); ++i) {
-    way += std::fabs(points[i].mean - points[i - 1].mean);
-    least = std::min(least, points[i].mean);
-    greatest = std::max(greatest, points[i].mean);
-  }
-  return way > 4 * (greatest - least);
-}
-
-DrawnLine drawn(const ChartLine& line, const DrawingSize& size) {
-  DrawnLine one{.line = &line, .points = thinned(line.points, most_points(size)), .main = {}, .is_smoothed = false};
-  const size_t window = is_noisy(one.points) ? window_of(one.points.size()) : 1;
-  one.is_smoothed = window > 1;
-  one.main = smoothed(one.points, window);
-  return one;
-}
 
 double quantile(std::vector<double> values, double part) {
   if (values.empty()) return 0;
@@ -56,13 +38,39 @@ double quantile(std::vector<double> values, double part) {
   return *place;
 }
 
+/// Whether the points go up and down more than a smooth curve would, so that smoothing shows more than it hides.
+bool is_noisy(const std::vector<Curve::Point>& points, double height) {
+  double way = 0;
+  for (size_t i = 1; i < points.size(); ++i) way += std::fabs(points[i].mean - points[i - 1].mean);
+  return way > 4 * height;
+}
+
+/// Whether what was put together to one point differs by more than a curve's own slope.
+bool is_spread(const std::vector<Curve::Point>& points, double height) {
+  std::vector<double> spreads;
+  for (const Curve::Point& point : points) spreads.push_back(point.greatest - point.least);
+  return quantile(std::move(spreads), 0.5) > 0.02 * height;
+}
+
+DrawnLine drawn(const ChartLine& line, const DrawingSize& size) {
+  DrawnLine one{.line = &line, .points = thinned(line.points, most_points(size)), .main = {}};
+  Range means{one.points.front().mean, one.points.front().mean};
+  for (const Curve::Point& point : one.points)
+    means = {std::min(means.low, point.mean), std::max(means.high, point.mean)};
+  const double height = means.high - means.low;
+  if (is_noisy(one.points, height)) one.window = window_of(one.points.size());
+  one.has_band = one.window > 1 || is_spread(one.points, height);
+  one.main = smoothed(one.points, one.window);
+  return one;
+}
+
 /// What the axis covers: the lines as drawn and, of the points behind a smoothed one, all but the few farthest.
 Range range_of(const std::vector<DrawnLine>& lines, bool from_zero) {
   Range range{std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()};
   const auto cover = [&](double value) { range = {std::min(range.low, value), std::max(range.high, value)}; };
   for (const DrawnLine& line : lines) {
     for (const Curve::Point& point : line.main) cover(point.mean);
-    if (!line.is_smoothed) continue;
+    if (!line.has_band) continue;
     std::vector<double> least, greatest;
     for (const Curve::Point& point : line.points) least.push_back(point.least), greatest.push_back(point.greatest);
     cover(quantile(std::move(least), 0.02));
@@ -103,7 +111,7 @@ std::string points_attribute(const std::vector<Curve::Point>& points, const Scal
 void draw_line(Svg& svg, const DrawnLine& line, const Scale& x, const Scale& y) {
   std::string colour(1, 'c');
   colour += std::to_string(line.line->colour);
-  if (line.is_smoothed) {
+  if (line.has_band) {
     std::string band;
     for (const Curve::Point& point : line.points) band += px(x(point.x)) + "," + px(y(point.greatest)) + " ";
     for (auto point = line.points.rbegin(); point != line.points.rend(); ++point)
@@ -170,12 +178,13 @@ std::string scale_attribute(const Scale& scale) {
 Smoothing smoothing_of(const ChartLine& line, const DrawingSize& size) {
   if (line.points.empty()) return {};
   const DrawnLine one = drawn(line, size);
-  if (!one.is_smoothed) return {.steps = 0, .last = line.points.back().last};
-  const double steps = (one.points.back().x - one.points.front().x) / static_cast<double>(one.points.size() - 1);
-  const size_t window = window_of(one.points.size()) / 2 * 2 + 1;
+  const size_t count = one.points.size(), window = std::min(one.window / 2 * 2 + 1, count);
+  if (!one.has_band || count < 2) return {.steps = 0, .last = line.points.back().last};
+  const double steps = (one.points.back().x - one.points.front().x) / static_cast<double>(count - 1);
   double sum = 0;
-  for (size_t i = one.points.size() - window; i < one.points.size(); ++i) sum += one.points[i].mean;
-  return {.steps = std::round(steps * static_cast<double>(window)), .last = sum / static_cast<double>(window)};
+  for (size_t i = count - window; i < count; ++i) sum += one.points[i].mean;
+  return {.steps = std::max(1.0, std::round(steps * static_cast<double>(window))),
+          .last = sum / static_cast<double>(window)};
 }
 
 bool has_logarithmic_axis(const LineChart& chart, const DrawingSize& size) {

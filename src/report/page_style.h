@@ -5,9 +5,9 @@ namespace lockstep {
 /// The page's style. Colours are told apart by people who see few of them (blue, orange, teal, ...).
 constexpr const char* kPageStyle = R"css(
 :root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--ink:#16191d;--soft:#5b6570;--rule:#e3e7ec;--axis:#9aa4af;
---c1:#2563eb;--c2:#d9650b;--c3:#0f8a75;--c4:#9333ea;--c5:#b8336a;--c6:#6b7280;--wait:#f2b8a0;--still:#d9650b18;--good:#0f7a4a;--bad:#b42318}
+--c1:#2563eb;--c2:#d9650b;--c3:#0f8a75;--c4:#9333ea;--c5:#b8336a;--c6:#6b7280;--wait:#f2b8a0;--still:#d9650b18;--good:#0f7a4a;--bad:#b42318;--warn:#b7791f}
 @media (prefers-color-scheme:dark){:root{--bg:#0f1216;--card:#171b21;--ink:#e8ebef;--soft:#9ba6b2;--rule:#272d36;--axis:#5d6772;
---c1:#6ea3ff;--c2:#f59b4c;--c3:#45c7ae;--c4:#c38bff;--c5:#f07fae;--c6:#9ca3af;--wait:#7d4a33;--still:#f59b4c1c;--good:#4ccf8f;--bad:#ff8a7a}}
+--c1:#6ea3ff;--c2:#f59b4c;--c3:#45c7ae;--c4:#c38bff;--c5:#f07fae;--c6:#9ca3af;--wait:#7d4a33;--still:#f59b4c1c;--good:#4ccf8f;--bad:#ff8a7a;--warn:#d9b13f}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 main{max-width:1180px;margin:0 auto;padding:28px 20px 48px}
@@ -58,7 +58,7 @@ ul.files li{padding:5px 0;border-top:1px solid var(--rule);overflow-wrap:anywher
 ul.files li:first-child{border-top:0}
 ul.files span{color:var(--soft);font-size:13px;margin-left:8px}
 a{color:var(--c1)}
-.notes{padding:10px 18px;margin:0 0 14px;border-left:4px solid var(--c2);font-size:14px}
+.notes{padding:10px 18px;margin:0 0 14px;border-left:4px solid var(--warn);font-size:14px}
 .notes ul{margin:4px 0;padding-left:20px}
 footer{color:var(--soft);font-size:13px;margin-top:18px}
 #tip{position:fixed;z-index:2;pointer-events:none;display:none;background:var(--card);color:var(--ink);border:1px solid var(--axis);border-radius:6px;padding:6px 10px;font-size:13px;line-height:1.45;box-shadow:0 2px 10px #0003;white-space:nowrap;font-variant-numeric:tabular-nums}

@@ -122,6 +122,18 @@ class Bench(unittest.TestCase):
         self.assertEqual(set(rates), {"bytes", "floats", "operators"})
         self.assertGreater(min(rates.values()), 0)
 
+    def test_run_log(self):
+        path = os.path.join(self.folder, "run_log.json")
+        for ranks in (1, 2):
+            table = run(os.path.join(BIN, "lockstep"), "run", "-n", ranks, "--", os.path.join(BIN, "bench_run_log"), "--tiny", "--json", path).stdout
+            self.assertIn("steps with over without", table)
+            figures = self.read(path)
+            self.assertEqual((figures["ranks"], figures["steps"]), (ranks, 10))
+            self.assertLess(0, figures["calls_us"])
+            self.assertEqual(figures["compare_us"] > 0, ranks > 1)
+            self.assertLess(figures["calls_us"], figures["step_us"])
+            self.assertLess(300, figures["bytes_per_step"])
+
     def test_step(self):
         path = os.path.join(self.folder, "step.json")
         # Small models: the checks of results are the same for all.
