@@ -66,6 +66,10 @@ LauncherSettings::LauncherSettings() {
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &ignore, &broken_pipe_);
   ::sigaction(SIGXFSZ, &ignore, &file_too_large_);
+  // Whoever ignores SIGCHLD, also by inheritance, is not told how its children end.
+  struct sigaction told {};
+  told.sa_handler = SIG_DFL;
+  ::sigaction(SIGCHLD, &told, &child_);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   ::getrlimit(RLIMIT_NOFILE, &descriptors_);
   rlimit all = descriptors_;
@@ -86,6 +90,7 @@ int LauncherSettings::next_signal() const {
 void LauncherSettings::restore() const {
   ::sigaction(SIGPIPE, &broken_pipe_, nullptr);
   ::sigaction(SIGXFSZ, &file_too_large_, nullptr);
+  ::sigaction(SIGCHLD, &child_, nullptr);
   ::setrlimit(RLIMIT_NOFILE, &descriptors_);
   ::sigprocmask(SIG_SETMASK, &mask_, nullptr);
 }

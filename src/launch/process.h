@@ -30,7 +30,7 @@ class LauncherSettings {
 
  private:
   sigset_t mask_;
-  struct sigaction broken_pipe_, file_too_large_;
+  struct sigaction broken_pipe_, file_too_large_, child_;
   rlimit descriptors_;
   FileDescriptor signal_fd_;
 };

@@ -66,6 +66,13 @@ TEST(LauncherFault, VictimsAreNotBlamed) {
   EXPECT_TRUE(contains(result.err, "rank 2 of 3 failed first: killed by SIGKILL")) << result.err;
 }
 
+TEST(LauncherFault, AnIgnoredSigchldHidesNoEnd) {
+  Launched run({"-n", "2", "sh", "-c", "[ $RANK = 0 ] || exit 3; exec sleep 60"}, {.before = "trap '' CHLD"});
+  const auto result = run.wait();
+  EXPECT_EQ(result.exit_code, 40);
+  EXPECT_TRUE(contains(result.err, "rank 1 of 2 failed first: exit code 3")) << result.err;
+}
+
 TEST(LauncherFault, AStoppedRankIsStoppedToo) {
   Launched run({"-n", "2", "sh", "-c", "if [ $RANK = 1 ]; then kill -STOP $$; fi; sleep 0.1; exit 1"});
   const auto result = run.wait();
