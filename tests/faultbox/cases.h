@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "faultbox/run.h"
+
+namespace lockstep::faultbox {
+
+/// The same numbers from the same seed with every standard library.
+class Draw {
+ public:
+  Draw(uint64_t seed, const std::string& name, int instance);
+  /// first..last, both included.
+  int64_t number(int64_t first, int64_t last);
+  double fraction() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
+  template <typename T>
+  const T& one_of(const std::vector<T>& of) {
+    return of[static_cast<size_t>(number(0, static_cast<int64_t>(of.size()) - 1))];
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// What became of one instance of a case.
+struct Outcome {
+  std::string drawn;                  ///< what was done, in words
+  std::vector<std::string> problems;  ///< empty: all is as it must be
+  bool missed = false;                ///< the fault came when all was over
+  bool ambiguous = false;             ///< the launcher said that it does not know which of several was first
+  std::string skipped;                ///< why it could not be tried
+  std::optional<double> known_ms;     ///< from the fault to the launcher's first line of it
+  std::optional<double> end_ms;       ///< from the fault to the launcher's end
+  std::string output;                 ///< of the launcher, for a failure
+};
+
+/// What the instances of a run of the driver share.
+class Shared {
+ public:
+  explicit Shared(bool nightly_run) : nightly(nightly_run) {}
+  /// What a training of faultbox_rank without a fault comes to. Throws when that fails.
+  std::string reference(int ranks, int steps);
+  const bool nightly;
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<int, int>, std::string> references_;  // guarded by mutex_
+};
+
+struct Case {
+  const char* name;
+  const char* what;
+  int in_ci, nightly;  ///< instances
+  int jobs;            ///< at most so many at a time; 0: as many as there are cores
+  Outcome (*run)(Shared& shared, Draw& draw, int instance);
+};
+const std::vector<Case>& all_cases();
+
+// Shared by the cases.
+
+/// What must be true of a run that a fault of `rank` ended: times, code, culprit, report, nothing left. `rank` < 0:
+/// any.
+struct Expectation {
+  std::vector<int> codes;
+  std::vector<int> culprits;
+  int64_t fault_ns = 0;
+  double known_within_s = 1;
+  double end_within_s = 8;
+};
+void expect(Outcome& outcome, Run& run, const Expectation& expected);
+/// The run went on as if nothing had been.
+void expect_same_result(Outcome& outcome, Run& run, Shared& shared, int ranks, int steps);
+void add(std::vector<std::string>& problems, const std::vector<std::string>& more);
+
+constexpr std::chrono::seconds kLongest{60};
+
+Outcome kill_case(Shared& shared, Draw& draw, int instance);
+Outcome launcher_case(Shared& shared, Draw& draw, int instance);
+Outcome two_case(Shared& shared, Draw& draw, int instance);
+Outcome stop_case(Shared& shared, Draw& draw, int instance);
+Outcome crash_case(Shared& shared, Draw& draw, int instance);
+Outcome collectives_case(Shared& shared, Draw& draw, int instance);
+Outcome output_case(Shared& shared, Draw& draw, int instance);
+
+}  // namespace lockstep::faultbox

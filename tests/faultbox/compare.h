@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep::faultbox {
+
+/// The same faults under `lockstep run` and under torchrun of `python` (PyTorch's DistributedDataParallel on Gloo),
+/// `count` times each, one at a time; prints a table, in Markdown. A run that is not over after `patience_s` is
+/// counted as hanging and killed. Returns the exit code: 1 where Lockstep did not do what it must.
+int compare(const std::string& python, uint64_t seed, int count, int patience_s);
+
+}  // namespace lockstep::faultbox

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "faultbox/fault_page.h"
+
+namespace lockstep::faultbox {
+
+/// The side of a faultbox run that lives in a rank: tells the driver where the rank is, and does the fault that its
+/// command line asks for when the rank gets there. Without torch.
+///
+/// Words of the command line are NAME=VALUE: page (file), fault, rank (who has it), at (a Place), step, bucket,
+/// delay_us, bytes.
+class Injector {
+ public:
+  Injector(int argc, char** argv);
+
+  std::string word(const std::string& name, const std::string& otherwise) const;
+  int64_t number(const std::string& name, int64_t otherwise) const;
+
+  int rank() const { return rank_; }
+  /// Whether this rank is the one that has the fault.
+  bool chosen() const { return chosen_; }
+  FaultPage& page() { return *page_; }
+  FaultPage::Rank& mine() { return page_->ranks[rank_]; }
+  /// The fault happens now.
+  void note_fault();
+
+  /// This rank has come to `place` in `step`. Whatever the fault does, it may not return.
+  void arrive(Place place, int64_t step, int64_t bucket = 0);
+
+ private:
+  void inject();
+
+  std::map<std::string, std::string> words_;
+  int rank_ = 0;
+  bool chosen_ = false;
+  FaultPage* page_;
+};
+
+}  // namespace lockstep::faultbox
