@@ -1,6 +1,7 @@
 #include "context/stop_request.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 
@@ -12,6 +13,7 @@ namespace {
 // What the handler may touch: lock-free words alone.
 std::atomic<const RankBoard*> board{nullptr};
 std::atomic<int> asked{0};
+std::atomic<pid_t> listener{0};
 
 /// A signal after which the run is to end at once ends this process as it would any other.
 void end_by(int signal) {
@@ -20,6 +22,7 @@ void end_by(int signal) {
 }
 
 void handle(int signal) {
+  if (::getpid() != listener.load()) return end_by(signal);  // a child that it forked, which does not have the board
   const RankBoard* known = board.load();
   if (known != nullptr && known->head().stopping.load() != 0) return end_by(signal);
   if (asked.fetch_add(1) > 0) return end_by(signal);
@@ -38,6 +41,7 @@ void listen_to(int signal) {
 }  // namespace
 
 StopRequest::StopRequest() {
+  listener = ::getpid();
   board = launchers_board();
   if (board != nullptr) agreement_.emplace(*board.load(), own_page());
   for (const int signal : {SIGTERM, SIGUSR1}) listen_to(signal);

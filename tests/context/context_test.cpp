@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
 
 #include <chrono>
@@ -58,6 +59,21 @@ TEST_P(Ranks, LeaveAtTheSameCallWhenOneIsAsked) {
     EXPECT_TRUE(at::equal(calls, at::full_like(calls, call))) << calls;
     EXPECT_GE(call, 20);
     EXPECT_TRUE(context.stop_requested()) << "and it stays so";
+  });
+}
+
+TEST(StopRequests, AreNotForChildrenThatTheRankForked) {
+  run_ranks(1, [](Context& context) {
+    EXPECT_FALSE(context.stop_requested());
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::raise(SIGTERM);
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+    EXPECT_FALSE(context.stop_requested());
   });
 }
 
