@@ -6,6 +6,11 @@
 namespace lockstep {
 namespace {
 
+/// As good as infinite: sums and differences of what is less are numbers.
+constexpr double kMostValue = 1e150;
+/// As good as zero: a tenth of what is more is a number that differs from it.
+constexpr double kLeastValue = 1e-150;
+
 Curve::Point together(const Curve::Point& one, const Curve::Point& other) {
   const auto a = static_cast<double>(one.count), b = static_cast<double>(other.count);
   return {.x = (one.x * a + other.x * b) / (a + b),
@@ -20,10 +25,11 @@ Curve::Point together(const Curve::Point& one, const Curve::Point& other) {
 
 void Curve::add(double x, double value) {
   if (!std::isfinite(x)) return;
-  if (!std::isfinite(value)) {
+  if (!(std::fabs(value) < kMostValue)) {
     if (not_finite_++ == 0) first_not_finite_ = x;
     return;
   }
+  if (std::fabs(value) < kLeastValue) value = 0;
   ++count_;
   const Point point{.x = x, .mean = value, .least = value, .greatest = value, .last = value, .count = 1};
   if (!points_.empty() && x < points_.back().x) {

@@ -19,7 +19,7 @@ class Curve {
     int64_t count = 0;
   };
 
-  /// A value that is no number is counted, and is no point.
+  /// A value that is no number, or beyond 1e150, is counted and is no point.
   void add(double x, double value);
   /// What is known of steps after `x` is void: the training went on from there once more.
   void forget_after(double x);

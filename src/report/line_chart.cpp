@@ -86,7 +86,9 @@ Range range_of(const std::vector<DrawnLine>& lines, bool from_zero) {
 }
 
 bool is_logarithmic(const LineChart& chart, Range range) {
-  return range.low > 0 && !chart.from_zero && !chart.share && range.high / range.low > (chart.falls ? 8 : 100);
+  if (range.low <= 0 || chart.from_zero || chart.share) return false;
+  const double ratio = range.high / range.low;
+  return ratio > (chart.falls ? 8 : 100) && ratio < 1e100;
 }
 
 /// The axis a little wider than the values, but not beyond a bound that they have by nature.

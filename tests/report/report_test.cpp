@@ -124,6 +124,19 @@ TEST(ReadMetrics, WhatIsNoNumberIsCounted) {
   EXPECT_EQ(run.scalars.at("loss").first_not_finite(), 2);
 }
 
+TEST(Page, AnyRangeOfNumbersIsDrawn) {
+  for (const std::string value : {"1e308", "-1e308", "5e-324", "1e149", "0", "-1e-300"}) {
+    for (const std::string other : {"1e308", "5e-324", "1", "-1e149", "1e-5"}) {
+      PageContent content;
+      content.run = read(run_line(0) + scalar(1, "loss", value) + scalar(2, "loss", other) + scalar(3, "loss", value));
+      const std::string page = draw_page(content);
+      EXPECT_EQ(page.find(">nan"), std::string::npos) << value << " " << other;
+      EXPECT_EQ(page.find(">-nan"), std::string::npos) << value << " " << other;
+      EXPECT_LT(page.size(), 100'000u);
+    }
+  }
+}
+
 TEST(ReadMetrics, StrangeLinesAreCountedAndLeftOut) {
   const std::string strange[] = {"{", "[]", "1", "{\"type\":1}", "{\"type\":\"?\"}", "\xff", std::string(5 << 20, '[')};
   std::string lines = run_line(0);
