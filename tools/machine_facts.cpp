@@ -71,6 +71,9 @@ Json launchers() {
     // "HYDRA build details:": MPICH has its version in the next line.
     if (version.starts_with("HYDRA"))
       version = first_line_of({"sh", "-c", std::string(name) + " --version | sed -n 's/.*Version: */MPICH /p'"});
+    // "mpirun.openmpi (OpenRTE) 4.1.4": Open MPI before its version 5 names only its launcher.
+    if (const size_t end = version.find("(OpenRTE)"); end != std::string::npos)
+      version = "Open MPI" + version.substr(end + std::string("(OpenRTE)").size());
     if (!version.empty()) found[name] = version;
   }
   return found;

@@ -139,6 +139,7 @@ class Group {
 
  private:
   friend void close(const Group& group);
+  friend State& state_of(const Group& group);
   void check_peer(const char* operation, int peer) const;
 
   std::shared_ptr<State> state_;

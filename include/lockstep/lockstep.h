@@ -28,6 +28,7 @@
 #include <lockstep/run_log.h>
 #include <lockstep/schedule.h>
 #include <lockstep/summary_writer.h>
+#include <lockstep/sync_batch_norm.h>
 #include <lockstep/token_file.h>
 #include <lockstep/trainer.h>
 #include <lockstep/transforms.h>

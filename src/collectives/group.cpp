@@ -120,6 +120,8 @@ Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wor
 
 void close(const Group& group) { *group.state_->open = false; }
 
+Group::State& state_of(const Group& group) { return *group.state_; }
+
 bool Group::is_open() const { return *state_->open; }
 int Group::rank() const { return state_->rank; }
 int Group::world_size() const { return state_->world_size; }

@@ -28,6 +28,7 @@ struct Group::State {
   const std::shared_ptr<std::atomic<bool>> open;  ///< shared with subgroups
   uint64_t sequence = 0;                          ///< operations started so far, equal on all ranks
   int subgroups = 0;                              ///< subgroups made so far, equal on all ranks
+  std::shared_ptr<void> statistics = nullptr;     ///< what synchronised batch norms over this group share (src/nn)
 };
 
 /// The group of `world_size` ranks over the backend the factory makes; over the single engine if there is one rank.
@@ -37,5 +38,7 @@ Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wor
 
 /// Notes that the ranks part: from now on is_open() is false, for copies and subgroups too.
 void close(const Group& group);
+
+Group::State& state_of(const Group& group);
 
 }  // namespace lockstep

@@ -21,6 +21,7 @@
 #include "context/roll_call.h"
 #include "context/stop_request.h"
 #include "launch/own_program.h"
+#include "nn/batch_norm_operator.h"
 #include "rendezvous/world.h"
 
 namespace lockstep {
@@ -132,9 +133,9 @@ Context::~Context() {
   if (unwinding) own_page().fail(RankFailure::kOwn, -1, "");
   own_page().set_phase(unwinding ? RankAccount::Phase::kLeftByException : RankAccount::Phase::kLeft);
   close(*state_->group);
-  if (!state_->store || unwinding) return;
   // A rank that closes its connections while a peer still reads from them can cut the peer off, so they close together.
-  say_farewell(state_->world, state_->store, kFarewell);
+  if (state_->store && !unwinding) say_farewell(state_->world, state_->store, kFarewell);
+  forget_closed_groups();
 }
 
 int Context::local_rank() const { return *state_->world.local_rank; }

@@ -7,6 +7,7 @@
 #include "collectives/rank_names.h"
 #include "data_parallel/replica_state.h"
 #include "data_parallel/same_model.h"
+#include "nn/batch_norm_operator.h"
 
 // Attaching to a module, again after it was edited, and noticing that it was.
 
@@ -68,6 +69,15 @@ void Replica::State::compare(const NamedTensors& parameters, const NamedTensors&
                 " is attached to a DistributedDataParallel already; destroy that one first, or refresh() it");
 }
 
+void Replica::State::check_weights(const NamedTensors& parameters) const {
+  if (options.reduction != GradientReduction::kWeightedMean || group.world_size() == 1) return;
+  for (const auto& [name, tensor] : parameters)
+    TORCH_CHECK(
+        !is_synchronized(tensor), "GradientReduction::kWeightedMean and a synchronised batch norm (", name,
+        "): its backward mixes the losses of all ranks before their gradients are weighted. Use kSum, and divide "
+        "the sum over this rank's samples by the number of samples on all ranks");
+}
+
 NamedTensors Replica::State::to_follow(const NamedTensors& parameters) const {
   NamedTensors followed = parameters;
   std::erase_if(followed, [](const auto& parameter) { return !parameter.second.requires_grad(); });
@@ -90,6 +100,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
   const NamedTensors parameters = without(now.parameters(), options.parameters_to_ignore);
   const NamedTensors new_buffers = without(now.buffers(), options.parameters_to_ignore);
   compare(parameters, new_buffers);
+  check_weights(parameters);
   NamedTensors followed = to_follow(parameters);
   if (reducer || options.init_sync) {
     std::vector<at::Tensor> unknown;
@@ -110,9 +121,14 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
   trained = std::move(followed);
   if (from) source = std::move(from);
   source->remember();
-  reducer = std::make_unique<Reducer>(
-      trained, group, Reducer::Settings{limits_of(options), options.reduction}, passes,
-      Reducer::Events{[this] { return inspect(); }, [this](const std::vector<Facts>& ranks) { reduced(ranks); }});
+  reducer =
+      std::make_unique<Reducer>(trained, group, Reducer::Settings{limits_of(options), options.reduction}, passes,
+                                Reducer::Events{.inspect = [this] { return inspect(); },
+                                                .reduced = [this](const std::vector<Facts>& ranks) { reduced(ranks); },
+                                                .reducing =
+                                                    [this] {
+                                                      if (statistics) statistics->announce_reduction();
+                                                    }});
   reducer->equip(equipment);
   if (again) reducer->adopt_gradients();
 }

@@ -2,6 +2,7 @@
 
 #include "collectives/coalesced.h"
 #include "data_parallel/replica_state.h"
+#include "nn/batch_norm_operator.h"
 
 namespace lockstep {
 namespace {
@@ -26,16 +27,37 @@ class Joining {
   const JoinOptions*& join_;
 };
 
+/// The same for synchronised batch norms, if there are any.
+class JoiningStatistics {
+ public:
+  JoiningStatistics(std::shared_ptr<StatisticsExchange>& exchange, const Group& group) : exchange_(exchange) {
+    exchange_ = exchange_within_join(group);
+    if (exchange_) exchange_->set_joining(true);
+  }
+  ~JoiningStatistics() {
+    if (exchange_) exchange_->set_joining(false);
+    exchange_ = nullptr;
+  }
+  JoiningStatistics(const JoiningStatistics&) = delete;
+  JoiningStatistics& operator=(const JoiningStatistics&) = delete;
+
+ private:
+  std::shared_ptr<StatisticsExchange>& exchange_;
+};
+
 }  // namespace
 
 void Replica::join(const std::function<void()>& body, const JoinOptions& options) {
   State& state = *state_;
   if (!options.enable || state.group.world_size() == 1) return body();
   const Joining joining(*state.reducer, state.join, options);
+  const JoiningStatistics joining_statistics(state.statistics, state.group);
   state.last_active.assign(static_cast<size_t>(state.group.world_size()), true);
   body();
-  // The others' reductions carry who still has inputs; the round in which nobody has any is the end.
+  // The others' reductions carry who still has inputs; the round in which nobody has any is the end. Before each come
+  // the batch norms of their forward and backward.
   while (true) {
+    if (state.statistics) state.statistics->serve();
     const auto ranks = state.reducer->shadow();
     if (std::none_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; })) break;
     if (options.shadow) options.shadow();

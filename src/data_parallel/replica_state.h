@@ -8,6 +8,7 @@
 #include <lockstep/replica.h>
 
 #include "data_parallel/source.h"
+#include "nn/statistics_exchange.h"
 #include "reducer/reducer.h"
 
 namespace lockstep {
@@ -51,13 +52,15 @@ struct Replica::State {
   std::unique_ptr<Reducer> reducer;
 
   int check_every = 0;
-  int64_t reductions = 0;             ///< since divergence_check() was called
-  const JoinOptions* join = nullptr;  ///< within join()
-  std::vector<bool> last_active;      ///< ranks that had inputs in the last reduction in which any had
+  int64_t reductions = 0;                          ///< since divergence_check() was called
+  const JoinOptions* join = nullptr;               ///< within join()
+  std::shared_ptr<StatisticsExchange> statistics;  ///< within join(): of synchronised batch norms, or null
+  std::vector<bool> last_active;                   ///< ranks that had inputs in the last reduction in which any had
 
  private:
   bool is_known(const at::Tensor& tensor) const { return impls_.contains(tensor.unsafeGetTensorImpl()); }
   void compare(const NamedTensors& parameters, const NamedTensors& new_buffers) const;
+  void check_weights(const NamedTensors& parameters) const;
   NamedTensors to_follow(const NamedTensors& parameters) const;
 
   std::unordered_set<const c10::TensorImpl*> impls_;  ///< of known and buffers

@@ -204,6 +204,7 @@ void Reducer::adopt_gradients() {
 }
 
 std::vector<Facts> Reducer::reduce_all(bool active) {
+  if (active && events_.reducing) events_.reducing();
   mine_.active = active;
   mine_.passes = passes_.since_reduction & 255;
   if (active && trouble_.empty()) trouble_ = events_.inspect();

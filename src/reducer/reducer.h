@@ -46,6 +46,8 @@ class Reducer {
     std::function<std::string()> inspect;
     /// After each reduction, on all ranks.
     std::function<void(const std::vector<Facts>& ranks)> reduced;
+    /// Before this rank takes part in a reduction with gradients; null: nobody asks.
+    std::function<void()> reducing = nullptr;
   };
 
   struct Settings {

@@ -49,7 +49,7 @@ class Doctor(unittest.TestCase):
                 self.assertIn("broken: two ranks of", result.stdout)
 
     def test_limits_are_found(self):
-        result = run("sh", "-c", f"ulimit -f 100000; ulimit -Hn 900; exec {LOCKSTEP} doctor --json", check=False, env=environment(), timeout=300)
+        result = run("sh", "-c", f"ulimit -f 100000; ulimit -n 900; exec {LOCKSTEP} doctor --json", check=False, env=environment(), timeout=300)
         whats = [finding["what"] for finding in json.loads(result.stdout)["findings"]]
         self.assertTrue(any("may open only 900 files" in what for what in whats), whats)
         self.assertTrue(any("files may have only 51200000 bytes" in what or "files may have only 102400000 bytes" in what for what in whats), whats)

@@ -22,11 +22,12 @@ MAY_INCLUDE = {
     "data": {"base"},
     "reducer": {"collectives", "base"},
     "checkpoint": {"collectives", "base"},
+    "nn": {"collectives", "base"},
     "train": {"collectives", "base"},
-    "data_parallel": {"reducer", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
+    "data_parallel": {"reducer", "nn", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
     "run_log": {"observe", "base"},
     "trainer": set(),
-    "context": {"launch", "data_parallel", "reducer", "train", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
+    "context": {"launch", "data_parallel", "reducer", "nn", "train", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
 }
 TORCH_FREE = ("src/base/", "src/rendezvous/", "src/observe/", "src/report/", "src/launch/", "src/collectives/shm/", "src/checkpoint/format/", "tools/")
 KNOWS_TORCH = ("src/collectives/shm/backend/", "tools/doctor_probe.cpp")

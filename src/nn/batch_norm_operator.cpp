@@ -1,0 +1,160 @@
+#include "nn/batch_norm_operator.h"
+
+#include <array>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_batch_norm_impl_index_backward_native.h>
+#include <ATen/ops/_batch_norm_impl_index_native.h>
+#include <torch/library.h>
+
+#include "nn/batch_statistics.h"
+
+// torch::nn::BatchNorm's forward is no virtual function, and it is inlined in whatever calls it, so a layer that
+// somebody holds by its type can only be synchronised beneath it. Every way of batch norm (LibTorch's layers, the
+// functional form, TorchScript, also after its executor has differentiated a graph symbolically) comes to the operator
+// aten::_batch_norm_impl_index, which consists of other operators and so may be given a kernel for a device
+// (torch/library.h). Ours asks whether the tensors it got belong to a synchronised layer, and otherwise does what the
+// operator did without it. Programs that convert nothing never register it.
+
+namespace lockstep {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+using ForwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t>;
+using BackwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+/// What the operator says of the way it took, for its backward: 0 to 2 are torch's.
+constexpr int64_t kSynchronized = 1000;
+
+/// A tensor that is gone but for this entry keeps its address, so no other one is taken for it.
+struct Entry {
+  c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+  SynchronizedLayer layer;
+};
+
+struct Layers {
+  std::shared_mutex mutex;
+  std::unordered_map<const c10::TensorImpl*, Entry> entries;
+};
+
+Layers& layers() {
+  static auto* const all = new Layers;  // the operator is called until the end
+  return *all;
+}
+
+std::optional<SynchronizedLayer> find(const OptionalTensor& tensor) {
+  if (!tensor || !tensor->defined()) return std::nullopt;
+  std::shared_lock lock(layers().mutex);
+  const auto found = layers().entries.find(tensor->unsafeGetTensorImpl());
+  if (found == layers().entries.end()) return std::nullopt;
+  return found->second.layer;
+}
+
+/// The exchange of the layer that calls in training with these tensors, or null.
+std::shared_ptr<StatisticsExchange> exchange_of(const OptionalTensor& running_mean, const OptionalTensor& weight) {
+  auto layer = find(running_mean);
+  if (!layer) layer = find(weight);
+  if (!layer || !layer->is_training || !layer->is_training()) return nullptr;
+  TORCH_CHECK(layer->exchange,
+              "forward in training of a synchronised batch norm whose group is gone: its Context was "
+              "destroyed; let the Context outlive the model");
+  return layer->exchange;
+}
+
+ForwardResult forward(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                      const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training,
+                      double momentum, double eps, bool cudnn_enabled) {
+  const auto exchange = training ? exchange_of(running_mean, weight) : nullptr;
+  if (!exchange)
+    return at::native::_batch_norm_impl_index(input, weight, bias, running_mean, running_var, training, momentum, eps,
+                                              cudnn_enabled);
+  const BatchNormArguments arguments{weight.value_or(at::Tensor()),
+                                     bias.value_or(at::Tensor()),
+                                     running_mean.value_or(at::Tensor()),
+                                     running_var.value_or(at::Tensor()),
+                                     momentum,
+                                     eps};
+  const auto wants_gradient = [](const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); };
+  const at::Tensor none = at::empty({0}, input.options());
+  if (at::GradMode::is_enabled() &&
+      (wants_gradient(input) || wants_gradient(arguments.weight) || wants_gradient(arguments.bias)))
+    return {sync_batch_norm(input, arguments, exchange), none, none, none, kSynchronized};
+  const Normalized result = normalize(input, arguments, *exchange);
+  return {result.output, result.statistics.mean, result.statistics.invstd,
+          at::scalar_tensor(result.statistics.count, at::kDouble), kSynchronized};
+}
+
+/// TorchScript's symbolic derivative calls it; autograd has its own.
+BackwardResult backward(int64_t way, const at::Tensor& input, const at::Tensor& grad_output,
+                        const OptionalTensor& weight, const OptionalTensor& running_mean,
+                        const OptionalTensor& running_var, const OptionalTensor& mean, const OptionalTensor& invstd,
+                        bool training, double eps, std::array<bool, 3> mask, const at::Tensor& count) {
+  if (way != kSynchronized)
+    return at::native::_batch_norm_impl_index_backward(way, input, grad_output, weight, running_mean, running_var, mean,
+                                                       invstd, training, eps, mask, count);
+  auto layer = find(running_mean);
+  if (!layer) layer = find(weight);
+  TORCH_CHECK(layer && layer->exchange && mean && invstd && count.numel() == 1,
+              "backward of a synchronised batch norm that is gone");
+  const BatchNormGradients gradients = differentiate(grad_output, input, weight.value_or(at::Tensor()),
+                                                     {*mean, *invstd, count.item<double>()}, *layer->exchange);
+  const auto like = [&](bool wanted, const at::Tensor& gradient) {
+    return wanted && weight && weight->defined() ? gradient.to(weight->scalar_type()) : at::Tensor();
+  };
+  return {mask[0] ? gradients.input : at::Tensor(), like(mask[1], gradients.weight), like(mask[2], gradients.bias)};
+}
+
+void register_once() {
+  static const bool registered = [] {
+    // With and without gradients (inference_mode): the former before autograd records anything.
+    for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::CPU,
+                           c10::DispatchKey::CUDA}) {
+      auto* const library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);  // for good
+      library->impl("_batch_norm_impl_index", TORCH_FN(forward));
+      library->impl("_batch_norm_impl_index_backward", TORCH_FN(backward));
+    }
+    return true;
+  }();
+  (void)registered;
+}
+
+}  // namespace
+
+void synchronize_calls_with(const at::Tensor& tensor, SynchronizedLayer layer) {
+  TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda(), "synchronised batch norm works on CPU and CUDA, not on ",
+              tensor.device());
+  register_once();
+  std::unique_lock lock(layers().mutex);
+  auto& entries = layers().entries;
+  std::erase_if(entries, [](const auto& entry) { return entry.second.tensor.expired(); });
+  entries.insert_or_assign(tensor.unsafeGetTensorImpl(),
+                           Entry{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), std::move(layer)});
+}
+
+std::shared_ptr<StatisticsExchange> exchange_within_join(const Group& group) {
+  const auto own = StatisticsExchange::find(group);
+  std::shared_lock lock(layers().mutex);
+  for (const auto& [address, entry] : layers().entries)
+    TORCH_CHECK(entry.tensor.expired() || entry.layer.exchange == nullptr || entry.layer.exchange == own,
+                "join(): there is a synchronised batch norm over another group than that of this "
+                "DistributedDataParallel; a rank that has run out of inputs could not take part in its messages. "
+                "Convert over the same group");
+  return own;
+}
+
+void forget_closed_groups() {
+  std::unique_lock lock(layers().mutex);
+  for (auto& [address, entry] : layers().entries)
+    if (entry.layer.exchange && !entry.layer.exchange->group.is_open()) entry.layer.exchange = nullptr;
+}
+
+bool is_synchronized(const at::Tensor& tensor) { return find(tensor).has_value(); }
+
+}  // namespace lockstep
