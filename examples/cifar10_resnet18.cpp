@@ -3,13 +3,13 @@
 //
 //     lockstep run -n 2 -- build/bin/cifar10_resnet18 --data cifar-10-binary.tar.gz --folder runs/cifar10
 //
-// Each epoch ends with a line such as
+// Each epoch ends with a line
 //
-//     epoch 1/30  loss 1.3725  accuracy 0.5518  best so far
+//     epoch E/30  loss L  accuracy A  best so far
 //
-// and the training with
+// (the last words where they are true) and the training with
 //
-//     best accuracy 0.9480 in epoch 30; checkpoints in runs/cifar10
+//     best accuracy A in epoch E; checkpoints in runs/cifar10
 //
 // The same command again goes on where it was stopped, also in the middle of an epoch, and on another number of ranks.
 
@@ -108,9 +108,7 @@ void run(const Options& options, const lockstep::Context& context) {
 
   ResNet18 net(options.width);
   net->to(lockstep::device());
-#if __has_include(<lockstep/sync_batch_norm.h>)
   lockstep::convert_sync_batchnorm(*net, context.group());
-#endif
   torch::optim::SGD optimizer(net->parameters(),
                               torch::optim::SGDOptions(options.lr).momentum(0.9).weight_decay(5e-4).nesterov(true));
 

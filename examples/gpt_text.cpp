@@ -5,12 +5,9 @@
 //
 // Each epoch ends with a line such as
 //
-//     epoch 8/8  loss 2.0312  perplexity of unseen text 8.2
+//     epoch 8/8  loss 2.0681  perplexity of unseen text 11.9
 //
-// of 256 bytes that could come next, and the training with text that begins as --prompt says, such as
-//
-//     The work of the prog an ...
-//
+// of 256 bytes that could come next, and the training with text of its own that begins as --prompt says.
 // --text FILE trains on another file.
 
 #include <cmath>

@@ -24,9 +24,9 @@
 #include <lockstep/observer.h>
 #include <lockstep/parameter_groups.h>
 #include <lockstep/progress.h>
-#include <lockstep/spawn.h>
 #include <lockstep/run_log.h>
 #include <lockstep/schedule.h>
+#include <lockstep/spawn.h>
 #include <lockstep/summary_writer.h>
 #include <lockstep/sync_batch_norm.h>
 #include <lockstep/token_file.h>

@@ -10,7 +10,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_batch_norm_impl_index_backward_native.h>
 #include <ATen/ops/_batch_norm_impl_index_native.h>
 #include <torch/library.h>
 
@@ -18,19 +17,19 @@
 
 // torch::nn::BatchNorm's forward is no virtual function, and it is inlined in whatever calls it, so a layer that
 // somebody holds by its type can only be synchronised beneath it. Every way of batch norm (LibTorch's layers, the
-// functional form, TorchScript, also after its executor has differentiated a graph symbolically) comes to the operator
-// aten::_batch_norm_impl_index, which consists of other operators and so may be given a kernel for a device
-// (torch/library.h). Ours asks whether the tensors it got belong to a synchronised layer, and otherwise does what the
-// operator did without it. Programs that convert nothing never register it.
+// functional form, TorchScript) comes to the operator aten::_batch_norm_impl_index, which consists of other operators
+// and so may be given a kernel for a device (torch/library.h). Ours asks whether the tensors it got belong to a
+// synchronised layer, and otherwise does what the operator did without it. Programs that convert nothing never register
+// it.
 
 namespace lockstep {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 using ForwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t>;
-using BackwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// What the operator says of the way it took, for its backward: 0 to 2 are torch's.
+/// What the operator says of the way it took, for its own backward (0 to 2 are torch's), which refuses any other: ours
+/// is an autograd function.
 constexpr int64_t kSynchronized = 1000;
 
 /// A tensor that is gone but for this entry keeps its address, so no other one is taken for it.
@@ -91,26 +90,6 @@ ForwardResult forward(const at::Tensor& input, const OptionalTensor& weight, con
           at::scalar_tensor(result.statistics.count, at::kDouble), kSynchronized};
 }
 
-/// TorchScript's symbolic derivative calls it; autograd has its own.
-BackwardResult backward(int64_t way, const at::Tensor& input, const at::Tensor& grad_output,
-                        const OptionalTensor& weight, const OptionalTensor& running_mean,
-                        const OptionalTensor& running_var, const OptionalTensor& mean, const OptionalTensor& invstd,
-                        bool training, double eps, std::array<bool, 3> mask, const at::Tensor& count) {
-  if (way != kSynchronized)
-    return at::native::_batch_norm_impl_index_backward(way, input, grad_output, weight, running_mean, running_var, mean,
-                                                       invstd, training, eps, mask, count);
-  auto layer = find(running_mean);
-  if (!layer) layer = find(weight);
-  TORCH_CHECK(layer && layer->exchange && mean && invstd && count.numel() == 1,
-              "backward of a synchronised batch norm that is gone");
-  const BatchNormGradients gradients = differentiate(grad_output, input, weight.value_or(at::Tensor()),
-                                                     {*mean, *invstd, count.item<double>()}, *layer->exchange);
-  const auto like = [&](bool wanted, const at::Tensor& gradient) {
-    return wanted && weight && weight->defined() ? gradient.to(weight->scalar_type()) : at::Tensor();
-  };
-  return {mask[0] ? gradients.input : at::Tensor(), like(mask[1], gradients.weight), like(mask[2], gradients.bias)};
-}
-
 void register_once() {
   static const bool registered = [] {
     // With and without gradients (inference_mode): the former before autograd records anything.
@@ -118,7 +97,6 @@ void register_once() {
                            c10::DispatchKey::CUDA}) {
       auto* const library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);  // for good
       library->impl("_batch_norm_impl_index", TORCH_FN(forward));
-      library->impl("_batch_norm_impl_index_backward", TORCH_FN(backward));
     }
     return true;
   }();
