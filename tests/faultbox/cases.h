@@ -87,5 +87,7 @@ Outcome stop_case(Shared& shared, Draw& draw, int instance);
 Outcome crash_case(Shared& shared, Draw& draw, int instance);
 Outcome collectives_case(Shared& shared, Draw& draw, int instance);
 Outcome output_case(Shared& shared, Draw& draw, int instance);
+Outcome preempt_case(Shared& shared, Draw& draw, int instance);
+Outcome restart_case(Shared& shared, Draw& draw, int instance);
 
 }  // namespace lockstep::faultbox

@@ -117,7 +117,7 @@ void Injector::arrive(Place place, int64_t step, int64_t bucket) {
   if (!stepless && step != number("step", 0)) return;
   if (place == Place::kBucket && bucket != number("bucket", 0)) return;
   // A program that was restarted or resumed has had its fault.
-  if (mine().fault_ns == 0) inject();
+  if (mine().fault_ns == 0 || number("always", 0) != 0) inject();
 }
 
 void Injector::inject() {

@@ -12,7 +12,7 @@ namespace lockstep::faultbox {
 /// command line asks for when the rank gets there. Without torch.
 ///
 /// Words of the command line are NAME=VALUE: page (file), fault, rank (who has it), at (a Place), step, bucket,
-/// delay_us, bytes.
+/// delay_us, bytes, always (1: in every start of the program, else in the first alone).
 class Injector {
  public:
   Injector(int argc, char** argv);

@@ -27,7 +27,7 @@ std::vector<Pair> all_pairs() {
   for (const auto& usual : operations()) {
     for (const auto& other : operations())
       if (other != usual) pairs.push_back({usual, other});
-    for (const char* other : {"skip", "leave"}) pairs.push_back({usual, other});
+    for (const char* other : {"skip", "leave", "stay away"}) pairs.push_back({usual, other});
   }
   for (const char* other : {"all_reduce_longer", "all_reduce_double", "all_reduce_max"})
     pairs.push_back({"all_reduce", other});
@@ -60,9 +60,7 @@ Outcome crash_case(Shared&, Draw& draw, int instance) {
   const Kind& kind = kinds[static_cast<size_t>(instance) % kinds.size()];
   const int ranks = static_cast<int>(draw.number(2, 3));
   const auto rank = static_cast<int>(draw.number(0, ranks - 1));
-  const Place place =
-      kind.code == 44 ? Place::kForward
-                      : draw.one_of<Place>({Place::kRendezvous, Place::kForward, Place::kBucket, Place::kOptimizer});
+  const Place place = draw.one_of<Place>({Place::kRendezvous, Place::kForward, Place::kBucket, Place::kOptimizer});
   const std::string at = kPlaceNames[static_cast<size_t>(place)];
   const int64_t step = draw.number(0, kSteps - 1), bucket = draw.number(0, 5);
   Outcome outcome{.drawn = std::string(kind.fault) + ", " + text(ranks) + " ranks, rank " + text(rank) + " in " + at +

@@ -31,6 +31,8 @@ using std::chrono::milliseconds;
 
 constexpr size_t kMostLines = 10000;
 constexpr milliseconds kGoneIn(1000);
+/// A sleep that ends later than this after its time is a sign of a machine that is busy with others.
+constexpr int64_t kPunctual = 10'000'000;
 
 std::mutex launchers_mutex;
 std::set<pid_t> launchers;  // guarded by launchers_mutex
@@ -164,7 +166,9 @@ void Run::read_from(FileDescriptor& fd, bool lines) {
 
 void Run::take(int timeout_ms) {
   std::array<pollfd, 2> polled = {pollfd{out_.get(), POLLIN, 0}, pollfd{err_.get(), POLLIN, 0}};
+  const int64_t before = now_ns();
   ::poll(polled.data(), polled.size(), timeout_ms);
+  if (const int64_t late = now_ns() - before - int64_t{1'000'000} * timeout_ms; late > kPunctual) lag_ns_ += late;
   if (polled[0].revents != 0) read_from(out_, false);
   if (polled[1].revents != 0) read_from(err_, true);
   if (sampled_) return;
@@ -189,8 +193,9 @@ bool Run::reap() {
 }
 
 bool Run::wait_until(const std::function<bool()>& condition, milliseconds timeout) {
-  for (const Deadline deadline(timeout); !condition();) {
-    if (reap() || deadline.passed()) return false;
+  const int64_t start = now_ns() - lag_ns_;
+  while (!condition()) {
+    if (reap() || now_ns() - lag_ns_ - start >= std::chrono::nanoseconds(timeout).count()) return false;
     take(1);
   }
   return true;
@@ -203,8 +208,8 @@ void Run::wait_for(std::chrono::microseconds time) {
 
 bool Run::wait(milliseconds timeout) {
   bool in_time = true;
-  for (const Deadline deadline(timeout); !reap();) {
-    if (deadline.passed()) {
+  for (const int64_t start = now_ns() - lag_ns_; !reap();) {
+    if (now_ns() - lag_ns_ - start >= std::chrono::nanoseconds(timeout).count()) {
       in_time = false;
       ::kill(pid_, SIGKILL);
       eventually([&] { return reap(); }, milliseconds(5000));
@@ -219,11 +224,17 @@ bool Run::wait(milliseconds timeout) {
   return in_time;
 }
 
-Report Run::report() const { return read_report(lines_, read_file(path("run/report.json")), exit_code_); }
+Report Run::report() const {
+  const std::string json = read_file(path("run/report.json"));
+  Report report = read_report(lines_, json, exit_code_);
+  if (ended() && report.culprit && json.empty()) report.problems.emplace_back("there is no report.json");
+  return report;
+}
 
 std::vector<std::string> Run::audit() {
   std::vector<std::string> problems = problems_;
-  if (!eventually([&] { return processes().empty(); }, kGoneIn))
+  const milliseconds lag(lag_ns_ / 1'000'000);
+  if (!eventually([&] { return processes().empty(); }, kGoneIn + lag))
     for (const pid_t left : processes()) {
       problems.push_back("a process is left: " + describe_process(left));
       ::kill(left, SIGKILL);
@@ -231,7 +242,7 @@ std::vector<std::string> Run::audit() {
   reap_orphans(running_launchers());
   for (const auto& name : holdings_.named_segments) problems.push_back("a named segment: " + name);
   std::vector<std::string> left;
-  eventually([&] { return (left = sockets_in_kernel(holdings_.sockets, true)).empty(); }, kGoneIn);
+  eventually([&] { return (left = sockets_in_kernel(holdings_.sockets, true)).empty(); }, kGoneIn + lag);
   for (const auto& socket : left) problems.push_back("a socket is left: " + socket);
   try {
     const CheckpointFolder checkpoints(path("run/checkpoints"));

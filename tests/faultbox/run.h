@@ -61,6 +61,9 @@ class Run {
   int64_t started_ns() const { return started_ns_; }
   int64_t ended_ns() const { return ended_ns_; }
   int64_t printed_bytes() const { return printed_bytes_; }
+  /// By how much this process, which only sleeps, has been late in all: what a machine that is not left to itself takes
+  /// from everybody. Bounds are wider by it.
+  int64_t lag_ns() const { return lag_ns_; }
   Report report() const;
   /// What rank 0 of a training came to; empty where it wrote nothing.
   std::string result() const { return read_file(path("result")); }
@@ -82,7 +85,7 @@ class Run {
   FileDescriptor out_, err_;
   std::string unfinished_line_;
   std::vector<Line> lines_;
-  int64_t printed_bytes_ = 0, started_ns_ = 0, ended_ns_ = 0;
+  int64_t printed_bytes_ = 0, started_ns_ = 0, ended_ns_ = 0, lag_ns_ = 0;
   int exit_code_ = 0;
   bool sampled_ = false;
   Holdings holdings_;

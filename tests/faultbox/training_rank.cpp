@@ -27,7 +27,8 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-void train(Injector& injector, const lockstep::Context& context) {
+/// The exit code.
+int train(Injector& injector, lockstep::Context& context) {
   const int64_t steps = injector.number("steps", 12);
   const auto pause = std::chrono::milliseconds(injector.number("pause_ms", 0));
   Net net;
@@ -57,12 +58,18 @@ void train(Injector& injector, const lockstep::Context& context) {
     optimizer.step();
     injector.arrive(Place::kSave, step);
     checkpointer.step(step + 1);
+    if (injector.number("preempt", 0) != 0 && context.stop_requested()) {
+      checkpointer.save(step + 1);
+      checkpointer.finish();
+      return lockstep::kPreempted;
+    }
     if (pause.count() > 0) std::this_thread::sleep_for(pause);
   }
   checkpointer.finish();
   const std::string result = injector.word("result", "");
   if (context.is_main() && !result.empty()) std::ofstream(result) << lockstep::hash(lockstep::state_dict(*net)) << '\n';
   injector.arrive(Place::kExit, steps);
+  return 0;
 }
 
 /// One operation by name; the rows of `all` are the ranks'.
@@ -127,8 +134,8 @@ int main(int argc, char** argv) {
       torch::set_num_threads(1);
       if (injector.number("collectives", 0) != 0)
         call_collectives(injector, context);
-      else
-        train(injector, context);
+      else if (const int code = train(injector, context); code != 0)
+        return code;
     }
     injector.arrive(Place::kEnd, 0);
   } catch (const c10::Error& error) {
