@@ -184,8 +184,10 @@ class BadInput(ProgramTest):
         self.assertIn("its last line", said)
 
     def test_a_victim_that_ends_before_the_culprit_is_not_blamed(self):
-        # Rank 1 has thrown and left the group, but its process takes a moment to end; rank 0 cannot go on and ends first.
-        script = 'if [ $RANK = 0 ]; then exec "$0" "$@"; fi; shift 2; "$0" --data nowhere "$@"; code=$?; sleep 0.2; exit $code'
+        # Rank 1 has thrown and left the group, but its process ends a moment after rank 0's, which cannot go on.
+        ended = self.path("rank_0_ended")
+        script = (f'if [ $RANK = 0 ]; then "$0" "$@"; code=$?; : > {ended}; exit $code; fi; shift 2; "$0" --data nowhere "$@"; code=$?; '
+                  f'while [ ! -e {ended} ]; do sleep 0.01; done; sleep 0.1; exit $code')
         said = self.refused([LOCKSTEP, "run", "-n", 2, "--", "sh", "-c", script, *self.train()], 40,
                             ["rank 1 of 2 failed first: exit code 1", "known by  rank 0, which says: rank 1 has already left the group",
                              "  | train_fashion_mnist: data folder 'nowhere' is not there"], seconds=SOON / 2)
