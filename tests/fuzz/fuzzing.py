@@ -34,8 +34,8 @@ class FuzzTest(unittest.TestCase):
         for name, content in seeds.items():
             with open(os.path.join(corpus, name), "wb") as file:
                 file.write(content)
-        with open(self.path("words"), "w") as file:
-            file.write("".join(f'"{word}"\n' for word in self.words))
+        with open(self.path("words"), "w") as file:  # libFuzzer refuses an empty one
+            file.write("".join(f'"{word}"\n' for word in self.words or ["0"]))
         limits = [f"-max_total_time={seconds}"] + ([f"-runs={runs}"] if runs else [])
         result = run(os.path.join(BIN, reader), corpus, *limits, f"-max_len={max_len}", "-rss_limit_mb=3000", "-timeout=20",
                      f"-dict={self.path('words')}", f"-artifact_prefix={self.folder}/", timeout=seconds + 300, check=False)
