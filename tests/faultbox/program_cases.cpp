@@ -60,7 +60,10 @@ Outcome crash_case(Shared&, Draw& draw, int instance) {
   const Kind& kind = kinds[static_cast<size_t>(instance) % kinds.size()];
   const int ranks = static_cast<int>(draw.number(2, 3));
   const auto rank = static_cast<int>(draw.number(0, ranks - 1));
-  const Place place = draw.one_of<Place>({Place::kRendezvous, Place::kForward, Place::kBucket, Place::kOptimizer});
+  // A rank that ends with 0 before it has joined is not told from a program that needs no ranks: see docs/reliability.md.
+  const Place place =
+      kind.code == 44 ? Place::kForward
+                      : draw.one_of<Place>({Place::kRendezvous, Place::kForward, Place::kBucket, Place::kOptimizer});
   const std::string at = kPlaceNames[static_cast<size_t>(place)];
   const int64_t step = draw.number(0, kSteps - 1), bucket = draw.number(0, 5);
   Outcome outcome{.drawn = std::string(kind.fault) + ", " + text(ranks) + " ranks, rank " + text(rank) + " in " + at +
