@@ -21,14 +21,21 @@ bool has_come(const Run& run, int rank, int64_t step) {
   return its.place.load() >= Place::kForward && its.step.load() >= step;
 }
 
+/// The last step that the rank made; all of them where it came to the end before the step after which all were to
+/// leave.
+int64_t last_step(const Run& run, int rank) {
+  const auto& its = run.page().ranks[rank];
+  return its.place.load() == Place::kExit ? kSteps - 1 : its.step.load();
+}
+
 /// All ranks left after the same step, and the next start goes on from it.
 void expect_saved(Outcome& outcome, Run& run, Shared& shared, int ranks) {
   if (run.exit_code() != 60) outcome.problems.push_back("exit code " + text(run.exit_code()) + " instead of 60");
   add(outcome.problems, run.audit());
-  const int64_t left_at = run.page().ranks[0].step;
+  const int64_t left_at = last_step(run, 0);
   for (int rank = 1; rank < ranks; ++rank)
-    if (run.page().ranks[rank].step != left_at)
-      outcome.problems.push_back("rank " + text(rank) + " left after step " + text(run.page().ranks[rank].step) +
+    if (last_step(run, rank) != left_at)
+      outcome.problems.push_back("rank " + text(rank) + " left after step " + text(last_step(run, rank)) +
                                  ", rank 0 after step " + text(left_at));
   if (!outcome.problems.empty()) return;
   Run again({.ranks = ranks, .words = {"steps=" + text(kSteps)}, .folder = run.folder()});

@@ -60,7 +60,8 @@ Outcome crash_case(Shared&, Draw& draw, int instance) {
   const Kind& kind = kinds[static_cast<size_t>(instance) % kinds.size()];
   const int ranks = static_cast<int>(draw.number(2, 3));
   const auto rank = static_cast<int>(draw.number(0, ranks - 1));
-  // A rank that ends with 0 before it has joined is not told from a program that needs no ranks: see docs/reliability.md.
+  // A rank that ends with 0 before it has joined is not told from a program that needs no ranks: see
+  // docs/reliability.md.
   const Place place =
       kind.code == 44 ? Place::kForward
                       : draw.one_of<Place>({Place::kRendezvous, Place::kForward, Place::kBucket, Place::kOptimizer});
