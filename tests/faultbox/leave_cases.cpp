@@ -25,7 +25,7 @@ bool has_come(const Run& run, int rank, int64_t step) {
 /// leave.
 int64_t last_step(const Run& run, int rank) {
   const auto& its = run.page().ranks[rank];
-  return its.place.load() == Place::kExit ? kSteps - 1 : its.step.load();
+  return its.place.load() >= Place::kExit ? kSteps - 1 : its.step.load();
 }
 
 /// All ranks left after the same step, and the next start goes on from it.
