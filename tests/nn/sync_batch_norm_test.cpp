@@ -6,6 +6,7 @@
 #include <lockstep/sync_batch_norm.h>
 
 #include "data_parallel/models.h"
+#include "support/complaint.h"
 #include "support/ranks.h"
 
 // One layer on several ranks against torch's batch norm on the whole batch in one process.
@@ -208,15 +209,6 @@ struct OwnNormImpl : torch::nn::BatchNorm1dImpl {
   using torch::nn::BatchNorm1dImpl::BatchNorm1dImpl;
 };
 TORCH_MODULE(OwnNorm);
-
-std::string complaint(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
 
 TEST(ConvertSyncBatchNorm, RefusesWhatItCannotDo) {
   run_ranks(2, [](Context& context) {

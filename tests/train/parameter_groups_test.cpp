@@ -5,9 +5,12 @@
 
 #include <lockstep/parameter_groups.h>
 
+#include "support/complaint.h"
+
 namespace lockstep {
 namespace {
 
+using testing::complaint;
 using torch::optim::SGDOptions;
 
 struct NetImpl : torch::nn::Module {
@@ -23,15 +26,6 @@ std::vector<const void*> ids(const std::vector<at::Tensor>& tensors) {
   std::vector<const void*> result;
   for (const auto& tensor : tensors) result.push_back(tensor.unsafeGetTensorImpl());
   return result;
-}
-
-std::string complaint(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 TEST(ParameterGroups, BiasesAndNormsHaveNoDecay) {
