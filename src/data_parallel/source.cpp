@@ -14,6 +14,14 @@ NamedTensors each_once(NamedTensors tensors) {
   return tensors;
 }
 
+/// The parameters that a module holds itself, without the dictionary of copied names that named_parameters() makes:
+/// with a thousand of them that took a tenth of a millisecond in each look.
+struct Held : torch::nn::Module {
+  static const torch::OrderedDict<std::string, at::Tensor>& parameters_of(const torch::nn::Module& module) {
+    return module.*(&Held::parameters_);
+  }
+};
+
 class NnModule final : public Source {
  public:
   explicit NnModule(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
@@ -25,7 +33,7 @@ class NnModule final : public Source {
   bool is_edited() override {
     for (size_t looked = 0; looked < std::min(kModulesAtOnce, layers_.size()); ++looked) {
       next_ = (next_ + 1) % layers_.size();
-      if (Layer::of(layers_[next_].module) != layers_[next_]) return true;
+      if (layers_[next_].is_edited()) return true;
     }
     return false;
   }
@@ -46,13 +54,21 @@ class NnModule final : public Source {
     std::shared_ptr<torch::nn::Module> module;
     std::vector<std::shared_ptr<torch::nn::Module>> children;
     std::vector<const c10::TensorImpl*> parameters;
-    bool operator==(const Layer&) const = default;
 
     static Layer of(const std::shared_ptr<torch::nn::Module>& module) {
       Layer layer{module, module->children(), {}};
-      for (const auto& parameter : module->named_parameters(/*recurse=*/false))
+      for (const auto& parameter : Held::parameters_of(*module))
         layer.parameters.push_back(parameter.value().unsafeGetTensorImpl());
       return layer;
+    }
+
+    bool is_edited() const {
+      const auto& now = Held::parameters_of(*module);
+      return !std::equal(now.begin(), now.end(), parameters.begin(), parameters.end(),
+                         [](const auto& item, const c10::TensorImpl* known) {
+                           return item.value().unsafeGetTensorImpl() == known;
+                         }) ||
+             module->children() != children;
     }
   };
 
