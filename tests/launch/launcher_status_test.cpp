@@ -35,8 +35,9 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 TEST(LauncherStatus, TellsWhatEveryRankDoes) {
   Launched run({"-n", "2", "--run-dir", "run", LOCKSTEP_BIN_DIR "/page_rank", "join", "start=12", "sleep=60000"});
   ASSERT_TRUE(eventually([&] {
-    return contains(ask("status", run.folder() / "run").text, "rank 1  process") &&
-           contains(ask("status", run.folder() / "run").text, "all_reduce");
+    const std::string text = ask("status", run.folder() / "run").text;
+    const size_t first = text.find(" sleeping  step 0, in all_reduce");  // both ranks, each in its own time
+    return first != std::string::npos && text.find(" sleeping  step 0, in all_reduce", first + 1) != std::string::npos;
   })) << ask("status", run.folder() / "run").text;
   const auto record = RunRecord::read((run.folder() / "run").string());
   ASSERT_EQ(record.ranks.size(), 2u);
