@@ -46,6 +46,9 @@ Environment Environment::from_process() {
       .slurm_step_num_nodes = read("SLURM_STEP_NUM_NODES"),
       .omp_num_threads = read("OMP_NUM_THREADS"),
       .lockstep_join_timeout_s = read("LOCKSTEP_JOIN_TIMEOUT_S"),
+      .malloc_trim_threshold_ = read("MALLOC_TRIM_THRESHOLD_"),
+      .malloc_mmap_threshold_ = read("MALLOC_MMAP_THRESHOLD_"),
+      .glibc_tunables = read("GLIBC_TUNABLES"),
       .lockstep_nightly = read("LOCKSTEP_NIGHTLY"),
       .lockstep_fuzz_seed = read("LOCKSTEP_FUZZ_SEED"),
   };

@@ -50,6 +50,11 @@ struct Environment {
   std::optional<std::string> omp_num_threads;
   std::optional<std::string> lockstep_join_timeout_s;  ///< seconds to wait for all ranks to appear
 
+  // glibc's, for its malloc.
+  std::optional<std::string> malloc_trim_threshold_;
+  std::optional<std::string> malloc_mmap_threshold_;
+  std::optional<std::string> glibc_tunables;
+
   // Of tests.
   std::optional<std::string> lockstep_nightly;    ///< set: the long counts
   std::optional<std::string> lockstep_fuzz_seed;  ///< the one schedule to try, as a failed run printed it

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/heap.h"
 #include "collectives/coalesced.h"
 #include "collectives/rank_names.h"
 #include "data_parallel/replica_state.h"
@@ -51,6 +52,7 @@ BucketLimits limits_of(const DistributedDataParallelOptions& options) {
 Replica::State::State(std::unique_ptr<Source> from, const Group& in, DistributedDataParallelOptions with)
     : group(in), options(std::move(with)) {
   check(options);
+  keep_freed_memory();
   check_same_on_all_ranks(group, "option", describe(options));
   attach(std::move(from));
 }

@@ -1,0 +1,75 @@
+#include "base/heap.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+/// What a step does to the heap: takes blocks, writes to them, frees all.
+void step() {
+  std::vector<std::unique_ptr<char[]>> blocks;
+  constexpr size_t kBytes = 4 << 20;
+  for (int i = 0; i < 20; ++i) {
+    blocks.emplace_back(new char[kBytes]);
+    std::memset(blocks.back().get(), 1, kBytes);
+  }
+}
+
+long faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
+
+/// Runs `prepare` and some steps in a process of their own; what prepare answered, and whether the later steps went
+/// without page faults (80 MiB are 20,480 pages).
+struct Outcome {
+  bool answer, kept;
+};
+Outcome steps_after(const std::function<bool()>& prepare) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool answer = prepare();
+    for (int i = 0; i < 3; ++i) step();
+    const long before = faults();
+    for (int i = 0; i < 3; ++i) step();
+    _exit((answer ? 1 : 0) + (faults() - before < 1000 ? 2 : 0));
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  return {(WEXITSTATUS(status) & 1) != 0, (WEXITSTATUS(status) & 2) != 0};
+}
+
+TEST(Heap, KeepsWhatAStepFrees) {
+  const Outcome outcome = steps_after(keep_freed_memory);
+  if (!outcome.answer) GTEST_SKIP() << "SKIPPED BECAUSE this malloc is not glibc's, or MALLOC_* variables are set";
+  EXPECT_TRUE(outcome.kept);
+  EXPECT_FALSE(steps_after([] { return false; }).kept) << "glibc does it by itself: keep_freed_memory() is needless";
+}
+
+TEST(Heap, TheUsersWordCounts) {
+  for (const auto& [name, value] : std::vector<std::pair<const char*, const char*>>{
+           {"MALLOC_TRIM_THRESHOLD_", "1"},
+           {"MALLOC_MMAP_THRESHOLD_", "1"},
+           {"GLIBC_TUNABLES", "glibc.cpu.x=1:glibc.malloc.trim_threshold=1"}}) {
+    const Outcome outcome = steps_after([&] {
+      setenv(name, value, 1);
+      return keep_freed_memory();
+    });
+    EXPECT_FALSE(outcome.answer) << name;
+    EXPECT_FALSE(outcome.kept) << name;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
