@@ -19,15 +19,11 @@ at::Tensor gradient_in(const at::Tensor& flat, int64_t offset, const at::Tensor&
   return at::empty({0}, flat.options()).set_(flat.storage(), offset, parameter.sizes(), strides);
 }
 
-/// to.copy_(from). Of a thousand small tensors the dispatch of copy_ would take most of the time.
-void copy_gradient(const at::Tensor& to, const at::Tensor& from) {
+/// Where a small dense gradient lies in memory of the CPU, else null.
+void* small_place(const at::Tensor& gradient) {
   constexpr size_t kSmall = 16 << 10;
-  if (to.nbytes() <= kSmall && to.is_cpu() && from.is_cpu() && from.scalar_type() == to.scalar_type() &&
-      from.sizes() == to.sizes() && from.strides() == to.strides() && from.is_non_overlapping_and_dense() &&
-      !from.is_conj() && !from.is_neg())
-    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
-  else
-    to.copy_(from);
+  return gradient.is_cpu() && gradient.is_contiguous() && gradient.nbytes() <= kSmall ? gradient.mutable_data_ptr()
+                                                                                      : nullptr;
 }
 
 }  // namespace
@@ -46,7 +42,8 @@ Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group, int64_t n
   for (auto& parameter : parameters) {
     at::Tensor gradient = gradient_in(flat_, offset, parameter);
     offset += parameter.numel();
-    slots_.push_back({.parameter = std::move(parameter), .gradient = std::move(gradient)});
+    void* const place = small_place(gradient);
+    slots_.push_back({.parameter = std::move(parameter), .gradient = std::move(gradient), .small_place = place});
   }
 }
 
@@ -64,6 +61,17 @@ const char* Bucket::problem(size_t index) const {
   return nullptr;
 }
 
+void Bucket::copy_in(const Slot& slot, const at::Tensor& gradient) {
+  // Of a thousand small tensors the dispatch of copy_ would take most of the time, and looking at slot.gradient, which
+  // has left the caches since the last step, much of the rest.
+  if (slot.small_place != nullptr && gradient.is_cpu() && gradient.is_contiguous() && !gradient.is_conj() &&
+      !gradient.is_neg() && gradient.scalar_type() == slot.parameter.scalar_type() &&
+      gradient.sizes() == slot.parameter.sizes())
+    std::memcpy(slot.small_place, gradient.const_data_ptr(), gradient.nbytes());
+  else
+    slot.gradient.copy_(gradient);
+}
+
 const char* Bucket::fill(size_t index, bool used) {
   at::NoGradGuard no_grad;
   Slot& slot = slots_[index];
@@ -72,7 +80,7 @@ const char* Bucket::fill(size_t index, bool used) {
   if (why != nullptr || !gradient.defined()) {
     slot.gradient.zero_();
   } else if (!gradient.is_alias_of(flat_)) {
-    copy_gradient(slot.gradient, gradient);
+    copy_in(slot, gradient);
   }
   slot.used = used && why == nullptr;
   if (slot.used) {
