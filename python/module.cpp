@@ -11,7 +11,7 @@ PYBIND11_MODULE(_C, module) {
   module.def(
       "make_backend",
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, std::chrono::milliseconds timeout) {
-        return lockstep::shm_engine::make_backend(store, rank, world_size, timeout, "lockstep");
+        return lockstep::shm_engine::make_backend(store, rank, world_size, timeout, "lockstep", /*keeps_page=*/true);
       },
       pybind11::call_guard<pybind11::gil_scoped_release>());
 }

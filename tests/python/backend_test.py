@@ -123,6 +123,37 @@ class Launching(unittest.TestCase):
         self.assertIn(" 1 ", self.run_python("-c", program, DDP_DISABLE_COMM_MEM="1"))
 
 
+class UnderLockstepRun(unittest.TestCase):
+    """What the launcher learns from Python programs."""
+
+    def launch(self, program, *options):
+        build = os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(os.path.dirname(programs.__file__), "../../build"))
+        with tempfile.TemporaryDirectory() as folder:
+            return subprocess.run([os.path.join(build, "bin/lockstep"), "run", "-n", "2", *options, "--", sys.executable, "-c", program],
+                                  capture_output=True, text=True, timeout=DEADLINE_S, cwd=folder)
+
+    def test_who_waits_for_whom(self):
+        done = self.launch("import time, torch, torch.distributed as dist\n"
+                           "dist.init_process_group('lockstep')\n"
+                           "for turn in range(3): dist.all_reduce(torch.ones(64, 10))\n"
+                           "if dist.get_rank() == 1: time.sleep(600)\n"
+                           "dist.all_reduce(torch.ones(64, 10))\n", "--hang-timeout", "3")
+        self.assertEqual(done.returncode, 43, done.stderr)
+        self.assertRegex(done.stderr, r"rank 1 of 2 hangs: rank 1 does not come to all_reduce #\d+ \(Float \[64, 10\]\)")
+        self.assertRegex(done.stderr, r"rank 0 waits in all_reduce #\d+ \(Float \[64, 10\]\) for rank 1")
+
+    def test_the_error_that_record_writes(self):
+        done = self.launch("import os, time\n"
+                           "from torch.distributed.elastic.multiprocessing.errors import record\n"
+                           "@record\n"
+                           "def main():\n"
+                           "    if os.environ['RANK'] == '1': raise ValueError('a bad batch')\n"
+                           "    time.sleep(600)\n"
+                           "main()\n")
+        self.assertEqual(done.returncode, 40, done.stderr)
+        self.assertRegex(done.stderr, "rank 1 of 2 failed first: exit code 1\n  what      .*ValueError.*a bad batch")
+
+
 class Failures(Ranks):
     def test_ranks_that_disagree_are_told_both_sides(self):
         self.spawn(2, programs.disagree)

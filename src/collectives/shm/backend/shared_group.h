@@ -15,8 +15,10 @@ namespace lockstep::shm_engine {
 /// goes when the last of them goes. Any thread may use it.
 class SharedGroup {
  public:
-  explicit SharedGroup(shm::World world) : group_(std::move(world)) {}
+  /// `keeps_page`: its operations are those that this rank's page tells of.
+  explicit SharedGroup(shm::World world, bool keeps_page = false) : keeps_page_(keeps_page), group_(std::move(world)) {}
 
+  bool keeps_page() const { return keeps_page_; }
   shm::Group& group() { return group_; }
   FutureThread& futures() { return futures_; }
 
@@ -53,6 +55,7 @@ class SharedGroup {
     Graves& graves;
   };
 
+  const bool keeps_page_;
   Graves graves_;  // outlives the group
   shm::Group group_;
   FutureThread futures_;  // goes first

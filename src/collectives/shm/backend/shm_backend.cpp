@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/rank_board.h"
 #include "collectives/shm/backend/backend_class.h"
 #include "collectives/shm/backend/store_exchange.h"
 
@@ -47,12 +48,14 @@ class CoalescedWork final : public c10d::Work {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-                                               std::chrono::milliseconds timeout, const std::string& name) {
+                                               std::chrono::milliseconds timeout, const std::string& name,
+                                               bool keeps_page) {
   timeout = std::min(timeout, kLongest);
   shm::BootstrapOptions options;
   options.timeout = std::min(timeout, options.timeout);
   auto world = shm::bootstrap(rank, world_size, exchange_over(store, rank, world_size, timeout), options);
-  return c10::make_intrusive<ShmBackend>(std::make_shared<SharedGroup>(std::move(world)), timeout, name);
+  if (keeps_page) own_page().communicates();
+  return c10::make_intrusive<ShmBackend>(std::make_shared<SharedGroup>(std::move(world), keeps_page), timeout, name);
 }
 
 ShmBackend::ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout, std::string name)
@@ -124,13 +127,13 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(const c10::intrusive_ptr<c10
   const auto place = std::find(ranks.begin(), ranks.end(), getRank());
   if (place == ranks.end()) return nullptr;
   return make_backend(store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()),
-                      options ? options->timeout : timeout_.load(), name_);
+                      options ? options->timeout : timeout_.load(), name_, shared_->keeps_page());
 }
 
 c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const c10::intrusive_ptr<Options>& options, const int& rank,
                                                     const int& size) {
-  return make_backend(store, rank, size, options ? options->timeout : timeout_.load(), name_);
+  return make_backend(store, rank, size, options ? options->timeout : timeout_.load(), name_, shared_->keeps_page());
 }
 
 void ShmBackend::shutdown() { shared_->group().leave(); }

@@ -12,8 +12,10 @@ namespace lockstep::shm_engine {
 /// must call; blocks until the group stands. Throws Error on every rank, naming hosts, where the ranks are not on one
 /// machine, or naming ranks that did not come in time.
 ///
-/// `name` is what the backend calls itself. Any thread may use it.
+/// `name` is what the backend calls itself. `keeps_page`: nothing above it, such as Group, tells this rank's page of
+/// the operations. Any thread may use it.
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-                                               std::chrono::milliseconds timeout, const std::string& name = "shm");
+                                               std::chrono::milliseconds timeout, const std::string& name = "shm",
+                                               bool keeps_page = false);
 
 }  // namespace lockstep::shm_engine

@@ -5,6 +5,7 @@
 #include <ATen/record_function.h>
 
 #include "base/error.h"
+#include "base/rank_board.h"
 #include "collectives/shm/channels.h"
 
 namespace lockstep::shm_engine {
@@ -13,6 +14,16 @@ namespace {
 std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& inputs) {
   if (!at::hasCallbacks()) return std::nullopt;
   return inputs;
+}
+
+void note_start(const char* title, const std::vector<at::Tensor>& inputs, uint64_t sequence) {
+  const std::string_view whole = title;
+  const std::string_view kind = whole.substr(whole.find(':') + 1);
+  if (inputs.empty() || !inputs.front().defined())
+    return own_page().start_operation(sequence, kind, "", 0, nullptr, 0, coarse_now());
+  const at::Tensor& first = inputs.front();
+  own_page().start_operation(sequence, kind, c10::toString(first.scalar_type()), first.numel(), first.sizes().data(),
+                             first.sizes().size(), coarse_now());
 }
 
 }  // namespace
@@ -26,7 +37,9 @@ ShmWork::ShmWork(SharedGroupPtr shared, c10d::OpType type, const char* title, co
       deadline_(timeout),
       parts_(std::move(ending.parts)),
       finish_(std::move(ending.finish)),
-      result_(std::move(ending.result)) {}
+      result_(std::move(ending.result)) {
+  if (shared_->keeps_page()) note_start(title, inputs, sequence);
+}
 
 shm::Completion* ShmWork::first_pending() const {
   for (const auto& part : parts_)
@@ -54,6 +67,7 @@ void ShmWork::settle() {
     completed_ = true;
     settled_.store(true, std::memory_order_release);
   }
+  if (shared_->keeps_page()) own_page().finish_operation(sequence_);
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   shared_->bury();
   if (!future) return;
