@@ -18,7 +18,12 @@ bool takes_part(const RankView& rank) {
   return !rank.ended && (phase == RankAccount::Phase::kJoined || phase == RankAccount::Phase::kCommunicates);
 }
 
-bool waits(const RankView& rank) { return takes_part(rank) && rank.account.operation.running && !is_stopped(rank); }
+/// Python programs start collectives that they never wait for; one that waits says for whom.
+bool is_awaited(const RankAccount& account) {
+  return account.operation.running && (account.phase != RankAccount::Phase::kCommunicates || account.waits_for != 0);
+}
+
+bool waits(const RankView& rank) { return takes_part(rank) && is_awaited(rank.account) && !is_stopped(rank); }
 
 std::vector<int> ranks_of(uint64_t bits) {
   std::vector<int> ranks;

@@ -36,11 +36,17 @@ TEST(Stall, AStoppedRankIsNamedBeforeOthers) {
 }
 
 TEST(Stall, ProgramsThatTellOfCollectivesAloneAreWatched) {
-  std::vector<RankView> ranks = {view("all_reduce", 5, true), view("all_reduce", 4, false)};
+  std::vector<RankView> ranks = {view("all_reduce", 5, true, 2), view("all_reduce", 4, false)};
   for (auto& rank : ranks) rank.account.phase = RankAccount::Phase::kCommunicates;
   ASSERT_TRUE(diagnose(ranks));
   EXPECT_EQ(diagnose(ranks)->culprit, 1);
   EXPECT_FALSE(progress_of(ranks).empty());
+}
+
+TEST(Stall, ACollectiveThatNobodyWaitsForIsNoStall) {
+  std::vector<RankView> ranks = {view("all_reduce", 5, true), view("all_reduce", 4, false)};
+  for (auto& rank : ranks) rank.account.phase = RankAccount::Phase::kCommunicates;
+  EXPECT_FALSE(diagnose(ranks));
 }
 
 TEST(Stall, WhereAllWaitTheEarliestIsNamed) {

@@ -1,5 +1,6 @@
 """The Python package as its users see it: collectives, DistributedDataParallel, FSDP2, launchers, failures."""
 
+import json
 import os
 import signal
 import subprocess
@@ -124,26 +125,71 @@ class Launching(unittest.TestCase):
 
 
 class UnderLockstepRun(unittest.TestCase):
-    """What the launcher learns from Python programs."""
+    """What the launcher learns of Python programs: from the lockstep backend its collectives, else exits and their order."""
 
-    def launch(self, program, *options):
+    def launch(self, *command, ranks=2, options=()):
         build = os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(os.path.dirname(programs.__file__), "../../build"))
         with tempfile.TemporaryDirectory() as folder:
-            return subprocess.run([os.path.join(build, "bin/lockstep"), "run", "-n", "2", *options, "--", sys.executable, "-c", program],
+            done = subprocess.run([os.path.join(build, "bin/lockstep"), "run", "-n", str(ranks), "--run-dir", "run", *options, "--",
+                                   sys.executable, *command],
                                   capture_output=True, text=True, timeout=DEADLINE_S, cwd=folder)
+            report = os.path.join(folder, "run/report.json")
+            if os.path.exists(report):
+                with open(report) as file:
+                    done.report = json.load(file)
+            return done
 
-    def test_who_waits_for_whom(self):
-        done = self.launch("import time, torch, torch.distributed as dist\n"
-                           "dist.init_process_group('lockstep')\n"
-                           "for turn in range(3): dist.all_reduce(torch.ones(64, 10))\n"
-                           "if dist.get_rank() == 1: time.sleep(600)\n"
-                           "dist.all_reduce(torch.ones(64, 10))\n", "--hang-timeout", "3")
-        self.assertEqual(done.returncode, 43, done.stderr)
-        self.assertRegex(done.stderr, r"rank 1 of 2 hangs: rank 1 does not come to all_reduce #\d+ \(Float \[64, 10\]\)")
-        self.assertRegex(done.stderr, r"rank 0 waits in all_reduce #\d+ \(Float \[64, 10\]\) for rank 1")
+    def train(self, backend, fault, code, ranks=2, options=()):
+        """The block of a training in which rank 1 goes wrong."""
+        done = self.launch(os.path.join(os.path.dirname(programs.__file__), "launched.py"), backend, fault, ranks=ranks, options=options)
+        self.assertEqual(done.returncode, code, done.stderr)
+        block = done.stderr[done.stderr.rindex("lockstep: rank"):] if code else done.stderr
+        if code not in (0, 44):  # of two that do not call the same neither is to blame
+            self.assertRegex(block, f"^lockstep: rank 1 of {ranks} ")
+            self.assertEqual(done.report["culprit"]["rank"], 1)
+        self.report = getattr(done, "report", None)
+        return block
+
+    def test_a_right_program_raises_no_alarm(self):
+        block = self.train("lockstep", "none", 0, ranks=3, options=["--hang-timeout", "2"])
+        self.assertNotRegex(block, "no progress|stopping")
+
+    def test_a_killed_rank(self):
+        self.train("lockstep", "killed", 41, ranks=3)
+        self.assertEqual(self.report["culprit"]["last_collective"]["name"], "all_reduce")
+        self.assertEqual(self.report["culprit"]["last_collective"]["shape"], [4810])
+
+    def test_an_exception(self):
+        self.assertRegex(self.train("lockstep", "exception", 40), "ValueError: a bad batch")
+
+    def test_a_rank_that_does_not_come(self):
+        block = self.train("lockstep", "hangs", 43, ranks=3, options=["--hang-timeout", "3"])
+        self.assertRegex(block, r"rank 1 of 3 hangs: rank 1 does not come to all_reduce #\d+ \(Float \[4810\]\)")
+        self.assertRegex(block, r"rank 0 waits in all_reduce #\d+ \(Float \[4810\]\) for rank 1")
+        self.assertRegex(block, r"rank 1 is not in a collective; its last one: all_reduce #\d+ \(Float \[4810\]\)")
+
+    def test_a_rank_that_is_done_before_the_others(self):
+        self.assertRegex(self.train("lockstep", "leaves", 44), "^lockstep: rank 1 of 2 ended with exit code 0 while rank 0 needed it")
+
+    def test_collectives_that_do_not_match(self):
+        block = self.train("lockstep", "calls_another", 44, ranks=3)
+        self.assertRegex(block, "^lockstep: rank (1 of 3 and rank [02]|[02] of 3 and rank 1) do not call the same")
+        self.assertRegex(block, "all_reduce.*broadcast|broadcast.*all_reduce")
+
+    def test_a_collective_left_out(self):
+        block = self.train("lockstep", "skips", 44)
+        self.assertRegex(block, "^lockstep: rank . of 2 and rank . do not call the same")
+        self.assertRegex(block, r"4810 elements.*\b3 elements|\b3 elements.*4810 elements")
+
+    def test_a_killed_rank_on_gloo(self):
+        self.train("gloo", "killed", 41, ranks=3)
+
+    def test_an_exception_on_gloo(self):
+        # The others fail of its end at once.
+        self.assertRegex(self.train("gloo", "exception", 40, ranks=3), "ValueError: a bad batch")
 
     def test_the_error_that_record_writes(self):
-        done = self.launch("import os, time\n"
+        done = self.launch("-c", "import os, time\n"
                            "from torch.distributed.elastic.multiprocessing.errors import record\n"
                            "@record\n"
                            "def main():\n"

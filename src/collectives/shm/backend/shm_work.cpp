@@ -11,12 +11,18 @@
 namespace lockstep::shm_engine {
 namespace {
 
+constexpr uint64_t kNoSequence = 0;  // of no operation
+
 std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& inputs) {
   if (!at::hasCallbacks()) return std::nullopt;
   return inputs;
 }
 
-void note_start(const char* title, const std::vector<at::Tensor>& inputs, uint64_t sequence) {
+/// The work that this rank's page tells of: the last that began. Only compared, since it may be gone.
+std::atomic<const ShmWork*> told_of{nullptr};
+
+void note_start(const ShmWork* work, const char* title, const std::vector<at::Tensor>& inputs, uint64_t sequence) {
+  told_of.store(work, std::memory_order_relaxed);
   const std::string_view whole = title;
   const std::string_view kind = whole.substr(whole.find(':') + 1);
   if (inputs.empty() || !inputs.front().defined())
@@ -24,6 +30,12 @@ void note_start(const char* title, const std::vector<at::Tensor>& inputs, uint64
   const at::Tensor& first = inputs.front();
   own_page().start_operation(sequence, kind, c10::toString(first.scalar_type()), first.numel(), first.sizes().data(),
                              first.sizes().size(), coarse_now());
+}
+
+/// Numbers are those of a group, and a program may have several groups.
+void note_end(const ShmWork* work, uint64_t sequence, bool failed) {
+  own_page().set_waits_for(0);  // who still waits says so again
+  if (!failed) own_page().finish_operation(told_of.load(std::memory_order_relaxed) == work ? sequence : kNoSequence);
 }
 
 }  // namespace
@@ -38,7 +50,7 @@ ShmWork::ShmWork(SharedGroupPtr shared, c10d::OpType type, const char* title, co
       parts_(std::move(ending.parts)),
       finish_(std::move(ending.finish)),
       result_(std::move(ending.result)) {
-  if (shared_->keeps_page()) note_start(title, inputs, sequence);
+  if (shared_->keeps_page()) note_start(this, title, inputs, sequence);
 }
 
 shm::Completion* ShmWork::first_pending() const {
@@ -67,7 +79,7 @@ void ShmWork::settle() {
     completed_ = true;
     settled_.store(true, std::memory_order_release);
   }
-  if (shared_->keeps_page()) own_page().finish_operation(sequence_);
+  if (shared_->keeps_page()) note_end(this, sequence_, exception_ != nullptr);
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   shared_->bury();
   if (!future) return;
