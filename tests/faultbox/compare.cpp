@@ -30,7 +30,7 @@ const std::vector<Fault>& faults() {
 
 struct Tally {
   int runs = 0, named = 0, hanging = 0, with_processes_left = 0;
-  std::vector<double> end_ms;
+  std::vector<double> known_ms, end_ms;
   std::map<int, int> codes;
 };
 
@@ -41,6 +41,14 @@ std::optional<int> torchrun_culprit(const std::string& text) {
   const std::string rest = at == std::string::npos ? "" : text.substr(at);
   if (!std::regex_search(rest, match, std::regex("rank +: +(\\d+)"))) return std::nullopt;
   return std::stoi(match[1]);
+}
+
+/// When torchrun first says that something has failed, on a line of its log.
+std::optional<int64_t> torchrun_known_ns(const std::vector<Line>& lines) {
+  for (const Line& line : lines)
+    for (const char* words : {" failed (exitcode: ", " closing signal "})
+      if (line.text.find(words) != std::string::npos) return line.at_ns;
+  return std::nullopt;
 }
 
 void attempt(Tally& tally, const Fault& fault, const std::string& python, Draw& draw, int patience_s) {
@@ -74,6 +82,9 @@ void attempt(Tally& tally, const Fault& fault, const std::string& python, Draw& 
   ++tally.runs;
   const Report report = run.report();
   const auto culprit = under_torchrun ? torchrun_culprit(report.text) : report.culprit;
+  const int64_t fault_ns = mine.fault_ns.load();
+  const auto known_ns = under_torchrun ? torchrun_known_ns(run.lines()) : report.known_ns;
+  if (ended && known_ns) tally.known_ms.push_back(static_cast<double>(*known_ns - fault_ns) / 1e6);
   if (!ended) {
     ++tally.hanging;
   } else {
@@ -83,36 +94,49 @@ void attempt(Tally& tally, const Fault& fault, const std::string& python, Draw& 
     const bool gone = eventually([&] { return run.processes().empty(); }, std::chrono::seconds(1));
     tally.with_processes_left += gone ? 0 : 1;
     const int64_t end_ns = of_launcher ? now_ns() : run.ended_ns();
-    if (gone) tally.end_ms.push_back(static_cast<double>(end_ns - mine.fault_ns.load()) / 1e6);
+    if (gone) tally.end_ms.push_back(static_cast<double>(end_ns - fault_ns) / 1e6);
   }
   for (const pid_t left : run.processes()) ::kill(left, SIGKILL);
   eventually([&] { return run.processes().empty(); }, std::chrono::seconds(2));
   reap_orphans({});
 }
 
+/// "median / longest s".
+std::string seconds_cell(std::vector<double> times_ms) {
+  if (times_ms.empty()) return "-";
+  std::sort(times_ms.begin(), times_ms.end());
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.2f / %.2f", times_ms[times_ms.size() / 2] / 1e3, times_ms.back() / 1e3);
+  return text.data();
+}
+
 std::string row(const Tally& tally, bool of_launcher) {
   std::string codes;
   for (const auto& [code, times] : tally.codes)
     codes += (codes.empty() ? "" : ", ") + std::to_string(code) + " (" + std::to_string(times) + ")";
-  auto times = tally.end_ms;
-  std::sort(times.begin(), times.end());
-  std::array<char, 64> took{};
-  if (!times.empty())
-    std::snprintf(took.data(), took.size(), "%.2f / %.2f s", times[times.size() / 2] / 1e3, times.back() / 1e3);
   return (of_launcher ? "-" : std::to_string(tally.named) + " of " + std::to_string(tally.runs)) + " | " +
-         (codes.empty() ? "-" : codes) + " | " + (times.empty() ? "-" : took.data()) + " | " +
-         std::to_string(tally.hanging) + " | " + std::to_string(tally.with_processes_left) + " |";
+         (codes.empty() ? "-" : codes) + " | " + seconds_cell(tally.known_ms) + " | " + seconds_cell(tally.end_ms) +
+         " | " + std::to_string(tally.hanging) + " | " + std::to_string(tally.with_processes_left) + " |";
 }
 
 }  // namespace
 
-int compare(const std::string& python, uint64_t seed, int count, int patience_s) {
+std::vector<std::string> compared_faults() {
+  std::vector<std::string> names;
+  for (const Fault& fault : faults()) names.emplace_back(fault.name);
+  return names;
+}
+
+int compare(const std::string& python, const std::vector<std::string>& names, uint64_t seed, int count,
+            int patience_s) {
   std::printf(
-      "| fault | launcher | culprit named | exit codes (times) | fault to end, median / max | not over after %d s | "
-      "processes left 1 s later |\n| --- | --- | --- | --- | --- | --- | --- |\n",
+      "| fault | launcher | right rank named | exit codes (times) | known after, median / max s | ended after, median "
+      "/ "
+      "max s | not over after %d s | processes left 1 s later |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n",
       patience_s);
   int wrong = 0;
   for (const Fault& fault : faults()) {
+    if (!names.empty() && std::find(names.begin(), names.end(), fault.name) == names.end()) continue;
     for (const std::string& launcher : {std::string(), python}) {
       Tally tally;
       for (int instance = 0; instance < count; ++instance) {

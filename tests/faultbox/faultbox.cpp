@@ -32,11 +32,13 @@ struct Options {
   uint64_t seed = std::random_device()();
   std::vector<std::string> cases;
   int count = -1;
+  int first = 0;
   int only = -1;
   int jobs = 0;
   bool verbose = false;
   std::string json;
   std::string compare;
+  std::vector<std::string> faults;
   int patience_s = 30;
 };
 
@@ -118,7 +120,7 @@ Sum run_case(const Case& what, const Options& options, Shared& shared) {
   const auto work = [&] {
     for (int instance; (instance = next++) < instances;) {
       if (options.only >= 0 && instance > 0) return;
-      const int number = options.only >= 0 ? options.only : instance;
+      const int number = options.only >= 0 ? options.only : options.first + instance;
       const Outcome outcome = attempt(what, options, shared, number);
       const std::lock_guard lock(mutex);
       tell(what, options, number, outcome);
@@ -158,7 +160,8 @@ size_t named_segments() {
 int run(const Options& options) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   if (!options.compare.empty())
-    return compare(options.compare, options.seed, options.count < 0 ? 20 : options.count, options.patience_s);
+    return compare(options.compare, options.faults, options.seed, options.count < 0 ? 20 : options.count,
+                   options.patience_s);
   const bool nightly = std::getenv("LOCKSTEP_NIGHTLY") != nullptr;
   std::printf("seed %lu\n", static_cast<unsigned long>(options.seed));
   std::string table;
@@ -203,12 +206,15 @@ int main(int argc, char** argv) {
   app.add_option("--seed", options.seed, "Of all that is drawn");
   app.add_option("--case", options.cases, "Which cases (default: all)")->check(CLI::IsMember(names));
   app.add_option("--count", options.count, "Instances of each (default: a few, LOCKSTEP_NIGHTLY=1: many)");
+  app.add_option("--first", options.first, "Number of the first instance: long counts in pieces");
   app.add_option("--only", options.only, "This instance alone");
   app.add_option("--jobs", options.jobs, "Instances at a time (default: one a core)");
   app.add_flag("--verbose", options.verbose, "Tell of every instance");
   app.add_option("--json", options.json, "File for all figures");
   app.add_option("--compare", options.compare,
                  "Instead of all this: the same faults under this Python's torchrun, --count times each");
+  app.add_option("--fault", options.faults, "Which faults are compared (default: all)")
+      ->check(CLI::IsMember(lockstep::faultbox::compared_faults()));
   app.add_option("--patience", options.patience_s, "Seconds after which a compared run counts as hanging");
   CLI11_PARSE(app, argc, argv);
   return lockstep::faultbox::run(options);

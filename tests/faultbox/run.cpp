@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -165,10 +166,18 @@ void Run::read_from(FileDescriptor& fd, bool lines) {
 }
 
 void Run::take(int timeout_ms) {
-  std::array<pollfd, 2> polled = {pollfd{out_.get(), POLLIN, 0}, pollfd{err_.get(), POLLIN, 0}};
+  watch_ranks();
+  std::vector<pollfd> polled = {pollfd{out_.get(), POLLIN, 0}, pollfd{err_.get(), POLLIN, 0}};
+  for (const Watched& rank : watched_) polled.push_back({rank.fd.get(), POLLIN, 0});
   const int64_t before = now_ns();
   ::poll(polled.data(), polled.size(), timeout_ms);
-  if (const int64_t late = now_ns() - before - int64_t{1'000'000} * timeout_ms; late > kPunctual) lag_ns_ += late;
+  const int64_t now = now_ns();
+  if (const int64_t late = now - before - int64_t{1'000'000} * timeout_ms; late > kPunctual) lag_ns_ += late;
+  for (size_t rank = 0; rank < watched_.size(); ++rank)
+    if (polled[2 + rank].revents != 0) {
+      watched_[rank].ended_ns = now;
+      watched_[rank].fd.reset();
+    }
   if (polled[0].revents != 0) read_from(out_, false);
   if (polled[1].revents != 0) read_from(err_, true);
   if (sampled_) return;
@@ -179,6 +188,15 @@ void Run::take(int timeout_ms) {
   // Ranks that are still meeting listen on a Unix socket without a name in any folder; nobody ever does on a port.
   for (const auto& socket : sockets_in_kernel(holdings_.sockets, false))
     if (!socket.starts_with("unix")) problems_.push_back("a socket listens: " + socket);
+}
+
+void Run::watch_ranks() {
+  for (int rank = 0; rank < plan_.ranks; ++rank) {
+    Watched& watched = watched_[static_cast<size_t>(rank)];
+    const pid_t pid = page_->ranks[rank].pid;
+    if (pid == watched.pid || pid <= 0) continue;
+    watched = {pid, FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))), 0};
+  }
 }
 
 bool Run::reap() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -60,11 +61,15 @@ class Run {
   int exit_code() const { return exit_code_; }  ///< minus the signal that killed it
   int64_t started_ns() const { return started_ns_; }
   int64_t ended_ns() const { return ended_ns_; }
+  /// When the process that is this rank ended, as was seen while output was taken; 0: it was not seen.
+  int64_t rank_ended_ns(int rank) const { return watched_[static_cast<size_t>(rank)].ended_ns; }
   int64_t printed_bytes() const { return printed_bytes_; }
   /// By how much this process, which only sleeps, has been late in all: what a machine that is not left to itself takes
   /// from everybody. Bounds are wider by it.
   int64_t lag_ns() const { return lag_ns_; }
   Report report() const;
+  /// What came on its stderr so far.
+  const std::vector<Line>& lines() const { return lines_; }
   /// What rank 0 of a training came to; empty where it wrote nothing.
   std::string result() const { return read_file(path("result")); }
 
@@ -75,6 +80,7 @@ class Run {
   void start();
   [[noreturn]] void become(char* const* words, char* const* environment, int out, int err) const;
   void take(int timeout_ms);
+  void watch_ranks();
   void read_from(FileDescriptor& fd, bool lines);
   bool reap();
 
@@ -83,6 +89,12 @@ class Run {
   FaultPage* page_ = nullptr;
   pid_t pid_ = -1;
   FileDescriptor out_, err_;
+  struct Watched {
+    pid_t pid = 0;
+    FileDescriptor fd;  ///< pidfd
+    int64_t ended_ns = 0;
+  };
+  std::array<Watched, FaultPage::kMostRanks> watched_;
   std::string unfinished_line_;
   std::vector<Line> lines_;
   int64_t printed_bytes_ = 0, started_ns_ = 0, ended_ns_ = 0, lag_ns_ = 0;
