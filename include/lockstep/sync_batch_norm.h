@@ -6,6 +6,10 @@
 
 #include <lockstep/group.h>
 
+namespace torch::jit {
+struct Module;
+}
+
 namespace lockstep {
 
 /// Makes every BatchNorm1d, 2d and 3d in `module` take its statistics in training over the batches of all ranks of
@@ -33,6 +37,12 @@ namespace lockstep {
 /// their own, so that they and reductions of gradients do not meet. Forward must not be run by several threads at once.
 /// create_graph through it is refused.
 int64_t convert_sync_batchnorm(torch::nn::Module& module, const Group& group);
+
+/// The same for a TorchScript module, of torch.jit.script or of torch.jit.trace in train(), before its first forward:
+/// its methods are run as they were written from then on, without the optimizations of TorchScript's executor, which
+/// would take them out of the layers' sight. (Forward in training of one that the executor had optimized before is
+/// refused.) TORCH_CHECK also fails for functional batch norm and for layers traced in eval().
+int64_t convert_sync_batchnorm(const torch::jit::Module& module, const Group& group);
 
 struct StatisticsExchange;
 

@@ -1,6 +1,6 @@
 #include "nn/batch_norm_operator.h"
 
-#include <array>
+#include <algorithm>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
@@ -17,10 +17,10 @@
 
 // torch::nn::BatchNorm's forward is no virtual function, and it is inlined in whatever calls it, so a layer that
 // somebody holds by its type can only be synchronised beneath it. Every way of batch norm (LibTorch's layers, the
-// functional form, TorchScript) comes to the operator aten::_batch_norm_impl_index, which consists of other operators
-// and so may be given a kernel for a device (torch/library.h). Ours asks whether the tensors it got belong to a
-// synchronised layer, and otherwise does what the operator did without it. Programs that convert nothing never register
-// it.
+// functional form, TorchScript as it is written: nn/scripted_layers.cpp) comes to the operator
+// aten::_batch_norm_impl_index, which consists of other operators and so may be given a kernel for a device
+// (torch/library.h). Ours asks whether the tensors it got belong to a synchronised layer, and otherwise does what the
+// operator did without it. Programs that convert nothing never register it.
 
 namespace lockstep {
 namespace {
@@ -56,10 +56,29 @@ std::optional<SynchronizedLayer> find(const OptionalTensor& tensor) {
   return found->second.layer;
 }
 
+/// TorchScript's optimizing executor gives detached tensors, and differentiates by a formula of its own.
+bool is_detached_from_layer(const OptionalTensor& tensor) {
+  if (!tensor || !tensor->defined() || !tensor->has_storage()) return false;
+  std::shared_lock lock(layers().mutex);
+  return std::any_of(layers().entries.begin(), layers().entries.end(), [&](const auto& item) {
+    const Entry& entry = item.second;
+    if (!entry.layer.is_training) return false;
+    const auto impl = entry.tensor.lock();
+    return impl && impl->has_storage() && impl->storage().is_alias_of(tensor->storage()) &&
+           impl->storage_offset() == tensor->storage_offset() && impl->sizes() == tensor->sizes() &&
+           entry.layer.is_training();
+  });
+}
+
 /// The exchange of the layer that calls in training with these tensors, or null.
 std::shared_ptr<StatisticsExchange> exchange_of(const OptionalTensor& running_mean, const OptionalTensor& weight) {
   auto layer = find(running_mean);
   if (!layer) layer = find(weight);
+  TORCH_CHECK(
+      layer || !(is_detached_from_layer(running_mean) || is_detached_from_layer(weight)),
+      "forward in training of a synchronised batch norm by detached tensors, which leave the other ranks out. In "
+      "TorchScript this is a module that ran before it was converted, and was optimized for running alone: "
+      "convert_sync_batchnorm a module that was just loaded");
   if (!layer || !layer->is_training || !layer->is_training()) return nullptr;
   TORCH_CHECK(layer->exchange,
               "forward in training of a synchronised batch norm whose group is gone: its Context was "

@@ -5,77 +5,55 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/jit/api/module.h>
 
 #include "nn/batch_norm_operator.h"
 #include "nn/batch_statistics.h"
+#include "nn/found_layers.h"
 #include "nn/statistics_exchange.h"
 
 namespace lockstep {
 namespace {
 
-/// A layer that can be converted.
-struct Found {
-  at::Tensor running_mean, weight;  ///< one of them may be undefined
-  int64_t channels;
-  std::function<bool()> is_training;
-};
-
-struct Findings {
-  std::vector<Found> layers;
-  std::string problems;
-};
-
-/// Adds the layer, or why it cannot be converted.
-void add(Findings& findings, const std::string& name, const at::Tensor& running_mean, const at::Tensor& weight,
-         std::function<bool()> is_training) {
-  if (!running_mean.defined() && !weight.defined()) {
-    findings.problems += "\n  " + name +
-                         " has neither parameters nor running statistics, by which it could be known; "
-                         "declare a lockstep::SyncBatchNorm in its place";
-    return;
-  }
-  const int64_t channels = (running_mean.defined() ? running_mean : weight).numel();
-  findings.layers.push_back({running_mean, weight, channels, std::move(is_training)});
-}
-
 template <typename Layer>
-bool look_at(Findings& findings, const std::string& name, const std::shared_ptr<torch::nn::Module>& module) {
+bool look_at(FoundLayers& found, const std::string& name, const std::shared_ptr<torch::nn::Module>& module) {
   const auto layer = std::dynamic_pointer_cast<Layer>(module);
   if (!layer) return false;
   const torch::nn::Module& object = *layer;
   if (typeid(object) != typeid(Layer)) {
-    findings.problems += "\n  " + name +
-                         " is of a class derived from BatchNorm, whose forward may do anything; derive "
-                         "it from lockstep::SyncBatchNorm, or hold one";
+    found.problems += "\n  " + name +
+                      " is of a class derived from BatchNorm, whose forward may do anything; derive "
+                      "it from lockstep::SyncBatchNorm, or hold one";
     return true;
   }
-  add(findings, name, layer->running_mean, layer->weight, [weak = std::weak_ptr<torch::nn::Module>(module)] {
-    const auto alive = weak.lock();
-    return alive && alive->is_training();
-  });
+  found.add(name, {layer->running_mean, layer->weight, [weak = std::weak_ptr<torch::nn::Module>(module)] {
+                     const auto alive = weak.lock();
+                     return alive && alive->is_training();
+                   }});
   return true;
 }
 
-void look_at_any(Findings& findings, const std::string& name, const std::shared_ptr<torch::nn::Module>& module) {
+void look_at_any(FoundLayers& found, const std::string& name, const std::shared_ptr<torch::nn::Module>& module) {
   using namespace torch::nn;  // NOLINT
-  look_at<BatchNorm1dImpl>(findings, name, module) || look_at<BatchNorm2dImpl>(findings, name, module) ||
-      look_at<BatchNorm3dImpl>(findings, name, module);
+  look_at<BatchNorm1dImpl>(found, name, module) || look_at<BatchNorm2dImpl>(found, name, module) ||
+      look_at<BatchNorm3dImpl>(found, name, module);
 }
 
-int64_t convert(const Findings& findings, const Group& group) {
-  TORCH_CHECK(findings.problems.empty(),
+int64_t convert(const FoundLayers& found, const Group& group) {
+  TORCH_CHECK(found.problems.empty(),
               "convert_sync_batchnorm: nothing was converted, because for some layers that "
               "would have no effect, or an unknown one:",
-              findings.problems);
-  TORCH_CHECK(!findings.layers.empty(), "convert_sync_batchnorm: the module has no BatchNorm1d, 2d or 3d");
+              found.problems);
+  TORCH_CHECK(!found.layers.empty(), "convert_sync_batchnorm: the module has no BatchNorm1d, 2d or 3d");
   const auto exchange = StatisticsExchange::of(group);
-  for (const Found& layer : findings.layers) {
+  for (const FoundLayer& layer : found.layers) {
     if (group.world_size() == 1) break;  // its own batch is all there is
-    exchange->expect(layer.channels, (layer.running_mean.defined() ? layer.running_mean : layer.weight).device());
+    const at::Tensor& known = layer.running_mean.defined() ? layer.running_mean : layer.weight;
+    exchange->expect(known.numel(), known.device());
     for (const at::Tensor& tensor : {layer.running_mean, layer.weight})
       if (tensor.defined()) synchronize_calls_with(tensor, {exchange, layer.is_training});
   }
-  return static_cast<int64_t>(findings.layers.size());
+  return static_cast<int64_t>(found.layers.size());
 }
 
 /// Alive but not owned by anybody the conversion could ask: for a module that is a layer itself.
@@ -85,12 +63,27 @@ std::shared_ptr<torch::nn::Module> itself(torch::nn::Module& module) {
 
 }  // namespace
 
+void FoundLayers::add(const std::string& name, FoundLayer layer) {
+  if (layer.running_mean.defined() || layer.weight.defined())
+    layers.push_back(std::move(layer));
+  else
+    problems += "\n  " + name +
+                " has neither parameters nor running statistics, by which it could be known; declare a "
+                "lockstep::SyncBatchNorm in its place";
+}
+
 int64_t convert_sync_batchnorm(torch::nn::Module& module, const Group& group) {
-  Findings findings;
+  FoundLayers found;
   const auto children = module.named_modules("", /*include_self=*/false);
-  for (const auto& item : children) look_at_any(findings, item.key(), item.value());
-  if (children.is_empty()) look_at_any(findings, "the module", itself(module));
-  return convert(findings, group);
+  for (const auto& item : children) look_at_any(found, item.key(), item.value());
+  if (children.is_empty()) look_at_any(found, "the module", itself(module));
+  return convert(found, group);
+}
+
+int64_t convert_sync_batchnorm(const torch::jit::Module& module, const Group& group) {
+  const int64_t converted = convert(find_layers(module), group);
+  if (group.world_size() > 1) run_as_written(module);
+  return converted;
 }
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& like, const Group& group)

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch::jit {
+struct Module;
+}
+
+namespace lockstep {
+
+/// A batch norm that can be converted.
+struct FoundLayer {
+  at::Tensor running_mean, weight;  ///< one of them may be undefined
+  std::function<bool()> is_training;
+};
+
+/// The batch norms of a module.
+struct FoundLayers {
+  std::vector<FoundLayer> layers;
+  std::string problems;  ///< a line for each that cannot be converted
+
+  void add(const std::string& name, FoundLayer layer);
+};
+
+/// Changes nothing in the module.
+FoundLayers find_layers(const torch::jit::Module& module);
+
+/// From now on the module's methods are run as they were written, without the executor's optimizations.
+void run_as_written(const torch::jit::Module& module);
+
+}  // namespace lockstep
