@@ -4,14 +4,15 @@
 //
 // Three figures, because a step's own time varies more than what is measured: the time within the log's calls
 // (formatting and writing included), the time of the 8 bytes by which ranks compare how long they waited, and, as a
-// check, the ratio of steps with and without all of it, taking turns. Before that, the lines that were written are
-// counted.
+// check, the ratio of steps with and without all of it, taking turns. The share is of processor time, the log's in a
+// step's, which other programs on the machine disturb little. Before that, the lines that were written are counted.
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 
@@ -34,6 +35,13 @@ struct Options {
 };
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// Of this thread, or of the process.
+double cpu_seconds(clockid_t of) {
+  timespec now{};
+  ::clock_gettime(of, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2), values.end());
@@ -62,10 +70,12 @@ class Bench {
 
   nlohmann::ordered_json run() {
     for (int step = 0; step < 10; ++step) train(nullptr);
-    std::vector<double> without, with, ratios;
+    std::vector<double> without, with, ratios, cpu;
     for (int round = 0; round < options_.rounds; ++round) {
       model_.compare_ranks(false);
+      const double before = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
       without.push_back(steps(nullptr));
+      cpu.push_back((cpu_seconds(CLOCK_PROCESS_CPUTIME_ID) - before) / options_.steps);
       model_.compare_ranks(true);
       with.push_back(steps(&log_));
       ratios.push_back(with.back() / without.back());
@@ -74,7 +84,8 @@ class Bench {
     const int64_t logged = int64_t{options_.rounds} * options_.steps;
     check_lines(logged);
     const double step_us = median(without) * 1e6, calls_us = in_calls_ / static_cast<double>(logged) * 1e6;
-    const double compare_us = context_.world_size() > 1 ? compare_once() * 1e6 : 0;
+    const double step_cpu_us = median(cpu) * 1e6, calls_cpu_us = cpu_in_calls_ / static_cast<double>(logged) * 1e6;
+    const auto [compare_us, compare_cpu_us] = compare_once();
     const auto bytes = static_cast<double>(bytes_written());
     context_.group().barrier();  // until here no rank takes the folder away
     return {{"ranks", context_.world_size()},
@@ -82,7 +93,10 @@ class Bench {
             {"step_us", step_us},
             {"calls_us", calls_us},
             {"compare_us", compare_us},
-            {"share", (calls_us + compare_us) / step_us},
+            {"step_cpu_us", step_cpu_us},
+            {"calls_cpu_us", calls_cpu_us},
+            {"compare_cpu_us", compare_cpu_us},
+            {"share", (calls_cpu_us + compare_cpu_us) / step_cpu_us},
             {"median_ratio", median(ratios)},
             {"least_ratio", *std::min_element(ratios.begin(), ratios.end())},
             {"greatest_ratio", *std::max_element(ratios.begin(), ratios.end())},
@@ -98,7 +112,9 @@ class Bench {
     const double value = loss.item<double>();
     if (log == nullptr) return;
     const auto start = Clock::now();
+    const double before = cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
     log->step(options_.batch_size, {{"train/loss", value}, {"train/accuracy", 0.5}, {"learning_rate", 0.01}});
+    cpu_in_calls_ += cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - before;
     in_calls_ += seconds_since(start);
   }
 
@@ -111,14 +127,17 @@ class Bench {
     return seconds_since(start) / options_.steps;
   }
 
-  /// What compare_ranks() does after each reduction.
-  double compare_once() const {
+  /// What compare_ranks() does after each reduction: microseconds, and those of them on the processor.
+  std::pair<double, double> compare_once() const {
+    if (context_.world_size() == 1) return {0, 0};
     const torch::Tensor waited = torch::zeros({}, torch::kDouble);
     constexpr int kTimes = 500;
     context_.group().all_gather(waited);
     const auto start = Clock::now();
+    const double before = cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
     for (int i = 0; i < kTimes; ++i) context_.group().all_gather(waited);
-    return seconds_since(start) / kTimes;
+    const double cpu = cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - before;
+    return {seconds_since(start) * 1e6 / kTimes, cpu * 1e6 / kTimes};
   }
 
   /// Every value that was logged must be in this rank's file.
@@ -146,7 +165,7 @@ class Bench {
   lockstep::DistributedDataParallel<nn::Sequential> model_{net_, context_};
   torch::optim::SGD optimizer_{net_->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)};
   lockstep::RunLog log_ = make_log();
-  double in_calls_ = 0;
+  double in_calls_ = 0, cpu_in_calls_ = 0;
 
   lockstep::RunLog make_log() {
     lockstep::RunLog log(context_, {.folder = folder_, .traced_reductions = 0});
@@ -169,10 +188,11 @@ int main(int argc, char** argv) try {
   const nlohmann::ordered_json figures = Bench(options, context).run();
   if (!context.is_main()) return 0;
   std::printf(
-      "a step of the example's network takes %.0f us, the log's calls in it %.1f us, comparing ranks %.1f us: %.2f "
-      "%%\n",
+      "a step of the example's network takes %.0f us, the log's calls in it %.1f us, comparing ranks %.1f us\n"
+      "processor time: a step %.0f us, the log's calls %.1f us, comparing ranks %.1f us: %.2f %%\n",
       figures["step_us"].get<double>(), figures["calls_us"].get<double>(), figures["compare_us"].get<double>(),
-      100 * figures["share"].get<double>());
+      figures["step_cpu_us"].get<double>(), figures["calls_cpu_us"].get<double>(),
+      figures["compare_cpu_us"].get<double>(), 100 * figures["share"].get<double>());
   std::printf("steps with over without: %.3f (%.3f to %.3f in %d rounds); %.0f bytes a step\n",
               figures["median_ratio"].get<double>(), figures["least_ratio"].get<double>(),
               figures["greatest_ratio"].get<double>(), options.rounds, figures["bytes_per_step"].get<double>());

@@ -96,7 +96,8 @@ void look_at(FoundLayers& found, const std::string& name, const torch::jit::Modu
 
 FoundLayers find_layers(const torch::jit::Module& module) {
   FoundLayers found;
-  for (const auto& item : module.named_modules()) look_at(found, item.name.empty() ? "the module" : item.name, item.value);
+  for (const auto& item : module.named_modules())
+    look_at(found, item.name.empty() ? "the module" : item.name, item.value);
   return found;
 }
 

@@ -10,6 +10,7 @@
 
 #include <lockstep/checkpointer.h>
 #include <lockstep/context.h>
+#include <lockstep/ema.h>
 #include <lockstep/error.h>
 
 namespace {
@@ -93,6 +94,28 @@ void checkpoint(const std::string& folder) {
   checkpointer.finish();
 }
 
+/// Trains as train() does, with averages: files of one average alone, and a checkpoint with all.
+void save_averages(const std::string& state_path, const std::string& data_path, const std::string& folder) {
+  const lockstep::Context context({.seed = 3, .announce = false});
+  auto net = network();
+  lockstep::load_state_dict(*net, lockstep::load(state_path).tensors);
+  const auto optimizer = optimizer_of("SGD", net->parameters());
+  const auto data = load_object(data_path).toGenericDict();
+  lockstep::Ema ema(*net, {.decays = {0.5, 0.9}, .average_buffers = false});
+  for (int step = 0; step < 6; ++step) {
+    optimizer->zero_grad();
+    at::mse_loss(net->forward(data.at("x").toTensor()[step]), data.at("y").toTensor()[step]).backward();
+    optimizer->step();
+    ema.update();
+  }
+  lockstep::save(ema.averaged_state(1), folder + "/average.pt");
+  lockstep::save(ema.averaged_state(1), folder + "/average.safetensors");
+  lockstep::Checkpointer checkpointer(folder + "/run", context.group());
+  checkpointer.add("model", *net).add("ema", ema);
+  checkpointer.save(6);
+  checkpointer.finish();
+}
+
 /// What a file holds, saved again.
 void copy(const std::string& from, const std::string& to, bool mmap) {
   lockstep::save_object(load_object(from, {.mmap = mmap}), to);
@@ -107,6 +130,7 @@ int main(int argc, char** argv) {
     if (words[0] == "network") save_network(words.at(1));
     if (words[0] == "shared") save_shared(words.at(1));
     if (words[0] == "checkpoint") checkpoint(words.at(1));
+    if (words[0] == "average") save_averages(words.at(1), words.at(2), words.at(3));
     if (words[0] == "copy") copy(words.at(1), words.at(2), false);
     if (words[0] == "copy-mapped") copy(words.at(1), words.at(2), true);
     if (words[0] == "flat") lockstep::save(lockstep::load(words.at(1)), words.at(2));

@@ -197,6 +197,43 @@ torch.save({"x": torch.randn(20, 8, 3), "y": torch.randn(20, 8, 2)}, sys.argv[2]
                 for step, (one, other) in enumerate(zip(straight, losses, strict=True)):
                     self.assertLess(abs(one - other), 1e-6, f"{kind}, {name}, step {step}: {one} {other}")
 
+    def test_averages_of_weights_load_alone_and_from_the_checkpoint(self):
+        """Values are those of torch.optim.swa_utils after the same steps."""
+        if subprocess.run([self.python, "-c", "import safetensors.torch"], capture_output=True).returncode != 0:
+            self.skipTest("no safetensors package")
+        start, data = self.path("start.pt"), self.path("data.pt")
+        self.in_python(NETWORK + """
+torch.manual_seed(1)
+torch.save(net().state_dict(), sys.argv[1])
+torch.save({"x": torch.randn(6, 8, 3), "y": torch.randn(6, 8, 2)}, sys.argv[2])
+""", start, data)
+        run(PT, "average", start, data, self.folder, env=ONE_THREAD)
+        self.assertEqual(self.in_python(NETWORK + """
+from safetensors.torch import load_file
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+start, data, folder = sys.argv[1:]
+model = net(); model.load_state_dict(torch.load(start))
+opt = optimizer("SGD", model.parameters())
+averages = [AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)) for decay in (0.5, 0.9)]
+for average in averages: average.update_parameters(model)  # the weights they start from
+data = torch.load(data)
+for x, y in zip(data["x"], data["y"]):
+    opt.zero_grad(); nn.functional.mse_loss(model(x), y).backward(); opt.step()
+    for average in averages: average.update_parameters(model)
+def same(state, average):
+    loaded = net(); loaded.load_state_dict(state, strict=True)
+    expected = dict(average.module.named_parameters()) | dict(model.named_buffers())
+    for name, tensor in loaded.state_dict().items():
+        assert tensor.dtype == expected[name].dtype and (tensor - expected[name]).abs().max() < 1e-6, name
+    assert (averages[0].module[0].weight - averages[1].module[0].weight).abs().max() > 1e-4
+for mmap in (False, True): same(torch.load(folder + "/average.pt", weights_only=True, mmap=mmap), averages[1])
+same(load_file(folder + "/average.safetensors"), averages[1])
+state = torch.load(folder + "/run/step-000000000006.0.pt")
+assert state["ema"]["updates"] == 6 and state["ema"]["decays"] == [0.5, 0.9]
+for of, average in zip(state["ema"]["averages"], averages, strict=True): same({**state["model"], **of}, average)
+print("same")
+""", start, data, self.folder), "same\n")
+
     def test_another_optimizers_state_is_refused_with_all_that_differs(self):
         self.in_python(NETWORK + """
 torch.manual_seed(1)
