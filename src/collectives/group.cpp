@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/rank_board.h"
+#include "collectives/device_engine.h"
 #include "collectives/operand.h"
 #include "collectives/single/single_backend.h"
 #include "collectives/work.h"
@@ -109,20 +110,21 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const char* operati
 
 }  // namespace
 
-Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, BackendFactory make_backend,
-                 std::shared_ptr<std::atomic<bool>> open) {
-  auto backend = world_size == 1 ? single_engine::make_backend() : make_backend(store, rank, world_size);
+Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
+                 std::shared_ptr<Lifetime> lifetime) {
+  const bool alone = world_size == 1;
+  const auto backend = alone ? single_engine::make_backend() : factories.cpu(store, rank, world_size);
   const std::string name = backend->getBackendName();
   auto* blocking = dynamic_cast<BlockingEngine*>(backend.get());
-  return Group(std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(make_backend),
-                                                           std::move(backend), name, blocking, std::move(open)}));
+  return Group(std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(factories), backend, name,
+                                                           blocking, std::move(lifetime), alone ? backend : nullptr}));
 }
 
-void close(const Group& group) { *group.state_->open = false; }
+void close(const Group& group) { group.state_->lifetime->open = false; }
 
 Group::State& state_of(const Group& group) { return *group.state_; }
 
-bool Group::is_open() const { return *state_->open; }
+bool Group::is_open() const { return state_->lifetime->open; }
 int Group::rank() const { return state_->rank; }
 int Group::world_size() const { return state_->world_size; }
 const std::string& Group::backend() const { return state_->backend_name; }
@@ -143,7 +145,7 @@ Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
   std::vector<at::Tensor> tensors{operand.dense};
   c10d::AllreduceOptions options;
   options.reduceOp = to_c10d(op);
-  auto work = tensor.numel() == 0 ? nullptr : state_->backend->allreduce(tensors, options);
+  auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).allreduce(tensors, options);
   return start(state_, "all_reduce", tensor, std::move(work), operand.copy_home());
 }
 
@@ -162,7 +164,7 @@ Work Group::broadcast_async(const at::Tensor& tensor, int root) const {
   std::vector<at::Tensor> tensors{as_bytes(operand.dense)};
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  auto work = tensor.numel() == 0 ? nullptr : state_->backend->broadcast(tensors, options);
+  auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).broadcast(tensors, options);
   return start(state_, "broadcast", tensor, std::move(work), operand.copy_home());
 }
 
@@ -177,7 +179,7 @@ Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const 
   c10d::ReduceOptions options;
   options.reduceOp = to_c10d(op);
   options.rootRank = root;
-  auto work = tensor.numel() == 0 ? nullptr : state_->backend->reduce(tensors, options);
+  auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).reduce(tensors, options);
   return start(state_, "reduce", tensor, std::move(work), rank() == root ? operand.copy_home() : nullptr);
 }
 
@@ -203,7 +205,8 @@ Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input) 
   check_rows("all_gather", "output", output, input, world_size());
   Operand rows(output);
   at::Tensor row_bytes = as_bytes(Operand(input).dense), rows_bytes = as_bytes(rows.dense);
-  auto work = input.numel() == 0 ? nullptr : state_->backend->_allgather_base(rows_bytes, row_bytes, {});
+  auto& engine = engine_for(*this, input, output);
+  auto work = input.numel() == 0 ? nullptr : engine._allgather_base(rows_bytes, row_bytes, {});
   return start(state_, "all_gather", input, std::move(work), rows.copy_home());
 }
 
@@ -230,7 +233,8 @@ Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int 
   }
   c10d::GatherOptions options;
   options.rootRank = root;
-  auto work = input.numel() == 0 ? nullptr : state_->backend->gather(outputs, inputs, options);
+  auto& engine = engine_for(*this, input, rank() == root ? output : input);
+  auto work = input.numel() == 0 ? nullptr : engine.gather(outputs, inputs, options);
   return start(state_, "gather", input, std::move(work), std::move(finish));
 }
 
@@ -247,7 +251,8 @@ Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int
   }
   c10d::ScatterOptions options;
   options.rootRank = root;
-  auto work = output.numel() == 0 ? nullptr : state_->backend->scatter(outputs, inputs, options);
+  auto& engine = engine_for(*this, rank() == root ? input : output, output);
+  auto work = output.numel() == 0 ? nullptr : engine.scatter(outputs, inputs, options);
   return start(state_, "scatter", output, std::move(work), row.copy_home());
 }
 
@@ -283,7 +288,8 @@ Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& inp
   Operand row(output), rows(input);
   c10d::ReduceScatterOptions options;
   options.reduceOp = to_c10d(op);
-  auto work = output.numel() == 0 ? nullptr : state_->backend->_reduce_scatter_base(row.dense, rows.dense, options);
+  auto& engine = engine_for(*this, input, output);
+  auto work = output.numel() == 0 ? nullptr : engine._reduce_scatter_base(row.dense, rows.dense, options);
   return start(state_, "reduce_scatter", output, std::move(work), row.copy_home());
 }
 
@@ -325,14 +331,15 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   Operand received(output);
   at::Tensor to = as_byte_rows(received.dense, output.size(0)),
              from = as_byte_rows(Operand(input).dense, input.size(0));
-  auto work = state_->backend->alltoall_base(to, from, output_splits, input_splits, {});
+  auto work = engine_for(*this, input, output).alltoall_base(to, from, output_splits, input_splits, {});
   return start(state_, "all_to_all", input, std::move(work), received.copy_home());
 }
 
 Work Group::send_async(const at::Tensor& tensor, int destination, int tag) const {
   check_tensor("send", "tensor", tensor);
   check_peer("send", destination);
-  std::vector<at::Tensor> tensors{as_bytes(Operand(tensor).dense)};
+  // By way of the CPU, if it is on a device: that one's engine wants all ranks, and knows no tags.
+  std::vector<at::Tensor> tensors{as_bytes(on_cpu(Operand(tensor).dense))};
   auto work = tensor.numel() == 0 ? nullptr : state_->backend->send(tensors, destination, tag);
   return start(state_, "send", tensor, std::move(work), nullptr);
 }
@@ -341,6 +348,7 @@ Work Group::recv_async(const at::Tensor& tensor, int source, int tag) const {
   check_tensor("recv", "tensor", tensor);
   check_peer("recv", source);
   Operand operand(tensor);
+  if (!tensor.is_cpu()) operand.dense = at::empty_like(operand.dense, operand.dense.options().device(at::kCPU));
   std::vector<at::Tensor> tensors{as_bytes(operand.dense)};
   auto work = tensor.numel() == 0 ? nullptr : state_->backend->recv(tensors, source, tag);
   return start(state_, "recv", tensor, std::move(work), operand.copy_home());
@@ -377,7 +385,7 @@ std::optional<Group> Group::subgroup(const std::vector<int>& ranks) const {
   if (!place) return std::nullopt;
   c10::intrusive_ptr<c10d::Store> store;
   if (state_->store) store = c10::make_intrusive<c10d::PrefixStore>(prefix, state_->store);
-  return make_group(store, *place, static_cast<int>(ranks.size()), state_->make_backend, state_->open);
+  return make_group(store, *place, static_cast<int>(ranks.size()), state_->factories, state_->lifetime);
 }
 
 void Group::check_peer(const char* operation, int peer) const {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -17,24 +18,42 @@ namespace lockstep {
 using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,
                                                                        int rank, int world_size)>;
 
+/// The same for tensors on devices of a type; throws if there is no engine for them.
+using DeviceBackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
+    c10::DeviceType device, const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size)>;
+
+struct EngineFactories {
+  BackendFactory cpu;
+  DeviceBackendFactory device;
+};
+
+/// What a group shares with its subgroups.
+struct Lifetime {
+  std::atomic<bool> open{true};
+  /// They go together when all ranks are done (release_device_engines): none may take memory away from another's
+  /// device.
+  std::vector<c10::intrusive_ptr<c10d::Backend>> device_engines;
+};
+
 struct Group::State {
   const int rank;
   const int world_size;
   const c10::intrusive_ptr<c10d::Store> store;  ///< undefined in a world of one
-  const BackendFactory make_backend;
+  const EngineFactories factories;
   const c10::intrusive_ptr<c10d::Backend> backend;
   const std::string backend_name;
-  BlockingEngine* const blocking;                 ///< the backend, if it is one
-  const std::shared_ptr<std::atomic<bool>> open;  ///< shared with subgroups
-  uint64_t sequence = 0;                          ///< operations started so far, equal on all ranks
-  int subgroups = 0;                              ///< subgroups made so far, equal on all ranks
-  std::shared_ptr<void> statistics = nullptr;     ///< what synchronised batch norms over this group share (src/nn)
+  BlockingEngine* const blocking;  ///< the backend, if it is one
+  const std::shared_ptr<Lifetime> lifetime;
+  c10::intrusive_ptr<c10d::Backend> device_backend;  ///< undefined until a tensor on a device comes (device_engine.h)
+  uint64_t sequence = 0;                             ///< operations started so far, equal on all ranks
+  int subgroups = 0;                                 ///< subgroups made so far, equal on all ranks
+  std::shared_ptr<void> statistics = nullptr;        ///< what synchronised batch norms over this group share (src/nn)
 };
 
-/// The group of `world_size` ranks over the backend the factory makes; over the single engine if there is one rank.
-/// `open`: that of the group it is a part of.
-Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, BackendFactory make_backend,
-                 std::shared_ptr<std::atomic<bool>> open = std::make_shared<std::atomic<bool>>(true));
+/// The group of `world_size` ranks over the backends the factories make; over the single engine if there is one rank.
+/// `lifetime`: that of the group it is a part of.
+Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
+                 std::shared_ptr<Lifetime> lifetime = std::make_shared<Lifetime>());
 
 /// Notes that the ranks part: from now on is_open() is false, for copies and subgroups too.
 void close(const Group& group);

@@ -36,6 +36,9 @@ inline at::Tensor as_byte_rows(const at::Tensor& dense, int64_t rows) {
 
 inline int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
+/// The same values in CPU memory.
+inline at::Tensor on_cpu(const at::Tensor& tensor) { return tensor.is_cpu() ? tensor : tensor.cpu(); }
+
 /// Whether an engine can work on the tensor's memory as it lies.
 inline bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && tensor.device().is_cpu() && !tensor.is_conj() && !tensor.is_neg();

@@ -12,8 +12,10 @@
 #include "base/environment.h"
 #include "base/error_file.h"
 #include "base/rank_board.h"
+#include "collectives/device_engine.h"
 #include "collectives/gloo/gloo_backend.h"
 #include "collectives/group_state.h"
+#include "collectives/nccl/nccl_backend.h"
 #include "collectives/open_store.h"
 #include "collectives/shm/backend/shm_backend.h"
 #include "collectives/shm/layout.h"
@@ -64,18 +66,23 @@ std::string choose_backend(const ContextOptions& options, const RollCall& presen
               "\"; there are \"shm\" and \"gloo\", or leave it empty");
 }
 
-Group form_group(const World& world, const c10::intrusive_ptr<c10d::Store>& store, const RollCall& present,
-                 const ContextOptions& options) {
-  if (choose_backend(options, present, world.world_size) == "shm")
-    return make_group(store, world.rank, world.world_size,
-                      [timeout = options.collective_timeout](const auto& shared, int rank, int size) {
-                        return shm_engine::make_backend(shared, rank, size, timeout);
-                      });
-  const std::string address = world.world_size > 1 ? local_address(world) : "";
-  return make_group(store, world.rank, world.world_size,
-                    [address, timeout = options.collective_timeout](const auto& shared, int rank, int size) {
-                      return gloo_engine::make_backend(shared, rank, size, address, timeout);
-                    });
+EngineFactories choose_engines(const World& world, const RollCall& present, const ContextOptions& options) {
+  const auto timeout = options.collective_timeout;
+  EngineFactories factories;
+  factories.device = [timeout](c10::DeviceType device, const auto& shared, int rank, int size) {
+    return nccl_engine::make_backend(device, shared, rank, size, timeout);
+  };
+  if (choose_backend(options, present, world.world_size) == "shm") {
+    factories.cpu = [timeout](const auto& shared, int rank, int size) {
+      return shm_engine::make_backend(shared, rank, size, timeout);
+    };
+  } else {
+    const std::string address = world.world_size > 1 ? local_address(world) : "";
+    factories.cpu = [address, timeout](const auto& shared, int rank, int size) {
+      return gloo_engine::make_backend(shared, rank, size, address, timeout);
+    };
+  }
+  return factories;
 }
 
 }  // namespace
@@ -115,7 +122,7 @@ Context::Context(ContextOptions options) {
   world.local_world_size = present.local_world_size;
   remember_local_rank(present.local_rank);
   const int threads = choose_threads(present, environment);
-  Group group = form_group(world, store, present, options);
+  Group group = make_group(store, world.rank, world.world_size, choose_engines(world, present, options));
   state_.reset(new State{world, options, environment.lockstep_run_dir.value_or(""), std::uncaught_exceptions(), store,
                          present, threads, std::move(group), std::nullopt});
   if (options.seed) at::manual_seed(*options.seed + static_cast<uint64_t>(rank()));
@@ -135,6 +142,7 @@ Context::~Context() {
   close(*state_->group);
   // A rank that closes its connections while a peer still reads from them can cut the peer off, so they close together.
   if (state_->store && !unwinding) say_farewell(state_->world, state_->store, kFarewell);
+  release_device_engines(*state_->group);
   forget_closed_groups();
 }
 

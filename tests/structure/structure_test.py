@@ -38,6 +38,7 @@ HOMES = [
     (r"torch/csrc/autograd/", {"src/reducer/gradient_hook.h", "src/reducer/gradient_hook.cpp"},
      "autograd's internals drift between releases of LibTorch"),
     (r"ProcessGroupGloo", {"src/collectives/gloo/gloo_backend.cpp"}, "the engine's header needs stand-ins"),
+    (r"ProcessGroupNCCL|USE_C10D_NCCL", {"src/collectives/nccl/nccl_backend.cpp"}, "the engine's header needs CUDA's"),
     (r"std::cout|\bprintf\(|\bputs\(", set(), "the library never writes to stdout"),
     # Called by itself or by its namespace; a group's abort() is another thing.
     (r"(^\s*|\bstd::|\s::)(exit|quick_exit|abort|terminate)\(", set(), "the library never ends the process"),

@@ -1,0 +1,37 @@
+#include "collectives/device_engine.h"
+
+#include <algorithm>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "collectives/cause.h"
+#include "collectives/rank_names.h"
+
+namespace lockstep {
+
+void make_device_engine(const Group& group, const at::Tensor& tensor) {
+  Group::State& state = state_of(group);
+  c10::intrusive_ptr<c10d::Backend> engine;
+  std::string problem;
+  try {
+    engine =
+        state.factories.device(tensor.device().type(), c10::make_intrusive<c10d::PrefixStore>("device", state.store),
+                               state.rank, state.world_size);
+  } catch (const std::exception& cause) {
+    problem = cause_of(cause);
+  }
+  // By the CPU's engine, which also notices a rank that came to this operation with a tensor on the CPU.
+  const std::vector<std::string> problems = group.all_gather_bytes(problem);
+  const auto found = std::find_if(problems.begin(), problems.end(), [](const auto& text) { return !text.empty(); });
+  if (found != problems.end()) throw Error(ranks_with(problems, *found) + ": " + *found);
+  state.lifetime->device_engines.push_back(engine);
+  state.device_backend = std::move(engine);
+}
+
+void release_device_engines(const Group& group) {
+  Group::State& state = state_of(group);
+  state.device_backend = nullptr;
+  state.lifetime->device_engines.clear();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,181 @@
+#include "collectives/nccl/nccl_backend.h"
+
+#include <functional>
+#include <thread>
+#include <utility>
+
+#include <c10/util/env.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "base/clock.h"
+
+// What c10d's NCCL does by default does not fit Group's contract: waiting for a work orders streams and returns, and a
+// thread of c10d ends the process when an operation fails or takes too long. Its blocking mode does fit: no such thread
+// exists, and a wait ends when the device is done, or with an exception. It costs no overlap: works are under way from
+// their start, and what waits for them (the end of a backward) reads what they brought.
+
+namespace lockstep::nccl_engine {
+namespace {
+
+using c10d::ReduceOp;
+using Tensors = std::vector<at::Tensor>;
+using WorkPointer = c10::intrusive_ptr<c10d::Work>;
+
+/// An operation under way; or one that could not be started, which fails where it is waited for.
+class NcclWork final : public c10d::Work {
+ public:
+  NcclWork(WorkPointer inner, std::chrono::milliseconds timeout) : inner_(std::move(inner)), timeout_(timeout) {}
+  explicit NcclWork(std::exception_ptr failure) : timeout_(0), failure_(std::move(failure)) {}
+  NcclWork(const NcclWork&) = delete;
+  NcclWork& operator=(const NcclWork&) = delete;
+
+  /// Nobody waited: the operation's memory, which goes now, is used again after the operation only.
+  ~NcclWork() override {
+    if (inner_ == nullptr || waited_) return;
+    try {
+      inner_->synchronize();
+    } catch (const std::exception&) {
+      // The device is lost or the process about to end; whoever comes next finds out.
+    }
+  }
+
+  bool isCompleted() override { return failure_ != nullptr || inner_->isCompleted(); }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+    look_often();
+    waited_ = true;
+    return inner_->wait(timeout);  // orders the current stream; throws if there was an error or the time is over
+  }
+
+ private:
+  /// c10d's wait sleeps for milliseconds at a time.
+  void look_often() {
+    constexpr std::chrono::microseconds kSpin{200}, kNap{50};
+    const auto start = Clock::now();
+    while (!inner_->isCompleted() && Clock::now() - start < timeout_)
+      Clock::now() - start < kSpin ? std::this_thread::yield() : std::this_thread::sleep_for(kNap);
+  }
+
+  const WorkPointer inner_;
+  const std::chrono::milliseconds timeout_;
+  const std::exception_ptr failure_;
+  bool waited_ = false;
+};
+
+/// A reduction in NCCL's terms; the tensor shares the operand's memory.
+struct Wire {
+  at::Tensor tensor;
+  ReduceOp op;
+};
+
+Wire to_wire(const at::Tensor& operand, const ReduceOp& op) {
+  const auto dtype = operand.scalar_type();
+  if (dtype == at::kBool) {
+    // Bytes that are 0 or 1: any is their maximum, all is their minimum.
+    const bool any = op == ReduceOp::SUM || op == ReduceOp::MAX || op == ReduceOp::BOR;
+    return {operand.view(at::kByte), any ? ReduceOp::MAX : ReduceOp::MIN};
+  }
+  TORCH_CHECK(op != ReduceOp::BAND && op != ReduceOp::BOR,
+              "NCCL has no kAnd and kOr of integers; move the tensor to the CPU first");
+  TORCH_CHECK(dtype != at::kShort, "NCCL does not reduce int16 tensors; convert to int32, or move it to the CPU first");
+  if (!operand.is_complex()) return {operand, op};
+  TORCH_CHECK(
+      op == ReduceOp::SUM || op == ReduceOp::AVG,
+      "NCCL reduces complex tensors by sum and mean only; reduce real and imaginary parts on their own instead");
+  return {at::view_as_real(operand), op};
+}
+
+class NcclBackend final : public c10d::ProcessGroupNCCL {
+ public:
+  using ProcessGroupNCCL::ProcessGroupNCCL;
+  NcclBackend(const NcclBackend&) = delete;
+  NcclBackend& operator=(const NcclBackend&) = delete;
+
+  /// Destroying communicators in order takes all ranks, and may wait for one that is gone without end.
+  ~NcclBackend() override {
+    try {
+      ProcessGroupNCCL::abort();
+    } catch (const std::exception&) {
+      // It took too long. There is nobody left to tell.
+    }
+  }
+
+  WorkPointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    const Wire wire = to_wire(tensors.at(0), options.reduceOp);
+    Tensors operands{wire.tensor};
+    auto wire_options = options;
+    wire_options.reduceOp = wire.op;
+    return start([&] { return ProcessGroupNCCL::allreduce(operands, wire_options); });
+  }
+  WorkPointer reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    const Wire wire = to_wire(tensors.at(0), options.reduceOp);
+    Tensors operands{wire.tensor};
+    auto wire_options = options;
+    wire_options.reduceOp = wire.op;
+    return start([&] { return ProcessGroupNCCL::reduce(operands, wire_options); });
+  }
+  WorkPointer _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                   const c10d::ReduceScatterOptions& options) override {
+    Wire to = to_wire(output, options.reduceOp), from = to_wire(input, options.reduceOp);
+    auto wire_options = options;
+    wire_options.reduceOp = to.op;
+    return start([&] { return ProcessGroupNCCL::_reduce_scatter_base(to.tensor, from.tensor, wire_options); });
+  }
+
+  // What only moves data.
+  WorkPointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    return start([&] { return ProcessGroupNCCL::broadcast(tensors, options); });
+  }
+  WorkPointer _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    return start([&] { return ProcessGroupNCCL::_allgather_base(output, input, options); });
+  }
+  WorkPointer gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    return start([&] { return ProcessGroupNCCL::gather(outputs, inputs, options); });
+  }
+  WorkPointer scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+    return start([&] { return ProcessGroupNCCL::scatter(outputs, inputs, options); });
+  }
+  WorkPointer alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                            std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override {
+    return start([&] { return ProcessGroupNCCL::alltoall_base(output, input, output_splits, input_splits, options); });
+  }
+
+ private:
+  /// Connecting the ranks and launching may fail, on some ranks alone: as an operation under way would.
+  WorkPointer start(const std::function<WorkPointer()>& operation) {
+    try {
+      return c10::make_intrusive<NcclWork>(operation(), getOptions()->timeout);
+    } catch (...) {
+      return c10::make_intrusive<NcclWork>(std::current_exception());
+    }
+  }
+};
+
+/// Chooses c10d's blocking mode for groups made meanwhile. The environment is the only way to; others' groups keep
+/// theirs.
+class BlockingMode {
+ public:
+  BlockingMode() { c10::utils::set_env(kVariable, "1"); }
+  ~BlockingMode() { c10::utils::set_env(kVariable, before_.value_or("0").c_str()); }
+  BlockingMode(const BlockingMode&) = delete;
+  BlockingMode& operator=(const BlockingMode&) = delete;
+
+ private:
+  static constexpr const char* kVariable = "TORCH_NCCL_BLOCKING_WAIT";
+  const std::optional<std::string> before_ = c10::utils::get_env(kVariable);
+};
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_backend(c10::DeviceType device, const c10::intrusive_ptr<c10d::Store>& store,
+                                               int rank, int world_size, std::chrono::milliseconds timeout) {
+  TORCH_CHECK(device == c10::kCUDA, "tensors are communicated on the CPU and on CUDA, not on ",
+              c10::DeviceTypeName(device, /*lower_case=*/true), "; move the tensor first");
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = timeout;
+  const BlockingMode blocking;
+  return c10::make_intrusive<NcclBackend>(store, rank, world_size, options);
+}
+
+}  // namespace lockstep::nccl_engine

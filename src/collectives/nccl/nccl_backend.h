@@ -1,0 +1,22 @@
+#pragma once
+
+#include <chrono>
+
+#include <c10/core/DeviceType.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace lockstep::nccl_engine {
+
+/// c10d's NCCL for tensors on `device`. Every rank of the group calls it; ranks connect at their first operation. Each
+/// rank needs a GPU of its own. Throws if there is no engine for such devices: in a build without NCCL for any, else
+/// for all but CUDA. What NCCL does not reduce (int16; bits of integers; complex but sums and means) throws where it is
+/// asked for.
+///
+/// A work's wait blocks until the device has done the operation, at most `timeout`, and throws what NCCL reports, on
+/// the waiting thread. Streams are ordered as c10d orders them: the operation begins after what the current stream
+/// holds when it is called. The backend is to be destroyed when the other ranks have done their operations, too.
+c10::intrusive_ptr<c10d::Backend> make_backend(c10::DeviceType device, const c10::intrusive_ptr<c10d::Store>& store,
+                                               int rank, int world_size, std::chrono::milliseconds timeout);
+
+}  // namespace lockstep::nccl_engine

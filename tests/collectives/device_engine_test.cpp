@@ -1,0 +1,199 @@
+#include "collectives/device_engine.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "collectives/nccl/nccl_backend.h"
+#include "support/complaint.h"
+#include "support/ranks.h"
+
+// Which engine works on which tensor, and what ranks hear if there is none. Tensors on the meta device, which hold
+// nothing, stand for those on devices that this machine may lack.
+
+namespace lockstep {
+namespace {
+
+using testing::complaint;
+using testing::run_ranks;
+
+class DoneWork final : public c10d::Work {
+ public:
+  bool isCompleted() override { return true; }
+  bool wait(std::chrono::milliseconds) override { return true; }
+};
+
+/// Counts what it is asked for; every other rank says what this one does.
+class FakeBackend final : public c10d::Backend {
+ public:
+  using Backend::Backend;
+  const std::string getBackendName() const override { return "fake"; }
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&, const c10d::AllreduceOptions&) override {
+    return done();
+  }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions&) override {
+    return done();
+  }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions&) override {
+    output.view({getSize(), -1}).copy_(input.view({1, -1}).expand({getSize(), -1}));
+    return done();
+  }
+  int operations = 0;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> done() {
+    ++operations;
+    return c10::make_intrusive<DoneWork>();
+  }
+};
+
+using FakePointer = c10::intrusive_ptr<FakeBackend>;
+
+at::Tensor on_a_device(at::IntArrayRef sizes) { return at::empty(sizes, at::device(at::kMeta)); }
+
+/// Rank 0 of a group of two whose engines are fakes.
+struct FakeGroup {
+  FakePointer cpu;
+  std::vector<FakePointer> device;
+  std::vector<c10::DeviceType> types;
+  Group group = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2,
+                           {.cpu =
+                                [this](const auto&, int rank, int size) {
+                                  cpu = c10::make_intrusive<FakeBackend>(rank, size);
+                                  return cpu;
+                                },
+                            .device =
+                                [this](c10::DeviceType type, const auto&, int rank, int size) {
+                                  types.push_back(type);
+                                  device.push_back(c10::make_intrusive<FakeBackend>(rank, size));
+                                  return device.back();
+                                }});
+};
+
+TEST(DeviceEngine, IsMadeByTheFirstTensorOnADevice) {
+  FakeGroup fake;
+  fake.group.all_reduce(at::ones({2}));
+  fake.group.all_reduce(on_a_device({0}));  // sends nothing
+  EXPECT_TRUE(fake.device.empty());
+  EXPECT_EQ(fake.cpu->operations, 1);
+  fake.group.all_reduce(on_a_device({2}));
+  ASSERT_EQ(fake.types, std::vector<c10::DeviceType>{at::kMeta});
+  EXPECT_EQ(fake.device[0]->operations, 1);
+  const int told = fake.cpu->operations;
+  EXPECT_GT(told, 1) << "the ranks agree by the CPU's engine that all have one";
+  fake.group.broadcast(on_a_device({2}));
+  EXPECT_EQ(fake.group.all_gather(on_a_device({3})).sizes(), (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(fake.device.size(), 1u);
+  EXPECT_EQ(fake.device[0]->operations, 3);
+  EXPECT_EQ(fake.cpu->operations, told);
+  fake.group.all_reduce(at::ones({2}));
+  fake.group.all_gather_bytes("bytes");
+  EXPECT_EQ(fake.device[0]->operations, 3);
+  EXPECT_EQ(fake.group.backend(), "fake");
+}
+
+TEST(DeviceEngine, OfASubgroupIsItsOwnAndStaysUntilAllRanksAreDone) {
+  FakeGroup fake;
+  fake.group.all_reduce(on_a_device({2}));
+  {
+    const auto sub = fake.group.subgroup({1, 0});
+    sub->all_reduce(on_a_device({2}));
+  }
+  ASSERT_EQ(fake.device.size(), 2u);
+  EXPECT_EQ(fake.device[1]->getRank(), 1);
+  EXPECT_EQ(fake.device[0]->operations, 1);
+  EXPECT_GT(fake.device[1].use_count(), 1u) << "the peer may still read this rank's memory";
+  release_device_engines(fake.group);
+  EXPECT_EQ(fake.device[0].use_count(), 1u);
+  EXPECT_EQ(fake.device[1].use_count(), 1u);
+}
+
+TEST(DeviceEngine, WantsInputAndOutputOnOneDevice) {
+  FakeGroup fake;
+  const auto said = [&](const at::Tensor& output, const at::Tensor& input) {
+    return complaint([&] { fake.group.all_gather_into_tensor(output, input); });
+  };
+  EXPECT_EQ(said(at::empty({2, 3}), on_a_device({3})), "the input is on meta, the output on cpu; move one of them");
+  EXPECT_EQ(said(on_a_device({2, 3}), at::empty({3})), "the input is on cpu, the output on meta; move one of them");
+  EXPECT_NE(complaint([&] { fake.group.gather_async(at::empty({2, 3}), on_a_device({3})); }), "");
+  EXPECT_NE(complaint([&] { fake.group.scatter_async(at::empty({3}), on_a_device({2, 3})); }), "");
+  EXPECT_NE(complaint([&] { fake.group.reduce_scatter_tensor(at::empty({3}), on_a_device({2, 3})); }), "");
+  EXPECT_NE(complaint([&] { fake.group.all_to_all_async(at::empty({2}), on_a_device({2})); }), "");
+  EXPECT_TRUE(fake.device.empty());
+}
+
+TEST(DeviceEngine, OfAWorldOfOneIsItsOnlyEngine) {
+  const Group group = make_group({}, 0, 1, {});
+  group.all_reduce(on_a_device({2}));
+  EXPECT_EQ(group.all_gather(on_a_device({2})).sizes(), (std::vector<int64_t>{1, 2}));
+}
+
+std::string said_to(const Group& group, const at::Tensor& tensor) {
+  try {
+    group.all_reduce(tensor);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+TEST(DeviceEngine, ThatOneRankCannotMakeIsAnErrorOfAll) {
+  for (int ranks : {2, 3})
+    run_ranks(ranks, [](Context& context) {
+      const Group::State& state = state_of(context.group());
+      bool has_device = context.rank() != 1;
+      const Group group =
+          make_group(c10::make_intrusive<c10d::PrefixStore>("fake", state.store), state.rank, state.world_size,
+                     {.cpu = state.factories.cpu, .device = [&](c10::DeviceType, const auto&, int rank, int size) {
+                        if (!has_device) throw Error("no device is left");
+                        return c10::make_intrusive<FakeBackend>(rank, size);
+                      }});
+      EXPECT_EQ(said_to(group, on_a_device({2})), "rank 1: no device is left");
+      at::Tensor one = at::ones({1});
+      group.all_reduce(one);
+      EXPECT_EQ(one.item<float>(), context.world_size());
+      has_device = true;
+      EXPECT_EQ(said_to(group, on_a_device({2})), "nothing");
+    });
+}
+
+TEST(DeviceEngine, IsRefusedForDevicesThatHaveNone) {
+  for (const char* backend : {"shm", "gloo"})
+    run_ranks(testing::Engine{2, backend}, [](Context& context) {
+      const std::string said = said_to(context.group(), on_a_device({2}));
+      EXPECT_EQ(said.rfind("ranks 0, 1: ", 0), 0u) << said;
+      EXPECT_NE(said.find("not on meta"), std::string::npos) << said;
+      EXPECT_NE(said.find("move the tensor"), std::string::npos) << said;
+      context.group().barrier();  // nothing is broken
+    });
+}
+
+TEST(DeviceEngine, ATensorOnTheCpuOnOneRankAloneIsNoticed) {
+  run_ranks(testing::Engine{2, "shm"}, [](Context& context) {
+    const std::string said = said_to(context.group(), context.rank() == 0 ? at::ones({2}) : on_a_device({2}));
+    EXPECT_NE(said.find("all_gather"), std::string::npos) << said;
+    EXPECT_NE(said.find("all_reduce"), std::string::npos) << said;
+  });
+}
+
+TEST(NcclEngine, SaysWhatIsMissingWhereItCannotBe) {
+  if (torch::cuda::device_count() > 0) GTEST_SKIP() << "SKIPPED BECAUSE this machine has a GPU";
+  std::string said;
+  try {
+    nccl_engine::make_backend(at::kCUDA, c10::make_intrusive<c10d::HashStore>(), 0, 2, std::chrono::seconds(1));
+  } catch (const std::exception& error) {
+    said = error.what();
+  }
+  // The latter: built with NCCL, on a machine without a GPU.
+  EXPECT_TRUE(
+      said ==
+          "this Lockstep was built without NCCL, so that it communicates tensors on the CPU, not on cuda; build "
+          "it with a LibTorch for CUDA and with nccl.h (docs/backends.md), or move the tensor to the CPU" ||
+      said.find("no GPUs found") != std::string::npos)
+      << said;
+}
+
+}  // namespace
+}  // namespace lockstep
