@@ -37,22 +37,19 @@ std::shared_ptr<StatisticsExchange> StatisticsExchange::find(const Group& group)
 StatisticsExchange::StatisticsExchange(const Group& of)
     : group(of.world_size() == 1 ? of : of.subgroup(all_ranks(of)).value()) {}
 
-void StatisticsExchange::expect(int64_t channels, at::Device device) {
-  most_channels_ = std::max(most_channels_, channels);
-  device_ = device;
-}
+void StatisticsExchange::expect(int64_t channels) { most_channels_ = std::max(most_channels_, channels); }
 
 StatisticsExchange::Table StatisticsExchange::exchange(Kind kind, const at::Tensor& row) {
   const int64_t capacity = 2 * most_channels_ + 1;
   TORCH_CHECK(row.numel() <= capacity, "a synchronised batch norm of ", row.numel() / 2,
               " channels, but the widest has ", most_channels_);
-  const auto options = at::TensorOptions().dtype(at::kDouble).device(device_);
-  at::Tensor message = at::zeros({kHeader + capacity}, options);
+  // On the CPU, where every rank reads the header anyway: one without inputs does not know the others' device.
+  at::Tensor message = at::zeros({kHeader + capacity}, at::kDouble);
   message[0] = static_cast<double>(kind);
   message[1] = static_cast<double>(row.numel());
   message.narrow(0, kHeader, row.numel()).copy_(row);
   const at::Tensor all = group.all_gather(message);
-  const at::Tensor heads = all.narrow(1, 0, kHeader).cpu();
+  const at::Tensor heads = all.narrow(1, 0, kHeader);
   std::vector<bool> reducing, running;
   int64_t length = row.numel();
   for (int rank = 0; rank < group.world_size(); ++rank) {
@@ -72,16 +69,14 @@ StatisticsExchange::Table StatisticsExchange::exchange(Kind kind, const at::Tens
   if (any(reducing) && any(running))
     throw Error("within join(), " + rank_names(running) + " came to a synchronised batch norm while " +
                 rank_names(reducing) + " reduced gradients; ranks that have inputs must run the same layers");
-  return {all.narrow(1, kHeader, length), any(reducing), any(reducing) || any(running)};
+  return {all.narrow(1, kHeader, length).to(row.device()), any(reducing), any(reducing) || any(running)};
 }
 
 at::Tensor StatisticsExchange::gather(const at::Tensor& row) {
-  device_ = row.device();
   return joining_ ? exchange(Kind::kStatistics, row).rows : group.all_gather(row);
 }
 
 at::Tensor StatisticsExchange::sum(const at::Tensor& row) {
-  device_ = row.device();
   if (!joining_) {
     group.all_reduce(row);
     return row;
@@ -93,11 +88,11 @@ at::Tensor StatisticsExchange::sum(const at::Tensor& row) {
 }
 
 void StatisticsExchange::announce_reduction() {
-  if (joining_) exchange(Kind::kReduction, at::empty({0}, at::TensorOptions().dtype(at::kDouble).device(device_)));
+  if (joining_) exchange(Kind::kReduction, at::empty({0}, at::kDouble));
 }
 
 void StatisticsExchange::serve() {
-  const at::Tensor nothing = at::empty({0}, at::TensorOptions().dtype(at::kDouble).device(device_));
+  const at::Tensor nothing = at::empty({0}, at::kDouble);
   while (true) {
     const Table table = exchange(Kind::kShadow, nothing);
     if (table.reduction || !table.inputs) return;

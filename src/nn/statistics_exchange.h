@@ -26,7 +26,7 @@ struct StatisticsExchange {
   explicit StatisticsExchange(const Group& of);
 
   /// Every layer, when it is made: all ranks make the same.
-  void expect(int64_t channels, at::Device device);
+  void expect(int64_t channels);
 
   /// [world size, n], double: row r is rank r's `row`, [n] with n at most 2 * channels + 1 of the widest layer. A rank
   /// that has run out of inputs has zeros. Every rank calls it (or serves).
@@ -53,7 +53,6 @@ struct StatisticsExchange {
 
   bool joining_ = false;
   int64_t most_channels_ = 0;
-  at::Device device_ = at::kCPU;
 };
 
 }  // namespace lockstep

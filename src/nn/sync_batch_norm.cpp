@@ -49,7 +49,7 @@ int64_t convert(const FoundLayers& found, const Group& group) {
   for (const FoundLayer& layer : found.layers) {
     if (group.world_size() == 1) break;  // its own batch is all there is
     const at::Tensor& known = layer.running_mean.defined() ? layer.running_mean : layer.weight;
-    exchange->expect(known.numel(), known.device());
+    exchange->expect(known.numel());
     for (const at::Tensor& tensor : {layer.running_mean, layer.weight})
       if (tensor.defined()) synchronize_calls_with(tensor, {exchange, layer.is_training});
   }
@@ -98,7 +98,7 @@ void SyncBatchNormImpl::reset() {
 
 void SyncBatchNormImpl::remember() {
   if (exchange_->group.world_size() == 1) return;
-  exchange_->expect(options.num_features(), at::kCPU);
+  exchange_->expect(options.num_features());
   for (const at::Tensor& tensor : {running_mean, weight})
     if (tensor.defined()) synchronize_calls_with(tensor, {exchange_, nullptr});
 }

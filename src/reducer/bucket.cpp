@@ -90,6 +90,7 @@ const char* Bucket::fill(size_t index, bool used) {
   }
   if (!slot.filled) --missing_;
   slot.filled = true;
+  if (!flat_.is_cpu()) streams_.note(flat_.device());
   return why;
 }
 
@@ -113,6 +114,7 @@ void Bucket::forget_reduced(size_t index) {
 }
 
 void Bucket::write_flags() {
+  streams_.follow();
   bool all_used = true;
   for (const Slot& slot : slots_) all_used = all_used && slot.used;
   used_.fill_(1);
@@ -188,10 +190,12 @@ void Bucket::adopt(size_t index) {
 
 void Bucket::finish() {
   at::NoGradGuard no_grad;
+  at::Tensor flags;  // read at once: each look at a device's memory waits for the device
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     slot.reduced = true;
-    const bool used = slot.used || used_[static_cast<int64_t>(i)].item().toComplexDouble().real() > 0;
+    if (!slot.used && !flags.defined()) flags = used_.cpu();
+    const bool used = slot.used || flags[static_cast<int64_t>(i)].item().toComplexDouble().real() > 0;
     slot.parameter.mutable_grad() = used ? slot.gradient : slot.kept;
   }
   reset();
@@ -205,6 +209,7 @@ void Bucket::reset() {
     slot.late.reset();
   }
   missing_ = slots_.size();
+  streams_.forget();
 }
 
 }  // namespace lockstep

@@ -8,6 +8,8 @@
 #include <lockstep/communication_hook.h>
 #include <lockstep/group.h>
 
+#include "reducer/stream_order.h"
+
 namespace lockstep {
 
 /// Gradients of several parameters side by side in one flat tensor, reduced as one message. A parameter's .grad is a
@@ -96,6 +98,7 @@ class Bucket {
   at::Tensor tail_;  ///< used_ and notes_
   std::vector<Slot> slots_;
   size_t missing_;
+  StreamOrder streams_;               ///< those that fill it
   std::optional<Work> work_;          ///< of the whole bucket, or of what a hook leaves alone
   CommunicationHook::Finish finish_;  ///< the hook's
 };
