@@ -47,6 +47,23 @@ BucketLimits limits_of(const DistributedDataParallelOptions& options) {
           static_cast<int64_t>(options.bucket_cap_mb * kMebibyte)};
 }
 
+std::string advice(const char* kind, const std::string& name, const char* what) {
+  return c10::str(kind, " ", name, " ", what, " after DistributedDataParallel attached; call refresh() on all ranks");
+}
+
+/// The first tensor of `now` that is not among those of `before`, else the first of `before` that is gone; "" if they
+/// are the same tensors.
+std::string edit_of(const char* kind, const NamedTensors& before, const NamedTensors& now) {
+  const auto holds = [](const NamedTensors& list, const at::Tensor& tensor) {
+    return std::any_of(list.begin(), list.end(), [&](const auto& named) { return named.second.is_same(tensor); });
+  };
+  for (const auto& [name, tensor] : now)
+    if (!holds(before, tensor)) return advice(kind, name, "was added or replaced");
+  for (const auto& [name, tensor] : before)
+    if (!holds(now, tensor)) return advice(kind, name, "was removed");
+  return "";
+}
+
 }  // namespace
 
 Replica::State::State(std::unique_ptr<Source> from, const Group& in, DistributedDataParallelOptions with)
@@ -136,23 +153,18 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
 }
 
 std::string Replica::State::inspect() {
-  const auto advice = [](const std::string& name, const char* what) {
-    return "parameter " + name + " " + what + " after DistributedDataParallel attached; call refresh() on all ranks";
-  };
   for (const Known& one : known) {
-    if (one.tensor.requires_grad() && !one.followed) return advice(one.name, "was unfrozen");
+    if (one.tensor.requires_grad() && !one.followed) return advice("parameter", one.name, "was unfrozen");
     if (one.tensor.scalar_type() != one.options.dtype() || one.tensor.device() != one.options.device())
-      return advice(one.name, "was converted");
+      return advice("parameter", one.name, "was converted");
   }
   if (!source->is_edited()) return "";
-  const NamedTensors now = without(source->parameters(), options.parameters_to_ignore);
-  for (const auto& [name, tensor] : now)
-    if (!is_known(tensor)) return advice(name, "was added or replaced");
-  for (const Known& one : known)
-    if (std::none_of(now.begin(), now.end(), [&](const auto& named) { return named.second.is_same(one.tensor); }))
-      return advice(one.name, "was removed");
-  source->remember();  // layers without parameters came or went
-  return "";
+  NamedTensors parameters;
+  for (const Known& one : known) parameters.emplace_back(one.name, one.tensor);
+  std::string edit = edit_of("parameter", parameters, without(source->parameters(), options.parameters_to_ignore));
+  if (edit.empty()) edit = edit_of("buffer", buffers, without(source->buffers(), options.parameters_to_ignore));
+  if (edit.empty()) source->remember();  // layers that hold no tensors came or went
+  return edit;
 }
 
 void Replica::State::check_not_edited() {

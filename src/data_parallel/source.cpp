@@ -54,21 +54,29 @@ class NnModule final : public Source {
     std::shared_ptr<torch::nn::Module> module;
     std::vector<std::shared_ptr<torch::nn::Module>> children;
     std::vector<const c10::TensorImpl*> parameters;
+    std::vector<const c10::TensorImpl*> buffers;
 
     static Layer of(const std::shared_ptr<torch::nn::Module>& module) {
-      Layer layer{module, module->children(), {}};
+      Layer layer{module, module->children(), {}, {}};
       for (const auto& parameter : Held::parameters_of(*module))
         layer.parameters.push_back(parameter.value().unsafeGetTensorImpl());
+      for (const auto& buffer : module->named_buffers(/*recurse=*/false))
+        layer.buffers.push_back(buffer.value().unsafeGetTensorImpl());
       return layer;
     }
 
     bool is_edited() const {
-      const auto& now = Held::parameters_of(*module);
-      return !std::equal(now.begin(), now.end(), parameters.begin(), parameters.end(),
-                         [](const auto& item, const c10::TensorImpl* known) {
-                           return item.value().unsafeGetTensorImpl() == known;
-                         }) ||
-             module->children() != children;
+      // Most layers have no buffers, others few: their dictionary costs little. LibTorch keeps the one it holds
+      // private.
+      return !are(parameters, Held::parameters_of(*module)) ||
+             !are(buffers, module->named_buffers(/*recurse=*/false)) || module->children() != children;
+    }
+
+    static bool are(const std::vector<const c10::TensorImpl*>& known,
+                    const torch::OrderedDict<std::string, at::Tensor>& now) {
+      return std::equal(
+          now.begin(), now.end(), known.begin(), known.end(),
+          [](const auto& item, const c10::TensorImpl* tensor) { return item.value().unsafeGetTensorImpl() == tensor; });
     }
   };
 

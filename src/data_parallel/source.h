@@ -23,8 +23,9 @@ class Source {
   virtual NamedTensors buffers() const { return {}; }
   virtual bool is_training() const { return true; }
 
-  /// Whether layers or parameters were added, replaced or removed since remember(). Looks at a part of a large module
-  /// in each call, the next part in the next, so that a call takes microseconds and a change is found within few calls.
+  /// Whether layers, parameters or buffers were added, replaced or removed since remember(). Looks at a part of a large
+  /// module in each call, the next part in the next, so that a call takes microseconds and a change is found within few
+  /// calls.
   virtual bool is_edited() { return false; }
   virtual void remember() {}
 };

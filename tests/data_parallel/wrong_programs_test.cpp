@@ -43,6 +43,9 @@ struct Wrong {
   static void backward(DistributedDataParallel<Net>& replica, int steps = 1) {
     for (int step = 0; step < steps; ++step) replica(batch(step, 0).data).square().mean().backward();
   }
+  static torch::nn::BatchNorm1d buffers_alone() {
+    return torch::nn::BatchNorm1d(torch::nn::BatchNorm1dOptions(4).affine(false));
+  }
   void attach_and_train() {
     auto replica = attach();
     backward(replica, 2);
@@ -134,6 +137,19 @@ const std::vector<std::pair<std::string, Program>>& programs_that_edit() {
          w.edit([&] {
            if (w.odd) w.net->register_module("extra", torch::nn::Linear(2, 2));
          });
+       }},
+      {"layer_of_buffers_added_without_refresh",
+       [](Wrong& w) { w.edit([&] { w.net->register_module("norm", Wrong::buffers_alone()); }); }},
+      {"layer_of_buffers_added_on_one_rank_without_refresh",
+       [](Wrong& w) {
+         w.edit([&] {
+           if (w.odd) w.net->register_module("norm", Wrong::buffers_alone());
+         });
+       }},
+      {"layer_of_buffers_removed_without_refresh",
+       [](Wrong& w) {
+         w.net->register_module("norm", Wrong::buffers_alone());
+         w.edit([&] { w.net->unregister_module("norm"); });
        }},
       {"layer_added_on_one_rank_with_refresh",
        [](Wrong& w) {
@@ -234,6 +250,11 @@ const std::vector<std::pair<std::string, Program>>& programs_that_train() {
          auto replica = w.attach();
          if (w.odd) return Wrong::backward(replica, 3);
          replica.join([&] { Wrong::backward(replica, 2); });
+       }},
+      {"early_termination_that_shall_throw",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         replica.join([&] { Wrong::backward(replica, w.odd ? 3 : 2); }, {.throw_on_early_termination = true});
        }},
       {"create_graph",
        [](Wrong& w) {
