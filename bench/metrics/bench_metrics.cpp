@@ -67,6 +67,58 @@ struct Set {
   }
 };
 
+/// Trains for `steps` steps, and tells what the metrics took of them.
+nlohmann::ordered_json measure(const lockstep::Context& context, int steps) {
+  constexpr int64_t kBatch = 64, kStepsAnEpoch = 938;
+  torch::nn::Sequential net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+  Set metrics;
+  std::vector<double> step_us, update_us, reduce_us, step_cpu_us, update_cpu_us;
+  int64_t correct = 0, in_five = 0;
+  for (int step = 0; step < steps; ++step) {
+    const torch::Tensor data = torch::randn({kBatch, 1, 28, 28}), target = torch::randint(10, {kBatch}, torch::kLong);
+    auto start = Time::now();
+    double cpu = cpu_microseconds();
+    optimizer.zero_grad();
+    const torch::Tensor scores = net->forward(data);
+    const torch::Tensor loss = torch::nn::functional::cross_entropy(scores, target);
+    loss.backward();
+    optimizer.step();
+    step_us.push_back(microseconds_since(start));
+    step_cpu_us.push_back(cpu_microseconds() - cpu);
+    start = Time::now();
+    cpu = cpu_microseconds();
+    metrics.update(loss, scores, target);
+    update_cpu_us.push_back(cpu_microseconds() - cpu);
+    update_us.push_back(microseconds_since(start));
+    correct += scores.argmax(1).eq(target).sum().item<int64_t>();
+    in_five += std::get<1>(scores.topk(5, 1)).eq(target.unsqueeze(1)).sum().item<int64_t>();
+  }
+  if (metrics.accuracy.correct() != correct || metrics.top5.correct() != in_five ||
+      metrics.matrix.accuracy() != metrics.accuracy.value() || metrics.loss.count() != steps * kBatch)
+    throw lockstep::Error("the metrics are wrong");
+  for (int round = 0; round < std::max(3, steps / 10); ++round) {
+    const auto start = Time::now();
+    metrics.all.reduce(context.group());
+    reduce_us.push_back(microseconds_since(start));
+  }
+  const double step = median(step_us), update = median(update_us), reduce = median(reduce_us);
+  const double step_cpu = median(step_cpu_us), update_cpu = median(update_cpu_us);
+  const double share = (update_cpu + reduce / kStepsAnEpoch) / step_cpu;
+  std::printf(
+      "a step of %ld images %.0f us, updating 4 metrics %.1f us, reducing them once an epoch %.0f us\n"
+      "processor time: a step %.0f us, updating %.1f us: %.2f %%\n",
+      kBatch, step, update, reduce, step_cpu, update_cpu, 100 * share);
+  return {{"steps", steps},
+          {"world_size", context.world_size()},
+          {"step_us", step},
+          {"update_us", update},
+          {"reduce_us", reduce},
+          {"step_cpu_us", step_cpu},
+          {"update_cpu_us", update_cpu},
+          {"share_of_a_step", share}};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -80,55 +132,8 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   if (tiny) steps = 3;
   try {
-    constexpr int64_t kBatch = 64, kStepsAnEpoch = 938;
     lockstep::Context context(argc, argv, {.seed = 1, .announce = false});
-    torch::nn::Sequential net = make_net();
-    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
-    Set metrics;
-    std::vector<double> step_us, update_us, reduce_us, step_cpu_us, update_cpu_us;
-    int64_t correct = 0, in_five = 0;
-    for (int step = 0; step < steps; ++step) {
-      const torch::Tensor data = torch::randn({kBatch, 1, 28, 28}), target = torch::randint(10, {kBatch}, torch::kLong);
-      auto start = Time::now();
-      double cpu = cpu_microseconds();
-      optimizer.zero_grad();
-      const torch::Tensor scores = net->forward(data);
-      const torch::Tensor loss = torch::nn::functional::cross_entropy(scores, target);
-      loss.backward();
-      optimizer.step();
-      step_us.push_back(microseconds_since(start));
-      step_cpu_us.push_back(cpu_microseconds() - cpu);
-      start = Time::now();
-      cpu = cpu_microseconds();
-      metrics.update(loss, scores, target);
-      update_cpu_us.push_back(cpu_microseconds() - cpu);
-      update_us.push_back(microseconds_since(start));
-      correct += scores.argmax(1).eq(target).sum().item<int64_t>();
-      in_five += std::get<1>(scores.topk(5, 1)).eq(target.unsqueeze(1)).sum().item<int64_t>();
-    }
-    if (metrics.accuracy.correct() != correct || metrics.top5.correct() != in_five ||
-        metrics.matrix.accuracy() != metrics.accuracy.value() || metrics.loss.count() != steps * kBatch)
-      throw lockstep::Error("the metrics are wrong");
-    for (int round = 0; round < std::max(3, steps / 10); ++round) {
-      const auto start = Time::now();
-      metrics.all.reduce(context.group());
-      reduce_us.push_back(microseconds_since(start));
-    }
-    const double step = median(step_us), update = median(update_us), reduce = median(reduce_us);
-    const double step_cpu = median(step_cpu_us), update_cpu = median(update_cpu_us);
-    const double share = (update_cpu + reduce / kStepsAnEpoch) / step_cpu;
-    std::printf(
-        "a step of %ld images %.0f us, updating 4 metrics %.1f us, reducing them once an epoch %.0f us\n"
-        "processor time: a step %.0f us, updating %.1f us: %.2f %%\n",
-        kBatch, step, update, reduce, step_cpu, update_cpu, 100 * share);
-    const nlohmann::ordered_json figures = {{"steps", steps},
-                                            {"world_size", context.world_size()},
-                                            {"step_us", step},
-                                            {"update_us", update},
-                                            {"reduce_us", reduce},
-                                            {"step_cpu_us", step_cpu},
-                                            {"update_cpu_us", update_cpu},
-                                            {"share_of_a_step", share}};
+    const nlohmann::ordered_json figures = measure(context, steps);
     if (!json.empty() && context.is_main()) std::ofstream(json) << figures.dump(2) << '\n';
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_metrics: %s\n", error.what());
