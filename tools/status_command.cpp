@@ -84,6 +84,7 @@ std::string describe(const RankAccount& account) {
   if (account.pid == 0) return "has not joined (no program of Lockstep's, or it is still starting)";
   std::string text = "step " + std::to_string(account.steps);
   const auto& operation = account.operation;
+  if (account.phase == RankAccount::Phase::kJoining) text += ", waits for all ranks to join";
   if (account.phase == RankAccount::Phase::kLeft) text += ", has left";
   if (account.phase == RankAccount::Phase::kLeftByException) text += ", has left by an exception";
   if (!operation.kind.empty()) {

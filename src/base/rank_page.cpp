@@ -35,7 +35,7 @@ std::string RankPage::Text<kSize>::load() const {
 }
 
 void RankPage::start_operation(uint64_t sequence, std::string_view kind, std::string_view dtype, int64_t elements,
-                               const int64_t* shape, size_t dimensions, Clock::time_point now) {
+                               const int64_t* shape, size_t dimensions, Clock::time_point now, std::string_view of) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
   const uint32_t version = version_.load(kRelaxed);
   version_.store(version | 1, kRelaxed);
@@ -43,6 +43,7 @@ void RankPage::start_operation(uint64_t sequence, std::string_view kind, std::st
   sequence_.store(sequence, kRelaxed);
   kind_.store(kind);
   dtype_.store(dtype);
+  of_.store(of);
   elements_.store(elements, kRelaxed);
   started_ns_.store(now.time_since_epoch().count(), kRelaxed);
   const size_t shown = std::min(dimensions, kShownDimensions);
@@ -78,6 +79,7 @@ RankAccount RankPage::read(int world_size) const {
     operation.sequence = sequence_.load(kRelaxed);
     operation.kind = kind_.load();
     operation.dtype = dtype_.load();
+    operation.of = of_.load();
     operation.elements = elements_.load(kRelaxed);
     operation.running = running_.load(kRelaxed) != 0;
     operation.started = Clock::time_point(Clock::duration(started_ns_.load(kRelaxed)));
@@ -105,12 +107,12 @@ RankAccount RankPage::read(int world_size) const {
 
 std::string RankAccount::Operation::text() const {
   if (kind.empty()) return "none";
-  std::string result = kind + " #" + std::to_string(sequence);
-  if (dtype.empty()) return result;
-  result += " (" + dtype + " ";
-  if (shape.empty()) return result + std::to_string(elements) + (elements == 1 ? " element)" : " elements)");
-  for (size_t i = 0; i < shape.size(); ++i) result += (i == 0 ? "[" : ", ") + std::to_string(shape[i]);
-  return result + "])";
+  const std::string name = kind + " #" + std::to_string(sequence), purpose = of.empty() ? "" : " of " + of;
+  if (dtype.empty()) return name + purpose;
+  std::string size;
+  if (shape.empty()) size = std::to_string(elements) + (elements == 1 ? " element" : " elements");
+  for (size_t i = 0; i < shape.size(); ++i) size += (i == 0 ? "[" : ", ") + std::to_string(shape[i]);
+  return name + " (" + dtype + " " + size + (shape.empty() ? ")" : "])") + purpose;
 }
 
 }  // namespace lockstep

@@ -28,6 +28,7 @@ struct RankAccount {
   enum class Phase : uint8_t {
     kUnknown,
     kCommunicates,  ///< it tells of its collectives alone, not of steps, nor when it leaves
+    kJoining,       ///< it waits until all ranks are there
     kJoined,
     kLeft,
     kLeftByException
@@ -38,10 +39,11 @@ struct RankAccount {
     std::string dtype;
     std::vector<int64_t> shape;  ///< the first dimensions, at most RankPage::kShownDimensions
     int64_t elements = 0;
+    std::string of;  ///< what it is for (OperationLabel); empty: it was not said
     bool running = false;
     Clock::time_point started;
 
-    /// "all_reduce #12 (Float [64, 10])".
+    /// "all_reduce #12 (Float [64, 10]) of bucket 1 of 2 (out.bias to out.weight)".
     std::string text() const;
   };
 
@@ -79,9 +81,9 @@ class RankPage {
     if (phase_.load() == RankAccount::Phase::kUnknown) set_phase(RankAccount::Phase::kCommunicates);
   }
 
-  /// A collective or message begins. `shape` may be a part of the tensor's.
+  /// A collective or message begins. `shape` may be a part of the tensor's; `of` says what it is for.
   void start_operation(uint64_t sequence, std::string_view kind, std::string_view dtype, int64_t elements,
-                       const int64_t* shape, size_t dimensions, Clock::time_point now);
+                       const int64_t* shape, size_t dimensions, Clock::time_point now, std::string_view of = {});
   /// The one with this number is over, if it is the last that began.
   void finish_operation(uint64_t sequence) {
     if (sequence_.load(std::memory_order_relaxed) == sequence) running_.store(0, std::memory_order_relaxed);
@@ -128,6 +130,7 @@ class RankPage {
   std::atomic<uint32_t> running_{0};
   std::atomic<uint64_t> sequence_{0};
   Text<16> kind_, dtype_;
+  Text<128> of_;
   std::atomic<int64_t> elements_{0};
   std::atomic<int64_t> started_ns_{0};
   std::atomic<uint64_t> dimensions_{0};

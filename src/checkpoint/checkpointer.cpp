@@ -14,6 +14,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/operation_label.h"
 #include "base/rank_board.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/object_reader.h"
@@ -140,6 +141,7 @@ struct Checkpointer::State {
   }
 
   void save(int64_t step, std::optional<double> score) {
+    const OperationLabel label("a checkpoint");
     std::string own;
     // The first byte says whether what follows is a state or a failure.
     const std::string own_problem = failure_of([&] { own = packed(own_state()); });
@@ -235,6 +237,7 @@ struct Checkpointer::State {
   }
 
   bool resume() {
+    const OperationLabel label("resuming");
     std::string answer;  // the file's name; or "-" and what is wrong; or "" for nothing to resume
     if (is_main()) {
       const std::string problem = failure_of([&] {

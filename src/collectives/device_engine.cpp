@@ -24,14 +24,14 @@ void make_device_engine(const Group& group, const at::Tensor& tensor) {
   const std::vector<std::string> problems = group.all_gather_bytes(problem);
   const auto found = std::find_if(problems.begin(), problems.end(), [](const auto& text) { return !text.empty(); });
   if (found != problems.end()) throw Error(ranks_with(problems, *found) + ": " + *found);
-  state.lifetime->device_engines.push_back(engine);
+  state.membership->keep(engine);
   state.device_backend = std::move(engine);
 }
 
 void release_device_engines(const Group& group) {
   Group::State& state = state_of(group);
   state.device_backend = nullptr;
-  state.lifetime->device_engines.clear();
+  state.membership->release_device_engines();
 }
 
 }  // namespace lockstep

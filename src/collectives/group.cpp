@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/operation_label.h"
 #include "base/rank_board.h"
 #include "collectives/device_engine.h"
 #include "collectives/operand.h"
@@ -66,7 +67,7 @@ std::vector<int64_t> with_rows(int64_t rows, at::IntArrayRef sizes) {
 void note_start(uint64_t sequence, const char* operation, const at::Tensor& tensor, Clock::time_point now) {
   const at::IntArrayRef sizes = tensor.sizes();
   own_page().start_operation(sequence, operation, c10::toString(tensor.scalar_type()), tensor.numel(), sizes.data(),
-                             sizes.size(), now);
+                             sizes.size(), now, OperationLabel::current());
 }
 
 Work start(const std::shared_ptr<Group::State>& group, const char* operation, const at::Tensor& tensor,
@@ -111,20 +112,22 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const char* operati
 }  // namespace
 
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
-                 std::shared_ptr<Lifetime> lifetime) {
+                 std::shared_ptr<Membership> membership) {
   const bool alone = world_size == 1;
   const auto backend = alone ? single_engine::make_backend() : factories.cpu(store, rank, world_size);
   const std::string name = backend->getBackendName();
   auto* blocking = dynamic_cast<BlockingEngine*>(backend.get());
-  return Group(std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(factories), backend, name,
-                                                           blocking, std::move(lifetime), alone ? backend : nullptr}));
+  auto state = std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(factories), backend, name,
+                                                           blocking, membership, alone ? backend : nullptr});
+  membership->add(state);
+  return Group(std::move(state));
 }
 
-void close(const Group& group) { group.state_->lifetime->open = false; }
+void close(const Group& group) { group.state_->membership->close(); }
 
 Group::State& state_of(const Group& group) { return *group.state_; }
 
-bool Group::is_open() const { return state_->lifetime->open; }
+bool Group::is_open() const { return state_->membership->is_open(); }
 int Group::rank() const { return state_->rank; }
 int Group::world_size() const { return state_->world_size; }
 const std::string& Group::backend() const { return state_->backend_name; }
@@ -385,7 +388,7 @@ std::optional<Group> Group::subgroup(const std::vector<int>& ranks) const {
   if (!place) return std::nullopt;
   c10::intrusive_ptr<c10d::Store> store;
   if (state_->store) store = c10::make_intrusive<c10d::PrefixStore>(prefix, state_->store);
-  return make_group(store, *place, static_cast<int>(ranks.size()), state_->factories, state_->lifetime);
+  return make_group(store, *place, static_cast<int>(ranks.size()), state_->factories, state_->membership);
 }
 
 void Group::check_peer(const char* operation, int peer) const {

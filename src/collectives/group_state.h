@@ -3,6 +3,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -27,12 +28,24 @@ struct EngineFactories {
   DeviceBackendFactory device;
 };
 
-/// What a group shares with its subgroups.
-struct Lifetime {
-  std::atomic<bool> open{true};
-  /// They go together when all ranks are done (release_device_engines): none may take memory away from another's
-  /// device.
-  std::vector<c10::intrusive_ptr<c10d::Backend>> device_engines;
+/// What a Context's group has in common with its subgroups: they are left together.
+class Membership {
+ public:
+  bool is_open() const { return open_; }
+  void add(const std::shared_ptr<Group::State>& group);
+  /// Leaves all groups whose engine can: a rank that waits for this one then fails at once.
+  void close();
+
+  /// Keeps a group's engine for devices until all go together, when every rank is done (release_device_engines): none
+  /// may take memory away from another's device.
+  void keep(c10::intrusive_ptr<c10d::Backend> engine) { device_engines_.push_back(std::move(engine)); }
+  void release_device_engines() { device_engines_.clear(); }
+
+ private:
+  std::atomic<bool> open_{true};
+  std::vector<c10::intrusive_ptr<c10d::Backend>> device_engines_;
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Group::State>> groups_;  // guarded by mutex_
 };
 
 struct Group::State {
@@ -43,7 +56,7 @@ struct Group::State {
   const c10::intrusive_ptr<c10d::Backend> backend;
   const std::string backend_name;
   BlockingEngine* const blocking;  ///< the backend, if it is one
-  const std::shared_ptr<Lifetime> lifetime;
+  const std::shared_ptr<Membership> membership;
   c10::intrusive_ptr<c10d::Backend> device_backend;  ///< undefined until a tensor on a device comes (device_engine.h)
   uint64_t sequence = 0;                             ///< operations started so far, equal on all ranks
   int subgroups = 0;                                 ///< subgroups made so far, equal on all ranks
@@ -51,11 +64,12 @@ struct Group::State {
 };
 
 /// The group of `world_size` ranks over the backends the factories make; over the single engine if there is one rank.
-/// `lifetime`: that of the group it is a part of.
+/// `membership`: that of the group it is a part of.
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
-                 std::shared_ptr<Lifetime> lifetime = std::make_shared<Lifetime>());
+                 std::shared_ptr<Membership> membership = std::make_shared<Membership>());
 
-/// Notes that the ranks part: from now on is_open() is false, for copies and subgroups too.
+/// This rank parts from the others: from now on is_open() is false, for copies and subgroups too, and where the engine
+/// can tell the others, those that wait for this rank hear of it now.
 void close(const Group& group);
 
 Group::State& state_of(const Group& group);

@@ -85,6 +85,23 @@ EngineFactories choose_engines(const World& world, const RollCall& present, cons
   return factories;
 }
 
+/// Tells the launcher that this rank waits for the others, and takes it back where they do not meet.
+class Joining {
+ public:
+  Joining() { own_page().set_phase(RankAccount::Phase::kJoining); }
+  ~Joining() {
+    if (!done_) own_page().set_phase(RankAccount::Phase::kUnknown);
+  }
+  Joining(const Joining&) = delete;
+  void done() {
+    done_ = true;
+    own_page().set_phase(RankAccount::Phase::kJoined);
+  }
+
+ private:
+  bool done_ = false;
+};
+
 }  // namespace
 
 struct Context::State {
@@ -116,6 +133,7 @@ Context::Context(ContextOptions options) {
   World world = discover_world(environment);
   options.join_timeout = join_timeout(environment, options);
   if (environment.lockstep_debugged) options.join_timeout = options.collective_timeout = kDebuggedTimeout;
+  Joining joining;
   auto store = open_store(world, options.join_timeout);
   RollCall present = call_the_roll(world, store, options.join_timeout);
   world.local_rank = present.local_rank;
@@ -127,7 +145,7 @@ Context::Context(ContextOptions options) {
                          present, threads, std::move(group), std::nullopt});
   if (options.seed) at::manual_seed(*options.seed + static_cast<uint64_t>(rank()));
   note_uncaught_exceptions();
-  own_page().set_phase(RankAccount::Phase::kJoined);
+  joining.done();
   state_->announce();
 }
 
@@ -140,7 +158,8 @@ Context::~Context() {
   if (unwinding) own_page().fail(RankFailure::kOwn, -1, "");
   own_page().set_phase(unwinding ? RankAccount::Phase::kLeftByException : RankAccount::Phase::kLeft);
   close(*state_->group);
-  // A rank that closes its connections while a peer still reads from them can cut the peer off, so they close together.
+  // Engines other than our own: a rank that closes its connections while a peer still reads from them can cut the peer
+  // off, so they close together.
   if (state_->store && !unwinding) say_farewell(state_->world, state_->store, kFarewell);
   release_device_engines(*state_->group);
   forget_closed_groups();

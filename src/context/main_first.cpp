@@ -5,12 +5,15 @@
 #include <lockstep/convenience.h>
 #include <lockstep/error.h>
 
+#include "base/operation_label.h"
+
 namespace lockstep {
 namespace {
 
 /// The one collective of a guard. Returns the highest rank that says it failed, or -1.
 int64_t meet(const Group& group, bool failed) {
   const at::Tensor word = at::full({1}, failed ? group.rank() : -1, at::kLong);
+  const OperationLabel label("main_first()");
   group.all_reduce(word, ReduceOp::kMax);
   return word.item<int64_t>();
 }

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/operation_label.h"
 #include "base/rank_board.h"
 
 namespace lockstep {
@@ -52,6 +53,7 @@ bool StopRequest::heard(const Group& group) {
     return agreement_->should_stop();
   if (group.world_size() == 1) return asked.load() != 0;
   const at::Tensor any = at::full({1}, asked.load(), at::kInt);
+  const OperationLabel label("stop_requested()");
   group.all_reduce(any, ReduceOp::kMax);
   return any.item<int>() != 0;
 }

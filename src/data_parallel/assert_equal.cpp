@@ -6,6 +6,7 @@
 #include <lockstep/convenience.h>
 #include <lockstep/error.h>
 
+#include "base/operation_label.h"
 #include "data_parallel/divergence.h"
 #include "data_parallel/same_model.h"
 
@@ -29,6 +30,7 @@ std::string describe(const NamedTensors& tensors) {
 
 void assert_equal_across_ranks(const Group& group, const NamedTensors& tensors) {
   if (group.world_size() == 1) return;
+  const OperationLabel label("assert_equal_across_ranks()");
   constexpr const char* kProblem = "the ranks do not hold the same tensors: ";
   const std::string other = first_difference("tensor", group.all_gather_bytes(describe(tensors)));
   if (!other.empty()) throw Error(kProblem + other);

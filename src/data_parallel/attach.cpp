@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "base/heap.h"
+#include "base/operation_label.h"
 #include "collectives/coalesced.h"
 #include "collectives/rank_names.h"
 #include "data_parallel/replica_state.h"
@@ -126,6 +127,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
     for (const auto* list : {&parameters, &new_buffers})
       for (const auto& [name, tensor] : *list)
         if (!is_known(tensor)) unknown.push_back(tensor);
+    const OperationLabel label("the initial parameters");
     if (group.world_size() > 1) broadcast_coalesced(group, unknown, /*root=*/0);
   }
   const bool again = reducer != nullptr;
@@ -168,6 +170,7 @@ std::string Replica::State::inspect() {
 }
 
 void Replica::State::check_not_edited() {
+  const OperationLabel label("the search for edits of the model");
   const auto all = group.all_gather_bytes(inspect());
   for (const std::string& edit : all)
     if (!edit.empty()) throw Error(ranks_with(all, edit) + ": " + edit);

@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/operation_label.h"
 #include "base/rank_board.h"
 #include "collectives/operand.h"
 #include "collectives/rank_names.h"
@@ -76,6 +77,7 @@ std::string difference_of_ranks(const Group& group, const NamedTensors& tensors)
 }
 
 void check_equal_on_all_ranks(const Group& group, const NamedTensors& tensors) {
+  const OperationLabel label("the divergence check");
   const std::string difference = difference_of_ranks(group, tensors);
   if (difference.empty()) return;
   const std::string found = "the replicas have diverged: " + difference;

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/jit/api/module.h>
 
+#include "base/operation_label.h"
 #include "collectives/coalesced.h"
 #include "collectives/rank_names.h"
 #include "data_parallel/replica_state.h"
@@ -47,12 +48,14 @@ void Replica::broadcast_parameters(int root) {
   std::vector<at::Tensor> tensors;
   for (const auto& one : state.known) tensors.push_back(one.tensor);
   for (const auto& [name, buffer] : state.buffers) tensors.push_back(buffer);
+  const OperationLabel label("broadcast_parameters()");
   if (state.group.world_size() > 1) broadcast_coalesced(state.group, tensors, root);
 }
 
 void Replica::average_parameters(double weight) {
   State& state = *state_;
   state.check_not_edited();
+  const OperationLabel label("average_parameters()");
   const at::Tensor weights = state.group.all_gather(at::scalar_tensor(weight, at::kDouble));
   const double total = weights.sum().item<double>();
   std::vector<bool> wrong;

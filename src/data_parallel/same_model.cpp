@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/operation_label.h"
 #include "base/rank_board.h"
 #include "collectives/rank_names.h"
 
@@ -50,6 +51,7 @@ std::string first_difference(const std::string& kind, const std::vector<std::str
 
 void check_same_on_all_ranks(const Group& group, const std::string& kind, const std::string& lines) {
   if (group.world_size() == 1) return;
+  const OperationLabel label("the comparison of the models");
   // Every rank compares everything, so all find the same difference or none; models have few thousand lines at most.
   const std::string difference = first_difference(kind, group.all_gather_bytes(lines));
   if (difference.empty()) return;

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "base/operation_label.h"
 #include "collectives/coalesced.h"
 #include "collectives/rank_names.h"
 #include "data_parallel/divergence.h"
@@ -33,6 +34,7 @@ void Replica::State::reduced(const std::vector<Facts>& ranks) {
 void Replica::State::synchronize_buffers(const std::vector<bool>& active) {
   if (buffers.empty() || !options.broadcast_buffers || group.world_size() == 1) return;
   const auto root = static_cast<int>(std::find(active.begin(), active.end(), true) - active.begin());
+  const OperationLabel label("the buffers");
   switch (options.buffers) {
     case BufferPolicy::kNone:
       return;

@@ -48,21 +48,6 @@ bool uses_pages(const FailureReport& report) {
                      [](const RankAccount& account) { return account.phase != RankAccount::Phase::kUnknown; });
 }
 
-/// "failed first: exit code 3": what follows the culprit's number.
-std::string headline(const Verdict& verdict) {
-  const RankEnd& culprit = *verdict.culprit;
-  const std::string other = verdict.witness ? std::to_string(*verdict.witness) : "";
-  if (verdict.exit_code == kExitMismatch && verdict.witness) {
-    if (culprit.ended && !culprit.how.failed()) return "ended with exit code 0 while rank " + other + " needed it";
-    return "and rank " + other + " do not call the same";
-  }
-  if (verdict.exit_code == kExitHang)
-    return "hangs: " + (verdict.witness ? "it did not come in time" : verdict.testimony);
-  if (verdict.exit_code == kExitNotStarted && verdict.witness) return "did not join the others";
-  if (!culprit.ended) return "failed first: it has not ended";
-  return "failed first: " + describe(culprit.how) + (culprit.stopped ? ", after it was asked to stop" : "");
-}
-
 std::string memory_text(const FailureReport& report) {
   const MemoryKills& memory = report.memory;
   std::string text = "killed for memory: " + memory.counted_in + " counts " + std::to_string(memory.count) +
@@ -94,7 +79,7 @@ void add_culprit(Block& block, const FailureReport& report) {
   const Verdict& verdict = report.verdict;
   const RankEnd& culprit = *verdict.culprit;
   block.text = "lockstep: rank " + std::to_string(culprit.rank) + " of " + std::to_string(report.world_size) + " " +
-               headline(verdict) + "\n";
+               headline(report) + "\n";
   if (!report.what.empty()) block.line("what", one_line(report.what));
   if (verdict.exit_code == kExitOutOfMemory) block.line("memory", memory_text(report));
   block.line("process", std::to_string(culprit.pid) + " on " + report.host + ", " + short_seconds(culprit.seconds) +
@@ -121,8 +106,9 @@ void add_tail(Block& block, const FailureReport& report) {
 Json operation_json(const RankAccount& account) {
   const auto& operation = account.operation;
   if (operation.kind.empty()) return nullptr;
-  return {{"sequence", operation.sequence}, {"name", operation.kind},         {"dtype", operation.dtype},
-          {"shape", operation.shape},       {"elements", operation.elements}, {"finished", !operation.running}};
+  return {{"sequence", operation.sequence}, {"name", operation.kind},   {"of", operation.of},
+          {"dtype", operation.dtype},       {"shape", operation.shape}, {"elements", operation.elements},
+          {"finished", !operation.running}};
 }
 
 const char* kind_name(ProcessEnd::Kind kind) {
@@ -135,7 +121,7 @@ Json culprit_json(const FailureReport& report) {
   const Verdict& verdict = report.verdict;
   if (!verdict.culprit) return nullptr;
   const RankEnd& culprit = *verdict.culprit;
-  Json json = {{"rank", culprit.rank}, {"host", report.host}, {"pid", culprit.pid}, {"headline", headline(verdict)}};
+  Json json = {{"rank", culprit.rank}, {"host", report.host}, {"pid", culprit.pid}, {"headline", headline(report)}};
   json["what"] = report.what.empty() ? Json(nullptr) : Json(report.what);
   json["end"] = culprit.ended ? Json{{"kind", kind_name(culprit.how.kind)},
                                      {"value", culprit.how.value},
@@ -158,6 +144,26 @@ Json how_known(const FailureReport& report) {
 }
 
 }  // namespace
+
+std::string headline(const FailureReport& report) {
+  const Verdict& verdict = report.verdict;
+  const RankEnd& culprit = *verdict.culprit;
+  const RankAccount* account = account_of(report);
+  const std::string other = verdict.witness ? std::to_string(*verdict.witness) : "";
+  if (verdict.exit_code == kExitMismatch && verdict.witness) {
+    if (culprit.ended && !culprit.how.failed()) return "ended with exit code 0 while rank " + other + " needed it";
+    if (account != nullptr && account->phase == RankAccount::Phase::kLeft)
+      return "left the others while rank " + other + " needed it";
+    return "and rank " + other + " do not call the same";
+  }
+  if (verdict.exit_code == kExitHang)
+    return "hangs: " + (verdict.witness ? "it did not come in time" : verdict.testimony);
+  if (verdict.exit_code == kExitNotStarted && verdict.witness)
+    return culprit.ended && !culprit.how.failed() ? "ended with exit code 0 before it joined the others"
+                                                  : "did not join the others";
+  if (!culprit.ended) return "failed first: it has not ended";
+  return "failed first: " + describe(culprit.how) + (culprit.stopped ? ", after it was asked to stop" : "");
+}
 
 int final_exit_code(const FailureReport& report) {
   const Verdict& verdict = report.verdict;

@@ -31,6 +31,9 @@ struct FailureReport {
 /// The launcher's exit code: the verdict's, unless the output or the kernel's counts know better.
 int final_exit_code(const FailureReport& report);
 
+/// "failed first: exit code 3": what follows the number of the culprit, which there must be.
+std::string headline(const FailureReport& report);
+
 /// The block for the terminal, without the line of the exit code.
 std::string format(const FailureReport& report);
 

@@ -262,7 +262,9 @@ void Launcher::conclude_run() {
   }
   if (options_.on_failure) {
     const auto& culprit = report.verdict.culprit;
-    std::string what = report.what.empty() && culprit ? describe(culprit->how) : report.what;
+    std::string what = report.what;
+    // One that did not fail by itself is missed by others.
+    if (what.empty() && culprit) what = culprit->how.failed() ? describe(culprit->how) : headline(report);
     for (const auto& line : report.stall) what.append("\n").append(line);
     options_.on_failure({exit_code_, culprit ? culprit->rank : -1, what});
   }

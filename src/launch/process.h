@@ -58,6 +58,7 @@ struct ProcessEnd {
   int value = 0;
 
   bool failed() const { return kind != Kind::kExited || value != 0; }
+  bool operator==(const ProcessEnd&) const = default;
 };
 
 /// A child in a process group of its own, killed when the launcher's process ends. Until this object is gone the child

@@ -19,6 +19,8 @@ constexpr seconds kKillTime(10);
 /// How long a rank that others accuse may take to end by itself before it is told to: its own end says more.
 constexpr milliseconds kSettleTime(250);
 constexpr seconds kLookEvery(1);
+/// While a rank is gone for which another may come to wait.
+constexpr milliseconds kLookForAbsenceEvery(500);
 /// Time between two looks counts as idle no further than this: the launcher may have been stopped itself.
 constexpr seconds kMostIdleAtOnce(2);
 constexpr seconds kFirstNote(5);
@@ -58,6 +60,7 @@ struct Mover {
   void on(const Looked& event);
   void watch_progress(const Looked& event);
   void judge_running(const Looked& event);
+  void judge_absence(const Looked& event);
   void end(const Looked& event);
   void restart();
   bool may_restart(const Looked& event) const;
@@ -145,6 +148,7 @@ void Mover::on(const Looked& event) {
   }
   if (is_up() && !state.all_ended()) {
     judge_running(event);
+    if (state.phase == Phase::kRunning) judge_absence(event);
     if (is_up()) watch_progress(event);
   }
   const bool late = state.deadline && now >= *state.deadline;
@@ -165,6 +169,19 @@ void Mover::judge_running(const Looked& event) {
   say("rank " + std::to_string(verdict.culprit->rank) + ": " +
       (verdict.culprit->ended ? describe(verdict.culprit->how) : "others cannot go on without it") +
       "; stopping the other ranks");
+  stop(SIGTERM);
+}
+
+void Mover::judge_absence(const Looked& event) {
+  state.may_be_absent = may_be_absent(state.ends, event.ranks);
+  const auto absence = find_absence(state.ends, event.ranks);
+  if (!absence) return state.absence_counts.reset();
+  // A rank may have ended in the instant in which all had met, before the last had noted it.
+  if (!state.absence_counts) state.absence_counts = now + kSettleTime;
+  if (now < *state.absence_counts) return;
+  state.absence = absence;
+  say("rank " + std::to_string(absence->rank) + ": exit code 0 before it joined, and rank " +
+      std::to_string(absence->witness) + " waits for it; stopping the other ranks");
   stop(SIGTERM);
 }
 
@@ -268,7 +285,9 @@ std::optional<Clock::time_point> RunState::wake_at() const {
   std::optional<Clock::time_point> at = deadline;
   const auto sooner = [&](Clock::time_point other) { at = at ? std::min(*at, other) : other; };
   if (settle_by && (phase == Phase::kRunning || phase == Phase::kLeaving)) sooner(*settle_by);
-  if (phase == Phase::kRunning || phase == Phase::kLeaving) sooner(looked + kLookEvery);
+  if (phase == Phase::kRunning && absence_counts) sooner(*absence_counts);
+  if (phase == Phase::kRunning || phase == Phase::kLeaving)
+    sooner(looked + (may_be_absent ? Clock::duration(kLookForAbsenceEvery) : kLookEvery));
   return at;
 }
 
@@ -292,6 +311,14 @@ Verdict conclude(const RunState& state, const std::vector<RankView>& ranks) {
     RankEnd end{.rank = state.hang->culprit, .ended = false};
     if (culprit != state.ends.end()) end = *culprit;
     return {.exit_code = kExitHang, .culprit = end, .testimony = state.hang->what};
+  }
+  if (state.absence) {
+    const auto end = std::find_if(state.ends.begin(), state.ends.end(),
+                                  [&](const RankEnd& one) { return one.rank == state.absence->rank; });
+    return {.exit_code = kExitNotStarted,
+            .culprit = *end,
+            .witness = state.absence->witness,
+            .testimony = "it waits for all ranks to join"};
   }
   const bool asked = state.stop_signal != 0 || state.asked_at;
   std::vector<RankEnd> ends = state.ends;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "launch/absence.h"
 #include "launch/stall.h"
 #include "launch/verdict.h"
 
@@ -43,7 +44,10 @@ struct RunState {
   std::vector<RankEnd> ends;  ///< as they were seen
   std::vector<int> killed;    ///< did not stop when they were asked to
   std::optional<Stall> hang;
-  std::optional<Phase> ended_as;  ///< the phase in which the last rank ended
+  std::optional<Absence> absence;                   ///< that ends the run
+  std::optional<Clock::time_point> absence_counts;  ///< there is one; from then on it ends the run
+  bool may_be_absent = false;                       ///< there may come to be one
+  std::optional<Phase> ended_as;                    ///< the phase in which the last rank ended
 
   // Of progress.
   std::vector<uint64_t> beats;

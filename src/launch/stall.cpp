@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 
 #include "base/printable.h"
 #include "launch/verdict.h"
@@ -43,6 +45,7 @@ std::string line_of(int number, const RankView& rank) {
     if (rank.account.waits_for != 0) text += " for rank " + list_ranks(ranks_of(rank.account.waits_for));
     return text;
   }
+  if (rank.account.phase == RankAccount::Phase::kJoining) return name(number) + " waits for all ranks to join";
   const char* doing = rank.process_state == 'D'   ? " sits in a system call that cannot be interrupted"
                       : rank.process_state == 'R' ? " computes"
                                                   : " is not in a collective";
@@ -101,12 +104,36 @@ std::vector<uint64_t> progress_of(const std::vector<RankView>& ranks) {
   return std::any_of(ranks.begin(), ranks.end(), takes_part) ? beats : std::vector<uint64_t>();
 }
 
-char process_state(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+namespace {
+
+/// What /proc/<pid>/stat says behind the name of the program: the state, the parent, the group, ... Empty: nothing.
+std::string stat_of(const std::string& pid) {
+  std::ifstream file("/proc/" + pid + "/stat");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  // The name before it may hold anything.
+  // The name may hold anything.
   const size_t end = text.rfind(')');
-  return end == std::string::npos || end + 2 >= text.size() ? '\0' : text[end + 2];
+  return end == std::string::npos || end + 2 >= text.size() ? std::string() : text.substr(end + 2);
+}
+
+}  // namespace
+
+char process_state(pid_t pid) {
+  const std::string stat = stat_of(std::to_string(pid));
+  return stat.empty() ? '\0' : stat[0];
+}
+
+bool group_lives(pid_t group) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    char state = 0;
+    pid_t parent = 0, its_group = 0;
+    if (std::istringstream(stat_of(name)) >> state >> parent >> its_group && its_group == group && state != 'Z' &&
+        state != 'X')
+      return true;
+  }
+  return false;
 }
 
 }  // namespace lockstep

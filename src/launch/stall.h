@@ -12,6 +12,7 @@ namespace lockstep {
 struct RankView {
   RankAccount account;
   bool ended = false;
+  bool outlived = false;   ///< it has ended, and something that it started lives, which may be the rank itself
   char process_state = 0;  ///< as in /proc/<pid>/stat: 'T' is stopped; 0: not looked at
 };
 
@@ -32,5 +33,8 @@ std::vector<uint64_t> progress_of(const std::vector<RankView>& ranks);
 
 /// The state of a process as in /proc/<pid>/stat; 0 where there is none to be seen.
 char process_state(pid_t pid);
+
+/// Whether a process group has a member that is no zombie. Looks at every process of the machine.
+bool group_lives(pid_t group);
 
 }  // namespace lockstep

@@ -117,15 +117,23 @@ std::optional<RankEnd> Team::take_end(Rank& rank) {
 
 Looked Team::look(bool process_states) const {
   Looked seen;
+  bool somebody_joins = false;
   for (const auto& rank : ranks_) {
     RankView& view = seen.ranks.emplace_back();
     if (board_) view.account = board_->page(rank.number).read(options_.ranks);
     view.ended = rank.ended;
+    somebody_joins = somebody_joins || (!rank.ended && view.account.phase == RankAccount::Phase::kJoining);
     if (rank.ended || !process_states) continue;
     // The rank's own process may only be what started the one that writes the page.
     view.process_state = process_state(rank.process->pid());
     if (view.process_state != 'T' && view.account.pid > 0) view.process_state = process_state(view.account.pid);
   }
+  // Only then does it matter, and only for them: it means to look at all processes.
+  for (size_t i = 0; somebody_joins && i < ranks_.size(); ++i)
+    if (RankView& view = seen.ranks[i]; view.ended && is_unjoined(view.account))
+      view.outlived = group_lives(ranks_[i].process->pid()) ||
+                      (view.account.pid > 0 && view.account.pid != ranks_[i].process->pid() &&
+                       process_state(view.account.pid) != 0);
   if (board_) {
     seen.stop_asked = board_->head().stop_asked.load() != 0;
     seen.stop_at = board_->head().stop_at.load();

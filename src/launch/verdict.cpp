@@ -96,7 +96,9 @@ int exit_code_of(const RankEnd* end, const RankAccount& account, RankFailure acc
   if (account.failure == RankFailure::kOwn || account.phase == RankAccount::Phase::kLeftByException)
     return kExitRankFailed;
   if (accusation == RankFailure::kMissing)
-    return account.phase == RankAccount::Phase::kUnknown ? kExitNotStarted : kExitHang;
+    return account.phase == RankAccount::Phase::kUnknown || account.phase == RankAccount::Phase::kJoining
+               ? kExitNotStarted
+               : kExitHang;
   // One that has ended well or left the group in good order makes fewer collectives than the others.
   const bool done = account.phase == RankAccount::Phase::kLeft || (end != nullptr && !end->how.failed());
   return done ? kExitMismatch : kExitRankFailed;

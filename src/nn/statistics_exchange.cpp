@@ -6,12 +6,14 @@
 
 #include <ATen/ATen.h>
 
+#include "base/operation_label.h"
 #include "collectives/group_state.h"
 #include "collectives/rank_names.h"
 
 namespace lockstep {
 namespace {
 
+constexpr const char* kLabel = "the statistics of a batch norm";
 constexpr int64_t kHeader = 2;  ///< what a row within join() begins with: its kind, and how many numbers it has
 
 std::vector<int> all_ranks(const Group& group) {
@@ -73,10 +75,12 @@ StatisticsExchange::Table StatisticsExchange::exchange(Kind kind, const at::Tens
 }
 
 at::Tensor StatisticsExchange::gather(const at::Tensor& row) {
+  const OperationLabel label(kLabel);
   return joining_ ? exchange(Kind::kStatistics, row).rows : group.all_gather(row);
 }
 
 at::Tensor StatisticsExchange::sum(const at::Tensor& row) {
+  const OperationLabel label(kLabel);
   if (!joining_) {
     group.all_reduce(row);
     return row;

@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/clock.h"
+#include "base/operation_label.h"
 #include "base/rank_board.h"
 #include "collectives/rank_names.h"
 
@@ -23,6 +24,14 @@ std::vector<ParameterSize> sizes_of(const NamedTensors& parameters) {
     sizes.push_back({static_cast<int64_t>(parameter.nbytes()), kind});
   }
   return sizes;
+}
+
+/// What a rank's page has room for, twice.
+constexpr size_t kLabelledName = 40;
+
+/// The end of a name tells layers apart.
+std::string shortened(const std::string& name, size_t longest) {
+  return name.size() <= longest ? name : "..." + name.substr(name.size() - longest + 3);
 }
 
 /// "number of passes" of each active rank; -1 stands for the others.
@@ -56,6 +65,7 @@ Reducer::Reducer(const NamedTensors& parameters, Group group, Settings settings,
     names_.push_back(name);
     tensors_.push_back(tensor);
   }
+  for (size_t b = 0; b < plan_.size(); ++b) labels_.push_back(describe(b, kLabelledName));
 }
 
 void Reducer::follow(size_t parameter, const at::Tensor& tensor) {
@@ -185,6 +195,7 @@ double Reducer::weight() const { return settings_.reduction == GradientReduction
 
 void Reducer::launch(Bucket& bucket) {
   at::NoGradGuard no_grad;
+  const OperationLabel label(labels_[launched_]);
   if (weight() != 1) weight() == 0 ? bucket.gradients().zero_() : bucket.gradients().mul_(weight());
   try {
     const bool last = launched_ + 1 == buckets_.size();
@@ -226,8 +237,10 @@ std::vector<Facts> Reducer::reduce_all(bool active) {
   passes_.since_reduction = 0;
   used_.assign(used_.size(), false);
   judge(ranks);
-  if (std::any_of(ranks.begin(), ranks.end(), std::mem_fn(&Facts::late)))
+  if (std::any_of(ranks.begin(), ranks.end(), std::mem_fn(&Facts::late))) {
+    const OperationLabel label("gradients that came late");
     for (Bucket& bucket : buckets_) bucket.reduce_late(group_, op(), weight());
+  }
   scale(ranks);
   for (Bucket& bucket : buckets_) bucket.finish();
   ++reductions_;
@@ -239,6 +252,7 @@ std::vector<Facts> Reducer::reduce_all(bool active) {
 }
 
 void Reducer::judge_non_finite() {
+  const OperationLabel label("the search for non-finite gradients");
   const std::string findings = equipment_.watch->findings(group_, names_);
   if (findings.empty()) return;
   for (const at::Tensor& tensor : tensors_) tensor.mutable_grad().reset();
@@ -254,6 +268,7 @@ void Reducer::wait() {
   const auto start = Clock::now();
   if (equipment_.timeline) equipment_.timeline->waits();
   for (size_t b = 0; b < buckets_.size(); ++b) {
+    const OperationLabel label(labels_[b]);  // of what a hook still has to do
     try {
       buckets_[b].wait();
       if (equipment_.timeline) equipment_.timeline->done(b);
@@ -269,6 +284,7 @@ void Reducer::wait() {
 void Reducer::judge(const std::vector<Facts>& ranks) {
   const auto any = [&](bool Facts::*fact) { return std::any_of(ranks.begin(), ranks.end(), std::mem_fn(fact)); };
   if (any(&Facts::trouble)) {
+    const OperationLabel label("what is wrong on each rank");
     const auto troubles = group_.all_gather_bytes(std::exchange(trouble_, ""));
     std::string text;
     for (const std::string& trouble : troubles) {
@@ -319,8 +335,9 @@ void Reducer::note_trouble(size_t parameter, const std::string& what) {
   if (trouble_.empty()) trouble_ = "parameter " + names_[parameter] + " " + what;
 }
 
-std::string Reducer::describe(size_t bucket) const {
-  const std::string &first = names_[plan_[bucket].front()], &last = names_[plan_[bucket].back()];
+std::string Reducer::describe(size_t bucket, size_t longest_name) const {
+  const std::string first = shortened(names_[plan_[bucket].front()], longest_name),
+                    last = shortened(names_[plan_[bucket].back()], longest_name);
   return "bucket " + std::to_string(bucket + 1) + " of " + std::to_string(plan_.size()) + " (" + first +
          (first == last ? "" : " to " + last) + ")";
 }

@@ -110,7 +110,8 @@ class Reducer {
   /// What this rank's gradients are multiplied by.
   double weight() const;
   void note_trouble(size_t parameter, const std::string& what);
-  std::string describe(size_t bucket) const;
+  /// "bucket 1 of 2 (out.bias to second.weight)", no name longer than that.
+  std::string describe(size_t bucket, size_t longest_name = std::string::npos) const;
 
   struct Place {
     size_t bucket, slot;
@@ -123,7 +124,8 @@ class Reducer {
   std::vector<std::string> names_;
   std::vector<at::Tensor> tensors_;
   std::vector<std::vector<size_t>> plan_;
-  std::vector<Place> places_;  ///< of each parameter
+  std::vector<std::string> labels_;  ///< of each bucket, for its collectives
+  std::vector<Place> places_;        ///< of each parameter
 
   BackwardPasses& passes_;  ///< owned by the user's thread
   bool divide_by_active_ = false;

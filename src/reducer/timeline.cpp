@@ -5,6 +5,8 @@
 
 #include <ATen/ATen.h>
 
+#include "base/operation_label.h"
+
 namespace lockstep {
 namespace {
 
@@ -43,6 +45,7 @@ void Timeline::end(const Group& group) {
 
 void Timeline::compare(const Group& group, double waited_ms) {
   const auto ranks = static_cast<size_t>(group.world_size());
+  const OperationLabel label("the comparison of the ranks' times");
   const at::Tensor all = group.all_gather(at::scalar_tensor(waited_ms, at::kDouble));
   const double* waits = all.const_data_ptr<double>();
   wait_ms_by_rank_.resize(ranks);

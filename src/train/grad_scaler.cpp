@@ -9,6 +9,8 @@
 
 #include <lockstep/error.h>
 
+#include "base/operation_label.h"
+
 namespace lockstep {
 namespace {
 
@@ -79,6 +81,7 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
               before != found_.end() && before->second.stepped ? "were used by step() since the last update()"
                                                                : "are unscaled already since the last update()");
   const at::Tensor found = unscale_local(optimizer);
+  const OperationLabel label("the gradient scaler");
   if (group_) group_->all_reduce(found, ReduceOp::kMax);
   TORCH_CHECK(found[1].item<float>() > 0,
               "GradScaler: no parameter of the optimizer has a gradient; call backward() before. With "

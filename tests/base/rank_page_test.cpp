@@ -6,7 +6,9 @@
 
 #include <cstring>
 #include <memory>
+#include <thread>
 
+#include "base/operation_label.h"
 #include "base/rank_board.h"
 
 namespace lockstep {
@@ -39,6 +41,31 @@ TEST(RankPage, TellsTheLastOperation) {
   EXPECT_EQ(page->read(2).operation.shape.size(), RankPage::kShownDimensions);
   page->start_operation(14, "a name that is far too long", "", 1, nullptr, 0, Clock::now());
   EXPECT_EQ(page->read(2).operation.text(), "a name that is  #14");
+}
+
+TEST(RankPage, SaysWhatAnOperationIsFor) {
+  const auto page = std::make_unique<RankPage>();
+  const int64_t shape[] = {7};
+  const auto text_of = [&](std::string_view of, const char* dtype) {
+    page->start_operation(12, "all_reduce", dtype, 7, shape, 1, Clock::now(), of);
+    return page->read(1).operation.text();
+  };
+  EXPECT_EQ(text_of("bucket 1 of 2 (a to b)", "Float"), "all_reduce #12 (Float [7]) of bucket 1 of 2 (a to b)");
+  EXPECT_EQ(text_of("the buffers", ""), "all_reduce #12 of the buffers");
+  EXPECT_EQ(text_of("", "Float"), "all_reduce #12 (Float [7])") << "nothing of the one before";
+  text_of(std::string(300, 'x'), "Float");
+  EXPECT_EQ(page->read(1).operation.of, std::string(127, 'x'));
+}
+
+TEST(RankPage, LabelsNest) {
+  EXPECT_EQ(OperationLabel::current(), "");
+  const OperationLabel outer("a checkpoint");
+  {
+    const OperationLabel inner("the buffers");
+    EXPECT_EQ(OperationLabel::current(), "the buffers");
+    std::thread([] { EXPECT_EQ(OperationLabel::current(), ""); }).join();
+  }
+  EXPECT_EQ(OperationLabel::current(), "a checkpoint");
 }
 
 TEST(RankPage, TheFirstFailureStays) {

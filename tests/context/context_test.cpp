@@ -94,6 +94,14 @@ TEST(Threads, AreTheUsersWhereHeSaysSo) {
   ::unsetenv("OMP_NUM_THREADS");
 }
 
+void throw_out_of(Context context) {
+  try {
+    const Context moved(std::move(context));
+    throw std::runtime_error("on purpose");
+  } catch (const std::runtime_error&) {
+  }
+}
+
 TEST(Leaving, WaitsForTheOthersButNotForEver) {
   run_ranks(2, [](Context& context) {
     // Rank 0 leaves at once; its exchange with the slower rank still succeeds because it waits in its destructor.
@@ -104,16 +112,53 @@ TEST(Leaving, WaitsForTheOthersButNotForEver) {
   });
 }
 
+TEST(Leaving, OnesThatStillNeedThisRankHearOfItAtOnce) {
+  for (const int ranks : {2, 3}) {
+    run_ranks(ranks, [](Context& context) {
+      const Group everybody = context.group(), part = context.group().subgroup({0, 1}).value_or(everybody);
+      context.group().barrier();
+      const auto start = Clock::now();
+      if (context.rank() == 1) {
+        { const Context leaving(std::move(context)); }
+        EXPECT_FALSE(part.is_open());
+        EXPECT_GT(seconds_since(start), 4) << "it waits for the others, who might be slow to leave";
+        return;
+      }
+      // Rank 1 need not be gone: its process waits in the destructor of its Context.
+      for (const Group& group : {part, everybody}) {
+        try {
+          const at::Tensor tensor = at::ones({64});
+          for (int turn = 0; turn < 2; ++turn) group.all_reduce(tensor);
+          ADD_FAILURE() << "no rank 1 could take part";
+        } catch (const Error& error) {
+          EXPECT_NE(std::string(error.what()).find("rank 1 has already left the group"), std::string::npos)
+              << error.what();
+        }
+      }
+      EXPECT_LT(seconds_since(start), 2);
+      // What would follow an error: it ends without a farewell.
+      throw_out_of(std::move(context));
+    });
+  }
+}
+
+TEST(Leaving, OfOneThatNobodyNeedsHurtsNobody) {
+  run_ranks(3, [](Context& context) {
+    const auto start = Clock::now();
+    const at::Tensor tensor = at::ones({1 << 20});
+    context.group().all_reduce(tensor);
+    if (context.rank() != 0) return;
+    while (seconds_since(start) < 1) std::this_thread::sleep_for(std::chrono::milliseconds(10));  // say, it saves
+    EXPECT_EQ(tensor[0].item<float>(), 3);
+  });
+}
+
 TEST(Leaving, AfterAnExceptionIsImmediate) {
   const auto start = Clock::now();
   run_ranks(2, [](Context& context) {
     context.group().barrier();
     if (context.rank() == 0) return;  // leaves in good order, and waits for rank 1, bounded
-    try {
-      Context moved(std::move(context));
-      throw std::runtime_error("on purpose");
-    } catch (const std::runtime_error&) {
-    }
+    throw_out_of(std::move(context));
   });
   EXPECT_LT(seconds_since(start), 10);
 }

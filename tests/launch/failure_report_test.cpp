@@ -67,6 +67,19 @@ TEST(FailureReport, TellsWhatIsKnown) {
     EXPECT_NE(text.find(line), std::string::npos) << line << text;
 }
 
+TEST(FailureReport, ARankThatTheOthersMiss) {
+  FailureReport report = full_report();
+  report.verdict.culprit->how = {Kind::kExited, 0};
+  report.verdict.exit_code = 46;
+  EXPECT_NE(format(report).find("rank 1 of 4 ended with exit code 0 before it joined the others\n"), std::string::npos);
+  report.verdict.exit_code = 44;
+  EXPECT_NE(format(report).find("rank 1 of 4 ended with exit code 0 while rank 3 needed it\n"), std::string::npos);
+  report.verdict.culprit->how = {Kind::kSignalled, SIGTERM};
+  report.verdict.culprit->stopped = true;
+  report.accounts[1].phase = RankAccount::Phase::kLeft;
+  EXPECT_NE(format(report).find("rank 1 of 4 left the others while rank 3 needed it\n"), std::string::npos);
+}
+
 TEST(FailureReport, TheSameAsJson) {
   const auto json = nlohmann::json::parse(to_json(full_report()));
   EXPECT_EQ(json["exit_code"], 40);
@@ -77,6 +90,7 @@ TEST(FailureReport, TheSameAsJson) {
   EXPECT_EQ(json["culprit"]["end"]["value"], 3);
   EXPECT_EQ(json["culprit"]["last_collective"]["sequence"], 12);
   EXPECT_EQ(json["culprit"]["last_collective"]["shape"], (std::vector<int>{64, 10}));
+  EXPECT_EQ(json["culprit"]["last_collective"]["of"], "");
   EXPECT_EQ(json["culprit"]["last_collective"]["finished"], false);
   EXPECT_EQ(json["how_known"]["rank"], 3);
   EXPECT_EQ(json["state_kept"]["step"], 400);

@@ -64,6 +64,40 @@ TEST(LauncherPage, AVictimThatEndsFirstIsNotBlamed) {
   EXPECT_EQ(report["how_known"]["rank"], 0);
 }
 
+TEST(LauncherPage, ARankThatEndsWellBeforeItJoinsIsNamed) {
+  for (const char* before : {"1:sleep=0", "1:joining"}) {
+    Launched run(ranks(3, {}, {before, "1:exit=0", "joining", "sleep=60000"}));
+    const auto result = run.wait();
+    EXPECT_EQ(result.exit_code, 46);
+    EXPECT_LT(result.seconds, 3);
+    EXPECT_TRUE(contains(result.err, "rank 1 of 3 ended with exit code 0 before it joined the others\n")) << result.err;
+    EXPECT_TRUE(contains(result.err, "known by  rank 0, which says: it waits for all ranks to join\n")) << result.err;
+    EXPECT_EQ(report_of(run)["exit_code"], 46);
+    EXPECT_EQ(report_of(run)["culprit"]["end"]["value"], 0);
+    EXPECT_TRUE(run.processes().empty());
+  }
+}
+
+TEST(LauncherPage, RanksMayEndAtAnyTimeWhereNobodyMissesThem) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"1:exit=0", "sleep=1500"},
+                                             {"1:exit=0", "sleep=1500", "step"},
+                                             {"1:leave_a_child=1700", "1:exit=0", "joining", "sleep=1500"}}) {
+    Launched run(ranks(2, {}, words));
+    const auto result = run.wait();
+    EXPECT_EQ(result.exit_code, 0) << words[0] << result.err;
+  }
+}
+
+TEST(LauncherPage, ACollectiveIsToldByWhatItIsFor) {
+  Launched run(ranks(2, {}, {"join", "of_a_bucket", "start=912", "1:sleep=100", "1:exit=3", "sleep=60000"}));
+  const auto result = run.wait();
+  const std::string bucket = "bucket 1 of 2 (out.bias to out.weight)";
+  EXPECT_TRUE(contains(result.err, "last did  all_reduce #912 (Float [64, 10]) of " + bucket + ", not finished\n"))
+      << result.err;
+  EXPECT_EQ(report_of(run)["culprit"]["last_collective"]["of"], bucket);
+}
+
 TEST(LauncherPage, ARankThatIsDoneTooEarlyDoesNotMatch) {
   Launched run(ranks(
       2, {}, {"join", "1:start=912", "1:finish=912", "1:leave", "1:exit=0", "sleep=50", "victim_of=1", "exit=1"}));

@@ -39,15 +39,27 @@ void train(bool save) {
   if (save) lockstep::own_page().note_checkpoint("/run/step.pt", step, Clock::now());
 }
 
+std::string purpose;  // of the operations that follow
+
+/// In this process's group.
+void leave_a_child(int64_t ms) {
+  if (::fork() != 0) return;
+  sleep_ms(ms);
+  ::_exit(0);
+}
+
 void act(const std::string& word, int64_t number) {
   auto& page = lockstep::own_page();
+  if (word == "joining") page.set_phase(RankAccount::Phase::kJoining);
   if (word == "join") page.set_phase(RankAccount::Phase::kJoined);
   if (word == "communicate") page.communicates();
   if (word == "leave") page.set_phase(RankAccount::Phase::kLeft);
   if (word == "start") {
     const int64_t shape[] = {64, 10};
-    page.start_operation(static_cast<uint64_t>(number), "all_reduce", "Float", 640, shape, 2, Clock::now());
+    page.start_operation(static_cast<uint64_t>(number), "all_reduce", "Float", 640, shape, 2, Clock::now(), purpose);
   }
+  if (word == "of_a_bucket") purpose = "bucket 1 of 2 (out.bias to out.weight)";
+  if (word == "leave_a_child") leave_a_child(number);
   if (word == "finish") page.finish_operation(static_cast<uint64_t>(number));
   if (word == "wait_for") page.set_waits_for(uint64_t{1} << number);
   if (word == "step") page.count_step();

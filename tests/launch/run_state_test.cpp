@@ -298,6 +298,85 @@ TEST(RunState, ARankThatLeavesMayBeSeenBeforeTheRequest) {
   EXPECT_EQ(unasked.code(), kExitRankFailed);
 }
 
+TEST(RunState, ARankThatEndsWellBeforeItJoinsIsMissed) {
+  for (const auto phase : {RankAccount::Phase::kUnknown, RankAccount::Phase::kJoining}) {
+    Simulation run({.ranks = 3, .max_restarts = 1});
+    run.ranks[0].account.phase = RankAccount::Phase::kJoining;
+    run.ranks[1].account.phase = phase;
+    EXPECT_EQ(run.end(1, exited(0)), Kinds{});
+    EXPECT_EQ(*run.state().wake_at() - run.now(), milliseconds(250));
+    EXPECT_EQ(run.after(milliseconds(249)), Kinds{}) << "rank 0 may be about to note that all have met";
+    EXPECT_EQ(run.after(milliseconds(1)), Kinds{Kind::kSignal});
+    EXPECT_TRUE(contains(run.said, "rank 1: exit code 0 before it joined, and rank 0 waits for it")) << run.said;
+    EXPECT_EQ(run.end(0, killed(SIGTERM)), Kinds{});
+    EXPECT_EQ(run.end(2, killed(SIGTERM)), Kinds{Kind::kConclude});
+    const Verdict verdict = conclude(run.state(), run.ranks);
+    EXPECT_EQ(verdict.exit_code, kExitNotStarted);
+    EXPECT_EQ(verdict.culprit->rank, 1);
+    EXPECT_EQ(verdict.culprit->how, exited(0));
+    EXPECT_EQ(verdict.witness, 0);
+    EXPECT_EQ(run.state().phase, Phase::kOver) << "the same would happen again";
+  }
+}
+
+TEST(RunState, ARankThatComesLateFindsWhoIsGone) {
+  Simulation run({.ranks = 2});
+  EXPECT_EQ(run.end(1, exited(0)), Kinds{});
+  for (int turn = 0; turn < 100; ++turn) EXPECT_EQ(run.after(milliseconds(500)), Kinds{}) << "it may need nobody";
+  EXPECT_EQ(run.state().wake_at(), run.now() + milliseconds(500)) << "so that it is known within a second";
+  run.ranks[0].account.phase = RankAccount::Phase::kJoining;
+  EXPECT_EQ(run.after(milliseconds(500)), Kinds{});
+  EXPECT_EQ(run.after(milliseconds(250)), Kinds{Kind::kSignal});
+}
+
+TEST(RunState, RanksThatNobodyMissesMayEnd) {
+  Simulation scripts({.ranks = 3});
+  EXPECT_EQ(scripts.end(0, exited(0)), Kinds{});
+  EXPECT_EQ(scripts.wait(seconds(1000)), Kinds{}) << "the others do not join";
+  EXPECT_EQ(scripts.end(1, exited(0)), Kinds{});
+  EXPECT_EQ(scripts.end(2, exited(0)), Kinds{Kind::kConclude});
+  EXPECT_EQ(scripts.code(), kExitOk);
+
+  Simulation done({.ranks = 2});  // rank 1 has left, and rank 0 did not get to note that it has joined
+  done.ranks[0].account.phase = RankAccount::Phase::kJoining;
+  done.ranks[1].account.phase = RankAccount::Phase::kLeft;
+  done.end(1, exited(0));
+  EXPECT_EQ(done.wait(seconds(1000)), Kinds{});
+
+  Simulation met({.ranks = 2});  // the same a moment before it leaves
+  met.ranks[0].account.phase = met.ranks[1].account.phase = RankAccount::Phase::kJoining;
+  met.end(1, exited(0));
+  met.after(milliseconds(100));
+  met.ranks[0].account.phase = RankAccount::Phase::kJoined;
+  EXPECT_EQ(met.wait(seconds(1000)), Kinds{});
+  EXPECT_EQ(met.end(0, exited(0)), Kinds{Kind::kConclude});
+  EXPECT_EQ(met.code(), kExitOk);
+
+  Simulation wrapped({.ranks = 2});  // a shell that has put the program into the background
+  wrapped.ranks[0].account.phase = RankAccount::Phase::kJoining;
+  wrapped.ranks[1].outlived = true;
+  wrapped.end(1, exited(0));
+  EXPECT_EQ(wrapped.wait(seconds(1000)), Kinds{});
+  wrapped.ranks[1].outlived = false;
+  EXPECT_EQ(wrapped.wait(seconds(2)), Kinds{Kind::kSignal}) << "and that has ended";
+}
+
+TEST(RunState, ARankThatFailedToJoinMissesOthersItself) {
+  Simulation run({.ranks = 3});
+  run.ranks[0].account.phase = RankAccount::Phase::kJoining;
+  run.ranks[1].account.failure =
+      RankFailure::kMissing;  // its time was up first; the program goes on without the others
+  run.ranks[1].account.peer = 2;
+  run.end(1, exited(0));
+  EXPECT_EQ(run.wait(seconds(100)), Kinds{});
+  run.ranks[0].account.failure = RankFailure::kMissing;
+  run.ranks[0].account.peer = 2;
+  run.end(0, exited(1));
+  EXPECT_EQ(run.wait(seconds(1)), Kinds{Kind::kSignal});
+  EXPECT_EQ(conclude(run.state(), run.ranks).culprit->rank, 2);
+  EXPECT_EQ(run.code(), kExitNotStarted);
+}
+
 TEST(RunState, AStallIsReportedSoonAndEndedLate) {
   Simulation run({.ranks = 3, .hang_timeout = seconds(60)});
   train(run);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 namespace lockstep {
@@ -64,6 +65,20 @@ TEST(Stall, ComputingIsNoStall) {
 
 TEST(Stall, LinesAreBounded) {
   EXPECT_EQ(diagnose(std::vector<RankView>(64, view("barrier", 1, true)))->lines.size(), Stall::kLines);
+}
+
+TEST(Stall, ProcessesOfAGroup) {
+  EXPECT_TRUE(group_lives(::getpgrp()));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setpgid(0, 0);
+    ::_exit(0);
+  }
+  siginfo_t ended{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT), 0);
+  EXPECT_FALSE(group_lives(child)) << "only a zombie is in it";
+  ::waitpid(child, nullptr, 0);
+  EXPECT_FALSE(group_lives(child));
 }
 
 TEST(Stall, StatesOfProcesses) {
