@@ -63,7 +63,7 @@ void expect(Outcome& outcome, Run& run, const Expectation& expected) {
   }
   outcome.ambiguous = !report.also_suspect.empty();
   if (expected.fault_ns != 0) {
-    const double lag_ms = static_cast<double>(run.lag_ns()) / 1e6;
+    const double lag_ms = static_cast<double>(run.lag_ns(expected.fault_ns)) / 1e6;
     outcome.end_ms = static_cast<double>(run.ended_ns() - expected.fault_ns) / 1e6;
     if (report.known_ns) outcome.known_ms = static_cast<double>(*report.known_ns - expected.fault_ns) / 1e6;
     if (outcome.known_ms && *outcome.known_ms > 1e3 * expected.known_within_s + lag_ms)

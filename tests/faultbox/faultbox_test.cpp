@@ -1,16 +1,20 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "base/file_descriptor.h"
+#include "base/usable_cores.h"
 #include "faultbox/cases.h"
+#include "faultbox/starvation.h"
 
 // That faultbox sees what it is there to see.
 
@@ -41,6 +45,42 @@ TEST(FaultboxReport, CulpritDoubtsAndTheFirstLineOfThem) {
   EXPECT_EQ(report.also_suspect, (std::vector<int>{0, 3, 4}));
   EXPECT_EQ(report.known_ns, 2);
   EXPECT_TRUE(report.problems.empty());
+}
+
+TEST(FaultboxStarvation, IsWhatProcessesWaitForAProcessor) {
+  const auto busy = [](int cpu) {
+    const pid_t child = ::fork();
+    if (child != 0) return child;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    ::sched_setaffinity(0, sizeof set, &set);
+    for (volatile int i = 0;;) i = i + 1;
+  };
+  const int cpu = allowed_cpus().front();
+  const pid_t idle = ::fork();
+  if (idle == 0)
+    for (;;) ::pause();
+  const std::vector<pid_t> ranks = {busy(cpu), busy(cpu)};
+  Starvation starvation;
+  const int64_t start = now_ns();
+  EXPECT_EQ(starvation.since(start), 0);
+  eventually(
+      [&] {
+        starvation.look(idle, ranks, now_ns());
+        return starvation.since(start) > 200'000'000;
+      },
+      std::chrono::milliseconds(20000));
+  // Of two that share a processor one waits at any time, so both together no longer than the time that has passed.
+  const int64_t waited = starvation.since(start), middle = now_ns();
+  EXPECT_GT(waited, 200'000'000);
+  EXPECT_LT(starvation.since(middle), waited) << "what was before does not count";
+  for (const pid_t child : {idle, ranks[0], ranks[1]}) {
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+  }
+  starvation.look(idle, ranks, now_ns() + 1'000'000'000);
+  EXPECT_EQ(starvation.since(now_ns()), 0) << "they are gone";
 }
 
 TEST(FaultboxReport, AJsonThatContradictsTheBlock) {

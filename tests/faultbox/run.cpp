@@ -178,6 +178,7 @@ void Run::take(int timeout_ms) {
       watched_[rank].ended_ns = now;
       watched_[rank].fd.reset();
     }
+  look_for_starvation();
   if (polled[0].revents != 0) read_from(out_, false);
   if (polled[1].revents != 0) read_from(err_, true);
   if (sampled_) return;
@@ -210,10 +211,21 @@ bool Run::reap() {
   return true;
 }
 
+void Run::look_for_starvation() {
+  std::vector<pid_t> ranks;
+  for (int rank = 0; rank < plan_.ranks; ++rank)
+    if (const pid_t pid = page_->ranks[rank].pid; pid != 0) ranks.push_back(pid);
+  starvation_.look(pid_, ranks, now_ns());
+}
+
+bool Run::is_over(int64_t start_ns, milliseconds timeout) const {
+  const int64_t over = now_ns() - start_ns - std::chrono::nanoseconds(timeout).count();
+  return over >= 0 && over >= lag_ns(start_ns);
+}
+
 bool Run::wait_until(const std::function<bool()>& condition, milliseconds timeout) {
-  const int64_t start = now_ns() - lag_ns_;
-  while (!condition()) {
-    if (reap() || now_ns() - lag_ns_ - start >= std::chrono::nanoseconds(timeout).count()) return false;
+  for (const int64_t start = now_ns(); !condition();) {
+    if (reap() || is_over(start, timeout)) return false;
     take(1);
   }
   return true;
@@ -226,8 +238,8 @@ void Run::wait_for(std::chrono::microseconds time) {
 
 bool Run::wait(milliseconds timeout) {
   bool in_time = true;
-  for (const int64_t start = now_ns() - lag_ns_; !reap();) {
-    if (now_ns() - lag_ns_ - start >= std::chrono::nanoseconds(timeout).count()) {
+  for (const int64_t start = now_ns(); !reap();) {
+    if (is_over(start, timeout)) {
       in_time = false;
       ::kill(pid_, SIGKILL);
       eventually([&] { return reap(); }, milliseconds(5000));
@@ -251,7 +263,7 @@ Report Run::report() const {
 
 std::vector<std::string> Run::audit() {
   std::vector<std::string> problems = problems_;
-  const milliseconds lag(lag_ns_ / 1'000'000);
+  const milliseconds lag(lag_ns(ended_ns_ - std::chrono::nanoseconds(kGoneIn).count()) / 1'000'000);
   if (!eventually([&] { return processes().empty(); }, kGoneIn + lag))
     for (const pid_t left : processes()) {
       problems.push_back("a process is left: " + describe_process(left));

@@ -12,6 +12,7 @@
 #include "faultbox/fault_page.h"
 #include "faultbox/processes.h"
 #include "faultbox/report.h"
+#include "faultbox/starvation.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep::faultbox {
@@ -64,9 +65,10 @@ class Run {
   /// When the process that is this rank ended, as was seen while output was taken; 0: it was not seen.
   int64_t rank_ended_ns(int rank) const { return watched_[static_cast<size_t>(rank)].ended_ns; }
   int64_t printed_bytes() const { return printed_bytes_; }
-  /// By how much this process, which only sleeps, has been late in all: what a machine that is not left to itself takes
-  /// from everybody. Bounds are wider by it.
-  int64_t lag_ns() const { return lag_ns_; }
+  /// What a machine that is not left to them has taken from the run's processes since then, and from this one, which
+  /// only sleeps, in all. Bounds are wider by it.
+  int64_t lag_ns(int64_t since_ns) const { return lag_ns_ + starvation_.since(since_ns); }
+  void look_for_starvation();
   Report report() const;
   /// What came on its stderr so far.
   const std::vector<Line>& lines() const { return lines_; }
@@ -83,6 +85,7 @@ class Run {
   void watch_ranks();
   void read_from(FileDescriptor& fd, bool lines);
   bool reap();
+  bool is_over(int64_t start_ns, std::chrono::milliseconds timeout) const;
 
   RunPlan plan_;
   std::string mark_;
@@ -100,6 +103,7 @@ class Run {
   int64_t printed_bytes_ = 0, started_ns_ = 0, ended_ns_ = 0, lag_ns_ = 0;
   int exit_code_ = 0;
   bool sampled_ = false;
+  Starvation starvation_;
   Holdings holdings_;
   std::vector<std::string> problems_;
 };
