@@ -1,7 +1,6 @@
 #include <lockstep/checkpointer.h>
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 
@@ -19,6 +18,7 @@
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/object_reader.h"
 #include "checkpoint/object_writer.h"
+#include "checkpoint/random_states.h"
 
 // One save, on all ranks: each packs what is its own and sends it to rank 0; rank 0 looks at all tensors, copies them,
 // and tells the others whether that went well; they go on training, while a thread of rank 0 writes the copy.
@@ -30,8 +30,7 @@ using Clock = std::chrono::steady_clock;
 using Dict = c10::impl::GenericDict;
 
 constexpr const char* kStep = "step";
-constexpr const char* kRanks = "ranks";    // list of what each rank has of its own, each a .pt file in a uint8 tensor
-constexpr const char* kRandom = "random";  // in there: the generator's state
+constexpr const char* kRanks = "ranks";  // list of what each rank has of its own, each a .pt file in a uint8 tensor
 constexpr double kMaxSecondsBetweenQuestions = 1;
 
 Dict new_dict() { return Dict(c10::AnyType::get(), c10::AnyType::get()); }
@@ -87,7 +86,7 @@ struct Checkpointer::State {
 
   c10::IValue own_state() const {
     Dict own = new_dict();
-    own.insert(kRandom, at::detail::getDefaultCPUGenerator().get_state());
+    save_random_states(own);
     for (const NamedPart& part : parts)
       if (part.scope == Scope::kEachRank) own.insert(part.name, part.part.save());
     return own;
@@ -226,8 +225,7 @@ struct Checkpointer::State {
         const Dict own = unpacked(ranks.get(static_cast<size_t>(group.rank())).toTensor(), path).toGenericDict();
         for (const NamedPart& part : parts)
           if (part.scope == Scope::kEachRank) load_part(part, own);
-        at::Generator generator = at::detail::getDefaultCPUGenerator();
-        generator.set_state(own.at(kRandom).toTensor().clone());
+        restore_random_states(own);
       } else if (is_main()) {
         TORCH_WARN("the checkpoint was saved by ", ranks.size(), " ranks: random states, and what else each rank had ",
                    "of its own, are not resumed on ", group.world_size());
@@ -298,7 +296,7 @@ Checkpointer::Checkpointer(std::string folder, Group group, CheckpointerOptions 
 Checkpointer::~Checkpointer() = default;
 
 Checkpointer& Checkpointer::add(const std::string& name, Part part, Scope scope) {
-  TORCH_CHECK(name != kStep && name != kRanks && name != kRandom && !name.empty(),
+  TORCH_CHECK(name != kStep && name != kRanks && name != kRandom && name != kRandomCuda && !name.empty(),
               "Checkpointer: a part cannot be called `", name, "`");
   for (const auto& known : state_->parts)
     TORCH_CHECK(known.name != name, "Checkpointer: there is a part called `", name, "` already");

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include <ATen/ATen.h>
+#include <torch/cuda.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -14,6 +15,7 @@
 #include <lockstep/transforms.h>
 
 #include "checkpoint/failure.h"
+#include "checkpoint/random_states.h"
 #include "checkpoint/recorded_operations.h"
 #include "data/numbers.h"
 #include "support/ranks.h"
@@ -369,6 +371,38 @@ TEST_F(CheckpointerTest, RefusesNamesThatAreTaken) {
     EXPECT_THROW(checkpointer.add("step", value), c10::Error);
     EXPECT_FALSE(checkpointer.step(1));  // neither by steps nor by the clock
   });
+}
+
+c10::impl::GenericDict random_states() {
+  c10::impl::GenericDict states(c10::AnyType::get(), c10::AnyType::get());
+  save_random_states(states);
+  return states;
+}
+
+TEST(RandomStates, OfTheCpuGoOnAndThoseOfDevicesThatAreGoneAreSaid) {
+  auto states = random_states();
+  const at::Tensor drawn = at::rand({5});
+  restore_random_states(states);
+  EXPECT_TRUE(at::equal(at::rand({5}), drawn));
+  c10::impl::GenericList foreign(c10::AnyType::get());
+  for (int device = 0; device < 99; ++device) foreign.push_back(at::zeros({16}, at::kByte));
+  states.insert_or_assign(kRandomCuda, foreign);
+  ::testing::internal::CaptureStderr();
+  restore_random_states(states);
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(text.find("random states of 99 CUDA devices, and this process sees"), std::string::npos) << text;
+  EXPECT_TRUE(at::equal(at::rand({5}), drawn));
+}
+
+TEST(RandomStates, OfCudaGoOn) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "SKIPPED BECAUSE this LibTorch or this machine has no CUDA";
+  const auto options = at::TensorOptions().device(at::kCUDA);
+  at::rand({5}, options);
+  const auto states = random_states();
+  ASSERT_EQ(states.at(kRandomCuda).toList().size(), torch::cuda::device_count());
+  const at::Tensor drawn = at::rand({5}, options);
+  restore_random_states(states);
+  EXPECT_TRUE(at::equal(at::rand({5}, options), drawn));
 }
 
 }  // namespace
