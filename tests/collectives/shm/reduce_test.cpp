@@ -18,7 +18,7 @@ constexpr size_t kCounts[] = {0, 1, 3, 15, 16, 17, 63, 64, 65, 127, 1000};
 class ReduceKernels : public ::testing::TestWithParam<InstructionSet> {
  protected:
   void SetUp() override {
-    if (!is_supported(GetParam())) GTEST_SKIP() << "this processor has no " << name(GetParam());
+    if (!is_supported(GetParam())) GTEST_SKIP() << "SKIPPED BECAUSE this processor has no " << name(GetParam());
   }
 };
 
