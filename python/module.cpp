@@ -1,13 +1,30 @@
-// The Python module lockstep._C: one function, which makes a backend.
+// The Python module lockstep._C: one function, which makes a backend. It refuses to be loaded beside another torch than
+// the one it was built with: a virtual table that moved would call another function, and not fail where one could tell.
 
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 
 #include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
 
 #include "collectives/shm/backend/shm_backend.h"
 
+namespace {
+
+/// Throws ImportError unless the torch that runs has the release, major.minor, of the one this was compiled with.
+void check_torch() {
+  const auto release = [](const std::string& version) {
+    return version.substr(0, version.find('.', version.find('.') + 1));
+  };
+  const std::string running = pybind11::str(pybind11::module_::import("torch").attr("__version__"));
+  if (release(running) != release(TORCH_VERSION))
+    throw pybind11::import_error("it was built with torch " TORCH_VERSION);
+}
+
+}  // namespace
+
 PYBIND11_MODULE(_C, module) {
+  check_torch();
   module.def(
       "make_backend",
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, std::chrono::milliseconds timeout) {
