@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -69,14 +70,20 @@ size_t cgroup_available() {
 }
 
 unsigned generation = 0;
+std::atomic<size_t> mapped{0};
 
 }  // namespace
 
 unsigned fork_generation() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++generation; });
+  static const int registered = pthread_atfork(nullptr, nullptr, [] {
+    ++generation;
+    mapped = 0;  // a child has none of them
+  });
   (void)registered;
   return generation;
 }
+
+size_t mapped_segment_bytes() { return mapped.load(std::memory_order_relaxed); }
 
 size_t available_memory_bytes() {
   std::ifstream meminfo("/proc/meminfo");
@@ -86,8 +93,10 @@ size_t available_memory_bytes() {
   return std::min(available, cgroup_available());
 }
 
-SharedSegment::SharedSegment(const std::string& name, size_t reserve_bytes, size_t commit_bytes)
-    : size_(reserve_bytes), fork_generation_(lockstep::fork_generation()) {
+// Delegates, so that the destructor unmaps what could not be committed.
+SharedSegment::SharedSegment(const std::string& name, size_t reserve_bytes, size_t commit_bytes) : SharedSegment() {
+  size_ = reserve_bytes;
+  fork_generation_ = lockstep::fork_generation();
   rlimit limit{};
   // Beyond this limit ftruncate would raise SIGXFSZ.
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < reserve_bytes)
@@ -113,15 +122,20 @@ SharedSegment::SharedSegment(FileDescriptor fd, size_t expected_bytes)
 }
 
 SharedSegment::~SharedSegment() {
-  if (data_ != nullptr && fork_generation_ == lockstep::fork_generation()) ::munmap(data_, size_);
+  if (data_ == nullptr || fork_generation_ != lockstep::fork_generation()) return;
+  ::munmap(data_, size_);
+  mapped.fetch_sub(size_, std::memory_order_relaxed);
 }
 
 void SharedSegment::map() {
   void* address = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
   if (address == MAP_FAILED) {
     const int code = errno;
-    throw_no_memory(size_, std::string("mapping it failed: ") + std::strerror(code));
+    throw Error("shared memory: " + megabytes(size_) + " of addresses could not be mapped: " + std::strerror(code) +
+                ". The segments of this process's groups have " + megabytes(mapped_segment_bytes()) +
+                "; end groups that are not needed, use fewer ranks, or raise the limit (ulimit -v).");
   }
+  mapped.fetch_add(size_, std::memory_order_relaxed);
   data_ = static_cast<std::byte*>(address);
   ::madvise(data_, size_, MADV_DONTFORK);
   ::madvise(data_, size_, MADV_DONTDUMP);
@@ -130,7 +144,10 @@ void SharedSegment::map() {
 void SharedSegment::commit(size_t end) {
   if (end <= committed_) return;
   const size_t wanted = end - committed_;
-  if (end > size_) throw_no_memory(end, "only " + megabytes(size_) + " were reserved");
+  if (end > size_)
+    throw Error("shared memory: wanted " + megabytes(end) + " in one group, which has addresses for " +
+                megabytes(size_) + " only; the segments of this process's groups have " +
+                megabytes(mapped_segment_bytes()) + " in all. Use fewer or smaller groups.");
   // The kernel would rather kill somebody than refuse, so ask first.
   if (wanted > available_memory_bytes()) throw_no_memory(wanted, "the machine or its cgroup holds no more");
   int result;

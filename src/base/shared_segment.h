@@ -17,6 +17,7 @@ class SharedSegment {
  public:
   SharedSegment() = default;
   /// `name` appears in /proc/<pid>/maps only. Maps `reserve_bytes` of address space, commits the first `commit_bytes`.
+  /// Throws Error where there are no such addresses left, telling how many this process's segments have.
   SharedSegment(const std::string& name, size_t reserve_bytes, size_t commit_bytes);
   /// Maps a segment another process made. Throws unless it is sealed and has exactly `expected_bytes`.
   SharedSegment(FileDescriptor fd, size_t expected_bytes);
@@ -52,6 +53,9 @@ class SharedSegment {
 
 /// Bytes that can still be allocated: the kernel's estimate for the machine, or less where a cgroup limits memory.
 size_t available_memory_bytes();
+
+/// Addresses that this process's segments take up now, its own and those of others. Any thread may call.
+size_t mapped_segment_bytes();
 
 /// How many forks lie between the program's start and this process. Cheap; tells a child from the process that
 /// made an object.

@@ -46,6 +46,31 @@ TEST(SharedSegment, TooLittleMemoryIsAnErrorWithBothSizes) {
   }
 }
 
+TEST(SharedSegment, WhatFailsLeavesNoMapping) {
+  const size_t before = mapped_segment_bytes();
+  EXPECT_THROW(SharedSegment("test", size_t{1} << 45, size_t{1} << 44), Error);  // more than there is to commit
+  EXPECT_EQ(mapped_segment_bytes(), before);
+  {
+    SharedSegment segment("test", size_t{1} << 40, 1 << 12);
+    EXPECT_EQ(mapped_segment_bytes(), before + (size_t{1} << 40));
+    try {
+      segment.commit((size_t{1} << 40) + 1);
+      FAIL() << "committed more than was reserved";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("has addresses for 1048576 MiB only"), std::string::npos)
+          << error.what();
+    }
+    try {
+      SharedSegment("test", size_t{1} << 60, 1 << 12);
+      FAIL() << "mapped more than there are addresses";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("of addresses could not be mapped"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("groups have 1048576 MiB"), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_EQ(mapped_segment_bytes(), before);
+}
+
 TEST(SharedSegment, RefusesAnUnsealedOrWronglySizedDescriptor) {
   FileDescriptor plain(::memfd_create("plain", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(::ftruncate(plain.get(), 4096), 0);

@@ -26,6 +26,12 @@ namespace {
 
 using Nonce = std::array<std::byte, 16>;
 
+/// Of the 128 TiB of addresses that a process has with page tables of four levels: what all its groups may take
+/// together, and the part of what is left that one more group takes. On 64 ranks the first group's share is 48 GiB a
+/// rank, the hundredth's 2 GiB.
+constexpr size_t kAddressBytes = size_t{96} << 40;
+constexpr size_t kGroupShare = 32;
+
 Nonce random_nonce() {
   Nonce nonce;
   if (::getrandom(nonce.data(), nonce.size(), 0) != static_cast<ssize_t>(nonce.size())) throw_errno("getrandom");
@@ -74,7 +80,7 @@ std::string host_name() {
 struct Hello {
   uint64_t magic = 0x6c6f636b73746570;
   uint32_t rank = 0;
-  uint32_t reserved = 0;
+  uint32_t watches_process = 0;  // 1: the sender has a descriptor of the receiver's process, and needs no socket
   Nonce nonce{};
 };
 
@@ -147,7 +153,10 @@ class Bootstrap {
     segments_[static_cast<size_t>(rank_)] = mine_;
     // Each rank connects to all lower ones first, which needs nobody's answer, then answers the higher ones.
     std::vector<FileDescriptor> sockets(static_cast<size_t>(size_));
-    for (int peer = 0; peer < rank_; ++peer) sockets[static_cast<size_t>(peer)] = connect(peer, cards, deadline);
+    for (int peer = 0; peer < rank_; ++peer) {
+      sockets[static_cast<size_t>(peer)] = connect(peer, cards);
+      send_hello(sockets[static_cast<size_t>(peer)].get(), watches_[static_cast<size_t>(peer)], deadline);
+    }
     for (int answered = rank_ + 1; answered < size_;)
       if (accept(cards, deadline)) ++answered;
     for (int peer = 0; peer < rank_; ++peer)
@@ -157,11 +166,18 @@ class Bootstrap {
 
  private:
   size_t default_resident_bytes() const {
-    size_t bytes = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    size_t bytes = options_.machine_bytes
+                       ? options_.machine_bytes
+                       : static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    // It is address space only, but every rank maps every rank's, in every group.
+    const auto part_of = [&](size_t all, size_t share) {
+      const size_t taken = std::min(all, mapped_segment_bytes());
+      return (all - taken) / share / static_cast<size_t>(size_);
+    };
+    bytes = std::min(bytes, part_of(kAddressBytes, kGroupShare));
     rlimit limit{};
-    // It is address space only, but every rank maps every rank's.
     if (::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-      bytes = std::min<size_t>(bytes, limit.rlim_cur / 8 / static_cast<size_t>(size_));
+      bytes = std::min(bytes, part_of(limit.rlim_cur, 8));
     if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
       bytes = std::min<size_t>(bytes, limit.rlim_cur / 2);
     return bytes;
@@ -171,15 +187,32 @@ class Bootstrap {
     for (size_t r = 0; r < cards.size(); ++r)
       if (!cards[r].error.empty())
         throw Error("rank " + std::to_string(r) + " on " + cards[r].host + ": " + cards[r].error);
-    for (size_t r = 0; r < cards.size(); ++r) {
-      if (cards[r].boot_id != cards[0].boot_id)
-        throw Error("rank 0 runs on host " + cards[0].host + " and rank " + std::to_string(r) + " on host " +
-                    cards[r].host +
-                    ": shared memory needs all ranks of a group on one machine. Use the gloo backend "
-                    "for groups of several machines.");
+    check_one_machine(cards);
+    for (size_t r = 0; r < cards.size(); ++r)
       if (cards[r].layout != kLayoutVersion || cards[r].world_size != size_)
         throw Error("rank " + std::to_string(r) + " uses another version of Lockstep or another world size");
+  }
+
+  static void check_one_machine(const std::vector<Card>& cards) {
+    struct Machine {
+      std::string boot_id, host, ranks;
+      int count = 0;
+    };
+    std::vector<Machine> machines;
+    for (size_t r = 0; r < cards.size(); ++r) {
+      auto at =
+          std::find_if(machines.begin(), machines.end(), [&](const auto& m) { return m.boot_id == cards[r].boot_id; });
+      if (at == machines.end()) at = machines.insert(at, {cards[r].boot_id, cards[r].host, "", 0});
+      at->ranks += (at->count++ ? ", " : "") + std::to_string(r);
     }
+    if (machines.size() == 1) return;
+    std::string places;
+    for (const Machine& machine : machines)
+      places += (places.empty() ? "" : "; ") + std::string(machine.count == 1 ? "rank " : "ranks ") + machine.ranks +
+                " on host " + machine.host;
+    throw Error("shared memory needs all ranks of a group on one machine, and they run on " +
+                std::to_string(machines.size()) + ": " + places +
+                ". Use the gloo backend for groups of several machines.");
   }
 
   /// Whether every rank has a processor to itself, by affinity and by quota.
@@ -196,7 +229,7 @@ class Bootstrap {
     return true;
   }
 
-  FileDescriptor connect(int peer, const std::vector<Card>& cards, const Deadline& deadline) const {
+  FileDescriptor connect(int peer, const std::vector<Card>& cards) {
     const Card& card = cards[static_cast<size_t>(peer)];
     FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!socket) throw_errno("creating a socket");
@@ -209,14 +242,14 @@ class Bootstrap {
                   std::to_string(rank_) + " (host " + host_name() + "): " + why +
                   ". Shared memory needs all ranks on one machine and in one network namespace (container).");
     }
-    check_peer(socket.get());
-    send_hello(socket.get(), deadline);
+    watches_[static_cast<size_t>(peer)] = PeerWatch(check_peer(socket.get()), card.host);
     return socket;
   }
 
-  void send_hello(int socket, const Deadline& deadline) const {
+  void send_hello(int socket, const PeerWatch& watch, const Deadline& deadline) const {
     Hello hello;
     hello.rank = static_cast<uint32_t>(rank_);
+    hello.watches_process = watch.watches_process();
     hello.nonce = nonce_;
     send_descriptor(socket, std::as_bytes(std::span(&hello, 1)), mine_->fd(), deadline);
   }
@@ -238,8 +271,9 @@ class Bootstrap {
           hex(hello.nonce) != cards[hello.rank].nonce)
         return false;
       map(peer, std::move(memory), cards);
-      send_hello(socket.get(), deadline);
-      watches_[hello.rank] = PeerWatch(std::move(socket), pid, cards[hello.rank].host);
+      PeerWatch watch(pid, cards[hello.rank].host);
+      send_hello(socket.get(), watch, deadline);
+      keep(std::move(watch), std::move(socket), hello);
       return true;
     } catch (const Error&) {
       if (peer < 0 && !deadline.passed()) return false;
@@ -250,9 +284,15 @@ class Bootstrap {
   void receive(FileDescriptor socket, int peer, const std::vector<Card>& cards, const Deadline& deadline) {
     Hello hello;
     FileDescriptor memory = receive_descriptor(socket.get(), std::as_writable_bytes(std::span(&hello, 1)), deadline);
-    const pid_t pid = check_peer(socket.get());
     map(peer, std::move(memory), cards);
-    watches_[static_cast<size_t>(peer)] = PeerWatch(std::move(socket), pid, cards[static_cast<size_t>(peer)].host);
+    hello.rank = static_cast<uint32_t>(peer);
+    keep(std::move(watches_[static_cast<size_t>(peer)]), std::move(socket), hello);
+  }
+
+  /// The socket goes only where both sides do without: its end is what tells the other one.
+  void keep(PeerWatch watch, FileDescriptor socket, const Hello& hello) {
+    if (!watch.watches_process() || hello.watches_process == 0) watch.watch_socket(std::move(socket));
+    watches_[hello.rank] = std::move(watch);
   }
 
   void map(int peer, FileDescriptor memory, const std::vector<Card>& cards) {

@@ -16,8 +16,11 @@ using AllGather = std::function<std::vector<std::string>(const std::string& mine
 struct BootstrapOptions {
   /// For passing descriptors once all ranks have announced themselves.
   std::chrono::milliseconds timeout = std::chrono::seconds(30);
-  /// Address space for memory handed out; nothing is committed before it is used. 0: as much as the machine has.
+  /// Address space for memory handed out; nothing is committed before it is used. 0: as much as the machine has, but
+  /// no more than what many groups of many ranks can have each.
   size_t resident_bytes = 0;
+  /// The machine's memory. 0: ask the system.
+  size_t machine_bytes = 0;
 };
 
 /// Forms a group of the ranks of one machine. All ranks call it, with the same `size`; blocks until the group stands
@@ -26,8 +29,8 @@ struct BootstrapOptions {
 ///
 /// Each rank makes its segment, listens on an abstract Unix socket with a random 128-bit name for as long as this
 /// call lasts, and hands the segment to the ranks that connect. Nothing is left in any file system. That ranks share
-/// memory is proven by reading, through the mapping, the random number a peer announced. One connected socket a pair
-/// stays open to notice the peer's end.
+/// memory is proven by reading, through the mapping, the random number a peer announced. What stays open is one
+/// descriptor a group, and for each peer its process's, which all groups share, or else the pair's socket.
 World bootstrap(int rank, int size, const AllGather& all_gather, const BootstrapOptions& options = {});
 
 /// The areas' sizes for a group of `world_size`.

@@ -15,10 +15,12 @@ Channels::Channels(const World& world)
       incoming_(static_cast<size_t>(world.size())),
       set_aside_(static_cast<size_t>(world.size())) {}
 
-MessagePtr Channels::send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive) {
+MessagePtr Channels::send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive,
+                          DataType type) {
   auto message = std::make_shared<Message>();
   message->data_ = static_cast<std::byte*>(const_cast<void*>(data));
   message->bytes_ = bytes;
+  message->type_ = type;
   message->tag_ = tag;
   message->source_ = world_.rank();
   message->keep_alive_ = std::move(keep_alive);
@@ -27,10 +29,12 @@ MessagePtr Channels::send(const void* data, size_t bytes, int to, int64_t tag, s
   return message;
 }
 
-MessagePtr Channels::receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive) {
+MessagePtr Channels::receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive,
+                             DataType type) {
   auto message = std::make_shared<Message>();
   message->data_ = static_cast<std::byte*>(data);
   message->bytes_ = bytes;
+  message->type_ = type;
   message->tag_ = tag;
   message->source_ = from;
   message->keep_alive_ = std::move(keep_alive);
@@ -75,7 +79,7 @@ bool Channels::push(int to, uint64_t blocked_bit, uint64_t& blocked_on) {
   while (!queue.empty()) {
     Message& message = *queue.front();
     if (!message.announced_) {
-      const Envelope envelope{message.tag_, message.bytes_};
+      const Envelope envelope(message.tag_, message.bytes_, message.type_);
       const uint64_t used = world_.mine().written[to].value.load(std::memory_order_relaxed) -
                             world_.control(to).consumed[world_.rank()].value.load(std::memory_order_acquire);
       if (capacity_ - used < sizeof envelope) break;  // never half an envelope
@@ -113,10 +117,17 @@ bool Channels::wanted_behind(int from) const {
                      [&](const auto& m) { return m->source_ == from || m->source_ == kAnySource; });
 }
 
-void Channels::refuse_size(const Message& message, int from, uint64_t bytes) {
-  std::snprintf(world_.mine().abort_text, sizeof world_.mine().abort_text, "%zu bytes expected, %zu sent (tag %lld)",
-                message.bytes_, static_cast<size_t>(bytes), static_cast<long long>(message.tag_));
-  Verdict{Verdict::Cause::kMessageSize, world_.rank(), from, 0}.declare(world_);
+bool Channels::fits(const Message& message, const Envelope& envelope) {
+  return message.bytes_ == envelope.bytes() && message.type_ == envelope.type();
+}
+
+void Channels::refuse(const Message& message, int from, const Envelope& envelope) {
+  std::snprintf(world_.mine().abort_text, sizeof world_.mine().abort_text,
+                "%zu elements of %s sent, %zu of %s expected (tag %lld)",
+                static_cast<size_t>(envelope.bytes()) / element_bytes(envelope.type()), name(envelope.type()),
+                message.bytes_ / element_bytes(message.type_), name(message.type_),
+                static_cast<long long>(message.tag_));
+  Verdict{Verdict::Cause::kMessage, world_.rank(), from, 0}.declare(world_);
 }
 
 void Channels::finish_receive(const MessagePtr& message, int from) {
@@ -130,10 +141,11 @@ bool Channels::take_set_aside(Message& message) {
   for (int r = 0; r < world_.size(); ++r) {
     if (message.source_ != r && message.source_ != kAnySource) continue;
     auto& kept = set_aside_[static_cast<size_t>(r)];
-    const auto found = std::find_if(kept.begin(), kept.end(), [&](const auto& k) { return k.tag == message.tag_; });
+    const auto found =
+        std::find_if(kept.begin(), kept.end(), [&](const auto& k) { return k.envelope.tag == message.tag_; });
     if (found == kept.end()) continue;
-    if (found->data.size() != message.bytes_) {
-      refuse_size(message, r, found->data.size());
+    if (!fits(message, found->envelope)) {
+      refuse(message, r, found->envelope);
       return false;
     }
     std::copy(found->data.begin(), found->data.end(), message.data_);
@@ -156,12 +168,12 @@ bool Channels::open_incoming(int from, Incoming& incoming) {
   incoming.moved = 0;
   incoming.receiver = match(from, incoming.envelope.tag);
   if (incoming.receiver == nullptr) {
-    incoming.copy.resize(incoming.envelope.bytes);
-  } else if (incoming.receiver->bytes_ != incoming.envelope.bytes) {
+    incoming.copy.resize(incoming.envelope.bytes());
+  } else if (!fits(*incoming.receiver, incoming.envelope)) {
     receives_.push_front(incoming.receiver);
-    refuse_size(*incoming.receiver, from, incoming.envelope.bytes);
+    refuse(*incoming.receiver, from, incoming.envelope);
     incoming.receiver = nullptr;
-    incoming.copy.resize(incoming.envelope.bytes);
+    incoming.copy.resize(incoming.envelope.bytes());
   }
   return true;
 }
@@ -173,8 +185,8 @@ bool Channels::pull(int from) {
   while (incoming.open ? incoming.receiver != nullptr || wanted_behind(from) : wanted_behind(from)) {
     if (!incoming.open && !open_incoming(from, incoming)) return moved;
     std::byte* target = incoming.receiver ? incoming.receiver->data_ : incoming.copy.data();
-    while (incoming.moved < incoming.envelope.bytes) {
-      const size_t count = read(from, target + incoming.moved, incoming.envelope.bytes - incoming.moved);
+    while (incoming.moved < incoming.envelope.bytes()) {
+      const size_t count = read(from, target + incoming.moved, incoming.envelope.bytes() - incoming.moved);
       if (count == 0) return moved;
       incoming.moved += count;
       moved = true;
@@ -182,7 +194,7 @@ bool Channels::pull(int from) {
     if (incoming.receiver) {
       finish_receive(incoming.receiver, from);
     } else {
-      set_aside_[static_cast<size_t>(from)].push_back({incoming.envelope.tag, std::move(incoming.copy)});
+      set_aside_[static_cast<size_t>(from)].push_back({incoming.envelope, std::move(incoming.copy)});
       // Somebody may have started to receive it meanwhile.
       MessagePtr late = match(from, incoming.envelope.tag);
       if (late && !take_set_aside(*late)) receives_.push_front(late);

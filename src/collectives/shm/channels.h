@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "collectives/shm/completion.h"
+#include "collectives/shm/element.h"
 #include "collectives/shm/world.h"
 
 namespace lockstep::shm {
@@ -24,6 +25,7 @@ class Message : public Completion {
   friend class Channels;
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
+  DataType type_ = DataType::kUInt8;
   int64_t tag_ = 0;
   int source_ = 0;  // wanted, then found
   size_t moved_ = 0;
@@ -35,14 +37,15 @@ using MessagePtr = std::shared_ptr<Message>;
 /// The messages of one rank. Each pair of ranks has a ring of bytes in each direction, in the sender's segment; the
 /// sender owns `written`, the receiver `consumed`, and both only grow.
 ///
-/// A message is an envelope (tag, size) and its bytes. A receive takes the first message with its tag; messages with
-/// other tags before it are set aside in the receiver's own memory. Under the group's mutex.
+/// A message is an envelope (tag, type, size) and its bytes. A receive takes the first message with its tag, and the
+/// group ends, telling both sides, unless type and size are those it wants; messages with other tags before it are set
+/// aside in the receiver's own memory. Under the group's mutex.
 class Channels {
  public:
   explicit Channels(const World& world);
 
-  MessagePtr send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive);
-  MessagePtr receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive);
+  MessagePtr send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive, DataType type);
+  MessagePtr receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive, DataType type);
 
   /// Does what can be done. Adds the ranks without which nothing goes on, and those of which any one would do.
   void progress(uint64_t& blocked_on, uint64_t& blocked_on_any);
@@ -52,19 +55,24 @@ class Channels {
 
  private:
   struct Envelope {
-    int64_t tag;
-    uint64_t bytes;
+    int64_t tag = 0;
+    uint64_t bytes_and_type = 0;
+    Envelope() = default;
+    Envelope(int64_t tag_, uint64_t bytes, DataType type)
+        : tag(tag_), bytes_and_type(bytes << 8 | static_cast<uint64_t>(type)) {}
+    uint64_t bytes() const { return bytes_and_type >> 8; }
+    DataType type() const { return static_cast<DataType>(bytes_and_type & 255); }
   };
   /// A message on its way in from one rank.
   struct Incoming {
     bool open = false;  // its envelope was read
-    Envelope envelope{};
+    Envelope envelope;
     size_t moved = 0;
     MessagePtr receiver;  // or else it is set aside:
     std::vector<std::byte> copy;
   };
   struct SetAside {
-    int64_t tag;
+    Envelope envelope;
     std::vector<std::byte> data;
   };
 
@@ -75,7 +83,8 @@ class Channels {
   bool take_set_aside(Message& message);
   MessagePtr match(int from, int64_t tag);
   void finish_receive(const MessagePtr& message, int from);
-  void refuse_size(const Message& message, int from, uint64_t bytes);
+  static bool fits(const Message& message, const Envelope& envelope);
+  void refuse(const Message& message, int from, const Envelope& envelope);
   size_t write(int to, const void* data, size_t bytes);
   size_t read(int from, void* data, size_t bytes);
 

@@ -115,21 +115,23 @@ CompletionPtr Group::start(Request request) {
   return operation;
 }
 
-CompletionPtr Group::send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive) {
+CompletionPtr Group::send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive,
+                          DataType type) {
   check_member();
   if (to < 0 || to >= size() || to == rank()) throw Error("send: rank " + std::to_string(to) + " is no other rank");
   const auto guard = lock();
-  auto message = channels_.send(data, bytes, to, tag, std::move(keep_alive));
+  auto message = channels_.send(data, bytes, to, tag, std::move(keep_alive), type);
   if (!is_over()) progress_locked();
   return message;
 }
 
-MessagePtr Group::receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive) {
+MessagePtr Group::receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive,
+                          DataType type) {
   check_member();
   if (from != kAnySource && (from < 0 || from >= size() || from == rank()))
     throw Error("receive: rank " + std::to_string(from) + " is no other rank");
   const auto guard = lock();
-  auto message = channels_.receive(data, bytes, from, tag, std::move(keep_alive));
+  auto message = channels_.receive(data, bytes, from, tag, std::move(keep_alive), type);
   if (!is_over()) progress_locked();
   return message;
 }

@@ -56,11 +56,12 @@ class Group {
   CompletionPtr start(Request request);
   /// Starts a message to another rank. Done when the data was copied away, which waits for the receiver if it is
   /// larger than the channel.
-  CompletionPtr send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive = nullptr);
-  /// Starts to receive a message of exactly `bytes` with this tag from rank `from`, or from whoever sends first
-  /// (kAnySource). Messages of one sender and tag arrive in order.
+  CompletionPtr send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive = nullptr,
+                     DataType type = DataType::kUInt8);
+  /// Starts to receive a message of exactly `bytes` and `type` with this tag from rank `from`, or from whoever sends
+  /// first (kAnySource). Messages of one sender and tag arrive in order. Another size or type ends the group.
   std::shared_ptr<Message> receive(void* data, size_t bytes, int from, int64_t tag,
-                                   std::shared_ptr<void> keep_alive = nullptr);
+                                   std::shared_ptr<void> keep_alive = nullptr, DataType type = DataType::kUInt8);
 
   /// Does what can be done now. True if something is still pending.
   bool progress();

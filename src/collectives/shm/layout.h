@@ -16,7 +16,7 @@ namespace lockstep::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kLayoutVersion = 3;
 
 /// Operations of one group that may be announced and not yet finished by every rank.
 inline constexpr uint64_t kRingLines = 32;

@@ -4,18 +4,43 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-namespace lockstep::shm {
+#include <map>
+#include <mutex>
 
-PeerWatch::PeerWatch(FileDescriptor socket, pid_t pid, std::string host)
-    : socket_(std::move(socket)), pid_(pid), host_(std::move(host)) {
+namespace lockstep::shm {
+namespace {
+
+/// The descriptor of a process that lives, or null where there is none to have.
+std::shared_ptr<const FileDescriptor> process_descriptor(pid_t pid) {
 #ifdef SYS_pidfd_open
-  // Close-on-exec by definition. Failure (an old kernel) leaves the socket.
-  if (pid > 0 && pid != ::getpid()) process_ = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  static std::mutex mutex;
+  static std::map<pid_t, std::weak_ptr<const FileDescriptor>> known;  // guarded by mutex
+  if (pid <= 0 || pid == ::getpid()) return nullptr;
+  const std::lock_guard lock(mutex);
+  if (auto shared = known[pid].lock()) {
+    // While the process lives no other one has its number.
+    pollfd entry{shared->get(), POLLIN, 0};
+    if (::poll(&entry, 1, 0) == 0) return shared;
+  }
+  // Close-on-exec by definition.
+  FileDescriptor opened(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (opened) {
+    auto shared = std::make_shared<const FileDescriptor>(std::move(opened));
+    known[pid] = shared;
+    return shared;
+  }
+  known.erase(pid);
 #endif
+  return nullptr;
 }
 
+}  // namespace
+
+PeerWatch::PeerWatch(pid_t pid, std::string host)
+    : process_(process_descriptor(pid)), pid_(pid), host_(std::move(host)) {}
+
 bool PeerWatch::gone() const {
-  pollfd entries[] = {{socket_.get(), POLLIN | POLLRDHUP, 0}, {process_.get(), POLLIN, 0}};
+  pollfd entries[] = {{socket_.get(), POLLIN | POLLRDHUP, 0}, {process_ ? process_->get() : -1, POLLIN, 0}};
   return ::poll(entries, 2, 0) > 0;
 }
 

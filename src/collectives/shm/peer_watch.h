@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <memory>
 #include <string>
 
 #include "base/file_descriptor.h"
@@ -10,13 +11,20 @@ namespace lockstep::shm {
 
 /// Notices the end of another rank's process.
 ///
-/// By the hang-up of the socket that both hold, on which nothing is ever sent, and by a descriptor of the process
-/// where the kernel gives one: a child the rank forked may hold the socket open long after the rank was killed.
+/// By a descriptor of the process, which all watches of this process over it share, so that a group more costs none;
+/// or, where the kernel gives none (old, another process namespace), by the hang-up of a socket that both hold, on
+/// which nothing is ever sent: later, if a child that the rank forked holds the socket open.
 class PeerWatch {
  public:
   PeerWatch() = default;
-  /// `socket` is connected to the peer, `pid` is the peer's as seen from here (0: not visible).
-  PeerWatch(FileDescriptor socket, pid_t pid, std::string host);
+  /// `pid` is the peer's as seen from here (0: not visible). The peer must live; its own process is not watched.
+  PeerWatch(pid_t pid, std::string host);
+  /// `socket` is connected to the peer.
+  PeerWatch(FileDescriptor socket, pid_t pid, std::string host) : PeerWatch(pid, std::move(host)) {
+    watch_socket(std::move(socket));
+  }
+  void watch_socket(FileDescriptor socket) { socket_ = std::move(socket); }
+  bool watches_process() const { return process_ != nullptr; }
 
   /// Never blocks. True once the peer has ended or closed its side.
   bool gone() const;
@@ -26,7 +34,7 @@ class PeerWatch {
 
  private:
   FileDescriptor socket_;
-  FileDescriptor process_;
+  std::shared_ptr<const FileDescriptor> process_;
   pid_t pid_ = 0;
   std::string host_;
 };

@@ -59,7 +59,7 @@ void Verdict::note(const World& world, const std::string& said) const {
       return fail(RankFailure::kPeer, culprit);
     case Cause::kMismatch:
     case Cause::kSplits:
-    case Cause::kMessageSize:
+    case Cause::kMessage:
       return fail(RankFailure::kMismatch, culprit == world.rank() ? reporter : culprit);
     case Cause::kTimeout: {
       const uint64_t missing = world.control(reporter).missing.load(std::memory_order_acquire);
@@ -115,9 +115,9 @@ std::string Verdict::text(const World& world) const {
              ". Nothing was moved. All ranks must call the same operations in the same order.";
     case Cause::kSplits:
       return split_text(world, reporter, culprit, sequence);
-    case Cause::kMessageSize:
-      return who + " received from " + other +
-             " into a buffer of another size than the message: " + world.control(reporter).abort_text;
+    case Cause::kMessage:
+      return who + " received a message from " + other +
+             " into a buffer of another dtype or size: " + world.control(reporter).abort_text;
     case Cause::kTimeout: {
       const uint64_t missing = world.control(reporter).missing.load(std::memory_order_acquire);
       return who + " gave up waiting in " + where + ": " + world.control(reporter).abort_text + ", missing " +

@@ -12,13 +12,13 @@ namespace lockstep::shm {
 struct Verdict {
   enum class Cause : uint8_t {
     kNone,
-    kDied,         ///< the culprit's process ended without leaving the group
-    kLeft,         ///< the culprit left in good order, and the reporter still waited for it
-    kMismatch,     ///< reporter and culprit called different operations under one number
-    kSplits,       ///< their counts of an all_to_all do not match
-    kMessageSize,  ///< the culprit sent a message of another size than the reporter receives
-    kTimeout,      ///< the reporter's time was up
-    kAborted,      ///< the reporter's caller gave up
+    kDied,      ///< the culprit's process ended without leaving the group
+    kLeft,      ///< the culprit left in good order, and the reporter still waited for it
+    kMismatch,  ///< reporter and culprit called different operations under one number
+    kSplits,    ///< their counts of an all_to_all do not match
+    kMessage,   ///< the culprit sent a message of another type or size than the reporter receives
+    kTimeout,   ///< the reporter's time was up
+    kAborted,   ///< the reporter's caller gave up
   };
   Cause cause = Cause::kNone;
   int reporter = 0;

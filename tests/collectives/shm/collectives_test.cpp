@@ -237,13 +237,13 @@ class Reductions {
     std::vector<Bytes> inputs;
     Bytes result;
   };
-  const Entry& get(DataType type, ReduceOp op, size_t count, int ranks) {
+  const Entry& get(DataType type, ReduceOp op, size_t count, int ranks, const std::vector<double>& factors = {}) {
     std::lock_guard lock(mutex_);
     auto [it, is_new] = cache_.try_emplace({type, count});
     if (is_new) {
       for (int r = 0; r < ranks; ++r)
         it->second.inputs.push_back(random_elements(type, op, count, static_cast<unsigned>(r)));
-      it->second.result = reference_reduce(type, op, it->second.inputs);
+      it->second.result = reference_reduce(type, op, it->second.inputs, factors);
     }
     return it->second;
   }
@@ -279,6 +279,51 @@ TEST_P(Collectives, ReduceAndReduceScatter) {
       group.run(task, kTestTimeout);
       ASSERT_TRUE(me == root ? input.holds(0, expected(0)) : input.holds(0, inputs[static_cast<size_t>(me)])) << count;
     }
+  });
+}
+
+TEST_P(Collectives, EveryReductionOfEveryType) {
+  Reductions reductions[kReduceOps];
+  const auto factor = [](int rank) { return 0.25 * rank - 1; };
+  with_group(GetParam(), [&](Group& group) {
+    const int n = group.size(), me = group.rank();
+    std::vector<double> factors;
+    for (int r = 0; r < n; ++r) factors.push_back(factor(r));
+    for (int t = 0; t < kDataTypes; ++t)
+      for (int o = 0; o < kReduceOps; ++o)
+        for (size_t count : {size_t{0}, size_t{3}, size_t{700}, size_t{9'000}}) {
+          const auto type = static_cast<DataType>(t);
+          const auto op = static_cast<ReduceOp>(o);
+          const std::string what = std::string(name(type)) + " " + name(op) + " " + std::to_string(count);
+          const int root = (t + o) % n;
+          Request task{.kind = OperationKind::kReduce, .type = type, .op = op, .root = root, .count = count};
+          task.factor = factor(me);
+          if (!is_meaningful(type, op)) {
+            for (OperationKind kind : {task.kind, OperationKind::kReduceScatter, OperationKind::kAllReduce}) {
+              task.kind = kind;
+              ASSERT_THROW(group.run(task, kTestTimeout), Error) << what;
+            }
+            continue;
+          }
+          const auto blocks = static_cast<size_t>(n), bytes = count * element_bytes(type);
+          const auto& [inputs, result] = reductions[o].get(type, op, count * blocks, n, factors);
+          const auto block_of = [&, &all = result](int r) {
+            return Bytes(all.begin() + static_cast<long>(static_cast<size_t>(r) * bytes),
+                         all.begin() + static_cast<long>(static_cast<size_t>(r + 1) * bytes));
+          };
+          Buffer input(group, bytes * blocks, o % 2 == 0), output(group, bytes, t % 2 == 0);
+          input.fill(0, inputs[static_cast<size_t>(me)]);
+          task.input = input.data(), task.output = me == root ? output.data() : nullptr;
+          group.run(task, kTestTimeout);
+          ASSERT_TRUE(me == root ? output.holds(0, block_of(0)) : output.untouched()) << what;
+          task.kind = OperationKind::kReduceScatter, task.output = output.data();
+          group.run(task, kTestTimeout);
+          ASSERT_TRUE(output.holds(0, block_of(me))) << what;
+          ASSERT_TRUE(input.holds(0, inputs[static_cast<size_t>(me)])) << what;
+          task.kind = OperationKind::kAllReduce;
+          group.run(task, kTestTimeout);
+          ASSERT_TRUE(output.holds(0, block_of(0))) << what;
+        }
   });
 }
 

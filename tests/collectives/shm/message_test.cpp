@@ -104,10 +104,36 @@ TEST(Messages, AWrongSizeIsRefusedOnBothSides) {
       group.wait(*work, kTestTimeout);
       FAIL() << "rank " << group.rank();
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("8 bytes expected, 20000 sent (tag 4)"), std::string::npos)
+      EXPECT_NE(std::string(error.what()).find("20000 elements of uint8 sent, 8 of uint8 expected (tag 4)"),
+                std::string::npos)
           << error.what();
     }
   });
+}
+
+TEST(Messages, AnotherTypeIsRefusedOnBothSides) {
+  // As it comes, and after it was set aside for a message with another tag.
+  for (bool late : {false, true})
+    with_group(2, [&](Group& group) {
+      std::vector<std::byte> data(16);
+      try {
+        if (group.rank() == 0) {
+          const auto first = group.send(data.data(), 16, 1, 4, nullptr, DataType::kFloat32);
+          if (late) group.wait(*group.send(data.data(), 1, 1, 5), kTestTimeout);
+          // Done as soon as it is in the channel; this rank hears of it when it waits for something else.
+          group.wait(*first, kTestTimeout);
+          group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
+        } else {
+          if (late) group.wait(*group.receive(data.data(), 1, 0, 5), kTestTimeout);
+          group.wait(*group.receive(data.data(), 16, 0, 4, nullptr, DataType::kInt32), kTestTimeout);
+        }
+        FAIL() << "rank " << group.rank();
+      } catch (const Error& error) {
+        EXPECT_STREQ(error.what(),
+                     "rank 1 received a message from rank 0 into a buffer of another dtype or size: 4 elements of "
+                     "float32 sent, 4 of int32 expected (tag 4)");
+      }
+    });
 }
 
 }  // namespace

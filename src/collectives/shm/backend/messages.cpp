@@ -1,6 +1,6 @@
 #include "collectives/shm/backend/backend_class.h"
 
-// Point-to-point messages travel as bytes; barriers carry nothing.
+// Point-to-point messages travel with their dtype (those that cannot be reduced as bytes); barriers carry nothing.
 
 namespace lockstep::shm_engine {
 
@@ -13,7 +13,8 @@ ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
   task.inputs = {tensor};
   const void* data = task.input(tensor);
   shared_->bury();
-  auto message = shared_->group().send(data, tensor.nbytes(), to, tag, shared_->keep(std::move(task.tensors)));
+  auto message = shared_->group().send(data, tensor.nbytes(), to, tag, shared_->keep(std::move(task.tensors)),
+                                       data_type(tensor.scalar_type()).value_or(shm::DataType::kUInt8));
   return launch(std::move(task), {std::move(message)});
 }
 
@@ -31,7 +32,8 @@ ShmBackend::WorkPtr ShmBackend::receive(Task task, at::Tensor& tensor, int from,
   task.inputs = task.result = {tensor};
   void* data = task.output(tensor, /*load=*/false);
   shared_->bury();
-  auto message = shared_->group().receive(data, tensor.nbytes(), from, tag, shared_->keep(std::move(task.tensors)));
+  auto message = shared_->group().receive(data, tensor.nbytes(), from, tag, shared_->keep(std::move(task.tensors)),
+                                          data_type(tensor.scalar_type()).value_or(shm::DataType::kUInt8));
   return launch(std::move(task), {std::move(message)});
 }
 
