@@ -1,0 +1,303 @@
+// What must not care where tensors lie: collectives and training of parameters on the CPU, on a device that is a fake,
+// and on CUDA, where there are GPUs.
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <gtest/gtest.h>
+#include <lockstep/communication_hook.h>
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/grad_scaler.h>
+#include <lockstep/sync_batch_norm.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "collectives/group_state.h"
+#include "data_parallel/models.h"
+#include "reducer/stream_order.h"
+#include "support/complaint.h"
+#include "support/fake_device.h"
+#include "support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using testing::batch;
+using testing::formula;
+using testing::run_ranks;
+
+struct Where {
+  std::string device;
+  int world_size;
+};
+
+void PrintTo(const Where& where, std::ostream* out) { *out << where.device << " " << where.world_size; }
+
+/// Without asking CUDA, which processes that are forked later could not use then.
+int count_gpus() {
+  if (!at::detail::getCUDAHooks().hasCUDART()) return 0;
+  int gpus = 0;
+  while (std::filesystem::exists("/dev/nvidia" + std::to_string(gpus))) ++gpus;
+  return gpus;
+}
+
+class OnDevice : public ::testing::TestWithParam<Where> {
+ protected:
+  /// Ranks that each have a device of their own.
+  static void on_ranks(const std::function<void(const Group&, at::Device)>& body) {
+    const auto [device, world_size] = GetParam();
+    if (device == "cuda" && count_gpus() < world_size)
+      GTEST_SKIP() << "SKIPPED BECAUSE " << world_size << " GPUs are needed, there are " << count_gpus()
+                   << " for this LibTorch: nothing was tried on CUDA";
+    run_ranks(world_size, [&, device = device](Context& context) {
+      at::set_num_threads(1);
+      if (device == "cuda") return body(context.group(), at::Device(at::kCUDA, context.local_rank()));
+      if (device == "cpu") return body(context.group(), at::kCPU);
+      const Group::State& state = state_of(context.group());
+      const auto factory = [cpu = state.factories.cpu](c10::DeviceType, const auto& store, int rank, int size) {
+        return testing::make_fake_device_backend(cpu(store, rank, size));
+      };
+      c10::intrusive_ptr<c10d::Store> store;
+      if (state.store) store = c10::make_intrusive<c10d::PrefixStore>("fake", state.store);
+      body(make_group(store, state.rank, state.world_size, {state.factories.cpu, factory}), testing::fake_device());
+    });
+  }
+};
+const Where kPlaces[] = {{"cpu", 2}, {"fake", 1}, {"fake", 2}, {"fake", 3}, {"cuda", 1}, {"cuda", 2}};
+INSTANTIATE_TEST_SUITE_P(Places, OnDevice, ::testing::ValuesIn(kPlaces), [](const auto& instance) {
+  return instance.param.device + "_" + std::to_string(instance.param.world_size);
+});
+
+void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {
+  EXPECT_TRUE(at::equal(actual.cpu(), expected)) << "got\n" << actual.cpu() << "\nexpected\n" << expected;
+}
+
+TEST_P(OnDevice, CollectivesMoveAndReduce) {
+  on_ranks([](const Group& group, at::Device device) {
+    const int n = group.world_size(), me = group.rank();
+    const auto row = [&](int rank, at::ScalarType dtype) { return (at::arange(6) + rank).to(dtype); };
+    for (const auto dtype :
+         {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kInt, at::kLong, at::kComplexFloat}) {
+      at::Tensor sum = row(me, dtype).to(device);
+      group.all_reduce(sum);
+      at::Tensor expected = row(0, dtype);
+      for (int rank = 1; rank < n; ++rank) expected += row(rank, dtype);
+      expect_equal(sum, expected);
+    }
+    for (const auto dtype : {at::kShort, at::kBool, at::kComplexDouble}) {  // bytes are moved whatever they mean
+      at::Tensor root = row(me, dtype).to(device);
+      group.broadcast(root, n - 1);
+      expect_equal(root, row(n - 1, dtype));
+      std::vector<at::Tensor> all;
+      for (int rank = 0; rank < n; ++rank) all.push_back(row(rank, dtype));
+      expect_equal(group.all_gather(row(me, dtype).to(device)), at::stack(all));
+      const at::Tensor gathered = group.gather(row(me, dtype).to(device), 0);
+      if (me == 0) expect_equal(gathered, at::stack(all));
+      at::Tensor mine = at::empty({6}, at::device(device).dtype(dtype));
+      group.scatter(mine, me == 0 ? at::stack(all).to(device) : at::Tensor(), 0);
+      expect_equal(mine, row(me, dtype));
+      expect_equal(group.all_to_all(at::stack(all).to(device)), at::stack(std::vector<at::Tensor>(n, row(me, dtype))));
+    }
+    at::Tensor mean = at::full({3}, me, at::kDouble).to(device), most = mean.clone();
+    const Work first = group.all_reduce_async(mean, ReduceOp::kMean);
+    const Work second = group.all_reduce_async(most, ReduceOp::kMax);
+    second.wait();
+    first.wait();
+    EXPECT_TRUE(first.is_completed());
+    EXPECT_NEAR(mean.sum().item<double>(), 3 * (n - 1) / 2.0, 1e-12);
+    EXPECT_EQ(most.sum().item<double>(), 3 * (n - 1));
+    at::Tensor any = at::full({2}, me == 0, at::kBool).to(device), every = any.clone();
+    group.all_reduce(any, ReduceOp::kOr);
+    group.all_reduce(every, ReduceOp::kAnd);
+    expect_equal(any, at::ones({2}, at::kBool));
+    expect_equal(every, at::full({2}, n == 1, at::kBool));
+    at::Tensor to_root = at::full({2}, me + 1, at::kFloat).to(device);
+    group.reduce(to_root, 0);
+    expect_equal(to_root, at::full({2}, me == 0 ? n * (n + 1) / 2 : me + 1, at::kFloat));
+    expect_equal(group.reduce_scatter(at::ones({n, 4}).to(device)), at::full({4}, n, at::kFloat));
+    at::Tensor columns = at::full({4, 6}, me, at::kFloat).to(device);
+    group.all_reduce(columns.t().narrow(0, 1, 2), ReduceOp::kMax);  // not contiguous
+    EXPECT_EQ(columns.sum().item<double>(), 16 * me + 8 * (n - 1));
+    at::Tensor letter = at::empty({2}).to(device);
+    const Work sent = group.send_async(at::full({2}, me, at::kFloat).to(device), (me + 1) % n, /*tag=*/5);
+    group.recv(letter, (me + n - 1) % n, 5);
+    sent.wait();
+    expect_equal(letter, at::full({2}, (me + n - 1) % n, at::kFloat));
+    group.barrier();
+    const auto sub = group.subgroup({n - 1});
+    if (sub) sub->all_reduce(mean);
+  });
+}
+
+/// A model of parameters alone: two layers, and a bias that ranks of even number use.
+struct Parameters {
+  explicit Parameters(at::Device device, at::ScalarType dtype = at::kDouble) {
+    const std::vector<std::pair<std::string, std::vector<int64_t>>> shapes{
+        {"w1", {8, 6}}, {"b1", {8}}, {"even", {8}}, {"nobody", {2}}, {"w2", {3, 8}}, {"b2", {3}}};
+    for (const auto& [name, shape] : shapes)
+      named.emplace_back(name, formula(shape, static_cast<double>(named.size())).to(dtype).to(device).requires_grad_());
+  }
+  at::Tensor operator[](size_t i) const { return named[i].second; }
+  at::Tensor loss(int step, int rank) const {
+    const auto [data, target] = batch(step, rank, named[0].second.scalar_type());
+    const at::Device device = named[0].second.device();
+    at::Tensor hidden = at::linear(data.to(device), (*this)[0], (*this)[1]);
+    if (rank % 2 == 0) hidden = hidden + (*this)[2];
+    const at::Tensor output = at::linear(at::tanh(hidden), (*this)[4], (*this)[5]);
+    return (output - target.to(device)).square().mean();
+  }
+  std::vector<at::Tensor> tensors() const {
+    std::vector<at::Tensor> all;
+    for (const auto& [name, tensor] : named) all.push_back(tensor);
+    return all;
+  }
+  NamedTensors named;
+};
+
+const DistributedDataParallelOptions kSmallBuckets{.first_bucket_cap_mb = 1e-4, .bucket_cap_mb = 3e-4};
+
+/// One process that has all ranks' batches: the gradients of these steps together, added up over the steps.
+at::Tensor loss_of_all(const Parameters& parameters, std::vector<int> steps, int world_size) {
+  at::Tensor loss = at::zeros({}, at::kDouble);
+  for (const int step : steps)
+    for (int rank = 0; rank < world_size; ++rank) loss = loss + parameters.loss(step, rank) / world_size;
+  return loss;
+}
+
+void expect_close(const Parameters& actual, const Parameters& expected) {
+  for (size_t i = 0; i < actual.named.size(); ++i)
+    EXPECT_TRUE(at::allclose(actual[i].detach().cpu(), expected[i].detach(), 1e-9, 1e-12)) << actual.named[i].first;
+}
+
+TEST_P(OnDevice, TrainsAsOneProcessWould) {
+  on_ranks([](const Group& group, at::Device device) {
+    const int n = group.world_size(), me = group.rank();
+    Parameters parameters(device), alone(at::kCPU);
+    DistributedDataParallel replica(parameters.named, group, kSmallBuckets);
+    torch::optim::SGD optimizer(parameters.tensors(), 0.5), reference(alone.tensors(), 0.5);
+    for (int step = 0; step < 4; ++step) {
+      optimizer.zero_grad(step == 2);
+      reference.zero_grad();
+      if (step == 3) {
+        const auto guard = replica.no_sync();
+        parameters.loss(10, me).backward();
+      }
+      parameters.loss(step, me).backward();
+      loss_of_all(alone, step == 3 ? std::vector<int>{10, 3} : std::vector<int>{step}, n).backward();
+      EXPECT_EQ(parameters[0].grad().device(), device);
+      EXPECT_FALSE(parameters[3].grad().defined()) << "nobody used it";
+      const double norm = torch::nn::utils::clip_grad_norm_(alone.tensors(), 0.05);
+      EXPECT_NEAR(replica.clip_grad_norm(0.05), norm, 1e-9);
+      optimizer.step();
+      reference.step();
+      expect_close(parameters, alone);
+    }
+    replica.check_divergence();
+    if (n == 1) return;
+    if (me == 1) parameters[1].data().add_(1);
+    EXPECT_THROW(replica.check_divergence(), Error);
+    replica.broadcast_parameters(0);
+    replica.check_divergence();
+    expect_close(parameters, alone);
+    if (me == 1) parameters[1].data().add_(n);
+    replica.average_parameters(1);
+    EXPECT_NEAR((parameters[1].detach().cpu() - alone[1].detach()).min().item<double>(), 1, 1e-9);
+  });
+}
+
+TEST_P(OnDevice, JoinsUnevenInputsAndFindsWhatIsNotFinite) {
+  on_ranks([](const Group& group, at::Device device) {
+    const int n = group.world_size(), me = group.rank();
+    Parameters parameters(device);
+    DistributedDataParallel replica(parameters.named, group, kSmallBuckets);
+    torch::optim::SGD optimizer(parameters.tensors(), 0.1);
+    replica.join(
+        [&] {
+          for (int step = 0; step <= me; ++step) {
+            parameters.loss(step, me).backward();
+            optimizer.step();
+            optimizer.zero_grad();
+          }
+        },
+        {.shadow = [&] { optimizer.step(), optimizer.zero_grad(); }});
+    replica.check_divergence();
+    replica.non_finite_gradients(NonFinitePolicy::kSkip);
+    const double infinity = std::numeric_limits<double>::infinity();
+    (parameters.loss(0, me) * (me == n - 1 ? infinity : 1)).backward();
+    EXPECT_EQ(replica.skipped_steps(), 1);
+    for (const at::Tensor& tensor : parameters.tensors()) EXPECT_FALSE(tensor.grad().defined());
+    replica.non_finite_gradients(NonFinitePolicy::kIgnore);
+    GradScaler scaler(group, {.init_scale = 8});
+    Parameters before(at::kCPU);
+    for (size_t i = 0; i < before.named.size(); ++i) before[i].data().copy_(parameters[i].detach());
+    scaler.scale(parameters.loss(1, me) * (me == n - 1 ? infinity : 1)).backward();
+    EXPECT_FALSE(scaler.step(optimizer));
+    scaler.update();
+    expect_close(parameters, before);
+    if (n == 1) return;
+    // A gradient that one rank cannot reduce is an error of all.
+    EXPECT_THROW(parameters.loss(2, me).backward({}, std::nullopt, /*create_graph=*/me == 1), Error);
+  });
+}
+
+TEST_P(OnDevice, CommunicationHooks) {
+  on_ranks([](const Group& group, at::Device device) {
+    const int n = group.world_size(), me = group.rank();
+    for (const auto& hook : {fp16_compress_hook(), bf16_compress_hook(), power_sgd_hook({.start_iter = 1}),
+                             top_k_hook({.density = 1}), post_local_sgd_hook({.start_iter = 100})}) {
+      Parameters parameters(device, at::kFloat), alone(at::kCPU, at::kFloat);
+      DistributedDataParallel replica(parameters.named, group, kSmallBuckets);
+      replica.register_comm_hook(hook);
+      for (int step = 0; step < 2; ++step) parameters.loss(0, me).backward();
+      loss_of_all(alone, {0, 0}, n).backward();
+      replica.check_divergence();
+      for (const size_t i : {1, 5})
+        EXPECT_TRUE(at::allclose(parameters[i].grad().cpu(), alone[i].grad(), 2e-2, 2e-3)) << parameters.named[i].first;
+    }
+  });
+}
+
+TEST_P(OnDevice, SynchronisedBatchNorm) {
+  if (GetParam().device == "fake") GTEST_SKIP() << "SKIPPED BECAUSE batch norm knows the CPU and CUDA alone";
+  on_ranks([](const Group& group, at::Device device) {
+    const int n = group.world_size(), me = group.rank();
+    SyncBatchNorm norm(torch::nn::BatchNormOptions(6), group);
+    torch::nn::BatchNorm1d alone(6);
+    norm->to(device);
+    std::vector<at::Tensor> all;
+    for (int rank = 0; rank < n; ++rank) all.push_back(batch(0, rank).data);
+    const at::Tensor output = norm(all[static_cast<size_t>(me)].to(device));
+    const at::Tensor expected = alone(at::cat(all));
+    EXPECT_TRUE(at::allclose(output.detach().cpu(), expected.detach().narrow(0, 4 * me, 4), 1e-4, 1e-5));
+    EXPECT_TRUE(at::allclose(norm->running_var.cpu(), alone->running_var, 1e-4, 1e-5));
+    output.square().sum().backward();
+    expected.square().sum().backward();
+    at::Tensor gradient = norm->weight.grad().clone();
+    group.all_reduce(gradient);
+    EXPECT_TRUE(at::allclose(gradient.cpu(), alone->weight.grad(), 1e-4, 1e-4));
+  });
+}
+
+TEST(StreamOrder, WhatIsLaunchedComesAfterAllThatFilledTheBucket) {
+  StreamOrder order;
+  const auto fill_on = [&](int stream) {
+    testing::set_fake_stream(stream);
+    order.note(testing::fake_device());
+  };
+  for (const int stream : {3, 5, 3, 7}) fill_on(stream);
+  testing::take_fake_waits();
+  testing::set_fake_stream(5);  // it launches: what is on it comes first anyway
+  order.follow();
+  EXPECT_EQ(testing::take_fake_waits(), (std::vector<std::pair<int, int>>{{3, 5}, {7, 5}}));
+  order.follow();
+  EXPECT_TRUE(testing::take_fake_waits().empty());
+  fill_on(3);
+  order.forget();
+  testing::set_fake_stream(0);
+  order.follow();
+  EXPECT_TRUE(testing::take_fake_waits().empty());
+}
+
+}  // namespace
+}  // namespace lockstep

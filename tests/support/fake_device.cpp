@@ -1,0 +1,213 @@
+#include "support/fake_device.h"
+
+#include <cstdlib>
+#include <mutex>
+#include <utility>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/set_cpu_dispatch.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+#include <torch/torch.h>
+
+namespace lockstep::testing {
+namespace {
+
+constexpr auto kType = c10::DeviceType::PrivateUse1;
+
+thread_local int current_stream = 0;
+std::mutex mutex;
+std::vector<std::pair<int, int>> waits;  // guarded by mutex
+
+c10::Stream stream_of(int id) { return c10::Stream(c10::Stream::UNSAFE, {kType, 0}, id); }
+
+struct FakeGuard final : c10::impl::NoOpDeviceGuardImpl<kType> {
+  c10::Device exchangeDevice(c10::Device) const override { return {kType, 0}; }
+  c10::Device getDevice() const override { return {kType, 0}; }
+  c10::Stream getStream(c10::Device) const noexcept override { return stream_of(current_stream); }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override {
+    return stream_of(std::exchange(current_stream, static_cast<int>(stream.id())));
+  }
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
+    *event = reinterpret_cast<void*>(static_cast<intptr_t>(stream.id() + 1));
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    std::lock_guard lock(mutex);
+    waits.emplace_back(static_cast<int>(reinterpret_cast<intptr_t>(event)) - 1, static_cast<int>(stream.id()));
+  }
+};
+C10_REGISTER_GUARD_IMPL(PrivateUse1, FakeGuard)
+
+/// Without which autograd takes the device for one that has no streams.
+struct FakeHooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  void setCurrentDevice(c10::DeviceIndex) const override {}
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
+};
+const bool registered = [] {
+  static FakeHooks hooks;
+  at::RegisterPrivateUse1HooksInterface(&hooks);
+  c10::register_privateuse1_backend("fake");
+  return true;
+}();
+
+struct FakeAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    void* memory = bytes == 0 ? nullptr : std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    return {memory, memory, &std::free, {kType, 0}};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+FakeAllocator allocator;
+
+/// The same memory, as the CPU sees it.
+at::Tensor seen(const at::Tensor& tensor) {
+  if (tensor.device().type() != kType) return tensor;
+  return at::from_blob(
+      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {},
+      tensor.options().device(at::kCPU).requires_grad(false));
+}
+
+at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                 std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(sizes, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                   c10::dtype_or_default(dtype), format);
+}
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(
+      sizes, strides, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
+}
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+  seen(to).copy_(seen(from));
+  return to;
+}
+at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  if (to.sizes() != from.sizes()) {
+    const at::Tensor room = at::empty(from.sizes(), to.options());
+    to.unsafeGetTensorImpl()->set_storage_keep_dtype(room.storage());
+    to.unsafeGetTensorImpl()->set_sizes_contiguous(from.sizes());
+  }
+  return copy_from(from, to, false);
+}
+at::Scalar item(const at::Tensor& tensor) { return seen(tensor).item(); }
+
+/// On the CPU, if all tensors but single numbers are on the device.
+void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto check = [&](const at::Tensor& tensor) {
+    TORCH_CHECK(!tensor.defined() || tensor.dim() == 0 || tensor.device().type() == kType, op.schema().name(),
+                " mixes tensors on the device and on the CPU");
+  };
+  for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+    if (value.isTensor()) check(value.toTensor());
+    if (value.isTensorList())
+      for (const at::Tensor& tensor : value.toTensorVector()) check(tensor);
+  }
+  at::native::cpu_fallback(op, stack);
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("as_strided", &at::native::as_strided_tensorimpl);
+  library.impl("view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
+  library.impl("_reshape_alias", &at::native::_reshape_alias);
+  library.impl("set_.source_Storage_storage_offset",
+               static_cast<at::Tensor& (*)(at::Tensor&, at::Storage, int64_t, at::IntArrayRef, at::IntArrayRef)>(
+                   &at::cpu::set_));
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("_local_scalar_dense", &item);
+}
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>());
+}
+
+using Tensors = std::vector<at::Tensor>;
+using WorkPointer = c10::intrusive_ptr<c10d::Work>;
+
+class FakeDeviceBackend final : public c10d::Backend {
+ public:
+  explicit FakeDeviceBackend(c10::intrusive_ptr<c10d::Backend> cpu)
+      : Backend(cpu->getRank(), cpu->getSize()), cpu_(std::move(cpu)) {}
+  const std::string getBackendName() const override { return "fake device"; }
+
+  WorkPointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    Tensors here = all_seen(tensors);
+    return cpu_->allreduce(here, options);
+  }
+  WorkPointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    Tensors here = all_seen(tensors);
+    return cpu_->broadcast(here, options);
+  }
+  WorkPointer reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    Tensors here = all_seen(tensors);
+    return cpu_->reduce(here, options);
+  }
+  WorkPointer gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    std::vector<Tensors> to;
+    for (const Tensors& rows : outputs) to.push_back(all_seen(rows));
+    Tensors from = all_seen(inputs);
+    return cpu_->gather(to, from, options);
+  }
+  WorkPointer scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+    std::vector<Tensors> from;
+    for (const Tensors& rows : inputs) from.push_back(all_seen(rows));
+    Tensors to = all_seen(outputs);
+    return cpu_->scatter(to, from, options);
+  }
+  WorkPointer _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    at::Tensor to = seen(output), from = seen(input);
+    return cpu_->_allgather_base(to, from, options);
+  }
+  WorkPointer _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                   const c10d::ReduceScatterOptions& options) override {
+    at::Tensor to = seen(output), from = seen(input);
+    return cpu_->_reduce_scatter_base(to, from, options);
+  }
+  WorkPointer alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                            std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override {
+    at::Tensor to = seen(output), from = seen(input);
+    return cpu_->alltoall_base(to, from, output_splits, input_splits, options);
+  }
+
+ private:
+  static Tensors all_seen(const Tensors& tensors) {
+    Tensors all;
+    for (const at::Tensor& tensor : tensors) {
+      TORCH_CHECK(tensor.device().type() == kType, "the engine of a device got a tensor on ", tensor.device());
+      all.push_back(seen(tensor));
+    }
+    return all;
+  }
+
+  const c10::intrusive_ptr<c10d::Backend> cpu_;
+};
+
+}  // namespace
+
+c10::Device fake_device() { return {kType, static_cast<c10::DeviceIndex>(registered ? 0 : -1)}; }
+
+c10::intrusive_ptr<c10d::Backend> make_fake_device_backend(c10::intrusive_ptr<c10d::Backend> cpu) {
+  return c10::make_intrusive<FakeDeviceBackend>(std::move(cpu));
+}
+
+void set_fake_stream(int stream) { current_stream = stream; }
+
+std::vector<std::pair<int, int>> take_fake_waits() {
+  std::lock_guard lock(mutex);
+  return std::exchange(waits, {});
+}
+
+}  // namespace lockstep::testing
