@@ -200,6 +200,16 @@ class UnderLockstepRun(unittest.TestCase):
         self.assertRegex(done.stderr, "rank 1 of 2 failed first: exit code 1\n  what      .*ValueError.*a bad batch")
 
 
+    def test_another_release_of_torch_is_refused(self):
+        program = ("import torch, torch.distributed as dist; torch.__version__ = torch.__version__.__class__('2.10.1'); "
+                   "store = dist.HashStore(); dist.init_process_group('lockstep', store=store, rank=0, world_size=1)")
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S)
+        self.assertNotEqual(done.returncode, 0)
+        built_with = ".".join(torch.__version__.split(".")[:2])
+        self.assertRegex(done.stderr.strip().splitlines()[-1],
+                         f"does not fit torch 2.10.1; build it again: .* .it was built with torch {built_with}")
+
+
 class Failures(Ranks):
     def test_ranks_that_disagree_are_told_both_sides(self):
         self.spawn(2, programs.disagree)

@@ -1,5 +1,6 @@
 """What ranks do in backend_test.py: each function is called as function(rank, size) in a group of all ranks."""
 
+import functools
 import os
 import threading
 import time
@@ -9,7 +10,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16,
-          torch.int32, torch.int64]
+          torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128]
+OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
 
 
 def expect(actual, expected):
@@ -18,7 +20,12 @@ def expect(actual, expected):
 
 def values(rank, shape=(3, 5), dtype=torch.float32):
     count = torch.Size(shape).numel()
-    return ((torch.arange(count) * (rank + 2)) % 7).reshape(shape).to(dtype)
+    numbers = ((torch.arange(count) * (rank + 2)) % 7).reshape(shape)
+    if dtype == torch.bool:
+        return numbers % 2 == 1
+    if dtype.is_complex:
+        return torch.complex(numbers.double(), (numbers + rank).double() % 3).to(dtype)
+    return numbers.to(dtype)
 
 
 def all_values(size, *rest):
@@ -81,30 +88,78 @@ def exchange(rank, size):
     expect(torch.cat(lists), out[:, 0].clone())
 
 
+def reduction(name, everyone):
+    """The definition, from all ranks' tensors, in their dtype; None where it means nothing and must be refused."""
+    dtype = everyone.dtype
+    bits = not dtype.is_floating_point and not dtype.is_complex
+    if name in ("BAND", "BOR", "BXOR"):
+        combine = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}[name]
+        return functools.reduce(combine, everyone) if bits else None
+    if dtype.is_complex and name in ("MIN", "MAX") or dtype == torch.bool and name == "AVG" or bits and name == "PREMUL_SUM":
+        return None
+    if dtype == torch.bool:
+        return everyone.any(0) if name in ("SUM", "MAX") else everyone.all(0)
+    if name in ("MIN", "MAX"):
+        return everyone.amin(0) if name == "MIN" else everyone.amax(0)
+    wide = everyone.to(torch.complex128 if dtype.is_complex else torch.int64 if bits else torch.float64)
+    if name == "PRODUCT":
+        return functools.reduce(torch.mul, wide).to(dtype)
+    if name == "PREMUL_SUM":
+        return sum(factor_of(rank) * wide[rank] for rank in range(len(everyone))).to(dtype)
+    total = wide.sum(0)
+    if name == "AVG":
+        if bits:
+            return torch.div(total, len(everyone), rounding_mode="trunc").to(dtype)
+        # Divided in the precision in which the backend adds, and part by part.
+        added_in = {torch.float64: torch.float64, torch.complex128: torch.complex128, torch.complex64: torch.complex64}
+        total = total.to(added_in.get(dtype, torch.float32))
+        total = (torch.view_as_real(total) if dtype.is_complex else total) / len(everyone)
+        return (torch.view_as_complex(total) if dtype.is_complex else total).to(dtype)
+    return total.to(dtype)
+
+
+def factor_of(rank):
+    return rank + 0.5
+
+
 def every_dtype_and_reduction(rank, size):
-    op = dist.ReduceOp
+    tried = refused = 0
     for dtype in DTYPES:
-        everyone = torch.stack(all_values(size, (1000,), dtype))
-        wide = everyone.to(torch.float64 if dtype.is_floating_point else torch.int64)
-        expected = {op.SUM: wide.sum(0), op.PRODUCT: wide.prod(0), op.MIN: wide.amin(0), op.MAX: wide.amax(0)}
-        if dtype.is_floating_point:
-            expected[op.AVG] = wide.to(torch.float32 if dtype != torch.float64 else dtype).sum(0) / size
-        else:
-            expected[op.BAND] = everyone[0] & everyone[1] & everyone[2]
-            expected[op.BXOR] = everyone[0] ^ everyone[1] ^ everyone[2]
-        for reduction, result in expected.items():
-            tensor = values(rank, (1000,), dtype)
-            dist.all_reduce(tensor, reduction)
-            expect(tensor, result.to(dtype))
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor, dist._make_nccl_premul_sum(float(rank)))
-    expect(tensor, torch.full((3,), float(sum(range(size)))))
-    complex_tensor = torch.full((3,), complex(rank, 1))
-    dist.all_reduce(complex_tensor)
-    expect(complex_tensor, torch.full((3,), complex(sum(range(size)), size)))
+        for name in OPS:
+            op = dist._make_nccl_premul_sum(factor_of(rank)) if name == "PREMUL_SUM" else getattr(dist.ReduceOp, name)
+            expected = reduction(name, torch.stack(all_values(size, (size, 300), dtype)))
+            tried, refused = tried + 1, refused + (expected is None)
+            for elements in (1, 300):  # behind the announcement, and beyond
+                reduce_in_all_forms(rank, size, dtype, op, elements, expected)
+    assert (tried, refused) == (len(DTYPES) * len(OPS), 4 * 3 + 6 * 1 + 1 + 2 * 5), (tried, refused)
     sparse = torch.sparse_coo_tensor([[rank, 0]], [1.0, 2.0], (size,))
     dist.all_reduce(sparse)
     expect(sparse.to_dense(), torch.ones(size).index_add_(0, torch.tensor([0]), torch.tensor([2.0 * size])))
+
+
+def reduce_in_all_forms(rank, size, dtype, op, elements, expected):
+    """`expected`: [size, 300] of what all ranks' values(rank, (size, 300), dtype) give, or None: must be refused."""
+    mine = values(rank, (size, 300), dtype)[:, :elements].contiguous()
+    tensor, part, flat_part = mine.clone(), torch.empty(elements, dtype=dtype), torch.empty(elements, dtype=dtype)
+    root = elements % size
+    forms = [lambda: dist.reduce(tensor, root, op), lambda: dist.reduce_scatter(part, list(mine), op),
+             lambda: dist.reduce_scatter_tensor(flat_part, mine.flatten(), op)]
+    everywhere = mine.clone()
+    if not dtype.is_complex or expected is not None and op == dist.ReduceOp.SUM:  # torch itself refuses the rest
+        forms.append(lambda: dist.all_reduce(everywhere, op))
+    for form in forms:
+        if expected is None:
+            expect_error(form, "means nothing for")
+        else:
+            form()
+    if expected is None:
+        return
+    expected = expected[:, :elements]
+    expect(tensor, expected if rank == root else mine)
+    expect(part, expected[rank])
+    expect(flat_part, expected[rank])
+    if len(forms) == 4:
+        expect(everywhere, expected)
 
 
 def messages(rank, size):
