@@ -25,7 +25,8 @@ struct Operand {
 /// The bytes of a contiguous tensor, [tensor.nbytes()].
 inline at::Tensor as_bytes(const at::Tensor& dense) {
   if (dense.numel() == 0) return at::empty({0}, dense.options().dtype(at::kByte));
-  return dense.view({-1}).view(at::kByte);
+  // A tensor of one element is contiguous whatever its stride, with which it would have no view as bytes.
+  return dense.as_strided({dense.numel()}, {1}).view(at::kByte);
 }
 
 /// One row of bytes a rank, for whatever is gathered or scattered: [rows, bytes of a row].

@@ -104,6 +104,26 @@ TEST_P(Conformance, SizesAroundEveryThreshold) {
   });
 }
 
+TEST_P(Conformance, TensorsThatAreNotContiguous) {
+  on_ranks([](const Group& group) {
+    int salt = 0;
+    for (at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kLong, at::kBool, at::kComplexFloat})
+      for (int64_t elements : {0, 1, 999, 70'001})
+        for (size_t i = 0; i < operations().size(); ++i)
+          for (bool resident : {false, true}) {
+            ++salt;
+            if (!nightly() && elements == 70'001 && salt % 5 != 0) continue;  // every operation with one of the dtypes
+            const Trial trial{dtype, ReduceOp::kSum, elements, salt, resident, salt, /*strided=*/true};
+            const Started started = operations()[i].start(group, trial);
+            if (started.result.defined() && started.result.numel() > 1) {
+              ASSERT_FALSE(started.result.is_contiguous());
+            }
+            started.wait_and_check();
+            if (::testing::Test::HasFailure()) return;
+          }
+  });
+}
+
 TEST_P(Conformance, BlockingForms) {
   on_ranks([](const Group& group) {
     const int n = group.world_size(), me = group.rank();
@@ -273,45 +293,96 @@ void fill_places(const at::Tensor& tensor, int rank) {
   }
 }
 
-TEST(Large, TensorsOfMoreThan4GiB) {
+void expect_places(const at::Tensor& tensor, const std::function<at::Tensor(int64_t begin, int64_t end)>& expected,
+                   const std::string& what) {
+  for_windows(tensor.numel(), [&](int64_t begin, int64_t end) {
+    testing::expect_same(tensor.slice(0, begin, end), expected(begin, end), what + " at " + std::to_string(begin));
+  });
+}
+
+/// Two ranks whose tensors are over 4 GiB; `body` makes them. Nightly, and where there is room.
+void run_large(const std::function<void(const Group&)>& body) {
   if (!nightly()) GTEST_SKIP() << "SKIPPED BECAUSE tensors over 4 GiB are for make test-nightly";
   if (available_gib() < 15)
     GTEST_SKIP() << "SKIPPED BECAUSE 15 GiB of free memory are needed, there are " << available_gib();
-  const auto body = [](Context& context) {
-    const Group& group = context.group();
+  testing::run_ranks(2, [&](Context& context) { body(context.group()); }, std::chrono::minutes(9),
+                     {.backend = "shm", .announce = false});
+}
+
+constexpr int64_t kOver4GiB = (int64_t{1} << 32) + 12'345, kOver2GiB = (int64_t{1} << 31) + 12'345;
+
+TEST(Large, AllReduceBroadcastAndAllGatherOfMoreThan4GiB) {
+  run_large([](const Group& group) {
     const int me = group.rank();
-    const int64_t bytes = (int64_t{1} << 32) + 12'345;
     for (bool resident : {false, true}) {
       const at::ScalarType dtype = resident ? at::kBFloat16 : at::kByte;  // 2^31 elements of two bytes, 2^32 of one
-      const int64_t elements = resident ? bytes / 2 : bytes;
+      const int64_t elements = resident ? kOver4GiB / 2 : kOver4GiB;
       at::Tensor tensor = resident ? group.allocate(elements, at::TensorOptions(dtype)) : at::empty({elements}, dtype);
       fill_places(tensor, me);
       group.all_reduce(tensor);
-      for_windows(elements, [&](int64_t begin, int64_t end) {
-        testing::expect_same(tensor.slice(0, begin, end), places(begin, end, 0, dtype) + places(begin, end, 1, dtype),
-                             "all_reduce at " + std::to_string(begin));
-      });
+      const auto sum = [&](int64_t begin, int64_t end) {
+        return places(begin, end, 0, dtype) + places(begin, end, 1, dtype);
+      };
+      expect_places(tensor, sum, "all_reduce");
       EXPECT_EQ(tensor.min().item<double>(), 3);
       EXPECT_EQ(tensor.max().item<double>(), 123);
       fill_places(tensor, me);
       group.broadcast(tensor, 1);
-      for_windows(elements, [&](int64_t begin, int64_t end) {
-        testing::expect_same(tensor.slice(0, begin, end), places(begin, end, 1, dtype),
-                             "broadcast at " + std::to_string(begin));
-      });
+      expect_places(
+          tensor, [&](int64_t begin, int64_t end) { return places(begin, end, 1, dtype); }, "broadcast");
       EXPECT_EQ(tensor.max().item<double>(), 62);
     }
-    const int64_t part = (int64_t{1} << 31) + 12'345;
-    at::Tensor input = at::empty({part}, at::kByte);
+    at::Tensor input = at::empty({kOver2GiB}, at::kByte);
     fill_places(input, me);
     const at::Tensor rows = group.all_gather(input);
     for (int rank = 0; rank < 2; ++rank)
-      for_windows(part, [&](int64_t begin, int64_t end) {
-        testing::expect_same(rows[rank].slice(0, begin, end), places(begin, end, rank, at::kByte),
-                             "all_gather from " + std::to_string(rank) + " at " + std::to_string(begin));
-      });
-  };
-  testing::run_ranks(2, body, std::chrono::minutes(9), {.backend = "shm", .announce = false});
+      expect_places(
+          rows[rank], [&](int64_t begin, int64_t end) { return places(begin, end, rank, at::kByte); }, "all_gather");
+  });
+}
+
+TEST(Large, ReduceScatterAndGatherOfMoreThan4GiB) {
+  run_large([](const Group& group) {
+    const int me = group.rank();
+    {
+      at::Tensor input = at::empty({2 * kOver2GiB}, at::kByte);
+      fill_places(input, me);
+      const at::Tensor part = group.reduce_scatter(input.view({2, -1}));
+      const int64_t at = me * kOver2GiB;
+      const auto sum = [&](int64_t begin, int64_t end) {
+        return places(at + begin, at + end, 0, at::kByte) + places(at + begin, at + end, 1, at::kByte);
+      };
+      expect_places(part, sum, "reduce_scatter");
+    }
+    at::Tensor input = at::empty({kOver2GiB}, at::kByte);
+    fill_places(input, me);
+    const at::Tensor rows = group.gather(input, 1);
+    if (me == 1)
+      for (int rank = 0; rank < 2; ++rank)
+        expect_places(
+            rows[rank], [&](int64_t begin, int64_t end) { return places(begin, end, rank, at::kByte); }, "gather");
+  });
+}
+
+TEST(Large, AllToAllAndMessagesOfMoreThan4GiB) {
+  run_large([](const Group& group) {
+    const int me = group.rank();
+    const auto zero = [](int64_t begin, int64_t end) { return places(begin, end, 0, at::kByte); };
+    {
+      // All that rank 0 has goes to rank 1, which sends a little: otherwise 17 GiB were needed.
+      at::Tensor input = at::empty({me == 0 ? kOver4GiB : 10'000}, at::kByte);
+      fill_places(input, me);
+      const std::vector<int64_t> sends{me == 0 ? 0 : 10'000, me == 0 ? kOver4GiB : 0};
+      const std::vector<int64_t> receives{me == 0 ? 0 : kOver4GiB, me == 0 ? 10'000 : 0};
+      const at::Tensor output = group.all_to_all(input, sends, receives);
+      if (me == 1) expect_places(output, zero, "all_to_all");
+      if (me == 0) testing::expect_same(output, places(0, 10'000, 1, at::kByte), "all_to_all");
+    }
+    at::Tensor tensor = at::zeros({kOver4GiB}, at::kByte);
+    if (me == 0) fill_places(tensor, 0);
+    if (me == 0) group.send(tensor, 1);
+    if (me == 1) group.recv(tensor, 0), expect_places(tensor, zero, "recv");
+  });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@ namespace lockstep::testing {
 namespace {
 
 constexpr int64_t kPeriod = 251;
+constexpr int kFiller = 77;
 
 /// Rank `me`'s data for the trial: `parts` times its elements.
 at::Tensor data_of(const Trial& trial, int me, int64_t parts = 1) {
@@ -21,14 +22,24 @@ at::Tensor reduced_of_all(const Group& group, const Trial& trial, int64_t parts 
 }
 
 at::Tensor place(const Group& group, const Trial& trial, const at::Tensor& values) {
+  std::vector<int64_t> shape = values.sizes().vec();
+  shape.push_back(trial.strided ? 2 : 1);
+  const int64_t elements = values.numel() * shape.back();
   at::Tensor memory =
-      trial.resident ? group.allocate(values.numel(), values.options()) : at::empty({values.numel()}, values.options());
-  return memory.copy_(values.reshape({-1})).view(values.sizes());
+      trial.resident ? group.allocate(elements, values.options()) : at::empty({elements}, values.options());
+  return memory.fill_(kFiller).view(shape).select(-1, 0).copy_(values);
+}
+
+/// What lies between the elements of a strided tensor is nobody's business.
+void expect_gaps(const at::Tensor& tensor, const std::string& what) {
+  if (tensor.numel() == 0 || tensor.stride(-1) != 2) return;
+  const at::Tensor gaps = tensor.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset() + 1);
+  EXPECT_TRUE(at::equal(gaps, at::full_like(gaps, kFiller))) << what << " wrote between the elements";
 }
 
 /// Memory for results, filled with something else.
 at::Tensor blank(const Group& group, const Trial& trial, at::IntArrayRef shape) {
-  return place(group, trial, at::full(shape, 77, at::TensorOptions(trial.dtype)));
+  return place(group, trial, at::full(shape, kFiller, at::TensorOptions(trial.dtype)));
 }
 
 std::string describe(const char* operation, const Group& group, const Trial& trial) {
@@ -247,7 +258,8 @@ at::Tensor reduced(ReduceOp op, const std::vector<at::Tensor>& all) {
 
 std::ostream& operator<<(std::ostream& out, const Trial& trial) {
   return out << c10::toString(trial.dtype) << " [" << trial.elements << "] " << name_of(trial.op) << ", root "
-             << trial.root << (trial.resident ? ", resident" : ", private") << ", salt " << trial.salt;
+             << trial.root << (trial.resident ? ", resident" : ", private") << (trial.strided ? ", strided" : "")
+             << ", salt " << trial.salt;
 }
 
 const std::vector<Operation>& operations() {
@@ -270,6 +282,7 @@ const std::vector<Operation>& operations() {
 void expect_same(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
   ASSERT_EQ(actual.scalar_type(), expected.scalar_type()) << what;
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
+  if (actual.dim() > 0) expect_gaps(actual, what);
   if (at::equal(actual, expected)) return;
   const at::Tensor differs = actual.reshape({-1}).ne(expected.reshape({-1})).nonzero();
   const auto first = differs[0].item<int64_t>();

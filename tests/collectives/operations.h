@@ -39,6 +39,7 @@ struct Trial {
   int root = 0;           ///< taken modulo the group's size
   bool resident = false;  ///< in memory the group hands out
   int salt = 0;           ///< also the tag of messages
+  bool strided = false;   ///< every tensor, in and out, is every other element of its memory
 };
 std::ostream& operator<<(std::ostream& out, const Trial& trial);
 
