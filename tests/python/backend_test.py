@@ -62,7 +62,8 @@ class Collectives(Ranks):
             self.spawn(size, programs.futures)
 
     def test_coalesced(self):
-        self.spawn(2, programs.coalesced)
+        for size in (2, 3):
+            self.spawn(size, programs.coalesced)
 
     def test_subgroups(self):
         self.spawn(3, programs.subgroups)
@@ -92,6 +93,10 @@ class Training(Ranks):
                     self.assertTrue(torch.equal(ours[rank][name], ours[0][name]), "ranks differ in bits")
                     if size == 2:  # there is one order of two
                         self.assertTrue(torch.equal(ours[rank][name], weight), "bits differ from Gloo's")
+
+    def test_ddp_buckets_are_reduced_in_shared_memory(self):
+        for size in (2, 3):
+            self.spawn(size, programs.buckets_in_shared_memory)
 
     def test_ddp_communication_hooks(self):
         self.spawn(2, programs.communication_hooks)
@@ -213,6 +218,22 @@ class UnderLockstepRun(unittest.TestCase):
 class Failures(Ranks):
     def test_ranks_that_disagree_are_told_both_sides(self):
         self.spawn(2, programs.disagree)
+
+    def test_a_message_of_another_dtype_is_refused_on_both_sides(self):
+        self.spawn(2, programs.disagree_on_a_message)
+
+    def test_ranks_of_several_hosts_are_refused_by_name(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "meet")
+            context = mp.get_context("spawn")
+            ranks = [context.Process(target=programs.join_from_several_hosts, args=(rank, 4, path)) for rank in range(4)]
+            for process in ranks:
+                process.start()
+            for process in ranks:
+                process.join(DEADLINE_S)
+            for rank in range(4):
+                with open(f"{path}.{rank}") as file:
+                    self.assertIn("run on 2: ranks 0, 2 on host host-0; ranks 1, 3 on host host-1", file.read())
 
     def test_a_killed_rank_is_named_within_a_second(self):
         # Not by mp.spawn, which ends the others when one has died.

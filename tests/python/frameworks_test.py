@@ -45,6 +45,17 @@ class Frameworks(unittest.TestCase):
     def test_accelerate(self):
         self.compare("accelerate")
 
+    def test_accelerate_takes_no_backend_by_name_on_cpus(self):
+        # When this fails, accelerate has learnt it: then the READMEs need not ask for init_process_group any more.
+        if importlib.util.find_spec("accelerate") is None:
+            self.skipTest("no accelerate")
+        program = ("from accelerate import Accelerator; from accelerate.utils import InitProcessGroupKwargs; "
+                   "Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend='lockstep')])")
+        variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **variables}, capture_output=True,
+                              text=True, timeout=DEADLINE_S)
+        self.assertIn("backend lockstep is not available, please use gloo", done.stderr)
+
     def test_lightning(self):
         self.compare("lightning")
 

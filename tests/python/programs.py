@@ -1,6 +1,7 @@
 """What ranks do in backend_test.py: each function is called as function(rank, size) in a group of all ranks."""
 
 import functools
+import json
 import os
 import threading
 import time
@@ -224,6 +225,42 @@ def coalesced(rank, size):
         expect(tensor, torch.full_like(tensor, size * (size + 1) / 2))
     dist.all_reduce_coalesced(tensors)
     expect(tensors[1], torch.full_like(tensors[1], size * size * (size + 1) / 2))
+    gather_coalesced(rank, size)
+
+
+def gather_coalesced(rank, size):
+    """Lists of tensors of different sizes, one not contiguous, one empty, by the group's methods and by the manager."""
+    shapes = [(3, 5), (0,), (50_000,), (6, 4)]
+    group = dist.distributed_c10d._get_default_group()
+
+    def inputs_of(rank, rows=1):
+        tensors = [values(rank, (rows * shape[0], *shape[1:])) + i for i, shape in enumerate(shapes)]
+        return tensors[:-1] + [tensors[-1].t().contiguous().t()]
+
+    inputs = inputs_of(rank)
+    outputs = [[torch.full(shape, -1.0) for shape in shapes] for _ in range(size)]
+    group.allgather_coalesced(outputs, inputs, dist.distributed_c10d.AllgatherOptions()).wait()
+    for r in range(size):
+        for output, expected in zip(outputs[r], inputs_of(r)):
+            expect(output, expected)
+    outputs = [[torch.full(shape, -1.0) for shape in shapes] for _ in range(size)]
+    dist.all_gather_coalesced(outputs, inputs)
+    expect(outputs[size - 1][2], inputs_of(size - 1)[2])
+
+    gathered = [torch.cat(same) for same in zip(*(inputs_of(r) for r in range(size)))]
+    ways = [(group.allgather_into_tensor_coalesced, dist.all_gather_into_tensor, inputs, gathered)]
+    for method, function, inputs, expected in ways:
+        for managed in (False, True):
+            outputs = [torch.full_like(tensor, -1) for tensor in expected]
+            if managed:
+                with dist._coalescing_manager(async_ops=True) as manager:
+                    for output, tensor in zip(outputs, inputs):
+                        function(output, tensor)
+                manager.wait()
+            else:
+                method(outputs, inputs).wait()
+            for output, result in zip(outputs, expected):
+                expect(output, result)
 
 
 def subgroups(rank, size):
@@ -384,6 +421,47 @@ def communication_hooks(rank, size):
         expect(everyone[0], everyone[1])
 
 
+def segment_of(tensor):
+    """The mapping of this process in which the tensor's memory lies: its inode and name, of /proc/self/maps."""
+    first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes - 1
+    with open("/proc/self/maps") as file:
+        for line in file:
+            span, _, _, _, inode, *name = line.split(maxsplit=5)
+            begin, end = (int(address, 16) for address in span.split("-"))
+            if begin <= first and last < end:
+                return inode, "".join(name).strip()
+    raise AssertionError("memory that is mapped nowhere")
+
+
+def buckets_in_shared_memory(rank, size):
+    """PyTorch's reducer takes its buckets from the backend, which then reduces them where they lie."""
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    own = segment_of(backend.allocate_tensor(1, dtype=torch.float32, device=torch.device("cpu")))
+    assert "memfd:lockstep" in own[1] and segment_of(torch.ones(1_000_000)) != own, own
+    for disabled in (False, True):
+        os.environ["DDP_DISABLE_COMM_MEM"] = str(int(disabled))
+        seen, moved = [], []
+
+        def hook(_, bucket):
+            buffer = bucket.buffer()
+            seen.append(segment_of(buffer))
+            address = buffer.data_ptr()
+
+            def end(future):
+                moved.append(future.value()[0].data_ptr() != address)
+                return future.value()[0].div_(size)
+
+            return dist.all_reduce(buffer, async_op=True).get_future().then(end)
+
+        network = DistributedDataParallel(model(), bucket_cap_mb=0.05, gradient_as_bucket_view=True)
+        network.register_comm_hook(None, hook)
+        train(network, torch.optim.SGD(network.parameters(), 0.1), rank, steps=3)
+        assert len(seen) >= 5 and len(moved) == len(seen) and not any(moved), (seen, moved)
+        assert all((where == own) != disabled for where in seen), (disabled, own, seen)
+        for parameter in network.parameters():  # views into the same buckets
+            assert (segment_of(parameter.grad) == own) != disabled
+
+
 def train_fsdp2(rank, size):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -410,6 +488,51 @@ def disagree(rank, size):
     dist.destroy_process_group()
     dist.init_process_group("gloo", init_method=f"file:///tmp/lockstep_disagree_{os.getppid()}", rank=rank,
                             world_size=size)
+
+
+class StoreOfSeveralHosts(dist.Store):
+    """A store through which every other rank tells, when a group forms, that it runs on another host."""
+
+    def __init__(self, path, rank, size):
+        super().__init__()
+        self.store, self.rank = dist.FileStore(path, size), rank
+
+    def set(self, key, value):
+        text = value if isinstance(value, str) else bytes(value).decode()
+        if '"boot_id"' in text:
+            card = json.loads(text[1:])  # behind a mark
+            card.update(boot_id=f"boot {self.rank % 2}", host=f"host-{self.rank % 2}")
+            text = text[0] + json.dumps(card)
+        self.store.set(key, text)
+
+    def get(self, key):
+        return self.store.get(key)
+
+    def add(self, key, value):
+        return self.store.add(key, value)
+
+    def wait(self, keys, timeout=None):
+        return self.store.wait(keys, timeout) if timeout else self.store.wait(keys)
+
+    def check(self, keys):
+        return self.store.check(keys)
+
+
+def join_from_several_hosts(rank, size, path):
+    try:
+        dist.init_process_group("lockstep", store=StoreOfSeveralHosts(path, rank, size), rank=rank, world_size=size)
+    except RuntimeError as error:
+        with open(f"{path}.{rank}", "w") as file:
+            file.write(str(error))
+
+
+def disagree_on_a_message(rank, size):
+    group = dist.new_group(backend="lockstep")
+    texts = ["rank 1 received a message from rank 0", "4 elements of float32 sent, 4 of int32 expected (tag 3)"]
+    work = dist.isend(torch.ones(4), 1, group, tag=3) if rank == 0 else \
+        dist.irecv(torch.zeros(4, dtype=torch.int32), 0, group, tag=3)
+    for text in texts:  # a message that small is sent before anybody looks at it: then the next operation tells
+        expect_error(lambda: (work.wait(), dist.barrier(group)), text)
 
 
 def be_killed(rank, size, path):

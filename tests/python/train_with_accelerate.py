@@ -10,7 +10,7 @@ from accelerate import Accelerator
 def main(backend, path):
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    # On CPUs accelerate makes a Gloo group, whatever it is told, unless there is a group already.
+    # On CPUs accelerate makes a Gloo group, and refuses another name, unless there is a group already.
     dist.init_process_group(backend)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = torch.nn.Sequential(torch.nn.Linear(10, 50), torch.nn.ReLU(), torch.nn.Linear(50, 3))
