@@ -128,6 +128,15 @@ class Launching(unittest.TestCase):
         self.assertEqual(done.stdout.split(), ["False", "0", "lockstep"], done.stderr)
         self.assertIn(" 1 ", self.run_python("-c", program, DDP_DISABLE_COMM_MEM="1"))
 
+    def test_another_release_of_torch_is_refused(self):
+        program = ("import torch, torch.distributed as dist; torch.__version__ = torch.__version__.__class__('2.10.1'); "
+                   "store = dist.HashStore(); dist.init_process_group('lockstep', store=store, rank=0, world_size=1)")
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S)
+        self.assertNotEqual(done.returncode, 0)
+        built_with = ".".join(torch.__version__.split(".")[:2])
+        self.assertRegex(done.stderr.strip().splitlines()[-1],
+                         f"does not fit torch 2.10.1; build it again: .* .it was built with torch {built_with}")
+
 
 class UnderLockstepRun(unittest.TestCase):
     """What the launcher learns of Python programs: from the lockstep backend its collectives, else exits and their order."""
@@ -203,16 +212,6 @@ class UnderLockstepRun(unittest.TestCase):
                            "main()\n")
         self.assertEqual(done.returncode, 40, done.stderr)
         self.assertRegex(done.stderr, "rank 1 of 2 failed first: exit code 1\n  what      .*ValueError.*a bad batch")
-
-
-    def test_another_release_of_torch_is_refused(self):
-        program = ("import torch, torch.distributed as dist; torch.__version__ = torch.__version__.__class__('2.10.1'); "
-                   "store = dist.HashStore(); dist.init_process_group('lockstep', store=store, rank=0, world_size=1)")
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S)
-        self.assertNotEqual(done.returncode, 0)
-        built_with = ".".join(torch.__version__.split(".")[:2])
-        self.assertRegex(done.stderr.strip().splitlines()[-1],
-                         f"does not fit torch 2.10.1; build it again: .* .it was built with torch {built_with}")
 
 
 class Failures(Ranks):
