@@ -152,6 +152,8 @@ int main(int argc, char** argv) {
       ->check(CLI::NonNegativeNumber);
   app.add_flag("--bf16", options.bf16, "Compute in bfloat16 where that is enough");
   app.add_option("--seed", options.seed, "Of weights, order, crops and flips")->capture_default_str();
+  std::string ranks;
+  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
   CLI11_PARSE(app, argc, argv);
   try {
     const lockstep::Context context(argc, argv, {.seed = options.seed});

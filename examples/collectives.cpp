@@ -116,6 +116,8 @@ void objects(const lockstep::Group& group, const Table& table) {
 
 int main(int argc, char** argv) {
   CLI::App app{"Shows what each collective does, on two ranks or more."};
+  std::string ranks;
+  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
   CLI11_PARSE(app, argc, argv);
   try {
     const lockstep::Context context(argc, argv);

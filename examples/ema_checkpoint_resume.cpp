@@ -21,6 +21,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <limits>
+#include <string>
 
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -68,7 +69,7 @@ void run(const Options& options, const lockstep::Context& context) {
   lockstep::Ema ema(*net, {.decays = {0.95}, .warm_up = true});
 
   lockstep::Checkpointer checkpointer(options.folder, context.group(), {.every_steps = 10});
-  checkpointer.add("model", *net).add("optimizer", optimizer).add("ema", ema).add("loader", train);
+  checkpointer.add("model", model).add("optimizer", optimizer).add("ema", ema).add("loader", train);
   const bool resumed = checkpointer.resume();
   int64_t step = checkpointer.resumed_step();
   if (context.is_main()) {
@@ -117,6 +118,8 @@ int main(int argc, char** argv) {
       ->check(at_least_one);
   app.add_option("--stop-after", options.stop_after, "Step after which to stop (default: when all is done)")
       ->check(at_least_one);
+  std::string ranks;
+  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
   CLI11_PARSE(app, argc, argv);
   try {
     const lockstep::Context context(argc, argv, {.seed = 3});

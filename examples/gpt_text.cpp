@@ -178,6 +178,8 @@ int main(int argc, char** argv) {
   app.add_option("--prompt", options.prompt, "How the text to write begins")->capture_default_str();
   number("--generate", options.generate, "Bytes to write");
   app.add_option("--seed", options.seed, "Of weights, order and the text to write")->capture_default_str();
+  std::string ranks;
+  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
   CLI11_PARSE(app, argc, argv);
   try {
     if (options.width % options.heads != 0) throw lockstep::Error("--heads must divide --width");

@@ -115,6 +115,8 @@ int main(int argc, char** argv) {
       ->check(at_least_one);
   app.add_option("--steps", options.steps, "Steps of the optimizer")->capture_default_str()->check(at_least_one);
   app.add_option("--lr", options.lr, "Learning rate")->capture_default_str()->check(CLI::PositiveNumber);
+  std::string ranks;
+  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
   CLI11_PARSE(app, argc, argv);
   try {
     const lockstep::Context context(argc, argv, {.seed = 1});

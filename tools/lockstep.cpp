@@ -5,6 +5,7 @@
 #include "doctor_command.h"
 #include "file_commands.h"
 #include "launch/launch_error.h"
+#include "nearest_name.h"
 #include "report_command.h"
 #include "run_command.h"
 #include "run_options.h"
@@ -15,8 +16,34 @@ namespace {
 using lockstep::kExitBadCommandLine;
 using lockstep::LaunchError;
 
-/// Runs what the command line asks for.
-int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& environment) {
+/// Of the words after a command: the first that is none of its options.
+std::string unknown_option(const CLI::App& command, const std::vector<std::string>& words) {
+  for (size_t i = 1; i < words.size(); ++i) {
+    const std::string name = words[i].substr(0, words[i].find('='));
+    if (!name.starts_with("--") || name == "--" || command.get_option_no_throw(name) != nullptr) continue;
+    std::vector<std::string> known;
+    for (const CLI::Option* option : command.get_options())
+      for (const std::string& one : option->get_lnames()) known.push_back("--" + one);
+    return "`lockstep " + command.get_name() + "` has no option " + name + lockstep::did_you_mean(name, known);
+  }
+  return "";
+}
+
+/// What a refused command line is answered with, behind the reason.
+std::string usage_for(const std::vector<std::string>& words, const std::vector<std::string>& commands) {
+  const std::string command = words.empty() ? "" : words[0];
+  if (command == "run")
+    return std::string(lockstep::kRunUsage) +
+           "Options of the launcher come before PROGRAM; `lockstep run --help` lists them. Other commands:\n"
+           "`lockstep --help`.\n";
+  if (std::find(commands.begin(), commands.end(), command) != commands.end())
+    return "`lockstep " + command + " --help` says what it takes.\n";
+  return "Usage: lockstep COMMAND ...; `lockstep --help` lists the commands.\n";
+}
+
+/// Runs what the command line asks for. `commands` becomes the names of what there is.
+int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& environment,
+        std::vector<std::string>& commands) {
   // What comes after `run` is its own matter, and the program's.
   if (!words.empty() && words[0] == "run") {
     words.erase(words.begin());
@@ -30,10 +57,15 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   const lockstep::DoctorCommand doctor(app);
   const ReportCommand report(app);
   const lockstep::StatusCommand status(app);
-  const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
-  if (!words.empty() && !words[0].starts_with('-') &&
-      std::none_of(commands.begin(), commands.end(), [&](auto* command) { return command->get_name() == words[0]; }))
-    throw LaunchError(kExitBadCommandLine, "unknown command '" + words[0] + "'");
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    commands.push_back(command->get_name());
+  if (!words.empty() && !words[0].starts_with('-')) {
+    if (std::find(commands.begin(), commands.end(), words[0]) == commands.end())
+      throw LaunchError(kExitBadCommandLine,
+                        "unknown command '" + words[0] + "'" + lockstep::did_you_mean(words[0], commands));
+    if (const std::string problem = unknown_option(*app.get_subcommand(words[0]), words); !problem.empty())
+      throw LaunchError(kExitBadCommandLine, problem);
+  }
   try {
     std::reverse(words.begin(), words.end());  // as CLI11 wants them
     app.parse(std::move(words));
@@ -49,16 +81,15 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
 }  // namespace
 
 int main(int argc, char** argv, char** environment) {
+  const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  std::vector<std::string> commands;
   try {
     lockstep::EnvironmentBlock block;
     for (char** variable = environment; *variable != nullptr; ++variable) block.emplace_back(*variable);
-    return run({argv + std::min(argc, 1), argv + argc}, block);
+    return run(words, block, commands);
   } catch (const LaunchError& error) {
     std::cerr << "lockstep: " << error.what() << "\n";
-    if (error.exit_code == kExitBadCommandLine)
-      std::cerr << lockstep::kRunUsage
-                << "Options of the launcher come before PROGRAM; `lockstep run --help` lists them. Other commands:\n"
-                   "`lockstep --help`.\n";
+    if (error.exit_code == kExitBadCommandLine) std::cerr << usage_for(words, commands);
     return error.exit_code;
   } catch (const lockstep::Error& error) {
     std::cerr << "lockstep: " << error.what() << "\n";

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
@@ -96,6 +97,14 @@ Json cgroup_memory_limit() {
 }
 
 }  // namespace
+
+int count_gpus(const std::string& visible, const std::string& folder) {
+  int there = 0;
+  while (std::filesystem::exists(folder + "/nvidia" + std::to_string(there))) ++there;
+  if (visible == "-") return there;
+  const auto named = visible.empty() ? 0 : 1 + std::count(visible.begin(), visible.end(), ',');
+  return std::min(there, static_cast<int>(named));
+}
 
 Json machine_facts() {
   utsname system{};

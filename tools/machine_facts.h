@@ -1,6 +1,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <string>
 
 namespace lockstep {
 
@@ -8,5 +9,9 @@ namespace lockstep {
 /// memory, limits, and the versions of the launchers of others that PATH leads to. Takes as long as those need to say
 /// their versions, at most some seconds.
 nlohmann::json machine_facts();
+
+/// GPUs of NVIDIA whose devices are in `folder` (/dev/nvidia0, ...), at most as many as `visible`, the value of
+/// CUDA_VISIBLE_DEVICES, names; "-" where that is not set.
+int count_gpus(const std::string& visible, const std::string& folder = "/dev");
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 
 #include "launch/launch_error.h"
 #include "launch/option_values.h"
+#include "nearest_name.h"
 
 namespace lockstep {
 
@@ -44,15 +45,14 @@ class RunFormatter : public CLI::Formatter {
 
 /// The options' values, as they are written.
 struct Words {
-  std::string ranks = "1", restarts = "0", tee = "0", grace = "5", hang_timeout = "300", debugger;
+  std::string ranks = "1", restarts = "0", tee = "0", grace = "5", hang_timeout = "300", bind = "none", debugger;
   std::vector<std::string> variables;
   bool ignored = false;
 };
 
 void add_options(CLI::App& app, RunRequest& request, Words& words) {
-  const std::map<std::string, Binding> bindings = {
-      {"none", Binding::kNone}, {"core", Binding::kCore}, {"numa", Binding::kNuma}};
-  app.add_option("-n,--nproc-per-node", words.ranks, "Number of ranks, or auto: one for each usable core")
+  app.add_option("-n,--nproc-per-node", words.ranks,
+                 "Number of ranks; or auto, torchrun's cpu: one for each usable core; or gpu: one for each GPU")
       ->capture_default_str();
   app.add_option("--max-restarts", words.restarts, "How often the ranks may be started again after a failure")
       ->capture_default_str();
@@ -66,12 +66,12 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
       ->capture_default_str();
   app.add_option("--env", words.variables, "NAME=VALUE for the environment of all ranks; may be repeated")
       ->allow_extra_args(false);
-  app.add_option("--bind", request.options.bind,
+  app.add_option("--bind", words.bind,
                  "none: a rank runs on any core. core: each has its own, or an equal share, which keeps the kernel "
                  "from putting two ranks onto one core when other programs are busy. numa: a rank runs on the cores "
                  "of one NUMA node and takes its memory there")
-      ->transform(CLI::CheckedTransformer(bindings).description("none|core|numa"))
-      ->default_str("none");
+      ->type_name("none|core|numa")
+      ->capture_default_str();
   app.add_option("--debugger", words.debugger, "Run this rank under gdb, or else lldb, on the terminal");
   app.add_flag("--dry-run", request.dry_run, "Print what each rank would be, and start nothing");
   app.add_flag("--standalone,--no-python", words.ignored, "Accepted as torchrun's, without effect");
@@ -86,13 +86,50 @@ std::string with_dashes(const std::string& word) {
   return result;
 }
 
+[[noreturn]] void refuse(const std::string& text) { throw LaunchError(kExitBadCommandLine, text); }
+
+/// torchrun's options that mean nothing here: for a better word than "not expected".
+std::string hint_for(const std::string& word) {
+  for (const char* name : {"--nnodes", "--node-rank", "--rdzv", "--master-addr", "--master-port"})
+    if (word.starts_with(name))
+      return "; `lockstep run` starts the ranks of one machine, which need no address (several machines: torchrun)";
+  return "";
+}
+
+/// "-n" of "-n4", "--tee" of "--tee=all".
+std::string option_name(const std::string& word) {
+  return word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2);
+}
+
+/// The option that begins with `word`. `seen` has those before it, each as it was written.
+const CLI::Option& find_option(const CLI::App& app, const std::string& word,
+                               std::map<const CLI::Option*, std::string>& seen) {
+  const std::string name = option_name(word);
+  const CLI::Option* option = app.get_option_no_throw(name);
+  if (option == nullptr) {
+    std::vector<std::string> known;
+    for (const CLI::Option* one : app.get_options())
+      for (const std::string& long_name : one->get_lnames()) known.push_back("--" + long_name);
+    const std::string hint = hint_for(word);
+    refuse("there is no option " + name + (hint.empty() ? did_you_mean(name, known) : hint));
+  }
+  const auto [before, is_new] = seen.emplace(option, name);
+  const bool may_repeat = name == "--env" || option->get_items_expected_max() == 0;
+  if (!is_new && !may_repeat)
+    refuse(name + (before->second == name ? " is given twice" : " says again what " + before->second + " has said") +
+           "; leave one out");
+  return *option;
+}
+
 /// Takes the words from the program on out of `words`, untouched; those before it get their dashes.
 std::vector<std::string> take_command(const CLI::App& app, std::vector<std::string>& words) {
   size_t start = 0;
-  while (start < words.size() && words[start] != "--" && words[start].starts_with('-')) {
+  std::map<const CLI::Option*, std::string> seen;
+  while (start < words.size() && words[start] != "--" && words[start].starts_with('-') && words[start] != "-") {
     words[start] = with_dashes(words[start]);
-    const CLI::Option* option = app.get_option_no_throw(words[start]);
-    start += option != nullptr && option->get_items_expected_max() > 0 ? 2 : 1;
+    const CLI::Option& option = find_option(app, words[start], seen);
+    const bool value_follows = option.get_items_expected_max() > 0 && option_name(words[start]) == words[start];
+    start += value_follows ? 2 : 1;
   }
   start = std::min(start, words.size());
   const size_t end = start;
@@ -102,20 +139,17 @@ std::vector<std::string> take_command(const CLI::App& app, std::vector<std::stri
   return command;
 }
 
-[[noreturn]] void refuse(const std::string& text) { throw LaunchError(kExitBadCommandLine, text); }
-
-/// torchrun's options that mean nothing here: for a better word than "not expected".
-std::string hint_for(const std::vector<std::string>& words) {
-  for (const auto& word : words)
-    for (const char* name : {"--nnodes", "--node-rank", "--rdzv", "--master-addr", "--master-port"})
-      if (word.starts_with(name))
-        return "; `lockstep run` starts the ranks of one machine, which need no address (several machines: torchrun)";
-  return "";
+Binding parse_binding(const std::string& text) {
+  if (text == "none") return Binding::kNone;
+  if (text == "core") return Binding::kCore;
+  if (text == "numa") return Binding::kNuma;
+  refuse("--bind takes none, core or numa; it got '" + text + "'" + did_you_mean(text, {"none", "core", "numa"}));
 }
 
-void read_words(const Words& words, int usable_cores, RunRequest& request) {
+void read_words(const Words& words, int usable_cores, int gpus, RunRequest& request) {
   LaunchOptions& options = request.options;
-  options.ranks = parse_rank_count("-n", words.ranks, usable_cores);
+  options.ranks = parse_rank_count("-n", words.ranks, usable_cores, gpus);
+  options.bind = parse_binding(words.bind);
   options.max_restarts = parse_number("--max-restarts", words.restarts, 0, kMaxRestarts);
   options.grace = parse_seconds("--grace", words.grace, false);
   options.hang_timeout = parse_seconds("--hang-timeout", words.hang_timeout, true);
@@ -131,7 +165,7 @@ void read_words(const Words& words, int usable_cores, RunRequest& request) {
 
 }  // namespace
 
-RunRequest parse_run_command(std::vector<std::string> words, int usable_cores) {
+RunRequest parse_run_command(std::vector<std::string> words, int usable_cores, int gpus) {
   CLI::App app("Start a program as several ranks on this machine", "lockstep run");
   app.formatter(std::make_shared<RunFormatter>());
   app.footer(kFooter);
@@ -139,7 +173,6 @@ RunRequest parse_run_command(std::vector<std::string> words, int usable_cores) {
   Words values;
   add_options(app, request, values);
   request.options.command = take_command(app, words);
-  const std::string hint = hint_for(words);
   try {
     std::reverse(words.begin(), words.end());  // as CLI11 wants them
     app.parse(std::move(words));
@@ -147,9 +180,9 @@ RunRequest parse_run_command(std::vector<std::string> words, int usable_cores) {
     request.help = app.help();
     return request;
   } catch (const CLI::ParseError& error) {
-    refuse(error.what() + hint);
+    refuse(error.what());
   }
-  read_words(values, usable_cores, request);
+  read_words(values, usable_cores, gpus, request);
   if (request.options.command.empty()) refuse("which program is to run?");
   return request;
 }

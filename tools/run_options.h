@@ -16,7 +16,7 @@ struct RunRequest {
 };
 
 /// Reads the words after `lockstep run`. Throws LaunchError (bad command line).
-RunRequest parse_run_command(std::vector<std::string> words, int usable_cores);
+RunRequest parse_run_command(std::vector<std::string> words, int usable_cores, int gpus = 0);
 
 extern const char* const kRunUsage;
 

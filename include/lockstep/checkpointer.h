@@ -36,10 +36,17 @@ concept HasState = requires(T& thing) {
       std::same_as<decltype(thing.state_dict()), StateDict>;
 };
 
+/// DistributedDataParallel of an nn::Module.
+template <typename T>
+concept HasReplicas = requires(T& model) {
+  model.check_divergence();
+  { *model.operator->() } -> std::convertible_to<torch::nn::Module&>;
+};
+
 /// Saves a training now and then, and goes on from the newest checkpoint that is whole.
 ///
 ///     lockstep::Checkpointer checkpointer(run_dir, context.group(), {.every_minutes = 10});
-///     checkpointer.add("model", *net).add("optimizer", optimizer).add("loader", train).add("best", best);
+///     checkpointer.add("model", model).add("optimizer", optimizer).add("loader", train).add("best", best);
 ///     checkpointer.resume();                       // false: nothing to resume, start anew
 ///     for (int epoch : train.epochs(10))           // goes on within the epoch
 ///       for (auto& [data, target] : train) {
@@ -68,7 +75,8 @@ class Checkpointer {
     std::function<void(const c10::IValue&)> load;
   };
 
-  /// `folder` need not be there. It belongs to this run alone.
+  /// `folder` need not be there; rank 0 makes it. It belongs to this run alone. Throws Error on all ranks if it cannot
+  /// be made, or not be written although saves by steps or minutes are wanted.
   Checkpointer(std::string folder, Group group, CheckpointerOptions options = {});
   /// Waits until what is being written is written.
   ~Checkpointer();
@@ -79,6 +87,13 @@ class Checkpointer {
   Checkpointer& add(const std::string& name, Part part, Scope scope = Scope::kAllRanks);
   Checkpointer& add(const std::string& name, torch::nn::Module& module);
   Checkpointer& add(const std::string& name, torch::optim::Optimizer& optimizer);
+  /// The module of `model`, whose replicas are compared before each save (model.check_divergence()): a checkpoint is
+  /// rank 0's model, so it must be that of all. Where replicas may differ between steps add the module itself.
+  template <HasReplicas T>
+  Checkpointer& add(const std::string& name, T& model) {
+    add(name, *model.operator->());
+    return check_before_saves([&model] { model.check_divergence(); });
+  }
   template <HasState T>
   requires(!std::derived_from<T, torch::nn::Module> &&
            !std::derived_from<T, torch::optim::Optimizer>) Checkpointer& add(const std::string& name, T& thing,
@@ -87,6 +102,9 @@ class Checkpointer {
   template <typename T>
   requires(std::is_arithmetic_v<T> || std::same_as<T, std::string>) Checkpointer& add(const std::string& name, T& value,
                                                                                       Scope scope = Scope::kAllRanks);
+
+  /// `check` is called before each save on every rank. If it throws, as it then must on all ranks, nothing is saved.
+  Checkpointer& check_before_saves(std::function<void()> check);
 
   /// Loads the newest checkpoint that is whole; damaged ones are passed over with a warning. False, and nothing
   /// changed, where there is none. Throws Error on all ranks, listing all that does not fit, for one of another

@@ -30,13 +30,13 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), partial_(path
   FileDescriptor file;
   do {
     file = FileDescriptor(file_operations().open(partial_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
-    if (!file) throw_errno("cannot write " + path_);
+    if (!file) throw_errno<StorageError>("cannot write " + path_);
     // A lock, unlike a name, ends with its process. File systems without locks go without.
     if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-      throw Error("cannot write " + path_ + ": another process is just writing it; let one rank alone save it");
+      throw StorageError("cannot write " + path_ + ": another process is just writing it; let one rank alone save it");
     // Whoever held the lock until now may have taken the file away by its rename.
   } while (!has_name(file.get(), partial_));
-  if (file_operations().truncate(file.get(), 0) != 0) throw_errno("cannot write " + path_);
+  if (file_operations().truncate(file.get(), 0) != 0) throw_errno<StorageError>("cannot write " + path_);
   file_ = std::move(file);
 }
 
@@ -49,7 +49,7 @@ void AtomicFile::write(const void* data, size_t size) {
   while (size > 0) {
     const ssize_t written = file_operations().write(file_.get(), bytes, size);
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) throw_errno("cannot write " + path_);
+    if (written < 0) throw_errno<StorageError>("cannot write " + path_);
     bytes += written;
     size -= static_cast<size_t>(written);
     unstarted_ += static_cast<size_t>(written);
@@ -63,8 +63,9 @@ void AtomicFile::write(const void* data, size_t size) {
 }
 
 void AtomicFile::commit() {
-  if (file_operations().sync(file_.get()) != 0) throw_errno("cannot sync " + path_);
-  if (file_operations().rename(partial_.c_str(), path_.c_str()) != 0) throw_errno("cannot put in place " + path_);
+  if (file_operations().sync(file_.get()) != 0) throw_errno<StorageError>("cannot sync " + path_);
+  if (file_operations().rename(partial_.c_str(), path_.c_str()) != 0)
+    throw_errno<StorageError>("cannot put in place " + path_);
   file_.reset();
   sync_folder(std::filesystem::path(path_).parent_path());
 }
@@ -72,21 +73,22 @@ void AtomicFile::commit() {
 void sync_folder(const std::string& folder) {
   const std::string name = folder.empty() ? "." : folder;
   const FileDescriptor directory(file_operations().open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0));
-  if (!directory || file_operations().sync(directory.get()) != 0) throw_errno("cannot sync the folder " + name);
+  if (!directory || file_operations().sync(directory.get()) != 0)
+    throw_errno<StorageError>("cannot sync the folder " + name);
 }
 
 std::string read_file(const std::string& path) {
   // Not to wait for the writer of a pipe before it is refused.
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status;
-  if (!file || ::fstat(file.get(), &status) != 0) throw_errno("cannot read " + path);
-  if (!S_ISREG(status.st_mode)) throw Error("cannot read " + path + ": it is no regular file");
+  if (!file || ::fstat(file.get(), &status) != 0) throw_errno<RefusedInput>("cannot read " + path);
+  if (!S_ISREG(status.st_mode)) throw RefusedInput("cannot read " + path + ": it is no regular file");
   std::string content(static_cast<size_t>(status.st_size), '\0');
   for (size_t done = 0; done < content.size();) {
     const ssize_t count = ::read(file.get(), content.data() + done, content.size() - done);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw_errno("cannot read " + path);
-    if (count == 0) throw Error("cannot read " + path + ": it became shorter while it was read");
+    if (count < 0) throw_errno<RefusedInput>("cannot read " + path);
+    if (count == 0) throw RefusedInput("cannot read " + path + ": it became shorter while it was read");
     done += static_cast<size_t>(count);
   }
   return content;

@@ -19,6 +19,7 @@ Environment Environment::from_process() {
       .lockstep_page_fd = read("LOCKSTEP_PAGE_FD"),
       .lockstep_run_dir = read("LOCKSTEP_RUN_DIR"),
       .lockstep_terminal = read("LOCKSTEP_TERMINAL"),
+      .lockstep_threads = read("LOCKSTEP_THREADS"),
       .lockstep_spawn = read("LOCKSTEP_SPAWN"),
       .lockstep_debugged = read("LOCKSTEP_DEBUGGED"),
       .rank = read("RANK"),

@@ -13,6 +13,7 @@ struct Environment {
   std::optional<std::string> lockstep_page_fd;   ///< inherited memory in which ranks tell the launcher what they do
   std::optional<std::string> lockstep_run_dir;   ///< folder of this run's files
   std::optional<std::string> lockstep_terminal;  ///< columns of the launcher's terminal, where rank 0's output ends
+  std::optional<std::string> lockstep_threads;   ///< what it has set OMP_NUM_THREADS to
   std::optional<std::string> lockstep_spawn;     ///< which call of lockstep::spawn this process is a rank of
   std::optional<std::string> lockstep_debugged;  ///< a rank is under a debugger: no wait ends by time
 

@@ -3,11 +3,23 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/rank_board.h"
+
 namespace lockstep {
 
-void throw_errno(const std::string& what) {
-  const int code = errno;
-  throw Error(what + ": " + std::strerror(code));
+NotedError::NotedError(RankFailure kind, const std::string& text) : Error(text), kind_(kind) { note(); }
+
+void NotedError::note() const { note_error(kind_, -1, what()); }
+
+void rethrow(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const NotedError& error) {
+    error.note();
+    throw;
+  }
 }
+
+std::string text_of_errno(const std::string& what) { return what + ": " + std::strerror(errno); }
 
 }  // namespace lockstep

@@ -20,6 +20,9 @@ int number(const std::optional<std::string>& text) {
   return value;
 }
 
+/// This thread is in the first call of own_page(), which must not call it again.
+thread_local bool opening = false;
+
 size_t board_bytes(int world_size) { return static_cast<size_t>(world_size + 1) * RankPage::kBytes; }
 
 /// What this process has found, once. Never destroyed: threads may write while the process ends.
@@ -33,7 +36,9 @@ struct Place {
     const int fd = number(environment.lockstep_page_fd), rank = number(environment.rank);
     const int world_size = number(environment.world_size);
     if (fd < 0 || rank < 0 || rank >= world_size) return;
+    opening = true;
     board = RankBoard::open(fd, world_size);
+    opening = false;
     if (!board) return;
     page = &board->page(rank);
     page.load()->begin(::getpid());
@@ -78,6 +83,10 @@ const RankBoard* launchers_board() {
 }
 
 RankPage& own_page() { return *Place::get().page.load(std::memory_order_relaxed); }
+
+void note_error(RankFailure kind, int peer, std::string_view text) {
+  if (!opening) own_page().note_error(kind, peer, text);
+}
 
 int rank_of_process(pid_t pid) {
   const RankBoard* board = launchers_board();

@@ -47,6 +47,9 @@ const RankBoard* launchers_board();
 /// This process's own page: on its launcher's board, else one that nobody reads. The first call opens the board.
 RankPage& own_page();
 
+/// RankPage::note_error of this process's page. Also while the page is just being opened, when there is none yet.
+void note_error(RankFailure kind, int peer, std::string_view text);
+
 /// The rank whose page is written by the process `pid`; -1 if none is.
 int rank_of_process(pid_t pid);
 

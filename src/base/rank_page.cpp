@@ -12,6 +12,12 @@ uint32_t pack(RankFailure failure, int peer) {
   return static_cast<uint32_t>(failure) | static_cast<uint32_t>(peer + 1) << 8;
 }
 
+void unpack(uint32_t word, int world_size, RankFailure& failure, int& peer) {
+  failure = static_cast<RankFailure>(std::min(word & 255, static_cast<uint32_t>(RankFailure::kLimit)));
+  const auto named = static_cast<int64_t>(word >> 8) - 1;
+  peer = named < world_size ? static_cast<int>(named) : -1;
+}
+
 }  // namespace
 
 template <size_t kSize>
@@ -62,6 +68,12 @@ void RankPage::fail(RankFailure failure, int peer, std::string_view text) {
   failure_.store(pack(failure, peer), std::memory_order_release);
 }
 
+void RankPage::note_error(RankFailure kind, int peer, std::string_view text) {
+  error_text_.store(text);
+  error_progress_.store(progress(), std::memory_order_relaxed);
+  error_.store(pack(kind, peer), std::memory_order_release);
+}
+
 void RankPage::note_checkpoint(std::string_view path, int64_t step, Clock::time_point now) {
   checkpoint_.store(path);
   checkpoint_step_.store(step, std::memory_order_relaxed);
@@ -89,19 +101,38 @@ RankAccount RankPage::read(int world_size) const {
     std::atomic_thread_fence(std::memory_order_acquire);
     if (before % 2 == 0 && version_.load(kRelaxed) == before) break;
   }
-  const uint32_t failure = failure_.load(std::memory_order_acquire);
-  account.failure = static_cast<RankFailure>(std::min(failure & 255, static_cast<uint32_t>(RankFailure::kDiverged)));
-  const auto peer = static_cast<int64_t>(failure >> 8) - 1;
-  account.peer = peer < world_size ? static_cast<int>(peer) : -1;
+  unpack(failure_.load(std::memory_order_acquire), world_size, account.failure, account.peer);
   if (account.failure != RankFailure::kNone) account.failure_text = failure_text_.load();
   account.beats = beats_.load(kRelaxed);
   account.steps = steps_.load(kRelaxed);
   account.stop_calls = stop_calls_.load(kRelaxed);
+  const uint32_t error = error_.load(std::memory_order_acquire);
+  if (error != 0) {
+    account.error_is_last = error_progress_.load(kRelaxed) == account.beats + account.stop_calls;
+    unpack(error, world_size, account.last_error, account.last_error_peer);
+    account.last_error_text = error_text_.load();
+  }
   if (const int64_t at = checkpoint_ns_.load(std::memory_order_acquire); at != 0) {
     account.checkpoint = checkpoint_.load();
     account.checkpoint_step = checkpoint_step_.load(kRelaxed);
     account.checkpoint_time = Clock::time_point(Clock::duration(at));
   }
+  return account;
+}
+
+RankAccount RankAccount::at_end() const {
+  constexpr size_t kCompared = 200;  // both texts may be cut
+  RankAccount account = *this;
+  if (last_error == RankFailure::kNone || (failure != RankFailure::kNone && failure != RankFailure::kOwn))
+    return account;
+  // Where an exception has ended it, its words tell whether it was this one.
+  const bool was_it = failure_text.empty()
+                          ? error_is_last
+                          : failure_text.find(last_error_text.substr(0, kCompared)) != std::string::npos;
+  if (!was_it) return account;
+  account.failure = last_error;
+  account.peer = last_error_peer;
+  if (failure_text.empty()) account.failure_text = last_error_text;
   return account;
 }
 

@@ -21,6 +21,9 @@ enum class RankFailure : uint8_t {
   kMismatch,  ///< its collective and another rank's do not match
   kMissing,   ///< another rank did not come in time
   kDiverged,  ///< the replicas differ, or a value is not finite: training must not go on
+  kStorage,   ///< a file or folder cannot be written
+  kInput,     ///< data or a checkpoint is missing, damaged or of another kind
+  kLimit,     ///< the system gives no more memory, descriptors or processes
 };
 
 /// What a page says, copied.
@@ -52,6 +55,10 @@ struct RankAccount {
   RankFailure failure = RankFailure::kNone;
   int peer = -1;  ///< the rank that its failure comes from; -1: not known
   std::string failure_text;
+  RankFailure last_error = RankFailure::kNone;  ///< of what was thrown last, whether or not it was caught
+  int last_error_peer = -1;
+  std::string last_error_text;
+  bool error_is_last = false;  ///< nothing was done since
   Operation operation;
   uint64_t waits_for = 0;   ///< ranks that it waits for, as bits; only while an operation runs
   uint64_t beats = 0;       ///< grows with everything that it does
@@ -60,6 +67,9 @@ struct RankAccount {
   std::string checkpoint;   ///< path of the newest that is whole; empty: it knows of none
   int64_t checkpoint_step = 0;
   Clock::time_point checkpoint_time;  ///< when it was written, or found
+
+  /// What is to be thought of it once the rank has ended: an error that nothing was done after was why.
+  RankAccount at_end() const;
 };
 
 /// What a rank says of itself, in memory that it shares with the launcher: readable at any time, and after its end.
@@ -95,6 +105,13 @@ class RankPage {
   void fail(RankFailure failure, int peer, std::string_view text);
   bool has_failed() const { return failure_.load(std::memory_order_relaxed) != 0; }
 
+  /// An error of this kind is about to be thrown. Unlike a failure it no longer counts after whatever the rank does
+  /// next (a collective, a step, a question whether to stop), since a program may catch it and go on.
+  void note_error(RankFailure kind, int peer, std::string_view text);
+  bool error_is_last() const { return error_.load() != 0 && error_progress_.load() == progress(); }
+  /// What was done since served to tell others of the error.
+  void renew_error() { error_progress_.store(progress()); }
+
   /// The model was updated, or is about to be: what was computed before need not be done again for nothing.
   void count_step() {
     steps_.store(steps_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -109,6 +126,9 @@ class RankPage {
   RankAccount read(int world_size) const;
 
  private:
+  uint64_t progress() const {
+    return beats_.load(std::memory_order_relaxed) + stop_calls_.load(std::memory_order_relaxed);
+  }
   void beat() { beats_.store(beats_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 
   template <size_t kSize>
@@ -144,6 +164,10 @@ class RankPage {
   Text<1024> checkpoint_;
   std::atomic<int64_t> checkpoint_step_{0};
   std::atomic<int64_t> checkpoint_ns_{0};  ///< 0: none; after the others
+
+  Text<512> error_text_;
+  std::atomic<uint64_t> error_progress_{0};
+  std::atomic<uint32_t> error_{0};  ///< kind and peer, after the others
 };
 static_assert(sizeof(RankPage) <= RankPage::kBytes);
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<RankAccount::Phase>::is_always_lock_free);

@@ -35,8 +35,8 @@ std::string megabytes(size_t bytes) {
 }
 
 [[noreturn]] void throw_no_memory(size_t wanted, const std::string& why) {
-  throw Error("shared memory: wanted " + megabytes(wanted) + ", but " + megabytes(available_memory_bytes()) +
-              " are available (" + why + "). Use fewer ranks or smaller buckets, or raise the memory limit.");
+  throw LimitError("shared memory: wanted " + megabytes(wanted) + ", but " + megabytes(available_memory_bytes()) +
+                   " are available (" + why + "). Use fewer ranks or smaller buckets, or raise the memory limit.");
 }
 
 /// limit - used of one cgroup folder, or SIZE_MAX without a limit.
@@ -102,9 +102,9 @@ SharedSegment::SharedSegment(const std::string& name, size_t reserve_bytes, size
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < reserve_bytes)
     throw_no_memory(reserve_bytes, "the file size limit, ulimit -f, is " + megabytes(limit.rlim_cur));
   fd_ = FileDescriptor(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd_) throw_errno("creating shared memory");
-  if (::ftruncate(fd_.get(), static_cast<off_t>(reserve_bytes)) != 0) throw_errno("sizing shared memory");
-  if (::fcntl(fd_.get(), F_ADD_SEALS, kSeals) != 0) throw_errno("sealing shared memory");
+  if (!fd_) throw_errno<LimitError>("creating shared memory");
+  if (::ftruncate(fd_.get(), static_cast<off_t>(reserve_bytes)) != 0) throw_errno<LimitError>("sizing shared memory");
+  if (::fcntl(fd_.get(), F_ADD_SEALS, kSeals) != 0) throw_errno<LimitError>("sealing shared memory");
   map();
   commit(commit_bytes);
 }

@@ -11,8 +11,7 @@
 #include <mutex>
 #include <thread>
 
-#include <lockstep/error.h>
-
+#include "base/error.h"
 #include "base/operation_label.h"
 #include "base/rank_board.h"
 #include "checkpoint/format/checkpoint_folder.h"
@@ -82,6 +81,14 @@ struct Checkpointer::State {
 
   bool is_main() const { return group.rank() == 0; }
 
+  /// Now rather than at the first save, hours later.
+  void make_folder() {
+    std::string problem;
+    if (is_main()) problem = failure_of([&] { folder.make(options.every_steps || options.every_minutes); });
+    problem = group.broadcast_bytes(problem);
+    if (!problem.empty()) throw StorageError("checkpoints cannot be written: " + problem);
+  }
+
   // ---- saving ----
 
   c10::IValue own_state() const {
@@ -140,6 +147,7 @@ struct Checkpointer::State {
   }
 
   void save(int64_t step, std::optional<double> score) {
+    for (const auto& check : checks) check();
     const OperationLabel label("a checkpoint");
     std::string own;
     // The first byte says whether what follows is a state or a failure.
@@ -202,7 +210,7 @@ struct Checkpointer::State {
       }
       problems += "\n  " + problem;
     }
-    if (!problems.empty()) throw Error("no checkpoint is whole:" + problems);
+    if (!problems.empty()) throw RefusedInput("no checkpoint is whole:" + problems);
     return {};
   }
 
@@ -245,7 +253,7 @@ struct Checkpointer::State {
     }
     answer = group.broadcast_bytes(answer);
     if (answer.empty()) return false;
-    if (answer[0] == '-') throw Error("cannot resume: " + answer.substr(1));
+    if (answer[0] == '-') throw RefusedInput("cannot resume: " + answer.substr(1));
     CheckpointManifest manifest;
     manifest.file = answer;
     const std::string path = folder.path_of(manifest);
@@ -256,7 +264,7 @@ struct Checkpointer::State {
       const bool same = rank > 0 && problems[rank] == problems[0];
       text += "\n rank " + std::to_string(rank) + ": " + (same ? "the same as on rank 0" : problems[rank]);
     }
-    if (!text.empty()) throw Error("cannot resume from " + path + ":" + text);
+    if (!text.empty()) throw RefusedInput("cannot resume from " + path + ":" + text);
     last_step = resumed_step;
     last_save = Clock::now();
     if (is_main()) own_page().note_checkpoint(path, resumed_step, last_save);
@@ -266,6 +274,7 @@ struct Checkpointer::State {
   const Group group;
   const CheckpointerOptions options;
   std::vector<NamedPart> parts;
+  std::vector<std::function<void()>> checks;  ///< before each save
   int64_t resumed_step = 0;
   int64_t last_step = 0;  ///< of the last save
   Clock::time_point last_save = Clock::now();
@@ -291,6 +300,7 @@ Checkpointer::Checkpointer(std::string folder, Group group, CheckpointerOptions 
   TORCH_CHECK(options.keep_last > 0 && options.keep_best >= 0,
               "Checkpointer: keep_last must be at least 1, keep_best 0");
   state_ = std::make_unique<State>(std::move(folder), std::move(group), options);
+  state_->make_folder();
 }
 
 Checkpointer::~Checkpointer() = default;
@@ -316,6 +326,11 @@ Checkpointer& Checkpointer::add(const std::string& name, torch::optim::Optimizer
                   .load = [&optimizer](const c10::IValue& state) { load_optimizer_state_dict(optimizer, state); }});
 }
 
+Checkpointer& Checkpointer::check_before_saves(std::function<void()> check) {
+  state_->checks.push_back(std::move(check));
+  return *this;
+}
+
 bool Checkpointer::resume() { return state_->resume(); }
 
 int64_t Checkpointer::resumed_step() const { return state_->resumed_step; }
@@ -337,7 +352,7 @@ void Checkpointer::finish() {
     problem = state.last_problem;
   }
   problem = state.group.broadcast_bytes(problem);
-  if (!problem.empty()) throw Error("the last checkpoint was not saved: " + problem);
+  if (!problem.empty()) throw StorageError("the last checkpoint was not saved: " + problem);
 }
 
 }  // namespace lockstep

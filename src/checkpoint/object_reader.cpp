@@ -26,7 +26,7 @@ std::string inside(const std::string& place, const std::string& key) {
 std::shared_ptr<char> map(const FileSource& source) {
   const uint64_t bytes = source.size();
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, source.descriptor(), 0);
-  if (memory == MAP_FAILED) throw_errno("cannot map " + source.name());
+  if (memory == MAP_FAILED) throw_errno<RefusedInput>("cannot map " + source.name());
   return {static_cast<char*>(memory), [bytes](char* start) { ::munmap(start, bytes); }};
 }
 
@@ -62,7 +62,7 @@ at::Tensor ObjectReader::storage(uint32_t index, const std::string& place) {
     try {
       storages_[index] = read_storage(index);
     } catch (const Error& error) {
-      throw Error(std::string(error.what()) + " (needed for `" + place + "`)");
+      throw RefusedInput(std::string(error.what()) + " (needed for `" + place + "`)");
     }
   }
   return storages_[index];

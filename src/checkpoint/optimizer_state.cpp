@@ -8,8 +8,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <lockstep/checkpoint.h>
-#include <lockstep/error.h>
 
+#include "base/error.h"
 #include "checkpoint/optimizer_kind.h"
 
 namespace lockstep {
@@ -113,8 +113,8 @@ States read_states(const Kind& kind, const std::vector<Parameter>& parameters, c
 
 void check(const std::string& problems) {
   if (!problems.empty())
-    throw Error("the state does not fit the optimizer, so it is of another kind of optimizer or of another model:" +
-                problems);
+    throw RefusedInput(
+        "the state does not fit the optimizer, so it is of another kind of optimizer or of another model:" + problems);
 }
 
 void apply(Optimizer& optimizer, const std::vector<Parameter>& parameters, States states) {
@@ -153,7 +153,7 @@ std::vector<std::unique_ptr<OptimizerOptions>> read_options(const Optimizer& opt
     for (const Option& option : kind.options) {
       const c10::IValue value = value_of(group, std::string(option.name));
       try {
-        if (value.isNone()) throw Error("is missing");
+        if (value.isNone()) throw RefusedInput("is missing");
         option.set(*result.back(), value);
       } catch (const Error& error) {
         problems += place + option.name + " " + error.what();
@@ -262,7 +262,7 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& object) 
     group_list = value_of(object.toGenericDict(), std::string("param_groups"));
   }
   if (!state.isGenericDict() || !group_list.isList())
-    throw Error("this is no state of an optimizer: a dictionary with `state` and `param_groups` is needed");
+    throw RefusedInput("this is no state of an optimizer: a dictionary with `state` and `param_groups` is needed");
   const std::vector<c10::IValue> groups = group_list.toList().vec();
   std::string problems;
   if (groups.size() != optimizer.param_groups().size())

@@ -5,8 +5,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <lockstep/checkpoint.h>
-#include <lockstep/error.h>
 
+#include "base/error.h"
 #include "base/hash.h"
 #include "checkpoint/name_match.h"
 
@@ -54,7 +54,7 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
   }
   if (options.strict)
     for (const std::string& name : report.unexpected) problems += "\n  unknown: " + name;
-  if (!problems.empty()) throw Error("the state does not fit the module:" + problems);
+  if (!problems.empty()) throw RefusedInput("the state does not fit the module:" + problems);
   if (!report.removed_prefix.empty())
     TORCH_WARN("the names of the state start with `", report.removed_prefix,
                "`, which a wrapper of Python left; it was taken off, so that they match the module's");

@@ -55,7 +55,9 @@ ContextOptions with_ranks_argument(int argc, char** argv, ContextOptions options
 }
 
 int choose_threads(const RollCall& present, const Environment& environment) {
-  if (!environment.omp_num_threads) at::set_num_threads(present.threads);
+  // The launcher's number is of the cores that it gave; what came in between (taskset) may have changed them.
+  if (!environment.omp_num_threads || environment.omp_num_threads == environment.lockstep_threads)
+    at::set_num_threads(present.threads);
   return at::get_num_threads();
 }
 

@@ -5,7 +5,9 @@
 #include <lockstep/convenience.h>
 #include <lockstep/error.h>
 
+#include "base/error.h"
 #include "base/operation_label.h"
+#include "base/rank_board.h"
 
 namespace lockstep {
 namespace {
@@ -24,10 +26,13 @@ MainFirst::MainFirst(const Context& context)
     : group_(context.group()), is_first_(context.local_rank() == 0), exceptions_(std::uncaught_exceptions()) {
   if (is_first_) return;
   const int64_t failed = meet(group_, false);
-  if (failed >= 0)
-    throw Error("rank " + std::to_string(failed) +
-                " failed in the scope of main_first(), which it entered before the "
-                "others; its own output says why");
+  if (failed >= 0) {
+    const std::string text = "rank " + std::to_string(failed) +
+                             " failed in the scope of main_first(), which it entered before the "
+                             "others; its own output says why";
+    note_error(RankFailure::kPeer, static_cast<int>(failed), text);
+    throw Error(text);
+  }
 }
 
 MainFirst::~MainFirst() noexcept(false) {
@@ -36,11 +41,13 @@ MainFirst::~MainFirst() noexcept(false) {
     meet(group_, false);
     return;
   }
+  const bool noted = own_page().error_is_last();
   try {
     meet(group_, true);
   } catch (const std::exception&) {
     // The exception that is under way is the one to hear of.
   }
+  if (noted) own_page().renew_error();
 }
 
 namespace detail {
@@ -62,10 +69,14 @@ c10::IValue from_rank_zero(const Group& group, const std::function<c10::IValue()
     }
   }
   answer = group.broadcast_object(answer);
-  if (failure != nullptr) std::rethrow_exception(failure);
+  if (failure != nullptr) rethrow(failure);
   const auto& elements = answer.toTupleRef().elements();
   const std::string& problem = elements[1].toStringRef();
-  if (!problem.empty()) throw Error("rank 0 failed in what it does for all ranks: " + problem);
+  if (!problem.empty()) {
+    const std::string text = "rank 0 failed in what it does for all ranks: " + problem;
+    note_error(RankFailure::kPeer, -1, text);  // rank 0 of the group, which may be another in the launcher's count
+    throw Error(text);
+  }
   return elements[0];
 }
 

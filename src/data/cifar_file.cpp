@@ -1,6 +1,7 @@
 // zlib unpacks (and checks the sum, which libarchive's own filter does not), libarchive reads the tar inside.
 
 #include "data/cifar_file.h"
+#include "base/error.h"
 
 #include <archive.h>
 #include <archive_entry.h>
@@ -11,8 +12,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-
-#include <lockstep/error.h>
 
 #include "base/printable.h"
 #include "data/file_content.h"
@@ -37,12 +36,12 @@ int64_t record_bytes(const CifarLayout& layout) { return kPixels + static_cast<i
 void check_size(const std::string& name, int64_t bytes, const CifarLayout& layout) {
   const int64_t record = record_bytes(layout);
   if (bytes <= 0 || bytes % record != 0)
-    throw Error(name + ": expected whole records of " + std::to_string(record) + " bytes, found " +
-                std::to_string(bytes) + " bytes" +
-                (bytes > record ? ", " + std::to_string(bytes % record) + " too many" : ""));
+    throw RefusedInput(name + ": expected whole records of " + std::to_string(record) + " bytes, found " +
+                       std::to_string(bytes) + " bytes" +
+                       (bytes > record ? ", " + std::to_string(bytes % record) + " too many" : ""));
   if (bytes / record > layout.greatest_records)
-    throw Error(name + ": expected at most " + std::to_string(layout.greatest_records) + " images, found " +
-                std::to_string(bytes / record));
+    throw RefusedInput(name + ": expected at most " + std::to_string(layout.greatest_records) + " images, found " +
+                       std::to_string(bytes / record));
 }
 
 /// Appends `bytes` bytes of records, read by `read(to, count)`, which gives fewer only where the file ends.
@@ -55,14 +54,14 @@ void append_records(const std::string& name, int64_t bytes, const CifarLayout& l
     const int64_t wanted = std::min<int64_t>(bytes - done, static_cast<int64_t>(buffer.size()));
     const auto got = static_cast<int64_t>(read(buffer.data(), static_cast<size_t>(wanted)));
     if (got < wanted)
-      throw Error(name + ": is truncated: expected " + std::to_string(bytes) + " bytes, found " +
-                  std::to_string(done + got));
+      throw RefusedInput(name + ": is truncated: expected " + std::to_string(bytes) + " bytes, found " +
+                         std::to_string(done + got));
     for (const uint8_t* at = buffer.data(); at < buffer.data() + wanted; at += record) {
       for (int64_t i = 0; i < labels; ++i)
         if (at[i] >= layout.classes[static_cast<size_t>(i)])
-          throw Error(name + ": label " + std::to_string(at[i]) + " of the image at byte " +
-                      std::to_string(done + (at - buffer.data())) + ", expected 0 to " +
-                      std::to_string(layout.classes[static_cast<size_t>(i)] - 1));
+          throw RefusedInput(name + ": label " + std::to_string(at[i]) + " of the image at byte " +
+                             std::to_string(done + (at - buffer.data())) + ", expected 0 to " +
+                             std::to_string(layout.classes[static_cast<size_t>(i)] - 1));
       images.labels.insert(images.labels.end(), at, at + labels);
       images.pixels.insert(images.pixels.end(), at + labels, at + record);
     }
@@ -153,7 +152,7 @@ class TarGz {
   }
 
   void check(int code) {
-    if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
+    if (failure_ != nullptr) rethrow(std::exchange(failure_, nullptr));
     // A warning is of a name in an odd encoding and the like.
     if (code == ARCHIVE_OK || code == ARCHIVE_WARN || code > 0) return;
     const char* why = archive_error_string(archive_.get());
@@ -188,8 +187,8 @@ CifarImages read_archive(const fs::path& path, const CifarLayout& layout) {
     if (!member) continue;
     const std::string name = path.string() + ": " + layout.folder + "/" + *member;
     if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry) != nullptr)
-      throw Error(name + ": is a link, a folder or a device, expected a file");
-    if (found.contains(*member)) throw Error(name + ": is in the archive twice");
+      throw RefusedInput(name + ": is a link, a folder or a device, expected a file");
+    if (found.contains(*member)) throw RefusedInput(name + ": is in the archive twice");
     const int64_t bytes = archive_entry_size_is_set(entry) != 0 ? archive_entry_size(entry) : 0;
     check_size(name, bytes, layout);
     append_records(
@@ -202,7 +201,7 @@ CifarImages read_archive(const fs::path& path, const CifarLayout& layout) {
   images.pixels.reserve(pixels);
   for (const std::string& member : layout.members) {
     if (!found.contains(member))
-      throw Error(path.string() + ": holds no " + layout.folder + "/" + member + ". " + layout.mend);
+      throw RefusedInput(path.string() + ": holds no " + layout.folder + "/" + member + ". " + layout.mend);
     const CifarImages& part = found[member];
     images.pixels.insert(images.pixels.end(), part.pixels.begin(), part.pixels.end());
     images.labels.insert(images.labels.end(), part.labels.begin(), part.labels.end());
@@ -217,12 +216,12 @@ CifarImages read_cifar(const fs::path& path, const CifarLayout& layout) {
   std::error_code ignored;
   if (fs::is_regular_file(path, ignored)) return read_archive(path, layout);
   if (!fs::is_directory(path, ignored))
-    throw Error("data folder or archive '" + path.string() + "' is not there. " + layout.mend);
+    throw RefusedInput("data folder or archive '" + path.string() + "' is not there. " + layout.mend);
   for (const fs::path& folder : {path, path / layout.folder})
     if (fs::exists(folder / layout.members.front(), ignored)) return read_folder(folder, layout);
   if (fs::exists(path / layout.archive, ignored)) return read_archive(path / layout.archive, layout);
-  throw Error("data folder '" + path.string() + "' holds neither " + layout.members.front() + ", nor " + layout.folder +
-              ", nor " + layout.archive + ". " + layout.mend);
+  throw RefusedInput("data folder '" + path.string() + "' holds neither " + layout.members.front() + ", nor " +
+                     layout.folder + ", nor " + layout.archive + ". " + layout.mend);
 }
 
 }  // namespace lockstep

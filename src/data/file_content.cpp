@@ -17,7 +17,9 @@ constexpr size_t kChunkBytes = 1 << 18;
 
 }  // namespace
 
-void fail(const std::filesystem::path& path, const std::string& what) { throw Error(path.string() + ": " + what); }
+void fail(const std::filesystem::path& path, const std::string& what) {
+  throw RefusedInput(path.string() + ": " + what);
+}
 
 std::string hex(const uint8_t* bytes, size_t count) {
   std::string text;
@@ -33,9 +35,9 @@ std::string hex(const uint8_t* bytes, size_t count) {
 PlainFile::PlainFile(const std::filesystem::path& path)
     // Not to wait for the writer of a pipe before it is refused.
     : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-  if (!fd_) throw_errno("opening " + path.string());
+  if (!fd_) throw_errno<RefusedInput>("opening " + path.string());
   struct stat status;
-  if (::fstat(fd_.get(), &status) != 0) throw_errno("reading " + path.string());
+  if (::fstat(fd_.get(), &status) != 0) throw_errno<RefusedInput>("reading " + path.string());
   if (!S_ISREG(status.st_mode)) fail(path, "is not a regular file");
   file_bytes_ = status.st_size;
 }
@@ -45,7 +47,7 @@ size_t PlainFile::read(uint8_t* to, size_t bytes) {
   while (done < bytes) {
     const ssize_t got = ::read(fd_.get(), to + done, bytes - done);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_errno("reading " + path_.string());
+    if (got < 0) throw_errno<RefusedInput>("reading " + path_.string());
     if (got == 0) break;
     done += got;
   }

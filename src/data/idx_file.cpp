@@ -4,13 +4,12 @@
 // file_content.h gives the content byte by byte, of a plain file or out of a gzip stream; parse() is the same for both.
 
 #include "data/idx_file.h"
+#include "base/error.h"
 
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <string>
-
-#include <lockstep/error.h>
 
 #include "data/file_content.h"
 
@@ -105,10 +104,10 @@ IdxFile read_idx(const std::filesystem::path& path, const std::vector<int64_t>& 
 std::filesystem::path find_idx(const std::filesystem::path& folder, const std::string& name, const std::string& mend) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(folder, ignored))
-    throw Error("data folder '" + folder.string() + "' is not there. " + mend);
+    throw RefusedInput("data folder '" + folder.string() + "' is not there. " + mend);
   for (const auto& path : {folder / name, folder / (name + ".gz")})
     if (std::filesystem::exists(path, ignored)) return path;
-  throw Error("data folder '" + folder.string() + "' holds neither " + name + " nor " + name + ".gz. " + mend);
+  throw RefusedInput("data folder '" + folder.string() + "' holds neither " + name + " nor " + name + ".gz. " + mend);
 }
 
 }  // namespace lockstep

@@ -21,8 +21,8 @@ constexpr int kClasses = 10;
 void check_labels(const std::filesystem::path& path, const std::vector<uint8_t>& labels) {
   const auto bad = std::find_if(labels.begin(), labels.end(), [](uint8_t label) { return label >= kClasses; });
   if (bad != labels.end())
-    throw Error(path.string() + ": label " + std::to_string(bad - labels.begin()) + " is " + std::to_string(*bad) +
-                ", expected 0 to " + std::to_string(kClasses - 1));
+    throw RefusedInput(path.string() + ": label " + std::to_string(bad - labels.begin()) + " is " +
+                       std::to_string(*bad) + ", expected 0 to " + std::to_string(kClasses - 1));
 }
 
 }  // namespace
@@ -56,8 +56,9 @@ MNIST::MNIST(const std::filesystem::path& folder, Split split, MNISTOptions opti
   IdxFile images = read_idx(image_path, {0, kSide, kSide});
   const int64_t count = images.shape[0];
   if (labels.shape[0] != count)
-    throw Error(label_path.string() + ": expected " + std::to_string(count) + " labels, as many as the images in " +
-                image_path.filename().string() + ", found " + std::to_string(labels.shape[0]));
+    throw RefusedInput(label_path.string() + ": expected " + std::to_string(count) +
+                       " labels, as many as the images in " + image_path.filename().string() + ", found " +
+                       std::to_string(labels.shape[0]));
   images_ = own_bytes(std::move(images.bytes), {count, 1, kSide, kSide});
   targets_ = own_bytes(std::move(labels.bytes), {count}).to(at::kLong);
   for (int pixel = 0; pixel < 256; ++pixel) {

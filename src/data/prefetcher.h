@@ -11,6 +11,8 @@
 #include <variant>
 #include <vector>
 
+#include "base/error.h"
+
 namespace lockstep {
 
 /// Makes items 0 .. count - 1 on worker threads, ahead of the one thread that takes them, in order.
@@ -58,7 +60,7 @@ class Prefetcher {
       ++taken_;
     }
     slot_freed_.notify_one();
-    if (auto* error = std::get_if<std::exception_ptr>(&slot)) std::rethrow_exception(*error);
+    if (auto* error = std::get_if<std::exception_ptr>(&slot)) rethrow(*error);
     return std::get<Item>(std::move(slot));
   }
 

@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include <lockstep/error.h>
-
+#include "base/error.h"
 #include "data/token_map.h"
 
 namespace lockstep::datasets {
@@ -35,10 +34,10 @@ TokenFile::TokenFile(const std::filesystem::path& path, TokenFileOptions options
   tokens_ = std::min(place(options.to), map_->size()) - first_;
   const int64_t last = tokens_ - options.block_length - 1;  // where the last sample may begin
   if (last < 0)
-    throw Error(path.string() + ": expected at least " + std::to_string(options.block_length + 1) +
-                " tokens in the part from " + std::to_string(options.from) + " to " + std::to_string(options.to) +
-                ", a block and the token after it, found " + std::to_string(tokens_) +
-                "; take a shorter block_length or a larger part");
+    throw RefusedInput(path.string() + ": expected at least " + std::to_string(options.block_length + 1) +
+                       " tokens in the part from " + std::to_string(options.from) + " to " +
+                       std::to_string(options.to) + ", a block and the token after it, found " +
+                       std::to_string(tokens_) + "; take a shorter block_length or a larger part");
   size_ = last / options_.stride + 1;
 }
 
@@ -61,9 +60,10 @@ Batch TokenFile::get(at::ArrayRef<int64_t> indices) const {
     const auto is_foreign = [&](int64_t token) { return token >= options_.vocabulary; };
     const int64_t at = std::find_if(data, data + length, is_foreign) - data;
     if (at == length && !is_foreign(target[length - 1])) continue;
-    throw Error(map_->path().string() + ": token " + std::to_string(at < length ? data[at] : target[length - 1]) +
-                " at place " + std::to_string(first + at) + ", expected tokens below " +
-                std::to_string(options_.vocabulary) + "; the vocabulary or the type of tokens is another");
+    throw RefusedInput(map_->path().string() + ": token " +
+                       std::to_string(at < length ? data[at] : target[length - 1]) + " at place " +
+                       std::to_string(first + at) + ", expected tokens below " + std::to_string(options_.vocabulary) +
+                       "; the vocabulary or the type of tokens is another");
   }
   return batch;
 }

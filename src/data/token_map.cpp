@@ -24,8 +24,8 @@ void widen(const std::byte* from, int64_t count, int64_t* to) {
 
 int64_t bytes_of(int fd, const std::filesystem::path& path) {
   struct stat status;
-  if (::fstat(fd, &status) != 0) throw_errno("reading " + path.string());
-  if (!S_ISREG(status.st_mode)) throw Error(path.string() + ": is not a regular file");
+  if (::fstat(fd, &status) != 0) throw_errno<RefusedInput>("reading " + path.string());
+  if (!S_ISREG(status.st_mode)) throw RefusedInput(path.string() + ": is not a regular file");
   return status.st_size;
 }
 
@@ -33,16 +33,16 @@ int64_t bytes_of(int fd, const std::filesystem::path& path) {
 
 TokenMap::TokenMap(std::filesystem::path path, int64_t token_bytes)
     : path_(std::move(path)), token_bytes_(token_bytes), fd_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-  if (!fd_) throw_errno("opening " + path_.string());
+  if (!fd_) throw_errno<RefusedInput>("opening " + path_.string());
   const int64_t bytes = bytes_of(fd_.get(), path_);
   if (bytes % token_bytes != 0)
-    throw Error(path_.string() + ": expected whole tokens of " + std::to_string(token_bytes) + " bytes, found " +
-                std::to_string(bytes) + " bytes, " + std::to_string(bytes % token_bytes) +
-                " too many; the file is truncated, or its tokens are of another type (TokenFileOptions::type)");
+    throw RefusedInput(path_.string() + ": expected whole tokens of " + std::to_string(token_bytes) + " bytes, found " +
+                       std::to_string(bytes) + " bytes, " + std::to_string(bytes % token_bytes) +
+                       " too many; the file is truncated, or its tokens are of another type (TokenFileOptions::type)");
   size_ = bytes / token_bytes;
   if (bytes == 0) return;  // which cannot be mapped
   void* mapped = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, fd_.get(), 0);
-  if (mapped == MAP_FAILED) throw_errno("mapping " + path_.string());
+  if (mapped == MAP_FAILED) throw_errno<RefusedInput>("mapping " + path_.string());
   tokens_ = static_cast<const std::byte*>(mapped);
 }
 
@@ -53,15 +53,15 @@ TokenMap::~TokenMap() {
 void TokenMap::check_length() const {
   const int64_t bytes = bytes_of(fd_.get(), path_);
   if (bytes < size_ * token_bytes_)
-    throw Error(path_.string() + ": has become shorter since it was opened: expected " +
-                std::to_string(size_ * token_bytes_) + " bytes, found " + std::to_string(bytes) +
-                "; replace such files by renaming a new one");
+    throw RefusedInput(path_.string() + ": has become shorter since it was opened: expected " +
+                       std::to_string(size_ * token_bytes_) + " bytes, found " + std::to_string(bytes) +
+                       "; replace such files by renaming a new one");
 }
 
 void TokenMap::read(int64_t first, int64_t count, int64_t* to) const {
   if (first < 0 || count < 0 || first > size_ || count > size_ - first)
-    throw Error(path_.string() + ": " + std::to_string(count) + " tokens from place " + std::to_string(first) +
-                " on, of " + std::to_string(size_));
+    throw RefusedInput(path_.string() + ": " + std::to_string(count) + " tokens from place " + std::to_string(first) +
+                       " on, of " + std::to_string(size_));
   const std::byte* from = tokens_ + first * token_bytes_;
   if (token_bytes_ == 1)
     widen<uint8_t>(from, count, to);

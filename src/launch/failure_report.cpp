@@ -44,8 +44,9 @@ const RankAccount* newest_checkpoint(const FailureReport& report) {
 }
 
 bool uses_pages(const FailureReport& report) {
-  return std::any_of(report.accounts.begin(), report.accounts.end(),
-                     [](const RankAccount& account) { return account.phase != RankAccount::Phase::kUnknown; });
+  return std::any_of(report.accounts.begin(), report.accounts.end(), [](const RankAccount& account) {
+    return account.phase != RankAccount::Phase::kUnknown || account.pid > 0;
+  });
 }
 
 std::string memory_text(const FailureReport& report) {
@@ -56,7 +57,21 @@ std::string memory_text(const FailureReport& report) {
   return text + "; this rank had at most " + mebibytes(report.verdict.culprit->peak_bytes) + " in memory";
 }
 
+/// The library that the dynamic loader says it misses; empty: it does not say so.
+std::string missing_library(const std::deque<std::string>& tail) {
+  constexpr std::string_view kWords = "error while loading shared libraries: ";
+  for (const std::string& line : tail)
+    if (const size_t at = line.find(kWords); at != std::string::npos) {
+      const size_t name = at + kWords.size();
+      return printable(line.substr(name, line.find(':', name) - name));
+    }
+  return "";
+}
+
+constexpr const char* kNoPages = "not known: the program makes no lockstep::Context, which would tell the launcher";
+
 std::string kept_text(const FailureReport& report) {
+  if (!uses_pages(report)) return kNoPages;
   if (const RankAccount* saved = newest_checkpoint(report))
     return "step " + std::to_string(saved->checkpoint_step) + " in " + printable(saved->checkpoint);
   return "no checkpoint that the launcher knows of";
@@ -88,7 +103,7 @@ void add_culprit(Block& block, const FailureReport& report) {
   if (verdict.witness)
     block.line("known by", "rank " + std::to_string(*verdict.witness) + ", which says: " + one_line(verdict.testimony));
   const RankAccount* account = account_of(report);
-  if (account != nullptr && uses_pages(report)) block.line("last did", last_text(*account));
+  block.line("last did", account != nullptr && uses_pages(report) ? last_text(*account) : kNoPages);
   for (size_t i = 0; i < report.stall.size(); ++i) block.line(i == 0 ? "ranks" : "", printable(report.stall[i]));
   if (!verdict.also_suspect.empty())
     block.line("unsure", "rank " + list_ranks(verdict.also_suspect) +
@@ -162,6 +177,9 @@ std::string headline(const FailureReport& report) {
     return culprit.ended && !culprit.how.failed() ? "ended with exit code 0 before it joined the others"
                                                   : "did not join the others";
   if (!culprit.ended) return "failed first: it has not ended";
+  if (verdict.exit_code == kExitNotStarted && culprit.how.kind == ProcessEnd::Kind::kExited && culprit.how.value == 127)
+    if (const std::string library = missing_library(report.tail); !library.empty())
+      return "could not start: the library " + library + " is missing";
   return "failed first: " + describe(culprit.how) + (culprit.stopped ? ", after it was asked to stop" : "");
 }
 
@@ -184,10 +202,11 @@ std::string format(const FailureReport& report) {
   if (!report.killed.empty())
     block.line("killed", "rank " + list_ranks(report.killed) + ", which did not stop when asked to");
   if (report.restarts > 0) block.line("restarts", std::to_string(report.restarts) + " before this");
-  if (uses_pages(report)) block.line("kept", kept_text(report));
+  block.line("kept", kept_text(report));
   if (!report.command.empty())
     block.line("next",
                report.command + (newest_checkpoint(report) != nullptr ? "   (resumes where the program does so)" : ""));
+  if (!report.report_path.empty()) block.line("report", report.report_path);
   if (report.verdict.culprit) add_tail(block, report);
   return block.text;
 }

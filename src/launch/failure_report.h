@@ -22,6 +22,7 @@ struct FailureReport {
   std::vector<std::string> stall;     ///< of a hang: what every rank was at
   MemoryKills memory;                 ///< since the start
   std::string log_path;               ///< of the culprit; empty: it printed nothing
+  std::string report_path;            ///< of this as JSON
   std::deque<std::string> tail;
   std::vector<int> killed;  ///< ranks that did not stop when they were asked to
   int restarts = 0;         ///< made before

@@ -56,6 +56,7 @@ class Launcher {
 
   void conclude_run();
   FailureReport make_report(const Verdict& verdict, const Looked& seen) const;
+  std::string report_name() const;
   void write_report(const std::string& name);
   void end_run();
   void report_losses();
@@ -74,6 +75,7 @@ class Launcher {
   Display display_;
   TerminalInput input_;
   const HeldPort port_;
+  const std::string run_id_ = new_run_id(std::chrono::system_clock::now(), ::getpid());
   const MemoryKills memory_ = count_memory_kills();  // before the ranks
   RunState state_;
   std::optional<Team> team_;
@@ -132,7 +134,8 @@ void Launcher::start_team() {
                            .guard = guard_,
                            .display = display_,
                            .input = input_,
-                           .master_port = port_.number()},
+                           .master_port = port_.number(),
+                           .run_id = run_id_},
                 state_.restarts);
   if (!folder_.path().empty()) record_.emplace(folder_.path(), team_->record());
   if (!team_->has_board())
@@ -271,8 +274,12 @@ void Launcher::conclude_run() {
   if (folder_.path().empty()) return;
   print(format(report));
   report_ = to_json(report);
-  // A failure that is followed by a restart has a file of its own.
-  if (!is_over()) write_report("restart_" + std::to_string(state_.restarts + 1) + ".json");
+  if (!is_over()) write_report(report_name());
+}
+
+/// A failure that is followed by a restart has a file of its own.
+std::string Launcher::report_name() const {
+  return is_over() ? "report.json" : "restart_" + std::to_string(state_.restarts + 1) + ".json";
 }
 
 void Launcher::write_report(const std::string& name) {
@@ -283,7 +290,7 @@ void Launcher::write_report(const std::string& name) {
 void Launcher::end_run() {
   flushed_by_.emplace(kFlushTimeout);
   if (exit_code_ == kExitOk) return;
-  write_report("report.json");
+  write_report(report_name());
   say("ends with exit code " + std::to_string(exit_code_));
 }
 
@@ -295,6 +302,7 @@ FailureReport Launcher::make_report(const Verdict& verdict, const Looked& seen) 
                        .command = own_command_line(),
                        .killed = state_.killed,
                        .restarts = state_.restarts};
+  if (!folder_.path().empty()) report.report_path = folder_.path() + "/" + report_name();
   if (team_->has_board())
     for (const auto& rank : seen.ranks) report.accounts.push_back(rank.account);
   if (state_.stop_signal != 0)

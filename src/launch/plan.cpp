@@ -34,12 +34,15 @@ constexpr std::string_view kReplaced[] = {
     "LOCKSTEP_RUN_DIR",
     "LOCKSTEP_STORE_FD",
     "LOCKSTEP_TERMINAL",
+    "LOCKSTEP_THREADS",
     "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_USE_AGENT_STORE",
 };
+
+constexpr const char* kThreads = "OMP_NUM_THREADS";  // torchrun sets it as well, to 1
 
 std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 
@@ -52,11 +55,20 @@ bool is_program(const std::filesystem::path& path) {
 
 }  // namespace
 
+std::string new_run_id(std::chrono::system_clock::time_point now, int pid) {
+  return "lockstep-" + std::to_string(std::chrono::system_clock::to_time_t(now)) + "-" + std::to_string(pid);
+}
+
 EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankPlace& place) {
+  const std::string threads = find_variable(inherited, kThreads, "");
+  const bool threads_are_ours =
+      place.threads > 0 && (threads.empty() || threads == find_variable(inherited, "LOCKSTEP_THREADS", ""));
   EnvironmentBlock block;
-  for (const auto& variable : inherited)
-    if (std::find(std::begin(kReplaced), std::end(kReplaced), name_of(variable)) == std::end(kReplaced))
-      block.push_back(variable);
+  for (const auto& variable : inherited) {
+    const bool replaced =
+        std::find(std::begin(kReplaced), std::end(kReplaced), name_of(variable)) != std::end(kReplaced);
+    if (!replaced && !(threads_are_ours && name_of(variable) == kThreads)) block.push_back(variable);
+  }
   const auto add = [&](const char* name, const std::string& value) {
     block.push_back(std::string(name) + "=" + value);
   };
@@ -74,6 +86,11 @@ EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankP
   if (place.master_port > 0) {
     add("MASTER_ADDR", "127.0.0.1");
     add("MASTER_PORT", std::to_string(place.master_port));
+  }
+  if (!place.run_id.empty()) add("TORCHELASTIC_RUN_ID", place.run_id);
+  if (threads_are_ours) {
+    add(kThreads, std::to_string(place.threads));
+    add("LOCKSTEP_THREADS", std::to_string(place.threads));  // so that whoever reads the other knows whose it is
   }
   if (!place.run_dir.empty()) add("LOCKSTEP_RUN_DIR", place.run_dir);
   add("LOCKSTEP_STORE_FD", std::to_string(place.store_fd));
@@ -105,8 +122,11 @@ std::string find_variable(const EnvironmentBlock& environment, const std::string
   return fallback;
 }
 
-int parse_rank_count(const std::string& option, const std::string& text, int usable_cores) {
-  if (text == "auto") return usable_cores;
+int parse_rank_count(const std::string& option, const std::string& text, int usable_cores, int gpus) {
+  if (text == "auto" || text == "cpu") return usable_cores;
+  if (text == "gpu" && gpus > 0) return std::min(gpus, kMaxRanks);
+  if (text == "gpu")
+    throw LaunchError(kExitBadCommandLine, option + " gpu: no GPU is to be seen; give a number, or auto for the cores");
   int count = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
   if (error != std::errc() || end != text.data() + text.size() || count < 1 || count > kMaxRanks)

@@ -59,12 +59,18 @@ struct RankPlace {
   int restarts = 0;        ///< made before
   int max_restarts = 0;
   int master_port = 0;                  ///< for programs that meet by torchrun's variables
+  std::string run_id;                   ///< the same for all ranks and restarts
+  int threads = 0;                      ///< its share of the cores; 0: not said
   bool debugged = false;                ///< one of the ranks is: waiting must not end by time
   std::optional<int> terminal_columns;  ///< where the rank's output ends on a terminal
 };
 
+/// Of a new run, told from others by time and process.
+std::string new_run_id(std::chrono::system_clock::time_point now, int pid);
+
 /// `inherited` with the variables that tell a rank its place. Stale ones of another launcher are replaced, and those
-/// that would lead the rank to another launcher's rendezvous (MASTER_ADDR and so on) are removed.
+/// that would lead the rank to another launcher's rendezvous (MASTER_ADDR and so on) are removed. A number of threads
+/// that is there stays, unless a launcher of ours around this one has set it.
 EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankPlace& place);
 
 /// The value of `name`, or `fallback`.
@@ -76,9 +82,9 @@ bool is_launchers_variable(const std::string& name);
 /// `environment` with `variables` in it, which replace those of the same name.
 EnvironmentBlock with_variables(const EnvironmentBlock& environment, const EnvironmentBlock& variables);
 
-/// What `option` (-n) says: a whole number from 1 on, or "auto", the usable cores. Throws LaunchError (bad command
-/// line).
-int parse_rank_count(const std::string& option, const std::string& text, int usable_cores);
+/// What `option` (-n) says: a whole number from 1 on; "auto" or torchrun's "cpu", the usable cores; or "gpu", the GPUs,
+/// of which there must be one. Throws LaunchError (bad command line).
+int parse_rank_count(const std::string& option, const std::string& text, int usable_cores, int gpus = 0);
 
 /// The path to execute for `name`: itself where it has a slash, else its first match in `search_path`. Throws
 /// LaunchError (not started) that says what was looked for, and where.

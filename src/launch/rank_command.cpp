@@ -1,17 +1,25 @@
 #include "launch/rank_command.h"
 
 #include <algorithm>
+#include <map>
 #include <sstream>
 
 #include "base/numa.h"
 #include "base/usable_cores.h"
 #include "launch/debugger.h"
+#include "launch/team.h"
 #include "launch/verdict.h"
 
 namespace lockstep {
 namespace {
 
 constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
+
+/// What only a real start knows.
+const std::map<std::string, const char*> kMadeAtTheStart = {{"LOCKSTEP_STORE_FD", "(a descriptor)"},
+                                                            {"LOCKSTEP_PAGE_FD", "(a descriptor)"},
+                                                            {"MASTER_PORT", "(a free port)"},
+                                                            {"TORCHELASTIC_RUN_ID", "(a new name)"}};
 
 /// As a shell takes it.
 std::string quoted(const std::string& word) {
@@ -37,15 +45,22 @@ std::vector<RankCommand> plan_ranks(const LaunchOptions& options, const Environm
   const auto cpus = allowed_cpus();
   const auto nodes = options.bind == Binding::kNuma ? numa_nodes() : std::vector<NumaNode>();
   std::vector<RankCommand> ranks;
+  std::vector<std::vector<int>> masks;
   for (int rank = 0; rank < options.ranks; ++rank) {
     RankCommand& command = ranks.emplace_back();
     command.program = program;
     command.arguments = options.command;
     command.placement = place_rank(options.bind, cpus, nodes, rank, options.ranks);
+    masks.push_back(command.placement.cpus.empty() ? cpus : command.placement.cpus);
     if (rank != options.debugged_rank) continue;
     auto debugger = under_debugger(program, options.command, path);
     command.program = std::move(debugger.program);
     command.arguments = std::move(debugger.arguments);
+  }
+  const double quota = cgroup_cpu_quota();
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    const bool as_before = rank > 0 && options.bind == Binding::kNone;  // of thousands of ranks it matters
+    ranks[static_cast<size_t>(rank)].threads = as_before ? ranks[0].threads : threads_per_rank(masks, rank, quota);
   }
   return ranks;
 }
@@ -69,17 +84,30 @@ std::string describe_plan(const LaunchOptions& options, const EnvironmentBlock& 
   for (const std::string& warning : plan_warnings(options)) text << "# " << warning << "\n";
   for (int rank = 0; rank < options.ranks; ++rank) {
     const RankCommand& command = commands[static_cast<size_t>(rank)];
-    RankPlace place{.rank = rank, .world_size = options.ranks};
-    place.run_dir = options.run_dir.empty() ? "(a new folder under runs/)" : options.run_dir;
-    place.debugged = options.debugged_rank.has_value();
+    const std::string folder = options.run_dir.empty() ? "(a new folder under runs/)" : options.run_dir;
+    const RankPlace place{.rank = rank,
+                          .world_size = options.ranks,
+                          .run_dir = folder,
+                          .store_fd = 0,
+                          .page_fd = 0,
+                          .error_file = Team::error_file(folder, rank),
+                          .max_restarts = options.max_restarts,
+                          .master_port = 1,
+                          .run_id = "1",
+                          .threads = command.threads,
+                          .debugged = options.debugged_rank.has_value()};
     text << "rank " << rank << "\n  program     " << command.program << "\n  command    ";
     for (const auto& argument : command.arguments) text << ' ' << quoted(argument);
     text << "\n  cpus        " << place_text(command.placement) << "\n  environment";
     // Only what the launcher adds or changes: the rest is inherited.
-    for (std::string variable : rank_environment({}, place)) {
-      const bool descriptor = variable.ends_with("=-1");
-      if (descriptor) variable.resize(variable.size() - 2);
-      text << ' ' << (descriptor ? variable : quoted(variable)) << (descriptor ? "(a descriptor)" : "");
+    for (const std::string& variable : rank_environment(environment, place)) {
+      const std::string name = variable.substr(0, variable.find('='));
+      const bool inherited = std::find(environment.begin(), environment.end(), variable) != environment.end();
+      const auto made = kMadeAtTheStart.find(name);
+      if (made != kMadeAtTheStart.end())
+        text << ' ' << name << '=' << made->second;
+      else if (!inherited || is_launchers_variable(name))
+        text << ' ' << quoted(variable);
     }
     text << '\n';
   }

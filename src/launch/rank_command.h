@@ -12,6 +12,7 @@ struct RankCommand {
   std::string program;  ///< path to execute
   std::vector<std::string> arguments;
   Placement placement;
+  int threads = 1;  ///< its share of the cores
 };
 
 /// `environment` is the ranks'. Looks at the machine; throws LaunchError when the program, the debugger or the CPUs

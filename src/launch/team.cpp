@@ -33,6 +33,11 @@ FileDescriptor input_of(const TeamGround& ground, int rank) {
   return input;
 }
 
+/// An exception that nobody catches ends in SIGABRT; a signal else has nothing to do with what was thrown.
+bool failed_by_itself(const Rank& rank) {
+  return rank.ended && rank.how.failed() && (rank.how.kind == ProcessEnd::Kind::kExited || rank.how.value == SIGABRT);
+}
+
 }  // namespace
 
 std::string Team::error_file(const std::string& folder, int rank) {
@@ -82,6 +87,8 @@ void Team::start_rank(const TeamGround& ground, int rank, int restarts) {
                         .restarts = restarts,
                         .max_restarts = options_.max_restarts,
                         .master_port = ground.master_port,
+                        .run_id = ground.run_id,
+                        .threads = command.threads,
                         .debugged = options_.debugged_rank.has_value(),
                         .terminal_columns = debugged ? std::nullopt : ground.display.columns_for(rank)};
   std::vector<int> kept = {theirs.get()};
@@ -107,6 +114,7 @@ std::optional<RankEnd> Team::take_end(Rank& rank) {
   const auto how = rank.process->end();
   if (!how) return std::nullopt;
   rank.ended = true;
+  rank.how = *how;
   if (rank.number == options_.debugged_rank) lent_terminal_.reset();
   return RankEnd{.rank = rank.number,
                  .pid = rank.process->pid(),
@@ -123,6 +131,8 @@ Looked Team::look(bool process_states) const {
     if (board_) view.account = board_->page(rank.number).read(options_.ranks);
     view.ended = rank.ended;
     somebody_joins = somebody_joins || (!rank.ended && view.account.phase == RankAccount::Phase::kJoining);
+    if (failed_by_itself(rank) || view.account.phase == RankAccount::Phase::kLeftByException)
+      view.account = view.account.at_end();
     if (rank.ended || !process_states) continue;
     // The rank's own process may only be what started the one that writes the page.
     view.process_state = process_state(rank.process->pid());

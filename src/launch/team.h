@@ -29,6 +29,7 @@ struct Rank {
   std::optional<Process> process;
   RankOutput output;
   bool ended = false;
+  ProcessEnd how;  ///< once it has ended
   Clock::time_point started;
 };
 
@@ -43,6 +44,7 @@ struct TeamGround {
   Display& display;
   TerminalInput& input;  ///< becomes rank 0's
   int master_port;
+  const std::string run_id;
 };
 
 /// The ranks of one start, with all that belongs to it alone: processes, their store, their board of pages. Passive:

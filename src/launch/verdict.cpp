@@ -39,6 +39,29 @@ Verdict judge_by_order(const std::vector<RankEnd>& ends, const RankEnd& first) {
   return verdict;
 }
 
+/// The code of a failure whose kind the rank itself knows; empty where its end says it all.
+std::optional<int> exit_code_of(RankFailure failure) {
+  switch (failure) {
+    case RankFailure::kDiverged:
+      return kExitDiverged;
+    case RankFailure::kMismatch:
+      return kExitMismatch;
+    case RankFailure::kStorage:
+      return kExitStorage;
+    case RankFailure::kInput:
+      return kExitRefusedInput;
+    case RankFailure::kLimit:
+      return kExitResourceLimit;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool is_own(RankFailure failure) {
+  return failure == RankFailure::kOwn || failure == RankFailure::kStorage || failure == RankFailure::kInput ||
+         failure == RankFailure::kLimit;
+}
+
 bool accuses(const RankAccount& account) {
   return account.failure == RankFailure::kPeer || account.failure == RankFailure::kMissing ||
          account.failure == RankFailure::kMismatch;
@@ -52,7 +75,7 @@ std::optional<int> unnamed_culprit(const std::vector<RankEnd>& ends, const std::
     const RankAccount& account = accounts[static_cast<size_t>(rank)];
     if (rank == victim || accuses(account)) continue;
     const RankEnd* end = end_of(ends, rank);
-    if (account.failure == RankFailure::kOwn || (end != nullptr && end->how.failed() && !end->stopped)) return rank;
+    if (is_own(account.failure) || (end != nullptr && end->how.failed() && !end->stopped)) return rank;
     if (end == nullptr && !alive) alive = rank;
   }
   return alive;
@@ -92,9 +115,10 @@ std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<
 /// The code for a culprit that the others accuse.
 int exit_code_of(const RankEnd* end, const RankAccount& account, RankFailure accusation) {
   if (accusation == RankFailure::kMismatch) return kExitMismatch;
+  const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
+  if (const auto known = exit_code_of(account.failure); known && is_own(account.failure) && !killed) return *known;
   if (end != nullptr && end->how.failed() && !end->stopped) return exit_code_of(end->how, {});
-  if (account.failure == RankFailure::kOwn || account.phase == RankAccount::Phase::kLeftByException)
-    return kExitRankFailed;
+  if (is_own(account.failure) || account.phase == RankAccount::Phase::kLeftByException) return kExitRankFailed;
   if (accusation == RankFailure::kMissing)
     return account.phase == RankAccount::Phase::kUnknown || account.phase == RankAccount::Phase::kJoining
                ? kExitNotStarted
@@ -115,14 +139,12 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& 
   const auto chain = follow(ends, accounts, start);
   if (!chain || chain->root == start) {
     Verdict verdict = by_order;
-    const RankFailure failure = accounts[static_cast<size_t>(start)].failure;
-    if (failure == RankFailure::kDiverged) verdict.exit_code = kExitDiverged;
-    if (failure == RankFailure::kMismatch) verdict.exit_code = kExitMismatch;
+    verdict.exit_code = exit_code_of(accounts[static_cast<size_t>(start)].failure).value_or(verdict.exit_code);
     return verdict;
   }
   const RankAccount& witness = accounts[static_cast<size_t>(chain->witness)];
   const RankEnd* end = end_of(ends, chain->root);
-  if (!chain->named && end == nullptr && accounts[static_cast<size_t>(chain->root)].failure != RankFailure::kOwn) {
+  if (!chain->named && end == nullptr && !is_own(accounts[static_cast<size_t>(chain->root)].failure)) {
     Verdict verdict = by_order;  // nobody has shown yet
     verdict.settled = false;
     return verdict;

@@ -15,7 +15,7 @@ class ChromeTrace : public Observer {
   ChromeTrace(const std::string& path, int rank) : rank_(rank), file_(path) {
     write({{"name", "process_name"}, {"ph", "M"}, {"pid", rank}, {"args", {{"name", "rank " + std::to_string(rank)}}}},
           "[\n");
-    if (!file_) throw Error("cannot write the trace " + path);
+    if (!file_) throw StorageError("cannot write the trace " + path);
   }
   ~ChromeTrace() override { file_ << "\n]\n"; }
 

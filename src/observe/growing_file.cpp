@@ -21,7 +21,7 @@ bool is_want_of_space(int error) { return error == ENOSPC || error == EDQUOT; }
 GrowingFile::GrowingFile(std::string path, std::string what, std::chrono::milliseconds flush_interval)
     : path_(std::move(path)), what_(std::move(what)), flush_interval_(flush_interval), flushed_(coarse_now()) {
   if (open()) return;
-  if (!is_want_of_space(errno)) throw_errno("cannot write " + what_ + " " + path_);
+  if (!is_want_of_space(errno)) throw_errno<StorageError>("cannot write " + what_ + " " + path_);
   drop(errno);
 }
 

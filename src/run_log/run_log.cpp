@@ -4,12 +4,12 @@
 #include <filesystem>
 
 #include <lockstep/context.h>
-#include <lockstep/error.h>
 #include <lockstep/observer.h>
 #include <lockstep/replica.h>
 #include <lockstep/summary_writer.h>
 #include <torch/version.h>
 
+#include "base/error.h"
 #include "observe/metrics_file.h"
 #include "run_log/first_reductions.h"
 
@@ -36,7 +36,7 @@ std::string folder_of(const Context& context, const RunLogOptions& options, cons
 std::string made(const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) throw Error("cannot make the folder " + folder + " for the run log: " + error.message());
+  if (error) throw StorageError("cannot make the folder " + folder + " for the run log: " + error.message());
   return folder;
 }
 

@@ -131,6 +131,7 @@ struct Trainer::State {
   void resume(DataLoader& train) {
     constexpr auto kEachRank = Checkpointer::Scope::kEachRank;
     checkpointer.emplace(options.folder, context.group(), options.checkpoints);
+    checkpointer->check_before_saves([this] { model.check_divergence(); });
     checkpointer->add("model", *module).add("optimizer", optimizer).add("loader", train);
     if (scheduler) checkpointer->add("schedule", *scheduler);
     if (scaler.is_enabled()) checkpointer->add("scaler", scaler);

@@ -84,6 +84,51 @@ TEST(RankPage, TheFirstFailureStays) {
   EXPECT_EQ(long_winded->read(1).peer, -1);
 }
 
+TEST(RankPage, AnErrorCountsUntilSomethingIsDone) {
+  const auto page = std::make_unique<RankPage>();
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kNone);
+  page->note_error(RankFailure::kInput, -1, "data folder 'x' is not there");
+  EXPECT_EQ(page->read(1).failure, RankFailure::kNone) << "it may be caught";
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kInput);
+  EXPECT_EQ(page->read(1).at_end().failure_text, "data folder 'x' is not there");
+  page->note_error(RankFailure::kStorage, -1, "cannot write y");
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kStorage) << "the last one";
+  EXPECT_TRUE(page->error_is_last());
+  page->count_step();
+  EXPECT_FALSE(page->error_is_last());
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kNone) << "it was caught, and training went on";
+  page->renew_error();
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kStorage);
+  start(*page, 1, {1});
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kNone);
+  page->renew_error();
+  page->stop_calls().fetch_add(1);
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kNone);
+}
+
+TEST(RankPage, OfAnExceptionTheWordsTellWhetherItWasTheError) {
+  const auto page = std::make_unique<RankPage>();
+  page->note_error(RankFailure::kInput, -1, "it is damaged");
+  page->count_step();
+  page->fail(RankFailure::kOwn, -1, "cannot resume: it is damaged. Delete it");
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kInput) << "whatever was done in between";
+  EXPECT_EQ(page->read(1).at_end().failure_text, "cannot resume: it is damaged. Delete it");
+  const auto other = std::make_unique<RankPage>();
+  other->note_error(RankFailure::kInput, -1, "it is damaged");
+  other->fail(RankFailure::kOwn, -1, "index out of range");
+  EXPECT_EQ(other->read(1).at_end().failure, RankFailure::kOwn) << "that one was caught";
+  const auto victim = std::make_unique<RankPage>();
+  victim->fail(RankFailure::kPeer, 0, "rank 0 ended");
+  victim->note_error(RankFailure::kStorage, -1, "cannot write y");
+  EXPECT_EQ(victim->read(1).at_end().failure, RankFailure::kPeer) << "the first cause stays";
+  const auto told = std::make_unique<RankPage>();
+  told->note_error(RankFailure::kPeer, 2, "rank 2 failed in what it does for all");
+  EXPECT_EQ(told->read(3).at_end().peer, 2);
+  const auto long_winded = std::make_unique<RankPage>();
+  long_winded->note_error(RankFailure::kLimit, -1, std::string(5000, 'x'));
+  EXPECT_EQ(long_winded->read(1).at_end().failure_text, std::string(511, 'x'));
+}
+
 TEST(RankPage, TellsWhatIsDone) {
   const auto page = std::make_unique<RankPage>();
   RankAccount account = page->read(1);

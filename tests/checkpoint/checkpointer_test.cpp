@@ -12,6 +12,7 @@
 
 #include <lockstep/checkpointer.h>
 #include <lockstep/data_loader.h>
+#include <lockstep/distributed_data_parallel.h>
 #include <lockstep/transforms.h>
 
 #include "checkpoint/failure.h"
@@ -264,6 +265,43 @@ TEST_F(CheckpointerTest, AFullDiskDoesNotStopTrainingAndIsSaidInTheEnd) {
     value = 0;
     EXPECT_TRUE(checkpointer.resume());
     EXPECT_EQ(value, 3);
+  });
+}
+
+TEST_F(CheckpointerTest, ReplicasThatDifferAreNotSaved) {
+  for (const int ranks : {2, 3}) {
+    run_ranks(ranks, [&](Context& context) {
+      const std::string folder = path() + std::to_string(context.world_size());
+      torch::nn::Linear net(4, 2);
+      DistributedDataParallel model(net, context);
+      Checkpointer checkpointer(folder, context.group(), {.every_steps = 2});
+      checkpointer.add("model", model);
+      EXPECT_FALSE(checkpointer.step(1));
+      EXPECT_TRUE(checkpointer.step(2));
+      checkpointer.finish();
+      if (context.rank() == 1) at::NoGradGuard(), net->bias[1] += 1e-6;
+      EXPECT_FALSE(checkpointer.step(3)) << "it is asked at saves alone";
+      for (const auto& save :
+           std::vector<std::function<void()>>{[&] { checkpointer.step(4); }, [&] { checkpointer.save(4); }}) {
+        const std::string text = failure(save);
+        EXPECT_NE(text.find("parameter bias on rank 1 is not what it is on "), std::string::npos) << text;
+      }
+      const at::Tensor before = net->bias.detach().clone();
+      EXPECT_TRUE(checkpointer.resume());
+      EXPECT_EQ(checkpointer.resumed_step(), 2);
+      EXPECT_EQ(net->bias.detach().equal(before), context.rank() != 1) << "what all had in common is still there";
+      checkpointer.save(5);
+      checkpointer.finish();
+    });
+  }
+}
+
+TEST_F(CheckpointerTest, AFolderThatCannotBeMadeIsSaidAtOnceOnAllRanks) {
+  std::ofstream(temporary_.path() / "file") << "in the way";
+  run_ranks(2, [&](Context& context) {
+    const std::string text =
+        failure([&] { Checkpointer((temporary_.path() / "file" / "below").string(), context.group()); });
+    EXPECT_NE(text.find("checkpoints cannot be written: cannot make the folder "), std::string::npos) << text;
   });
 }
 

@@ -24,6 +24,7 @@ FailureReport small_report() {
           .program = "/bin/train",
           .command = "lockstep run -n 4 train",
           .log_path = "/run/rank_1.log",
+          .report_path = "/run/report.json",
           .tail = {"a", "b"},
           .killed = {0}};
 }
@@ -33,9 +34,12 @@ TEST(FailureReport, OneBlock) {
             "lockstep: rank 1 of 4 failed first: exit code 3\n"
             "  process   101 on here, 1.50 s after its start\n"
             "  program   /bin/train\n"
+            "  last did  not known: the program makes no lockstep::Context, which would tell the launcher\n"
             "  unsure    rank 2 failed in the same instant; which of them was first is not known\n"
             "  killed    rank 0, which did not stop when asked to\n"
+            "  kept      not known: the program makes no lockstep::Context, which would tell the launcher\n"
             "  next      lockstep run -n 4 train\n"
+            "  report    /run/report.json\n"
             "  log       /run/rank_1.log\n"
             "  its last 2 lines:\n"
             "  | a\n"

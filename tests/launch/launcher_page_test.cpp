@@ -118,6 +118,20 @@ TEST(LauncherPage, AnExceptionThatNobodyCatchesIsTold) {
   EXPECT_EQ(file["message"]["message"], "the words of the exception");
 }
 
+TEST(LauncherPage, ARefusedInputHasItsCodeCaughtOrNot) {
+  for (const auto& words : {std::vector<std::string>{"join", "1:refuse", "sleep=60000"},
+                            {"join", "1:refuse_and_catch", "1:exit=1", "sleep=60000"}}) {
+    Launched run(ranks(2, {}, words));
+    const auto result = run.wait();
+    EXPECT_EQ(result.exit_code, 49);
+    EXPECT_TRUE(contains(result.err, "rank 1 of 2 failed first: ")) << result.err;
+    EXPECT_TRUE(contains(result.err, "what      the file is damaged\n")) << result.err;
+    EXPECT_EQ(report_of(run)["exit_code"], 49);
+  }
+  Launched goes_on(ranks(2, {}, {"join", "1:refuse_and_catch", "step", "1:exit=1", "sleep=60000"}));
+  EXPECT_EQ(goes_on.wait().exit_code, 40) << "what ends it later has nothing to do with the file";
+}
+
 TEST(LauncherPage, RestartsAfterProgress) {
   Launched run(ranks(2, {"--max-restarts", "2"},
                      {"join", "step", "first:checkpoint=7", "first:say=1", "1:first:sleep=50", "1:first:exit=3",

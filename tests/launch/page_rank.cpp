@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/environment.h"
+#include "base/error.h"
 #include "base/error_file.h"
 #include "base/rank_board.h"
 #include "base/stop_agreement.h"
@@ -72,6 +73,11 @@ void act(const std::string& word, int64_t number) {
   if (word == "ignore_term") ::signal(SIGTERM, SIG_IGN);
   if (word == "train") train(true);
   if (word == "train_unsaved") train(false);
+  if (word == "refuse") throw lockstep::RefusedInput("the file is damaged");
+  if (word == "refuse_and_catch") try {
+      throw lockstep::RefusedInput("the file is damaged");
+    } catch (const lockstep::Error&) {
+    }
   if (word == "throw") throw std::runtime_error("the words of the exception");
 }
 

@@ -37,7 +37,9 @@ TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {
                                                         .page_fd = 10,
                                                         .error_file = "/r/e",
                                                         .restarts = 1,
-                                                        .max_restarts = 2});
+                                                        .max_restarts = 2,
+                                                        .run_id = "lockstep-5-6",
+                                                        .threads = 4});
   EnvironmentBlock expected = {"HOME=/home/a",
                                "RANKING=stays",
                                "EMPTY=",
@@ -55,6 +57,9 @@ TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {
                                "LOCKSTEP_STORE_FD=9",
                                "LOCKSTEP_PAGE_FD=10",
                                "TORCHELASTIC_ERROR_FILE=/r/e",
+                               "OMP_NUM_THREADS=4",
+                               "LOCKSTEP_THREADS=4",
+                               "TORCHELASTIC_RUN_ID=lockstep-5-6",
                                "TORCHELASTIC_RESTART_COUNT=1",
                                "TORCHELASTIC_MAX_RESTARTS=2"};
   std::sort(block.begin(), block.end());
@@ -62,6 +67,23 @@ TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {
   EXPECT_EQ(block, expected);
   block = rank_environment(inherited, {.terminal_columns = 120});
   EXPECT_EQ(std::count(block.begin(), block.end(), "LOCKSTEP_TERMINAL=120"), 1);
+}
+
+TEST(Plan, ANumberOfThreadsThatTheUserHasSetStays) {
+  const auto of = [](const EnvironmentBlock& inherited, const char* name) {
+    return find_variable(rank_environment(inherited, {.threads = 4}), name, "unset");
+  };
+  EXPECT_EQ(of({"OMP_NUM_THREADS=2"}, "OMP_NUM_THREADS"), "2");
+  EXPECT_EQ(of({"OMP_NUM_THREADS=2"}, "LOCKSTEP_THREADS"), "unset");
+  EXPECT_EQ(of({"OMP_NUM_THREADS=8", "LOCKSTEP_THREADS=8"}, "OMP_NUM_THREADS"), "4") << "of a launcher around this one";
+  EXPECT_EQ(of({"OMP_NUM_THREADS=2", "LOCKSTEP_THREADS=8"}, "OMP_NUM_THREADS"), "2") << "set below that launcher";
+  EXPECT_EQ(of({"OMP_NUM_THREADS="}, "OMP_NUM_THREADS"), "4");
+}
+
+TEST(Plan, RanksOfTorchrunsWords) {
+  EXPECT_EQ(parse_rank_count("-n", "cpu", 3), 3);
+  EXPECT_EQ(parse_rank_count("-n", "gpu", 3, 2), 2);
+  EXPECT_EQ(exit_code_of_throw([] { parse_rank_count("-n", "gpu", 3, 0); }), kExitBadCommandLine);
 }
 
 TEST(Plan, FindsVariables) {

@@ -166,6 +166,27 @@ TEST(Verdict, WhatAllRanksThrowTogether) {
   EXPECT_EQ(judge(ends, std::vector(2, says(RankFailure::kMismatch, -1))).exit_code, kExitMismatch) << "other models";
 }
 
+TEST(Verdict, FailuresOfAKindHaveItsCode) {
+  const std::pair<RankFailure, int> kinds[] = {{RankFailure::kStorage, kExitStorage},
+                                               {RankFailure::kInput, kExitRefusedInput},
+                                               {RankFailure::kLimit, kExitResourceLimit}};
+  for (const auto& [failure, code] : kinds) {
+    const RankAccount own = says(failure, -1);
+    EXPECT_EQ(judge({exited(0, 1, 1)}, {own, kSilent}).exit_code, code);
+    EXPECT_EQ(judge({killed(0, SIGABRT, 1)}, {own, kSilent}).exit_code, code) << "nobody caught it";
+    EXPECT_EQ(judge({killed(0, SIGSEGV, 1)}, {own, kSilent}).exit_code, kExitRankKilled);
+    Verdict verdict = judge({exited(0, 1, 1), exited(1, 1, 2)}, {victim_of(1), own});
+    EXPECT_EQ(verdict.exit_code, code);
+    EXPECT_EQ(verdict.culprit->rank, 1);
+    verdict = judge({exited(0, 1, 1), stopped(killed(1, SIGTERM, 2))}, {victim_of(1), own});
+    EXPECT_EQ(verdict.exit_code, code) << "it had no time to end by itself";
+    verdict = judge({exited(0, 1, 1), exited(1, 1, 2)}, {victim_of(-1), own});
+    EXPECT_EQ(verdict.exit_code, code);
+    EXPECT_EQ(verdict.culprit->rank, 1);
+    EXPECT_EQ(judge({exited(0, 0, 1)}, {own}).exit_code, kExitOk) << "it has ended well after all";
+  }
+}
+
 TEST(Verdict, AKillIsNobodysConsequence) {
   const Verdict verdict = judge({killed(0, SIGKILL, 1), exited(1, 1, 2)}, {victim_of(1), victim_of(0)});
   EXPECT_EQ(verdict.culprit->rank, 0);

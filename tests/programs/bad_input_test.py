@@ -52,12 +52,12 @@ class BadInput(ProgramTest):
     def train(self, *arguments, data=None):
         return [TRAIN, "--data", data or self.data, "--batch-size", 16, *arguments]
 
-    def program_refuses(self, parts, *arguments, data=None, run_dir=None):
-        """The training alone, and on two ranks."""
+    def program_refuses(self, parts, *arguments, data=None, run_dir=None, code=49):
+        """The training alone, and on two ranks, where the launcher ends with `code`."""
         command = self.train("--run-dir", run_dir or self.run_dir, *arguments, data=data)
         said = self.refused(command, 1, ["train_fashion_mnist: ", *parts])
         self.assertEqual(len(said.splitlines()), said.count("\n  ") + 1, said)  # one message, of one line or with a list
-        self.refused([LOCKSTEP, "run", "-n", 2, "--run-dir", self.path("launched"), "--", *command], 40,
+        self.refused([LOCKSTEP, "run", "-n", 2, "--run-dir", self.path("launched"), "--", *command], code,
                      ["of 2 failed first: exit code 1", *parts])
         self.assertFalse(os.path.exists(os.path.join(self.run_dir, "checkpoint.safetensors")))
 
@@ -107,13 +107,13 @@ class BadInput(ProgramTest):
     def test_no_test_images(self):
         self.replace("t10k-labels-idx1-ubyte", lambda raw: raw[:4] + bytes(4))
         self.replace("t10k-images-idx3-ubyte", lambda raw: raw[:4] + bytes(4) + raw[8:16])
-        self.program_refuses(["there are no test images in " + self.data])
+        self.program_refuses(["there are no test images in " + self.data], code=40)
 
     # ---- folders and files to write ----
 
     def test_a_run_folder_that_cannot_be_written(self):
         for folder in (self.path("data", "t10k-labels-idx1-ubyte", "below"), "/proc/lockstep"):
-            self.program_refuses([f"the run folder {folder} cannot be written", "choose another --run-dir"], run_dir=folder)
+            self.program_refuses([f"the run folder {folder} cannot be written", "choose another --run-dir"], run_dir=folder, code=40)
 
     def test_a_run_folder_of_the_launcher_that_cannot_be_written(self):
         below = self.path("data", "t10k-labels-idx1-ubyte", "below")
@@ -124,7 +124,7 @@ class BadInput(ProgramTest):
 
     def test_a_place_for_the_figures_that_cannot_be_written(self):
         for place in (self.path("missing", "out.json"), self.folder):
-            self.program_refuses([f"the figures cannot be written to {place}", "--json"], "--json", place)
+            self.program_refuses([f"the figures cannot be written to {place}", "--json"], "--json", place, code=40)
 
     def test_an_old_file_of_figures_survives_a_refused_run(self):
         with open(self.path("out.json"), "w") as file:
@@ -178,7 +178,7 @@ class BadInput(ProgramTest):
     def test_a_rank_that_throws_is_named_with_its_words(self):
         # Rank 0 is in the middle of joining its model with that of rank 1, which never comes.
         script = 'if [ $RANK = 1 ]; then shift 2; set -- --data nowhere "$@"; fi; exec "$0" "$@"'
-        said = self.refused([LOCKSTEP, "run", "-n", 2, "--", "sh", "-c", script, *self.train()], 40,
+        said = self.refused([LOCKSTEP, "run", "-n", 2, "--", "sh", "-c", script, *self.train()], 49,
                             ["rank 1 of 2 failed first: exit code 1", "  | train_fashion_mnist: data folder 'nowhere' is not there"],
                             seconds=SOON / 2)
         self.assertIn("its last line", said)
@@ -188,7 +188,7 @@ class BadInput(ProgramTest):
         ended = self.path("rank_0_ended")
         script = (f'if [ $RANK = 0 ]; then "$0" "$@"; code=$?; : > {ended}; exit $code; fi; shift 2; "$0" --data nowhere "$@"; code=$?; '
                   f'while [ ! -e {ended} ]; do sleep 0.01; done; sleep 0.1; exit $code')
-        said = self.refused([LOCKSTEP, "run", "-n", 2, "--", "sh", "-c", script, *self.train()], 40,
+        said = self.refused([LOCKSTEP, "run", "-n", 2, "--", "sh", "-c", script, *self.train()], 49,
                             ["rank 1 of 2 failed first: exit code 1", "known by  rank 0, which says: rank 1 has already left the group",
                              "  | train_fashion_mnist: data folder 'nowhere' is not there"], seconds=SOON / 2)
         self.assertNotIn("asked to stop", said)
@@ -227,7 +227,7 @@ class BadInput(ProgramTest):
         done = self.path("done")
         run(*self.train("--epochs", 1, "--run-dir", done), cwd=self.folder)
         self.program_refuses([f"nothing is left to train: {done} has done 1 epochs of --epochs 1; raise --epochs"],
-                             "--epochs", 1, "--resume", done)
+                             "--epochs", 1, "--resume", done, code=40)
         with open(os.path.join(done, "checkpoint.safetensors"), "rb") as file:
             whole = file.read()
         broken = self.path("broken.safetensors")
@@ -237,7 +237,7 @@ class BadInput(ProgramTest):
             self.refused(self.train("--resume", broken), 1, ["cannot load " + broken])
         with open(broken, "wb") as file:
             file.write(whole.replace(b'"epochs_done":"1"', b'"epochs_done":"x"'))
-        self.program_refuses([f"cannot resume from {broken}: it is no checkpoint of this program", "epochs_done"], "--resume", broken)
+        self.program_refuses([f"cannot resume from {broken}: it is no checkpoint of this program", "epochs_done"], "--resume", broken, code=40)
 
     # ---- ranks that cannot find each other ----
 

@@ -141,6 +141,14 @@ class Launching(unittest.TestCase):
 class UnderLockstepRun(unittest.TestCase):
     """What the launcher learns of Python programs: from the lockstep backend its collectives, else exits and their order."""
 
+    def test_programs_see_torchruns_launcher_and_a_share_of_the_cores(self):
+        program = ("import os, torch; print(torch.distributed.is_torchelastic_launched(), "
+                   "torch.get_num_threads() == int(os.environ['OMP_NUM_THREADS']))")
+        done = self.launch("-c", program, options=("--tee", "all"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("True True", done.stdout)
+        self.assertNotIn("False", done.stdout)
+
     def launch(self, *command, ranks=2, options=()):
         build = os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(os.path.dirname(programs.__file__), "../../build"))
         with tempfile.TemporaryDirectory() as folder:

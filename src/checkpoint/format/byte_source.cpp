@@ -12,7 +12,9 @@
 
 namespace lockstep {
 
-void ByteSource::refuse(const std::string& what) const { throw Error("cannot load " + name_ + ": " + printable(what)); }
+void ByteSource::refuse(const std::string& what) const {
+  throw RefusedInput("cannot load " + name_ + ": " + printable(what));
+}
 
 void ByteSource::read(uint64_t offset, void* to, uint64_t count) const {
   if (offset > size_ || count > size_ - offset)
@@ -32,8 +34,8 @@ FileSource::FileSource(std::string path) : ByteSource(std::move(path), 0) {
   // Not to wait for the writer of a pipe before it is refused.
   file_ = FileDescriptor(::open(name().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status;
-  if (!file_ || ::fstat(file_.get(), &status) != 0) throw_errno("cannot read " + name());
-  if (!S_ISREG(status.st_mode)) throw Error("cannot read " + name() + ": it is no regular file");
+  if (!file_ || ::fstat(file_.get(), &status) != 0) throw_errno<RefusedInput>("cannot read " + name());
+  if (!S_ISREG(status.st_mode)) throw RefusedInput("cannot read " + name() + ": it is no regular file");
   size_ = static_cast<uint64_t>(status.st_size);
 }
 
@@ -41,7 +43,7 @@ void FileSource::copy(uint64_t offset, char* to, uint64_t count) const {
   while (count > 0) {
     const ssize_t done = ::pread(file_.get(), to, count, static_cast<off_t>(offset));
     if (done < 0 && errno == EINTR) continue;
-    if (done < 0) throw_errno("cannot read " + name());
+    if (done < 0) throw_errno<RefusedInput>("cannot read " + name());
     if (done == 0) refuse("it became shorter while it was read");
     to += done;
     offset += static_cast<uint64_t>(done);

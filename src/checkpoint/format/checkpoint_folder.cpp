@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -69,7 +70,7 @@ std::vector<std::string> CheckpointFolder::files() const {
   if (error == std::errc::no_such_file_or_directory) return names;
   for (; !error && entries != fs::directory_iterator(); entries.increment(error))
     names.push_back(entries->path().filename().string());
-  if (error) throw Error("cannot read the folder " + path_ + ": " + error.message());
+  if (error) throw RefusedInput("cannot read the folder " + path_ + ": " + error.message());
   return names;
 }
 
@@ -122,10 +123,10 @@ void CheckpointFolder::check(const CheckpointManifest& manifest) const {
 void CheckpointFolder::lock() {
   if (lock_) return;
   FileDescriptor folder(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!folder) throw_errno("cannot open the folder " + path_);
+  if (!folder) throw_errno<StorageError>("cannot open the folder " + path_);
   // A lock ends with its process. File systems without locks go without.
   if (::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    throw Error("another process saves checkpoints to " + path_ + "; give each run a folder of its own");
+    throw StorageError("another process saves checkpoints to " + path_ + "; give each run a folder of its own");
   lock_ = std::move(folder);
 }
 
@@ -140,11 +141,17 @@ std::string CheckpointFolder::new_name(int64_t step) const {
   return text;
 }
 
-CheckpointManifest CheckpointFolder::add(int64_t step, std::optional<double> score, int world_size,
-                                         const std::function<void(ByteSink&)>& write) {
+void CheckpointFolder::make(bool to_write) const {
   std::error_code error;
   fs::create_directories(path_, error);
-  if (error) throw Error("cannot make the folder " + path_ + ": " + error.message());
+  if (error) throw StorageError("cannot make the folder " + path_ + ": " + error.message());
+  if (to_write && ::access(path_.c_str(), W_OK | X_OK) != 0)
+    throw_errno<StorageError>("cannot write to the folder " + path_);
+}
+
+CheckpointManifest CheckpointFolder::add(int64_t step, std::optional<double> score, int world_size,
+                                         const std::function<void(ByteSink&)>& write) {
+  make(false);
   lock();
   const std::string name = new_name(step);
   CheckpointManifest manifest{.step = step, .file = name + ".pt", .score = score, .world_size = world_size};

@@ -38,6 +38,9 @@ class CheckpointFolder {
   /// Reads the whole file. Throws Error, naming it, if it is not what was written.
   void check(const CheckpointManifest& manifest) const;
 
+  /// Makes the folder if need be. Throws Error if it cannot be made, or not be written where `to_write` asks for that.
+  void make(bool to_write) const;
+
   /// Makes the folder if need be, and a checkpoint of what `write` puts into the sink. Throws Error naming what failed;
   /// what was there before is untouched.
   CheckpointManifest add(int64_t step, std::optional<double> score, int world_size,

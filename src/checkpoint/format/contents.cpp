@@ -32,7 +32,7 @@ std::string text_of(const PickleTree& tree, const Node& node) {
     case NodeKind::kBytes:
       return std::string(node.text);
     default:
-      throw Error("something in it is no data");
+      throw RefusedInput("something in it is no data");
   }
 }
 
@@ -51,7 +51,7 @@ void Contents::list_pt() {
     for (const Leaf& leaf : leaves_of(tree)) {
       const Node& node = tree[leaf.node];
       if (!names.insert(leaf.name).second)
-        throw Error("two things in it are called `" + leaf.name + "` when keys are joined by dots");
+        throw RefusedInput("two things in it are called `" + leaf.name + "` when keys are joined by dots");
       if (node.kind != NodeKind::kTensor) {
         texts_[leaf.name] = text_of(tree, node);
         continue;

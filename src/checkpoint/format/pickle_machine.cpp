@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMaxDimensions = 64;
 
-[[noreturn]] void refuse(const std::string& what) { throw Error(what); }
+[[noreturn]] void refuse(const std::string& what) { throw RefusedInput(what); }
 
 }  // namespace
 

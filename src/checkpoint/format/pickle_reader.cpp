@@ -23,14 +23,14 @@ class PickleReader {
       while (step()) {
       }
     } catch (const Error& error) {
-      throw Error("its pickle is refused at byte " + std::to_string(start_) + " of " + std::to_string(text_.size()) +
-                  ": " + error.what());
+      throw RefusedInput("its pickle is refused at byte " + std::to_string(start_) + " of " +
+                         std::to_string(text_.size()) + ": " + error.what());
     }
   }
 
  private:
   std::string_view take(uint64_t count) {
-    if (count > text_.size() - at_) throw Error("it is truncated");
+    if (count > text_.size() - at_) throw RefusedInput("it is truncated");
     const std::string_view bytes = text_.substr(at_, count);
     at_ += count;
     return bytes;
@@ -45,7 +45,7 @@ class PickleReader {
 
   std::string_view line() {
     const size_t end = text_.find('\n', at_);
-    if (end == std::string_view::npos || end - at_ > kMaxNameBytes) throw Error("a name has no end");
+    if (end == std::string_view::npos || end - at_ > kMaxNameBytes) throw RefusedInput("a name has no end");
     const std::string_view name = take(end - at_);
     ++at_;
     return name;
@@ -53,7 +53,7 @@ class PickleReader {
 
   /// Little-endian two's complement.
   void push_long(std::string_view bytes) {
-    if (bytes.size() > 8) throw Error("a whole number has more than 64 bits");
+    if (bytes.size() > 8) throw RefusedInput("a whole number has more than 64 bits");
     uint64_t value = !bytes.empty() && (bytes.back() & 0x80) != 0 ? ~uint64_t{0} : 0;
     for (size_t i = bytes.size(); i-- > 0;) value = value << 8 | static_cast<unsigned char>(bytes[i]);
     machine_.push_int(static_cast<int64_t>(value));
@@ -80,14 +80,14 @@ class PickleReader {
   void stack_global() {
     const NodeId name = machine_.pop(), module = machine_.pop();
     if (tree_[name].kind != NodeKind::kText || tree_[module].kind != NodeKind::kText)
-      throw Error("a global has no name");
+      throw RefusedInput("a global has no name");
     // The texts may move when nodes are made, the pickle they look into does not.
     machine_.global(tree_[module].text, tree_[name].text);
   }
 
   void check_protocol(int protocol) {
     if (protocol < 2 || protocol > kMaxProtocol)
-      throw Error("its protocol is " + std::to_string(protocol) + "; 2 to 5 are read");
+      throw RefusedInput("its protocol is " + std::to_string(protocol) + "; 2 to 5 are read");
   }
 
   /// Does what the next opcode says. False at the end.
@@ -124,7 +124,8 @@ class PickleReader {
         tree_.root = machine_.finish();
         return false;
       default:
-        throw Error("opcode " + std::to_string(static_cast<unsigned char>(opcode)) + " is none that torch.save writes");
+        throw RefusedInput("opcode " + std::to_string(static_cast<unsigned char>(opcode)) +
+                           " is none that torch.save writes");
     }
   }
 
@@ -272,8 +273,8 @@ class PickleReader {
 
 void read_pickle(PickleTree& tree) {
   if (tree.pickle.size() > kMaxPickleBytes)
-    throw Error("its pickle has " + std::to_string(tree.pickle.size()) + " bytes; more than " +
-                std::to_string(kMaxPickleBytes) + " are not read");
+    throw RefusedInput("its pickle has " + std::to_string(tree.pickle.size()) + " bytes; more than " +
+                       std::to_string(kMaxPickleBytes) + " are not read");
   PickleReader(tree).read();
 }
 

@@ -45,11 +45,11 @@ class LeafWalk {
 
   void walk(NodeId id, const std::string& name, size_t depth) {
     if (depth > kMaxDepth)
-      throw Error("it is nested deeper than " + std::to_string(kMaxDepth) + ", or contains itself");
+      throw RefusedInput("it is nested deeper than " + std::to_string(kMaxDepth) + ", or contains itself");
     if (name.size() > kMaxNameBytes)
-      throw Error("a name of what it holds is longer than " + std::to_string(kMaxNameBytes) + " bytes");
+      throw RefusedInput("a name of what it holds is longer than " + std::to_string(kMaxNameBytes) + " bytes");
     if (++visited_ > kMaxPickleNodes)
-      throw Error("what it says is far larger than it: it uses the same lists again and again");
+      throw RefusedInput("what it says is far larger than it: it uses the same lists again and again");
     const Node& node = tree_[id];
     switch (node.kind) {
       case NodeKind::kDict:
@@ -63,7 +63,7 @@ class LeafWalk {
         return;
       default:
         names_bytes_ += name.size();
-        if (names_bytes_ > kMaxPickleBytes) throw Error("the names of what it holds take too much memory");
+        if (names_bytes_ > kMaxPickleBytes) throw RefusedInput("the names of what it holds take too much memory");
         leaves_.push_back({name, id});
     }
   }
@@ -86,7 +86,7 @@ class LeafWalk {
       case NodeKind::kReal:
         return std::to_string(node.real);
       default:
-        throw Error("a key of a dictionary is neither a text nor a number");
+        throw RefusedInput("a key of a dictionary is neither a text nor a number");
     }
   }
 

@@ -59,9 +59,16 @@ struct Card {
   size_t segment_bytes = 0;
   std::vector<int> cpus;
   double quota = 0;
+  int launched_rank = -1;  // its number in the launcher's count
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Card, error, host, boot_id, socket_name, nonce, layout, world_size, segment_bytes,
-                                   cpus, quota)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Card, error, host, boot_id, socket_name, nonce, layout, world_size,
+                                                segment_bytes, cpus, quota, launched_rank)
+
+/// Another rank cannot join, so this one cannot either.
+[[noreturn]] void throw_failure_of(const Card& other, const std::string& text) {
+  note_error(RankFailure::kPeer, other.launched_rank, text);
+  throw Error(text);
+}
 
 std::string read_line(const char* path) {
   std::ifstream file(path);
@@ -127,6 +134,7 @@ class Bootstrap {
     Card card;
     card.host = host_name();
     card.world_size = size_;
+    card.launched_rank = rank_of_process(::getpid());
     try {
       geometry_ = geometry_for(size_);
       geometry_.resident_bytes = options_.resident_bytes ? options_.resident_bytes : default_resident_bytes();
@@ -149,6 +157,7 @@ class Bootstrap {
 
   World join(const std::vector<Card>& cards) {
     const Deadline deadline(options_.timeout);
+    if (!cards[static_cast<size_t>(rank_)].error.empty()) throw Error(cards[static_cast<size_t>(rank_)].error);
     check(cards);
     segments_[static_cast<size_t>(rank_)] = mine_;
     // Each rank connects to all lower ones first, which needs nobody's answer, then answers the higher ones.
@@ -185,8 +194,8 @@ class Bootstrap {
 
   void check(const std::vector<Card>& cards) const {
     for (size_t r = 0; r < cards.size(); ++r)
-      if (!cards[r].error.empty())
-        throw Error("rank " + std::to_string(r) + " on " + cards[r].host + ": " + cards[r].error);
+      if (static_cast<int>(r) != rank_ && !cards[r].error.empty())
+        throw_failure_of(cards[r], "rank " + std::to_string(r) + " on " + cards[r].host + ": " + cards[r].error);
     check_one_machine(cards);
     for (size_t r = 0; r < cards.size(); ++r)
       if (cards[r].layout != kLayoutVersion || cards[r].world_size != size_)
@@ -360,7 +369,8 @@ World bootstrap(int rank, int size, const AllGather& all_gather, const Bootstrap
   const auto errors = all_gather(error);
   if (!error.empty()) throw Error("forming a shared-memory group: " + error);
   for (size_t r = 0; r < errors.size(); ++r)
-    if (!errors[r].empty()) throw Error("forming a shared-memory group: rank " + std::to_string(r) + ": " + errors[r]);
+    if (!errors[r].empty())
+      throw_failure_of(cards[r], "forming a shared-memory group: rank " + std::to_string(r) + ": " + errors[r]);
   return std::move(*world);
 }
 

@@ -1,9 +1,8 @@
 #include "data/image/image.h"
+#include "base/error.h"
 
 #include <algorithm>
 #include <array>
-
-#include <lockstep/error.h>
 
 #include "data/file_content.h"
 
@@ -17,15 +16,15 @@ Image decode_image(const std::string& name, const uint8_t* bytes, size_t count, 
   };
   if (starts_with(kPng)) return decode_png(name, bytes, count, greatest_pixels);
   if (starts_with(kJpeg)) return decode_jpeg(name, bytes, count, greatest_pixels);
-  throw Error(name +
-              ": is neither JPEG nor PNG: expected it to start with ff d8 ff or 89 50 4e 47 0d 0a 1a 0a, found " +
-              (count == 0 ? "nothing" : file_content::hex(bytes, std::min<size_t>(count, 8))));
+  throw RefusedInput(
+      name + ": is neither JPEG nor PNG: expected it to start with ff d8 ff or 89 50 4e 47 0d 0a 1a 0a, found " +
+      (count == 0 ? "nothing" : file_content::hex(bytes, std::min<size_t>(count, 8))));
 }
 
 void check_image_size(const std::string& name, int64_t height, int64_t width, int64_t greatest_pixels) {
   if (height < 1 || width < 1 || width > greatest_pixels / height)
-    throw Error(name + ": an image of " + std::to_string(width) + " x " + std::to_string(height) +
-                " pixels, expected at least one and at most " + std::to_string(greatest_pixels));
+    throw RefusedInput(name + ": an image of " + std::to_string(width) + " x " + std::to_string(height) +
+                       " pixels, expected at least one and at most " + std::to_string(greatest_pixels));
 }
 
 }  // namespace lockstep

@@ -1,9 +1,8 @@
 #include "data/image/image_listing.h"
+#include "base/error.h"
 
 #include <algorithm>
 #include <array>
-
-#include <lockstep/error.h>
 
 namespace lockstep {
 namespace {
@@ -30,15 +29,15 @@ bool is_image(const fs::path& path) {
   static const std::array<std::string, 6> kOther{".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"};
   const std::string extension = lower_extension(path);
   if (contains(kOther, extension))
-    throw Error(path.string() + ": expected JPEG or PNG images; convert it or take it away");
+    throw RefusedInput(path.string() + ": expected JPEG or PNG images; convert it or take it away");
   return contains(kRead, extension);
 }
 
 /// Folders at and below `folder`, as os.walk finds them, links followed.
 void collect_folders(const fs::path& folder, int depth, std::vector<fs::path>& folders) {
   if (depth > kGreatestDepth)
-    throw Error(folder.string() + ": more than " + std::to_string(kGreatestDepth) +
-                " folders deep; a link probably leads back into a folder above it");
+    throw RefusedInput(folder.string() + ": more than " + std::to_string(kGreatestDepth) +
+                       " folders deep; a link probably leads back into a folder above it");
   folders.push_back(folder);
   for (const auto& entry : fs::directory_iterator(folder))
     if (entry.is_directory()) collect_folders(entry.path(), depth + 1, folders);
@@ -60,7 +59,7 @@ void list_class(const fs::path& root, const std::string& name, int64_t target, I
       listing.files.push_back({file.native().substr((root / "").native().size()), target});
   }
   if (listing.files.size() == before)
-    throw Error((root / name).string() + ": expected images of this class (.jpg, .jpeg or .png), found none");
+    throw RefusedInput((root / name).string() + ": expected images of this class (.jpg, .jpeg or .png), found none");
 }
 
 }  // namespace
@@ -68,17 +67,19 @@ void list_class(const fs::path& root, const std::string& name, int64_t target, I
 ImageListing list_images(const fs::path& root) try {
   std::error_code ignored;
   if (!fs::is_directory(root, ignored))
-    throw Error("data folder '" + root.string() + "' is not there; give a folder that holds a folder for each class");
+    throw RefusedInput("data folder '" + root.string() +
+                       "' is not there; give a folder that holds a folder for each class");
   ImageListing listing;
   for (const auto& entry : fs::directory_iterator(root))
     if (entry.is_directory()) listing.classes.push_back(entry.path().filename().string());
   std::sort(listing.classes.begin(), listing.classes.end());
-  if (listing.classes.empty()) throw Error(root.string() + ": expected a folder for each class, found no folder");
+  if (listing.classes.empty())
+    throw RefusedInput(root.string() + ": expected a folder for each class, found no folder");
   for (size_t i = 0; i < listing.classes.size(); ++i)
     list_class(root, listing.classes[i], static_cast<int64_t>(i), listing);
   return listing;
 } catch (const fs::filesystem_error& error) {
-  throw Error("listing " + root.string() + ": " + error.what());
+  throw RefusedInput("listing " + root.string() + ": " + error.what());
 }
 
 }  // namespace lockstep

@@ -11,8 +11,7 @@
 #include <algorithm>
 #include <string>
 
-#include <lockstep/error.h>
-
+#include "base/error.h"
 #include "base/printable.h"
 #include "data/image/image.h"
 
@@ -106,8 +105,8 @@ void convert_inks(std::vector<uint8_t>& pixels, bool inverted) {
 Image decode_jpeg(const std::string& name, const uint8_t* bytes, size_t count, int64_t greatest_pixels) {
   Decoder decoder;
   const auto refuse = [&] {
-    throw Error(name + ": is a truncated or corrupt JPEG file: " + printable(decoder.text) + ", after " +
-                std::to_string(count - std::min(decoder.at, count)) + " of " + std::to_string(count) + " bytes");
+    throw RefusedInput(name + ": is a truncated or corrupt JPEG file: " + printable(decoder.text) + ", after " +
+                       std::to_string(count - std::min(decoder.at, count)) + " of " + std::to_string(count) + " bytes");
   };
   if (!read_header(decoder, bytes, count, greatest_pixels)) refuse();
   Image image{.height = decoder.info.image_height, .width = decoder.info.image_width, .pixels = {}};

@@ -7,8 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include <lockstep/error.h>
-
+#include "base/error.h"
 #include "base/printable.h"
 #include "data/image/image.h"
 
@@ -82,8 +81,8 @@ bool read_rows(Decoder& decoder, png_bytepp rows, size_t row_bytes) {
 Image decode_png(const std::string& name, const uint8_t* bytes, size_t count, int64_t greatest_pixels) {
   Decoder decoder{.bytes = bytes, .count = count};
   const auto refuse = [&] {
-    throw Error(name + ": is a truncated or corrupt PNG file: " + printable(decoder.text) + ", after " +
-                std::to_string(decoder.at) + " of " + std::to_string(count) + " bytes");
+    throw RefusedInput(name + ": is a truncated or corrupt PNG file: " + printable(decoder.text) + ", after " +
+                       std::to_string(decoder.at) + " of " + std::to_string(count) + " bytes");
   };
   if (!read_header(decoder, greatest_pixels)) refuse();
   Image image{.height = png_get_image_height(decoder.png, decoder.info),

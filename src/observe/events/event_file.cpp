@@ -33,7 +33,7 @@ EventFile::EventFile(const std::string& folder, const std::string& suffix, std::
     : folder_(folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw Error("cannot make the folder " + folder + " for event files: " + error.message());
+  if (error) throw StorageError("cannot make the folder " + folder + " for event files: " + error.message());
   file_ = std::make_unique<GrowingFile>((std::filesystem::path(folder) / (new_name() + suffix)).string(),
                                         "the event file", flush_interval);
   write(version_event(wall_seconds()));
