@@ -1,6 +1,7 @@
 #include "support/fake_device.h"
 
-#include <cstdlib>
+#include <sys/mman.h>
+
 #include <mutex>
 #include <utility>
 
@@ -61,22 +62,50 @@ const bool registered = [] {
   return true;
 }();
 
+/// The CPU may not touch the addresses that the device's tensors have; what they hold lies elsewhere.
+struct Block {
+  explicit Block(size_t size)
+      : bytes(size), address(map(size, PROT_NONE)), content(map(size, PROT_READ | PROT_WRITE)) {}
+  ~Block() {
+    ::munmap(address, bytes);
+    ::munmap(content, bytes);
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  static char* map(size_t bytes, int access) {
+    void* memory = ::mmap(nullptr, bytes, access, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TORCH_CHECK(memory != MAP_FAILED, "mmap of ", bytes, " bytes failed");
+    return static_cast<char*>(memory);
+  }
+  static void free(void* block) { delete static_cast<Block*>(block); }
+
+  const size_t bytes;
+  char* const address;
+  char* const content;
+};
+
 struct FakeAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    void* memory = bytes == 0 ? nullptr : std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-    return {memory, memory, &std::free, {kType, 0}};
+    if (bytes == 0) return {nullptr, {kType, 0}};
+    auto* block = new Block(bytes);
+    return {block->address, block, &Block::free, {kType, 0}};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
-  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void*, const void*, size_t) const override {
+    TORCH_CHECK(false, "a copy of raw memory of the device");
+  }
 };
 FakeAllocator allocator;
 
-/// The same memory, as the CPU sees it.
+/// What the tensor holds, as the CPU sees it.
 at::Tensor seen(const at::Tensor& tensor) {
   if (tensor.device().type() != kType) return tensor;
+  const auto options = tensor.options().device(at::kCPU).requires_grad(false);
+  if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
+  const auto* block = static_cast<const Block*>(tensor.storage().data_ptr().get_context());
+  char* content = block->content + (static_cast<char*>(tensor.data_ptr()) - block->address);
   return at::from_blob(
-      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {},
-      tensor.options().device(at::kCPU).requires_grad(false));
+      content, tensor.sizes(), tensor.strides(), [tensor](void*) {}, options);
 }
 
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,

@@ -5,9 +5,9 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-// A device for machines without one: PrivateUse1, torch's place for devices of others. Its memory is the CPU's, but its
-// tensors are not: no operation mixes them with those of the CPU, and backward computes their gradients on a thread of
-// its own, as it does for a GPU. Its streams are numbers; what they hold is done at once.
+// A device for machines without one: PrivateUse1, torch's place for devices of others. Code for the CPU that touches a
+// tensor's memory is killed, no operation mixes its tensors with those of the CPU, and backward computes their
+// gradients on a thread of its own, as it does for a GPU. Its streams are numbers; what they hold is done at once.
 
 namespace lockstep::testing {
 
