@@ -49,6 +49,7 @@ bench: build
 	@$(BUILD)/bin/bench_metrics --json runs/bench/metrics.json
 	@$(BUILD)/bin/bench_transforms --json runs/bench/transforms.json
 	@$(BUILD)/bin/lockstep run -n 2 -- $(BUILD)/bin/bench_run_log --json runs/bench/run_log.json
+	@$(BUILD)/bin/lockstep run -n 2 -- $(BUILD)/bin/bench_sync_batch_norm --json runs/bench/sync_batch_norm.json
 	@LOCKSTEP_BUILD_DIR=$(BUILD) bench/all_reduce/peers.sh
 	@for ranks in 2 4; do file=runs/bench/all_reduce_$$ranks; \
 	  $(BUILD)/bin/bench_all_reduce --ranks $$ranks --json $$file.json && \

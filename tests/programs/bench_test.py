@@ -132,7 +132,18 @@ class Bench(unittest.TestCase):
             self.assertLess(0, figures["calls_us"])
             self.assertEqual(figures["compare_us"] > 0, ranks > 1)
             self.assertLess(figures["calls_us"], figures["step_us"])
+            self.assertLess(0, figures["calls_cpu_us"])
+            self.assertAlmostEqual(figures["share"], (figures["calls_cpu_us"] + figures["compare_cpu_us"]) / figures["step_cpu_us"])
             self.assertLess(300, figures["bytes_per_step"])
+
+    def test_sync_batch_norm(self):
+        path = os.path.join(self.folder, "sync_batch_norm.json")
+        for ranks in (2, 3):
+            run(os.path.join(BIN, "lockstep"), "run", "-n", ranks, "--", os.path.join(BIN, "bench_sync_batch_norm"), "--tiny", "--json", path)
+            figures = self.read(path)
+            self.assertEqual((figures["ranks"], figures["layers"], figures["values_a_layer"]), (ranks, 4, 16 * 64 * 4 * 4))
+            self.assertLess(0, figures["batch_norm_ms"])
+            self.assertLess(0, figures["sync_batch_norm_ms"])
 
     def test_step(self):
         path = os.path.join(self.folder, "step.json")

@@ -25,17 +25,18 @@ std::string padded(const std::string& text, size_t width) {
 
 std::string inspect_file(const std::string& path) {
   const Contents contents(path);
-  size_t name_width = 4, shape_width = 5;
+  size_t name_width = 4, dtype_width = 8, shape_width = 5;
   std::set<size_t> storages;
   for (const TensorEntry& tensor : contents.tensors()) {
     name_width = std::max(name_width, std::min<size_t>(printable(tensor.name).size(), 60));
+    dtype_width = std::max(dtype_width, std::string(tensor.dtype->name).size());
     shape_width = std::max(shape_width, shape_text(tensor.shape).size());
     storages.insert(tensor.storage);
   }
-  std::string text =
-      padded("name", name_width) + "  " + padded("dtype", 10) + "  " + padded("shape", shape_width) + "  bytes\n";
+  std::string text = padded("name", name_width) + "  " + padded("dtype", dtype_width) + "  " +
+                     padded("shape", shape_width) + "  bytes\n";
   for (const TensorEntry& tensor : contents.tensors())
-    text += padded(printable(tensor.name), name_width) + "  " + padded(tensor.dtype->name, 10) + "  " +
+    text += padded(printable(tensor.name), name_width) + "  " + padded(tensor.dtype->name, dtype_width) + "  " +
             padded(shape_text(tensor.shape), shape_width) + "  " + std::to_string(tensor.bytes) + "\n";
   for (const auto& [name, value] : contents.texts())
     text += printable(name) + " = " + printable(value.substr(0, kMaxTextBytes)) +
