@@ -3,17 +3,19 @@
     python3 tests/golden/write_hook_golden.py
 
 Model, weights and inputs are write_ddp_golden.py's. For each world size and hook the file holds gradients after five
-steps and parameters after ten steps of SGD with momentum: "<hook>/<world size>/grad/<name>" and ".../after/<name>".
+steps and parameters after twenty steps of SGD with momentum: "<hook>/<world size>/grad/<name>" and ".../after/<name>".
+After post-local SGD every rank has its own: ".../grad_on_<rank>/<name>" and ".../after_on_<rank>/<name>".
 """
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 from write_ddp_golden import Plain, batch, fill, write_golden
 
-STEPS = 10
+STEPS = 20
 
 
 def power_sgd(**options):
@@ -53,18 +55,28 @@ def run_hook(name, rank, world):
     averager = PeriodicModelAverager(period=3, warmup_steps=4) if name == "post_local_sgd" else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     out = {}
+
+    def note(what, key, tensor):
+        if name != "post_local_sgd":
+            out[f"{name}/{world}/{what}/{key}"] = tensor.detach().clone()
+            return
+        each = [torch.empty_like(tensor) for _ in range(world)]
+        dist.all_gather(each, tensor.detach().contiguous())
+        for other, value in enumerate(each):
+            out[f"{name}/{world}/{what}_on_{other}/{key}"] = value
+
     for step in range(STEPS):
         optimizer.zero_grad()
         data, target = batch(step, rank)
         nn.functional.mse_loss(replica(data, step), target).backward()
         if step == 4:
             for key, parameter in model.named_parameters():
-                out[f"{name}/{world}/grad/{key}"] = parameter.grad.clone()
+                note("grad", key, parameter.grad)
         optimizer.step()
         if averager:
             averager.average_parameters(model.parameters())
     for key, tensor in model.named_parameters():
-        out[f"{name}/{world}/after/{key}"] = tensor.detach().clone()
+        note("after", key, tensor)
     return out
 
 
