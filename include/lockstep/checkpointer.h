@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include <lockstep/checkpoint.h>
 #include <lockstep/group.h>
@@ -43,6 +44,13 @@ concept HasReplicas = requires(T& model) {
   { *model.operator->() } -> std::convertible_to<torch::nn::Module&>;
 };
 
+/// Something of which each rank remembers a part of its own, and which knows what to make of the parts of another
+/// number of ranks. A CommunicationHook is one.
+template <typename T>
+concept HasStateOfRanks = HasState<T> && requires(T& thing, const std::vector<StateDict>& ranks) {
+  thing.load_from_ranks(ranks);
+};
+
 /// Saves a training now and then, and goes on from the newest checkpoint that is whole.
 ///
 ///     lockstep::Checkpointer checkpointer(run_dir, context.group(), {.every_minutes = 10});
@@ -59,7 +67,7 @@ concept HasReplicas = requires(T& model) {
 /// A checkpoint is a file of its own that Python's torch.load reads, {"model": ..., "optimizer": ..., "step": ...},
 /// beside a manifest with its hash; docs/checkpoints.md. Rank 0 writes what all ranks have in common, and with it what
 /// each rank has of its own: its random state, and parts added as kEachRank. On another number of ranks the former is
-/// resumed, the latter not, which is said.
+/// resumed, the latter not, which is said; but for what knows what to do then, such as a communication hook.
 ///
 /// All ranks make the same calls in the same order: all but `add` are collectives. The folder must be one that all
 /// ranks see. Used by one thread; what was added must outlive it, and must not be changed by others during a call.
@@ -73,6 +81,9 @@ class Checkpointer {
   struct Part {
     std::function<c10::IValue()> save;
     std::function<void(const c10::IValue&)> load;
+    /// kEachRank, on another number of ranks: gets what each of those that saved had, in their order. Null: it is not
+    /// resumed then.
+    std::function<void(const std::vector<c10::IValue>&)> load_from_ranks = nullptr;
   };
 
   /// `folder` need not be there; rank 0 makes it. It belongs to this run alone. Throws Error on all ranks if it cannot
@@ -85,8 +96,9 @@ class Checkpointer {
 
   /// TORCH_CHECK fails for a name that is there, or is one of our own: "step", "ranks".
   Checkpointer& add(const std::string& name, Part part, Scope scope = Scope::kAllRanks);
-  Checkpointer& add(const std::string& name, torch::nn::Module& module);
-  Checkpointer& add(const std::string& name, torch::optim::Optimizer& optimizer);
+  /// kEachRank where ranks hold different weights for a while: between the averages of post-local SGD.
+  Checkpointer& add(const std::string& name, torch::nn::Module& module, Scope scope = Scope::kAllRanks);
+  Checkpointer& add(const std::string& name, torch::optim::Optimizer& optimizer, Scope scope = Scope::kAllRanks);
   /// The module of `model`, whose replicas are compared before each save (model.check_divergence()): a checkpoint is
   /// rank 0's model, so it must be that of all. Where replicas may differ between steps add the module itself.
   template <HasReplicas T>
@@ -95,9 +107,9 @@ class Checkpointer {
     return check_before_saves([&model] { model.check_divergence(); });
   }
   template <HasState T>
-  requires(!std::derived_from<T, torch::nn::Module> &&
-           !std::derived_from<T, torch::optim::Optimizer>) Checkpointer& add(const std::string& name, T& thing,
-                                                                             Scope scope = Scope::kAllRanks);
+  requires(!std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer>)
+      Checkpointer& add(const std::string& name, T& thing,
+                        Scope scope = HasStateOfRanks<T> ? Scope::kEachRank : Scope::kAllRanks);
   /// A number or text of the program's.
   template <typename T>
   requires(std::is_arithmetic_v<T> || std::same_as<T, std::string>) Checkpointer& add(const std::string& name, T& value,
@@ -140,6 +152,12 @@ requires(!std::derived_from<T, torch::nn::Module> &&
     part.save = [&thing] { return c10::IValue(thing.state_dict()); };
     part.load = [&thing](const c10::IValue& state) { thing.load_state_dict(state); };
   }
+  if constexpr (HasStateOfRanks<T>)
+    part.load_from_ranks = [&thing](const std::vector<c10::IValue>& states) {
+      std::vector<StateDict> ranks;
+      for (const c10::IValue& state : states) ranks.push_back(to_state_dict(state));
+      thing.load_from_ranks(ranks);
+    };
   return add(name, std::move(part), scope);
 }
 

@@ -46,11 +46,16 @@ class CommunicationHook {
   /// every rank in `gradients`. It may start and wait for more; so every rank calls the group in the same order.
   virtual Finish reduce(const GradientBucket& bucket, const Group& group) = 0;
 
-  /// What the hook remembers from step to step, for checkpoints. Errors that are fed back are each rank's own, and
-  /// belong to a bucket: save it on every rank, load it with the same buckets.
+  /// What the hook remembers from step to step, for checkpoints: Checkpointer::add saves and resumes it. Errors that
+  /// are fed back are each rank's own, and belong to a bucket: it is saved on every rank, and loaded with the same
+  /// buckets.
   virtual StateDict state_dict() const { return StateDict(); }
   /// The reverse. Throws Error on names it does not know.
   virtual void load_state_dict(const StateDict& state);
+  /// The same of what another number of ranks remembered, in the order of ranks; every rank gets all of it. Tensors
+  /// whose names start with "error" become their mean, so that a mean of gradients still gets what it lacks; all else
+  /// is rank 0's. A hook that names its own otherwise overrides this.
+  virtual void load_from_ranks(const std::vector<StateDict>& ranks);
 };
 
 using CommunicationHookPtr = std::shared_ptr<CommunicationHook>;
@@ -101,9 +106,12 @@ class PeriodicModelAverager {
   PeriodicModelAverager(Group group, int64_t period, int64_t warmup_steps = 0);
   /// To be called after each optimizer.step(), by every rank. True if parameters were averaged.
   bool average_parameters(const std::vector<at::Tensor>& parameters);
-  /// Steps so far, to be saved in checkpoints.
+  /// Steps so far.
   int64_t step() const { return step_; }
   void set_step(int64_t step) { step_ = step; }
+  /// The same, for Checkpointer::add.
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& state);
 
  private:
   Group group_;

@@ -108,6 +108,8 @@ class Replica {
   /// parameter's flags and what ranks tell each other travel beside it in a small message a bucket. Of no effect in a
   /// world of one. Every rank registers an equal hook.
   void register_comm_hook(std::shared_ptr<CommunicationHook> hook);
+  /// The one that is registered, or null.
+  std::shared_ptr<CommunicationHook> comm_hook() const;
 
   /// After a backward that reduced: scales the gradients so that their norm, over all parameters as one vector, is at
   /// most `max_norm`; returns the norm before, as torch::nn::utils::clip_grad_norm_ does. `norm_type` > 0, or infinity.

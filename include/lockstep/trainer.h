@@ -76,7 +76,9 @@ class Trainer {
   void evaluate_on(DataLoader& loader, Metrics& metrics, Step step);
   /// Is called on every rank after each epoch, before its checkpoint.
   void on_epoch(std::function<void(const EpochResult&)> callback);
-  Replica& model();  ///< for communication hooks, statistics and the like
+  /// For communication hooks, statistics and the like. The state of a hook that is registered before fit() is in the
+  /// checkpoints.
+  Replica& model();
 
   /// Trains until all epochs are done or the score no longer gets better. `loss` gives the mean over its batch, which
   /// comes on the device of the parameters; the module stays in train() or eval(), as the caller left it. Once, by

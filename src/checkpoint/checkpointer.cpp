@@ -234,11 +234,40 @@ struct Checkpointer::State {
         for (const NamedPart& part : parts)
           if (part.scope == Scope::kEachRank) load_part(part, own);
         restore_random_states(own);
-      } else if (is_main()) {
-        TORCH_WARN("the checkpoint was saved by ", ranks.size(), " ranks: random states, and what else each rank had ",
-                   "of its own, are not resumed on ", group.world_size());
+      } else {
+        problems += load_from_other_ranks(ranks, path);
       }
     });
+    return problems;
+  }
+
+  /// What each of another number of ranks had of its own; returns what does not fit, or "".
+  std::string load_from_other_ranks(const c10::impl::GenericList& ranks, const std::string& path) {
+    std::string problems, left_out = "random states";
+    std::vector<Dict> own;
+    for (const NamedPart& part : parts) {
+      if (part.scope != Scope::kEachRank) continue;
+      if (!part.part.load_from_ranks) {
+        left_out += ", `" + part.name + "`";
+        continue;
+      }
+      const std::string problem = failure_of([&] {
+        for (size_t rank = own.size(); rank < ranks.size(); ++rank)
+          own.push_back(unpacked(ranks.get(rank).toTensor(), path).toGenericDict());
+        std::vector<c10::IValue> states;
+        for (const Dict& rank : own) {
+          const auto found = rank.find(part.name);
+          if (found == rank.end()) throw Error("is not in it");
+          states.push_back(found->value());
+        }
+        part.part.load_from_ranks(states);
+      });
+      if (!problem.empty()) problems += "\n  `" + part.name + "`: " + problem;
+    }
+    if (is_main())
+      TORCH_WARN("the checkpoint was saved by ", ranks.size(), " ranks: what each of them had of its own is not ",
+                 "resumed on ", group.world_size(), ": ", left_out,
+                 own.empty() ? "" : "; what communication hooks had not sent yet is shared out among the ranks");
     return problems;
   }
 
@@ -314,16 +343,18 @@ Checkpointer& Checkpointer::add(const std::string& name, Part part, Scope scope)
   return *this;
 }
 
-Checkpointer& Checkpointer::add(const std::string& name, torch::nn::Module& module) {
+Checkpointer& Checkpointer::add(const std::string& name, torch::nn::Module& module, Scope scope) {
   return add(name,
              Part{.save = [&module] { return to_object(state_dict(module)); },
-                  .load = [&module](const c10::IValue& state) { load_state_dict(module, to_state_dict(state)); }});
+                  .load = [&module](const c10::IValue& state) { load_state_dict(module, to_state_dict(state)); }},
+             scope);
 }
 
-Checkpointer& Checkpointer::add(const std::string& name, torch::optim::Optimizer& optimizer) {
+Checkpointer& Checkpointer::add(const std::string& name, torch::optim::Optimizer& optimizer, Scope scope) {
   return add(name,
              Part{.save = [&optimizer] { return optimizer_state_dict(optimizer); },
-                  .load = [&optimizer](const c10::IValue& state) { load_optimizer_state_dict(optimizer, state); }});
+                  .load = [&optimizer](const c10::IValue& state) { load_optimizer_state_dict(optimizer, state); }},
+             scope);
 }
 
 Checkpointer& Checkpointer::check_before_saves(std::function<void()> check) {

@@ -44,6 +44,8 @@ void Replica::register_comm_hook(std::shared_ptr<CommunicationHook> hook) {
   state_->reducer->equip(state_->equipment);
 }
 
+std::shared_ptr<CommunicationHook> Replica::comm_hook() const { return state_->equipment.hook; }
+
 double Replica::clip_grad_norm(double max_norm, double norm_type) {
   TORCH_CHECK(max_norm >= 0 && norm_type > 0, "clip_grad_norm(", max_norm, ", ", norm_type,
               "): max_norm must not be negative, norm_type must be positive or infinity");

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/autocast.h>
+#include <lockstep/communication_hook.h>
 #include <lockstep/convenience.h>
 #include <lockstep/evaluate.h>
 #include <lockstep/grad_scaler.h>
@@ -136,6 +137,8 @@ struct Trainer::State {
     if (scheduler) checkpointer->add("schedule", *scheduler);
     if (scaler.is_enabled()) checkpointer->add("scaler", scaler);
     if (ema) checkpointer->add("ema", *ema);
+    hook = model.comm_hook();
+    if (hook && hook->state_dict().size() > 0) checkpointer->add("communication_hook", *hook);
     checkpointer->add("epochs", result.epochs).add("steps", result.steps).add("waited", waited);
     checkpointer->add("best_score", result.best_score).add("best_epoch", result.best_epoch);
     checkpointer->add("loss_sum", loss_sum, kEachRank).add("loss_samples", loss_samples, kEachRank);
@@ -150,6 +153,7 @@ struct Trainer::State {
   const at::Device device;
   GradScaler scaler;
   std::optional<Ema> ema;
+  CommunicationHookPtr hook;  ///< whose state is in checkpoints; may be null
   std::optional<LRScheduler> scheduler;
   DataLoader* loader = nullptr;  ///< of the evaluation, with the next two
   Metrics* metrics = nullptr;

@@ -1,5 +1,7 @@
 #include "reducer/hooks/all_reduce_hook.h"
 
+#include <ATen/ATen.h>
+
 namespace lockstep {
 namespace {
 
@@ -15,6 +17,21 @@ class AllReduceHook : public CommunicationHook {
 void CommunicationHook::load_state_dict(const StateDict& state) {
   for (const auto& item : state)
     throw Error("this communication hook remembers nothing, so `" + item.key() + "` cannot be loaded into it");
+}
+
+void CommunicationHook::load_from_ranks(const std::vector<StateDict>& ranks) {
+  TORCH_CHECK(!ranks.empty(), "load_from_ranks: no rank has saved anything");
+  StateDict merged;
+  for (const auto& item : ranks.front()) {
+    at::Tensor value = item.value();
+    if (item.key().starts_with("error")) {
+      value = value.clone();
+      for (size_t rank = 1; rank < ranks.size(); ++rank) value.add_(state_entry(ranks[rank], item.key()));
+      value.div_(static_cast<double>(ranks.size()));
+    }
+    merged.insert(item.key(), value);
+  }
+  load_state_dict(merged);
 }
 
 CommunicationHook::Finish reduce_plainly(const at::Tensor& tensor, ReduceOp op, const Group& group) {

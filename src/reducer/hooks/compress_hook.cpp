@@ -36,6 +36,9 @@ class CompressHook : public CommunicationHook {
   void load_state_dict(const StateDict& state) override {
     inner_ ? inner_->load_state_dict(state) : CommunicationHook::load_state_dict(state);
   }
+  void load_from_ranks(const std::vector<StateDict>& ranks) override {
+    inner_ ? inner_->load_from_ranks(ranks) : CommunicationHook::load_from_ranks(ranks);
+  }
 
  private:
   /// The bucket with `flat` in place of its gradients.

@@ -48,6 +48,16 @@ PeriodicModelAverager::PeriodicModelAverager(Group group, int64_t period, int64_
               "negative; they are ", period, " and ", warmup_steps);
 }
 
+StateDict PeriodicModelAverager::state_dict() const {
+  StateDict state;
+  state.insert("step", at::scalar_tensor(step_, at::kLong));
+  return state;
+}
+
+void PeriodicModelAverager::load_state_dict(const StateDict& state) {
+  step_ = state_entry(state, "step").item<int64_t>();
+}
+
 bool PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
   const int64_t past = step_++ - warmup_steps_;
   if (past < 0 || past % period_ != 0) return false;
