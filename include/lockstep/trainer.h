@@ -76,13 +76,11 @@ class Trainer {
   void evaluate_on(DataLoader& loader, Metrics& metrics, Step step);
   /// Is called on every rank after each epoch, before its checkpoint.
   void on_epoch(std::function<void(const EpochResult&)> callback);
-  /// For communication hooks, statistics and the like. The state of a hook that is registered before fit() is in the
-  /// checkpoints.
+  /// For communication hooks, statistics and the like. Checkpoints have the state of a hook registered before fit().
   Replica& model();
 
   /// Trains until all epochs are done or the score no longer gets better. `loss` gives the mean over its batch, which
-  /// comes on the device of the parameters; the module stays in train() or eval(), as the caller left it. Once, by
-  /// every rank. If it throws, the checkpoints that are written stay.
+  /// is on the parameters' device; the module stays in train() or eval(), as the caller left it. Once, by every rank.
   TrainerResult fit(DataLoader& train, const Loss& loss);
 
  private:

@@ -17,7 +17,9 @@ class OperationLabel {
   static std::string_view current() { return current_; }
 
  private:
-  inline static thread_local constinit std::string_view current_;
+  /// Not all zeros at the start: where .tbss is the only thread-local section of a program mold 1.10 protects the last
+  /// page of its code as data.
+  inline static thread_local constinit std::string_view current_{""};
   const std::string_view before_;
 };
 

@@ -7,6 +7,7 @@
 
 #include <charconv>
 #include <new>
+#include <thread>
 
 #include "base/environment.h"
 #include "base/error.h"
@@ -20,8 +21,8 @@ int number(const std::optional<std::string>& text) {
   return value;
 }
 
-/// This thread is in the first call of own_page(), which must not call it again.
-thread_local bool opening = false;
+/// The thread that is in the first call of own_page(), which must not call it again.
+std::atomic<std::thread::id> opening;
 
 size_t board_bytes(int world_size) { return static_cast<size_t>(world_size + 1) * RankPage::kBytes; }
 
@@ -36,9 +37,9 @@ struct Place {
     const int fd = number(environment.lockstep_page_fd), rank = number(environment.rank);
     const int world_size = number(environment.world_size);
     if (fd < 0 || rank < 0 || rank >= world_size) return;
-    opening = true;
+    opening = std::this_thread::get_id();
     board = RankBoard::open(fd, world_size);
-    opening = false;
+    opening = std::thread::id();
     if (!board) return;
     page = &board->page(rank);
     page.load()->begin(::getpid());
@@ -85,7 +86,7 @@ const RankBoard* launchers_board() {
 RankPage& own_page() { return *Place::get().page.load(std::memory_order_relaxed); }
 
 void note_error(RankFailure kind, int peer, std::string_view text) {
-  if (!opening) own_page().note_error(kind, peer, text);
+  if (opening.load() != std::this_thread::get_id()) own_page().note_error(kind, peer, text);
 }
 
 int rank_of_process(pid_t pid) {

@@ -1,7 +1,5 @@
 #include <lockstep/trainer.h>
 
-#include <cmath>
-
 #include <torch/torch.h>
 
 #include <lockstep/autocast.h>
@@ -63,8 +61,7 @@ struct Trainer::State {
   }
 
   void train_epoch(DataLoader& train, const Loss& loss, int epoch) {
-    const int64_t before = train.first_step();
-    int64_t left = train.steps_left();
+    int64_t left = train.steps_left(), before = train.first_step();
     ProgressLine line;
     if (options.progress)
       line = ProgressLine({"", epoch, options.epochs, before + left, before, context.rank(), context.world_size()});
@@ -182,9 +179,7 @@ void Trainer::evaluate_on(DataLoader& loader, Metrics& metrics, Step step) {
   state_->metrics = &metrics;
   state_->evaluation_step = std::move(step);
 }
-
 void Trainer::on_epoch(std::function<void(const EpochResult&)> callback) { state_->callback = std::move(callback); }
-
 Replica& Trainer::model() { return state_->model; }
 
 TrainerResult Trainer::fit(DataLoader& train, const Loss& loss) {
