@@ -157,7 +157,8 @@ class Bootstrap {
 
   World join(const std::vector<Card>& cards) {
     const Deadline deadline(options_.timeout);
-    if (!cards[static_cast<size_t>(rank_)].error.empty()) throw Error(cards[static_cast<size_t>(rank_)].error);
+    if (const Card& mine = cards[static_cast<size_t>(rank_)]; !mine.error.empty())
+      throw Error("rank " + std::to_string(rank_) + " on " + mine.host + ": " + mine.error);
     check(cards);
     segments_[static_cast<size_t>(rank_)] = mine_;
     // Each rank connects to all lower ones first, which needs nobody's answer, then answers the higher ones.
