@@ -222,6 +222,17 @@ class UnderLockstepRun(unittest.TestCase):
         self.assertRegex(done.stderr, "rank 1 of 2 failed first: exit code 1\n  what      .*ValueError.*a bad batch")
 
 
+def end_of_ranks(target, world_size, path):
+    """Exit codes of the ranks. Not by mp.spawn, which ends the others when one has died."""
+    context = mp.get_context("spawn")
+    ranks = [context.Process(target=target, args=(rank, world_size, path)) for rank in range(world_size)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(DEADLINE_S)
+    return [process.exitcode for process in ranks]
+
+
 class Failures(Ranks):
     def test_ranks_that_disagree_are_told_both_sides(self):
         self.spawn(2, programs.disagree)
@@ -232,27 +243,16 @@ class Failures(Ranks):
     def test_ranks_of_several_hosts_are_refused_by_name(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "meet")
-            context = mp.get_context("spawn")
-            ranks = [context.Process(target=programs.join_from_several_hosts, args=(rank, 4, path)) for rank in range(4)]
-            for process in ranks:
-                process.start()
-            for process in ranks:
-                process.join(DEADLINE_S)
+            end_of_ranks(programs.join_from_several_hosts, 4, path)
             for rank in range(4):
                 with open(f"{path}.{rank}") as file:
                     self.assertIn("run on 2: ranks 0, 2 on host host-0; ranks 1, 3 on host host-1", file.read())
 
     def test_a_killed_rank_is_named_within_a_second(self):
-        # Not by mp.spawn, which ends the others when one has died.
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "meet")
-            context = mp.get_context("spawn")
-            ranks = [context.Process(target=programs.be_killed, args=(rank, 3, path)) for rank in range(3)]
-            for process in ranks:
-                process.start()
-            for process in ranks:
-                process.join(DEADLINE_S)
-            self.assertEqual([process.exitcode for process in ranks], [0, -signal.SIGKILL, 0])
+            codes = end_of_ranks(programs.be_killed, 3, path)
+            self.assertEqual(codes, [0, -signal.SIGKILL, 0])
             for rank in (0, 2):
                 with open(f"{path}.{rank}") as file:
                     seconds, text = file.read().split(" ", 1)
