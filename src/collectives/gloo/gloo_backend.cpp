@@ -1,13 +1,76 @@
 #include "collectives/gloo/gloo_backend.h"
 
+#include <algorithm>
+#include <memory>
 #include <utility>
+#include <vector>
 
+#include <lockstep/error.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "base/clock.h"
+#include "collectives/cause.h"
+#include "collectives/gloo/calls.h"
+
+// Gloo itself compares nothing: ranks that call different collectives take each other's data, or wait until the
+// timeout. Here each call has a tag of its own, so that what does not match never meets, and a call that stands still
+// is looked into: then, and only then, ranks tell each other through the store what they called. An exchange for every
+// call would double the time of a small one.
 
 namespace lockstep::gloo_engine {
 namespace {
 
 using c10d::ReduceOp;
+
+/// Keeps an engine in which operations wait that will never be done: its destructor would wait with them until their
+/// timeout.
+void leave_alone(c10::intrusive_ptr<c10d::Backend> engine) {
+  static auto* const left = new std::vector<c10::intrusive_ptr<c10d::Backend>>;
+  left->push_back(std::move(engine));
+}
+
+/// A collective that is looked into when it stands still.
+class WatchedWork final : public c10d::Work {
+ public:
+  WatchedWork(c10::intrusive_ptr<c10d::Work> inner, c10::intrusive_ptr<c10d::Backend> engine,
+              std::shared_ptr<Calls> calls, Call call)
+      : inner_(std::move(inner)), engine_(std::move(engine)), calls_(std::move(calls)), call_(std::move(call)) {}
+
+  bool isCompleted() override { return inner_->isCompleted(); }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (timeout.count() != 0) return inner_->wait(timeout);
+    const auto started = Clock::now();
+    // By the first look nearly every rank that is only late has come.
+    for (auto pause = kFirstLook; !is_done_within(pause, started); pause = std::min(pause * 3 / 2, kLongestPause)) {
+      const std::string mismatch = calls_->compare(call_);
+      if (mismatch.empty()) continue;
+      leave_alone(engine_);
+      throw Error(mismatch);
+    }
+    return true;
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kFirstLook{400}, kLongestPause{5000};
+
+  bool is_done_within(std::chrono::milliseconds pause, Clock::time_point started) {
+    try {
+      return inner_->wait(pause);
+    } catch (const std::exception& cause) {
+      if (!inner_->isCompleted()) return false;  // the pause is over, nothing else
+      if (inner_->isSuccess()) return inner_->wait();
+      const auto patience = std::clamp(std::chrono::milliseconds(static_cast<int64_t>(seconds_since(started) * 500)),
+                                       std::chrono::milliseconds(250), std::chrono::milliseconds(2000));
+      throw Error(cause_of(cause) + "; " + calls_->after_failure(call_, patience));
+    }
+  }
+
+  const c10::intrusive_ptr<c10d::Work> inner_;
+  const c10::intrusive_ptr<c10d::Backend> engine_;
+  const std::shared_ptr<Calls> calls_;
+  const Call call_;
+};
 
 /// A reduction whose operands travel in another form: prepared before, finished on the waiting thread after.
 class ConvertedWork final : public c10d::Work {
@@ -62,45 +125,117 @@ Wire to_wire(const at::Tensor& operand, ReduceOp op, int world_size) {
   return wire;
 }
 
-class GlooBackend final : public c10d::ProcessGroupGloo {
- public:
-  using ProcessGroupGloo::ProcessGroupGloo;
+const char* name_of(const ReduceOp& op) {
+  if (op == ReduceOp::SUM) return "sum";
+  if (op == ReduceOp::AVG) return "mean";
+  if (op == ReduceOp::PRODUCT) return "product";
+  if (op == ReduceOp::MIN) return "min";
+  if (op == ReduceOp::MAX) return "max";
+  return op == ReduceOp::BAND ? "and" : "or";
+}
 
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
-                                           const c10d::AllreduceOptions& options) override {
-    Wire wire = to_wire(tensors.at(0), options.reduceOp, getSize());
-    std::vector<at::Tensor> operands{wire.tensor};
-    auto wire_options = options;
-    wire_options.reduceOp = wire.op;
-    return finish_with(ProcessGroupGloo::allreduce(operands, wire_options), wire);
+/// What ranks must agree on. Data that is only moved comes as bytes.
+std::string text_of(const char* operation, const at::Tensor& operand, const ReduceOp& op) {
+  return c10::str(operation, "(", c10::toString(operand.scalar_type()), ", ", operand.numel(), " elements, ",
+                  name_of(op), ")");
+}
+std::string text_of(const char* operation, const at::Tensor& moved) {
+  return c10::str(operation, "(", moved.nbytes(), " bytes)");
+}
+std::string text_of(const char* operation, const at::Tensor& moved, int64_t root) {
+  return c10::str(operation, "(", moved.nbytes(), " bytes, root ", root, ")");
+}
+
+class GlooBackend final : public c10d::ProcessGroupGloo {
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+ public:
+  GlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+              c10::intrusive_ptr<Options> options, std::shared_ptr<Calls> calls)
+      : ProcessGroupGloo(store, rank, world_size, std::move(options)), calls_(std::move(calls)) {}
+
+  Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    return reduce_all(text_of("all_reduce", tensors.at(0), options.reduceOp), tensors, options);
   }
 
-  c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) override {
-    Wire wire = to_wire(tensors.at(0), options.reduceOp, getSize());
-    std::vector<at::Tensor> operands{wire.tensor};
+  Work reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    const Wire wire = to_wire(tensors.at(0), options.reduceOp, getSize());
+    Tensors operands{wire.tensor};
     auto wire_options = options;
     wire_options.reduceOp = wire.op;
-    return finish_with(ProcessGroupGloo::reduce(operands, wire_options), wire);
+    const std::string text =
+        text_of("reduce", tensors.at(0), options.reduceOp) + " to " + std::to_string(options.rootRank);
+    return finish_with(watched(text, [&] { return ProcessGroupGloo::reduce(operands, wire_options); }), wire);
   }
 
   /// Gloo's own takes fewer dtypes and operations; reducing everything gives the bits all_reduce gives.
-  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                      const c10d::ReduceScatterOptions& options) override {
-    std::vector<at::Tensor> all{input.clone()};
+  Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    Tensors all{input.clone()};
     c10d::AllreduceOptions all_options;
     all_options.reduceOp = options.reduceOp;
     all_options.timeout = options.timeout;
-    auto work = allreduce(all, all_options);
+    auto work = reduce_all(text_of("reduce_scatter", output, options.reduceOp), all, all_options);
     return c10::make_intrusive<ConvertedWork>(std::move(work), [this, output, reduced = all[0]] {
       output.view(-1).copy_(reduced.view({getSize(), -1})[getRank()]);
     });
   }
 
+  Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    return watched(text_of("broadcast", tensors.at(0), options.rootRank),
+                   [&] { return ProcessGroupGloo::broadcast(tensors, options); });
+  }
+
+  Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    return watched(text_of("all_gather", input),
+                   [&] { return ProcessGroupGloo::_allgather_base(output, input, options); });
+  }
+
+  Work gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    return watched(text_of("gather", inputs.at(0), options.rootRank),
+                   [&] { return ProcessGroupGloo::gather(outputs, inputs, options); });
+  }
+
+  Work scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+    return watched(text_of("scatter", outputs.at(0), options.rootRank),
+                   [&] { return ProcessGroupGloo::scatter(outputs, inputs, options); });
+  }
+
+  /// Each rank may send and receive other amounts.
+  Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_counts,
+                     std::vector<int64_t>& input_counts, const c10d::AllToAllOptions& options) override {
+    return watched("all_to_all()", [&] {
+      return ProcessGroupGloo::alltoall_base(output, input, output_counts, input_counts, options);
+    });
+  }
+
+  Work barrier(const c10d::BarrierOptions& options) override {
+    return watched("barrier()", [&] { return ProcessGroupGloo::barrier(options); });
+  }
+
  private:
-  static c10::intrusive_ptr<c10d::Work> finish_with(c10::intrusive_ptr<c10d::Work> work, const Wire& wire) {
+  template <typename Start>
+  Work watched(std::string text, const Start& start) {
+    Call call = calls_->add(std::move(text));
+    collectiveCounter_ = calls_->tag();
+    return c10::make_intrusive<WatchedWork>(start(), c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this), calls_,
+                                            std::move(call));
+  }
+
+  Work reduce_all(const std::string& text, Tensors& tensors, const c10d::AllreduceOptions& options) {
+    const Wire wire = to_wire(tensors.at(0), options.reduceOp, getSize());
+    Tensors operands{wire.tensor};
+    auto wire_options = options;
+    wire_options.reduceOp = wire.op;
+    return finish_with(watched(text, [&] { return ProcessGroupGloo::allreduce(operands, wire_options); }), wire);
+  }
+
+  static Work finish_with(Work work, const Wire& wire) {
     if (!wire.restore) return work;
     return c10::make_intrusive<ConvertedWork>(std::move(work), [wire] { wire.restore(wire.tensor); });
   }
+
+  const std::shared_ptr<Calls> calls_;
 };
 
 }  // namespace
@@ -109,7 +244,8 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
                                                const std::string& address, std::chrono::milliseconds timeout) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-  return c10::make_intrusive<GlooBackend>(store, rank, world_size, options);
+  auto calls = std::make_shared<Calls>(store, rank, world_size);
+  return c10::make_intrusive<GlooBackend>(store, rank, world_size, options, std::move(calls));
 }
 
 }  // namespace lockstep::gloo_engine

@@ -1,0 +1,139 @@
+#include <gtest/gtest.h>
+#include <lockstep/group.h>
+
+#include <thread>
+
+#include <torch/torch.h>
+
+#include "base/clock.h"
+#include "support/ranks.h"
+
+// Collectives over Gloo that do not match, and ranks that do not come: who is named, and when.
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::run_ranks;
+
+struct Pair {
+  std::string name, first, second;  ///< what the last rank calls, and the others
+  std::function<void(const Group&, const at::Tensor&)> odd, rest;
+};
+
+const std::vector<Pair>& pairs() {
+  static const std::vector<Pair> kPairs{
+      {"sizes", "all_reduce(Float, 99 elements, sum)", "all_reduce(Float, 100 elements, sum)",
+       [](const Group& group, const at::Tensor& data) { group.all_reduce(data.narrow(0, 0, 99)); },
+       [](const Group& group, const at::Tensor& data) { group.all_reduce(data); }},
+      {"dtypes", "all_reduce(Int, 100 elements, sum)", "all_reduce(Float, 100 elements, sum)",
+       [](const Group& group, const at::Tensor& data) { group.all_reduce(data.to(at::kInt)); },
+       [](const Group& group, const at::Tensor& data) { group.all_reduce(data); }},
+      {"reductions", "all_reduce(Float, 100 elements, max)", "all_reduce(Float, 100 elements, mean)",
+       [](const Group& group, const at::Tensor& data) { group.all_reduce(data, ReduceOp::kMax); },
+       [](const Group& group, const at::Tensor& data) { group.all_reduce(data, ReduceOp::kMean); }},
+      {"roots", "broadcast(400 bytes, root 1)", "broadcast(400 bytes, root 0)",
+       [](const Group& group, const at::Tensor& data) { group.broadcast(data, 1), group.barrier(); },
+       [](const Group& group, const at::Tensor& data) { group.broadcast(data, 0), group.barrier(); }},
+      {"operations", "barrier()", "reduce_scatter(Float, 50 elements, sum)",
+       [](const Group& group, const at::Tensor&) { group.barrier(); },
+       [](const Group& group, const at::Tensor& data) {
+         group.reduce_scatter(data.narrow(0, 0, 50).expand({group.world_size(), 50}).contiguous());
+       }},
+      {"one_of_several", "all_gather(400 bytes)", "all_reduce(Float, 100 elements, sum)",
+       [](const Group& group, const at::Tensor& data) {
+         const Work one = group.all_reduce_async(data.clone()), two = group.all_reduce_async(data.clone());
+         group.all_gather(data);
+         one.wait(), two.wait();
+       },
+       [](const Group& group, const at::Tensor& data) {
+         const Work one = group.all_reduce_async(data.clone()), two = group.all_reduce_async(data.clone()),
+                    three = group.all_reduce_async(data);
+         one.wait(), two.wait(), three.wait();
+       }},
+  };
+  return kPairs;
+}
+
+struct Case {
+  Pair pair;
+  int ranks;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.pair.name; }
+};
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const Pair& pair : pairs())
+    for (int ranks : {2, 3}) cases.push_back({pair, ranks});
+  return cases;
+}
+
+class GlooMismatch : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Calls, GlooMismatch, ::testing::ValuesIn(all_cases()), [](const auto& instance) {
+  return instance.param.pair.name + "_" + std::to_string(instance.param.ranks);
+});
+
+TEST_P(GlooMismatch, NamesBothSidesLongBeforeTheTimeout) {
+  const auto& [pair, ranks] = GetParam();
+  const auto body = [&pair, ranks](Context& context) {
+    const bool odd = context.rank() == ranks - 1;
+    const at::Tensor data = at::full({100}, context.rank() + 1.0f), before = data.clone();
+    context.group().barrier();
+    const auto start = Clock::now();
+    std::string text = "no error";
+    try {
+      (odd ? pair.odd : pair.rest)(context.group(), data);
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    EXPECT_LT(seconds_since(start), 2);
+    const std::string last = "rank " + std::to_string(ranks - 1), rest = ranks == 2 ? "rank 0" : "ranks 0, 1";
+    for (const std::string& part :
+         {std::string("ranks disagree on operation "), last + " called " + pair.first, rest + " called " + pair.second})
+      EXPECT_NE(text.find(part), std::string::npos) << text << "\nhas no\n" << part;
+    // Of three ranks the two that agree may have exchanged parts.
+    EXPECT_TRUE(ranks == 3 || at::equal(data, before));
+  };
+  run_ranks(ranks, body, seconds(30), {.collective_timeout = seconds(25), .backend = "gloo", .announce = false});
+}
+
+TEST(GlooCalls, ARankThatIsLateIsNoError) {
+  const auto body = [](Context& context) {
+    // What was told while one waited for the other must not be taken for what is called later.
+    for (int turn = 0; turn < 3; ++turn) {
+      if (context.rank() == turn % 2) std::this_thread::sleep_for(milliseconds(1300));
+      const at::Tensor sum = at::ones({4 + turn});
+      context.group().all_reduce(sum);
+      EXPECT_EQ(sum[3].item<float>(), context.world_size());
+      context.group().broadcast(sum, turn % 2);
+      context.group().barrier();
+    }
+  };
+  run_ranks(3, body, seconds(30), {.collective_timeout = seconds(20), .backend = "gloo", .announce = false});
+}
+
+TEST(GlooCalls, AFailureSaysWhereEveryRankIs) {
+  const auto body = [](Context& context) {
+    const auto failure = [&] {
+      try {
+        context.group().all_reduce(at::ones({7}));
+      } catch (const Error& error) {
+        return std::string(error.what());
+      }
+      return std::string("no error");
+    };
+    context.group().barrier();
+    if (context.rank() == 1) std::this_thread::sleep_for(milliseconds(2500));
+    const std::string text = failure();
+    const bool late = context.rank() == 1;
+    const std::vector<std::string> parts{
+        late ? "where the ranks are: ranks 0, 1, 2 failed in operation " : "where the ranks are: ranks 0, 2 failed in ",
+        "all_reduce(Float, 7 elements, sum)", late ? "" : "; rank 1 said nothing: ended, or does something else"};
+    for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text << "\nhas no " << part;
+  };
+  run_ranks(3, body, seconds(30), {.collective_timeout = seconds(1), .backend = "gloo", .announce = false});
+}
+
+}  // namespace
+}  // namespace lockstep
