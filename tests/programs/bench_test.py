@@ -168,6 +168,10 @@ class Bench(unittest.TestCase):
                 self.assertLess(0, row["ratio"])
                 self.assertLess(0, row["cpu_ms"])
                 self.assertLess(10, row["peak_mib"])
+            # No more than the model alone and one copy of its gradients; small_1000 is too small to tell from noise.
+            gradients_mib = {"mlp": (784 * 2048 + 2048 * 2048 + 2048 * 10 + 2 * 2048 + 10) * 4 / 2**20}.get(model)
+            if gradients_mib:
+                self.assertLess(rows["lockstep"]["peak_mib"], rows["side_by_side"]["peak_mib"] + gradients_mib + 4)
         table = run(sys.executable, os.path.join(BENCH, "step/report.py"), path).stdout
         self.assertRegex(table, r"(?m)^small_1000 +lockstep +\d")
         picture = os.path.join(self.folder, "step.svg")
