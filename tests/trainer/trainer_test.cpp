@@ -273,6 +273,28 @@ TEST_P(TrainerTest, ResumesInTheMiddleAsIfNothingHadBeen) {
   });
 }
 
+TEST_P(TrainerTest, ResumesWhatItsCommunicationHookHasNotSent) {
+  on_ranks([this](Context& context) {
+    const auto run = [&](const std::string& name, int stop_after, bool hooked) {
+      TrainerOptions options = everything();
+      options.folder = folder(name);
+      options.checkpoints.every_steps = 1;
+      Training training(context, options);
+      if (hooked) training.trainer->model().register_comm_hook(power_sgd_hook({.start_iter = 1}));
+      training.before_backward = [&training, stop_after] {
+        if (static_cast<int>(training.run.losses.size()) == stop_after) throw Error("stopped by the test");
+      };
+      const std::string why = failure([&] { training.fit(); });
+      EXPECT_EQ(why, stop_after > 0 ? "stopped by the test" : "");
+      return training.weights();
+    };
+    const at::Tensor expected = run("straight", 0, true);
+    EXPECT_EQ(at::equal(run("plain", 0, false), expected), context.world_size() == 1) << "nothing was compressed";
+    run("run", 8, true);
+    EXPECT_TRUE(at::equal(run("run", 0, true), expected));
+  });
+}
+
 /// Better on rank 0 in the first two epochs only; on the others each time.
 class Opinion : public Metric {
  public:
