@@ -1,4 +1,4 @@
-// Edits a model while two ranks train it: a bias, a layer, and weights that differ from rank to rank for a while.
+// Edits a model while ranks train it: a bias, a layer, and weights that differ from rank to rank for a while.
 //
 //     lockstep run -n 2 -- build/bin/edit_live_model
 //
@@ -106,7 +106,7 @@ class Editing {
   }
   std::string apart() const {
     const torch::Tensor all = context_.group().all_gather(net_->last->bias.detach());
-    return text_of((all[1] - all[0]).abs().max().item<double>()) + " apart";
+    return text_of((all.amax(0) - all.amin(0)).max().item<double>()) + " apart";
   }
   bool is_same(const torch::Tensor& tensor) const {
     const torch::Tensor all = context_.group().all_gather(tensor.detach());
@@ -128,7 +128,7 @@ class Editing {
 int main(int argc, char** argv) try {
   lockstep::Context context(argc, argv, {.seed = 1});
   if (context.world_size() < 2)
-    throw lockstep::Error("start it with two ranks: lockstep run -n 2 -- " + std::string(argv[0]));
+    throw lockstep::Error("start it with two ranks or more: lockstep run -n 2 -- " + std::string(argv[0]));
   Editing editing(context);
   editing.change_a_bias();
   editing.add_a_layer();
