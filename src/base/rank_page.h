@@ -82,7 +82,11 @@ class RankPage {
   static constexpr size_t kBytes = 4096;
   static constexpr size_t kShownDimensions = 6;
 
-  void begin(pid_t pid) { pid_.store(pid, std::memory_order_relaxed); }
+  void begin(pid_t pid) {
+    pid_.store(pid, std::memory_order_relaxed);
+    kind_literal_.store(nullptr, std::memory_order_relaxed);
+    dtype_literal_.store(nullptr, std::memory_order_relaxed);
+  }
   pid_t pid() const { return pid_.load(std::memory_order_relaxed); }
   void set_phase(RankAccount::Phase phase) { phase_.store(phase, std::memory_order_release); }
 
@@ -91,9 +95,10 @@ class RankPage {
     if (phase_.load() == RankAccount::Phase::kUnknown) set_phase(RankAccount::Phase::kCommunicates);
   }
 
-  /// A collective or message begins. `shape` may be a part of the tensor's; `of` says what it is for.
-  void start_operation(uint64_t sequence, std::string_view kind, std::string_view dtype, int64_t elements,
-                       const int64_t* shape, size_t dimensions, Clock::time_point now, std::string_view of = {});
+  /// A collective or message begins. `kind` and `dtype` are literals: one that stood here before is known by its
+  /// address. `shape` may be a part of the tensor's; `of` says what it is for.
+  void start_operation(uint64_t sequence, const char* kind, const char* dtype, int64_t elements, const int64_t* shape,
+                       size_t dimensions, Clock::time_point now, std::string_view of = {});
   /// The one with this number is over, if it is the last that began.
   void finish_operation(uint64_t sequence) {
     if (sequence_.load(std::memory_order_relaxed) == sequence) running_.store(0, std::memory_order_relaxed);
@@ -150,6 +155,7 @@ class RankPage {
   std::atomic<uint32_t> running_{0};
   std::atomic<uint64_t> sequence_{0};
   Text<16> kind_, dtype_;
+  std::atomic<const char*> kind_literal_{nullptr}, dtype_literal_{nullptr};  ///< the writer's, which it compares
   Text<128> of_;
   std::atomic<int64_t> elements_{0};
   std::atomic<int64_t> started_ns_{0};

@@ -14,14 +14,15 @@ using torch::autograd::variable_list;
 
 class AfterAccumulation final : public torch::autograd::FunctionPostHook {
  public:
-  explicit AfterAccumulation(const GradientEvents& events) : events_(events) {}
+  explicit AfterAccumulation(std::function<void()> accumulated) : accumulated_(std::move(accumulated)) {}
   variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    events_.accumulated();
+    accumulated_();
     return outputs;
   }
 
  private:
-  const GradientEvents& events_;
+  /// A copy: with a thousand small parameters each further place in memory is a miss in the caches.
+  const std::function<void()> accumulated_;
 };
 
 /// Waits among the final callbacks of a backward, which live as long as it does. A nested backward knows nothing of the
@@ -53,10 +54,11 @@ class Waiting : public std::enable_shared_from_this<Waiting> {
 };
 
 /// Whether the backward running on this thread hands the gradient of this node to its caller instead of .grad.
-bool is_captured(torch::autograd::Node* accumulator) {
+template <typename NodePointer>
+bool is_captured(const NodePointer& accumulator) {
   const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
   if (chosen == nullptr || chosen->empty()) return false;  // the usual backward: everything, into .grad
-  const auto found = chosen->find(accumulator);
+  const auto found = chosen->find(&*accumulator);
   return found != chosen->end() && found->second.captures_ != nullptr;
 }
 
@@ -68,14 +70,14 @@ GradientHook::GradientHook(const at::Tensor& parameter, GradientEvents events)
               "gradients can be followed only for leaf tensors that "
               "require grad");
   accumulator_ = torch::autograd::impl::grad_accumulator(parameter);
-  accumulated_key_ = accumulator_->add_post_hook(std::make_unique<AfterAccumulation>(events_));
-  arriving_key_ = parameter.register_hook([this](const at::TensorBase&) {
-    if (is_captured(&*accumulator_)) {
-      events_.captured();
-    } else if (events_.before) {
-      events_.before();
-    }
-  });
+  accumulated_key_ = accumulator_->add_post_hook(std::make_unique<AfterAccumulation>(events_.accumulated));
+  if (events_.before)
+    arriving_key_ = parameter.register_hook(
+        [this](const at::TensorBase&) { is_captured(accumulator_) ? events_.captured() : events_.before(); });
+  else
+    arriving_key_ = parameter.register_hook([this](const at::TensorBase&) {
+      if (is_captured(accumulator_)) events_.captured();
+    });
 }
 
 GradientHook::~GradientHook() {

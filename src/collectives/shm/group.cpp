@@ -95,10 +95,11 @@ ReduceFunction Group::prepare(Request& request) const {
   if (is_reduction(request.kind) && reduce == nullptr)
     refuse(std::string(name(request.op)) + " means nothing for " + name(request.type));
   const auto n = static_cast<size_t>(size());
-  if (!request.inputs.empty() && request.inputs.size() != n) refuse("needs one input for each rank");
-  if (!request.outputs.empty() && request.outputs.size() != n) refuse("needs one output for each rank");
+  if (!request.pieces().inputs.empty() && request.pieces().inputs.size() != n) refuse("needs one input for each rank");
+  if (!request.pieces().outputs.empty() && request.pieces().outputs.size() != n)
+    refuse("needs one output for each rank");
   if (request.kind == OperationKind::kAllToAllUneven &&
-      (request.send_counts.size() != n || request.receive_counts.size() != n))
+      (request.pieces().send_counts.size() != n || request.pieces().receive_counts.size() != n))
     refuse("needs one count for each rank, in both directions");
   if (request.kind == OperationKind::kBroadcast && request.input == nullptr) request.input = request.output;
   if (request.kind == OperationKind::kAllToAllUneven) request.count = 0;  // counts are compared pairwise

@@ -56,7 +56,8 @@ bool Group::reads_pending_output(const Operation& operation) const {
     if (earlier.get() == &operation) return false;
     // Pieces are not compared one by one: they wait.
     const Request& request = earlier->request;
-    if (input == nullptr || !request.outputs.empty() || request.kind == OperationKind::kAllToAllUneven) return true;
+    if (input == nullptr || !request.pieces().outputs.empty() || request.kind == OperationKind::kAllToAllUneven)
+      return true;
     const size_t blocks = is_reduction(request.kind) ? 1 : static_cast<size_t>(size());
     const auto* output = static_cast<const std::byte*>(request.output);
     if (output != nullptr && input < output + blocks * earlier->transfer.block_bytes() &&
@@ -103,8 +104,10 @@ bool Group::place_package(Operation& operation, Line& line) {
     if (!at) return false;
     std::byte* to = world_.eager(rank()) + *at;
     if (uneven) {
-      std::copy(request.send_counts.begin(), request.send_counts.end(), reinterpret_cast<uint64_t*>(to));
-      std::copy(request.receive_counts.begin(), request.receive_counts.end(), reinterpret_cast<uint64_t*>(to) + size());
+      std::copy(request.pieces().send_counts.begin(), request.pieces().send_counts.end(),
+                reinterpret_cast<uint64_t*>(to));
+      std::copy(request.pieces().receive_counts.begin(), request.pieces().receive_counts.end(),
+                reinterpret_cast<uint64_t*>(to) + size());
     } else {
       transfer.pack(to, transfer.block_bytes(), 0, transfer.block_bytes());
     }
@@ -178,7 +181,8 @@ bool Group::splits_agree(const Operation& operation) {
   for (size_t r = 0; r < n; ++r) {
     const Line& line = world_.line(static_cast<int>(r), operation.sequence);
     const auto* theirs = reinterpret_cast<const uint64_t*>(world_.eager(static_cast<int>(r)) + line.where.eager);
-    if (theirs[me] == operation.request.receive_counts[r] && theirs[n + me] == operation.request.send_counts[r])
+    if (theirs[me] == operation.request.pieces().receive_counts[r] &&
+        theirs[n + me] == operation.request.pieces().send_counts[r])
       continue;
     Verdict{Verdict::Cause::kSplits, rank(), static_cast<int>(r), operation.sequence}.declare(world_);
     return false;

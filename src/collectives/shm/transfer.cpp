@@ -20,22 +20,24 @@ constexpr size_t kPastCaches = size_t{24} << 20;
 
 size_t Transfer::send_bytes(int to) const {
   if (request_.kind != OperationKind::kAllToAllUneven) return block_bytes_;
-  return request_.send_counts[static_cast<size_t>(to)] * element_;
+  return request_.pieces().send_counts[static_cast<size_t>(to)] * element_;
 }
 
 size_t Transfer::receive_bytes(int from) const {
   if (request_.kind != OperationKind::kAllToAllUneven) return block_bytes_;
-  return request_.receive_counts[static_cast<size_t>(from)] * element_;
+  return request_.pieces().receive_counts[static_cast<size_t>(from)] * element_;
 }
 
 const void* Transfer::contiguous_input() const {
-  if (request_.kind == OperationKind::kAllToAllUneven || (per_rank_ && !request_.inputs.empty())) return nullptr;
+  if (request_.kind == OperationKind::kAllToAllUneven || (per_rank_ && !request_.pieces().inputs.empty()))
+    return nullptr;
   return request_.input;
 }
 
 const std::byte* Transfer::input_block(int rank) const {
   if (!per_rank_) return static_cast<const std::byte*>(request_.input);
-  if (!request_.inputs.empty()) return static_cast<const std::byte*>(request_.inputs[static_cast<size_t>(rank)]);
+  const auto& blocks = request_.pieces().inputs;
+  if (!blocks.empty()) return static_cast<const std::byte*>(blocks[static_cast<size_t>(rank)]);
   size_t offset = 0;
   if (request_.kind == OperationKind::kAllToAllUneven)
     for (int r = 0; r < rank; ++r) offset += send_bytes(r);
@@ -45,7 +47,8 @@ const std::byte* Transfer::input_block(int rank) const {
 }
 
 std::byte* Transfer::output_block(int rank) const {
-  if (!request_.outputs.empty()) return static_cast<std::byte*>(request_.outputs[static_cast<size_t>(rank)]);
+  const auto& blocks = request_.pieces().outputs;
+  if (!blocks.empty()) return static_cast<std::byte*>(blocks[static_cast<size_t>(rank)]);
   size_t offset = 0;
   if (request_.kind == OperationKind::kAllToAllUneven)
     for (int r = 0; r < rank; ++r) offset += receive_bytes(r);

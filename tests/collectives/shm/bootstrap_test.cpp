@@ -306,8 +306,8 @@ class RandomWork {
       std::vector<size_t> table(ranks() * ranks());  // [from, to]
       for (size_t& count : table) count = below(3) * request.count / 2;
       for (size_t r = 0; r < ranks(); ++r) {
-        request.send_counts.push_back(table[me() * ranks() + r]);
-        request.receive_counts.push_back(table[r * ranks() + me()]);
+        request.make_pieces().send_counts.push_back(table[me() * ranks() + r]);
+        request.make_pieces().receive_counts.push_back(table[r * ranks() + me()]);
       }
     }
     return request;

@@ -112,7 +112,7 @@ TEST_P(Collectives, AllGather) {
     Buffer input(group, c.bytes, c.resident), output(group, c.bytes * static_cast<size_t>(n), c.resident);
     input.fill(0, block(me, 0, c.bytes));
     Request task = request(OperationKind::kAllGather, c.bytes, 0, input.data(), output.data());
-    if (c.lists) task.outputs = pointers<void*>(output.data(), c.bytes, n), task.output = nullptr;
+    if (c.lists) task.make_pieces().outputs = pointers<void*>(output.data(), c.bytes, n), task.output = nullptr;
     group.run(task, kTestTimeout);
     for (int r = 0; r < n; ++r)
       ASSERT_TRUE(output.holds(static_cast<size_t>(r) * c.bytes, block(r, 0, c.bytes))) << c.bytes << " from " << r;
@@ -170,7 +170,7 @@ TEST_P(Collectives, Gather) {
     Buffer input(group, c.bytes, c.resident), output(group, c.bytes * static_cast<size_t>(n), c.resident);
     input.fill(0, block(me, 0, c.bytes));
     Request task = request(OperationKind::kGather, c.bytes, root, input.data(), me == root ? output.data() : nullptr);
-    if (c.lists && me == root) task.outputs = pointers<void*>(output.data(), c.bytes, n);
+    if (c.lists && me == root) task.make_pieces().outputs = pointers<void*>(output.data(), c.bytes, n);
     group.run(task, kTestTimeout);
     for (int r = 0; r < n && me == root; ++r)
       ASSERT_TRUE(output.holds(static_cast<size_t>(r) * c.bytes, block(r, 0, c.bytes))) << c.bytes << " from " << r;
@@ -184,7 +184,7 @@ TEST_P(Collectives, Scatter) {
     Buffer input(group, c.bytes * static_cast<size_t>(n), c.resident), output(group, c.bytes, c.resident);
     for (int r = 0; r < n; ++r) input.fill(static_cast<size_t>(r) * c.bytes, block(me, r, c.bytes));
     Request task = request(OperationKind::kScatter, c.bytes, root, me == root ? input.data() : nullptr, output.data());
-    if (c.lists && me == root) task.inputs = pointers<const void*>(input.data(), c.bytes, n);
+    if (c.lists && me == root) task.make_pieces().inputs = pointers<const void*>(input.data(), c.bytes, n);
     group.run(task, kTestTimeout);
     ASSERT_TRUE(output.holds(0, block(root, me, c.bytes))) << c.bytes;
   });
@@ -197,8 +197,8 @@ TEST_P(Collectives, AllToAll) {
     Buffer input(group, all, c.resident), output(group, all, c.resident);
     for (int r = 0; r < n; ++r) input.fill(static_cast<size_t>(r) * c.bytes, block(me, r, c.bytes));
     Request task = request(OperationKind::kAllToAll, c.bytes, 0, input.data(), output.data());
-    if (c.lists) task.inputs = pointers<const void*>(input.data(), c.bytes, n);
-    if (c.lists) task.outputs = pointers<void*>(output.data(), c.bytes, n);
+    if (c.lists) task.make_pieces().inputs = pointers<const void*>(input.data(), c.bytes, n);
+    if (c.lists) task.make_pieces().outputs = pointers<void*>(output.data(), c.bytes, n);
     group.run(task, kTestTimeout);
     for (int r = 0; r < n; ++r)
       ASSERT_TRUE(output.holds(static_cast<size_t>(r) * c.bytes, block(r, me, c.bytes))) << c.bytes << " from " << r;
@@ -213,8 +213,8 @@ TEST_P(Collectives, AllToAllWithUnevenSplits) {
       Request task{.kind = OperationKind::kAllToAllUneven, .type = DataType::kInt16};
       size_t sent = 0, received = 0;
       for (size_t r = 0; r < n; ++r) {
-        task.send_counts.push_back(count(me, r));
-        task.receive_counts.push_back(count(r, me));
+        task.make_pieces().send_counts.push_back(count(me, r));
+        task.make_pieces().receive_counts.push_back(count(r, me));
         sent += 2 * count(me, r), received += 2 * count(r, me);
       }
       Buffer input(group, sent, false), output(group, received, false);
@@ -270,7 +270,7 @@ TEST_P(Collectives, ReduceAndReduceScatter) {
       input.fill(0, inputs[static_cast<size_t>(me)]);
       Request task{.kind = OperationKind::kReduceScatter, .type = type, .op = op, .count = count};
       task.input = input.data(), task.output = output.data();
-      if (c.lists) task.inputs = pointers<const void*>(input.data(), bytes, n);
+      if (c.lists) task.make_pieces().inputs = pointers<const void*>(input.data(), bytes, n);
       group.run(task, kTestTimeout);
       ASSERT_TRUE(output.holds(0, expected(me))) << name(type) << " " << count;
 

@@ -78,9 +78,9 @@ TEST_P(Disagreement, OfSplitsNamesTheCounts) {
     std::vector<float> in(100), out(100);
     Request request{
         .kind = OperationKind::kAllToAllUneven, .type = DataType::kFloat32, .input = in.data(), .output = out.data()};
-    request.send_counts.assign(static_cast<size_t>(n), 2);
-    request.receive_counts.assign(static_cast<size_t>(n), 2);
-    if (group.rank() == 0) request.send_counts[1] = 3;
+    request.make_pieces().send_counts.assign(static_cast<size_t>(n), 2);
+    request.make_pieces().receive_counts.assign(static_cast<size_t>(n), 2);
+    if (group.rank() == 0) request.make_pieces().send_counts[1] = 3;
     const std::string text = error_of([&] { group.run(request, kTestTimeout); });
     EXPECT_IN("rank 0 sends 3 elements to rank 1, which expects 2", text);
   });

@@ -44,16 +44,15 @@ shm::ReduceOp op_of(ReduceOp op) {
 void ShmBackend::run(const Call& call) {
   const auto type = data_type(call.dtype);
   TORCH_CHECK_TYPE(type, call.dtype, " tensors cannot be reduced; convert them first");
-  shm::Request request;
-  request.kind = kind_of(call.kind);
-  request.type = *type;
-  request.op = op_of(call.op);
-  request.root = call.root;
-  request.count = static_cast<size_t>(call.count);
-  request.input = call.input;
-  request.output = call.output;
   ++sequence_;
-  shared_->group().run(std::move(request), timeout_.load());
+  shared_->group().run({.kind = kind_of(call.kind),
+                        .type = *type,
+                        .op = op_of(call.op),
+                        .root = call.root,
+                        .count = static_cast<size_t>(call.count),
+                        .input = call.input,
+                        .output = call.output},
+                       timeout_.load());
 }
 
 }  // namespace lockstep::shm_engine

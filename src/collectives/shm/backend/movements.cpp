@@ -51,7 +51,7 @@ void ShmBackend::add_all_gather(Task& task, const Tensors& outputs, const at::Te
   for (const auto& output : outputs) {
     check_dense("all_gather", output);
     check_like("all_gather", output, input);
-    request.outputs.push_back(task.output(output, /*load=*/false));
+    request.make_pieces().outputs.push_back(task.output(output, /*load=*/false));
   }
   task.requests.push_back(std::move(request));
   task.result.insert(task.result.end(), outputs.begin(), outputs.end());
@@ -125,7 +125,7 @@ ShmBackend::WorkPtr ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& i
     for (const auto& block : blocks) {
       check_dense("gather", block);
       check_like("gather", block, input);
-      request.outputs.push_back(task.output(block, /*load=*/false));
+      request.make_pieces().outputs.push_back(task.output(block, /*load=*/false));
     }
     task.result = blocks;
   } else {
@@ -150,7 +150,7 @@ ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
     for (const auto& block : blocks) {
       check_dense("scatter", block);
       check_like("scatter", block, output);
-      request.inputs.push_back(task.input(block));
+      request.make_pieces().inputs.push_back(task.input(block));
     }
     task.inputs = blocks;
   } else {
@@ -187,8 +187,8 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
       for (size_t r = 0; r < splits.size(); ++r) elements[r] = static_cast<size_t>(splits[r] * row) * bytes;
       return elements;
     };
-    request.send_counts = counts(input_splits, input);
-    request.receive_counts = counts(output_splits, output);
+    request.make_pieces().send_counts = counts(input_splits, input);
+    request.make_pieces().receive_counts = counts(output_splits, output);
   }
   request.input = task.input(input);
   request.output = task.output(output, /*load=*/false);
@@ -211,11 +211,12 @@ ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, cons
   const auto count = [&](const at::Tensor& tensor) {
     return task.moving(OperationKind::kAllToAllUneven, tensor.scalar_type(), tensor.numel()).count;
   };
+  shm::Pieces& pieces = request.make_pieces();
   for (size_t r = 0; r < ranks(); ++r) {
-    request.inputs.push_back(task.input(inputs[r]));
-    request.outputs.push_back(task.output(outputs[r], /*load=*/false));
-    request.send_counts.push_back(count(inputs[r]));
-    request.receive_counts.push_back(count(outputs[r]));
+    pieces.inputs.push_back(task.input(inputs[r]));
+    pieces.outputs.push_back(task.output(outputs[r], /*load=*/false));
+    pieces.send_counts.push_back(count(inputs[r]));
+    pieces.receive_counts.push_back(count(outputs[r]));
   }
   task.requests.push_back(std::move(request));
   return launch(std::move(task));

@@ -80,7 +80,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Ten
     TORCH_CHECK_VALUE(part.numel() == output.numel() && part.scalar_type() == output.scalar_type(),
                       "reduce_scatter: an input has ", part.numel(), " elements of ", part.scalar_type(),
                       ", the output ", output.numel(), " of ", output.scalar_type());
-    request.inputs.push_back(task.input(part));
+    request.make_pieces().inputs.push_back(task.input(part));
   }
   request.output = task.output(output, /*load=*/false);
   task.requests.push_back(std::move(request));

@@ -4,6 +4,8 @@
 #include <ATen/core/jit_type.h>
 #include <ATen/record_function.h>
 
+#include <cstring>
+
 #include "base/error.h"
 #include "base/rank_board.h"
 #include "collectives/shm/channels.h"
@@ -23,8 +25,8 @@ std::atomic<const ShmWork*> told_of{nullptr};
 
 void note_start(const ShmWork* work, const char* title, const std::vector<at::Tensor>& inputs, uint64_t sequence) {
   told_of.store(work, std::memory_order_relaxed);
-  const std::string_view whole = title;
-  const std::string_view kind = whole.substr(whole.find(':') + 1);
+  const char* colon = std::strchr(title, ':');
+  const char* kind = colon == nullptr ? title : colon + 1;
   if (inputs.empty() || !inputs.front().defined())
     return own_page().start_operation(sequence, kind, "", 0, nullptr, 0, coarse_now());
   const at::Tensor& first = inputs.front();
