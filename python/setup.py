@@ -32,10 +32,12 @@ def core_sources():
 class Build(BuildExtension):
     def build_extensions(self):
         extension = self.extensions[0]
+        objects = os.path.join(self.build_temp, "core", "objects")
+        os.makedirs(objects, exist_ok=True)  # the names begin with "..", for which it must be there
         # One extension has one set of flags, but the kernels need their own; and nothing here needs torch's headers.
         for path, flags in core_sources():
             extension.extra_objects += self.compiler.compile(
-                [os.path.relpath(path, os.getcwd())], output_dir=os.path.join(self.build_temp, "core", "objects"),
+                [os.path.relpath(path, os.getcwd())], output_dir=objects,
                 include_dirs=INCLUDES, extra_postargs=CORE_FLAGS + flags)
         extension.sources = [self.all_in_one()]
         super().build_extensions()

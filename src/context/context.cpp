@@ -157,7 +157,12 @@ Context::~Context() {
   if (!state_) return;
   const bool unwinding = std::uncaught_exceptions() > state_->exceptions;
   // Before the others see that this rank leaves, which they may not survive.
-  if (unwinding) own_page().fail(RankFailure::kOwn, -1, "");
+  if (unwinding) {
+    // Whose words these are, main() may catch it and print them: torchrun asks for them in a file.
+    if (const RankAccount account = own_page().read(world_size()); account.error_is_last)
+      write_error_file(account.last_error_text);
+    own_page().fail(RankFailure::kOwn, -1, "");
+  }
   own_page().set_phase(unwinding ? RankAccount::Phase::kLeftByException : RankAccount::Phase::kLeft);
   close(*state_->group);
   // Engines other than our own: a rank that closes its connections while a peer still reads from them can cut the peer

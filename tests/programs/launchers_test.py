@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from support import LOCKSTEP, ProgramTest, environment, main, python_with_torch
+from support import LOCKSTEP, TRAIN, ProgramTest, environment, main, python_with_torch, run
 
 
 class Launchers(ProgramTest):
@@ -31,6 +31,18 @@ class Launchers(ProgramTest):
             self.skipTest("no Python with torch, so no torchrun")
         figures = self.figures(python, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", 2, "--standalone")
         self.expect_same(figures, self.reference())
+
+    def test_torchrun_shows_what_ended_a_program_that_catches_its_exceptions(self):
+        python = python_with_torch()
+        if python is None:
+            self.skipTest("no Python with torch, so no torchrun")
+        nowhere = os.path.join(self.folder, "nowhere")
+        done = run(python, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", 2, "--standalone", TRAIN,
+                   "--data", nowhere, cwd=self.folder, check=False)
+        self.assertEqual(done.returncode, 1)
+        cause = done.stderr[done.stderr.index("Root Cause"):]
+        self.assertIn(nowhere, cause)
+        self.assertNotIn("<N/A>", cause)
 
     def test_open_mpi(self):
         mpirun = shutil.which("mpirun.openmpi")
