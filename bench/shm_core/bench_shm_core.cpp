@@ -20,6 +20,7 @@ using namespace lockstep::shm;
 
 namespace {
 
+constexpr size_t kSumsFrom = 4096;
 constexpr auto kTimeout = std::chrono::seconds(60);
 
 struct Settings {
@@ -36,6 +37,7 @@ struct Cell {
   size_t bytes;
   bool resident;
   std::vector<double> seconds;
+  std::vector<double> alone;  ///< the sums of one rank's slice of resident buffers
 };
 
 double median(std::vector<double> values) {
@@ -90,6 +92,23 @@ class Rank {
     barrier();
     const auto start = Clock::now();
     for (int i = 0; i < repetitions; ++i) all_reduce(bytes, resident);
+    return seconds_since(start) / repetitions;
+  }
+
+  /// What this rank sums in an all_reduce of resident buffers, without the other ranks and from its own caches.
+  double sums_alone(size_t bytes, int repetitions) {
+    const auto type = settings_.bfloat16 ? DataType::kBFloat16 : DataType::kFloat32;
+    const auto ranks = static_cast<size_t>(group_.size());
+    const size_t count = bytes / element_bytes(type) / ranks;
+    std::vector<void*> buffers;
+    for (size_t r = 0; r < ranks; ++r)
+      buffers.push_back(reinterpret_cast<std::byte*>(private_.data()) + r * count * element_bytes(type));
+    const ReduceFunction reduce = find_reduce(type, ReduceOp::kSum, group_.size());
+    const Reduction sums{buffers.data(), group_.size(), buffers.data(), group_.size(), count, nullptr};
+    reduce(sums);
+    barrier();
+    const auto start = Clock::now();
+    for (int i = 0; i < repetitions; ++i) reduce(sums);
     return seconds_since(start) / repetitions;
   }
 
@@ -153,11 +172,14 @@ void print(const std::vector<Cell>& cells, const std::vector<double>& triads, do
   std::printf("%d ranks, %s, kernels %s; triad %.1f GB/s (best %.1f), core to core %.1f GB/s\n", settings.ranks,
               settings.bfloat16 ? "bfloat16" : "float32", name(best_instruction_set()), bandwidth * 1e-9,
               *std::max_element(triads.begin(), triads.end()) * 1e-9, core_to_core * 1e-9);
-  std::printf("%12s %10s %12s %12s %10s %14s\n", "bytes", "memory", "median us", "min us", "GB/s", "of 2N bound");
+  std::printf("%12s %10s %12s %12s %12s %10s %14s\n", "bytes", "memory", "median us", "min us", "sums alone", "GB/s",
+              "of 2N bound");
   for (const Cell& cell : cells) {
     const double traffic = 2.0 * settings.ranks * static_cast<double>(cell.bytes), time = median(cell.seconds);
-    std::printf("%12zu %10s %12.2f %12.2f %10.1f", cell.bytes, cell.resident ? "resident" : "private", time * 1e6,
-                minimum(cell.seconds) * 1e6, traffic / time * 1e-9);
+    std::printf("%12zu %10s %12.2f %12.2f", cell.bytes, cell.resident ? "resident" : "private", time * 1e6,
+                minimum(cell.seconds) * 1e6);
+    cell.alone.empty() ? std::printf(" %12s", "") : std::printf(" %12.2f", median(cell.alone) * 1e6);
+    std::printf(" %10.1f", traffic / time * 1e-9);
     // Below the caches' size the bound says nothing.
     if (cell.bytes >= size_t{16} << 20) std::printf(" %13.0f%%", 100 * traffic / time / bandwidth);
     std::printf("\n");
@@ -189,6 +211,7 @@ int run_rank(int rank, const Settings& settings, Board& board) {
       const double guess = 1e-6 + static_cast<double>(cell.bytes) * settings.ranks * 5e-11;
       const int repetitions = std::clamp(static_cast<int>(settings.seconds_per_cell / guess), 1, 2000);
       cell.seconds.push_back(self.time(cell.bytes, cell.resident, repetitions));
+      if (cell.resident && cell.bytes >= kSumsFrom) cell.alone.push_back(self.sums_alone(cell.bytes, repetitions));
     }
   }
   const double core_to_core = self.core_to_core();
