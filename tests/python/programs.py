@@ -248,7 +248,10 @@ def gather_coalesced(rank, size):
     expect(outputs[size - 1][2], inputs_of(size - 1)[2])
 
     gathered = [torch.cat(same) for same in zip(*(inputs_of(r) for r in range(size)))]
-    ways = [(group.allgather_into_tensor_coalesced, dist.all_gather_into_tensor, inputs, gathered)]
+    reduced = [sum(same).chunk(size)[rank] if same[0].numel() else same[0]
+               for same in zip(*(inputs_of(r, rows=size) for r in range(size)))]
+    ways = [(group.allgather_into_tensor_coalesced, dist.all_gather_into_tensor, inputs, gathered),
+            (group.reduce_scatter_tensor_coalesced, dist.reduce_scatter_tensor, inputs_of(rank, rows=size), reduced)]
     for method, function, inputs, expected in ways:
         for managed in (False, True):
             outputs = [torch.full_like(tensor, -1) for tensor in expected]
@@ -261,6 +264,12 @@ def gather_coalesced(rank, size):
                 method(outputs, inputs).wait()
             for output, result in zip(outputs, expected):
                 expect(output, result)
+        try:
+            method(outputs[:1], inputs)
+        except ValueError as error:
+            assert "1 outputs for 4 inputs" in str(error), error
+        else:
+            raise AssertionError("one output for four inputs")
 
 
 def subgroups(rank, size):
