@@ -19,7 +19,7 @@ class OperationLabel {
  private:
   /// Not all zeros at the start: where .tbss is the only thread-local section of a program mold 1.10 protects the last
   /// page of its code as data.
-  inline static thread_local constinit std::string_view current_{""};
+  inline static thread_local constinit std::string_view current_{""};  // NOLINT(readability-redundant-string-init)
   const std::string_view before_;
 };
 

@@ -264,10 +264,11 @@ struct Checkpointer::State {
       });
       if (!problem.empty()) problems += "\n  `" + part.name + "`: " + problem;
     }
-    if (is_main())
+    if (is_main()) {
       TORCH_WARN("the checkpoint was saved by ", ranks.size(), " ranks: what each of them had of its own is not ",
                  "resumed on ", group.world_size(), ": ", left_out,
                  own.empty() ? "" : "; what communication hooks had not sent yet is shared out among the ranks");
+    }
     return problems;
   }
 

@@ -55,9 +55,10 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
   if (options.strict)
     for (const std::string& name : report.unexpected) problems += "\n  unknown: " + name;
   if (!problems.empty()) throw RefusedInput("the state does not fit the module:" + problems);
-  if (!report.removed_prefix.empty())
+  if (!report.removed_prefix.empty()) {
     TORCH_WARN("the names of the state start with `", report.removed_prefix,
                "`, which a wrapper of Python left; it was taken off, so that they match the module's");
+  }
   at::NoGradGuard no_grad;
   for (const auto& item : own)
     if (const auto found = given.find(item.key()); found != given.end()) at::Tensor(item.value()).copy_(found->second);

@@ -120,7 +120,7 @@ std::string Calls::after_failure(const Call& call, std::chrono::milliseconds pat
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     accounts = exchange(own);
   }
-  const std::string different = mismatch(accounts);
+  std::string different = mismatch(accounts);
   if (different.empty()) return places(accounts);
   own_page().fail(RankFailure::kMismatch, -1, different);
   return different;
