@@ -60,7 +60,7 @@ class C10dReducer : public Synchronizer {
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store, ranks.rank(), ranks.world_size());
     group->setBackend(
         c10::kCPU, Type::GLOO,
-        gloo_engine::make_backend(store, ranks.rank(), ranks.world_size(), "127.0.0.1", std::chrono::minutes(1)));
+        gloo_engine::make_plain_backend(store, ranks.rank(), ranks.world_size(), "127.0.0.1", std::chrono::minutes(1)));
     group->setDefaultBackend(Type::GLOO);
     return group;
   }

@@ -72,7 +72,7 @@ class Examples(unittest.TestCase):
         lines = [line.split(":  ") for line in self.ranks(3, "edit_live_model")]
         self.assertEqual([" ".join(result[-1].split()) for result in lines], [
             "5.0 0.5 0.5", "5.0 5.0 5.0", "drawn differently", "the same, and trained",
-            "a layer added on rank 0 alone: parameter 6 is `forgotten.weight: Float [2, 2] on cpu, new` on rank 0",
+            "parameter 6 is `forgotten.weight: Float [2, 2] on cpu, new` on rank 0",
             "1.0 2.0 3.0", "2.0 apart", "0.0 apart"])
 
     def test_hello_ranks(self):

@@ -238,14 +238,24 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   const std::shared_ptr<Calls> calls_;
 };
 
+auto options_for(const std::string& address, std::chrono::milliseconds timeout) {
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  return options;
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                const std::string& address, std::chrono::milliseconds timeout) {
-  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
   auto calls = std::make_shared<Calls>(store, rank, world_size);
-  return c10::make_intrusive<GlooBackend>(store, rank, world_size, options, std::move(calls));
+  return c10::make_intrusive<GlooBackend>(store, rank, world_size, options_for(address, timeout), std::move(calls));
+}
+
+c10::intrusive_ptr<c10d::Backend> make_plain_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                     int world_size, const std::string& address,
+                                                     std::chrono::milliseconds timeout) {
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options_for(address, timeout));
 }
 
 }  // namespace lockstep::gloo_engine

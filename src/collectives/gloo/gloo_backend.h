@@ -13,4 +13,9 @@ namespace lockstep::gloo_engine {
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                const std::string& address, std::chrono::milliseconds timeout);
 
+/// LibTorch's Gloo alone, to compare with: nothing is looked into, and every c10d caller finds what it knows.
+c10::intrusive_ptr<c10d::Backend> make_plain_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                     int world_size, const std::string& address,
+                                                     std::chrono::milliseconds timeout);
+
 }  // namespace lockstep::gloo_engine
