@@ -81,6 +81,7 @@ class Trainer {
 
   /// Trains until all epochs are done or the score no longer gets better. `loss` gives the mean over its batch, which
   /// is on the parameters' device; the module stays in train() or eval(), as the caller left it. Once, by every rank.
+  /// If it throws, the checkpoints that are written stay.
   TrainerResult fit(DataLoader& train, const Loss& loss);
 
  private:
