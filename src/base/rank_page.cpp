@@ -12,10 +12,14 @@ uint32_t pack(RankFailure failure, int peer) {
   return static_cast<uint32_t>(failure) | static_cast<uint32_t>(peer + 1) << 8;
 }
 
+int rank_of(uint32_t word, int world_size) {
+  const auto named = static_cast<int64_t>(word) - 1;
+  return named < world_size ? static_cast<int>(named) : -1;
+}
+
 void unpack(uint32_t word, int world_size, RankFailure& failure, int& peer) {
   failure = static_cast<RankFailure>(std::min(word & 255, static_cast<uint32_t>(RankFailure::kLimit)));
-  const auto named = static_cast<int64_t>(word >> 8) - 1;
-  peer = named < world_size ? static_cast<int>(named) : -1;
+  peer = rank_of(word >> 8, world_size);
 }
 
 }  // namespace
@@ -43,9 +47,11 @@ std::string RankPage::Text<kSize>::load() const {
 void RankPage::start_operation(uint64_t sequence, const char* kind, const char* dtype, int64_t elements,
                                const int64_t* shape, size_t dimensions, Clock::time_point now, std::string_view of) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
-  // Training repeats itself: of 150 ns that a small all_reduce takes, copying both texts anew would be 10.
-  const auto put = [](auto& text, std::atomic<const char*>& known, const char* literal) {
-    if (known.load(kRelaxed) == literal) return;
+  // Training repeats itself: of 150 ns that a small all_reduce takes, copying both texts anew would be 10. Now and then
+  // they are, since two threads at once may leave one's text with the other's address.
+  const bool anew = sequence % 64 == 0;
+  const auto put = [anew](auto& text, std::atomic<const char*>& known, const char* literal) {
+    if (!anew && known.load(kRelaxed) == literal) return;
     text.store(literal);
     known.store(literal, kRelaxed);
   };
@@ -67,11 +73,11 @@ void RankPage::start_operation(uint64_t sequence, const char* kind, const char* 
   version_.store((version | 1) + 1, std::memory_order_release);
 }
 
-void RankPage::fail(RankFailure failure, int peer, std::string_view text) {
+void RankPage::fail(RankFailure failure, int peer, std::string_view text, int opponent) {
   uint32_t nobody = 0;
   if (!failure_claim_.compare_exchange_strong(nobody, 1)) return;
   failure_text_.store(text);
-  failure_.store(pack(failure, peer), std::memory_order_release);
+  failure_.store(pack(failure, peer) | static_cast<uint64_t>(opponent + 1) << 32, std::memory_order_release);
 }
 
 void RankPage::note_error(RankFailure kind, int peer, std::string_view text) {
@@ -107,7 +113,9 @@ RankAccount RankPage::read(int world_size) const {
     std::atomic_thread_fence(std::memory_order_acquire);
     if (before % 2 == 0 && version_.load(kRelaxed) == before) break;
   }
-  unpack(failure_.load(std::memory_order_acquire), world_size, account.failure, account.peer);
+  const uint64_t failure = failure_.load(std::memory_order_acquire);
+  unpack(static_cast<uint32_t>(failure), world_size, account.failure, account.peer);
+  account.opponent = rank_of(static_cast<uint32_t>(failure >> 32), world_size);
   if (account.failure != RankFailure::kNone) account.failure_text = failure_text_.load();
   account.beats = beats_.load(kRelaxed);
   account.steps = steps_.load(kRelaxed);

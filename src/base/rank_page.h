@@ -54,6 +54,8 @@ struct RankAccount {
   Phase phase = Phase::kUnknown;
   RankFailure failure = RankFailure::kNone;
   int peer = -1;  ///< the rank that its failure comes from; -1: not known
+  /// Of kMismatch: the other of the two that do not call the same; -1: this rank.
+  int opponent = -1;
   std::string failure_text;
   RankFailure last_error = RankFailure::kNone;  ///< of what was thrown last, whether or not it was caught
   int last_error_peer = -1;
@@ -95,8 +97,8 @@ class RankPage {
     if (phase_.load() == RankAccount::Phase::kUnknown) set_phase(RankAccount::Phase::kCommunicates);
   }
 
-  /// A collective or message begins. `kind` and `dtype` are literals: one that stood here before is known by its
-  /// address. `shape` may be a part of the tensor's; `of` says what it is for.
+  /// A collective or message begins. `kind` and `dtype` are literals: one that stood here before is mostly known by
+  /// its address. `shape` may be a part of the tensor's; `of` says what it is for.
   void start_operation(uint64_t sequence, const char* kind, const char* dtype, int64_t elements, const int64_t* shape,
                        size_t dimensions, Clock::time_point now, std::string_view of = {});
   /// The one with this number is over, if it is the last that began.
@@ -107,7 +109,8 @@ class RankPage {
   void set_waits_for(uint64_t ranks) { waits_for_.store(ranks, std::memory_order_relaxed); }
 
   /// Notes why this rank cannot go on. The first cause stays: what follows follows from it.
-  void fail(RankFailure failure, int peer, std::string_view text);
+  /// `opponent`: see RankAccount.
+  void fail(RankFailure failure, int peer, std::string_view text, int opponent = -1);
   bool has_failed() const { return failure_.load(std::memory_order_relaxed) != 0; }
 
   /// An error of this kind is about to be thrown. Unlike a failure it no longer counts after whatever the rank does
@@ -149,7 +152,7 @@ class RankPage {
   std::atomic<pid_t> pid_{0};
   std::atomic<RankAccount::Phase> phase_{RankAccount::Phase::kUnknown};
   std::atomic<uint32_t> failure_claim_{0};
-  std::atomic<uint32_t> failure_{0};  ///< kind and peer, after the text
+  std::atomic<uint64_t> failure_{0};  ///< kind, peer and opponent, after the text
 
   alignas(64) std::atomic<uint32_t> version_{0};  ///< odd while what follows is written
   std::atomic<uint32_t> running_{0};

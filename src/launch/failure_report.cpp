@@ -169,7 +169,7 @@ std::string headline(const FailureReport& report) {
     if (culprit.ended && !culprit.how.failed()) return "ended with exit code 0 while rank " + other + " needed it";
     if (account != nullptr && account->phase == RankAccount::Phase::kLeft)
       return "left the others while rank " + other + " needed it";
-    return "and rank " + other + " do not call the same";
+    return "and rank " + std::to_string(verdict.opponent.value_or(*verdict.witness)) + " do not call the same";
   }
   if (verdict.exit_code == kExitHang)
     return "hangs: " + (verdict.witness ? "it did not come in time" : verdict.testimony);

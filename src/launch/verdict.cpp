@@ -94,10 +94,8 @@ std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<
     const RankAccount& account = accounts[static_cast<size_t>(chain.root)];
     const RankEnd* end = end_of(ends, chain.root);
     const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
-    // Of two whose calls differ neither is the cause of the other.
-    const bool mismatch = account.failure == RankFailure::kMismatch && chain.witness != chain.root;
     const bool of_all = account.failure == RankFailure::kMismatch && account.peer < 0;
-    if (killed || mismatch || of_all || !accuses(account) || account.peer == chain.root) return chain;
+    if (killed || of_all || !accuses(account) || account.peer == chain.root) return chain;
     int next = account.peer;
     if (next < 0) {
       const auto other = unnamed_culprit(ends, accounts, chain.root);
@@ -107,6 +105,7 @@ std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<
     }
     chain.witness = chain.root;
     chain.root = next;
+    // Of two whose calls differ neither is the cause of the other.
     if (account.failure == RankFailure::kMismatch) return chain;
   }
   return std::nullopt;  // a circle
@@ -116,7 +115,7 @@ std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<
 int exit_code_of(const RankEnd* end, const RankAccount& account, RankFailure accusation) {
   if (accusation == RankFailure::kMismatch) return kExitMismatch;
   const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
-  if (const auto known = exit_code_of(account.failure); known && is_own(account.failure) && !killed) return *known;
+  if (const auto known = exit_code_of(account.failure); known && !killed) return *known;
   if (end != nullptr && end->how.failed() && !end->stopped) return exit_code_of(end->how, {});
   if (is_own(account.failure) || account.phase == RankAccount::Phase::kLeftByException) return kExitRankFailed;
   if (accusation == RankFailure::kMissing)
@@ -150,12 +149,15 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& 
     return verdict;
   }
   const RankAccount& accused = accounts[static_cast<size_t>(chain->root)];
+  std::optional<int> opponent;
+  if (witness.failure == RankFailure::kMismatch) opponent = witness.opponent >= 0 ? witness.opponent : chain->witness;
   return {.exit_code = exit_code_of(end, accused, witness.failure),
           .culprit = end != nullptr ? *end : RankEnd{.rank = chain->root, .pid = accused.pid, .ended = false},
           .also_suspect = {},
           .settled = end != nullptr,
           .witness = chain->witness,
-          .testimony = witness.failure_text};
+          .testimony = witness.failure_text,
+          .opponent = opponent};
 }
 
 int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail) {

@@ -35,6 +35,8 @@ struct Verdict {
   /// The rank whose page led to the culprit, where it is not the culprit that ended first, and what that rank says.
   std::optional<int> witness;
   std::string testimony;
+  /// The rank whose calls and the culprit's do not match, where the witness says so.
+  std::optional<int> opponent;
 };
 
 /// Judges the ends of a run's ranks, in the order in which they were seen, and what their pages say (one account a

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <set>
 
 #include "launch/launch_error.h"
 
@@ -144,6 +145,26 @@ TEST(Verdict, CallsThatDoNotMatchNameBothSides) {
     EXPECT_EQ(verdict.witness, 0);
     EXPECT_EQ(verdict.testimony, "ranks disagree");
   }
+}
+
+TEST(Verdict, OfCallsThatDoNotMatchTheThirdRankIsNeither) {
+  RankAccount third = says(RankFailure::kMismatch, 1, "ranks 1 and 2 disagree");
+  third.opponent = 2;
+  const RankAccount accuses_2 = says(RankFailure::kMismatch, 2), accuses_1 = says(RankFailure::kMismatch, 1);
+  const auto check = [](const Verdict& verdict, std::set<int> both) {
+    EXPECT_EQ(verdict.exit_code, kExitMismatch);
+    EXPECT_EQ(std::set<int>({verdict.culprit->rank, verdict.opponent.value_or(-1)}), both);
+  };
+  const Verdict verdict = judge({exited(0, 1, 1)}, {third, accuses_2, accuses_1});
+  check(verdict, {1, 2});
+  EXPECT_EQ(verdict.witness, 0);
+  EXPECT_EQ(verdict.testimony, "ranks 1 and 2 disagree");
+  check(judge({exited(1, 1, 1)}, {third, accuses_2, accuses_1}), {1, 2});
+  // It waited elsewhere for one of the two, or for one of many that do not match.
+  check(judge({exited(0, 1, 1), exited(1, 1, 2)}, {victim_of(1), accuses_2, accuses_1}), {1, 2});
+  EXPECT_EQ(
+      judge({exited(0, 1, 1), exited(1, 1, 2)}, {victim_of(1), says(RankFailure::kMismatch, -1), kSilent}).exit_code,
+      kExitMismatch);
 }
 
 TEST(Verdict, ARankThatDidNotComeInTime) {

@@ -49,7 +49,9 @@ std::string split_text(const World& world, int reporter, int culprit, uint64_t s
 }  // namespace
 
 void Verdict::note(const World& world, const std::string& said) const {
-  const auto fail = [&](RankFailure failure, int rank) { own_page().fail(failure, world.launched_rank(rank), said); };
+  const auto fail = [&](RankFailure failure, int rank, int opponent = -1) {
+    own_page().fail(failure, world.launched_rank(rank), said, opponent < 0 ? -1 : world.launched_rank(opponent));
+  };
   switch (cause) {
     case Cause::kNone:
       return;
@@ -60,7 +62,8 @@ void Verdict::note(const World& world, const std::string& said) const {
     case Cause::kMismatch:
     case Cause::kSplits:
     case Cause::kMessage:
-      return fail(RankFailure::kMismatch, culprit == world.rank() ? reporter : culprit);
+      if (culprit == world.rank()) return fail(RankFailure::kMismatch, reporter);
+      return fail(RankFailure::kMismatch, culprit, reporter == world.rank() ? -1 : reporter);
     case Cause::kTimeout: {
       const uint64_t missing = world.control(reporter).missing.load(std::memory_order_acquire);
       return fail(RankFailure::kMissing, missing == 0 ? reporter : std::countr_zero(missing) % world.size());
