@@ -1,5 +1,6 @@
-// The Python module lockstep._C: one function, which makes a backend. It refuses to be loaded beside another torch than
-// the one it was built with: a virtual table that moved would call another function, and not fail where one could tell.
+// The Python module lockstep._C: one function, which makes a backend, and the end of its threads with the interpreter.
+// It refuses to be loaded beside another torch than the one it was built with: a virtual table that moved would call
+// another function, and not fail where one could tell.
 
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
@@ -10,6 +11,9 @@
 #include "collectives/shm/backend/shm_backend.h"
 
 namespace {
+
+/// Of a program that ends, with callbacks of its own that still run.
+constexpr std::chrono::seconds kPatienceWithCallbacks{10};
 
 /// Throws ImportError unless the torch that runs has the release, major.minor, of the one this was compiled with.
 void check_torch() {
@@ -31,4 +35,9 @@ PYBIND11_MODULE(_C, module) {
         return lockstep::shm_engine::make_backend(store, rank, world_size, timeout, "lockstep", /*keeps_page=*/true);
       },
       pybind11::call_guard<pybind11::gil_scoped_release>());
+  // A thread that wants Python's lock while the interpreter is taken apart is unwound by force, through destructors
+  // that do not let it: the process would abort.
+  pybind11::module_::import("atexit").attr("register")(
+      pybind11::cpp_function([] { lockstep::shm_engine::end_futures(kPatienceWithCallbacks); },
+                             pybind11::call_guard<pybind11::gil_scoped_release>()));
 }

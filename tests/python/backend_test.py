@@ -1,5 +1,6 @@
 """The Python package as its users see it: collectives, DistributedDataParallel, FSDP2, launchers, failures."""
 
+import functools
 import json
 import os
 import signal
@@ -42,7 +43,7 @@ class Ranks(unittest.TestCase):
                 if time.monotonic() > end:
                     for process in ranks.processes:
                         process.kill()
-                    self.fail(f"{function.__name__} on {size} ranks is not done after {DEADLINE_S} s")
+                    self.fail(f"{function} on {size} ranks is not done after {DEADLINE_S} s")
             return [torch.load(f"{path}.{rank}") if os.path.exists(f"{path}.{rank}") else None for rank in range(size)]
 
 
@@ -60,6 +61,10 @@ class Collectives(Ranks):
     def test_asynchronous_works_and_futures(self):
         for size in (2, 3):
             self.spawn(size, programs.futures)
+
+    def test_futures_at_the_end(self):
+        for destroys in (False, True):
+            self.spawn(2, functools.partial(programs.futures_at_the_end, destroys=destroys))
 
     def test_coalesced(self):
         for size in (2, 3):

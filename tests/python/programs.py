@@ -1,8 +1,10 @@
 """What ranks do in backend_test.py: each function is called as function(rank, size) in a group of all ranks."""
 
+import atexit
 import functools
 import json
 import os
+import re
 import threading
 import time
 
@@ -469,6 +471,54 @@ def buckets_in_shared_memory(rank, size):
         assert all((where == own) != disabled for where in seen), (disabled, own, seen)
         for parameter in network.parameters():  # views into the same buckets
             assert (segment_of(parameter.grad) == own) != disabled
+
+
+class LeavesSlowly:
+    def __call__(self, future):
+        return future.value()
+
+    def __del__(self):
+        time.sleep(0.5)
+
+
+at_end = []  # called when the backend has ended its threads: this is registered before any group is made
+
+
+@atexit.register
+def call_at_end():
+    for function in at_end:
+        try:
+            function()
+        except BaseException as error:  # which an interpreter that ends would only print
+            print("at the end:", error, flush=True)
+            os._exit(1)
+
+
+def futures_at_the_end(rank, size, destroys):
+    """The process ends while a callback is being freed and memory keeps the group alive; one future stays incomplete."""
+    if not destroys:
+        dist.destroy_process_group = lambda: None
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    kept = [backend.allocate_tensor(1, dtype=torch.float32, device=torch.device("cpu"))]
+    if rank == 0:
+        kept.append(dist.irecv(torch.empty(3), 1).get_future())
+    else:
+        time.sleep(0.2)
+    summed = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(LeavesSlowly()).wait()
+    assert summed[0].tolist() == [size] * 3
+
+    def check():
+        if rank == 1:
+            time.sleep(2)  # mostly the other one knows of no end but its own
+        for future in kept[1:]:
+            try:
+                future.wait()
+                raise AssertionError("a future without an operation is complete")
+            except RuntimeError as error:
+                known = "the process ends while|rank 1 .*(ended while|left the group)"
+                assert re.search("this rank left the group" if destroys else known, str(error)), error
+
+    at_end.append(check)
 
 
 def train_fsdp2(rank, size):

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/shared_segment.h"
 #include "collectives/shm/backend/shm_work.h"
 
@@ -15,18 +16,39 @@ constexpr std::chrono::milliseconds kLook{100};  ///< how often deadlines are lo
 }  // namespace
 
 struct FutureThread::State {
+  const unsigned fork_generation = lockstep::fork_generation();
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<c10::intrusive_ptr<ShmWork>> added;  // guarded by mutex
-  bool over = false;                               // guarded by mutex
+  // Guarded by mutex:
+  std::vector<c10::intrusive_ptr<ShmWork>> added;
+  bool over = false;      ///< no work will come
+  bool forsakes = false;  ///< what is not complete is given up
+  bool runs = false;      ///< there is a thread
+
+  /// Of all threads of this process, and whether there may be more. Never freed: the last may end after main().
+  struct All {
+    std::mutex mutex;
+    std::vector<std::weak_ptr<State>> states;  // guarded by mutex
+    bool ended = false;                        // guarded by mutex
+  };
+  static All& all() {
+    static All* all = new All;
+    return *all;
+  }
 };
 
-FutureThread::FutureThread() : state_(std::make_shared<State>()), fork_generation_(lockstep::fork_generation()) {}
+FutureThread::FutureThread() : state_(std::make_shared<State>()) {
+  State::All& all = State::all();
+  std::lock_guard lock(all.mutex);
+  std::erase_if(all.states, [](const auto& state) { return state.expired(); });
+  all.states.push_back(state_);
+  state_->forsakes = all.ended;
+}
 
 FutureThread::~FutureThread() {
   if (!thread_.joinable()) return;
   // In a child of fork() there is no such thread.
-  if (fork_generation_ != lockstep::fork_generation()) {
+  if (state_->fork_generation != lockstep::fork_generation()) {
     thread_.detach();
     return;
   }
@@ -41,13 +63,18 @@ FutureThread::~FutureThread() {
     thread_.join();
 }
 
-void FutureThread::add(c10::intrusive_ptr<ShmWork> work) {
+bool FutureThread::add(const c10::intrusive_ptr<ShmWork>& work) {
   {
     std::lock_guard lock(state_->mutex);
-    state_->added.push_back(std::move(work));
-    if (!thread_.joinable()) thread_ = std::thread([state = state_] { run(state); });
+    if (state_->forsakes) return false;
+    state_->added.push_back(work);
+    if (!thread_.joinable()) {
+      thread_ = std::thread([state = state_] { run(state); });
+      state_->runs = true;
+    }
   }
-  state_->changed.notify_one();
+  state_->changed.notify_all();
+  return true;
 }
 
 bool FutureThread::is_this_thread() const {
@@ -55,17 +82,44 @@ bool FutureThread::is_this_thread() const {
   return thread_.get_id() == std::this_thread::get_id();
 }
 
+void FutureThread::end_all(std::chrono::milliseconds at_most) {
+  const auto end = Clock::now() + at_most;
+  State::All& all = State::all();
+  std::vector<std::weak_ptr<State>> states;
+  {
+    std::lock_guard lock(all.mutex);
+    all.ended = true;
+    states.swap(all.states);
+  }
+  for (const auto& weak : states) {
+    const auto state = weak.lock();
+    if (!state || state->fork_generation != lockstep::fork_generation()) continue;  // a child has no such thread
+    std::unique_lock lock(state->mutex);
+    state->forsakes = true;
+    state->changed.notify_all();
+    state->changed.wait_until(lock, end, [&] { return !state->runs; });
+  }
+}
+
 void FutureThread::run(const std::shared_ptr<State>& state) {
   std::vector<c10::intrusive_ptr<ShmWork>> pending;
+  bool forsakes = false;
   for (;;) {
     {
       std::unique_lock lock(state->mutex);
-      if (pending.empty()) state->changed.wait(lock, [&] { return state->over || !state->added.empty(); });
+      if (pending.empty())
+        state->changed.wait(lock, [&] { return state->over || state->forsakes || !state->added.empty(); });
       for (auto& work : state->added) pending.push_back(std::move(work));
       state->added.clear();
-      if (state->over && pending.empty()) return;
+      forsakes = state->forsakes;
+      if (pending.empty() && (state->over || forsakes)) {
+        state->runs = false;
+        state->changed.notify_all();
+        return;
+      }
     }
-    std::erase_if(pending, [](const auto& work) { return work->complete_or_expire(); });
+    std::erase_if(pending,
+                  [&](const auto& work) { return work->complete_or_expire() || (forsakes && work->forsake_future()); });
     if (!pending.empty()) pending.front()->rest(kLook);
   }
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <thread>
 
@@ -21,18 +22,22 @@ class FutureThread {
   ~FutureThread();
   FutureThread(const FutureThread&) = delete;
 
-  /// Sees to it that the work's future is completed. Any thread; never waits.
-  void add(c10::intrusive_ptr<ShmWork> work);
+  /// Sees to it that the work's future is completed. Any thread; never waits. False after end_all().
+  bool add(const c10::intrusive_ptr<ShmWork>& work);
   /// Whether the caller runs in a callback of one of these futures.
   bool is_this_thread() const;
+
+  /// Ends all such threads of this process for good, for an interpreter that is about to go: callbacks must not run
+  /// while it does, nor be freed. What runs ends first; futures that are still waited for fail, later ones are
+  /// completed by their callers. Waits for callbacks, at most this long; not to be called while holding what they need.
+  static void end_all(std::chrono::milliseconds at_most);
 
  private:
   struct State;
   static void run(const std::shared_ptr<State>& state);
 
   const std::shared_ptr<State> state_;  // shared with the thread, which may outlive this object for a moment
-  const unsigned fork_generation_;
-  std::thread thread_;  // guarded by the state's mutex
+  std::thread thread_;                  // guarded by the state's mutex
 };
 
 }  // namespace lockstep::shm_engine

@@ -140,4 +140,6 @@ void ShmBackend::shutdown() { shared_->group().leave(); }
 
 void ShmBackend::abort() { shared_->group().abort("abort() was called on the group"); }
 
+void end_futures(std::chrono::milliseconds at_most) { FutureThread::end_all(at_most); }
+
 }  // namespace lockstep::shm_engine

@@ -18,4 +18,9 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
                                                std::chrono::milliseconds timeout, const std::string& name = "shm",
                                                bool keeps_page = false);
 
+/// Ends the threads that complete futures, for an interpreter that is about to go: no callback runs or is freed after.
+/// Those that run are waited for, at most this long. Futures that are not complete fail; of later operations they are
+/// completed before they are returned.
+void end_futures(std::chrono::milliseconds at_most);
+
 }  // namespace lockstep::shm_engine

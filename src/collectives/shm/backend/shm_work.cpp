@@ -138,22 +138,20 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
 void ShmWork::abort() { shared_->group().abort("abort() was called on an operation"); }
 
 c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
-  bool complete = isCompleted();
-  if (!complete && shared_->futures().is_this_thread()) {
-    // Inside the callback of another future, which may wait for this one: nobody else is there to complete it.
-    wait_for_core(timeout_);
-    settle();
-    complete = true;
-  }
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-  if (!complete) {
+  if (!isCompleted() && !shared_->futures().is_this_thread()) {
     std::lock_guard lock(mutex_);
     if (future_) return future_;
-    if (!completed_) {
+    if (!completed_ && shared_->futures().add(c10::intrusive_ptr<ShmWork>::reclaim_copy(this))) {
       future_ = future;
-      shared_->futures().add(c10::intrusive_ptr<ShmWork>::reclaim_copy(this));
       return future;
     }
+  }
+  if (!isCompleted()) {
+    // Inside the callback of another future, which may wait for this one, or after the thread's end: nobody else is
+    // there to complete it.
+    wait_for_core(timeout_);
+    settle();
   }
   if (exception_)
     future->setError(exception_);
@@ -171,6 +169,18 @@ bool ShmWork::complete_or_expire() {
     return false;
   }
   settle();
+  return true;
+}
+
+bool ShmWork::forsake_future() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    std::lock_guard lock(mutex_);
+    future = std::move(future_);
+  }
+  if (future)
+    future->setError(std::make_exception_ptr(
+        Error("the process ends while operation " + std::to_string(sequence_) + " is not complete")));
   return true;
 }
 
