@@ -108,7 +108,16 @@ Outcome collectives_case(Shared& shared, Draw& draw, int instance) {
     if (outcome.output.find(words) == std::string::npos) outcome.problems.push_back("does not say \"" + words + "\"");
   };
   says(pair.usual);
-  says("rank " + text(rank));
+  const size_t headline = outcome.output.find(" do not call the same");
+  if (headline == std::string::npos) {
+    says("rank " + text(rank));
+  } else {
+    // "lockstep: rank 0 of 3 and rank 2 do not call the same": of more than two, which one is the odd one counts.
+    const size_t line = outcome.output.rfind("lockstep: rank ", headline);
+    const std::string pair_named = outcome.output.substr(line, headline - line) + " ";
+    if (pair_named.find("rank " + text(rank) + " ") == std::string::npos)
+      outcome.problems.push_back("does not name rank " + text(rank) + " but \"" + pair_named + "\"");
+  }
   if (pair.other != "skip" && pair.other != "leave" && !missing) says(engine_name(pair.other));
   return outcome;
 }
