@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 import programs
+import training_programs
 
 DEADLINE_S = 100
 
@@ -82,7 +83,7 @@ class Collectives(Ranks):
             self.spawn(size, programs.abort)
 
     def test_a_fork_is_harmless(self):
-        self.spawn(2, programs.fork)
+        self.spawn(2, training_programs.fork)
 
     def test_several_threads(self):
         self.spawn(2, programs.threads)
@@ -91,7 +92,7 @@ class Collectives(Ranks):
 class Training(Ranks):
     def test_ddp_equals_gloo(self):
         for size in (2, 3):
-            ours, gloo = (self.spawn(size, programs.train_ddp, backend) for backend in ("lockstep", "gloo"))
+            ours, gloo = (self.spawn(size, training_programs.train_ddp, backend) for backend in ("lockstep", "gloo"))
             for rank in range(size):
                 for name, weight in gloo[rank].items():
                     torch.testing.assert_close(ours[rank][name], weight)
@@ -101,13 +102,13 @@ class Training(Ranks):
 
     def test_ddp_buckets_are_reduced_in_shared_memory(self):
         for size in (2, 3):
-            self.spawn(size, programs.buckets_in_shared_memory)
+            self.spawn(size, training_programs.buckets_in_shared_memory)
 
     def test_ddp_communication_hooks(self):
-        self.spawn(2, programs.communication_hooks)
+        self.spawn(2, training_programs.communication_hooks)
 
     def test_fsdp2_equals_gloo(self):
-        ours, gloo = (self.spawn(2, programs.train_fsdp2, backend) for backend in ("lockstep", "gloo"))
+        ours, gloo = (self.spawn(2, training_programs.train_fsdp2, backend) for backend in ("lockstep", "gloo"))
         for name, weight in gloo[0].items():
             torch.testing.assert_close(ours[0][name], weight)
 
