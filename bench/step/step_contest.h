@@ -16,6 +16,7 @@ struct StepContestOptions {
   int rounds = 8;
   double slice_ms = 1000;  ///< for one system in one round
   size_t check_steps = 5;
+  size_t settling_steps = 12;  ///< more of them, before the peak of memory is known: it grows over the first steps
 };
 
 /// One model trained by all systems in interleaved rounds; who goes first changes from round to round, only one system
@@ -39,6 +40,7 @@ class StepContest {
     std::unique_ptr<StepJob> job;  ///< empty: out
     double attach_ms = 0;
     StepJob::Check check;
+    double peak_mib = 0;
     double estimate_ms = 0;
     std::vector<std::vector<double>> rounds_ms;  ///< by round, by step
     std::vector<double> cpu_ms;                  ///< of a step, by round

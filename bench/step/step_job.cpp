@@ -23,15 +23,25 @@ StepJob::Check StepJob::check(size_t steps) {
     std::istringstream in(answer);
     std::string word, hash;
     std::vector<double> losses(steps);
-    double peak_mib = 0;
     in >> word;
     for (double& loss : losses) in >> loss;
-    if (word != "losses" || !(in >> word >> hash >> word >> peak_mib)) fail("answered " + answer.substr(0, 200));
+    if (word != "losses" || !(in >> word >> hash)) fail("answered " + answer.substr(0, 200));
     result.losses.push_back(std::move(losses));
     result.weights.push_back(std::move(hash));
-    result.peak_mib = std::max(result.peak_mib, peak_mib);
   }
   return result;
+}
+
+double StepJob::peak() {
+  double peak_mib = 0;
+  for (const std::string& answer : ask("peak")) {
+    std::istringstream in(answer);
+    std::string word;
+    double mine = 0;
+    if (!(in >> word >> mine) || word != "peak_mib") fail("answered " + answer.substr(0, 200));
+    peak_mib = std::max(peak_mib, mine);
+  }
+  return peak_mib;
 }
 
 StepJob::Times StepJob::time(size_t warm, size_t steps) {

@@ -10,7 +10,8 @@ namespace lockstep::bench {
 /// A system that trains one model on all ranks. Its workers answer
 ///
 ///     attach            -> attached MS
-///     check STEPS       -> losses L... weights HASH peak_mib M   the first steps; memory from the start until then
+///     check STEPS       -> losses L... weights HASH   the first steps
+///     peak              -> peak_mib M                 memory from the start until then; asked once, before any timing
 ///     time WARM STEPS   -> times MS... cpu MS   the latter of the whole process, a step
 class StepJob : public Job {
  public:
@@ -22,9 +23,11 @@ class StepJob : public Job {
   struct Check {
     std::vector<std::vector<double>> losses;  ///< by rank, by step
     std::vector<std::string> weights;         ///< by rank: a hash of the bits after these steps
-    double peak_mib = 0;                      ///< of the rank that needed most
   };
   Check check(size_t steps);
+
+  /// MiB of the rank that needed most.
+  double peak();
 
   struct Times {
     std::vector<double> steps_ms;  ///< every step, the mean over ranks (who keep in step have the same anyway)

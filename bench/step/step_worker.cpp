@@ -41,6 +41,7 @@ class Trainer {
     in >> verb;
     if (verb == "attach") return attach_now();
     if (verb == "check" && in >> steps) return check(steps);
+    if (verb == "peak") return peak();
     if (verb == "time" && in >> warm >> steps) return time(warm, steps);
     return "wrong command: " + command;
   }
@@ -68,10 +69,14 @@ class Trainer {
     std::ostringstream text;
     text << std::setprecision(10) << "losses";
     for (size_t i = 0; i < steps; ++i) text << ' ' << step();
+    text << " weights " << weights();
+    return text.str();
+  }
+
+  std::string peak() {
     const double peak_mib = memory_->stop();
     memory_.reset();
-    text << " weights " << weights() << " peak_mib " << peak_mib;
-    return text.str();
+    return "peak_mib " + std::to_string(peak_mib);
   }
 
   /// A hash of the bits of all parameters (FNV-1a of 64 bits, word by word).
@@ -106,7 +111,7 @@ class Trainer {
   const std::shared_ptr<Model> model_;
   const Batch batch_;
   std::vector<at::Tensor> parameters_ = model_->parameters();
-  std::optional<PeakMemory> memory_{std::in_place};  ///< from the start to the end of the check
+  std::optional<PeakMemory> memory_{std::in_place};  ///< from the start to `peak`
   torch::optim::SGD optimizer_;
   std::unique_ptr<Synchronizer> synchronizer_;
 };

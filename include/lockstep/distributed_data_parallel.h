@@ -27,6 +27,9 @@ namespace lockstep {
 /// right. What cannot be averaged (gradients of create_graph, sparse ones), and a module edited without refresh(), is
 /// an Error that backward throws on all ranks. A peer that is gone makes backward throw Error. autograd::grad with
 /// respect to a parameter bypasses .grad, so it throws outside no_sync().
+///
+/// The first one of a process lets it keep the memory of freed tensors, unless the user has chosen an allocator or set
+/// malloc's variables (docs/step.md).
 template <typename Module>
 class DistributedDataParallel : public Replica {
  public:

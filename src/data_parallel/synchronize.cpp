@@ -9,12 +9,14 @@
 #include "collectives/rank_names.h"
 #include "data_parallel/divergence.h"
 #include "data_parallel/replica_state.h"
+#include "data_parallel/tensor_memory.h"
 
 // What keeps parameters and buffers equal besides the reduction of gradients.
 
 namespace lockstep {
 
 void Replica::State::reduced(const std::vector<Facts>& ranks) {
+  end_step_of_tensor_memory();
   std::vector<bool> active, done;
   for (const Facts& facts : ranks) {
     active.push_back(facts.active);

@@ -132,7 +132,7 @@ int exit_code_of(const RankEnd* end, const RankAccount& account, RankFailure acc
 Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts) {
   const auto first = std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return end.how.failed(); });
   if (first == ends.end()) return {.exit_code = kExitOk};
-  const Verdict by_order = judge_by_order(ends, *first);
+  Verdict by_order = judge_by_order(ends, *first);
   if (accounts.empty() || was_killed(*by_order.culprit)) return by_order;
   const int start = by_order.culprit->rank;
   const auto chain = follow(ends, accounts, start);

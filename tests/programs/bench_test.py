@@ -176,13 +176,14 @@ class Bench(unittest.TestCase):
             self.assertIn("c10d::Reducer on Gloo", file.read())
 
     def test_peak_memory_of_a_step(self):
-        """No more than the model alone and one copy of its gradients, where malloc keeps nothing that is freed."""
-        path = os.path.join(self.folder, "step.json")
-        run(os.path.join(BIN, "bench_step"), "--tiny", "--models", "mlp", "--systems", "side_by_side,lockstep", "--json", path,
-            env=environment(MALLOC_TRIM_THRESHOLD_=str(128 << 20)), timeout=300)
-        peaks = {row["system"]: row["peak_mib"] for row in self.read(path)["rows"]}
+        """No more than the model alone and one copy of its gradients, also where malloc is left as it is."""
         gradients_mib = (784 * 2048 + 2048 * 2048 + 2048 * 10 + 2 * 2048 + 10) * 4 / 2**20
-        self.assertLess(peaks["lockstep"], peaks["side_by_side"] + gradients_mib + 2)
+        for changed in ({}, {"MALLOC_TRIM_THRESHOLD_": str(128 << 20)}):
+            path = os.path.join(self.folder, "step.json")
+            run(os.path.join(BIN, "bench_step"), "--tiny", "--models", "mlp", "--systems", "side_by_side,lockstep", "--json", path,
+                env=environment(**changed), timeout=300)
+            peaks = {row["system"]: row["peak_mib"] for row in self.read(path)["rows"]}
+            self.assertLess(peaks["lockstep"], peaks["side_by_side"] + gradients_mib + 2, changed)
 
     def test_launch(self):
         path = os.path.join(self.folder, "launch.json")

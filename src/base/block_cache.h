@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace lockstep {
+
+/// Large blocks of memory, kept for the next that wants the size: a training takes the same sizes in every step, and
+/// what the kernel gives anew costs a fault a page.
+///
+/// Sizes are rounded up to eighths of a power of two and never split or joined, so a block never ends up as a hole that
+/// is a little too small, which is what kept memory costs in a heap. What is in use and what is kept are together at
+/// most half more than the most that was in use at once. Any thread may use it.
+class BlockCache {
+ public:
+  static constexpr size_t kSmallest = size_t{1} << 20;  ///< below this a heap does as well
+
+  struct Sizes {
+    size_t in_use = 0, most_in_use = 0, kept = 0;  ///< bytes, rounded up
+  };
+
+  /// At least `bytes`, which are kSmallest or more, from the start of a page, with any content. nullptr: the system has
+  /// no more, and nothing is kept either.
+  void* take(size_t bytes);
+  /// `block` was taken here and not given back.
+  bool owns(const void* block) const;
+  void give_back(void* block);
+
+  /// A step is over. What nobody has taken for three of them goes back to the kernel.
+  void end_step();
+
+  Sizes sizes() const;
+
+  /// Around fork(): no other thread holds the lock then.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+ private:
+  struct Kept {
+    void* block;
+    uint64_t step;  ///< in which it was given back
+  };
+  using KeptOfOneSize = std::map<size_t, std::vector<Kept>>;  ///< of each the oldest first
+
+  void* map_anew(size_t bytes);
+  bool drop_oldest();
+  void drop(KeptOfOneSize::iterator size, size_t count);
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_:
+  std::unordered_map<const void*, size_t> taken_;
+  KeptOfOneSize kept_;
+  Sizes sizes_;
+  uint64_t step_ = 0;
+};
+
+}  // namespace lockstep
