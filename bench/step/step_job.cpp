@@ -5,16 +5,20 @@
 
 namespace lockstep::bench {
 
-double StepJob::attach() {
-  double slowest = 0;
-  for (const std::string& answer : ask("attach")) {
+double StepJob::attach() { return largest("attach", "attached"); }
+
+double StepJob::peak() { return largest("peak", "peak_mib"); }
+
+double StepJob::largest(const std::string& command, const std::string& name) {
+  double largest = 0;
+  for (const std::string& answer : ask(command)) {
     std::istringstream in(answer);
     std::string word;
     double mine = 0;
-    if (!(in >> word >> mine) || word != "attached") fail("answered " + answer.substr(0, 200));
-    slowest = std::max(slowest, mine);
+    if (!(in >> word >> mine) || word != name) fail("answered " + answer.substr(0, 200));
+    largest = std::max(largest, mine);
   }
-  return slowest;
+  return largest;
 }
 
 StepJob::Check StepJob::check(size_t steps) {
@@ -30,18 +34,6 @@ StepJob::Check StepJob::check(size_t steps) {
     result.weights.push_back(std::move(hash));
   }
   return result;
-}
-
-double StepJob::peak() {
-  double peak_mib = 0;
-  for (const std::string& answer : ask("peak")) {
-    std::istringstream in(answer);
-    std::string word;
-    double mine = 0;
-    if (!(in >> word >> mine) || word != "peak_mib") fail("answered " + answer.substr(0, 200));
-    peak_mib = std::max(peak_mib, mine);
-  }
-  return peak_mib;
 }
 
 StepJob::Times StepJob::time(size_t warm, size_t steps) {

@@ -34,6 +34,10 @@ class StepJob : public Job {
     double cpu_ms = 0;             ///< processor time of a step, all threads, the mean over ranks
   };
   Times time(size_t warm, size_t steps);
+
+ private:
+  /// Of what the ranks answer to `command`: "NAME NUMBER".
+  double largest(const std::string& command, const std::string& name);
 };
 
 }  // namespace lockstep::bench
