@@ -42,6 +42,16 @@ std::vector<int> ranks_in(const fs::path& folder) {
   return ranks;
 }
 
+/// A start with fewer ranks than an earlier one in the same folder leaves the others' files there.
+void leave_out_former_ranks(RunData& run) {
+  if (run.start.world_size < 1) return;
+  const auto left_out =
+      std::erase_if(run.ranks, [&](const RankData& rank) { return rank.rank >= run.start.world_size; });
+  if (left_out > 0)
+    run.notes.push_back(std::to_string(left_out) + (left_out == 1 ? " file is" : " files are") +
+                        " left out: of an earlier start, which had more ranks");
+}
+
 void note_ranks(RunData& run) {
   const auto say = [&](const std::string& what) { run.notes.push_back(what); };
   for (const RankData& rank : run.ranks) {
@@ -89,6 +99,7 @@ RunData read_run(const std::string& folder) {
     else
       read_metrics(file, rank, run);
   }
+  leave_out_former_ranks(run);
   bool has_events = false;
   for (const fs::path& place : {fs::path(folder), fs::path(folder) / "tensorboard"}) {
     for (const std::string& name : files_of(place)) {

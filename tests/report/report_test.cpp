@@ -2,6 +2,7 @@
 #include <lockstep/error.h>
 
 #include <cmath>
+#include <fstream>
 #include <sstream>
 
 #include "base/atomic_file.h"
@@ -10,6 +11,7 @@
 #include "report/charts.h"
 #include "report/page.h"
 #include "report/text.h"
+#include "support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
@@ -115,6 +117,20 @@ TEST(ReadMetrics, ARunFromTheBeginningTakesTheOldOnesPlace) {
   EXPECT_EQ(run.scalars.at("loss").points().front().mean, 7);
   EXPECT_EQ(run.ranks[0].samples, 0);
   EXPECT_EQ(run.starts, 1);
+}
+
+TEST(ReadRun, RanksOfAnEarlierStartWithMoreAreLeftOut) {
+  const TemporaryFolder folder;
+  const std::string steps = R"({"type":"steps","step":5,"steps":5,"samples":50,"seconds":1})"
+                            "\n";
+  for (int rank = 0; rank < 3; ++rank)
+    std::ofstream(folder.path() / ("metrics_rank" + std::to_string(rank) + ".jsonl"))
+        << run_line(0, 3) << steps << (rank < 2 ? run_line(0, 2) + steps : "");
+  const RunData run = read_run(folder.path());
+  EXPECT_EQ(run.ranks.size(), 2u);
+  EXPECT_EQ(mean_throughput(run), 100) << "samples a second of two ranks";
+  ASSERT_EQ(run.notes.size(), 1u);
+  EXPECT_NE(run.notes[0].find("earlier start"), std::string::npos);
 }
 
 TEST(ReadMetrics, WhatIsNoNumberIsCounted) {
