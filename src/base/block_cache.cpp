@@ -87,7 +87,7 @@ bool BlockCache::drop_oldest() {
   return true;
 }
 
-void BlockCache::drop(KeptOfOneSize::iterator size, size_t count) {
+void BlockCache::drop(KeptBySize::iterator size, size_t count) {
   auto& blocks = size->second;
   for (size_t i = 0; i < count; ++i) ::munmap(blocks[i].block, size->first);
   sizes_.kept -= count * size->first;

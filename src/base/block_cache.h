@@ -44,16 +44,16 @@ class BlockCache {
     void* block;
     uint64_t step;  ///< in which it was given back
   };
-  using KeptOfOneSize = std::map<size_t, std::vector<Kept>>;  ///< of each the oldest first
+  using KeptBySize = std::map<size_t, std::vector<Kept>>;  ///< of each the oldest first
 
   void* map_anew(size_t bytes);
   bool drop_oldest();
-  void drop(KeptOfOneSize::iterator size, size_t count);
+  void drop(KeptBySize::iterator size, size_t count);
 
   mutable std::mutex mutex_;
   // Guarded by mutex_:
   std::unordered_map<const void*, size_t> taken_;
-  KeptOfOneSize kept_;
+  KeptBySize kept_;
   Sizes sizes_;
   uint64_t step_ = 0;
 };

@@ -21,12 +21,10 @@ BlockCache& cache() {
 
 class KeepingAllocator final : public c10::Allocator {
  public:
-  explicit KeepingAllocator(c10::Allocator& others) : others_(others) {}
-
   c10::DataPtr allocate(size_t bytes) override {
     void* block = bytes < BlockCache::kSmallest ? nullptr : cache().take(bytes);
-    // Of what the system has not got, the other one says so.
-    if (block == nullptr) return others_.allocate(bytes);
+    // Of what the system has not got, LibTorch's own says so.
+    if (block == nullptr) return c10::GetDefaultCPUAllocator()->allocate(bytes);
     c10::profiledCPUMemoryReporter().New(block, bytes);
     return {block, block, &free_block, c10::Device(c10::kCPU)};
   }
@@ -44,8 +42,6 @@ class KeepingAllocator final : public c10::Allocator {
     else
       c10::GetDefaultCPUAllocator()->raw_deleter()(memory);
   }
-
-  c10::Allocator& others_;
 };
 
 }  // namespace
@@ -55,7 +51,7 @@ void keep_tensor_memory() {
   std::call_once(once, [] {
     if (!keep_freed_memory() || c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return;
     ::pthread_atfork([] { cache().lock(); }, [] { cache().unlock(); }, [] { cache().unlock(); });
-    static KeepingAllocator* const allocator = new KeepingAllocator(*c10::GetDefaultCPUAllocator());
+    static KeepingAllocator* const allocator = new KeepingAllocator;
     c10::SetCPUAllocator(allocator);
     // Holes that large tensors have left behind there are too large for what the heap will hold from now on.
     ::malloc_trim(0);

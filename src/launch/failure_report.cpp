@@ -169,7 +169,9 @@ std::string headline(const FailureReport& report) {
     if (culprit.ended && !culprit.how.failed()) return "ended with exit code 0 while rank " + other + " needed it";
     if (account != nullptr && account->phase == RankAccount::Phase::kLeft)
       return "left the others while rank " + other + " needed it";
-    return "and rank " + std::to_string(verdict.opponent.value_or(*verdict.witness)) + " do not call the same";
+    // A witness may have waited elsewhere for one of many that do not match.
+    if (!verdict.opponent) return "does not call the same as the others";
+    return "and rank " + std::to_string(*verdict.opponent) + " do not call the same";
   }
   if (verdict.exit_code == kExitHang)
     return "hangs: " + (verdict.witness ? "it did not come in time" : verdict.testimony);

@@ -82,6 +82,12 @@ TEST(FailureReport, ARankThatTheOthersMiss) {
   report.verdict.culprit->stopped = true;
   report.accounts[1].phase = RankAccount::Phase::kLeft;
   EXPECT_NE(format(report).find("rank 1 of 4 left the others while rank 3 needed it\n"), std::string::npos);
+  // Rank 3 says who differ, or has but waited for one of them.
+  report.accounts[1].phase = RankAccount::Phase::kJoined;
+  report.verdict.opponent = 2;
+  EXPECT_NE(format(report).find("rank 1 of 4 and rank 2 do not call the same\n"), std::string::npos);
+  report.verdict.opponent.reset();
+  EXPECT_NE(format(report).find("rank 1 of 4 does not call the same as the others\n"), std::string::npos);
 }
 
 TEST(FailureReport, TheSameAsJson) {

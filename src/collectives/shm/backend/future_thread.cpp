@@ -56,7 +56,7 @@ FutureThread::~FutureThread() {
     std::lock_guard lock(state_->mutex);
     state_->over = true;
   }
-  state_->changed.notify_one();
+  state_->changed.notify_all();
   if (thread_.get_id() == std::this_thread::get_id())
     thread_.detach();
   else
@@ -118,8 +118,11 @@ void FutureThread::run(const std::shared_ptr<State>& state) {
         return;
       }
     }
-    std::erase_if(pending,
-                  [&](const auto& work) { return work->complete_or_expire() || (forsakes && work->forsake_future()); });
+    std::erase_if(pending, [forsakes](const auto& work) {
+      if (work->complete_or_expire()) return true;
+      if (forsakes) work->forsake_future();
+      return forsakes;
+    });
     if (!pending.empty()) pending.front()->rest(kLook);
   }
 }

@@ -172,7 +172,7 @@ bool ShmWork::complete_or_expire() {
   return true;
 }
 
-bool ShmWork::forsake_future() {
+void ShmWork::forsake_future() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     std::lock_guard lock(mutex_);
@@ -181,7 +181,6 @@ bool ShmWork::forsake_future() {
   if (future)
     future->setError(std::make_exception_ptr(
         Error("the process ends while operation " + std::to_string(sequence_) + " is not complete")));
-  return true;
 }
 
 void ShmWork::rest(std::chrono::microseconds at_most) {

@@ -42,8 +42,8 @@ class ShmWork final : public c10d::Work {
   // For the future thread.
   /// True when the work is complete, which it is made to be when its time is up.
   bool complete_or_expire();
-  /// Nobody will complete the future: it fails. Always true.
-  bool forsake_future();
+  /// Nobody will complete the future: it fails.
+  void forsake_future();
   /// Does what can be done, then sleeps until something happens, at most this long.
   void rest(std::chrono::microseconds at_most);
 
