@@ -14,7 +14,6 @@
 namespace lockstep {
 namespace {
 
-constexpr int kMaxDepth = 128;
 constexpr size_t kMaxWordBytes = 200;  // of a key, in messages
 constexpr uint64_t kAlignment = 64;    // of PyTorch's own memory; operators may rely on it
 

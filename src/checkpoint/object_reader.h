@@ -16,6 +16,8 @@ namespace lockstep {
 /// Makes tensors and objects of what a .pt file says. Throws Error naming the file and the place in the object.
 class ObjectReader {
  public:
+  static constexpr int kMaxDepth = 128;  ///< of containers in containers; what is nested deeper is refused
+
   /// With `mapped`, which is `source` then, tensors lie in a private mapping of the file.
   explicit ObjectReader(const ByteSource& source, const FileSource* mapped = nullptr);
 

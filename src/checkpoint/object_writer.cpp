@@ -7,14 +7,12 @@
 #include <cstring>
 
 #include "checkpoint/format/pt_file.h"
+#include "checkpoint/object_reader.h"
 #include "checkpoint/scalar_type.h"
 
 namespace lockstep {
 namespace {
-
-constexpr int kMaxDepth = 128;  // as deep as the reader goes
-
-std::string inside(const std::string& place, const std::string& key) { return place.empty() ? key : place + '.' + key; }
+std::string key_path(const std::string& place, const std::string& key) { return place.empty() ? key : place + '.' + key; }
 
 std::string name_of(const std::string& place) { return place.empty() ? "the object" : "`" + place + "`"; }
 
@@ -27,10 +25,10 @@ ObjectWriter::ObjectWriter(const c10::IValue& object) {
 }
 
 void ObjectWriter::add(const c10::IValue& value, const std::string& place, int depth) {
-  TORCH_CHECK(depth < kMaxDepth, "cannot save ", name_of(place), ": it is nested deeper than ", kMaxDepth,
+  TORCH_CHECK(depth < ObjectReader::kMaxDepth, "cannot save ", name_of(place), ": it is nested deeper than ", ObjectReader::kMaxDepth,
               ", or contains itself");
   const auto add_all = [&](const auto& items) {
-    for (size_t i = 0; i < items.size(); ++i) add(c10::IValue(items[i]), inside(place, std::to_string(i)), depth + 1);
+    for (size_t i = 0; i < items.size(); ++i) add(c10::IValue(items[i]), key_path(place, std::to_string(i)), depth + 1);
   };
   if (value.isNone()) {
     pickle_writer_.none();
@@ -67,7 +65,7 @@ void ObjectWriter::add_dict(const c10::IValue& value, const std::string& place, 
     TORCH_CHECK(key.isString() || key.isInt(), "cannot save ", name_of(place), ": a key of it is a ", key.tagKind(),
                 "; texts and whole numbers can be keys");
     add(key, place, depth + 1);
-    add(item.value(), inside(place, key.isString() ? key.toStringRef() : std::to_string(key.toInt())), depth + 1);
+    add(item.value(), key_path(place, key.isString() ? key.toStringRef() : std::to_string(key.toInt())), depth + 1);
   }
   pickle_writer_.end_dict();
 }

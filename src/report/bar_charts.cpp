@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-constexpr double kRow = 38, kBarHeight = 12, kHead = 22, kFoot = 40;
+constexpr double kRow = 38, kBarHeight = 12, kHead = 22, kAxisFoot = 40;
 
 /// The times of one bucket as they usually were.
 struct Usual {
@@ -83,7 +83,7 @@ std::string draw_buckets(const ReductionData& reductions, double width, const ch
   for (size_t b = 0; b < count; ++b) longest = std::max(longest, usual(reductions.buckets[b]).end);
   const double bottom = kHead + static_cast<double>(count) * kRow;
   const Scale x(0, longest * 1.02, 2, width - 2);
-  Svg svg({layout, width, bottom + kFoot}, "When each bucket is ready and reduced");
+  Svg svg({layout, width, bottom + kAxisFoot}, "When each bucket is ready and reduced");
   const std::vector<Tick> marks = ticks(0, x.high(), static_cast<int>(width / 70));
   for (const Tick& tick : marks) svg.line("grid", x(tick.value), kHead, x(tick.value), bottom);
   if (backward > 0) {
@@ -110,7 +110,7 @@ std::string draw_late_ranks(const ReductionData& reductions, double width, const
   }
   const double bottom = static_cast<double>(ranks.size()) * kRow;
   const Scale x(0, 1, 2, width - 2);
-  Svg svg({layout, width, bottom + kFoot}, "How often each rank came last");
+  Svg svg({layout, width, bottom + kAxisFoot}, "How often each rank came last");
   const std::vector<Tick> marks = ticks(0, 1, 4, false, true);
   for (const Tick& tick : marks) svg.line("grid", x(tick.value), 4, x(tick.value), bottom);
   for (size_t i = 0; i < ranks.size(); ++i) {

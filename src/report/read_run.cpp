@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMostNames = 500;
+constexpr size_t kMostTags = 500;
 constexpr std::string_view kStart = "metrics_rank", kEnd = ".jsonl";
 
 /// Names of the regular files of a folder; empty if it is none.
@@ -80,7 +80,7 @@ void read_events(std::istream& in, const std::string& name, RunData& run) {
       if (value.kind == SummaryKind::kText) ++run.summaries["texts"];
       if (value.kind != SummaryKind::kScalar || !run.ranks.empty()) continue;
       const std::string tag = value.tag.substr(0, 200);
-      if (run.scalars.size() < kMostNames || run.scalars.contains(tag))
+      if (run.scalars.size() < kMostTags || run.scalars.contains(tag))
         run.scalars[tag].add(static_cast<double>(event->step), value.number);
     }
   }

@@ -25,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kMaxManifestBytes = 64 << 10;
-constexpr uint64_t kChunk = 1 << 20;
+constexpr uint64_t kHashChunk = 1 << 20;
 
 /// Hashes what goes on to another sink.
 class HashingSink : public ByteSink {
@@ -108,7 +108,7 @@ std::vector<CheckpointManifest> CheckpointFolder::list() const {
 
 void CheckpointFolder::check(const CheckpointManifest& manifest) const {
   const FileSource source(path_of(manifest));
-  std::string chunk(std::min(kChunk, source.size()), '\0');
+  std::string chunk(std::min(kHashChunk, source.size()), '\0');
   StreamHash hash;
   for (uint64_t done = 0; done < source.size();) {
     const uint64_t count = std::min<uint64_t>(chunk.size(), source.size() - done);

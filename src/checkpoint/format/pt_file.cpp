@@ -11,8 +11,8 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMaxDepth = 128;
-constexpr size_t kMaxNameBytes = 64 << 10;
+constexpr size_t kMaxTreeDepth = 128;
+constexpr size_t kMaxEntryNameBytes = 64 << 10;
 
 /// The folder of the archive that holds data.pkl.
 std::string folder_of(const ByteSource& source, const ZipReader& zip) {
@@ -44,10 +44,10 @@ class LeafWalk {
   LeafWalk(const PickleTree& tree, std::vector<Leaf>& leaves) : tree_(tree), leaves_(leaves) {}
 
   void walk(NodeId id, const std::string& name, size_t depth) {
-    if (depth > kMaxDepth)
-      throw RefusedInput("it is nested deeper than " + std::to_string(kMaxDepth) + ", or contains itself");
-    if (name.size() > kMaxNameBytes)
-      throw RefusedInput("a name of what it holds is longer than " + std::to_string(kMaxNameBytes) + " bytes");
+    if (depth > kMaxTreeDepth)
+      throw RefusedInput("it is nested deeper than " + std::to_string(kMaxTreeDepth) + ", or contains itself");
+    if (name.size() > kMaxEntryNameBytes)
+      throw RefusedInput("a name of what it holds is longer than " + std::to_string(kMaxEntryNameBytes) + " bytes");
     if (++visited_ > kMaxPickleNodes)
       throw RefusedInput("what it says is far larger than it: it uses the same lists again and again");
     const Node& node = tree_[id];

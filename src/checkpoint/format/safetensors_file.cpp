@@ -17,9 +17,9 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kMetadata = "__metadata__";
-constexpr size_t kMaxDepth = 3;                    // {"name": {"shape": [number]}}
+constexpr size_t kMaxHeaderDepth = 3;                    // {"name": {"shape": [number]}}
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's bound
-constexpr uint64_t kChunk = 256 << 10;
+constexpr uint64_t kCopyChunk = 256 << 10;
 
 /// A first look at the header, for what Json does not keep: the order of the names, and whether one is given twice,
 /// where readers would differ in which of the two they take.
@@ -29,7 +29,7 @@ struct HeaderLook : nlohmann::json_sax<Json> {
   std::vector<std::set<std::string>> keys;  ///< of the objects that are open; arrays have none
 
   bool open() {
-    if (keys.size() == kMaxDepth) return fail("its header is nested deeper than that of a .safetensors file");
+    if (keys.size() == kMaxHeaderDepth) return fail("its header is nested deeper than that of a .safetensors file");
     keys.emplace_back();
     return true;
   }
@@ -176,7 +176,7 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, void* to) const {
   const bool truth_values = entry.dtype == dtype_of_name("bool");
   auto* bytes = static_cast<char*>(to);
   for (uint64_t done = 0; done < entry.bytes();) {
-    const uint64_t count = std::min(kChunk, entry.bytes() - done);
+    const uint64_t count = std::min(kCopyChunk, entry.bytes() - done);
     source_.read(data_ + entry.begin + done, bytes + done, count);
     if (truth_values && std::any_of(bytes + done, bytes + done + count, [](char byte) { return (byte & ~1) != 0; }))
       source_.refuse("tensor `" + entry.name + "` is BOOL, but holds bytes other than 0 and 1");

@@ -16,7 +16,7 @@ constexpr uint32_t kLocalHeader = 0x04034b50, kRecord = 0x02014b50, kEnd = 0x060
 constexpr uint64_t kLocalHeaderBytes = 30, kRecordBytes = 46, kEndBytes = 22, kEnd64Bytes = 56, kLocatorBytes = 20;
 constexpr uint64_t kMaxCommentBytes = 65535;
 constexpr uint64_t kMaxDirectoryBytes = 256 << 20;
-constexpr uint64_t kChunk = 256 << 10;  // stays in the cache between its copy and its checksum
+constexpr uint64_t kReadChunk = 256 << 10;  // stays in the cache between its copy and its checksum
 
 template <typename T>
 T number(const char* bytes) {
@@ -166,7 +166,7 @@ void ZipReader::read(const ZipEntry& entry, void* to) const {
   auto* bytes = static_cast<unsigned char*>(to);
   uLong crc = ::crc32(0, nullptr, 0);
   for (uint64_t done = 0; done < entry.bytes;) {
-    const uint64_t count = std::min(kChunk, entry.bytes - done);
+    const uint64_t count = std::min(kReadChunk, entry.bytes - done);
     source_.read(entry.offset + done, bytes + done, count);
     if (entry.crc != 0) crc = ::crc32(crc, bytes + done, static_cast<uInt>(count));
     done += count;

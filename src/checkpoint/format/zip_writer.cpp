@@ -11,15 +11,15 @@ namespace lockstep {
 namespace {
 
 constexpr uint64_t kAlignment = 64;
-constexpr uint64_t kChunk = 256 << 10;  // stays in the cache between the sink's look at it and its copy
+constexpr uint64_t kWriteChunk = 256 << 10;  // stays in the cache between the sink's look at it and its copy
 constexpr uint64_t kLarge = 1 << 20;    // worth a thread
 constexpr uint64_t kSmall = 0xffffffff;
 constexpr uint16_t kFlags = 0x0808;  // the checksum follows the bytes; names are UTF-8
 
 uint32_t crc_of(uint32_t before, const unsigned char* bytes, uint64_t size) {
   uLong crc = before;
-  for (uint64_t done = 0; done < size; done += kChunk)
-    crc = ::crc32(crc, bytes + done, static_cast<uInt>(std::min(kChunk, size - done)));
+  for (uint64_t done = 0; done < size; done += kWriteChunk)
+    crc = ::crc32(crc, bytes + done, static_cast<uInt>(std::min(kWriteChunk, size - done)));
   return static_cast<uint32_t>(crc);
 }
 
@@ -85,7 +85,7 @@ void ZipWriter::append(const void* data, uint64_t size) {
     }
   }
   if (!sum.valid()) entries_.back().crc = crc_of(before, bytes, size);
-  for (uint64_t done = 0; done < size; done += kChunk) sink_.write(bytes + done, std::min(kChunk, size - done));
+  for (uint64_t done = 0; done < size; done += kWriteChunk) sink_.write(bytes + done, std::min(kWriteChunk, size - done));
   if (sum.valid()) entries_.back().crc = sum.get();
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kGreatestScans = 200;  // of a progressive file: each goes through the whole image; encoders write ten
 
-struct Decoder {
+struct JpegDecoder {
   jpeg_decompress_struct info{};
   jpeg_error_mgr errors{};
   jpeg_progress_mgr progress{};
@@ -28,11 +28,11 @@ struct Decoder {
   char text[JMSG_LENGTH_MAX] = "";
   size_t at = 0;  // bytes that were left when it failed
 
-  ~Decoder() { jpeg_destroy_decompress(&info); }
+  ~JpegDecoder() { jpeg_destroy_decompress(&info); }
 };
 
 [[noreturn]] void fail(j_common_ptr info) {
-  auto* decoder = static_cast<Decoder*>(info->client_data);
+  auto* decoder = static_cast<JpegDecoder*>(info->client_data);
   (*info->err->format_message)(info, decoder->text);
   if (decoder->info.src != nullptr) decoder->at = decoder->info.src->bytes_in_buffer;
   std::longjmp(decoder->back, 1);
@@ -47,14 +47,14 @@ void note(j_common_ptr info, int level) {
 }
 
 void limit_scans(j_common_ptr info) {
-  auto* decoder = static_cast<Decoder*>(info->client_data);
+  auto* decoder = static_cast<JpegDecoder*>(info->client_data);
   if (decoder->info.input_scan_number <= kGreatestScans) return;
   std::snprintf(decoder->text, sizeof(decoder->text), "more than %d scans", kGreatestScans);
   std::longjmp(decoder->back, 1);
 }
 
 /// False: `text` says why. Sets the size and format of what read_rows gives.
-bool read_header(Decoder& decoder, const uint8_t* bytes, size_t count, int64_t greatest_pixels) {
+bool read_header(JpegDecoder& decoder, const uint8_t* bytes, size_t count, int64_t greatest_pixels) {
   jpeg_decompress_struct& info = decoder.info;
   info.err = jpeg_std_error(&decoder.errors);
   info.client_data = &decoder;
@@ -74,7 +74,7 @@ bool read_header(Decoder& decoder, const uint8_t* bytes, size_t count, int64_t g
 }
 
 /// Rows of output_components bytes a pixel.
-bool read_rows(Decoder& decoder, uint8_t* pixels, size_t row_bytes) {
+bool read_rows(JpegDecoder& decoder, uint8_t* pixels, size_t row_bytes) {
   jpeg_decompress_struct& info = decoder.info;
   if (setjmp(decoder.back) != 0) return false;
   jpeg_start_decompress(&info);
@@ -103,7 +103,7 @@ void convert_inks(std::vector<uint8_t>& pixels, bool inverted) {
 }  // namespace
 
 Image decode_jpeg(const std::string& name, const uint8_t* bytes, size_t count, int64_t greatest_pixels) {
-  Decoder decoder;
+  JpegDecoder decoder;
   const auto refuse = [&] {
     throw RefusedInput(name + ": is a truncated or corrupt JPEG file: " + printable(decoder.text) + ", after " +
                        std::to_string(count - std::min(decoder.at, count)) + " of " + std::to_string(count) + " bytes");

@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-struct Decoder {
+struct PngDecoder {
   const uint8_t* bytes;
   size_t count;
   size_t at = 0;
@@ -23,11 +23,11 @@ struct Decoder {
   std::jmp_buf back{};
   char text[160] = "";
 
-  ~Decoder() { png_destroy_read_struct(&png, &info, nullptr); }
+  ~PngDecoder() { png_destroy_read_struct(&png, &info, nullptr); }
 };
 
 [[noreturn]] void fail(png_structp png, png_const_charp why) {
-  auto* decoder = static_cast<Decoder*>(png_get_error_ptr(png));
+  auto* decoder = static_cast<PngDecoder*>(png_get_error_ptr(png));
   std::snprintf(decoder->text, sizeof(decoder->text), "%s", why);
   std::longjmp(decoder->back, 1);
 }
@@ -35,14 +35,14 @@ struct Decoder {
 void ignore(png_structp, png_const_charp) {}
 
 void give(png_structp png, png_bytep to, size_t count) {
-  auto* decoder = static_cast<Decoder*>(png_get_io_ptr(png));
+  auto* decoder = static_cast<PngDecoder*>(png_get_io_ptr(png));
   if (count > decoder->count - decoder->at) png_error(png, "the file ends too early");
   std::memcpy(to, decoder->bytes + decoder->at, count);
   decoder->at += count;
 }
 
 /// False: `text` says why.
-bool read_header(Decoder& decoder, int64_t greatest_pixels) {
+bool read_header(PngDecoder& decoder, int64_t greatest_pixels) {
   if (setjmp(decoder.back) != 0) return false;
   decoder.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &decoder, fail, ignore);
   if (decoder.png == nullptr) return false;
@@ -58,7 +58,7 @@ bool read_header(Decoder& decoder, int64_t greatest_pixels) {
 }
 
 /// Rows of 3 bytes a pixel.
-bool read_rows(Decoder& decoder, png_bytepp rows, size_t row_bytes) {
+bool read_rows(PngDecoder& decoder, png_bytepp rows, size_t row_bytes) {
   if (setjmp(decoder.back) != 0) return false;
   png_structp png = decoder.png;
   png_set_strip_16(png);
@@ -79,7 +79,7 @@ bool read_rows(Decoder& decoder, png_bytepp rows, size_t row_bytes) {
 }  // namespace
 
 Image decode_png(const std::string& name, const uint8_t* bytes, size_t count, int64_t greatest_pixels) {
-  Decoder decoder{.bytes = bytes, .count = count};
+  PngDecoder decoder{.bytes = bytes, .count = count};
   const auto refuse = [&] {
     throw RefusedInput(name + ": is a truncated or corrupt PNG file: " + printable(decoder.text) + ", after " +
                        std::to_string(decoder.at) + " of " + std::to_string(count) + " bytes");
