@@ -12,7 +12,9 @@
 
 namespace lockstep {
 namespace {
-std::string key_path(const std::string& place, const std::string& key) { return place.empty() ? key : place + '.' + key; }
+std::string key_path(const std::string& place, const std::string& key) {
+  return place.empty() ? key : place + '.' + key;
+}
 
 std::string name_of(const std::string& place) { return place.empty() ? "the object" : "`" + place + "`"; }
 
@@ -25,8 +27,8 @@ ObjectWriter::ObjectWriter(const c10::IValue& object) {
 }
 
 void ObjectWriter::add(const c10::IValue& value, const std::string& place, int depth) {
-  TORCH_CHECK(depth < ObjectReader::kMaxDepth, "cannot save ", name_of(place), ": it is nested deeper than ", ObjectReader::kMaxDepth,
-              ", or contains itself");
+  TORCH_CHECK(depth < ObjectReader::kMaxDepth, "cannot save ", name_of(place), ": it is nested deeper than ",
+              ObjectReader::kMaxDepth, ", or contains itself");
   const auto add_all = [&](const auto& items) {
     for (size_t i = 0; i < items.size(); ++i) add(c10::IValue(items[i]), key_path(place, std::to_string(i)), depth + 1);
   };

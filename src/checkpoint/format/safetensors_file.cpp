@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kMetadata = "__metadata__";
-constexpr size_t kMaxHeaderDepth = 3;                    // {"name": {"shape": [number]}}
+constexpr size_t kMaxHeaderDepth = 3;              // {"name": {"shape": [number]}}
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's bound
 constexpr uint64_t kCopyChunk = 256 << 10;
 

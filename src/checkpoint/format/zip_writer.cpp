@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kWriteChunk = 256 << 10;  // stays in the cache between the sink's look at it and its copy
-constexpr uint64_t kLarge = 1 << 20;    // worth a thread
+constexpr uint64_t kLarge = 1 << 20;         // worth a thread
 constexpr uint64_t kSmall = 0xffffffff;
 constexpr uint16_t kFlags = 0x0808;  // the checksum follows the bytes; names are UTF-8
 
@@ -85,7 +85,8 @@ void ZipWriter::append(const void* data, uint64_t size) {
     }
   }
   if (!sum.valid()) entries_.back().crc = crc_of(before, bytes, size);
-  for (uint64_t done = 0; done < size; done += kWriteChunk) sink_.write(bytes + done, std::min(kWriteChunk, size - done));
+  for (uint64_t done = 0; done < size; done += kWriteChunk)
+    sink_.write(bytes + done, std::min(kWriteChunk, size - done));
   if (sum.valid()) entries_.back().crc = sum.get();
 }
 
