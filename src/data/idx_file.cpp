@@ -17,7 +17,7 @@ namespace lockstep {
 namespace {
 
 constexpr uint8_t kUnsignedBytes = 8;
-constexpr size_t kChunkBytes = 1 << 18;
+constexpr size_t kIdxChunkBytes = 1 << 18;
 
 using file_content::fail;
 using file_content::GzipFile;
@@ -68,7 +68,7 @@ int64_t element_count(const std::vector<int64_t>& shape) {
 }
 
 int64_t count_rest(auto& source) {
-  std::vector<uint8_t> scratch(kChunkBytes);
+  std::vector<uint8_t> scratch(kIdxChunkBytes);
   int64_t count = 0;
   while (const size_t got = source.read(scratch.data(), scratch.size())) count += got;
   return count;

@@ -11,7 +11,7 @@
 
 // What attaching compares, sends and notices, counted in messages where that is the promise.
 
-namespace lockstep {
+namespace lockstep::attach_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -192,4 +192,4 @@ TEST(AttachingALargeModel, TakesSecondsAtMost) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::attach_test

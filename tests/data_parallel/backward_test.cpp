@@ -11,7 +11,7 @@
 // Which gradients a backward leaves, whatever the program calls. Expected: the same program run alone for every rank,
 // the mean of its gradients.
 
-namespace lockstep {
+namespace lockstep::backward_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -409,4 +409,4 @@ TEST_P(Backward, DelayedAndIgnoredParameters) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::backward_test

@@ -7,7 +7,7 @@
 #include "data_parallel/models.h"
 #include "support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::communication_hook_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -377,4 +377,4 @@ TEST(PostLocalSgd, ASubgroupGoesOnAveraging) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::communication_hook_test

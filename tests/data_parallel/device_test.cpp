@@ -20,7 +20,7 @@
 #include "support/fake_device.h"
 #include "support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::device_test {
 namespace {
 
 using testing::batch;
@@ -300,4 +300,4 @@ TEST(StreamOrder, WhatIsLaunchedComesAfterAllThatFilledTheBucket) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::device_test

@@ -7,7 +7,7 @@
 #include "data_parallel/models.h"
 #include "support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::distributed_data_parallel_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -248,4 +248,4 @@ TEST(Misuse, IsRefusedWithTheMend) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::distributed_data_parallel_test

@@ -13,7 +13,7 @@
 #include "data_parallel/models.h"
 #include "support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::equipment_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -207,4 +207,4 @@ TEST_P(Equipment, ATraceHoldsEverySpan) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::equipment_test

@@ -9,7 +9,7 @@
 
 // Gradients, weights and buffers against those of PyTorch's DistributedDataParallel.
 
-namespace lockstep {
+namespace lockstep::golden_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -104,4 +104,4 @@ TEST_P(Golden, GradientsOfAStepAndWeightsAfterTwenty) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::golden_test

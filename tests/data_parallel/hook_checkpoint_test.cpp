@@ -11,7 +11,7 @@
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::hook_checkpoint_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -129,4 +129,4 @@ TEST(HooksInCheckpoints, OtherRanksShareWhatWasNotSentYet) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::hook_checkpoint_test

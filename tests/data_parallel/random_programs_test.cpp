@@ -16,7 +16,7 @@
 // Random programs that use DistributedDataParallel rightly: none may raise an error, and each must leave the gradients,
 // buffers and weights that one process computes by running every rank's share itself. A failure names the seed.
 
-namespace lockstep {
+namespace lockstep::random_programs_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -498,4 +498,4 @@ TEST_P(Bits, OfSharedMemoryAreThoseOfTheSequentialSumAndOfEveryRun) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::random_programs_test

@@ -9,7 +9,7 @@
 
 // A model that is edited while it trains, buffers, uneven inputs, and whether replicas are the same.
 
-namespace lockstep {
+namespace lockstep::replica_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -341,4 +341,4 @@ TEST(HashOf, EveryBitInTheOrderOfIndices) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::replica_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::same_model_test {
 namespace {
 
 TEST(FirstDifference, NoneWhereAllAgree) {
@@ -20,4 +20,4 @@ TEST(FirstDifference, SaysWhereAListIsShorter) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::same_model_test

@@ -12,7 +12,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
 
-namespace lockstep {
+namespace lockstep::tensor_memory_test {
 namespace {
 
 constexpr int64_t kLarge = int64_t{1} << 20;  // floats: 4 MiB
@@ -111,4 +111,4 @@ TEST(TensorMemory, AForkedChildGoesOn) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::tensor_memory_test

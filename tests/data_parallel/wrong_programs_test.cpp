@@ -13,7 +13,7 @@
 // Programs that use DistributedDataParallel wrongly. Each must end on every rank with its message in
 // wrong_programs.txt, within two seconds.
 
-namespace lockstep {
+namespace lockstep::wrong_programs_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -392,4 +392,4 @@ TEST_P(WrongPrograms, EndOnEveryRankWithTheirMessage) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::wrong_programs_test

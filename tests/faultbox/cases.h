@@ -79,6 +79,8 @@ void expect_same_result(Outcome& outcome, Run& run, Shared& shared, int ranks, i
 void add(std::vector<std::string>& problems, const std::vector<std::string>& more);
 
 constexpr std::chrono::seconds kLongest{60};
+constexpr int kSteps = 12;  ///< of a training
+inline std::string text(int64_t number) { return std::to_string(number); }
 
 Outcome kill_case(Shared& shared, Draw& draw, int instance);
 Outcome launcher_case(Shared& shared, Draw& draw, int instance);

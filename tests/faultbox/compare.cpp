@@ -12,7 +12,7 @@
 namespace lockstep::faultbox {
 namespace {
 
-constexpr int kSteps = 12, kRanks = 3;
+constexpr int kRanks = 3;
 
 struct Fault {
   const char* name;

@@ -15,10 +15,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr int kSteps = 12;
-
-std::string text(int64_t number) { return std::to_string(number); }
-
 int draw_ranks(Draw& draw) {
   const int64_t side = draw.number(0, 9);
   return side < 4 ? 2 : side < 8 ? 3 : 8;

@@ -12,10 +12,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr int kSteps = 12;
-
-std::string text(int64_t number) { return std::to_string(number); }
-
 bool has_come(const Run& run, int rank, int64_t step) {
   const auto& its = run.page().ranks[rank];
   return its.place.load() >= Place::kForward && its.step.load() >= step;

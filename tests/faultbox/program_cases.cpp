@@ -7,10 +7,6 @@
 namespace lockstep::faultbox {
 namespace {
 
-constexpr int kSteps = 12;
-
-std::string text(int64_t number) { return std::to_string(number); }
-
 const std::vector<std::string>& operations() {
   static const std::vector<std::string> names = {"all_reduce", "broadcast",      "reduce",     "all_gather", "gather",
                                                  "scatter",    "reduce_scatter", "all_to_all", "barrier"};

@@ -10,7 +10,7 @@
 #include "launch/launch_error.h"
 #include "support/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::failure_report_test {
 namespace {
 
 using Kind = ProcessEnd::Kind;
@@ -203,4 +203,4 @@ TEST(MemoryKills, OfVersionOne) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::failure_report_test

@@ -14,8 +14,6 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kSoon(1000);
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 bool all_gone(const Launched& run, milliseconds timeout = kSoon) {
   return eventually([&] { return run.processes().empty(); }, timeout);
 }

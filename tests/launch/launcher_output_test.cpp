@@ -12,8 +12,6 @@
 namespace lockstep {
 namespace {
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 TEST(LauncherOutput, RankZeroIsPassedOnByteForByte) {
   std::string bytes;
   for (int i = 0; i < 3 * 256; ++i) bytes.push_back(static_cast<char>(i));

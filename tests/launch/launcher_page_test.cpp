@@ -13,8 +13,6 @@
 namespace lockstep {
 namespace {
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 std::vector<std::string> ranks(int count, std::vector<std::string> options, const std::vector<std::string>& words) {
   std::vector<std::string> arguments = {"-n", std::to_string(count), "--run-dir", "run"};
   arguments.insert(arguments.end(), options.begin(), options.end());

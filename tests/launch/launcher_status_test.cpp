@@ -30,8 +30,6 @@ Said ask(const std::string& command, const std::filesystem::path& folder) {
   return said;
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 TEST(LauncherStatus, TellsWhatEveryRankDoes) {
   Launched run({"-n", "2", "--run-dir", "run", LOCKSTEP_BIN_DIR "/page_rank", "join", "start=12", "sleep=60000"});
   ASSERT_TRUE(eventually([&] {

@@ -15,8 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 TEST(Launcher, LeavesNothingWhereNothingWasPrinted) {
   Launched run({"-n", "2", "--", "true"});
   const auto result = run.wait();

@@ -7,7 +7,7 @@
 
 // Whole runs, event by event, on a clock of the test's own.
 
-namespace lockstep {
+namespace lockstep::run_state_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -487,4 +487,4 @@ TEST(RunState, AHangIsRestartedToo) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::run_state_test

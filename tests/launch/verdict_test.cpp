@@ -7,7 +7,7 @@
 
 #include "launch/launch_error.h"
 
-namespace lockstep {
+namespace lockstep::verdict_test {
 namespace {
 
 using Kind = ProcessEnd::Kind;
@@ -237,4 +237,4 @@ TEST(Verdict, ListsRanks) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::verdict_test

@@ -13,7 +13,7 @@
 // Networks that Python wrote (tests/golden/write_scripted_golden.py) on several ranks, against the same file run on the
 // whole batch in one process, whose executor may optimize it as it likes.
 
-namespace lockstep {
+namespace lockstep::scripted_batch_norm_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -157,4 +157,4 @@ TEST(ConvertScripted, AModuleThatWasOptimizedBeforeItWasConvertedSaysSo) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::scripted_batch_norm_test

@@ -11,7 +11,7 @@
 
 // One layer on several ranks against torch's batch norm on the whole batch in one process.
 
-namespace lockstep {
+namespace lockstep::sync_batch_norm_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -279,4 +279,4 @@ TEST(SyncBatchNormAtTheEdge, AfterItsContextItSaysSo) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::sync_batch_norm_test

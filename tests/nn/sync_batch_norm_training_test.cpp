@@ -12,7 +12,7 @@
 
 // Whole trainings with synchronised batch norm against one process with the whole batch.
 
-namespace lockstep {
+namespace lockstep::sync_batch_norm_training_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -183,4 +183,4 @@ TEST(TrainingErrors, WithinJoinALayerBesideAReductionIsNamed) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::sync_batch_norm_training_test

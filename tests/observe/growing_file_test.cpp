@@ -9,7 +9,7 @@
 #include "observe/full_disk.h"
 #include "support/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::growing_file_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -91,4 +91,4 @@ TEST_F(GrowingFileTest, AFolderThatIsNotThereIsAnError) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::growing_file_test

@@ -13,7 +13,7 @@
 #include "observe/json_text.h"
 #include "support/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::metrics_file_test {
 namespace {
 
 constexpr std::chrono::milliseconds kLong = std::chrono::hours(1);
@@ -148,4 +148,4 @@ TEST(JsonText, WhatIsNoNumberIsAString) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::metrics_file_test

@@ -11,7 +11,7 @@
 
 #include "base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::progress_display_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -239,4 +239,4 @@ TEST(Progress, ALoopThatIsLeftEarlyEndsItsLine) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::progress_display_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::progress_tracker_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -99,4 +99,4 @@ TEST(ProgressTracker, EndsWithTheTimeTaken) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::progress_tracker_test
