@@ -5,15 +5,16 @@ EPOCHS ?= 4
 JOBS ?= $(shell nproc)
 BUILD := build
 
-.PHONY: all help setup build train test test-nightly bench format lint clean
+.PHONY: all help setup build train test test-thorough test-nightly bench format lint clean
 
 all: build
 
 help:
 	@echo "make train [RANKS=2] [EPOCHS=4]  train a small network on Fashion-MNIST"
 	@echo "make build                       the release build, in build/bin"
-	@echo "make test                        build and run every test"
-	@echo "make test-nightly                the same with the long counts, and under sanitizers"
+	@echo "make test                        builds and runs every test, in minutes"
+	@echo "make test-thorough               the long counts after it: kills, fuzzers, PyTorch's own suite, the benches"
+	@echo "make test-nightly                all with the longest counts, and under sanitizers"
 	@echo "make bench                       what is measured, as in the README"
 	@echo "make format, make lint           clang-format, clang-tidy and the structure checks"
 	@echo "make clean                       remove the build folder"
@@ -27,7 +28,7 @@ $(BUILD)/build.ninja: | setup
 	@mkdir -p $(BUILD) && cmake --preset release > $(BUILD)/configure.log 2>&1 || { cat $(BUILD)/configure.log; exit 1; }
 
 build: setup $(BUILD)/build.ninja
-	@cmake --build $(BUILD) --target lockstep lockstep_cli examples benches -j $(JOBS)
+	@cmake --build $(BUILD) --target lockstep lockstep_cli lockstep_doctor_probe examples benches -j $(JOBS)
 
 train: setup $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target lockstep_cli train_fashion_mnist -j $(JOBS)
@@ -35,11 +36,24 @@ train: setup $(BUILD)/build.ninja
 	  $(BUILD)/bin/train_fashion_mnist --epochs $(EPOCHS) --json runs/fashion_mnist/figures.json
 	@echo "what happened, as a page: $$($(BUILD)/bin/lockstep report runs/fashion_mnist)"
 
-test test-nightly: setup $(BUILD)/build.ninja
-	@scripts/setup --tests
-	@cmake --build $(BUILD) -j $(JOBS)
-	@scripts/test $(if $(filter test-nightly,$@),--nightly)
-	@$(if $(filter test-nightly,$@),scripts/sanitize thread && scripts/sanitize address)
+# What only tests use is installed while they compile.
+test: setup $(BUILD)/build.ninja
+	@scripts/setup --tests & installing=$$!; cmake --build $(BUILD) --target all -j $(JOBS); built=$$?; \
+	  wait $$installing && exit $$built
+	@scripts/test
+
+# Configured once more, for clang may just have come.
+thorough_build = scripts/setup --thorough && cmake --preset release > $(BUILD)/configure.log && \
+  cmake --build $(BUILD) --target all benches fuzzers -j $(JOBS)
+
+test-thorough: setup $(BUILD)/build.ninja
+	@$(thorough_build)
+	@scripts/test --thorough
+
+test-nightly: setup $(BUILD)/build.ninja
+	@$(thorough_build)
+	@scripts/test --nightly
+	@scripts/sanitize thread && scripts/sanitize address
 
 bench: build
 	@mkdir -p runs/bench

@@ -7,6 +7,7 @@ import subprocess
 import zipfile
 
 from support import BIN, LOCKSTEP, ProgramTest, environment, main, python_with_torch, run
+from torch_python import in_torch_python
 
 PT = os.path.join(BIN, "pt_python")
 ONE_THREAD = environment(OMP_NUM_THREADS="1")
@@ -107,8 +108,8 @@ class PtTest(ProgramTest):
     def path(self, name):
         return os.path.join(self.folder, name)
 
-    def in_python(self, script, *arguments, check=True):
-        return run(self.python, "-W", "ignore", "-c", script, *arguments, cwd=self.folder, env=ONE_THREAD, check=check).stdout
+    def in_python(self, script, *arguments):
+        return in_torch_python(self.python, script, *arguments, cwd=self.folder)
 
     def refused(self, name, *parts, command="copy"):
         result = run(PT, command, self.path(name), self.path("out.pt"), check=False)

@@ -4,6 +4,7 @@ import json
 import os
 
 from support import BIN, TRAIN, ProgramTest, environment, main, python_with_torch, read_safetensors, run, write_safetensors
+from torch_python import in_torch_python
 
 COPY = os.path.join(BIN, "copy_checkpoint")
 ONE_THREAD = environment(OMP_NUM_THREADS="1")  # more only wait for each other in so small a training
@@ -91,7 +92,7 @@ class CheckpointPython(ProgramTest):
             self.skipTest("no Python with torch")
 
     def in_python(self, script, *arguments):
-        return run(self.python, "-c", script, *arguments, cwd=self.folder, env=ONE_THREAD).stdout
+        return in_torch_python(self.python, script, *arguments, cwd=self.folder)
 
     def test_every_dtype_from_python_and_back(self):
         self.need_torch()
