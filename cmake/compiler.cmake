@@ -21,3 +21,10 @@ find_program(LOCKSTEP_MOLD mold)
 if(LOCKSTEP_MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
+
+# Tests, examples and commands spend their time in the libraries: -O1 compiles them in half the time of a release's -O3.
+function(lockstep_compile_quickly)
+  foreach(target ${ARGN})
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endforeach()
+endfunction()
