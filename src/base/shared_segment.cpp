@@ -69,6 +69,16 @@ size_t cgroup_available() {
   return room;
 }
 
+/// Whether the kernel gives huge pages to the shared memory that asks for them, and to no other.
+bool huge_pages_on_request() {
+  static const bool on_request = [] {
+    std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    std::string line;
+    return std::getline(file, line) && line.find("[advise]") != std::string::npos;
+  }();
+  return on_request;
+}
+
 unsigned generation = 0;
 std::atomic<size_t> mapped{0};
 
@@ -139,6 +149,7 @@ void SharedSegment::map() {
   data_ = static_cast<std::byte*>(address);
   ::madvise(data_, size_, MADV_DONTFORK);
   ::madvise(data_, size_, MADV_DONTDUMP);
+  ::madvise(data_, size_, MADV_HUGEPAGE);  // what the kernel does not give, it refuses without harm
 }
 
 void SharedSegment::commit(size_t end) {
@@ -150,6 +161,9 @@ void SharedSegment::commit(size_t end) {
                 megabytes(mapped_segment_bytes()) + " in all. Use fewer or smaller groups.");
   // The kernel would rather kill somebody than refuse, so ask first.
   if (wanted > available_memory_bytes()) throw_no_memory(wanted, "the machine or its cgroup holds no more");
+  // Who must ask for huge pages gets them by touching them first; fallocate, which has not been asked through any
+  // mapping, would take small ones.
+  if (huge_pages_on_request()) populate(committed_, end);
   int result;
   do {
     result = ::fallocate(fd_.get(), 0, static_cast<off_t>(committed_), static_cast<off_t>(wanted));

@@ -11,6 +11,8 @@ namespace lockstep::shm {
 Channels::Channels(const World& world)
     : world_(world),
       capacity_(world.geometry().channel_bytes),
+      write_at_(static_cast<size_t>(world.size())),
+      read_at_(static_cast<size_t>(world.size())),
       sends_(static_cast<size_t>(world.size())),
       incoming_(static_cast<size_t>(world.size())),
       set_aside_(static_cast<size_t>(world.size())) {}
@@ -50,9 +52,11 @@ size_t Channels::write(int to, const void* data, size_t bytes) {
   const size_t count = std::min<size_t>(bytes, capacity_ - (begin - consumed));
   if (count == 0) return 0;
   std::byte* ring = world_.channel(world_.rank(), to);
-  const size_t at = begin % capacity_, first = std::min(count, capacity_ - at);
+  size_t& at = write_at_[static_cast<size_t>(to)];
+  const size_t first = std::min(count, capacity_ - at);
   std::memcpy(ring + at, data, first);
   std::memcpy(ring, static_cast<const std::byte*>(data) + first, count - first);
+  at = (at + count) % capacity_;
   written.store(begin + count, std::memory_order_seq_cst);
   world_.notify();
   return count;
@@ -65,9 +69,11 @@ size_t Channels::read(int from, void* data, size_t bytes) {
   const size_t count = std::min<size_t>(bytes, written - begin);
   if (count == 0) return 0;
   const std::byte* ring = world_.channel(from, world_.rank());
-  const size_t at = begin % capacity_, first = std::min(count, capacity_ - at);
+  size_t& at = read_at_[static_cast<size_t>(from)];
+  const size_t first = std::min(count, capacity_ - at);
   std::memcpy(data, ring + at, first);
   std::memcpy(static_cast<std::byte*>(data) + first, ring, count - first);
+  at = (at + count) % capacity_;
   consumed.store(begin + count, std::memory_order_seq_cst);
   world_.notify();
   return count;

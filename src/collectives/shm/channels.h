@@ -35,7 +35,7 @@ class Message : public Completion {
 using MessagePtr = std::shared_ptr<Message>;
 
 /// The messages of one rank. Each pair of ranks has a ring of bytes in each direction, in the sender's segment; the
-/// sender owns `written`, the receiver `consumed`, and both only grow.
+/// sender owns `written`, the receiver `consumed`; both only count on, and may pass 2^64.
 ///
 /// A message is an envelope (tag, type, size) and its bytes. A receive takes the first message with its tag, and the
 /// group ends, telling both sides, unless type and size are those it wants; messages with other tags before it are set
@@ -90,6 +90,8 @@ class Channels {
 
   const World& world_;
   const size_t capacity_;
+  std::vector<size_t> write_at_;  // for each rank: where the next byte goes in its ring
+  std::vector<size_t> read_at_;   // from each rank: where the next byte comes from
   size_t pending_ = 0;
   std::vector<std::deque<MessagePtr>> sends_;   // for each rank
   std::list<MessagePtr> receives_;              // in the order they were started

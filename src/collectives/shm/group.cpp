@@ -1,6 +1,6 @@
 #include "collectives/shm/group.h"
 
-#include <cstring>
+#include <algorithm>
 
 #include "base/error.h"
 
@@ -12,11 +12,14 @@
 //             verdict; no data has moved.
 //   move      kInline, kEager: read every package, done.   kInPlace: sum own slice of all ranks' buffers into all of
 //             them, store `reduced`, done when everyone has.   kRounds: see rounds.h.
-//   finish    store `drained` = (s + 1) << 28: this rank reads nothing of operation s any more.
+//             Rounds are numbered through over the life of the group: every rank counts those of every operation,
+//             which follow from its lines, so that a word means the same to all (a sum in place is one round).
+//   finish    store `finished` = s: this rank reads nothing of operation s any more.
 //
 // Invariants
 //   - A word is stored after what it stands for and read before that is used (release, acquire); words only grow.
-//   - A line, an eager range or a chunk is written again only after `drained` (or a later announcement, which carries
+//   - A line, an eager range or a chunk is written again only after `finished` (or `drained`, or a later announcement,
+//   which carries
 //     how far its rank had finished) of every reader has passed the operation that used it.
 //   - Which method moves operation s depends on its lines alone, so all ranks choose the same.
 //   - Announcements may run ahead of execution; execution is in order.
@@ -46,7 +49,11 @@ Group::Group(World world, std::shared_ptr<ProgressSet> set, std::optional<Limits
       fork_generation_(lockstep::fork_generation()),
       arena_(world_.segment(world_.rank()), world_.geometry().resident_at()),
       channels_(world_),
+      started_(world_.mine().finished.load()),
+      finished_(started_),
+      rounds_before_(world_.mine().drained.load()),
       eager_(world_.geometry().eager_bytes) {
+  finished_by_.fill(finished_);
   set_->add(this);
 }
 
@@ -102,15 +109,26 @@ ReduceFunction Group::prepare(Request& request) const {
       (request.pieces().send_counts.size() != n || request.pieces().receive_counts.size() != n))
     refuse("needs one count for each rank, in both directions");
   if (request.kind == OperationKind::kBroadcast && request.input == nullptr) request.input = request.output;
-  if (request.kind == OperationKind::kAllToAllUneven) request.count = 0;  // counts are compared pairwise
+  if (request.kind == OperationKind::kAllToAllUneven) {
+    request.count = 0;  // counts are compared pairwise
+    for (const auto* counts : {&request.pieces().send_counts, &request.pieces().receive_counts})
+      if (*std::max_element(counts->begin(), counts->end()) > kMaxCount) refuse("too many elements for one rank");
+  }
   return reduce;
+}
+
+uint64_t Group::next_sequence() {
+  if (started_ == kLastOperation)
+    throw Error("rank " + std::to_string(rank()) + ": this group has carried out " + std::to_string(kLastOperation) +
+                " operations, as many as it can count; make a new group");
+  return ++started_;
 }
 
 CompletionPtr Group::start(Request request) {
   check_member();
   const ReduceFunction reduce = prepare(request);
   const auto guard = lock();
-  auto operation = std::make_shared<Operation>(std::move(request), reduce, rank(), size(), ++started_);
+  auto operation = std::make_shared<Operation>(std::move(request), reduce, rank(), size(), next_sequence());
   queue_.push_back(operation);
   if (!is_over()) progress_locked();
   return operation;
@@ -157,7 +175,7 @@ void Group::run(Request request, std::chrono::milliseconds timeout) {
   check_member();
   const ReduceFunction reduce = prepare(request);
   auto guard = lock();
-  Operation operation(std::move(request), reduce, rank(), size(), ++started_);
+  Operation operation(std::move(request), reduce, rank(), size(), next_sequence());
   // Nobody owns it: it leaves the queue, under the mutex, before it is done, and is done before this returns.
   queue_.push_back(OperationPtr(OperationPtr(), &operation));
   if (!is_over()) wait_locked(guard, operation, timeout);
@@ -168,7 +186,7 @@ void Group::run(Request request, std::chrono::milliseconds timeout) {
 void Group::abort(const std::string& why) {
   check_process();
   const auto guard = lock();
-  if (left_.load(std::memory_order_relaxed)) return;
+  if (left_.load(std::memory_order_relaxed) || is_over()) return;  // what a verdict refers to must stay
   char* text = world_.mine().abort_text;
   text[why.copy(text, sizeof world_.mine().abort_text - 1)] = '\0';
   Verdict{Verdict::Cause::kAborted, rank(), rank(), started_}.declare(world_);

@@ -16,6 +16,7 @@
 #include "collectives/shm/operation.h"
 #include "collectives/shm/patience.h"
 #include "collectives/shm/progress_set.h"
+#include "collectives/shm/reach.h"
 #include "collectives/shm/verdict.h"
 #include "collectives/shm/world.h"
 
@@ -92,6 +93,8 @@ class Group {
   bool is_resident(const void* memory, size_t bytes) const { return arena_.contains(memory, bytes); }
 
  private:
+  /// The next collective's number; throws Error when there are none left.
+  uint64_t next_sequence();
   /// Completes and checks a request; throws Error for one that no rank could mean. Returns what adds up its elements,
   /// null where nothing does.
   ReduceFunction prepare(Request& request) const;
@@ -113,7 +116,6 @@ class Group {
   void finish(Operation& operation);
   bool everyone_finished(uint64_t sequence);
   bool reads_pending_output(const Operation& operation) const;
-  void populate_resident(int rank, size_t end);
 
   // group_wait.cpp
   void wait_locked(std::unique_lock<std::mutex>& guard, const Completion& work, std::chrono::milliseconds timeout);
@@ -141,10 +143,11 @@ class Group {
   Channels channels_;
   std::deque<OperationPtr> queue_;  // unfinished collectives in order; the first announced_ of them are announced
   size_t announced_ = 0;
-  uint64_t started_ = 0;                           // collectives
-  uint64_t finished_ = 0;                          // collectives this rank is done with
+  uint64_t started_;        // collectives
+  uint64_t finished_;       // collectives this rank is done with
+  uint64_t rounds_before_;  // of the operations before the first in the queue; alike on all ranks
   std::array<uint64_t, kMaxRanks> finished_by_{};  // what is known of the others
-  std::array<size_t, kMaxRanks> populated_{};      // of the others' resident areas
+  std::array<Reach, kMaxRanks> reach_;             // of the others' resident areas
   EagerRing eager_;
   uint64_t blocked_on_ = 0;      // ranks without which the last progress_locked() could not go on, as bits
   uint64_t blocked_on_any_ = 0;  // any one of these would do

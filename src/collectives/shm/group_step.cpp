@@ -42,7 +42,7 @@ bool Group::everyone_finished(uint64_t sequence) {
   for (int r = 0; r < size(); ++r) {
     uint64_t& known = finished_by_[static_cast<size_t>(r)];
     if (r == rank() || known >= sequence) continue;
-    known = (world_.control(r).drained.load(std::memory_order_acquire) >> kRoundBits) - 1;
+    known = world_.control(r).finished.load(std::memory_order_acquire);
     if (known >= sequence) continue;
     blocked_on_ |= world_.bit(r);
     all = false;
@@ -104,6 +104,7 @@ bool Group::place_package(Operation& operation, Line& line) {
     if (!at) return false;
     std::byte* to = world_.eager(rank()) + *at;
     if (uneven) {
+      line.where.longest = transfer.longest_bytes();
       std::copy(request.pieces().send_counts.begin(), request.pieces().send_counts.end(),
                 reinterpret_cast<uint64_t*>(to));
       std::copy(request.pieces().receive_counts.begin(), request.pieces().receive_counts.end(),
@@ -219,32 +220,30 @@ bool Group::move_at_once(Operation& operation) {
 }
 
 bool Group::move_in_rounds(Operation& operation) {
-  if (!operation.rounds) operation.rounds = std::make_unique<Rounds>(world_, operation);
+  if (!operation.rounds) {
+    operation.rounds = std::make_unique<Rounds>(world_, operation, rounds_before_);
+    operation.round_count = operation.rounds->count();
+  }
   const uint64_t before = operation.rounds->moved();
   const bool over = operation.rounds->step(blocked_on_);
   rounds_moved_ += operation.rounds->moved() - before;
   return over;
 }
 
-void Group::populate_resident(int rank_, size_t end) {
-  size_t& known = populated_[static_cast<size_t>(rank_)];
-  if (end <= known || rank_ == rank()) return;
-  const size_t begin = world_.geometry().resident_at();
-  world_.segment(rank_).populate(begin + known, begin + end);
-  known = end;
-}
-
 bool Group::move_in_place(Operation& operation) {
-  const uint64_t done = (operation.sequence << kRoundBits) + 1;
+  const uint64_t done = rounds_before_ + 1;
   if (!operation.slice_reduced) {
+    operation.round_count = 1;
     const size_t bytes = operation.transfer.block_bytes(), n = static_cast<size_t>(size());
     const size_t part = Geometry::round_up((bytes + n - 1) / n, bytes >= (size_t{1} << 20) ? 4096 : kCacheLine);
     const size_t begin = std::min(bytes, static_cast<size_t>(rank()) * part), end = std::min(bytes, begin + part);
     void* buffers[kMaxRanks];
     for (int r = 0; r < size(); ++r) {
       const size_t at = world_.line(r, operation.sequence).where.resident;
-      populate_resident(r, at + bytes);
       buffers[r] = world_.resident(r) + at + begin;
+      if (r == rank()) continue;
+      const size_t in_segment = world_.geometry().resident_at() + at;
+      reach_[static_cast<size_t>(r)].enter(world_.segment(r), in_segment + begin, in_segment + end);
     }
     operation.reduce({buffers, size(), buffers, size(), (end - begin) / element_bytes(operation.request.type),
                       operation.factors.data()});
@@ -254,7 +253,7 @@ bool Group::move_in_place(Operation& operation) {
   }
   bool all = true;
   for (int r = 0; r < size(); ++r) {
-    if (r == rank() || world_.control(r).reduced.load(std::memory_order_acquire) >= done) continue;
+    if (r == rank() || reached(world_.control(r).reduced.load(std::memory_order_acquire), done)) continue;
     blocked_on_ |= world_.bit(r);
     all = false;
   }
@@ -264,10 +263,11 @@ bool Group::move_in_place(Operation& operation) {
 void Group::finish(Operation& operation) {
   finished_ = operation.sequence;
   finished_by_[static_cast<size_t>(rank())] = finished_;
+  rounds_before_ += operation.round_count;
   operation.request.keep_alive.reset();
   operation.rounds.reset();
   operation.succeed();
-  world_.mine().drained.store((operation.sequence + 1) << kRoundBits, std::memory_order_seq_cst);
+  world_.mine().finished.store(finished_, std::memory_order_seq_cst);
   world_.notify();
   wake_own_sleepers();
   // Others have read the line that announces the next operation: fetching it back now takes that out of its way.

@@ -64,12 +64,9 @@ void Group::wait_locked(std::unique_lock<std::mutex>& guard, const Completion& w
 }
 
 bool Group::processor_is_needed() {
-  const auto here = static_cast<uint32_t>(::sched_getcpu());
-  std::atomic<uint32_t>& known = world_.mine().processor;
-  if (known.load(std::memory_order_relaxed) != here) known.store(here, std::memory_order_relaxed);
-  for (uint64_t ranks = blocked_on_ | blocked_on_any_; ranks != 0; ranks &= ranks - 1)
-    if (world_.control(std::countr_zero(ranks)).processor.load(std::memory_order_relaxed) == here) return true;
-  return false;
+  const auto here = static_cast<uint32_t>(::sched_getcpu());  // -1, kNoProcessor, where it fails
+  world_.note_processor(here);
+  return world_.waits_on(here, blocked_on_ | blocked_on_any_);
 }
 
 void Group::rest(const Completion& work, std::chrono::microseconds at_most) {

@@ -16,7 +16,7 @@ namespace lockstep::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint32_t kLayoutVersion = 3;
+inline constexpr uint32_t kLayoutVersion = 4;
 
 /// Operations of one group that may be announced and not yet finished by every rank.
 inline constexpr uint64_t kRingLines = 32;
@@ -24,8 +24,11 @@ inline constexpr uint64_t kRingLines = 32;
 /// announcement reads all of them at once (measured on 2 ranks: 64 bytes 0.12 us instead of 0.16, 1 KiB 0.16 instead of
 /// 0.18, against data elsewhere).
 inline constexpr size_t kInlineBytes = 48 + 1024;
-/// Round k of operation s is (s << kRoundBits) + k: one number that only grows.
-inline constexpr int kRoundBits = 28;
+/// Of a rank that has not waited yet, or on a system that does not tell.
+inline constexpr uint32_t kNoProcessor = ~uint32_t{0};
+/// The last operation that a group can carry out: an announcement keeps 8 bits of its word for something else. At
+/// 0.1 us each it is reached after 228 years; start() then throws.
+inline constexpr uint64_t kLastOperation = (uint64_t{1} << 56) - 1;
 
 #ifdef LOCKSTEP_SHM_STEPPED_WORD
 using Word = SteppedWord;  // the explorer's, which stops before every access to choose who goes on
@@ -33,6 +36,9 @@ using Word = SteppedWord;  // the explorer's, which stops before every access to
 using Word = std::atomic<uint64_t>;
 #endif
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(Word) == 8);
+
+/// Whether a word that counts on over the life of a group, and may pass 2^64, has come as far as `value`.
+constexpr bool reached(uint64_t word, uint64_t value) { return static_cast<int64_t>(word - value) >= 0; }
 
 /// Word of a line: the operation's sequence number, and how far its announcer was behind in finishing (saturating).
 struct Announcement {
@@ -58,6 +64,7 @@ struct alignas(kCacheLine) Line {
       uint64_t eager;     ///< offset of the data in the eager area, or kNowhere
       uint64_t resident;  ///< offset of the data in the resident area, or kNowhere
       double factor;
+      uint64_t longest;  ///< kAllToAllUneven: bytes of the largest block that its announcer sends or takes
     } where;
   };
 };
@@ -80,13 +87,16 @@ struct Control {
   /// Ranks this one sleeps for, as bits; whoever publishes and finds its bit clears all of them and rings the bell.
   alignas(kCacheLine) Word awaited;
   std::atomic<uint32_t> bell;
-  std::atomic<uint32_t> processor;  ///< where this rank last waited: a hint
+  std::atomic<uint32_t> processor;  ///< where this rank last waited, or kNoProcessor: a hint
 
+  /// Large operations move in rounds, which are numbered through over the life of the group, alike on every rank.
   alignas(kCacheLine) Word filled;   ///< rounds of its own chunks a rank has written
   alignas(kCacheLine) Word reduced;  ///< rounds whose slice it has summed
-  alignas(kCacheLine) Word drained;  ///< rounds it has read from all others; (s + 1) << kRoundBits: finished with s
+  alignas(kCacheLine) Word drained;  ///< rounds it has read from all others
+  Word finished;                     ///< the last operation it is done with
 
   alignas(kCacheLine) Word closed;  ///< 1 + the last operation announced, when the rank has left in good order
+  Word stopped_at;                  ///< with a verdict: the operation of its reporter, 0 for a send or receive
   Word missing;                     ///< with a verdict of time-out: the ranks it waited for, as bits
   char abort_text[kCacheLine * 4];  ///< with a verdict of abort: why
 
@@ -95,6 +105,13 @@ struct Control {
   /// Point to point: bytes this rank has written to each other rank's channel, and read from each rank's.
   PaddedWord written[kMaxRanks];
   PaddedWord consumed[kMaxRanks];
+};
+
+/// What the words of a fresh group count from; the same on every rank. For tests, which cannot count as far.
+struct Beginning {
+  uint64_t operations = 0;
+  uint64_t rounds = 0;
+  uint64_t message_bytes = 0;
 };
 
 /// Sizes and places of a segment's areas; the same on every rank.

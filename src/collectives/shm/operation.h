@@ -45,6 +45,7 @@ class Operation : public Completion {
   uint64_t resident = 0;  ///< ranks whose package lies in resident memory, as bits
   uint64_t staged = 0;    ///< ranks whose package lies in their eager area, as bits
   bool slice_reduced = false;
+  uint64_t round_count = 0;     ///< rounds it takes in all, alike on every rank; known once it moves
   std::vector<double> factors;  ///< kPremulSum: every rank's
   std::unique_ptr<Rounds> rounds;
 };

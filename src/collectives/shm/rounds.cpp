@@ -11,9 +11,10 @@ constexpr size_t kOneWayRound = size_t{64} << 10;
 
 }  // namespace
 
-Rounds::Rounds(const World& world, const Operation& operation)
+Rounds::Rounds(const World& world, const Operation& operation, uint64_t before)
     : world_(world),
       operation_(operation),
+      before_(before),
       in_slices_(operation.request.kind == OperationKind::kAllReduce),
       direct_(!in_slices_ && (operation.resident >> world.rank() & 1) != 0),
       round_bytes_(world.geometry().chunk_bytes) {
@@ -37,6 +38,14 @@ Rounds::Rounds(const World& world, const Operation& operation)
 
 uint64_t Rounds::rounds_for(size_t bytes) const { return (bytes + round_bytes_ - 1) / round_bytes_; }
 
+size_t Rounds::longest_block() const {
+  if (operation_.request.kind != OperationKind::kAllToAllUneven) return operation_.transfer.block_bytes();
+  size_t longest = 0;
+  for (int r = 0; r < world_.size(); ++r)
+    longest = std::max<size_t>(longest, world_.line(r, operation_.sequence).where.longest);
+  return longest;
+}
+
 Rounds::Range Rounds::range(uint64_t round) const {
   const size_t block =
       operation_.request.kind == OperationKind::kAllToAllUneven ? SIZE_MAX : operation_.transfer.block_bytes();
@@ -55,7 +64,7 @@ bool Rounds::all_reached(Word Control::*word, uint64_t ranks, uint64_t value, ui
   bool all = true;
   for (; ranks != 0; ranks &= ranks - 1) {
     const int r = std::countr_zero(ranks);
-    if ((world_.control(r).*word).load(std::memory_order_acquire) >= value) continue;
+    if (reached((world_.control(r).*word).load(std::memory_order_acquire), value)) continue;
     blocked_on |= world_.bit(r);
     all = false;
   }
@@ -65,7 +74,7 @@ bool Rounds::all_reached(Word Control::*word, uint64_t ranks, uint64_t value, ui
 bool Rounds::may_fill(uint64_t round, uint64_t& blocked_on) const {
   const uint64_t chunks = world_.geometry().chunks;
   // The first rounds reuse chunks of an earlier operation, which anybody may have read.
-  if (round < chunks) return all_reached(&Control::drained, world_.others(), key(0), blocked_on);
+  if (round < chunks) return all_reached(&Control::finished, world_.others(), operation_.sequence - 1, blocked_on);
   uint64_t still_reading = 0;
   const uint64_t old = round - chunks;
   for (uint64_t ranks = readers_; ranks != 0; ranks &= ranks - 1) {

@@ -19,7 +19,11 @@ namespace lockstep::shm {
 /// its operation ends when they have drained it.
 class Rounds {
  public:
-  Rounds(const World& world, const Operation& operation);
+  /// `before`: rounds of all earlier operations of the group.
+  Rounds(const World& world, const Operation& operation, uint64_t before);
+
+  /// Rounds the operation takes where it takes most; the same on every rank.
+  uint64_t count() const { return rounds_for(longest_block()); }
 
   /// Does what can be done now. True when the operation is over for this rank; else adds to `blocked_on` the ranks
   /// it waits for.
@@ -36,7 +40,10 @@ class Rounds {
   Range slice(int rank, Range range) const;
   /// Rounds needed to move `bytes` of a block.
   uint64_t rounds_for(size_t bytes) const;
-  uint64_t key(uint64_t rounds) const { return (operation_.sequence << kRoundBits) + rounds; }
+  /// Of any rank to any rank; the same on every rank.
+  size_t longest_block() const;
+  /// What a word holds when `rounds` of this operation are done.
+  uint64_t key(uint64_t rounds) const { return before_ + rounds; }
 
   bool may_fill(uint64_t round, uint64_t& blocked_on) const;
   bool may_reduce(uint64_t round, uint64_t& blocked_on) const;
@@ -50,6 +57,7 @@ class Rounds {
 
   const World& world_;
   const Operation& operation_;
+  const uint64_t before_;
   const bool in_slices_;  ///< all_reduce
   const bool direct_;     ///< this rank's package is read where it lies
   size_t round_bytes_;    ///< of every block

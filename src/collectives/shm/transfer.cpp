@@ -28,6 +28,12 @@ size_t Transfer::receive_bytes(int from) const {
   return request_.pieces().receive_counts[static_cast<size_t>(from)] * element_;
 }
 
+size_t Transfer::longest_bytes() const {
+  size_t longest = 0;
+  for (int r = 0; r < size_; ++r) longest = std::max({longest, send_bytes(r), receive_bytes(r)});
+  return longest;
+}
+
 const void* Transfer::contiguous_input() const {
   if (request_.kind == OperationKind::kAllToAllUneven || (per_rank_ && !request_.pieces().inputs.empty()))
     return nullptr;

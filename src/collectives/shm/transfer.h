@@ -38,6 +38,9 @@ class Transfer {
   size_t send_bytes(int to) const;
   size_t receive_bytes(int from) const;
 
+  /// Bytes of the largest block this rank sends or takes.
+  size_t longest_bytes() const;
+
   /// The contiguous input of this rank's package, or null where it lies in pieces.
   const void* contiguous_input() const;
 

@@ -82,20 +82,23 @@ std::string rank_list(uint64_t ranks) {
 }
 
 uint64_t Verdict::pack() const {
-  return static_cast<uint64_t>(cause) | static_cast<uint64_t>(reporter) << 8 | static_cast<uint64_t>(culprit) << 16 |
-         sequence << 24;
+  return static_cast<uint64_t>(cause) | static_cast<uint64_t>(reporter) << 8 | static_cast<uint64_t>(culprit) << 16;
 }
 
-Verdict Verdict::unpack(uint64_t word) {
-  return {static_cast<Cause>(word & 255), static_cast<int>(word >> 8 & 255), static_cast<int>(word >> 16 & 255),
-          word >> 24};
+Verdict Verdict::unpack(uint64_t word, const World& world) {
+  const auto reporter = static_cast<int>(word >> 8 & 255);
+  return {static_cast<Cause>(word & 255), reporter, static_cast<int>(word >> 16 & 255),
+          world.control(reporter).stopped_at.load(std::memory_order_acquire)};
 }
 
 Verdict Verdict::declare(const World& world) const {
+  // A verdict of this rank that stands must keep its sequence.
+  if (exists(world)) return current(world);
   uint64_t existing = 0;
+  world.mine().stopped_at.store(sequence, std::memory_order_release);
   const bool first = world.verdict().compare_exchange_strong(existing, pack());
   world.notify_all();
-  return first ? *this : unpack(existing);
+  return first ? *this : unpack(existing, world);
 }
 
 std::string Verdict::text(const World& world) const {

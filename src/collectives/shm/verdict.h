@@ -25,13 +25,14 @@ struct Verdict {
   int culprit = 0;
   uint64_t sequence = 0;  ///< of the reporter's operation; 0: a send or receive
 
+  /// All but the sequence, which the reporter leaves in its control block.
   uint64_t pack() const;
-  static Verdict unpack(uint64_t word);
+  static Verdict unpack(uint64_t word, const World& world);
 
   /// Makes this the group's verdict unless there is one, and wakes all ranks. Returns the group's verdict.
   Verdict declare(const World& world) const;
   static bool exists(const World& world) { return world.verdict().load(std::memory_order_acquire) != 0; }
-  static Verdict current(const World& world) { return unpack(world.verdict().load(std::memory_order_acquire)); }
+  static Verdict current(const World& world) { return unpack(world.verdict().load(std::memory_order_acquire), world); }
 
   /// One sentence or two, naming ranks and operations.
   std::string text(const World& world) const;

@@ -34,13 +34,32 @@ uint64_t World::launched_ranks(uint64_t ranks) const {
   return launched;
 }
 
-void World::initialize(SharedSegment& segment, int rank, int world_size, const std::byte (&nonce)[16]) {
+void World::initialize(SharedSegment& segment, int rank, int world_size, const std::byte (&nonce)[16],
+                       const Beginning& beginning) {
   auto* control = new (segment.data()) Control{};
   std::memcpy(control->nonce, nonce, sizeof nonce);
   control->version = kLayoutVersion;
   control->rank = static_cast<uint32_t>(rank);
   control->world_size = static_cast<uint32_t>(world_size);
-  control->drained.store(uint64_t{1} << kRoundBits);  // operation 0 never was, and is finished
+  control->processor.store(kNoProcessor);
+  control->finished.store(beginning.operations);
+  for (Word* word : {&control->filled, &control->reduced, &control->drained}) word->store(beginning.rounds);
+  for (int r = 0; r < world_size; ++r) {
+    control->written[r].value.store(beginning.message_bytes);
+    control->consumed[r].value.store(beginning.message_bytes);
+  }
+}
+
+void World::note_processor(uint32_t processor) const {
+  std::atomic<uint32_t>& known = mine().processor;
+  if (known.load(std::memory_order_relaxed) != processor) known.store(processor, std::memory_order_relaxed);
+}
+
+bool World::waits_on(uint32_t processor, uint64_t ranks) const {
+  if (processor == kNoProcessor) return false;
+  for (; ranks != 0; ranks &= ranks - 1)
+    if (control(std::countr_zero(ranks)).processor.load(std::memory_order_relaxed) == processor) return true;
+  return false;
 }
 
 void World::notify() const {

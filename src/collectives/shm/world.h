@@ -20,7 +20,8 @@ class World {
         std::vector<PeerWatch> watches, bool spin);
 
   /// Writes a fresh segment's control block.
-  static void initialize(SharedSegment& segment, int rank, int world_size, const std::byte (&nonce)[16]);
+  static void initialize(SharedSegment& segment, int rank, int world_size, const std::byte (&nonce)[16],
+                         const Beginning& beginning = {});
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -45,6 +46,11 @@ class World {
   int launched_rank(int rank) const { return launched_ranks_[static_cast<size_t>(rank)]; }
   /// The same for ranks as bits; those without a number, or with one above 63, are left out.
   uint64_t launched_ranks(uint64_t ranks) const;
+
+  /// Notes on which processor this rank waits.
+  void note_processor(uint32_t processor) const;
+  /// Whether one of these ranks was last seen waiting on this processor.
+  bool waits_on(uint32_t processor, uint64_t ranks) const;
 
   /// Wakes the ranks that sleep for this one. To be called after a word was published (sequentially consistent).
   void notify() const;

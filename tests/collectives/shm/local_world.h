@@ -31,14 +31,14 @@ inline Geometry small_geometry(int world_size) {
   return geometry;
 }
 
-/// `spin` unset: as the number of processors suggests.
-inline std::vector<World> local_worlds(Geometry geometry) {
+/// `beginning`: what the groups' words count from.
+inline std::vector<World> local_worlds(Geometry geometry, const Beginning& beginning = {}) {
   const int n = geometry.world_size;
   std::vector<std::shared_ptr<SharedSegment>> segments;
   for (int r = 0; r < n; ++r) {
     segments.push_back(std::make_shared<SharedSegment>("test", geometry.segment_bytes(), geometry.resident_at()));
     const std::byte nonce[16] = {};
-    World::initialize(*segments.back(), r, n, nonce);
+    World::initialize(*segments.back(), r, n, nonce, beginning);
   }
   std::vector<std::vector<PeerWatch>> watches(static_cast<size_t>(n));
   for (auto& row : watches) row.resize(static_cast<size_t>(n));
@@ -72,8 +72,9 @@ inline void on_threads(int ranks, const std::function<void(int)>& body,
 }
 
 /// body(group) for each rank of one group.
-inline void with_group(int ranks, const std::function<void(Group&)>& body, Geometry geometry) {
-  auto worlds = local_worlds(geometry);
+inline void with_group(int ranks, const std::function<void(Group&)>& body, Geometry geometry,
+                       const Beginning& beginning = {}) {
+  auto worlds = local_worlds(geometry, beginning);
   on_threads(ranks, [&](int rank) {
     Group group(std::move(worlds[static_cast<size_t>(rank)]), std::make_shared<ProgressSet>());
     body(group);

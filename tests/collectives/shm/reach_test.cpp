@@ -1,0 +1,143 @@
+#include "collectives/shm/reach.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "collectives/shm/board.h"
+#include "collectives/shm/bootstrap.h"
+#include "collectives/shm/local_world.h"
+
+// What a rank has of the others' memory in its page table.
+namespace lockstep::shm {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kMiB = size_t{1} << 20;
+
+/// Bytes of [begin, begin + bytes) that are in this process's page table.
+size_t entered(const std::byte* begin, size_t bytes) {
+  std::ifstream file("/proc/self/pagemap", std::ios::binary);
+  std::vector<uint64_t> pages(bytes / kPageBytes);
+  file.seekg(static_cast<std::streamoff>(reinterpret_cast<uintptr_t>(begin) / kPageBytes * sizeof(uint64_t)));
+  file.read(reinterpret_cast<char*>(pages.data()), static_cast<std::streamsize>(pages.size() * sizeof(uint64_t)));
+  if (!file) throw std::runtime_error("/proc/self/pagemap cannot be read");
+  size_t present = 0;
+  for (uint64_t page : pages) present += page >> 63;
+  return present * kPageBytes;
+}
+
+TEST(Reach, EntersWhatIsAskedForOnce) {
+  constexpr size_t kBytes = 64 * kPageBytes;
+  SharedSegment mine("test", kBytes, kBytes);
+  SharedSegment theirs(FileDescriptor(::fcntl(mine.fd(), F_DUPFD_CLOEXEC, 0)), kBytes);
+  const auto pages = [&](size_t begin, size_t end) {
+    return entered(theirs.data() + begin * kPageBytes, (end - begin) * kPageBytes) / kPageBytes;
+  };
+  if (entered(mine.data(), kBytes) != kBytes) GTEST_SKIP() << "SKIPPED BECAUSE this kernel does not populate mappings";
+  Reach reach;
+  reach.enter(theirs, 10 * kPageBytes + 100, 12 * kPageBytes - 100);
+  reach.enter(theirs, 10 * kPageBytes, 10 * kPageBytes);  // nothing
+  if (pages(0, 64) == 64) GTEST_SKIP() << "SKIPPED BECAUSE this kernel gives huge pages to all shared memory";
+  EXPECT_EQ(pages(0, 64), 2u);
+  EXPECT_EQ(pages(10, 12), 2u);
+  reach.enter(theirs, 20 * kPageBytes, 22 * kPageBytes);
+  reach.enter(theirs, 30 * kPageBytes, 31 * kPageBytes);
+  EXPECT_EQ(pages(0, 64), 5u);
+  // What lies between, before and behind; what it joins is one range from here on.
+  reach.enter(theirs, 9 * kPageBytes, 25 * kPageBytes);
+  EXPECT_EQ(pages(9, 25), 16u);
+  EXPECT_EQ(pages(0, 64), 17u);
+  reach.enter(theirs, 0, kBytes);
+  EXPECT_EQ(pages(0, 64), 64u);
+}
+
+class Neighbours : public ::testing::TestWithParam<int> {};
+
+// Every rank entered all of all other ranks' buffers into its page table, though it writes to its slice only: on 64
+// ranks with 4 GiB each that were 512 MiB of page tables a rank.
+TEST_P(Neighbours, EnterTheirSliceOfABufferThatIsReducedInPlace) {
+  const int ranks = GetParam();
+  const auto n = static_cast<size_t>(ranks);
+  Board board(ranks);
+  on_threads(ranks, [&](int rank) {  // each with its own mapping of every segment
+    int round = 0;
+    Group group(bootstrap(rank, ranks, [&](const std::string& mine) { return board.all_gather(rank, round, mine); },
+                          {.timeout = std::chrono::seconds(20), .resident_bytes = 64 * kMiB}),
+                std::make_shared<ProgressSet>());
+    constexpr size_t kBytes = 48 * kMiB, kSlack = 4 * kMiB;  // a huge page at either end
+    std::byte* buffer = group.allocate(kBytes);
+    const size_t count = kBytes / sizeof(int32_t);
+    auto* values = reinterpret_cast<int32_t*>(buffer);
+    const auto reduce = [&](size_t first, size_t elements) {
+      for (size_t i = 0; i < elements; ++i) values[first + i] = rank + static_cast<int>(i % 1000);
+      group.run({.kind = OperationKind::kAllReduce,
+                 .type = DataType::kInt32,
+                 .count = elements,
+                 .input = values + first,
+                 .output = values + first},
+                kTestTimeout);
+      for (size_t i = 0; i < elements; ++i)
+        if (values[first + i] != ranks * (ranks - 1) / 2 + ranks * static_cast<int>(i % 1000)) {
+          FAIL() << "wrong sum of element " << first + i;
+        }
+    };
+    const auto of_peer = [&](int peer) {
+      return entered(group.world().resident(peer), 64 * kMiB);  // beyond the buffer there is nothing
+    };
+    reduce(0, count);
+    reduce(0, count);
+    for (int peer = 0; peer < ranks; ++peer) {
+      if (peer == rank) continue;
+      EXPECT_LE(of_peer(peer), kBytes / n + kSlack) << "of rank " << peer << " by rank " << rank;
+    }
+    // Parts of it, whose slices lie elsewhere, add theirs.
+    reduce(count / 4, 1000);
+    reduce(count / 2, count / 2);
+    for (int peer = 0; peer < ranks; ++peer) {
+      if (peer == rank) continue;
+      EXPECT_LE(of_peer(peer), kBytes / n + kBytes / 2 / n + 2 * kSlack);
+    }
+    group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
+    group.free(buffer);
+  });
+}
+
+// Other operations enter what they read.
+TEST_P(Neighbours, ReadTheirBlockOfAReduceScatter) {
+  const int ranks = GetParam();
+  const auto n = static_cast<size_t>(ranks);
+  Board board(ranks);
+  on_threads(ranks, [&](int rank) {
+    int round = 0;
+    Group group(bootstrap(rank, ranks, [&](const std::string& mine) { return board.all_gather(rank, round, mine); },
+                          {.timeout = std::chrono::seconds(20), .resident_bytes = 64 * kMiB}),
+                std::make_shared<ProgressSet>());
+    constexpr size_t kBytes = 48 * kMiB, kSlack = 4 * kMiB;
+    const size_t count = kBytes / n / sizeof(int32_t);
+    auto* values = reinterpret_cast<int32_t*>(group.allocate(kBytes));
+    std::fill(values, values + count * n, rank + 1);
+    std::vector<int32_t> sum(count);
+    group.run({.kind = OperationKind::kReduceScatter,
+               .type = DataType::kInt32,
+               .count = count,
+               .input = values,
+               .output = sum.data()},
+              kTestTimeout);
+    for (int32_t x : sum) ASSERT_EQ(x, ranks * (ranks + 1) / 2);
+    for (int peer = 0; peer < ranks; ++peer) {
+      if (peer == rank) continue;
+      const size_t bytes = entered(group.world().resident(peer), 64 * kMiB);
+      EXPECT_LE(bytes, kBytes / n + kSlack) << "of rank " << peer << " by rank " << rank;
+      EXPECT_GE(bytes, kBytes / n / 2);
+    }
+    group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
+    group.free(values);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Neighbours, ::testing::Values(2, 3));
+
+}  // namespace
+}  // namespace lockstep::shm
