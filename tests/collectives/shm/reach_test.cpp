@@ -3,8 +3,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
-
 #include "collectives/shm/board.h"
 #include "collectives/shm/bootstrap.h"
 #include "collectives/shm/local_world.h"
@@ -18,11 +16,12 @@ constexpr size_t kMiB = size_t{1} << 20;
 
 /// Bytes of [begin, begin + bytes) that are in this process's page table.
 size_t entered(const std::byte* begin, size_t bytes) {
-  std::ifstream file("/proc/self/pagemap", std::ios::binary);
+  const FileDescriptor file(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   std::vector<uint64_t> pages(bytes / kPageBytes);
-  file.seekg(static_cast<std::streamoff>(reinterpret_cast<uintptr_t>(begin) / kPageBytes * sizeof(uint64_t)));
-  file.read(reinterpret_cast<char*>(pages.data()), static_cast<std::streamsize>(pages.size() * sizeof(uint64_t)));
-  if (!file) throw std::runtime_error("/proc/self/pagemap cannot be read");
+  const size_t wanted = pages.size() * sizeof(uint64_t);
+  const auto at = static_cast<off_t>(reinterpret_cast<uintptr_t>(begin) / kPageBytes * sizeof(uint64_t));
+  if (::pread(file.get(), pages.data(), wanted, at) != static_cast<ssize_t>(wanted))
+    throw std::runtime_error("/proc/self/pagemap cannot be read");
   size_t present = 0;
   for (uint64_t page : pages) present += page >> 63;
   return present * kPageBytes;
