@@ -49,6 +49,7 @@ class DistributedDataParallel : public Replica {
     }
   }
   auto operator->() const {
+    check_not_moved_from();
     if constexpr (requires { module_->children(); }) {
       return pointer_of(module_);
     } else {

@@ -90,11 +90,12 @@ class Replica {
   void average_parameters(double weight = 1);
   /// Looks at the module anew after layers were added, replaced or removed, or parameters frozen or unfrozen, and
   /// follows what is there. New parameters and buffers are compared across ranks and set to rank 0's; the others stay
-  /// as they are on each rank. If the ranks' modules differ, an Error on all of them names the first difference, and
-  /// nothing has changed. Parameters that are new want a place in the optimizer: that is the user's.
-  /// Every rank must call it.
+  /// as they are on each rank. Parameters that are new want a place in the optimizer: that is the user's. Those that
+  /// have not changed ten reductions after their first gradient are named in a warning on rank 0. Every rank must call
+  /// it. If it throws (the ranks' modules differ, which names the first difference; a rank is out of memory), it throws
+  /// on all ranks, and training goes on with what was followed before.
   void refresh();
-  /// The same for a list of parameters: it takes the place of the old one.
+  /// The same for a list of parameters: it takes the place of the old one. Neither name nor tensor may come twice.
   void refresh(NamedTensors parameters);
 
   /// Compares all parameters and, unless buffers are each rank's own, buffers in the n-th reduction and every n-th
@@ -138,11 +139,25 @@ class Replica {
  protected:
   /// Throws if the group is gone, or, on all ranks, if the module was edited without refresh().
   void before_forward();
+  void check_not_moved_from() const { (void)*state_; }
 
  private:
   struct State;
   explicit Replica(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+
+  /// Its State, which TORCH_CHECK misses once the Replica was moved from.
+  class Owner {
+   public:
+    explicit Owner(std::unique_ptr<State> state);
+    Owner(Owner&&) noexcept;
+    ~Owner();
+    State& operator*() const;
+    State* operator->() const { return &**this; }
+
+   private:
+    std::unique_ptr<State> state_;
+  };
+  Owner state_;
 };
 
 }  // namespace lockstep

@@ -60,6 +60,7 @@ struct Group::State {
   c10::intrusive_ptr<c10d::Backend> device_backend;  ///< undefined until a tensor on a device comes (device_engine.h)
   uint64_t sequence = 0;                             ///< operations started so far, equal on all ranks
   int subgroups = 0;                                 ///< subgroups made so far, equal on all ranks
+  int replicas = 0;                                  ///< replicas attached so far, equal on all ranks
   std::shared_ptr<void> statistics = nullptr;        ///< what synchronised batch norms over this group share (src/nn)
 };
 

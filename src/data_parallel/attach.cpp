@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <sstream>
+#include <unordered_map>
 
 #include <ATen/ATen.h>
 
 #include "base/operation_label.h"
 #include "collectives/coalesced.h"
+#include "collectives/group_state.h"
 #include "collectives/rank_names.h"
 #include "data_parallel/replica_state.h"
 #include "data_parallel/same_model.h"
@@ -52,6 +54,28 @@ std::string advice(const char* kind, const std::string& name, const char* what) 
   return c10::str(kind, " ", name, " ", what, " after DistributedDataParallel attached; call refresh() on all ranks");
 }
 
+/// Modules list every tensor once, under one name; a list of the user's may not.
+void check_distinct(const NamedTensors& parameters) {
+  std::unordered_map<std::string, const c10::TensorImpl*> by_name;
+  std::unordered_map<const c10::TensorImpl*, std::string> by_tensor;
+  for (const auto& [name, tensor] : parameters) {
+    TORCH_CHECK(tensor.defined(), "parameter ", name, " is an undefined tensor");
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    const auto [other, is_new] = by_tensor.try_emplace(impl, name);
+    TORCH_CHECK(by_name.try_emplace(name, impl).second, "two parameters of the list are named ", name,
+                "; give each a name of its own");
+    TORCH_CHECK(is_new, "parameters ", other->second, " and ", name,
+                " of the list are one tensor; list it once, whatever shares it");
+  }
+}
+
+/// Throws on all ranks if one of them has something to say.
+void throw_on_all_ranks(const Group& group, const std::string& trouble) {
+  const auto all = group.all_gather_bytes(trouble);
+  for (const std::string& one : all)
+    if (!one.empty()) throw Error(ranks_with(all, one) + ": " + one);
+}
+
 /// The first tensor of `now` that is not among those of `before`, else the first of `before` that is gone; "" if they
 /// are the same tensors.
 std::string edit_of(const char* kind, const NamedTensors& before, const NamedTensors& now) {
@@ -72,7 +96,9 @@ Replica::State::State(std::unique_ptr<Source> from, const Group& in, Distributed
   check(options);
   keep_tensor_memory();
   check_same_on_all_ranks(group, "option", describe(options));
+  number_ = ++state_of(group).replicas;
   attach(std::move(from));
+  watch_.emplace([this] { watch_strangers(); });
 }
 
 void Replica::State::compare(const NamedTensors& parameters, const NamedTensors& new_buffers) const {
@@ -80,13 +106,18 @@ void Replica::State::compare(const NamedTensors& parameters, const NamedTensors&
   const auto remark = [&](const at::Tensor& tensor) {
     const bool is_new = !is_known(tensor);
     return std::string(is_new && GradientHook::follows(tensor) ? ", already attached" : "") +
-           (is_new && !first ? ", new" : "");
+           (is_new && !first ? ", new" : "") + (tensor.is_leaf() ? "" : ", no leaf");
   };
   check_same_on_all_ranks(group, "parameter", parameters, remark);
   check_same_on_all_ranks(group, "buffer", new_buffers, remark);
-  for (const auto& [name, tensor] : parameters)
+  check_distinct(parameters);
+  for (const auto& [name, tensor] : parameters) {
+    TORCH_CHECK(tensor.is_leaf(), "parameter ", name,
+                " is the result of an operation, so backward leaves no gradient in it; give the tensor that it was "
+                "computed from, or detach() it and set requires_grad");
     TORCH_CHECK(is_known(tensor) || !GradientHook::follows(tensor), "parameter ", name,
                 " is attached to a DistributedDataParallel already; destroy that one first, or refresh() it");
+  }
 }
 
 void Replica::State::check_weights(const NamedTensors& parameters) const {
@@ -116,12 +147,25 @@ NamedTensors Replica::State::to_follow(const NamedTensors& parameters) const {
 void Replica::State::attach(std::unique_ptr<Source> from) {
   TORCH_CHECK(passes.since_reduction == 0, "gradients of ", passes.since_reduction,
               " backward passes wait in .grad; reduce_gradients() before refresh()");
+  TORCH_CHECK(join == nullptr, "refresh() within join(), where ranks that have run out of inputs cannot call it");
   const Source& now = from ? *from : *source;
   const NamedTensors parameters = without(now.parameters(), options.parameters_to_ignore);
   const NamedTensors new_buffers = without(now.buffers(), options.parameters_to_ignore);
   compare(parameters, new_buffers);
   check_weights(parameters);
   NamedTensors followed = to_follow(parameters);
+  // What was there goes only when the new one stands on every rank.
+  std::unique_ptr<Reducer> next;
+  throw_on_all_ranks(group, [&]() -> std::string {
+    try {
+      next = make_reducer(followed);
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  }());
   if (reducer || options.init_sync) {
     std::vector<at::Tensor> unknown;
     for (const auto* list : {&parameters, &new_buffers})
@@ -130,28 +174,51 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
     const OperationLabel label("the initial parameters");
     if (group.world_size() > 1) broadcast_coalesced(group, unknown, /*root=*/0);
   }
-  const bool again = reducer != nullptr;
-  reducer.reset();  // its hooks make room
-  known.clear();
-  impls_.clear();
-  for (const auto& [name, tensor] : parameters)
-    known.push_back({name, tensor, tensor.options(), tensor.requires_grad()});
+  std::vector<Known> now_known;
+  std::vector<std::unique_ptr<GradientAlarm>> alarms;
+  std::unordered_set<const c10::TensorImpl*> impls;
+  for (const auto& [name, tensor] : parameters) {
+    now_known.push_back({name, tensor, tensor.options(), tensor.numel(), tensor.requires_grad()});
+    if (!tensor.requires_grad())
+      alarms.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->notice(); }));
+  }
   for (const auto* list : {&parameters, &new_buffers})
-    for (const auto& [name, tensor] : *list) impls_.insert(tensor.unsafeGetTensorImpl());
-  buffers = new_buffers;
-  trained = std::move(followed);
+    for (const auto& [name, tensor] : *list) impls.insert(tensor.unsafeGetTensorImpl());
   if (from) source = std::move(from);
   source->remember();
-  reducer =
-      std::make_unique<Reducer>(trained, group, Reducer::Settings{limits_of(options), options.reduction}, passes,
-                                Reducer::Events{.inspect = [this] { return inspect(); },
-                                                .reduced = [this](const std::vector<Facts>& ranks) { reduced(ranks); },
-                                                .reducing =
-                                                    [this] {
-                                                      if (statistics) statistics->announce_reduction();
-                                                    }});
-  reducer->equip(equipment);
-  if (again) reducer->adopt_gradients();
+  edited_ = false;
+  strangers_.clear();
+  known = std::move(now_known);
+  frozen_ = std::move(alarms);
+  impls_ = std::move(impls);
+  buffers = new_buffers;
+  next->equip(equipment);
+  reducer.swap(next);
+  if (next) {
+    reducer->succeed(*next);
+    if (group.rank() == 0) untrained_.refreshed(trained, followed);
+  }
+  trained = std::move(followed);
+}
+
+std::unique_ptr<Reducer> Replica::State::make_reducer(const NamedTensors& followed) {
+  return std::make_unique<Reducer>(
+      followed, group, Reducer::Settings{limits_of(options), options.reduction, number_}, passes,
+      Reducer::Events{.inspect = [this] { return inspect(); },
+                      .reduced = [this](const std::vector<Facts>& ranks) { reduced(ranks); },
+                      .reducing =
+                          [this] {
+                            if (statistics) statistics->announce_reduction();
+                          }});
+}
+
+void Replica::State::watch_strangers() {
+  if (!edited_ && !source->is_edited()) return;
+  edited_ = true;
+  strangers_.clear();
+  for (const auto& [name, tensor] : without(source->parameters(), options.parameters_to_ignore))
+    if (!is_known(tensor) && tensor.requires_grad())
+      strangers_.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->notice(); }));
 }
 
 std::string Replica::State::inspect() {
@@ -159,21 +226,25 @@ std::string Replica::State::inspect() {
     if (one.tensor.requires_grad() && !one.followed) return advice("parameter", one.name, "was unfrozen");
     if (one.tensor.scalar_type() != one.options.dtype() || one.tensor.device() != one.options.device())
       return advice("parameter", one.name, "was converted");
+    if (one.tensor.numel() != one.elements) return advice("parameter", one.name, "was resized");
   }
-  if (!source->is_edited()) return "";
+  if (!edited_ && !source->is_edited()) return "";
+  edited_ = true;
   NamedTensors parameters;
   for (const Known& one : known) parameters.emplace_back(one.name, one.tensor);
   std::string edit = edit_of("parameter", parameters, without(source->parameters(), options.parameters_to_ignore));
   if (edit.empty()) edit = edit_of("buffer", buffers, without(source->buffers(), options.parameters_to_ignore));
-  if (edit.empty()) source->remember();  // layers that hold no tensors came or went
+  if (edit.empty()) {  // layers that hold no tensors came or went, or all is as it was
+    source->remember();
+    edited_ = false;
+    strangers_.clear();
+  }
   return edit;
 }
 
 void Replica::State::check_not_edited() {
   const OperationLabel label("the search for edits of the model");
-  const auto all = group.all_gather_bytes(inspect());
-  for (const std::string& edit : all)
-    if (!edit.empty()) throw Error(ranks_with(all, edit) + ": " + edit);
+  throw_on_all_ranks(group, inspect());
 }
 
 }  // namespace lockstep

@@ -14,6 +14,14 @@
 
 namespace lockstep {
 
+Replica::Owner::Owner(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Replica::Owner::Owner(Owner&&) noexcept = default;
+Replica::Owner::~Owner() = default;
+Replica::State& Replica::Owner::operator*() const {
+  TORCH_CHECK(state_ != nullptr, "this DistributedDataParallel was moved from; use the object that it was moved to");
+  return *state_;
+}
+
 Replica::Replica(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, const Group& group, DistributedDataParallelOptions options)
     : Replica(std::make_unique<State>(source_of(std::move(module)), group, std::move(options))) {}
@@ -98,7 +106,6 @@ void Replica::before_forward() {
   TORCH_CHECK(state.group.is_open(),
               "forward of a DistributedDataParallel whose group is gone: its Context was destroyed; let the Context "
               "outlive the model");
-  // A module whose parameters were all replaced has no hook left that could notice in backward.
   if (!at::GradMode::is_enabled() || !state.source->is_training()) return;
   const std::string edit = state.inspect();
   if (!edit.empty()) state.reducer->fail(edit);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -8,6 +9,7 @@
 #include <lockstep/replica.h>
 
 #include "data_parallel/source.h"
+#include "data_parallel/untrained_watch.h"
 #include "nn/statistics_exchange.h"
 #include "reducer/reducer.h"
 
@@ -18,7 +20,7 @@ struct Replica::State {
 
   // attach.cpp
   /// Compares what `from` (or, if null, the present source) holds now across ranks, brings what is new to rank 0's, and
-  /// follows it. Nothing has changed if the ranks differ.
+  /// follows it. If it throws, on all ranks, what was followed before still is.
   void attach(std::unique_ptr<Source> from);
   /// What was done to the module since, that refresh() should have been told; empty if nothing.
   std::string inspect();
@@ -37,6 +39,7 @@ struct Replica::State {
     std::string name;
     at::Tensor tensor;
     at::TensorOptions options;
+    int64_t elements;
     bool followed;
   };
 
@@ -58,12 +61,22 @@ struct Replica::State {
   std::vector<bool> last_active;                   ///< ranks that had inputs in the last reduction in which any had
 
  private:
+  std::unique_ptr<Reducer> make_reducer(const NamedTensors& followed);
+  /// Before a backward: sets alarms on what the module holds and nobody follows.
+  void watch_strangers();
   bool is_known(const at::Tensor& tensor) const { return impls_.contains(tensor.unsafeGetTensorImpl()); }
   void compare(const NamedTensors& parameters, const NamedTensors& new_buffers) const;
   void check_weights(const NamedTensors& parameters) const;
   NamedTensors to_follow(const NamedTensors& parameters) const;
 
+  int number_ = 0;                                    ///< on its group, from 1: the same on all ranks
   std::unordered_set<const c10::TensorImpl*> impls_;  ///< of known and buffers
+  bool edited_ = false;                               ///< the source said so; it need not say it twice
+  // A backward that reaches one of these but nothing that is followed would else go by unnoticed.
+  std::vector<std::unique_ptr<GradientAlarm>> frozen_;     ///< known, not followed: may be unfrozen
+  std::vector<std::unique_ptr<GradientAlarm>> strangers_;  ///< came since
+  std::optional<BackwardWatch> watch_;
+  UntrainedWatch untrained_;  ///< on rank 0 alone
 };
 
 }  // namespace lockstep

@@ -14,10 +14,15 @@ namespace {
 
 std::string describe(const NamedTensors& tensors, const std::function<std::string(const at::Tensor&)>& remark) {
   std::ostringstream text;
-  for (const auto& [name, tensor] : tensors)
-    text << name << ": " << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes() << " on "
-         << c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true)
-         << (tensor.requires_grad() ? "" : ", no gradient") << remark(tensor) << '\n';
+  for (const auto& [name, tensor] : tensors) {
+    text << name << ": ";
+    if (tensor.defined())
+      text << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes() << " on "
+           << c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true)
+           << (tensor.requires_grad() ? "" : ", no gradient") << remark(tensor) << '\n';
+    else
+      text << "undefined\n";
+  }
   return text.str();
 }
 

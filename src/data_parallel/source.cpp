@@ -113,7 +113,7 @@ class JitModule final : public Source {
 
 class TensorList final : public Source {
  public:
-  explicit TensorList(NamedTensors parameters) : parameters_(each_once(std::move(parameters))) {}
+  explicit TensorList(NamedTensors parameters) : parameters_(std::move(parameters)) {}
   NamedTensors parameters() const override { return parameters_; }
 
  private:

@@ -14,8 +14,8 @@ struct Module;
 
 namespace lockstep {
 
-/// What a replica attaches to: lists what it holds now. A tensor that is there under several names is listed once,
-/// under the first.
+/// What a replica attaches to: lists what it holds now. A tensor that a module holds under several names is listed
+/// once, under the first; a list of the user's is handed on as it is.
 class Source {
  public:
   virtual ~Source() = default;

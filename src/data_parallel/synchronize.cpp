@@ -17,6 +17,7 @@ namespace lockstep {
 
 void Replica::State::reduced(const std::vector<Facts>& ranks) {
   end_step_of_tensor_memory();
+  if (const std::string warning = untrained_.after_reduction(); !warning.empty()) TORCH_WARN(warning);
   std::vector<bool> active, done;
   for (const Facts& facts : ranks) {
     active.push_back(facts.active);

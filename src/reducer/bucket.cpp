@@ -43,7 +43,8 @@ Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group, int64_t n
     at::Tensor gradient = gradient_in(flat_, offset, parameter);
     offset += parameter.numel();
     void* const place = small_place(gradient);
-    slots_.push_back({.parameter = std::move(parameter), .gradient = std::move(gradient), .small_place = place});
+    slots_.push_back(
+        {.parameter = parameter, .gradient = std::move(gradient), .elements = parameter.numel(), .small_place = place});
   }
 }
 
@@ -58,15 +59,17 @@ const char* Bucket::problem(size_t index) const {
   if (gradient.requires_grad())
     return "has a gradient that is itself differentiable (backward with create_graph), which cannot be reduced; use "
            "autograd::grad on the inputs, or on the plain module, instead";
+  if (gradient.numel() != slots_[index].elements || gradient.device() != flat_.device())
+    return "has a gradient of another size or on another device than it had when it was attached; call refresh() on "
+           "all ranks";
   return nullptr;
 }
 
-void Bucket::copy_in(const Slot& slot, const at::Tensor& gradient) {
+void Bucket::copy_in(const Slot& slot, const at::Tensor& gradient) const {
   // Of a thousand small tensors the dispatch of copy_ would take most of the time, and looking at slot.gradient, which
   // has left the caches since the last step, much of the rest.
   if (slot.small_place != nullptr && gradient.is_cpu() && gradient.is_contiguous() && !gradient.is_conj() &&
-      !gradient.is_neg() && gradient.scalar_type() == slot.parameter.scalar_type() &&
-      gradient.sizes() == slot.parameter.sizes())
+      !gradient.is_neg() && gradient.scalar_type() == flat_.scalar_type() && gradient.sizes() == slot.parameter.sizes())
     std::memcpy(slot.small_place, gradient.const_data_ptr(), gradient.nbytes());
   else
     slot.gradient.copy_(gradient);

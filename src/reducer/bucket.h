@@ -78,6 +78,7 @@ class Bucket {
   struct Slot {
     at::Tensor parameter;
     at::Tensor gradient;  ///< its place in flat_, with its shape and strides
+    int64_t elements;     ///< of that place
     void* small_place;    ///< where that begins, if it is small, contiguous and the CPU's; else null
     at::Tensor kept;      ///< the .grad of a parameter that this rank did not use
     at::Tensor late;      ///< what came after launch()
@@ -86,7 +87,7 @@ class Bucket {
     bool reduced = false;  ///< .grad holds a reduced gradient and nothing of this rank alone
   };
 
-  static void copy_in(const Slot& slot, const at::Tensor& gradient);
+  void copy_in(const Slot& slot, const at::Tensor& gradient) const;
   void write_flags();
   /// What comes from now on must not be added to what is under way.
   void let_go_of_gradients();

@@ -11,7 +11,7 @@ namespace {
 
 // Four bits an element: a mean over any number of ranks still tells them apart in bfloat16.
 using Row = std::array<uint8_t, kFactElements>;
-constexpr size_t kFlags = 0, kPasses = 1, kWeight = 3, kWeightElements = 16;
+constexpr size_t kFlags = 0, kPasses = 1, kObject = 3, kWeight = 5, kWeightElements = 16;
 
 Row encode(const Facts& facts) {
   Row row{};
@@ -19,6 +19,8 @@ Row encode(const Facts& facts) {
                                      (facts.late ? 8 : 0));
   row[kPasses] = facts.passes & 15;
   row[kPasses + 1] = facts.passes >> 4 & 15;
+  row[kObject] = facts.object & 15;
+  row[kObject + 1] = facts.object >> 4 & 15;
   const auto bits = std::bit_cast<uint64_t>(facts.weight);
   for (size_t i = 0; i < kWeightElements; ++i) row[kWeight + i] = bits >> 4 * i & 15;
   return row;
@@ -31,6 +33,7 @@ Facts decode(const Row& row) {
   facts.trouble = (row[kFlags] & 4) != 0;
   facts.late = (row[kFlags] & 8) != 0;
   facts.passes = row[kPasses] | row[kPasses + 1] << 4;
+  facts.object = row[kObject] | row[kObject + 1] << 4;
   uint64_t bits = 0;
   for (size_t i = 0; i < kWeightElements; ++i) bits |= uint64_t{row[kWeight + i]} << 4 * i;
   facts.weight = std::bit_cast<double>(bits);

@@ -16,12 +16,13 @@ struct Facts {
   bool trouble = false;  ///< it found an error that all ranks must hear of
   bool late = false;     ///< it has gradients that came after their bucket had been launched
   int passes = 1;        ///< backward passes since the last reduction, modulo 256
+  int object = 0;        ///< which of the group's replicas it reduces, modulo 256
   double weight = 1;
   bool operator==(const Facts&) const = default;
 };
 
 /// Elements of one rank's row.
-inline constexpr int64_t kFactElements = 19;
+inline constexpr int64_t kFactElements = 21;
 
 /// Fills `table`, world_size * kFactElements elements in a row, with this rank's row and zeros.
 void write_facts(const at::Tensor& table, int rank, const Facts& facts);

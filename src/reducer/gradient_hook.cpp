@@ -2,10 +2,15 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
 
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 
 namespace lockstep {
 namespace {
@@ -53,14 +58,87 @@ class Waiting : public std::enable_shared_from_this<Waiting> {
   State state_ = State::kWaiting;
 };
 
-/// Whether the backward running on this thread hands the gradient of this node to its caller instead of .grad.
-template <typename NodePointer>
-bool is_captured(const NodePointer& accumulator) {
-  const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
-  if (chosen == nullptr || chosen->empty()) return false;  // the usual backward: everything, into .grad
+/// Whether the backward running on this thread, of which `chosen` are the nodes that it is for, hands the gradient of
+/// this node to its caller instead of .grad.
+template <typename Chosen, typename NodePointer>
+bool is_captured(const Chosen* chosen, const NodePointer& accumulator) {
+  if (chosen == nullptr || chosen->empty() || !accumulator) return false;  // the usual: everything, into .grad
   const auto found = chosen->find(&*accumulator);
   return found != chosen->end() && found->second.captures_ != nullptr;
 }
+
+/// The tensors that GradientHooks follow, and by how many: while a refresh() is under way by two.
+class Followed {
+ public:
+  void add(const at::Tensor& tensor) {
+    const std::lock_guard lock(mutex_);
+    ++hooks_[tensor.unsafeGetTensorImpl()];
+  }
+  void remove(const at::Tensor& tensor) {
+    const std::lock_guard lock(mutex_);
+    const auto found = hooks_.find(tensor.unsafeGetTensorImpl());
+    if (--found->second == 0) hooks_.erase(found);
+  }
+  bool contains(const at::Tensor& tensor) {
+    const std::lock_guard lock(mutex_);
+    return hooks_.contains(tensor.unsafeGetTensorImpl());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<const c10::TensorImpl*, int> hooks_;  // guarded by mutex_
+};
+
+/// Outlives whatever the program leaves to static destructors.
+Followed& followed() {
+  static auto* const kFollowed = new Followed;
+  return *kFollowed;
+}
+
+struct Watches {
+  std::mutex mutex;
+  std::vector<const BackwardWatch*> list;  // guarded by mutex
+};
+
+Watches& watches() {
+  static auto* const kWatches = new Watches;
+  return *kWatches;
+}
+
+/// Stands before the process's autograd engine and hears of each backward; hooks on tensors hear of none that goes
+/// through other tensors. All work is left to the engine that was there.
+class WatchedEngine final : public torch::autograd::Engine {
+ public:
+  static void install() {
+    instance_ = new WatchedEngine(get_default_engine());
+    torch::autograd::set_default_engine_stub([]() -> Engine& { return *instance_; });
+  }
+
+  variable_list execute(const torch::autograd::edge_list& roots, const variable_list& inputs, bool keep_graph,
+                        bool create_graph, bool accumulate_grad, const torch::autograd::edge_list& outputs) override {
+    if (!torch::autograd::get_current_node()) BackwardWatch::begin();
+    return engine_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
+      decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>())) graph_root,
+      torch::autograd::InputBuffer&& input_buffer) override {
+    engine_.initialize_device_threads_pool();
+    return engine_.execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
+  }
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return engine_.make_anomaly_metadata();
+  }
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    return engine_.get_default_saved_variable_hooks();
+  }
+
+ private:
+  explicit WatchedEngine(Engine& engine) : engine_(engine) {}
+
+  inline static WatchedEngine* instance_ = nullptr;  ///< never destroyed: autograd may be used until the end
+  Engine& engine_;
+};
 
 }  // namespace
 
@@ -69,28 +147,80 @@ GradientHook::GradientHook(const at::Tensor& parameter, GradientEvents events)
   TORCH_CHECK(parameter.requires_grad() && parameter.is_leaf(),
               "gradients can be followed only for leaf tensors that "
               "require grad");
-  accumulator_ = torch::autograd::impl::grad_accumulator(parameter);
-  accumulated_key_ = accumulator_->add_post_hook(std::make_unique<AfterAccumulation>(events_.accumulated));
-  if (events_.before)
-    arriving_key_ = parameter.register_hook(
-        [this](const at::TensorBase&) { is_captured(accumulator_) ? events_.captured() : events_.before(); });
-  else
-    arriving_key_ = parameter.register_hook([this](const at::TensorBase&) {
-      if (is_captured(accumulator_)) events_.captured();
-    });
+  accumulator_.node = torch::autograd::impl::grad_accumulator(parameter);
+  accumulator_.key = accumulator_.node->add_post_hook(std::make_unique<AfterAccumulation>(events_.accumulated));
+  arriving_key_ = parameter.register_hook([this](const at::TensorBase&) { arriving(); });
+  followed().add(parameter);
 }
 
 GradientHook::~GradientHook() {
+  followed().remove(parameter_);
   parameter_.remove_hook(arriving_key_);
-  accumulator_->del_post_hook(accumulated_key_);
+  accumulator_.node->del_post_hook(accumulator_.key);
+  for (const Accumulator& one : earlier_) one.node->del_post_hook(one.key);
 }
 
-bool GradientHook::follows(const at::Tensor& parameter) {
-  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
-  if (!accumulator) return false;
-  const auto& hooks = accumulator->post_hooks();
-  return std::any_of(hooks.begin(), hooks.end(),
-                     [](const auto& hook) { return dynamic_cast<const AfterAccumulation*>(hook.get()) != nullptr; });
+void GradientHook::arriving() {
+  auto now = torch::autograd::impl::try_get_grad_accumulator(parameter_);
+  if (now && now != accumulator_.node) {
+    // The engine looks for hooks that come after the accumulation when those that come before it have been called.
+    const uintptr_t key = now->add_post_hook(std::make_unique<AfterAccumulation>(events_.accumulated));
+    earlier_.push_back(std::exchange(accumulator_, {std::move(now), key}));
+  }
+  if (is_captured())
+    events_.captured();
+  else if (events_.before)
+    events_.before();
+}
+
+bool GradientHook::is_captured() const {
+  const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+  return lockstep::is_captured(chosen, accumulator_.node) ||
+         std::any_of(earlier_.begin(), earlier_.end(),
+                     [&](const Accumulator& one) { return lockstep::is_captured(chosen, one.node); });
+}
+
+bool GradientHook::follows(const at::Tensor& parameter) { return followed().contains(parameter); }
+
+GradientAlarm::GradientAlarm(const at::Tensor& leaf, std::function<void()> arriving) : leaf_(leaf) {
+  const bool requires_grad = leaf.requires_grad();
+  if (!requires_grad && (leaf.is_inference() || !(leaf.is_floating_point() || leaf.is_complex()))) return;
+  // Hooks belong to the tensor whether it requires grad or not, but only one that does takes any.
+  if (!requires_grad) leaf.set_requires_grad(true);
+  key_ = leaf.register_hook([this, arriving = std::move(arriving)](const at::TensorBase&) {
+    if (!GradientHook::follows(leaf_) && !is_captured(torch::autograd::get_current_graph_task_exec_info(),
+                                                      torch::autograd::impl::try_get_grad_accumulator(leaf_)))
+      arriving();
+  });
+  if (!requires_grad) leaf.set_requires_grad(false);
+}
+
+GradientAlarm::~GradientAlarm() {
+  if (key_) leaf_.remove_hook(*key_);
+}
+
+BackwardWatch::BackwardWatch(std::function<void()> look) : look_(std::move(look)) {
+  [[maybe_unused]] static const bool installed = [] {
+    WatchedEngine::install();
+    return true;
+  }();
+  const std::lock_guard lock(watches().mutex);
+  watches().list.push_back(this);
+}
+
+BackwardWatch::~BackwardWatch() {
+  const std::lock_guard lock(watches().mutex);
+  std::erase(watches().list, this);
+}
+
+void BackwardWatch::begin() {
+  std::vector<const BackwardWatch*> mine;
+  {
+    const std::lock_guard lock(watches().mutex);
+    for (const BackwardWatch* watch : watches().list)
+      if (watch->thread_ == std::this_thread::get_id()) mine.push_back(watch);
+  }
+  for (const BackwardWatch* watch : mine) watch->look_();
 }
 
 void at_end_of_backward(std::function<void(bool nested)> function) {

@@ -2,6 +2,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <thread>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/variable.h>
@@ -20,7 +23,9 @@ struct GradientEvents {
   std::function<void()> captured;
 };
 
-/// Follows the gradients of one parameter until it is destroyed.
+/// Follows the gradients of one parameter until it is destroyed, also where set_data(), and with it Module::to(), gives
+/// the parameter another dtype or device: autograd then forgets the node that adds to .grad, and the hooks on it, and
+/// makes another one. The tensor's own hooks stay, and look for it.
 class GradientHook {
  public:
   /// `parameter` is a leaf that requires grad; otherwise TORCH_CHECK fails.
@@ -33,12 +38,52 @@ class GradientHook {
   static bool follows(const at::Tensor& parameter);
 
  private:
+  /// A node that adds to .grad. Its pointer's type differs between releases; holding it keeps autograd from making
+  /// another.
+  struct Accumulator {
+    decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>())) node;
+    uintptr_t key;
+  };
+
+  void arriving();
+  bool is_captured() const;
+
   const at::Tensor parameter_;
   const GradientEvents events_;
-  /// A pointer whose type differs between releases; holding it keeps autograd from making another accumulator.
-  decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>())) accumulator_;
-  uintptr_t accumulated_key_;
+  Accumulator accumulator_;
+  std::vector<Accumulator> earlier_;  ///< graphs made before a conversion end in these
   unsigned arriving_key_;
+};
+
+/// Calls `arriving` before a gradient is accumulated into a tensor that no GradientHook follows.
+class GradientAlarm {
+ public:
+  /// `leaf` need not require grad yet.
+  GradientAlarm(const at::Tensor& leaf, std::function<void()> arriving);
+  ~GradientAlarm();
+  GradientAlarm(const GradientAlarm&) = delete;
+  GradientAlarm& operator=(const GradientAlarm&) = delete;
+
+ private:
+  const at::Tensor leaf_;
+  std::optional<unsigned> key_;  ///< none: it can never require grad
+};
+
+/// Calls `look` before each backward of the thread that made it, whichever graph that goes through, but not before one
+/// that a backward calls. Hooks that `look` puts on tensors are called in that backward already.
+class BackwardWatch {
+ public:
+  explicit BackwardWatch(std::function<void()> look);
+  ~BackwardWatch();
+  BackwardWatch(const BackwardWatch&) = delete;
+  BackwardWatch& operator=(const BackwardWatch&) = delete;
+
+  /// A backward begins on this thread.
+  static void begin();
+
+ private:
+  const std::function<void()> look_;
+  const std::thread::id thread_ = std::this_thread::get_id();
 };
 
 /// Runs `function` when the backward that is running on this thread has computed all its gradients, on the thread

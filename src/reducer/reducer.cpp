@@ -66,6 +66,7 @@ Reducer::Reducer(const NamedTensors& parameters, Group group, Settings settings,
     tensors_.push_back(tensor);
   }
   for (size_t b = 0; b < plan_.size(); ++b) labels_.push_back(describe(b, kLabelledName));
+  mine_.object = settings_.object & 255;
 }
 
 void Reducer::follow(size_t parameter, const at::Tensor& tensor) {
@@ -88,6 +89,11 @@ void Reducer::equip(Equipment equipment) {
 void Reducer::set_joining(bool joining, bool divide_by_active) {
   mine_.joining = joining;
   divide_by_active_ = divide_by_active;
+}
+
+void Reducer::notice() {
+  std::lock_guard lock(mutex_);
+  if (phase_ != Phase::kInBackward) begin_backward();
 }
 
 void Reducer::on_gradient(size_t parameter) {
@@ -209,7 +215,11 @@ void Reducer::launch(Bucket& bucket) {
   }
 }
 
-void Reducer::adopt_gradients() {
+void Reducer::succeed(const Reducer& before) {
+  mine_ = before.mine_;
+  divide_by_active_ = before.divide_by_active_;
+  reductions_ = before.reductions_;
+  waited_seconds_ = before.waited_seconds_;
   if (plan_.empty()) return;
   for (const auto& [bucket, slot] : places_) buckets_[bucket].adopt(slot);
 }
@@ -218,7 +228,8 @@ std::vector<Facts> Reducer::reduce_all(bool active) {
   if (active && events_.reducing) events_.reducing();
   mine_.active = active;
   mine_.passes = passes_.since_reduction & 255;
-  if (active && trouble_.empty()) trouble_ = events_.inspect();
+  if (active)  // an edit is the reason for whatever else was found
+    if (std::string edit = events_.inspect(); !edit.empty()) trouble_ = std::move(edit);
   if (!active)
     for (Bucket& bucket : buckets_) bucket.fill_with_zeros();
   for (size_t i = 0; i < places_.size() && !plan_.empty(); ++i)
@@ -281,7 +292,27 @@ void Reducer::wait() {
   waited_seconds_ += seconds_since(start);
 }
 
+void Reducer::judge_objects(const std::vector<Facts>& ranks) {
+  if (std::all_of(ranks.begin(), ranks.end(), [&](const Facts& facts) { return facts.object == ranks[0].object; }))
+    return;
+  const OperationLabel label("which model each rank reduces");
+  const auto objects =
+      group_.all_gather_bytes("number " + std::to_string(settings_.object) + " (" + names_[plan_.front().front()] +
+                              " to " + names_[plan_.back().back()] + ")");
+  std::string text;
+  for (size_t rank = 0; rank < objects.size(); ++rank)
+    if (std::find(objects.begin(), objects.begin() + static_cast<std::ptrdiff_t>(rank), objects[rank]) ==
+        objects.begin() + static_cast<std::ptrdiff_t>(rank))
+      text += (text.empty() ? "" : ", ") + ranks_with(objects, objects[rank]) + " those of " + objects[rank];
+  text = "the ranks reduced gradients of different DistributedDataParallel objects: " + text +
+         ", counted in the order in which they were attached to this group. Run their backward passes in the same "
+         "order on every rank, or give each object a subgroup of its own";
+  own_page().fail(RankFailure::kMismatch, -1, text);
+  throw Error(text);
+}
+
 void Reducer::judge(const std::vector<Facts>& ranks) {
+  judge_objects(ranks);
   const auto any = [&](bool Facts::*fact) { return std::any_of(ranks.begin(), ranks.end(), std::mem_fn(fact)); };
   if (any(&Facts::trouble)) {
     const OperationLabel label("what is wrong on each rank");

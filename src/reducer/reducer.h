@@ -53,6 +53,7 @@ class Reducer {
   struct Settings {
     BucketLimits limits;
     GradientReduction reduction;
+    int object = 1;  ///< this replica's number on its group, from 1: the same on all ranks
   };
 
   /// `passes` outlives the reducer; whether a backward reduces is decided as it begins. In a world of one there is
@@ -71,8 +72,13 @@ class Reducer {
   /// Within join(): ranks may become inactive. `divide_by_active`: the mean is that of the active ones.
   void set_joining(bool joining, bool divide_by_active);
 
-  /// What .grad holds was reduced by another reducer of the same ranks: it is taken over. Right after construction.
-  void adopt_gradients();
+  /// Takes the place of another reducer of the same ranks: what that one has reduced lies in .grad. Right after
+  /// construction.
+  void succeed(const Reducer& before);
+
+  /// The backward that is running reaches parameters that should be followed and are not: it counts as one of this
+  /// reducer's, whose inspect() has something to say.
+  void notice();
 
   /// Reduces what is in .grad, outside of a backward. Every rank calls it.
   void reduce();
@@ -104,6 +110,7 @@ class Reducer {
   std::vector<Facts> reduce_all(bool active);
   void wait();
   void judge(const std::vector<Facts>& ranks);
+  void judge_objects(const std::vector<Facts>& ranks);
   void scale(const std::vector<Facts>& ranks);
   void judge_non_finite();
   ReduceOp op() const;

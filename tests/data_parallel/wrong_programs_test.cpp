@@ -124,6 +124,28 @@ const std::vector<std::pair<std::string, Program>>& programs_that_attach() {
        }},
       {"delayed_parameter_that_is_not_there",
        [](Wrong& w) { w.attach({.delay_all_reduce_named_params = {"fc.wait"}}); }},
+      {"list_with_a_name_twice",
+       [](Wrong& w) {
+         const auto& [weight, bias] = std::tie(w.net->fc->weight, w.net->fc->bias);
+         DistributedDataParallel(NamedTensors{{"a", weight}, {"a", bias}}, w.context);
+       }},
+      {"list_with_a_tensor_twice",
+       [](Wrong& w) {
+         DistributedDataParallel(NamedTensors{{"a", w.net->fc->weight}, {"b", w.net->fc->weight}}, w.context);
+       }},
+      {"list_with_a_tensor_missing_on_one_rank",
+       [](Wrong& w) {
+         const at::Tensor weight = w.net->fc->weight, other = weight.detach().clone().requires_grad_();
+         DistributedDataParallel(NamedTensors{{"a", weight}, {"b", w.odd ? at::Tensor() : other}}, w.context);
+       }},
+      {"list_with_a_tensor_that_is_not_there",
+       [](Wrong& w) {
+         DistributedDataParallel(NamedTensors{{"a", at::Tensor()}}, w.context);
+       }},
+      {"list_with_a_tensor_that_is_no_leaf",
+       [](Wrong& w) {
+         DistributedDataParallel(NamedTensors{{"a", w.net->fc->weight * 2}}, w.context);
+       }},
   };
   return kPrograms;
 }
@@ -187,6 +209,84 @@ const std::vector<std::pair<std::string, Program>>& programs_that_edit() {
          w.net->to(at::kDouble);
          replica(batch(0, 0, at::kDouble).data).square().mean().backward();
        }},
+      // From here on the module is called by its own name: nothing of ours runs in forward.
+      {"converted_and_called_by_its_own_name",
+       [](Wrong& w) {
+         const auto replica = w.attach();
+         w.net->to(at::kDouble);
+         w.net(batch(0, 0, at::kDouble).data).square().mean().backward();
+       }},
+      {"converted_on_one_rank",
+       [](Wrong& w) {
+         const auto replica = w.attach();
+         const auto dtype = w.odd ? at::kDouble : at::kFloat;
+         w.net->to(dtype);
+         w.net(batch(0, 0, dtype).data).square().mean().backward();
+       }},
+      {"one_tensor_set_to_another_dtype_on_one_rank",
+       [](Wrong& w) {
+         at::Tensor a = at::ones({3}).requires_grad_(), b = at::ones({3}).requires_grad_();
+         const DistributedDataParallel replica(NamedTensors{{"a", a}, {"b", b}}, w.context);
+         if (w.odd) b.set_data(at::ones({3}, at::kDouble));
+         (a * b.to(at::kFloat)).sum().backward();
+       }},
+      {"converted_after_forward",
+       [](Wrong& w) {
+         const auto replica = w.attach();
+         const at::Tensor loss = w.net(batch(0, 0).data).square().mean();
+         w.net->fc->bias.set_data(w.net->fc->bias.to(at::kDouble));
+         loss.backward();
+       }},
+      {"resized",
+       [](Wrong& w) {
+         at::Tensor a = at::ones({1, 3}).requires_grad_();
+         const DistributedDataParallel replica(NamedTensors{{"a", a}}, w.context);
+         a.set_data(at::ones({2, 3}));
+         a.sum().backward();
+       }},
+      {"converted_and_resized",
+       [](Wrong& w) {
+         at::Tensor a = at::ones({3}).requires_grad_();
+         const DistributedDataParallel replica(NamedTensors{{"a", a}}, w.context);
+         a.set_data(at::ones({50, 3}, at::kDouble));
+         a.sum().backward();
+       }},
+      {"converted_with_autograd_grad",
+       [](Wrong& w) {
+         const auto replica = w.attach();
+         w.net->to(at::kDouble);
+         torch::autograd::grad({w.net(batch(0, 0, at::kDouble).data).sum()}, {w.net->fc->weight});
+       }},
+      {"everything_replaced_and_called_by_its_own_name",
+       [](Wrong& w) {
+         const auto replica = w.attach();
+         w.net->fc = w.net->replace_module("fc", torch::nn::Linear(6, 4));
+         w.net->out = w.net->replace_module("out", torch::nn::Linear(4, 3));
+         w.net(batch(0, 0).data).square().mean().backward();
+       }},
+      {"head_of_a_frozen_body_replaced_on_one_rank",
+       [](Wrong& w) {
+         for (auto& parameter : w.net->fc->parameters()) parameter.set_requires_grad(false);
+         const auto replica = w.attach();
+         if (w.odd) w.net->out = w.net->replace_module("out", torch::nn::Linear(4, 3));
+         w.net(batch(0, 0).data).square().mean().backward();
+       }},
+      {"head_of_a_frozen_body_replaced_and_gradients_kept_for_a_step",
+       [](Wrong& w) {
+         for (auto& parameter : w.net->fc->parameters()) parameter.set_requires_grad(false);
+         auto replica = w.attach();
+         w.net->out = w.net->replace_module("out", torch::nn::Linear(4, 3));
+         if (const auto guard = replica.no_sync(); true) w.net(batch(0, 0).data).square().mean().backward();
+         replica.reduce_gradients();
+       }},
+      {"body_unfrozen_and_head_frozen",
+       [](Wrong& w) {
+         for (auto& parameter : w.net->fc->parameters()) parameter.set_requires_grad(false);
+         const auto replica = w.attach();
+         for (auto& parameter : w.net->fc->parameters()) parameter.set_requires_grad(true);
+         for (auto& parameter : w.net->out->parameters()) parameter.set_requires_grad(false);
+         w.net(batch(0, 0).data).square().mean().backward();
+       }},
       {"edited_on_one_rank_then_broadcast",
        [](Wrong& w) {
          auto replica = w.attach();
@@ -199,6 +299,11 @@ const std::vector<std::pair<std::string, Program>>& programs_that_edit() {
          const auto guard = replica.no_sync();
          Wrong::backward(replica, 2);
          replica.refresh();
+       }},
+      {"refreshed_within_join",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         replica.join([&] { replica.refresh(); });
        }},
       {"averaged_with_a_negative_weight",
        [](Wrong& w) {
@@ -255,6 +360,32 @@ const std::vector<std::pair<std::string, Program>>& programs_that_train() {
        [](Wrong& w) {
          auto replica = w.attach();
          replica.join([&] { Wrong::backward(replica, w.odd ? 3 : 2); }, {.throw_on_early_termination = true});
+       }},
+      {"twins_in_another_order",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         Net twin;
+         DistributedDataParallel other(twin, w.context);
+         Wrong::backward(w.odd ? other : replica);
+         Wrong::backward(w.odd ? replica : other);
+       }},
+      {"used_after_it_was_moved",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         const auto moved = std::move(replica);
+         replica.refresh();  // NOLINT
+       }},
+      {"called_after_it_was_moved",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         const auto moved = std::move(replica);
+         replica(batch(0, 0).data);  // NOLINT
+       }},
+      {"reached_into_after_it_was_moved",
+       [](Wrong& w) {
+         DistributedDataParallel replica(w.net.ptr(), w.context);
+         const auto moved = std::move(replica);
+         replica->zero_grad();  // NOLINT
        }},
       {"create_graph",
        [](Wrong& w) {

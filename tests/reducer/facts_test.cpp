@@ -14,6 +14,7 @@ Facts facts_of(int rank) {
           .trouble = rank % 5 == 4,
           .late = rank % 7 == 2,
           .passes = (rank * 37 + 255) & 255,
+          .object = (rank * 91 + 200) & 255,
           .weight = rank == 0 ? 0.1 : 1e300 / (rank * 3.0 + 1)};
 }
 
