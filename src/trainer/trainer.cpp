@@ -14,18 +14,6 @@
 
 namespace lockstep {
 
-namespace {
-
-bool holds_any(const torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
-  for (const auto& group : optimizer.param_groups())
-    for (const at::Tensor& held : group.params())
-      if (std::any_of(parameters.begin(), parameters.end(), [&](const at::Tensor& one) { return one.is_same(held); }))
-        return true;
-  return false;
-}
-
-}  // namespace
-
 struct Trainer::State {
   State(std::shared_ptr<torch::nn::Module> module_, torch::optim::Optimizer& optimizer_, const Context& context_,
         TrainerOptions options_)
@@ -184,8 +172,12 @@ Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, torch::optim::Optimi
   TORCH_CHECK(options.patience >= 0, "Trainer: patience is ", options.patience, "; it must be 0 or more");
   TORCH_CHECK(options.patience == 0 || !options.score.empty(), "Trainer: patience is of no use without a score");
   TORCH_CHECK(module != nullptr && !module->parameters().empty(), "Trainer: there is nothing to train");
-  TORCH_CHECK(holds_any(optimizer, module->parameters()),
-              "Trainer: the optimizer holds no parameter of the module; make it of module->parameters()");
+  int held = 0;
+  const auto parameters = module->parameters();
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& one : group.params())
+      held += std::any_of(parameters.begin(), parameters.end(), [&](const auto& other) { return other.is_same(one); });
+  TORCH_CHECK(held > 0, "Trainer: the optimizer holds no parameter of the module; make it of module->parameters()");
   state_ = std::make_unique<State>(std::move(module), optimizer, context, std::move(options));
 }
 

@@ -1,7 +1,11 @@
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <sys/resource.h>
 
+#include <cstdlib>
+#include <fstream>
+
+#include <c10/util/Exception.h>
 #include <lockstep/distributed_data_parallel.h>
 
 #include "base/clock.h"
@@ -164,6 +168,183 @@ TEST_P(Attaching, ToADeviceWithoutAnEngineIsRefusedWithTheMend) {
     const at::Tensor sum = at::ones({3});
     context.group().all_reduce(sum);  // and the group is as it was
     EXPECT_EQ(sum[0].item<float>(), context.world_size());
+  });
+}
+
+/// Whether backward leaves the mean over the ranks, which is no rank's own: the gradient is 0 on rank 0, then 1, 4, ...
+bool is_reduced(const Context& context, const at::Tensor& parameter) {
+  parameter.mutable_grad().reset();
+  (parameter * (context.rank() * context.rank())).sum().backward();
+  double sum = 0;
+  for (int rank = 0; rank < context.world_size(); ++rank) sum += rank * rank;
+  return at::allclose(parameter.grad(), at::full(parameter.sizes(), sum / context.world_size(), at::kFloat));
+}
+
+std::string failure_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// A tensor of that many MiB in memory of one element: only its gradient needs room.
+at::Tensor of_mebibytes(int64_t count) { return at::zeros({1}).expand({count << 18}).requires_grad_(); }
+
+/// While it lives this process gets no more than 16 MiB.
+class LittleMemory {
+ public:
+  explicit LittleMemory(bool on) {
+    getrlimit(RLIMIT_AS, &before_);
+    long pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    rlimit limit = before_;
+    if (on) limit.rlim_cur = static_cast<rlim_t>(pages) * 4096 + (16 << 20);
+    setrlimit(RLIMIT_AS, &limit);
+  }
+  ~LittleMemory() { setrlimit(RLIMIT_AS, &before_); }
+  LittleMemory(const LittleMemory&) = delete;
+  LittleMemory& operator=(const LittleMemory&) = delete;
+
+ private:
+  rlimit before_;
+};
+
+// The old hooks went before the new ones stood, so that training went on without any reduction and without a word.
+TEST_P(Attaching, ARefreshThatThrowsLeavesWhatWasFollowedReduced) {
+  run_ranks(GetParam(), [](Context& context) {
+    const at::Tensor a = at::ones({3}).requires_grad_(), b = at::ones({3}).requires_grad_();
+    const int last = context.world_size() - 1;
+    DistributedDataParallel replica(NamedTensors{{"a", a}}, context);
+    const auto refused = [&](const std::string& why, const NamedTensors& list, bool little_memory = false) {
+      std::string text;
+      {
+        const LittleMemory limit(little_memory);
+        text = failure_of([&] { replica.refresh(list); });
+      }
+      EXPECT_NE(text.find(why), std::string::npos) << text << "\nhas no\n" << why;
+      EXPECT_TRUE(is_reduced(context, a)) << "after: " << why;
+      EXPECT_EQ(is_reduced(context, b), last == 0) << "b was never followed, yet it is after: " << why;
+    };
+    refused("is the result of an operation", {{"a", a}, {"b", b * 2}});
+    refused("two parameters of the list are named a", {{"a", a}, {"a", b}});
+    refused("are one tensor", {{"a", a}, {"b", b}, {"c", b}});
+    refused("no parameter that requires grad", {{"c", at::ones({3})}});
+    if (last == 0) return;  // nothing is reduced in a world of one, so nothing wants memory
+    refused("the ranks do not hold the same model", {{"a", a}, {context.rank() == last ? "c" : "b", b}});
+    refused("rank", {{"a", a}, {"large", of_mebibytes(int64_t{1} << 40)}});
+    refused("rank " + std::to_string(last) + ": ", {{"a", a}, {"large", of_mebibytes(64)}}, context.rank() == last);
+    replica.refresh({{"a", a}, {"b", b}});
+    EXPECT_TRUE(is_reduced(context, a));
+    EXPECT_TRUE(is_reduced(context, b));
+  });
+}
+
+TEST_P(Attaching, ARefreshKeepsTheWeightOfTheRank) {
+  run_ranks(GetParam(), [](Context& context) {
+    const at::Tensor a = at::ones({1}).requires_grad_();
+    DistributedDataParallel replica(NamedTensors{{"a", a}}, context, {.reduction = GradientReduction::kWeightedMean});
+    replica.set_weight(context.rank() == 0 ? 3 : 0);
+    replica.refresh();
+    (a * (context.rank() + 1)).sum().backward();
+    EXPECT_EQ(a.grad().item<float>(), 1) << "not rank 0's alone";
+  });
+}
+
+// set_data() drops autograd's accumulator, which our hook was on. Converted there and back, nothing needs a refresh().
+TEST_P(Attaching, AModuleConvertedThereAndBackIsReducedAsBefore) {
+  run_ranks(GetParam(), [](Context& context) {
+    auto model = make_model("plain");
+    ModelReplica replica(model, context);
+    const auto gradients = [&] {
+      model->zero_grad();
+      loss_of(*model, batch(1, context.rank()), 1, 0).backward();
+      std::vector<at::Tensor> all;
+      for (const at::Tensor& parameter : model->parameters()) all.push_back(parameter.grad().flatten().clone());
+      return at::cat(all);
+    };
+    const at::Tensor before = gradients();
+    for (int i = 0; i < 3; ++i) {
+      model->to(at::kDouble);
+      model->to(at::kFloat);
+      EXPECT_TRUE(at::allclose(gradients(), before, 1e-6, 1e-7));
+    }
+    if (context.world_size() > 1)
+      expect_error("ranks", [&] {
+        model->to(at::kDouble);
+        loss_of(*model, batch(1, context.rank(), at::kDouble), 1, 0).backward();
+      });
+    model->zero_grad();
+    replica.refresh();
+    loss_of(*model, batch(1, context.rank(), model->parameters()[0].scalar_type()), 1, 0).backward();
+    const at::Tensor all = context.group().all_gather(model->parameters()[0].grad());
+    EXPECT_TRUE(at::equal(all[0], all[context.world_size() - 1]));
+  });
+}
+
+// What could be taken for an edit that was forgotten, and is none.
+TEST_P(Attaching, BackwardThroughWhatOthersFollowIsNobodyElsesMatter) {
+  run_ranks(GetParam(), [](Context& context) {
+    auto model = make_model("plain"), unrelated = make_model("plain");
+    model->parameters()[0].set_requires_grad(false);
+    ModelReplica replica(model, context);
+    ModelReplica other(unrelated, context);
+    auto layer = model->register_module("extra", torch::nn::Linear(2, 2));
+    backward(other, context);  // of another model, between an edit and its refresh
+    torch::autograd::grad({layer->weight.sum()}, {layer->weight});
+    replica.refresh();
+    backward(replica, context);
+
+    // What is frozen here is trained by another object.
+    const at::Tensor frozen = model->parameters()[0];
+    frozen.set_requires_grad(true);
+    torch::autograd::grad({frozen.sum()}, {frozen});
+    DistributedDataParallel trainer(NamedTensors{{"frozen", frozen}}, context);
+    EXPECT_TRUE(is_reduced(context, frozen));
+  });
+}
+
+/// Keeps the texts of TORCH_WARN.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts += warning.msg() + "\n"; }
+  std::string texts;
+};
+
+TEST_P(Attaching, ALayerThatNoOptimizerHoldsIsNamedAfterTenReductions) {
+  run_ranks(GetParam(), [](Context& context) {
+    const c10::WarningUtils::WarnAlways always;
+    const auto warnings_of = [&](bool told, int steps) {
+      const at::Tensor a = at::ones({3}).requires_grad_(), b = at::ones({3}).requires_grad_(),
+                       unused = at::ones({3}).requires_grad_();
+      DistributedDataParallel replica(NamedTensors{{"a", a}}, context);
+      torch::optim::SGD optimizer(std::vector<at::Tensor>{a}, 0.1);
+      replica.refresh({{"a", a}, {"b", b}, {"unused", unused}});
+      if (told) optimizer.add_param_group(std::vector<at::Tensor>{b});
+      Warnings heard;
+      const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+      for (int step = 0; step < steps; ++step) {
+        optimizer.zero_grad();
+        b.mutable_grad().reset();
+        (a * b * (step == 0 ? 0 : 1)).sum().backward();  // the first gradient is 0: it says nothing
+        optimizer.step();
+      }
+      return heard.texts;
+    };
+    EXPECT_EQ(warnings_of(true, 40), "");
+    EXPECT_EQ(warnings_of(false, 11), "") << "too early: nine reductions without a change";
+    const std::string text = warnings_of(false, 40);
+    if (context.rank() == 0) {
+      EXPECT_NE(text.find("no optimizer seems to hold what came with refresh(): b had a gradient 10 reductions ago"),
+                std::string::npos)
+          << text;
+      EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+    } else {
+      EXPECT_EQ(text, "") << "rank 0 alone says it";
+    }
   });
 }
 

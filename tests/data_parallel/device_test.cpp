@@ -73,6 +73,30 @@ void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {
   EXPECT_TRUE(at::equal(actual.cpu(), expected)) << "got\n" << actual.cpu() << "\nexpected\n" << expected;
 }
 
+// Module::to() drops autograd's accumulators and the hooks on them: training went on without any reduction.
+TEST_P(OnDevice, AModuleMovedThereAfterAttachingIsNoticedThoughItIsCalledByItsOwnName) {
+  on_ranks([](const Group& group, at::Device device) {
+    if (device.is_cpu()) return;
+    torch::nn::Linear net(3, 2);
+    DistributedDataParallel replica(net, group);
+    const auto backward = [&] { net(at::full({1, 3}, group.rank() + 1.0).to(device)).sum().backward(); };
+    net->to(device);
+    std::string text;
+    try {
+      backward();
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    EXPECT_NE(text.find("parameter weight was converted after DistributedDataParallel attached"), std::string::npos)
+        << text;
+    replica.refresh();
+    net->zero_grad();
+    backward();
+    EXPECT_EQ(net->weight.grad().device().type(), device.type());
+    expect_equal(net->weight.grad(), at::full({2, 3}, (group.world_size() + 1) / 2.0f));
+  });
+}
+
 TEST_P(OnDevice, CollectivesMoveAndReduce) {
   on_ranks([](const Group& group, at::Device device) {
     const int n = group.world_size(), me = group.rank();

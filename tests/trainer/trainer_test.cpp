@@ -386,6 +386,35 @@ std::string misuse(const std::function<void()>& body) {
   return "";
 }
 
+// The Trainer calls the module by its own name; what to() does to it was noticed nowhere, and the replicas parted.
+TEST_P(TrainerTest, AModuleThatIsConvertedWhileItTrainsIsAnErrorOnAllRanks) {
+  on_ranks([](Context& context) {
+    Net net;
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    DataLoader train(Points(24), context, {.batch_size = 2});
+    Trainer trainer(net.ptr(), optimizer, context, {.progress = false});
+    int steps = 0;
+    const auto loss = [&](Batch& batch) {
+      if (++steps == 3) net->to(at::kDouble);
+      const auto dtype = net->first->weight.scalar_type();
+      return torch::mse_loss(net(batch.data.to(dtype)), batch.target.to(dtype));
+    };
+    const std::string text = failure([&] { trainer.fit(train, loss); });
+    EXPECT_NE(text.find("parameter first.weight was converted"), std::string::npos) << text;
+    EXPECT_EQ(steps, 3);
+  });
+}
+
+TEST_P(TrainerTest, RefusesAnOptimizerOverAnotherModel) {
+  on_ranks([](Context& context) {
+    Net net, other;
+    torch::optim::SGD wrong(other->parameters(), 0.1), part(net->last->parameters(), 0.1);
+    EXPECT_NE(misuse([&] { Trainer(net.ptr(), wrong, context); }).find("holds no parameter of the module"),
+              std::string::npos);
+    const Trainer of_a_part(net.ptr(), part, context);
+  });
+}
+
 TEST_P(TrainerTest, RefusesWhatMakesNoSense) {
   on_ranks([](Context& context) {
     const auto refused = [&](const TrainerOptions& options) {
