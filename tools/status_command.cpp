@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <iostream>
@@ -16,8 +17,8 @@
 #include "capture.h"
 #include "launch/launch_error.h"
 #include "launch/plan.h"
+#include "launch/processes.h"
 #include "launch/run_record.h"
-#include "launch/stall.h"
 #include "launch/verdict.h"
 
 namespace lockstep {
@@ -92,6 +93,12 @@ std::string describe(const RankAccount& account) {
     std::snprintf(seconds.data(), seconds.size(), "%.1f s", seconds_since(operation.started));
     text += (operation.running ? ", in " : ", last ") + printable(operation.text());
     if (operation.running) text += std::string(" for ") + seconds.data();
+  }
+  if (account.heartbeats > 0) {
+    std::array<char, 64> beats{};
+    std::snprintf(beats.data(), beats.size(), ", %" PRIu64 " heartbeats, the last %.1f s ago", account.heartbeats,
+                  seconds_since(account.last_heartbeat));
+    text += beats.data();
   }
   std::vector<int> awaited;
   for (int rank = 0; rank < 64; ++rank)

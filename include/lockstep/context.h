@@ -15,8 +15,9 @@ struct ContextOptions {
   std::optional<uint64_t> seed;
   /// How long to wait for all ranks to appear. The environment may override it (docs/environment.md).
   std::chrono::milliseconds join_timeout = std::chrono::seconds(120);
-  /// How long one collective may take before it fails.
-  std::chrono::milliseconds collective_timeout = std::chrono::minutes(5);
+  /// How long one collective may take before it fails: also how long a rank may work alone, say evaluate, while the
+  /// others wait for it. As by PyTorch half an hour; `lockstep run` finds ranks that hang sooner (docs/launcher.md).
+  std::chrono::milliseconds collective_timeout = std::chrono::minutes(30);
   /// Engine of the collectives; docs/backends.md names them. Empty: "shm", shared memory, when all ranks are on one
   /// machine, else one that works over the network. One that cannot serve these ranks is an Error on all of them.
   std::string backend;
@@ -41,9 +42,9 @@ class Context {
  public:
   /// A program that nobody has started as a rank obeys `--ranks N` (or auto) among its arguments, up to a "--": it
   /// starts itself again as N ranks, with its arguments but this one, as `lockstep run` would; the constructor does not
-  /// return then, the process ends with the launcher's exit code. So `./train --ranks 4` needs no launcher. Construct
-  /// the Context first: code before it runs in the first process as well, where arguments still have --ranks.
-  /// In a rank --ranks is an Error.
+  /// return then, the process ends with the launcher's exit code. So `./train --ranks 4` needs no launcher. Beside it
+  /// `--hang-timeout S|off` and `--grace S` are the launcher's, too. Construct the Context first: code before it runs
+  /// in the first process as well, where arguments still have --ranks. In a rank --ranks is an Error.
   Context(int argc, char** argv, ContextOptions options = {});
   explicit Context(ContextOptions options = {});
   ~Context();

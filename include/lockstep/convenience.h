@@ -31,6 +31,14 @@ namespace lockstep {
 /// is one, what the launcher says. Throws Error if it is not known yet. Does not communicate.
 at::Device device();
 
+/// Says that this rank goes on with what the others wait for: in long work of one rank in which it mostly waits itself,
+/// such as a download or a slow file system, call it as the work goes on (not from a thread of its own, which would
+/// beat beside a hang). `lockstep run` ends ranks of which none computes, communicates or calls this for
+/// `--hang-timeout`; a rank that computes need not call it. The others' wait is still bounded by
+/// ContextOptions::collective_timeout. Costs nanoseconds, does not communicate; without such a launcher it does
+/// nothing. From any thread, with or without a Context.
+void heartbeat();
+
 /// Calls `body` on rank 0 alone and returns there what it returned (nothing, if that is void); elsewhere nullopt. Does
 /// not communicate: the other ranks go on at once.
 template <std::invocable Body>
@@ -72,7 +80,8 @@ auto from_rank_zero(const Group& group, Body&& body) -> std::invoke_result_t<Bod
 ///     }
 ///
 /// A collective: every rank makes one; inside the scope is no other. The others wait in the constructor, at most the
-/// context's collective_timeout: raise that for a scope that takes longer. If an exception leaves the scope of a
+/// context's collective_timeout: raise that for a scope that takes longer, and call heartbeat() in one that mostly
+/// waits (for a download, say), which `lockstep run` may else take for a hang. If an exception leaves the scope of a
 /// machine's rank 0, no other rank enters: their constructors throw Error that names it.
 class MainFirst {
  public:

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <source_location>
 #include <string>
@@ -13,6 +14,11 @@ struct SpawnOptions {
   /// Arguments of the ranks, after the program's name. `same_arguments`: those of this process.
   bool same_arguments = true;
   std::vector<std::string> arguments;
+  /// After how long a standstill the ranks are ended as a hang: others wait for a rank that neither computes nor calls
+  /// heartbeat() (docs/launcher.md). milliseconds::max(): never.
+  std::chrono::milliseconds hang_timeout = std::chrono::minutes(5);
+  /// Between asking the ranks to stop, when one has failed, and killing them.
+  std::chrono::milliseconds grace = std::chrono::seconds(5);
 };
 
 /// What spawn() throws when its ranks fail: of the rank that failed first, as far as can be known.
@@ -46,8 +52,8 @@ class RankError : public Error {
 ///
 /// The ranks write where this process writes; their stdin is empty. When `function` has returned they exit with 0.
 /// When one throws, or ends otherwise, the others are stopped, and RankError is thrown here with its rank and text (of
-/// an exception the first 1,000 characters of what()). Bounded: a rank that does not stop is killed after 5 s, ranks
-/// that make no progress for 5 minutes end as a hang. If this process is killed, its ranks die with it.
+/// an exception the first 1,000 characters of what()). Bounded: a rank that does not stop is killed after `grace`,
+/// ranks that hang end after `hang_timeout`. If this process is killed, its ranks die with it.
 ///
 /// A signal that would end this process (Ctrl-C) stops the ranks and is then raised again. Call it from one thread at
 /// a time, and not in a process that is a rank itself: that is an Error.

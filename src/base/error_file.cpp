@@ -20,10 +20,10 @@ constexpr size_t kMostBytes = 64 << 10;
 
 std::terminate_handler before = nullptr;
 
-std::string text_of_current_exception() {
+std::string text_of(const std::exception_ptr& thrown) {
+  if (thrown == nullptr) return "std::terminate was called";
   try {
-    if (const auto current = std::current_exception()) std::rethrow_exception(current);
-    return "std::terminate was called";
+    std::rethrow_exception(thrown);
   } catch (const std::exception& exception) {
     return exception.what();
   } catch (...) {
@@ -71,8 +71,9 @@ void note_uncaught_exceptions() {
   static std::once_flag once;
   std::call_once(once, [] {
     before = std::set_terminate([] {
-      const std::string text = text_of_current_exception();
-      own_page().fail(RankFailure::kOwn, -1, text);
+      const std::exception_ptr thrown = std::current_exception();
+      const std::string text = text_of(thrown);
+      own_page().fail_by_exception(text, thrown != nullptr);
       write_error_file(text);
       if (before != nullptr) before();
     });

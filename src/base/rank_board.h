@@ -10,7 +10,7 @@ namespace lockstep {
 
 /// What stands in front of the pages.
 struct BoardHead {
-  static constexpr uint64_t kMagic = 0x3264726f616f'4b4c;
+  static constexpr uint64_t kMagic = 0x3364726f616f'4b4c;
 
   uint64_t magic = kMagic;
   std::atomic<uint32_t> stopping{0};  ///< the launcher ends the run: SIGTERM means what it means to any program

@@ -80,6 +80,22 @@ void RankPage::fail(RankFailure failure, int peer, std::string_view text, int op
   failure_.store(pack(failure, peer) | static_cast<uint64_t>(opponent + 1) << 32, std::memory_order_release);
 }
 
+void RankPage::fail_by_exception(std::string_view text, bool uncaught) {
+  fail(RankFailure::kOwn, -1, text);
+  const uint64_t noted = failure_.load(std::memory_order_acquire);
+  if (static_cast<RankFailure>(noted & 255) == RankFailure::kOwn && failure_text_.load().empty()) {
+    failure_text_.store(text);
+    failure_.store(noted, std::memory_order_release);
+  }
+  if (uncaught) uncaught_.store(1, std::memory_order_release);
+}
+
+std::chrono::milliseconds RankPage::collective_timeout() const {
+  constexpr int64_t kYear = int64_t{365} * 24 * 3600 * 1000;
+  return std::chrono::milliseconds(
+      std::clamp<int64_t>(collective_timeout_ms_.load(std::memory_order_relaxed), 0, kYear));
+}
+
 void RankPage::note_error(RankFailure kind, int peer, std::string_view text) {
   error_text_.store(text);
   error_progress_.store(progress(), std::memory_order_relaxed);
@@ -109,7 +125,8 @@ RankAccount RankPage::read(int world_size) const {
     operation.started = Clock::time_point(Clock::duration(started_ns_.load(kRelaxed)));
     operation.shape.resize(std::min<uint64_t>(dimensions_.load(kRelaxed), kShownDimensions));
     for (size_t i = 0; i < operation.shape.size(); ++i) operation.shape[i] = shape_[i].load(kRelaxed);
-    account.waits_for = operation.running ? waits_for_.load(kRelaxed) : 0;
+    account.waiting = waiting_.load(kRelaxed) != 0;
+    account.waits_for = operation.running || account.waiting ? waits_for_.load(kRelaxed) : 0;
     std::atomic_thread_fence(std::memory_order_acquire);
     if (before % 2 == 0 && version_.load(kRelaxed) == before) break;
   }
@@ -117,7 +134,11 @@ RankAccount RankPage::read(int world_size) const {
   unpack(static_cast<uint32_t>(failure), world_size, account.failure, account.peer);
   account.opponent = rank_of(static_cast<uint32_t>(failure >> 32), world_size);
   if (account.failure != RankFailure::kNone) account.failure_text = failure_text_.load();
-  account.beats = beats_.load(kRelaxed);
+  account.uncaught = uncaught_.load(std::memory_order_acquire) != 0;
+  account.heartbeats = heartbeats_.load(kRelaxed);
+  account.last_heartbeat = Clock::time_point(Clock::duration(heartbeat_ns_.load(kRelaxed)));
+  account.collective_timeout = collective_timeout();
+  account.beats = beats_.load(kRelaxed) + account.heartbeats;
   account.steps = steps_.load(kRelaxed);
   account.stop_calls = stop_calls_.load(kRelaxed);
   const uint32_t error = error_.load(std::memory_order_acquire);

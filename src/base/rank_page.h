@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -57,16 +58,21 @@ struct RankAccount {
   /// Of kMismatch: the other of the two that do not call the same; -1: this rank.
   int opponent = -1;
   std::string failure_text;
+  bool uncaught = false;  ///< an exception that nobody caught, whose words these are, ends the process
   RankFailure last_error = RankFailure::kNone;  ///< of what was thrown last, whether or not it was caught
   int last_error_peer = -1;
   std::string last_error_text;
   bool error_is_last = false;  ///< nothing was done since
   Operation operation;
-  uint64_t waits_for = 0;   ///< ranks that it waits for, as bits; only while an operation runs
+  bool waiting = false;     ///< a thread of it sits in a wait for a collective, whether or not it says for whom
+  uint64_t waits_for = 0;   ///< ranks that it waits for, as bits; only while an operation runs or is waited for
   uint64_t beats = 0;       ///< grows with everything that it does
-  int64_t steps = 0;        ///< training steps since its start
-  uint64_t stop_calls = 0;  ///< how often it has asked whether to stop (StopAgreement)
-  std::string checkpoint;   ///< path of the newest that is whole; empty: it knows of none
+  uint64_t heartbeats = 0;  ///< of the program (lockstep::heartbeat()); part of beats
+  Clock::time_point last_heartbeat;
+  std::chrono::milliseconds collective_timeout{0};  ///< how long a collective of it may take; 0: not told
+  int64_t steps = 0;                                ///< training steps since its start
+  uint64_t stop_calls = 0;                          ///< how often it has asked whether to stop (StopAgreement)
+  std::string checkpoint;                           ///< path of the newest that is whole; empty: it knows of none
   int64_t checkpoint_step = 0;
   Clock::time_point checkpoint_time;  ///< when it was written, or found
 
@@ -107,10 +113,27 @@ class RankPage {
     beat();
   }
   void set_waits_for(uint64_t ranks) { waits_for_.store(ranks, std::memory_order_relaxed); }
+  /// A wait begins, or is over; see RankAccount::waiting.
+  void set_waiting(bool waiting) {
+    if (!waiting) set_waits_for(0);
+    waiting_.store(waiting ? 1 : 0, std::memory_order_relaxed);
+  }
+  void set_collective_timeout(std::chrono::milliseconds timeout) {
+    collective_timeout_ms_.store(timeout.count(), std::memory_order_relaxed);
+  }
+  std::chrono::milliseconds collective_timeout() const;
+  /// The program says that it goes on. From any thread.
+  void heartbeat() {
+    heartbeats_.fetch_add(1, std::memory_order_relaxed);
+    heartbeat_ns_.store(coarse_now().time_since_epoch().count(), std::memory_order_relaxed);
+  }
 
   /// Notes why this rank cannot go on. The first cause stays: what follows follows from it.
   /// `opponent`: see RankAccount.
   void fail(RankFailure failure, int peer, std::string_view text, int opponent = -1);
+  /// An exception ends what this rank was to do. Gives its words to a failure of its own that was noted without any (by
+  /// a destructor, which sees that an exception passes, but not which). `uncaught`: it ends the process.
+  void fail_by_exception(std::string_view text, bool uncaught);
   bool has_failed() const { return failure_.load(std::memory_order_relaxed) != 0; }
 
   /// An error of this kind is about to be thrown. Unlike a failure it no longer counts after whatever the rank does
@@ -135,7 +158,8 @@ class RankPage {
 
  private:
   uint64_t progress() const {
-    return beats_.load(std::memory_order_relaxed) + stop_calls_.load(std::memory_order_relaxed);
+    return beats_.load(std::memory_order_relaxed) + stop_calls_.load(std::memory_order_relaxed) +
+           heartbeats_.load(std::memory_order_relaxed);
   }
   void beat() { beats_.store(beats_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 
@@ -168,6 +192,11 @@ class RankPage {
   std::atomic<uint64_t> beats_{0};
   std::atomic<int64_t> steps_{0};
   std::atomic<uint64_t> stop_calls_{0};
+  std::atomic<uint32_t> waiting_{0};
+  std::atomic<uint32_t> uncaught_{0};
+  std::atomic<int64_t> collective_timeout_ms_{0};
+  std::atomic<uint64_t> heartbeats_{0};
+  std::atomic<int64_t> heartbeat_ns_{0};
 
   alignas(64) Text<1024> failure_text_;
   Text<1024> checkpoint_;

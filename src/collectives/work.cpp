@@ -3,18 +3,33 @@
 #include <sstream>
 
 #include "base/rank_board.h"
+#include "base/timeout_hint.h"
 #include "collectives/cause.h"
 #include "collectives/group_state.h"
 
 namespace lockstep {
+namespace {
+
+/// Tells the launcher that this rank does not compute, even where it spins.
+struct WaitOnPage {
+  WaitOnPage() { own_page().set_waiting(true); }
+  ~WaitOnPage() { own_page().set_waiting(false); }
+  WaitOnPage(const WaitOnPage&) = delete;
+};
+
+}  // namespace
 
 std::string describe_failure(const Work::State& state, const std::exception& cause) {
-  // Who is gone only our own engine can say, and has said; of another engine's failures most come from a peer's end.
-  own_page().fail(RankFailure::kPeer, -1, cause_of(cause));
+  // Who is gone or missing only our own engine can say, and has said; of another engine's failures those that come when
+  // the time is over are taken for a rank that did not come, the others for a peer's end.
+  const auto timeout = own_page().collective_timeout();
+  const bool is_late = timeout.count() > 0 && Clock::now() - state.started >= timeout;
+  const bool timed_out = is_late && state.group->blocking == nullptr;
+  own_page().fail(timed_out ? RankFailure::kMissing : RankFailure::kPeer, -1, cause_of(cause));
   std::ostringstream text;
   text << state.operation << " #" << state.sequence << " (" << c10::toString(state.dtype) << ", " << state.bytes
        << " bytes) failed on rank " << state.group->rank << " of " << state.group->world_size << " after "
-       << seconds_since(state.started) << " s: " << cause_of(cause)
+       << seconds_since(state.started) << " s: " << cause_of(cause) << (timed_out ? kTimeoutHint : "")
        << "\nIf another rank ended first, its own message says why.";
   return text.str();
 }
@@ -23,6 +38,7 @@ void Work::wait() const {
   State& state = *state_;
   if (state.phase == State::Phase::kFailed) throw Error(state.error);
   if (state.phase == State::Phase::kDone) return;
+  const WaitOnPage waiting;
   try {
     if (state.work) state.work->wait();
     if (state.finish) state.finish();

@@ -135,6 +135,7 @@ Context::Context(ContextOptions options) {
   World world = discover_world(environment);
   options.join_timeout = join_timeout(environment, options);
   if (environment.lockstep_debugged) options.join_timeout = options.collective_timeout = kDebuggedTimeout;
+  own_page().set_collective_timeout(options.collective_timeout);
   Joining joining;
   auto store = open_store(world, options.join_timeout);
   RollCall present = call_the_roll(world, store, options.join_timeout);

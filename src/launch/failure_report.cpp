@@ -95,7 +95,9 @@ void add_culprit(Block& block, const FailureReport& report) {
   const RankEnd& culprit = *verdict.culprit;
   block.text = "lockstep: rank " + std::to_string(culprit.rank) + " of " + std::to_string(report.world_size) + " " +
                headline(report) + "\n";
-  if (!report.what.empty()) block.line("what", one_line(report.what));
+  const bool said = report.what == verdict.testimony ||
+                    (account_of(report) != nullptr && ended_by_exception(culprit, *account_of(report)));
+  if (!report.what.empty() && !said) block.line("what", one_line(report.what));
   if (verdict.exit_code == kExitOutOfMemory) block.line("memory", memory_text(report));
   block.line("process", std::to_string(culprit.pid) + " on " + report.host + ", " + short_seconds(culprit.seconds) +
                             " s after its start");
@@ -105,6 +107,7 @@ void add_culprit(Block& block, const FailureReport& report) {
   const RankAccount* account = account_of(report);
   block.line("last did", account != nullptr && uses_pages(report) ? last_text(*account) : kNoPages);
   for (size_t i = 0; i < report.stall.size(); ++i) block.line(i == 0 ? "ranks" : "", printable(report.stall[i]));
+  if (!report.advice.empty()) block.line("advice", report.advice);
   if (!verdict.also_suspect.empty())
     block.line("unsure", "rank " + list_ranks(verdict.also_suspect) +
                              " failed in the same instant; which of them was first is not known");
@@ -173,8 +176,12 @@ std::string headline(const FailureReport& report) {
     if (!verdict.opponent) return "does not call the same as the others";
     return "and rank " + std::to_string(*verdict.opponent) + " do not call the same";
   }
+  // Nobody has said for whom it waited.
+  if (verdict.exit_code == kExitHang && account != nullptr && !verdict.witness &&
+      account->failure == RankFailure::kMissing && account->peer != culprit.rank)
+    return "waited in vain: " + one_line(verdict.testimony);
   if (verdict.exit_code == kExitHang)
-    return "hangs: " + (verdict.witness ? "it did not come in time" : verdict.testimony);
+    return "hangs: " + (verdict.witness ? "it did not come in time" : one_line(verdict.testimony));
   if (verdict.exit_code == kExitNotStarted && verdict.witness)
     return culprit.ended && !culprit.how.failed() ? "ended with exit code 0 before it joined the others"
                                                   : "did not join the others";
@@ -182,14 +189,43 @@ std::string headline(const FailureReport& report) {
   if (verdict.exit_code == kExitNotStarted && culprit.how.kind == ProcessEnd::Kind::kExited && culprit.how.value == 127)
     if (const std::string library = missing_library(report.tail); !library.empty())
       return "could not start: the library " + library + " is missing";
+  if (account != nullptr && ended_by_exception(culprit, *account)) return describe(culprit, *account);
   return "failed first: " + describe(culprit.how) + (culprit.stopped ? ", after it was asked to stop" : "");
+}
+
+std::string advice_on_hang(const FailureReport& report, const std::optional<Stall>& hang,
+                           const LaunchOptions& options) {
+  using Kind = Stall::Kind;
+  const Verdict& verdict = report.verdict;
+  if (verdict.exit_code != kExitHang || !verdict.culprit) return "";
+  if (hang && (hang->kind == Kind::kStopped || hang->kind == Kind::kAllWait)) return "";
+  std::chrono::milliseconds timeout(0);
+  bool python = false;
+  for (const auto& account : report.accounts) {
+    timeout = std::max(timeout, account.collective_timeout);
+    python = python || account.phase == RankAccount::Phase::kCommunicates;
+  }
+  const auto seconds = [](std::chrono::milliseconds time) {
+    return " (" + short_seconds(static_cast<double>(time.count()) / 1000) + " s)";
+  };
+  const std::string collective =
+      python ? "the timeout of init_process_group"
+             : "ContextOptions::collective_timeout" + (timeout.count() > 0 ? seconds(timeout) : std::string());
+  const bool known = hang || verdict.witness;
+  const std::string who = known ? "rank " + std::to_string(verdict.culprit->rank) : std::string("a rank");
+  const std::string begin = "if " + who + " works this long on purpose, ";
+  if (!hang || hang->kind == Kind::kComputes) return begin + "raise " + collective;
+  const std::string option = options.in_process ? "SpawnOptions::hang_timeout" : "--hang-timeout";
+  return begin + "let it call lockstep::heartbeat() as it goes, or raise " + option + seconds(options.hang_timeout) +
+         "; the others wait for at most " + collective;
 }
 
 int final_exit_code(const FailureReport& report) {
   const Verdict& verdict = report.verdict;
   if (!verdict.culprit || !verdict.culprit->ended || verdict.culprit->stopped) return verdict.exit_code;
   const ProcessEnd& how = verdict.culprit->how;
-  if (verdict.exit_code == kExitRankFailed) return exit_code_of(how, report.tail);
+  if (verdict.exit_code == kExitRankFailed && how.kind == ProcessEnd::Kind::kExited)
+    return exit_code_of(how, report.tail);
   const bool sigkill = how.kind == ProcessEnd::Kind::kSignalled && how.value == SIGKILL;
   return verdict.exit_code == kExitRankKilled && sigkill && report.memory.count > 0 ? kExitOutOfMemory
                                                                                     : verdict.exit_code;
@@ -225,6 +261,7 @@ std::string to_json(const FailureReport& report) {
   json["state_kept"] =
       saved != nullptr ? Json{{"checkpoint", saved->checkpoint}, {"step", saved->checkpoint_step}} : Json(nullptr);
   json["next_command"] = report.command;
+  json["advice"] = report.advice.empty() ? Json(nullptr) : Json(report.advice);
   json["restarts"] = report.restarts;
   json["killed"] = report.killed;
   if (verdict.exit_code == kExitOutOfMemory) {
@@ -237,6 +274,7 @@ std::string to_json(const FailureReport& report) {
   for (size_t rank = 0; rank < report.accounts.size(); ++rank)
     json["ranks"].push_back({{"rank", rank},
                              {"steps", report.accounts[rank].steps},
+                             {"heartbeats", report.accounts[rank].heartbeats},
                              {"last_collective", operation_json(report.accounts[rank])}});
   return json.dump(2, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
 }

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "launch/memory_kills.h"
+#include "launch/plan.h"
 #include "launch/stall.h"
 #include "launch/verdict.h"
 
@@ -27,10 +29,15 @@ struct FailureReport {
   std::vector<int> killed;  ///< ranks that did not stop when they were asked to
   int restarts = 0;         ///< made before
   std::string stop_signal;  ///< that ended the run; empty: none did
+  std::string advice;       ///< of a hang: what to do if the rank was at work; empty: nothing
 };
 
 /// The launcher's exit code: the verdict's, unless the output or the kernel's counts know better.
 int final_exit_code(const FailureReport& report);
+
+/// What to do if the rank that is said to hang was at work: which time to raise. Empty: nothing. `hang`: what the
+/// launcher saw; empty where a collective's own time was up.
+std::string advice_on_hang(const FailureReport& report, const std::optional<Stall>& hang, const LaunchOptions& options);
 
 /// "failed first: exit code 3": what follows the number of the culprit, which there must be.
 std::string headline(const FailureReport& report);

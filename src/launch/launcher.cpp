@@ -52,7 +52,7 @@ class Launcher {
   void apply(const RunEvent& event);
   void carry_out(const RunAction& action);
   bool is_over() const { return state_.phase == RunState::Phase::kOver; }
-  Looked look() const { return team_->look(state_.wants_process_states()); }
+  Looked look() const { return team_->look(state_.wants_process_states(), state_.wants_processor_times()); }
 
   void conclude_run();
   FailureReport make_report(const Verdict& verdict, const Looked& seen) const;
@@ -269,6 +269,7 @@ void Launcher::conclude_run() {
     // One that did not fail by itself is missed by others.
     if (what.empty() && culprit) what = culprit->how.failed() ? describe(culprit->how) : headline(report);
     for (const auto& line : report.stall) what.append("\n").append(line);
+    if (!report.advice.empty()) what.append("\n").append(report.advice);
     options_.on_failure({exit_code_, culprit ? culprit->rank : -1, what});
   }
   if (folder_.path().empty()) return;
@@ -323,6 +324,7 @@ FailureReport Launcher::make_report(const Verdict& verdict, const Looked& seen) 
   report.memory = count_memory_kills();
   report.memory.count -= std::min(report.memory.count, memory_.count);
   report.verdict.exit_code = final_exit_code(report);
+  report.advice = advice_on_hang(report, state_.hang, options_);
   return report;
 }
 

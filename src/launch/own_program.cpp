@@ -26,6 +26,8 @@ int launch_and_report(const RanksArgument& asked) {
     options.ranks = asked.ranks;
     options.program = own_program();
     options.command = asked.arguments;
+    options.hang_timeout = asked.hang_timeout.value_or(options.hang_timeout);
+    options.grace = asked.grace.value_or(options.grace);
     return launch(options, own_environment());
   } catch (const LaunchError& error) {
     std::cerr << "lockstep: " << error.what() << "\n";

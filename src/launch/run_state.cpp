@@ -21,8 +21,8 @@ constexpr milliseconds kSettleTime(250);
 constexpr seconds kLookEvery(1);
 /// While a rank is gone for which another may come to wait.
 constexpr milliseconds kLookForAbsenceEvery(500);
-/// Time between two looks counts as idle no further than this: the launcher may have been stopped itself.
-constexpr seconds kMostIdleAtOnce(2);
+/// Before a note, or the end, by which the states of processes have to be known.
+constexpr seconds kLookAhead(2);
 constexpr seconds kFirstNote(5);
 constexpr int kNextNote = 5;  ///< times the idleness of the note before
 /// A program that tells of no steps is taken to have made progress when its ranks have run for so long.
@@ -91,6 +91,15 @@ std::string in_seconds(Clock::duration time) {
   std::string text = std::to_string(tenths / 10);
   if (tenths % 10 != 0) text += '.' + std::to_string(tenths % 10);
   return text + " s";
+}
+
+/// How long those that wait do so.
+std::string patience_text(const std::vector<RankView>& ranks) {
+  milliseconds longest(0);
+  for (const auto& rank : ranks)
+    if (waits(rank)) longest = std::max(longest, rank.account.collective_timeout);
+  if (longest == milliseconds(0)) return "the others wait until their collective's timeout";
+  return "the others wait for up to " + in_seconds(longest) + " (ContextOptions::collective_timeout)";
 }
 
 void Mover::on(const RankEnded& event) {
@@ -166,8 +175,9 @@ void Mover::judge_running(const Looked& event) {
   if (!verdict.culprit) return;
   if (!verdict.settled && !state.settle_by) state.settle_by = now + kSettleTime;
   if (!verdict.settled && now < *state.settle_by) return;
+  const RankAccount& account = event.ranks[static_cast<size_t>(verdict.culprit->rank)].account;
   say("rank " + std::to_string(verdict.culprit->rank) + ": " +
-      (verdict.culprit->ended ? describe(verdict.culprit->how) : "others cannot go on without it") +
+      (verdict.culprit->ended ? describe(*verdict.culprit, account) : "others cannot go on without it") +
       "; stopping the other ranks");
   stop(SIGTERM);
 }
@@ -186,28 +196,29 @@ void Mover::judge_absence(const Looked& event) {
 }
 
 void Mover::watch_progress(const Looked& event) {
-  auto beats = progress_of(event.ranks);
-  if (beats.empty() || beats != state.beats) {
-    state.beats = std::move(beats);
-    state.idle = Clock::duration(0);
+  Standstill& standstill = state.standstill;
+  if (standstill.look(event.ranks, event.processor_times, now)) {
     state.next_note = kFirstNote;
-    state.looked = now;
+    state.told_slow = false;
     return;
   }
-  state.idle += std::min<Clock::duration>(now - state.looked, kMostIdleAtOnce);
-  state.looked = now;
-  const bool too_long = state.idle >= state.settings.hang_timeout;
-  if (!too_long && state.idle < state.next_note) return;
-  auto stall = diagnose(event.ranks);
+  const bool late = standstill.idle >= state.settings.hang_timeout;
+  const bool due = standstill.idle >= state.next_note || (late && !state.told_slow);
+  const bool hang = late && standstill.is_hang(event.ranks, state.settings.hang_timeout);
+  if (!due && !hang) return;
+  auto stall = diagnose(event.ranks, standstill.computing());
   if (!stall) return;
-  if (too_long) {
+  const std::string found = "no progress for " + in_seconds(standstill.idle) + ": " + stall->what;
+  if (hang) {
     state.hang = std::move(*stall);
-    say("no progress for " + in_seconds(state.idle) + ": " + state.hang->what + "; stopping the ranks" +
-        list_lines(*state.hang));
+    say(found + "; stopping the ranks" + list_lines(*state.hang));
     return stop(SIGTERM);
   }
-  state.next_note = state.idle * kNextNote;
-  say("no progress for " + in_seconds(state.idle) + ": " + stall->what + list_lines(*stall));
+  if (late && standstill.samples < 2) return;  // the next look knows
+  if (standstill.idle >= state.next_note) state.next_note = standstill.idle * kNextNote;
+  state.told_slow = late;
+  const bool slow = late || stall->kind == Stall::Kind::kComputes;
+  say(found + (slow ? "; that is slow, not a hang: " + patience_text(event.ranks) : "") + list_lines(*stall));
 }
 
 bool Mover::may_restart(const Looked& event) const {
@@ -276,7 +287,7 @@ int exit_code_of_stop(const RunState& state, const std::vector<RankView>& ranks,
 RunState RunState::begin(const RunSettings& settings, Clock::time_point now) {
   RunState state;
   state.settings = settings;
-  state.started = state.looked = now;
+  state.started = state.standstill.looked = now;
   state.next_note = kFirstNote;
   return state;
 }
@@ -287,13 +298,17 @@ std::optional<Clock::time_point> RunState::wake_at() const {
   if (settle_by && (phase == Phase::kRunning || phase == Phase::kLeaving)) sooner(*settle_by);
   if (phase == Phase::kRunning && absence_counts) sooner(*absence_counts);
   if (phase == Phase::kRunning || phase == Phase::kLeaving)
-    sooner(looked + (may_be_absent ? Clock::duration(kLookForAbsenceEvery) : kLookEvery));
+    sooner(standstill.looked + (may_be_absent ? Clock::duration(kLookForAbsenceEvery) : kLookEvery));
   return at;
 }
 
 bool RunState::wants_process_states() const {
   const Clock::duration first = std::min<Clock::duration>(kFirstNote, settings.hang_timeout);
-  return !beats.empty() && idle + kMostIdleAtOnce >= first;
+  return !standstill.beats.empty() && standstill.idle + kLookAhead >= first;
+}
+
+bool RunState::wants_processor_times() const {
+  return (phase == Phase::kRunning || phase == Phase::kLeaving) && standstill.wants_sample(settings.hang_timeout);
 }
 
 Transition next(RunState state, const RunEvent& event, Clock::time_point now) {

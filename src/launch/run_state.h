@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "launch/absence.h"
 #include "launch/stall.h"
+#include "launch/standstill.h"
 #include "launch/verdict.h"
 
 namespace lockstep {
@@ -50,10 +51,9 @@ struct RunState {
   std::optional<Phase> ended_as;                    ///< the phase in which the last rank ended
 
   // Of progress.
-  std::vector<uint64_t> beats;
-  Clock::duration idle{0};
-  Clock::time_point looked;
+  Standstill standstill;
   Clock::duration next_note{0};  ///< of idleness
+  bool told_slow = false;        ///< it has stood still for hang_timeout, and is no hang
 
   // Of the whole run.
   int restarts = 0;
@@ -68,6 +68,8 @@ struct RunState {
   std::optional<Clock::time_point> wake_at() const;
   /// Whether the next Looked should say the states of processes, which cost system calls.
   bool wants_process_states() const;
+  /// Whether it should say their processor times, which cost more.
+  bool wants_processor_times() const;
 };
 
 struct RankEnded {
@@ -79,8 +81,9 @@ struct SignalCame {
 /// The launcher has looked at all pages; comes after the other events of a turn.
 struct Looked {
   std::vector<RankView> ranks;
-  bool stop_asked = false;  ///< on the board: by this launcher, or by a signal to a rank
-  uint64_t stop_at = 0;     ///< on the board: the call from which on the ranks are told to leave; 0: none yet
+  bool stop_asked = false;       ///< on the board: by this launcher, or by a signal to a rank
+  uint64_t stop_at = 0;          ///< on the board: the call from which on the ranks are told to leave; 0: none yet
+  bool processor_times = false;  ///< were looked for
 };
 using RunEvent = std::variant<RankEnded, SignalCame, Looked>;
 

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <map>
@@ -62,7 +63,8 @@ class Attendance {
   } catch (...) {
     failure = "something that is no std::exception";
   }
-  if (failure) own_page().fail(RankFailure::kOwn, -1, *failure);  // the first cause stays: what a collective has noted
+  // The first cause stays, such as what a collective has noted; a Context that the exception has passed knew no words.
+  if (failure) own_page().fail_by_exception(*failure, /*uncaught=*/false);
   if (!failure && ::pwrite(attendance, "x", 1, rank) != 1) failure = "";
   std::exit(failure ? 1 : 0);
 }
@@ -81,12 +83,21 @@ std::optional<int> attendance_of(const std::string& call, const Environment& env
   return space != std::string::npos && told.substr(space + 1) == call ? std::atoi(told.c_str()) : -1;
 }
 
+std::chrono::milliseconds at_most_never(const char* name, std::chrono::milliseconds time) {
+  if (time <= std::chrono::milliseconds(0))
+    throw Error(std::string("SpawnOptions::") + name + " is " + std::to_string(time.count()) +
+                " ms; it has to be above 0");
+  return std::min(time, kNever);
+}
+
 LaunchOptions options_for(int ranks, const SpawnOptions& options) {
   LaunchOptions launched;
   launched.ranks = parse_rank_count("lockstep::spawn", std::to_string(ranks), 1);
   launched.program = own_program();
   launched.command = own_arguments();
   launched.in_process = true;
+  launched.hang_timeout = at_most_never("hang_timeout", options.hang_timeout);
+  launched.grace = at_most_never("grace", options.grace);
   if (options.same_arguments) return launched;
   launched.command.resize(1);
   launched.command.insert(launched.command.end(), options.arguments.begin(), options.arguments.end());

@@ -11,6 +11,7 @@
 
 #include "base/socket.h"
 #include "launch/launch_error.h"
+#include "launch/processes.h"
 
 namespace lockstep {
 namespace {
@@ -123,8 +124,8 @@ std::optional<RankEnd> Team::take_end(Rank& rank) {
                  .peak_bytes = rank.process->peak_bytes()};
 }
 
-Looked Team::look(bool process_states) const {
-  Looked seen;
+Looked Team::look(bool process_states, bool processor_times) const {
+  Looked seen{.processor_times = processor_times};
   bool somebody_joins = false;
   for (const auto& rank : ranks_) {
     RankView& view = seen.ranks.emplace_back();
@@ -144,6 +145,13 @@ Looked Team::look(bool process_states) const {
       view.outlived = group_lives(ranks_[i].process->pid()) ||
                       (view.account.pid > 0 && view.account.pid != ranks_[i].process->pid() &&
                        process_state(view.account.pid) != 0);
+  if (processor_times) {
+    std::vector<ProcessFamily> families;
+    for (size_t i = 0; i < ranks_.size(); ++i)
+      families.push_back({.group = ranks_[i].process->pid(), .member = seen.ranks[i].account.pid});
+    const auto times = lockstep::processor_times(families);
+    for (size_t i = 0; i < ranks_.size(); ++i) seen.ranks[i].processor_time = times[i];
+  }
   if (board_) {
     seen.stop_asked = board_->head().stop_asked.load() != 0;
     seen.stop_at = board_->head().stop_at.load();

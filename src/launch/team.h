@@ -63,8 +63,8 @@ class Team {
 
   /// How a rank ended, the first time it is asked after the end.
   std::optional<RankEnd> take_end(Rank& rank);
-  /// All that is to be known of the ranks now. `process_states`: look into /proc as well.
-  Looked look(bool process_states) const;
+  /// All that is to be known of the ranks now. `process_states`, `processor_times`: look into /proc as well.
+  Looked look(bool process_states, bool processor_times) const;
 
   /// By the board: the ranks choose a step after which they all leave.
   void ask_to_leave();

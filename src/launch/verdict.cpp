@@ -39,9 +39,17 @@ Verdict judge_by_order(const std::vector<RankEnd>& ends, const RankEnd& first) {
   return verdict;
 }
 
+/// The code for a rank that others did not wait for any longer.
+int exit_code_of_missing(const RankAccount& account) {
+  const bool unjoined = account.phase == RankAccount::Phase::kUnknown || account.phase == RankAccount::Phase::kJoining;
+  return unjoined ? kExitNotStarted : kExitHang;
+}
+
 /// The code of a failure whose kind the rank itself knows; empty where its end says it all.
-std::optional<int> exit_code_of(RankFailure failure) {
-  switch (failure) {
+std::optional<int> exit_code_of(const RankAccount& account) {
+  switch (account.failure) {
+    case RankFailure::kMissing:
+      return exit_code_of_missing(account);
     case RankFailure::kDiverged:
       return kExitDiverged;
     case RankFailure::kMismatch:
@@ -115,13 +123,11 @@ std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<
 int exit_code_of(const RankEnd* end, const RankAccount& account, RankFailure accusation) {
   if (accusation == RankFailure::kMismatch) return kExitMismatch;
   const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
-  if (const auto known = exit_code_of(account.failure); known && !killed) return *known;
+  if (const auto known = exit_code_of(account); known && !killed) return *known;
+  if (end != nullptr && ended_by_exception(*end, account)) return kExitRankFailed;
   if (end != nullptr && end->how.failed() && !end->stopped) return exit_code_of(end->how, {});
   if (is_own(account.failure) || account.phase == RankAccount::Phase::kLeftByException) return kExitRankFailed;
-  if (accusation == RankFailure::kMissing)
-    return account.phase == RankAccount::Phase::kUnknown || account.phase == RankAccount::Phase::kJoining
-               ? kExitNotStarted
-               : kExitHang;
+  if (accusation == RankFailure::kMissing) return exit_code_of_missing(account);
   // One that has ended well or left the group in good order makes fewer collectives than the others.
   const bool done = account.phase == RankAccount::Phase::kLeft || (end != nullptr && !end->how.failed());
   return done ? kExitMismatch : kExitRankFailed;
@@ -137,8 +143,11 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& 
   const int start = by_order.culprit->rank;
   const auto chain = follow(ends, accounts, start);
   if (!chain || chain->root == start) {
+    const RankAccount& account = accounts[static_cast<size_t>(start)];
     Verdict verdict = by_order;
-    verdict.exit_code = exit_code_of(accounts[static_cast<size_t>(start)].failure).value_or(verdict.exit_code);
+    const int otherwise = ended_by_exception(*verdict.culprit, account) ? kExitRankFailed : verdict.exit_code;
+    verdict.exit_code = exit_code_of(account).value_or(otherwise);
+    if (verdict.exit_code == kExitHang) verdict.testimony = account.failure_text;
     return verdict;
   }
   const RankAccount& witness = accounts[static_cast<size_t>(chain->witness)];
@@ -146,6 +155,8 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& 
   if (!chain->named && end == nullptr && !is_own(accounts[static_cast<size_t>(chain->root)].failure)) {
     Verdict verdict = by_order;  // nobody has shown yet
     verdict.settled = false;
+    if (witness.failure == RankFailure::kMissing) verdict.exit_code = exit_code_of_missing(witness);
+    if (verdict.exit_code == kExitHang) verdict.testimony = witness.failure_text;
     return verdict;
   }
   const RankAccount& accused = accounts[static_cast<size_t>(chain->root)];
@@ -173,6 +184,16 @@ int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail) {
                                  return line.find("error while loading shared libraries") != std::string::npos;
                                });
   return how.value == 0 ? kExitOk : library_missing ? kExitNotStarted : kExitRankFailed;
+}
+
+bool ended_by_exception(const RankEnd& end, const RankAccount& account) {
+  return account.uncaught && end.how.kind == ProcessEnd::Kind::kSignalled && end.how.value == SIGABRT && !end.stopped;
+}
+
+std::string describe(const RankEnd& end, const RankAccount& account) {
+  if (!ended_by_exception(end, account)) return describe(end.how);
+  const std::string& text = account.failure_text;
+  return "threw: " + (text.empty() ? "an exception without words" : printable(text.substr(0, text.find('\n'))));
 }
 
 std::string describe(const ProcessEnd& how) {

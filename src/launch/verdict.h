@@ -52,6 +52,12 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& 
 /// A rank that ended by code 127 because the dynamic loader found a library missing was never started.
 int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail);
 
+/// Whether it ended by an exception that nobody caught, and not by a signal that only looks so.
+bool ended_by_exception(const RankEnd& end, const RankAccount& account);
+
+/// As below, or "threw: <what the exception says>".
+std::string describe(const RankEnd& end, const RankAccount& account);
+
 /// "exit code 3", "killed by SIGKILL (Killed)", "could not be started: Exec format error".
 std::string describe(const ProcessEnd& how);
 

@@ -84,6 +84,57 @@ TEST(RankPage, TheFirstFailureStays) {
   EXPECT_EQ(long_winded->read(1).peer, -1);
 }
 
+TEST(RankPage, AnExceptionGivesItsWordsToAFailureWithoutAny) {
+  // A destructor sees that an exception passes; whoever catches it knows its words. They were lost.
+  const auto page = std::make_unique<RankPage>();
+  page->fail(RankFailure::kOwn, -1, "");
+  EXPECT_FALSE(page->read(2).uncaught);
+  page->fail_by_exception("out of range", /*uncaught=*/true);
+  page->fail_by_exception("another", /*uncaught=*/false);
+  RankAccount account = page->read(2);
+  EXPECT_EQ(account.failure, RankFailure::kOwn);
+  EXPECT_EQ(account.failure_text, "out of range");
+  EXPECT_TRUE(account.uncaught);
+  const auto victim = std::make_unique<RankPage>();
+  victim->fail(RankFailure::kPeer, 1, "");
+  victim->fail_by_exception("all_reduce failed", /*uncaught=*/false);
+  account = victim->read(2);
+  EXPECT_EQ(account.failure, RankFailure::kPeer) << "the first cause stays";
+  EXPECT_EQ(account.failure_text, "");
+}
+
+TEST(RankPage, AHeartbeatIsABeat) {
+  const auto page = std::make_unique<RankPage>();
+  const uint64_t beats = page->read(1).beats;
+  page->note_error(RankFailure::kStorage, -1, "cannot write y");
+  page->heartbeat();
+  page->heartbeat();
+  const RankAccount account = page->read(1);
+  EXPECT_EQ(account.beats, beats + 2);
+  EXPECT_EQ(account.heartbeats, 2U);
+  EXPECT_LT(seconds_since(account.last_heartbeat), 60);
+  EXPECT_FALSE(account.error_is_last) << "the program went on";
+}
+
+TEST(RankPage, SaysWhetherAndHowLongItMayWait) {
+  const auto page = std::make_unique<RankPage>();
+  start(*page, 5, {7});
+  start(*page, 6, {7});
+  page->finish_operation(6);
+  page->set_waiting(true);  // for the first of them
+  page->set_waits_for(2);
+  RankAccount account = page->read(2);
+  EXPECT_TRUE(account.waiting);
+  EXPECT_EQ(account.waits_for, 2U);
+  page->set_waiting(false);
+  EXPECT_FALSE(page->read(2).waiting);
+  start(*page, 7, {7});
+  EXPECT_EQ(page->read(2).waits_for, 0U) << "it is over";
+  EXPECT_EQ(page->read(2).collective_timeout.count(), 0) << "not told";
+  page->set_collective_timeout(std::chrono::seconds(90));
+  EXPECT_EQ(page->read(2).collective_timeout, std::chrono::seconds(90));
+}
+
 TEST(RankPage, AnErrorCountsUntilSomethingIsDone) {
   const auto page = std::make_unique<RankPage>();
   EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kNone);

@@ -108,8 +108,11 @@ TEST(LauncherPage, ARankThatIsDoneTooEarlyDoesNotMatch) {
 TEST(LauncherPage, AnExceptionThatNobodyCatchesIsTold) {
   Launched run(ranks(2, {}, {"join", "1:throw", "sleep=60000"}));
   const auto result = run.wait();
-  EXPECT_EQ(result.exit_code, 41);
-  EXPECT_TRUE(contains(result.err, "what      the words of the exception\n")) << result.err;
+  EXPECT_EQ(result.exit_code, 40);
+  EXPECT_TRUE(contains(result.err, "rank 1: threw: the words of the exception; stopping the other ranks\n"))
+      << result.err;
+  EXPECT_TRUE(contains(result.err, "rank 1 of 2 threw: the words of the exception\n")) << result.err;
+  EXPECT_FALSE(contains(result.err, "SIGABRT")) << result.err;
   EXPECT_EQ(report_of(run)["culprit"]["what"], "the words of the exception");
   // In torchrun's form, for whoever reads that.
   const auto file = nlohmann::json::parse(read_file(run.folder() / "run/rank_1_error.json"));
@@ -122,8 +125,11 @@ TEST(LauncherPage, ARefusedInputHasItsCodeCaughtOrNot) {
     Launched run(ranks(2, {}, words));
     const auto result = run.wait();
     EXPECT_EQ(result.exit_code, 49);
-    EXPECT_TRUE(contains(result.err, "rank 1 of 2 failed first: ")) << result.err;
-    EXPECT_TRUE(contains(result.err, "what      the file is damaged\n")) << result.err;
+    const bool caught = words[1] != "1:refuse";
+    EXPECT_TRUE(contains(result.err, caught ? "rank 1 of 2 failed first: exit code 1\n  what      the file is damaged\n"
+                                            : "rank 1 of 2 threw: the file is damaged\n"))
+        << result.err;
+    EXPECT_EQ(report_of(run)["culprit"]["what"], "the file is damaged");
     EXPECT_EQ(report_of(run)["exit_code"], 49);
   }
   Launched goes_on(ranks(2, {}, {"join", "1:refuse_and_catch", "step", "1:exit=1", "sleep=60000"}));

@@ -2,10 +2,12 @@
 // with "1:" is for rank 1 alone, with "first:" for the first start of a run that restarts.
 
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <iostream>
 #include <string>
 #include <thread>
@@ -49,6 +51,32 @@ void leave_a_child(int64_t ms) {
   ::_exit(0);
 }
 
+void spin_ms(int64_t ms) {
+  for (const lockstep::Deadline deadline{std::chrono::milliseconds(ms)}; !deadline.passed();) continue;
+}
+
+/// In a process of its own, in a session of its own, for which this one only waits.
+void let_a_child_spin(int64_t ms) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setsid();
+    spin_ms(ms);
+    ::_exit(0);
+  }
+  ::waitpid(child, nullptr, 0);
+}
+
+/// As a long download would call it.
+void beat_ms(int64_t ms) {
+  for (const lockstep::Deadline deadline{std::chrono::milliseconds(ms)}; !deadline.passed(); sleep_ms(50))
+    lockstep::own_page().heartbeat();
+}
+
+void await_leave(int rank) {
+  const auto& board = *lockstep::launchers_board();
+  while (board.page(rank).read(board.world_size()).phase != RankAccount::Phase::kLeft) sleep_ms(5);
+}
+
 void act(const std::string& word, int64_t number) {
   auto& page = lockstep::own_page();
   if (word == "joining") page.set_phase(RankAccount::Phase::kJoining);
@@ -63,6 +91,14 @@ void act(const std::string& word, int64_t number) {
   if (word == "leave_a_child") leave_a_child(number);
   if (word == "finish") page.finish_operation(static_cast<uint64_t>(number));
   if (word == "wait_for") page.set_waits_for(uint64_t{1} << number);
+  if (word == "waiting") page.set_waiting(number != 0);
+  if (word == "timeout_ms") page.set_collective_timeout(std::chrono::milliseconds(number));
+  if (word == "spin") spin_ms(number);
+  if (word == "let_a_child_spin") let_a_child_spin(number);
+  if (word == "await_leave") await_leave(static_cast<int>(number));
+  if (word == "beat") beat_ms(number);
+  if (word == "give_up_on") page.fail(RankFailure::kMissing, static_cast<int>(number), "rank 0 gave up waiting");
+  if (word == "terminate") std::terminate();
   if (word == "step") page.count_step();
   if (word == "checkpoint") page.note_checkpoint("/run/step.pt", number, Clock::now());
   if (word == "victim_of") page.fail(RankFailure::kPeer, static_cast<int>(number), "a peer is gone");

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/rank_board.h"
 #include "launch/launched.h"
 #include "launch/own_program.h"
 
@@ -107,6 +108,56 @@ TEST_F(Spawn, AnExceptionTravelsWithItsRank) {
     }
     EXPECT_LT(seconds_since(start), 4) << "the others are stopped";
   }
+}
+
+TEST_F(Spawn, AHangEndsWhenTheOptionSaysSo) {
+  // The ranks have no Context here: by their pages, rank 0 waits for rank 1, which sleeps.
+  const auto start = Clock::now();
+  auto options = this_test();
+  options.hang_timeout = std::chrono::seconds(1);
+  try {
+    spawn(
+        2,
+        [](int rank) {
+          auto& page = own_page();
+          page.set_phase(RankAccount::Phase::kJoined);
+          if (rank == 0) page.start_operation(1, "barrier", "", 0, nullptr, 0, Clock::now());
+          std::this_thread::sleep_for(std::chrono::minutes(1));
+        },
+        options);
+    EXPECT_TRUE(in_a_rank()) << "nothing was thrown";
+  } catch (const RankError& error) {
+    EXPECT_EQ(error.rank(), 1);
+    EXPECT_EQ(error.exit_code(), 43);
+    EXPECT_NE(std::string(error.what()).find("rank 1 does not come to barrier #1"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("raise SpawnOptions::hang_timeout (1.00 s)"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_LT(seconds_since(start), 8);
+  if (in_a_rank()) return;
+  options.hang_timeout = milliseconds(0);
+  EXPECT_THROW(spawn(
+                   2, [](int) {}, options),
+               Error);
+}
+
+TEST_F(Spawn, ARankIsGivenTheGraceOfTheOptions) {
+  auto options = this_test();
+  options.grace = milliseconds(100);
+  const auto start = Clock::now();
+  try {
+    spawn(
+        2,
+        [](int rank) {
+          ::signal(SIGTERM, SIG_IGN);
+          if (rank == 0) throw std::runtime_error("on purpose");
+          std::this_thread::sleep_for(std::chrono::minutes(1));
+        },
+        options);
+    EXPECT_TRUE(in_a_rank()) << "nothing was thrown";
+  } catch (const RankError&) {
+  }
+  EXPECT_LT(seconds_since(start), 3) << "was 5 s whatever the rank was to save";
 }
 
 TEST_F(Spawn, AKilledRankIsNamed) {

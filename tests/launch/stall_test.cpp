@@ -1,9 +1,6 @@
 #include "launch/stall.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 namespace lockstep {
 namespace {
@@ -20,13 +17,41 @@ RankView view(const char* kind, uint64_t sequence, bool running, uint64_t waits_
 
 TEST(Stall, NamesTheRankThatDoesNotCome) {
   const auto stall =
-      diagnose({view("all_reduce", 5, true, 4), view("all_reduce", 5, true, 4), view("barrier", 4, false, 0, 'R')});
+      diagnose({view("all_reduce", 5, true, 4), view("all_reduce", 5, true, 4), view("barrier", 4, false)});
   ASSERT_TRUE(stall);
   EXPECT_EQ(stall->culprit, 2);
+  EXPECT_EQ(stall->kind, Stall::Kind::kStays);
   EXPECT_EQ(stall->what, "rank 2 does not come to all_reduce #5 (Float 7 elements)");
-  EXPECT_EQ(stall->lines, (std::vector<std::string>{"rank 0 waits in all_reduce #5 (Float 7 elements) for rank 2",
-                                                    "rank 1 waits in all_reduce #5 (Float 7 elements) for rank 2",
-                                                    "rank 2 computes; its last one: barrier #4 (Float 7 elements)"}));
+  EXPECT_EQ(stall->lines,
+            (std::vector<std::string>{"rank 0 waits in all_reduce #5 (Float 7 elements) for rank 2",
+                                      "rank 1 waits in all_reduce #5 (Float 7 elements) for rank 2",
+                                      "rank 2 is not in a collective; its last one: barrier #4 (Float 7 elements)"}));
+}
+
+TEST(Stall, ARankThatComputesIsSaidToDoSo) {
+  const std::vector<RankView> ranks = {view("all_reduce", 5, true, 2), view("barrier", 4, false)};
+  const auto stall = diagnose(ranks, {false, true});
+  EXPECT_EQ(stall->culprit, 1);
+  EXPECT_EQ(stall->kind, Stall::Kind::kComputes);
+  EXPECT_EQ(stall->what, "rank 1 computes and has not come to all_reduce #5 (Float 7 elements)");
+  EXPECT_EQ(stall->lines[1], "rank 1 computes; its last one: barrier #4 (Float 7 elements)");
+  // With a collective under way that it does not wait for yet.
+  const auto ahead = diagnose({view("all_reduce", 5, true, 2), view("all_reduce", 4, true)}, {false, true});
+  EXPECT_EQ(ahead->culprit, 1);
+  EXPECT_EQ(ahead->kind, Stall::Kind::kComputes);
+}
+
+TEST(Stall, WhoMayBeAwaited) {
+  EXPECT_TRUE(may_be_awaited(view("all_reduce", 5, false)));
+  EXPECT_TRUE(may_be_awaited(view("all_reduce", 5, true))) << "it may compute before it waits";
+  EXPECT_FALSE(may_be_awaited(view("all_reduce", 5, true, 2)));
+  EXPECT_FALSE(may_be_awaited(view("all_reduce", 5, false, 0, 'T')));
+  RankView rank = view("all_reduce", 5, true);
+  rank.account.waiting = true;
+  EXPECT_FALSE(may_be_awaited(rank));
+  rank = view("all_reduce", 5, false);
+  rank.account.phase = RankAccount::Phase::kLeft;
+  EXPECT_FALSE(may_be_awaited(rank));
 }
 
 TEST(Stall, AStoppedRankIsNamedBeforeOthers) {
@@ -65,25 +90,6 @@ TEST(Stall, ComputingIsNoStall) {
 
 TEST(Stall, LinesAreBounded) {
   EXPECT_EQ(diagnose(std::vector<RankView>(64, view("barrier", 1, true)))->lines.size(), Stall::kLines);
-}
-
-TEST(Stall, ProcessesOfAGroup) {
-  EXPECT_TRUE(group_lives(::getpgrp()));
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::setpgid(0, 0);
-    ::_exit(0);
-  }
-  siginfo_t ended{};
-  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT), 0);
-  EXPECT_FALSE(group_lives(child)) << "only a zombie is in it";
-  ::waitpid(child, nullptr, 0);
-  EXPECT_FALSE(group_lives(child));
-}
-
-TEST(Stall, StatesOfProcesses) {
-  EXPECT_EQ(process_state(::getpid()), 'R');
-  EXPECT_EQ(process_state(-1), '\0');
 }
 
 }  // namespace

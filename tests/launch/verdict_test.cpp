@@ -174,6 +174,38 @@ TEST(Verdict, ARankThatDidNotComeInTime) {
   EXPECT_EQ(verdict.culprit->rank, 1);
 }
 
+TEST(Verdict, ATimeThatWasUpIsAHangWhoeverEndsFirstAndHow) {
+  // Rank 0 was given up, comes and hears it. Was: 40 where the program catches that.
+  const std::vector<RankAccount> accounts = {says(RankFailure::kMissing, 0), says(RankFailure::kMissing, 0)};
+  for (const auto& ends : {std::vector{exited(0, 1, 1), exited(1, 1, 2)}, std::vector{exited(1, 1, 1), exited(0, 1, 2)},
+                           std::vector{killed(1, SIGABRT, 1), killed(0, SIGABRT, 2)}, std::vector{exited(0, 1, 1)}}) {
+    const Verdict verdict = judge(ends, accounts);
+    EXPECT_EQ(verdict.exit_code, kExitHang);
+    EXPECT_EQ(verdict.culprit->rank, 0);
+  }
+  // An engine that cannot say who is missing, and ranks that miss each other.
+  EXPECT_EQ(judge({exited(1, 1, 1)}, {kSilent, says(RankFailure::kMissing, -1)}).exit_code, kExitHang);
+  EXPECT_EQ(judge({exited(1, 1, 1)}, {says(RankFailure::kMissing, 1), says(RankFailure::kMissing, 0)}).exit_code,
+            kExitHang);
+  // What the rank that was given up says of its own still counts more.
+  EXPECT_EQ(judge({exited(1, 1, 1), exited(0, 7, 2)}, {kOwn, says(RankFailure::kMissing, 0)}).exit_code,
+            kExitRankFailed);
+}
+
+TEST(Verdict, AnExceptionThatNobodyCaughtIsNoKill) {
+  RankAccount threw = says(RankFailure::kOwn, -1, "out of range\nsecond line");
+  EXPECT_EQ(judge({killed(1, SIGABRT, 1)}, {kSilent, threw}).exit_code, kExitRankKilled) << "abort(), some time after";
+  threw.uncaught = true;
+  const RankEnd end = killed(1, SIGABRT, 1);
+  EXPECT_EQ(describe(end, threw), "threw: out of range");
+  EXPECT_EQ(describe(killed(1, SIGKILL, 1), threw), "killed by SIGKILL (Killed)");
+  EXPECT_EQ(judge({end}, {kSilent, threw}).exit_code, kExitRankFailed);
+  EXPECT_EQ(judge({killed(1, SIGKILL, 1)}, {kSilent, threw}).exit_code, kExitRankKilled);
+  EXPECT_EQ(judge({exited(0, 1, 1), killed(1, SIGABRT, 2)}, {victim_of(1), threw}).exit_code, kExitRankFailed);
+  threw.failure = RankFailure::kStorage;
+  EXPECT_EQ(judge({end}, {kSilent, threw}).exit_code, kExitStorage) << "the code of its kind";
+}
+
 TEST(Verdict, ARankThatNeverJoined) {
   const Verdict verdict =
       judge({exited(0, 1, 1), stopped(killed(1, SIGTERM, 2))}, {says(RankFailure::kMissing, 1), RankAccount{}});

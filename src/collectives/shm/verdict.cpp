@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/rank_board.h"
+#include "base/timeout_hint.h"
 #include "collectives/shm/request.h"
 
 namespace lockstep::shm {
@@ -127,7 +128,7 @@ std::string Verdict::text(const World& world) const {
     case Cause::kTimeout: {
       const uint64_t missing = world.control(reporter).missing.load(std::memory_order_acquire);
       return who + " gave up waiting in " + where + ": " + world.control(reporter).abort_text + ", missing " +
-             rank_list(missing);
+             rank_list(missing) + kTimeoutHint;
     }
     case Cause::kAborted:
       return who + " aborted the group: " + world.control(reporter).abort_text;
