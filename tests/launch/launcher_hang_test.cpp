@@ -11,8 +11,6 @@
 namespace lockstep {
 namespace {
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 /// `words` are what rank 0 does while the others wait.
 Launched::Result while_others_wait(int count, const std::string& hang_timeout, std::vector<std::string> words,
                                    nlohmann::json* report = nullptr) {

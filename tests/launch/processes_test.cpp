@@ -5,6 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <ctime>
+
 #include "launch/launched.h"
 
 namespace lockstep {
@@ -31,8 +34,10 @@ TEST(Processes, HaveStates) {
   EXPECT_EQ(process_state(-1), '\0');
 }
 
-[[noreturn]] void spin() {
-  for (volatile uint64_t turns = 0;; turns = turns + 1) continue;
+/// Until this process has used so much of a processor.
+void spin(milliseconds time = std::chrono::minutes(1)) {
+  while (std::clock() * milliseconds(1000) < time * CLOCKS_PER_SEC) continue;
+  ::_exit(0);
 }
 
 /// A child in a group of its own, which is killed in the end.
@@ -59,11 +64,10 @@ class Child {
 
 TEST(Processes, TimeOfAFamilyIsThatOfAllWhomItHasStarted) {
   const Child sleeps([] { ::pause(); });
-  const Child itself(spin);
+  const Child itself([] { spin(); });
   const Child by_a_child_in_another_session([] {
     if (::fork() == 0) {
       ::setsid();
-      ::alarm(60);
       spin();
     }
     ::pause();
@@ -72,7 +76,7 @@ TEST(Processes, TimeOfAFamilyIsThatOfAllWhomItHasStarted) {
     if (const pid_t child = ::fork(); child != 0)
       ::waitpid(child, nullptr, 0);
     else
-      for (::alarm(1);;) spin();
+      spin(milliseconds(200));
     ::pause();
   });
   const std::vector<ProcessFamily> families = {{.group = sleeps.pid()},
@@ -83,7 +87,9 @@ TEST(Processes, TimeOfAFamilyIsThatOfAllWhomItHasStarted) {
   EXPECT_TRUE(eventually([&] {
     times = processor_times(families);
     return std::min({times[1], times[2], times[3]}) >= milliseconds(100);
-  }));
+  })) << "itself "
+      << times[1] / milliseconds(1) << " ms, by a child in another session " << times[2] / milliseconds(1)
+      << " ms, by one that has ended " << times[3] / milliseconds(1) << " ms";
   EXPECT_LE(times[0], milliseconds(20));
   const auto of_group = processor_times({{.group = -1, .member = itself.pid()}});
   EXPECT_GE(of_group[0], milliseconds(100)) << "also by a member alone";

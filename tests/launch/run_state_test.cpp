@@ -6,10 +6,8 @@
 #include "launch/launch_error.h"
 #include "launch/simulation.h"
 
-namespace lockstep::run_state_test {
+namespace lockstep::simulation {
 namespace {
-
-using namespace simulation;  // NOLINT
 
 TEST(RunState, EndsWell) {
   Simulation run({.ranks = 2});
@@ -398,4 +396,4 @@ TEST(RunState, AHangIsRestartedToo) {
 }
 
 }  // namespace
-}  // namespace lockstep::run_state_test
+}  // namespace lockstep::simulation

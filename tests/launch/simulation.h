@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include "launch/launch_error.h"
+#include "launch/launched.h"
 #include "launch/run_state.h"
 
 // Whole runs, event by event, on a clock of the test's own.
@@ -35,9 +36,7 @@ class Simulation {
     return kinds;
   }
 
-  std::vector<Kind> look() {
-    return feed(Looked{ranks, stop_asked, stop_at, .processor_times = state_.wants_processor_times()});
-  }
+  std::vector<Kind> look() { return feed(Looked{ranks, stop_asked, stop_at, state_.wants_processor_times()}); }
   std::vector<Kind> after(Clock::duration time) {
     now_ += time;
     return look();
@@ -86,8 +85,6 @@ using Kinds = std::vector<Kind>;
 
 inline ProcessEnd exited(int code) { return {ProcessEnd::Kind::kExited, code}; }
 inline ProcessEnd killed(int signal) { return {ProcessEnd::Kind::kSignalled, signal}; }
-
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 /// All ranks train: joined, with steps behind them.
 inline void train(Simulation& run) {

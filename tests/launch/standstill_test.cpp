@@ -9,10 +9,8 @@
 
 // Which standstill is a hang, and which is long work of one rank.
 
-namespace lockstep {
+namespace lockstep::simulation {
 namespace {
-
-using namespace simulation;  // NOLINT
 
 class LongWork : public ::testing::TestWithParam<int> {
  protected:
@@ -143,4 +141,4 @@ TEST(RunState, ProcessorTimesAreLookedForSeldomAndOnlyInAStandstill) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::simulation
