@@ -36,8 +36,8 @@ inline constexpr int kPreempted = 60;
 /// variables set by hand), Open MPI, MPICH, Slurm; else a world of one. docs/environment.md names the variables.
 /// A world that is announced but cannot form is an Error on every rank that notices, never a smaller world.
 ///
-/// Every rank must construct one, one at a time. Blocks until all ranks are there or `join_timeout` has passed.
-/// The destructor waits, bounded, until the other ranks leave too, unless an exception is unwinding.
+/// Every rank must construct one, and may make another when it is gone; two at once are an Error. Blocks until all
+/// ranks are there or `join_timeout` has passed. The destructor waits, bounded, for the others, but not in unwinding.
 class Context {
  public:
   /// A program that nobody has started as a rank obeys `--ranks N` (or auto) among its arguments, up to a "--": it

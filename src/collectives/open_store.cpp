@@ -1,6 +1,9 @@
 #include "collectives/open_store.h"
 
 #include <sys/socket.h>
+#include <unistd.h>
+
+#include <mutex>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -34,7 +37,7 @@ StorePointer open_tcp(const World& world, std::chrono::milliseconds timeout) {
     if (!options.isServer) await_listener(world.master_addr, world.master_port, Deadline(timeout));
     StorePointer store = c10::make_intrusive<c10d::TCPStore>(world.master_addr, options);
     listener.release();  // the server owns it now
-    return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + world.attempt, std::move(store));
+    return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + world.job, std::move(store));
   } catch (const std::exception& cause) {
     throw Error("rank " + std::to_string(world.rank) + " cannot reach " +
                 (world.store_is_hosted ? "torchrun's store" : "rank 0") + " at MASTER_ADDR=" + world.master_addr +
@@ -57,16 +60,59 @@ FileDescriptor inherited_socket(int fd) {
   return FileDescriptor(fd);
 }
 
-}  // namespace
-
-StorePointer open_store(const World& world, std::chrono::milliseconds timeout) {
-  if (world.world_size == 1) return {};
+StorePointer open_new(const World& world, std::chrono::milliseconds timeout) {
   if (world.source == World::Source::kLauncher)
     return c10::make_intrusive<KeyValueStore>(nullptr, inherited_socket(*world.store_fd), timeout);
   if (!world.master_addr.empty()) return open_tcp(world, timeout);
   auto meeting = meet_on_this_machine(starting_process(world.rank_variable), world.rank, Deadline(timeout));
   return c10::make_intrusive<KeyValueStore>(std::move(meeting.server), std::move(meeting.socket), timeout);
 }
+
+/// What this process has opened. It outlives the Context: the launcher's socket is there once, and the next Context
+/// of a rank that is ahead would find the server that another rank has served the last one with, about to go.
+class KeptStore {
+ public:
+  ~KeptStore() {
+    if (::getpid() != process_) store_.release();  // a forked child lacks the thread that serves it
+  }
+
+  StorePointer open(const World& world, std::chrono::milliseconds timeout) {
+    const std::lock_guard lock(mutex_);
+    if (store_ && ::getpid() != process_)
+      throw Error("this process was forked from rank " + std::to_string(world_.rank) +
+                  ", whose connection to the other ranks it cannot share; make the Context in the rank itself");
+    if (!store_ || world_ != world) {
+      store_ = open_new(world, timeout);
+      world_ = world;
+      process_ = ::getpid();
+    }
+    return store_;
+  }
+
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    store_.reset();
+  }
+
+ private:
+  std::mutex mutex_;
+  StorePointer store_;  // guarded by mutex_, as all below
+  World world_;
+  pid_t process_ = ::getpid();
+};
+
+KeptStore& kept_store() {
+  static KeptStore kept;
+  return kept;
+}
+
+}  // namespace
+
+StorePointer open_store(const World& world, std::chrono::milliseconds timeout) {
+  return world.world_size == 1 ? StorePointer() : kept_store().open(world, timeout);
+}
+
+void forget_store() { kept_store().forget(); }
 
 std::string local_address(const World& world) {
   if (world.one_machine()) return "127.0.0.1";

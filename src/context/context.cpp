@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <exception>
 #include <sstream>
+#include <utility>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -20,6 +21,7 @@
 #include "collectives/shm/backend/shm_backend.h"
 #include "collectives/shm/layout.h"
 #include "context/device.h"
+#include "context/only_context.h"
 #include "context/roll_call.h"
 #include "context/stop_request.h"
 #include "launch/own_program.h"
@@ -107,6 +109,7 @@ class Joining {
 }  // namespace
 
 struct Context::State {
+  OnlyContext only;  ///< first: it goes last
   World world;
   ContextOptions options;
   std::string run_dir;
@@ -131,21 +134,22 @@ Context::Context(int argc, char** argv, ContextOptions options)
     : Context(with_ranks_argument(argc, argv, std::move(options))) {}
 
 Context::Context(ContextOptions options) {
+  OnlyContext only;
   const Environment environment = Environment::from_process();
   World world = discover_world(environment);
   options.join_timeout = join_timeout(environment, options);
   if (environment.lockstep_debugged) options.join_timeout = options.collective_timeout = kDebuggedTimeout;
   own_page().set_collective_timeout(options.collective_timeout);
   Joining joining;
-  auto store = open_store(world, options.join_timeout);
+  auto store = open_fresh_store(world, options.join_timeout);
   RollCall present = call_the_roll(world, store, options.join_timeout);
   world.local_rank = present.local_rank;
   world.local_world_size = present.local_world_size;
   remember_local_rank(present.local_rank);
   const int threads = choose_threads(present, environment);
   Group group = make_group(store, world.rank, world.world_size, choose_engines(world, present, options));
-  state_.reset(new State{world, options, environment.lockstep_run_dir.value_or(""), std::uncaught_exceptions(), store,
-                         present, threads, std::move(group), std::nullopt});
+  state_.reset(new State{std::move(only), world, options, environment.lockstep_run_dir.value_or(""),
+                         std::uncaught_exceptions(), store, present, threads, std::move(group), std::nullopt});
   if (options.seed) at::manual_seed(*options.seed + static_cast<uint64_t>(rank()));
   note_uncaught_exceptions();
   joining.done();

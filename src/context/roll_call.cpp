@@ -6,12 +6,17 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/rank_board.h"
 #include "base/usable_cores.h"
 #include "collectives/cause.h"
+#include "collectives/open_store.h"
+#include "collectives/shm/backend/generation.h"
 
 namespace lockstep {
 namespace {
@@ -37,43 +42,65 @@ std::string introduce() {
   return text.str();
 }
 
-std::string missing_ranks(const World& world, c10d::Store& store) {
-  std::string missing;
-  int present = 0;
-  for (int rank = 0; rank < world.world_size; ++rank) {
-    if (store.check({key_of(rank)})) {
-      ++present;
-    } else {
-      missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
-    }
-  }
-  return std::to_string(present) + " of " + std::to_string(world.world_size) + " ranks are there, missing " + missing;
+/// Rank 0, which may serve the store, gives up last: the others then still learn who is missing.
+std::chrono::milliseconds patience_of(const World& world, std::chrono::milliseconds timeout) {
+  return timeout + std::chrono::seconds(world.rank == 0 ? 1 : 0);
 }
 
-/// For the launcher; -1 where they have all come after all.
-int first_missing(const World& world, c10d::Store& store) {
-  for (int rank = 0; rank < world.world_size; ++rank)
-    if (!store.check({key_of(rank)})) return rank;
-  return -1;
+[[noreturn]] void throw_missing(const World& world, const std::vector<int>& missing,
+                                std::chrono::milliseconds timeout) {
+  std::string list;
+  for (const int rank : missing) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+  const std::string found = "after " + std::to_string(timeout.count() / 1000) + " s " +
+                            std::to_string(world.world_size - static_cast<int>(missing.size())) + " of " +
+                            std::to_string(world.world_size) + " ranks are there, missing " + list;
+  // For the launcher; -1 where they have all come after all.
+  own_page().fail(RankFailure::kMissing, missing.empty() ? -1 : missing.front(), found);
+  throw Error(found + "; see their output for why, or raise LOCKSTEP_JOIN_TIMEOUT_S if they start slowly");
+}
+
+[[noreturn]] void throw_could_not_meet(const std::exception& cause) {
+  throw Error("the ranks could not meet: " + cause_of(cause));
 }
 
 void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseconds timeout) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < world.world_size; ++rank) keys.push_back(key_of(rank));
-  // Rank 0, which may serve the store, gives up last: the others then still learn who is missing.
-  const auto patience = timeout + std::chrono::seconds(world.rank == 0 ? 1 : 0);
   const Deadline deadline(timeout);
   try {
-    store.wait(keys, patience);
+    store.wait(keys, patience_of(world, timeout));
   } catch (const std::exception& cause) {
-    if (!deadline.passed()) throw Error("the ranks could not meet: " + cause_of(cause));
-    const std::string found = "after " + std::to_string(timeout.count() / 1000) + " s " + missing_ranks(world, store);
-    own_page().fail(RankFailure::kMissing, first_missing(world, store), found);
-    throw Error(found + "; see their output for why, or raise LOCKSTEP_JOIN_TIMEOUT_S if they start slowly");
+    if (!deadline.passed()) throw_could_not_meet(cause);
+    std::vector<int> missing;
+    for (int rank = 0; rank < world.world_size; ++rank)
+      if (!store.check({key_of(rank)})) missing.push_back(rank);
+    throw_missing(world, missing, timeout);
   }
 }
 
+/// Whether a store that broke before the ranks had met can have been another program's.
+bool may_have_been_anothers(const World& world) { return world.rank != 0 && world.source != World::Source::kLauncher; }
+
 }  // namespace
+
+c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono::milliseconds timeout) {
+  if (world.world_size == 1) return {};
+  for (const Deadline deadline(timeout);;) {
+    const auto store = open_store(world, timeout);
+    shm_engine::Generation found;
+    try {
+      found = shm_engine::agree_on_generation(*store, world.rank, world.world_size, patience_of(world, timeout));
+    } catch (const std::exception& cause) {
+      // `sh -c "first; second"` as a rank: rank 0 may still be leaving the first program, and serve that one's store.
+      if (!may_have_been_anothers(world) || deadline.passed()) throw_could_not_meet(cause);
+      forget_store();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      continue;
+    }
+    if (!found.missing.empty()) throw_missing(world, found.missing, timeout);
+    return c10::make_intrusive<c10d::PrefixStore>(found.prefix, store);
+  }
+}
 
 RollCall call_the_roll(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
                        std::chrono::milliseconds timeout) {

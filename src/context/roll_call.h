@@ -16,6 +16,11 @@ struct RollCall {
   int threads = 1;  ///< this rank's fair share of its machine
 };
 
+/// The store that the ranks of the world share, with keys that no earlier ones have used: those of a Context before
+/// this one, or of a start that torchrun's agent had to repeat. Undefined for a world of one. Every rank calls it; it
+/// throws Error, naming missing ranks, when the timeout passes.
+c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono::milliseconds timeout);
+
 /// Waits until every rank of the world has said that it is there; every rank calls it. Throws Error, naming the
 /// missing ranks, when the timeout passes.
 RollCall call_the_roll(const World& world, const c10::intrusive_ptr<c10d::Store>& store,

@@ -91,9 +91,16 @@ World from_torchrun(const Environment& e) {
   World world = read_ranks(World::Source::kTorchrun, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}, e.rank,
                            e.world_size, e.local_rank, e.local_world_size);
   world.store_is_hosted = e.torchelastic_use_agent_store == "True";
-  world.attempt = e.torchelastic_run_id.value_or("") + "/" + e.torchelastic_restart_count.value_or("0");
+  world.job = e.torchelastic_run_id.value_or("");
   read_master(world, e, world.world_size > 1);
   return world;
+}
+
+/// `srun --mpi=pmi2` sets PMI_RANK and PMI_SIZE too, with its own numbers. Hydra, which may have been started by srun
+/// or use it to start its proxies, sets its local numbers beside them.
+bool are_slurms_pmi(const Environment& e) {
+  return e.slurm_step_id && e.slurm_procid && e.pmi_rank == e.slurm_procid && e.pmi_size == e.slurm_step_num_tasks &&
+         !e.mpi_localrankid && !e.mpi_localnranks;
 }
 
 World from_mpi_like(World::Source source, const Names& names, const Variable& rank, const Variable& size,
@@ -131,7 +138,7 @@ World discover_world(const Environment& e) {
         World::Source::kOpenMpi,
         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
         e.ompi_comm_world_rank, e.ompi_comm_world_size, e.ompi_comm_world_local_rank, e.ompi_comm_world_local_size, e);
-  if (e.pmi_rank || e.pmi_size)
+  if ((e.pmi_rank || e.pmi_size) && !are_slurms_pmi(e))
     return from_mpi_like(World::Source::kMpich, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
                          e.pmi_rank, e.pmi_size, e.mpi_localrankid, e.mpi_localnranks, e);
   // A batch script sees SLURM_PROCID too; only a step (srun) has started ranks.

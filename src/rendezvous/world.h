@@ -22,12 +22,14 @@ struct World {
   int master_port = 0;
   bool store_is_hosted = false;  ///< kTorchrun: the agent serves the TCPStore; else rank 0 does
   std::string rank_variable;     ///< the variable the rank was read from, e.g. PMI_RANK
-  std::string attempt;           ///< tells restarts of the same job apart
+  std::string job;               ///< kTorchrun: tells jobs apart that meet in one store
 
   /// All ranks are on this machine, by the launcher's word.
   bool one_machine() const {
     return source == Source::kAlone || source == Source::kLauncher || local_world_size == world_size;
   }
+
+  bool operator==(const World&) const = default;
 };
 
 /// "lockstep run", "torchrun", ...: for messages.

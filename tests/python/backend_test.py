@@ -125,6 +125,21 @@ class Launching(unittest.TestCase):
                               programs.__file__)
         self.assertEqual(sorted(out.split()), ["0:3.0", "1:3.0"])
 
+    def test_torchrun_starts_again(self):
+        # Its agent keeps the store: cards of ranks that had ended were taken for those of the next start.
+        for ranks in (2, 3):
+            out = self.run_python("-m", "torch.distributed.run", "--standalone", "--max-restarts", "3", "--nproc-per-node",
+                                  str(ranks), os.path.join(os.path.dirname(programs.__file__), "restarted.py"))
+            total = ranks * (ranks + 1) / 2
+            self.assertEqual(sorted(line for line in out.split() if ":3:" in line),
+                             [f"{rank}:3:{total}:{total}" for rank in range(ranks)])
+
+    def test_a_group_after_the_last_one_is_destroyed(self):
+        # Under torchrun's store its keys are those of the first.
+        out = self.run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
+                              os.path.join(os.path.dirname(programs.__file__), "restarted.py"), "twice")
+        self.assertEqual(sorted(out.split()), [f"{rank}:0:6.0:6.0" for rank in (0, 0, 1, 1, 2, 2)])
+
     def test_importing_torch_loads_nothing_and_sets_one_variable(self):
         program = ("import os, sys, torch; print('lockstep._C' in sys.modules, os.environ['DDP_DISABLE_COMM_MEM'], "
                    "torch.distributed.Backend.LOCKSTEP)")

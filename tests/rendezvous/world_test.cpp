@@ -143,14 +143,13 @@ TEST(DiscoverWorld, AWorldOfOneOfTorchrunNeedsNoAddress) {
   EXPECT_EQ(world.master_port, 0);
 }
 
-TEST(DiscoverWorld, TorchrunsAgentMayServeTheStoreAndRestart) {
+TEST(DiscoverWorld, TorchrunsAgentMayServeTheStore) {
   const World world = discover_world(with(of_torchrun(), [](Environment& e) {
     e.torchelastic_use_agent_store = "True";
     e.torchelastic_run_id = "job7";
-    e.torchelastic_restart_count = "2";
   }));
   EXPECT_TRUE(world.store_is_hosted);
-  EXPECT_EQ(world.attempt, "job7/2");
+  EXPECT_EQ(world.job, "job7");
   EXPECT_FALSE(discover_world(with(of_torchrun(), [](Environment& e) {
                  e.torchelastic_use_agent_store = "False";
                })).store_is_hosted);
@@ -171,6 +170,38 @@ TEST(DiscoverWorld, TheInnermostLauncherDecides) {
   EXPECT_EQ(discover_world(all).source, Source::kTorchrun);
   add(of_lockstep(), &E::lockstep_store_fd, &E::rank, &E::world_size, &E::local_rank, &E::local_world_size);
   EXPECT_EQ(discover_world(all).source, Source::kLauncher);
+}
+
+// Slurm's pmi2 plug-in sets PMI_RANK and PMI_SIZE, which made such ranks MPICH's: of one machine, but asked for
+// MASTER_ADDR.
+TEST(DiscoverWorld, SlurmsOwnPmiVariablesAreNotMpichs) {
+  const Environment pmi2 = with(of_slurm(), [](Environment& e) {
+    e.master_addr = e.master_port = std::nullopt;
+    e.slurm_step_num_nodes = "1";
+    e.pmi_rank = "3";
+    e.pmi_size = "4";
+  });
+  const World world = discover_world(pmi2);
+  EXPECT_EQ(world.source, Source::kSlurm);
+  EXPECT_EQ(world.rank_variable, "SLURM_PROCID");
+  EXPECT_EQ(world.local_rank, 1);
+  EXPECT_EQ(world.local_world_size, 4);
+  // Hydra inside a step: numbers of its own, or its local ones beside them.
+  const auto hydra = [&](const std::function<void(Environment&)>& change) {
+    return discover_world(with(with(pmi2, change),
+                               [](Environment& e) {
+                                 e.master_addr = "host0";
+                                 e.master_port = "29500";
+                               }))
+        .source;
+  };
+  EXPECT_EQ(hydra([](Environment& e) { e.pmi_rank = "2"; }), Source::kMpich);
+  EXPECT_EQ(hydra([](Environment& e) { e.pmi_size = "8"; }), Source::kMpich);
+  EXPECT_EQ(hydra([](Environment& e) {
+              e.mpi_localrankid = "1";
+              e.mpi_localnranks = "2";
+            }),
+            Source::kMpich);
 }
 
 TEST(DiscoverWorld, HalfOfAPairIsNeverAWorldOfOne) {

@@ -1,42 +1,88 @@
 #include "collectives/shm/backend/store_exchange.h"
 
+#include <memory>
+
 #include "base/clock.h"
 #include "base/error.h"
 #include "collectives/cause.h"
+#include "collectives/shm/backend/generation.h"
 
 namespace lockstep::shm_engine {
 namespace {
 
-std::string missing_ranks(c10d::Store& store, const std::vector<std::string>& keys) {
-  std::string missing;
-  for (size_t rank = 0; rank < keys.size(); ++rank)
-    if (!store.check({keys[rank]})) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
-  return missing;
-}
+/// The time is over, and these have not come.
+struct Missing {
+  std::vector<int> ranks;
+};
+
+class Exchange {
+ public:
+  Exchange(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, std::chrono::milliseconds timeout)
+      : store_(std::move(store)), rank_(rank), world_size_(world_size), timeout_(timeout) {}
+
+  std::vector<std::string> operator()(const std::string& mine) {
+    try {
+      return gather(mine);
+    } catch (const Missing& missing) {
+      throw_missing(missing.ranks);
+    } catch (const std::exception& cause) {
+      throw Error("the ranks of a group could not meet: " + cause_of(cause));
+    }
+  }
+
+ private:
+  std::vector<std::string> gather(const std::string& mine) {
+    if (prefix_.empty()) {
+      const Generation generation = agree_on_generation(*store_, rank_, world_size_, timeout_);
+      if (!generation.missing.empty()) throw Missing{generation.missing};
+      prefix_ = "shm/" + generation.prefix + "/";
+    }
+    std::vector<std::string> keys;
+    for (int r = 0; r < world_size_; ++r) keys.push_back(prefix_ + std::to_string(round_) + "/" + std::to_string(r));
+    ++round_;
+    // A store may refuse empty values, so every text gets a mark in front.
+    store_->set(keys[static_cast<size_t>(rank_)], "=" + mine);
+    wait_for(keys);
+    std::vector<std::string> texts;
+    for (const auto& key : keys) texts.push_back(store_->get_to_str(key).substr(1));
+    return texts;
+  }
+
+  void wait_for(const std::vector<std::string>& keys) {
+    const Deadline deadline(timeout_);
+    try {
+      store_->wait(keys, timeout_);
+    } catch (const std::exception&) {
+      if (!deadline.passed()) throw;
+      Missing missing;
+      for (int r = 0; r < world_size_; ++r)
+        if (!store_->check({keys[static_cast<size_t>(r)]})) missing.ranks.push_back(r);
+      throw missing;
+    }
+  }
+
+  [[noreturn]] void throw_missing(const std::vector<int>& ranks) const {
+    std::string list;
+    for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+    throw Error("forming a group of " + std::to_string(world_size_) + " ranks: after " +
+                std::to_string(timeout_.count() / 1000) + " s rank(s) " + list +
+                " had not come; look at their output, or give the group a longer timeout");
+  }
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const int rank_;
+  const int world_size_;
+  const std::chrono::milliseconds timeout_;
+  std::string prefix_;  // empty until the first call has agreed on it
+  int round_ = 0;
+};
 
 }  // namespace
 
 shm::AllGather exchange_over(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                              std::chrono::milliseconds timeout) {
-  return [store = std::move(store), rank, world_size, timeout, round = 0](const std::string& mine) mutable {
-    const std::string prefix = "shm/" + std::to_string(round++) + "/";
-    std::vector<std::string> keys;
-    for (int r = 0; r < world_size; ++r) keys.push_back(prefix + std::to_string(r));
-    // A store may refuse empty values, so every text gets a mark in front.
-    store->set(keys[static_cast<size_t>(rank)], "=" + mine);
-    const Deadline deadline(timeout);
-    try {
-      store->wait(keys, timeout);
-    } catch (const std::exception& cause) {
-      if (!deadline.passed()) throw Error("the ranks of a group could not meet: " + cause_of(cause));
-      throw Error("forming a group of " + std::to_string(world_size) + " ranks: after " +
-                  std::to_string(timeout.count() / 1000) + " s rank(s) " + missing_ranks(*store, keys) +
-                  " had not come; look at their output, or give the group a longer timeout");
-    }
-    std::vector<std::string> texts;
-    for (const auto& key : keys) texts.push_back(store->get_to_str(key).substr(1));
-    return texts;
-  };
+  auto exchange = std::make_shared<Exchange>(std::move(store), rank, world_size, timeout);
+  return [exchange](const std::string& mine) { return (*exchange)(mine); };
 }
 
 }  // namespace lockstep::shm_engine

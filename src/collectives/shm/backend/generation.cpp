@@ -1,0 +1,91 @@
+// Whether a text in the store is of a rank that lives, only an answer tells. So rank 0 asks:
+//
+//   rank r   draws a ticket: the next number of its own counter         meet/ticket/<r>
+//   rank 0   calls the last ticket of each rank, by its own ticket      meet/call/<r>/<ticket> = <ticket of rank 0>
+//   rank r   waits for the call of its ticket, and answers              meet/answer/<ticket of rank 0>/<r>
+//
+// A ticket of a process that has ended is called in vain; when its successor draws the next one, that is called. A call
+// comes after its ticket, so whoever is called knows that rank 0 has been alive since. The ticket of rank 0 is the
+// number of the generation. meet/bell counts tickets and answers, so that rank 0 has one key to look at while it waits.
+
+#include "collectives/shm/backend/generation.h"
+
+#include <algorithm>
+#include <optional>
+#include <thread>
+
+#include "base/clock.h"
+
+namespace lockstep::shm_engine {
+namespace {
+
+constexpr const char* kBell = "meet/bell";
+
+std::string ticket_key(int rank) { return "meet/ticket/" + std::to_string(rank); }
+std::string call_key(int rank, const std::string& ticket) { return "meet/call/" + std::to_string(rank) + "/" + ticket; }
+std::string answer_key(const std::string& leader, int rank) {
+  return "meet/answer/" + leader + "/" + std::to_string(rank);
+}
+std::string prefix_of(const std::string& leader) { return "start" + leader; }
+
+/// Reads a counter without making it: some stores grow with every addition.
+std::string count_of(c10d::Store& store, const std::string& key) {
+  return store.check({key}) ? store.get_to_str(key) : "";
+}
+
+/// Long enough to cost nothing, short enough to be a small part of what was waited already.
+void rest(const Clock::time_point& start) {
+  const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
+  std::this_thread::sleep_for(
+      std::clamp(waited / 16, std::chrono::microseconds(100), std::chrono::microseconds(20'000)));
+}
+
+Generation lead(c10d::Store& store, int world_size, const Deadline& deadline) {
+  const auto start = Clock::now();
+  const std::string own = std::to_string(store.add(ticket_key(0), 1));
+  std::vector<std::string> called(static_cast<size_t>(world_size));
+  std::vector<int> missing;
+  for (int rank = 1; rank < world_size; ++rank) missing.push_back(rank);
+  for (std::optional<std::string> heard;; rest(start)) {
+    if (std::string rung = count_of(store, kBell); rung != heard) {
+      heard = std::move(rung);
+      std::erase_if(missing, [&](int rank) { return store.check({answer_key(own, rank)}); });
+      for (const int rank : missing) {
+        std::string& last = called[static_cast<size_t>(rank)];
+        std::string ticket = count_of(store, ticket_key(rank));
+        if (ticket != last) store.set(call_key(rank, ticket), own);
+        last = std::move(ticket);
+      }
+    }
+    if (missing.empty()) return {.prefix = prefix_of(own), .missing = {}};
+    if (deadline.passed()) return {.prefix = "", .missing = std::move(missing)};
+  }
+}
+
+Generation follow(c10d::Store& store, int rank, int world_size, std::chrono::milliseconds timeout) {
+  const std::string call = call_key(rank, std::to_string(store.add(ticket_key(rank), 1)));
+  store.add(kBell, 1);
+  const Deadline deadline(timeout);
+  try {
+    store.wait({call}, timeout);
+  } catch (const std::exception&) {
+    if (!deadline.passed()) throw;
+    // Who else is there is known of those alone that have never come.
+    Generation none{.prefix = "", .missing = {0}};
+    for (int other = 1; other < world_size; ++other)
+      if (!store.check({ticket_key(other)})) none.missing.push_back(other);
+    return none;
+  }
+  const std::string leader = store.get_to_str(call);
+  store.set(answer_key(leader, rank), std::string("1"));
+  store.add(kBell, 1);
+  return {.prefix = prefix_of(leader), .missing = {}};
+}
+
+}  // namespace
+
+Generation agree_on_generation(c10d::Store& store, int rank, int world_size, std::chrono::milliseconds timeout) {
+  return rank == 0 ? lead(store, world_size, Deadline(timeout)) : follow(store, rank, world_size, timeout);
+}
+
+}  // namespace lockstep::shm_engine
