@@ -510,7 +510,18 @@ def miss_a_barrier(rank, size):
         try:
             backend.monitored_barrier(timedelta(milliseconds=300), True)
         except RuntimeError as error:
-            assert "ranks 1, 2" in str(error), error
+            assert "Rank 0 timed out in monitoredBarrier" in str(error) and "ranks 1, 2" in str(error), error
+        else:
+            raise AssertionError("nobody else came")
+    # A time of 0 was taken for the group's, so that the end of another rank was told of instead, if it came to an end.
+    group = dist.new_group(backend="lockstep", timeout=timedelta(seconds=60))
+    if rank == 0:
+        started = time.monotonic()
+        try:
+            group._get_backend(torch.device("cpu")).monitored_barrier(timedelta(0), True)
+        except RuntimeError as error:
+            assert "Rank 0 timed out in monitoredBarrier" in str(error) and "ranks 1, 2" in str(error), error
+            assert time.monotonic() - started < 5
         else:
             raise AssertionError("nobody else came")
 

@@ -82,7 +82,7 @@ class ShmBackend final : public c10d::Backend, public BlockingEngine {
 
  private:
   size_t ranks() const { return static_cast<size_t>(size_); }
-  /// Starts what the task asks for.
+  /// Starts what the task asks for. No Work, and done, where the caller wants none (Task::waits).
   WorkPtr launch(Task task);
   WorkPtr launch(Task task, std::vector<shm::CompletionPtr> parts);
   WorkPtr receive(Task task, at::Tensor& tensor, int from, int tag);

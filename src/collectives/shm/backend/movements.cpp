@@ -20,7 +20,7 @@ void check_like(const char* operation, const at::Tensor& tensor, const at::Tenso
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only("broadcast", tensors);
   check_dense("broadcast", tensor);
-  Task task(OpType::BROADCAST, "lockstep:broadcast", options.timeout);
+  Task task(OpType::BROADCAST, "lockstep:broadcast", options);
   task.inputs = task.result = tensors;
   auto request = task.moving(OperationKind::kBroadcast, tensor.scalar_type(), tensor.numel());
   request.root = static_cast<int>(options.rootRank);
@@ -61,7 +61,7 @@ ShmBackend::WorkPtr ShmBackend::allgather(std::vector<Tensors>& outputs, Tensors
                                           const c10d::AllgatherOptions& options) {
   const at::Tensor& input = only("all_gather", inputs);
   check_dense("all_gather", input);
-  Task task(OpType::ALLGATHER, "lockstep:all_gather", options.timeout);
+  Task task(OpType::ALLGATHER, "lockstep:all_gather", options);
   task.inputs = inputs;
   add_all_gather(task, only("all_gather", outputs), input);
   return launch(std::move(task));
@@ -71,7 +71,7 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& 
                                                 const c10d::AllgatherOptions& options) {
   check_dense("all_gather_into_tensor", output);
   check_dense("all_gather_into_tensor", input);
-  Task task(OpType::_ALLGATHER_BASE, "lockstep:_all_gather_base", options.timeout);
+  Task task(OpType::_ALLGATHER_BASE, "lockstep:_all_gather_base", options);
   task.inputs = {input};
   add_all_gather(task, output, input);
   return launch(std::move(task));
@@ -81,7 +81,7 @@ ShmBackend::WorkPtr ShmBackend::allgather_coalesced(std::vector<Tensors>& output
                                                     const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == ranks(), "all_gather_coalesced: needs one output list for each of ", getSize(),
                     " ranks, not ", outputs.size());
-  Task task(OpType::ALLGATHER_COALESCED, "lockstep:all_gather", options.timeout);
+  Task task(OpType::ALLGATHER_COALESCED, "lockstep:all_gather", options);
   task.inputs = inputs;
   for (const auto& list : outputs)
     TORCH_CHECK_VALUE(list.size() == inputs.size(), "all_gather_coalesced: an output list has ", list.size(),
@@ -99,7 +99,7 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs
                                                                 const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "all_gather_into_tensor_coalesced: ", outputs.size(),
                     " outputs for ", inputs.size(), " inputs");
-  Task task(OpType::COALESCED, "lockstep:all_gather_into_tensor_coalesced", options.timeout);
+  Task task(OpType::COALESCED, "lockstep:all_gather_into_tensor_coalesced", options);
   task.inputs = inputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_dense("all_gather_into_tensor_coalesced", outputs[i]);
@@ -113,7 +113,7 @@ ShmBackend::WorkPtr ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& i
                                        const c10d::GatherOptions& options) {
   const at::Tensor& input = only("gather", inputs);
   check_dense("gather", input);
-  Task task(OpType::GATHER, "lockstep:gather", options.timeout);
+  Task task(OpType::GATHER, "lockstep:gather", options);
   task.inputs = inputs;
   auto request = task.moving(OperationKind::kGather, input.scalar_type(), input.numel());
   request.root = static_cast<int>(options.rootRank);
@@ -139,7 +139,7 @@ ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
                                         const c10d::ScatterOptions& options) {
   const at::Tensor& output = only("scatter", outputs);
   check_dense("scatter", output);
-  Task task(OpType::SCATTER, "lockstep:scatter", options.timeout);
+  Task task(OpType::SCATTER, "lockstep:scatter", options);
   task.result = outputs;
   auto request = task.moving(OperationKind::kScatter, output.scalar_type(), output.numel());
   request.root = static_cast<int>(options.rootRank);
@@ -167,7 +167,7 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
   check_dense("all_to_all_single", output);
   check_dense("all_to_all_single", input);
   TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), "all_to_all_single: input and output differ in dtype");
-  Task task(OpType::ALLTOALL_BASE, "lockstep:all_to_all", options.timeout);
+  Task task(OpType::ALLTOALL_BASE, "lockstep:all_to_all", options);
   task.inputs = {input};
   task.result = {output};
   const bool even = output_splits.empty() && input_splits.empty();
@@ -204,7 +204,7 @@ ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, cons
   check_dense("all_to_all", inputs);
   TORCH_CHECK_VALUE(outputs[0].scalar_type() == inputs[0].scalar_type(),
                     "all_to_all: inputs and outputs differ in dtype");
-  Task task(OpType::ALLTOALL, "lockstep:all_to_all", options.timeout);
+  Task task(OpType::ALLTOALL, "lockstep:all_to_all", options);
   task.inputs = inputs;
   task.result = outputs;
   auto request = task.moving(OperationKind::kAllToAllUneven, inputs[0].scalar_type(), 0);

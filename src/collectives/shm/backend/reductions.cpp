@@ -19,7 +19,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
   at::Tensor& tensor = only("all_reduce", tensors);
   if (tensor.layout() != at::kStrided) return all_reduce_sparse(tensor, options);
   check_dense("all_reduce", tensor);
-  Task task(OpType::ALLREDUCE, "lockstep:all_reduce", options.timeout);
+  Task task(OpType::ALLREDUCE, "lockstep:all_reduce", options);
   task.inputs = tensors;
   add_all_reduce(task, tensor, options.reduceOp);
   return launch(std::move(task));
@@ -30,7 +30,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce_sparse(Tensors& tensors, const c10d::A
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  Task task(OpType::ALLREDUCE_COALESCED, "lockstep:all_reduce", options.timeout);
+  Task task(OpType::ALLREDUCE_COALESCED, "lockstep:all_reduce", options);
   task.inputs = tensors;
   for (const auto& tensor : tensors) check_dense("all_reduce_coalesced", tensor);
   for (const auto& tensor : tensors) add_all_reduce(task, tensor, options.reduceOp);
@@ -40,7 +40,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d
 ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = only("reduce", tensors);
   check_dense("reduce", tensor);
-  Task task(OpType::REDUCE, "lockstep:reduce", options.timeout);
+  Task task(OpType::REDUCE, "lockstep:reduce", options);
   task.inputs = task.result = tensors;
   auto request = task.reducing(OperationKind::kReduce, tensor.scalar_type(), tensor.numel(), options.reduceOp);
   request.root = static_cast<int>(options.rootRank);
@@ -72,7 +72,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Ten
   check_dense("reduce_scatter", parts);
   TORCH_CHECK_VALUE(parts.size() == ranks(), "reduce_scatter: needs one input tensor for each of ", getSize(),
                     " ranks, not ", parts.size());
-  Task task(OpType::REDUCE_SCATTER, "lockstep:reduce_scatter", options.timeout);
+  Task task(OpType::REDUCE_SCATTER, "lockstep:reduce_scatter", options);
   task.inputs = parts;
   task.result = outputs;
   auto request = task.reducing(OperationKind::kReduceScatter, output.scalar_type(), output.numel(), options.reduceOp);
@@ -91,7 +91,7 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Ten
                                                      const c10d::ReduceScatterOptions& options) {
   check_dense("reduce_scatter_tensor", output);
   check_dense("reduce_scatter_tensor", input);
-  Task task(OpType::_REDUCE_SCATTER_BASE, "lockstep:_reduce_scatter_base", options.timeout);
+  Task task(OpType::_REDUCE_SCATTER_BASE, "lockstep:_reduce_scatter_base", options);
   task.inputs = {input};
   add_reduce_scatter(task, output, input, options.reduceOp);
   return launch(std::move(task));
@@ -101,7 +101,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs
                                                                 const c10d::ReduceScatterOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "reduce_scatter_tensor_coalesced: ", outputs.size(),
                     " outputs for ", inputs.size(), " inputs");
-  Task task(OpType::COALESCED, "lockstep:reduce_scatter_tensor_coalesced", options.timeout);
+  Task task(OpType::COALESCED, "lockstep:reduce_scatter_tensor_coalesced", options);
   task.inputs = inputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_dense("reduce_scatter_tensor_coalesced", outputs[i]);
@@ -145,7 +145,7 @@ ShmBackend::WorkPtr ShmBackend::all_reduce_sparse(at::Tensor& tensor, const c10d
     sum = sum.defined() ? sum + theirs : theirs;
   }
   tensor.copy_(sum.coalesce());
-  Task task(OpType::_ALLREDUCE_SPARSE, "lockstep:all_reduce", options.timeout);
+  Task task(OpType::_ALLREDUCE_SPARSE, "lockstep:all_reduce", options);
   task.result = {tensor};
   return launch(std::move(task));
 }

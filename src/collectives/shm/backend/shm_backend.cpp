@@ -87,9 +87,17 @@ ShmBackend::WorkPtr ShmBackend::launch(Task task, std::vector<shm::CompletionPtr
   WorkPtr work =
       c10::make_intrusive<ShmWork>(shared_, task.type, task.title, task.inputs, bounded(task.timeout), ++sequence_,
                                    ShmWork::Ending{std::move(parts), std::move(task.finish), std::move(task.result)});
-  std::lock_guard lock(mutex_);
-  if (coalescing_) coalescing_->push_back(work);
-  return work;
+  {
+    std::lock_guard lock(mutex_);
+    if (coalescing_) {
+      coalescing_->push_back(work);
+      return work;
+    }
+  }
+  if (!task.waits) return work;
+  // Here rather than in a call of its own: wrapping a Work for Python and calling it takes as long as all of this.
+  work->wait();
+  return {};
 }
 
 void ShmBackend::startCoalescing() {

@@ -18,13 +18,18 @@ std::optional<shm::DataType> data_type(at::ScalarType dtype);
 /// that must live until the end, and the copies that bring results home.
 class Task {
  public:
-  /// `title` is "backend:operation", for the profiler and for messages.
-  Task(c10d::OpType type_, const char* title_, std::chrono::milliseconds timeout_)
-      : type(type_), title(title_), timeout(timeout_) {}
+  /// `title` is "backend:operation", for the profiler and for messages. `options`: c10d's, of the operation.
+  template <typename Options>
+  Task(c10d::OpType type_, const char* title_, const Options& options)
+      : type(type_), title(title_), timeout(options.timeout), waits(!options.asyncOp) {}
+  /// Of a message, which c10d gives no options.
+  Task(c10d::OpType type_, const char* title_)
+      : type(type_), title(title_), timeout(c10d::kUnsetTimeout), waits(false) {}
 
   c10d::OpType type;
   const char* title;
   std::chrono::milliseconds timeout;  ///< kUnsetTimeout: the group's
+  bool waits;                         ///< the caller wants the result and no Work
   std::vector<at::Tensor> inputs;     ///< as the caller gave them
   std::vector<at::Tensor> result;
   std::vector<shm::Request> requests;
