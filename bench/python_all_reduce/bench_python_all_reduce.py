@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """torch.distributed.all_reduce from Python: the "lockstep" backend against Gloo, in the same processes.
 
-    bench_python_all_reduce.py [--ranks 2] [--rounds 12] [--json FILE] [--tiny]
+    bench_python_all_reduce.py [--ranks 2] [--rounds 12] [--layers] [--json FILE] [--tiny]
 
 fp32 sums in place. Rounds alternate between the systems; the figures are medians over all calls of all rounds, each
 call timed on rank 0 after a barrier that all ranks passed. Every result is checked before anything is timed. Private
-tensors are torch's own, resident ones come from the backend (as DistributedDataParallel's buckets do).
+tensors are torch's own, resident ones come from the backend (as DistributedDataParallel's buckets do). With --layers
+instead: what 4 bytes cost in each layer, from torch.distributed's functions to the engine (layers.py).
 """
 
 import argparse
@@ -20,6 +21,8 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.dirname(HERE), os.path.join(os.path.dirname(os.path.dirname(HERE)), "tests", "python")]
 
+import layers  # noqa: E402
+
 SIZES = [4, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 25 << 20]
 SYSTEMS = ("lockstep private", "lockstep resident", "gloo private")
 
@@ -30,6 +33,9 @@ def all_reduce_rank(rank, options, path):
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=options.ranks)
+    if options.layers:
+        rows = layers.measure(dist, torch, rank, options.ranks, options.tiny)
+        return finish(dist, rank, path, rows)
     groups = {"gloo": dist.group.WORLD, "lockstep": dist.new_group(backend="lockstep")}
     rows = []
     for size in options.sizes:
@@ -56,6 +62,10 @@ def all_reduce_rank(rank, options, path):
         rows += [{"bytes": size, "ranks": options.ranks, "system": system.split()[0], "placement": system.split()[1],
                   "median_us": statistics.median(times[system]) * 1e6, "min_us": min(times[system]) * 1e6}
                  for system in SYSTEMS]
+    finish(dist, rank, path, rows)
+
+
+def finish(dist, rank, path, rows):
     if rank == 0:
         with open(path + ".rows", "w") as file:
             json.dump(rows, file)
@@ -96,6 +106,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--layers", action="store_true", help="the cost of each layer of a call of 4 bytes")
     parser.add_argument("--json")
     parser.add_argument("--tiny", action="store_true", help="only show that it works")
     options = parser.parse_args()
@@ -106,7 +117,7 @@ def main():
     import support
 
     rows = measure(options)
-    report(rows, options.ranks)
+    layers.report(rows) if options.layers else report(rows, options.ranks)
     if options.json:
         with open(options.json, "w") as file:
             json.dump({"host": support.host_facts(), "rows": rows}, file, indent=1)

@@ -44,7 +44,7 @@ class ShmBackend final : public c10d::Backend, public BlockingEngine {
   /// Ends the group on every rank.
   void abort() override;
 
-  // blocking.cpp
+  // blocking.cpp, with finish_now
   void run(const Call& call) override;
 
   // reductions.cpp
@@ -85,6 +85,9 @@ class ShmBackend final : public c10d::Backend, public BlockingEngine {
   /// Starts what the task asks for. No Work, and done, where the caller wants none (Task::waits).
   WorkPtr launch(Task task);
   WorkPtr launch(Task task, std::vector<shm::CompletionPtr> parts);
+  /// Whether the task can go straight to the core, and is no refused one.
+  bool is_immediate(const Task& task);
+  void finish_now(Task task);
   WorkPtr receive(Task task, at::Tensor& tensor, int from, int tag);
   std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) const;
 

@@ -1,4 +1,13 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+
+#include "base/error.h"
 #include "collectives/shm/backend/backend_class.h"
+#include "collectives/shm/backend/page_notes.h"
+#include "collectives/shm/reduce.h"
+
+// Operations without a Work: those of Group, and those of which Python wants the result alone. There is nothing to
+// allocate for them, nothing to wrap for Python, and no second call that waits.
 
 namespace lockstep::shm_engine {
 namespace {
@@ -53,6 +62,31 @@ void ShmBackend::run(const Call& call) {
                         .input = call.input,
                         .output = call.output},
                        timeout_.load());
+}
+
+bool ShmBackend::is_immediate(const Task& task) {
+  // The profiler wants a Work; a refused operation must not be told of on the page.
+  if (!task.waits || task.requests.size() != 1 || at::hasCallbacks()) return false;
+  const shm::Request& request = task.requests.front();
+  if (request.root < 0 || request.root >= getSize()) return false;
+  if (shm::is_reduction(request.kind) && shm::find_reduce(request.type, request.op, getSize()) == nullptr) return false;
+  const std::lock_guard lock(mutex_);
+  return !coalescing_;
+}
+
+void ShmBackend::finish_now(Task task) {
+  const uint64_t sequence = ++sequence_;
+  const bool told = shared_->keeps_page();
+  if (told) note_start(&task, task.title, task.inputs, sequence);
+  try {
+    shared_->group().run(std::move(task.requests.front()), bounded(task.timeout));
+  } catch (const Error& error) {
+    if (told) note_end(&task, sequence, /*failed=*/true);
+    C10_THROW_ERROR(DistBackendError, error.what());
+  }
+  at::NoGradGuard no_grad;
+  for (const auto& step : task.finish) step();
+  if (told) note_end(&task, sequence, /*failed=*/false);
 }
 
 }  // namespace lockstep::shm_engine

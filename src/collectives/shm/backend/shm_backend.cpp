@@ -74,6 +74,10 @@ std::chrono::milliseconds ShmBackend::bounded(std::chrono::milliseconds timeout)
 
 ShmBackend::WorkPtr ShmBackend::launch(Task task) {
   shared_->bury();
+  if (is_immediate(task)) {
+    finish_now(std::move(task));
+    return {};
+  }
   std::vector<shm::CompletionPtr> parts;
   auto keep_alive = task.tensors.empty() ? nullptr : shared_->keep(std::move(task.tensors));
   for (auto& request : task.requests) {
@@ -95,7 +99,6 @@ ShmBackend::WorkPtr ShmBackend::launch(Task task, std::vector<shm::CompletionPtr
     }
   }
   if (!task.waits) return work;
-  // Here rather than in a call of its own: wrapping a Work for Python and calling it takes as long as all of this.
   work->wait();
   return {};
 }

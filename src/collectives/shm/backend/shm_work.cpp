@@ -4,40 +4,16 @@
 #include <ATen/core/jit_type.h>
 #include <ATen/record_function.h>
 
-#include <cstring>
-
 #include "base/error.h"
-#include "base/rank_board.h"
+#include "collectives/shm/backend/page_notes.h"
 #include "collectives/shm/channels.h"
 
 namespace lockstep::shm_engine {
 namespace {
 
-constexpr uint64_t kNoSequence = 0;  // of no operation
-
 std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& inputs) {
   if (!at::hasCallbacks()) return std::nullopt;
   return inputs;
-}
-
-/// The work that this rank's page tells of: the last that began. Only compared, since it may be gone.
-std::atomic<const ShmWork*> told_of{nullptr};
-
-void note_start(const ShmWork* work, const char* title, const std::vector<at::Tensor>& inputs, uint64_t sequence) {
-  told_of.store(work, std::memory_order_relaxed);
-  const char* colon = std::strchr(title, ':');
-  const char* kind = colon == nullptr ? title : colon + 1;
-  if (inputs.empty() || !inputs.front().defined())
-    return own_page().start_operation(sequence, kind, "", 0, nullptr, 0, coarse_now());
-  const at::Tensor& first = inputs.front();
-  own_page().start_operation(sequence, kind, c10::toString(first.scalar_type()), first.numel(), first.sizes().data(),
-                             first.sizes().size(), coarse_now());
-}
-
-/// Numbers are those of a group, and a program may have several groups.
-void note_end(const ShmWork* work, uint64_t sequence, bool failed) {
-  own_page().set_waits_for(0);  // who still waits says so again
-  if (!failed) own_page().finish_operation(told_of.load(std::memory_order_relaxed) == work ? sequence : kNoSequence);
 }
 
 }  // namespace

@@ -1,0 +1,36 @@
+#include "collectives/shm/backend/page_notes.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/rank_board.h"
+
+namespace lockstep::shm_engine {
+namespace {
+
+constexpr uint64_t kNoSequence = 0;  // of no operation
+
+/// The operation that this rank's page tells of: the last that began. It may be gone.
+std::atomic<const void*> told_of{nullptr};
+
+}  // namespace
+
+void note_start(const void* operation, const char* title, const std::vector<at::Tensor>& inputs, uint64_t sequence) {
+  told_of.store(operation, std::memory_order_relaxed);
+  const char* colon = std::strchr(title, ':');
+  const char* kind = colon == nullptr ? title : colon + 1;
+  if (inputs.empty() || !inputs.front().defined())
+    return own_page().start_operation(sequence, kind, "", 0, nullptr, 0, coarse_now());
+  const at::Tensor& first = inputs.front();
+  own_page().start_operation(sequence, kind, c10::toString(first.scalar_type()), first.numel(), first.sizes().data(),
+                             first.sizes().size(), coarse_now());
+}
+
+void note_end(const void* operation, uint64_t sequence, bool failed) {
+  own_page().set_waits_for(0);  // who still waits says so again
+  if (!failed)
+    own_page().finish_operation(told_of.load(std::memory_order_relaxed) == operation ? sequence : kNoSequence);
+}
+
+}  // namespace lockstep::shm_engine
