@@ -25,7 +25,9 @@ int add_up(const lockstep::Context& context, int number) {
   // One is ahead of the others into the next Context, another one each time.
   if (context.rank() == number % context.world_size()) std::this_thread::sleep_for(std::chrono::milliseconds(200));
   const int64_t everybody = sum_over(context.group());
-  const auto part = context.group().subgroup({0, context.world_size() - 1});
+  std::vector<int> outer{0};
+  if (context.world_size() > 1) outer.push_back(context.world_size() - 1);
+  const auto part = context.group().subgroup(outer);
   std::cout << context.rank() << ":" << number << ":" << everybody << ":" << (part ? sum_over(*part) : 0) << std::endl;
   return 0;
 }
