@@ -86,6 +86,7 @@ class KeptStore {
       world_ = world;
       process_ = ::getpid();
     }
+    store_->setTimeout(timeout);
     return store_;
   }
 

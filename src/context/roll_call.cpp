@@ -79,7 +79,9 @@ void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseco
 }
 
 /// Whether a store that broke before the ranks had met can have been another program's.
-bool may_have_been_anothers(const World& world) { return world.rank != 0 && world.source != World::Source::kLauncher; }
+bool may_have_been_anothers(const World& world) {
+  return world.rank != 0 && world.source != World::Source::kLauncher && !world.store_is_hosted;
+}
 
 }  // namespace
 

@@ -97,6 +97,10 @@ class Bench(unittest.TestCase):
         for row in rows:
             self.assertLess(0, row["min_us"])
             self.assertLessEqual(row["min_us"], row["median_us"])
+        done = subprocess.run([*command, "--layers"], capture_output=True, text=True, timeout=1800)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(len({(row["group"], row["call"]) for row in self.read(path)["rows"]}), 5 * 4)
+        self.assertRegex(done.stdout, r"backend.allreduce\(.*\)( +[0-9.]+ \( *[0-9.]+\)){5}")
 
     def test_checkpoint(self):
         path = os.path.join(self.folder, "checkpoint.json")
