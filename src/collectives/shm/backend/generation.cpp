@@ -3,6 +3,7 @@
 //   rank r   draws a ticket: the next number of its own counter         meet/ticket/<r>
 //   rank 0   calls the last ticket of each rank, by its own ticket      meet/call/<r>/<ticket> = <ticket of rank 0>
 //   rank r   waits for the call of its ticket, and answers              meet/answer/<ticket of rank 0>/<r>
+//   rank 0   says so when all have answered                             meet/complete/<ticket of rank 0>
 //
 // A ticket of a process that has ended is called in vain; when its successor draws the next one, that is called. A call
 // comes after its ticket, so whoever is called knows that rank 0 has been alive since. The ticket of rank 0 is the
@@ -26,6 +27,7 @@ std::string call_key(int rank, const std::string& ticket) { return "meet/call/" 
 std::string answer_key(const std::string& leader, int rank) {
   return "meet/answer/" + leader + "/" + std::to_string(rank);
 }
+std::string complete_key(const std::string& leader) { return "meet/complete/" + leader; }
 std::string prefix_of(const std::string& leader) { return "start" + leader; }
 
 /// Reads a counter without making it: some stores grow with every addition.
@@ -57,28 +59,45 @@ Generation lead(c10d::Store& store, int world_size, const Deadline& deadline) {
         last = std::move(ticket);
       }
     }
-    if (missing.empty()) return {.prefix = prefix_of(own), .missing = {}};
+    if (missing.empty()) {
+      store.set(complete_key(own), std::string("1"));
+      return {.prefix = prefix_of(own), .missing = {}};
+    }
     if (deadline.passed()) return {.prefix = "", .missing = std::move(missing)};
   }
 }
 
 Generation follow(c10d::Store& store, int rank, int world_size, std::chrono::milliseconds timeout) {
+  const auto start = Clock::now();
+  const auto left = [&] {
+    const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
+    return std::max(timeout - passed, std::chrono::milliseconds(1));
+  };
+  // Who has not written its key; rank 0 has none.
+  const auto without = [&](const auto& key) {
+    std::vector<int> missing;
+    for (int other = 1; other < world_size; ++other)
+      if (!store.check({key(other)})) missing.push_back(other);
+    return missing;
+  };
+  const Deadline deadline(timeout);
   const std::string call = call_key(rank, std::to_string(store.add(ticket_key(rank), 1)));
   store.add(kBell, 1);
-  const Deadline deadline(timeout);
+  std::string leader;
   try {
-    store.wait({call}, timeout);
+    store.wait({call}, left());
+    leader = store.get_to_str(call);
+    store.set(answer_key(leader, rank), std::string("1"));
+    store.add(kBell, 1);
+    store.wait({complete_key(leader)}, left());
   } catch (const std::exception&) {
     if (!deadline.passed()) throw;
-    // Who else is there is known of those alone that have never come.
-    Generation none{.prefix = "", .missing = {0}};
-    for (int other = 1; other < world_size; ++other)
-      if (!store.check({ticket_key(other)})) none.missing.push_back(other);
-    return none;
+    // Without rank 0, who else is there is known of those alone that have never come.
+    std::vector<int> missing =
+        leader.empty() ? without(ticket_key) : without([&](int r) { return answer_key(leader, r); });
+    if (leader.empty() || missing.empty()) missing.insert(missing.begin(), 0);
+    return {.prefix = "", .missing = std::move(missing)};
   }
-  const std::string leader = store.get_to_str(call);
-  store.set(answer_key(leader, rank), std::string("1"));
-  store.add(kBell, 1);
   return {.prefix = prefix_of(leader), .missing = {}};
 }
 
