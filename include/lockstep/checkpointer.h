@@ -65,9 +65,10 @@ concept HasStateOfRanks = HasState<T> && requires(T& thing, const std::vector<St
 ///     checkpointer.finish();
 ///
 /// A checkpoint is a file of its own that Python's torch.load reads, {"model": ..., "optimizer": ..., "step": ...},
-/// beside a manifest with its hash; docs/checkpoints.md. Rank 0 writes what all ranks have in common, and with it what
-/// each rank has of its own: its random state, and parts added as kEachRank. On another number of ranks the former is
-/// resumed, the latter not, which is said; but for what knows what to do then, such as a communication hook.
+/// beside a manifest with its hash; docs/checkpoints.md. Rank 0 writes what all ranks have in common, which is compared
+/// first, and with it what each rank has of its own: its random state, and parts added as kEachRank. On another number
+/// of ranks the former is resumed, the latter not, which is said; but for what knows what to do then, such as a
+/// communication hook.
 ///
 /// All ranks make the same calls in the same order: all but `add` are collectives. The folder must be one that all
 /// ranks see. Used by one thread; what was added must outlive it, and must not be changed by others during a call.
@@ -76,7 +77,11 @@ concept HasStateOfRanks = HasState<T> && requires(T& thing, const std::vector<St
 /// were there stay. finish() throws if the last save failed.
 class Checkpointer {
  public:
-  enum class Scope { kAllRanks, kEachRank };
+  enum class Scope {
+    kAllRanks,  ///< the same on all ranks, to the bit: each save compares hashes, and throws Error on all if it is not
+    kEachRank,  ///< each rank's own
+    kRankZero,  ///< rank 0's, whatever the others have; all get it when they resume
+  };
   /// How to get and set a state.
   struct Part {
     std::function<c10::IValue()> save;
@@ -96,14 +101,16 @@ class Checkpointer {
 
   /// TORCH_CHECK fails for a name that is there, or is one of our own: "step", "ranks".
   Checkpointer& add(const std::string& name, Part part, Scope scope = Scope::kAllRanks);
-  /// kEachRank where ranks hold different weights for a while: between the averages of post-local SGD.
+  /// kEachRank where ranks hold different weights for a while: between the averages of post-local SGD. kRankZero where
+  /// only buffers differ, such as the running statistics of batch norm that each rank has of its own.
   Checkpointer& add(const std::string& name, torch::nn::Module& module, Scope scope = Scope::kAllRanks);
   Checkpointer& add(const std::string& name, torch::optim::Optimizer& optimizer, Scope scope = Scope::kAllRanks);
   /// The module of `model`, whose replicas are compared before each save (model.check_divergence()): a checkpoint is
-  /// rank 0's model, so it must be that of all. Where replicas may differ between steps add the module itself.
+  /// rank 0's model, so it must be that of all. Where replicas may differ between steps add the module itself with
+  /// another scope.
   template <HasReplicas T>
   Checkpointer& add(const std::string& name, T& model) {
-    add(name, *model.operator->());
+    add(name, *model.operator->(), Scope::kRankZero);
     return check_before_saves([&model] { model.check_divergence(); });
   }
   template <HasState T>
@@ -128,8 +135,8 @@ class Checkpointer {
   /// After every step: saves if it is due. Returns whether it did. With every_minutes it asks rank 0 about once a
   /// second, or ten times in that time if it is shorter.
   bool step(int64_t step);
-  /// Saves now. `score` says how good it is, for keep_best. Throws Error on all ranks if the state cannot be had;
-  /// failures of the disk are warnings.
+  /// Saves now. `score` says how good it is, for keep_best. Throws Error on all ranks if the state cannot be had, or
+  /// is not the same where it should be: it names the tensor and the rank. Failures of the disk are warnings.
   void save(int64_t step, std::optional<double> score = {});
   /// Waits until all is written. Throws Error on all ranks if the last save failed.
   void finish();

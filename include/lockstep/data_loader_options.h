@@ -2,17 +2,24 @@
 
 #include <concepts>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include <c10/core/Device.h>
 
 namespace lockstep {
 
+class Sampler;
+
 struct DataLoaderOptions {
   /// Samples a batch on each rank. The batch of the whole world is world_size times as large.
   int64_t batch_size = 1;
+  /// batch_size is the whole world's, whatever the number of ranks; an error where it does not divide among them.
+  bool split_batches = false;
   /// A new order in each epoch, the same on every rank and for every number of workers.
   bool shuffle = false;
+  /// The order is this one's (sampler.h), each rank's with equal orders. Excludes `shuffle`.
+  std::shared_ptr<Sampler> sampler = nullptr;
   /// Only full batches, no sample twice: what does not fill a batch on every rank is left out of the epoch. Otherwise
   /// the last batch may be smaller, and ranks that are one sample short repeat one. An error where nothing is left.
   bool drop_last = false;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -45,6 +46,8 @@ struct EmaOptions {
 ///     lockstep::save(ema.averaged_state(), "ema.pt");       // a state dict of the model, for Python too
 ///
 /// Needs no communication: ranks that hold the same weights and make the same calls have the same averages, to the bit.
+/// It may be made before DistributedDataParallel or after it: until the first update() the averages follow the weights
+/// that DistributedDataParallel, or broadcast_parameters(), sets to one rank's. A Checkpointer compares them.
 /// The parameters and buffers are those the module has when this is made: on the device and in the dtype they stay in.
 /// After layers were added or replaced make a new one. Averages of 16-bit parameters are 32-bit, in which small steps
 /// are not lost. Used by one thread.
@@ -91,6 +94,7 @@ class Ema {
   std::vector<std::pair<std::string, size_t>> names_;  ///< each name's place in tracked_
   int64_t updates_ = 0;
   bool swapped_ = false;
+  std::shared_ptr<const void> before_first_update_;  ///< follows broadcasts as long as it is there
 };
 
 /// Gives the module its own weights back when it goes.

@@ -31,7 +31,7 @@ class EvaluationMode {
 
 namespace detail {
 /// Misuse is a c10::Error, on every rank alike.
-void check_evaluation(const DataLoader& loader, const Group& group);
+void check_evaluation(const LoaderBase& loader, const Group& group);
 }  // namespace detail
 
 /// Calls `step(batch)` for every batch of `loader`, without autograd, and reduces `metrics`: exact over all ranks,
@@ -44,15 +44,16 @@ void check_evaluation(const DataLoader& loader, const Group& group);
 ///
 /// Every rank calls it; its one collective comes after the loop. `loader` must be made with `exactly_once` and with the
 /// ranks of `group`. If `step` or the loader throws on one rank, that exception is thrown there, and all others throw
-/// Error that names the rank. `step` must call no collective: ranks may have different numbers of batches.
-template <std::invocable<Batch&> Step>
-void evaluate(DataLoader& loader, const Group& group, Metrics& metrics, Step&& step) {
+/// Error that names the rank. `step` must call no collective: ranks may have different numbers of batches. `loader` is a
+/// DataLoader or an ExampleLoader.
+template <std::derived_from<LoaderBase> Loader, std::invocable<typename Loader::Iterator::value_type&> Step>
+void evaluate(Loader& loader, const Group& group, Metrics& metrics, Step&& step) {
   detail::check_evaluation(loader, group);
   metrics.reset();
   std::exception_ptr failure;
   try {
     const at::NoGradGuard no_grad;
-    for (Batch& batch : loader) step(batch);
+    for (auto& batch : loader) step(batch);
   } catch (...) {
     failure = std::current_exception();
   }
@@ -62,8 +63,8 @@ void evaluate(DataLoader& loader, const Group& group, Metrics& metrics, Step&& s
 }
 
 /// The same with `module` in evaluation mode meanwhile.
-template <std::invocable<Batch&> Step>
-void evaluate(torch::nn::Module& module, DataLoader& loader, const Group& group, Metrics& metrics, Step&& step) {
+template <std::derived_from<LoaderBase> Loader, std::invocable<typename Loader::Iterator::value_type&> Step>
+void evaluate(torch::nn::Module& module, Loader& loader, const Group& group, Metrics& metrics, Step&& step) {
   const EvaluationMode mode(module);
   evaluate(loader, group, metrics, std::forward<Step>(step));
 }

@@ -52,6 +52,8 @@ class Group {
   /// tensor := op over all ranks' tensors, elementwise, in place; the same bits on every rank.
   void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) const;
   Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) const;
+  /// The mean of all ranks' numbers, such as losses; the same bits on every rank.
+  double mean(double value) const;
 
   /// tensor := rank `root`'s tensor, in place.
   void broadcast(const at::Tensor& tensor, int root = 0) const;

@@ -16,6 +16,8 @@
 #include <lockstep/ema.h>
 #include <lockstep/error.h>
 #include <lockstep/evaluate.h>
+#include <lockstep/example_loader.h>
+#include <lockstep/gather_for_metrics.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/group.h>
 #include <lockstep/image_folder.h>
@@ -25,6 +27,7 @@
 #include <lockstep/parameter_groups.h>
 #include <lockstep/progress.h>
 #include <lockstep/run_log.h>
+#include <lockstep/sampler.h>
 #include <lockstep/schedule.h>
 #include <lockstep/spawn.h>
 #include <lockstep/summary_writer.h>

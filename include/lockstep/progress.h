@@ -86,7 +86,14 @@ class Progress {
       if (inner_ == std::default_sentinel)
         progress_->line_.finish();
       else
-        samples_ = (*inner_).data.size(0);
+        samples_ = samples_of(inner_);
+    }
+    static int64_t samples_of(const Inner& inner) {
+      if constexpr (requires { inner.samples(); }) {
+        return inner.samples();
+      } else {
+        return (*inner).data.size(0);
+      }
     }
     Progress* progress_;
     Inner inner_;

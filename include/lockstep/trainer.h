@@ -78,6 +78,10 @@ class Trainer {
   void on_epoch(std::function<void(const EpochResult&)> callback);
   /// For communication hooks, statistics and the like. Checkpoints have the state of a hook registered before fit().
   Replica& model();
+  /// Writes the model with average `which` of the options' `ema`, as lockstep::save() writes a state dict: for Python's
+  /// load_state_dict, too. Every rank calls it; rank 0 writes. Throws Error on all ranks if it cannot. TORCH_CHECK fails
+  /// without `ema`.
+  void save_averages(const std::string& path, size_t which = 0) const;
 
   /// Trains until all epochs are done or the score no longer gets better. `loss` gives the mean over its batch, which
   /// is on the parameters' device; the module stays in train() or eval(), as the caller left it. Once, by every rank.

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <thread>
 
@@ -15,12 +14,13 @@
 #include "base/operation_label.h"
 #include "base/rank_board.h"
 #include "checkpoint/format/checkpoint_folder.h"
-#include "checkpoint/object_reader.h"
-#include "checkpoint/object_writer.h"
+#include "checkpoint/packed_object.h"
 #include "checkpoint/random_states.h"
+#include "checkpoint/state_comparison.h"
 
-// One save, on all ranks: each packs what is its own and sends it to rank 0; rank 0 looks at all tensors, copies them,
-// and tells the others whether that went well; they go on training, while a thread of rank 0 writes the copy.
+// One save, on all ranks: each packs what is its own and sends it to rank 0, with a hash of each tensor that should be
+// the same everywhere; rank 0 compares these, looks at all tensors, copies them, and tells the others whether that went
+// well; they go on training, while a thread of rank 0 writes the copy.
 
 namespace lockstep {
 namespace {
@@ -33,24 +33,6 @@ constexpr const char* kRanks = "ranks";  // list of what each rank has of its ow
 constexpr double kMaxSecondsBetweenQuestions = 1;
 
 Dict new_dict() { return Dict(c10::AnyType::get(), c10::AnyType::get()); }
-
-class MemorySink : public ByteSink {
- public:
-  void write(const void* data, size_t size) override { bytes.append(static_cast<const char*>(data), size); }
-  std::string bytes;
-};
-
-std::string packed(const c10::IValue& object) {
-  MemorySink sink;
-  ObjectWriter(object).write(sink, "rank");
-  return std::move(sink.bytes);
-}
-
-c10::IValue unpacked(const at::Tensor& bytes, const std::string& name) {
-  const at::Tensor whole = bytes.contiguous();
-  const MemorySource source(name, {static_cast<const char*>(whole.const_data_ptr()), whole.nbytes()});
-  return ObjectReader(source).object();
-}
 
 /// What `body` throws, as a text; "" for nothing. An empty text of an exception becomes a word.
 std::string failure_of(const std::function<void()>& body) {
@@ -99,10 +81,24 @@ struct Checkpointer::State {
     return own;
   }
 
-  c10::IValue whole_state(int64_t step, const std::vector<std::string>& own_states) const {
-    Dict whole = new_dict();
+  /// What this rank holds of the parts that one state stands for; rank 0's goes into the file.
+  Dict common_state() const {
+    Dict common = new_dict();
     for (const NamedPart& part : parts)
-      if (part.scope == Scope::kAllRanks) whole.insert(part.name, part.part.save());
+      if (part.scope == Scope::kAllRanks || (part.scope == Scope::kRankZero && is_main()))
+        common.insert(part.name, part.part.save());
+    return common;
+  }
+
+  std::string lines_to_compare(const Dict& common) const {
+    Dict compared = new_dict();
+    for (const NamedPart& part : parts)
+      if (part.scope == Scope::kAllRanks && group.world_size() > 1) compared.insert(part.name, common.at(part.name));
+    return lines_of_state(compared);
+  }
+
+  static Dict whole_state(const Dict& common, int64_t step, const std::vector<std::string>& own_states) {
+    Dict whole = common.copy();
     whole.insert(kStep, step);
     c10::impl::GenericList ranks(c10::AnyType::get());
     for (const std::string& own : own_states) {
@@ -149,24 +145,38 @@ struct Checkpointer::State {
   void save(int64_t step, std::optional<double> score) {
     for (const auto& check : checks) check();
     const OperationLabel label("a checkpoint");
-    std::string own;
+    Dict common = new_dict();
+    std::string own, lines;
     // The first byte says whether what follows is a state or a failure.
-    const std::string own_problem = failure_of([&] { own = packed(own_state()); });
-    const auto own_states = group.gather_bytes(own_problem.empty() ? '+' + own : '-' + own_problem);
-    std::string problem;
+    const std::string own_problem = failure_of([&] {
+      own = packed(own_state());
+      common = common_state();
+      lines = lines_to_compare(common);
+    });
+    std::vector<std::string> states = group.gather_bytes(own_problem.empty() ? '+' + own : '-' + own_problem);
+    const auto all_lines = group.gather_bytes(lines);
+    std::string problem, difference;
     if (is_main()) {
-      std::vector<std::string> states;
-      for (size_t rank = 0; rank < own_states.size(); ++rank) {
-        if (own_states[rank][0] == '-')
-          problem += "\n  rank " + std::to_string(rank) + ": " + own_states[rank].substr(1);
-        states.push_back(own_states[rank].substr(1));
+      for (size_t rank = 0; rank < states.size(); ++rank) {
+        if (states[rank][0] == '-') problem += "\n  rank " + std::to_string(rank) + ": " + states[rank].substr(1);
+        states[rank].erase(0, 1);
       }
-      if (problem.empty()) problem = failure_of([&] { start_write(whole_state(step, states), step, score); });
+      if (problem.empty()) difference = difference_of_lines(all_lines);
+      if (problem.empty() && difference.empty())
+        problem = failure_of([&] { start_write(whole_state(common, step, states), step, score); });
     }
+    difference = group.broadcast_bytes(difference);
     problem = group.broadcast_bytes(problem);
     last_step = step;
     last_save = Clock::now();
-    if (!problem.empty()) throw Error("the state of step " + std::to_string(step) + " cannot be saved: " + problem);
+    const std::string cannot = "the state of step " + std::to_string(step) + " cannot be saved: ";
+    if (!problem.empty()) throw Error(cannot + problem);
+    if (difference.empty()) return;
+    own_page().fail(RankFailure::kDiverged, -1, cannot + difference);
+    throw Error(cannot + difference +
+                ". One state stands for all ranks, so it must be the same on all of them: what is set or drawn on each "
+                "rank must be broadcast first. If ranks may differ there, add the part with Scope::kEachRank, which "
+                "saves each rank's, or Scope::kRankZero, which saves rank 0's unseen");
   }
 
   double between_questions() const { return std::min(kMaxSecondsBetweenQuestions, *options.every_minutes * 60 / 10); }
@@ -226,7 +236,7 @@ struct Checkpointer::State {
     problems += failure_of([&] {
       const Dict whole = load_object(path, {.mmap = true}).toGenericDict();
       for (const NamedPart& part : parts)
-        if (part.scope == Scope::kAllRanks) load_part(part, whole);
+        if (part.scope != Scope::kEachRank) load_part(part, whole);
       resumed_step = whole.at(kStep).toInt();
       const auto ranks = whole.at(kRanks).toList();
       if (static_cast<int>(ranks.size()) == group.world_size()) {

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "base/broadcast_notice.h"
 #include "collectives/operand.h"
 
 namespace lockstep {
@@ -76,6 +77,13 @@ void broadcast_coalesced(const Group& group, const Tensors& tensors, int root) {
   in_messages(
       tensors, [](const auto& a, const auto& b) { return a.device() == b.device(); },
       [&](const Tensors& message) { broadcast_message(group, message, root); });
+}
+
+void broadcast_weights(const Group& group, const Tensors& weights, int root) {
+  broadcast_coalesced(group, weights, root);
+  SetTensors set;
+  for (const at::Tensor& tensor : weights) set.insert(tensor.unsafeGetTensorImpl());
+  notice_broadcast(set);
 }
 
 void average_coalesced(const Group& group, const Tensors& tensors, double share) {

@@ -61,6 +61,12 @@ auto map(const std::vector<From>& from, Function function) {
 
 }  // namespace
 
+double Group::mean(double value) const {
+  const at::Tensor number = at::tensor({value}, at::kDouble);
+  all_reduce(number, ReduceOp::kMean);
+  return number.item<double>();
+}
+
 std::string Group::broadcast_bytes(std::string_view bytes, int root) const {
   at::Tensor length = to_tensor(std::vector<int64_t>{static_cast<int64_t>(bytes.size())});
   broadcast(length, root);

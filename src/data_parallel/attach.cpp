@@ -172,7 +172,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
       for (const auto& [name, tensor] : *list)
         if (!is_known(tensor)) unknown.push_back(tensor);
     const OperationLabel label("the initial parameters");
-    if (group.world_size() > 1) broadcast_coalesced(group, unknown, /*root=*/0);
+    if (group.world_size() > 1) broadcast_weights(group, unknown, /*root=*/0);
   }
   std::vector<Known> now_known;
   std::vector<std::unique_ptr<GradientAlarm>> alarms;

@@ -8,19 +8,19 @@ namespace lockstep {
 namespace {
 
 /// Within join(), until it goes.
-class Joining {
+class JoiningReducer {
  public:
-  Joining(Reducer& reducer, const JoinOptions*& join, const JoinOptions& options) : reducer_(reducer), join_(join) {
+  JoiningReducer(Reducer& reducer, const JoinOptions*& join, const JoinOptions& options) : reducer_(reducer), join_(join) {
     TORCH_CHECK(join_ == nullptr, "join() within join()");
     join_ = &options;
     reducer_.set_joining(true, !options.divide_by_initial_world_size);
   }
-  ~Joining() {
+  ~JoiningReducer() {
     reducer_.set_joining(false, false);
     join_ = nullptr;
   }
-  Joining(const Joining&) = delete;
-  Joining& operator=(const Joining&) = delete;
+  JoiningReducer(const JoiningReducer&) = delete;
+  JoiningReducer& operator=(const JoiningReducer&) = delete;
 
  private:
   Reducer& reducer_;
@@ -50,7 +50,7 @@ class JoiningStatistics {
 void Replica::join(const std::function<void()>& body, const JoinOptions& options) {
   State& state = *state_;
   if (!options.enable || state.group.world_size() == 1) return body();
-  const Joining joining(*state.reducer, state.join, options);
+  const JoiningReducer joining(*state.reducer, state.join, options);
   const JoiningStatistics joining_statistics(state.statistics, state.group);
   state.last_active.assign(static_cast<size_t>(state.group.world_size()), true);
   body();

@@ -57,7 +57,7 @@ void Replica::broadcast_parameters(int root) {
   for (const auto& one : state.known) tensors.push_back(one.tensor);
   for (const auto& [name, buffer] : state.buffers) tensors.push_back(buffer);
   const OperationLabel label("broadcast_parameters()");
-  if (state.group.world_size() > 1) broadcast_coalesced(state.group, tensors, root);
+  if (state.group.world_size() > 1) broadcast_weights(state.group, tensors, root);
 }
 
 void Replica::average_parameters(double weight) {

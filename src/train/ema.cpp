@@ -12,6 +12,8 @@
 
 #include <lockstep/error.h>
 
+#include "base/broadcast_notice.h"
+
 namespace lockstep {
 namespace {
 
@@ -82,6 +84,12 @@ Ema::Ema(StateDict parameters, StateDict buffers, EmaOptions options) : options_
   track(parameters, true);
   track(buffers, options_.average_buffers);
   TORCH_CHECK(!tracked_.empty(), "Ema: the module has neither parameters nor buffers");
+  before_first_update_ = on_broadcast([tracked = tracked_](const SetTensors& set) {
+    const at::NoGradGuard no_grad;
+    for (const auto& [live, averages] : tracked)
+      if (set.contains(live.unsafeGetTensorImpl()))
+        for (const at::Tensor& average : averages) average.copy_(live);
+  });
 }
 
 void Ema::track(const StateDict& tensors, bool average) {
@@ -113,6 +121,7 @@ void Ema::update() {
   check_not_swapped("update()");
   at::NoGradGuard no_grad;
   ++updates_;
+  before_first_update_.reset();
   std::vector<at::Tensor> live;
   for (const Tracked& tracked : tracked_)
     if (!tracked.averages.empty()) live.push_back(tracked.live.detach().to(tracked.averages.front().scalar_type()));
@@ -217,6 +226,7 @@ void Ema::load_state_dict(const c10::IValue& object) {
     for (const auto& [name, place] : names_)
       if (!tracked_[place].averages.empty()) tracked_[place].averages[i].copy_(averages[i][name]);
   updates_ = updates.toInt();
+  before_first_update_.reset();
 }
 
 }  // namespace lockstep

@@ -129,10 +129,10 @@ struct Trainer::State {
   }
 
   void resume(DataLoader& train) {
-    constexpr auto kEachRank = Checkpointer::Scope::kEachRank;
+    using enum Checkpointer::Scope;
     checkpointer.emplace(options.folder, context.group(), options.checkpoints);
     checkpointer->check_before_saves([this] { model.check_divergence(); });
-    checkpointer->add("model", *module).add("optimizer", optimizer).add("loader", train);
+    checkpointer->add("model", *module, kRankZero).add("optimizer", optimizer).add("loader", train);
     if (scheduler) checkpointer->add("schedule", *scheduler);
     if (scaler.is_enabled()) checkpointer->add("scaler", scaler);
     if (ema) checkpointer->add("ema", *ema);
@@ -189,6 +189,11 @@ void Trainer::evaluate_on(DataLoader& loader, Metrics& metrics, Step step) {
 }
 void Trainer::on_epoch(std::function<void(const EpochResult&)> callback) { state_->callback = std::move(callback); }
 Replica& Trainer::model() { return state_->model; }
+void Trainer::save_averages(const std::string& path, size_t which) const {
+  TORCH_CHECK(state_->ema, "Trainer::save_averages: there are no averages; set TrainerOptions::ema");
+  const StateDict averages = state_->ema->averaged_state(which);
+  from_rank_zero(state_->context.group(), [&] { save(averages, path); });
+}
 
 TrainerResult Trainer::fit(DataLoader& train, const Loss& loss) {
   auto& state = *state_;

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <limits>
+#include <map>
 #include <random>
 #include <set>
 #include <thread>
@@ -13,6 +15,7 @@
 #include <lockstep/checkpointer.h>
 #include <lockstep/data_loader.h>
 #include <lockstep/distributed_data_parallel.h>
+#include <lockstep/ema.h>
 #include <lockstep/transforms.h>
 
 #include "checkpoint/failure.h"
@@ -165,7 +168,9 @@ void train(Context& context, const std::string& folder, bool resume, int64_t las
   int64_t step = 0;
   double loss_sum = 0;
   Checkpointer checkpointer(folder, context.group(), {.every_steps = 5});
-  checkpointer.add("model", *net).add("optimizer", optimizer).add("step_count", step).add("loss_sum", loss_sum);
+  constexpr auto kScope = Checkpointer::Scope::kRankZero;  // dropout makes each rank's own
+  checkpointer.add("model", *net, kScope).add("optimizer", optimizer, kScope);
+  checkpointer.add("step_count", step).add("loss_sum", loss_sum, kScope);
   EXPECT_EQ(checkpointer.resume(), resume);
   EXPECT_EQ(checkpointer.resumed_step(), resume ? 5 : 0);
   while (step < last) {
@@ -292,6 +297,58 @@ TEST_F(CheckpointerTest, ReplicasThatDifferAreNotSaved) {
       EXPECT_EQ(net->bias.detach().equal(before), context.rank() != 1) << "what all had in common is still there";
       checkpointer.save(5);
       checkpointer.finish();
+    });
+  }
+}
+
+// Averages of weights that each rank had drawn for itself were saved as rank 0's, without a word; so was any other state.
+TEST_F(CheckpointerTest, WhatShouldBeTheSameOnAllRanksIsComparedBeforeASave) {
+  for (const int ranks : {2, 3}) {
+    run_ranks(ranks, [&](Context& context) {
+      torch::nn::Linear net(4, 2);
+      for (auto& parameter : net->parameters()) parameter.data().fill_(0.5);
+      torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      net->forward(at::ones({1, 4})).sum().backward();
+      optimizer.step();
+      Ema ema(*net);
+      double best = std::numeric_limits<double>::quiet_NaN();  // the same as itself
+      std::string name = "a";
+      const auto failure_of_save = [&](Checkpointer::Scope scope) {
+        Checkpointer checkpointer(path() + std::to_string(context.world_size()), context.group());
+        checkpointer.add("net", *net, scope).add("optimizer", optimizer, scope).add("ema", ema, scope);
+        checkpointer.add("best", best, scope).add("name", name, scope);
+        return failure([&] {
+          checkpointer.save(1);
+          checkpointer.finish();
+        });
+      };
+      const auto& momentum = static_cast<const torch::optim::SGDParamState&>(
+          *optimizer.state().at(net->weight.unsafeGetTensorImpl()));
+      const std::map<std::string, std::function<void(bool)>> changes = {
+          {"net.bias", [&](bool odd) { net->bias.data().fill_(odd ? 1 : 2); }},
+          {"optimizer.state.0.momentum_buffer", [&](bool odd) { momentum.momentum_buffer()[1][3] = odd ? 1 : 2; }},
+          {"optimizer.param_groups.0.lr", [&](bool odd) { optimizer.param_groups()[0].options().set_lr(odd ? 1 : 2); }},
+          {"best", [&](bool odd) { best = odd ? 1 : 2; }},
+          {"name", [&](bool odd) { name = odd ? "b" : "c"; }}};
+      const bool odd = context.rank() == 1;
+      const std::string rest = " on rank 1 is not what it is on " + std::string(ranks == 2 ? "rank 0" : "ranks 0, 2");
+      EXPECT_EQ(failure_of_save(Checkpointer::Scope::kAllRanks), "");
+      for (const auto& [where, change] : changes) {
+        change(odd);
+        const std::string text = failure_of_save(Checkpointer::Scope::kAllRanks);
+        EXPECT_NE(text.find("the state of step 1 cannot be saved: " + where + rest), std::string::npos) << text;
+        EXPECT_NE(text.find("Scope::kEachRank"), std::string::npos) << text;
+        EXPECT_EQ(failure_of_save(Checkpointer::Scope::kEachRank), "");
+        EXPECT_EQ(failure_of_save(Checkpointer::Scope::kRankZero), "");
+        change(false);
+        EXPECT_EQ(failure_of_save(Checkpointer::Scope::kAllRanks), "");
+      }
+      if (odd) net->weight.data().fill_(3);
+      Ema other(*net);
+      Checkpointer checkpointer(path() + std::to_string(context.world_size()), context.group());
+      checkpointer.add("other", other);
+      const std::string text = failure([&] { checkpointer.save(1); });
+      EXPECT_NE(text.find("other.averages.0.weight" + rest), std::string::npos) << text;
     });
   }
 }

@@ -1,8 +1,11 @@
 #include <gtest/gtest.h>
 
+#include <torch/torch.h>
+
 #include <lockstep/checkpoint.h>
 
 #include "checkpoint/failure.h"
+#include "support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
@@ -137,6 +140,35 @@ TEST(Prefix, SeveralStatesShareAFile) {
   EXPECT_EQ(without_prefix("a.", all).keys(), std::vector<std::string>{"x"});
   EXPECT_EQ(without_prefix("ab.", all)["x"].numel(), 2);
   EXPECT_TRUE(without_prefix("b.", all).is_empty());
+}
+
+// "load it with torch::jit::load" was said of files that C++'s own torch::save had written.
+TEST(Load, SaysOfAFileOfCppsTorchSaveWhatItIsAndTheWayItNamesWorks) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() / "net.pt";
+  const Net net;
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  const std::vector<std::function<void()>> writers = {[&] { torch::save(optimizer, path); },
+                                                      [&] { torch::save(at::ones({3}), path); },
+                                                      [&] { torch::save(std::vector{at::ones({3})}, path); },
+                                                      [&] { torch::save(net, path); }};
+  for (const auto& write : writers) {
+    write();
+    for (const std::string& text :
+         {failure([&] { load(path); }), failure([&] { load_object(path); })}) {
+      EXPECT_NE(text.find("it was written by torch::save in C++"), std::string::npos) << text;
+      EXPECT_NE(text.find("load it with torch::load"), std::string::npos) << text;
+      EXPECT_EQ(text.find("jit"), std::string::npos) << text;
+    }
+  }
+  Net other;
+  torch::load(other, path);
+  save(state_dict(*other), path);
+  EXPECT_EQ(hash(load(path).tensors), hash(state_dict(*net)));
+  const std::string script = failure([] { load(LOCKSTEP_SOURCE_DIR "/tests/golden/scripted_batch_norm.pt"); });
+  EXPECT_NE(script.find("it is a TorchScript archive (torch.jit.save); load it with torch::jit::load"),
+            std::string::npos)
+      << script;
 }
 
 TEST(Hash, DependsOnEveryPart) {

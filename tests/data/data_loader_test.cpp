@@ -7,6 +7,7 @@
 #include <lockstep/progress.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <filesystem>
 #include <set>
@@ -108,6 +109,50 @@ TEST(DataLoader, RanksTogetherAreOneProcessWithLargerBatches) {
     }
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(sorted(together[i]), sorted(expected[i]));
   }
+}
+
+TEST(DataLoader, ABatchOfTheWholeWorldIsDividedAmongTheRanks) {
+  for (int world_size : {1, 2, 3})
+    for (int64_t size : {60, 61, 65}) {
+      DataLoader whole(Numbers(size), Shard(0, 1, 9), {.batch_size = 12, .shuffle = true});
+      const Batches expected = one_pass(whole);
+      Batches together(expected.size());
+      for (int rank = 0; rank < world_size; ++rank) {
+        DataLoader loader(Numbers(size), Shard(rank, world_size, 9),
+                          {.batch_size = 12, .split_batches = true, .shuffle = true});
+        EXPECT_EQ(loader.options().batch_size, 12);
+        const Batches batches = one_pass(loader);
+        ASSERT_EQ(batches.size(), expected.size());
+        for (size_t i = 0; i < batches.size(); ++i)
+          together[i].insert(together[i].end(), batches[i].begin(), batches[i].end());
+      }
+      for (size_t i = 0; i + 1 < expected.size(); ++i) EXPECT_EQ(sorted(together[i]), sorted(expected[i]));
+      EXPECT_EQ(together.back().size(), (expected.back().size() + world_size - 1) / world_size * world_size);
+    }
+}
+
+TEST(DataLoader, KnowsWhatPartOfABatchIsNoRepetition) {
+  using Share = std::array<int64_t, 3>;
+  const auto shares = [](DataLoaderOptions options, Shard shard) {
+    DataLoader loader(Numbers(11), shard, options);
+    std::vector<Share> all;
+    const auto note = [&] {
+      const auto share = loader.batch_share();
+      all.push_back({share.here, share.in_all, share.on_all_ranks ? 1 : 0});
+    };
+    note();
+    for ([[maybe_unused]] auto& batch : loader) note();
+    note();
+    return all;
+  };
+  EXPECT_EQ(shares({.batch_size = 3}, Shard(1, 2)), (std::vector<Share>{{0, 0, 1}, {3, 6, 1}, {3, 5, 1}, {0, 0, 1}}));
+  EXPECT_EQ(shares({.batch_size = 3}, Shard(2, 3)), (std::vector<Share>{{0, 0, 1}, {3, 9, 1}, {1, 2, 1}, {0, 0, 1}}));
+  EXPECT_EQ(shares({.batch_size = 3, .drop_last = true}, Shard(2, 3)),
+            (std::vector<Share>{{0, 0, 1}, {3, 9, 1}, {0, 0, 1}}));
+  EXPECT_EQ(shares({.batch_size = 4, .exactly_once = true}, Shard(1, 2)),
+            (std::vector<Share>{{0, 0, 1}, {4, 8, 1}, {1, 3, 1}, {0, 0, 1}}));
+  EXPECT_EQ(shares({.batch_size = 3, .exactly_once = true}, Shard(2, 3)),
+            (std::vector<Share>{{0, 0, 1}, {3, 9, 0}, {0, 0, 0}}));
 }
 
 TEST(DataLoader, ExactlyOnceOverAllRanks) {
@@ -326,6 +371,9 @@ TEST(DataLoader, OptionsThatMakeNoSense) {
   EXPECT_NE(failure({.drop_last = true, .exactly_once = true}).find("set one of them"), std::string::npos);
   EXPECT_NE(failure({.batch_size = 4, .drop_last = true}, Shard(0, 3))
                 .find("a rank's share is 3 of 10 samples, fewer than the batch_size of 4; lower the batch size"),
+            std::string::npos);
+  EXPECT_NE(failure({.batch_size = 8, .split_batches = true}, Shard(0, 3))
+                .find("the batch_size of 8 is divided among 3 ranks, which it cannot be evenly; set it to a multiple"),
             std::string::npos);
   EXPECT_NE(failure({}, Shard(3, 3)).find("rank 3 is not in a world of 3"), std::string::npos);
   EXPECT_THROW(DataLoader(std::shared_ptr<const Dataset>(), Shard(0, 1)), c10::Error);

@@ -215,5 +215,41 @@ TEST(EmaTest, IsTheSameOnAllRanksAndGoesOnFromACheckpoint) {
   }
 }
 
+// With weights drawn from `seed + rank`, averages that were made before DistributedDataParallel started from each
+// rank's own, and stayed apart for good. They must be those of averages that were made after it.
+TEST(EmaTest, MadeBeforeDistributedDataParallelItIsTheSameOnAllRanks) {
+  for (const int ranks : {2, 3}) {
+    const auto body = [](Context& context) {
+      auto model = make_model("batch_norm"), other = make_model("batch_norm");
+      for (auto& parameter : model->parameters()) parameter.data().copy_(at::randn(parameter.sizes()));
+      for (auto& buffer : model->buffers()) buffer.data().fill_(context.rank());
+      Ema early(*model, {.decays = {0.9, 0.99}}), untouched(*other);
+      const auto drawn = context.group().all_gather_bytes(hash(early.averaged_state()));
+      EXPECT_NE(drawn[0], drawn[1]) << "so this test cannot fail";
+      const std::string before = hash(untouched.averaged_state());
+      for (auto& parameter : other->parameters()) parameter.data().fill_(context.rank());
+      DistributedDataParallel replica(model, context);
+      Ema late(*model, {.decays = {0.9, 0.99}});
+      auto optimizer = make_sgd(*model);
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        loss_of(*model, batch(step, context.rank()), 0, 0).backward();
+        optimizer.step();
+        early.update();
+        late.update();
+      }
+      for (const size_t which : {0, 1}) {
+        const std::string own = hash(early.averaged_state(which));
+        EXPECT_EQ(own, hash(late.averaged_state(which)));
+        for (const std::string& rank : context.group().all_gather_bytes(own)) EXPECT_EQ(rank, own);
+      }
+      replica.broadcast_parameters(1);  // an average that has begun follows no more
+      EXPECT_EQ(hash(early.averaged_state(0)), hash(late.averaged_state(0)));
+      EXPECT_EQ(hash(untouched.averaged_state()), before) << "another model's averages are left alone";
+    };
+    run_ranks(ranks, body, std::chrono::seconds(60), {.seed = 7, .announce = false});
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -96,12 +96,24 @@ class LeafWalk {
   uint64_t names_bytes_ = 0;
 };
 
+/// An archive of TorchScript's kind: what both languages' users may have written, and the way out.
+[[noreturn]] void refuse_script_archive(const ByteSource& source, const ZipReader& zip, const std::string& folder) {
+  // C++'s torch::save puts everything into objects of an empty class of this name.
+  constexpr std::string_view kRootOfCpp = "__torch__\nModule\n";
+  const std::string root = zip.read_text(*zip.find(folder + "data.pkl"), kMaxPickleBytes).substr(0, 64);
+  if (root.find(kRootOfCpp) == std::string::npos)
+    source.refuse("it is a TorchScript archive (torch.jit.save); load it with torch::jit::load");
+  source.refuse(
+      "it was written by torch::save in C++, which writes TorchScript archives; load it with torch::load into a module, "
+      "optimizer or tensor like the one that was saved, and write that module's state with "
+      "lockstep::save(lockstep::state_dict(*module), \"FILE.pt\"), which C++ and Python read");
+}
+
 }  // namespace
 
 PtFile::PtFile(const ByteSource& source) : source_((refuse_other_formats(source), source)), zip_(source) {
   const std::string folder = folder_of(source, zip_);
-  if (zip_.find(folder + "constants.pkl") != nullptr)
-    source.refuse("it is a TorchScript archive (torch.jit.save); load it with torch::jit::load");
+  if (zip_.find(folder + "constants.pkl") != nullptr) refuse_script_archive(source, zip_, folder);
   if (const ZipEntry* order = zip_.find(folder + "byteorder"))
     if (const std::string text = zip_.read_text(*order, 100); text != "little")
       source.refuse("its numbers are " + text.substr(0, 20) + "-endian; rewrite it on a little-endian machine");

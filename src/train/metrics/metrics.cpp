@@ -153,7 +153,7 @@ EvaluationMode::~EvaluationMode() {
     if (next < was_training_.size()) part->train(was_training_[next++]);
 }
 
-void detail::check_evaluation(const DataLoader& loader, const Group& group) {
+void detail::check_evaluation(const LoaderBase& loader, const Group& group) {
   TORCH_CHECK(loader.options().exactly_once,
               "evaluate: this loader repeats samples where ranks are short of one; make it with exactly_once = true");
   TORCH_CHECK(loader.world_size() == group.world_size() && loader.rank() == group.rank(),

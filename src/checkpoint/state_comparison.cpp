@@ -1,0 +1,92 @@
+#include "checkpoint/state_comparison.h"
+
+#include <algorithm>
+#include <sstream>
+#include <string_view>
+
+#include <ATen/ATen.h>
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+
+#include "base/hash.h"
+#include "collectives/rank_names.h"
+
+namespace lockstep {
+namespace {
+
+std::string text_of_tensor(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  std::ostringstream text;
+  text << c10::toString(tensor.scalar_type()) << tensor.sizes();
+  const at::Tensor dense = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+  StreamHash hash;
+  hash.add(dense.const_data_ptr(), dense.nbytes());
+  return text.str() + ' ' + hash.digits();
+}
+
+std::string text_of_leaf(const c10::IValue& value) {
+  if (value.isTensor()) return text_of_tensor(value.toTensor());
+  if (value.isInt()) return std::to_string(value.toInt());
+  if (value.isBool()) return value.toBool() ? "true" : "false";
+  Hash hash;
+  if (value.isDouble()) {  // by its bits: NaN is the same as itself
+    const double number = value.toDouble();
+    hash.add(&number, sizeof number);
+  } else if (value.isString()) {
+    hash.add(value.toStringRef());
+  }
+  return value.tagKind() + hash.digits();
+}
+
+std::string joined(const std::string& name, const std::string& key) { return name.empty() ? key : name + '.' + key; }
+
+void add_lines(const c10::IValue& value, const std::string& name, std::string& lines) {
+  if (value.isGenericDict()) {
+    for (const auto& item : value.toGenericDict()) {
+      const bool text = item.key().isString();
+      add_lines(item.value(), joined(name, text ? item.key().toStringRef() : std::to_string(item.key().toInt())), lines);
+    }
+    lines += name + "\tdictionary of " + std::to_string(value.toGenericDict().size()) + '\n';
+  } else if (value.isList() || value.isTuple()) {
+    const auto elements = value.isList() ? value.toList().vec() : value.toTupleRef().elements().vec();
+    for (size_t i = 0; i < elements.size(); ++i) add_lines(elements[i], joined(name, std::to_string(i)), lines);
+    lines += name + "\tlist of " + std::to_string(elements.size()) + '\n';
+  } else {
+    lines += name + '\t' + text_of_leaf(value) + '\n';
+  }
+}
+
+}  // namespace
+
+std::string lines_of_state(const c10::IValue& state) {
+  std::string lines;
+  add_lines(state, "", lines);
+  return lines;
+}
+
+std::string difference_of_lines(const std::vector<std::string>& ranks) {
+  std::vector<std::string_view> rest(ranks.begin(), ranks.end());
+  while (std::any_of(rest.begin(), rest.end(), [](std::string_view lines) { return !lines.empty(); })) {
+    std::vector<std::string_view> at_this_place;
+    for (std::string_view& lines : rest) {
+      const size_t end = std::min(lines.find('\n'), lines.size());
+      at_this_place.push_back(lines.substr(0, end));
+      lines.remove_prefix(std::min(end + 1, lines.size()));
+    }
+    const auto votes = [&](std::string_view line) {
+      return std::count(at_this_place.begin(), at_this_place.end(), line);
+    };
+    std::string_view usual = at_this_place.front();
+    for (const std::string_view line : at_this_place)
+      if (votes(line) > votes(usual)) usual = line;
+    if (votes(usual) == static_cast<std::ptrdiff_t>(ranks.size())) continue;
+    std::vector<bool> odd;
+    for (const std::string_view line : at_this_place) odd.push_back(line != usual);
+    const auto named = std::find_if(at_this_place.begin(), at_this_place.end(), [](auto line) { return !line.empty(); });
+    const std::string name(named->substr(0, named->find('\t')));
+    return name + " on " + rank_names(odd) + " is not what it is on " + ranks_with(at_this_place, usual);
+  }
+  return "";
+}
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+#include <lockstep/example_loader.h>
+
+#include <ATen/ATen.h>
+
+#include "data/random.h"
+
+namespace lockstep {
+namespace detail {
+
+at::Tensor stack_examples(const std::vector<at::Tensor>& tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i)
+    TORCH_CHECK(tensors[i].defined() && tensors[i].sizes() == tensors[0].sizes(), "default_collate: example ", i,
+                " of a batch has ",
+                tensors[i].defined() ? c10::str("a tensor of ", tensors[i].sizes()) : std::string("no tensor"),
+                ", and the first one of ", tensors[0].sizes(),
+                "; give the loader a function that makes one batch of them, by padding for example");
+  return at::stack(tensors);
+}
+
+at::Tensor tensor_of(const std::vector<int64_t>& numbers) { return at::tensor(numbers, at::kLong); }
+at::Tensor tensor_of(const std::vector<double>& numbers) { return at::tensor(numbers, at::kDouble); }
+at::Tensor tensor_of(const std::vector<float>& numbers) { return at::tensor(numbers, at::kFloat); }
+at::Tensor tensor_of(const std::vector<bool>& values) {
+  return at::tensor(std::vector<int64_t>(values.begin(), values.end()), at::kLong).to(at::kBool);
+}
+
+uint64_t example_seed(const Draw& draw, int64_t index) {
+  return sample_seed(draw.seed, draw.epoch, index, draw.transforms);
+}
+
+}  // namespace detail
+}  // namespace lockstep

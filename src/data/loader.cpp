@@ -1,0 +1,372 @@
+#include <ATen/ATen.h>
+#include <ATen/core/Dict.h>
+
+#include <lockstep/distributed_sampler.h>
+#include <lockstep/error.h>
+#include <lockstep/loader.h>
+#include <lockstep/sampler.h>
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "data/one_thread.h"
+#include "data/prefetcher.h"
+
+namespace lockstep {
+namespace {
+
+DistributedSamplerOptions sampler_options(const DataLoaderOptions& options, const Shard& shard) {
+  return {.shuffle = options.shuffle,
+          .seed = options.seed.value_or(shard.seed),
+          .drop_last = options.drop_last,
+          .exactly_once = options.exactly_once};
+}
+
+void check(const DataLoaderOptions& options, const Shard& shard, bool tensors_are_known) {
+  TORCH_CHECK(options.batch_size > 0, "DataLoader: batch_size is ", options.batch_size,
+              "; set it to the number of samples that each rank takes in a step, at least 1");
+  TORCH_CHECK(options.workers >= 0, "DataLoader: workers is ", options.workers,
+              "; set it to a number of threads, or to 0 to load in the loop itself");
+  TORCH_CHECK(options.prefetch > 0, "DataLoader: prefetch is ", options.prefetch,
+              "; set it to the batches a worker may be ahead, at least 1");
+  TORCH_CHECK(!(options.drop_last && options.exactly_once),
+              "DataLoader: drop_last leaves samples out, exactly_once keeps all; set one of them");
+  TORCH_CHECK(!(options.shuffle && options.sampler != nullptr),
+              "DataLoader: the order is the sampler's, so shuffle has no effect; leave one of them out");
+  TORCH_CHECK(shard.rank >= 0 && shard.rank < shard.world_size, "DataLoader: rank ", shard.rank,
+              " is not in a world of ", shard.world_size);
+  TORCH_CHECK(!options.split_batches || options.batch_size % shard.world_size == 0,
+              "DataLoader: with split_batches the batch_size of ", options.batch_size, " is divided among ",
+              shard.world_size, " ranks, which it cannot be evenly; set it to a multiple of ", shard.world_size,
+              ", or leave split_batches out and set each rank's");
+  TORCH_CHECK(!options.pin_memory || at::hasCUDA(),
+              "DataLoader: pin_memory needs CUDA, and this LibTorch or this machine has none; leave it out");
+  TORCH_CHECK(!options.device || !options.device->is_cuda() || at::hasCUDA(), "DataLoader: the device is ",
+              options.device.value_or(at::kCPU), ", and this LibTorch or this machine has no CUDA; leave it out");
+  TORCH_CHECK(tensors_are_known || !(options.pin_memory || options.device),
+              "DataLoader: pin_memory and device need to know the tensors of a batch, and this type of batch does not "
+              "show them; give it a member for_each_tensor (example_loader.h), or leave the options out");
+}
+
+/// A batch and what making it took, on a worker.
+struct MadeBatch {
+  std::shared_ptr<void> batch;
+  double reading_seconds = 0;
+  double transform_seconds = 0;
+};
+
+int64_t hash_of(const std::vector<int64_t>& order) {
+  Hash hash;
+  hash.add(order.data(), order.size() * sizeof(int64_t));
+  return static_cast<int64_t>(std::stoull(hash.digits(), nullptr, 16));
+}
+
+}  // namespace
+
+// ---- a pass ----
+
+/// How far a pass is. Shared by the pass, which moves on, and its loader, which may be asked for it.
+struct LoaderBase::Position {
+  int epoch;
+  int64_t start;      ///< places of the order that were taken before the pass
+  int64_t taken = 0;  ///< samples that this rank has taken in the pass
+  bool complete = false;
+  BatchShare share = {};
+  LoaderStats stats = {};
+};
+
+struct LoaderBase::Pass {
+  Pass(const LoaderBase& loader, std::vector<int64_t> indices_, int64_t batches_)
+      : position(loader.position_),
+        type(loader.type_),
+        indices(std::move(indices_)),
+        options(loader.options_),
+        batch_size(loader.batch_size_),
+        all_places(loader.places() - loader.position_->start),
+        world_size(loader.world_size()),
+        seed(loader.options_.seed.value_or(loader.shard_.seed)),
+        start(Clock::now()),
+        batches(batches_, options.workers, int64_t{options.workers} * options.prefetch,
+                [this](int64_t n) { return make(n); }) {}
+
+  MadeBatch make(int64_t number) const {
+    if (options.workers > 0) compute_on_this_thread_only();
+    const int64_t first = number * batch_size;
+    const int64_t count = std::min<int64_t>(batch_size, static_cast<int64_t>(indices.size()) - first);
+    const auto begin = Clock::now();
+    Draw draw{.seed = seed, .epoch = position->epoch};
+    MadeBatch made{.batch = type.make(at::ArrayRef<int64_t>(indices.data() + first, count), draw)};
+    if (options.pin_memory)
+      type.for_each_tensor(made.batch.get(), [](at::Tensor& tensor) {
+        if (tensor.defined()) tensor = tensor.pin_memory();
+      });
+    made.transform_seconds = draw.transform_seconds;
+    made.reading_seconds = std::max(0.0, seconds_since(begin) - draw.transform_seconds);
+    return made;
+  }
+
+  /// Makes the next batch the current one, or ends the pass.
+  void advance() {
+    current = nullptr;
+    ended = batches.taken() == batches.count();
+    LoaderStats& stats = position->stats;
+    const int64_t taken = position->taken;
+    if (!ended) {
+      const auto begin = Clock::now();
+      MadeBatch made = batches.take();
+      stats.waiting_seconds += seconds_since(begin);
+      stats.reading_seconds += made.reading_seconds;
+      stats.transform_seconds += made.transform_seconds;
+      ++stats.batches;
+      current = std::move(made.batch);
+      if (options.device)
+        type.for_each_tensor(current.get(), [&](at::Tensor& tensor) {
+          if (tensor.defined()) tensor = tensor.to(*options.device, /*non_blocking=*/options.pin_memory);
+        });
+    }
+    stats.seconds = seconds_since(start);
+    position->taken = std::min(batches.taken() * batch_size, static_cast<int64_t>(indices.size()));
+    position->complete = batches.taken() == batches.count();
+    position->share = share(position->taken - taken);
+  }
+
+  BatchShare share(int64_t here) const {
+    const auto until = [&](int64_t batch) { return std::min(all_places, batch * batch_size * world_size); };
+    const auto batches_of = [&](int64_t places) { return (places + batch_size - 1) / batch_size; };
+    const bool even = !options.exactly_once || batches_of(all_places / world_size) ==
+                                                   batches_of((all_places + world_size - 1) / world_size);
+    if (ended) return {.on_all_ranks = even};
+    return {.here = here, .in_all = until(batches.taken()) - until(batches.taken() - 1), .on_all_ranks = even};
+  }
+
+  const std::shared_ptr<Position> position;
+  const detail::BatchType type;
+  const std::vector<int64_t> indices;
+  const DataLoaderOptions options;
+  const int64_t batch_size;
+  const int64_t all_places;  ///< of the order, from the start of the pass on
+  const int64_t world_size;
+  const uint64_t seed;
+  const Clock::time_point start;
+  std::shared_ptr<void> current;
+  bool ended = false;
+  Prefetcher<MadeBatch> batches;  // last, so that its workers are gone before what they read
+};
+
+void LoaderBase::advance(Pass& pass) { pass.advance(); }
+void* LoaderBase::current(const Pass& pass) { return pass.current.get(); }
+bool LoaderBase::ended(const Pass& pass) { return pass.ended; }
+int64_t LoaderBase::samples_of(const Pass& pass) { return pass.position->share.here; }
+
+// ---- the order ----
+
+/// What is known of a sampler's order, to get the same again within an epoch and after a resume.
+struct LoaderBase::SamplerState {
+  int epoch = -1;        ///< of the newest order; -1: of none
+  int64_t order = 0;     ///< its hash
+  c10::IValue before;    ///< the sampler's state before it
+  c10::IValue now;       ///< the state to have once it was made again
+  bool resumed = false;  ///< all this is a checkpoint's, and the sampler does not have it yet
+};
+
+int64_t LoaderBase::places() const { return options_.sampler != nullptr ? options_.sampler->size() : dataset_size_; }
+
+std::vector<int64_t> LoaderBase::order_of_sampler() {
+  Sampler& sampler = *options_.sampler;
+  SamplerState& known = *sampler_;
+  const bool again = known.epoch == epoch_, resumed = std::exchange(known.resumed, false);
+  if (!resumed) known.now = sampler.state_dict();
+  if (!again) known.before = known.now;
+  if (!known.before.isNone() && (again || resumed)) sampler.load_state_dict(known.before);
+  std::vector<int64_t> order = sampler.order(epoch_);
+  if (again && !known.now.isNone()) sampler.load_state_dict(known.now);
+  TORCH_CHECK(static_cast<int64_t>(order.size()) == sampler.size(), "the sampler's size() is ", sampler.size(),
+              ", but its order() has ", order.size(), " places");
+  for (const int64_t index : order)
+    TORCH_CHECK(index >= 0 && index < dataset_size_, "the sampler's order() has the index ", index, ", and the dataset ",
+                dataset_size_, " samples");
+  const int64_t hash = hash_of(order);
+  if (resumed && again && hash != known.order)
+    throw Error("the sampler's order of epoch " + std::to_string(epoch_) +
+                " is not the one that the checkpoint was in the middle of; samples would be lost or seen twice");
+  known.epoch = epoch_;
+  known.order = hash;
+  return order;
+}
+
+std::vector<int64_t> LoaderBase::indices_of_pass() {
+  DistributedSampler dealt(places(), shard_.world_size, shard_.rank, sampler_options(options_, shard_));
+  dealt.set_epoch(epoch_);
+  dealt.set_start(start_);
+  if (options_.sampler == nullptr) return dealt.indices();
+  const std::vector<int64_t> order = order_of_sampler();
+  std::vector<int64_t> indices = dealt.indices();  // not shuffled: places of the order
+  for (int64_t& index : indices) index = order[static_cast<size_t>(index)];
+  return indices;
+}
+
+// ---- the loader ----
+
+LoaderBase::LoaderBase(detail::BatchType type, int64_t dataset_size, const Shard& shard, DataLoaderOptions options)
+    : type_(std::move(type)), dataset_size_(dataset_size), shard_(shard), options_(std::move(options)) {
+  check(options_, shard_, type_.for_each_tensor != nullptr);
+  batch_size_ = options_.split_batches ? options_.batch_size / shard_.world_size : options_.batch_size;
+  if (options_.sampler != nullptr) sampler_ = std::make_shared<SamplerState>();
+  samples_ = DistributedSampler(places(), shard.world_size, shard.rank, sampler_options(options_, shard)).size();
+  size_ = samples_ / batch_size_;
+  TORCH_CHECK(size_ > 0 || !options_.drop_last, "DataLoader: drop_last leaves no batch, because a rank's share is ",
+              samples_, " of ", places(), " samples, fewer than the batch_size of ", batch_size_,
+              "; lower the batch size, take fewer ranks, or leave drop_last out");
+  if (options_.drop_last)
+    samples_ = size_ * batch_size_;
+  else if (samples_ % batch_size_ != 0)
+    ++size_;
+}
+
+std::shared_ptr<LoaderBase::Pass> LoaderBase::begin_pass() {
+  const int64_t batches = steps_left();
+  std::vector<int64_t> indices = indices_of_pass();
+  position_ =
+      std::make_shared<Position>(Position{.epoch = epoch_, .start = start_, .stats = {.workers = options_.workers}});
+  start_ = 0;
+  if (epoch_count_ == 0) ++epoch_;
+  return std::make_shared<Pass>(*this, std::move(indices), batches);
+}
+
+int64_t LoaderBase::first_step() const {
+  const int64_t samples = batch_size_ * shard_.world_size;
+  return start_ / samples + (start_ % samples != 0 ? 1 : 0);
+}
+
+int64_t LoaderBase::steps_left() const {
+  if (start_ == 0) return size_;
+  const int64_t left =
+      DistributedSampler(places() - start_, shard_.world_size, shard_.rank, sampler_options(options_, shard_)).size();
+  return left / batch_size_ + (!options_.drop_last && left % batch_size_ != 0 ? 1 : 0);
+}
+
+LoaderStats LoaderBase::stats() const { return position_ != nullptr ? position_->stats : LoaderStats(); }
+
+LoaderBase::BatchShare LoaderBase::batch_share() const {
+  return position_ != nullptr ? position_->share : BatchShare();
+}
+
+// ---- where it is ----
+
+c10::IValue LoaderBase::state_dict() const {
+  int64_t epoch = epoch_, samples = start_;
+  // A loop over epochs may have gone beyond the newest pass.
+  const bool current = position_ != nullptr && (epoch_count_ == 0 || position_->epoch == epoch_);
+  if (current && start_ == 0) {
+    epoch = position_->epoch + (position_->complete ? 1 : 0);
+    if (!position_->complete) samples = std::min(places(), position_->start + position_->taken * shard_.world_size);
+  }
+  c10::impl::GenericDict state(c10::AnyType::get(), c10::AnyType::get());
+  state.insert("epoch", epoch);
+  state.insert("samples", samples);
+  state.insert("dataset_size", dataset_size_);
+  state.insert("seed", static_cast<int64_t>(options_.seed.value_or(shard_.seed)));
+  state.insert("shuffle", options_.shuffle);
+  if (options_.sampler == nullptr) return state;
+  const bool in_the_middle = samples > 0 && sampler_->epoch == epoch;
+  state.insert("places", places());
+  state.insert("sampler", sampler_->resumed ? sampler_->now : options_.sampler->state_dict());
+  if (in_the_middle) {
+    state.insert("sampler_before", sampler_->before);
+    state.insert("order", sampler_->order);
+  }
+  return state;
+}
+
+void LoaderBase::load_state_dict(const c10::IValue& state) {
+  TORCH_CHECK(epoch_count_ == 0, "DataLoader::load_state_dict inside the loop over epochs(); call it before");
+  const c10::impl::GenericDict own = state_dict().toGenericDict();
+  if (!state.isGenericDict()) throw Error("the state of a DataLoader is no dictionary");
+  const c10::impl::GenericDict given = state.toGenericDict();
+  const auto value = [&](const c10::IValue& key) {
+    const auto found = given.find(key);
+    if (found == given.end() || !(found->value().isInt() || found->value().isBool()))
+      throw Error("the state of a DataLoader has no number `" + key.toStringRef() + "`");
+    return found->value().isBool() ? int64_t{found->value().toBool()} : found->value().toInt();
+  };
+  if (given.contains("sampler") != (options_.sampler != nullptr))
+    throw Error(options_.sampler != nullptr ? "the checkpoint is of a DataLoader without a sampler"
+                                            : "the checkpoint is of a DataLoader with a sampler, and this has none");
+  for (const char* key : {"dataset_size", "seed", "shuffle", "places"}) {
+    if (!own.contains(key)) continue;
+    const int64_t mine = own.at(key).isBool() ? int64_t{own.at(key).toBool()} : own.at(key).toInt();
+    if (value(key) != mine)
+      throw Error("the checkpoint is of a DataLoader whose " + std::string(key) + " was " + std::to_string(value(key)) +
+                  ", not " + std::to_string(mine) + "; samples would be lost or seen twice");
+  }
+  const int64_t epoch = value("epoch"), samples = value("samples");
+  if (epoch < 0 || epoch > std::numeric_limits<int>::max() || samples < 0 || samples > places())
+    throw Error("the checkpoint is of a DataLoader at sample " + std::to_string(samples) + " of epoch " +
+                std::to_string(epoch) + ", which there is not");
+  if (options_.sampler != nullptr) {
+    const c10::IValue now = given.at("sampler");
+    *sampler_ = SamplerState();
+    if (samples > 0) {
+      const auto before = given.find("sampler_before");
+      if (before == given.end()) throw Error("the state of a DataLoader has no `sampler_before`");
+      *sampler_ = {static_cast<int>(epoch), value("order"), before->value(), now, /*resumed=*/true};
+    } else if (!now.isNone()) {
+      options_.sampler->load_state_dict(now);
+    }
+  }
+  set_epoch(static_cast<int>(epoch));
+  start_ = samples;
+  position_ = nullptr;
+}
+
+void LoaderBase::set_epoch(int epoch) {
+  TORCH_CHECK(epoch >= 0, "DataLoader::set_epoch: epochs count from 0, not ", epoch);
+  if (epoch_count_ != 0) {
+    TORCH_CHECK(epoch == epoch_, "DataLoader::set_epoch(", epoch, ") inside the loop over epochs() at epoch ", epoch_,
+                "; the loop sets the epoch itself, so leave the call out");
+    return;
+  }
+  first_epoch_ = epoch_ = epoch;
+  start_ = 0;
+}
+
+// ---- the loop over epochs ----
+
+LoaderBase::Epochs DataLoader::epochs(int count) {
+  TORCH_CHECK(count >= 0, "DataLoader::epochs: the number of epochs is ", count, "; it cannot be negative");
+  return Epochs(*this, count);
+}
+
+LoaderBase::Epochs::Iterator LoaderBase::Epochs::begin() {
+  TORCH_CHECK(loader_->epoch_count_ == 0,
+              "DataLoader::epochs: another loop over the epochs of this loader is under way; use a loader for each");
+  if (loader_->first_epoch_ < count_) {
+    under_way_ = true;
+    loader_->epoch_ = loader_->first_epoch_;
+    loader_->epoch_count_ = count_;
+  }
+  return Iterator(this);
+}
+
+void LoaderBase::Epochs::advance() {
+  if (++loader_->epoch_ < count_) return;
+  under_way_ = false;
+  loader_->epoch_count_ = 0;
+}
+
+LoaderBase::Epochs::Iterator& LoaderBase::Epochs::Iterator::operator++() {
+  epochs_->advance();
+  return *this;
+}
+
+LoaderBase::Epochs::~Epochs() {
+  if (!under_way_) return;
+  // Left early, the epoch at hand is used up: a pass that follows gets a new order.
+  ++loader_->epoch_;
+  loader_->epoch_count_ = 0;
+}
+
+}  // namespace lockstep
