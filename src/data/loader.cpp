@@ -335,7 +335,7 @@ void LoaderBase::set_epoch(int epoch) {
 
 // ---- the loop over epochs ----
 
-LoaderBase::Epochs DataLoader::epochs(int count) {
+LoaderBase::Epochs LoaderBase::epochs(int count) {
   TORCH_CHECK(count >= 0, "DataLoader::epochs: the number of epochs is ", count, "; it cannot be negative");
   return Epochs(*this, count);
 }

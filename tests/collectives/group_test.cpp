@@ -105,6 +105,15 @@ TEST_P(Collectives, SeveralInFlightFinishInAnyOrder) {
   });
 }
 
+TEST_P(Collectives, TheMeanOfANumber) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    EXPECT_EQ(group.mean(2 + 4 * group.rank()), 2 * group.world_size());
+    EXPECT_DOUBLE_EQ(group.mean(1e-300), 1e-300);
+    EXPECT_TRUE(std::isnan(group.mean(group.rank() == 0 ? std::nan("") : 1)));
+  });
+}
+
 TEST_P(Collectives, BytesOfDifferentLengths) {
   run_ranks(GetParam(), [](Context& context) {
     const Group& group = context.group();

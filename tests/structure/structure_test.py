@@ -7,9 +7,12 @@ longer needed fails too.
 import os
 import re
 import subprocess
+import sys
 import unittest
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import public_names  # noqa: E402
 
 # Folder under src/ -> folders it may include besides itself.
 MAY_INCLUDE = {
@@ -114,6 +117,42 @@ class Structure(unittest.TestCase):
                 found = set(re.findall(r"\b(?:" + "|".join(variables) + r")\b|\b(?i:gloo|nccl|ucc)\b", read(path)))
                 wrong += [f"{path}: {name}" for name in sorted(found)]
         self.assertEqual(wrong, [])
+
+    def test_the_index_has_every_public_name(self):
+        index = {}
+        for section in read("docs/api.md").split("\n## ")[1:]:
+            header, _, lines = section.partition("\n")
+            index[header.strip()] = re.findall(r"^- `([\w:]+)`: \S", lines, re.MULTILINE)
+            self.assertEqual(len(index[header.strip()]), len(re.findall(r"^\S", lines, re.MULTILINE)), section)
+        expected = {}
+        for path in SOURCES:
+            names = public_names.public_names(read(path)) if path.startswith("include/") else set()
+            if names:
+                expected[os.path.basename(path)] = sorted(names)
+        self.maxDiff = None
+        self.assertEqual({header: sorted(names) for header, names in index.items()}, expected)
+        self.assertEqual(list(index), sorted(index))
+
+    def test_public_names_are_found(self):
+        header = """
+            namespace lockstep {
+            namespace detail { void hidden(); }
+            class Later;
+            enum class Kind { kOne };  // class Comment {};
+            template <typename T> requires requires(T t) { t(); } struct Held { void member(); int value = 0; };
+            template <typename T> concept Callable = requires(T t) { { t() } -> Same; };
+            using Alias = int;
+            inline constexpr int kConstant = 3;
+            [[nodiscard]] inline Held<int> made(const Kind& kind = {}, int n = 1) { return {}; }
+            template <Callable F> auto called(F&& f) -> decltype(f()) { return f(); }
+            void Later::defined(int x) { }
+            class Later::Inner { };
+            namespace parts { void part(); }
+            int after();
+            }  // namespace lockstep
+        """
+        self.assertEqual(public_names.public_names(header), {"Kind", "Held", "Callable", "Alias", "kConstant", "made",
+                                                             "called", "parts::part", "after"})
 
     def test_everything_has_one_home(self):
         wrong = []

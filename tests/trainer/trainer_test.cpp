@@ -415,6 +415,24 @@ TEST_P(TrainerTest, RefusesAnOptimizerOverAnotherModel) {
   });
 }
 
+TEST_P(TrainerTest, SavesItsAveragesByOneCall) {
+  on_ranks([this](Context& context) {
+    Training training(context, everything());
+    training.fit();
+    const std::string path = folder("averages.pt");
+    training.trainer->save_averages(path);
+    context.group().barrier();
+    Net other;
+    load_state_dict(*other, load(path).tensors);  // strict
+    EXPECT_TRUE(torch::nn::utils::parameters_to_vector(other->parameters()).equal(training.run.evaluated.back()));
+    EXPECT_FALSE(training.weights().equal(training.run.evaluated.back()));
+    EXPECT_THROW(training.trainer->save_averages(path, 1), c10::Error) << "there is one average";
+    EXPECT_THROW(training.trainer->save_averages("/no/such/folder/averages.pt"), Error) << "on all ranks";
+    Training without(context, {});
+    EXPECT_THROW(without.trainer->save_averages(path), c10::Error);
+  });
+}
+
 TEST_P(TrainerTest, RefusesWhatMakesNoSense) {
   on_ranks([](Context& context) {
     const auto refused = [&](const TrainerOptions& options) {

@@ -9,6 +9,8 @@
 #include <torch/nn.h>
 
 #include <lockstep/evaluate.h>
+#include <lockstep/example_loader.h>
+#include <lockstep/gather_for_metrics.h>
 #include <lockstep/metrics.h>
 
 #include "checkpoint/failure.h"
@@ -256,6 +258,27 @@ TEST(Evaluate, IsExactOnAnyNumberOfRanks) {
     });
 }
 
+TEST(Evaluate, TakesBatchesOfAnyType) {
+  struct Examples {
+    int64_t size() const { return 31; }
+    std::map<std::string, at::Tensor> get(int64_t index) const { return {{"number", at::full({}, index, at::kDouble)}}; }
+  };
+  for (const int ranks : {2, 3}) {
+    run_ranks(ranks, [](Context& context) {
+      ExampleLoader loader(Examples(), context, {.batch_size = 4, .exactly_once = true});
+      torch::nn::Dropout net;
+      Metrics metrics;
+      auto& mean = metrics.add("mean", Mean());
+      evaluate(*net, loader, context.group(), metrics, [&](auto& batch) {
+        EXPECT_FALSE(net->is_training());
+        mean.update(batch["number"]);
+      });
+      EXPECT_DOUBLE_EQ(mean.value(), 15);
+      EXPECT_EQ(mean.count(), 31);
+    });
+  }
+}
+
 TEST(Evaluate, ARankThatFailsIsNamedOnTheOthers) {
   run_ranks(3, [&](Context& context) {
     DataLoader loader(testing::Numbers(30), context, {.batch_size = 2, .exactly_once = true});
@@ -284,6 +307,67 @@ TEST(Evaluate, RefusesALoaderThatRepeats) {
     DataLoader other(testing::Numbers(30), Shard(1, 2), {.batch_size = 2, .exactly_once = true});
     EXPECT_THROW(evaluate(other, context.group(), metrics, [](Batch&) {}), c10::Error);
   });
+}
+
+/// What two processes more than samples make of an evaluation must be one process's, in the dataset's order.
+TEST(GatherForMetrics, HasEverySampleOnceInTheDatasetsOrder) {
+  for (const int ranks : {1, 2, 3}) {
+    run_ranks(ranks, [&](Context& context) {
+      for (const int64_t size : {1, 2, 11, 12, 13, 17}) {
+        const auto gathered = [&](DataLoaderOptions options) {
+          DataLoader loader(testing::Numbers(size), context, std::move(options));
+          std::vector<at::Tensor> all;
+          for (auto& [data, target] : loader)
+            all.push_back(gather_for_metrics(context.group(), loader, at::stack({data * 2, target}, 1)));
+          return at::cat(all);
+        };
+        const at::Tensor numbers = at::arange(size), expected = at::stack({numbers * 2, numbers}, 1);
+        EXPECT_TRUE(gathered({.batch_size = 3}).equal(expected)) << size;
+        const at::Tensor shuffled = gathered({.batch_size = 3, .shuffle = true});
+        EXPECT_TRUE(std::get<0>(shuffled.sort(0)).equal(expected)) << size;
+        if (size >= 3 * ranks) {
+          const int64_t whole = size / (3 * ranks) * 3 * ranks;
+          EXPECT_TRUE(gathered({.batch_size = 3, .drop_last = true}).equal(expected.narrow(0, 0, whole))) << size;
+        }
+        EXPECT_TRUE(gathered({.batch_size = 20, .exactly_once = size >= ranks}).equal(expected)) << size;
+      }
+    });
+  }
+}
+
+TEST(GatherForMetrics, RowsOfUnevenRanksStandOneAfterTheOther) {
+  for (const int ranks : {2, 3}) {
+    run_ranks(ranks, [&](Context& context) {
+      const auto rows_of = [](int rank) { return at::full({rank * 2, 3}, rank, at::kFloat); };  // rank 0 has none
+      std::vector<at::Tensor> expected;
+      for (int rank = 0; rank < context.world_size(); ++rank) expected.push_back(rows_of(rank));
+      at::Tensor mine = rows_of(context.rank()).requires_grad_();
+      const at::Tensor all = gather_for_metrics(context.group(), mine);
+      EXPECT_TRUE(all.equal(at::cat(expected)) && !all.requires_grad());
+
+      const auto expect_error = [&](const at::Tensor& rows, const std::string& part) {
+        const std::string text = failure([&] { gather_for_metrics(context.group(), rows); });
+        EXPECT_NE(text.find(part), std::string::npos) << text;
+      };
+      const bool odd = context.rank() == 1;
+      expect_error(at::zeros({2, odd ? 4 : 3}), "rank 0 has rows of [3] Float, rank 1 has rows of [4] Float; only");
+      expect_error(at::zeros({2}, odd ? at::kLong : at::kFloat), "rank 1 has rows of [] Long");
+      expect_error(odd ? at::zeros({}) : at::zeros({2}), "rank 1 has no rows");
+
+      DataLoader loader(testing::Numbers(12), context, {.batch_size = 2});
+      for (auto& [data, target] : loader) {
+        const at::Tensor rows = odd ? data.narrow(0, 0, 1) : data;
+        const std::string text = failure([&] { gather_for_metrics(context.group(), loader, rows); });
+        EXPECT_NE(text.find("rank 1 has 1 rows for a batch of 2 samples"), std::string::npos) << text;
+        break;
+      }
+      DataLoader uneven(testing::Numbers(2 * ranks + 1), context, {.batch_size = 2, .exactly_once = true});
+      for (auto& [data, target] : uneven) {
+        EXPECT_THROW(gather_for_metrics(context.group(), uneven, data), c10::Error);
+        break;
+      }
+    });
+  }
 }
 
 }  // namespace
