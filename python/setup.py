@@ -12,7 +12,7 @@ SOURCE = os.path.join(os.path.dirname(HERE), "src")
 INCLUDES = [SOURCE, os.path.join(os.path.dirname(HERE), "include")]
 
 # As in src/base/CMakeLists.txt and src/collectives/shm/CMakeLists.txt.
-BASE = ["environment", "error", "file_descriptor", "futex", "pass_descriptor", "rank_board", "rank_page", "shared_segment", "usable_cores"]
+BASE = ["descriptor_limit", "environment", "error", "file_descriptor", "futex", "pass_descriptor", "rank_board", "rank_page", "shared_segment", "usable_cores"]
 CORE_FLAGS = ["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 AVX2 = ["-mavx2", "-mf16c"]
 AVX512 = AVX2 + ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]

@@ -19,7 +19,7 @@ FileCommands::FileCommands(CLI::App& app)
 int FileCommands::run() const {
   try {
     if (inspect_->parsed())
-      std::cout << inspect_file(from_);
+      inspect_file(from_, [](const std::string& text) { std::cout << text; });
     else
       std::cerr << convert_file(from_, to_);
   } catch (const Error& error) {

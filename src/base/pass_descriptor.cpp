@@ -6,7 +6,9 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/descriptor_limit.h"
 #include "base/error.h"
+#include "base/socket.h"
 
 namespace lockstep {
 namespace {
@@ -20,6 +22,8 @@ void wait_ready(int socket, short events, const Deadline& deadline, const char* 
     if (deadline.passed()) throw Error(std::string(what) + ": timed out");
   }
 }
+
+[[noreturn]] void throw_hung_up(const char* what) { throw ConnectionClosed(std::string(what) + ": it hung up"); }
 
 /// One sendmsg/recvmsg buffer with room for exactly one descriptor.
 struct Envelope {
@@ -55,6 +59,7 @@ void send_descriptor(int socket, std::span<const std::byte> message, int descrip
     }
     const ssize_t sent = ::sendmsg(socket, &envelope.header, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (sent < 0 && (errno == EPIPE || errno == ECONNRESET)) throw_hung_up(what);
     if (sent < 0) throw_errno(what);
     with_descriptor = false;
     rest = rest.subspan(static_cast<size_t>(sent));
@@ -69,6 +74,7 @@ FileDescriptor receive_descriptor(int socket, std::span<std::byte> message, cons
     Envelope envelope(rest);
     const ssize_t count = ::recvmsg(socket, &envelope.header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (count == 0 || (count < 0 && errno == ECONNRESET)) throw_hung_up(what);
     if (count < 0) throw_errno(what);
     for (cmsghdr* control = CMSG_FIRSTHDR(&envelope.header); control;
          control = CMSG_NXTHDR(&envelope.header, control)) {
@@ -77,7 +83,11 @@ FileDescriptor receive_descriptor(int socket, std::span<std::byte> message, cons
       std::memcpy(&descriptor, CMSG_DATA(control), sizeof descriptor);
       received = FileDescriptor(descriptor);
     }
-    if (count == 0) throw Error(std::string(what) + ": it hung up");
+    // The kernel leaves out a descriptor for which this process has no number, and says so.
+    if (!received && (envelope.header.msg_flags & MSG_CTRUNC) != 0) {
+      errno = EMFILE;
+      throw_errno_or_limit(what);
+    }
     rest = rest.subspan(static_cast<size_t>(count));
   }
   if (!received) throw Error(std::string(what) + ": none came with the message");

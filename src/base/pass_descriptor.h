@@ -9,11 +9,12 @@
 namespace lockstep {
 
 /// Sends `message` (whole, a few hundred bytes at most) and one descriptor over a connected Unix stream socket.
-/// Throws Error when the peer is gone or `deadline` passes.
+/// Throws ConnectionClosed when the peer is gone, Error when `deadline` passes.
 void send_descriptor(int socket, std::span<const std::byte> message, int descriptor, const Deadline& deadline);
 
-/// Receives exactly `message.size()` bytes and the one descriptor sent with them, CLOEXEC. Throws Error when the peer
-/// is gone, sent no descriptor, or `deadline` passes.
+/// Receives exactly `message.size()` bytes and the one descriptor sent with them, CLOEXEC. Throws
+/// ConnectionClosed when the peer is gone, LimitError when this process may have no further descriptor, Error when
+/// none was sent or `deadline` passes.
 FileDescriptor receive_descriptor(int socket, std::span<std::byte> message, const Deadline& deadline);
 
 }  // namespace lockstep

@@ -29,6 +29,11 @@ size_t character_bytes(std::string_view text) {
 std::string printable(std::string_view text) {
   std::string result;
   while (!text.empty()) {
+    size_t plain = 0;
+    while (plain < text.size() && text[plain] >= 0x20 && text[plain] < 0x7f) ++plain;
+    result += text.substr(0, plain);
+    text.remove_prefix(plain);
+    if (text.empty()) break;
     const size_t bytes = character_bytes(text);
     if (bytes > 0) {
       result += text.substr(0, bytes);

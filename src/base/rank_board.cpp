@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <new>
 #include <thread>
@@ -68,9 +69,12 @@ std::optional<RankBoard> RankBoard::open(int fd, int world_size) {
   if (::fstat(fd, &status) != 0 || static_cast<size_t>(status.st_size) != bytes || ::fcntl(fd, F_GET_SEALS) < 0)
     return std::nullopt;
   try {
-    RankBoard board(SharedSegment(FileDescriptor(::fcntl(fd, F_DUPFD_CLOEXEC, 3)), bytes));
+    // Where this process may have no further descriptor, what follows is to be told all the same: by the original.
+    int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    if (copy < 0 && errno == EMFILE) copy = fd;
+    RankBoard board(SharedSegment(FileDescriptor(copy), bytes));
     if (board.head().magic != BoardHead::kMagic) return std::nullopt;
-    ::close(fd);  // nothing that this process starts inherits it
+    if (copy != fd) ::close(fd);  // nothing that this process starts inherits it
     board.segment_.close_descriptor();
     return board;
   } catch (const Error&) {

@@ -15,7 +15,10 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <mutex>
 #include <sstream>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 
@@ -82,13 +85,34 @@ bool huge_pages_on_request() {
 unsigned generation = 0;
 std::atomic<size_t> mapped{0};
 
+/// Segments that children of fork() are to have copies of. Held over a fork, so that a child finds it whole.
+struct Copied {
+  std::mutex mutex;
+  std::vector<const SharedSegment*> segments;  // guarded by mutex
+};
+Copied& copied() {
+  static auto& all = *new Copied;
+  return all;
+}
+
+/// The kernel copies a page when the child writes it; to copy all now could take seconds and gigabytes.
+void map_copies() {
+  for (const SharedSegment* segment : copied().segments)
+    ::mmap(segment->data(), segment->committed(), PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_FIXED_NOREPLACE | MAP_NORESERVE, segment->fd(), 0);
+  copied().segments.clear();  // its own children inherit the copies
+}
+
 }  // namespace
 
 unsigned fork_generation() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] {
-    ++generation;
-    mapped = 0;  // a child has none of them
-  });
+  static const int registered = pthread_atfork([] { copied().mutex.lock(); }, [] { copied().mutex.unlock(); },
+                                               [] {
+                                                 ++generation;
+                                                 mapped = 0;  // a child has none of them
+                                                 map_copies();
+                                                 copied().mutex.unlock();
+                                               });
   (void)registered;
   return generation;
 }
@@ -133,6 +157,10 @@ SharedSegment::SharedSegment(FileDescriptor fd, size_t expected_bytes)
 
 SharedSegment::~SharedSegment() {
   if (data_ == nullptr || fork_generation_ != lockstep::fork_generation()) return;
+  if (copied_) {
+    const std::lock_guard lock(copied().mutex);
+    std::erase(copied().segments, this);
+  }
   ::munmap(data_, size_);
   mapped.fetch_sub(size_, std::memory_order_relaxed);
 }
@@ -174,6 +202,12 @@ void SharedSegment::commit(size_t end) {
   }
   populate(committed_, end);
   committed_ = end;
+}
+
+void SharedSegment::copy_into_children() {
+  if (std::exchange(copied_, true)) return;
+  const std::lock_guard lock(copied().mutex);
+  copied().segments.push_back(this);
 }
 
 void SharedSegment::populate(size_t begin, size_t end) {

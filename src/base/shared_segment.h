@@ -12,7 +12,8 @@ namespace lockstep {
 /// The size is fixed at birth (sealed against shrinking and growing), the memory behind it is not: a prefix is
 /// committed at once, more later by the owner. Only committed memory may be touched; committing either succeeds or
 /// throws Error with the wanted and the available size, so a full machine never ends in SIGBUS.
-/// A forked child does not inherit the mapping (MADV_DONTFORK); destroying the object there does nothing.
+/// A forked child does not inherit the mapping (MADV_DONTFORK); destroying the object there does nothing. After
+/// copy_into_children() it has the owner's committed memory as a copy of its own in the same place.
 class SharedSegment {
  public:
   SharedSegment() = default;
@@ -37,6 +38,10 @@ class SharedSegment {
 
   /// Commits everything below `end` that is not committed yet. Owner only.
   void commit(size_t end);
+  /// From now on a child of fork() can read what is committed, and write without anybody else seeing it: tensors may
+  /// lie there. What it has not touched shows what the owner writes later. Owner only; the object is not moved any
+  /// more.
+  void copy_into_children();
   /// Enters the pages of [begin, end), all committed by their owner, into this process's page table.
   void populate(size_t begin, size_t end);
 
@@ -49,6 +54,7 @@ class SharedSegment {
   size_t size_ = 0;
   size_t committed_ = 0;
   unsigned fork_generation_ = 0;
+  bool copied_ = false;
 };
 
 /// Bytes that can still be allocated: the kernel's estimate for the machine, or less where a cgroup limits memory.

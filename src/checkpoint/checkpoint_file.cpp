@@ -17,7 +17,7 @@ namespace {
 bool is_pt(const std::string& path) { return path.ends_with(".pt") || path.ends_with(".pth"); }
 
 void save_safetensors(const Checkpoint& checkpoint, const std::string& path) {
-  std::vector<SafetensorsEntry> entries;
+  std::vector<TensorEntry> entries;
   std::vector<at::Tensor> tensors;
   for (const auto& item : checkpoint.tensors) {
     tensors.push_back(item.value().detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous());
@@ -38,7 +38,7 @@ Checkpoint load_safetensors(const FileSource& source) {
   const SafetensorsFile file(source);  // all is checked before memory is taken for the first tensor
   Checkpoint checkpoint;
   checkpoint.metadata = file.metadata();
-  for (const SafetensorsEntry& entry : file.entries()) {
+  for (const TensorEntry& entry : file.entries()) {
     at::Tensor tensor = at::empty(entry.shape, scalar_type_of(*entry.dtype));
     file.read(entry, tensor.mutable_data_ptr());
     checkpoint.tensors.insert(entry.name, tensor);

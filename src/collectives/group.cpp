@@ -1,13 +1,11 @@
 #include "collectives/group_state.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/operation_label.h"
 #include "base/rank_board.h"
 #include "collectives/device_engine.h"
 #include "collectives/operand.h"
-#include "collectives/single/single_backend.h"
 #include "collectives/work.h"
 
 // Every operation is checked here, put into the form engines agree on, numbered and handed to the engine. Operations
@@ -70,8 +68,9 @@ void note_start(uint64_t sequence, const char* operation, const at::Tensor& tens
                              sizes.size(), now, OperationLabel::current());
 }
 
-Work start(const std::shared_ptr<Group::State>& group, const char* operation, const at::Tensor& tensor,
-           c10::intrusive_ptr<c10d::Work> work, std::function<void()> finish) {
+Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor, c10::intrusive_ptr<c10d::Work> work,
+           std::function<void()> finish) {
+  const char* operation = Turn::operation(group->callers);
   note_start(group->sequence, operation, tensor, coarse_now());
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
                                                         .sequence = group->sequence++,
@@ -83,8 +82,9 @@ Work start(const std::shared_ptr<Group::State>& group, const char* operation, co
 }
 
 /// Does the operation in one call if the group's engine can; else returns false and nothing has happened.
-bool run_at_once(const std::shared_ptr<Group::State>& group, const char* operation, const at::Tensor& output,
-                 const at::Tensor& input, BlockingEngine::Call call) {
+bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& output, const at::Tensor& input,
+                 BlockingEngine::Call call) {
+  const char* operation = Turn::operation(group->callers);
   if (group->blocking == nullptr || !is_plain(output) || !is_plain(input)) return false;
   call.input = input.const_data_ptr();
   call.output = output.mutable_data_ptr();
@@ -111,37 +111,18 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const char* operati
 
 }  // namespace
 
-Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
-                 std::shared_ptr<Membership> membership) {
-  const bool alone = world_size == 1;
-  const auto backend = alone ? single_engine::make_backend() : factories.cpu(store, rank, world_size);
-  const std::string name = backend->getBackendName();
-  auto* blocking = dynamic_cast<BlockingEngine*>(backend.get());
-  auto state = std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(factories), backend, name,
-                                                           blocking, membership, alone ? backend : nullptr});
-  membership->add(state);
-  return Group(std::move(state));
-}
-
-void close(const Group& group) { group.state_->membership->close(); }
-
-Group::State& state_of(const Group& group) { return *group.state_; }
-
-bool Group::is_open() const { return state_->membership->is_open(); }
-int Group::rank() const { return state_->rank; }
-int Group::world_size() const { return state_->world_size; }
-const std::string& Group::backend() const { return state_->backend_name; }
-
 void Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+  const Turn turn = state_->turn("all_reduce");
   check_tensor("all_reduce", "tensor", tensor);
   check_reduction("all_reduce", tensor, op);
   if (!run_at_once(
-          state_, "all_reduce", tensor, tensor,
+          state_, tensor, tensor,
           {.kind = BlockingEngine::Kind::kAllReduce, .dtype = tensor.scalar_type(), .op = op, .count = tensor.numel()}))
     all_reduce_async(tensor, op).wait();
 }
 
 Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
+  const Turn turn = state_->turn("all_reduce");
   check_tensor("all_reduce", "tensor", tensor);
   check_reduction("all_reduce", tensor, op);
   Operand operand(tensor);
@@ -149,18 +130,20 @@ Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
   c10d::AllreduceOptions options;
   options.reduceOp = to_c10d(op);
   auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).allreduce(tensors, options);
-  return start(state_, "all_reduce", tensor, std::move(work), operand.copy_home());
+  return start(state_, tensor, std::move(work), operand.copy_home());
 }
 
 void Group::broadcast(const at::Tensor& tensor, int root) const {
+  const Turn turn = state_->turn("broadcast");
   check_tensor("broadcast", "tensor", tensor);
   check_peer("broadcast", root);
-  if (!run_at_once(state_, "broadcast", tensor, tensor,
+  if (!run_at_once(state_, tensor, tensor,
                    {.kind = BlockingEngine::Kind::kBroadcast, .root = root, .count = bytes_of(tensor)}))
     broadcast_async(tensor, root).wait();
 }
 
 Work Group::broadcast_async(const at::Tensor& tensor, int root) const {
+  const Turn turn = state_->turn("broadcast");
   check_tensor("broadcast", "tensor", tensor);
   check_peer("broadcast", root);
   Operand operand(tensor);
@@ -168,10 +151,11 @@ Work Group::broadcast_async(const at::Tensor& tensor, int root) const {
   c10d::BroadcastOptions options;
   options.rootRank = root;
   auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).broadcast(tensors, options);
-  return start(state_, "broadcast", tensor, std::move(work), operand.copy_home());
+  return start(state_, tensor, std::move(work), operand.copy_home());
 }
 
 Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const {
+  const Turn turn = state_->turn("reduce");
   check_tensor("reduce", "tensor", tensor);
   check_reduction("reduce", tensor, op);
   check_peer("reduce", root);
@@ -183,10 +167,11 @@ Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const 
   options.reduceOp = to_c10d(op);
   options.rootRank = root;
   auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).reduce(tensors, options);
-  return start(state_, "reduce", tensor, std::move(work), rank() == root ? operand.copy_home() : nullptr);
+  return start(state_, tensor, std::move(work), rank() == root ? operand.copy_home() : nullptr);
 }
 
 at::Tensor Group::all_gather(const at::Tensor& input) const {
+  const Turn turn = state_->turn("all_gather");
   check_tensor("all_gather", "input", input);
   auto output = at::empty(with_rows(world_size(), input.sizes()), input.options().requires_grad(false));
   all_gather_into_tensor(output, input);
@@ -194,15 +179,16 @@ at::Tensor Group::all_gather(const at::Tensor& input) const {
 }
 
 void Group::all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input) const {
+  const Turn turn = state_->turn("all_gather");
   check_tensor("all_gather", "input", input);
   check_tensor("all_gather", "output", output);
   check_rows("all_gather", "output", output, input, world_size());
-  if (!run_at_once(state_, "all_gather", output, input,
-                   {.kind = BlockingEngine::Kind::kAllGather, .count = bytes_of(input)}))
+  if (!run_at_once(state_, output, input, {.kind = BlockingEngine::Kind::kAllGather, .count = bytes_of(input)}))
     all_gather_async(output, input).wait();
 }
 
 Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input) const {
+  const Turn turn = state_->turn("all_gather");
   check_tensor("all_gather", "input", input);
   check_tensor("all_gather", "output", output);
   check_rows("all_gather", "output", output, input, world_size());
@@ -210,10 +196,11 @@ Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input) 
   at::Tensor row_bytes = as_bytes(Operand(input).dense), rows_bytes = as_bytes(rows.dense);
   auto& engine = engine_for(*this, input, output);
   auto work = input.numel() == 0 ? nullptr : engine._allgather_base(rows_bytes, row_bytes, {});
-  return start(state_, "all_gather", input, std::move(work), rows.copy_home());
+  return start(state_, input, std::move(work), rows.copy_home());
 }
 
 at::Tensor Group::gather(const at::Tensor& input, int root) const {
+  const Turn turn = state_->turn("gather");
   check_tensor("gather", "input", input);
   at::Tensor output;
   if (rank() == root) output = at::empty(with_rows(world_size(), input.sizes()), input.options().requires_grad(false));
@@ -222,6 +209,7 @@ at::Tensor Group::gather(const at::Tensor& input, int root) const {
 }
 
 Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int root) const {
+  const Turn turn = state_->turn("gather");
   check_tensor("gather", "input", input);
   check_peer("gather", root);
   std::vector<at::Tensor> inputs{as_bytes(Operand(input).dense)};
@@ -238,10 +226,11 @@ Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int 
   options.rootRank = root;
   auto& engine = engine_for(*this, input, rank() == root ? output : input);
   auto work = input.numel() == 0 ? nullptr : engine.gather(outputs, inputs, options);
-  return start(state_, "gather", input, std::move(work), std::move(finish));
+  return start(state_, input, std::move(work), std::move(finish));
 }
 
 Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int root) const {
+  const Turn turn = state_->turn("scatter");
   check_tensor("scatter", "output", output);
   check_peer("scatter", root);
   Operand row(output);
@@ -256,10 +245,11 @@ Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int
   options.rootRank = root;
   auto& engine = engine_for(*this, rank() == root ? input : output, output);
   auto work = output.numel() == 0 ? nullptr : engine.scatter(outputs, inputs, options);
-  return start(state_, "scatter", output, std::move(work), row.copy_home());
+  return start(state_, output, std::move(work), row.copy_home());
 }
 
 at::Tensor Group::reduce_scatter(const at::Tensor& input, ReduceOp op) const {
+  const Turn turn = state_->turn("reduce_scatter");
   check_tensor("reduce_scatter", "input", input);
   TORCH_CHECK(input.dim() > 0 && input.size(0) == world_size(),
               "reduce_scatter: the input must have one row for each "
@@ -271,11 +261,12 @@ at::Tensor Group::reduce_scatter(const at::Tensor& input, ReduceOp op) const {
 }
 
 void Group::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
+  const Turn turn = state_->turn("reduce_scatter");
   check_tensor("reduce_scatter", "input", input);
   check_tensor("reduce_scatter", "output", output);
   check_rows("reduce_scatter", "input", input, output, world_size());
   check_reduction("reduce_scatter", input, op);
-  if (!run_at_once(state_, "reduce_scatter", output, input,
+  if (!run_at_once(state_, output, input,
                    {.kind = BlockingEngine::Kind::kReduceScatter,
                     .dtype = output.scalar_type(),
                     .op = op,
@@ -284,6 +275,7 @@ void Group::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& in
 }
 
 Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
+  const Turn turn = state_->turn("reduce_scatter");
   check_tensor("reduce_scatter", "input", input);
   check_tensor("reduce_scatter", "output", output);
   check_rows("reduce_scatter", "input", input, output, world_size());
@@ -293,10 +285,11 @@ Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& inp
   options.reduceOp = to_c10d(op);
   auto& engine = engine_for(*this, input, output);
   auto work = output.numel() == 0 ? nullptr : engine._reduce_scatter_base(row.dense, rows.dense, options);
-  return start(state_, "reduce_scatter", output, std::move(work), row.copy_home());
+  return start(state_, output, std::move(work), row.copy_home());
 }
 
 at::Tensor Group::all_to_all(const at::Tensor& input) const {
+  const Turn turn = state_->turn("all_to_all");
   check_tensor("all_to_all", "input", input);
   auto output = at::empty(input.sizes(), input.options().requires_grad(false));
   all_to_all_async(output, input).wait();
@@ -305,6 +298,7 @@ at::Tensor Group::all_to_all(const at::Tensor& input) const {
 
 at::Tensor Group::all_to_all(const at::Tensor& input, std::vector<int64_t> input_splits,
                              std::vector<int64_t> output_splits) const {
+  const Turn turn = state_->turn("all_to_all");
   check_tensor("all_to_all", "input", input);
   TORCH_CHECK(input.dim() > 0, "all_to_all: splits count rows, so the input needs at least one dimension");
   int64_t rows = 0;
@@ -316,6 +310,7 @@ at::Tensor Group::all_to_all(const at::Tensor& input, std::vector<int64_t> input
 
 Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> input_splits,
                              std::vector<int64_t> output_splits) const {
+  const Turn turn = state_->turn("all_to_all");
   check_tensor("all_to_all", "input", input);
   check_tensor("all_to_all", "output", output);
   const auto check_splits = [&](const char* role, const at::Tensor& tensor, const std::vector<int64_t>& splits) {
@@ -335,65 +330,40 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   at::Tensor to = as_byte_rows(received.dense, output.size(0)),
              from = as_byte_rows(Operand(input).dense, input.size(0));
   auto work = engine_for(*this, input, output).alltoall_base(to, from, output_splits, input_splits, {});
-  return start(state_, "all_to_all", input, std::move(work), received.copy_home());
+  return start(state_, input, std::move(work), received.copy_home());
 }
 
 Work Group::send_async(const at::Tensor& tensor, int destination, int tag) const {
+  const Turn turn = state_->turn("send");
   check_tensor("send", "tensor", tensor);
   check_peer("send", destination);
   // By way of the CPU, if it is on a device: that one's engine wants all ranks, and knows no tags.
   std::vector<at::Tensor> tensors{as_bytes(on_cpu(Operand(tensor).dense))};
   auto work = tensor.numel() == 0 ? nullptr : state_->backend->send(tensors, destination, tag);
-  return start(state_, "send", tensor, std::move(work), nullptr);
+  return start(state_, tensor, std::move(work), nullptr);
 }
 
 Work Group::recv_async(const at::Tensor& tensor, int source, int tag) const {
+  const Turn turn = state_->turn("recv");
   check_tensor("recv", "tensor", tensor);
   check_peer("recv", source);
   Operand operand(tensor);
   if (!tensor.is_cpu()) operand.dense = at::empty_like(operand.dense, operand.dense.options().device(at::kCPU));
   std::vector<at::Tensor> tensors{as_bytes(operand.dense)};
   auto work = tensor.numel() == 0 ? nullptr : state_->backend->recv(tensors, source, tag);
-  return start(state_, "recv", tensor, std::move(work), operand.copy_home());
+  return start(state_, tensor, std::move(work), operand.copy_home());
 }
 
 void Group::barrier() const {
+  const Turn turn = state_->turn("barrier");
   if (state_->blocking == nullptr) return barrier_async().wait();
   const at::Tensor nothing = at::empty({0});
-  run_at_once(state_, "barrier", nothing, nothing, {.kind = BlockingEngine::Kind::kBarrier});
+  run_at_once(state_, nothing, nothing, {.kind = BlockingEngine::Kind::kBarrier});
 }
 
 Work Group::barrier_async() const {
-  return start(state_, "barrier", at::empty({0}), state_->backend->barrier({}), nullptr);
-}
-
-at::Tensor Group::allocate(int64_t elements, const at::TensorOptions& options) const {
-  TORCH_CHECK(elements >= 0, "allocate: a tensor cannot have ", elements, " elements");
-  if (options.device().is_cpu() && state_->backend->supportsTensorAlloc(options.device().index()))
-    return state_->backend->allocateTensor(static_cast<long>(elements), options);
-  return at::empty({elements}, options);
-}
-
-std::optional<Group> Group::subgroup(const std::vector<int>& ranks) const {
-  TORCH_CHECK(!ranks.empty(), "subgroup: the list of ranks is empty");
-  std::optional<int> place;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    check_peer("subgroup", ranks[i]);
-    TORCH_CHECK(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, "subgroup: rank ", ranks[i],
-                " is in the list "
-                "twice");
-    if (ranks[i] == rank()) place = static_cast<int>(i);
-  }
-  const std::string prefix = "subgroup" + std::to_string(state_->subgroups++);
-  if (!place) return std::nullopt;
-  c10::intrusive_ptr<c10d::Store> store;
-  if (state_->store) store = c10::make_intrusive<c10d::PrefixStore>(prefix, state_->store);
-  return make_group(store, *place, static_cast<int>(ranks.size()), state_->factories, state_->membership);
-}
-
-void Group::check_peer(const char* operation, int peer) const {
-  TORCH_CHECK(peer >= 0 && peer < world_size(), operation, ": there is no rank ", peer, "; this group has ranks 0 to ",
-              world_size() - 1);
+  const Turn turn = state_->turn("barrier");
+  return start(state_, at::empty({0}), state_->backend->barrier({}), nullptr);
 }
 
 }  // namespace lockstep

@@ -1,5 +1,10 @@
 #include "collectives/group_state.h"
 
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "collectives/single/single_backend.h"
+
 namespace lockstep {
 
 void Membership::add(const std::shared_ptr<Group::State>& group) {
@@ -10,6 +15,8 @@ void Membership::add(const std::shared_ptr<Group::State>& group) {
 
 void Membership::close() {
   open_ = false;
+  // In a child of fork() the groups are not its own to leave, and another thread may have held the mutex.
+  if (fork_generation_ != fork_generation()) return;
   const std::lock_guard lock(mutex_);
   for (const auto& known : groups_) {
     const auto group = known.lock();
@@ -18,9 +25,60 @@ void Membership::close() {
     try {
       group->backend->shutdown();
     } catch (const std::exception&) {
-      // This is a child that the rank has forked: the groups are not its own to leave.
+      // The others hear of this rank's end in any case.
     }
   }
+}
+
+Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
+                 std::shared_ptr<Membership> membership) {
+  const bool alone = world_size == 1;
+  const auto backend = alone ? single_engine::make_backend() : factories.cpu(store, rank, world_size);
+  const std::string name = backend->getBackendName();
+  auto* blocking = dynamic_cast<BlockingEngine*>(backend.get());
+  auto state = std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(factories), backend, name,
+                                                           blocking, membership, alone ? backend : nullptr});
+  membership->add(state);
+  return Group(std::move(state));
+}
+
+void close(const Group& group) { group.state_->membership->close(); }
+
+Group::State& state_of(const Group& group) { return *group.state_; }
+
+bool Group::is_open() const { return state_->membership->is_open(); }
+int Group::rank() const { return state_->rank; }
+int Group::world_size() const { return state_->world_size; }
+const std::string& Group::backend() const { return state_->backend_name; }
+
+at::Tensor Group::allocate(int64_t elements, const at::TensorOptions& options) const {
+  TORCH_CHECK(elements >= 0, "allocate: a tensor cannot have ", elements, " elements");
+  if (options.device().is_cpu() && state_->backend->supportsTensorAlloc(options.device().index()))
+    return state_->backend->allocateTensor(static_cast<long>(elements), options);
+  return at::empty({elements}, options);
+}
+
+std::optional<Group> Group::subgroup(const std::vector<int>& ranks) const {
+  const Turn turn = state_->turn("subgroup");
+  TORCH_CHECK(!ranks.empty(), "subgroup: the list of ranks is empty");
+  std::optional<int> place;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    check_peer("subgroup", ranks[i]);
+    TORCH_CHECK(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, "subgroup: rank ", ranks[i],
+                " is in the list "
+                "twice");
+    if (ranks[i] == rank()) place = static_cast<int>(i);
+  }
+  const std::string prefix = "subgroup" + std::to_string(state_->subgroups++);
+  if (!place) return std::nullopt;
+  c10::intrusive_ptr<c10d::Store> store;
+  if (state_->store) store = c10::make_intrusive<c10d::PrefixStore>(prefix, state_->store);
+  return make_group(store, *place, static_cast<int>(ranks.size()), state_->factories, state_->membership);
+}
+
+void Group::check_peer(const char* operation, int peer) const {
+  TORCH_CHECK(peer >= 0 && peer < world_size(), operation, ": there is no rank ", peer, "; this group has ranks 0 to ",
+              world_size() - 1);
 }
 
 }  // namespace lockstep

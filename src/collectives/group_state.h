@@ -11,7 +11,9 @@
 
 #include <lockstep/group.h>
 
+#include "base/shared_segment.h"
 #include "collectives/blocking_engine.h"
+#include "collectives/turn.h"
 
 namespace lockstep {
 
@@ -42,6 +44,7 @@ class Membership {
   void release_device_engines() { device_engines_.clear(); }
 
  private:
+  const unsigned fork_generation_ = fork_generation();
   std::atomic<bool> open_{true};
   std::vector<c10::intrusive_ptr<c10d::Backend>> device_engines_;
   std::mutex mutex_;
@@ -62,6 +65,11 @@ struct Group::State {
   int subgroups = 0;                                 ///< subgroups made so far, equal on all ranks
   int replicas = 0;                                  ///< replicas attached so far, equal on all ranks
   std::shared_ptr<void> statistics = nullptr;        ///< what synchronised batch norms over this group share (src/nn)
+  const unsigned generation = fork_generation();     ///< of the process that made it
+  Callers callers = {};
+
+  /// Every call of the group holds one.
+  Turn turn(const char* operation) { return Turn(callers, rank, generation, operation); }
 };
 
 /// The group of `world_size` ranks over the backends the factories make; over the single engine if there is one rank.

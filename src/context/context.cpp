@@ -10,15 +10,18 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
+#include "base/descriptor_limit.h"
 #include "base/environment.h"
 #include "base/error_file.h"
 #include "base/rank_board.h"
+#include "base/shared_segment.h"
 #include "collectives/device_engine.h"
 #include "collectives/gloo/gloo_backend.h"
 #include "collectives/group_state.h"
 #include "collectives/nccl/nccl_backend.h"
 #include "collectives/open_store.h"
 #include "collectives/shm/backend/shm_backend.h"
+#include "collectives/shm/bootstrap.h"
 #include "collectives/shm/layout.h"
 #include "context/device.h"
 #include "context/only_context.h"
@@ -70,15 +73,17 @@ std::string choose_backend(const ContextOptions& options, const RollCall& presen
               "\"; there are \"shm\" and \"gloo\", or leave it empty");
 }
 
-EngineFactories choose_engines(const World& world, const RollCall& present, const ContextOptions& options) {
-  const auto timeout = options.collective_timeout;
+/// `store` is all ranks', in which their group forms while they join; in others parts of it form later on.
+EngineFactories choose_engines(const World& world, const RollCall& present, const ContextOptions& options,
+                               const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto timeout = options.collective_timeout, join = options.join_timeout;
   EngineFactories factories;
   factories.device = [timeout](c10::DeviceType device, const auto& shared, int rank, int size) {
     return nccl_engine::make_backend(device, shared, rank, size, timeout);
   };
   if (choose_backend(options, present, world.world_size) == "shm") {
-    factories.cpu = [timeout](const auto& shared, int rank, int size) {
-      return shm_engine::make_backend(shared, rank, size, timeout);
+    factories.cpu = [timeout, join, store](const auto& shared, int rank, int size) {
+      return shm_engine::make_backend(shared, rank, size, timeout, "shm", false, shared == store ? join : timeout);
     };
   } else {
     const std::string address = world.world_size > 1 ? local_address(world) : "";
@@ -87,6 +92,15 @@ EngineFactories choose_engines(const World& world, const RollCall& present, cons
     };
   }
   return factories;
+}
+
+/// Looked for before anything is opened: where a file of /proc cannot be read, ranks take each other for strangers.
+size_t descriptors_to_join(const World& world) {
+  if (world.world_size == 1) return 0;
+  constexpr size_t kToRead = 1, kToMeet = 3;  // without a launcher: the store's socket, its server's ends
+  const size_t store = world.source == World::Source::kLauncher ? 0 : kToMeet;
+  if (!world.one_machine() || world.world_size > shm::kMaxRanks) return store + kToRead;
+  return store + shm::descriptors_to_form(world.rank, world.world_size);
 }
 
 /// Tells the launcher that this rank waits for the others, and takes it back where they do not meet.
@@ -113,7 +127,8 @@ struct Context::State {
   World world;
   ContextOptions options;
   std::string run_dir;
-  int exceptions;  ///< under way when the ranks were joined
+  int exceptions;       ///< under way when the ranks were joined
+  unsigned generation;  ///< of the process that joined
   c10::intrusive_ptr<c10d::Store> store;
   RollCall present;
   int threads;
@@ -141,15 +156,17 @@ Context::Context(ContextOptions options) {
   if (environment.lockstep_debugged) options.join_timeout = options.collective_timeout = kDebuggedTimeout;
   own_page().set_collective_timeout(options.collective_timeout);
   Joining joining;
+  require_descriptors(descriptors_to_join(world), "joining " + std::to_string(world.world_size) + " ranks");
   auto store = open_fresh_store(world, options.join_timeout);
   RollCall present = call_the_roll(world, store, options.join_timeout);
   world.local_rank = present.local_rank;
   world.local_world_size = present.local_world_size;
   remember_local_rank(present.local_rank);
   const int threads = choose_threads(present, environment);
-  Group group = make_group(store, world.rank, world.world_size, choose_engines(world, present, options));
+  Group group = make_group(store, world.rank, world.world_size, choose_engines(world, present, options, store));
   state_.reset(new State{std::move(only), world, options, environment.lockstep_run_dir.value_or(""),
-                         std::uncaught_exceptions(), store, present, threads, std::move(group), std::nullopt});
+                         std::uncaught_exceptions(), fork_generation(), store, present, threads, std::move(group),
+                         std::nullopt});
   if (options.seed) at::manual_seed(*options.seed + static_cast<uint64_t>(rank()));
   note_uncaught_exceptions();
   joining.done();
@@ -160,6 +177,12 @@ Context::Context(Context&&) noexcept = default;
 
 Context::~Context() {
   if (!state_) return;
+  if (state_->generation != fork_generation()) {
+    // A child that the rank has forked: connections and threads are its parent's, who goes on with them.
+    close(*state_->group);
+    static_cast<void>(state_.release());
+    return;
+  }
   const bool unwinding = std::uncaught_exceptions() > state_->exceptions;
   // Before the others see that this rank leaves, which they may not survive.
   if (unwinding) {

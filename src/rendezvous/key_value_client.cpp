@@ -93,6 +93,9 @@ KeyValueClient::Reply KeyValueClient::ask_keys(KeyValueRequest request, const Fi
 }
 
 KeyValueClient::Reply KeyValueClient::ask(KeyValueRequest request, const Fields& fields, Timeout timeout) {
+  // A child of fork() would speak in the middle of what its parent says on the same connection.
+  if (fork_generation_ != fork_generation())
+    throw Error("key-value store: this connection belongs to the process that opened it, not to a child it forked");
   check_request({.code = static_cast<uint8_t>(request), .fields = fields});
   uint32_t id;
   {

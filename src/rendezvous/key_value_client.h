@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/file_descriptor.h"
+#include "base/shared_segment.h"
 #include "rendezvous/key_value_frame.h"
 
 namespace lockstep {
@@ -21,7 +22,8 @@ namespace lockstep {
 ///
 /// Throws lockstep::Error: when a wait's time is over (the text names the missing keys), when a key or value is over
 /// its limit (kMaxKeyBytes, kMaxValueBytes) or the store refuses (its text), and, from then on in every call, when the
-/// server is gone or does not answer. Nothing waits for ever; a timeout of 0 looks once.
+/// server is gone or does not answer. Nothing waits for ever; a timeout of 0 looks once. In a child of fork() every
+/// call throws: the connection is its parent's.
 class KeyValueClient {
  public:
   using Bytes = std::vector<uint8_t>;
@@ -69,6 +71,7 @@ class KeyValueClient {
   [[noreturn]] void fail(const std::string& reason);
 
   const FileDescriptor socket_;
+  const unsigned fork_generation_ = fork_generation();
   std::mutex send_mutex_;  // frames go out whole
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -13,6 +13,11 @@
 #include "rendezvous/key_value_server.h"
 
 namespace lockstep {
+namespace {
+
+constexpr useconds_t kPauseUs = 20'000;
+
+}  // namespace
 
 KeyValueServerThread::KeyValueServerThread(FileDescriptor listener)
     : listener_(std::move(listener)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -64,8 +69,13 @@ void KeyValueServerThread::serve() {
       if (stop_) return;
       for (auto& socket : std::exchange(arrived_, {})) server.add_client(std::move(socket));
     }
-    if (polled[1].revents != 0)
-      if (FileDescriptor socket = accept_same_user(listener_.get())) server.add_client(std::move(socket));
+    if (polled[1].revents != 0) {
+      errno = 0;
+      if (FileDescriptor socket = accept_same_user(listener_.get()))
+        server.add_client(std::move(socket));
+      else if (errno == EMFILE || errno == ENFILE)
+        ::usleep(kPauseUs);  // the client stays in the queue, and poll would return at once
+    }
     for (size_t i = 2; i < polled.size(); ++i) server.handle(polled[i]);
     server.take_dropped();
   }

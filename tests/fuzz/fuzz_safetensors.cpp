@@ -9,7 +9,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const MemorySource source("fuzz.safetensors", {reinterpret_cast<const char*>(data), size});
   try {
     const SafetensorsFile file(source);
-    for (const SafetensorsEntry& entry : file.entries()) {
+    for (const TensorEntry& entry : file.entries()) {
       std::string bytes(entry.bytes(), '\0');
       file.read(entry, bytes.data());
     }

@@ -60,7 +60,8 @@ void Contents::list_pt() {
       tensors_.push_back({.name = leaf.name,
                           .dtype = tensor.dtype,
                           .shape = tree.numbers(tensor.sizes),
-                          .bytes = bytes_of(tree, tensor),
+                          .begin = 0,
+                          .end = bytes_of(tree, tensor),
                           .storage = tensor.storage});
       pickled_.push_back(&tensor);
     }
@@ -71,20 +72,19 @@ void Contents::list_pt() {
 
 void Contents::list_safetensors() {
   safetensors_ = std::make_unique<SafetensorsFile>(source_);
-  for (const SafetensorsEntry& entry : safetensors_->entries())
-    tensors_.push_back({.name = entry.name,
-                        .dtype = entry.dtype,
-                        .shape = entry.shape,
-                        .bytes = entry.bytes(),
-                        .storage = tensors_.size()});
-  texts_ = safetensors_->metadata();
+  tensors_ = std::move(safetensors_->header().entries);
+  texts_ = std::move(safetensors_->header().metadata);
 }
 
-uint64_t Contents::storage_bytes() const {
-  std::set<size_t> seen;
-  uint64_t sum = 0;
-  for (const TensorEntry& tensor : tensors_)
-    if (seen.insert(tensor.storage).second) sum += is_pt() ? pt_->storage_bytes(tensor.storage) : tensor.bytes;
+Contents::Storages Contents::storages() const {
+  Storages sum;
+  std::vector<bool> seen(is_pt() ? pt_->tree().storages.size() : tensors_.size());
+  for (const TensorEntry& tensor : tensors_) {
+    if (seen[tensor.storage]) continue;
+    seen[tensor.storage] = true;
+    ++sum.count;
+    sum.bytes += is_pt() ? pt_->storage_bytes(tensor.storage) : tensor.bytes();
+  }
   return sum;
 }
 
@@ -92,11 +92,11 @@ void Contents::read(size_t tensor, const std::function<void(const char*, uint64_
   const TensorEntry& entry = tensors_[tensor];
   if (in_memory_ != entry.storage) {
     in_memory_ = static_cast<size_t>(-1);
-    memory_.resize(is_pt() ? pt_->storage_bytes(entry.storage) : entry.bytes);
+    memory_.resize(is_pt() ? pt_->storage_bytes(entry.storage) : entry.bytes());
     if (is_pt())
       pt_->read_storage(entry.storage, memory_.data());
     else
-      safetensors_->read(safetensors_->entries()[tensor], memory_.data());
+      safetensors_->read(entry, memory_.data());
     in_memory_ = entry.storage;
   }
   if (!is_pt()) return take(memory_.data(), memory_.size());

@@ -7,21 +7,11 @@
 #include <vector>
 
 #include "checkpoint/format/byte_source.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/pt_file.h"
 #include "checkpoint/format/safetensors_file.h"
+#include "checkpoint/format/tensor_entry.h"
 
 namespace lockstep {
-
-/// A tensor of either format.
-struct TensorEntry {
-  std::string name;
-  const Dtype* dtype;
-  std::vector<int64_t> shape;
-  uint64_t bytes;
-  /// Equal for tensors that lie in the same memory; of a .safetensors file all differ.
-  size_t storage;
-};
 
 /// A .pt or .safetensors file as a flat list: names are keys joined by dots, what is no tensor is a text.
 class Contents {
@@ -32,8 +22,12 @@ class Contents {
   bool is_pt() const { return pt_ != nullptr; }
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& texts() const { return texts_; }
-  /// Of the memory that tensors lie in, each counted once.
-  uint64_t storage_bytes() const;
+  /// The pieces of memory that tensors lie in, each counted once, and their bytes.
+  struct Storages {
+    size_t count = 0;
+    uint64_t bytes = 0;
+  };
+  Storages storages() const;
   /// The bytes of the tensor, in order and without gaps, in pieces.
   void read(size_t tensor, const std::function<void(const char*, uint64_t)>& take) const;
 

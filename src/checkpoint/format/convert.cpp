@@ -18,15 +18,15 @@ bool is_pt_name(const std::string& path) { return path.ends_with(".pt") || path.
 
 void check_growth(const Contents& contents, const std::string& from) {
   uint64_t limit = 1 << 20, sum = 0;
-  if (__builtin_add_overflow(limit, contents.storage_bytes() * kMaxGrowth, &limit)) return;
+  if (__builtin_add_overflow(limit, contents.storages().bytes * kMaxGrowth, &limit)) return;
   for (const TensorEntry& tensor : contents.tensors())
-    if (__builtin_add_overflow(sum, tensor.bytes, &sum) || sum > limit)
+    if (__builtin_add_overflow(sum, tensor.bytes(), &sum) || sum > limit)
       throw Error("cannot convert " + from + ": its tensors repeat their elements so often that tensor `" +
                   tensor.name + "` written out would make a file of more than " + std::to_string(limit) + " bytes");
 }
 
 void write_safetensors(const Contents& contents, const std::string& to) {
-  std::vector<SafetensorsEntry> entries;
+  std::vector<TensorEntry> entries;
   for (const TensorEntry& tensor : contents.tensors())
     entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .begin = 0, .end = 0});
   const std::string header = safetensors_header(entries, contents.texts(), to);
@@ -51,7 +51,7 @@ void write_pt(const Contents& contents, const std::string& to) {
     pickle.text(tensors[i].name);
     pickle.tensor({.dtype = tensors[i].dtype,
                    .storage = std::to_string(i),
-                   .storage_bytes = tensors[i].bytes,
+                   .storage_bytes = tensors[i].bytes(),
                    .offset = 0,
                    .sizes = tensors[i].shape,
                    .strides = row_major(tensors[i].shape)});
@@ -64,7 +64,7 @@ void write_pt(const Contents& contents, const std::string& to) {
   AtomicFile file(to);
   PtWriter writer(file, archive_name(to), pickle.finish());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    writer.begin_storage(std::to_string(i), tensors[i].bytes);
+    writer.begin_storage(std::to_string(i), tensors[i].bytes());
     contents.read(i, [&](const char* bytes, uint64_t size) { writer.append(bytes, size); });
     writer.end_storage();
   }
@@ -79,12 +79,8 @@ std::string convert_file(const std::string& from, const std::string& to) {
     throw Error("cannot convert to " + to + ": the name must end in .pt, .pth or .safetensors");
   const Contents contents(from);
   check_growth(contents, from);
-  std::set<size_t> storages;
   std::set<std::string> names;
-  for (const TensorEntry& tensor : contents.tensors()) {
-    storages.insert(tensor.storage);
-    names.insert(tensor.name);
-  }
+  for (const TensorEntry& tensor : contents.tensors()) names.insert(tensor.name);
   const auto both = std::find_if(contents.texts().begin(), contents.texts().end(),
                                  [&](const auto& text) { return names.contains(text.first); });
   if (both != contents.texts().end())
@@ -94,7 +90,7 @@ std::string convert_file(const std::string& from, const std::string& to) {
   else
     write_safetensors(contents, to);
   std::string notes;
-  if (storages.size() < contents.tensors().size())
+  if (contents.storages().count < contents.tensors().size())
     notes += "tensors that shared memory in " + from + " are written once each\n";
   if (!contents.texts().empty() && contents.is_pt())
     notes += std::to_string(contents.texts().size()) + " values that are no tensors are texts now\n";

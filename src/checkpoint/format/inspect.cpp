@@ -1,7 +1,7 @@
 #include "checkpoint/format/inspect.h"
 
 #include <algorithm>
-#include <set>
+#include <cstring>
 
 #include "base/printable.h"
 #include "checkpoint/format/contents.h"
@@ -10,6 +10,8 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kMaxTextBytes = 100;  // of a value that is shown
+constexpr size_t kMaxColumn = 60;      // what is wider stands out
+constexpr size_t kPiece = 64 << 10;
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
@@ -23,29 +25,35 @@ std::string padded(const std::string& text, size_t width) {
 
 }  // namespace
 
-std::string inspect_file(const std::string& path) {
+void inspect_file(const std::string& path, const std::function<void(const std::string&)>& write) {
   const Contents contents(path);
   size_t name_width = 4, dtype_width = 8, shape_width = 5;
-  std::set<size_t> storages;
   for (const TensorEntry& tensor : contents.tensors()) {
-    name_width = std::max(name_width, std::min<size_t>(printable(tensor.name).size(), 60));
-    dtype_width = std::max(dtype_width, std::string(tensor.dtype->name).size());
-    shape_width = std::max(shape_width, shape_text(tensor.shape).size());
-    storages.insert(tensor.storage);
+    name_width = std::max(name_width, std::min(printable(tensor.name.substr(0, kMaxColumn)).size(), kMaxColumn));
+    dtype_width = std::max(dtype_width, std::strlen(tensor.dtype->name));
+    shape_width = std::max(shape_width, std::min(shape_text(tensor.shape).size(), kMaxColumn));
   }
-  std::string text = padded("name", name_width) + "  " + padded("dtype", dtype_width) + "  " +
-                     padded("shape", shape_width) + "  bytes\n";
+  // In pieces: the whole may be larger than the file.
+  std::string text;
+  const auto put = [&](const std::string& line) {
+    text += line;
+    if (text.size() < kPiece) return;
+    write(text);
+    text.clear();
+  };
+  put(padded("name", name_width) + "  " + padded("dtype", dtype_width) + "  " + padded("shape", shape_width) +
+      "  bytes\n");
   for (const TensorEntry& tensor : contents.tensors())
-    text += padded(printable(tensor.name), name_width) + "  " + padded(tensor.dtype->name, dtype_width) + "  " +
-            padded(shape_text(tensor.shape), shape_width) + "  " + std::to_string(tensor.bytes) + "\n";
+    put(padded(printable(tensor.name), name_width) + "  " + padded(tensor.dtype->name, dtype_width) + "  " +
+        padded(shape_text(tensor.shape), shape_width) + "  " + std::to_string(tensor.bytes()) + "\n");
   for (const auto& [name, value] : contents.texts())
-    text += printable(name) + " = " + printable(value.substr(0, kMaxTextBytes)) +
-            (value.size() > kMaxTextBytes ? "..." : "") + "\n";
-  text +=
-      std::to_string(contents.tensors().size()) + " tensors, " + std::to_string(contents.storage_bytes()) + " bytes";
-  if (storages.size() < contents.tensors().size())
-    text += " (" + std::to_string(storages.size()) + " pieces of memory, some shared)";
-  return text + "\n";
+    put(printable(name) + " = " + printable(value.substr(0, kMaxTextBytes)) +
+        (value.size() > kMaxTextBytes ? "..." : "") + "\n");
+  const Contents::Storages storages = contents.storages();
+  put(std::to_string(contents.tensors().size()) + " tensors, " + std::to_string(storages.bytes) + " bytes");
+  if (storages.count < contents.tensors().size())
+    put(" (" + std::to_string(storages.count) + " pieces of memory, some shared)");
+  write(text + "\n");
 }
 
 }  // namespace lockstep

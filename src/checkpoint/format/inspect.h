@@ -1,12 +1,13 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace lockstep {
 
 /// What a .pt or .safetensors file holds, as a table for people: name, dtype, shape and bytes of every tensor, then the
 /// other values, then the sums. Reads no tensor's bytes. Control characters of names are shown as \xNN.
-/// Throws Error naming the file.
-std::string inspect_file(const std::string& path);
+/// Written piece by piece, when all of the file has been checked: throws Error naming the file before the first.
+void inspect_file(const std::string& path, const std::function<void(const std::string&)>& write);
 
 }  // namespace lockstep

@@ -43,34 +43,42 @@ class LeafWalk {
  public:
   LeafWalk(const PickleTree& tree, std::vector<Leaf>& leaves) : tree_(tree), leaves_(leaves) {}
 
-  void walk(NodeId id, const std::string& name, size_t depth) {
+  void walk(NodeId id, size_t depth) {
     if (depth > kMaxTreeDepth)
       throw RefusedInput("it is nested deeper than " + std::to_string(kMaxTreeDepth) + ", or contains itself");
-    if (name.size() > kMaxEntryNameBytes)
-      throw RefusedInput("a name of what it holds is longer than " + std::to_string(kMaxEntryNameBytes) + " bytes");
     if (++visited_ > kMaxPickleNodes)
       throw RefusedInput("what it says is far larger than it: it uses the same lists again and again");
     const Node& node = tree_[id];
     switch (node.kind) {
       case NodeKind::kDict:
-        for (size_t i = 0; i + 1 < node.items.size(); i += 2)
-          walk(node.items[i + 1], join(name, word(node.items[i])), depth + 1);
+        for (size_t i = 0; i + 1 < node.items.size(); i += 2) walk_below(word(node.items[i]), node.items[i + 1], depth);
         return;
       case NodeKind::kList:
       case NodeKind::kTuple:
       case NodeKind::kSet:
-        for (size_t i = 0; i < node.items.size(); ++i) walk(node.items[i], join(name, std::to_string(i)), depth + 1);
+        for (size_t i = 0; i < node.items.size(); ++i) walk_below(std::to_string(i), node.items[i], depth);
         return;
       default:
-        names_bytes_ += name.size();
-        if (names_bytes_ > kMaxPickleBytes) throw RefusedInput("the names of what it holds take too much memory");
-        leaves_.push_back({name, id});
+        count(name_.size());
+        leaves_.push_back({name_, id});
     }
   }
 
  private:
-  static std::string join(const std::string& name, const std::string& word) {
-    return name.empty() ? word : name + '.' + word;
+  void walk_below(std::string_view word, NodeId id, size_t depth) {
+    const size_t before = name_.size();
+    if (before + word.size() > kMaxEntryNameBytes)
+      throw RefusedInput("a name of what it holds is longer than " + std::to_string(kMaxEntryNameBytes) + " bytes");
+    count(word.size());
+    if (!name_.empty()) name_ += '.';
+    name_ += word;
+    walk(id, depth + 1);
+    name_.resize(before);
+  }
+  /// All that is copied counts: a short file may name the same long key over and over, with or without a leaf below.
+  void count(size_t bytes) {
+    names_bytes_ += bytes;
+    if (names_bytes_ > kMaxPickleBytes) throw RefusedInput("the names of what it holds take too much memory");
   }
   std::string word(NodeId key) const {
     const Node& node = tree_[key];
@@ -92,6 +100,7 @@ class LeafWalk {
 
   const PickleTree& tree_;
   std::vector<Leaf>& leaves_;
+  std::string name_;  ///< of what is walked now
   size_t visited_ = 0;
   uint64_t names_bytes_ = 0;
 };
@@ -158,7 +167,7 @@ std::string archive_name(const std::string& path) {
 
 std::vector<Leaf> leaves_of(const PickleTree& tree) {
   std::vector<Leaf> leaves;
-  LeafWalk(tree, leaves).walk(tree.root, "", 0);
+  LeafWalk(tree, leaves).walk(tree.root, 0);
   return leaves;
 }
 

@@ -5,7 +5,14 @@
 
 namespace lockstep::shm {
 
+Arena::Arena(std::shared_ptr<SharedSegment> segment, size_t begin)
+    : segment_(std::move(segment)), begin_(begin), fork_generation_(lockstep::fork_generation()) {
+  segment_->copy_into_children();
+}
+
 std::byte* Arena::allocate(size_t bytes) {
+  if (fork_generation_ != lockstep::fork_generation())
+    throw Error("a group's memory belongs to the process that made the group, not to a child it forked");
   const size_t wanted = Geometry::round_up(bytes == 0 ? 1 : bytes, 4096);
   std::lock_guard lock(mutex_);
   auto best = free_.end();
@@ -18,14 +25,15 @@ std::byte* Arena::allocate(size_t bytes) {
     free_.erase(best);
     if (rest > 0) free_[offset + wanted] = rest;
   } else {
-    segment_.commit(begin_ + end_ + wanted);
+    segment_->commit(begin_ + end_ + wanted);
     end_ += wanted;
   }
   used_[offset] = wanted;
-  return segment_.data() + begin_ + offset;
+  return segment_->data() + begin_ + offset;
 }
 
 void Arena::free(void* memory) {
+  if (fork_generation_ != lockstep::fork_generation()) return;  // another thread may have held the mutex
   std::lock_guard lock(mutex_);
   const auto used = used_.find(offset(memory));
   if (used == used_.end()) throw Error("this memory was not handed out by this group, or was given back before");

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include "base/shared_segment.h"
@@ -12,9 +13,10 @@ namespace lockstep::shm {
 ///
 /// Not collective: ranks tell each other offsets with every operation. Memory is committed when it is first handed out
 /// and kept for reuse; a commit that fails throws Error with both sizes and changes nothing. Any thread may call.
+/// A child of fork() has what was handed out as copies of its own, and cannot be handed out more.
 class Arena {
  public:
-  Arena(SharedSegment& segment, size_t begin) : segment_(segment), begin_(begin) {}
+  Arena(std::shared_ptr<SharedSegment> segment, size_t begin);
 
   /// At least 1 byte, page aligned. Never null.
   std::byte* allocate(size_t bytes);
@@ -24,15 +26,16 @@ class Arena {
   /// Whether all of the range lies in memory this arena may hand out.
   bool contains(const void* memory, size_t bytes) const {
     const auto* first = static_cast<const std::byte*>(memory);
-    return first >= segment_.data() + begin_ && first + bytes <= segment_.data() + segment_.size();
+    return first >= segment_->data() + begin_ && first + bytes <= segment_->data() + segment_->size();
   }
   size_t offset(const void* memory) const {
-    return static_cast<size_t>(static_cast<const std::byte*>(memory) - (segment_.data() + begin_));
+    return static_cast<size_t>(static_cast<const std::byte*>(memory) - (segment_->data() + begin_));
   }
 
  private:
-  SharedSegment& segment_;
+  const std::shared_ptr<SharedSegment> segment_;
   const size_t begin_;
+  const unsigned fork_generation_;
   std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent; guarded by mutex_
   std::map<size_t, size_t> used_;  // guarded by mutex_

@@ -1,30 +1,27 @@
 #include "collectives/shm/bootstrap.h"
 
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/clock.h"
+#include "base/descriptor_limit.h"
 #include "base/error.h"
 #include "base/pass_descriptor.h"
 #include "base/rank_board.h"
+#include "base/socket.h"
 #include "base/usable_cores.h"
+#include "collectives/shm/bootstrap_card.h"
 
 namespace lockstep::shm {
 namespace {
-
-using Nonce = std::array<std::byte, 16>;
 
 /// Of the 128 TiB of addresses that a process has with page tables of four levels: what all its groups may take
 /// together, and the part of what is left that one more group takes. On 64 ranks the first group's share is 48 GiB a
@@ -32,62 +29,18 @@ using Nonce = std::array<std::byte, 16>;
 constexpr size_t kAddressBytes = size_t{96} << 40;
 constexpr size_t kGroupShare = 32;
 
-Nonce random_nonce() {
-  Nonce nonce;
-  if (::getrandom(nonce.data(), nonce.size(), 0) != static_cast<ssize_t>(nonce.size())) throw_errno("getrandom");
-  return nonce;
-}
-
-std::string hex(const Nonce& nonce) {
-  std::string text;
-  for (std::byte b : nonce) {
-    text += "0123456789abcdef"[static_cast<unsigned>(b) >> 4];
-    text += "0123456789abcdef"[static_cast<unsigned>(b) & 15];
-  }
-  return text;
-}
-
-/// What a rank tells all others about itself.
-struct Card {
-  std::string error;  // it cannot join
-  std::string host;
-  std::string boot_id;
-  std::string socket_name;
-  std::string nonce;
-  uint32_t layout = kLayoutVersion;
-  int world_size = 0;
-  size_t segment_bytes = 0;
-  std::vector<int> cpus;
-  double quota = 0;
-  int launched_rank = -1;  // its number in the launcher's count
-};
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Card, error, host, boot_id, socket_name, nonce, layout, world_size,
-                                                segment_bytes, cpus, quota, launched_rank)
-
 /// Another rank cannot join, so this one cannot either.
 [[noreturn]] void throw_failure_of(const Card& other, const std::string& text) {
   note_error(RankFailure::kPeer, other.launched_rank, text);
   throw Error(text);
 }
 
-std::string read_line(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
-  return name;
-}
-
 /// What travels with the descriptor.
 struct Hello {
   uint64_t magic = 0x6c6f636b73746570;
   uint32_t rank = 0;
-  uint32_t watches_process = 0;  // 1: the sender has a descriptor of the receiver's process, and needs no socket
+  uint16_t watches_process = 0;  // 1: the sender has a descriptor of the receiver's process, and needs no socket
+  uint16_t gives_up = 0;         // 1: the sender cannot join
   Nonce nonce{};
 };
 
@@ -101,9 +54,10 @@ sockaddr_un abstract_address(const std::string& name, socklen_t& length) {
 
 FileDescriptor listen_on(const std::string& name, int backlog) {
   FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) throw_errno_or_limit("listening for the other ranks on this machine");
   socklen_t length;
   const sockaddr_un address = abstract_address(name, length);
-  if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
       ::listen(socket.get(), backlog) != 0)
     throw_errno("listening for the other ranks on this machine");
   return socket;
@@ -133,16 +87,19 @@ class Bootstrap {
   Card prepare() {
     Card card;
     card.host = host_name();
+    card.layout = kLayoutVersion;
     card.world_size = size_;
     card.launched_rank = rank_of_process(::getpid());
     try {
+      require_descriptors(descriptors_to_form(rank_, size_),
+                          "forming a group of " + std::to_string(size_) + " ranks on one machine");
       geometry_ = geometry_for(size_);
       geometry_.resident_bytes = options_.resident_bytes ? options_.resident_bytes : default_resident_bytes();
       mine_ = std::make_shared<SharedSegment>("lockstep", geometry_.segment_bytes(), geometry_.resident_at());
       std::byte nonce[16];
       std::copy(nonce_.begin(), nonce_.end(), nonce);
       World::initialize(*mine_, rank_, size_, nonce);
-      card.boot_id = read_line("/proc/sys/kernel/random/boot_id");
+      card.boot_id = boot_id();
       card.nonce = hex(nonce_);
       card.socket_name = "lockstep-" + hex(random_nonce());
       card.segment_bytes = geometry_.segment_bytes();
@@ -161,17 +118,33 @@ class Bootstrap {
       throw Error("rank " + std::to_string(rank_) + " on " + mine.host + ": " + mine.error);
     check(cards);
     segments_[static_cast<size_t>(rank_)] = mine_;
-    // Each rank connects to all lower ones first, which needs nobody's answer, then answers the higher ones.
-    std::vector<FileDescriptor> sockets(static_cast<size_t>(size_));
+    // Each rank connects to all lower ones first, which needs nobody's answer. Then it answers the higher ones and
+    // takes the lower ones' answers as they come: whoever gives up is noticed at once.
     for (int peer = 0; peer < rank_; ++peer) {
-      sockets[static_cast<size_t>(peer)] = connect(peer, cards);
-      send_hello(sockets[static_cast<size_t>(peer)].get(), watches_[static_cast<size_t>(peer)], deadline);
+      FileDescriptor socket = connect(peer, cards);
+      watches_[static_cast<size_t>(peer)] = PeerWatch(check_peer(socket.get()), cards[static_cast<size_t>(peer)].host);
+      send_hello(socket.get(), watches_[static_cast<size_t>(peer)], deadline);
+      asked_.push_back(std::move(socket));
     }
-    for (int answered = rank_ + 1; answered < size_;)
-      if (accept(cards, deadline)) ++answered;
-    for (int peer = 0; peer < rank_; ++peer)
-      receive(std::move(sockets[static_cast<size_t>(peer)]), peer, cards, deadline);
+    for (int left = size_ - 1; left > 0;) left -= exchange(cards, deadline);
     return World(rank_, geometry_, std::move(segments_), std::move(watches_), ranks_fit(cards));
+  }
+
+  /// After join() has thrown: the ranks that wait for this one hear of it now. What that takes may be lacking; they
+  /// then wait until their time is up.
+  void give_up(const std::vector<Card>& cards) noexcept {
+    const auto connected = static_cast<int>(asked_.size());
+    listener_.reset();
+    asked_.clear();
+    watches_.clear();
+    for (int peer = connected; peer < rank_ && mine_ != nullptr; ++peer) {
+      try {
+        const FileDescriptor socket = connect(peer, cards);
+        send_hello(socket.get(), PeerWatch(), Deadline(std::chrono::seconds(1)), /*gives_up=*/true);
+      } catch (const std::exception&) {
+        // It has ended or given up as well.
+      }
+    }
   }
 
  private:
@@ -203,74 +176,56 @@ class Bootstrap {
         throw Error("rank " + std::to_string(r) + " uses another version of Lockstep or another world size");
   }
 
-  static void check_one_machine(const std::vector<Card>& cards) {
-    struct Machine {
-      std::string boot_id, host, ranks;
-      int count = 0;
-    };
-    std::vector<Machine> machines;
-    for (size_t r = 0; r < cards.size(); ++r) {
-      auto at =
-          std::find_if(machines.begin(), machines.end(), [&](const auto& m) { return m.boot_id == cards[r].boot_id; });
-      if (at == machines.end()) at = machines.insert(at, {cards[r].boot_id, cards[r].host, "", 0});
-      at->ranks += (at->count++ ? ", " : "") + std::to_string(r);
-    }
-    if (machines.size() == 1) return;
-    std::string places;
-    for (const Machine& machine : machines)
-      places += (places.empty() ? "" : "; ") + std::string(machine.count == 1 ? "rank " : "ranks ") + machine.ranks +
-                " on host " + machine.host;
-    throw Error("shared memory needs all ranks of a group on one machine, and they run on " +
-                std::to_string(machines.size()) + ": " + places +
-                ". Use the gloo backend for groups of several machines.");
-  }
-
-  /// Whether every rank has a processor to itself, by affinity and by quota.
-  static bool ranks_fit(const std::vector<Card>& cards) {
-    std::map<int, int> sharers;
-    for (const Card& card : cards)
-      for (int cpu : card.cpus) ++sharers[cpu];
-    for (const Card& card : cards) {
-      double share = 0;
-      for (int cpu : card.cpus) share += 1.0 / sharers[cpu];
-      if (card.quota > 0) share = std::min(share, card.quota / static_cast<double>(cards.size()));
-      if (share < 1 - 1e-9) return false;
-    }
-    return true;
-  }
-
-  FileDescriptor connect(int peer, const std::vector<Card>& cards) {
+  FileDescriptor connect(int peer, const std::vector<Card>& cards) const {
     const Card& card = cards[static_cast<size_t>(peer)];
     FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!socket) throw_errno("creating a socket");
+    if (!socket) throw_errno_or_limit("connecting to rank " + std::to_string(peer));
     socklen_t length;
     const sockaddr_un address = abstract_address(card.socket_name, length);
     // The peer's backlog holds all ranks, so this does not wait for it.
     if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
       const std::string why = std::strerror(errno);
-      throw Error("rank " + std::to_string(peer) + " (host " + card.host + ") cannot be reached from rank " +
-                  std::to_string(rank_) + " (host " + host_name() + "): " + why +
-                  ". Shared memory needs all ranks on one machine and in one network namespace (container).");
+      throw ConnectionClosed(
+          "rank " + std::to_string(peer) + " (host " + card.host + ") cannot be reached from rank " +
+          std::to_string(rank_) + " (host " + host_name() + "): " + why +
+          ". Shared memory needs all ranks on one machine and in one network namespace (container).");
     }
-    watches_[static_cast<size_t>(peer)] = PeerWatch(check_peer(socket.get()), card.host);
     return socket;
   }
 
-  void send_hello(int socket, const PeerWatch& watch, const Deadline& deadline) const {
+  void send_hello(int socket, const PeerWatch& watch, const Deadline& deadline, bool gives_up = false) const {
     Hello hello;
     hello.rank = static_cast<uint32_t>(rank_);
+    hello.gives_up = gives_up;
     hello.watches_process = watch.watches_process();
     hello.nonce = nonce_;
     send_descriptor(socket, std::as_bytes(std::span(&hello, 1)), mine_->fd(), deadline);
   }
 
-  /// Answers one rank. False for a stranger, who is sent away.
+  /// Waits for a rank that connects or answers, and deals with all that do. Returns how many are done with.
+  int exchange(const std::vector<Card>& cards, const Deadline& deadline) {
+    if (deadline.passed()) throw Error("passing shared memory: " + missing(cards) + " did not come in time");
+    std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
+    for (const FileDescriptor& socket : asked_) entries.push_back({socket.get(), POLLIN, 0});
+    if (::poll(entries.data(), entries.size(), deadline.remaining_ms()) < 0 && errno != EINTR)
+      throw_errno("waiting for the other ranks on this machine");
+    int done = entries[0].revents != 0 && accept(cards, deadline) ? 1 : 0;
+    for (size_t peer = 0; peer < asked_.size(); ++peer) {
+      if (entries[peer + 1].fd < 0 || entries[peer + 1].revents == 0) continue;
+      receive(std::move(asked_[peer]), static_cast<int>(peer), cards, deadline);
+      ++done;
+    }
+    return done;
+  }
+
+  /// Answers one rank. False where there is none, and for a stranger, who is sent away.
   bool accept(const std::vector<Card>& cards, const Deadline& deadline) {
-    pollfd entry{listener_.get(), POLLIN, 0};
-    if (::poll(&entry, 1, deadline.remaining_ms()) <= 0 && deadline.passed())
-      throw Error("passing shared memory: " + missing(cards) + " did not connect in time");
     FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket) return false;
+    if (!socket) {
+      // One that has gone again. All other errors would come again and again, with the rank still in the queue.
+      if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return false;
+      throw_errno_or_limit("answering another rank");
+    }
     int peer = -1;
     try {
       const pid_t pid = check_peer(socket.get());
@@ -280,11 +235,14 @@ class Bootstrap {
       if (hello.magic != Hello{}.magic || peer <= rank_ || peer >= size_ || segments_[hello.rank] != nullptr ||
           hex(hello.nonce) != cards[hello.rank].nonce)
         return false;
+      if (hello.gives_up != 0) throw ConnectionClosed("rank " + std::to_string(peer) + " cannot join");
       map(peer, std::move(memory), cards);
       PeerWatch watch(pid, cards[hello.rank].host);
       send_hello(socket.get(), watch, deadline);
       keep(std::move(watch), std::move(socket), hello);
       return true;
+    } catch (const LimitError&) {
+      throw;
     } catch (const Error&) {
       if (peer < 0 && !deadline.passed()) return false;
       throw;
@@ -320,7 +278,7 @@ class Bootstrap {
 
   std::string missing(const std::vector<Card>& cards) const {
     std::string list;
-    for (int r = rank_ + 1; r < size_; ++r)
+    for (int r = 0; r < size_; ++r)
       if (segments_[static_cast<size_t>(r)] == nullptr)
         list += (list.empty() ? "rank " : ", rank ") + std::to_string(r) + " (host " +
                 cards[static_cast<size_t>(r)].host + ")";
@@ -334,6 +292,7 @@ class Bootstrap {
   Geometry geometry_;
   std::shared_ptr<SharedSegment> mine_;
   FileDescriptor listener_;
+  std::vector<FileDescriptor> asked_;  // to the lower ranks; empty once one has answered
   std::vector<std::shared_ptr<SharedSegment>> segments_;
   std::vector<PeerWatch> watches_;
 };
@@ -349,6 +308,13 @@ Geometry geometry_for(int world_size) {
   return geometry;
 }
 
+size_t descriptors_to_form(int rank, int size) {
+  // The segment and a socket to listen on; one to each lower rank; a process descriptor for each rank that no other
+  // group of this process watches; and while one connects, its socket and its memory.
+  const auto others = static_cast<size_t>(size - 1), lower = static_cast<size_t>(rank);
+  return 2 + lower + others - std::min(others, PeerWatch::watched_processes()) + (others > 0 ? 2 : 0);
+}
+
 World bootstrap(int rank, int size, const AllGather& all_gather, const BootstrapOptions& options) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size)
     throw Error("rank " + std::to_string(rank) + " of " + std::to_string(size) + ": shared memory takes 1 to " +
@@ -356,22 +322,27 @@ World bootstrap(int rank, int size, const AllGather& all_gather, const Bootstrap
   own_page();  // from here on the others find this process's page
   Bootstrap mine(rank, size, options);
   std::vector<Card> cards;
-  for (const std::string& text : all_gather(nlohmann::json(mine.prepare()).dump()))
-    cards.push_back(nlohmann::json::parse(text).get<Card>());
+  for (const std::string& text : all_gather(mine.prepare().text())) cards.push_back(Card::parse(text));
   if (cards.size() != static_cast<size_t>(size)) throw Error("the exchange returned another number of ranks");
   std::optional<World> world;
-  std::string error;
+  Outcome outcome;
   try {
     world.emplace(mine.join(cards));
   } catch (const std::exception& failure) {
-    error = failure.what();
+    outcome = {.error = failure.what(), .consequence = dynamic_cast<const ConnectionClosed*>(&failure) != nullptr};
+    mine.give_up(cards);
   }
   // Nobody starts before everybody stands; if one cannot, all fail with its text.
-  const auto errors = all_gather(error);
-  if (!error.empty()) throw Error("forming a shared-memory group: " + error);
-  for (size_t r = 0; r < errors.size(); ++r)
-    if (!errors[r].empty())
-      throw_failure_of(cards[r], "forming a shared-memory group: rank " + std::to_string(r) + ": " + errors[r]);
+  std::vector<Outcome> all;
+  for (const std::string& text : all_gather(outcome.text())) all.push_back(Outcome::parse(text));
+  if (!outcome.error.empty() && !outcome.consequence) throw Error("forming a shared-memory group: " + outcome.error);
+  for (size_t r = 0; r < all.size(); ++r)
+    if (!all[r].error.empty() && !all[r].consequence)
+      throw_failure_of(cards[r], "forming a shared-memory group: rank " + std::to_string(r) + ": " + all[r].error);
+  if (!outcome.error.empty()) throw Error("forming a shared-memory group: " + outcome.error);
+  for (size_t r = 0; r < all.size(); ++r)
+    if (!all[r].error.empty())
+      throw_failure_of(cards[r], "forming a shared-memory group: rank " + std::to_string(r) + ": " + all[r].error);
   return std::move(*world);
 }
 

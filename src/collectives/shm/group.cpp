@@ -1,6 +1,8 @@
 #include "collectives/shm/group.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstring>
 
 #include "base/error.h"
 
@@ -47,7 +49,7 @@ Group::Group(World world, std::shared_ptr<ProgressSet> set, std::optional<Limits
       set_(std::move(set)),
       limits_(limits.value_or(Limits::of(world_.size(), !world_.spin()))),
       fork_generation_(lockstep::fork_generation()),
-      arena_(world_.segment(world_.rank()), world_.geometry().resident_at()),
+      arena_(std::make_shared<Arena>(world_.shared_segment(world_.rank()), world_.geometry().resident_at())),
       channels_(world_),
       started_(world_.mine().finished.load()),
       finished_(started_),
@@ -58,8 +60,9 @@ Group::Group(World world, std::shared_ptr<ProgressSet> set, std::optional<Limits
 }
 
 Group::~Group() {
+  // In a child of fork() the memory is not here, and whoever held a mutex then will not give it back.
+  if (fork_generation_ != lockstep::fork_generation()) return;
   set_->remove(this);
-  if (fork_generation_ != lockstep::fork_generation()) return;  // a child of fork: the memory is not here
   leave();
 }
 
@@ -177,10 +180,30 @@ void Group::run(Request request, std::chrono::milliseconds timeout) {
   auto guard = lock();
   Operation operation(std::move(request), reduce, rank(), size(), next_sequence());
   // Nobody owns it: it leaves the queue, under the mutex, before it is done, and is done before this returns.
-  queue_.push_back(OperationPtr(OperationPtr(), &operation));
-  if (!is_over()) wait_locked(guard, operation, timeout);
+  try {
+    queue_.push_back(OperationPtr(OperationPtr(), &operation));
+    if (!is_over()) wait_locked(guard, operation, timeout);
+  } catch (const std::exception& cause) {
+    if (!guard.owns_lock()) guard.lock();
+    give_up_on(operation, cause.what());
+    throw;
+  }
   guard.unlock();
   if (operation.failed()) throw Error(operation.error());
+}
+
+void Group::give_up_on(const Operation& operation, const char* why) {
+  // Nothing here allocates: memory may be what is lacking. The other ranks cannot do without the operation.
+  const auto place =
+      std::find_if(queue_.begin(), queue_.end(), [&](const auto& queued) { return queued.get() == &operation; });
+  if (place != queue_.end()) {
+    if (static_cast<size_t>(place - queue_.begin()) < announced_) --announced_;
+    queue_.erase(place);
+  }
+  std::snprintf(world_.mine().abort_text, sizeof world_.mine().abort_text, "operation %llu could not go on: %s",
+                static_cast<unsigned long long>(operation.sequence), why);
+  Verdict{Verdict::Cause::kAborted, rank(), rank(), operation.sequence}.declare(world_);
+  wake_own_sleepers();
 }
 
 void Group::abort(const std::string& why) {

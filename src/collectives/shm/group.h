@@ -87,10 +87,12 @@ class Group {
   /// Ends the group on every rank; nothing after leave().
   void abort(const std::string& why);
 
-  /// Memory that collectives use where it lies; see Arena. Give it back before the group goes.
-  std::byte* allocate(size_t bytes) { return arena_.allocate(bytes); }
-  void free(void* memory) { arena_.free(memory); }
-  bool is_resident(const void* memory, size_t bytes) const { return arena_.contains(memory, bytes); }
+  /// Memory that collectives use where it lies; see Arena. Give it back before the group goes, or to arena().
+  std::byte* allocate(size_t bytes) { return arena_->allocate(bytes); }
+  void free(void* memory) { arena_->free(memory); }
+  bool is_resident(const void* memory, size_t bytes) const { return arena_->contains(memory, bytes); }
+  /// Keeps this rank's own memory, and nothing else of the group, for what was handed out of it.
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
 
  private:
   /// The next collective's number; throws Error when there are none left.
@@ -126,6 +128,8 @@ class Group {
   void wake_own_sleepers();
   void look_for_the_dead();
   void give_up(const Patience& patience);
+  /// An exception has ended run(): the operation leaves the queue, and the group ends on every rank.
+  void give_up_on(const Operation& operation, const char* why);
   /// Whether there is a verdict; if so, everything pending has failed with its text.
   bool is_over();
   void fail_all(const std::string& why);
@@ -135,7 +139,7 @@ class Group {
   const std::shared_ptr<ProgressSet> set_;
   const Limits limits_;
   const unsigned fork_generation_;
-  Arena arena_;
+  const std::shared_ptr<Arena> arena_;
 
   std::atomic<bool> left_{false};
   std::atomic<int> contenders_{0};

@@ -95,7 +95,7 @@ bool Group::place_package(Operation& operation, Line& line) {
   // What one rank gives and does not fit into caches moves faster through the chunks, with a core at either end.
   const bool one_way = has_root(request.kind) && bytes > kResidentOneWay;
   const bool resident = transfer.gives(rank()) && input != nullptr && (!all_reduce || is_in_place(request)) &&
-                        !one_way && arena_.contains(input, bytes);
+                        !one_way && arena_->contains(input, bytes);
   const size_t limit = all_reduce ? (resident ? limits_.one_shot : limits_.private_one_shot) : limits_.eager;
   const bool stage = uneven || (transfer.package_bytes() <= limit && bytes > 0);
   std::optional<size_t> at;
@@ -114,7 +114,7 @@ bool Group::place_package(Operation& operation, Line& line) {
     }
   }
   line.where.eager = at ? *at : kNowhere;
-  line.where.resident = resident && !stage ? arena_.offset(input) : kNowhere;
+  line.where.resident = resident && !stage ? arena_->offset(input) : kNowhere;
   line.where.factor = request.factor;
   return true;
 }

@@ -4,19 +4,28 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
 namespace lockstep::shm {
 namespace {
 
+struct KnownProcesses {
+  std::mutex mutex;
+  std::map<pid_t, std::weak_ptr<const FileDescriptor>> descriptors;  // guarded by mutex
+};
+KnownProcesses& known_processes() {
+  static KnownProcesses known;
+  return known;
+}
+
 /// The descriptor of a process that lives, or null where there is none to have.
 std::shared_ptr<const FileDescriptor> process_descriptor(pid_t pid) {
 #ifdef SYS_pidfd_open
-  static std::mutex mutex;
-  static std::map<pid_t, std::weak_ptr<const FileDescriptor>> known;  // guarded by mutex
   if (pid <= 0 || pid == ::getpid()) return nullptr;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(known_processes().mutex);
+  auto& known = known_processes().descriptors;
   if (auto shared = known[pid].lock()) {
     // While the process lives no other one has its number.
     pollfd entry{shared->get(), POLLIN, 0};
@@ -38,6 +47,13 @@ std::shared_ptr<const FileDescriptor> process_descriptor(pid_t pid) {
 
 PeerWatch::PeerWatch(pid_t pid, std::string host)
     : process_(process_descriptor(pid)), pid_(pid), host_(std::move(host)) {}
+
+size_t PeerWatch::watched_processes() {
+  const std::lock_guard lock(known_processes().mutex);
+  const auto& known = known_processes().descriptors;
+  return static_cast<size_t>(
+      std::count_if(known.begin(), known.end(), [](const auto& entry) { return !entry.second.expired(); }));
+}
 
 bool PeerWatch::gone() const {
   pollfd entries[] = {{socket_.get(), POLLIN | POLLRDHUP, 0}, {process_ ? process_->get() : -1, POLLIN, 0}};

@@ -26,6 +26,9 @@ class PeerWatch {
   void watch_socket(FileDescriptor socket) { socket_ = std::move(socket); }
   bool watches_process() const { return process_ != nullptr; }
 
+  /// How many processes all watches of this process watch together.
+  static size_t watched_processes();
+
   /// Never blocks. True once the peer has ended or closed its side.
   bool gone() const;
   pid_t pid() const { return pid_; }

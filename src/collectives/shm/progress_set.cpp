@@ -1,5 +1,7 @@
 #include "collectives/shm/progress_set.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 
 #include "collectives/shm/group.h"
@@ -7,8 +9,12 @@
 namespace lockstep::shm {
 
 const std::shared_ptr<ProgressSet>& ProgressSet::process() {
-  static const auto set = std::make_shared<ProgressSet>();
-  return set;
+  static auto* set = new std::shared_ptr<ProgressSet>(std::make_shared<ProgressSet>());
+  // A child of fork() starts anew: the groups are not its own, and another thread may have held the mutex.
+  static const int registered = ::pthread_atfork(
+      nullptr, nullptr, [] { set = new std::shared_ptr<ProgressSet>(std::make_shared<ProgressSet>()); });
+  (void)registered;
+  return *set;
 }
 
 void ProgressSet::add(Group* group) {

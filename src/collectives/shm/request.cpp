@@ -27,7 +27,33 @@ const char* name(OperationKind kind) {
   return "unknown operation";
 }
 
+const char* name(CalledAs call) {
+  switch (call) {
+    case CalledAs::kItself:
+      break;
+    case CalledAs::kBroadcastBytes:
+      return "broadcast_bytes";
+    case CalledAs::kAllGatherBytes:
+      return "all_gather_bytes";
+    case CalledAs::kGatherBytes:
+      return "gather_bytes";
+    case CalledAs::kScatterBytes:
+      return "scatter_bytes";
+    case CalledAs::kBroadcastObject:
+      return "broadcast_object";
+    case CalledAs::kAllGatherObject:
+      return "all_gather_object";
+    case CalledAs::kGatherObject:
+      return "gather_object";
+    case CalledAs::kScatterObject:
+      return "scatter_object";
+  }
+  return "unknown operation";
+}
+
 std::string Header::text() const {
+  if (called_as() != CalledAs::kItself)
+    return std::string(name(called_as())) + "(" + (has_root(kind()) ? "root " + std::to_string(root()) : "") + ")";
   if (kind() == OperationKind::kBarrier) return "barrier()";
   std::string text = std::string(name(kind())) + "(" + name(type());
   text += kind() == OperationKind::kAllToAllUneven ? ", given splits" : ", " + std::to_string(count()) + " elements";

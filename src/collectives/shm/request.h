@@ -25,6 +25,21 @@ enum class OperationKind : uint8_t {
 };
 const char* name(OperationKind kind);
 
+/// What an operation that moves data is a part of, where the user called something else. Values travel between ranks:
+/// append only, 15 at most.
+enum class CalledAs : uint8_t {
+  kItself,
+  kBroadcastBytes,
+  kAllGatherBytes,
+  kGatherBytes,
+  kScatterBytes,
+  kBroadcastObject,
+  kAllGatherObject,
+  kGatherObject,
+  kScatterObject,
+};
+const char* name(CalledAs call);
+
 /// sum, min, ...: this operation adds up elements.
 constexpr bool is_reduction(OperationKind kind) {
   return kind == OperationKind::kAllReduce || kind == OperationKind::kReduce || kind == OperationKind::kReduceScatter;
@@ -55,6 +70,7 @@ struct Request {
   OperationKind kind = OperationKind::kBarrier;
   DataType type = DataType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
+  CalledAs called_as = CalledAs::kItself;  ///< compared, too; not of reductions
   int root = 0;
   size_t count = 0;
   double factor = 1;  ///< kPremulSum: this rank's factor
@@ -78,15 +94,19 @@ struct Header {
   explicit Header(uint64_t raw) : bits(raw) {}
   explicit Header(const Request& request)
       : bits(static_cast<uint64_t>(request.kind) | static_cast<uint64_t>(request.type) << 5 |
-             (is_reduction(request.kind) ? static_cast<uint64_t>(request.op) << 9 : 0) |
+             (is_reduction(request.kind) ? static_cast<uint64_t>(request.op) : static_cast<uint64_t>(request.called_as))
+                 << 9 |
              (has_root(request.kind) ? static_cast<uint64_t>(request.root) << 13 : 0) |
              static_cast<uint64_t>(request.count) << 20) {}
   OperationKind kind() const { return static_cast<OperationKind>(bits & 31); }
   DataType type() const { return static_cast<DataType>(bits >> 5 & 15); }
   ReduceOp op() const { return static_cast<ReduceOp>(bits >> 9 & 15); }
+  CalledAs called_as() const {
+    return is_reduction(kind()) ? CalledAs::kItself : static_cast<CalledAs>(bits >> 9 & 15);
+  }
   int root() const { return static_cast<int>(bits >> 13 & 127); }
   size_t count() const { return bits >> 20; }
-  /// "all_reduce(float32, 1024 elements, sum)".
+  /// "all_reduce(float32, 1024 elements, sum)"; "gather_object(root 0)", whichever of its operations it is.
   std::string text() const;
   bool operator==(const Header&) const = default;
 };

@@ -40,6 +40,7 @@ class World {
   std::byte* chunk(int rank, uint64_t round) const { return base(rank) + geometry_.chunk_at(round); }
   std::byte* channel(int from, int to) const { return base(from) + geometry_.channel_at(to); }
   std::byte* resident(int rank) const { return base(rank) + geometry_.resident_at(); }
+  const std::shared_ptr<SharedSegment>& shared_segment(int rank) const { return segments_[static_cast<size_t>(rank)]; }
   SharedSegment& segment(int rank) const { return *segments_[static_cast<size_t>(rank)]; }
 
   /// The number under which the launcher knows a rank of this group; -1 where there is no launcher, or no such rank.

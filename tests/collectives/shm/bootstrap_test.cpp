@@ -1,57 +1,19 @@
 #include "collectives/shm/bootstrap.h"
 
-#include <dirent.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 
-#include <fstream>
 #include <random>
 
 #include "base/clock.h"
 #include "base/environment.h"
 #include "base/error.h"
-#include "collectives/shm/board.h"
-#include "collectives/shm/local_world.h"
+#include "collectives/shm/forked_ranks.h"
 #include "collectives/shm/reference.h"
 
 // Groups formed the real way: descriptors over sockets, by threads and by forked processes, some of which are killed.
 namespace lockstep::shm {
 namespace {
-
-constexpr BootstrapOptions kSmall{.timeout = std::chrono::seconds(20), .resident_bytes = size_t{16} << 20};
-
-World join(Board& board, int rank, int ranks, int& round, const BootstrapOptions& options = kSmall) {
-  return bootstrap(
-      rank, ranks, [&](const std::string& mine) { return board.all_gather(rank, round, mine); }, options);
-}
-
-int open_descriptors() {
-  int count = 0;
-  DIR* folder = ::opendir("/proc/self/fd");
-  while (::readdir(folder) != nullptr) ++count;
-  ::closedir(folder);
-  return count;
-}
-
-/// Segments of groups that this process has mapped.
-int mappings() {
-  std::ifstream maps("/proc/self/maps");
-  int count = 0;
-  for (std::string line; std::getline(maps, line);) count += line.find("memfd:lockstep ") != std::string::npos;
-  return count;
-}
-
-int64_t sum_of_ranks(Group& group, size_t count, std::chrono::milliseconds timeout = kTestTimeout) {
-  std::vector<int64_t> x(count, group.rank());
-  group.run({.kind = OperationKind::kAllReduce,
-             .type = DataType::kInt64,
-             .count = count,
-             .input = x.data(),
-             .output = x.data()},
-            timeout);
-  return x[count - 1];
-}
 
 class Bootstrapped : public ::testing::TestWithParam<int> {};
 
@@ -151,40 +113,6 @@ TEST(Bootstrap, ManyGroupsFitIntoTheAddressesOfAnyMachine) {
   }
 }
 
-/// Forks `ranks` children; body's result is the child's exit code.
-std::vector<pid_t> fork_ranks(int ranks, const std::function<int(int)>& body) {
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      int code = 99;
-      try {
-        code = body(rank);
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-      }
-      ::_exit(code);
-    }
-    children.push_back(child);
-  }
-  return children;
-}
-
-/// Exit code, or 128 + signal; -1 when it does not end within `limit` (then it is killed).
-int exit_code(pid_t child, std::chrono::milliseconds limit) {
-  const Deadline deadline(limit);
-  int status = 0;
-  while (::waitpid(child, &status, WNOHANG) == 0) {
-    if (deadline.passed()) {
-      ::kill(child, SIGKILL);
-      ::waitpid(child, &status, 0);
-      return -1;
-    }
-    ::usleep(200);
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
 TEST_P(Bootstrapped, ProcessesReduceBroadcastAndLeave) {
   const int ranks = GetParam();
   Board board(ranks);
@@ -245,28 +173,6 @@ TEST(Bootstrap, SixtyFourProcessesOfALargeMachineFormGroupsWithFewDescriptors) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Bootstrapped, ::testing::Values(1, 2, 3, 8));
-
-TEST(Fork, AChildOfARankIsHarmless) {
-  Board board(2);
-  const auto children = fork_ranks(2, [&](int rank) {
-    int round = 0;
-    Group group(join(board, rank, 2, round));
-    sum_of_ranks(group, 1000);
-    const auto grandchildren = fork_ranks(1, [&](int) {
-      try {
-        sum_of_ranks(group, 1);
-        return 1;
-      } catch (const Error&) {
-      }
-      group.~Group();  // as exit() would, were it a global
-      return 0;
-    });
-    const int code = exit_code(grandchildren[0], std::chrono::seconds(10));
-    sum_of_ranks(group, 1000);
-    return code;
-  });
-  for (pid_t child : children) EXPECT_EQ(exit_code(child, std::chrono::seconds(60)), 0);
-}
 
 /// Starts random operations of every kind and messages around the ring, a few at a time, and waits for them.
 class RandomWork {

@@ -1,9 +1,25 @@
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <new>
+
 #include "base/clock.h"
 #include "base/error.h"
 #include "collectives/shm/local_world.h"
 #include "collectives/shm/reference.h"
+
+namespace {
+thread_local int allocations_left = -1;  // of this thread, before one fails; -1: all succeed
+}
+
+void* operator new(size_t bytes) {
+  if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
+  void* memory = std::malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 // What must happen when ranks disagree, stay away or leave: an end, soon, on every rank, with a text that names them.
 namespace lockstep::shm {
@@ -147,6 +163,50 @@ TEST(Failure, AllMissingRanksAreNamedAtOnce) {
     over.store(true);
     EXPECT_IN("missing ranks 0, 1, 3", text);
   });
+}
+
+/// Where the stack that a caught exception has freed is written over.
+__attribute__((noinline)) void use_the_stack() {
+  volatile char bytes[4096];
+  for (size_t i = 0; i < sizeof bytes; ++i) bytes[i] = static_cast<char>(0xa5);
+}
+
+// run() queues an object of its own stack: when memory is lacking it has to leave the queue with the exception, and the
+// other ranks, which cannot do without this one, must hear of it.
+TEST_P(Disagreement, MemoryThatIsLackingInRunEndsTheGroupAndLeavesNothingQueued) {
+  const int n = GetParam();
+  bool has_failed = true;
+  for (int allocations = 0; has_failed; ++allocations) {
+    std::atomic<bool> failed{false};
+    with_group(n, [&](Group& group) {
+      std::vector<float> x(100'000, 1), y(100'000);  // through chunks, whose state is allocated
+      Request request = floats(OperationKind::kAllReduce, x.size(), x);
+      request.output = y.data();
+      const auto start = Clock::now();
+      if (group.rank() == 0) {
+        allocations_left = allocations;
+        try {
+          group.run(request, kTestTimeout);
+        } catch (const std::bad_alloc&) {
+          failed = true;
+        }
+        allocations_left = -1;
+        use_the_stack();
+        if (!failed) return;
+        EXPECT_FALSE(group.progress());
+        const std::string text = error_of([&] { group.run(request, kTestTimeout); });
+        EXPECT_IN("rank 0 aborted the group: operation 1 could not go on: std::bad_alloc", text);
+      } else {
+        const std::string text = error_of([&] { group.run(request, kTestTimeout); });
+        if (text != "no error") {
+          EXPECT_IN("rank 0 aborted the group: operation 1 could not go on: std::bad_alloc", text);
+        }
+      }
+      EXPECT_LT(seconds_since(start), 5);
+    });
+    has_failed = failed;
+    EXPECT_TRUE(has_failed || allocations > 0) << "nothing was allocated";
+  }
 }
 
 TEST(Failure, WhatWasPublishedBeforeLeavingStillCounts) {

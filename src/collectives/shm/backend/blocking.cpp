@@ -2,6 +2,7 @@
 #include <ATen/record_function.h>
 
 #include "base/error.h"
+#include "collectives/called_as.h"
 #include "collectives/shm/backend/backend_class.h"
 #include "collectives/shm/backend/page_notes.h"
 #include "collectives/shm/reduce.h"
@@ -57,6 +58,7 @@ void ShmBackend::run(const Call& call) {
   shared_->group().run({.kind = kind_of(call.kind),
                         .type = *type,
                         .op = op_of(call.op),
+                        .called_as = called_as,
                         .root = call.root,
                         .count = static_cast<size_t>(call.count),
                         .input = call.input,

@@ -11,8 +11,9 @@
 
 namespace lockstep::shm_engine {
 
-/// A group and what its operations leave behind. Shared by the backend, its works and the tensors in its memory: it
-/// goes when the last of them goes. Any thread may use it.
+/// A group and what its operations leave behind. Shared by the backend and its works: it goes when the last of them
+/// goes. Tensors in its memory keep that memory alone (Arena), since what is pending here keeps tensors. Any thread may
+/// use it.
 class SharedGroup {
  public:
   /// `keeps_page`: its operations are those that this rank's page tells of.

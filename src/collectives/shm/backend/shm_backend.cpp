@@ -49,11 +49,12 @@ class CoalescedWork final : public c10d::Work {
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                std::chrono::milliseconds timeout, const std::string& name,
-                                               bool keeps_page) {
+                                               bool keeps_page, std::optional<std::chrono::milliseconds> join_timeout) {
   timeout = std::min(timeout, kLongest);
+  const auto join = std::min(join_timeout.value_or(timeout), kLongest);
   shm::BootstrapOptions options;
-  options.timeout = std::min(timeout, options.timeout);
-  auto world = shm::bootstrap(rank, world_size, exchange_over(store, rank, world_size, timeout), options);
+  options.timeout = std::min(join, options.timeout);
+  auto world = shm::bootstrap(rank, world_size, exchange_over(store, rank, world_size, join), options);
   if (keeps_page) own_page().communicates();
   return c10::make_intrusive<ShmBackend>(std::make_shared<SharedGroup>(std::move(world), keeps_page), timeout, name);
 }
@@ -119,12 +120,13 @@ at::Tensor ShmBackend::allocateTensor(long elements, at::TensorOptions options) 
   TORCH_CHECK_VALUE(elements >= 0, "allocateTensor: ", elements, " elements");
   TORCH_CHECK_VALUE(options.device().is_cpu(), "allocateTensor: shared memory holds CPU tensors only");
   const size_t bytes = static_cast<size_t>(elements) * options.dtype().itemsize();
+  // Of the memory alone, not of the group: pending operations of the group keep tensors, which would keep the group.
   struct Lease {
-    SharedGroupPtr shared;
+    std::shared_ptr<shm::Arena> arena;
     void* memory;
-    ~Lease() { shared->group().free(memory); }
+    ~Lease() { arena->free(memory); }
   };
-  auto* lease = new Lease{shared_, shared_->group().allocate(bytes)};
+  auto* lease = new Lease{shared_->group().arena(), shared_->group().allocate(bytes)};
   at::DataPtr data(
       lease->memory, lease, [](void* context) { delete static_cast<Lease*>(context); }, at::kCPU);
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -13,10 +14,12 @@ namespace lockstep::shm_engine {
 /// machine, or naming ranks that did not come in time.
 ///
 /// `name` is what the backend calls itself. `keeps_page`: nothing above it, such as Group, tells this rank's page of
-/// the operations. Any thread may use it.
+/// the operations. `join_timeout`: how long to wait for the others here; else `timeout`, which an operation may take.
+/// Any thread may use it.
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                std::chrono::milliseconds timeout, const std::string& name = "shm",
-                                               bool keeps_page = false);
+                                               bool keeps_page = false,
+                                               std::optional<std::chrono::milliseconds> join_timeout = std::nullopt);
 
 /// Ends the threads that complete futures, for an interpreter that is about to go: no callback runs or is freed after.
 /// Those that run are waited for, at most this long. Futures that are not complete fail; of later operations they are

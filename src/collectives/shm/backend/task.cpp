@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "collectives/called_as.h"
 #include "collectives/operand.h"
 
 namespace lockstep::shm_engine {
@@ -99,6 +100,7 @@ shm::Request Task::moving(shm::OperationKind kind, at::ScalarType dtype, int64_t
   const auto known = data_type(dtype);
   request.type = known.value_or(DataType::kUInt8);
   request.count = static_cast<size_t>(elements) * (known ? 1 : at::elementSize(dtype));
+  request.called_as = called_as;
   return request;
 }
 
