@@ -52,6 +52,22 @@ class ExitCodes(unittest.TestCase):
         report = self.launched(50, "shared memory: wanted", "sh", "-c", f'[ $RANK = 0 ] || ulimit -f 8; exec {hello}')
         self.assertEqual(report["culprit"]["rank"], 1)  # whose limit it is, though both end by it
 
+    def test_few_descriptors(self):
+        # Joining span for ever, or ended with 40 and words about something else.
+        hello = os.path.join(support.BIN, "hello_ranks")
+        worked = []
+        for limited in ("", "[ $RANK = 0 ] || "):
+            for limit in range(4, 13):
+                with self.subTest(limit=limit, limited=limited):
+                    result = support.run(support.LOCKSTEP, "run", "-n", 2, "--", "sh", "-c", f"{limited}ulimit -n {limit}; exec {hello}",
+                                         check=False, cwd=self.folder, timeout=30)
+                    if result.returncode == 0:
+                        worked.append(limit)
+                        continue
+                    self.assertEqual(result.returncode, 50, result.stderr)
+                    self.assertRegex(result.stderr, r"this process may have \d+ \(ulimit -n\) and has \d+ open. Allow at least \d+")
+            self.assertIn(12, worked)
+
 
 if __name__ == "__main__":
     support.main()

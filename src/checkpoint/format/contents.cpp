@@ -1,9 +1,9 @@
 #include "checkpoint/format/contents.h"
 
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "base/error.h"
+#include "checkpoint/format/names.h"
 
 namespace lockstep {
 
@@ -46,18 +46,18 @@ Contents::Contents(const std::string& path) : source_(path) {
 void Contents::list_pt() {
   pt_ = std::make_unique<PtFile>(source_);
   const PickleTree& tree = pt_->tree();
-  std::set<std::string> names;
   try {
-    for (const Leaf& leaf : leaves_of(tree)) {
+    std::vector<Leaf> leaves = leaves_of(tree);
+    if (const std::string* name = name_given_twice(leaves))
+      throw RefusedInput("two things in it are called `" + *name + "` when keys are joined by dots");
+    for (Leaf& leaf : leaves) {
       const Node& node = tree[leaf.node];
-      if (!names.insert(leaf.name).second)
-        throw RefusedInput("two things in it are called `" + leaf.name + "` when keys are joined by dots");
       if (node.kind != NodeKind::kTensor) {
-        texts_[leaf.name] = text_of(tree, node);
+        texts_.emplace(std::move(leaf.name), text_of(tree, node));
         continue;
       }
       const PickledTensor& tensor = tree.tensors[static_cast<size_t>(node.integer)];
-      tensors_.push_back({.name = leaf.name,
+      tensors_.push_back({.name = std::move(leaf.name),
                           .dtype = tensor.dtype,
                           .shape = tree.numbers(tensor.sizes),
                           .begin = 0,

@@ -1,5 +1,6 @@
 #include "checkpoint/format/pickle_reader.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -275,6 +276,8 @@ void read_pickle(PickleTree& tree) {
   if (tree.pickle.size() > kMaxPickleBytes)
     throw RefusedInput("its pickle has " + std::to_string(tree.pickle.size()) + " bytes; more than " +
                        std::to_string(kMaxPickleBytes) + " are not read");
+  // What is not used is never touched, and to grow would take both the old and the new at once.
+  tree.nodes.reserve(std::min<size_t>(kMaxPickleNodes, tree.pickle.size() / 4));
   PickleReader(tree).read();
 }
 

@@ -59,7 +59,7 @@ class LeafWalk {
         for (size_t i = 0; i < node.items.size(); ++i) walk_below(std::to_string(i), node.items[i], depth);
         return;
       default:
-        count(name_.size());
+        count(names_bytes_, name_.size());
         leaves_.push_back({name_, id});
     }
   }
@@ -69,16 +69,16 @@ class LeafWalk {
     const size_t before = name_.size();
     if (before + word.size() > kMaxEntryNameBytes)
       throw RefusedInput("a name of what it holds is longer than " + std::to_string(kMaxEntryNameBytes) + " bytes");
-    count(word.size());
+    count(words_bytes_, word.size());
     if (!name_.empty()) name_ += '.';
     name_ += word;
     walk(id, depth + 1);
     name_.resize(before);
   }
   /// All that is copied counts: a short file may name the same long key over and over, with or without a leaf below.
-  void count(size_t bytes) {
-    names_bytes_ += bytes;
-    if (names_bytes_ > kMaxPickleBytes) throw RefusedInput("the names of what it holds take too much memory");
+  static void count(uint64_t& sum, size_t bytes) {
+    sum += bytes;
+    if (sum > kMaxPickleBytes) throw RefusedInput("the names of what it holds take too much memory");
   }
   std::string word(NodeId key) const {
     const Node& node = tree_[key];
@@ -102,7 +102,7 @@ class LeafWalk {
   std::vector<Leaf>& leaves_;
   std::string name_;  ///< of what is walked now
   size_t visited_ = 0;
-  uint64_t names_bytes_ = 0;
+  uint64_t words_bytes_ = 0, names_bytes_ = 0;
 };
 
 /// An archive of TorchScript's kind: what both languages' users may have written, and the way out.

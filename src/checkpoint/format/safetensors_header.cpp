@@ -1,12 +1,13 @@
 #include "checkpoint/format/safetensors_header.h"
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
+
+#include "checkpoint/format/names.h"
 
 // The safetensors format: 8 bytes with the length of the header (little endian), the header in JSON, then the tensors'
 // bytes without gaps. The header maps names to {"dtype", "shape", "data_offsets": [begin, end]}, and "__metadata__" to
@@ -20,7 +21,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kMetadata = "__metadata__";
+constexpr const char* kMetadataName = "__metadata__";
 constexpr size_t kMaxDepth = 3;                    // {"name": {"shape": [number]}}
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's bound
 constexpr uint64_t kChunk = 256 << 10;
@@ -113,7 +114,7 @@ class Events : public nlohmann::json_sax<Json> {
 
   bool key(std::string& name) override {
     if (depth_ == 1) {
-      is_metadata_ = name == kMetadata;
+      is_metadata_ = name == kMetadataName;
       if (is_metadata_ && std::exchange(has_metadata_, true)) return stop_at_twice(name);
       entry_ = {};
       entry_.tensor.name = std::move(name);
@@ -156,7 +157,7 @@ class Events : public nlohmann::json_sax<Json> {
   bool string(std::string& text) override {
     if (within_ == Within::kMetadata && depth_ == 2) {
       if (header_.metadata.size() == kMaxMetadata)
-        return stop_because("its header has more than " + std::to_string(kMaxMetadata) + " texts in " + kMetadata);
+        return stop_because("its header has more than " + std::to_string(kMaxMetadata) + " texts in " + kMetadataName);
       header_.metadata.emplace(std::move(key_), std::move(text));
     } else if (within_ == Within::kEntry && depth_ == 2 && field_ == &entry_.dtype) {
       entry_.dtype.good = true;
@@ -221,10 +222,10 @@ class Events : public nlohmann::json_sax<Json> {
 
   /// A value that is of no use where it stands.
   bool misplaced() {
-    if (depth_ == 1 && is_metadata_) note(std::string(kMetadata) + " in its header is no JSON object");
+    if (depth_ == 1 && is_metadata_) note(std::string(kMetadataName) + " in its header is no JSON object");
     if (depth_ == 1 && !is_metadata_) note_lacking("dtype");
     if (within_ == Within::kMetadata && depth_ == 2)
-      note("`" + key_ + "` of " + kMetadata + " in its header is no text");
+      note("`" + key_ + "` of " + kMetadataName + " in its header is no text");
     if (in_numbers_) field_->good = false;
     return true;
   }
@@ -276,21 +277,6 @@ class Events : public nlohmann::json_sax<Json> {
   std::string key_, stop_, problem_;
 };
 
-void check_names(const ByteSource& source, const std::vector<TensorEntry>& entries) {
-  // A set of them would take more memory than the entries.
-  std::vector<std::pair<size_t, uint32_t>> hashes;
-  hashes.reserve(entries.size());
-  for (const TensorEntry& entry : entries)
-    hashes.emplace_back(std::hash<std::string>()(entry.name), static_cast<uint32_t>(hashes.size()));
-  const auto name = [&](const auto& hash) -> const std::string& { return entries[hash.second].name; };
-  std::sort(hashes.begin(), hashes.end(),
-            [&](const auto& a, const auto& b) { return a.first != b.first ? a.first < b.first : name(a) < name(b); });
-  const auto twice = std::adjacent_find(hashes.begin(), hashes.end(), [&](const auto& a, const auto& b) {
-    return a.first == b.first && name(a) == name(b);
-  });
-  if (twice != hashes.end()) source.refuse("its header has `" + name(*twice) + "` twice");
-}
-
 /// The tensors must lie one behind the other, whatever the order of their names.
 void check_order(const ByteSource& source, const std::vector<TensorEntry>& entries, uint64_t data_bytes) {
   std::vector<uint32_t> order(entries.size());
@@ -331,7 +317,7 @@ SafetensorsHeader read_safetensors_header(const ByteSource& source) {
   if (!is_json || !events.is_object())
     source.refuse("its header is no JSON object; it is damaged, or no .safetensors file");
   if (!events.problem().empty()) source.refuse(events.problem());
-  check_names(source, header.entries);
+  if (const std::string* name = name_given_twice(header.entries)) source.refuse("its header has `" + *name + "` twice");
   check_order(source, header.entries, source.size() - header.data);
   return header;
 }

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "base/clock.h"
+#include "collectives/called_as.h"
 #include "collectives/cause.h"
 #include "collectives/gloo/calls.h"
 
@@ -140,9 +141,11 @@ std::string text_of(const char* operation, const at::Tensor& operand, const Redu
                   name_of(op), ")");
 }
 std::string text_of(const char* operation, const at::Tensor& moved) {
+  if (called_as != shm::CalledAs::kItself) return c10::str(shm::name(called_as), "()");
   return c10::str(operation, "(", moved.nbytes(), " bytes)");
 }
 std::string text_of(const char* operation, const at::Tensor& moved, int64_t root) {
+  if (called_as != shm::CalledAs::kItself) return c10::str(shm::name(called_as), "(root ", root, ")");
   return c10::str(operation, "(", moved.nbytes(), " bytes, root ", root, ")");
 }
 

@@ -1,0 +1,254 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+#include <numeric>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <lockstep/distributed_data_parallel.h>
+#include <torch/torch.h>
+
+#include "base/clock.h"
+#include "support/ranks.h"
+
+// Who may call a group, and what stays of one: one thread at a time, no child of fork(), the operation that the user
+// called in the messages, and no memory of a group that is gone.
+
+namespace lockstep {
+namespace {
+
+using testing::Engine;
+using testing::run_ranks;
+
+class Rules : public ::testing::TestWithParam<Engine> {};
+const Engine kTried[] = {{2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}};
+INSTANTIATE_TEST_SUITE_P(Engines, Rules, ::testing::ValuesIn(kTried),
+                         [](const auto& instance) { return testing::name_of(instance.param); });
+
+class InSharedMemory : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, InSharedMemory, ::testing::Values(2, 3));
+
+void expect_part(const std::string& part, const std::string& text) {
+  EXPECT_NE(text.find(part), std::string::npos) << part << "\nis not in\n" << text;
+}
+
+template <typename Body>
+std::string text_of_error(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  } catch (const std::exception& other) {
+    return "another kind of exception";
+  }
+  return "no error";
+}
+
+Group everyone_again(const Context& context) {
+  std::vector<int> ranks(static_cast<size_t>(context.world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return *context.group().subgroup(ranks);
+}
+
+// Two threads that called a group at once gave sums of the wrong operands, without a word.
+TEST_P(Rules, ASecondThreadInAGroupIsToldNamingBothOperations) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    const Group signals = everyone_again(context);
+    const at::Tensor sum = at::full({5}, context.rank() + 1, at::kLong);
+    if (context.rank() == 0) {
+      std::thread first([&] { group.all_reduce(sum); });
+      const Deadline deadline(std::chrono::seconds(20));
+      std::string text;
+      do {  // an undefined tensor is refused before anything happens, where the other thread is not in yet
+        text = text_of_error([&] { group.broadcast(at::Tensor()); });
+      } while (text.find("another thread") == std::string::npos && !deadline.passed());
+      const auto expect_told = [&](const std::string& told, const std::string& operation) {
+        expect_part(operation + " was called on rank 0 while another thread of it was in all_reduce", told);
+      };
+      expect_told(text, "broadcast");
+      expect_told(text_of_error([&] { group.all_gather_object(7); }), "all_gather_object");
+      expect_told(text_of_error([&] { group.all_reduce_async(at::ones({5}, at::kLong)); }), "all_reduce");
+      expect_told(text_of_error([&] { group.barrier(); }), "barrier");
+      signals.barrier();
+      first.join();
+    } else {
+      signals.barrier();
+      group.all_reduce(sum);
+    }
+    const int64_t n = context.world_size();
+    EXPECT_TRUE(at::equal(sum, at::full({5}, n * (n + 1) / 2, at::kLong))) << sum;
+    // It harmed nobody, and threads may take turns.
+    std::thread([&] { EXPECT_EQ(group.all_gather_bytes("x").size(), static_cast<size_t>(n)); }).join();
+    group.barrier();
+  });
+}
+
+TEST_P(Rules, AMismatchNamesWhatWasCalledAndEndsTheGroup) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group group = everyone_again(context);
+    const std::string text = text_of_error([&] {
+      if (context.rank() == 0)
+        group.all_gather_object(7);
+      else
+        group.gather_object(7, 1);
+    });
+    expect_part("all_gather_object()", text);
+    expect_part("gather_object(root 1)", text);
+    // The operation's own name, before the engine's words.
+    EXPECT_EQ(text.find(context.rank() == 0 ? "all_gather_object #0" : "gather_object #0"), 0u) << text;
+    if (group.backend() == "shm") expect_part("all_gather_object()", text_of_error([&] { group.barrier(); }));
+    context.group().barrier();  // another group goes on
+  });
+}
+
+int mapped_segments() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find("memfd:lockstep ") != std::string::npos;
+  return count;
+}
+
+// What is pending keeps tensors, and tensors in the group's memory kept the group: such a circle was never freed.
+TEST_P(InSharedMemory, AGroupThatIsLostWithPendingOperationsGoesWhole) {
+  run_ranks(GetParam(), [](Context& context) {
+    context.group().barrier();
+    const int before = mapped_segments();
+    for (int turn = 0; turn < 3; ++turn) {
+      {
+        const Group group = everyone_again(context);
+        const at::Tensor tensor = group.allocate(100'000);
+        if (context.rank() == 0) group.all_reduce_async(tensor);  // nobody else calls it
+        if (context.rank() == 1) group.recv_async(tensor, 0);
+        context.group().barrier();
+      }
+      EXPECT_EQ(mapped_segments(), before) << "turn " << turn;
+    }
+  });
+}
+
+struct ThrowingBelow : torch::autograd::Function<ThrowingBelow> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    throw std::runtime_error("thrown in backward");
+  }
+};
+
+TEST_P(InSharedMemory, AnExceptionInBackwardLeavesNoSegmentBehind) {
+  run_ranks(GetParam(), [](Context& context) {
+    context.group().barrier();
+    const int before = mapped_segments();
+    for (int turn = 0; turn < 3; ++turn) {
+      {
+        const Group group = everyone_again(context);
+        auto net = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64),
+                                                               torch::nn::Linear(64, 64));
+        // A bucket a parameter, so that some are under way when it throws, on one rank alone.
+        DistributedDataParallel model(net, group, {.first_bucket_cap_mb = 0.001, .bucket_cap_mb = 0.001});
+        at::Tensor middle = net[0]->as<torch::nn::Linear>()->forward(at::ones({4, 64}));
+        if (context.rank() == 0) middle = ThrowingBelow::apply(middle);
+        const at::Tensor loss =
+            net[2]->as<torch::nn::Linear>()->forward(net[1]->as<torch::nn::Linear>()->forward(middle)).sum();
+        if (context.rank() == 0) {
+          EXPECT_ANY_THROW(loss.backward());
+        }
+        context.group().barrier();
+      }
+      EXPECT_EQ(mapped_segments(), before) << "turn " << turn;
+    }
+  });
+}
+
+/// What a child of fork() that runs `body` ends with; -1 when it does not within 20 s.
+int exit_code_of_child(const std::function<int()>& body) {
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int code = 99;
+    try {
+      code = body();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "in the child: %s\n", error.what());
+    }
+    ::_exit(code);
+  }
+  const Deadline deadline(std::chrono::seconds(20));
+  int status = 0;
+  while (::waitpid(child, &status, WNOHANG) == 0) {
+    if (deadline.passed()) {
+      ::kill(child, SIGKILL);
+      ::waitpid(child, &status, 0);
+      return -1;
+    }
+    ::usleep(1000);
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// A child that unwound its copy said farewell in its parent's name, or waited for the parent's threads.
+TEST_P(Rules, AChildThatEndsItsCopyOfTheContextLeavesTheRankAlone) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    group.barrier();
+    const auto end_it = [&](bool by_exception) {
+      return exit_code_of_child([&] {
+        try {
+          const Context copy = std::move(context);
+          if (by_exception) throw std::runtime_error("in the child");
+        } catch (const std::runtime_error&) {
+        }
+        return 7;
+      });
+    };
+    EXPECT_EQ(end_it(false), 7);
+    EXPECT_EQ(end_it(true), 7);
+    at::Tensor sum = at::ones({1000}, at::kLong);
+    group.all_reduce(sum);
+    EXPECT_EQ(sum[999].item<int64_t>(), group.world_size());
+    everyone_again(context).barrier();  // over the store
+  });
+}
+
+TEST_P(Rules, AChildThatCallsAGroupIsTold) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    group.barrier();
+    EXPECT_EQ(exit_code_of_child([&] {
+                for (const std::string& text : {text_of_error([&] { group.all_reduce(at::ones({2})); }),
+                                                text_of_error([&] { group.all_gather_object(1); }),
+                                                text_of_error([&] { everyone_again(context); })})
+                  if (text.find("belongs to the process that made it") == std::string::npos) {
+                    std::fprintf(stderr, "%s\n", text.c_str());
+                    return 1;
+                  }
+                return 7;
+              }),
+              7);
+    group.barrier();
+  });
+}
+
+// Gradients lie in memory that a child did not have: to read one there ended it by SIGSEGV.
+TEST_P(Rules, AChildReadsGradientsAndWritesOnlyItsOwn) {
+  run_ranks(GetParam(), [](Context& context) {
+    torch::nn::Linear net(8, 4);
+    DistributedDataParallel model(net, context);
+    model(at::full({3, 8}, context.rank() + 1, at::kFloat)).sum().backward();
+    const at::Tensor expected = net->weight.grad().clone();
+    EXPECT_EQ(exit_code_of_child([&] {
+                if (!at::equal(net->weight.grad(), expected)) return 1;
+                net->weight.mutable_grad().fill_(-1);
+                return net->weight.grad().sum().item<float>() == -32 ? 7 : 2;
+              }),
+              7);
+    EXPECT_TRUE(at::equal(net->weight.grad(), expected));
+    net->zero_grad();
+    model(at::full({3, 8}, context.rank() + 1, at::kFloat)).sum().backward();
+    EXPECT_TRUE(at::equal(net->weight.grad(), expected));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
