@@ -41,7 +41,15 @@ class Work {
 /// the same shape and dtype; blocking forms return when this rank's result is there; a peer that is gone makes the
 /// operation throw Error. `_async` forms return at once: neither read nor write the tensors until wait() returned.
 /// Tensors may be on any device the backend serves, empty and non-contiguous; autograd does not see them.
-/// At world size 1 every operation is exact and sends nothing. One thread at a time may call a group.
+/// At world size 1 every operation is exact and sends nothing.
+///
+/// An operation that ended in an Error because a peer is gone, the ranks disagree or its time was up ends the group: on
+/// every rank all that is pending and all later operations throw as well. Other groups go on.
+///
+/// One thread at a time may call a group, since operations are matched by their order: a call while another thread is
+/// in one throws Error naming both, and does nothing. Threads that take turns must do so in the same order on every
+/// rank. A child of fork() has no part in the group: every call throws Error there, and to destroy its copies is
+/// harmless.
 class Group {
  public:
   int rank() const;
@@ -127,6 +135,7 @@ class Group {
 
   /// An uninitialised tensor [elements] in memory from which this group's operations are fastest: where the engine
   /// has such memory, they work on it in place. Any thread, on this rank alone; the tensor may outlive the group.
+  /// A child of fork() has a copy, in which pages that it has not written show what the rank writes later.
   at::Tensor allocate(int64_t elements, const at::TensorOptions& options = {}) const;
 
   /// The group of these ranks of this group, in this order: the new rank is the place in the list. Every rank of this
