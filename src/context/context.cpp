@@ -100,7 +100,8 @@ size_t descriptors_to_join(const World& world) {
   constexpr size_t kToRead = 1, kToMeet = 3;  // without a launcher: the store's socket, its server's ends
   const size_t store = world.source == World::Source::kLauncher ? 0 : kToMeet;
   if (!world.one_machine() || world.world_size > shm::kMaxRanks) return store + kToRead;
-  return store + shm::descriptors_to_form(world.rank, world.world_size);
+  // As many as the last rank needs, so that all name one number.
+  return store + shm::descriptors_to_form(world.world_size - 1, world.world_size);
 }
 
 /// Tells the launcher that this rank waits for the others, and takes it back where they do not meet.

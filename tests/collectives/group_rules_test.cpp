@@ -9,8 +9,10 @@
 #include <gtest/gtest.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "base/clock.h"
+#include "collectives/shm/backend/shm_backend.h"
 #include "support/ranks.h"
 
 // Who may call a group, and what stays of one: one thread at a time, no child of fork(), the operation that the user
@@ -159,6 +161,18 @@ TEST_P(InSharedMemory, AnExceptionInBackwardLeavesNoSegmentBehind) {
       EXPECT_EQ(mapped_segments(), before) << "turn " << turn;
     }
   });
+}
+
+// LOCKSTEP_JOIN_TIMEOUT_S ended the wait for the ranks, and not the one for their group, which took as long as an
+// operation may.
+TEST(SharedMemory, FormingAGroupWaitsAsLongAsJoining) {
+  const auto start = Clock::now();
+  const std::string text = text_of_error([] {
+    shm_engine::make_backend(c10::make_intrusive<c10d::HashStore>(), 0, 3, std::chrono::minutes(5), "shm", false,
+                             std::chrono::milliseconds(300));
+  });
+  expect_part("rank(s) 1, 2 had not come", text);
+  EXPECT_LT(seconds_since(start), 5);
 }
 
 /// What a child of fork() that runs `body` ends with; -1 when it does not within 20 s.

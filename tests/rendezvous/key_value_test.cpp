@@ -1,8 +1,15 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -313,6 +320,44 @@ TEST(KeyValue, AcceptsOwnProcessesFromAListener) {
     EXPECT_EQ(c.get("k", kLong), bytes("v"));
   }
   EXPECT_THROW(connect_unix(name), Error);
+}
+
+// A client for which there is no descriptor stays in the queue, where poll finds it again and again.
+TEST(KeyValue, WithoutDescriptorsTheServerWaitsWithoutSpinning) {
+  UnixListener listener = listen_unix();
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  listener.name.copy(address.sun_path + 1, listener.name.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + listener.name.size());
+  KeyValueServerThread server(std::move(listener.socket));
+  FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int lowest_free = ::dup(socket.get());
+  ::close(lowest_free);
+  const rlimit none{.rlim_cur = static_cast<rlim_t>(lowest_free), .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  ASSERT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length), 0);
+  const std::clock_t start = std::clock();
+  std::this_thread::sleep_for(milliseconds(400));
+  EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 0.1);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  KeyValueClient client(std::move(socket));
+  client.set("k", bytes("v"));
+  EXPECT_EQ(client.get("k", kLong), bytes("v"));
+}
+
+// It would speak in the middle of its parent's words.
+TEST(KeyValue, AChildOfForkIsTold) {
+  KeyValueServerThread server;
+  KeyValueClient client(server.connect());
+  client.set("k", bytes("v"));
+  const pid_t child = ::fork();
+  if (child == 0)
+    ::_exit(contains(error_of([&] { client.set("k", bytes("w")); }), "belongs to the process that opened it") ? 7 : 1);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+  EXPECT_EQ(client.get("k", kLong), bytes("v"));
 }
 
 }  // namespace
