@@ -24,12 +24,13 @@ namespace lockstep {
 /// not.
 ///
 /// After backward .grad shares this object's memory: set it to none (zero_grad's default) or to zero in place, both are
-/// right. What cannot be averaged (gradients of create_graph, sparse ones), and a module edited without refresh(), is
-/// an Error that backward throws on all ranks. A peer that is gone makes backward throw Error. autograd::grad with
-/// respect to a parameter bypasses .grad, so it throws outside no_sync().
+/// right. A tensor that was .grad in an earlier step keeps its values, as in PyTorch; a view of it (detach(),
+/// flatten()) shows the next step's: clone() it. What cannot be averaged (gradients of create_graph, sparse ones), and
+/// a module edited without refresh(), is an Error that backward throws on all ranks. A peer that is gone makes backward
+/// throw Error. autograd::grad with respect to a parameter bypasses .grad, so it throws outside no_sync().
 ///
-/// The first one of a process lets it keep the memory of freed tensors, unless the user has chosen an allocator or set
-/// malloc's variables (docs/step.md).
+/// As long as there is one the process keeps the memory of freed tensors, unless the user has chosen an allocator, set
+/// malloc's variables (docs/step.md), or said keep_freed_memory = false.
 template <typename Module>
 class DistributedDataParallel : public Replica {
  public:

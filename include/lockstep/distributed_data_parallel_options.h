@@ -20,8 +20,8 @@ enum class BufferPolicy {
   kNone,            ///< every rank keeps its own
 };
 
-/// All ranks must give the same. Names are PyTorch's where it has the option; docs/distributed_data_parallel.md says
-/// what became of its others.
+/// All ranks must give the same, where it is not said. Names are PyTorch's where it has the option;
+/// docs/distributed_data_parallel.md says what became of its others.
 struct DistributedDataParallelOptions {
   /// Gradients are reduced in messages of about this size, MiB of 2^20 bytes. The first one is small, so that
   /// communication starts while backward still runs.
@@ -37,6 +37,10 @@ struct DistributedDataParallelOptions {
   std::vector<std::string> delay_all_reduce_named_params;
   /// Parameters and buffers that are left alone: not compared, not broadcast, not reduced.
   std::vector<std::string> parameters_to_ignore;
+  /// Keep the memory of freed CPU tensors for the next ones, so that no step waits for fresh pages: in the whole
+  /// process, until the last object that says so is gone. It never overrules malloc's variables, a malloc that is not
+  /// glibc's, or a CPU allocator of the user's (docs/step.md). Each rank may say otherwise.
+  bool keep_freed_memory = true;
   /// Accepted for PyTorch's sake and without effect: unused parameters, a static or a changing graph need no option
   /// here, and gradients always are views of their bucket.
   bool find_unused_parameters = false;

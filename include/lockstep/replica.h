@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -28,33 +29,47 @@ class Observer;
 
 /// How many backward passes make one reduction. Belongs to a Replica; guards change it between backward passes.
 struct BackwardPasses {
-  int reduce_every = 1;     ///< 0: none of them reduces
+  std::list<int> guards;    ///< what each guard says that is held; the last one counts
   int since_reduction = 0;  ///< passes whose gradients wait in .grad, on this rank alone
+  /// 0: none of them reduces.
+  int reduce_every() const { return guards.empty() ? 1 : guards.back(); }
 };
 
 /// Keeps gradients local for the backward passes of its lifetime: they accumulate into .grad on each rank alone and
-/// are reduced by the first backward after it. All ranks must hold one for the same backward passes.
+/// are reduced by the first backward after it. All ranks must hold one for the same backward passes. Of several the one
+/// made last counts. It may be moved, as into a std::optional, may end in any order and outlive the model.
 class NoSyncGuard {
  public:
-  explicit NoSyncGuard(BackwardPasses* passes, int reduce_every = 0)
-      : passes_(passes), before_(std::exchange(passes->reduce_every, reduce_every)) {}
-  ~NoSyncGuard() { passes_->reduce_every = before_; }
-  NoSyncGuard(const NoSyncGuard&) = delete;
-  NoSyncGuard& operator=(const NoSyncGuard&) = delete;
+  explicit NoSyncGuard(std::shared_ptr<BackwardPasses> passes, int reduce_every = 0)
+      : passes_(std::move(passes)), place_(passes_->guards.insert(passes_->guards.end(), reduce_every)) {}
+  ~NoSyncGuard() { end(); }
+  NoSyncGuard(NoSyncGuard&& other) noexcept : passes_(std::move(other.passes_)), place_(other.place_) {}
+  NoSyncGuard& operator=(NoSyncGuard&& other) noexcept {
+    if (this == &other) return *this;
+    end();
+    passes_ = std::move(other.passes_);
+    place_ = other.place_;
+    return *this;
+  }
 
  protected:
-  BackwardPasses* passes_;
+  std::shared_ptr<BackwardPasses> passes_;  ///< null: moved from
 
  private:
-  int before_;
+  void end() {
+    if (passes_) passes_->guards.erase(place_);
+    passes_ = nullptr;
+  }
+
+  std::list<int>::iterator place_;
 };
 
 /// Reduces gradients in every n-th backward of its lifetime only.
 class Accumulation : public NoSyncGuard {
  public:
   using NoSyncGuard::NoSyncGuard;
-  /// Whether the last backward reduced, so that it is time for optimizer.step() and zero_grad().
-  bool complete() const { return passes_->since_reduction == 0; }
+  /// Whether the last backward reduced, so that it is time for optimizer.step() and zero_grad(). False once moved from.
+  bool complete() const { return passes_ && passes_->since_reduction == 0; }
 };
 
 /// What DistributedDataParallel does, for parameters whose module's type is of no interest. Every method is for the
@@ -72,8 +87,28 @@ class Replica {
   /// `n` >= 1. Divide the loss by n to get the mean over the n passes. What is left when the data ends in between is
   /// reduced by the next backward that reduces, or by reduce_gradients().
   [[nodiscard]] Accumulation accumulate(int n);
-  /// Reduces what no_sync() or accumulate() left in .grad, without a backward. Every rank must call it.
+  /// Reduces what no_sync() or accumulate() left in .grad, without a backward. A rank that has run no backward since
+  /// the last reduction takes part with zeros, and the mean counts it. Every rank must call it, or run a backward that
+  /// reduces.
   void reduce_gradients();
+  /// Leaves this rank's share of a step out, where its batch is bad:
+  ///
+  ///     try {
+  ///       loss_of(model(data)).backward();
+  ///     } catch (const BadBatch&) {
+  ///       model.skip_step();
+  ///     }
+  ///     optimizer.step();
+  ///
+  /// It stands for the backward that failed, or was not run: it takes part in the others' next reduction, and every
+  /// rank, this one too, has the mean over the ranks that did not skip (or their sum). What this rank has computed
+  /// since the last reduction is dropped, with accumulate(n) all passes so far; those that are left must not be run.
+  ///
+  /// If all ranks skip, or if this rank's backward failed after a bucket of its gradients had been sent, which cannot
+  /// be called back, the step is nobody's: .grad is undefined on all ranks, so that optimizer.step() changes nothing,
+  /// and skipped_steps() counts it. Buckets are sent early only where there are several: a first_bucket_cap_mb above
+  /// the size of the model makes one.
+  void skip_step();
   /// GradientReduction::kWeightedMean: the weight (samples, tokens) of this rank's gradients in the reductions to come;
   /// 1 until set. 0 is a rank without a share. Each rank sets its own.
   void set_weight(double weight);
@@ -113,14 +148,15 @@ class Replica {
   std::shared_ptr<CommunicationHook> comm_hook() const;
 
   /// After a backward that reduced: scales the gradients so that their norm, over all parameters as one vector, is at
-  /// most `max_norm`; returns the norm before, as torch::nn::utils::clip_grad_norm_ does. `norm_type` > 0, or infinity.
-  /// No communication: gradients are the same on every rank. A norm that is not finite leaves NaN or zeros, as there.
+  /// most `max_norm` (TORCH_CHECK fails while gradients wait that have not been reduced); returns the norm before, as
+  /// torch::nn::utils::clip_grad_norm_ does. `norm_type` > 0, or infinity. No communication: gradients are the same on
+  /// every rank. A norm that is not finite leaves NaN or zeros, as there.
   double clip_grad_norm(double max_norm, double norm_type = 2);
 
   /// What becomes of steps with infinity or NaN in a gradient, from the next backward on. Costs one pass over the
   /// gradients and a message of 8 bytes. Every rank must say the same.
   void non_finite_gradients(NonFinitePolicy policy);
-  /// Steps skipped by NonFinitePolicy::kSkip.
+  /// Steps of which no rank has a gradient: skipped by NonFinitePolicy::kSkip, or by skip_step() on all ranks.
   int64_t skipped_steps() const;
 
   /// What reductions have cost so far.

@@ -9,6 +9,10 @@ namespace lockstep {
 namespace {
 
 constexpr uint64_t kStepsKept = 3;
+/// Beyond twice those of a step: steps that take few may differ by some.
+constexpr uint64_t kFewTaken = 16;
+/// In place of those of a step, until one has ended: more than most take.
+constexpr uint64_t kUnknown = 1024;
 
 size_t rounded_up(size_t bytes) {
   const size_t unit = std::bit_floor(std::max(bytes, BlockCache::kSmallest)) / 8;  // 32 pages at least
@@ -20,6 +24,7 @@ size_t rounded_up(size_t bytes) {
 void* BlockCache::take(size_t bytes) {
   const size_t size = rounded_up(bytes);
   std::lock_guard lock(mutex_);
+  if (++taken_in_step_ > 2 * (a_steps_ == 0 ? kUnknown : a_steps_) + kFewTaken) advance();
   void* block = nullptr;
   if (const auto kept = kept_.find(size); kept != kept_.end()) {
     block = kept->second.back().block;  // the one that was used last is most likely in the processor's caches
@@ -47,12 +52,31 @@ void BlockCache::give_back(void* block) {
   const size_t size = taken->second;
   taken_.erase(taken);
   sizes_.in_use -= size;
+  if (!keeps_) {
+    ::munmap(block, size);
+    return;
+  }
   sizes_.kept += size;
   kept_[size].push_back({block, step_});
 }
 
 void BlockCache::end_step() {
   std::lock_guard lock(mutex_);
+  // Steps differ, a backward that only accumulates takes less: of the last ones the largest counts.
+  a_steps_ = std::max(taken_in_step_, a_steps_ - a_steps_ / 8);
+  advance();
+}
+
+void BlockCache::keep(bool on) {
+  std::lock_guard lock(mutex_);
+  keeps_ = on;
+  if (on) return;
+  while (drop_oldest()) continue;
+  sizes_.most_in_use = sizes_.in_use;
+}
+
+void BlockCache::advance() {
+  taken_in_step_ = 0;
   ++step_;
   for (auto size = kept_.begin(); size != kept_.end();) {
     const auto next = std::next(size);

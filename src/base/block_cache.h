@@ -30,8 +30,12 @@ class BlockCache {
   bool owns(const void* block) const;
   void give_back(void* block);
 
-  /// A step is over. What nobody has taken for three of them goes back to the kernel.
+  /// A step is over. What nobody has taken for three of them goes back to the kernel. A program that stops to train and
+  /// only evaluates says nothing: twice as many blocks taken as in a step count as one.
   void end_step();
+
+  /// False: what is kept goes back to the kernel now, and what is given back later at once. True as it is made.
+  void keep(bool on);
 
   Sizes sizes() const;
 
@@ -47,6 +51,7 @@ class BlockCache {
   using KeptBySize = std::map<size_t, std::vector<Kept>>;  ///< of each the oldest first
 
   void* map_anew(size_t bytes);
+  void advance();
   bool drop_oldest();
   void drop(KeptBySize::iterator size, size_t count);
 
@@ -56,6 +61,9 @@ class BlockCache {
   KeptBySize kept_;
   Sizes sizes_;
   uint64_t step_ = 0;
+  uint64_t taken_in_step_ = 0;
+  uint64_t a_steps_ = 0;  ///< blocks taken in a step; 0: none has ended
+  bool keeps_ = true;
 };
 
 }  // namespace lockstep

@@ -10,7 +10,6 @@
 #include "collectives/rank_names.h"
 #include "data_parallel/replica_state.h"
 #include "data_parallel/same_model.h"
-#include "data_parallel/tensor_memory.h"
 #include "nn/batch_norm_operator.h"
 
 // Attaching to a module, again after it was edited, and noticing that it was.
@@ -94,7 +93,6 @@ std::string edit_of(const char* kind, const NamedTensors& before, const NamedTen
 Replica::State::State(std::unique_ptr<Source> from, const Group& in, DistributedDataParallelOptions with)
     : group(in), options(std::move(with)) {
   check(options);
-  keep_tensor_memory();
   check_same_on_all_ranks(group, "option", describe(options));
   number_ = ++state_of(group).replicas;
   attach(std::move(from));

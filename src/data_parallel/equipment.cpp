@@ -49,6 +49,9 @@ std::shared_ptr<CommunicationHook> Replica::comm_hook() const { return state_->e
 double Replica::clip_grad_norm(double max_norm, double norm_type) {
   TORCH_CHECK(max_norm >= 0 && norm_type > 0, "clip_grad_norm(", max_norm, ", ", norm_type,
               "): max_norm must not be negative, norm_type must be positive or infinity");
+  TORCH_CHECK(state_->passes.since_reduction == 0, "clip_grad_norm: the gradients of ", state_->passes.since_reduction,
+              " backward passes wait in .grad, of this rank alone, so each rank would scale them otherwise; clip after "
+              "the backward that reduces them, or call reduce_gradients() first");
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> others;
   for (const State::Known& one : state_->known)
@@ -69,7 +72,9 @@ void Replica::non_finite_gradients(NonFinitePolicy policy) {
   state_->reducer->equip(state_->equipment);
 }
 
-int64_t Replica::skipped_steps() const { return state_->equipment.watch ? state_->equipment.watch->skipped() : 0; }
+int64_t Replica::skipped_steps() const {
+  return state_->void_steps + (state_->equipment.watch ? state_->equipment.watch->skipped() : 0);
+}
 
 ReductionStats Replica::stats() const {
   ReductionStats stats = state_->equipment.timeline->stats();

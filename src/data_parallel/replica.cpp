@@ -32,14 +32,20 @@ Replica::Replica(NamedTensors parameters, const Group& group, DistributedDataPar
 Replica::~Replica() = default;
 Replica::Replica(Replica&&) noexcept = default;
 
-NoSyncGuard Replica::no_sync() { return NoSyncGuard(&state_->passes); }
+NoSyncGuard Replica::no_sync() { return NoSyncGuard(state_->shared_passes); }
 
 Accumulation Replica::accumulate(int n) {
   TORCH_CHECK(n >= 1, "accumulate(", n, "): gradients are reduced in every n-th backward; n must be at least 1");
-  return Accumulation(&state_->passes, n);
+  return Accumulation(state_->shared_passes, n);
 }
 
 void Replica::reduce_gradients() { state_->reducer->reduce(); }
+
+void Replica::skip_step() {
+  // Within join() synchronised batch norms of the others may come before.
+  if (state_->statistics) state_->statistics->serve();
+  state_->reducer->skip();
+}
 
 void Replica::set_weight(double weight) {
   TORCH_CHECK(state_->options.reduction == GradientReduction::kWeightedMean,

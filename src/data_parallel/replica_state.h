@@ -9,6 +9,7 @@
 #include <lockstep/replica.h>
 
 #include "data_parallel/source.h"
+#include "data_parallel/tensor_memory.h"
 #include "data_parallel/untrained_watch.h"
 #include "nn/statistics_exchange.h"
 #include "reducer/reducer.h"
@@ -30,7 +31,8 @@ struct Replica::State {
   // synchronize.cpp
   /// After each reduction, on all ranks.
   void reduced(const std::vector<Facts>& ranks);
-  void synchronize_buffers(const std::vector<bool>& active);
+  /// From those that `counts` names.
+  void synchronize_buffers(const std::vector<bool>& counts);
   void average(const NamedTensors& tensors, double share, int root);
   void check_divergence() const;
 
@@ -45,7 +47,9 @@ struct Replica::State {
 
   const Group group;
   const DistributedDataParallelOptions options;
-  BackwardPasses passes;
+  TensorMemory memory{options.keep_freed_memory};
+  const std::shared_ptr<BackwardPasses> shared_passes = std::make_shared<BackwardPasses>();  ///< with guards
+  BackwardPasses& passes = *shared_passes;
 
   std::unique_ptr<Source> source;
   std::vector<Known> known;
@@ -56,6 +60,7 @@ struct Replica::State {
 
   int check_every = 0;
   int64_t reductions = 0;                          ///< since divergence_check() was called
+  int64_t void_steps = 0;                          ///< of which skip_step() has left nothing
   const JoinOptions* join = nullptr;               ///< within join()
   std::shared_ptr<StatisticsExchange> statistics;  ///< within join(): of synchronised batch norms, or null
   std::vector<bool> last_active;                   ///< ranks that had inputs in the last reduction in which any had

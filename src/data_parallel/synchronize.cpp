@@ -9,14 +9,13 @@
 #include "collectives/rank_names.h"
 #include "data_parallel/divergence.h"
 #include "data_parallel/replica_state.h"
-#include "data_parallel/tensor_memory.h"
 
 // What keeps parameters and buffers equal besides the reduction of gradients.
 
 namespace lockstep {
 
 void Replica::State::reduced(const std::vector<Facts>& ranks) {
-  end_step_of_tensor_memory();
+  memory.end_step();
   if (const std::string warning = untrained_.after_reduction(); !warning.empty()) TORCH_WARN(warning);
   std::vector<bool> active, done;
   for (const Facts& facts : ranks) {
@@ -30,13 +29,18 @@ void Replica::State::reduced(const std::vector<Facts>& ranks) {
   if (!all && join != nullptr && join->throw_on_early_termination)
     throw Error(rank_names(done) + " ran out of inputs within join(throw_on_early_termination) while " +
                 rank_names(active) + " had more");
-  synchronize_buffers(active);
+  if (is_void(ranks)) ++void_steps;
+  // Of a batch that is skipped a forward may have left anything in the buffers.
+  std::vector<bool> took_part;
+  for (const Facts& facts : ranks) took_part.push_back(facts.took_part());
+  const bool any = std::find(took_part.begin(), took_part.end(), true) != took_part.end();
+  synchronize_buffers(any ? took_part : active);
   if (check_every > 0 && all && ++reductions % check_every == 0) check_divergence();
 }
 
-void Replica::State::synchronize_buffers(const std::vector<bool>& active) {
+void Replica::State::synchronize_buffers(const std::vector<bool>& counts) {
   if (buffers.empty() || !options.broadcast_buffers || group.world_size() == 1) return;
-  const auto root = static_cast<int>(std::find(active.begin(), active.end(), true) - active.begin());
+  const auto root = static_cast<int>(std::find(counts.begin(), counts.end(), true) - counts.begin());
   const OperationLabel label("the buffers");
   switch (options.buffers) {
     case BufferPolicy::kNone:
@@ -47,8 +51,8 @@ void Replica::State::synchronize_buffers(const std::vector<bool>& active) {
       return broadcast_coalesced(group, tensors, root);
     }
     case BufferPolicy::kMean: {
-      const auto inputs = static_cast<double>(std::count(active.begin(), active.end(), true));
-      return average(buffers, active[static_cast<size_t>(group.rank())] ? 1 / inputs : 0, root);
+      const auto counted = static_cast<double>(std::count(counts.begin(), counts.end(), true));
+      return average(buffers, counts[static_cast<size_t>(group.rank())] ? 1 / counted : 0, root);
     }
   }
 }

@@ -75,22 +75,33 @@ void Bucket::copy_in(const Slot& slot, const at::Tensor& gradient) const {
     slot.gradient.copy_(gradient);
 }
 
-const char* Bucket::fill(size_t index, bool used) {
+void Bucket::part_with_handles(Slot& slot) {
+  if (slot.gradient.use_count() == 1) return;  // in the line of memory that the next .grad counts itself in anyway
+  at::Tensor theirs = std::exchange(slot.gradient, gradient_in(flat_, slot.gradient.storage_offset(), slot.gradient));
+  theirs.set_(theirs.clone());
+}
+
+void Bucket::keep(Slot& slot) {
+  slot.kept = slot.parameter.grad();
+  slot.content = lies_here(slot.kept) ? slot.kept.clone() : at::Tensor();
+}
+
+const char* Bucket::fill(size_t index, bool used, bool counts) {
   at::NoGradGuard no_grad;
   Slot& slot = slots_[index];
   const char* why = problem(index);
   const at::Tensor& gradient = slot.parameter.grad();
+  const bool here = lies_here(gradient);
+  if (!here) part_with_handles(slot);
+  slot.used = used && why == nullptr && gradient.defined();
+  slot.used ? slot.kept.reset() : keep(slot);
+  if (!counts) forget_reduced(index);
   if (why != nullptr || !gradient.defined()) {
     slot.gradient.zero_();
-  } else if (!gradient.is_alias_of(flat_)) {
+  } else if (!here) {
     copy_in(slot, gradient);
   }
-  slot.used = used && why == nullptr;
-  if (slot.used) {
-    slot.parameter.mutable_grad() = slot.gradient;
-  } else {
-    slot.kept = slot.parameter.grad();
-  }
+  if (slot.used) slot.parameter.mutable_grad() = slot.gradient;
   if (!slot.filled) --missing_;
   slot.filled = true;
   if (!flat_.is_cpu()) streams_.note(flat_.device());
@@ -99,12 +110,13 @@ const char* Bucket::fill(size_t index, bool used) {
 
 void Bucket::fill_with_zeros() {
   at::NoGradGuard no_grad;
-  gradients_.zero_();
   for (Slot& slot : slots_) {
-    slot.kept = slot.parameter.grad();
+    if (!lies_here(slot.parameter.grad())) part_with_handles(slot);
+    keep(slot);
     slot.used = false;
     slot.filled = true;
   }
+  gradients_.zero_();
   missing_ = 0;
 }
 
@@ -113,7 +125,7 @@ void Bucket::forget_reduced(size_t index) {
   if (!std::exchange(slot.reduced, false)) return;
   at::NoGradGuard no_grad;
   const at::Tensor& gradient = slot.parameter.grad();
-  if (gradient.defined() && gradient.layout() == at::kStrided && gradient.is_alias_of(flat_)) slot.gradient.zero_();
+  if (gradient.defined() && gradient.layout() == at::kStrided && lies_here(gradient)) slot.gradient.zero_();
 }
 
 void Bucket::write_flags() {
@@ -155,7 +167,7 @@ void Bucket::wait() {
 
 at::Tensor Bucket::gradient_here(size_t index) const {
   const at::Tensor& gradient = slots_[index].parameter.grad();
-  return gradient.defined() && gradient.is_alias_of(flat_) ? gradient : at::Tensor();
+  return lies_here(gradient) ? gradient : at::Tensor();
 }
 
 bool Bucket::take_late() {
@@ -191,8 +203,9 @@ void Bucket::adopt(size_t index) {
   slot.reduced = true;
 }
 
-void Bucket::finish() {
+std::vector<size_t> Bucket::finish() {
   at::NoGradGuard no_grad;
+  std::vector<size_t> unused;
   at::Tensor flags;  // read at once: each look at a device's memory waits for the device
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
@@ -200,8 +213,12 @@ void Bucket::finish() {
     if (!slot.used && !flags.defined()) flags = used_.cpu();
     const bool used = slot.used || flags[static_cast<int64_t>(i)].item().toComplexDouble().real() > 0;
     slot.parameter.mutable_grad() = used ? slot.gradient : slot.kept;
+    if (used) continue;
+    unused.push_back(i);
+    if (slot.content.defined()) slot.kept.copy_(slot.content);
   }
   reset();
+  return unused;
 }
 
 void Bucket::reset() {
@@ -209,6 +226,7 @@ void Bucket::reset() {
   for (Slot& slot : slots_) {
     slot.filled = slot.used = false;
     slot.kept.reset();
+    slot.content.reset();
     slot.late.reset();
   }
   missing_ = slots_.size();

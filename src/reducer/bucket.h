@@ -35,10 +35,12 @@ class Bucket {
   const char* problem(size_t slot) const;
 
   /// Takes the parameter's gradient: copies .grad in unless it lies here already; zeros if there is none.
-  /// `used`: the backward passes since the last reduction reached this parameter. A slot may be filled again until the
-  /// bucket is launched. Returns its problem(), with zeros in its place, or nullptr.
-  const char* fill(size_t slot, bool used);
-  /// Fills all slots with zeros, not used.
+  /// `used`: the backward passes since the last reduction reached this parameter; without a gradient that is not so. A
+  /// slot may be filled again until the bucket is launched. `counts`: false: where ranks' gradients are added up, what
+  /// an earlier reduction left here is counted by another rank, so zeros go in its place. Returns its problem(), with
+  /// zeros in its place, or nullptr.
+  const char* fill(size_t slot, bool used, bool counts = true);
+  /// Fills all slots with zeros, not used. The bucket has not been launched.
   void fill_with_zeros();
   bool filled(size_t slot) const { return slots_[slot].filled; }
 
@@ -65,8 +67,8 @@ class Bucket {
   void adopt(size_t slot);
 
   /// After wait(): leaves each parameter's .grad as the view that holds its reduced gradient. A parameter that no rank
-  /// used keeps the .grad it had. The bucket is empty again.
-  void finish();
+  /// used keeps the .grad it had, bit by bit; returns the slots of those. The bucket is empty again.
+  std::vector<size_t> finish();
 
   /// After finish(): this parameter's .grad, if it is the view that lies here, else undefined.
   at::Tensor gradient_here(size_t slot) const;
@@ -81,6 +83,7 @@ class Bucket {
     int64_t elements;     ///< of that place
     void* small_place;    ///< where that begins, if it is small, contiguous and the CPU's; else null
     at::Tensor kept;      ///< the .grad of a parameter that this rank did not use
+    at::Tensor content;   ///< a copy of what it holds, if it lies here, where the reduction writes
     at::Tensor late;      ///< what came after launch()
     bool filled = false;
     bool used = false;
@@ -88,6 +91,12 @@ class Bucket {
   };
 
   void copy_in(const Slot& slot, const at::Tensor& gradient) const;
+  bool lies_here(const at::Tensor& gradient) const {
+    return gradient.defined() && gradient.layout() == at::kStrided && gradient.is_alias_of(flat_);
+  }
+  /// Before the slot is written: if a user has kept the .grad of an earlier step, that tensor gets memory of its own.
+  void part_with_handles(Slot& slot);
+  void keep(Slot& slot);
   void write_flags();
   /// What comes from now on must not be added to what is under way.
   void let_go_of_gradients();

@@ -1,8 +1,10 @@
 #include "reducer/facts.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
+#include <functional>
 
 #include <ATen/ATen.h>
 
@@ -11,12 +13,13 @@ namespace {
 
 // Four bits an element: a mean over any number of ranks still tells them apart in bfloat16.
 using Row = std::array<uint8_t, kFactElements>;
-constexpr size_t kFlags = 0, kPasses = 1, kObject = 3, kWeight = 5, kWeightElements = 16;
+constexpr size_t kFlags = 0, kPasses = 1, kObject = 3, kWeight = 5, kWeightElements = 16, kSkip = 21;
 
 Row encode(const Facts& facts) {
   Row row{};
   row[kFlags] = static_cast<uint8_t>((facts.active ? 1 : 0) | (facts.joining ? 2 : 0) | (facts.trouble ? 4 : 0) |
                                      (facts.late ? 8 : 0));
+  row[kSkip] = static_cast<uint8_t>((facts.skipped ? 1 : 0) | (facts.spoiled ? 2 : 0));
   row[kPasses] = facts.passes & 15;
   row[kPasses + 1] = facts.passes >> 4 & 15;
   row[kObject] = facts.object & 15;
@@ -32,6 +35,8 @@ Facts decode(const Row& row) {
   facts.joining = (row[kFlags] & 2) != 0;
   facts.trouble = (row[kFlags] & 4) != 0;
   facts.late = (row[kFlags] & 8) != 0;
+  facts.skipped = (row[kSkip] & 1) != 0;
+  facts.spoiled = (row[kSkip] & 2) != 0;
   facts.passes = row[kPasses] | row[kPasses + 1] << 4;
   facts.object = row[kObject] | row[kObject + 1] << 4;
   uint64_t bits = 0;
@@ -41,6 +46,15 @@ Facts decode(const Row& row) {
 }
 
 }  // namespace
+
+bool is_void(const std::vector<Facts>& ranks) {
+  const auto any = [&](auto fact) { return std::any_of(ranks.begin(), ranks.end(), std::mem_fn(fact)); };
+  return any(&Facts::spoiled) || (any(&Facts::skipped) && !any(&Facts::took_part));
+}
+
+int first_that_took_part(const std::vector<Facts>& ranks) {
+  return static_cast<int>(std::find_if(ranks.begin(), ranks.end(), std::mem_fn(&Facts::took_part)) - ranks.begin());
+}
 
 void write_facts(const at::Tensor& table, int rank, const Facts& facts) {
   at::Tensor values = at::zeros({table.numel()}, at::kFloat);

@@ -19,15 +19,15 @@ using torch::autograd::variable_list;
 
 class AfterAccumulation final : public torch::autograd::FunctionPostHook {
  public:
-  explicit AfterAccumulation(std::function<void()> accumulated) : accumulated_(std::move(accumulated)) {}
-  variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    accumulated_();
+  explicit AfterAccumulation(std::function<void(bool any)> accumulated) : accumulated_(std::move(accumulated)) {}
+  variable_list operator()(const variable_list& outputs, const variable_list& gradients) override {
+    accumulated_(!gradients.empty() && gradients.front().defined());
     return outputs;
   }
 
  private:
   /// A copy: with a thousand small parameters each further place in memory is a miss in the caches.
-  const std::function<void()> accumulated_;
+  const std::function<void(bool any)> accumulated_;
 };
 
 /// Waits among the final callbacks of a backward, which live as long as it does. A nested backward knows nothing of the
@@ -149,7 +149,7 @@ GradientHook::GradientHook(const at::Tensor& parameter, GradientEvents events)
               "require grad");
   accumulator_.node = torch::autograd::impl::grad_accumulator(parameter);
   accumulator_.key = accumulator_.node->add_post_hook(std::make_unique<AfterAccumulation>(events_.accumulated));
-  arriving_key_ = parameter.register_hook([this](const at::TensorBase&) { arriving(); });
+  arriving_key_ = parameter.register_hook([this](const at::TensorBase& gradient) { arriving(gradient.defined()); });
   followed().add(parameter);
 }
 
@@ -160,7 +160,7 @@ GradientHook::~GradientHook() {
   for (const Accumulator& one : earlier_) one.node->del_post_hook(one.key);
 }
 
-void GradientHook::arriving() {
+void GradientHook::arriving(bool any) {
   auto now = torch::autograd::impl::try_get_grad_accumulator(parameter_);
   if (now && now != accumulator_.node) {
     // The engine looks for hooks that come after the accumulation when those that come before it have been called.
@@ -169,7 +169,7 @@ void GradientHook::arriving() {
   }
   if (is_captured())
     events_.captured();
-  else if (events_.before)
+  else if (events_.before && any)
     events_.before();
 }
 

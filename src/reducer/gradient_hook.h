@@ -17,8 +17,9 @@ namespace lockstep {
 struct GradientEvents {
   /// A gradient is about to be accumulated into .grad. May be empty.
   std::function<void()> before;
-  /// A gradient has been accumulated into .grad.
-  std::function<void()> accumulated;
+  /// A gradient has been accumulated into .grad. False: autograd came by, but no function that leads here gave a
+  /// gradient (a custom one may give none), so .grad is what it was.
+  std::function<void(bool any)> accumulated;
   /// autograd::grad asked for the gradient: it will not reach .grad.
   std::function<void()> captured;
 };
@@ -45,7 +46,7 @@ class GradientHook {
     uintptr_t key;
   };
 
-  void arriving();
+  void arriving(bool any);
   bool is_captured() const;
 
   const at::Tensor parameter_;

@@ -34,12 +34,12 @@ std::string shortened(const std::string& name, size_t longest) {
   return name.size() <= longest ? name : "..." + name.substr(name.size() - longest + 3);
 }
 
-/// "number of passes" of each active rank; -1 stands for the others.
-std::vector<int> passes_of(const std::vector<Facts>& ranks) {
-  std::vector<int> passes;
-  for (const Facts& facts : ranks) passes.push_back(facts.active ? facts.passes : -1);
-  return passes;
-}
+/// As they are told to others: 0, or 1 to 255 and again from 1.
+int told(int passes) { return passes == 0 ? 0 : 1 + (passes - 1) % 255; }
+
+constexpr const char* kSameNumber =
+    "Every rank must run the same number of backward passes; where ranks have different numbers of batches, run the "
+    "loop within join()";
 
 }  // namespace
 
@@ -71,7 +71,7 @@ Reducer::Reducer(const NamedTensors& parameters, Group group, Settings settings,
 
 void Reducer::follow(size_t parameter, const at::Tensor& tensor) {
   GradientEvents events{.before = nullptr,
-                        .accumulated = [this, parameter] { on_gradient(parameter); },
+                        .accumulated = [this, parameter](bool any) { on_gradient(parameter, any); },
                         .captured = [this] { on_captured(); }};
   if (settings_.reduction == GradientReduction::kSum && group_.rank() != 0)
     events.before = [this, parameter] {
@@ -96,9 +96,10 @@ void Reducer::notice() {
   if (phase_ != Phase::kInBackward) begin_backward();
 }
 
-void Reducer::on_gradient(size_t parameter) {
+void Reducer::on_gradient(size_t parameter, bool any) {
   std::lock_guard lock(mutex_);
   if (phase_ != Phase::kInBackward) begin_backward();
+  if (!any) return;
   used_[parameter] = true;
   if (!reduces_) return;
   if (plan_.empty()) {
@@ -116,7 +117,7 @@ void Reducer::on_gradient(size_t parameter) {
 }
 
 void Reducer::on_captured() {
-  if (passes_.reduce_every == 0 || captured_ == current_backward()) return;
+  if (passes_.reduce_every() == 0 || captured_ == current_backward()) return;
   captured_ = current_backward();
   at_end_of_backward([](bool nested) {
     TORCH_CHECK(nested,
@@ -126,6 +127,13 @@ void Reducer::on_captured() {
 }
 
 void Reducer::begin_reduction() {
+  if (interrupted()) {  // the others wait for the rest
+    trouble_ =
+        "an exception ended a backward after " + std::to_string(launched_) + " of " + std::to_string(buckets_.size()) +
+        " buckets of gradients had been sent, and this rank went on; a rank that catches an exception of forward "
+        "or backward must call skip_step()";
+    reduce_all(Share::kGradients);
+  }
   // A backward that an exception ended has left its buckets half filled.
   for (Bucket& bucket : buckets_) bucket.reset();
   launched_ = 0;
@@ -137,7 +145,7 @@ void Reducer::begin_reduction() {
 void Reducer::begin_backward() {
   begin_reduction();
   backward_ = current_backward();
-  reduces_ = passes_.reduce_every > 0 && passes_.since_reduction + 1 >= passes_.reduce_every;
+  reduces_ = passes_.reduce_every() > 0 && passes_.since_reduction + 1 >= passes_.reduce_every();
   phase_ = Phase::kInBackward;
   at_end_of_outermost_backward({.finished = [this] { finish(); },
                                 .nested =
@@ -146,9 +154,10 @@ void Reducer::begin_backward() {
                                       launching_ = Launching::kAtEnd;
                                     },
                                 .abandoned =
-                                    [this] {
+                                    [this, backward = backward_] {
                                       std::lock_guard lock(mutex_);
-                                      phase_ = Phase::kAbandoned;
+                                      if (backward == backward_ && phase_ == Phase::kInBackward)
+                                        phase_ = Phase::kAbandoned;
                                     }});
 }
 
@@ -157,34 +166,41 @@ void Reducer::finish() {
   phase_ = Phase::kIdle;
   ++passes_.since_reduction;
   if (!reduces_) return;
-  reduce_all(/*active=*/true);
+  reduce_all(Share::kGradients);
 }
 
 void Reducer::reduce() {
   std::lock_guard lock(mutex_);
   begin_reduction();
-  reduce_all(/*active=*/true);
+  reduce_all(Share::kGradients);
+}
+
+void Reducer::skip() {
+  std::lock_guard lock(mutex_);
+  if (!interrupted()) begin_reduction();
+  trouble_.clear();
+  if (equipment_.watch) equipment_.watch->begin();
+  reduce_all(Share::kSkipped);
 }
 
 std::vector<Facts> Reducer::shadow() {
   std::lock_guard lock(mutex_);
   begin_reduction();
-  return reduce_all(/*active=*/false);
+  return reduce_all(Share::kOutOfInputs);
 }
 
 void Reducer::fail(const std::string& trouble) {
   std::lock_guard lock(mutex_);
   begin_reduction();
   trouble_ = trouble;
-  reduce_all(/*active=*/true);
+  reduce_all(Share::kGradients);
 }
 
 void Reducer::fill(size_t parameter, bool used) {
   const auto [bucket, slot] = places_[parameter];
-  if (!used && settings_.reduction == GradientReduction::kSum && group_.rank() != 0)
-    buckets_[bucket].forget_reduced(slot);
+  const bool counts = used || settings_.reduction != GradientReduction::kSum || group_.rank() == 0;
   if (equipment_.watch && used) equipment_.watch->look(parameter, tensors_[parameter].grad());
-  if (const char* problem = buckets_[bucket].fill(slot, used)) note_trouble(parameter, problem);
+  if (const char* problem = buckets_[bucket].fill(slot, used, counts)) note_trouble(parameter, problem);
   if (equipment_.timeline && buckets_[bucket].full()) equipment_.timeline->ready(bucket);
 }
 
@@ -224,27 +240,32 @@ void Reducer::succeed(const Reducer& before) {
   for (const auto& [bucket, slot] : places_) buckets_[bucket].adopt(slot);
 }
 
-std::vector<Facts> Reducer::reduce_all(bool active) {
-  if (active && events_.reducing) events_.reducing();
-  mine_.active = active;
-  mine_.passes = passes_.since_reduction & 255;
-  if (active)  // an edit is the reason for whatever else was found
+std::vector<Facts> Reducer::exchange(Share share) {
+  mine_.active = share != Share::kOutOfInputs;
+  mine_.skipped = share == Share::kSkipped;
+  mine_.spoiled = mine_.skipped && launched_ > 0;
+  mine_.passes = told(passes_.since_reduction);
+  if (mine_.active)  // an edit is the reason for whatever else was found
     if (std::string edit = events_.inspect(); !edit.empty()) trouble_ = std::move(edit);
-  if (!active)
-    for (Bucket& bucket : buckets_) bucket.fill_with_zeros();
+  if (!mine_.took_part())
+    for (size_t b = launched_; b < buckets_.size(); ++b) buckets_[b].fill_with_zeros();
   for (size_t i = 0; i < places_.size() && !plan_.empty(); ++i)
     if (!buckets_[places_[i].bucket].filled(places_[i].slot)) fill(i, used_[i]);
   mine_.late = false;
   for (Bucket& bucket : buckets_)
     if (bucket.launched()) mine_.late |= bucket.take_late();
   mine_.trouble = !trouble_.empty();
-  std::vector<Facts> ranks{mine_};
-  if (!buckets_.empty()) {
-    write_facts(buckets_.back().notes(), group_.rank(), mine_);
-    launch_buckets(/*at_end=*/true);
-    wait();
-    ranks = read_facts(buckets_.back().notes(), op() == ReduceOp::kMean);
-  }
+  if (buckets_.empty()) return {mine_};
+  write_facts(buckets_.back().notes(), group_.rank(), mine_);
+  launch_buckets(/*at_end=*/true);
+  wait();
+  return read_facts(buckets_.back().notes(), op() == ReduceOp::kMean);
+}
+
+std::vector<Facts> Reducer::reduce_all(Share share) {
+  phase_ = Phase::kIdle;
+  if (share == Share::kGradients && events_.reducing) events_.reducing();
+  const std::vector<Facts> ranks = exchange(share);
   passes_.since_reduction = 0;
   used_.assign(used_.size(), false);
   judge(ranks);
@@ -253,7 +274,7 @@ std::vector<Facts> Reducer::reduce_all(bool active) {
     for (Bucket& bucket : buckets_) bucket.reduce_late(group_, op(), weight());
   }
   scale(ranks);
-  for (Bucket& bucket : buckets_) bucket.finish();
+  finish_buckets(ranks);
   ++reductions_;
   own_page().count_step();
   events_.reduced(ranks);
@@ -284,82 +305,11 @@ void Reducer::wait() {
       buckets_[b].wait();
       if (equipment_.timeline) equipment_.timeline->done(b);
     } catch (const Error& error) {
-      throw Error("the gradients of " + describe(b) + " could not be reduced: " + error.what() +
-                  "\nEvery rank must run the same number of backward passes (this was reduction " +
-                  std::to_string(reductions_ + 1) + " of this rank).");
+      throw Error("the gradients of " + describe(b) + " could not be reduced: " + error.what() + "\n" + kSameNumber +
+                  " (this was reduction " + std::to_string(reductions_ + 1) + " of this rank).");
     }
   }
   waited_seconds_ += seconds_since(start);
-}
-
-void Reducer::judge_objects(const std::vector<Facts>& ranks) {
-  if (std::all_of(ranks.begin(), ranks.end(), [&](const Facts& facts) { return facts.object == ranks[0].object; }))
-    return;
-  const OperationLabel label("which model each rank reduces");
-  const auto objects =
-      group_.all_gather_bytes("number " + std::to_string(settings_.object) + " (" + names_[plan_.front().front()] +
-                              " to " + names_[plan_.back().back()] + ")");
-  std::string text;
-  for (size_t rank = 0; rank < objects.size(); ++rank)
-    if (std::find(objects.begin(), objects.begin() + static_cast<std::ptrdiff_t>(rank), objects[rank]) ==
-        objects.begin() + static_cast<std::ptrdiff_t>(rank))
-      text += (text.empty() ? "" : ", ") + ranks_with(objects, objects[rank]) + " those of " + objects[rank];
-  text = "the ranks reduced gradients of different DistributedDataParallel objects: " + text +
-         ", counted in the order in which they were attached to this group. Run their backward passes in the same "
-         "order on every rank, or give each object a subgroup of its own";
-  own_page().fail(RankFailure::kMismatch, -1, text);
-  throw Error(text);
-}
-
-void Reducer::judge(const std::vector<Facts>& ranks) {
-  judge_objects(ranks);
-  const auto any = [&](bool Facts::*fact) { return std::any_of(ranks.begin(), ranks.end(), std::mem_fn(fact)); };
-  if (any(&Facts::trouble)) {
-    const OperationLabel label("what is wrong on each rank");
-    const auto troubles = group_.all_gather_bytes(std::exchange(trouble_, ""));
-    std::string text;
-    for (const std::string& trouble : troubles) {
-      if (trouble.empty() || text.find(trouble) != std::string::npos) continue;
-      text += (text.empty() ? "" : "\n") + ranks_with(troubles, trouble) + ": " + trouble;
-    }
-    const auto first = std::find_if(troubles.begin(), troubles.end(), [](const auto& t) { return !t.empty(); });
-    const bool mine = !troubles[static_cast<size_t>(group_.rank())].empty();
-    // Ranks of a subgroup have other numbers for the launcher.
-    const bool all = launchers_board() != nullptr && launchers_board()->world_size() == group_.world_size();
-    own_page().fail(mine ? RankFailure::kOwn : RankFailure::kPeer,
-                    all && !mine ? static_cast<int>(first - troubles.begin()) : -1, text);
-    throw Error(text);
-  }
-  for (size_t rank = 0; rank < ranks.size(); ++rank)
-    if (ranks[rank].active && !ranks[rank].joining &&
-        !std::all_of(ranks.begin(), ranks.end(), std::mem_fn(&Facts::active)))
-      throw Error("rank " + std::to_string(rank) +
-                  " ran a backward outside of join() while others have run out of inputs within it; every rank must "
-                  "call join()");
-  const std::vector<int> passes = passes_of(ranks);
-  const int first = *std::max_element(passes.begin(), passes.end());
-  for (const int other : passes)
-    if (other != -1 && other != first)
-      throw Error(
-          "the ranks ran different numbers of backward passes before reducing gradients, beginning with those of " +
-          (plan_.empty() ? "" : names_[plan_.front().front()]) + ": " + std::to_string(other) + " on " +
-          ranks_with(passes, other) + " and " + std::to_string(first) + " on " + ranks_with(passes, first) +
-          ". Every rank must run the same number, with no_sync() or accumulate() around the same ones.");
-}
-
-void Reducer::scale(const std::vector<Facts>& ranks) {
-  double factor = 1;
-  if (settings_.reduction == GradientReduction::kWeightedMean) {
-    double total = 0;
-    for (const Facts& facts : ranks) total += facts.active ? facts.weight : 0;
-    factor = total > 0 ? 1 / total : 0;
-  } else if (settings_.reduction == GradientReduction::kMean && divide_by_active_) {
-    const auto active = std::count_if(ranks.begin(), ranks.end(), std::mem_fn(&Facts::active));
-    if (active > 0) factor = static_cast<double>(ranks.size()) / static_cast<double>(active);
-  }
-  at::NoGradGuard no_grad;
-  if (factor != 1)
-    for (Bucket& bucket : buckets_) bucket.gradients().mul_(factor);
 }
 
 void Reducer::note_trouble(size_t parameter, const std::string& what) {

@@ -37,6 +37,9 @@ namespace lockstep {
 /// seen, buckets are launched at the end only; gradients that it brings late until then are reduced in a second
 /// message.
 ///
+/// A rank may skip its share of a reduction. What it brings then are zeros, the mean is over the others, and it gets
+/// their result. But a bucket that its failed backward had launched cannot be called back: the step is then nobody's.
+///
 /// All ranks must build it over the same parameters and run the same number of backward passes between reductions.
 /// Hooks run on the thread, or with several devices the threads, of the backward.
 class Reducer {
@@ -80,8 +83,10 @@ class Reducer {
   /// reducer's, whose inspect() has something to say.
   void notice();
 
-  /// Reduces what is in .grad, outside of a backward. Every rank calls it.
+  /// Reduces what is in .grad, outside of a backward. Every rank calls it, or runs a backward that reduces.
   void reduce();
+  /// Takes part in a reduction in place of this rank's backward, or of what is left of one that an exception ended.
+  void skip();
   /// Takes part in a reduction of the others without gradients. Returns what each rank said.
   std::vector<Facts> shadow();
   /// Takes part in the others' next reduction for the sake of telling them: throws the Error on all ranks.
@@ -96,10 +101,14 @@ class Reducer {
  private:
   enum class Phase { kIdle, kInBackward, kAbandoned };
   enum class Launching { kWhenFull, kAtEnd };
+  /// What this rank brings to a reduction.
+  enum class Share { kGradients, kSkipped, kOutOfInputs };
 
   void follow(size_t parameter, const at::Tensor& tensor);
-  void on_gradient(size_t parameter);
+  void on_gradient(size_t parameter, bool any);
   void on_captured();
+  /// Whether a backward was ended by an exception after it had launched buckets.
+  bool interrupted() const { return phase_ != Phase::kIdle && launched_ > 0; }
   void begin_reduction();
   void begin_backward();
   void finish();
@@ -107,11 +116,17 @@ class Reducer {
   /// The one place where a bucket's gradients go to the other ranks.
   void launch(Bucket& bucket);
   void fill(size_t parameter, bool used);
-  std::vector<Facts> reduce_all(bool active);
+  std::vector<Facts> reduce_all(Share share);
+  /// Facts of all ranks; the buckets are reduced.
+  std::vector<Facts> exchange(Share share);
   void wait();
   void judge(const std::vector<Facts>& ranks);
   void judge_objects(const std::vector<Facts>& ranks);
+  void judge_passes(const std::vector<Facts>& ranks) const;
   void scale(const std::vector<Facts>& ranks);
+  /// Leaves the reduced gradients in .grad, or none.
+  void finish_buckets(const std::vector<Facts>& ranks);
+  void agree_on_kept(const std::vector<at::Tensor>& kept, int root);
   void judge_non_finite();
   ReduceOp op() const;
   /// What this rank's gradients are multiplied by.

@@ -64,6 +64,37 @@ TEST(BlockCache, ReleasesWhatNobodyTakesForThreeSteps) {
   EXPECT_EQ(cache.sizes().kept, 0u);
 }
 
+TEST(BlockCache, EvaluationAloneReleasesWhatTrainingLeft) {
+  BlockCache cache;
+  for (int step = 0; step < 5; ++step) {
+    std::vector<void*> blocks;
+    for (int i = 0; i < 30; ++i) blocks.push_back(cache.take(4 * kMiB));
+    for (void* block : blocks) cache.give_back(block);
+    cache.end_step();
+  }
+  EXPECT_EQ(cache.sizes().kept, 120 * kMiB);
+  for (int batch = 0; batch < 200; ++batch) {
+    void* both[] = {cache.take(2 * kMiB), cache.take(4 * kMiB)};
+    for (void* block : both) cache.give_back(block);
+  }
+  EXPECT_LE(cache.sizes().kept, 6 * kMiB);
+}
+
+TEST(BlockCache, KeepsNothingOnceTold) {
+  BlockCache cache;
+  void *kept = cache.take(4 * kMiB), *taken = cache.take(3 * kMiB);
+  cache.give_back(kept);
+  cache.keep(false);
+  EXPECT_EQ(cache.sizes().kept, 0u);
+  EXPECT_EQ(cache.sizes().most_in_use, 3 * kMiB);
+  cache.give_back(taken);
+  EXPECT_EQ(cache.sizes().kept, 0u);
+  EXPECT_EQ(cache.sizes().in_use, 0u);
+  cache.keep(true);
+  cache.give_back(cache.take(5 * kMiB));
+  EXPECT_EQ(cache.sizes().kept, 5 * kMiB);
+}
+
 /// Takes, marks, checks and gives back blocks in an order left to chance; returns what went wrong.
 std::string use(BlockCache& cache, unsigned seed, int times) {
   std::mt19937 chance(seed);

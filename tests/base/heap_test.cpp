@@ -6,9 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace lockstep {
@@ -69,6 +71,40 @@ TEST(Heap, TheUsersWordCounts) {
     EXPECT_FALSE(outcome.answer) << name;
     EXPECT_FALSE(outcome.kept) << name;
   }
+}
+
+/// What print_heap prints with this library preloaded.
+std::string heap_under(const std::string& library) {
+  FILE* pipe = ::popen(("env -u MALLOC_TRIM_THRESHOLD_ -u MALLOC_MMAP_THRESHOLD_ -u GLIBC_TUNABLES LD_PRELOAD='" +
+                        library + "' '" LOCKSTEP_BIN_DIR "/print_heap' 2>/dev/null")
+                           .c_str(),
+                       "r");
+  std::string printed;
+  for (int c; (c = std::fgetc(pipe)) != EOF;) printed += static_cast<char>(c);
+  ::pclose(pipe);
+  return printed;
+}
+
+/// glibc's mallopt() is there and returns 1 whatever malloc is: it was believed.
+TEST(Heap, AnotherMallocIsLeftAsItIs) {
+  if (heap_under("") != "glibc keeps") GTEST_SKIP() << "SKIPPED BECAUSE malloc here is not glibc's to begin with";
+  EXPECT_EQ(heap_under(LOCKSTEP_BIN_DIR "/other_malloc.so"), "another as it was");
+}
+
+TEST(Heap, JemallocIsLeftAsItIs) {
+  const std::string heap = heap_under("libjemalloc.so.2");
+  if (heap.starts_with("glibc")) GTEST_SKIP() << "SKIPPED BECAUSE there is no libjemalloc.so.2 (libjemalloc2)";
+  EXPECT_EQ(heap, "another as it was");
+}
+
+TEST(Heap, GivesBackWhatItHasKept) {
+  const Outcome outcome = steps_after([] {
+    const bool keeps = keep_freed_memory();
+    if (keeps) release_freed_memory();
+    return keeps;
+  });
+  if (!outcome.answer) GTEST_SKIP() << "SKIPPED BECAUSE this malloc is not glibc's, or MALLOC_* variables are set";
+  EXPECT_FALSE(outcome.kept);
 }
 
 }  // namespace

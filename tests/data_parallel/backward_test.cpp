@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include <lockstep/checkpoint.h>
+#include <lockstep/communication_hook.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <torch/script.h>
 
@@ -295,6 +298,125 @@ TEST_P(Backward, OfAListOfParameters) {
     const double mean = (context.world_size() + 1) / 2.0;
     EXPECT_TRUE(at::allclose(a.grad(), b * mean));
     EXPECT_TRUE(at::allclose(b.grad(), a * mean));
+  });
+}
+
+/// The identity, but its backward gives a gradient only to the input.
+struct GivesNone : torch::autograd::Function<GivesNone> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x, const at::Tensor& parameter) {
+    return x + parameter;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+/// autograd comes by such a parameter without a gradient. It counted as reached: its .grad was zeros, or what it was,
+/// so that weight decay and momentum changed it, as they do not in one process.
+TEST_P(Backward, WithoutAGradientIsNotReached) {
+  run_ranks(GetParam(), [](Context& context) {
+    const int last = context.world_size() - 1;
+    for (const bool on_all : {true, false}) {
+      const at::Tensor a = at::ones({3}).requires_grad_(), b = at::ones({3}).requires_grad_();
+      DistributedDataParallel replica(NamedTensors{{"a", a}, {"b", b}}, context);
+      torch::optim::SGD sgd({a, b}, torch::optim::SGDOptions(0.5).momentum(0.9).weight_decay(0.5));
+      for (int step = 0; step < 3; ++step) {
+        sgd.zero_grad();
+        const bool gives = step == 0 || (!on_all && context.rank() == last);
+        ((gives ? a + b : GivesNone::apply(a, b)) * 2).sum().backward();
+        EXPECT_TRUE(at::equal(a.grad(), at::full({3}, 2)));
+        const double share = step == 0 ? 1 : on_all ? 0 : 1.0 / context.world_size();
+        ASSERT_EQ(b.grad().defined(), share > 0) << step;
+        if (share > 0) {
+          EXPECT_TRUE(at::allclose(b.grad(), at::full({3}, 2 * share)));
+        }
+        const at::Tensor before = b.detach().clone();
+        sgd.step();
+        EXPECT_EQ(at::equal(b, before), share == 0);
+      }
+    }
+  });
+}
+
+/// The mean of N equal numbers may differ from them in the last bit, and a hook may lose much more.
+TEST_P(Backward, LeavesTheBitsOfWhatNobodyReached) {
+  run_ranks(GetParam(), [](Context& context) {
+    for (const auto& hook : {CommunicationHookPtr(), bf16_compress_hook(), power_sgd_hook({.start_iter = 0})})
+      for (const auto reduction : {GradientReduction::kMean, GradientReduction::kSum, GradientReduction::kWeightedMean})
+        for (const bool by_user : {false, true}) {
+          const at::Tensor a = formula({40, 30}, 1).to(at::kFloat).requires_grad_();
+          const at::Tensor b = formula({40, 30}, 2).to(at::kFloat).requires_grad_();
+          DistributedDataParallel replica(NamedTensors{{"a", a}, {"b", b}}, context, {.reduction = reduction});
+          replica.register_comm_hook(hook);
+          if (reduction == GradientReduction::kWeightedMean) replica.set_weight(0.1 + context.rank());
+          ((a + b) * formula({40, 30}, 3 + context.rank())).sum().backward();
+          if (by_user) b.mutable_grad() = b.grad() / 3;  // a tensor of the user's own
+          const at::Tensor kept = b.grad(), before = kept.clone();
+          for (int step = 0; step < 3; ++step) {
+            (a * formula({40, 30}, 5 + context.rank())).sum().backward();
+            EXPECT_TRUE(b.grad().is_same(kept));
+            EXPECT_TRUE(at::equal(b.grad(), before)) << step;
+          }
+        }
+  });
+}
+
+/// In PyTorch the next backward makes a new tensor. Here it wrote over the old one.
+TEST_P(Backward, LeavesAGradientThatTheUserHasKept) {
+  run_ranks(GetParam(), [](Context& context) {
+    auto net = make_net();
+    DistributedDataParallel replica(net, context);
+    std::vector<at::Tensor> kept, expected;
+    for (int step = 0; step < 4; ++step) {
+      forget_gradients(net->parameters());
+      const at::Tensor x = sample(step, context.rank()).data;
+      (step == 2 ? net->encode(x) : net->forward(x)).square().mean().backward();  // nobody reaches `out` in one step
+      for (const at::Tensor& parameter : net->parameters()) {
+        if (!parameter.grad().defined()) continue;
+        kept.push_back(parameter.grad());
+        expected.push_back(parameter.grad().clone());
+      }
+      for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], expected[i])) << i << " in " << step;
+    }
+    // As in PyTorch: one that is still .grad is added to.
+    net->forward(sample(4, context.rank()).data).square().mean().backward();
+    EXPECT_TRUE(kept.back().is_same(net->out->bias.grad()));
+    EXPECT_FALSE(at::equal(kept.back(), expected.back()));
+  });
+}
+
+TEST_P(Backward, GuardsMoveAndEndInAnyOrder) {
+  run_ranks(GetParam(), [](Context& context) {
+    auto net = make_net();
+    std::optional<NoSyncGuard> outlives;
+    {
+      DistributedDataParallel replica(net, context);
+      const auto reduces = [&] {
+        forget_gradients(net->parameters());
+        net->forward(sample(0, context.rank()).data).square().mean().backward();
+        const bool reduced = replica.accumulate(1).complete();
+        if (!reduced) replica.reduce_gradients();
+        return reduced;
+      };
+      std::optional<NoSyncGuard> guard;
+      EXPECT_TRUE(reduces());
+      guard = replica.no_sync();
+      EXPECT_FALSE(reduces());
+      guard = replica.no_sync();  // the new one is there before the old one goes
+      EXPECT_FALSE(reduces());
+      std::optional<NoSyncGuard> other(std::move(*guard));
+      guard.reset();
+      EXPECT_FALSE(reduces());
+      auto accumulation = std::make_optional(replica.accumulate(1));
+      EXPECT_TRUE(reduces());
+      other.reset();
+      EXPECT_TRUE(reduces());
+      accumulation.reset();
+      EXPECT_TRUE(reduces());
+      outlives = replica.no_sync();
+    }
+    outlives.reset();
   });
 }
 

@@ -207,11 +207,22 @@ class Program {
 
   void take_step() {
     const Plan plan = plan_step(std::vector<bool>(index(world_size_), true));
+    const Plan part = one_in(4) ? without_some(plan) : plan;
     set_weight(plan);
     local_.assign(index(world_size_), {});
-    run_passes(plan);
-    finish_step(plan, /*by_initial=*/true);
+    run_passes(plan, part);
+    for (int rank = 0; rank < world_size_; ++rank)
+      if (!part.active[index(rank)]) local_[index(rank)].clear();
+    finish_step(part, /*by_initial=*/part.active == plan.active);
     update(draw(0, 3));
+  }
+
+  /// Some ranks skip their share, but not all. Where gradients add up rank 0 counts what .grad held before, and other
+  /// ranks may have no weight.
+  Plan without_some(Plan plan) {
+    for (int rank = options_.reduction == GradientReduction::kMean ? 0 : 1; rank < world_size_; ++rank)
+      if (std::count(plan.active.begin(), plan.active.end(), true) > 1) plan.active[index(rank)] = one_in(2);
+    return plan;
   }
 
   void set_weight(const Plan& plan) {
@@ -219,17 +230,18 @@ class Program {
       replica_->set_weight(plan.weights[index(context_.rank())]);
   }
 
-  /// A few backward passes of which only the last reduces.
-  void run_passes(const Plan& plan) {
+  /// A few backward passes of which only the last reduces; ranks that are not in `part` skip it.
+  void run_passes(const Plan& plan, const Plan& part) {
     const int passes = draw(1, 3), how = draw(0, 2);
-    const auto pass = [&] {
+    const bool skips = !part.active[index(context_.rank())];
+    const auto pass = [&](bool last = false) {
       const auto seed = static_cast<uint32_t>(draw(0, 1 << 30));
-      backward(*model_, seed, context_.rank());
-      note_local(plan, seed);
+      last&& skips ? replica_->skip_step() : backward(*model_, seed, context_.rank());
+      note_local(last ? part : plan, seed);
     };
     if (how == 0) {
       const auto accumulation = replica_->accumulate(passes);
-      for (int i = 0; i < passes; ++i) pass();
+      for (int i = 1; i <= passes; ++i) pass(/*last=*/i == passes);
       EXPECT_TRUE(accumulation.complete());
       return;
     }
@@ -237,8 +249,8 @@ class Program {
       const auto guard = replica_->no_sync();
       for (int i = 1; i < passes; ++i) pass();
     }
-    if (how == 1 || passes == 1) return pass();
-    replica_->reduce_gradients();
+    if (how == 1 || passes == 1) return pass(/*last=*/true);
+    skips ? replica_->skip_step() : replica_->reduce_gradients();
   }
 
   /// Ranks have inputs for 0 to 4 steps; those that ran out go on with the others in all but their gradients.

@@ -6,8 +6,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <fstream>
 #include <functional>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
@@ -31,10 +34,25 @@ bool holds(const std::function<bool()>& body) {
   return status == 0;
 }
 
+/// Bytes of memory that the process has.
+int64_t resident() {
+  std::ifstream file("/proc/self/statm");
+  int64_t all = 0, pages = 0;
+  file >> all >> pages;
+  return pages * ::sysconf(_SC_PAGESIZE);
+}
+
+/// What a step takes: tensors of 96 MiB in all.
+void use_much() {
+  std::vector<at::Tensor> tensors;
+  for (int i = 0; i < 24; ++i) tensors.push_back(floats(kLarge).fill_(1));
+}
+constexpr int64_t kMuch = int64_t{80} << 20;
+
 TEST(TensorMemory, OfAFreedTensorServesTheNext) {
   EXPECT_TRUE(holds([] {
     at::Tensor before = floats(kLarge).fill_(2);
-    keep_tensor_memory();
+    TensorMemory memory(true);
     void* place = floats(kLarge).data_ptr();
     for (int i = 0; i < 10; ++i) {
       const at::Tensor again = floats(kLarge);
@@ -43,7 +61,7 @@ TEST(TensorMemory, OfAFreedTensorServesTheNext) {
     before.resize_({2 * kLarge});  // moves from the one to the other
     const bool moved = before[kLarge - 1].item<float>() == 2;
     before = at::Tensor();
-    for (int step = 0; step < 10; ++step) end_step_of_tensor_memory();
+    for (int step = 0; step < 10; ++step) memory.end_step();
     return moved && at::ones({kLarge}).sum().item<float>() == kLarge;
   }));
 }
@@ -52,7 +70,7 @@ TEST(TensorMemory, RawMemoryOfAnySize) {
   EXPECT_TRUE(holds([] {
     void* of_malloc = c10::GetCPUAllocator()->raw_allocate(8 << 20);
     c10::Allocator* before = c10::GetCPUAllocator();
-    keep_tensor_memory();
+    TensorMemory memory(true);
     c10::Allocator* now = c10::GetCPUAllocator();
     for (const size_t bytes : {1, 1000, 1 << 20, 8 << 20}) {
       void* memory = now->raw_allocate(bytes);
@@ -67,7 +85,7 @@ TEST(TensorMemory, RawMemoryOfAnySize) {
 TEST(TensorMemory, TheUsersWordCounts) {
   EXPECT_TRUE(holds([] {
     setenv("MALLOC_TRIM_THRESHOLD_", "134217728", 1);
-    keep_tensor_memory();
+    TensorMemory memory(true);
     return c10::GetCPUAllocator() == c10::GetDefaultCPUAllocator();
   }));
   EXPECT_TRUE(holds([] {
@@ -77,14 +95,77 @@ TEST(TensorMemory, TheUsersWordCounts) {
     };
     static Own own;
     c10::SetCPUAllocator(&own);
-    keep_tensor_memory();
+    TensorMemory memory(true);
     return c10::GetCPUAllocator() == &own;
+  }));
+}
+
+TEST(TensorMemory, GoesBackWithTheLastOwner) {
+  EXPECT_TRUE(holds([] {
+    floats(kLarge).fill_(1);
+    const int64_t before = resident();
+    auto first = std::make_unique<TensorMemory>(true), second = std::make_unique<TensorMemory>(true);
+    use_much();
+    at::Tensor survivor = floats(kLarge).fill_(3);
+    first = nullptr;
+    if (resident() - before < kMuch) return false;  // the second still wants it
+    second = nullptr;
+    if (resident() - before > kMuch / 4) return false;
+    if (survivor.sum().item<float>() != 3 * kLarge) return false;
+    survivor = at::Tensor();
+    use_much();
+    const TensorMemory third(true);
+    use_much();
+    return resident() - before > kMuch;
+  }));
+}
+
+TEST(TensorMemory, GoesBackWhileOnlyEvaluationRuns) {
+  EXPECT_TRUE(holds([] {
+    TensorMemory memory(true);
+    const int64_t before = resident();
+    for (int step = 0; step < 5; ++step) {
+      use_much();
+      memory.end_step();
+    }
+    if (resident() - before < kMuch) return false;
+    for (int batch = 0; batch < 300; ++batch) floats(kLarge).fill_(1);
+    return resident() - before < kMuch / 4;
+  }));
+}
+
+TEST(TensorMemory, StaysAsItIsWhereTheOptionSaysSo) {
+  EXPECT_TRUE(holds([] {
+    TensorMemory memory(false);
+    memory.end_step();
+    return c10::GetCPUAllocator() == c10::GetDefaultCPUAllocator();
+  }));
+}
+
+/// A generator that steps after every fifth step of its critic: its steps count, and each finds its memory again.
+TEST(TensorMemory, OfSeveralModelsCountsTheStepsOfEach) {
+  EXPECT_TRUE(holds([] {
+    TensorMemory critic(true), generator(true);
+    const void* place = floats(kLarge).data_ptr();
+    for (int step = 0; step < 10; ++step) {
+      if (floats(kLarge).data_ptr() != place) return false;
+      generator.end_step();
+      for (int i = 0; i < 5; ++i) critic.end_step();
+    }
+    return true;
+  }));
+  EXPECT_TRUE(holds([] {  // one that has come to rest holds nothing up
+    TensorMemory trains(true), rests(true);
+    const int64_t before = resident();
+    use_much();
+    for (int step = 0; step < 70; ++step) trains.end_step();
+    return resident() - before < kMuch / 4;
   }));
 }
 
 TEST(TensorMemory, MoreThanThereIsIsLibTorchsError) {
   EXPECT_TRUE(holds([] {
-    keep_tensor_memory();
+    TensorMemory memory(true);
     try {
       floats(int64_t{1} << 50);
       return false;
@@ -96,7 +177,7 @@ TEST(TensorMemory, MoreThanThereIsIsLibTorchsError) {
 
 TEST(TensorMemory, AForkedChildGoesOn) {
   EXPECT_TRUE(holds([] {
-    keep_tensor_memory();
+    TensorMemory memory(true);
     floats(kLarge);  // what LibTorch initialises once does not survive a fork in its middle
     std::atomic<bool> over{false};
     std::thread other([&] {

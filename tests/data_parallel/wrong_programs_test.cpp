@@ -402,6 +402,27 @@ const std::vector<std::pair<std::string, Program>>& programs_that_train() {
          const DistributedDataParallel replica(model, w.context);
          model->table(at::tensor({1, 3}, at::kLong)).sum().backward();
        }},
+      {"went_on_after_a_failed_backward",
+       [](Wrong& w) {
+         auto replica = w.attach({.first_bucket_cap_mb = 1e-6, .bucket_cap_mb = 1e-6});
+         Wrong::backward(replica);
+         const auto fails = [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("on purpose"); };
+         at::Tensor hidden = torch::tanh(w.net->fc(batch(1, 0).data));
+         if (w.odd) hidden.register_hook(fails);
+         try {
+           w.net->out(hidden).sum().backward();
+         } catch (const std::runtime_error& error) {
+           if (error.what() != std::string("on purpose")) throw;
+         }
+         Wrong::backward(replica);
+       }},
+      {"clipped_before_the_reduction",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         const auto guard = replica.no_sync();
+         Wrong::backward(replica, 2);
+         replica.clip_grad_norm(1);
+       }},
       {"autograd_grad_of_a_parameter",
        [](Wrong& w) {
          auto replica = w.attach();

@@ -10,6 +10,8 @@ namespace {
 /// Facts that differ from rank to rank.
 Facts facts_of(int rank) {
   return {.active = rank % 3 != 1,
+          .skipped = rank % 4 == 2,
+          .spoiled = rank % 8 == 2,
           .joining = rank % 2 == 0,
           .trouble = rank % 5 == 4,
           .late = rank % 7 == 2,
