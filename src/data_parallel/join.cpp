@@ -10,7 +10,8 @@ namespace {
 /// Within join(), until it goes.
 class JoiningReducer {
  public:
-  JoiningReducer(Reducer& reducer, const JoinOptions*& join, const JoinOptions& options) : reducer_(reducer), join_(join) {
+  JoiningReducer(Reducer& reducer, const JoinOptions*& join, const JoinOptions& options)
+      : reducer_(reducer), join_(join) {
     TORCH_CHECK(join_ == nullptr, "join() within join()");
     join_ = &options;
     reducer_.set_joining(true, !options.divide_by_initial_world_size);

@@ -124,8 +124,7 @@ void Bucket::forget_reduced(size_t index) {
   Slot& slot = slots_[index];
   if (!std::exchange(slot.reduced, false)) return;
   at::NoGradGuard no_grad;
-  const at::Tensor& gradient = slot.parameter.grad();
-  if (gradient.defined() && gradient.layout() == at::kStrided && lies_here(gradient)) slot.gradient.zero_();
+  if (lies_here(slot.parameter.grad())) slot.gradient.zero_();
 }
 
 void Bucket::write_flags() {

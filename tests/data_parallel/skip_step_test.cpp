@@ -15,7 +15,7 @@
 // A rank that skips its share of a step, because its batch is bad. Expected: one process that adds up the losses of the
 // ranks that took part.
 
-namespace lockstep {
+namespace lockstep::skip_step_test {
 namespace {
 
 using namespace testing;  // NOLINT
@@ -325,4 +325,4 @@ TEST_P(SkipStep, ReduceGradientsTakesPartWithoutABackward) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::skip_step_test

@@ -73,9 +73,9 @@ TEST(TensorMemory, RawMemoryOfAnySize) {
     TensorMemory memory(true);
     c10::Allocator* now = c10::GetCPUAllocator();
     for (const size_t bytes : {1, 1000, 1 << 20, 8 << 20}) {
-      void* memory = now->raw_allocate(bytes);
-      static_cast<char*>(memory)[bytes - 1] = 1;
-      now->raw_deallocate(memory);
+      void* block = now->raw_allocate(bytes);
+      static_cast<char*>(block)[bytes - 1] = 1;
+      now->raw_deallocate(block);
     }
     now->raw_deallocate(of_malloc);
     return now != before;
