@@ -55,7 +55,11 @@ def table(figures, operation, dtype):
              "MPI/priv.", "Gloo/priv."]
     lines = [heads] + [[size_text(size), *time_row(figures, operation, dtype, size), *ratio_row(figures, operation, dtype, size)]
                        for size in figures.sizes(operation, dtype)]
-    # A column that nobody fills is left out, so the ratios appear with Lockstep's backend.
+    # What could not be started has its column and says so; else a column that nobody fills is left out, so the ratios
+    # appear with Lockstep's backend.
+    missing = {LABELS[name] if name in MPI else "Gloo" for name in figures.json["failed"] if name in (*MPI, "gloo")}
+    for line in lines[1:]:
+        line[:] = ["missing" if head in missing else cell for head, cell in zip(heads, line)]
     used = [i for i in range(len(heads)) if i == 0 or any(line[i] != "." for line in lines[1:])]
     widths = {i: max(len(line[i]) for line in lines) for i in used}
     print(f"\n{operation}, {dtype}, {figures.ranks} ranks")

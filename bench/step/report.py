@@ -31,7 +31,8 @@ def main():
         print(f"{row['model']:<13}{row['system']:<22}{times}{row['attach_ms']:>11.1f}{row['peak_mib']:>10.0f}  "
               f"{verdict(row, alone.get(row['model']))}".rstrip())
     for name, reason in (figures["failed"] or {}).items():
-        print(f"{name}: not measured: {reason.splitlines()[0]}")
+        model, system = name.split(", ", 1)
+        print(f"{model:<13}{system:<22}NOT MEASURED: {reason.splitlines()[0]}")
 
 
 if __name__ == "__main__":

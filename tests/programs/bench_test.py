@@ -20,6 +20,20 @@ def prepared(system):
     return os.path.exists(worker) and (system != "impi" or os.path.exists(os.path.join(BUILD, "peers/impi/bin/mpiexec.hydra")))
 
 
+class Reports(unittest.TestCase):
+    def report(self, bench, figures):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(figures, file)
+            file.flush()
+            return run(sys.executable, os.path.join(BENCH, bench, "report.py"), file.name).stdout
+
+    def test_what_is_missing_stands_in_the_table(self):
+        """A competitor that could not be started had no row, and one line that nobody read."""
+        row = {"model": "mlp", "system": "lockstep", "median_ms": 2.0, "min_ms": 1.0, "cpu_ms": 1.0, "ratio": 1.1, "attach_ms": 1.0, "peak_mib": 9}
+        table = self.report("step", {"rows": [row], "failed": {"mlp, pytorch_ddp_gloo": "Numpy is not available"}})
+        self.assertRegex(table, r"(?m)^mlp +pytorch_ddp_gloo +NOT MEASURED: Numpy is not available$")
+
+
 class Bench(unittest.TestCase):
     def setUp(self):
         if not os.path.exists(os.path.join(BIN, "bench_all_reduce")):
@@ -74,6 +88,11 @@ class Bench(unittest.TestCase):
         self.all_reduce("--systems", "gloo", "--operations", "all_reduce")
         path = os.path.join(self.folder, "all_reduce.json")
         report = run(sys.executable, os.path.join(BENCH, "all_reduce/report.py"), path).stdout
+        figures = self.read(path)
+        figures["failed"]["mpich"] = "not there"
+        with open(path, "w") as file:
+            json.dump(figures, file)
+        self.assertRegex(run(sys.executable, os.path.join(BENCH, "all_reduce/report.py"), path).stdout, r"(?m)^ *4 KiB .*missing")
         self.assertRegex(report, r"(?m)^all_reduce, bf16, 2 ranks$")
         self.assertRegex(report, r"(?m)^ *4 KiB +\d")
         picture = os.path.join(self.folder, "all_reduce.svg")

@@ -121,4 +121,4 @@ class ProgramTest(unittest.TestCase):
 
 
 def main():
-    unittest.main(argv=[sys.argv[0], "-v"])
+    unittest.main(argv=[sys.argv[0], "-v", *sys.argv[1:]])

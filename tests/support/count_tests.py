@@ -12,7 +12,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 RESULT = re.compile(r"^\[( {7}OK| {2}FAILED | {2}SKIPPED) \] (\S+) \((\d+) ms\)$", re.MULTILINE)
-BINARY = re.compile(r"\w+_test(\.\d+_of_\d+)?$")  # the entries of lockstep_test() in tests/CMakeLists.txt
+BINARY = re.compile(r"\w+_test(_thorough|\.\d+_of_\d+)?$")  # the entries of lockstep_test() in tests/CMakeLists.txt
 WORDS = {"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}
 SLOW = 10  # so many are named
 
