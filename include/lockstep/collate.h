@@ -28,7 +28,9 @@ inline constexpr bool kIsMap = requires {
   typename T::key_type;
 };
 template <typename T>
-inline constexpr bool kIsTuple = requires { std::tuple_size<T>::value; };
+inline constexpr bool kIsTuple = requires {
+  std::tuple_size<T>::value;
+};
 template <typename T>
 inline constexpr bool kIsVector = false;
 template <typename T>
@@ -64,32 +66,36 @@ auto default_collate(std::vector<E> examples) {
     using Value = decltype(default_collate(std::declval<std::vector<typename E::mapped_type>>()));
     std::map<typename E::key_type, Value> batch;
     for (const auto& [key, unused] : examples.front())
-      batch.emplace(key, default_collate(detail::each(examples, [&key](E& example) -> auto& {
-                      const auto found = example.find(key);
-                      TORCH_CHECK(found != example.end(), "default_collate: an example has no `", key,
-                                  "`, and the first of its batch has; all need the same keys");
-                      return found->second;
-                    })));
+      batch.emplace(key, default_collate(detail::each(
+                             examples, [&key](E & example) -> auto& {
+                               const auto found = example.find(key);
+                               TORCH_CHECK(found != example.end(), "default_collate: an example has no `", key,
+                                           "`, and the first of its batch has; all need the same keys");
+                               return found->second;
+                             })));
     for (const E& example : examples)
       TORCH_CHECK(example.size() == batch.size(), "default_collate: an example has ", example.size(),
                   " keys, and the first of its batch ", batch.size(), "; all need the same keys");
     return batch;
   } else if constexpr (detail::kIsTuple<E>) {
     return [&]<size_t... I>(std::index_sequence<I...>) {
-      return std::make_tuple(
-          default_collate(detail::each(examples, [](E& example) -> auto& { return std::get<I>(example); }))...);
-    }(std::make_index_sequence<std::tuple_size_v<E>>());
+      return std::make_tuple(default_collate(detail::each(
+          examples, [](E & example) -> auto& { return std::get<I>(example); }))...);
+    }
+    (std::make_index_sequence<std::tuple_size_v<E>>());
   } else if constexpr (detail::kIsVector<E>) {
     std::vector<decltype(default_collate(std::declval<E>()))> batch;
     for (const E& example : examples)
       TORCH_CHECK(example.size() == examples.front().size(), "default_collate: an example has ", example.size(),
                   " elements, and the first of its batch ", examples.front().size());
     for (size_t i = 0; i < examples.front().size(); ++i)
-      batch.push_back(default_collate(detail::each(examples, [i](E& example) -> auto& { return example[i]; })));
+      batch.push_back(default_collate(detail::each(
+          examples, [i](E & example) -> auto& { return example[i]; })));
     return batch;
   } else {
-    static_assert(std::same_as<E, void>, "default_collate does not know examples of this type: give the loader a "
-                                         "function from std::vector of them to a batch");
+    static_assert(std::same_as<E, void>,
+                  "default_collate does not know examples of this type: give the loader a "
+                  "function from std::vector of them to a batch");
   }
 }
 
@@ -99,7 +105,7 @@ template <typename B>
 constexpr bool shows_tensors() {
   if constexpr (std::same_as<B, at::Tensor> || std::is_arithmetic_v<B> || std::same_as<B, std::string>) {
     return true;
-  } else if constexpr (requires(B& batch, const std::function<void(at::Tensor&)>& visit) {
+  } else if constexpr (requires(B & batch, const std::function<void(at::Tensor&)>& visit) {
                          batch.for_each_tensor(visit);
                        }) {
     return true;
@@ -108,9 +114,8 @@ constexpr bool shows_tensors() {
   } else if constexpr (kIsVector<B>) {
     return shows_tensors<typename B::value_type>();
   } else if constexpr (kIsTuple<B>) {
-    return []<size_t... I>(std::index_sequence<I...>) {
-      return (shows_tensors<std::tuple_element_t<I, B>>() && ...);
-    }(std::make_index_sequence<std::tuple_size_v<B>>());
+    return []<size_t... I>(std::index_sequence<I...>) { return (shows_tensors<std::tuple_element_t<I, B>>() && ...); }
+    (std::make_index_sequence<std::tuple_size_v<B>>());
   } else {
     return false;
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
@@ -11,6 +12,12 @@ namespace lockstep {
 struct Batch {
   at::Tensor data;
   at::Tensor target;
+
+  /// Calls `visit` for both.
+  void for_each_tensor(const std::function<void(at::Tensor&)>& visit) {
+    visit(data);
+    visit(target);
+  }
 };
 
 /// What random transforms depend on besides the sample itself, and what they report.

@@ -44,8 +44,8 @@ void check_evaluation(const LoaderBase& loader, const Group& group);
 ///
 /// Every rank calls it; its one collective comes after the loop. `loader` must be made with `exactly_once` and with the
 /// ranks of `group`. If `step` or the loader throws on one rank, that exception is thrown there, and all others throw
-/// Error that names the rank. `step` must call no collective: ranks may have different numbers of batches. `loader` is a
-/// DataLoader or an ExampleLoader.
+/// Error that names the rank. `step` must call no collective: ranks may have different numbers of batches. `loader` is
+/// a DataLoader or an ExampleLoader.
 template <std::derived_from<LoaderBase> Loader, std::invocable<typename Loader::Iterator::value_type&> Step>
 void evaluate(Loader& loader, const Group& group, Metrics& metrics, Step&& step) {
   detail::check_evaluation(loader, group);

@@ -12,15 +12,17 @@
 
 namespace lockstep {
 
-/// Single examples of any type: `size()` and `get(index)`, or, where examples are drawn anew in every epoch, `get(index,
-/// seed)`. The seed is the example's own, a function of the loader's seed, the epoch and the index, and of nothing
-/// else; transforms::Random draws from it, and so do this library's transforms. Both functions must be callable from
-/// several threads at once, and give the same whenever asked.
+/// Single examples of any type: `size()` and `get(index)`, or, where examples are drawn anew in every epoch,
+/// `get(index, seed)`. The seed is the example's own, a function of the loader's seed, the epoch and the index, and of
+/// nothing else; transforms::Random draws from it, and so do this library's transforms. Both functions must be callable
+/// from several threads at once, and give the same whenever asked.
 template <typename D>
 concept ExampleDataset = requires(const D& dataset, int64_t index) {
   { dataset.size() } -> std::convertible_to<int64_t>;
-} &&(requires(const D& dataset, int64_t index) { dataset.get(index); } ||
-     requires(const D& dataset, int64_t index, uint64_t seed) { dataset.get(index, seed); });
+}
+&&(
+    requires(const D& dataset, int64_t index) { dataset.get(index); } ||
+    requires(const D& dataset, int64_t index, uint64_t seed) { dataset.get(index, seed); });
 
 namespace detail {
 uint64_t example_seed(const Draw& draw, int64_t index);
@@ -68,8 +70,8 @@ class ExampleLoader : public LoaderBase {
   using Iterator = BatchIterator<B>;
 
   template <ExampleDataset D, typename Collate>
-  requires std::convertible_to<std::invoke_result_t<const Collate&, std::vector<ExampleOf<D>>>, B>
-  ExampleLoader(D dataset, const Shard& shard, DataLoaderOptions options, Collate collate)
+  requires std::convertible_to<std::invoke_result_t<const Collate&, std::vector<ExampleOf<D>>>, B> ExampleLoader(
+      D dataset, const Shard& shard, DataLoaderOptions options, Collate collate)
       : ExampleLoader(std::make_shared<const D>(std::move(dataset)), std::move(collate), shard, std::move(options)) {}
   template <ExampleDataset D>
   requires std::same_as<B, CollatedOf<D>> ExampleLoader(D dataset, const Shard& shard, DataLoaderOptions options = {})
@@ -88,7 +90,8 @@ class ExampleLoader : public LoaderBase {
                         [dataset, collate = std::move(collate)](at::ArrayRef<int64_t> indices, Draw& draw) {
                           std::vector<ExampleOf<D>> examples;
                           examples.reserve(indices.size());
-                          for (const int64_t index : indices) examples.push_back(detail::example(*dataset, index, draw));
+                          for (const int64_t index : indices)
+                            examples.push_back(detail::example(*dataset, index, draw));
                           return std::make_shared<B>(collate(std::move(examples)));
                         },
                     .for_each_tensor = visitor()},

@@ -44,7 +44,8 @@ void add_lines(const c10::IValue& value, const std::string& name, std::string& l
   if (value.isGenericDict()) {
     for (const auto& item : value.toGenericDict()) {
       const bool text = item.key().isString();
-      add_lines(item.value(), joined(name, text ? item.key().toStringRef() : std::to_string(item.key().toInt())), lines);
+      add_lines(item.value(), joined(name, text ? item.key().toStringRef() : std::to_string(item.key().toInt())),
+                lines);
     }
     lines += name + "\tdictionary of " + std::to_string(value.toGenericDict().size()) + '\n';
   } else if (value.isList() || value.isTuple()) {
@@ -82,7 +83,8 @@ std::string difference_of_lines(const std::vector<std::string>& ranks) {
     if (votes(usual) == static_cast<std::ptrdiff_t>(ranks.size())) continue;
     std::vector<bool> odd;
     for (const std::string_view line : at_this_place) odd.push_back(line != usual);
-    const auto named = std::find_if(at_this_place.begin(), at_this_place.end(), [](auto line) { return !line.empty(); });
+    const auto named =
+        std::find_if(at_this_place.begin(), at_this_place.end(), [](auto line) { return !line.empty(); });
     const std::string name(named->substr(0, named->find('\t')));
     return name + " on " + rank_names(odd) + " is not what it is on " + ranks_with(at_this_place, usual);
   }

@@ -14,10 +14,8 @@ detail::BatchType batches_of(const std::shared_ptr<const Dataset>& dataset) {
   return {.make = [dataset](at::ArrayRef<int64_t> indices,
                             Draw& draw) { return std::make_shared<Batch>(dataset->draw(indices, draw)); },
           .for_each_tensor =
-              [](void* any, const std::function<void(at::Tensor&)>& visit) {
-                auto& batch = *static_cast<Batch*>(any);
-                visit(batch.data);
-                visit(batch.target);
+              [](void* batch, const std::function<void(at::Tensor&)>& visit) {
+                static_cast<Batch*>(batch)->for_each_tensor(visit);
               }};
 }
 

@@ -58,7 +58,7 @@ struct MadeBatch {
   double transform_seconds = 0;
 };
 
-int64_t hash_of(const std::vector<int64_t>& order) {
+int64_t hash_of_order(const std::vector<int64_t>& order) {
   Hash hash;
   hash.add(order.data(), order.size() * sizeof(int64_t));
   return static_cast<int64_t>(std::stoull(hash.digits(), nullptr, 16));
@@ -136,8 +136,8 @@ struct LoaderBase::Pass {
   BatchShare share(int64_t here) const {
     const auto until = [&](int64_t batch) { return std::min(all_places, batch * batch_size * world_size); };
     const auto batches_of = [&](int64_t places) { return (places + batch_size - 1) / batch_size; };
-    const bool even = !options.exactly_once || batches_of(all_places / world_size) ==
-                                                   batches_of((all_places + world_size - 1) / world_size);
+    const bool even = !options.exactly_once ||
+                      batches_of(all_places / world_size) == batches_of((all_places + world_size - 1) / world_size);
     if (ended) return {.on_all_ranks = even};
     return {.here = here, .in_all = until(batches.taken()) - until(batches.taken() - 1), .on_all_ranks = even};
   }
@@ -186,9 +186,9 @@ std::vector<int64_t> LoaderBase::order_of_sampler() {
   TORCH_CHECK(static_cast<int64_t>(order.size()) == sampler.size(), "the sampler's size() is ", sampler.size(),
               ", but its order() has ", order.size(), " places");
   for (const int64_t index : order)
-    TORCH_CHECK(index >= 0 && index < dataset_size_, "the sampler's order() has the index ", index, ", and the dataset ",
-                dataset_size_, " samples");
-  const int64_t hash = hash_of(order);
+    TORCH_CHECK(index >= 0 && index < dataset_size_, "the sampler's order() has the index ", index,
+                ", and the dataset ", dataset_size_, " samples");
+  const int64_t hash = hash_of_order(order);
   if (resumed && again && hash != known.order)
     throw Error("the sampler's order of epoch " + std::to_string(epoch_) +
                 " is not the one that the checkpoint was in the middle of; samples would be lost or seen twice");
@@ -274,10 +274,8 @@ c10::IValue LoaderBase::state_dict() const {
   const bool in_the_middle = samples > 0 && sampler_->epoch == epoch;
   state.insert("places", places());
   state.insert("sampler", sampler_->resumed ? sampler_->now : options_.sampler->state_dict());
-  if (in_the_middle) {
-    state.insert("sampler_before", sampler_->before);
-    state.insert("order", sampler_->order);
-  }
+  state.insert("order", sampler_->order);
+  if (in_the_middle) state.insert("sampler_before", sampler_->before);
   return state;
 }
 

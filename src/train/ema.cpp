@@ -36,13 +36,13 @@ std::string text_of(const auto& value) {
 }
 
 /// The entry of a state, or None.
-c10::IValue entry_of(const Object& state, const char* name) {
+c10::IValue ema_entry(const Object& state, const char* name) {
   const auto found = state.find(std::string(name));
   return found == state.end() ? c10::IValue() : found->value();
 }
 
 std::vector<c10::IValue> list_of(const Object& state, const char* name) {
-  const c10::IValue value = entry_of(state, name);
+  const c10::IValue value = ema_entry(state, name);
   if (!value.isList()) throw Error("the state of the averages has no list `" + std::string(name) + "`");
   return value.toList().vec();
 }
@@ -199,7 +199,7 @@ void Ema::load_state_dict(const c10::IValue& object) {
   check_not_swapped("load_state_dict()");
   if (!object.isGenericDict()) throw Error("the state of averages is a dictionary");
   const Object state = object.toGenericDict();
-  const c10::IValue updates = entry_of(state, "updates");
+  const c10::IValue updates = ema_entry(state, "updates");
   if (!updates.isInt() || updates.toInt() < 0) throw Error("the state of the averages has no number of `updates`");
   std::vector<double> decays;
   for (const c10::IValue& decay : list_of(state, "decays")) {

@@ -27,23 +27,22 @@ struct Trainer::State {
     if (options.ema) ema.emplace(*module, *options.ema);
   }
 
-  /// Runs `body`, which computes with the batch, on the device and in the precision of the options.
+  /// Runs `body` in the precision of the options.
   template <typename Body>
-  auto compute(Batch& batch, const Body& body) {
-    batch = {batch.data.to(device, /*non_blocking=*/true), batch.target.to(device, /*non_blocking=*/true)};
+  auto in_precision(const Body& body) const {
     const AutocastGuard guard({.device = device.type(),
                                .dtype = options.precision == Precision::kHalf ? at::kHalf : at::kBFloat16,
                                .enabled = options.precision != Precision::kFloat});
-    return body(batch);
+    return body();
   }
 
   /// One step of the optimizer. Returns the mean loss of this rank's samples.
-  double step(std::vector<Batch>& batches, int64_t samples, const Loss& loss) {
+  double step(const std::vector<Taken>& batches, int64_t samples) {
     optimizer.zero_grad();
     const at::Tensor sum = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble));
-    const auto backward = [&](Batch& batch) {
-      at::Tensor share = compute(batch, loss);
-      if (batches.size() > 1) share = share * (static_cast<double>(batch.data.size(0)) / static_cast<double>(samples));
+    const auto backward = [&](const Taken& batch) {
+      at::Tensor share = in_precision(batch.loss);
+      if (batches.size() > 1) share = share * (static_cast<double>(batch.samples) / static_cast<double>(samples));
       scaler.scale(share).backward();
       sum.add_(share.detach());
     };
@@ -62,29 +61,32 @@ struct Trainer::State {
     return sum.item<double>();
   }
 
-  void train_epoch(DataLoader& train, const Loss& loss, int epoch) {
+  void train_epoch(const LoaderBase& train, const std::function<Pass()>& begin, int epoch) {
     int64_t left = train.steps_left(), before = train.first_step();
     ProgressLine line;
     if (options.progress)
       line = ProgressLine({"", epoch, options.epochs, before + left, before, context.rank(), context.world_size()});
-    for (auto batch = train.begin(); batch != train.end();) {
-      std::vector<Batch> batches;
+    for (const Pass pass = begin(); !pass.ended();) {
+      std::vector<Taken> batches;
       int64_t samples = 0;
       // The next batch waits: in a checkpoint the loader must not be ahead of the training.
-      do {
-        samples += (*batch).data.size(0);
-        batches.push_back(std::move(*batch));
-      } while (batches.size() < static_cast<size_t>(options.accumulate) && ++batch != train.end());
-      const double value = step(batches, samples, loss);
+      while (true) {
+        batches.push_back(pass.take());
+        samples += batches.back().samples;
+        if (batches.size() == static_cast<size_t>(options.accumulate)) break;
+        pass.advance();
+        if (pass.ended()) break;
+      }
+      const double value = step(batches, samples);
       loss_sum += value * static_cast<double>(samples);
       loss_samples += samples;
       line.loss(value);
       line.communication(model.communication_seconds());
-      for (const Batch& done : batches) line.step(done.data.size(0));
+      for (const Taken& done : batches) line.step(done.samples);
       if (log) log->step(samples, {{"train/loss", value}, {"lr", optimizer.param_groups().front().options().get_lr()}});
       left -= static_cast<int64_t>(batches.size());  // the last step has the epoch's checkpoint, with its evaluation
       if (checkpointer && left > 0) checkpointer->step(result.steps);
-      if (batch != train.end()) ++batch;
+      if (!pass.ended()) pass.advance();
     }
   }
 
@@ -95,9 +97,9 @@ struct Trainer::State {
     loss_sum = 0, loss_samples = 0;
     result.epochs = number + 1;
     std::optional<double> score;
-    if (loader != nullptr) {
+    if (evaluation) {
       const std::unique_ptr<Ema::Guard> averaged(ema ? new Ema::Guard(ema->averaged_weights()) : nullptr);
-      evaluate(*module, *loader, context.group(), *metrics, [&](Batch& batch) { compute(batch, evaluation_step); });
+      evaluation(*module, context.group());
       epoch.values = metrics->values();
     }
     for (const auto& [name, value] : epoch.values) {
@@ -105,7 +107,7 @@ struct Trainer::State {
       if (name == options.score) score = value;
     }
     TORCH_CHECK(score || options.score.empty(), "Trainer: the score `", options.score, "` is none of the metrics, ",
-                loader != nullptr ? metrics->to_string() : "for evaluate_on() was not called");
+                metrics != nullptr ? metrics->to_string() : "for evaluate_on() was not called");
     if (score) epoch.is_best = judge(*score);
     if (callback) callback(epoch);
     if (checkpointer) checkpointer->save(result.steps, score);
@@ -128,7 +130,7 @@ struct Trainer::State {
     return true;
   }
 
-  void resume(DataLoader& train) {
+  void resume(LoaderBase& train) {
     using enum Checkpointer::Scope;
     checkpointer.emplace(options.folder, context.group(), options.checkpoints);
     checkpointer->check_before_saves([this] { model.check_divergence(); });
@@ -154,9 +156,8 @@ struct Trainer::State {
   std::optional<Ema> ema;
   CommunicationHookPtr hook;  ///< whose state is in checkpoints; may be null
   std::optional<LRScheduler> scheduler;
-  DataLoader* loader = nullptr;  ///< of the evaluation, with the next two
-  Metrics* metrics = nullptr;
-  Step evaluation_step;
+  Metrics* metrics = nullptr;  ///< of the evaluation, with the next one; null: there is none
+  std::function<void(torch::nn::Module&, const Group&)> evaluation;
   std::function<void(const EpochResult&)> callback;
   TrainerResult result;
   int waited = 0;            ///< epochs without a better score
@@ -182,11 +183,12 @@ Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, torch::optim::Optimi
 }
 
 Trainer::~Trainer() = default;
-void Trainer::evaluate_on(DataLoader& loader, Metrics& metrics, Step step) {
-  state_->loader = &loader;
+void Trainer::evaluate_by(Metrics& metrics, std::function<void(torch::nn::Module&, const Group&)> evaluation) {
   state_->metrics = &metrics;
-  state_->evaluation_step = std::move(step);
+  state_->evaluation = std::move(evaluation);
 }
+at::Device Trainer::device() const { return state_->device; }
+void Trainer::in_precision(const std::function<void()>& body) const { state_->in_precision(body); }
 void Trainer::on_epoch(std::function<void(const EpochResult&)> callback) { state_->callback = std::move(callback); }
 Replica& Trainer::model() { return state_->model; }
 void Trainer::save_averages(const std::string& path, size_t which) const {
@@ -195,7 +197,7 @@ void Trainer::save_averages(const std::string& path, size_t which) const {
   from_rank_zero(state_->context.group(), [&] { save(averages, path); });
 }
 
-TrainerResult Trainer::fit(DataLoader& train, const Loss& loss) {
+TrainerResult Trainer::fit_passes(LoaderBase& train, const std::function<Pass()>& begin) {
   auto& state = *state_;
   const auto& options = state.options;
   TORCH_CHECK(state.result.epochs == 0 && state.result.steps == 0, "Trainer::fit() was called before");
@@ -211,7 +213,7 @@ TrainerResult Trainer::fit(DataLoader& train, const Loss& loss) {
   for (const int epoch : train.epochs(options.epochs)) {
     if (state.is_to_stop()) break;
     if (state.log) state.log->epoch(epoch);
-    state.train_epoch(train, loss, epoch);
+    state.train_epoch(train, begin, epoch);
     state.end_epoch(epoch);
   }
   if (state.checkpointer) state.checkpointer->finish();

@@ -301,7 +301,8 @@ TEST_F(CheckpointerTest, ReplicasThatDifferAreNotSaved) {
   }
 }
 
-// Averages of weights that each rank had drawn for itself were saved as rank 0's, without a word; so was any other state.
+// Averages of weights that each rank had drawn for itself were saved as rank 0's, without a word; so was any other
+// state.
 TEST_F(CheckpointerTest, WhatShouldBeTheSameOnAllRanksIsComparedBeforeASave) {
   for (const int ranks : {2, 3}) {
     run_ranks(ranks, [&](Context& context) {
@@ -322,8 +323,8 @@ TEST_F(CheckpointerTest, WhatShouldBeTheSameOnAllRanksIsComparedBeforeASave) {
           checkpointer.finish();
         });
       };
-      const auto& momentum = static_cast<const torch::optim::SGDParamState&>(
-          *optimizer.state().at(net->weight.unsafeGetTensorImpl()));
+      const auto& momentum =
+          static_cast<const torch::optim::SGDParamState&>(*optimizer.state().at(net->weight.unsafeGetTensorImpl()));
       const std::map<std::string, std::function<void(bool)>> changes = {
           {"net.bias", [&](bool odd) { net->bias.data().fill_(odd ? 1 : 2); }},
           {"optimizer.state.0.momentum_buffer", [&](bool odd) { momentum.momentum_buffer()[1][3] = odd ? 1 : 2; }},

@@ -148,14 +148,12 @@ TEST(Load, SaysOfAFileOfCppsTorchSaveWhatItIsAndTheWayItNamesWorks) {
   const std::string path = folder.path() / "net.pt";
   const Net net;
   torch::optim::SGD optimizer(net->parameters(), 0.1);
-  const std::vector<std::function<void()>> writers = {[&] { torch::save(optimizer, path); },
-                                                      [&] { torch::save(at::ones({3}), path); },
-                                                      [&] { torch::save(std::vector{at::ones({3})}, path); },
-                                                      [&] { torch::save(net, path); }};
+  const std::vector<std::function<void()>> writers = {
+      [&] { torch::save(optimizer, path); }, [&] { torch::save(at::ones({3}), path); },
+      [&] { torch::save(std::vector{at::ones({3})}, path); }, [&] { torch::save(net, path); }};
   for (const auto& write : writers) {
     write();
-    for (const std::string& text :
-         {failure([&] { load(path); }), failure([&] { load_object(path); })}) {
+    for (const std::string& text : {failure([&] { load(path); }), failure([&] { load_object(path); })}) {
       EXPECT_NE(text.find("it was written by torch::save in C++"), std::string::npos) << text;
       EXPECT_NE(text.find("load it with torch::load"), std::string::npos) << text;
       EXPECT_EQ(text.find("jit"), std::string::npos) << text;

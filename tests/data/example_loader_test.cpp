@@ -147,9 +147,7 @@ TEST(DefaultCollate, SaysWhatDoesNotFit) {
 TEST(ExampleLoader, WithoutAFunctionExamplesAreStacked) {
   struct Pairs {
     int64_t size() const { return 5; }
-    std::pair<at::Tensor, int> get(int64_t index) const {
-      return {at::full({2, 3}, index), static_cast<int>(index)};
-    }
+    std::pair<at::Tensor, int> get(int64_t index) const { return {at::full({2, 3}, index), static_cast<int>(index)}; }
   };
   ExampleLoader loader(Pairs(), Shard(1, 2), {.batch_size = 2});
   static_assert(std::same_as<decltype(loader), ExampleLoader<std::tuple<at::Tensor, at::Tensor>>>);
@@ -223,8 +221,9 @@ TEST(ExampleLoader, TheDeviceIsForTheTensorsItCanSee) {
   const auto hidden = [](std::vector<Sentence> examples) { return Hidden{examples.front().at("ids")}; };
   const auto shown = [](std::vector<Sentence> examples) { return Shown{examples.front().at("ids")}; };
   const DataLoaderOptions options{.device = at::kMeta};
-  EXPECT_NE(complaint([&] { ExampleLoader(Sentences(), Shard(0, 1), options, hidden); })
-                .find("this type of batch does not show them; give it a member for_each_tensor"),
+  EXPECT_NE(complaint([&] {
+              ExampleLoader(Sentences(), Shard(0, 1), options, hidden);
+            }).find("this type of batch does not show them; give it a member for_each_tensor"),
             std::string::npos);
   ExampleLoader of_shown(Sentences(), Shard(0, 1), options, shown);
   for (auto& batch : of_shown) EXPECT_TRUE(batch.ids.is_meta());

@@ -194,9 +194,13 @@ TEST(Sampler, WhatDoesNotFitIsSaid) {
     return DataLoader(Numbers(5), Shard(0, 1),
                       {.shuffle = shuffle, .sampler = std::make_shared<Fixed>(std::move(order), size)});
   };
-  EXPECT_NE(complaint([&] { loader_of({0, 1, 5}).begin(); }).find("has the index 5, and the dataset 5 samples"),
+  EXPECT_NE(complaint([&] {
+              loader_of({0, 1, 5}).begin();
+            }).find("has the index 5, and the dataset 5 samples"),
             std::string::npos);
-  EXPECT_NE(complaint([&] { loader_of({0, 1}).begin(); }).find("size() is 3, but its order() has 2 places"),
+  EXPECT_NE(complaint([&] {
+              loader_of({0, 1}).begin();
+            }).find("size() is 3, but its order() has 2 places"),
             std::string::npos);
   EXPECT_NE(complaint([&] { loader_of({0}, 1, true); }).find("so shuffle has no effect"), std::string::npos);
 
@@ -213,8 +217,7 @@ TEST(Sampler, WhatDoesNotFitIsSaid) {
   EXPECT_NE(failure([&] { longer.load_state_dict(state); }).find("places was 3, not 4"), std::string::npos);
   EXPECT_NE(failure([&] { without.load_state_dict(state); }).find("with a sampler, and this has none"),
             std::string::npos);
-  EXPECT_NE(failure([&] { other.load_state_dict(without.state_dict()); }).find("without a sampler"),
-            std::string::npos);
+  EXPECT_NE(failure([&] { other.load_state_dict(without.state_dict()); }).find("without a sampler"), std::string::npos);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include <torch/torch.h>
 
@@ -412,6 +413,56 @@ TEST_P(TrainerTest, RefusesAnOptimizerOverAnotherModel) {
     EXPECT_NE(misuse([&] { Trainer(net.ptr(), wrong, context); }).find("holds no parameter of the module"),
               std::string::npos);
     const Trainer of_a_part(net.ptr(), part, context);
+  });
+}
+
+// A loader of maps gives the losses, weights and checkpoints that one of data and target gives, to the bit.
+TEST_P(TrainerTest, TakesBatchesOfAnyType) {
+  struct Examples {
+    int64_t size() const { return points.size(); }
+    std::map<std::string, at::Tensor> get(int64_t index) const {
+      const Batch one = points.get({index});
+      return {{"x", one.data[0]}, {"y", one.target[0]}};
+    }
+    Points points{Training::kSamples};
+  };
+  on_ranks([this](Context& context) {
+    Training training(context, everything());
+    const Outcome& expected = training.fit();
+    TrainerOptions options = everything();
+    options.progress = false;
+    options.folder = folder();
+    options.checkpoints.every_steps = 1;
+    for (const bool resumed : {false, true}) {
+      ExampleLoader train(Examples(), context, {.batch_size = 4, .shuffle = true, .drop_last = true});
+      ExampleLoader test(Examples{Points(7)}, context, {.batch_size = 2, .exactly_once = true});
+      torch::manual_seed(7 + static_cast<uint64_t>(context.rank()));
+      Net net;
+      torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      Metrics metrics;
+      auto& error = metrics.add("error", Mean());
+      Trainer trainer(net.ptr(), optimizer, context, options);
+      trainer.evaluate_on(test, metrics, [&](auto& batch) {
+        error.update(torch::mse_loss(net(batch["x"]), batch["y"]), batch["y"].size(0));
+      });
+      std::vector<double> scores;
+      trainer.on_epoch([&](const EpochResult& epoch) { scores.push_back(epoch.values.at(0).second); });
+      int64_t batches = 0;
+      const auto fit = [&] {
+        return trainer.fit(train, [&](auto& batch) {
+          if (!resumed && ++batches == train.size() + 4) throw Error("stopped by the test");
+          return torch::mse_loss(net(batch["x"]), batch["y"]);
+        });
+      };
+      if (!resumed) {
+        EXPECT_THROW(fit(), Error);
+        EXPECT_EQ(scores.front(), expected.scores.front());
+        continue;
+      }
+      EXPECT_EQ(fit().steps, expected.result.steps);
+      EXPECT_EQ(scores.back(), expected.scores.back());
+      EXPECT_TRUE(torch::nn::utils::parameters_to_vector(net->parameters()).equal(expected.weights));
+    }
   });
 }
 

@@ -113,7 +113,8 @@ class LeafWalk {
   if (root.find(kRootOfCpp) == std::string::npos)
     source.refuse("it is a TorchScript archive (torch.jit.save); load it with torch::jit::load");
   source.refuse(
-      "it was written by torch::save in C++, which writes TorchScript archives; load it with torch::load into a module, "
+      "it was written by torch::save in C++, which writes TorchScript archives; load it with torch::load into a "
+      "module, "
       "optimizer or tensor like the one that was saved, and write that module's state with "
       "lockstep::save(lockstep::state_dict(*module), \"FILE.pt\"), which C++ and Python read");
 }

@@ -35,8 +35,7 @@ std::vector<at::Tensor> rows_of_ranks(const Group& group, const at::Tensor& rows
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const size_t space = all[rank].find(' ');
     const std::string text = all[rank].substr(space + 1), first = all[0].substr(all[0].find(' ') + 1);
-    if (all[rank].starts_with("- "))
-      throw Error("gather_for_metrics: rank " + std::to_string(rank) + " has " + text);
+    if (all[rank].starts_with("- ")) throw Error("gather_for_metrics: rank " + std::to_string(rank) + " has " + text);
     if (text != first)
       throw Error("gather_for_metrics: rank 0 has " + first + ", rank " + std::to_string(rank) + " has " + text +
                   "; only their number may differ, so pad the rest");
@@ -66,8 +65,8 @@ at::Tensor gather_for_metrics(const Group& group, const at::Tensor& rows) {
 
 at::Tensor gather_for_metrics(const Group& group, const LoaderBase& loader, const at::Tensor& rows) {
   TORCH_CHECK(loader.world_size() == group.world_size() && loader.rank() == group.rank(),
-              "gather_for_metrics: the loader is rank ", loader.rank(), " of ", loader.world_size(), ", the group's is ",
-              group.rank(), " of ", group.world_size());
+              "gather_for_metrics: the loader is rank ", loader.rank(), " of ", loader.world_size(),
+              ", the group's is ", group.rank(), " of ", group.world_size());
   const LoaderBase::BatchShare share = loader.batch_share();
   TORCH_CHECK(share.on_all_ranks,
               "gather_for_metrics: with exactly_once ranks have different numbers of batches here, so some would wait "

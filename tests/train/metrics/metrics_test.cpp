@@ -261,7 +261,9 @@ TEST(Evaluate, IsExactOnAnyNumberOfRanks) {
 TEST(Evaluate, TakesBatchesOfAnyType) {
   struct Examples {
     int64_t size() const { return 31; }
-    std::map<std::string, at::Tensor> get(int64_t index) const { return {{"number", at::full({}, index, at::kDouble)}}; }
+    std::map<std::string, at::Tensor> get(int64_t index) const {
+      return {{"number", at::full({}, index, at::kDouble)}};
+    }
   };
   for (const int ranks : {2, 3}) {
     run_ranks(ranks, [](Context& context) {
