@@ -106,7 +106,7 @@ class Structure(unittest.TestCase):
         wrong = [f"{path}: {line}" for path in paths for line in re.findall(r"#include.*", read(path))
                  if not re.match(r"#include <(lockstep/\w+\.h|torch/.*|\w+)>$", line)]
         self.assertEqual(wrong, [])
-        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 370)
+        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 380)
 
     def test_public_headers_name_no_engine_and_no_variable(self):
         variables = re.findall(r'read\("(\w+)"\)', read("src/base/environment.cpp"))
