@@ -17,9 +17,6 @@
 namespace lockstep {
 namespace {
 
-using torch::jit::Block;
-using torch::jit::Node;
-
 /// `BatchNorm2d` for __torch__.torch.nn.modules.batchnorm.___torch_mangle_3.BatchNorm2d; empty for no layer of torch.
 std::string kind_of_layer(const torch::jit::Module& module) {
   const c10::QualifiedName name = *module.type()->name();
@@ -31,7 +28,7 @@ std::string kind_of_layer(const torch::jit::Module& module) {
   return "";
 }
 
-bool is_batch_norm(const Node& node) {
+bool is_batch_norm(const torch::jit::Node& node) {
   const std::string_view kind = node.kind().toQualString();
   constexpr std::array<std::string_view, 4> kOperators{"aten::batch_norm", "aten::_batch_norm_impl_index",
                                                        "aten::native_batch_norm", "aten::_native_batch_norm_legit"};
@@ -40,10 +37,10 @@ bool is_batch_norm(const Node& node) {
 
 /// Calls `see` for each node of the block and of the functions (not the submodules) that it calls.
 template <typename See>
-void walk(const Block& block, const See& see) {
-  for (const Node* node : block.nodes()) {
+void walk(const torch::jit::Block& block, const See& see) {
+  for (const torch::jit::Node* node : block.nodes()) {
     see(*node);
-    for (const Block* inner : node->blocks()) walk(*inner, see);
+    for (const torch::jit::Block* inner : node->blocks()) walk(*inner, see);
     if (node->kind() != c10::prim::CallFunction) continue;
     const auto type = node->input(0)->type()->cast<c10::FunctionType>();
     const auto* function = type ? torch::jit::tryToGraphFunction(*type->function()) : nullptr;
@@ -60,9 +57,9 @@ void walk_methods(const torch::jit::Module& module, const See& see) {
 /// A trace holds whether the layer was in training.
 bool traced_in_eval(const torch::jit::Module& layer) {
   bool constant = false;
-  walk_methods(layer, [&](const Node& node) {
+  walk_methods(layer, [&](const torch::jit::Node& node) {
     if (node.kind() != c10::aten::batch_norm) return;
-    const Node& training = *node.input(5)->node();
+    const torch::jit::Node& training = *node.input(5)->node();
     constant |= training.kind() == c10::prim::Constant && training.i(c10::attr::value) == 0;
   });
   return constant;
@@ -77,7 +74,7 @@ at::Tensor tensor_of(const torch::jit::Module& layer, const std::string& name) {
 void look_at(FoundLayers& found, const std::string& name, const torch::jit::Module& module) {
   if (kind_of_layer(module).empty()) {
     bool calls = false;
-    walk_methods(module, [&](const Node& node) { calls |= is_batch_norm(node); });
+    walk_methods(module, [&](const torch::jit::Node& node) { calls |= is_batch_norm(node); });
     if (calls) found.problems += "\n  " + name + " calls batch_norm itself, on tensors that are no BatchNorm's";
     return;
   }
