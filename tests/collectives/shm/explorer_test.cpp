@@ -21,7 +21,8 @@
 //
 // Every interleaving, with a death at every step: two ranks and two operations of one exchange each. Executions are
 // enumerated depth first; sleep sets leave out those that differ only in the order of accesses to different words or
-// of reads. Without deaths also two ranks that move one operation in two rounds through one chunk.
+// of reads. Without deaths also a broadcast between two ranks in three rounds through one chunk, and one exchange of
+// three ranks.
 //
 // Drawn at random, from seeds that are printed when one fails: operations in several rounds, which use their chunks
 // again, and three ranks, of which one may die at a random step.
@@ -310,7 +311,8 @@ class Scenario {
       RankState& state = states_[r];
       state.group = memory_.fresh_group(r);
       for (int i = 0; i < 2; ++i) {
-        state.values[i].assign(buffer_elements(i), 100 * (i + 1) + r);
+        state.values[i].resize(buffer_elements(i));
+        for (size_t k = 0; k < buffer_elements(i); ++k) state.values[i][k] = given(r, i, k);
         state.output[i].assign(buffer_elements(i), -1);
         state.data[i] = state.values[i].data();
         state.work[i] = nullptr;
@@ -384,20 +386,24 @@ class Scenario {
   const int32_t* result(int rank, int i) const {
     return kinds_[i] == Kind::kAllToAllInRounds ? states_[rank].output[i].data() : states_[rank].data[i];
   }
+  /// Differs from element to element, so that a round in place of another one is noticed.
+  static int32_t given(int rank, int i, size_t k) { return 100 * (i + 1) + rank + 1000 * static_cast<int32_t>(k); }
   int32_t expected(int rank, int i, size_t k) const {
-    const int32_t base = 100 * (i + 1);
+    const size_t count = elements(kinds_[i]);
     switch (kinds_[i]) {
       case Kind::kBarrier:
-        return base + rank;
+        return given(rank, i, k);
       case Kind::kBroadcast:
       case Kind::kBroadcastInRounds:
-        return base + 1;
+        return given(1, i, k);
       case Kind::kMessage:
-        return base;
+        return given(0, i, k);
       case Kind::kAllToAllInRounds:
-        return base + static_cast<int32_t>(k / elements(kinds_[i]));
+        return given(static_cast<int>(k / count), i, static_cast<size_t>(rank) * count + k % count);
       default:
-        return ranks_ * base + ranks_ * (ranks_ - 1) / 2;
+        int32_t sum = 0;
+        for (int r = 0; r < ranks_; ++r) sum += given(r, i, k);
+        return sum;
     }
   }
   CompletionPtr start(int rank, int i) {
@@ -494,8 +500,7 @@ TEST_P(ExplorerOfOne, EveryInterleavingOfOneOperation) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, ExplorerOfOne,
                          ::testing::Values(std::tuple(2, Kind::kBroadcastInRounds), std::tuple(3, Kind::kBarrier),
-                                           std::tuple(3, Kind::kInlineReduce), std::tuple(3, Kind::kInPlace),
-                                           std::tuple(2, Kind::kTwoRounds)));
+                                           std::tuple(3, Kind::kInlineReduce)));
 
 struct Draw {
   int ranks;
