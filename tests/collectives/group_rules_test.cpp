@@ -61,12 +61,15 @@ TEST_P(Rules, ASecondThreadInAGroupIsToldNamingBothOperations) {
     const Group signals = everyone_again(context);
     const at::Tensor sum = at::full({5}, context.rank() + 1, at::kLong);
     if (context.rank() == 0) {
-      std::thread first([&] { group.all_reduce(sum); });
+      std::thread first([&] {
+        while (text_of_error([&] { group.all_reduce(sum); }) != "no error") {  // it met one of those below
+        }
+      });
       const Deadline deadline(std::chrono::seconds(20));
       std::string text;
       do {  // an undefined tensor is refused before anything happens, where the other thread is not in yet
         text = text_of_error([&] { group.broadcast(at::Tensor()); });
-      } while (text.find("another thread") == std::string::npos && !deadline.passed());
+      } while (text.find("was in all_reduce") == std::string::npos && !deadline.passed());
       const auto expect_told = [&](const std::string& told, const std::string& operation) {
         expect_part(operation + " was called on rank 0 while another thread of it was in all_reduce", told);
       };
@@ -98,7 +101,7 @@ TEST_P(Rules, AMismatchNamesWhatWasCalledAndEndsTheGroup) {
         group.gather_object(7, 1);
     });
     expect_part("all_gather_object()", text);
-    expect_part("gather_object(root 1)", text);
+    expect_part("called gather_object()", text);
     // The operation's own name, before the engine's words.
     EXPECT_EQ(text.find(context.rank() == 0 ? "all_gather_object #0" : "gather_object #0"), 0u) << text;
     if (group.backend() == "shm") expect_part("all_gather_object()", text_of_error([&] { group.barrier(); }));
@@ -145,14 +148,13 @@ TEST_P(InSharedMemory, AnExceptionInBackwardLeavesNoSegmentBehind) {
     for (int turn = 0; turn < 3; ++turn) {
       {
         const Group group = everyone_again(context);
-        auto net = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64),
-                                                               torch::nn::Linear(64, 64));
+        torch::nn::Linear first(64, 64), second(64, 64), third(64, 64);
         // A bucket a parameter, so that some are under way when it throws, on one rank alone.
-        DistributedDataParallel model(net, group, {.first_bucket_cap_mb = 0.001, .bucket_cap_mb = 0.001});
-        at::Tensor middle = net[0]->as<torch::nn::Linear>()->forward(at::ones({4, 64}));
+        DistributedDataParallel model(torch::nn::Sequential(first, second, third), group,
+                                      {.first_bucket_cap_mb = 0.001, .bucket_cap_mb = 0.001});
+        at::Tensor middle = first(at::ones({4, 64}));
         if (context.rank() == 0) middle = ThrowingBelow::apply(middle);
-        const at::Tensor loss =
-            net[2]->as<torch::nn::Linear>()->forward(net[1]->as<torch::nn::Linear>()->forward(middle)).sum();
+        const at::Tensor loss = third(second(middle)).sum();
         if (context.rank() == 0) {
           EXPECT_ANY_THROW(loss.backward());
         }

@@ -106,7 +106,7 @@ struct Header {
   }
   int root() const { return static_cast<int>(bits >> 13 & 127); }
   size_t count() const { return bits >> 20; }
-  /// "all_reduce(float32, 1024 elements, sum)"; "gather_object(root 0)", whichever of its operations it is.
+  /// "all_reduce(float32, 1024 elements, sum)"; "scatter_object(root 0)", whichever of its operations it is.
   std::string text() const;
   bool operator==(const Header&) const = default;
 };
