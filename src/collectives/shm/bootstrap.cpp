@@ -310,9 +310,10 @@ Geometry geometry_for(int world_size) {
 
 size_t descriptors_to_form(int rank, int size) {
   // The segment and a socket to listen on; one to each lower rank; a process descriptor for each rank that no other
-  // group of this process watches; and while one connects, its socket and its memory.
+  // group of this process watches; and for a moment another rank's memory, if it is a higher one with its socket.
   const auto others = static_cast<size_t>(size - 1), lower = static_cast<size_t>(rank);
-  return 2 + lower + others - std::min(others, PeerWatch::watched_processes()) + (others > 0 ? 2 : 0);
+  const size_t moment = others == 0 ? 0 : lower == others ? 1 : 2;
+  return 2 + lower + others - std::min(others, PeerWatch::watched_processes()) + moment;
 }
 
 World bootstrap(int rank, int size, const AllGather& all_gather, const BootstrapOptions& options) {
