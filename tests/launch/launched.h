@@ -14,7 +14,6 @@
 namespace lockstep {
 
 std::string read_file(const std::filesystem::path& path);
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
