@@ -266,8 +266,9 @@ void Launcher::conclude_run() {
   if (options_.on_failure) {
     const auto& culprit = report.verdict.culprit;
     std::string what = report.what;
-    // One that did not fail by itself is missed by others.
-    if (what.empty() && culprit) what = culprit->how.failed() ? describe(culprit->how) : headline(report);
+    // One that did not fail by itself is missed by others, or hangs, and was ended by us.
+    const bool by_itself = culprit && culprit->how.failed() && !culprit->stopped;
+    if (what.empty() && culprit) what = by_itself ? describe(culprit->how) : headline(report);
     for (const auto& line : report.stall) what.append("\n").append(line);
     if (!report.advice.empty()) what.append("\n").append(report.advice);
     options_.on_failure({exit_code_, culprit ? culprit->rank : -1, what});
