@@ -133,6 +133,18 @@ int exit_code_of(const RankEnd* end, const RankAccount& account, RankFailure acc
   return done ? kExitMismatch : kExitRankFailed;
 }
 
+/// Of ranks that cannot say whom they miss: one that others gave up earlier lost them by that.
+void blame_for_coming_late(Verdict& verdict, const std::vector<RankAccount>& accounts) {
+  if (accounts[static_cast<size_t>(verdict.culprit->rank)].failure != RankFailure::kPeer) return;
+  for (size_t rank = 0; rank < accounts.size(); ++rank) {
+    if (accounts[rank].failure != RankFailure::kMissing || accounts[rank].peer >= 0) continue;
+    verdict.exit_code = exit_code_of_missing(accounts[rank]);
+    verdict.witness = static_cast<int>(rank);
+    verdict.testimony = accounts[rank].failure_text;
+    return;
+  }
+}
+
 }  // namespace
 
 Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts) {
@@ -148,6 +160,7 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& 
     const int otherwise = ended_by_exception(*verdict.culprit, account) ? kExitRankFailed : verdict.exit_code;
     verdict.exit_code = exit_code_of(account).value_or(otherwise);
     if (verdict.exit_code == kExitHang) verdict.testimony = account.failure_text;
+    if (!chain) blame_for_coming_late(verdict, accounts);
     return verdict;
   }
   const RankAccount& witness = accounts[static_cast<size_t>(chain->witness)];
@@ -187,7 +200,7 @@ int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail) {
 }
 
 bool ended_by_exception(const RankEnd& end, const RankAccount& account) {
-  return account.uncaught && end.how.kind == ProcessEnd::Kind::kSignalled && end.how.value == SIGABRT && !end.stopped;
+  return account.uncaught && end.how.kind == ProcessEnd::Kind::kSignalled && end.how.value == SIGABRT;
 }
 
 std::string describe(const RankEnd& end, const RankAccount& account) {

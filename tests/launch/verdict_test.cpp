@@ -187,6 +187,11 @@ TEST(Verdict, ATimeThatWasUpIsAHangWhoeverEndsFirstAndHow) {
   EXPECT_EQ(judge({exited(1, 1, 1)}, {kSilent, says(RankFailure::kMissing, -1)}).exit_code, kExitHang);
   EXPECT_EQ(judge({exited(1, 1, 1)}, {says(RankFailure::kMissing, 1), says(RankFailure::kMissing, 0)}).exit_code,
             kExitHang);
+  // The one that was given up ends first, because the others are gone.
+  const Verdict late = judge({exited(0, 1, 1), exited(1, 1, 2)}, {victim_of(-1), says(RankFailure::kMissing, -1)});
+  EXPECT_EQ(late.exit_code, kExitHang);
+  EXPECT_EQ(late.culprit->rank, 0);
+  EXPECT_EQ(late.witness, 1);
   // What the rank that was given up says of its own still counts more.
   EXPECT_EQ(judge({exited(1, 1, 1), exited(0, 7, 2)}, {kOwn, says(RankFailure::kMissing, 0)}).exit_code,
             kExitRankFailed);
