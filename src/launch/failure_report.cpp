@@ -206,7 +206,8 @@ std::string advice_on_hang(const FailureReport& report, const std::optional<Stal
     python = python || account.phase == RankAccount::Phase::kCommunicates;
   }
   const auto seconds = [](std::chrono::milliseconds time) {
-    return " (" + short_seconds(static_cast<double>(time.count()) / 1000) + " s)";
+    std::string text = short_seconds(static_cast<double>(time.count()) / 1000);
+    return text.insert(0, " (").append(" s)");
   };
   const std::string collective =
       python ? "the timeout of init_process_group"

@@ -1,6 +1,7 @@
 // What one rank does alone while the others wait, and how a rank ends that throws: long_work WHAT.
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <thread>
@@ -15,10 +16,10 @@ using std::chrono::steady_clock;
 
 bool is(const char* word, const char* other) { return std::strcmp(word, other) == 0; }
 
-/// Rank 0 works alone for four seconds, the others wait for it.
+/// Rank 0 works alone for some seconds, the others wait for it.
 void work_alone(const lockstep::Context& context, const char* how) {
   context.group().barrier();
-  const auto end = steady_clock::now() + milliseconds(4000);
+  const auto end = steady_clock::now() + milliseconds(is(how, "sleeps") ? 8000 : 4000);
   while (context.is_main() && steady_clock::now() < end) {
     if (is(how, "computes")) torch::mm(torch::rand({64, 64}), torch::rand({64, 64}));
     if (!is(how, "computes")) std::this_thread::sleep_for(milliseconds(50));
