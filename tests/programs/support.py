@@ -1,5 +1,6 @@
 """What tests of whole programs share. They run the binaries of the build as a user would."""
 
+import functools
 import gzip
 import json
 import os
@@ -44,6 +45,7 @@ def run(*command, timeout=120, env=None, cwd=None, check=True):
     return result
 
 
+@functools.cache  # importing torch takes seconds
 def python_with_torch():
     """A Python that imports the torch this build uses, or None."""
     for python in (os.path.join(SOURCE, ".venv/bin/python"), shutil.which("python3")):

@@ -39,6 +39,13 @@ for line in sys.stdin:
 """
 
 
+def read(path):
+    if not os.path.exists(path):
+        return ""
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
 class TorchPython:
     """Scripts run one after another, each as `python -c SCRIPT ARGUMENT...` with one thread would."""
 
@@ -50,7 +57,7 @@ class TorchPython:
 
     def close(self):
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
         self.folder.cleanup()
 
     def run(self, script, *arguments, cwd, timeout=300):
@@ -63,7 +70,7 @@ class TorchPython:
             self.close()
             raise AssertionError(f"the script is not done after {timeout} s\n{script}")
         code = self.process.stdout.readline().strip()
-        out, err = (open(path, encoding="utf-8").read() if os.path.exists(path) else "" for path in (output, output + ".err"))
+        out, err = read(output), read(output + ".err")
         if code != "0":
             raise AssertionError(f"the script ended with {code or 'nothing'}\n{script}\n{out}\n{err}")
         return out
