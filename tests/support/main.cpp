@@ -34,7 +34,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kSkipped = 77;
+// How the process of a test ends. One that leaves before its test is done does not know these.
+constexpr int kPassed = 76, kSkipped = 77;
 
 /// Whether `name` fits a pattern of `*`, `?` and plain characters.
 bool fits(std::string_view name, std::string_view pattern) {
@@ -114,7 +115,7 @@ class TestProcess {
       result.signal_or_code = WTERMSIG(*status);
     } else {
       result.signal_or_code = WEXITSTATUS(*status);
-      result.end = result.signal_or_code == 0          ? End::kPassed
+      result.end = result.signal_or_code == kPassed    ? End::kPassed
                    : result.signal_or_code == kSkipped ? End::kSkipped
                                                        : End::kFailed;
     }
@@ -158,6 +159,12 @@ void print_skips(const std::string& output) {
     if (line.find("SKIPPED BECAUSE") != std::string::npos) std::puts(line.c_str());
 }
 
+/// What the process of a test printed; GoogleTest's own verdict in it must not be taken for one of ours.
+void print_indented(const std::string& output) {
+  std::istringstream stream(output);
+  for (std::string line; std::getline(stream, line);) std::printf("    %s\n", line.c_str());
+}
+
 void print(const std::string& name, const Result& result, std::chrono::seconds deadline) {
   const char* mark = "[       OK ]";
   switch (result.end) {
@@ -166,14 +173,17 @@ void print(const std::string& name, const Result& result, std::chrono::seconds d
       break;
     case End::kSkipped:
       mark = "[  SKIPPED ]";
-      std::fputs(result.output.c_str(), stdout);
+      print_indented(result.output);
       break;
     default:
       mark = "[  FAILED  ]";
-      std::printf("[ RUN      ] %s\n%s", name.c_str(), result.output.c_str());
+      std::printf("[ RUN      ] %s\n", name.c_str());
+      print_indented(result.output);
   }
   if (result.end == End::kCrashed)
     std::printf("%s ended by signal %d, %s\n", name.c_str(), result.signal_or_code, ::strsignal(result.signal_or_code));
+  if (result.end == End::kFailed && result.signal_or_code == 0)
+    std::printf("%s ended before its test was done\n", name.c_str());
   if (result.end == End::kTooLate)
     std::printf("%s was not done after %ld s\n", name.c_str(), static_cast<long>(deadline.count()));
   std::printf("%s %s (%ld ms)\n", mark, name.c_str(), result.ms);
@@ -248,5 +258,6 @@ int main(int argc, char** argv) {
     if (code) return *code;
   }
   const int code = RUN_ALL_TESTS();
-  return !in_process && code == 0 && ::testing::UnitTest::GetInstance()->skipped_test_count() > 0 ? kSkipped : code;
+  if (in_process || code != 0) return code;
+  return ::testing::UnitTest::GetInstance()->skipped_test_count() > 0 ? kSkipped : kPassed;
 }
