@@ -15,7 +15,6 @@ namespace lockstep {
 
 std::string read_file(const std::filesystem::path& path);
 
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 /// Polls `condition` until it holds; false when the time is over.
 bool eventually(const std::function<bool()>& condition,
