@@ -15,7 +15,6 @@ namespace lockstep {
 
 std::string read_file(const std::filesystem::path& path);
 
-
 /// Polls `condition` until it holds; false when the time is over.
 bool eventually(const std::function<bool()>& condition,
                 std::chrono::milliseconds timeout = std::chrono::milliseconds(10000));
