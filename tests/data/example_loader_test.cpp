@@ -74,11 +74,11 @@ TEST(ExampleLoader, AFunctionPadsAndTheSharesAreTheDataLoaders) {
       for (int rank = 0; rank < world_size; ++rank) {
         const DataLoaderOptions options{.batch_size = 4, .shuffle = true, .workers = workers, .seed = 9};
         ExampleLoader loader(Sentences(), Shard(rank, world_size), options, padded);
-        struct Numbers : Dataset {
+        struct IndicesAlone : Dataset {
           int64_t size() const override { return Sentences().size(); }
           Batch get(at::ArrayRef<int64_t> indices) const override { return {at::tensor(indices), at::Tensor()}; }
         };
-        DataLoader plain(Numbers(), Shard(rank, world_size), options);
+        DataLoader plain(IndicesAlone(), Shard(rank, world_size), options);
         std::vector<Indices> expected;
         for (auto& [data, target] : plain)
           expected.emplace_back(data.data_ptr<int64_t>(), data.data_ptr<int64_t>() + data.numel());
