@@ -15,6 +15,8 @@ namespace lockstep {
 
 std::string read_file(const std::filesystem::path& path);
 
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 /// Polls `condition` until it holds; false when the time is over.
 bool eventually(const std::function<bool()>& condition,
                 std::chrono::milliseconds timeout = std::chrono::milliseconds(10000));
