@@ -399,6 +399,7 @@ TEST_F(CheckpointerTest, EachRankHasItsOwnWhereTheirNumberIsTheSame) {
 
 TEST_F(CheckpointerTest, ACheckpointOfAnotherProgramIsRefusedWithAllThatDiffers) {
   run_ranks(2, [&](Context& context) {
+    torch::manual_seed(1);
     torch::nn::Linear net(2, 3), other(2, 4);
     torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     torch::optim::Adam adam(other->parameters());

@@ -116,7 +116,7 @@ TEST(DefaultCollate, IsPyTorchs) {
   std::vector<Example> examples;
   for (int i = 1; i < 4; ++i)
     examples.emplace_back(at::tensor({i, i + 1}), i, i / 2.0, i > 1, std::to_string(i),
-                          std::pair(static_cast<float>(i), std::vector{at::tensor(i)}));
+                          std::pair(static_cast<float>(i), std::vector{at::scalar_tensor(i, at::kInt)}));
   const auto [tensor, whole, real, truth, text, inner] = default_collate(examples);
   const auto expect_equal = [](const at::Tensor& is, const at::Tensor& expected) {
     EXPECT_TRUE(is.scalar_type() == expected.scalar_type() && is.equal(expected)) << is << expected;
