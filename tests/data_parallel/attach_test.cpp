@@ -2,7 +2,6 @@
 
 #include <sys/resource.h>
 
-#include <csignal>
 #include <cstdlib>
 #include <fstream>
 
@@ -195,31 +194,23 @@ std::string failure_of(const std::function<void()>& body) {
 /// A tensor of that many MiB in memory of one element: only its gradient needs room.
 at::Tensor of_mebibytes(int64_t count) { return at::zeros({1}).expand({count << 18}).requires_grad_(); }
 
-/// While it lives this process gets no more than 16 MiB of memory, nor of memory that it shares.
+/// While it lives this process gets no more than 16 MiB of memory. Memory that it shares was reserved before.
 class LittleMemory {
  public:
   explicit LittleMemory(bool on) {
     getrlimit(RLIMIT_AS, &before_);
-    getrlimit(RLIMIT_FSIZE, &shared_before_);
     long pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
-    if (!on) return;
-    std::signal(SIGXFSZ, SIG_IGN);  // else the process is killed at once
-    rlimit limit = before_, shared_limit = shared_before_;
-    limit.rlim_cur = static_cast<rlim_t>(pages) * 4096 + (16 << 20);
-    shared_limit.rlim_cur = 16 << 20;
+    rlimit limit = before_;
+    if (on) limit.rlim_cur = static_cast<rlim_t>(pages) * 4096 + (16 << 20);
     setrlimit(RLIMIT_AS, &limit);
-    setrlimit(RLIMIT_FSIZE, &shared_limit);
   }
-  ~LittleMemory() {
-    setrlimit(RLIMIT_AS, &before_);
-    setrlimit(RLIMIT_FSIZE, &shared_before_);
-  }
+  ~LittleMemory() { setrlimit(RLIMIT_AS, &before_); }
   LittleMemory(const LittleMemory&) = delete;
   LittleMemory& operator=(const LittleMemory&) = delete;
 
  private:
-  rlimit before_, shared_before_;
+  rlimit before_;
 };
 
 // The old hooks went before the new ones stood, so that training went on without any reduction and without a word.
@@ -245,7 +236,8 @@ TEST_P(Attaching, ARefreshThatThrowsLeavesWhatWasFollowedReduced) {
     if (last == 0) return;  // nothing is reduced in a world of one, so nothing wants memory
     refused("the ranks do not hold the same model", {{"a", a}, {context.rank() == last ? "c" : "b", b}});
     refused("rank", {{"a", a}, {"large", of_mebibytes(int64_t{1} << 40)}});
-    refused("rank " + std::to_string(last) + ": ", {{"a", a}, {"large", of_mebibytes(64)}}, context.rank() == last);
+    if (GetParam().backend == "gloo")
+      refused("rank " + std::to_string(last) + ": ", {{"a", a}, {"large", of_mebibytes(64)}}, context.rank() == last);
     replica.refresh({{"a", a}, {"b", b}});
     EXPECT_TRUE(is_reduced(context, a));
     EXPECT_TRUE(is_reduced(context, b));
