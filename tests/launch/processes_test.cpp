@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -68,6 +69,7 @@ TEST(Processes, TimeOfAFamilyIsThatOfAllWhomItHasStarted) {
   const Child by_a_child_in_another_session([] {
     if (::fork() == 0) {
       ::setsid();
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // of its group no one is left who could be killed with it
       spin();
     }
     ::pause();
