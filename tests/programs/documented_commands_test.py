@@ -16,7 +16,7 @@ from support import SOURCE, environment, main, run
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "python/README.md"] + sorted(
     os.path.join("docs", name) for name in os.listdir(os.path.join(SOURCE, "docs")) if name.endswith(".md"))
 BLOCK = re.compile(r"(?:^<!-- not run: (?P<reason>.+?) -->\n+)?^```sh\n(?P<commands>.*?)^```", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"^`(?P<name>[\w./~-]+)`:\n\n```(?:cpp|cmake)\n(?P<content>.*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"`(?P<name>[\w./~-]+)`:\n\n```(?:cpp|cmake)\n(?P<content>.*?)^```", re.MULTILINE | re.DOTALL)
 # What a line of a shell block begins with; no such line may stand in a block of another kind, where nobody runs it.
 COMMAND = re.compile(r"(\$ |make |cmake |python3? |pip |torchrun |mpirun |srun |lockstep |tensorboard |git |(\./)?(build|bench|scripts)/\S+( |$))")
 LONGEST_S = 3000
@@ -87,7 +87,7 @@ class DocumentedCommands(unittest.TestCase):
         for line in left_out:
             print(f"SKIPPED BECAUSE of a block that is not run: {line}")
         print(f"{ran} blocks of commands ran, {len(left_out)} were left out")
-        self.assertGreater(ran, 4)
+        self.assertGreater(ran, 3, "README trains, installs and builds; docs/observing.md reports")
 
     def test_no_command_hides_in_another_kind_of_block(self):
         hidden = []
