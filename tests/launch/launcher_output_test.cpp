@@ -83,11 +83,13 @@ TEST(LauncherOutput, AFullDiskStopsNothing) {
 }
 
 TEST(LauncherOutput, ALogThatTakesLinesAgainTellsWhatIsMissing) {
-  // A file system of 64 KiB, full while the rank prints, then not.
-  Launched run(
-      {"--run-dir", "run", "sh", "-c", "echo first; seq -f '%0100.0f' 2000; rm run/filler; sleep 0.2; echo last"},
-      {.before = "mkdir run; mount -t tmpfs -o size=64k none run 2>/dev/null || exit 99\n"
-                 "head -c 32000 /dev/zero > run/filler"});
+  // A file system of 64 KiB, full while the rank prints, then not; what the launcher may still have to write fits then.
+  Launched run({"--run-dir", "run", "sh", "-c",
+                "echo first; seq -f '%0100.0f' 400; for i in $(seq 100); do [ $(stat -f -c %a run) = 0 ] && break; "
+                "sleep 0.05; done; "
+                "sleep 0.5; rm run/filler; sleep 0.2; echo last"},
+               {.before = "mkdir run; mount -t tmpfs -o size=64k none run 2>/dev/null || exit 99\n"
+                          "head -c 32000 /dev/zero > run/filler"});
   const auto result = run.wait();
   if (result.exit_code == 99) GTEST_SKIP() << "may not mount a tmpfs";
   EXPECT_EQ(result.exit_code, 0);
