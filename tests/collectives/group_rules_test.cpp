@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "collectives/shm/backend/shm_backend.h"
+#include "support/exit_code.h"
 #include "support/ranks.h"
 
 // Who may call a group, and what stays of one: one thread at a time, no child of fork(), the operation that the user
@@ -190,17 +191,7 @@ int exit_code_of_child(const std::function<int()>& body) {
     }
     ::_exit(code);
   }
-  const Deadline deadline(std::chrono::seconds(20));
-  int status = 0;
-  while (::waitpid(child, &status, WNOHANG) == 0) {
-    if (deadline.passed()) {
-      ::kill(child, SIGKILL);
-      ::waitpid(child, &status, 0);
-      return -1;
-    }
-    ::usleep(1000);
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return exit_code(child, std::chrono::seconds(20));
 }
 
 // A child that unwound its copy said farewell in its parent's name, or waited for the parent's threads.

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "base/clock.h"
 #include "collectives/shm/board.h"
 #include "collectives/shm/bootstrap.h"
 #include "collectives/shm/local_world.h"
+#include "support/exit_code.h"
 
 // Ranks as forked children of the test, which form their group the real way, and what such a process holds.
 namespace lockstep::shm {
@@ -69,21 +69,6 @@ inline std::vector<pid_t> fork_ranks(int ranks, const std::function<int(int)>& b
     children.push_back(child);
   }
   return children;
-}
-
-/// Exit code, or 128 + signal; -1 when it does not end within `limit` (then it is killed).
-inline int exit_code(pid_t child, std::chrono::milliseconds limit) {
-  const Deadline deadline(limit);
-  int status = 0;
-  while (::waitpid(child, &status, WNOHANG) == 0) {
-    if (deadline.passed()) {
-      ::kill(child, SIGKILL);
-      ::waitpid(child, &status, 0);
-      return -1;
-    }
-    ::usleep(200);
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 }  // namespace lockstep::shm
