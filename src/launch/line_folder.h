@@ -1,8 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <deque>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -38,17 +38,21 @@ class LineFolder {
     std::string line;
     std::vector<int> ranks;  ///< ascending
     Clock::time_point until;
+
+    bool has(int rank) const { return std::binary_search(ranks.begin(), ranks.end(), rank); }
   };
 
   void add_line(int rank, std::string_view line, Clock::time_point now);
-  size_t insert(size_t at, std::string_view line, Clock::time_point now);
+  /// The first place where the rank's next line may stand.
+  size_t after_the_last_of(int rank) const;
+  /// Moves an equal line of other ranks that stands before `next` to just behind the rank's last, where the order of
+  /// every rank's lines allows it. Returns its place; the number of waiting lines where there is none.
+  size_t move_behind(size_t next, int rank, std::string_view line);
   void show_first();
 
   Sink& sink_;
   const std::vector<int> ranks_;
-  std::deque<Waiting> waiting_;  // oldest first
-  size_t shown_ = 0;             // lines that have left waiting_
-  std::map<int, size_t> next_;   // by rank: the number, counted over all lines, of the first that may be its next
+  std::deque<Waiting> waiting_;  // in the order in which they will be shown; none waits for longer than the next
 };
 
 }  // namespace lockstep

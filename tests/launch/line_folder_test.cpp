@@ -70,6 +70,27 @@ TEST_F(FolderTest, ARanksLinesKeepTheirOrder) {
   EXPECT_EQ(shown(), "[0] a\n[0, 1] b\n[1] a\n");
 }
 
+TEST_F(FolderTest, LinesFoldWhateverTheOrderOfArrival) {
+  // Rank 0's own line is there before any other, and its last line after all others.
+  LineFolder folder(*sink_, {0, 1, 2});
+  folder.add(0, "mine 0\n", now_);
+  folder.add(1, "mine 1\nend\n", now_);
+  folder.add(2, "mine 2\nend\n", now_);
+  folder.add(0, "end\n", now_);
+  EXPECT_EQ(shown(), "");
+  folder.finish();
+  EXPECT_EQ(shown(), "[2] mine 2\n[1] mine 1\n[0] mine 0\n[0-2] end\n");
+}
+
+TEST_F(FolderTest, AMovedLineTakesWhatFollowsItAlong) {
+  LineFolder folder(*sink_, {0, 1});
+  folder.add(0, "x\n", now_);
+  folder.add(1, "end\nafter\n", now_ + LineFolder::kWindow / 2);
+  folder.add(0, "end\n", now_ + LineFolder::kWindow / 2);
+  folder.release(now_ + LineFolder::kWindow);
+  EXPECT_EQ(shown(), "[0] x\n[0, 1] end\n[1] after\n");
+}
+
 TEST_F(FolderTest, ALineOfItsOwnDoesNotKeepTheNextFromJoining) {
   LineFolder folder(*sink_, {0, 1, 2});
   folder.add(1, "same\nmine 1\nend\n", now_);
