@@ -11,8 +11,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(os.path.dirname(HERE), "src")
 INCLUDES = [SOURCE, os.path.join(os.path.dirname(HERE), "include")]
 
-# As in src/base/CMakeLists.txt and src/collectives/shm/CMakeLists.txt.
-BASE = ["descriptor_limit", "environment", "error", "file_descriptor", "futex", "pass_descriptor", "rank_board", "rank_page", "shared_segment", "usable_cores"]
+# As in the CMakeLists.txt of src/base, src/rank_page and src/collectives/shm.
+CORE = ["base/descriptor_limit", "base/environment", "base/error", "base/file_descriptor", "base/shared_segment", "base/usable_cores", "rank_page/rank_board", "rank_page/rank_page"]
 CORE_FLAGS = ["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 AVX2 = ["-mavx2", "-mf16c"]
 AVX512 = AVX2 + ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
@@ -21,8 +21,8 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 
 def core_sources():
     """(file, its own flags) of everything that knows no torch."""
-    for name in BASE:
-        yield os.path.join(SOURCE, "base", name + ".cpp"), []
+    for name in CORE:
+        yield os.path.join(SOURCE, name + ".cpp"), []
     for path in sorted(glob.glob(os.path.join(SOURCE, "collectives/shm/*.cpp"))):
         kernels = {"reduce_avx2.cpp": AVX2, "reduce_avx512.cpp": AVX512}.get(os.path.basename(path))
         if kernels is None or X86:

@@ -6,7 +6,7 @@
 #include "capture.h"
 #include "diagnosis.h"
 #include "launch/launch_error.h"
-#include "launch/own_program.h"
+#include "launch/process/own_program.h"
 #include "machine_facts.h"
 
 namespace lockstep {

@@ -12,7 +12,7 @@
 #include <set>
 #include <sstream>
 
-#include "base/numa.h"
+#include "launch/process/numa.h"
 #include "base/shared_segment.h"
 #include "base/usable_cores.h"
 #include "capture.h"

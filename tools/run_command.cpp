@@ -5,7 +5,7 @@
 #include "base/usable_cores.h"
 #include "launch/launch_error.h"
 #include "launch/launcher.h"
-#include "launch/rank_command.h"
+#include "launch/process/rank_command.h"
 #include "machine_facts.h"
 #include "run_options.h"
 

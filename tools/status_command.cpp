@@ -13,13 +13,13 @@
 
 #include "base/clock.h"
 #include "base/printable.h"
-#include "base/rank_board.h"
+#include "rank_page/rank_board.h"
 #include "capture.h"
 #include "launch/launch_error.h"
 #include "launch/plan.h"
-#include "launch/processes.h"
+#include "launch/process/processes.h"
 #include "launch/run_record.h"
-#include "launch/verdict.h"
+#include "launch/diagnosis/verdict.h"
 
 namespace lockstep {
 namespace {

@@ -3,8 +3,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/rank_board.h"
-
 namespace lockstep {
 
 NotedError::NotedError(RankFailure kind, const std::string& text) : Error(text), kind_(kind) { note(); }

@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/operation_label.h"
-#include "base/rank_board.h"
+#include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/packed_object.h"
 #include "checkpoint/random_states.h"

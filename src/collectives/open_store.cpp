@@ -8,9 +8,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "base/ancestor.h"
+#include "collectives/ancestor.h"
 #include "base/error.h"
-#include "base/tcp.h"
+#include "collectives/tcp.h"
 #include "collectives/cause.h"
 #include "collectives/key_value_store.h"
 #include "rendezvous/local_meeting.h"

@@ -2,8 +2,8 @@
 
 #include <sstream>
 
-#include "base/rank_board.h"
-#include "base/timeout_hint.h"
+#include "rank_page/rank_board.h"
+#include "collectives/timeout_hint.h"
 #include "collectives/cause.h"
 #include "collectives/group_state.h"
 

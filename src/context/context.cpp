@@ -12,8 +12,8 @@
 
 #include "base/descriptor_limit.h"
 #include "base/environment.h"
-#include "base/error_file.h"
-#include "base/rank_board.h"
+#include "rank_page/error_file.h"
+#include "rank_page/rank_board.h"
 #include "base/shared_segment.h"
 #include "collectives/device_engine.h"
 #include "collectives/gloo/gloo_backend.h"
@@ -27,7 +27,7 @@
 #include "context/only_context.h"
 #include "context/roll_call.h"
 #include "context/stop_request.h"
-#include "launch/own_program.h"
+#include "launch/process/own_program.h"
 #include "nn/batch_norm_operator.h"
 #include "rendezvous/world.h"
 

@@ -1,6 +1,6 @@
 #include <lockstep/convenience.h>
 
-#include "base/rank_board.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 

@@ -6,8 +6,8 @@
 #include <lockstep/error.h>
 
 #include "base/error.h"
-#include "base/operation_label.h"
-#include "base/rank_board.h"
+#include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {

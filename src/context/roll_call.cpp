@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/rank_board.h"
+#include "rank_page/rank_board.h"
 #include "base/usable_cores.h"
 #include "collectives/cause.h"
 #include "collectives/open_store.h"

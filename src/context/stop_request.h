@@ -4,7 +4,7 @@
 
 #include <lockstep/group.h>
 
-#include "base/stop_agreement.h"
+#include "rank_page/stop_agreement.h"
 
 namespace lockstep {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/hash.h"
+#include "checkpoint/format/hash.h"
 #include "data/one_thread.h"
 #include "data/prefetcher.h"
 

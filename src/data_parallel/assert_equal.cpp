@@ -6,7 +6,7 @@
 #include <lockstep/convenience.h>
 #include <lockstep/error.h>
 
-#include "base/operation_label.h"
+#include "rank_page/operation_label.h"
 #include "data_parallel/divergence.h"
 #include "data_parallel/same_model.h"
 

@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include "base/operation_label.h"
+#include "rank_page/operation_label.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
 #include "collectives/rank_names.h"

@@ -6,8 +6,8 @@
 
 #include <ATen/ATen.h>
 
-#include "base/operation_label.h"
-#include "base/rank_board.h"
+#include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
 #include "collectives/operand.h"
 #include "collectives/rank_names.h"
 

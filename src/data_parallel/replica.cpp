@@ -7,7 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/jit/api/module.h>
 
-#include "base/operation_label.h"
+#include "rank_page/operation_label.h"
 #include "collectives/coalesced.h"
 #include "collectives/rank_names.h"
 #include "data_parallel/replica_state.h"

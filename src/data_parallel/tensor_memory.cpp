@@ -10,8 +10,8 @@
 
 #include <c10/core/CPUAllocator.h>
 
-#include "base/block_cache.h"
-#include "base/heap.h"
+#include "data_parallel/block_cache.h"
+#include "data_parallel/heap.h"
 
 namespace lockstep {
 namespace {

@@ -13,14 +13,14 @@
 #include <functional>
 
 #include "base/clock.h"
-#include "base/error_file.h"
-#include "base/held_port.h"
-#include "launch/failure_report.h"
+#include "rank_page/error_file.h"
+#include "launch/held_port.h"
+#include "launch/diagnosis/failure_report.h"
 #include "launch/launch_error.h"
 #include "launch/run_folder.h"
 #include "launch/run_record.h"
 #include "launch/run_state.h"
-#include "launch/team.h"
+#include "launch/process/team.h"
 
 // One thread, one poll loop. Each turn names what to wait for (watch_all), waits, and lets each ready descriptor act.
 // What decides about the run - ends, signals, time, what the ranks' pages say - goes as an event through next(), which

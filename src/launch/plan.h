@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/numa.h"
+#include "launch/process/numa.h"
 
 namespace lockstep {
 

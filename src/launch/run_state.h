@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "launch/absence.h"
-#include "launch/stall.h"
-#include "launch/standstill.h"
-#include "launch/verdict.h"
+#include "launch/diagnosis/absence.h"
+#include "launch/diagnosis/stall.h"
+#include "launch/diagnosis/standstill.h"
+#include "launch/diagnosis/verdict.h"
 
 namespace lockstep {
 

@@ -14,10 +14,10 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "base/file_descriptor.h"
-#include "base/rank_board.h"
+#include "rank_page/rank_board.h"
 #include "launch/launch_error.h"
 #include "launch/launcher.h"
-#include "launch/own_program.h"
+#include "launch/process/own_program.h"
 #include "rendezvous/world.h"
 
 namespace lockstep {

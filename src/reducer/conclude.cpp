@@ -4,8 +4,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "base/operation_label.h"
-#include "base/rank_board.h"
+#include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
 #include "collectives/coalesced.h"
 #include "collectives/rank_names.h"
 #include "reducer/reducer.h"

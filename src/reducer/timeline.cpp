@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-#include "base/operation_label.h"
+#include "rank_page/operation_label.h"
 
 namespace lockstep {
 namespace {

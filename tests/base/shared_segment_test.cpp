@@ -13,7 +13,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/pass_descriptor.h"
+#include "collectives/shm/pass_descriptor.h"
 
 namespace lockstep {
 namespace {

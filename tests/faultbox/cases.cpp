@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "base/hash.h"
+#include "checkpoint/format/hash.h"
 
 namespace lockstep::faultbox {
 

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "base/error_file.h"
+#include "rank_page/error_file.h"
 #include "base/file_descriptor.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,4 +1,4 @@
-#include "launch/failure_report.h"
+#include "launch/diagnosis/failure_report.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <sstream>
 
-#include "base/numa.h"
+#include "launch/process/numa.h"
 #include "base/usable_cores.h"
 #include "launch/launched.h"
 

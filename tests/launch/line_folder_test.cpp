@@ -1,4 +1,4 @@
-#include "launch/line_folder.h"
+#include "launch/output/line_folder.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-#include "launch/line_splitter.h"
+#include "launch/output/line_splitter.h"
 
 #include <gtest/gtest.h>
 

@@ -14,9 +14,9 @@
 
 #include "base/environment.h"
 #include "base/error.h"
-#include "base/error_file.h"
-#include "base/rank_board.h"
-#include "base/stop_agreement.h"
+#include "rank_page/error_file.h"
+#include "rank_page/rank_board.h"
+#include "rank_page/stop_agreement.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "launch/processes.h"
+#include "launch/process/processes.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

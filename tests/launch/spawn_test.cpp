@@ -12,9 +12,9 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "base/rank_board.h"
+#include "rank_page/rank_board.h"
 #include "launch/launched.h"
-#include "launch/own_program.h"
+#include "launch/process/own_program.h"
 
 // The ranks of a test are this program again, told by its arguments to run that test alone. What they are to know of
 // the test's process they get by its environment.

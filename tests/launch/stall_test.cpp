@@ -1,4 +1,4 @@
-#include "launch/stall.h"
+#include "launch/diagnosis/stall.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/standstill.h"
+#include "launch/diagnosis/standstill.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "launch/verdict.h"
+#include "launch/diagnosis/verdict.h"
 
 #include <gtest/gtest.h>
 

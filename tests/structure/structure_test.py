@@ -17,11 +17,12 @@ import public_names  # noqa: E402
 # Folder under src/ -> folders it may include besides itself.
 MAY_INCLUDE = {
     "base": set(),
-    "rendezvous": {"base"},
+    "rank_page": {"base"},
+    "rendezvous": {"rank_page", "base"},
     "observe": {"base"},
     "report": {"observe", "base"},
-    "launch": {"rendezvous", "base"},
-    "collectives": {"rendezvous", "base"},
+    "launch": {"rendezvous", "rank_page", "base"},
+    "collectives": {"rendezvous", "rank_page", "base"},
     "data": {"base"},
     "reducer": {"collectives", "base"},
     "checkpoint": {"collectives", "base"},
@@ -32,7 +33,7 @@ MAY_INCLUDE = {
     "trainer": set(),
     "context": {"launch", "data_parallel", "reducer", "nn", "train", "collectives", "checkpoint", "data", "observe", "rendezvous", "base"},
 }
-TORCH_FREE = ("src/base/", "src/rendezvous/", "src/observe/", "src/report/", "src/launch/", "src/collectives/shm/", "src/checkpoint/format/", "tools/")
+TORCH_FREE = ("src/base/", "src/rank_page/", "src/rendezvous/", "src/observe/", "src/report/", "src/launch/", "src/collectives/shm/", "src/checkpoint/format/", "tools/")
 KNOWS_TORCH = ("src/collectives/shm/backend/", "tools/doctor_probe.cpp")
 
 # What has one home: a pattern, the files it may stand in, and why.
@@ -46,7 +47,7 @@ HOMES = [
     # Called by itself or by its namespace; a group's abort() is another thing.
     (r"(^\s*|\bstd::|\s::)(exit|quick_exit|abort|terminate)\(", set(), "the library never ends the process"),
     (r"^\s*#\s*if", {
-        "src/base/futex.h",  # the processor's pause instruction
+        "src/collectives/shm/futex.h",  # the processor's pause instruction
         "src/base/shared_segment.cpp", "src/collectives/shm/peer_watch.cpp",  # what old kernel headers lack
         "src/collectives/shm/layout.h",  # the explorer's words
         "src/collectives/shm/reduce.cpp",  # kernels of other processors

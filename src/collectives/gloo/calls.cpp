@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "base/rank_board.h"
+#include "rank_page/rank_board.h"
 #include "collectives/rank_names.h"
 
 namespace lockstep::gloo_engine {

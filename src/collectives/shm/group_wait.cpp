@@ -5,8 +5,8 @@
 #include <cstdio>
 
 #include "base/error.h"
-#include "base/futex.h"
-#include "base/rank_board.h"
+#include "collectives/shm/futex.h"
+#include "rank_page/rank_board.h"
 #include "collectives/shm/group.h"
 
 // Waiting: the only place where a thread sleeps, and where the ends of other ranks are noticed.

@@ -3,8 +3,8 @@
 #include <bit>
 #include <cstring>
 
-#include "base/rank_board.h"
-#include "base/timeout_hint.h"
+#include "rank_page/rank_board.h"
+#include "collectives/timeout_hint.h"
 #include "collectives/shm/request.h"
 
 namespace lockstep::shm {

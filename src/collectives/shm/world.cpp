@@ -6,8 +6,8 @@
 #include <cstring>
 #include <new>
 
-#include "base/futex.h"
-#include "base/rank_board.h"
+#include "collectives/shm/futex.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep::shm {
 

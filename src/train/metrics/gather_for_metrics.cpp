@@ -8,7 +8,7 @@
 
 #include <lockstep/error.h>
 
-#include "base/operation_label.h"
+#include "rank_page/operation_label.h"
 
 namespace lockstep {
 namespace {

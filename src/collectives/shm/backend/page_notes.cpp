@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "base/rank_board.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep::shm_engine {
 namespace {

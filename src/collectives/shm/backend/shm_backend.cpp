@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "base/rank_board.h"
+#include "rank_page/rank_board.h"
 #include "collectives/shm/backend/backend_class.h"
 #include "collectives/shm/backend/store_exchange.h"
 

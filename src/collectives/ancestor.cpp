@@ -1,0 +1,47 @@
+#include "collectives/ancestor.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+bool has_variable(int pid, const std::string& variable) {
+  const std::string environment = '\0' + read_file("/proc/" + std::to_string(pid) + "/environ");
+  return environment.find('\0' + variable + '=') != std::string::npos;
+}
+
+/// The fields of /proc/<pid>/stat from the third on; the second, the name, may hold anything.
+std::vector<std::string> stat_fields(int pid) {
+  const std::string stat = read_file("/proc/" + std::to_string(pid) + "/stat");
+  const size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos) return {};
+  std::istringstream stream(stat.substr(name_end + 1));
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+constexpr size_t kParent = 1, kStartTime = 19;  // counted from the third field
+
+}  // namespace
+
+std::string starting_process(const std::string& variable) {
+  int pid = ::getppid();
+  while (pid > 1 && has_variable(pid, variable)) {
+    const auto fields = stat_fields(pid);
+    if (fields.size() <= kStartTime) break;
+    pid = std::stoi(fields[kParent]);
+  }
+  const auto fields = stat_fields(pid);
+  return std::to_string(pid) + "-" + (fields.size() > kStartTime ? fields[kStartTime] : "0");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,122 @@
+#include "data_parallel/block_cache.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace lockstep {
+namespace {
+
+constexpr uint64_t kStepsKept = 3;
+/// Beyond twice those of a step: steps that take few may differ by some.
+constexpr uint64_t kFewTaken = 16;
+/// In place of those of a step, until one has ended: more than most take.
+constexpr uint64_t kUnknown = 1024;
+
+size_t rounded_up(size_t bytes) {
+  const size_t unit = std::bit_floor(std::max(bytes, BlockCache::kSmallest)) / 8;  // 32 pages at least
+  return (bytes + unit - 1) / unit * unit;
+}
+
+}  // namespace
+
+void* BlockCache::take(size_t bytes) {
+  const size_t size = rounded_up(bytes);
+  std::lock_guard lock(mutex_);
+  if (++taken_in_step_ > 2 * (a_steps_ == 0 ? kUnknown : a_steps_) + kFewTaken) advance();
+  void* block = nullptr;
+  if (const auto kept = kept_.find(size); kept != kept_.end()) {
+    block = kept->second.back().block;  // the one that was used last is most likely in the processor's caches
+    kept->second.pop_back();
+    if (kept->second.empty()) kept_.erase(kept);
+    sizes_.kept -= size;
+  } else {
+    block = map_anew(size);
+    if (block == nullptr) return nullptr;
+  }
+  taken_.emplace(block, size);
+  sizes_.in_use += size;
+  sizes_.most_in_use = std::max(sizes_.most_in_use, sizes_.in_use);
+  return block;
+}
+
+bool BlockCache::owns(const void* block) const {
+  std::lock_guard lock(mutex_);
+  return taken_.contains(block);
+}
+
+void BlockCache::give_back(void* block) {
+  std::lock_guard lock(mutex_);
+  const auto taken = taken_.find(block);
+  const size_t size = taken->second;
+  taken_.erase(taken);
+  sizes_.in_use -= size;
+  if (!keeps_) {
+    ::munmap(block, size);
+    return;
+  }
+  sizes_.kept += size;
+  kept_[size].push_back({block, step_});
+}
+
+void BlockCache::end_step() {
+  std::lock_guard lock(mutex_);
+  // Steps differ, a backward that only accumulates takes less: of the last ones the largest counts.
+  a_steps_ = std::max(taken_in_step_, a_steps_ - a_steps_ / 8);
+  advance();
+}
+
+void BlockCache::keep(bool on) {
+  std::lock_guard lock(mutex_);
+  keeps_ = on;
+  if (on) return;
+  while (drop_oldest()) continue;
+  sizes_.most_in_use = sizes_.in_use;
+}
+
+void BlockCache::advance() {
+  taken_in_step_ = 0;
+  ++step_;
+  for (auto size = kept_.begin(); size != kept_.end();) {
+    const auto next = std::next(size);
+    const auto stale = [this](const Kept& kept) { return kept.step + kStepsKept < step_; };
+    const auto fresh = std::find_if_not(size->second.begin(), size->second.end(), stale);
+    drop(size, static_cast<size_t>(fresh - size->second.begin()));
+    size = next;
+  }
+}
+
+BlockCache::Sizes BlockCache::sizes() const {
+  std::lock_guard lock(mutex_);
+  return sizes_;
+}
+
+void* BlockCache::map_anew(size_t bytes) {
+  const size_t most = std::max(sizes_.most_in_use, sizes_.in_use + bytes);
+  while (sizes_.in_use + bytes + sizes_.kept > most + most / 2 && drop_oldest()) continue;
+  for (;;) {
+    void* block = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block != MAP_FAILED) return block;
+    if (!drop_oldest()) return nullptr;
+  }
+}
+
+bool BlockCache::drop_oldest() {
+  const auto oldest = std::min_element(kept_.begin(), kept_.end(), [](const auto& a, const auto& b) {
+    return a.second.front().step < b.second.front().step;
+  });
+  if (oldest == kept_.end()) return false;
+  drop(oldest, 1);
+  return true;
+}
+
+void BlockCache::drop(KeptBySize::iterator size, size_t count) {
+  auto& blocks = size->second;
+  for (size_t i = 0; i < count; ++i) ::munmap(blocks[i].block, size->first);
+  sizes_.kept -= count * size->first;
+  blocks.erase(blocks.begin(), blocks.begin() + static_cast<ptrdiff_t>(count));
+  if (blocks.empty()) kept_.erase(size);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+#include "data_parallel/heap.h"
+
+#include <dlfcn.h>
+#include <malloc.h>
+
+#include <climits>
+#include <string>
+
+#include "base/environment.h"
+
+namespace lockstep {
+namespace {
+
+// Where glibc's own adaptation of this threshold ends, and the most that it accepts. To set one of the two ends that
+// adaptation, so both are set.
+constexpr int kMmapThreshold = 32 << 20;
+
+/// Where the shared object lies that the process has this function from, or null.
+const void* origin_of(const char* function) {
+  void* const address = ::dlsym(RTLD_DEFAULT, function);
+  Dl_info info{};
+  return address != nullptr && ::dladdr(address, &info) != 0 ? info.dli_fbase : nullptr;
+}
+
+/// mallopt() does not tell: where jemalloc takes the place of malloc it is still glibc's, and says that all is well.
+bool malloc_is_glibcs() {
+  const void* const malloc = origin_of("malloc");
+  return malloc != nullptr && malloc == origin_of("gnu_get_libc_version");
+}
+
+}  // namespace
+
+bool keep_freed_memory() {
+  const Environment environment = Environment::from_process();
+  if (environment.malloc_trim_threshold_ || environment.malloc_mmap_threshold_ ||
+      environment.glibc_tunables.value_or("").find("glibc.malloc.") != std::string::npos)
+    return false;
+  return malloc_is_glibcs() && mallopt(M_MMAP_THRESHOLD, kMmapThreshold) == 1 &&
+         mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
+}
+
+void release_freed_memory() {
+  mallopt(M_TRIM_THRESHOLD, 2 * kMmapThreshold);
+  malloc_trim(0);
+}
+
+}  // namespace lockstep

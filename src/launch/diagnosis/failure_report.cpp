@@ -1,0 +1,303 @@
+#include "launch/diagnosis/failure_report.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "base/printable.h"
+#include "launch/launch_error.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string short_seconds(double seconds) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", seconds < 10 ? 2 : 1, seconds);
+  return text.data();
+}
+
+std::string mebibytes(uint64_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
+
+/// Of what a program said: nothing that could break the block, or a terminal.
+std::string one_line(const std::string& text) { return printable(text.substr(0, text.find('\n'))); }
+
+const RankAccount* account_of(const FailureReport& report) {
+  if (!report.verdict.culprit) return nullptr;
+  const auto rank = static_cast<size_t>(report.verdict.culprit->rank);
+  return rank < report.accounts.size() ? &report.accounts[rank] : nullptr;
+}
+
+/// The newest checkpoint that any rank knows of; null without one.
+const RankAccount* newest_checkpoint(const FailureReport& report) {
+  const RankAccount* newest = nullptr;
+  for (const auto& account : report.accounts)
+    if (!account.checkpoint.empty() && (newest == nullptr || account.checkpoint_step > newest->checkpoint_step))
+      newest = &account;
+  return newest;
+}
+
+bool uses_pages(const FailureReport& report) {
+  return std::any_of(report.accounts.begin(), report.accounts.end(), [](const RankAccount& account) {
+    return account.phase != RankAccount::Phase::kUnknown || account.pid > 0;
+  });
+}
+
+std::string memory_text(const FailureReport& report) {
+  const MemoryKills& memory = report.memory;
+  std::string text = "killed for memory: " + memory.counted_in + " counts " + std::to_string(memory.count) +
+                     (memory.count == 1 ? " such kill" : " such kills") + " since the start";
+  text += memory.limit_bytes ? "; the limit is " + mebibytes(*memory.limit_bytes) : "; no limit is set there";
+  return text + "; this rank had at most " + mebibytes(report.verdict.culprit->peak_bytes) + " in memory";
+}
+
+/// The library that the dynamic loader says it misses; empty: it does not say so.
+std::string missing_library(const std::deque<std::string>& tail) {
+  constexpr std::string_view kWords = "error while loading shared libraries: ";
+  for (const std::string& line : tail)
+    if (const size_t at = line.find(kWords); at != std::string::npos) {
+      const size_t name = at + kWords.size();
+      return printable(line.substr(name, line.find(':', name) - name));
+    }
+  return "";
+}
+
+constexpr const char* kNoPages = "not known: the program makes no lockstep::Context, which would tell the launcher";
+
+std::string kept_text(const FailureReport& report) {
+  if (!uses_pages(report)) return kNoPages;
+  if (const RankAccount* saved = newest_checkpoint(report))
+    return "step " + std::to_string(saved->checkpoint_step) + " in " + printable(saved->checkpoint);
+  return "no checkpoint that the launcher knows of";
+}
+
+std::string last_text(const RankAccount& account) {
+  if (account.operation.kind.empty()) return "no collective yet";
+  return printable(account.operation.text()) + (account.operation.running ? ", not finished" : ", finished");
+}
+
+class Block {
+ public:
+  void line(const char* what, const std::string& value) {
+    text += "  " + std::string(what) + std::string(10 - std::strlen(what), ' ') + value + "\n";
+  }
+  std::string text;
+};
+
+void add_culprit(Block& block, const FailureReport& report) {
+  const Verdict& verdict = report.verdict;
+  const RankEnd& culprit = *verdict.culprit;
+  block.text = "lockstep: rank " + std::to_string(culprit.rank) + " of " + std::to_string(report.world_size) + " " +
+               headline(report) + "\n";
+  const bool said = report.what == verdict.testimony ||
+                    (account_of(report) != nullptr && ended_by_exception(culprit, *account_of(report)));
+  if (!report.what.empty() && !said) block.line("what", one_line(report.what));
+  if (verdict.exit_code == kExitOutOfMemory) block.line("memory", memory_text(report));
+  block.line("process", std::to_string(culprit.pid) + " on " + report.host + ", " + short_seconds(culprit.seconds) +
+                            " s after its start");
+  block.line("program", report.program);
+  if (verdict.witness)
+    block.line("known by", "rank " + std::to_string(*verdict.witness) + ", which says: " + one_line(verdict.testimony));
+  const RankAccount* account = account_of(report);
+  block.line("last did", account != nullptr && uses_pages(report) ? last_text(*account) : kNoPages);
+  for (size_t i = 0; i < report.stall.size(); ++i) block.line(i == 0 ? "ranks" : "", printable(report.stall[i]));
+  if (!report.advice.empty()) block.line("advice", report.advice);
+  if (!verdict.also_suspect.empty())
+    block.line("unsure", "rank " + list_ranks(verdict.also_suspect) +
+                             " failed in the same instant; which of them was first is not known");
+}
+
+void add_tail(Block& block, const FailureReport& report) {
+  if (report.tail.empty()) return block.line("output", "none");
+  block.line("log", report.log_path.empty() ? "could not be written" : report.log_path);
+  block.text +=
+      "  its last " + (report.tail.size() == 1 ? "line" : std::to_string(report.tail.size()) + " lines") + ":\n";
+  for (const auto& tail_line : report.tail) block.text += "  | " + tail_line + "\n";
+}
+
+Json operation_json(const RankAccount& account) {
+  const auto& operation = account.operation;
+  if (operation.kind.empty()) return nullptr;
+  return {{"sequence", operation.sequence}, {"name", operation.kind},   {"of", operation.of},
+          {"dtype", operation.dtype},       {"shape", operation.shape}, {"elements", operation.elements},
+          {"finished", !operation.running}};
+}
+
+const char* kind_name(ProcessEnd::Kind kind) {
+  return kind == ProcessEnd::Kind::kExited      ? "exited"
+         : kind == ProcessEnd::Kind::kSignalled ? "signalled"
+                                                : "not started";
+}
+
+Json culprit_json(const FailureReport& report) {
+  const Verdict& verdict = report.verdict;
+  if (!verdict.culprit) return nullptr;
+  const RankEnd& culprit = *verdict.culprit;
+  Json json = {{"rank", culprit.rank}, {"host", report.host}, {"pid", culprit.pid}, {"headline", headline(report)}};
+  json["what"] = report.what.empty() ? Json(nullptr) : Json(report.what);
+  json["end"] = culprit.ended ? Json{{"kind", kind_name(culprit.how.kind)},
+                                     {"value", culprit.how.value},
+                                     {"text", describe(culprit.how)},
+                                     {"asked_to_stop", culprit.stopped},
+                                     {"seconds", culprit.seconds}}
+                              : Json(nullptr);
+  json["peak_bytes"] = culprit.peak_bytes;
+  const RankAccount* account = account_of(report);
+  json["last_collective"] = account != nullptr ? operation_json(*account) : nullptr;
+  return json;
+}
+
+Json how_known(const FailureReport& report) {
+  const Verdict& verdict = report.verdict;
+  if (!verdict.culprit) return nullptr;
+  if (!report.stall.empty()) return {{"by", "no progress"}, {"ranks", report.stall}};
+  if (verdict.witness) return {{"by", "another rank"}, {"rank", *verdict.witness}, {"says", verdict.testimony}};
+  return {{"by", "the order of ends"}};
+}
+
+}  // namespace
+
+std::string headline(const FailureReport& report) {
+  const Verdict& verdict = report.verdict;
+  const RankEnd& culprit = *verdict.culprit;
+  const RankAccount* account = account_of(report);
+  const std::string other = verdict.witness ? std::to_string(*verdict.witness) : "";
+  if (verdict.exit_code == kExitMismatch && verdict.witness) {
+    if (culprit.ended && !culprit.how.failed()) return "ended with exit code 0 while rank " + other + " needed it";
+    if (account != nullptr && account->phase == RankAccount::Phase::kLeft)
+      return "left the others while rank " + other + " needed it";
+    // A witness may have waited elsewhere for one of many that do not match.
+    if (!verdict.opponent) return "does not call the same as the others";
+    return "and rank " + std::to_string(*verdict.opponent) + " do not call the same";
+  }
+  // Nobody has said for whom it waited.
+  if (verdict.exit_code == kExitHang && account != nullptr && !verdict.witness &&
+      account->failure == RankFailure::kMissing && account->peer != culprit.rank)
+    return "waited in vain: " + one_line(verdict.testimony);
+  if (verdict.exit_code == kExitHang)
+    return "hangs: " + (verdict.witness ? "it did not come in time" : one_line(verdict.testimony));
+  if (verdict.exit_code == kExitNotStarted && verdict.witness)
+    return culprit.ended && !culprit.how.failed() ? "ended with exit code 0 before it joined the others"
+                                                  : "did not join the others";
+  if (!culprit.ended) return "failed first: it has not ended";
+  if (verdict.exit_code == kExitNotStarted && culprit.how.kind == ProcessEnd::Kind::kExited && culprit.how.value == 127)
+    if (const std::string library = missing_library(report.tail); !library.empty())
+      return "could not start: the library " + library + " is missing";
+  if (account != nullptr && ended_by_exception(culprit, *account)) return describe(culprit, *account);
+  return "failed first: " + describe(culprit.how) + (culprit.stopped ? ", after it was asked to stop" : "");
+}
+
+std::string advice_on_hang(const FailureReport& report, const std::optional<Stall>& hang,
+                           const LaunchOptions& options) {
+  using Kind = Stall::Kind;
+  const Verdict& verdict = report.verdict;
+  if (verdict.exit_code != kExitHang || !verdict.culprit) return "";
+  if (hang && (hang->kind == Kind::kStopped || hang->kind == Kind::kAllWait)) return "";
+  std::chrono::milliseconds timeout(0);
+  bool python = false;
+  for (const auto& account : report.accounts) {
+    timeout = std::max(timeout, account.collective_timeout);
+    python = python || account.phase == RankAccount::Phase::kCommunicates;
+  }
+  const auto seconds = [](std::chrono::milliseconds time) {
+    std::string text = short_seconds(static_cast<double>(time.count()) / 1000);
+    return text.insert(0, " (").append(" s)");
+  };
+  const std::string collective =
+      python ? "the timeout of init_process_group"
+             : "ContextOptions::collective_timeout" + (timeout.count() > 0 ? seconds(timeout) : std::string());
+  const bool known = hang || verdict.witness;
+  const std::string who = known ? "rank " + std::to_string(verdict.culprit->rank) : std::string("a rank");
+  const std::string begin = "if " + who + " works this long on purpose, ";
+  if (!hang || hang->kind == Kind::kComputes) return begin + "raise " + collective;
+  const std::string option = options.in_process ? "SpawnOptions::hang_timeout" : "--hang-timeout";
+  return begin + "let it call lockstep::heartbeat() as it goes, or raise " + option + seconds(options.hang_timeout) +
+         "; the others wait for at most " + collective;
+}
+
+int final_exit_code(const FailureReport& report) {
+  const Verdict& verdict = report.verdict;
+  if (!verdict.culprit || !verdict.culprit->ended || verdict.culprit->stopped) return verdict.exit_code;
+  const ProcessEnd& how = verdict.culprit->how;
+  if (verdict.exit_code == kExitRankFailed && how.kind == ProcessEnd::Kind::kExited)
+    return exit_code_of(how, report.tail);
+  const bool sigkill = how.kind == ProcessEnd::Kind::kSignalled && how.value == SIGKILL;
+  return verdict.exit_code == kExitRankKilled && sigkill && report.memory.count > 0 ? kExitOutOfMemory
+                                                                                    : verdict.exit_code;
+}
+
+std::string format(const FailureReport& report) {
+  Block block;
+  if (report.verdict.culprit)
+    add_culprit(block, report);
+  else
+    block.text = "lockstep: ended by " + report.stop_signal + "\n";
+  if (!report.killed.empty())
+    block.line("killed", "rank " + list_ranks(report.killed) + ", which did not stop when asked to");
+  if (report.restarts > 0) block.line("restarts", std::to_string(report.restarts) + " before this");
+  block.line("kept", kept_text(report));
+  if (!report.command.empty())
+    block.line("next",
+               report.command + (newest_checkpoint(report) != nullptr ? "   (resumes where the program does so)" : ""));
+  if (!report.report_path.empty()) block.line("report", report.report_path);
+  if (report.verdict.culprit) add_tail(block, report);
+  return block.text;
+}
+
+std::string to_json(const FailureReport& report) {
+  const Verdict& verdict = report.verdict;
+  Json json = {{"version", 1}, {"exit_code", verdict.exit_code}, {"world_size", report.world_size}};
+  json["culprit"] = culprit_json(report);
+  json["how_known"] = how_known(report);
+  json["also_suspect"] = verdict.also_suspect;
+  json["stop_signal"] = report.stop_signal.empty() ? Json(nullptr) : Json(report.stop_signal);
+  json["program"] = report.program;
+  const RankAccount* saved = newest_checkpoint(report);
+  json["state_kept"] =
+      saved != nullptr ? Json{{"checkpoint", saved->checkpoint}, {"step", saved->checkpoint_step}} : Json(nullptr);
+  json["next_command"] = report.command;
+  json["advice"] = report.advice.empty() ? Json(nullptr) : Json(report.advice);
+  json["restarts"] = report.restarts;
+  json["killed"] = report.killed;
+  if (verdict.exit_code == kExitOutOfMemory) {
+    json["memory"] = {{"kills", report.memory.count}, {"counted_in", report.memory.counted_in}};
+    json["memory"]["limit_bytes"] = report.memory.limit_bytes ? Json(*report.memory.limit_bytes) : Json(nullptr);
+  }
+  json["log"] = report.log_path.empty() ? Json(nullptr) : Json(report.log_path);
+  json["last_lines"] = report.tail;
+  json["ranks"] = Json::array();
+  for (size_t rank = 0; rank < report.accounts.size(); ++rank)
+    json["ranks"].push_back({{"rank", rank},
+                             {"steps", report.accounts[rank].steps},
+                             {"heartbeats", report.accounts[rank].heartbeats},
+                             {"last_collective", operation_json(report.accounts[rank])}});
+  return json.dump(2, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string shell_quoted(const std::string& word) {
+  const auto plain = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::strchr("_-+=./:,@%", c) != nullptr;
+  };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), plain)) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+std::string own_command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string line, word;
+  while (std::getline(file, word, '\0')) {
+    if (!line.empty()) line += ' ';
+    line += shell_quoted(word);
+  }
+  return printable(line);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,82 @@
+#include "launch/diagnosis/memory_kills.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The number behind `key` in a file of "key number" lines.
+std::optional<uint64_t> value_of(const fs::path& path, const std::string& key) {
+  std::ifstream file(path);
+  std::string name;
+  for (uint64_t value = 0; file >> name >> value;)
+    if (name == key) return value;
+  return std::nullopt;
+}
+
+std::optional<uint64_t> number_in(const fs::path& path) {
+  std::ifstream file(path);
+  uint64_t value = 0;
+  if (!(file >> value)) return std::nullopt;                                 // "max"
+  return value < (uint64_t{1} << 62) ? std::optional(value) : std::nullopt;  // what version 1 calls no limit
+}
+
+/// The folder of this process's memory cgroup, and the file names of its version.
+struct Place {
+  fs::path root;
+  fs::path group;
+  std::string events, limit;
+};
+
+std::optional<Place> find_place(const std::string& root) {
+  std::ifstream groups(root + "/proc/self/cgroup");
+  std::optional<Place> place;
+  for (std::string line; std::getline(groups, line);) {
+    std::istringstream fields(line);
+    std::string id, controllers, group;
+    if (!std::getline(fields, id, ':') || !std::getline(fields, controllers, ':') || !std::getline(fields, group))
+      continue;
+    const fs::path relative = fs::path(group).relative_path();
+    if ((',' + controllers + ',').find(",memory,") != std::string::npos)
+      return Place{root + "/sys/fs/cgroup/memory", relative, "memory.oom_control", "memory.limit_in_bytes"};
+    if (controllers.empty()) place = Place{root + "/sys/fs/cgroup", relative, "memory.events", "memory.max"};
+  }
+  return place;
+}
+
+}  // namespace
+
+MemoryKills count_memory_kills(const std::string& root) {
+  MemoryKills kills;
+  if (const auto place = find_place(root)) {
+    fs::path folder = place->root;
+    const auto look = [&] {
+      if (const auto limit = number_in(folder / place->limit); limit && *limit < kills.limit_bytes.value_or(UINT64_MAX))
+        kills.limit_bytes = limit;
+      // The counts of version 2 hold those of the groups within: the innermost that there is tells most of us.
+      if (const auto count = value_of(folder / place->events, "oom_kill")) {
+        kills.count = *count;
+        kills.counted_in =
+            "the cgroup " + (fs::path("/") / folder.lexically_relative(place->root)).lexically_normal().string();
+      }
+    };
+    look();
+    for (const auto& part : place->group) {
+      folder /= part;
+      look();
+    }
+  }
+  if (kills.counted_in.empty()) {
+    if (const auto count = value_of(root + "/proc/vmstat", "oom_kill")) {
+      kills.count = *count;
+      kills.counted_in = "the whole machine";
+    }
+  }
+  return kills;
+}
+
+}  // namespace lockstep

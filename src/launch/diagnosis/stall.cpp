@@ -1,0 +1,119 @@
+#include "launch/diagnosis/stall.h"
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+
+#include "base/printable.h"
+#include "launch/diagnosis/verdict.h"
+
+namespace lockstep {
+namespace {
+
+/// As it says itself. Else one with a collective under way may still compute, before it waits for it.
+bool sits_in_a_wait(const RankAccount& account) { return account.waiting || account.waits_for != 0; }
+
+/// Python programs start collectives that they never wait for; one that waits says for whom.
+bool is_awaited(const RankAccount& account) {
+  return sits_in_a_wait(account) || (account.operation.running && account.phase != RankAccount::Phase::kCommunicates);
+}
+
+std::vector<int> ranks_of(uint64_t bits) {
+  std::vector<int> ranks;
+  for (; bits != 0; bits &= bits - 1) ranks.push_back(std::countr_zero(bits));
+  return ranks;
+}
+
+std::string name(int rank) { return "rank " + std::to_string(rank); }
+
+std::string operation_of(const RankView& rank) { return printable(rank.account.operation.text()); }
+
+std::string line_of(int number, const RankView& rank, bool computes) {
+  if (rank.ended) return name(number) + " has ended; its last collective: " + operation_of(rank);
+  if (is_stopped(rank)) return name(number) + " is STOPPED (SIGSTOP); its last collective: " + operation_of(rank);
+  if (waits(rank) && !computes) {
+    std::string text = name(number) + " waits in " + operation_of(rank);
+    if (rank.account.waits_for != 0) text += " for rank " + list_ranks(ranks_of(rank.account.waits_for));
+    return text;
+  }
+  if (rank.account.phase == RankAccount::Phase::kJoining) return name(number) + " waits for all ranks to join";
+  const char* doing = computes                    ? " computes"
+                      : rank.process_state == 'D' ? " sits in a system call that cannot be interrupted"
+                                                  : " is not in a collective";
+  return name(number) + doing + "; its last one: " + operation_of(rank);
+}
+
+/// A stopped rank, else one that a waiting rank names and that does not wait itself, else any that does not wait.
+int missing_rank(const std::vector<RankView>& ranks, const std::function<bool(size_t)>& computes) {
+  uint64_t named = 0;
+  for (const auto& rank : ranks)
+    if (waits(rank)) named |= rank.account.waits_for;
+  int best = -1, best_score = 0;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i].ended || (waits(ranks[i]) && !computes(i))) continue;
+    const bool is_named = i < 64 && (named >> i & 1) != 0;
+    const int score = 1 + (is_named ? 1 : 0) + (is_stopped(ranks[i]) ? 2 : 0);
+    if (score > best_score) best = static_cast<int>(i), best_score = score;
+  }
+  return best;
+}
+
+int furthest_behind(const std::vector<RankView>& ranks) {
+  int last = -1;
+  for (size_t i = 0; i < ranks.size(); ++i)
+    if (waits(ranks[i]) &&
+        (last < 0 || ranks[i].account.operation.sequence < ranks[static_cast<size_t>(last)].account.operation.sequence))
+      last = static_cast<int>(i);
+  return last;
+}
+
+}  // namespace
+
+bool is_stopped(const RankView& rank) { return rank.process_state == 'T' || rank.process_state == 't'; }
+
+bool takes_part(const RankView& rank) {
+  const auto phase = rank.account.phase;
+  return !rank.ended && (phase == RankAccount::Phase::kJoined || phase == RankAccount::Phase::kCommunicates);
+}
+
+bool waits(const RankView& rank) { return takes_part(rank) && is_awaited(rank.account) && !is_stopped(rank); }
+
+bool may_be_awaited(const RankView& rank) {
+  const auto phase = rank.account.phase;
+  const bool left = phase == RankAccount::Phase::kLeft || phase == RankAccount::Phase::kLeftByException;
+  return !rank.ended && !left && !is_stopped(rank) && !sits_in_a_wait(rank.account);
+}
+
+std::optional<Stall> diagnose(const std::vector<RankView>& ranks, const std::vector<bool>& computing) {
+  const auto computes = [&](size_t rank) { return rank < computing.size() && computing[rank]; };
+  const auto waiting = std::find_if(ranks.begin(), ranks.end(), waits);
+  const bool stopped = std::any_of(ranks.begin(), ranks.end(),
+                                   [](const RankView& rank) { return takes_part(rank) && is_stopped(rank); });
+  if (waiting == ranks.end() && !stopped) return std::nullopt;
+  Stall stall;
+  stall.culprit = missing_rank(ranks, computes);
+  if (stall.culprit < 0) {
+    stall.kind = Stall::Kind::kAllWait;
+    stall.culprit = furthest_behind(ranks);
+    stall.what = "all ranks wait, " + name(stall.culprit) + " in the earliest collective";
+  } else if (is_stopped(ranks[static_cast<size_t>(stall.culprit)])) {
+    stall.kind = Stall::Kind::kStopped;
+    stall.what = name(stall.culprit) + " is STOPPED";
+  } else if (computes(static_cast<size_t>(stall.culprit))) {
+    stall.kind = Stall::Kind::kComputes;
+    stall.what = name(stall.culprit) + " computes and has not come to " + operation_of(*waiting);
+  } else {
+    stall.what = name(stall.culprit) + " does not come to " + operation_of(*waiting);
+  }
+  for (size_t i = 0; i < ranks.size() && stall.lines.size() < Stall::kLines; ++i)
+    stall.lines.push_back(line_of(static_cast<int>(i), ranks[i], computes(i)));
+  return stall;
+}
+
+std::vector<uint64_t> progress_of(const std::vector<RankView>& ranks) {
+  std::vector<uint64_t> beats;
+  for (const auto& rank : ranks) beats.push_back(rank.account.beats);
+  return std::any_of(ranks.begin(), ranks.end(), takes_part) ? beats : std::vector<uint64_t>();
+}
+
+}  // namespace lockstep

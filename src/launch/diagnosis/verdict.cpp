@@ -1,0 +1,239 @@
+#include "launch/diagnosis/verdict.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/printable.h"
+#include "launch/launch_error.h"
+
+namespace lockstep {
+namespace {
+
+/// Nothing that another rank does ends a rank so. SIGABRT is left out: an exception that nobody catches ends in it,
+/// and "connection closed" may be that exception.
+bool was_killed(const RankEnd& end) { return end.how.kind == ProcessEnd::Kind::kSignalled && end.how.value != SIGABRT; }
+
+/// The program was there when it was looked for; what else can be wrong?
+const char* start_hint(int error) {
+  if (error == ENOEXEC) return " (neither a binary for this machine nor a script with a #! line)";
+  if (error == ENOENT) return " (the interpreter that it names is missing)";
+  return "";
+}
+
+const RankEnd* end_of(const std::vector<RankEnd>& ends, int rank) {
+  const auto end = std::find_if(ends.begin(), ends.end(), [&](const RankEnd& e) { return e.rank == rank; });
+  return end == ends.end() ? nullptr : &*end;
+}
+
+/// By order alone.
+Verdict judge_by_order(const std::vector<RankEnd>& ends, const RankEnd& first) {
+  std::vector<RankEnd> together;
+  for (const auto& end : ends)
+    if (end.how.failed() && end.wake_up == first.wake_up) together.push_back(end);
+  if (std::any_of(together.begin(), together.end(), was_killed))
+    std::erase_if(together, [](const RankEnd& end) { return !was_killed(end); });
+  Verdict verdict{.exit_code = exit_code_of(together[0].how, {}), .culprit = together[0]};
+  for (size_t i = 1; i < together.size(); ++i) verdict.also_suspect.push_back(together[i].rank);
+  std::sort(verdict.also_suspect.begin(), verdict.also_suspect.end());
+  return verdict;
+}
+
+/// The code for a rank that others did not wait for any longer.
+int exit_code_of_missing(const RankAccount& account) {
+  const bool unjoined = account.phase == RankAccount::Phase::kUnknown || account.phase == RankAccount::Phase::kJoining;
+  return unjoined ? kExitNotStarted : kExitHang;
+}
+
+/// The code of a failure whose kind the rank itself knows; empty where its end says it all.
+std::optional<int> exit_code_of(const RankAccount& account) {
+  switch (account.failure) {
+    case RankFailure::kMissing:
+      return exit_code_of_missing(account);
+    case RankFailure::kDiverged:
+      return kExitDiverged;
+    case RankFailure::kMismatch:
+      return kExitMismatch;
+    case RankFailure::kStorage:
+      return kExitStorage;
+    case RankFailure::kInput:
+      return kExitRefusedInput;
+    case RankFailure::kLimit:
+      return kExitResourceLimit;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool is_own(RankFailure failure) {
+  return failure == RankFailure::kOwn || failure == RankFailure::kStorage || failure == RankFailure::kInput ||
+         failure == RankFailure::kLimit;
+}
+
+bool accuses(const RankAccount& account) {
+  return account.failure == RankFailure::kPeer || account.failure == RankFailure::kMissing ||
+         account.failure == RankFailure::kMismatch;
+}
+
+/// Whom a rank that cannot name its peer may mean: one that failed without accusing anybody, else one that lives.
+std::optional<int> unnamed_culprit(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts,
+                                   int victim) {
+  std::optional<int> alive;
+  for (int rank = 0; rank < static_cast<int>(accounts.size()); ++rank) {
+    const RankAccount& account = accounts[static_cast<size_t>(rank)];
+    if (rank == victim || accuses(account)) continue;
+    const RankEnd* end = end_of(ends, rank);
+    if (is_own(account.failure) || (end != nullptr && end->how.failed() && !end->stopped)) return rank;
+    if (end == nullptr && !alive) alive = rank;
+  }
+  return alive;
+}
+
+struct Chain {
+  int root;     ///< whom all accuse in the end
+  int witness;  ///< the last who accused, and why
+  bool named;
+};
+
+/// Follows the accusations from the rank that failed first. Empty where they lead nowhere.
+std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts, int first) {
+  Chain chain{first, first, true};
+  for (size_t links = 0; links <= accounts.size(); ++links) {
+    const RankAccount& account = accounts[static_cast<size_t>(chain.root)];
+    const RankEnd* end = end_of(ends, chain.root);
+    const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
+    const bool of_all = account.failure == RankFailure::kMismatch && account.peer < 0;
+    if (killed || of_all || !accuses(account) || account.peer == chain.root) return chain;
+    int next = account.peer;
+    if (next < 0) {
+      const auto other = unnamed_culprit(ends, accounts, chain.root);
+      if (!other) return std::nullopt;
+      next = *other;
+      chain.named = false;
+    }
+    chain.witness = chain.root;
+    chain.root = next;
+    // Of two whose calls differ neither is the cause of the other.
+    if (account.failure == RankFailure::kMismatch) return chain;
+  }
+  return std::nullopt;  // a circle
+}
+
+/// The code for a culprit that the others accuse.
+int exit_code_of(const RankEnd* end, const RankAccount& account, RankFailure accusation) {
+  if (accusation == RankFailure::kMismatch) return kExitMismatch;
+  const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
+  if (const auto known = exit_code_of(account); known && !killed) return *known;
+  if (end != nullptr && ended_by_exception(*end, account)) return kExitRankFailed;
+  if (end != nullptr && end->how.failed() && !end->stopped) return exit_code_of(end->how, {});
+  if (is_own(account.failure) || account.phase == RankAccount::Phase::kLeftByException) return kExitRankFailed;
+  if (accusation == RankFailure::kMissing) return exit_code_of_missing(account);
+  // One that has ended well or left the group in good order makes fewer collectives than the others.
+  const bool done = account.phase == RankAccount::Phase::kLeft || (end != nullptr && !end->how.failed());
+  return done ? kExitMismatch : kExitRankFailed;
+}
+
+/// Of ranks that cannot say whom they miss: one that others gave up earlier lost them by that.
+void blame_for_coming_late(Verdict& verdict, const std::vector<RankAccount>& accounts) {
+  if (accounts[static_cast<size_t>(verdict.culprit->rank)].failure != RankFailure::kPeer) return;
+  for (size_t rank = 0; rank < accounts.size(); ++rank) {
+    if (accounts[rank].failure != RankFailure::kMissing || accounts[rank].peer >= 0) continue;
+    verdict.exit_code = exit_code_of_missing(accounts[rank]);
+    verdict.witness = static_cast<int>(rank);
+    verdict.testimony = accounts[rank].failure_text;
+    return;
+  }
+}
+
+}  // namespace
+
+Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts) {
+  const auto first = std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return end.how.failed(); });
+  if (first == ends.end()) return {.exit_code = kExitOk};
+  Verdict by_order = judge_by_order(ends, *first);
+  if (accounts.empty() || was_killed(*by_order.culprit)) return by_order;
+  const int start = by_order.culprit->rank;
+  const auto chain = follow(ends, accounts, start);
+  if (!chain || chain->root == start) {
+    const RankAccount& account = accounts[static_cast<size_t>(start)];
+    Verdict verdict = by_order;
+    const int otherwise = ended_by_exception(*verdict.culprit, account) ? kExitRankFailed : verdict.exit_code;
+    verdict.exit_code = exit_code_of(account).value_or(otherwise);
+    if (verdict.exit_code == kExitHang) verdict.testimony = account.failure_text;
+    if (!chain) blame_for_coming_late(verdict, accounts);
+    return verdict;
+  }
+  const RankAccount& witness = accounts[static_cast<size_t>(chain->witness)];
+  const RankEnd* end = end_of(ends, chain->root);
+  if (!chain->named && end == nullptr && !is_own(accounts[static_cast<size_t>(chain->root)].failure)) {
+    Verdict verdict = by_order;  // nobody has shown yet
+    verdict.settled = false;
+    if (witness.failure == RankFailure::kMissing) verdict.exit_code = exit_code_of_missing(witness);
+    if (verdict.exit_code == kExitHang) verdict.testimony = witness.failure_text;
+    return verdict;
+  }
+  const RankAccount& accused = accounts[static_cast<size_t>(chain->root)];
+  std::optional<int> opponent;
+  if (witness.failure == RankFailure::kMismatch) opponent = witness.opponent >= 0 ? witness.opponent : chain->witness;
+  return {.exit_code = exit_code_of(end, accused, witness.failure),
+          .culprit = end != nullptr ? *end : RankEnd{.rank = chain->root, .pid = accused.pid, .ended = false},
+          .also_suspect = {},
+          .settled = end != nullptr,
+          .witness = chain->witness,
+          .testimony = witness.failure_text,
+          .opponent = opponent};
+}
+
+int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail) {
+  switch (how.kind) {
+    case ProcessEnd::Kind::kSignalled:
+      return kExitRankKilled;
+    case ProcessEnd::Kind::kNotStarted:
+      return kExitNotStarted;
+    case ProcessEnd::Kind::kExited:
+      break;
+  }
+  const bool library_missing = how.value == 127 && std::any_of(tail.begin(), tail.end(), [](const std::string& line) {
+                                 return line.find("error while loading shared libraries") != std::string::npos;
+                               });
+  return how.value == 0 ? kExitOk : library_missing ? kExitNotStarted : kExitRankFailed;
+}
+
+bool ended_by_exception(const RankEnd& end, const RankAccount& account) {
+  return account.uncaught && end.how.kind == ProcessEnd::Kind::kSignalled && end.how.value == SIGABRT;
+}
+
+std::string describe(const RankEnd& end, const RankAccount& account) {
+  if (!ended_by_exception(end, account)) return describe(end.how);
+  const std::string& text = account.failure_text;
+  return "threw: " + (text.empty() ? "an exception without words" : printable(text.substr(0, text.find('\n'))));
+}
+
+std::string describe(const ProcessEnd& how) {
+  switch (how.kind) {
+    case ProcessEnd::Kind::kExited:
+      return "exit code " + std::to_string(how.value);
+    case ProcessEnd::Kind::kNotStarted:
+      return std::string("could not be started: ") + std::strerror(how.value) + start_hint(how.value);
+    case ProcessEnd::Kind::kSignalled:
+      break;
+  }
+  const char* name = ::sigabbrev_np(how.value);
+  const char* text = ::sigdescr_np(how.value);
+  if (name == nullptr || text == nullptr) return "killed by signal " + std::to_string(how.value);
+  return std::string("killed by SIG") + name + " (" + text + ")";
+}
+
+std::string list_ranks(const std::vector<int>& ascending) {
+  std::string text;
+  for (size_t i = 0; i < ascending.size();) {
+    size_t last = i;
+    while (last + 1 < ascending.size() && ascending[last + 1] == ascending[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(ascending[i]);
+    if (last > i) text += (last == i + 1 ? ", " : "-") + std::to_string(ascending[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+}  // namespace lockstep

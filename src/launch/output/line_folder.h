@@ -1,0 +1,58 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "launch/output/sink.h"
+
+namespace lockstep {
+
+/// Shows the lines of several ranks on one sink, each after the ranks that printed it: "[2] line". A line waits up to
+/// kWindow for the other ranks to print the same, and is then shown once: "[0-3] line". Each rank's lines stay in their
+/// order.
+class LineFolder {
+ public:
+  static constexpr std::chrono::milliseconds kWindow{100};
+  static constexpr size_t kMaxWaiting = 256;
+
+  /// `ranks`: whose lines will come.
+  LineFolder(Sink& sink, std::vector<int> ranks);
+
+  /// Whole lines of one rank.
+  void add(int rank, std::string_view lines, Clock::time_point now);
+  /// Shows what has waited long enough.
+  void release(Clock::time_point now);
+  /// Shows all.
+  void finish();
+  /// When release() has something to do; empty while nothing waits.
+  std::optional<Clock::time_point> due() const;
+
+ private:
+  struct Waiting {
+    std::string line;
+    std::vector<int> ranks;  ///< ascending
+    Clock::time_point until;
+
+    bool has(int rank) const { return std::binary_search(ranks.begin(), ranks.end(), rank); }
+  };
+
+  void add_line(int rank, std::string_view line, Clock::time_point now);
+  /// The first place where the rank's next line may stand.
+  size_t after_the_last_of(int rank) const;
+  /// Moves an equal line of other ranks that stands before `next` to just behind the rank's last, where the order of
+  /// every rank's lines allows it. Returns its place; the number of waiting lines where there is none.
+  size_t move_behind(size_t next, int rank, std::string_view line);
+  void show_first();
+
+  Sink& sink_;
+  const std::vector<int> ranks_;
+  std::deque<Waiting> waiting_;  // in the order in which they will be shown; none waits for longer than the next
+};
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "base/file_descriptor.h"
+#include "launch/output/line_folder.h"
+#include "launch/output/line_splitter.h"
+#include "launch/output/rank_log.h"
+#include "launch/output/sink.h"
+
+namespace lockstep {
+
+/// What one rank prints: read from its two pipes, kept line by line in its log, and passed on where the rank is shown:
+/// byte by byte to a sink, or line by line to a folder in front of one.
+class RankOutput {
+ public:
+  /// One of the two streams. Its pipe is empty once it has ended.
+  struct Stream {
+    FileDescriptor pipe;
+    Sink* sink = nullptr;  ///< null: it is not shown
+    LineFolder* folder = nullptr;
+    LineSplitter lines;
+
+    /// Whether there is something to poll and room for it.
+    bool wanted() const { return pipe && !(sink != nullptr && sink->full()); }
+  };
+
+  RankOutput(int rank, std::string log_path) : rank_(rank), log_(std::move(log_path)) {}
+
+  /// Makes a stream's pipe and returns the rank's end of it. Throws LaunchError.
+  FileDescriptor open(Stream& stream);
+
+  std::array<Stream, 2>& streams() { return streams_; }
+  /// Reads one piece of what is there.
+  void read(Stream& stream);
+  /// Takes all that the pipes hold, ends the last lines and closes. For when the rank is gone.
+  void finish();
+
+  const Tail& tail() const { return tail_; }
+  const RankLog& log() const { return log_; }
+
+ private:
+  void keep(Stream& stream, std::string_view lines);
+
+  const int rank_;
+  RankLog log_;
+  std::array<Stream, 2> streams_;
+  Tail tail_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+#include "launch/process/guard.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "launch/launch_error.h"
+
+namespace lockstep {
+namespace {
+
+/// The guard's life: reads groups, and those to forget, negative, until the launcher is gone.
+[[noreturn]] void keep_guard(int pipe) {
+  // Out of reach of what is sent to the launcher's group, and holding nothing of its open.
+  ::setsid();
+  ::prctl(PR_SET_NAME, "lockstep-guard");
+  ::dup2(pipe, 0);
+  ::close_range(1, ~0U, 0);
+  std::vector<pid_t> groups;
+  pid_t group;
+  for (;;) {
+    const ssize_t count = ::read(0, &group, sizeof group);
+    if (count < 0 && errno == EINTR) continue;
+    if (count != sizeof group) break;
+    if (group > 0)
+      groups.push_back(group);
+    else
+      std::erase(groups, -group);
+  }
+  for (const pid_t left : groups) ::kill(-left, SIGKILL);
+  ::_exit(0);
+}
+
+}  // namespace
+
+Guard::Guard() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    throw LaunchError(kExitResourceLimit, std::string("making a pipe: ") + std::strerror(errno));
+  const FileDescriptor read_end(ends[0]);
+  pipe_ = FileDescriptor(ends[1]);
+  pid_ = ::fork();
+  if (pid_ < 0) throw LaunchError(kExitResourceLimit, std::string("starting a process: ") + std::strerror(errno));
+  if (pid_ == 0) keep_guard(read_end.get());
+}
+
+void Guard::forget(pid_t group) const {
+  const pid_t gone = -group;
+  // It cannot fail while the guard lives; if the guard was killed nothing is to be forgotten.
+  [[maybe_unused]] const ssize_t written = ::write(pipe_.get(), &gone, sizeof gone);
+}
+
+Guard::~Guard() {
+  ::kill(pid_, SIGKILL);
+  ::waitpid(pid_, nullptr, 0);
+}
+
+}  // namespace lockstep

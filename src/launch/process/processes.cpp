@@ -1,0 +1,114 @@
+#include "launch/process/processes.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "base/file_descriptor.h"
+
+namespace lockstep {
+namespace {
+
+/// Of /proc/<pid>/stat.
+struct Stat {
+  char state = 0;
+  pid_t pid = 0, parent = 0, group = 0;
+  uint64_t ticks = 0;  ///< of processor time, with those of children that it has waited for
+};
+
+std::optional<Stat> stat_of(pid_t pid) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  char text[1024];
+  const ssize_t count = file ? ::read(file.get(), text, sizeof text - 1) : -1;
+  if (count <= 0) return std::nullopt;
+  text[count] = '\0';
+  const char* name_end = std::strrchr(text, ')');  // the name may hold anything
+  if (name_end == nullptr) return std::nullopt;
+  Stat stat{.pid = pid};
+  unsigned long user = 0, system = 0;
+  long user_of_children = 0, system_of_children = 0;
+  const int found = std::sscanf(name_end + 1, " %c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld", &stat.state,
+                                &stat.parent, &stat.group, &user, &system, &user_of_children, &system_of_children);
+  if (found != 7) return std::nullopt;
+  stat.ticks = user + system + static_cast<uint64_t>(user_of_children + system_of_children);
+  return stat;
+}
+
+std::vector<Stat> all_processes() {
+  std::vector<Stat> processes;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), ::closedir);
+  while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
+    char* end = nullptr;
+    const long pid = std::strtol(entry->d_name, &end, 10);
+    if (pid <= 0 || *end != '\0') continue;
+    if (const auto stat = stat_of(static_cast<pid_t>(pid))) processes.push_back(*stat);
+  }
+  return processes;
+}
+
+constexpr size_t kNobody = ~size_t{0};
+
+/// Finds the family of each process: that of its group, or else of its parent.
+class Owners {
+ public:
+  Owners(const std::vector<Stat>& processes, const std::vector<ProcessFamily>& families) {
+    for (const Stat& process : processes) processes_.emplace(process.pid, &process);
+    for (size_t i = 0; i < families.size(); ++i) {
+      groups_.emplace(families[i].group, i);
+      if (families[i].member > 0) known_.emplace(families[i].member, i);
+    }
+  }
+
+  size_t of(const Stat& process, int depth = 0) {
+    if (const auto known = known_.find(process.pid); known != known_.end()) return known->second;
+    size_t owner = kNobody;
+    if (const auto group = groups_.find(process.group); group != groups_.end())
+      owner = group->second;
+    else if (const auto parent = processes_.find(process.parent); parent != processes_.end() && depth < kDeepest)
+      owner = of(*parent->second, depth + 1);
+    known_.emplace(process.pid, owner);
+    return owner;
+  }
+
+ private:
+  static constexpr int kDeepest = 1000;  // they were not all read in one instant: parents could form a circle
+
+  std::unordered_map<pid_t, const Stat*> processes_;
+  std::unordered_map<pid_t, size_t> groups_, known_;
+};
+
+}  // namespace
+
+char process_state(pid_t pid) {
+  const auto stat = stat_of(pid);
+  return stat ? stat->state : '\0';
+}
+
+bool group_lives(pid_t group) {
+  for (const Stat& process : all_processes())
+    if (process.group == group && process.state != 'Z' && process.state != 'X') return true;
+  return false;
+}
+
+std::vector<Clock::duration> processor_times(const std::vector<ProcessFamily>& families) {
+  static const auto ticks_per_second = static_cast<uint64_t>(::sysconf(_SC_CLK_TCK));
+  const auto processes = all_processes();
+  Owners owners(processes, families);
+  std::vector<uint64_t> ticks(families.size());
+  for (const Stat& process : processes)
+    if (const size_t owner = owners.of(process); owner != kNobody) ticks[owner] += process.ticks;
+  std::vector<Clock::duration> times;
+  for (const uint64_t sum : ticks) times.emplace_back(std::chrono::milliseconds(sum * 1000 / ticks_per_second));
+  return times;
+}
+
+}  // namespace lockstep

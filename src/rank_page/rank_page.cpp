@@ -1,0 +1,184 @@
+#include "rank_page/rank_page.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lockstep {
+namespace {
+
+constexpr int kReads = 100;  // a writer that died in the middle leaves an odd version for ever
+
+uint32_t pack(RankFailure failure, int peer) {
+  return static_cast<uint32_t>(failure) | static_cast<uint32_t>(peer + 1) << 8;
+}
+
+int rank_of(uint32_t word, int world_size) {
+  const auto named = static_cast<int64_t>(word) - 1;
+  return named < world_size ? static_cast<int>(named) : -1;
+}
+
+void unpack(uint32_t word, int world_size, RankFailure& failure, int& peer) {
+  failure = static_cast<RankFailure>(std::min(word & 255, static_cast<uint32_t>(RankFailure::kLimit)));
+  peer = rank_of(word >> 8, world_size);
+}
+
+}  // namespace
+
+template <size_t kSize>
+void RankPage::Text<kSize>::store(std::string_view text) {
+  text = text.substr(0, kSize - 1);
+  for (size_t at = 0; at <= text.size(); at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, text.data() + at, std::min<size_t>(8, text.size() - at));
+    words_[at / 8].store(word, std::memory_order_relaxed);
+  }
+}
+
+template <size_t kSize>
+std::string RankPage::Text<kSize>::load() const {
+  char bytes[kSize];
+  for (size_t i = 0; i < kSize / 8; ++i) {
+    const uint64_t word = words_[i].load(std::memory_order_relaxed);
+    std::memcpy(bytes + 8 * i, &word, 8);
+  }
+  return {bytes, ::strnlen(bytes, kSize - 1)};
+}
+
+void RankPage::start_operation(uint64_t sequence, const char* kind, const char* dtype, int64_t elements,
+                               const int64_t* shape, size_t dimensions, Clock::time_point now, std::string_view of) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  // Training repeats itself: of 150 ns that a small all_reduce takes, copying both texts anew would be 10. Now and then
+  // they are, since two threads at once may leave one's text with the other's address.
+  const bool anew = sequence % 64 == 0;
+  const auto put = [anew](auto& text, std::atomic<const char*>& known, const char* literal) {
+    if (!anew && known.load(kRelaxed) == literal) return;
+    text.store(literal);
+    known.store(literal, kRelaxed);
+  };
+  const uint32_t version = version_.load(kRelaxed);
+  version_.store(version | 1, kRelaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  sequence_.store(sequence, kRelaxed);
+  put(kind_, kind_literal_, kind);
+  put(dtype_, dtype_literal_, dtype);
+  of_.store(of);
+  elements_.store(elements, kRelaxed);
+  started_ns_.store(now.time_since_epoch().count(), kRelaxed);
+  const size_t shown = std::min(dimensions, kShownDimensions);
+  for (size_t i = 0; i < shown; ++i) shape_[i].store(shape[i], kRelaxed);
+  dimensions_.store(shown, kRelaxed);
+  waits_for_.store(0, kRelaxed);
+  running_.store(1, kRelaxed);
+  beat();
+  version_.store((version | 1) + 1, std::memory_order_release);
+}
+
+void RankPage::fail(RankFailure failure, int peer, std::string_view text, int opponent) {
+  uint32_t nobody = 0;
+  if (!failure_claim_.compare_exchange_strong(nobody, 1)) return;
+  failure_text_.store(text);
+  failure_.store(pack(failure, peer) | static_cast<uint64_t>(opponent + 1) << 32, std::memory_order_release);
+}
+
+void RankPage::fail_by_exception(std::string_view text, bool uncaught) {
+  fail(RankFailure::kOwn, -1, text);
+  const uint64_t noted = failure_.load(std::memory_order_acquire);
+  if (static_cast<RankFailure>(noted & 255) == RankFailure::kOwn && failure_text_.load().empty()) {
+    failure_text_.store(text);
+    failure_.store(noted, std::memory_order_release);
+  }
+  if (uncaught) uncaught_.store(1, std::memory_order_release);
+}
+
+std::chrono::milliseconds RankPage::collective_timeout() const {
+  constexpr int64_t kYear = int64_t{365} * 24 * 3600 * 1000;
+  return std::chrono::milliseconds(
+      std::clamp<int64_t>(collective_timeout_ms_.load(std::memory_order_relaxed), 0, kYear));
+}
+
+void RankPage::note_error(RankFailure kind, int peer, std::string_view text) {
+  error_text_.store(text);
+  error_progress_.store(progress(), std::memory_order_relaxed);
+  error_.store(pack(kind, peer), std::memory_order_release);
+}
+
+void RankPage::note_checkpoint(std::string_view path, int64_t step, Clock::time_point now) {
+  checkpoint_.store(path);
+  checkpoint_step_.store(step, std::memory_order_relaxed);
+  checkpoint_ns_.store(now.time_since_epoch().count(), std::memory_order_release);
+}
+
+RankAccount RankPage::read(int world_size) const {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  RankAccount account;
+  account.pid = pid();
+  account.phase = std::min(phase_.load(std::memory_order_acquire), RankAccount::Phase::kLeftByException);
+  for (int turn = 0; turn < kReads; ++turn) {
+    const uint32_t before = version_.load(std::memory_order_acquire);
+    RankAccount::Operation& operation = account.operation;
+    operation.sequence = sequence_.load(kRelaxed);
+    operation.kind = kind_.load();
+    operation.dtype = dtype_.load();
+    operation.of = of_.load();
+    operation.elements = elements_.load(kRelaxed);
+    operation.running = running_.load(kRelaxed) != 0;
+    operation.started = Clock::time_point(Clock::duration(started_ns_.load(kRelaxed)));
+    operation.shape.resize(std::min<uint64_t>(dimensions_.load(kRelaxed), kShownDimensions));
+    for (size_t i = 0; i < operation.shape.size(); ++i) operation.shape[i] = shape_[i].load(kRelaxed);
+    account.waiting = waiting_.load(kRelaxed) != 0;
+    account.waits_for = operation.running || account.waiting ? waits_for_.load(kRelaxed) : 0;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (before % 2 == 0 && version_.load(kRelaxed) == before) break;
+  }
+  const uint64_t failure = failure_.load(std::memory_order_acquire);
+  unpack(static_cast<uint32_t>(failure), world_size, account.failure, account.peer);
+  account.opponent = rank_of(static_cast<uint32_t>(failure >> 32), world_size);
+  if (account.failure != RankFailure::kNone) account.failure_text = failure_text_.load();
+  account.uncaught = uncaught_.load(std::memory_order_acquire) != 0;
+  account.heartbeats = heartbeats_.load(kRelaxed);
+  account.last_heartbeat = Clock::time_point(Clock::duration(heartbeat_ns_.load(kRelaxed)));
+  account.collective_timeout = collective_timeout();
+  account.beats = beats_.load(kRelaxed) + account.heartbeats;
+  account.steps = steps_.load(kRelaxed);
+  account.stop_calls = stop_calls_.load(kRelaxed);
+  const uint32_t error = error_.load(std::memory_order_acquire);
+  if (error != 0) {
+    account.error_is_last = error_progress_.load(kRelaxed) == account.beats + account.stop_calls;
+    unpack(error, world_size, account.last_error, account.last_error_peer);
+    account.last_error_text = error_text_.load();
+  }
+  if (const int64_t at = checkpoint_ns_.load(std::memory_order_acquire); at != 0) {
+    account.checkpoint = checkpoint_.load();
+    account.checkpoint_step = checkpoint_step_.load(kRelaxed);
+    account.checkpoint_time = Clock::time_point(Clock::duration(at));
+  }
+  return account;
+}
+
+RankAccount RankAccount::at_end() const {
+  constexpr size_t kCompared = 200;  // both texts may be cut
+  RankAccount account = *this;
+  if (last_error == RankFailure::kNone || (failure != RankFailure::kNone && failure != RankFailure::kOwn))
+    return account;
+  // Where an exception has ended it, its words tell whether it was this one.
+  const bool was_it = failure_text.empty()
+                          ? error_is_last
+                          : failure_text.find(last_error_text.substr(0, kCompared)) != std::string::npos;
+  if (!was_it) return account;
+  account.failure = last_error;
+  account.peer = last_error_peer;
+  if (failure_text.empty()) account.failure_text = last_error_text;
+  return account;
+}
+
+std::string RankAccount::Operation::text() const {
+  if (kind.empty()) return "none";
+  const std::string name = kind + " #" + std::to_string(sequence), purpose = of.empty() ? "" : " of " + of;
+  if (dtype.empty()) return name + purpose;
+  std::string size;
+  if (shape.empty()) size = std::to_string(elements) + (elements == 1 ? " element" : " elements");
+  for (size_t i = 0; i < shape.size(); ++i) size += (i == 0 ? "[" : ", ") + std::to_string(shape[i]);
+  return name + " (" + dtype + " " + size + (shape.empty() ? ")" : "])") + purpose;
+}
+
+}  // namespace lockstep

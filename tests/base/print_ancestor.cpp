@@ -1,7 +1,0 @@
-// Prints which process started this one, as starting_process(argv[1]) sees it.
-
-#include <cstdio>
-
-#include "base/ancestor.h"
-
-int main(int, char** argv) { std::puts(lockstep::starting_process(argv[1]).c_str()); }

@@ -1,0 +1,111 @@
+#include "data_parallel/heap.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+/// What a step does to the heap: takes blocks, writes to them, frees all.
+void step() {
+  std::vector<std::unique_ptr<char[]>> blocks;
+  constexpr size_t kBytes = 4 << 20;
+  for (int i = 0; i < 20; ++i) {
+    blocks.emplace_back(new char[kBytes]);
+    std::memset(blocks.back().get(), 1, kBytes);
+  }
+}
+
+long faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
+
+/// Runs `prepare` and some steps in a process of their own; what prepare answered, and whether the later steps went
+/// without page faults (80 MiB are 20,480 pages).
+struct Outcome {
+  bool answer, kept;
+};
+Outcome steps_after(const std::function<bool()>& prepare) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool answer = prepare();
+    for (int i = 0; i < 3; ++i) step();
+    const long before = faults();
+    for (int i = 0; i < 3; ++i) step();
+    _exit((answer ? 1 : 0) + (faults() - before < 1000 ? 2 : 0));
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  return {(WEXITSTATUS(status) & 1) != 0, (WEXITSTATUS(status) & 2) != 0};
+}
+
+TEST(Heap, KeepsWhatAStepFrees) {
+  const Outcome outcome = steps_after(keep_freed_memory);
+  if (!outcome.answer) GTEST_SKIP() << "SKIPPED BECAUSE this malloc is not glibc's, or MALLOC_* variables are set";
+  EXPECT_TRUE(outcome.kept);
+  EXPECT_FALSE(steps_after([] { return false; }).kept) << "glibc does it by itself: keep_freed_memory() is needless";
+}
+
+TEST(Heap, TheUsersWordCounts) {
+  for (const auto& [name, value] : std::vector<std::pair<const char*, const char*>>{
+           {"MALLOC_TRIM_THRESHOLD_", "1"},
+           {"MALLOC_MMAP_THRESHOLD_", "1"},
+           {"GLIBC_TUNABLES", "glibc.cpu.x=1:glibc.malloc.trim_threshold=1"}}) {
+    const Outcome outcome = steps_after([&] {
+      setenv(name, value, 1);
+      return keep_freed_memory();
+    });
+    EXPECT_FALSE(outcome.answer) << name;
+    EXPECT_FALSE(outcome.kept) << name;
+  }
+}
+
+/// What print_heap prints with this library preloaded.
+std::string heap_under(const std::string& library) {
+  FILE* pipe = ::popen(("env -u MALLOC_TRIM_THRESHOLD_ -u MALLOC_MMAP_THRESHOLD_ -u GLIBC_TUNABLES LD_PRELOAD='" +
+                        library + "' '" LOCKSTEP_BIN_DIR "/print_heap' 2>/dev/null")
+                           .c_str(),
+                       "r");
+  std::string printed;
+  for (int c; (c = std::fgetc(pipe)) != EOF;) printed += static_cast<char>(c);
+  ::pclose(pipe);
+  return printed;
+}
+
+/// glibc's mallopt() is there and returns 1 whatever malloc is: it was believed.
+TEST(Heap, AnotherMallocIsLeftAsItIs) {
+  if (heap_under("") != "glibc keeps") GTEST_SKIP() << "SKIPPED BECAUSE malloc here is not glibc's to begin with";
+  EXPECT_EQ(heap_under(LOCKSTEP_BIN_DIR "/other_malloc.so"), "another as it was");
+}
+
+TEST(Heap, JemallocIsLeftAsItIs) {
+  const std::string heap = heap_under("libjemalloc.so.2");
+  if (heap.starts_with("glibc")) GTEST_SKIP() << "SKIPPED BECAUSE there is no libjemalloc.so.2 (libjemalloc2)";
+  EXPECT_EQ(heap, "another as it was");
+}
+
+TEST(Heap, GivesBackWhatItHasKept) {
+  const Outcome outcome = steps_after([] {
+    const bool keeps = keep_freed_memory();
+    if (keeps) release_freed_memory();
+    return keeps;
+  });
+  if (!outcome.answer) GTEST_SKIP() << "SKIPPED BECAUSE this malloc is not glibc's, or MALLOC_* variables are set";
+  EXPECT_FALSE(outcome.kept);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,245 @@
+#include "rank_page/rank_page.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
+
+namespace lockstep {
+namespace {
+
+void start(RankPage& page, uint64_t sequence, const std::vector<int64_t>& shape) {
+  int64_t elements = 1;
+  for (const int64_t size : shape) elements *= size;
+  page.start_operation(sequence, "all_reduce", "Float", elements, shape.data(), shape.size(), Clock::now());
+}
+
+TEST(RankPage, TellsTheLastOperation) {
+  const auto page = std::make_unique<RankPage>();
+  EXPECT_EQ(page->read(2).operation.text(), "none");
+  start(*page, 12, {64, 10});
+  page->set_waits_for(6);
+  RankAccount account = page->read(2);
+  EXPECT_EQ(account.operation.text(), "all_reduce #12 (Float [64, 10])");
+  EXPECT_EQ(account.operation.elements, 640);
+  EXPECT_TRUE(account.operation.running);
+  EXPECT_EQ(account.waits_for, 6U);
+  EXPECT_LT(seconds_since(account.operation.started), 60);
+  page->finish_operation(11);
+  EXPECT_TRUE(page->read(2).operation.running) << "an earlier one is over";
+  page->finish_operation(12);
+  account = page->read(2);
+  EXPECT_FALSE(account.operation.running);
+  EXPECT_EQ(account.waits_for, 0U);
+  start(*page, 13, {2, 3, 4, 5, 6, 7, 8, 9});
+  EXPECT_EQ(page->read(2).operation.shape.size(), RankPage::kShownDimensions);
+  page->start_operation(14, "a name that is far too long", "", 1, nullptr, 0, Clock::now());
+  EXPECT_EQ(page->read(2).operation.text(), "a name that is  #14");
+}
+
+TEST(RankPage, SaysWhatAnOperationIsFor) {
+  const auto page = std::make_unique<RankPage>();
+  const int64_t shape[] = {7};
+  const auto text_of = [&](std::string_view of, const char* dtype) {
+    page->start_operation(12, "all_reduce", dtype, 7, shape, 1, Clock::now(), of);
+    return page->read(1).operation.text();
+  };
+  EXPECT_EQ(text_of("bucket 1 of 2 (a to b)", "Float"), "all_reduce #12 (Float [7]) of bucket 1 of 2 (a to b)");
+  EXPECT_EQ(text_of("the buffers", ""), "all_reduce #12 of the buffers");
+  EXPECT_EQ(text_of("", "Float"), "all_reduce #12 (Float [7])") << "nothing of the one before";
+  text_of(std::string(300, 'x'), "Float");
+  EXPECT_EQ(page->read(1).operation.of, std::string(127, 'x'));
+}
+
+TEST(RankPage, LabelsNest) {
+  EXPECT_EQ(OperationLabel::current(), "");
+  const OperationLabel outer("a checkpoint");
+  {
+    const OperationLabel inner("the buffers");
+    EXPECT_EQ(OperationLabel::current(), "the buffers");
+    std::thread([] { EXPECT_EQ(OperationLabel::current(), ""); }).join();
+  }
+  EXPECT_EQ(OperationLabel::current(), "a checkpoint");
+}
+
+TEST(RankPage, TheFirstFailureStays) {
+  const auto page = std::make_unique<RankPage>();
+  EXPECT_EQ(page->read(3).failure, RankFailure::kNone);
+  page->fail(RankFailure::kPeer, 2, "rank 2 ended");
+  page->fail(RankFailure::kOwn, -1, "and so I did");
+  const RankAccount account = page->read(3);
+  EXPECT_EQ(account.failure, RankFailure::kPeer);
+  EXPECT_EQ(account.peer, 2);
+  EXPECT_EQ(account.failure_text, "rank 2 ended");
+  EXPECT_EQ(page->read(2).peer, -1) << "there is no such rank";
+  const auto long_winded = std::make_unique<RankPage>();
+  long_winded->fail(RankFailure::kOwn, -1, std::string(5000, 'x'));
+  EXPECT_EQ(long_winded->read(1).failure_text, std::string(1023, 'x'));
+  EXPECT_EQ(long_winded->read(1).peer, -1);
+}
+
+TEST(RankPage, AnExceptionGivesItsWordsToAFailureWithoutAny) {
+  // A destructor sees that an exception passes; whoever catches it knows its words. They were lost.
+  const auto page = std::make_unique<RankPage>();
+  page->fail(RankFailure::kOwn, -1, "");
+  EXPECT_FALSE(page->read(2).uncaught);
+  page->fail_by_exception("out of range", /*uncaught=*/true);
+  page->fail_by_exception("another", /*uncaught=*/false);
+  RankAccount account = page->read(2);
+  EXPECT_EQ(account.failure, RankFailure::kOwn);
+  EXPECT_EQ(account.failure_text, "out of range");
+  EXPECT_TRUE(account.uncaught);
+  const auto victim = std::make_unique<RankPage>();
+  victim->fail(RankFailure::kPeer, 1, "");
+  victim->fail_by_exception("all_reduce failed", /*uncaught=*/false);
+  account = victim->read(2);
+  EXPECT_EQ(account.failure, RankFailure::kPeer) << "the first cause stays";
+  EXPECT_EQ(account.failure_text, "");
+}
+
+TEST(RankPage, AHeartbeatIsABeat) {
+  const auto page = std::make_unique<RankPage>();
+  const uint64_t beats = page->read(1).beats;
+  page->note_error(RankFailure::kStorage, -1, "cannot write y");
+  page->heartbeat();
+  page->heartbeat();
+  const RankAccount account = page->read(1);
+  EXPECT_EQ(account.beats, beats + 2);
+  EXPECT_EQ(account.heartbeats, 2U);
+  EXPECT_LT(seconds_since(account.last_heartbeat), 60);
+  EXPECT_FALSE(account.error_is_last) << "the program went on";
+}
+
+TEST(RankPage, SaysWhetherAndHowLongItMayWait) {
+  const auto page = std::make_unique<RankPage>();
+  start(*page, 5, {7});
+  start(*page, 6, {7});
+  page->finish_operation(6);
+  page->set_waiting(true);  // for the first of them
+  page->set_waits_for(2);
+  RankAccount account = page->read(2);
+  EXPECT_TRUE(account.waiting);
+  EXPECT_EQ(account.waits_for, 2U);
+  page->set_waiting(false);
+  EXPECT_FALSE(page->read(2).waiting);
+  start(*page, 7, {7});
+  EXPECT_EQ(page->read(2).waits_for, 0U) << "it is over";
+  EXPECT_EQ(page->read(2).collective_timeout.count(), 0) << "not told";
+  page->set_collective_timeout(std::chrono::seconds(90));
+  EXPECT_EQ(page->read(2).collective_timeout, std::chrono::seconds(90));
+}
+
+TEST(RankPage, AnErrorCountsUntilSomethingIsDone) {
+  const auto page = std::make_unique<RankPage>();
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kNone);
+  page->note_error(RankFailure::kInput, -1, "data folder 'x' is not there");
+  EXPECT_EQ(page->read(1).failure, RankFailure::kNone) << "it may be caught";
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kInput);
+  EXPECT_EQ(page->read(1).at_end().failure_text, "data folder 'x' is not there");
+  page->note_error(RankFailure::kStorage, -1, "cannot write y");
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kStorage) << "the last one";
+  EXPECT_TRUE(page->error_is_last());
+  page->count_step();
+  EXPECT_FALSE(page->error_is_last());
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kNone) << "it was caught, and training went on";
+  page->renew_error();
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kStorage);
+  start(*page, 1, {1});
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kNone);
+  page->renew_error();
+  page->stop_calls().fetch_add(1);
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kNone);
+}
+
+TEST(RankPage, OfAnExceptionTheWordsTellWhetherItWasTheError) {
+  const auto page = std::make_unique<RankPage>();
+  page->note_error(RankFailure::kInput, -1, "it is damaged");
+  page->count_step();
+  page->fail(RankFailure::kOwn, -1, "cannot resume: it is damaged. Delete it");
+  EXPECT_EQ(page->read(1).at_end().failure, RankFailure::kInput) << "whatever was done in between";
+  EXPECT_EQ(page->read(1).at_end().failure_text, "cannot resume: it is damaged. Delete it");
+  const auto other = std::make_unique<RankPage>();
+  other->note_error(RankFailure::kInput, -1, "it is damaged");
+  other->fail(RankFailure::kOwn, -1, "index out of range");
+  EXPECT_EQ(other->read(1).at_end().failure, RankFailure::kOwn) << "that one was caught";
+  const auto victim = std::make_unique<RankPage>();
+  victim->fail(RankFailure::kPeer, 0, "rank 0 ended");
+  victim->note_error(RankFailure::kStorage, -1, "cannot write y");
+  EXPECT_EQ(victim->read(1).at_end().failure, RankFailure::kPeer) << "the first cause stays";
+  const auto told = std::make_unique<RankPage>();
+  told->note_error(RankFailure::kPeer, 2, "rank 2 failed in what it does for all");
+  EXPECT_EQ(told->read(3).at_end().peer, 2);
+  const auto long_winded = std::make_unique<RankPage>();
+  long_winded->note_error(RankFailure::kLimit, -1, std::string(5000, 'x'));
+  EXPECT_EQ(long_winded->read(1).at_end().failure_text, std::string(511, 'x'));
+}
+
+TEST(RankPage, TellsWhatIsDone) {
+  const auto page = std::make_unique<RankPage>();
+  RankAccount account = page->read(1);
+  EXPECT_EQ(account.steps, 0);
+  EXPECT_EQ(account.checkpoint, "");
+  const uint64_t beats = account.beats;
+  start(*page, 1, {1});
+  page->finish_operation(1);
+  page->count_step();
+  page->note_checkpoint("/run/checkpoints/step_7.pt", 7, Clock::time_point(Clock::duration(5)));
+  account = page->read(1);
+  EXPECT_EQ(account.beats, beats + 3);
+  EXPECT_EQ(account.steps, 1);
+  EXPECT_EQ(account.checkpoint, "/run/checkpoints/step_7.pt");
+  EXPECT_EQ(account.checkpoint_step, 7);
+  EXPECT_EQ(account.checkpoint_time.time_since_epoch().count(), 5);
+}
+
+TEST(RankPage, AnythingMayStandInIt) {
+  for (const int byte : {0xff, 0x80, 0x01, 0x7f}) {
+    alignas(64) std::byte bytes[RankPage::kBytes];
+    std::memset(bytes, byte, sizeof bytes);
+    const RankAccount account = reinterpret_cast<const RankPage*>(bytes)->read(4);
+    EXPECT_LT(account.peer, 4);
+    EXPECT_LE(account.operation.shape.size(), RankPage::kShownDimensions);
+    EXPECT_LT(account.failure_text.size(), 1024U);
+    EXPECT_LE(account.phase, RankAccount::Phase::kLeftByException);
+    EXPECT_LE(account.failure, RankFailure::kLimit);
+    EXPECT_LT(account.checkpoint.size(), 1024U);
+  }
+}
+
+TEST(RankBoard, IsReadableAfterItsRankWasKilled) {
+  const RankBoard board(3);
+  const pid_t rank = ::fork();
+  if (rank == 0) {
+    // As a rank does it: by the inherited descriptor.
+    const auto inherited = RankBoard::open(::dup(board.fd()), 3);
+    if (inherited) start(inherited->page(1), 7, {5});
+    ::raise(SIGKILL);
+  }
+  ::waitpid(rank, nullptr, 0);
+  EXPECT_EQ(board.page(1).read(3).operation.text(), "all_reduce #7 (Float [5])");
+  EXPECT_EQ(board.page(0).read(3).operation.text(), "none");
+}
+
+TEST(RankBoard, OpensNothingElse) {
+  const RankBoard board(3);
+  EXPECT_FALSE(RankBoard::open(::dup(board.fd()), 4)) << "of another number of ranks";
+  EXPECT_FALSE(RankBoard::open(::dup(STDIN_FILENO), 3));
+  EXPECT_FALSE(RankBoard::open(1000, 3)) << "not open";
+  const SharedSegment other("other", 4 * RankPage::kBytes, 4 * RankPage::kBytes);
+  EXPECT_FALSE(RankBoard::open(::dup(other.fd()), 3)) << "no magic";
+}
+
+TEST(RankBoard, WithoutALauncherThePageIsReadByNobody) {
+  EXPECT_EQ(launchers_board(), nullptr);
+  start(own_page(), 1, {1});
+  EXPECT_EQ(rank_of_process(::getpid()), -1);
+}
+
+}  // namespace
+}  // namespace lockstep
