@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "../bench/all_reduce/triad.h"
+#include "base/environment.h"
 
 namespace {
 
@@ -113,8 +113,7 @@ void probe(const std::string& backend, bool is_first) {
 
 int main(int argc, char** argv) {
   try {
-    const char* rank = std::getenv("RANK");
-    probe(argc > 1 ? argv[1] : "", rank == nullptr || std::string(rank) == "0");
+    probe(argc > 1 ? argv[1] : "", lockstep::Environment::from_process().rank.value_or("0") == "0");
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "doctor_probe: %s\n", error.what());

@@ -72,11 +72,11 @@ class Bench {
     for (int step = 0; step < 10; ++step) train(nullptr);
     std::vector<double> without, with, ratios, cpu;
     for (int round = 0; round < options_.rounds; ++round) {
-      model_.compare_ranks(false);
+      model_.set_rank_comparison(false);
       const double before = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
       without.push_back(steps(nullptr));
       cpu.push_back((cpu_seconds(CLOCK_PROCESS_CPUTIME_ID) - before) / options_.steps);
-      model_.compare_ranks(true);
+      model_.set_rank_comparison(true);
       with.push_back(steps(&log_));
       ratios.push_back(with.back() / without.back());
     }
@@ -127,7 +127,7 @@ class Bench {
     return seconds_since(start) / options_.steps;
   }
 
-  /// What compare_ranks() does after each reduction: microseconds, and those of them on the processor.
+  /// What set_rank_comparison() does after each reduction: microseconds, and those of them on the processor.
   std::pair<double, double> compare_once() const {
     if (context_.world_size() == 1) return {0, 0};
     const torch::Tensor waited = torch::zeros({}, torch::kDouble);

@@ -6,17 +6,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
-#include <torch/csrc/api/include/torch/ordered_dict.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <lockstep/state_dict.h>
+
 namespace lockstep {
 
-/// Tensors by name, in order.
-using StateDict = torch::OrderedDict<std::string, at::Tensor>;
-
 /// The module's parameters and buffers under PyTorch's names. The tensors are the module's own, not copies.
-StateDict state_dict(const torch::nn::Module& module);
+[[nodiscard]] StateDict state_dict(const torch::nn::Module& module);
 
 struct LoadStateOptions {
   /// Names that are missing or unknown are an error. Otherwise what fits is loaded; another shape is always an error.
@@ -40,7 +38,7 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
 /// What SGD, Adam, AdamW, RMSprop or Adagrad remember of each parameter, as "<place of the parameter>.<PyTorch's
 /// name>", e.g. "3.momentum_buffer". Options such as the learning rate are not in it: the program sets them.
 /// TORCH_CHECK fails for other optimizers.
-StateDict state_dict(const torch::optim::Optimizer& optimizer);
+[[nodiscard]] StateDict state_dict(const torch::optim::Optimizer& optimizer);
 
 /// The reverse, for an optimizer of the same kind over the same parameters: what it remembered before is forgotten.
 /// Throws Error, before anything is changed, that lists all entries that are missing, unknown or of another shape.
@@ -48,16 +46,16 @@ void load_state_dict(torch::optim::Optimizer& optimizer, const StateDict& state)
 
 /// The same with the options, in the layout of Python's Optimizer.state_dict(): {"state": {0: {"step": ...}},
 /// "param_groups": [{"lr": ..., "params": [0, 1]}]}. Python's load_state_dict takes it, and training goes on there.
-c10::IValue optimizer_state_dict(const torch::optim::Optimizer& optimizer);
+[[nodiscard]] c10::IValue optimizer_state_dict(const torch::optim::Optimizer& optimizer);
 
 /// The reverse, for what either language wrote. Sets options too, the learning rate among them. Throws Error, before
 /// anything is changed, also for options that C++ has not, such as `maximize`.
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state);
 
 /// `prefix` before each name: to put several states in one file.
-StateDict with_prefix(const std::string& prefix, const StateDict& state);
+[[nodiscard]] StateDict with_prefix(const std::string& prefix, const StateDict& state);
 /// The entries that start with `prefix`, without it.
-StateDict without_prefix(const std::string& prefix, const StateDict& state);
+[[nodiscard]] StateDict without_prefix(const std::string& prefix, const StateDict& state);
 
 /// What a checkpoint file holds.
 struct Checkpoint {
@@ -79,7 +77,7 @@ void save(const StateDict& state, const std::string& path);
 /// tensors' names are the keys joined by dots; numbers, truth values and None become texts of the metadata, as JSON.
 /// Nothing in the file is trusted: sizes are checked before memory is taken and no code is run; docs/checkpoints.md
 /// lists what is read. Throws Error, naming the file and the tensor.
-Checkpoint load(const std::string& path);
+[[nodiscard]] Checkpoint load(const std::string& path);
 
 struct LoadObjectOptions {
   /// Map the file instead of reading it: tensors are read when they are used, and changes to them stay in this
@@ -91,19 +89,19 @@ struct LoadObjectOptions {
 /// Whatever Python's torch.load (weights_only) reads from a .pt file: dictionaries, lists, tuples, texts, numbers,
 /// None and tensors; a torch.Size is a tuple, a device or dtype a text, a set a list, bytes a text, a NumPy scalar a
 /// number. Tensors that share memory do so again.
-c10::IValue load_object(const std::string& path, LoadObjectOptions options = {});
+[[nodiscard]] c10::IValue load_object(const std::string& path, LoadObjectOptions options = {});
 
 /// The reverse, atomic as save() is: dictionaries (keys: texts or whole numbers), lists, tuples, texts, numbers, truth
 /// values, None and tensors. TORCH_CHECK fails for anything else.
 void save_object(const c10::IValue& object, const std::string& path);
 
 /// A dictionary of the tensors, to be put into an object.
-c10::IValue to_object(const StateDict& state);
+[[nodiscard]] c10::IValue to_object(const StateDict& state);
 /// The reverse: the tensors under their names; in nested ones the keys are joined by dots. Throws Error for what is no
 /// tensor.
-StateDict to_state_dict(const c10::IValue& object);
+[[nodiscard]] StateDict to_state_dict(const c10::IValue& object);
 
 /// 16 hexadecimal digits that depend on names, dtypes, shapes and every bit of the tensors: equal states, equal hash.
-std::string hash(const StateDict& state);
+[[nodiscard]] std::string hash(const StateDict& state);
 
 }  // namespace lockstep

@@ -45,7 +45,7 @@ concept HasReplicas = requires(T& model) {
 };
 
 /// Something of which each rank remembers a part of its own, and which knows what to make of the parts of another
-/// number of ranks. A CommunicationHook is one.
+/// number of ranks. A CommHook is one.
 template <typename T>
 concept HasStateOfRanks = HasState<T> && requires(T& thing, const std::vector<StateDict>& ranks) {
   thing.load_from_ranks(ranks);

@@ -74,7 +74,7 @@ class Context {
   /// Every rank must call it equally often, say once a step; from the first call on, those signals no longer end the
   /// process at once, unless the program has handlers of its own. Never waits where `lockstep run` started all ranks;
   /// elsewhere it is a small all_reduce. One thread at a time.
-  bool stop_requested();
+  [[nodiscard]] bool stop_requested();
   /// All ranks.
   const Group& group() const;
 

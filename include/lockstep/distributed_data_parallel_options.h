@@ -4,14 +4,9 @@
 #include <string>
 #include <vector>
 
-namespace lockstep {
+#include <lockstep/gradient_reduction.h>
 
-/// What becomes of the ranks' gradients g_r in a reduction.
-enum class GradientReduction {
-  kMean,          ///< sum of g_r / world size
-  kSum,           ///< sum of g_r
-  kWeightedMean,  ///< sum of w_r * g_r / sum of w_r, with each rank's set_weight()
-};
+namespace lockstep {
 
 /// What becomes of buffers (such as the running statistics of batch norm) after each reduction of gradients.
 enum class BufferPolicy {
@@ -29,8 +24,6 @@ struct DistributedDataParallelOptions {
   double bucket_cap_mb = 25;
   GradientReduction reduction = GradientReduction::kMean;
   BufferPolicy buffers = BufferPolicy::kFollowRankZero;
-  /// PyTorch's word: false is BufferPolicy::kNone.
-  bool broadcast_buffers = true;
   /// Set parameters and buffers to rank 0's when attaching. False: the user vouches that ranks hold the same.
   bool init_sync = true;
   /// These parameters are reduced last, whatever their place in the module.
@@ -41,8 +34,8 @@ struct DistributedDataParallelOptions {
   /// process, until the last object that says so is gone. It never overrules malloc's variables, a malloc that is not
   /// glibc's, or a CPU allocator of the user's (docs/step.md). Each rank may say otherwise.
   bool keep_freed_memory = true;
-  /// Accepted for PyTorch's sake and without effect: unused parameters, a static or a changing graph need no option
-  /// here, and gradients always are views of their bucket.
+  /// Accepted for PyTorch's sake: what they ask for is so in any case. Unused parameters, a static or a changing graph
+  /// need no option here, and gradients always are views of their bucket (false is refused: clone what is to be kept).
   bool find_unused_parameters = false;
   bool static_graph = false;
   bool gradient_as_bucket_view = true;

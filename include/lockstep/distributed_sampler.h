@@ -1,14 +1,18 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
+
+#include <lockstep/shard.h>
 
 namespace lockstep {
 
 struct DistributedSamplerOptions {
   /// A new order each epoch, the same on every rank; else 0, 1, 2, ...
   bool shuffle = true;
-  uint64_t seed = 0;
+  /// Must be the same on every rank. Unset: the shard's.
+  std::optional<uint64_t> seed;
   /// Leave out the samples at the end of the order that do not divide among the ranks, instead of repeating some.
   bool drop_last = false;
   /// Neither repeat nor leave out: every sample once over all ranks, of which the first may have one more than the
@@ -28,7 +32,7 @@ struct DistributedSamplerOptions {
 class DistributedSampler {
  public:
   /// Throws std::invalid_argument for a negative size, a rank outside the world, or options that exclude each other.
-  DistributedSampler(int64_t dataset_size, int world_size, int rank, DistributedSamplerOptions options = {});
+  DistributedSampler(int64_t dataset_size, const Shard& shard, DistributedSamplerOptions options = {});
 
   /// Chooses the order. Must be called with the same number on every rank.
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
@@ -46,8 +50,7 @@ class DistributedSampler {
 
  private:
   const int64_t dataset_size_;
-  const int world_size_;
-  const int rank_;
+  const Shard shard_;
   const DistributedSamplerOptions options_;
   const int64_t size_;
   int64_t epoch_ = 0;

@@ -9,7 +9,7 @@
 #include <ATen/core/ivalue.h>
 #include <torch/nn/module.h>
 
-#include <lockstep/checkpoint.h>
+#include <lockstep/state_dict.h>
 
 namespace lockstep {
 
@@ -65,7 +65,7 @@ class Ema {
 
   /// State dict of the model with average `which` (its place in `decays`) under the model's names, in its dtypes.
   /// Copies.
-  StateDict averaged_state(size_t which = 0) const;
+  [[nodiscard]] StateDict averaged_state(size_t which = 0) const;
 
   class Guard;
   /// The module has the weights of average `which` until the guard goes, and then, to the bit, its own again; what was
@@ -75,7 +75,7 @@ class Ema {
   [[nodiscard]] Guard averaged_weights(size_t which = 0);
 
   /// {"updates": n, "decays": [...], "averages": [{name: tensor}, ...]}
-  c10::IValue state_dict() const;
+  [[nodiscard]] c10::IValue state_dict() const;
   /// The reverse. Throws Error, before anything is changed, that lists all that does not fit.
   void load_state_dict(const c10::IValue& state);
 

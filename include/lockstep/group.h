@@ -20,13 +20,13 @@ namespace lockstep {
 enum class ReduceOp { kSum, kMean, kProduct, kMin, kMax, kAnd, kOr };
 
 /// A collective under way. Copyable; all copies are the same operation. Holds its tensors until it is done.
-class Work {
+class [[nodiscard]] Work {
  public:
   /// Blocks until the result is in place on this rank, at most the group's timeout. Throws Error naming rank,
   /// operation, bytes and cause when a peer is gone, a deadline passed or the ranks disagree; again on every call.
   void wait() const;
   /// True once wait() would not block.
-  bool is_completed() const;
+  [[nodiscard]] bool is_completed() const;
 
   struct State;
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -52,8 +52,8 @@ class Work {
 /// harmless.
 class Group {
  public:
-  int rank() const;
-  int world_size() const;
+  [[nodiscard]] int rank() const;
+  [[nodiscard]] int world_size() const;
   /// The name of the engine behind the group; "single" in a world of one.
   const std::string& backend() const;
 
@@ -61,7 +61,7 @@ class Group {
   void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) const;
   Work all_reduce_async(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum) const;
   /// The mean of all ranks' numbers, such as losses; the same bits on every rank.
-  double mean(double value) const;
+  [[nodiscard]] double mean(double value) const;
 
   /// tensor := rank `root`'s tensor, in place.
   void broadcast(const at::Tensor& tensor, int root = 0) const;
@@ -74,7 +74,7 @@ class Group {
   Work reduce_async(const at::Tensor& tensor, int root = 0, ReduceOp op = ReduceOp::kSum) const;
 
   /// Returns [world_size, *input.sizes()]: row r is rank r's input.
-  at::Tensor all_gather(const at::Tensor& input) const;
+  [[nodiscard]] at::Tensor all_gather(const at::Tensor& input) const;
   /// The same into a tensor of the caller's.
   void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input) const;
   Work all_gather_async(const at::Tensor& output, const at::Tensor& input) const;
@@ -91,17 +91,17 @@ class Group {
   Work scatter_async(const at::Tensor& output, const at::Tensor& input, int root = 0) const;
 
   /// input is [world_size, ...]; returns row `rank` of the elementwise op over all ranks' inputs.
-  at::Tensor reduce_scatter(const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
+  [[nodiscard]] at::Tensor reduce_scatter(const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
   /// The same into a tensor of the caller's.
   void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
   Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
 
   /// input is [world_size, ...]; row r goes to rank r. Row r of the result came from rank r.
-  at::Tensor all_to_all(const at::Tensor& input) const;
+  [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input) const;
   /// Uneven: the first input_splits[0] rows go to rank 0, and so on; output_splits[r] rows come from rank r. Splits
   /// have world_size entries and sum to the rows of their tensor; what a rank sends must be what the other expects.
-  at::Tensor all_to_all(const at::Tensor& input, std::vector<int64_t> input_splits,
-                        std::vector<int64_t> output_splits) const;
+  [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input, std::vector<int64_t> input_splits,
+                                      std::vector<int64_t> output_splits) const;
   /// Empty splits mean equal ones.
   Work all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> input_splits = {},
                         std::vector<int64_t> output_splits = {}) const;
@@ -121,7 +121,7 @@ class Group {
   /// Byte strings, of different lengths where there are several; root's everywhere.
   std::string broadcast_bytes(std::string_view bytes, int root = 0) const;
   /// Element r is rank r's.
-  std::vector<std::string> all_gather_bytes(std::string_view bytes) const;
+  [[nodiscard]] std::vector<std::string> all_gather_bytes(std::string_view bytes) const;
   /// On `root` element r is rank r's; empty elsewhere.
   std::vector<std::string> gather_bytes(std::string_view bytes, int root = 0) const;
   /// Element `rank` of root's world_size byte strings; `bytes` is ignored on the other ranks.
@@ -129,21 +129,21 @@ class Group {
 
   /// The same for whatever an IValue holds: tensors, lists, dictionaries, numbers, strings, None.
   c10::IValue broadcast_object(const c10::IValue& object, int root = 0) const;
-  std::vector<c10::IValue> all_gather_object(const c10::IValue& object) const;
+  [[nodiscard]] std::vector<c10::IValue> all_gather_object(const c10::IValue& object) const;
   std::vector<c10::IValue> gather_object(const c10::IValue& object, int root = 0) const;
   c10::IValue scatter_object(const std::vector<c10::IValue>& objects, int root = 0) const;
 
   /// An uninitialised tensor [elements] in memory from which this group's operations are fastest: where the engine
   /// has such memory, they work on it in place. Any thread, on this rank alone; the tensor may outlive the group.
   /// A child of fork() has a copy, in which pages that it has not written show what the rank writes later.
-  at::Tensor allocate(int64_t elements, const at::TensorOptions& options = {}) const;
+  [[nodiscard]] at::Tensor allocate(int64_t elements, const at::TensorOptions& options = {}) const;
 
   /// The group of these ranks of this group, in this order: the new rank is the place in the list. Every rank of this
   /// group must call it with the same list, in the same order of calls; ranks that are not in it get nullopt.
-  std::optional<Group> subgroup(const std::vector<int>& ranks) const;
+  [[nodiscard]] std::optional<Group> subgroup(const std::vector<int>& ranks) const;
 
   /// False once the Context that the group comes from has been destroyed: other ranks may be gone.
-  bool is_open() const;
+  [[nodiscard]] bool is_open() const;
 
   struct State;
   explicit Group(std::shared_ptr<State> state) : state_(std::move(state)) {}

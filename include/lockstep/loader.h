@@ -14,6 +14,7 @@
 #include <lockstep/data_loader_options.h>
 #include <lockstep/dataset.h>
 #include <lockstep/loader_stats.h>
+#include <lockstep/shard.h>
 
 namespace lockstep {
 

@@ -2,15 +2,16 @@
 
 /// All of Lockstep. Narrower headers compile faster.
 
+#include <lockstep/assert_equal.h>
 #include <lockstep/autocast.h>
 #include <lockstep/checkpoint.h>
 #include <lockstep/checkpointer.h>
-#include <lockstep/communication_hook.h>
+#include <lockstep/comm_hook.h>
 #include <lockstep/context.h>
-#include <lockstep/convenience.h>
 #include <lockstep/data_loader.h>
 #include <lockstep/dataset.h>
 #include <lockstep/datasets.h>
+#include <lockstep/device.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/distributed_sampler.h>
 #include <lockstep/ema.h>
@@ -20,12 +21,14 @@
 #include <lockstep/gather_for_metrics.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/group.h>
+#include <lockstep/heartbeat.h>
 #include <lockstep/image_folder.h>
 #include <lockstep/lr_scheduler.h>
 #include <lockstep/metrics.h>
 #include <lockstep/observer.h>
 #include <lockstep/parameter_groups.h>
 #include <lockstep/progress.h>
+#include <lockstep/rank_zero.h>
 #include <lockstep/run_log.h>
 #include <lockstep/sampler.h>
 #include <lockstep/schedule.h>

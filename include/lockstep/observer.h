@@ -27,6 +27,6 @@ class Observer {
 /// Writes spans as a Chrome trace (JSON array format; chrome://tracing and Perfetto read it), one file a rank; files of
 /// one machine can be put together, since they share the clock. `path` is overwritten; Error if it cannot be. A disk
 /// that fills up later ends the trace, not the training.
-std::shared_ptr<Observer> chrome_trace(const std::string& path, int rank);
+[[nodiscard]] std::shared_ptr<Observer> chrome_trace(const std::string& path, int rank);
 
 }  // namespace lockstep

@@ -26,7 +26,8 @@ struct ReductionStats {
   double overlap = 0;
   std::vector<BucketStats> buckets;  ///< the last reduction
 
-  /// By rank, while compare_ranks() is on; empty before. A rank that others wait for waits least itself: it came last.
+  /// By rank, while set_rank_comparison() is on; empty before. A rank that others wait for waits least itself: it came
+  /// last.
   std::vector<double> wait_ms_by_rank;      ///< mean
   std::vector<int64_t> times_last_by_rank;  ///< reductions in which it came last
   /// The rank that came last most often and in how many of the compared reductions it did, in words; empty if no rank

@@ -1,12 +1,12 @@
 #pragma once
 
 #include <functional>
-#include <list>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <lockstep/backward_passes.h>
 #include <lockstep/distributed_data_parallel_options.h>
 #include <lockstep/group.h>
 #include <lockstep/named_tensors.h>
@@ -24,53 +24,8 @@ struct Module;
 
 namespace lockstep {
 
-class CommunicationHook;
+class CommHook;
 class Observer;
-
-/// How many backward passes make one reduction. Belongs to a Replica; guards change it between backward passes.
-struct BackwardPasses {
-  std::list<int> guards;    ///< what each guard says that is held; the last one counts
-  int since_reduction = 0;  ///< passes whose gradients wait in .grad, on this rank alone
-  /// 0: none of them reduces.
-  int reduce_every() const { return guards.empty() ? 1 : guards.back(); }
-};
-
-/// Keeps gradients local for the backward passes of its lifetime: they accumulate into .grad on each rank alone and
-/// are reduced by the first backward after it. All ranks must hold one for the same backward passes. Of several the one
-/// made last counts. It may be moved, as into a std::optional, may end in any order and outlive the model.
-class NoSyncGuard {
- public:
-  explicit NoSyncGuard(std::shared_ptr<BackwardPasses> passes, int reduce_every = 0)
-      : passes_(std::move(passes)), place_(passes_->guards.insert(passes_->guards.end(), reduce_every)) {}
-  ~NoSyncGuard() { end(); }
-  NoSyncGuard(NoSyncGuard&& other) noexcept : passes_(std::move(other.passes_)), place_(other.place_) {}
-  NoSyncGuard& operator=(NoSyncGuard&& other) noexcept {
-    if (this == &other) return *this;
-    end();
-    passes_ = std::move(other.passes_);
-    place_ = other.place_;
-    return *this;
-  }
-
- protected:
-  std::shared_ptr<BackwardPasses> passes_;  ///< null: moved from
-
- private:
-  void end() {
-    if (passes_) passes_->guards.erase(place_);
-    passes_ = nullptr;
-  }
-
-  std::list<int>::iterator place_;
-};
-
-/// Reduces gradients in every n-th backward of its lifetime only.
-class Accumulation : public NoSyncGuard {
- public:
-  using NoSyncGuard::NoSyncGuard;
-  /// Whether the last backward reduced, so that it is time for optimizer.step() and zero_grad(). False once moved from.
-  bool complete() const { return passes_ && passes_->since_reduction == 0; }
-};
 
 /// What DistributedDataParallel does, for parameters whose module's type is of no interest. Every method is for the
 /// thread that made the object, between backward passes; those that say so must be called by every rank.
@@ -136,16 +91,16 @@ class Replica {
   /// Compares all parameters and, unless buffers are each rank's own, buffers in the n-th reduction and every n-th
   /// after it, bit by bit through hashes in one small message. The Error on all ranks names the tensor and the odd rank
   /// out. 0 turns it off. Every rank must call it.
-  void divergence_check(int every_n_steps);
+  void check_divergence_every(int every_n_steps);
   /// The same at once. Every rank must call it.
   void check_divergence() const;
 
-  /// How gradients travel from the next backward on (communication_hook.h); null: the group's own reduction. The last
+  /// How gradients travel from the next backward on (comm_hook.h); null: the group's own reduction. The last
   /// parameter's flags and what ranks tell each other travel beside it in a small message a bucket. Of no effect in a
   /// world of one. Every rank registers an equal hook.
-  void register_comm_hook(std::shared_ptr<CommunicationHook> hook);
+  void register_comm_hook(std::shared_ptr<CommHook> hook);
   /// The one that is registered, or null.
-  std::shared_ptr<CommunicationHook> comm_hook() const;
+  [[nodiscard]] std::shared_ptr<CommHook> comm_hook() const;
 
   /// After a backward that reduced: scales the gradients so that their norm, over all parameters as one vector, is at
   /// most `max_norm` (TORCH_CHECK fails while gradients wait that have not been reduced); returns the norm before, as
@@ -155,17 +110,17 @@ class Replica {
 
   /// What becomes of steps with infinity or NaN in a gradient, from the next backward on. Costs one pass over the
   /// gradients and a message of 8 bytes. Every rank must say the same.
-  void non_finite_gradients(NonFinitePolicy policy);
+  void set_non_finite_policy(NonFinitePolicy policy);
   /// Steps of which no rank has a gradient: skipped by NonFinitePolicy::kSkip, or by skip_step() on all ranks.
   int64_t skipped_steps() const;
 
   /// What reductions have cost so far.
-  ReductionStats stats() const;
+  [[nodiscard]] ReductionStats stats() const;
   /// Let ranks tell each other after each reduction how long they waited, 8 bytes, so that stats() can say which rank
   /// is late. Every rank must call it.
-  void compare_ranks(bool on);
+  void set_rank_comparison(bool on);
   /// Tells `observer` the times of each reduction from now on; null: nobody.
-  void observe(std::shared_ptr<Observer> observer);
+  void set_observer(std::shared_ptr<Observer> observer);
 
   /// Seconds this rank has stood still for communication so far: the part that did not hide behind backward.
   double communication_seconds() const;

@@ -58,8 +58,9 @@ class RunLog {
   ~RunLog();
 
   /// Notes from now on what the reductions of `model` cost: its buckets, the share of communication, which rank is
-  /// late. Turns on its compare_ranks() and, for the traced reductions, takes the place of its observer. `model`, a
-  /// DistributedDataParallel, must stay where it is as long as step() and epoch() are called. Every rank must call it.
+  /// late. Turns on its set_rank_comparison() and, for the traced reductions, takes the place of its observer. `model`,
+  /// a DistributedDataParallel, must stay where it is as long as step() and epoch() are called. Every rank must call
+  /// it.
   void watch(Replica& model);
 
   /// Epoch `number`, from 0, begins. The time since the last step does not count as training.

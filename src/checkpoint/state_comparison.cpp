@@ -8,7 +8,7 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 
-#include "checkpoint/format/hash.h"
+#include "base/hash.h"
 #include "collectives/rank_names.h"
 
 namespace lockstep {

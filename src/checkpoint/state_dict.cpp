@@ -7,7 +7,7 @@
 #include <lockstep/checkpoint.h>
 
 #include "base/error.h"
-#include "checkpoint/format/hash.h"
+#include "base/hash.h"
 #include "checkpoint/name_match.h"
 
 namespace lockstep {

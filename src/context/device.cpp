@@ -4,7 +4,7 @@
 
 #include <torch/cuda.h>
 
-#include <lockstep/convenience.h>
+#include <lockstep/device.h>
 #include <lockstep/error.h>
 
 #include "base/environment.h"

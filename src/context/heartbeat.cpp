@@ -1,4 +1,4 @@
-#include <lockstep/convenience.h>
+#include <lockstep/heartbeat.h>
 
 #include "rank_page/rank_board.h"
 

@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/convenience.h>
 #include <lockstep/error.h>
+#include <lockstep/rank_zero.h>
 
 #include "base/error.h"
 #include "rank_page/operation_label.h"

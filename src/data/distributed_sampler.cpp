@@ -9,7 +9,8 @@
 namespace lockstep {
 namespace {
 
-int64_t indices_of_rank(int64_t dataset_size, int world_size, int rank, const DistributedSamplerOptions& options) {
+int64_t indices_of_rank(int64_t dataset_size, const Shard& shard, const DistributedSamplerOptions& options) {
+  const auto [rank, world_size, seed] = shard;
   if (dataset_size < 0) throw std::invalid_argument("DistributedSampler: negative dataset size");
   if (rank < 0 || rank >= world_size)
     throw std::invalid_argument("DistributedSampler: rank " + std::to_string(rank) + " is not in a world of " +
@@ -24,13 +25,11 @@ int64_t indices_of_rank(int64_t dataset_size, int world_size, int rank, const Di
 
 }  // namespace
 
-DistributedSampler::DistributedSampler(int64_t dataset_size, int world_size, int rank,
-                                       DistributedSamplerOptions options)
+DistributedSampler::DistributedSampler(int64_t dataset_size, const Shard& shard, DistributedSamplerOptions options)
     : dataset_size_(dataset_size),
-      world_size_(world_size),
-      rank_(rank),
+      shard_(shard),
       options_(options),
-      size_(indices_of_rank(dataset_size, world_size, rank, options)) {}
+      size_(indices_of_rank(dataset_size, shard, options)) {}
 
 void DistributedSampler::set_start(int64_t places) {
   if (places < 0 || places > dataset_size_)
@@ -41,12 +40,13 @@ void DistributedSampler::set_start(int64_t places) {
 
 std::vector<int64_t> DistributedSampler::indices() const {
   std::vector<int64_t> order;
-  if (options_.shuffle) order = permutation(dataset_size_, options_.seed + static_cast<uint64_t>(epoch_));
+  if (options_.shuffle)
+    order = permutation(dataset_size_, options_.seed.value_or(shard_.seed) + static_cast<uint64_t>(epoch_));
   const int64_t left = dataset_size_ - start_;
-  std::vector<int64_t> mine(left > 0 ? indices_of_rank(left, world_size_, rank_, options_) : 0);
+  std::vector<int64_t> mine(left > 0 ? indices_of_rank(left, shard_, options_) : 0);
   for (size_t i = 0; i < mine.size(); ++i) {
     // Only padding lies beyond the end: it starts over.
-    const int64_t place = (start_ + rank_ + static_cast<int64_t>(i) * world_size_) % dataset_size_;
+    const int64_t place = (start_ + shard_.rank + static_cast<int64_t>(i) * shard_.world_size) % dataset_size_;
     mine[i] = options_.shuffle ? order[place] : place;
   }
   return mine;

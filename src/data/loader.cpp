@@ -11,16 +11,16 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "checkpoint/format/hash.h"
+#include "base/hash.h"
 #include "data/one_thread.h"
 #include "data/prefetcher.h"
 
 namespace lockstep {
 namespace {
 
-DistributedSamplerOptions sampler_options(const DataLoaderOptions& options, const Shard& shard) {
+DistributedSamplerOptions sampler_options(const DataLoaderOptions& options) {
   return {.shuffle = options.shuffle,
-          .seed = options.seed.value_or(shard.seed),
+          .seed = options.seed,
           .drop_last = options.drop_last,
           .exactly_once = options.exactly_once};
 }
@@ -198,7 +198,7 @@ std::vector<int64_t> LoaderBase::order_of_sampler() {
 }
 
 std::vector<int64_t> LoaderBase::indices_of_pass() {
-  DistributedSampler dealt(places(), shard_.world_size, shard_.rank, sampler_options(options_, shard_));
+  DistributedSampler dealt(places(), shard_, sampler_options(options_));
   dealt.set_epoch(epoch_);
   dealt.set_start(start_);
   if (options_.sampler == nullptr) return dealt.indices();
@@ -215,7 +215,7 @@ LoaderBase::LoaderBase(detail::BatchType type, int64_t dataset_size, const Shard
   check(options_, shard_, type_.for_each_tensor != nullptr);
   batch_size_ = options_.split_batches ? options_.batch_size / shard_.world_size : options_.batch_size;
   if (options_.sampler != nullptr) sampler_ = std::make_shared<SamplerState>();
-  samples_ = DistributedSampler(places(), shard.world_size, shard.rank, sampler_options(options_, shard)).size();
+  samples_ = DistributedSampler(places(), shard, sampler_options(options_)).size();
   size_ = samples_ / batch_size_;
   TORCH_CHECK(size_ > 0 || !options_.drop_last, "DataLoader: drop_last leaves no batch, because a rank's share is ",
               samples_, " of ", places(), " samples, fewer than the batch_size of ", batch_size_,
@@ -243,8 +243,7 @@ int64_t LoaderBase::first_step() const {
 
 int64_t LoaderBase::steps_left() const {
   if (start_ == 0) return size_;
-  const int64_t left =
-      DistributedSampler(places() - start_, shard_.world_size, shard_.rank, sampler_options(options_, shard_)).size();
+  const int64_t left = DistributedSampler(places() - start_, shard_, sampler_options(options_)).size();
   return left / batch_size_ + (!options_.drop_last && left % batch_size_ != 0 ? 1 : 0);
 }
 

@@ -3,12 +3,12 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
-#include <lockstep/convenience.h>
+#include <lockstep/assert_equal.h>
 #include <lockstep/error.h>
 
-#include "rank_page/operation_label.h"
 #include "data_parallel/divergence.h"
 #include "data_parallel/same_model.h"
+#include "rank_page/operation_label.h"
 
 namespace lockstep {
 namespace {

@@ -4,13 +4,13 @@
 
 #include <ATen/ATen.h>
 
-#include "rank_page/operation_label.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
 #include "collectives/rank_names.h"
 #include "data_parallel/replica_state.h"
 #include "data_parallel/same_model.h"
 #include "nn/batch_norm_operator.h"
+#include "rank_page/operation_label.h"
 
 // Attaching to a module, again after it was edited, and noticing that it was.
 
@@ -30,6 +30,10 @@ void check(const DistributedDataParallelOptions& options) {
   TORCH_CHECK(options.first_bucket_cap_mb > 0 && options.bucket_cap_mb > 0,
               "bucket_cap_mb and first_bucket_cap_mb must be positive; they are ", options.bucket_cap_mb, " and ",
               options.first_bucket_cap_mb);
+  TORCH_CHECK(
+      options.gradient_as_bucket_view,
+      "gradient_as_bucket_view is false, but .grad is always a view of its bucket here; leave the option out, and "
+      "clone() the gradients that are to be kept beyond the next step");
 }
 
 /// One option a line, those in which ranks must not differ.
@@ -37,7 +41,7 @@ std::string describe(const DistributedDataParallelOptions& options) {
   std::ostringstream text;
   text << "first_bucket_cap_mb " << options.first_bucket_cap_mb << "\nbucket_cap_mb " << options.bucket_cap_mb
        << "\nreduction " << static_cast<int>(options.reduction) << "\nbuffers " << static_cast<int>(options.buffers)
-       << "\nbroadcast_buffers " << options.broadcast_buffers << "\ninit_sync " << options.init_sync << '\n';
+       << "\ninit_sync " << options.init_sync << '\n';
   for (const auto& name : options.delay_all_reduce_named_params) text << "delayed " << name << '\n';
   for (const auto& name : options.parameters_to_ignore) text << "ignored " << name << '\n';
   return text.str();

@@ -3,7 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <lockstep/communication_hook.h>
+#include <lockstep/comm_hook.h>
 #include <lockstep/observer.h>
 #include <lockstep/replica.h>
 
@@ -39,12 +39,12 @@ std::vector<at::Tensor> pieces_of_gradients(const Reducer& reducer, const NamedT
 
 }  // namespace
 
-void Replica::register_comm_hook(std::shared_ptr<CommunicationHook> hook) {
+void Replica::register_comm_hook(std::shared_ptr<CommHook> hook) {
   state_->equipment.hook = std::move(hook);
   state_->reducer->equip(state_->equipment);
 }
 
-std::shared_ptr<CommunicationHook> Replica::comm_hook() const { return state_->equipment.hook; }
+std::shared_ptr<CommHook> Replica::comm_hook() const { return state_->equipment.hook; }
 
 double Replica::clip_grad_norm(double max_norm, double norm_type) {
   TORCH_CHECK(max_norm >= 0 && norm_type > 0, "clip_grad_norm(", max_norm, ", ", norm_type,
@@ -67,7 +67,7 @@ double Replica::clip_grad_norm(double max_norm, double norm_type) {
   return total;
 }
 
-void Replica::non_finite_gradients(NonFinitePolicy policy) {
+void Replica::set_non_finite_policy(NonFinitePolicy policy) {
   state_->equipment.watch = policy == NonFinitePolicy::kIgnore ? nullptr : std::make_shared<NonFiniteWatch>(policy);
   state_->reducer->equip(state_->equipment);
 }
@@ -89,8 +89,10 @@ ReductionStats Replica::stats() const {
   return stats;
 }
 
-void Replica::compare_ranks(bool on) { state_->equipment.timeline->compare_ranks(on); }
+void Replica::set_rank_comparison(bool on) { state_->equipment.timeline->set_rank_comparison(on); }
 
-void Replica::observe(std::shared_ptr<Observer> observer) { state_->equipment.timeline->observe(std::move(observer)); }
+void Replica::set_observer(std::shared_ptr<Observer> observer) {
+  state_->equipment.timeline->set_observer(std::move(observer));
+}
 
 }  // namespace lockstep

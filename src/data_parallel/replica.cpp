@@ -7,10 +7,10 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/jit/api/module.h>
 
-#include "rank_page/operation_label.h"
 #include "collectives/coalesced.h"
 #include "collectives/rank_names.h"
 #include "data_parallel/replica_state.h"
+#include "rank_page/operation_label.h"
 
 namespace lockstep {
 
@@ -88,8 +88,8 @@ void Replica::refresh() { state_->attach(nullptr); }
 
 void Replica::refresh(NamedTensors parameters) { state_->attach(source_of(std::move(parameters))); }
 
-void Replica::divergence_check(int every_n_steps) {
-  TORCH_CHECK(every_n_steps >= 0, "divergence_check(", every_n_steps, "): every so many steps, or 0 for never");
+void Replica::check_divergence_every(int every_n_steps) {
+  TORCH_CHECK(every_n_steps >= 0, "check_divergence_every(", every_n_steps, "): every so many steps, or 0 for never");
   state_->check_every = every_n_steps;
   state_->reductions = 0;
 }

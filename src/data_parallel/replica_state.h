@@ -59,7 +59,7 @@ struct Replica::State {
   std::unique_ptr<Reducer> reducer;
 
   int check_every = 0;
-  int64_t reductions = 0;                          ///< since divergence_check() was called
+  int64_t reductions = 0;                          ///< since check_divergence_every() was called
   int64_t void_steps = 0;                          ///< of which skip_step() has left nothing
   const JoinOptions* join = nullptr;               ///< within join()
   std::shared_ptr<StatisticsExchange> statistics;  ///< within join(): of synchronised batch norms, or null

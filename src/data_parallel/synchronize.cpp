@@ -4,11 +4,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "rank_page/operation_label.h"
 #include "collectives/coalesced.h"
 #include "collectives/rank_names.h"
 #include "data_parallel/divergence.h"
 #include "data_parallel/replica_state.h"
+#include "rank_page/operation_label.h"
 
 // What keeps parameters and buffers equal besides the reduction of gradients.
 
@@ -39,7 +39,7 @@ void Replica::State::reduced(const std::vector<Facts>& ranks) {
 }
 
 void Replica::State::synchronize_buffers(const std::vector<bool>& counts) {
-  if (buffers.empty() || !options.broadcast_buffers || group.world_size() == 1) return;
+  if (buffers.empty() || group.world_size() == 1) return;
   const auto root = static_cast<int>(std::find(counts.begin(), counts.end(), true) - counts.begin());
   const OperationLabel label("the buffers");
   switch (options.buffers) {
@@ -68,7 +68,7 @@ void Replica::State::average(const NamedTensors& tensors, double share, int root
 void Replica::State::check_divergence() const {
   NamedTensors tensors;
   for (const Known& one : known) tensors.emplace_back("parameter " + one.name, one.tensor);
-  if (options.broadcast_buffers && options.buffers != BufferPolicy::kNone)
+  if (options.buffers != BufferPolicy::kNone)
     for (const auto& [name, buffer] : buffers) tensors.emplace_back("buffer " + name, buffer);
   check_equal_on_all_ranks(group, tensors);
 }

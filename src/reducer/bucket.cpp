@@ -143,7 +143,7 @@ void Bucket::launch(const Group& group, ReduceOp op) {
   let_go_of_gradients();
 }
 
-void Bucket::launch_by(CommunicationHook& hook, const Group& group, ReduceOp op, int64_t index, bool last) {
+void Bucket::launch_by(CommHook& hook, const Group& group, ReduceOp op, int64_t index, bool last) {
   at::NoGradGuard no_grad;
   write_flags();
   GradientBucket bucket{index, last, op, gradients_, {}};

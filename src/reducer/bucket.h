@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/communication_hook.h>
+#include <lockstep/comm_hook.h>
 #include <lockstep/group.h>
 
 #include "reducer/stream_order.h"
@@ -52,7 +52,7 @@ class Bucket {
   /// hook) works on gradients() and must reduce tail() as it is: flags survive no compression.
   void launch(const Group& group, ReduceOp op);
   /// The same by a communication hook, to which this is bucket `index`.
-  void launch_by(CommunicationHook& hook, const Group& group, ReduceOp op, int64_t index, bool last);
+  void launch_by(CommHook& hook, const Group& group, ReduceOp op, int64_t index, bool last);
   bool launched() const { return work_.has_value(); }
   /// Waits until the reduction is done.
   void wait();
@@ -108,9 +108,9 @@ class Bucket {
   at::Tensor tail_;  ///< used_ and notes_
   std::vector<Slot> slots_;
   size_t missing_;
-  StreamOrder streams_;               ///< those that fill it
-  std::optional<Work> work_;          ///< of the whole bucket, or of what a hook leaves alone
-  CommunicationHook::Finish finish_;  ///< the hook's
+  StreamOrder streams_;       ///< those that fill it
+  std::optional<Work> work_;  ///< of the whole bucket, or of what a hook leaves alone
+  CommHook::Finish finish_;   ///< the hook's
 };
 
 }  // namespace lockstep

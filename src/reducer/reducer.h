@@ -9,10 +9,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/distributed_data_parallel_options.h>
+#include <lockstep/backward_passes.h>
+#include <lockstep/gradient_reduction.h>
 #include <lockstep/group.h>
 #include <lockstep/named_tensors.h>
-#include <lockstep/replica.h>
 
 #include "reducer/bucket.h"
 #include "reducer/bucket_plan.h"
@@ -65,7 +65,7 @@ class Reducer {
 
   /// What a user has asked for besides; each may be null. Between backward passes.
   struct Equipment {
-    CommunicationHookPtr hook;
+    CommHookPtr hook;
     std::shared_ptr<NonFiniteWatch> watch;
     std::shared_ptr<Timeline> timeline;
   };

@@ -23,11 +23,11 @@ class Timeline {
   /// From here on this rank stands still, first for bucket 0.
   void waits() { last_ = waits_since_ = Clock::now(); }
   void done(size_t bucket);
-  /// All buckets are reduced. With compare_ranks() every rank tells the others how long it waited.
+  /// All buckets are reduced. With set_rank_comparison() every rank tells the others how long it waited.
   void end(const Group& group);
 
-  void compare_ranks(bool on) { compares_ = on; }
-  void observe(std::shared_ptr<Observer> observer) { observer_ = std::move(observer); }
+  void set_rank_comparison(bool on) { compares_ = on; }
+  void set_observer(std::shared_ptr<Observer> observer) { observer_ = std::move(observer); }
   /// Without names and bytes, which the timeline does not know.
   ReductionStats stats() const;
 

@@ -155,7 +155,7 @@ std::string late_section(const RunData& run) {
   if (run.start.world_size == 1) return missing("Late ranks", "One rank: nobody is late.");
   const int64_t total = std::accumulate(data.times_last_by_rank.begin(), data.times_last_by_rank.end(), int64_t{0});
   if (total == 0)
-    return missing("Late ranks", "Ranks were not compared: log.watch(model), or model.compare_ranks(true).");
+    return missing("Late ranks", "Ranks were not compared: log.watch(model), or model.set_rank_comparison(true).");
   const auto latest = std::max_element(data.times_last_by_rank.begin(), data.times_last_by_rank.end());
   const auto rank = static_cast<size_t>(latest - data.times_last_by_rank.begin());
   const double share = static_cast<double>(*latest) / static_cast<double>(total);

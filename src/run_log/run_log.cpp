@@ -111,7 +111,7 @@ struct RunLog::State {
     const ReductionStats stats = model->stats();
     if (stats.reductions > 0) file.reductions(place, stats);
     if (trace && trace->is_done()) {
-      model->observe(nullptr);
+      model->set_observer(nullptr);
       trace.reset();
     }
   }
@@ -142,12 +142,12 @@ void RunLog::watch(Replica& model) {
   State& state = *state_;
   state.model = &model;
   state.communication_s = model.communication_seconds();
-  model.compare_ranks(true);
+  model.set_rank_comparison(true);
   if (state.options.traced_reductions <= 0 || state.world_size == 1) return;
   state.trace =
       std::make_shared<FirstReductions>(chrome_trace(file_of(state.folder, "trace", state.rank, ".json"), state.rank),
                                         kUntracedReductions, state.options.traced_reductions);
-  model.observe(state.trace);
+  model.set_observer(state.trace);
 }
 
 void RunLog::epoch(int64_t number) {

@@ -85,7 +85,7 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   if (group_) group_->all_reduce(found, ReduceOp::kMax);
   TORCH_CHECK(found[1].item<float>() > 0,
               "GradScaler: no parameter of the optimizer has a gradient; call backward() before. With "
-              "non_finite_gradients(NonFinitePolicy::kSkip) it is gone by now: use the scaler or the policy");
+              "set_non_finite_policy(NonFinitePolicy::kSkip) it is gone by now: use the scaler or the policy");
   found_[&optimizer] = {.infinity = found[0].item<float>() > 0};
 }
 

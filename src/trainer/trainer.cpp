@@ -5,12 +5,12 @@
 #include <torch/torch.h>
 
 #include <lockstep/autocast.h>
-#include <lockstep/communication_hook.h>
-#include <lockstep/convenience.h>
+#include <lockstep/comm_hook.h>
 #include <lockstep/evaluate.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/lr_scheduler.h>
 #include <lockstep/progress.h>
+#include <lockstep/rank_zero.h>
 
 namespace lockstep {
 
@@ -154,7 +154,7 @@ struct Trainer::State {
   const at::Device device;
   GradScaler scaler;
   std::optional<Ema> ema;
-  CommunicationHookPtr hook;  ///< whose state is in checkpoints; may be null
+  CommHookPtr hook;  ///< whose state is in checkpoints; may be null
   std::optional<LRScheduler> scheduler;
   Metrics* metrics = nullptr;  ///< of the evaluation, with the next one; null: there is none
   std::function<void(torch::nn::Module&, const Group&)> evaluation;

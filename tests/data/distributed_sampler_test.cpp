@@ -15,7 +15,7 @@ namespace {
 using Indices = std::vector<int64_t>;
 
 Indices indices(int64_t size, int world_size, int rank, DistributedSamplerOptions options, int64_t epoch = 0) {
-  DistributedSampler sampler(size, world_size, rank, options);
+  DistributedSampler sampler(size, Shard(rank, world_size), options);
   sampler.set_epoch(epoch);
   Indices result = sampler.indices();
   EXPECT_EQ(static_cast<int64_t>(result.size()), sampler.size());
@@ -124,11 +124,11 @@ TEST(DistributedSampler, EpochsDifferAndRepeat) {
 }
 
 TEST(DistributedSampler, RefusesWhatMakesNoSense) {
-  EXPECT_THROW(DistributedSampler(10, 3, 3), std::invalid_argument);
-  EXPECT_THROW(DistributedSampler(10, 3, -1), std::invalid_argument);
-  EXPECT_THROW(DistributedSampler(10, 0, 0), std::invalid_argument);
-  EXPECT_THROW(DistributedSampler(-1, 1, 0), std::invalid_argument);
-  EXPECT_THROW(DistributedSampler(10, 2, 0, {.drop_last = true, .exactly_once = true}), std::invalid_argument);
+  EXPECT_THROW(DistributedSampler(10, Shard(3, 3)), std::invalid_argument);
+  EXPECT_THROW(DistributedSampler(10, Shard(-1, 3)), std::invalid_argument);
+  EXPECT_THROW(DistributedSampler(10, Shard(0, 0)), std::invalid_argument);
+  EXPECT_THROW(DistributedSampler(-1, Shard(0, 1)), std::invalid_argument);
+  EXPECT_THROW(DistributedSampler(10, Shard(0, 2), {.drop_last = true, .exactly_once = true}), std::invalid_argument);
 }
 
 }  // namespace

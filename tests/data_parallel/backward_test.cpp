@@ -3,7 +3,7 @@
 #include <optional>
 
 #include <lockstep/checkpoint.h>
-#include <lockstep/communication_hook.h>
+#include <lockstep/comm_hook.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <torch/script.h>
 
@@ -284,7 +284,8 @@ TEST_P(Backward, OfATorchScriptModule) {
     (replica(std::vector<c10::IValue>{x}).toTensor().square().mean() +
      replica->get_method("other")({x}).toTensor().square().mean())
         .backward();
-    EXPECT_TRUE(at::allclose(module.attr("weight").toTensor().grad(), reference.attr("weight").toTensor().grad(), 1e-5, 1e-6));
+    EXPECT_TRUE(
+        at::allclose(module.attr("weight").toTensor().grad(), reference.attr("weight").toTensor().grad(), 1e-5, 1e-6));
     EXPECT_FALSE(module.attr("unused").toTensor().grad().defined());
   });
 }
@@ -342,7 +343,7 @@ TEST_P(Backward, WithoutAGradientIsNotReached) {
 /// The mean of N equal numbers may differ from them in the last bit, and a hook may lose much more.
 TEST_P(Backward, LeavesTheBitsOfWhatNobodyReached) {
   run_ranks(GetParam(), [](Context& context) {
-    for (const auto& hook : {CommunicationHookPtr(), bf16_compress_hook(), power_sgd_hook({.start_iter = 0})})
+    for (const auto& hook : {CommHookPtr(), bf16_compress_hook(), power_sgd_hook({.start_iter = 0})})
       for (const auto reduction : {GradientReduction::kMean, GradientReduction::kSum, GradientReduction::kWeightedMean})
         for (const bool by_user : {false, true}) {
           const at::Tensor a = formula({40, 30}, 1).to(at::kFloat).requires_grad_();

@@ -1,4 +1,4 @@
-#include <lockstep/communication_hook.h>
+#include <lockstep/comm_hook.h>
 
 #include <gtest/gtest.h>
 #include <lockstep/checkpoint.h>
@@ -12,7 +12,7 @@ namespace {
 
 using namespace testing;  // NOLINT
 
-CommunicationHookPtr make_hook(const std::string& name) {
+CommHookPtr make_hook(const std::string& name) {
   if (name == "fp16") return fp16_compress_hook();
   if (name == "bf16") return bf16_compress_hook();
   if (name == "power_sgd") return power_sgd_hook({.start_iter = 2});
@@ -135,7 +135,7 @@ TEST_P(Hooks, ErrorFeedbackLosesNothing) {
     for (const auto& make : {+[] { return power_sgd_hook({.start_iter = 1}); },
                              +[] { return top_k_hook({.density = 0.1, .start_iter = 1}); }})
       for (const ReduceOp op : {ReduceOp::kMean, ReduceOp::kSum}) {
-        const CommunicationHookPtr hook = make();
+        const CommHookPtr hook = make();
         const double share = op == ReduceOp::kMean ? 1.0 / ranks : 1;
         const OneBucket one(op);
         at::Tensor results = at::zeros({125}, at::kDouble), gradients = results.clone();
@@ -158,7 +158,7 @@ TEST_P(Hooks, ErrorFeedbackLosesNothing) {
 
 TEST_P(Hooks, PowerSgdIsExactWhereTheRankSuffices) {
   run_ranks(GetParam(), [](Context& context) {
-    const CommunicationHookPtr hook =
+    const CommHookPtr hook =
         power_sgd_hook({.matrix_approximation_rank = 3, .start_iter = 0, .min_compression_rate = 1});
     const OneBucket one(ReduceOp::kMean);
     at::Tensor expected = at::zeros({12, 10}, at::kDouble);
@@ -175,7 +175,7 @@ TEST_P(Hooks, PowerSgdIsExactWhereTheRankSuffices) {
 
 TEST_P(Hooks, PowerSgdSurvivesZeroGradients) {
   run_ranks(GetParam(), [](Context& context) {
-    const CommunicationHookPtr hook = power_sgd_hook({.matrix_approximation_rank = 2, .start_iter = 0});
+    const CommHookPtr hook = power_sgd_hook({.matrix_approximation_rank = 2, .start_iter = 0});
     const OneBucket one(ReduceOp::kMean);
     for (int step = 0; step < 3; ++step) {
       one.flat.zero_();
@@ -190,7 +190,7 @@ TEST_P(Hooks, PowerSgdSurvivesZeroGradients) {
 
 TEST_P(Hooks, TopKSendsTheLargest) {
   run_ranks(GetParam(), [](Context& context) {
-    const CommunicationHookPtr hook = top_k_hook({.density = 0.02, .use_error_feedback = false});
+    const CommHookPtr hook = top_k_hook({.density = 0.02, .use_error_feedback = false});
     const OneBucket one(ReduceOp::kSum);
     at::Tensor expected = at::zeros({125}, at::kDouble);
     for (int rank = 0; rank < context.world_size(); ++rank) {
@@ -208,7 +208,7 @@ TEST_P(Hooks, TopKSendsTheLargest) {
 TEST_P(Hooks, HalfPrecisionTravels) {
   run_ranks(GetParam(), [](Context& context) {
     for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
-      const CommunicationHookPtr hook = dtype == at::kHalf ? fp16_compress_hook() : bf16_compress_hook();
+      const CommHookPtr hook = dtype == at::kHalf ? fp16_compress_hook() : bf16_compress_hook();
       const OneBucket one(ReduceOp::kMean, at::kFloat);
       one.fill(0, context.rank());
       hook->reduce(one.bucket, context.group())();
@@ -228,7 +228,7 @@ TEST_P(Hooks, HalfPrecisionTravels) {
 
 TEST_P(Hooks, WrappersCompose) {
   run_ranks(GetParam(), [](Context& context) {
-    const CommunicationHookPtr hook = bf16_compress_hook(power_sgd_hook({.start_iter = 0}));
+    const CommHookPtr hook = bf16_compress_hook(power_sgd_hook({.start_iter = 0}));
     const OneBucket one(ReduceOp::kMean, at::kFloat);
     one.fill(0, context.rank());
     hook->reduce(one.bucket, context.group())();
@@ -244,7 +244,7 @@ TEST_P(Hooks, WrappersCompose) {
 // --- in DistributedDataParallel --------------------------------------------------------------------------------------
 
 /// A user's own hook.
-struct InHalf : CommunicationHook {
+struct InHalf : CommHook {
   Finish reduce(const GradientBucket& bucket, const Group& group) override {
     at::Tensor half = bucket.gradients.to(at::kHalf);
     Work work = group.all_reduce_async(half, bucket.op);
@@ -262,7 +262,7 @@ std::string train(Model& model, torch::optim::SGD& optimizer, int rank, int firs
   return hash(state_dict(model));
 }
 
-std::string train_with(Context& context, const CommunicationHookPtr& hook, const std::string& name = "plain",
+std::string train_with(Context& context, const CommHookPtr& hook, const std::string& name = "plain",
                        DistributedDataParallelOptions options = {}) {
   auto model = make_model(name);
   DistributedDataParallel replica(model, context, options);
@@ -317,7 +317,7 @@ TEST_P(Hooks, StateGoesThroughACheckpoint) {
                              +[] { return bf16_compress_hook(power_sgd_hook({.start_iter = 2})); }}) {
       auto model = make_model("plain");
       DistributedDataParallel replica(model, context);
-      const CommunicationHookPtr hook = make(), resumed = make();
+      const CommHookPtr hook = make(), resumed = make();
       replica.register_comm_hook(hook);
       auto optimizer = make_sgd(*model);
       train(*model, optimizer, rank, 0, 5);
@@ -362,7 +362,7 @@ TEST(HookMisuse, IsRefusedWithTheMend) {
 TEST(PostLocalSgd, ASubgroupGoesOnAveraging) {
   run_ranks(3, [](Context& context) {
     const auto subgroup = context.group().subgroup({0, 2});
-    const CommunicationHookPtr hook = post_local_sgd_hook({.start_iter = 1, .subgroup = subgroup});
+    const CommHookPtr hook = post_local_sgd_hook({.start_iter = 1, .subgroup = subgroup});
     const OneBucket one(ReduceOp::kMean);
     one.flat.fill_(context.rank());
     hook->reduce(one.bucket, context.group())();

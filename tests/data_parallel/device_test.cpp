@@ -7,7 +7,7 @@
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
-#include <lockstep/communication_hook.h>
+#include <lockstep/comm_hook.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/sync_batch_norm.h>
@@ -246,12 +246,12 @@ TEST_P(OnDevice, JoinsUnevenInputsAndFindsWhatIsNotFinite) {
         },
         {.shadow = [&] { optimizer.step(), optimizer.zero_grad(); }});
     replica.check_divergence();
-    replica.non_finite_gradients(NonFinitePolicy::kSkip);
+    replica.set_non_finite_policy(NonFinitePolicy::kSkip);
     const double infinity = std::numeric_limits<double>::infinity();
     (parameters.loss(0, me) * (me == n - 1 ? infinity : 1)).backward();
     EXPECT_EQ(replica.skipped_steps(), 1);
     for (const at::Tensor& tensor : parameters.tensors()) EXPECT_FALSE(tensor.grad().defined());
-    replica.non_finite_gradients(NonFinitePolicy::kIgnore);
+    replica.set_non_finite_policy(NonFinitePolicy::kIgnore);
     GradScaler scaler(group, {.init_scale = 8});
     Parameters before(at::kCPU);
     for (size_t i = 0; i < before.named.size(); ++i) before[i].data().copy_(parameters[i].detach());
@@ -265,7 +265,7 @@ TEST_P(OnDevice, JoinsUnevenInputsAndFindsWhatIsNotFinite) {
   });
 }
 
-TEST_P(OnDevice, CommunicationHooks) {
+TEST_P(OnDevice, CommHooks) {
   on_ranks([](const Group& group, at::Device device) {
     const int n = group.world_size(), me = group.rank();
     for (const auto& hook : {fp16_compress_hook(), bf16_compress_hook(), power_sgd_hook({.start_iter = 1}),

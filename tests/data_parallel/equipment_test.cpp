@@ -103,7 +103,7 @@ TEST_P(Equipment, SkipsNonFiniteStepsAlike) {
   run_ranks(GetParam(), [](Context& context) {
     auto model = make_model("plain");
     DistributedDataParallel replica(model, context);
-    replica.non_finite_gradients(NonFinitePolicy::kSkip);
+    replica.set_non_finite_policy(NonFinitePolicy::kSkip);
     auto optimizer = make_sgd(*model);
     for (const double value : {kInfinity, -kInfinity, std::nan("")}) {
       const at::Tensor before = model->parameters()[2].detach().clone();
@@ -125,7 +125,7 @@ TEST_P(Equipment, RaisesNamingRankAndParameter) {
   run_ranks(GetParam(), [](Context& context) {
     auto model = make_model("plain");
     DistributedDataParallel replica(model, context);
-    replica.non_finite_gradients(NonFinitePolicy::kRaise);
+    replica.set_non_finite_policy(NonFinitePolicy::kRaise);
     const std::string expected =
         "rank " + std::to_string(context.world_size() - 1) + ": the gradient of fc2.weight is not finite (reduction 1)";
     try {
@@ -136,7 +136,7 @@ TEST_P(Equipment, RaisesNamingRankAndParameter) {
     }
     backward_with(*model, context, 0, 1);  // and training goes on
     EXPECT_TRUE(at::isfinite(gradients_of(*model)[2]).all().item<bool>());
-    replica.non_finite_gradients(NonFinitePolicy::kIgnore);
+    replica.set_non_finite_policy(NonFinitePolicy::kIgnore);
     backward_with(*model, context, 0, kInfinity);
     EXPECT_FALSE(at::isfinite(gradients_of(*model)[2]).all().item<bool>());
   });
@@ -147,7 +147,7 @@ TEST_P(Equipment, StatsNameTheLateRank) {
     if (context.world_size() == 1) return;  // there is nothing to reduce; see below
     auto model = make_model("plain");
     DistributedDataParallel replica(model, context, {.first_bucket_cap_mb = 1e-5, .bucket_cap_mb = 1e-5});
-    replica.compare_ranks(true);
+    replica.set_rank_comparison(true);
     const int late = context.world_size() - 1;
     for (int step = 0; step < 4; ++step) {
       const at::Tensor loss = loss_of(*model, batch(step, context.rank()), step, context.rank());
@@ -185,10 +185,10 @@ TEST_P(Equipment, ATraceHoldsEverySpan) {
     const std::string path = ::testing::TempDir() + "trace_" + std::to_string(getpid()) + ".json";
     auto model = make_model("plain");
     DistributedDataParallel replica(model, context, {.first_bucket_cap_mb = 1e-5, .bucket_cap_mb = 1e-5});
-    replica.observe(chrome_trace(path, context.rank()));
+    replica.set_observer(chrome_trace(path, context.rank()));
     for (int step = 0; step < 3; ++step) loss_of(*model, batch(step, context.rank()), step, context.rank()).backward();
     const size_t buckets = replica.bucket_parameters().size();
-    replica.observe(nullptr);  // closes the file
+    replica.set_observer(nullptr);  // closes the file
     std::ifstream file(path);
     const auto events = nlohmann::json::parse(file);
     size_t backwards = 0, reductions = 0;

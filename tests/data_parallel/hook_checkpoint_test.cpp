@@ -2,7 +2,7 @@
 
 #include <lockstep/checkpoint.h>
 #include <lockstep/checkpointer.h>
-#include <lockstep/communication_hook.h>
+#include <lockstep/comm_hook.h>
 #include <lockstep/distributed_data_parallel.h>
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using namespace testing;  // NOLINT
 class Checkpointed {
  public:
   /// `post_local`: ranks go their own ways between averages.
-  Checkpointed(Context& context, CommunicationHookPtr with, const std::string& folder, bool post_local = false)
+  Checkpointed(Context& context, CommHookPtr with, const std::string& folder, bool post_local = false)
       : rank_(context.rank()),
         post_local_(post_local),
         hook_(std::move(with)),
@@ -48,12 +48,12 @@ class Checkpointed {
     ASSERT_TRUE(checkpointer_.resume());
     step_ = static_cast<int>(checkpointer_.resumed_step());
   }
-  const CommunicationHook& hook() const { return *hook_; }
+  const CommHook& hook() const { return *hook_; }
 
  private:
   const int rank_;
   const bool post_local_;
-  const CommunicationHookPtr hook_;
+  const CommHookPtr hook_;
   const std::shared_ptr<Model> model_ = make_model("plain");
   DistributedDataParallel<std::shared_ptr<Model>> replica_;
   torch::optim::SGD optimizer_ = make_sgd(*model_);
@@ -63,7 +63,7 @@ class Checkpointed {
 };
 
 TEST(HooksInCheckpoints, TwentyStepsAreTenAndTenResumed) {
-  const std::function<CommunicationHookPtr()> makes[] = {
+  const std::function<CommHookPtr()> makes[] = {
       [] { return power_sgd_hook({.start_iter = 2}); }, [] { return top_k_hook({.density = 0.1, .start_iter = 2}); },
       [] { return bf16_compress_hook(power_sgd_hook({.start_iter = 2, .warm_start = false})); },
       [] { return post_local_sgd_hook({.start_iter = 4}); }};
@@ -87,7 +87,7 @@ TEST(HooksInCheckpoints, TwentyStepsAreTenAndTenResumed) {
 }
 
 /// Files of what `ranks` ranks have not sent yet, as their mean.
-void save_after_ten(int ranks, const std::function<CommunicationHookPtr()>& make, const std::string& folder) {
+void save_after_ten(int ranks, const std::function<CommHookPtr()>& make, const std::string& folder) {
   run_ranks(ranks, [&](Context& context) {
     Checkpointed training(context, make(), folder + "/run");
     training.train_until(10);
@@ -103,9 +103,9 @@ void save_after_ten(int ranks, const std::function<CommunicationHookPtr()>& make
 }
 
 TEST(HooksInCheckpoints, OtherRanksShareWhatWasNotSentYet) {
-  const std::function<CommunicationHookPtr()> makes[] = {
-      [] { return power_sgd_hook({.start_iter = 2}); }, [] { return top_k_hook({.density = 0.1, .start_iter = 2}); },
-      [] { return bf16_compress_hook(top_k_hook({.density = 0.1})); }};
+  const std::function<CommHookPtr()> makes[] = {[] { return power_sgd_hook({.start_iter = 2}); },
+                                                [] { return top_k_hook({.density = 0.1, .start_iter = 2}); },
+                                                [] { return bf16_compress_hook(top_k_hook({.density = 0.1})); }};
   for (const auto& make : makes) {
     const TemporaryFolder temporary;
     const std::string folder = temporary.path();

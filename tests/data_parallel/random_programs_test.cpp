@@ -6,7 +6,7 @@
 #include <optional>
 #include <random>
 
-#include <lockstep/communication_hook.h>
+#include <lockstep/comm_hook.h>
 #include <lockstep/distributed_data_parallel.h>
 
 #include "data_parallel/models.h"
@@ -167,10 +167,10 @@ class Program {
     if (hook == 2) replica_->register_comm_hook(bf16_compress_hook());
     lossy_ = hook == 1 ? 4e-3 : hook == 2 ? 4e-2 : 0;
     exact_ = exact_ && lossy_ == 0;
-    replica_->divergence_check(draw(0, 3));
-    replica_->compare_ranks(one_in(3));
-    replica_->non_finite_gradients(std::array{NonFinitePolicy::kIgnore, NonFinitePolicy::kSkip,
-                                              NonFinitePolicy::kRaise}[static_cast<size_t>(draw(0, 2))]);
+    replica_->check_divergence_every(draw(0, 3));
+    replica_->set_rank_comparison(one_in(3));
+    replica_->set_non_finite_policy(std::array{NonFinitePolicy::kIgnore, NonFinitePolicy::kSkip,
+                                               NonFinitePolicy::kRaise}[static_cast<size_t>(draw(0, 2))]);
   }
 
   void edit() {

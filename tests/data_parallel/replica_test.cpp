@@ -296,7 +296,7 @@ TEST_P(Replicas, DivergenceIsNamed) {
     Net net;
     DistributedDataParallel replica(net, context);
     auto optimizer = torch::optim::SGD(net->parameters(), 0.1);
-    replica.divergence_check(3);
+    replica.check_divergence_every(3);
     const int last = context.world_size() - 1;
     const std::string odd = std::to_string(last), rest = last == 1 ? "rank 0" : "ranks 0, 1";
     for (int step = 0; step < 7; ++step) train(net, replica, optimizer, step, context.rank());
@@ -311,16 +311,16 @@ TEST_P(Replicas, DivergenceIsNamed) {
     expect_error("buffer bn.running_var on rank " + odd, [&] { replica.check_divergence(); });
     replica.average_parameters();
     replica.check_divergence();
-    replica.divergence_check(0);
+    replica.check_divergence_every(0);
   });
 }
 
 TEST_P(Replicas, BuffersOfTheirOwnAreNoDivergence) {
   run_ranks(GetParam(), [](Context& context) {
     Net net;
-    DistributedDataParallel replica(net, context, {.broadcast_buffers = false});
+    DistributedDataParallel replica(net, context, {.buffers = BufferPolicy::kNone});
     auto optimizer = torch::optim::SGD(net->parameters(), 0.1);
-    replica.divergence_check(1);
+    replica.check_divergence_every(1);
     for (int step = 0; step < 3; ++step) train(net, replica, optimizer, step, context.rank());
     EXPECT_EQ(equal_on_all(context, *net), context.world_size() == 1);
   });

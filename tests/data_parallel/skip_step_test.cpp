@@ -290,7 +290,7 @@ TEST_P(SkipStep, IsNotFoundNonFinite) {
     if (context.world_size() == 1) return;
     Net net;
     Replicated replica(net, context);
-    replica.non_finite_gradients(NonFinitePolicy::kRaise);
+    replica.set_non_finite_policy(NonFinitePolicy::kRaise);
     const bool skips = context.rank() == 0;
     try {
       const double scale = skips ? std::numeric_limits<double>::infinity() : 1;

@@ -313,7 +313,7 @@ const std::vector<std::pair<std::string, Program>>& programs_that_edit() {
       {"diverged",
        [](Wrong& w) {
          auto replica = w.attach();
-         replica.divergence_check(2);
+         replica.check_divergence_every(2);
          if (w.odd) at::NoGradGuard(), w.net->fc->weight[1][2] = 7;
          Wrong::backward(replica, 2);
        }},

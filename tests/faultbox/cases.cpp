@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "checkpoint/format/hash.h"
+#include "base/hash.h"
 
 namespace lockstep::faultbox {
 

@@ -229,7 +229,7 @@ TEST(GradScalerTest, SaysThatThePolicyHasTakenTheGradients) {
   run_ranks(2, [](Context& context) {
     auto model = make_model("plain");
     DistributedDataParallel replica(model, context);
-    replica.non_finite_gradients(NonFinitePolicy::kSkip);
+    replica.set_non_finite_policy(NonFinitePolicy::kSkip);
     auto optimizer = make_sgd(*model);
     GradScaler scaler(context.group());
     scaler.scale(loss_of(*model, batch(0, context.rank()), 0, 0) * std::numeric_limits<float>::infinity()).backward();

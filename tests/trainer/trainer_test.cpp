@@ -274,7 +274,7 @@ TEST_P(TrainerTest, ResumesInTheMiddleAsIfNothingHadBeen) {
   });
 }
 
-TEST_P(TrainerTest, ResumesWhatItsCommunicationHookHasNotSent) {
+TEST_P(TrainerTest, ResumesWhatItsCommHookHasNotSent) {
   on_ranks([this](Context& context) {
     const auto run = [&](const std::string& name, int stop_after, bool hooked) {
       TrainerOptions options = everything();

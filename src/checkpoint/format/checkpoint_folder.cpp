@@ -16,7 +16,7 @@
 #include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/file_operations.h"
-#include "checkpoint/format/hash.h"
+#include "base/hash.h"
 #include "checkpoint/format/byte_source.h"
 
 namespace lockstep {

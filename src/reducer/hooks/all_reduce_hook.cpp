@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-class AllReduceHook : public CommunicationHook {
+class AllReduceHook : public CommHook {
  public:
   Finish reduce(const GradientBucket& bucket, const Group& group) override {
     return reduce_plainly(bucket.gradients, bucket.op, group);
@@ -14,12 +14,12 @@ class AllReduceHook : public CommunicationHook {
 
 }  // namespace
 
-void CommunicationHook::load_state_dict(const StateDict& state) {
+void CommHook::load_state_dict(const StateDict& state) {
   for (const auto& item : state)
     throw Error("this communication hook remembers nothing, so `" + item.key() + "` cannot be loaded into it");
 }
 
-void CommunicationHook::load_from_ranks(const std::vector<StateDict>& ranks) {
+void CommHook::load_from_ranks(const std::vector<StateDict>& ranks) {
   TORCH_CHECK(!ranks.empty(), "load_from_ranks: no rank has saved anything");
   StateDict merged;
   for (const auto& item : ranks.front()) {
@@ -34,7 +34,7 @@ void CommunicationHook::load_from_ranks(const std::vector<StateDict>& ranks) {
   load_state_dict(merged);
 }
 
-CommunicationHook::Finish reduce_plainly(const at::Tensor& tensor, ReduceOp op, const Group& group) {
+CommHook::Finish reduce_plainly(const at::Tensor& tensor, ReduceOp op, const Group& group) {
   return [work = group.all_reduce_async(tensor, op)] { work.wait(); };
 }
 
@@ -44,6 +44,6 @@ const at::Tensor& state_entry(const StateDict& state, const std::string& name) {
   return *found;
 }
 
-CommunicationHookPtr all_reduce_hook() { return std::make_shared<AllReduceHook>(); }
+CommHookPtr all_reduce_hook() { return std::make_shared<AllReduceHook>(); }
 
 }  // namespace lockstep

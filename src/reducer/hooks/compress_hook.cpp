@@ -5,9 +5,9 @@
 namespace lockstep {
 namespace {
 
-class CompressHook : public CommunicationHook {
+class CompressHook : public CommHook {
  public:
-  CompressHook(at::ScalarType dtype, CommunicationHookPtr inner) : dtype_(dtype), inner_(std::move(inner)) {}
+  CompressHook(at::ScalarType dtype, CommHookPtr inner) : dtype_(dtype), inner_(std::move(inner)) {}
 
   Finish reduce(const GradientBucket& bucket, const Group& group) override {
     const bool wider = bucket.gradients.is_floating_point() && bucket.gradients.element_size() > 2;
@@ -34,10 +34,10 @@ class CompressHook : public CommunicationHook {
 
   StateDict state_dict() const override { return inner_ ? inner_->state_dict() : StateDict(); }
   void load_state_dict(const StateDict& state) override {
-    inner_ ? inner_->load_state_dict(state) : CommunicationHook::load_state_dict(state);
+    inner_ ? inner_->load_state_dict(state) : CommHook::load_state_dict(state);
   }
   void load_from_ranks(const std::vector<StateDict>& ranks) override {
-    inner_ ? inner_->load_from_ranks(ranks) : CommunicationHook::load_from_ranks(ranks);
+    inner_ ? inner_->load_from_ranks(ranks) : CommHook::load_from_ranks(ranks);
   }
 
  private:
@@ -51,16 +51,16 @@ class CompressHook : public CommunicationHook {
   }
 
   const at::ScalarType dtype_;
-  const CommunicationHookPtr inner_;
+  const CommHookPtr inner_;
 };
 
 }  // namespace
 
-CommunicationHookPtr fp16_compress_hook(CommunicationHookPtr inner) {
+CommHookPtr fp16_compress_hook(CommHookPtr inner) {
   return std::make_shared<CompressHook>(at::kHalf, std::move(inner));
 }
 
-CommunicationHookPtr bf16_compress_hook(CommunicationHookPtr inner) {
+CommHookPtr bf16_compress_hook(CommHookPtr inner) {
   return std::make_shared<CompressHook>(at::kBFloat16, std::move(inner));
 }
 

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-class PostLocalSgdHook : public CommunicationHook {
+class PostLocalSgdHook : public CommHook {
  public:
   explicit PostLocalSgdHook(PostLocalSgdOptions options) : options_(std::move(options)) {
     TORCH_CHECK(options_.start_iter >= 0, "PostLocalSgdOptions: start_iter must not be negative");
@@ -38,7 +38,7 @@ class PostLocalSgdHook : public CommunicationHook {
 
 }  // namespace
 
-CommunicationHookPtr post_local_sgd_hook(PostLocalSgdOptions options) {
+CommHookPtr post_local_sgd_hook(PostLocalSgdOptions options) {
   return std::make_shared<PostLocalSgdHook>(std::move(options));
 }
 

@@ -53,7 +53,7 @@ void orthogonalize(const at::Tensor& matrix, double epsilon) {
   }
 }
 
-class PowerSgdHook : public CommunicationHook {
+class PowerSgdHook : public CommHook {
  public:
   explicit PowerSgdHook(const PowerSgdOptions& options) : options_(options), seeds_(options.random_seed) {
     TORCH_CHECK(options.matrix_approximation_rank >= 1 && options.start_iter >= 0 && options.min_compression_rate > 0 &&
@@ -217,6 +217,6 @@ class PowerSgdHook : public CommunicationHook {
 
 }  // namespace
 
-CommunicationHookPtr power_sgd_hook(const PowerSgdOptions& options) { return std::make_shared<PowerSgdHook>(options); }
+CommHookPtr power_sgd_hook(const PowerSgdOptions& options) { return std::make_shared<PowerSgdHook>(options); }
 
 }  // namespace lockstep

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-class TopKHook : public CommunicationHook {
+class TopKHook : public CommHook {
  public:
   explicit TopKHook(const TopKOptions& options) : options_(options) {
     TORCH_CHECK(options.density > 0 && options.density <= 1 && options.start_iter >= 0,
@@ -78,6 +78,6 @@ class TopKHook : public CommunicationHook {
 
 }  // namespace
 
-CommunicationHookPtr top_k_hook(const TopKOptions& options) { return std::make_shared<TopKHook>(options); }
+CommHookPtr top_k_hook(const TopKOptions& options) { return std::make_shared<TopKHook>(options); }
 
 }  // namespace lockstep

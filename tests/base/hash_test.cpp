@@ -1,4 +1,4 @@
-#include "checkpoint/format/hash.h"
+#include "base/hash.h"
 
 #include <gtest/gtest.h>
 

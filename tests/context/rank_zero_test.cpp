@@ -8,8 +8,10 @@
 #include <torch/cuda.h>
 #include <torch/nn.h>
 
-#include <lockstep/convenience.h>
+#include <lockstep/assert_equal.h>
+#include <lockstep/device.h>
 #include <lockstep/error.h>
+#include <lockstep/rank_zero.h>
 
 #include "checkpoint/failure.h"
 #include "context/device.h"
@@ -22,11 +24,11 @@ namespace {
 using testing::failure;
 using testing::run_ranks;
 
-class Convenience : public ::testing::TestWithParam<int> {
+class RankZero : public ::testing::TestWithParam<int> {
  protected:
   void on_ranks(const std::function<void(Context&)>& body) const { run_ranks(GetParam(), body); }
 };
-INSTANTIATE_TEST_SUITE_P(Ranks, Convenience, ::testing::Values(1, 2, 3), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, RankZero, ::testing::Values(1, 2, 3), ::testing::PrintToStringParamName());
 
 // ---- device ----
 
@@ -37,7 +39,7 @@ TEST(Device, IsTheLocalRanksWhereThereIsCuda) {
   EXPECT_EQ(device_of(3, 1), at::Device(at::kCUDA, 0));  // each rank sees its own alone
 }
 
-TEST_P(Convenience, DeviceKnowsTheRankOfTheContext) {
+TEST_P(RankZero, DeviceKnowsTheRankOfTheContext) {
   on_ranks([](Context& context) {
     EXPECT_EQ(device(), device_of(context.local_rank(), static_cast<int>(torch::cuda::device_count())));
   });
@@ -45,7 +47,7 @@ TEST_P(Convenience, DeviceKnowsTheRankOfTheContext) {
 
 // ---- rank 0 ----
 
-TEST_P(Convenience, RankZeroOnlyRunsThereAndNowhereElse) {
+TEST_P(RankZero, RankZeroOnlyRunsThereAndNowhereElse) {
   on_ranks([](Context& context) {
     const std::optional<int> answer = rank_zero_only(context.group(), [] { return 42; });
     EXPECT_EQ(answer, context.rank() == 0 ? std::optional(42) : std::nullopt);
@@ -55,7 +57,7 @@ TEST_P(Convenience, RankZeroOnlyRunsThereAndNowhereElse) {
   });
 }
 
-TEST_P(Convenience, FromRankZeroGivesAllTheSameValue) {
+TEST_P(RankZero, FromRankZeroGivesAllTheSameValue) {
   on_ranks([](Context& context) {
     const Group& group = context.group();
     EXPECT_EQ(from_rank_zero(group, [&] { return int64_t{7} + context.rank(); }), 7);
@@ -78,7 +80,7 @@ TEST_P(Convenience, FromRankZeroGivesAllTheSameValue) {
   });
 }
 
-TEST_P(Convenience, WhatRankZeroThrowsAllThrow) {
+TEST_P(RankZero, WhatRankZeroThrowsAllThrow) {
   on_ranks([](Context& context) {
     const auto fail = [](const Group& group) {
       return failure([&] { from_rank_zero(group, []() -> int64_t { throw Error("no such file"); }); });
@@ -91,7 +93,7 @@ TEST_P(Convenience, WhatRankZeroThrowsAllThrow) {
 
 // ---- main first ----
 
-TEST_P(Convenience, MainIsThroughBeforeTheOthersEnter) {
+TEST_P(RankZero, MainIsThroughBeforeTheOthersEnter) {
   const TemporaryFolder folder;
   on_ranks([&](Context& context) {
     for (int round = 0; round < 3; ++round) {
@@ -109,7 +111,7 @@ TEST_P(Convenience, MainIsThroughBeforeTheOthersEnter) {
   });
 }
 
-TEST_P(Convenience, NobodyFollowsAMainThatFailed) {
+TEST_P(RankZero, NobodyFollowsAMainThatFailed) {
   on_ranks([](Context& context) {
     bool entered = false;
     const std::string problem = failure([&] {
@@ -144,7 +146,7 @@ TEST(MainFirst, WaitsNoLongerThanACollectiveMay) {
 
 // ---- equal across ranks ----
 
-TEST_P(Convenience, EqualTensorsPass) {
+TEST_P(RankZero, EqualTensorsPass) {
   on_ranks([](Context& context) {
     const at::Tensor special = at::tensor({0.0 / 0.0, -0.0, 1.0}, at::kDouble);
     assert_equal_across_ranks(context.group(), {{"special", special},
@@ -159,7 +161,7 @@ TEST_P(Convenience, EqualTensorsPass) {
   });
 }
 
-TEST_P(Convenience, TheOddTensorAndTheOddRankAreNamed) {
+TEST_P(RankZero, TheOddTensorAndTheOddRankAreNamed) {
   if (GetParam() == 1) GTEST_SKIP() << "one rank differs from none";
   on_ranks([](Context& context) {
     const int last = context.world_size() - 1;

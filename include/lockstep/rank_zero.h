@@ -3,41 +3,15 @@
 #include <concepts>
 #include <functional>
 #include <optional>
-#include <string>
 #include <type_traits>
 #include <utility>
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
-#include <c10/core/Device.h>
 
 #include <lockstep/context.h>
 #include <lockstep/group.h>
-#include <lockstep/named_tensors.h>
-
-namespace torch {
-namespace nn {
-class Module;
-}
-namespace jit {
-struct Module;
-}
-}  // namespace torch
 
 namespace lockstep {
-
-/// The device of this rank: with CUDA the one whose index is the local rank (modulo the devices this process sees, so
-/// that ranks share where there are fewer), else the CPU. The local rank is that of the process's Context; before there
-/// is one, what the launcher says. Throws Error if it is not known yet. Does not communicate.
-at::Device device();
-
-/// Says that this rank goes on with what the others wait for: in long work of one rank in which it mostly waits itself,
-/// such as a download or a slow file system, call it as the work goes on (not from a thread of its own, which would
-/// beat beside a hang). `lockstep run` ends ranks of which none computes, communicates or calls this for
-/// `--hang-timeout`; a rank that computes need not call it. The others' wait is still bounded by
-/// ContextOptions::collective_timeout. Costs nanoseconds, does not communicate; without such a launcher it does
-/// nothing. From any thread, with or without a Context.
-void heartbeat();
 
 /// Calls `body` on rank 0 alone and returns there what it returned (nothing, if that is void); elsewhere nullopt. Does
 /// not communicate: the other ranks go on at once.
@@ -97,16 +71,5 @@ class MainFirst {
   const int exceptions_;  ///< under way when this was made
 };
 [[nodiscard]] inline MainFirst main_first(const Context& context) { return MainFirst(context); }
-
-/// Throws the same Error on all ranks unless every tensor has the same name, shape, dtype and bits on all of them; it
-/// names the first tensor that has not, and the ranks that differ from most. Bits: NaN equals itself, 0 is not -0. An
-/// undefined tensor, such as a gradient, equals an undefined one. A collective: every rank calls it. It sends names,
-/// shapes and hashes, never the elements.
-void assert_equal_across_ranks(const Group& group, const NamedTensors& tensors);
-/// The same for one tensor; `name` is for the message.
-void assert_equal_across_ranks(const Group& group, const std::string& name, const at::Tensor& tensor);
-/// The same for all parameters and buffers.
-void assert_equal_across_ranks(const Group& group, const torch::nn::Module& module);
-void assert_equal_across_ranks(const Group& group, const torch::jit::Module& module);
 
 }  // namespace lockstep

@@ -8,8 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/checkpoint.h>
 #include <lockstep/group.h>
+#include <lockstep/state_dict.h>
 
 namespace lockstep {
 
@@ -24,7 +24,7 @@ struct GradientBucket {
 
 /// How gradients travel: DistributedDataParallel hands every full bucket to its hook. A hook of one's own:
 ///
-///     struct InHalf : lockstep::CommunicationHook {
+///     struct InHalf : lockstep::CommHook {
 ///       Finish reduce(const lockstep::GradientBucket& bucket, const lockstep::Group& group) override {
 ///         at::Tensor half = bucket.gradients.to(at::kHalf);
 ///         lockstep::Work work = group.all_reduce_async(half, bucket.op);
@@ -35,11 +35,11 @@ struct GradientBucket {
 ///
 /// Every rank registers an equal hook. Both functions run outside autograd, under the reducer's lock; what they throw
 /// backward throws.
-class CommunicationHook {
+class CommHook {
  public:
   using Finish = std::function<void()>;
 
-  virtual ~CommunicationHook() = default;
+  virtual ~CommHook() = default;
 
   /// Called during backward, bucket by bucket: starts what can be started and returns at once. The Finish is called
   /// when backward has computed everything, again in the order of buckets: it waits, and leaves the same result on
@@ -58,15 +58,15 @@ class CommunicationHook {
   virtual void load_from_ranks(const std::vector<StateDict>& ranks);
 };
 
-using CommunicationHookPtr = std::shared_ptr<CommunicationHook>;
+using CommHookPtr = std::shared_ptr<CommHook>;
 
 /// Sums in the order of ranks, as without a hook.
-CommunicationHookPtr all_reduce_hook();
+[[nodiscard]] CommHookPtr all_reduce_hook();
 
 /// Gradients travel as float16 or bfloat16 (on CPUs, too), and `inner`, if given, works on these: wrappers compose.
 /// Without one they are divided by the world size first, so that sums do not overflow.
-CommunicationHookPtr fp16_compress_hook(CommunicationHookPtr inner = nullptr);
-CommunicationHookPtr bf16_compress_hook(CommunicationHookPtr inner = nullptr);
+[[nodiscard]] CommHookPtr fp16_compress_hook(CommHookPtr inner = nullptr);
+[[nodiscard]] CommHookPtr bf16_compress_hook(CommHookPtr inner = nullptr);
 
 /// Names and meanings as PyTorch's PowerSGDState has them.
 struct PowerSgdOptions {
@@ -81,7 +81,7 @@ struct PowerSgdOptions {
 /// Each gradient, seen as a matrix M [size(0), the rest], becomes P Q^T of a low rank: P = orthogonal basis of
 /// sum_r M_r Q, then Q = mean_r M_r^T P (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019, algorithm 1). A column of
 /// zeros stays one, where PyTorch gets NaN.
-CommunicationHookPtr power_sgd_hook(const PowerSgdOptions& options = {});
+[[nodiscard]] CommHookPtr power_sgd_hook(const PowerSgdOptions& options = {});
 
 struct TopKOptions {
   double density = 0.01;           ///< of a bucket's elements, the largest by magnitude travel; at least one does
@@ -89,7 +89,7 @@ struct TopKOptions {
   bool use_error_feedback = true;  ///< what did not travel is added to the next step's gradient
 };
 /// Every rank sends its largest elements and their places; what nobody sent is 0.
-CommunicationHookPtr top_k_hook(const TopKOptions& options = {});
+[[nodiscard]] CommHookPtr top_k_hook(const TopKOptions& options = {});
 
 struct PostLocalSgdOptions {
   int64_t start_iter = 1000;      ///< steps of plain all-reduce before; PyTorch's start_localSGD_iter
@@ -97,7 +97,7 @@ struct PostLocalSgdOptions {
 };
 /// After `start_iter` steps gradients stay with each rank (or its subgroup): a PeriodicModelAverager averages
 /// parameters instead.
-CommunicationHookPtr post_local_sgd_hook(PostLocalSgdOptions options = {});
+[[nodiscard]] CommHookPtr post_local_sgd_hook(PostLocalSgdOptions options = {});
 
 /// Averages parameters over the group after every `period`-th optimizer step, from step `warmup_steps` on.
 class PeriodicModelAverager {

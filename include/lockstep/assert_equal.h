@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/group.h>
+#include <lockstep/named_tensors.h>
+
+namespace torch {
+namespace nn {
+class Module;
+}
+namespace jit {
+struct Module;
+}
+}  // namespace torch
+
+namespace lockstep {
+
+/// Throws the same Error on all ranks unless every tensor has the same name, shape, dtype and bits on all of them; it
+/// names the first tensor that has not, and the ranks that differ from most. Bits: NaN equals itself, 0 is not -0. An
+/// undefined tensor, such as a gradient, equals an undefined one. A collective: every rank calls it. It sends names,
+/// shapes and hashes, never the elements.
+void assert_equal_across_ranks(const Group& group, const NamedTensors& tensors);
+/// The same for one tensor; `name` is for the message.
+void assert_equal_across_ranks(const Group& group, const std::string& name, const at::Tensor& tensor);
+/// The same for all parameters and buffers.
+void assert_equal_across_ranks(const Group& group, const torch::nn::Module& module);
+void assert_equal_across_ranks(const Group& group, const torch::jit::Module& module);
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <list>
+#include <memory>
+#include <utility>
+
+namespace lockstep {
+
+/// How many backward passes make one reduction. Belongs to a Replica; guards change it between backward passes.
+struct BackwardPasses {
+  std::list<int> guards;    ///< what each guard says that is held; the last one counts
+  int since_reduction = 0;  ///< passes whose gradients wait in .grad, on this rank alone
+  /// 0: none of them reduces.
+  int reduce_every() const { return guards.empty() ? 1 : guards.back(); }
+};
+
+/// Keeps gradients local for the backward passes of its lifetime: they accumulate into .grad on each rank alone and
+/// are reduced by the first backward after it. All ranks must hold one for the same backward passes. Of several the one
+/// made last counts. It may be moved, as into a std::optional, may end in any order and outlive the model.
+class NoSyncGuard {
+ public:
+  explicit NoSyncGuard(std::shared_ptr<BackwardPasses> passes, int reduce_every = 0)
+      : passes_(std::move(passes)), place_(passes_->guards.insert(passes_->guards.end(), reduce_every)) {}
+  ~NoSyncGuard() { end(); }
+  NoSyncGuard(NoSyncGuard&& other) noexcept : passes_(std::move(other.passes_)), place_(other.place_) {}
+  NoSyncGuard& operator=(NoSyncGuard&& other) noexcept {
+    if (this == &other) return *this;
+    end();
+    passes_ = std::move(other.passes_);
+    place_ = other.place_;
+    return *this;
+  }
+
+ protected:
+  std::shared_ptr<BackwardPasses> passes_;  ///< null: moved from
+
+ private:
+  void end() {
+    if (passes_) passes_->guards.erase(place_);
+    passes_ = nullptr;
+  }
+
+  std::list<int>::iterator place_;
+};
+
+/// Reduces gradients in every n-th backward of its lifetime only.
+class Accumulation : public NoSyncGuard {
+ public:
+  using NoSyncGuard::NoSyncGuard;
+  /// Whether the last backward reduced, so that it is time for optimizer.step() and zero_grad(). False once moved from.
+  bool complete() const { return passes_ && passes_->since_reduction == 0; }
+};
+
+}  // namespace lockstep

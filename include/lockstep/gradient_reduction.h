@@ -1,0 +1,12 @@
+#pragma once
+
+namespace lockstep {
+
+/// What becomes of the ranks' gradients g_r in a reduction.
+enum class GradientReduction {
+  kMean,          ///< sum of g_r / world size
+  kSum,           ///< sum of g_r
+  kWeightedMean,  ///< sum of w_r * g_r / sum of w_r, with each rank's set_weight()
+};
+
+}  // namespace lockstep
