@@ -10,6 +10,7 @@
 #include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
 
+#include <lockstep/checkpoint.h>
 #include <lockstep/error.h>
 
 #include "base/broadcast_notice.h"

@@ -83,8 +83,10 @@ TEST(DistributedSampler, DoesWhatPythonsDoes) {
   for (auto& line : lines) {
     int64_t size = 0, epoch = 0;
     int world_size = 0, rank = 0;
+    uint64_t seed = 0;
     DistributedSamplerOptions options;
-    line >> size >> world_size >> rank >> options.drop_last >> options.shuffle >> options.seed >> epoch;
+    line >> size >> world_size >> rank >> options.drop_last >> options.shuffle >> seed >> epoch;
+    options.seed = seed;
     ASSERT_TRUE(line);
     EXPECT_EQ(indices(size, world_size, rank, options, epoch), rest_of(line)) << line.str();
   }

@@ -27,7 +27,7 @@ MAY_INCLUDE = {
     "reducer": {"collectives", "observe", "rank_page", "base"},
     "checkpoint": {"collectives", "rank_page", "base"},
     "nn": {"collectives", "rank_page"},
-    "train": {"data", "collectives", "rank_page", "base"},
+    "train": {"data", "checkpoint", "collectives", "rank_page", "base"},
     "context": {"launch", "nn", "collectives", "rendezvous", "rank_page", "base"},
     "data_parallel": {"context", "reducer", "nn", "collectives", "observe", "rank_page", "base"},
     "run_log": {"data_parallel", "context", "observe", "base"},
