@@ -60,7 +60,7 @@ class CommHook {
 
 using CommHookPtr = std::shared_ptr<CommHook>;
 
-/// Sums in the order of ranks, as without a hook.
+/// Sums as without a hook.
 [[nodiscard]] CommHookPtr all_reduce_hook();
 
 /// Gradients travel as float16 or bfloat16 (on CPUs, too), and `inner`, if given, works on these: wrappers compose.

@@ -240,9 +240,14 @@ TEST_P(Conformance, RanksHoldTheSameBits) {
         for (int rank = 0; rank < group.world_size(); ++rank)
           testing::expect_same(all[rank], tensor, "the bits of rank " + std::to_string(rank));
         if (group.backend() == "gloo") continue;  // whose order depends on an element's place
-        at::Tensor sum = inputs[0].to(dtype == at::kDouble ? at::kDouble : at::kFloat);
-        for (int rank = 1; rank < group.world_size(); ++rank) sum = sum + inputs[rank];
-        testing::expect_same(tensor, sum.to(dtype), "the sum in the order of ranks");
+        for (at::Tensor& input : inputs) input = input.to(dtype == at::kDouble ? at::kDouble : at::kFloat);
+        while (inputs.size() > 1) {  // a level of the tree
+          std::vector<at::Tensor> sums;
+          for (size_t i = 0; i < inputs.size(); i += 2)
+            sums.push_back(i + 1 < inputs.size() ? inputs[i] + inputs[i + 1] : inputs[i]);
+          inputs = sums;
+        }
+        testing::expect_same(tensor, inputs[0].to(dtype), "the sum in the order of the tree over the ranks");
       }
   });
 }

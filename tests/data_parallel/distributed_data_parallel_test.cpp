@@ -98,7 +98,7 @@ TEST_P(Ranks, HoldTheSameBitsWhateverTheBuckets) {
       train_on_ranks(*model, replica, context.rank(), at::kFloat);
       const auto hashes = context.group().all_gather_bytes(hash(state_dict(*model)));
       for (const auto& other : hashes) EXPECT_EQ(other, hashes[0]);
-      // Shared memory adds in the order of ranks, always. Gloo's order depends on where in a message an element lies,
+      // Shared memory adds along one tree over the ranks, always. Gloo's order depends on where in a message an element lies,
       // but of two ranks there is only one.
       if (first.empty()) first = hashes[0];
       if (context.world_size() == 2 || context.group().backend() == "shm") {

@@ -1,5 +1,6 @@
 #include "collectives/shm/reduce_sets.h"
 
+#include <bit>
 #include <cstring>
 
 namespace lockstep::shm {
@@ -35,17 +36,19 @@ struct Complex {
   T real, imaginary;
 };
 
+/// The tree of reduce.h over inputs [first, first + count), of element i.
+template <typename T>
+Complex<T> complex_product(const Reduction& task, size_t i, int first, int count) {
+  if (count == 1) return load<Complex<T>>(task, first, i);
+  const auto left = static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1)));
+  const auto a = complex_product<T>(task, i, first, left);
+  const auto b = complex_product<T>(task, i, first + left, count - left);
+  return {a.real * b.real - a.imaginary * b.imaginary, a.real * b.imaginary + a.imaginary * b.real};
+}
+
 template <typename T>
 void complex_product(const Reduction& task) {
-  for (size_t i = 0; i < task.count; ++i) {
-    auto product = load<Complex<T>>(task, 0, i);
-    for (int input = 1; input < task.input_count; ++input) {
-      const auto factor = load<Complex<T>>(task, input, i);
-      product = {product.real * factor.real - product.imaginary * factor.imaginary,
-                 product.real * factor.imaginary + product.imaginary * factor.real};
-    }
-    store(task, i, product);
-  }
+  for (size_t i = 0; i < task.count; ++i) store(task, i, complex_product<T>(task, i, 0, task.input_count));
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace lockstep::shm {
 namespace {
 
-constexpr int kInputs[] = {1, 2, 3, 4, 5, 8, 64};
+constexpr int kInputs[] = {1, 2, 3, 4, 5, 6, 7, 8, 13, 64};
 constexpr size_t kCounts[] = {0, 1, 3, 15, 16, 17, 63, 64, 65, 127, 1000};
 
 class ReduceKernels : public ::testing::TestWithParam<InstructionSet> {
@@ -96,6 +96,29 @@ TEST_P(ReduceKernels, Float16HasTheBitsOfTheBaseline) {
           << a[i] << " " << name(op) << " " << b[i];
     }
   }
+}
+
+TEST_P(ReduceKernels, SumsOfAlignedBlocksArePartsOfTheSum) {
+  // What virtual ranks rest on: whoever adds up ranks 4k to 4k + 3 beforehand changes no bit.
+  constexpr size_t kCount = 1000;
+  const auto sum_of = [](const std::vector<std::vector<std::byte>>& data, size_t first, size_t count) {
+    std::vector<const void*> inputs;
+    for (size_t i = first; i < first + count; ++i) inputs.push_back(data[i].data());
+    std::vector<std::byte> result(data[0].size());
+    void* outputs[] = {result.data()};
+    const auto n = static_cast<int>(count);
+    find_reduce(DataType::kFloat32, ReduceOp::kSum, n, GetParam())({outputs, 1, inputs.data(), n, kCount, nullptr});
+    return result;
+  };
+  for (size_t all : {size_t{5}, size_t{8}, size_t{12}, size_t{13}})
+    for (size_t block : {size_t{2}, size_t{4}}) {
+      std::vector<std::vector<std::byte>> data, blocks;
+      for (size_t i = 0; i < all; ++i)
+        data.push_back(random_elements(DataType::kFloat32, ReduceOp::kSum, kCount, static_cast<unsigned>(i)));
+      for (size_t first = 0; first < all; first += block)
+        blocks.push_back(sum_of(data, first, std::min(block, all - first)));
+      EXPECT_EQ(sum_of(blocks, 0, blocks.size()), sum_of(data, 0, all)) << all << " in blocks of " << block;
+    }
 }
 
 TEST_P(ReduceKernels, NanIsNotLostByMinAndMax) {

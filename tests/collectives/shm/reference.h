@@ -123,20 +123,30 @@ struct ReferenceElement {
   using Wide = std::conditional_t<kSmall, float, T>;
 
   template <typename F>
-  static F reduce_float(ReduceOp op, const std::vector<F>& x, const std::vector<double>& factors) {
-    volatile F sofar = op == ReduceOp::kPremulSum ? x[0] * static_cast<F>(factors[0]) : x[0];
-    for (size_t i = 1; i < x.size(); ++i) {
-      volatile F scaled = op == ReduceOp::kPremulSum ? x[i] * static_cast<F>(factors[i]) : x[i];
-      if (op == ReduceOp::kProduct)
-        sofar = sofar * scaled;
-      else if (op == ReduceOp::kMin)
-        sofar = scaled < sofar ? scaled : sofar;
-      else if (op == ReduceOp::kMax)
-        sofar = scaled > sofar ? scaled : sofar;
-      else
-        sofar = sofar + scaled;
-    }
-    return op == ReduceOp::kAverage ? sofar / static_cast<F>(x.size()) : sofar;
+  static F combine(ReduceOp op, F a, F b) {
+    if (op == ReduceOp::kProduct) return a * b;
+    if (op == ReduceOp::kMin) return b < a ? b : a;
+    if (op == ReduceOp::kMax) return b > a ? b : a;
+    return a + b;
+  }
+
+  /// The tree over x[first, first + count).
+  template <typename F, typename Combine>
+  static F reduce_tree(const std::vector<F>& x, size_t first, size_t count, const Combine& combine) {
+    if (count == 1) return x[first];
+    const size_t left = std::bit_floor(count - 1);
+    return combine(reduce_tree(x, first, left, combine), reduce_tree(x, first + left, count - left, combine));
+  }
+
+  template <typename F>
+  static F reduce_float(ReduceOp op, std::vector<F> x, const std::vector<double>& factors) {
+    if (op == ReduceOp::kPremulSum)
+      for (size_t i = 0; i < x.size(); ++i) x[i] *= static_cast<F>(factors[i]);
+    const F result = reduce_tree(x, 0, x.size(), [op](F a, F b) {
+      volatile F rounded = combine(op, a, b);
+      return static_cast<F>(rounded);
+    });
+    return op == ReduceOp::kAverage ? result / static_cast<F>(x.size()) : result;
   }
 
   static T reduce_integer(ReduceOp op, const std::vector<T>& x) {
@@ -179,13 +189,11 @@ struct ReferenceElement {
       std::vector<F> real, imaginary;
       for (T element : x) real.push_back(element.real), imaginary.push_back(element.imaginary);
       if (op != ReduceOp::kProduct) return {reduce_float(op, real, factors), reduce_float(op, imaginary, factors)};
-      T sofar = x[0];
-      for (size_t i = 1; i < x.size(); ++i) {
-        volatile F rr = sofar.real * x[i].real, ii = sofar.imaginary * x[i].imaginary;
-        volatile F ri = sofar.real * x[i].imaginary, ir = sofar.imaginary * x[i].real;
-        sofar = {static_cast<F>(rr - ii), static_cast<F>(ri + ir)};
-      }
-      return sofar;
+      return reduce_tree(x, 0, x.size(), [](T a, T b) {
+        volatile F rr = a.real * b.real, ii = a.imaginary * b.imaginary;
+        volatile F ri = a.real * b.imaginary, ir = a.imaginary * b.real;
+        return T{static_cast<F>(rr - ii), static_cast<F>(ri + ir)};
+      });
     }
   }
 };
