@@ -5,7 +5,7 @@
 //     python3 bench/step/plot.py step.json step.svg
 //
 // This process measures nothing: it starts each system's workers (workers/job.h), checks that all compute the same, and
-// lets them take turns (step_contest.h). Times are taken in the workers, one thread a rank, SGD with momentum.
+// lets them take turns (step_contest.h). Times are taken in the workers, one thread a rank.
 
 #include <cstdio>
 #include <fstream>
@@ -29,11 +29,12 @@ struct Options {
   std::string python = BENCH_STEP_PYTHON;
   bool tiny = false;
   std::vector<std::string> models{std::begin(bench::kStepModels), std::end(bench::kStepModels)};
+  std::vector<std::string> optimizers{"sgd"};
   std::vector<std::string> systems{std::begin(bench::kStepSystems), std::end(bench::kStepSystems)};
 };
 
 const nlohmann::ordered_json kDefinitions = {
-    {"step", "zero_grad, forward, backward, optimizer step (SGD with momentum), one thread a rank"},
+    {"step", "zero_grad, forward, backward, optimizer step (sgd: with momentum), one thread a rank"},
     {"median_ms", "over all steps of all rounds; of a step the mean over ranks"},
     {"cpu_ms",
      "processor time of a step, all threads of a rank, the mean over ranks, the median over rounds; less "
@@ -48,30 +49,35 @@ const nlohmann::ordered_json kDefinitions = {
      "tokens; "
      "small_1000: 1000 parameters of 64 floats; linear_100m: 100 M parameters, attached and checked only"}};
 
+bench::StepContestOptions contest_options(const Options& options, const std::string& model) {
+  bench::StepContestOptions contest{.rounds = options.rounds, .slice_ms = options.slice_ms};
+  if (options.tiny) contest.rounds = 1, contest.slice_ms = 1;
+  if (model == "linear_100m") contest.rounds = 0, contest.check_steps = 2, contest.settling_steps = 0;
+  return contest;
+}
+
 void run(const Options& options) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array(), failed = nlohmann::ordered_json::object();
   nlohmann::ordered_json json = {
       {"host", bench::host_facts()}, {"ranks", options.ranks}, {"definitions", kDefinitions}};
   const bench::ScratchFolder scratch("bench_step");
-  for (const std::string& model : options.models) {
-    std::vector<bench::System> systems;
-    for (const std::string& system : options.systems)
-      systems.push_back(bench::make_step_system(system, model, options.ranks, bench::build_folder(), options.python));
-    bench::StepContestOptions contest_options{
-        .ranks = options.ranks, .rounds = options.rounds, .slice_ms = options.slice_ms};
-    if (options.tiny) contest_options.rounds = 1, contest_options.slice_ms = 1;
-    if (model == "linear_100m")
-      contest_options.rounds = 0, contest_options.check_steps = 2, contest_options.settling_steps = 0;
-    bench::StepContest contest(model, std::move(systems), contest_options, scratch.path() + "/" + model);
-    contest.run();
-    for (const auto& row : contest.rows()) rows.push_back(row);
-    for (const auto& [name, reason] : contest.failed()) failed[name] = reason;
-    json["failed"] = failed;
-    json["rows"] = rows;
-    std::ofstream file(options.json);  // after every model, so that a run may be cut short
-    file << json.dump(1) << '\n';
-    if (!file.flush()) throw std::runtime_error("cannot write " + options.json);
-  }
+  for (const std::string& model : options.models)
+    for (const std::string& optimizer : options.optimizers) {
+      const bench::StepWork work{.model = model, .optimizer = optimizer, .ranks = options.ranks};
+      std::vector<bench::System> systems;
+      for (const std::string& system : options.systems)
+        systems.push_back(bench::make_step_system(system, work, bench::build_folder(), options.python));
+      bench::StepContest contest(work, std::move(systems), contest_options(options, model),
+                                 scratch.path() + "/" + model + "_" + optimizer);
+      contest.run();
+      for (const auto& row : contest.rows()) rows.push_back(row);
+      for (const auto& [name, reason] : contest.failed()) failed[name] = reason;
+      json["failed"] = failed;
+      json["rows"] = rows;
+      std::ofstream file(options.json);  // after every contest, so that a run may be cut short
+      file << json.dump(1) << '\n';
+      if (!file.flush()) throw std::runtime_error("cannot write " + options.json);
+    }
 }
 
 }  // namespace
@@ -88,6 +94,10 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", options.rounds)->capture_default_str()->check(CLI::Range(1, 1000));
   app.add_option("--slice-ms", options.slice_ms, "Time of one system in one round")->capture_default_str();
   app.add_option("--models", options.models)->delimiter(',')->check(names(bench::kStepModels))->capture_default_str();
+  app.add_option("--optimizers", options.optimizers)
+      ->delimiter(',')
+      ->check(names(bench::kStepOptimizers))
+      ->capture_default_str();
   app.add_option("--systems", options.systems, "The first is what the others are compared with")
       ->delimiter(',')
       ->check(names(bench::kStepSystems))

@@ -17,6 +17,7 @@ SYSTEMS = {
     "pytorch_ddp_lockstep": ("PyTorch DDP on Lockstep's backend", "#4a9be8"),
     "c10d_reducer_gloo": ("c10d::Reducer on Gloo, C++", "#009e73"),
     "pytorch_ddp_gloo": ("PyTorch DDP on Gloo", "#d55e00"),
+    "pytorch_zero_gloo": ("PyTorch ZeroRedundancyOptimizer on Gloo", "#e69f00"),
 }
 MODELS = {"mlp": "MLP 784-2048-2048-10", "resnet": "small ResNet, 28x28", "transformer": "transformer, 6 x 256",
           "small_1000": "1000 parameters of 64"}
@@ -41,8 +42,10 @@ def legend(systems):
 
 
 def draw(figures):
-    rows = {(row["model"], row["system"]): row for row in figures["rows"] if "ratio" in row}
-    models = [model for model in MODELS if any(key[0] == model for key in rows)]
+    rows = {((row["model"], row["optimizer"]), row["system"]): row for row in figures["rows"] if "ratio" in row}
+    optimizers = sorted({row["optimizer"] for row in figures["rows"]}, reverse=True)
+    works = [(model, optimizer) for model in MODELS for optimizer in optimizers
+             if any(key[0] == (model, optimizer) for key in rows)]
     systems = [system for system in SYSTEMS if any(key[1] == system for key in rows)]
     if not rows:
         raise SystemExit("the file holds no timed step")
@@ -58,20 +61,20 @@ def draw(figures):
         color = INK if i == 2 else FAINT
         parts += [f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="{color}"/>',
                   text(LEFT - 8, y + 4, f"{i / 2:g}", anchor="end")]
-    group = (WIDTH - LEFT - RIGHT) / len(models)
+    group = (WIDTH - LEFT - RIGHT) / len(works)
     bar = min(44, group * 0.86 / len(systems))
-    for m, model in enumerate(models):
-        middle = LEFT + (m + 0.5) * group
-        parts.append(text(middle, HEIGHT - 26, MODELS[model], 13))
+    for w, work in enumerate(works):
+        middle = LEFT + (w + 0.5) * group
+        parts.append(text(middle, HEIGHT - 26, MODELS[work[0]] + (f", {work[1]}" if len(optimizers) > 1 else ""), 13))
         for s, system in enumerate(systems):
-            row = rows.get((model, system))
+            row = rows.get((work, system))
             if not row:
                 continue
             x, height = middle + (s - len(systems) / 2) * bar, row["ratio"] * scale
             parts += [f'<rect x="{x + 1:.1f}" y="{HEIGHT - BOTTOM - height:.1f}" width="{bar - 2:.1f}" height="{height:.1f}" '
                       f'fill="{SYSTEMS[system][1]}"/>',
                       text(x + bar / 2, HEIGHT - BOTTOM - height - 5, f"{row['ratio']:.2f}", 11)]
-        alone = rows.get((model, "side_by_side"))
+        alone = rows.get((work, "side_by_side"))
         if alone:
             parts.append(text(middle, HEIGHT - 8, f"side by side {alone['median_ms']:.1f} ms", 11))
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -11,7 +11,7 @@ TARGETS = {"mlp": 1.20, "resnet": 1.03, "transformer": 1.08}
 
 
 def verdict(row, alone):
-    if row["system"] != "lockstep":
+    if row["system"] != "lockstep" or row["optimizer"] != "sgd":
         return ""
     if row["model"] in TARGETS:
         return f"target <= {TARGETS[row['model']]:.2f}"
@@ -23,16 +23,16 @@ def verdict(row, alone):
 def main():
     with open(sys.argv[1]) as file:
         figures = json.load(file)
-    print(f"{'model':<13}{'system':<22}{'median ms':>10}{'min ms':>9}{'cpu ms':>9}{'ratio':>8}{'attach ms':>11}{'peak MiB':>10}")
-    alone = {row["model"]: row for row in figures["rows"] if row["system"] == "side_by_side"}
+    print(f"{'model':<13}{'optimizer':<11}{'system':<22}{'median ms':>10}{'min ms':>9}{'cpu ms':>9}{'ratio':>8}{'attach ms':>11}{'peak MiB':>10}")
+    alone = {(row["model"], row["optimizer"]): row for row in figures["rows"] if row["system"] == "side_by_side"}
     for row in figures["rows"]:
         times = "".join(f"{row[key]:>{width}.2f}" if key in row else f"{'':>{width}}"
                         for key, width in (("median_ms", 10), ("min_ms", 9), ("cpu_ms", 9), ("ratio", 8)))
-        print(f"{row['model']:<13}{row['system']:<22}{times}{row['attach_ms']:>11.1f}{row['peak_mib']:>10.0f}  "
-              f"{verdict(row, alone.get(row['model']))}".rstrip())
+        print(f"{row['model']:<13}{row['optimizer']:<11}{row['system']:<22}{times}{row['attach_ms']:>11.1f}{row['peak_mib']:>10.0f}  "
+              f"{verdict(row, alone.get((row['model'], row['optimizer'])))}".rstrip())
     for name, reason in (figures["failed"] or {}).items():
-        model, system = name.split(", ", 1)
-        print(f"{model:<13}{system:<22}NOT MEASURED: {reason.splitlines()[0]}")
+        model, optimizer, system = name.split(", ", 2)
+        print(f"{model:<13}{optimizer:<11}{system:<22}NOT MEASURED: {reason.splitlines()[0]}")
 
 
 if __name__ == "__main__":

@@ -31,13 +31,16 @@ double thousandths(double value) { return std::round(value * 1000) / 1000; }
 
 }  // namespace
 
-StepContest::StepContest(std::string model, std::vector<System> systems, StepContestOptions options,
-                         const std::string& folder)
-    : model_(std::move(model)), options_(options), folder_(folder) {
+StepContest::StepContest(StepWork work, std::vector<System> systems, StepContestOptions options, std::string folder)
+    : work_(std::move(work)), options_(options), folder_(std::move(folder)) {
   for (System& system : systems) {
     entries_.emplace_back();
     entries_.back().system = std::move(system);
   }
+}
+
+std::string StepContest::full_name(const Entry& entry) const {
+  return work_.model + ", " + work_.optimizer + ", " + entry.system.name;
 }
 
 template <typename Step>
@@ -45,12 +48,12 @@ void StepContest::everybody(size_t first, Step step) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     check_interrupts();
     Entry& entry = entries_[(first + i) % entries_.size()];
-    if (failed_.contains(model_ + ", " + entry.system.name)) continue;
+    if (failed_.contains(full_name(entry))) continue;
     try {
       step(entry);
     } catch (const JobError& error) {
-      std::fprintf(stderr, "%s, %s is out: %s\n", model_.c_str(), entry.system.name.c_str(), error.what());
-      failed_[model_ + ", " + entry.system.name] = error.what();
+      std::fprintf(stderr, "%s is out: %s\n", full_name(entry).c_str(), error.what());
+      failed_[full_name(entry)] = error.what();
       entry.job.reset();
     }
   }
@@ -60,7 +63,8 @@ void StepContest::run() {
   everybody(0, [&](Entry& entry) { start(entry, folder_); });
   everybody(0, [&](Entry& entry) { check(entry); });
   for (int round = 0; round < options_.rounds; ++round) {
-    std::fprintf(stderr, "%s, round %d of %d\n", model_.c_str(), round + 1, options_.rounds);
+    std::fprintf(stderr, "%s, %s, round %d of %d\n", work_.model.c_str(), work_.optimizer.c_str(), round + 1,
+                 options_.rounds);
     everybody(static_cast<size_t>(round), [&](Entry& entry) { measure(entry); });
   }
   for (Entry& entry : entries_) entry.job.reset();
@@ -69,7 +73,7 @@ void StepContest::run() {
 void StepContest::start(Entry& entry, const std::string& folder) {
   const std::string own = folder + "/" + entry.system.name;
   std::filesystem::create_directories(own);
-  entry.job = std::make_unique<StepJob>(entry.system, options_.ranks, own);
+  entry.job = std::make_unique<StepJob>(entry.system, work_.ranks, own);
   entry.attach_ms = entry.job->attach();
 }
 
@@ -124,8 +128,9 @@ void StepContest::measure(Entry& entry) {
 nlohmann::ordered_json StepContest::rows() const {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const Entry& entry : entries_) {
-    if (failed_.contains(model_ + ", " + entry.system.name)) continue;
-    nlohmann::ordered_json row = {{"model", model_},
+    if (failed_.contains(full_name(entry))) continue;
+    nlohmann::ordered_json row = {{"model", work_.model},
+                                  {"optimizer", work_.optimizer},
                                   {"system", entry.system.name},
                                   {"rounds", entry.rounds_ms.size()},
                                   {"attach_ms", thousandths(entry.attach_ms)},

@@ -8,11 +8,11 @@
 #include <nlohmann/json.hpp>
 
 #include "step_job.h"
+#include "step_systems.h"
 
 namespace lockstep::bench {
 
 struct StepContestOptions {
-  int ranks = 2;
   int rounds = 8;
   double slice_ms = 1000;  ///< for one system in one round
   size_t check_steps = 5;
@@ -25,13 +25,13 @@ struct StepContestOptions {
 class StepContest {
  public:
   /// The first system is what the others are compared with. `folder` is empty and its own.
-  StepContest(std::string model, std::vector<System> systems, StepContestOptions options, const std::string& folder);
+  StepContest(StepWork work, std::vector<System> systems, StepContestOptions options, std::string folder);
 
   /// Attaches, checks and, with rounds, times; progress goes to stderr.
   void run();
   /// One row a system.
   nlohmann::ordered_json rows() const;
-  /// Reasons by "model, system".
+  /// Reasons by "model, optimizer, system".
   const std::map<std::string, std::string>& failed() const { return failed_; }
 
  private:
@@ -52,9 +52,10 @@ class StepContest {
   void measure(Entry& entry);
   template <typename Step>
   void everybody(size_t first, Step step);
+  std::string full_name(const Entry& entry) const;
   const Entry* reference_for_losses(const Entry& entry) const;
 
-  const std::string model_;
+  const StepWork work_;
   const StepContestOptions options_;
   const std::string folder_;
   std::vector<Entry> entries_;

@@ -9,10 +9,10 @@ bool runnable(const std::string& path) { return access(path.c_str(), X_OK) == 0;
 
 }  // namespace
 
-System make_step_system(const std::string& system, const std::string& model, int ranks, const std::string& build,
+System make_step_system(const std::string& system, const StepWork& work, const std::string& build,
                         const std::string& python) {
   System made{.name = system,
-              .command = {build + "/bin/lockstep", "run", "-n", std::to_string(ranks), "--"},
+              .command = {build + "/bin/lockstep", "run", "-n", std::to_string(work.ranks), "--"},
               .environment = {"OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1"},
               .settings = "",
               .missing = ""};
@@ -22,7 +22,8 @@ System make_step_system(const std::string& system, const std::string& model, int
         system == "c10d_reducer_gloo" ? "c10d::Reducer, gradient_as_bucket_view, buckets of 1 and 25 MiB" : "defaults";
   } else {
     made.command.insert(made.command.end(), {python, BENCH_STEP_FOLDER "/step_worker.py"});
-    made.settings = "DistributedDataParallel(gradient_as_bucket_view=True)";
+    made.settings = "DistributedDataParallel(gradient_as_bucket_view=True), fused=True";
+    if (system == "pytorch_zero_gloo") made.settings += ", ZeroRedundancyOptimizer";
     if (!runnable(python))
       made.missing = "no " + python + ": LibTorch here is no part of a Python (--python names one)";
     if (system == "pytorch_ddp_lockstep") {
@@ -31,7 +32,7 @@ System make_step_system(const std::string& system, const std::string& model, int
         made.missing = "no " + build + "/python/site (tests/python/package.py builds it)";
     }
   }
-  made.command.insert(made.command.end(), {"--system", system, "--model", model});
+  made.command.insert(made.command.end(), {"--system", system, "--model", work.model, "--optimizer", work.optimizer});
   return made;
 }
 

@@ -8,12 +8,21 @@
 namespace lockstep::bench {
 
 /// The first is what the others are compared with: the same programs without communication.
-inline constexpr std::string_view kStepSystems[] = {"side_by_side", "lockstep", "pytorch_ddp_gloo",
-                                                    "pytorch_ddp_lockstep", "c10d_reducer_gloo"};
+inline constexpr std::string_view kStepSystems[] = {
+    "side_by_side", "lockstep", "pytorch_ddp_gloo", "pytorch_zero_gloo", "pytorch_ddp_lockstep", "c10d_reducer_gloo"};
 inline constexpr std::string_view kStepModels[] = {"mlp", "resnet", "transformer", "small_1000", "linear_100m"};
+/// LibTorch's own in C++; in Python with fused=True.
+inline constexpr std::string_view kStepOptimizers[] = {"sgd", "adamw"};
 
-/// How `system` trains `model`. `build` is the build folder, `python` the interpreter for PyTorch's systems.
-System make_step_system(const std::string& system, const std::string& model, int ranks, const std::string& build,
+/// What a contest trains.
+struct StepWork {
+  std::string model;
+  std::string optimizer;
+  int ranks = 2;
+};
+
+/// How `system` does `work`. `build` is the build folder, `python` the interpreter for PyTorch's systems.
+System make_step_system(const std::string& system, const StepWork& work, const std::string& build,
                         const std::string& python);
 
 }  // namespace lockstep::bench

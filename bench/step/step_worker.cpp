@@ -26,13 +26,13 @@ double milliseconds_since(Clock::time_point start) {
 
 class Trainer {
  public:
-  Trainer(std::string system, const std::string& model, Group group, std::string folder)
+  Trainer(std::string system, const std::string& model, std::string optimizer, Group group, std::string folder)
       : system_(std::move(system)),
         folder_(std::move(folder)),
         group_(std::move(group)),
         model_(make_model(model)),
         batch_(make_batch(model, group_.rank())),
-        optimizer_(parameters_, torch::optim::SGDOptions(1e-3).momentum(0.9)) {}
+        optimizer_name_(std::move(optimizer)) {}
 
   std::string answer(const std::string& command) {
     std::istringstream in(command);
@@ -51,7 +51,9 @@ class Trainer {
     group_.barrier();
     const auto start = Clock::now();
     synchronizer_ = attach(system_, model_, group_, folder_);
-    return "attached " + std::to_string(milliseconds_since(start));
+    const double taken = milliseconds_since(start);
+    optimizer_ = synchronizer_->make_optimizer(optimizer_name_, parameters_);
+    return "attached " + std::to_string(taken);
   }
 
   double step() {
@@ -61,7 +63,7 @@ class Trainer {
     const at::Tensor loss = model_->loss(batch_.data, batch_.target);
     synchronizer_->after_forward(loss);
     loss.backward();
-    optimizer_.step();
+    optimizer_->step();
     return loss.item<double>();
   }
 
@@ -112,8 +114,9 @@ class Trainer {
   const Batch batch_;
   std::vector<at::Tensor> parameters_ = model_->parameters();
   std::optional<PeakMemory> memory_{std::in_place};  ///< from the start to `peak`
-  torch::optim::SGD optimizer_;
+  const std::string optimizer_name_;
   std::unique_ptr<Synchronizer> synchronizer_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
 }  // namespace
@@ -125,8 +128,8 @@ int main(int argc, char** argv) {
     lockstep::Context context(argc, argv, {.announce = false});
     torch::set_num_threads(1);
     const std::string socket = argument(argc, argv, "--socket");
-    Trainer trainer(argument(argc, argv, "--system"), argument(argc, argv, "--model"), context.group(),
-                    socket.substr(0, socket.rfind('/')));
+    Trainer trainer(argument(argc, argv, "--system"), argument(argc, argv, "--model"),
+                    argument(argc, argv, "--optimizer"), context.group(), socket.substr(0, socket.rfind('/')));
     return serve_commands(argc, argv, context.rank(), "LibTorch " TORCH_VERSION,
                           [&](const std::string& command) { return trainer.answer(command); });
   } catch (const std::exception& error) {

@@ -11,10 +11,12 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, HEADS, TOKENS = 256, 4, 1000
+BACKENDS = {"pytorch_ddp_gloo": "gloo", "pytorch_zero_gloo": "gloo", "pytorch_ddp_lockstep": "lockstep"}
 
 
 def formula(shape, key):
@@ -127,6 +129,10 @@ class Linear100m(nn.Module):
 MODELS = {"mlp": Mlp, "resnet": ResNet, "transformer": Transformer, "small_1000": Small, "linear_100m": Linear100m}
 
 
+OPTIMIZERS = {"sgd": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9, "fused": True}),
+              "adamw": (torch.optim.AdamW, {"lr": 1e-3, "fused": True})}
+
+
 def make_batch(model, rank):
     def whole(shape, key, end):
         return ((formula(shape, key) + 0.5) * end).floor().long()
@@ -164,19 +170,25 @@ class PeakMemory:
 
 
 class Trainer:
-    def __init__(self, model, rank):
+    def __init__(self, options, rank):
         self.memory = PeakMemory()
-        self.model = MODELS[model]()
+        self.model = MODELS[options.model]()
         fill(self.model)
-        self.batch = make_batch(model, rank)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
-        self.replica = None
+        self.batch = make_batch(options.model, rank)
+        self.shards_state = options.system == "pytorch_zero_gloo"
+        self.optimizer_kind, self.optimizer_options = OPTIMIZERS[options.optimizer]
+        self.replica = self.optimizer = None
 
     def attach(self):
         dist.barrier()
         start = time.perf_counter()
         self.replica = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-        return f"attached {(time.perf_counter() - start) * 1000}"
+        taken = time.perf_counter() - start
+        if self.shards_state:
+            self.optimizer = ZeroRedundancyOptimizer(self.model.parameters(), self.optimizer_kind, **self.optimizer_options)
+        else:
+            self.optimizer = self.optimizer_kind(self.model.parameters(), **self.optimizer_options)
+        return f"attached {taken * 1000}"
 
     def step(self):
         self.optimizer.zero_grad()
@@ -223,14 +235,15 @@ def serve(path, rank, trainer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", required=True)
-    parser.add_argument("--system", required=True, choices=("pytorch_ddp_gloo", "pytorch_ddp_lockstep"))
+    parser.add_argument("--system", required=True, choices=BACKENDS)
     parser.add_argument("--model", required=True, choices=MODELS)
+    parser.add_argument("--optimizer", required=True, choices=OPTIMIZERS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(os.path.join(os.path.dirname(options.socket), "store"), world_size)
-    dist.init_process_group(options.system.removeprefix("pytorch_ddp_"), store=store, rank=rank, world_size=world_size)
-    serve(options.socket, rank, Trainer(options.model, rank))
+    dist.init_process_group(BACKENDS[options.system], store=store, rank=rank, world_size=world_size)
+    serve(options.socket, rank, Trainer(options, rank))
     os._exit(0)  # nobody waits for a process group's threads
 
 

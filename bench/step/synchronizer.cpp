@@ -72,6 +72,14 @@ class C10dReducer : public Synchronizer {
 
 }  // namespace
 
+std::unique_ptr<torch::optim::Optimizer> Synchronizer::make_optimizer(const std::string& name,
+                                                                      const std::vector<at::Tensor>& parameters) {
+  if (name == "sgd")
+    return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(1e-3).momentum(0.9));
+  if (name == "adamw") return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(1e-3));
+  throw std::invalid_argument("no optimizer is named " + name);
+}
+
 std::unique_ptr<Synchronizer> attach(const std::string& system, const std::shared_ptr<torch::nn::Module>& model,
                                      const Group& group, const std::string& folder) {
   if (system == "side_by_side") return std::make_unique<Synchronizer>();

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -15,6 +16,10 @@ class Synchronizer {
   virtual ~Synchronizer() = default;
   virtual void before_forward() {}
   virtual void after_forward(const at::Tensor& /*loss*/) {}
+  /// `name` is sgd (with momentum) or adamw: LibTorch's, unless the system has its own. Throws std::invalid_argument on
+  /// another name.
+  virtual std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
+                                                                  const std::vector<at::Tensor>& parameters);
 };
 
 /// `system` is side_by_side, lockstep or c10d_reducer_gloo; `folder` is seen by all ranks and empty. Throws

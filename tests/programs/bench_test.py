@@ -171,19 +171,19 @@ class Bench(unittest.TestCase):
     def test_step(self):
         path = os.path.join(self.folder, "step.json")
         # Small models: the checks of results are the same for all.
-        messages = run(os.path.join(BIN, "bench_step"), "--tiny", "--models", "mlp,small_1000", "--json", path, timeout=300).stderr
+        messages = run(os.path.join(BIN, "bench_step"), "--tiny", "--models", "mlp,small_1000", "--optimizers", "sgd,adamw", "--json", path, timeout=300).stderr
         figures = self.read(path)
-        for model in ("mlp", "small_1000"):
-            rows = {row["system"]: row for row in figures["rows"] if row["model"] == model}
+        for work in (f"{model}, {optimizer}" for model in ("mlp", "small_1000") for optimizer in ("sgd", "adamw")):
+            rows = {row["system"]: row for row in figures["rows"] if f"{row['model']}, {row['optimizer']}" == work}
             for system in ("side_by_side", "lockstep", "c10d_reducer_gloo"):
                 self.assertIn(system, rows, figures["failed"])
-            for system in ("pytorch_ddp_gloo", "pytorch_ddp_lockstep"):
-                reason = (figures["failed"] or {}).get(f"{model}, {system}")
+            for system in ("pytorch_ddp_gloo", "pytorch_zero_gloo", "pytorch_ddp_lockstep"):
+                reason = (figures["failed"] or {}).get(f"{work}, {system}")
                 self.assertTrue((system in rows) != bool(reason), system)
                 if reason:
-                    print(f"{model}, {system}: not measured: {reason}")
+                    print(f"{work}, {system}: not measured: {reason}")
                     self.assertIn("no /", reason, "it is there, and broken")
-                    self.assertIn(f"{model}, {system} is out", messages)
+                    self.assertIn(f"{work}, {system} is out", messages)
             for row in rows.values():
                 self.assertEqual(row["rounds"], 1)
                 self.assertLess(0, row["min_ms"])
@@ -192,7 +192,7 @@ class Bench(unittest.TestCase):
                 self.assertLess(0, row["cpu_ms"])
                 self.assertLess(10, row["peak_mib"])
         table = run(sys.executable, os.path.join(BENCH, "step/report.py"), path).stdout
-        self.assertRegex(table, r"(?m)^small_1000 +lockstep +\d")
+        self.assertRegex(table, r"(?m)^small_1000 +adamw +lockstep +\d")
         picture = os.path.join(self.folder, "step.svg")
         run(sys.executable, os.path.join(BENCH, "step/plot.py"), path, picture)
         with open(picture) as file:
