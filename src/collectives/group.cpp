@@ -2,11 +2,12 @@
 
 #include <ATen/ATen.h>
 
-#include "rank_page/operation_label.h"
-#include "rank_page/rank_board.h"
+#include "collectives/core_types.h"
 #include "collectives/device_engine.h"
 #include "collectives/operand.h"
 #include "collectives/work.h"
+#include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
 
 // Every operation is checked here, put into the form engines agree on, numbered and handed to the engine. Operations
 // that only move data travel as bytes, so that every dtype works on every engine; reductions travel as they are.
@@ -14,26 +15,6 @@
 
 namespace lockstep {
 namespace {
-
-c10d::ReduceOp to_c10d(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return c10d::ReduceOp::SUM;
-    case ReduceOp::kMean:
-      return c10d::ReduceOp::AVG;
-    case ReduceOp::kProduct:
-      return c10d::ReduceOp::PRODUCT;
-    case ReduceOp::kMin:
-      return c10d::ReduceOp::MIN;
-    case ReduceOp::kMax:
-      return c10d::ReduceOp::MAX;
-    case ReduceOp::kAnd:
-      return c10d::ReduceOp::BAND;
-    case ReduceOp::kOr:
-      return c10d::ReduceOp::BOR;
-  }
-  TORCH_INTERNAL_ASSERT(false, "unknown reduce op");
-}
 
 void check_tensor(const char* operation, const char* role, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.defined(), operation, ": the ", role, " is an undefined tensor; allocate it first");
@@ -83,17 +64,17 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
 
 /// Does the operation in one call if the group's engine can; else returns false and nothing has happened.
 bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& output, const at::Tensor& input,
-                 BlockingEngine::Call call) {
+                 shm::Request request) {
   const char* operation = Turn::operation(group->callers);
   if (group->blocking == nullptr || !is_plain(output) || !is_plain(input)) return false;
-  call.input = input.const_data_ptr();
-  call.output = output.mutable_data_ptr();
+  request.input = input.const_data_ptr();
+  request.output = output.mutable_data_ptr();
   const auto started = coarse_now();
   const uint64_t sequence = group->sequence++;
-  if (call.count == 0 && call.kind != BlockingEngine::Kind::kBarrier) return true;  // sends nothing, as by c10d
+  if (request.count == 0 && request.kind != shm::OperationKind::kBarrier) return true;  // sends nothing, as by c10d
   note_start(sequence, operation, input, started);
   try {
-    group->blocking->run(call);
+    group->blocking->run(std::move(request));
     own_page().finish_operation(sequence);
   } catch (const std::exception& cause) {
     throw Error(describe_failure({.operation = operation,
@@ -109,16 +90,22 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& o
   return true;
 }
 
+/// The same for a reduction of `output`'s elements. A dtype that cannot be reduced goes through c10d, which refuses it.
+bool reduce_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& output, const at::Tensor& input,
+                    shm::OperationKind kind, ReduceOp op) {
+  const auto type = to_core(output.scalar_type());
+  return type &&
+         run_at_once(group, output, input,
+                     {.kind = kind, .type = *type, .op = to_core(op), .count = static_cast<size_t>(output.numel())});
+}
+
 }  // namespace
 
 void Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   const Turn turn = state_->turn("all_reduce");
   check_tensor("all_reduce", "tensor", tensor);
   check_reduction("all_reduce", tensor, op);
-  if (!run_at_once(
-          state_, tensor, tensor,
-          {.kind = BlockingEngine::Kind::kAllReduce, .dtype = tensor.scalar_type(), .op = op, .count = tensor.numel()}))
-    all_reduce_async(tensor, op).wait();
+  if (!reduce_at_once(state_, tensor, tensor, shm::OperationKind::kAllReduce, op)) all_reduce_async(tensor, op).wait();
 }
 
 Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
@@ -138,7 +125,7 @@ void Group::broadcast(const at::Tensor& tensor, int root) const {
   check_tensor("broadcast", "tensor", tensor);
   check_peer("broadcast", root);
   if (!run_at_once(state_, tensor, tensor,
-                   {.kind = BlockingEngine::Kind::kBroadcast, .root = root, .count = bytes_of(tensor)}))
+                   {.kind = shm::OperationKind::kBroadcast, .root = root, .count = tensor.nbytes()}))
     broadcast_async(tensor, root).wait();
 }
 
@@ -183,7 +170,7 @@ void Group::all_gather_into_tensor(const at::Tensor& output, const at::Tensor& i
   check_tensor("all_gather", "input", input);
   check_tensor("all_gather", "output", output);
   check_rows("all_gather", "output", output, input, world_size());
-  if (!run_at_once(state_, output, input, {.kind = BlockingEngine::Kind::kAllGather, .count = bytes_of(input)}))
+  if (!run_at_once(state_, output, input, {.kind = shm::OperationKind::kAllGather, .count = input.nbytes()}))
     all_gather_async(output, input).wait();
 }
 
@@ -266,11 +253,7 @@ void Group::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& in
   check_tensor("reduce_scatter", "output", output);
   check_rows("reduce_scatter", "input", input, output, world_size());
   check_reduction("reduce_scatter", input, op);
-  if (!run_at_once(state_, output, input,
-                   {.kind = BlockingEngine::Kind::kReduceScatter,
-                    .dtype = output.scalar_type(),
-                    .op = op,
-                    .count = output.numel()}))
+  if (!reduce_at_once(state_, output, input, shm::OperationKind::kReduceScatter, op))
     reduce_scatter_async(output, input, op).wait();
 }
 
@@ -358,7 +341,7 @@ void Group::barrier() const {
   const Turn turn = state_->turn("barrier");
   if (state_->blocking == nullptr) return barrier_async().wait();
   const at::Tensor nothing = at::empty({0});
-  run_at_once(state_, nothing, nothing, {.kind = BlockingEngine::Kind::kBarrier});
+  run_at_once(state_, nothing, nothing, {.kind = shm::OperationKind::kBarrier});
 }
 
 Work Group::barrier_async() const {

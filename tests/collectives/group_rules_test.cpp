@@ -55,6 +55,20 @@ Group everyone_again(const Context& context) {
   return *context.group().subgroup(ranks);
 }
 
+// A dtype that cannot be reduced is misuse, which the next operation of the group does not notice.
+TEST_P(InSharedMemory, ADtypeThatCannotBeReducedIsRefused) {
+  run_ranks({GetParam(), "shm"}, [](Context& context) {
+    const at::Tensor tensor = at::zeros({4}, at::kFloat8_e5m2);
+    try {
+      context.group().all_reduce(tensor);
+      ADD_FAILURE() << "it was reduced";
+    } catch (const c10::Error& error) {
+      expect_part("all_reduce: Float8_e5m2 tensors cannot be reduced", error.what());
+    }
+    EXPECT_EQ(context.group().mean(context.rank()), (context.world_size() - 1) / 2.0);
+  });
+}
+
 // Two threads that called a group at once gave sums of the wrong operands, without a word.
 TEST_P(Rules, ASecondThreadInAGroupIsToldNamingBothOperations) {
   run_ranks(GetParam(), [](Context& context) {

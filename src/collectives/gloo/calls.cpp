@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "rank_page/rank_board.h"
 #include "collectives/rank_names.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep::gloo_engine {
 namespace {

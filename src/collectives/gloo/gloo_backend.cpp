@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "collectives/called_as.h"
 #include "collectives/cause.h"
+#include "collectives/core_types.h"
 #include "collectives/gloo/calls.h"
 
 // Gloo itself compares nothing: ranks that call different collectives take each other's data, or wait until the
@@ -126,19 +127,10 @@ Wire to_wire(const at::Tensor& operand, ReduceOp op, int world_size) {
   return wire;
 }
 
-const char* name_of(const ReduceOp& op) {
-  if (op == ReduceOp::SUM) return "sum";
-  if (op == ReduceOp::AVG) return "mean";
-  if (op == ReduceOp::PRODUCT) return "product";
-  if (op == ReduceOp::MIN) return "min";
-  if (op == ReduceOp::MAX) return "max";
-  return op == ReduceOp::BAND ? "and" : "or";
-}
-
 /// What ranks must agree on. Data that is only moved comes as bytes.
 std::string text_of(const char* operation, const at::Tensor& operand, const ReduceOp& op) {
   return c10::str(operation, "(", c10::toString(operand.scalar_type()), ", ", operand.numel(), " elements, ",
-                  name_of(op), ")");
+                  shm::name(to_core(op)), ")");
 }
 std::string text_of(const char* operation, const at::Tensor& moved) {
   if (called_as != shm::CalledAs::kItself) return c10::str(shm::name(called_as), "()");

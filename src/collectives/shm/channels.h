@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "collectives/shm/completion.h"
 #include "collectives/shm/element.h"
+#include "collectives/shm/work.h"
 #include "collectives/shm/world.h"
 
 namespace lockstep::shm {
@@ -16,7 +16,7 @@ namespace lockstep::shm {
 inline constexpr int kAnySource = -1;
 
 /// One send or receive.
-class Message : public Completion {
+class Message : public Work {
  public:
   /// The sender, once a receive is done.
   int source() const { return source_; }

@@ -12,8 +12,8 @@ const char* name(DataType type) {
 }
 
 const char* name(ReduceOp op) {
-  static constexpr std::array<const char*, kReduceOps> kNames{"sum",  "avg", "product", "min",       "max",
-                                                              "band", "bor", "bxor",    "premul_sum"};
+  static constexpr std::array<const char*, kReduceOps> kNames{"sum", "mean", "product", "min",       "max",
+                                                              "and", "or",   "xor",     "premul_sum"};
   return kNames.at(static_cast<size_t>(op));
 }
 

@@ -23,9 +23,9 @@ enum class DataType : uint8_t {
 };
 inline constexpr int kDataTypes = 12;
 
-/// How ranks' elements become one. kAverage divides the sum by the number of ranks (integers: towards zero);
-/// kPremulSum adds factor * element, each rank having its own factor.
-enum class ReduceOp : uint8_t { kSum, kAverage, kProduct, kMin, kMax, kBitAnd, kBitOr, kBitXor, kPremulSum };
+/// How the ranks' elements become one. kMean divides the sum by the number of ranks (integers: towards zero);
+/// kPremulSum adds factor * element, where each rank has its own factor. Values travel between ranks: append only.
+enum class ReduceOp : uint8_t { kSum, kMean, kProduct, kMin, kMax, kAnd, kOr, kXor, kPremulSum };
 inline constexpr int kReduceOps = 9;
 
 constexpr size_t element_bytes(DataType type) {

@@ -127,7 +127,7 @@ uint64_t Group::next_sequence() {
   return ++started_;
 }
 
-CompletionPtr Group::start(Request request) {
+WorkPtr Group::start(Request request) {
   check_member();
   const ReduceFunction reduce = prepare(request);
   const auto guard = lock();
@@ -137,8 +137,8 @@ CompletionPtr Group::start(Request request) {
   return operation;
 }
 
-CompletionPtr Group::send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive,
-                          DataType type) {
+WorkPtr Group::send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive,
+                    DataType type) {
   check_member();
   if (to < 0 || to >= size() || to == rank()) throw Error("send: rank " + std::to_string(to) + " is no other rank");
   const auto guard = lock();

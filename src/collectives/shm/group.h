@@ -53,12 +53,12 @@ class Group {
   const World& world() const { return world_; }
 
   /// Starts a collective. Buffers must stay as they are until it is done, or as long as `keep_alive` keeps them.
-  /// Throws Error for a request that no rank could mean; everything else rides on the Completion.
-  CompletionPtr start(Request request);
+  /// Throws Error for a request that no rank could mean; everything else rides on the Work.
+  WorkPtr start(Request request);
   /// Starts a message to another rank. Done when the data was copied away, which waits for the receiver if it is
   /// larger than the channel.
-  CompletionPtr send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive = nullptr,
-                     DataType type = DataType::kUInt8);
+  WorkPtr send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive = nullptr,
+               DataType type = DataType::kUInt8);
   /// Starts to receive a message of exactly `bytes` and `type` with this tag from rank `from`, or from whoever sends
   /// first (kAnySource). Messages of one sender and tag arrive in order. Another size or type ends the group.
   std::shared_ptr<Message> receive(void* data, size_t bytes, int from, int64_t tag,
@@ -70,10 +70,10 @@ class Group {
   bool try_progress();
   /// Returns when `work` is done; throws Error if it failed. When `timeout` passes the whole group ends, and the text
   /// names all ranks that were missing.
-  void wait(Completion& work, std::chrono::milliseconds timeout);
+  void wait(Work& work, std::chrono::milliseconds timeout);
   /// For a thread that waits for several things: does what can be done and, unless `work` is done then, sleeps until
   /// something happens or `at_most` has passed. Never spins, and time alone never ends the group here.
-  void rest(const Completion& work, std::chrono::microseconds at_most);
+  void rest(const Work& work, std::chrono::microseconds at_most);
   /// start() and wait(), without an allocation.
   void run(Request request, std::chrono::milliseconds timeout);
 
@@ -120,10 +120,10 @@ class Group {
   bool reads_pending_output(const Operation& operation) const;
 
   // group_wait.cpp
-  void wait_locked(std::unique_lock<std::mutex>& guard, const Completion& work, std::chrono::milliseconds timeout);
+  void wait_locked(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::milliseconds timeout);
   /// Whether a rank that this one waits for was last seen on the processor this thread runs on.
   bool processor_is_needed();
-  void nap(std::unique_lock<std::mutex>& guard, const Completion& work, std::chrono::microseconds at_most);
+  void nap(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::microseconds at_most);
   /// What this thread has finished, another thread of this rank may be sleeping for.
   void wake_own_sleepers();
   void look_for_the_dead();

@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "collectives/shm/futex.h"
-#include "rank_page/rank_board.h"
 #include "collectives/shm/group.h"
+#include "rank_page/rank_board.h"
 
 // Waiting: the only place where a thread sleeps, and where the ends of other ranks are noticed.
 
@@ -21,7 +21,7 @@ constexpr std::chrono::microseconds kNapWithOthers{500};  ///< while other group
 
 }  // namespace
 
-void Group::wait(Completion& work, std::chrono::milliseconds timeout) {
+void Group::wait(Work& work, std::chrono::milliseconds timeout) {
   if (!work.done()) {
     check_process();
     auto guard = lock();
@@ -30,8 +30,7 @@ void Group::wait(Completion& work, std::chrono::milliseconds timeout) {
   if (work.failed()) throw Error(work.error());
 }
 
-void Group::wait_locked(std::unique_lock<std::mutex>& guard, const Completion& work,
-                        std::chrono::milliseconds timeout) {
+void Group::wait_locked(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::milliseconds timeout) {
   Patience patience(world_.spin(), timeout);
   uint64_t moved = rounds_moved_;
   for (unsigned looks = 0;; ++looks) {
@@ -69,7 +68,7 @@ bool Group::processor_is_needed() {
   return world_.waits_on(here, blocked_on_ | blocked_on_any_);
 }
 
-void Group::rest(const Completion& work, std::chrono::microseconds at_most) {
+void Group::rest(const Work& work, std::chrono::microseconds at_most) {
   check_process();
   auto guard = lock();
   progress_locked();
@@ -78,7 +77,7 @@ void Group::rest(const Completion& work, std::chrono::microseconds at_most) {
   if (!work.done()) look_for_the_dead();
 }
 
-void Group::nap(std::unique_lock<std::mutex>& guard, const Completion& work, std::chrono::microseconds at_most) {
+void Group::nap(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::microseconds at_most) {
   Control& mine = world_.mine();
   own_page().set_waits_for(world_.launched_ranks(blocked_on_ | blocked_on_any_));
   const uint32_t bell = mine.bell.load();

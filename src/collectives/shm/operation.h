@@ -3,11 +3,11 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/shm/completion.h"
 #include "collectives/shm/layout.h"
 #include "collectives/shm/reduce.h"
 #include "collectives/shm/request.h"
 #include "collectives/shm/transfer.h"
+#include "collectives/shm/work.h"
 
 namespace lockstep::shm {
 
@@ -21,8 +21,8 @@ enum class Method : uint8_t {
   kRounds,   ///< in bounded rounds through the chunks, or straight from resident inputs
 };
 
-/// One collective of one rank, from start to end. Callers see a Completion; the rest belongs to the group's mutex.
-class Operation : public Completion {
+/// One collective of one rank, from start to end. Callers see a Work; the rest is guarded by the group's mutex.
+class Operation : public Work {
  public:
   /// `kernel` is null unless the operation adds up elements.
   Operation(Request&& what, ReduceFunction kernel, int rank, int size, uint64_t number);

@@ -56,7 +56,7 @@ void complex_product(const Reduction& task) {
 ReduceFunction find_reduce_rare(DataType type, ReduceOp op) {
   if (op == ReduceOp::kProduct && type == DataType::kComplex64) return complex_product<float>;
   if (op == ReduceOp::kProduct && type == DataType::kComplex128) return complex_product<double>;
-  if (op != ReduceOp::kAverage) return nullptr;
+  if (op != ReduceOp::kMean) return nullptr;
   switch (type) {
     case DataType::kInt8:
       return average<int8_t>;

@@ -129,7 +129,7 @@ TEST_P(AllReduce, SeveralInFlightEndInOrder) {
       // More than there are lines, of all sizes, half of them resident.
       std::vector<std::byte*> memory;
       std::vector<Bytes> own(50);
-      std::vector<CompletionPtr> work;
+      std::vector<WorkPtr> work;
       for (size_t i = 0; i < own.size(); ++i) {
         const size_t count = (i * i * 131) % 40000 + 1;
         own[i].resize(i % 2 ? count * 8 : 0);

@@ -183,7 +183,7 @@ class RandomWork {
   /// Throws Error when the group has ended.
   void round() {
     if (below(4) == 0) return group_.run(any(), kTestTimeout);
-    std::vector<CompletionPtr> works;
+    std::vector<WorkPtr> works;
     for (unsigned i = 0, count = 1 + below(6); i < count; ++i) {
       if (below(3) == 0)
         exchange(works);
@@ -219,7 +219,7 @@ class RandomWork {
     return request;
   }
 
-  void exchange(std::vector<CompletionPtr>& works) {
+  void exchange(std::vector<WorkPtr>& works) {
     const size_t bytes = size_t{1} << below(18);
     const int n = group_.size(), tag = static_cast<int>(below(3));
     works.push_back(group_.send(sent_.data(), bytes, (group_.rank() + 1) % n, tag));

@@ -259,7 +259,7 @@ TEST_P(Collectives, ReduceAndReduceScatter) {
     const int n = group.size(), me = group.rank();
     const auto blocks = static_cast<size_t>(n);
     for (DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kInt8}) {
-      const ReduceOp op = type == DataType::kInt8 ? ReduceOp::kMax : ReduceOp::kAverage;
+      const ReduceOp op = type == DataType::kInt8 ? ReduceOp::kMax : ReduceOp::kMean;
       const size_t count = c.bytes / element_bytes(type), bytes = count * element_bytes(type);
       const auto& [inputs, sums] = reductions.get(type, op, count * blocks, n);
       const auto expected = [&, &all = sums](int r) {
@@ -347,7 +347,7 @@ TEST_P(Collectives, DifferentKindsInFlight) {
       const int root = n - 1;
       if (me == root) broadcast.fill(0, block(root, 3, bytes));
       input.fill(0, block(me, 4, bytes));
-      std::vector<CompletionPtr> work;
+      std::vector<WorkPtr> work;
       work.push_back(group.start(request(OperationKind::kBroadcast, bytes, root, broadcast.data(), broadcast.data())));
       work.push_back(group.start(request(OperationKind::kAllGather, bytes, 0, input.data(), gathered.data())));
       work.push_back(group.start({.kind = OperationKind::kBarrier}));
@@ -381,7 +381,7 @@ TEST(Groups, SeveralInDifferentOrdersDoNotBlockEachOther) {
                             .input = v.data(),
                             .output = v.data()});
       };
-      CompletionPtr in_first, in_second;
+      WorkPtr in_first, in_second;
       if (rank == 0) in_first = sum(first, x), in_second = sum(second, y);
       if (rank == 1) in_second = sum(second, y), in_first = sum(first, x);
       if (rank == 0) first.wait(*in_first, kTestTimeout), second.wait(*in_second, kTestTimeout);

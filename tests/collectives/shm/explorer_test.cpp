@@ -275,7 +275,7 @@ struct RankState {
   std::vector<int32_t> values[2];
   std::vector<int32_t> output[2];  ///< where it is not the input
   int32_t* data[2] = {};
-  CompletionPtr work[2];
+  WorkPtr work[2];
 };
 
 size_t elements(Kind kind) {
@@ -406,7 +406,7 @@ class Scenario {
         return sum;
     }
   }
-  CompletionPtr start(int rank, int i) {
+  WorkPtr start(int rank, int i) {
     RankState& state = states_[rank];
     const size_t count = elements(kinds_[i]);
     Request request{.kind = OperationKind::kAllReduce,

@@ -226,8 +226,8 @@ TEST(Failure, NonsenseIsRefusedAtOnce) {
     request.root = 2;
     EXPECT_IN("no such root", error_of([&] { group.start(request); }));
     request = floats(OperationKind::kAllReduce, 10, x);
-    request.op = ReduceOp::kBitXor;
-    EXPECT_IN("bxor means nothing for float32", error_of([&] { group.start(request); }));
+    request.op = ReduceOp::kXor;
+    EXPECT_IN("xor means nothing for float32", error_of([&] { group.start(request); }));
     EXPECT_THROW(group.send(x.data(), 4, group.rank(), 0), Error);
     EXPECT_THROW(group.free(x.data()), Error);
   });

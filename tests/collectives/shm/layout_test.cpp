@@ -90,7 +90,7 @@ void check_everything(Group& group, int turns) {
   }
   std::array<int64_t, 70> ones;
   ones.fill(1);
-  std::vector<CompletionPtr> work;
+  std::vector<WorkPtr> work;
   for (int64_t& one : ones)
     work.push_back(group.start(
         {.kind = OperationKind::kAllReduce, .type = DataType::kInt64, .count = 1, .input = &one, .output = &one}));

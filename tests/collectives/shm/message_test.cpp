@@ -19,7 +19,7 @@ TEST(Messages, EverySizeBetweenEveryPair) {
   with_group(3, [](Group& group) {
     for (size_t bytes : {size_t{0}, size_t{1}, size_t{4080}, size_t{4096}, size_t{4097}, size_t{100000}}) {
       std::vector<Bytes> in, out;
-      std::vector<CompletionPtr> work;
+      std::vector<WorkPtr> work;
       for (int peer = 0; peer < 3; ++peer) {
         in.emplace_back(bytes);
         out.push_back(pattern(bytes, group.rank(), peer));
@@ -40,7 +40,7 @@ TEST(Messages, TagsSelectAndOrderHoldsWithinATag) {
   with_group(2, [](Group& group) {
     constexpr size_t kBytes = 10000;  // more than the channel holds
     if (group.rank() == 0) {
-      std::vector<CompletionPtr> work;
+      std::vector<WorkPtr> work;
       std::vector<Bytes> data;
       for (int i = 0; i < 6; ++i) data.push_back(pattern(kBytes, i, 0));
       for (int i = 0; i < 6; ++i) work.push_back(group.send(data[static_cast<size_t>(i)].data(), kBytes, 1, i % 2));
@@ -99,7 +99,7 @@ TEST(Messages, AWrongSizeIsRefusedOnBothSides) {
   with_group(2, [](Group& group) {
     std::vector<std::byte> data(20000);
     const bool sender = group.rank() == 0;
-    auto work = sender ? group.send(data.data(), 20000, 1, 4) : CompletionPtr(group.receive(data.data(), 8, 0, 4));
+    auto work = sender ? group.send(data.data(), 20000, 1, 4) : WorkPtr(group.receive(data.data(), 8, 0, 4));
     try {
       group.wait(*work, kTestTimeout);
       FAIL() << "rank " << group.rank();

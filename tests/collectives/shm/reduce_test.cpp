@@ -85,7 +85,7 @@ TEST_P(ReduceKernels, Float16HasTheBitsOfTheBaseline) {
   std::vector<uint16_t> a(1 << 18), b(1 << 18), expected(1 << 18), result(1 << 18);
   for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<uint16_t>(random()), b[i] = static_cast<uint16_t>(random());
   const void* inputs[] = {a.data(), b.data()};
-  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kProduct, ReduceOp::kMax}) {
+  for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kProduct, ReduceOp::kMax}) {
     void* outputs[] = {expected.data()};
     find_reduce(DataType::kFloat16, op, 2, InstructionSet::kBaseline)({outputs, 1, inputs, 2, a.size(), nullptr});
     outputs[0] = result.data();

@@ -25,7 +25,7 @@ inline bool is_meaningful(DataType type, ReduceOp op) {
     case ReduceOp::kSum:
     case ReduceOp::kProduct:
       return true;
-    case ReduceOp::kAverage:
+    case ReduceOp::kMean:
       return type != DataType::kBool;
     case ReduceOp::kMin:
     case ReduceOp::kMax:
@@ -146,7 +146,7 @@ struct ReferenceElement {
       volatile F rounded = combine(op, a, b);
       return static_cast<F>(rounded);
     });
-    return op == ReduceOp::kAverage ? result / static_cast<F>(x.size()) : result;
+    return op == ReduceOp::kMean ? result / static_cast<F>(x.size()) : result;
   }
 
   static T reduce_integer(ReduceOp op, const std::vector<T>& x) {
@@ -155,14 +155,14 @@ struct ReferenceElement {
       const __int128 next = x[i];
       if (op == ReduceOp::kProduct)
         sofar = static_cast<int64_t>(static_cast<uint64_t>(sofar) * static_cast<uint64_t>(next));
-      if (op == ReduceOp::kSum || op == ReduceOp::kAverage) sofar += next;
+      if (op == ReduceOp::kSum || op == ReduceOp::kMean) sofar += next;
       if (op == ReduceOp::kMin) sofar = next < sofar ? next : sofar;
       if (op == ReduceOp::kMax) sofar = next > sofar ? next : sofar;
-      if (op == ReduceOp::kBitAnd) sofar &= next;
-      if (op == ReduceOp::kBitOr) sofar |= next;
-      if (op == ReduceOp::kBitXor) sofar ^= next;
+      if (op == ReduceOp::kAnd) sofar &= next;
+      if (op == ReduceOp::kOr) sofar |= next;
+      if (op == ReduceOp::kXor) sofar ^= next;
     }
-    if (op == ReduceOp::kAverage)
+    if (op == ReduceOp::kMean)
       sofar = static_cast<int64_t>(static_cast<uint64_t>(sofar)) / static_cast<int64_t>(x.size());
     return static_cast<T>(sofar);
   }
@@ -172,8 +172,8 @@ struct ReferenceElement {
       bool sofar = x[0];
       for (size_t i = 1; i < x.size(); ++i) {
         const bool next = x[i];
-        const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax || op == ReduceOp::kBitOr;
-        sofar = op == ReduceOp::kBitXor ? sofar != next : any ? sofar || next : sofar && next;
+        const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax || op == ReduceOp::kOr;
+        sofar = op == ReduceOp::kXor ? sofar != next : any ? sofar || next : sofar && next;
       }
       return sofar;
     } else if constexpr (std::is_integral_v<T>) {

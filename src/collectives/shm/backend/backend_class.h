@@ -8,12 +8,12 @@
 #include "collectives/blocking_engine.h"
 #include "collectives/shm/backend/shared_group.h"
 #include "collectives/shm/backend/shm_work.h"
-#include "collectives/shm/backend/task.h"
+#include "collectives/shm/backend/tensor_request.h"
 
 namespace lockstep::shm_engine {
 
-/// c10d's operations in terms of the core's. Every operation builds a Task and launches it; nothing waits, but for
-/// sparse reductions and the monitored barrier.
+/// c10d's operations in terms of the core's. Every operation builds a TensorRequest and launches it. Only sparse
+/// reductions and the monitored barrier wait.
 class ShmBackend final : public c10d::Backend, public BlockingEngine {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -38,14 +38,14 @@ class ShmBackend final : public c10d::Backend, public BlockingEngine {
   c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                     const c10::intrusive_ptr<Options>& options, const int& rank,
                                     const int& size) override;
-  /// Leaves the group: never waits; what is pending fails, and every later operation throws. Tensors in its memory
-  /// stay.
+  /// Leaves the group without waiting: what is pending fails, and every later operation throws. Tensors in the group's
+  /// memory stay valid.
   void shutdown() override;
   /// Ends the group on every rank.
   void abort() override;
 
   // blocking.cpp, with finish_now
-  void run(const Call& call) override;
+  void run(shm::Request request) override;
 
   // reductions.cpp
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -82,20 +82,21 @@ class ShmBackend final : public c10d::Backend, public BlockingEngine {
 
  private:
   size_t ranks() const { return static_cast<size_t>(size_); }
-  /// Starts what the task asks for. No Work, and done, where the caller wants none (Task::waits).
-  WorkPtr launch(Task task);
-  WorkPtr launch(Task task, std::vector<shm::CompletionPtr> parts);
-  /// Whether the task can go straight to the core, and is no refused one.
-  bool is_immediate(const Task& task);
-  void finish_now(Task task);
-  WorkPtr receive(Task task, at::Tensor& tensor, int from, int tag);
+  /// Starts what the request asks for. Where the caller wants no Work (TensorRequest::waits), returns none, and the
+  /// operation is over.
+  WorkPtr launch(TensorRequest request);
+  WorkPtr launch(TensorRequest request, std::vector<shm::WorkPtr> works);
+  /// Whether the request can go straight to the core, which will not refuse it.
+  bool is_immediate(const TensorRequest& request);
+  void finish_now(TensorRequest request);
+  WorkPtr receive(TensorRequest request, at::Tensor& tensor, int from, int tag);
   std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) const;
 
-  void add_all_reduce(Task& task, const at::Tensor& tensor, const c10d::ReduceOp& op) const;
-  void add_reduce_scatter(Task& task, const at::Tensor& output, const at::Tensor& input,
+  void add_all_reduce(TensorRequest& request, const at::Tensor& tensor, const c10d::ReduceOp& op) const;
+  void add_reduce_scatter(TensorRequest& request, const at::Tensor& output, const at::Tensor& input,
                           const c10d::ReduceOp& op) const;
-  void add_all_gather(Task& task, const at::Tensor& output, const at::Tensor& input) const;
-  void add_all_gather(Task& task, const Tensors& outputs, const at::Tensor& input) const;
+  void add_all_gather(TensorRequest& request, const at::Tensor& output, const at::Tensor& input) const;
+  void add_all_gather(TensorRequest& request, const Tensors& outputs, const at::Tensor& input) const;
   WorkPtr all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& options);
   at::Tensor gather_rows(const at::Tensor& row, std::chrono::milliseconds timeout);
 

@@ -1,5 +1,6 @@
 #include "base/clock.h"
 #include "collectives/cause.h"
+#include "collectives/core_types.h"
 #include "collectives/shm/backend/backend_class.h"
 
 // Point-to-point messages travel with their dtype (those that cannot be reduced as bytes); barriers carry nothing.
@@ -9,51 +10,52 @@ namespace lockstep::shm_engine {
 using c10d::OpType;
 
 ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
-  Task task(OpType::SEND, "lockstep:send");
+  TensorRequest request(OpType::SEND, "lockstep:send");
   const at::Tensor& tensor = only("send", tensors);
   check_dense("send", tensor);
-  task.inputs = {tensor};
-  const void* data = task.input(tensor);
+  request.inputs = {tensor};
+  const void* data = request.input(tensor);
   shared_->bury();
-  auto message = shared_->group().send(data, tensor.nbytes(), to, tag, shared_->keep(std::move(task.tensors)),
-                                       data_type(tensor.scalar_type()).value_or(shm::DataType::kUInt8));
-  return launch(std::move(task), {std::move(message)});
+  auto message = shared_->group().send(data, tensor.nbytes(), to, tag, shared_->keep(std::move(request.tensors)),
+                                       to_core(tensor.scalar_type()).value_or(shm::DataType::kUInt8));
+  return launch(std::move(request), {std::move(message)});
 }
 
 ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int from, int tag) {
-  return receive(Task(OpType::RECV, "lockstep:recv"), only("recv", tensors), from, tag);
+  return receive(TensorRequest(OpType::RECV, "lockstep:recv"), only("recv", tensors), from, tag);
 }
 
 ShmBackend::WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
-  return receive(Task(OpType::RECVANYSOURCE, "lockstep:recvAnySource"), only("recv", tensors), shm::kAnySource, tag);
+  return receive(TensorRequest(OpType::RECVANYSOURCE, "lockstep:recvAnySource"), only("recv", tensors), shm::kAnySource,
+                 tag);
 }
 
-ShmBackend::WorkPtr ShmBackend::receive(Task task, at::Tensor& tensor, int from, int tag) {
+ShmBackend::WorkPtr ShmBackend::receive(TensorRequest request, at::Tensor& tensor, int from, int tag) {
   check_dense("recv", tensor);
-  task.inputs = task.result = {tensor};
-  void* data = task.output(tensor, /*load=*/false);
+  request.inputs = request.result = {tensor};
+  void* data = request.output(tensor, /*load=*/false);
   shared_->bury();
-  auto message = shared_->group().receive(data, tensor.nbytes(), from, tag, shared_->keep(std::move(task.tensors)),
-                                          data_type(tensor.scalar_type()).value_or(shm::DataType::kUInt8));
-  return launch(std::move(task), {std::move(message)});
+  auto message = shared_->group().receive(data, tensor.nbytes(), from, tag, shared_->keep(std::move(request.tensors)),
+                                          to_core(tensor.scalar_type()).value_or(shm::DataType::kUInt8));
+  return launch(std::move(request), {std::move(message)});
 }
 
 ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
-  Task task(OpType::BARRIER, "lockstep:barrier", options);
-  task.requests.emplace_back();
-  return launch(std::move(task));
+  TensorRequest request(OpType::BARRIER, "lockstep:barrier", options);
+  request.parts.emplace_back();
+  return launch(std::move(request));
 }
 
 void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
-  Task task(OpType::BARRIER, "lockstep:barrier", options);
-  task.waits = true;
-  task.requests.emplace_back();
+  TensorRequest request(OpType::BARRIER, "lockstep:barrier", options);
+  request.waits = true;
+  request.parts.emplace_back();
   // A time of 0 is the caller's word here: others that are not there yet are late.
   const bool none = options.timeout == kNoTimeout;
   const Deadline deadline(none ? options.timeout : bounded(options.timeout));
-  if (none) task.timeout = std::chrono::milliseconds(1);
+  if (none) request.timeout = std::chrono::milliseconds(1);
   try {
-    launch(std::move(task));
+    launch(std::move(request));
   } catch (const std::exception& error) {
     // The core's timeout names all missing ranks, whether all are asked for or the first; the words are Gloo's.
     C10_THROW_ERROR(DistBackendError,

@@ -20,69 +20,69 @@ void check_like(const char* operation, const at::Tensor& tensor, const at::Tenso
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only("broadcast", tensors);
   check_dense("broadcast", tensor);
-  Task task(OpType::BROADCAST, "lockstep:broadcast", options);
-  task.inputs = task.result = tensors;
-  auto request = task.moving(OperationKind::kBroadcast, tensor.scalar_type(), tensor.numel());
-  request.root = static_cast<int>(options.rootRank);
+  TensorRequest request(OpType::BROADCAST, "lockstep:broadcast", options);
+  request.inputs = request.result = tensors;
+  auto part = request.moving(OperationKind::kBroadcast, tensor.scalar_type(), tensor.numel());
+  part.root = static_cast<int>(options.rootRank);
   const bool root = options.rootRank == getRank();
-  request.output = root ? task.input(tensor) : task.output(tensor, /*load=*/false);
-  request.input = request.output;
-  task.requests.push_back(std::move(request));
-  return launch(std::move(task));
+  part.output = root ? request.input(tensor) : request.output(tensor, /*load=*/false);
+  part.input = part.output;
+  request.parts.push_back(std::move(part));
+  return launch(std::move(request));
 }
 
-void ShmBackend::add_all_gather(Task& task, const at::Tensor& output, const at::Tensor& input) const {
+void ShmBackend::add_all_gather(TensorRequest& request, const at::Tensor& output, const at::Tensor& input) const {
   TORCH_CHECK_VALUE(output.numel() == input.numel() * getSize() && output.scalar_type() == input.scalar_type(),
                     "all_gather: the output must hold one input for each of ", getSize(), " ranks; it has ",
                     output.numel(), " elements of ", output.scalar_type(), " for inputs of ", input.numel(), " of ",
                     input.scalar_type());
-  auto request = task.moving(OperationKind::kAllGather, input.scalar_type(), input.numel());
-  request.input = task.input(input);
-  request.output = task.output(output, /*load=*/false);
-  task.requests.push_back(std::move(request));
-  task.result.push_back(output);
+  auto part = request.moving(OperationKind::kAllGather, input.scalar_type(), input.numel());
+  part.input = request.input(input);
+  part.output = request.output(output, /*load=*/false);
+  request.parts.push_back(std::move(part));
+  request.result.push_back(output);
 }
 
-void ShmBackend::add_all_gather(Task& task, const Tensors& outputs, const at::Tensor& input) const {
+void ShmBackend::add_all_gather(TensorRequest& request, const Tensors& outputs, const at::Tensor& input) const {
   TORCH_CHECK_VALUE(outputs.size() == ranks(), "all_gather: needs one output for each of ", getSize(), " ranks, not ",
                     outputs.size());
-  auto request = task.moving(OperationKind::kAllGather, input.scalar_type(), input.numel());
-  request.input = task.input(input);
+  auto part = request.moving(OperationKind::kAllGather, input.scalar_type(), input.numel());
+  part.input = request.input(input);
   for (const auto& output : outputs) {
     check_dense("all_gather", output);
     check_like("all_gather", output, input);
-    request.make_pieces().outputs.push_back(task.output(output, /*load=*/false));
+    part.make_pieces().outputs.push_back(request.output(output, /*load=*/false));
   }
-  task.requests.push_back(std::move(request));
-  task.result.insert(task.result.end(), outputs.begin(), outputs.end());
+  request.parts.push_back(std::move(part));
+  request.result.insert(request.result.end(), outputs.begin(), outputs.end());
 }
 
 ShmBackend::WorkPtr ShmBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) {
   const at::Tensor& input = only("all_gather", inputs);
   check_dense("all_gather", input);
-  Task task(OpType::ALLGATHER, "lockstep:all_gather", options);
-  task.inputs = inputs;
-  add_all_gather(task, only("all_gather", outputs), input);
-  return launch(std::move(task));
+  TensorRequest request(OpType::ALLGATHER, "lockstep:all_gather", options);
+  request.inputs = inputs;
+  add_all_gather(request, only("all_gather", outputs), input);
+  return launch(std::move(request));
 }
 
 ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                 const c10d::AllgatherOptions& options) {
   check_dense("all_gather_into_tensor", output);
   check_dense("all_gather_into_tensor", input);
-  Task task(OpType::_ALLGATHER_BASE, "lockstep:_all_gather_base", options);
-  task.inputs = {input};
-  add_all_gather(task, output, input);
-  return launch(std::move(task));
+  TensorRequest request(OpType::_ALLGATHER_BASE, "lockstep:_all_gather_base", options);
+  request.inputs = {input};
+  add_all_gather(request, output, input);
+  return launch(std::move(request));
 }
 
 ShmBackend::WorkPtr ShmBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == ranks(), "all_gather_coalesced: needs one output list for each of ", getSize(),
                     " ranks, not ", outputs.size());
-  Task task(OpType::ALLGATHER_COALESCED, "lockstep:all_gather", options);
-  task.inputs = inputs;
+  TensorRequest request(OpType::ALLGATHER_COALESCED, "lockstep:all_gather", options);
+  request.inputs = inputs;
   for (const auto& list : outputs)
     TORCH_CHECK_VALUE(list.size() == inputs.size(), "all_gather_coalesced: an output list has ", list.size(),
                       " tensors for ", inputs.size(), " inputs");
@@ -90,34 +90,34 @@ ShmBackend::WorkPtr ShmBackend::allgather_coalesced(std::vector<Tensors>& output
     Tensors row;
     for (const auto& list : outputs) row.push_back(list[i]);
     check_dense("all_gather_coalesced", inputs[i]);
-    add_all_gather(task, row, inputs[i]);
+    add_all_gather(request, row, inputs[i]);
   }
-  return launch(std::move(task));
+  return launch(std::move(request));
 }
 
 ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "all_gather_into_tensor_coalesced: ", outputs.size(),
                     " outputs for ", inputs.size(), " inputs");
-  Task task(OpType::COALESCED, "lockstep:all_gather_into_tensor_coalesced", options);
-  task.inputs = inputs;
+  TensorRequest request(OpType::COALESCED, "lockstep:all_gather_into_tensor_coalesced", options);
+  request.inputs = inputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_dense("all_gather_into_tensor_coalesced", outputs[i]);
     check_dense("all_gather_into_tensor_coalesced", inputs[i]);
-    add_all_gather(task, outputs[i], inputs[i]);
+    add_all_gather(request, outputs[i], inputs[i]);
   }
-  return launch(std::move(task));
+  return launch(std::move(request));
 }
 
 ShmBackend::WorkPtr ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                        const c10d::GatherOptions& options) {
   const at::Tensor& input = only("gather", inputs);
   check_dense("gather", input);
-  Task task(OpType::GATHER, "lockstep:gather", options);
-  task.inputs = inputs;
-  auto request = task.moving(OperationKind::kGather, input.scalar_type(), input.numel());
-  request.root = static_cast<int>(options.rootRank);
-  request.input = task.input(input);
+  TensorRequest request(OpType::GATHER, "lockstep:gather", options);
+  request.inputs = inputs;
+  auto part = request.moving(OperationKind::kGather, input.scalar_type(), input.numel());
+  part.root = static_cast<int>(options.rootRank);
+  part.input = request.input(input);
   if (options.rootRank == getRank()) {
     const Tensors& blocks = only("gather", outputs);
     TORCH_CHECK_VALUE(blocks.size() == ranks(), "gather: needs one output for each of ", getSize(), " ranks, not ",
@@ -125,24 +125,24 @@ ShmBackend::WorkPtr ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& i
     for (const auto& block : blocks) {
       check_dense("gather", block);
       check_like("gather", block, input);
-      request.make_pieces().outputs.push_back(task.output(block, /*load=*/false));
+      part.make_pieces().outputs.push_back(request.output(block, /*load=*/false));
     }
-    task.result = blocks;
+    request.result = blocks;
   } else {
     TORCH_CHECK_VALUE(outputs.empty(), "gather: only the root has outputs");
   }
-  task.requests.push_back(std::move(request));
-  return launch(std::move(task));
+  request.parts.push_back(std::move(part));
+  return launch(std::move(request));
 }
 
 ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                         const c10d::ScatterOptions& options) {
   const at::Tensor& output = only("scatter", outputs);
   check_dense("scatter", output);
-  Task task(OpType::SCATTER, "lockstep:scatter", options);
-  task.result = outputs;
-  auto request = task.moving(OperationKind::kScatter, output.scalar_type(), output.numel());
-  request.root = static_cast<int>(options.rootRank);
+  TensorRequest request(OpType::SCATTER, "lockstep:scatter", options);
+  request.result = outputs;
+  auto part = request.moving(OperationKind::kScatter, output.scalar_type(), output.numel());
+  part.root = static_cast<int>(options.rootRank);
   if (options.rootRank == getRank()) {
     const Tensors& blocks = only("scatter", inputs);
     TORCH_CHECK_VALUE(blocks.size() == ranks(), "scatter: needs one input for each of ", getSize(), " ranks, not ",
@@ -150,15 +150,15 @@ ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
     for (const auto& block : blocks) {
       check_dense("scatter", block);
       check_like("scatter", block, output);
-      request.make_pieces().inputs.push_back(task.input(block));
+      part.make_pieces().inputs.push_back(request.input(block));
     }
-    task.inputs = blocks;
+    request.inputs = blocks;
   } else {
     TORCH_CHECK_VALUE(inputs.empty(), "scatter: only the root has inputs");
   }
-  request.output = task.output(output, /*load=*/false);
-  task.requests.push_back(std::move(request));
-  return launch(std::move(task));
+  part.output = request.output(output, /*load=*/false);
+  request.parts.push_back(std::move(part));
+  return launch(std::move(request));
 }
 
 ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -167,11 +167,11 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
   check_dense("all_to_all_single", output);
   check_dense("all_to_all_single", input);
   TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), "all_to_all_single: input and output differ in dtype");
-  Task task(OpType::ALLTOALL_BASE, "lockstep:all_to_all", options);
-  task.inputs = {input};
-  task.result = {output};
+  TensorRequest request(OpType::ALLTOALL_BASE, "lockstep:all_to_all", options);
+  request.inputs = {input};
+  request.result = {output};
   const bool even = output_splits.empty() && input_splits.empty();
-  auto request = task.moving(even ? OperationKind::kAllToAll : OperationKind::kAllToAllUneven, input.scalar_type(),
+  auto part = request.moving(even ? OperationKind::kAllToAll : OperationKind::kAllToAllUneven, input.scalar_type(),
                              input.numel() / getSize());
   if (even) {
     TORCH_CHECK_VALUE(output.numel() == input.numel() && (input.dim() == 0 || input.size(0) % getSize() == 0),
@@ -182,18 +182,18 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
     c10d::checkSplitSizes(output_splits, output, getSize());
     const auto counts = [&](const std::vector<int64_t>& splits, const at::Tensor& tensor) {
       const int64_t rows = tensor.size(0), row = rows == 0 ? 0 : tensor.numel() / rows;
-      const size_t bytes = request.type == shm::DataType::kUInt8 ? tensor.element_size() : 1;
+      const size_t bytes = part.type == shm::DataType::kUInt8 ? tensor.element_size() : 1;
       std::vector<size_t> elements(ranks(), static_cast<size_t>(rows / getSize() * row) * bytes);
       for (size_t r = 0; r < splits.size(); ++r) elements[r] = static_cast<size_t>(splits[r] * row) * bytes;
       return elements;
     };
-    request.make_pieces().send_counts = counts(input_splits, input);
-    request.make_pieces().receive_counts = counts(output_splits, output);
+    part.make_pieces().send_counts = counts(input_splits, input);
+    part.make_pieces().receive_counts = counts(output_splits, output);
   }
-  request.input = task.input(input);
-  request.output = task.output(output, /*load=*/false);
-  task.requests.push_back(std::move(request));
-  return launch(std::move(task));
+  part.input = request.input(input);
+  part.output = request.output(output, /*load=*/false);
+  request.parts.push_back(std::move(part));
+  return launch(std::move(request));
 }
 
 ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
@@ -204,22 +204,22 @@ ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, cons
   check_dense("all_to_all", inputs);
   TORCH_CHECK_VALUE(outputs[0].scalar_type() == inputs[0].scalar_type(),
                     "all_to_all: inputs and outputs differ in dtype");
-  Task task(OpType::ALLTOALL, "lockstep:all_to_all", options);
-  task.inputs = inputs;
-  task.result = outputs;
-  auto request = task.moving(OperationKind::kAllToAllUneven, inputs[0].scalar_type(), 0);
+  TensorRequest request(OpType::ALLTOALL, "lockstep:all_to_all", options);
+  request.inputs = inputs;
+  request.result = outputs;
+  auto part = request.moving(OperationKind::kAllToAllUneven, inputs[0].scalar_type(), 0);
   const auto count = [&](const at::Tensor& tensor) {
-    return task.moving(OperationKind::kAllToAllUneven, tensor.scalar_type(), tensor.numel()).count;
+    return request.moving(OperationKind::kAllToAllUneven, tensor.scalar_type(), tensor.numel()).count;
   };
-  shm::Pieces& pieces = request.make_pieces();
+  shm::Pieces& pieces = part.make_pieces();
   for (size_t r = 0; r < ranks(); ++r) {
-    pieces.inputs.push_back(task.input(inputs[r]));
-    pieces.outputs.push_back(task.output(outputs[r], /*load=*/false));
+    pieces.inputs.push_back(request.input(inputs[r]));
+    pieces.outputs.push_back(request.output(outputs[r], /*load=*/false));
     pieces.send_counts.push_back(count(inputs[r]));
     pieces.receive_counts.push_back(count(outputs[r]));
   }
-  task.requests.push_back(std::move(request));
-  return launch(std::move(task));
+  request.parts.push_back(std::move(part));
+  return launch(std::move(request));
 }
 
 }  // namespace lockstep::shm_engine

@@ -8,21 +8,21 @@ namespace lockstep::shm_engine {
 using c10d::OpType;
 using shm::OperationKind;
 
-void ShmBackend::add_all_reduce(Task& task, const at::Tensor& tensor, const c10d::ReduceOp& op) const {
-  auto request = task.reducing(OperationKind::kAllReduce, tensor.scalar_type(), tensor.numel(), op);
-  request.input = request.output = task.output(tensor, /*load=*/true);
-  task.requests.push_back(std::move(request));
-  task.result.push_back(tensor);
+void ShmBackend::add_all_reduce(TensorRequest& request, const at::Tensor& tensor, const c10d::ReduceOp& op) const {
+  auto part = request.reducing(OperationKind::kAllReduce, tensor.scalar_type(), tensor.numel(), op);
+  part.input = part.output = request.output(tensor, /*load=*/true);
+  request.parts.push_back(std::move(part));
+  request.result.push_back(tensor);
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   at::Tensor& tensor = only("all_reduce", tensors);
   if (tensor.layout() != at::kStrided) return all_reduce_sparse(tensor, options);
   check_dense("all_reduce", tensor);
-  Task task(OpType::ALLREDUCE, "lockstep:all_reduce", options);
-  task.inputs = tensors;
-  add_all_reduce(task, tensor, options.reduceOp);
-  return launch(std::move(task));
+  TensorRequest request(OpType::ALLREDUCE, "lockstep:all_reduce", options);
+  request.inputs = tensors;
+  add_all_reduce(request, tensor, options.reduceOp);
+  return launch(std::move(request));
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -30,85 +30,85 @@ ShmBackend::WorkPtr ShmBackend::allreduce_sparse(Tensors& tensors, const c10d::A
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  Task task(OpType::ALLREDUCE_COALESCED, "lockstep:all_reduce", options);
-  task.inputs = tensors;
+  TensorRequest request(OpType::ALLREDUCE_COALESCED, "lockstep:all_reduce", options);
+  request.inputs = tensors;
   for (const auto& tensor : tensors) check_dense("all_reduce_coalesced", tensor);
-  for (const auto& tensor : tensors) add_all_reduce(task, tensor, options.reduceOp);
-  return launch(std::move(task));
+  for (const auto& tensor : tensors) add_all_reduce(request, tensor, options.reduceOp);
+  return launch(std::move(request));
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = only("reduce", tensors);
   check_dense("reduce", tensor);
-  Task task(OpType::REDUCE, "lockstep:reduce", options);
-  task.inputs = task.result = tensors;
-  auto request = task.reducing(OperationKind::kReduce, tensor.scalar_type(), tensor.numel(), options.reduceOp);
-  request.root = static_cast<int>(options.rootRank);
+  TensorRequest request(OpType::REDUCE, "lockstep:reduce", options);
+  request.inputs = request.result = tensors;
+  auto part = request.reducing(OperationKind::kReduce, tensor.scalar_type(), tensor.numel(), options.reduceOp);
+  part.root = static_cast<int>(options.rootRank);
   const bool root = options.rootRank == getRank();
-  request.input = root ? task.output(tensor, /*load=*/true) : task.input(tensor);
-  if (root) request.output = const_cast<void*>(request.input);
-  task.requests.push_back(std::move(request));
-  return launch(std::move(task));
+  part.input = root ? request.output(tensor, /*load=*/true) : request.input(tensor);
+  if (root) part.output = const_cast<void*>(part.input);
+  request.parts.push_back(std::move(part));
+  return launch(std::move(request));
 }
 
-void ShmBackend::add_reduce_scatter(Task& task, const at::Tensor& output, const at::Tensor& input,
+void ShmBackend::add_reduce_scatter(TensorRequest& request, const at::Tensor& output, const at::Tensor& input,
                                     const c10d::ReduceOp& op) const {
   TORCH_CHECK_VALUE(input.numel() == output.numel() * getSize() && input.scalar_type() == output.scalar_type(),
                     "reduce_scatter: the input must hold one output for each of ", getSize(), " ranks; it has ",
                     input.numel(), " elements of ", input.scalar_type(), " for outputs of ", output.numel(), " of ",
                     output.scalar_type());
-  auto request = task.reducing(OperationKind::kReduceScatter, output.scalar_type(), output.numel(), op);
-  request.input = task.input(input);
-  request.output = task.output(output, /*load=*/false);
-  task.requests.push_back(std::move(request));
-  task.result.push_back(output);
+  auto part = request.reducing(OperationKind::kReduceScatter, output.scalar_type(), output.numel(), op);
+  part.input = request.input(input);
+  part.output = request.output(output, /*load=*/false);
+  request.parts.push_back(std::move(part));
+  request.result.push_back(output);
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                const c10d::ReduceScatterOptions& options) {
   const at::Tensor& output = only("reduce_scatter", outputs);
-  const Tensors& parts = only("reduce_scatter", inputs);
+  const Tensors& blocks = only("reduce_scatter", inputs);
   check_dense("reduce_scatter", output);
-  check_dense("reduce_scatter", parts);
-  TORCH_CHECK_VALUE(parts.size() == ranks(), "reduce_scatter: needs one input tensor for each of ", getSize(),
-                    " ranks, not ", parts.size());
-  Task task(OpType::REDUCE_SCATTER, "lockstep:reduce_scatter", options);
-  task.inputs = parts;
-  task.result = outputs;
-  auto request = task.reducing(OperationKind::kReduceScatter, output.scalar_type(), output.numel(), options.reduceOp);
-  for (const auto& part : parts) {
-    TORCH_CHECK_VALUE(part.numel() == output.numel() && part.scalar_type() == output.scalar_type(),
-                      "reduce_scatter: an input has ", part.numel(), " elements of ", part.scalar_type(),
+  check_dense("reduce_scatter", blocks);
+  TORCH_CHECK_VALUE(blocks.size() == ranks(), "reduce_scatter: needs one input tensor for each of ", getSize(),
+                    " ranks, not ", blocks.size());
+  TensorRequest request(OpType::REDUCE_SCATTER, "lockstep:reduce_scatter", options);
+  request.inputs = blocks;
+  request.result = outputs;
+  auto part = request.reducing(OperationKind::kReduceScatter, output.scalar_type(), output.numel(), options.reduceOp);
+  for (const auto& block : blocks) {
+    TORCH_CHECK_VALUE(block.numel() == output.numel() && block.scalar_type() == output.scalar_type(),
+                      "reduce_scatter: an input has ", block.numel(), " elements of ", block.scalar_type(),
                       ", the output ", output.numel(), " of ", output.scalar_type());
-    request.make_pieces().inputs.push_back(task.input(part));
+    part.make_pieces().inputs.push_back(request.input(block));
   }
-  request.output = task.output(output, /*load=*/false);
-  task.requests.push_back(std::move(request));
-  return launch(std::move(task));
+  part.output = request.output(output, /*load=*/false);
+  request.parts.push_back(std::move(part));
+  return launch(std::move(request));
 }
 
 ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                      const c10d::ReduceScatterOptions& options) {
   check_dense("reduce_scatter_tensor", output);
   check_dense("reduce_scatter_tensor", input);
-  Task task(OpType::_REDUCE_SCATTER_BASE, "lockstep:_reduce_scatter_base", options);
-  task.inputs = {input};
-  add_reduce_scatter(task, output, input, options.reduceOp);
-  return launch(std::move(task));
+  TensorRequest request(OpType::_REDUCE_SCATTER_BASE, "lockstep:_reduce_scatter_base", options);
+  request.inputs = {input};
+  add_reduce_scatter(request, output, input, options.reduceOp);
+  return launch(std::move(request));
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::ReduceScatterOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "reduce_scatter_tensor_coalesced: ", outputs.size(),
                     " outputs for ", inputs.size(), " inputs");
-  Task task(OpType::COALESCED, "lockstep:reduce_scatter_tensor_coalesced", options);
-  task.inputs = inputs;
+  TensorRequest request(OpType::COALESCED, "lockstep:reduce_scatter_tensor_coalesced", options);
+  request.inputs = inputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_dense("reduce_scatter_tensor_coalesced", outputs[i]);
     check_dense("reduce_scatter_tensor_coalesced", inputs[i]);
-    add_reduce_scatter(task, outputs[i], inputs[i], options.reduceOp);
+    add_reduce_scatter(request, outputs[i], inputs[i], options.reduceOp);
   }
-  return launch(std::move(task));
+  return launch(std::move(request));
 }
 
 at::Tensor ShmBackend::gather_rows(const at::Tensor& row, std::chrono::milliseconds timeout) {
@@ -145,9 +145,9 @@ ShmBackend::WorkPtr ShmBackend::all_reduce_sparse(at::Tensor& tensor, const c10d
     sum = sum.defined() ? sum + theirs : theirs;
   }
   tensor.copy_(sum.coalesce());
-  Task task(OpType::_ALLREDUCE_SPARSE, "lockstep:all_reduce", options);
-  task.result = {tensor};
-  return launch(std::move(task));
+  TensorRequest request(OpType::_ALLREDUCE_SPARSE, "lockstep:all_reduce", options);
+  request.result = {tensor};
+  return launch(std::move(request));
 }
 
 }  // namespace lockstep::shm_engine

@@ -2,9 +2,9 @@
 
 #include <ATen/ATen.h>
 
-#include "rank_page/rank_board.h"
 #include "collectives/shm/backend/backend_class.h"
 #include "collectives/shm/backend/store_exchange.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep::shm_engine {
 namespace {
@@ -73,25 +73,25 @@ std::chrono::milliseconds ShmBackend::bounded(std::chrono::milliseconds timeout)
   return std::min(timeout == c10d::kUnsetTimeout || timeout == kNoTimeout ? timeout_.load() : timeout, kLongest);
 }
 
-ShmBackend::WorkPtr ShmBackend::launch(Task task) {
+ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request) {
   shared_->bury();
-  if (is_immediate(task)) {
-    finish_now(std::move(task));
+  if (is_immediate(request)) {
+    finish_now(std::move(request));
     return {};
   }
-  std::vector<shm::CompletionPtr> parts;
-  auto keep_alive = task.tensors.empty() ? nullptr : shared_->keep(std::move(task.tensors));
-  for (auto& request : task.requests) {
-    request.keep_alive = keep_alive;
-    parts.push_back(shared_->group().start(std::move(request)));
+  std::vector<shm::WorkPtr> works;
+  auto keep_alive = request.tensors.empty() ? nullptr : shared_->keep(std::move(request.tensors));
+  for (auto& part : request.parts) {
+    part.keep_alive = keep_alive;
+    works.push_back(shared_->group().start(std::move(part)));
   }
-  return launch(std::move(task), std::move(parts));
+  return launch(std::move(request), std::move(works));
 }
 
-ShmBackend::WorkPtr ShmBackend::launch(Task task, std::vector<shm::CompletionPtr> parts) {
-  WorkPtr work =
-      c10::make_intrusive<ShmWork>(shared_, task.type, task.title, task.inputs, bounded(task.timeout), ++sequence_,
-                                   ShmWork::Ending{std::move(parts), std::move(task.finish), std::move(task.result)});
+ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request, std::vector<shm::WorkPtr> works) {
+  const bool waits = request.waits;
+  const auto timeout = bounded(request.timeout);
+  WorkPtr work = c10::make_intrusive<ShmWork>(shared_, std::move(request), std::move(works), timeout, ++sequence_);
   {
     std::lock_guard lock(mutex_);
     if (coalescing_) {
@@ -99,7 +99,7 @@ ShmBackend::WorkPtr ShmBackend::launch(Task task, std::vector<shm::CompletionPtr
       return work;
     }
   }
-  if (!task.waits) return work;
+  if (!waits) return work;
   work->wait();
   return {};
 }

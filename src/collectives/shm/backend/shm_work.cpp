@@ -18,22 +18,23 @@ std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& i
 
 }  // namespace
 
-ShmWork::ShmWork(SharedGroupPtr shared, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
-                 std::chrono::milliseconds timeout, uint64_t sequence, Ending ending)
-    : Work(shared->group().rank(), type, at::hasCallbacks() ? title : nullptr, profiled(inputs)),
+ShmWork::ShmWork(SharedGroupPtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
+                 std::chrono::milliseconds timeout, uint64_t sequence)
+    : Work(shared->group().rank(), request.type, at::hasCallbacks() ? request.title : nullptr,
+           profiled(request.inputs)),
       shared_(std::move(shared)),
       timeout_(timeout),
       sequence_(sequence),
       deadline_(timeout),
-      parts_(std::move(ending.parts)),
-      finish_(std::move(ending.finish)),
-      result_(std::move(ending.result)) {
-  if (shared_->keeps_page()) note_start(this, title, inputs, sequence);
+      works_(std::move(works)),
+      finish_(std::move(request.finish)),
+      result_(std::move(request.result)) {
+  if (shared_->keeps_page()) note_start(this, request.title, request.inputs, sequence);
 }
 
-shm::Completion* ShmWork::first_pending() const {
-  for (const auto& part : parts_)
-    if (!part->done()) return part.get();
+shm::Work* ShmWork::first_pending() const {
+  for (const auto& work : works_)
+    if (!work->done()) return work.get();
   return nullptr;
 }
 
@@ -45,8 +46,8 @@ void ShmWork::settle() {
     std::lock_guard lock(mutex_);
     if (completed_) return;
     try {
-      for (const auto& part : parts_)
-        if (part->failed()) C10_THROW_ERROR(DistBackendError, part->error());
+      for (const auto& work : works_)
+        if (work->failed()) C10_THROW_ERROR(DistBackendError, work->error());
       at::NoGradGuard no_grad;
       for (const auto& step : finish_) step();
     } catch (...) {
@@ -82,7 +83,7 @@ std::exception_ptr ShmWork::exception() const {
 }
 
 int ShmWork::sourceRank() const {
-  const auto* message = parts_.empty() ? nullptr : dynamic_cast<const shm::Message*>(parts_.front().get());
+  const auto* message = works_.empty() ? nullptr : dynamic_cast<const shm::Message*>(works_.front().get());
   return message == nullptr ? Work::sourceRank() : message->source();
 }
 
@@ -96,7 +97,7 @@ void ShmWork::wait_for_core(std::chrono::milliseconds timeout) {
     try {
       shared_->group().wait(*pending, timeout);
     } catch (const Error&) {
-      // It rides on the part as well.
+      // The core's Work carries the error as well.
       if (!pending->done()) throw;
     }
   }

@@ -10,23 +10,19 @@
 
 #include "base/clock.h"
 #include "collectives/shm/backend/shared_group.h"
+#include "collectives/shm/backend/tensor_request.h"
 
 namespace lockstep::shm_engine {
 
-/// One operation of a caller's: one or several of the core's, and what is to be done when they are over.
+/// c10d's Work for a TensorRequest: one or several of the core's Works, and what is to be done when they are over.
 ///
 /// It is settled once, by whoever first sees that the core is done: results that were computed elsewhere are copied
-/// home, the future is completed. All waiting is bounded by the operation's timeout.
+/// back, and the future is completed. All waiting is bounded by the operation's timeout.
 class ShmWork final : public c10d::Work {
  public:
-  struct Ending {
-    std::vector<shm::CompletionPtr> parts;
-    std::vector<std::function<void()>> finish;  ///< on success, in order, before anybody sees the work complete
-    std::vector<at::Tensor> result;
-  };
-
-  ShmWork(SharedGroupPtr shared, c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
-          std::chrono::milliseconds timeout, uint64_t sequence, Ending ending);
+  /// `works` are those of the request's parts, which have been started.
+  ShmWork(SharedGroupPtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
+          std::chrono::milliseconds timeout, uint64_t sequence);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -40,7 +36,7 @@ class ShmWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return sequence_; }
 
   // For the future thread.
-  /// True when the work is complete, which it is made to be when its time is up.
+  /// True when the work is complete; it fails when its time is up.
   bool complete_or_expire();
   /// Nobody will complete the future: it fails.
   void forsake_future();
@@ -48,7 +44,7 @@ class ShmWork final : public c10d::Work {
   void rest(std::chrono::microseconds at_most);
 
  private:
-  shm::Completion* first_pending() const;
+  shm::Work* first_pending() const;
   void wait_for_core(std::chrono::milliseconds timeout);
   void settle();
 
@@ -57,12 +53,12 @@ class ShmWork final : public c10d::Work {
   const std::chrono::milliseconds timeout_;
   const uint64_t sequence_;
   const Deadline deadline_;
-  const std::vector<shm::CompletionPtr> parts_;
+  const std::vector<shm::WorkPtr> works_;
 
   std::atomic<bool> settled_{false};
 
   // Guarded by Work's mutex_.
-  std::vector<std::function<void()>> finish_;
+  std::vector<std::function<void()>> finish_;  ///< on success, in order, before anybody sees the work complete
   std::vector<at::Tensor> result_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

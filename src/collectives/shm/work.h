@@ -6,12 +6,12 @@
 
 namespace lockstep::shm {
 
-/// Something that was started and will be over: a collective, a send or a receive.
+/// What was started and can be waited for: a collective (Operation), a send or a receive (Message).
 ///
 /// done() never blocks and makes no progress by itself (Group::progress and Group::wait do). Any thread may ask.
-class Completion {
+class Work {
  public:
-  virtual ~Completion() = default;
+  virtual ~Work() = default;
   bool done() const { return state_.load(std::memory_order_acquire) != State::kPending; }
   bool failed() const { return state_.load(std::memory_order_acquire) == State::kFailed; }
   /// Why; only after failed() said so.
@@ -31,6 +31,6 @@ class Completion {
   std::atomic<State> state_{State::kPending};
   std::string error_;
 };
-using CompletionPtr = std::shared_ptr<Completion>;
+using WorkPtr = std::shared_ptr<Work>;
 
 }  // namespace lockstep::shm
