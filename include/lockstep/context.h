@@ -13,31 +13,35 @@ namespace lockstep {
 struct ContextOptions {
   /// Seeds torch's generator with `seed + rank` on every rank. Unset: torch's own default.
   std::optional<uint64_t> seed;
-  /// How long to wait for all ranks to appear. The environment may override it (docs/environment.md).
+  /// How long to wait for all ranks to join. The environment may override it (docs/environment.md).
   std::chrono::milliseconds join_timeout = std::chrono::seconds(120);
-  /// How long one collective may take before it fails: also how long a rank may work alone, say evaluate, while the
-  /// others wait for it. As by PyTorch half an hour; `lockstep run` finds ranks that hang sooner (docs/launcher.md).
+  /// How long one collective may take before it fails, and so how long a rank may work alone, for example evaluate,
+  /// while the others wait for it. Half an hour, as in PyTorch; `lockstep run` finds ranks that hang sooner
+  /// (docs/launcher.md).
   std::chrono::milliseconds collective_timeout = std::chrono::minutes(30);
-  /// Engine of the collectives; docs/backends.md names them. Empty: "shm", shared memory, when all ranks are on one
-  /// machine, else one that works over the network. One that cannot serve these ranks is an Error on all of them.
+  /// The engine of the collectives; docs/backends.md names them. Empty: "shm" (shared memory) if all ranks are on one
+  /// machine, else an engine that works over the network. An engine that cannot serve these ranks is an Error on all of
+  /// them.
   std::string backend;
-  /// Let rank 0 say once, on stderr, how the world was formed.
+  /// Whether rank 0 prints to stderr, once, how the world was formed.
   bool announce = true;
   /// Whether Context(argc, argv) obeys `--ranks N`.
   bool ranks_argument = true;
 };
 
-/// The exit code by which a program says that it was asked to leave and has saved its state (Context::stop_requested).
+/// The exit code of a program that was asked to stop and has saved its state (Context::stop_requested).
 inline constexpr int kPreempted = 60;
 
 /// This process's place among the ranks of the run. Constructing it joins them; destroying it leaves.
 ///
-/// Where the ranks come from is read from the environment, the first that is present: `lockstep run`, torchrun (or its
-/// variables set by hand), Open MPI, MPICH, Slurm; else a world of one. docs/environment.md names the variables.
-/// A world that is announced but cannot form is an Error on every rank that notices, never a smaller world.
+/// The environment says where the ranks come from. The first of these that is present counts: `lockstep run`, torchrun
+/// (or its variables, set by hand), Open MPI, MPICH, Slurm; else it is a world of one. docs/environment.md names the
+/// variables. A world that is announced but cannot be formed is an Error on every rank that notices, never a smaller
+/// world.
 ///
-/// Every rank must construct one, and may make another when it is gone; two at once are an Error. Blocks until all
-/// ranks are there or `join_timeout` has passed. The destructor waits, bounded, for the others, but not in unwinding.
+/// Every rank must construct one, and may construct another after it has been destroyed; two at once are an Error.
+/// Blocks until all ranks have joined or `join_timeout` has passed. The destructor waits for the others for a few
+/// seconds, but not during stack unwinding.
 class Context {
  public:
   /// A program that nobody has started as a rank obeys `--ranks N` (or auto) among its arguments, up to a "--": it
@@ -56,14 +60,14 @@ class Context {
   int local_rank() const;
   int local_world_size() const;
   bool is_main() const { return rank() == 0; }
-  /// The seed of the options, or 0: the same on every rank.
+  /// The seed from the options, or 0; the same on every rank.
   uint64_t seed() const;
-  /// Threads this rank uses for torch's operators.
+  /// The number of threads that this rank uses for torch's operators.
   int threads() const;
-  /// Folder of this run's files, from the launcher; empty without one.
+  /// The folder of this run's files, from the launcher; empty without a launcher.
   const std::string& run_dir() const;
-  /// Whether this run is to save its state and leave, because SIGTERM or SIGUSR1 came to the launcher or to any rank.
-  /// All ranks get the same answer at the same call, so all stop after the same step:
+  /// Whether this run should save its state and stop, because the launcher or any rank received SIGTERM or SIGUSR1. All
+  /// ranks get the same answer at the same call, so all stop after the same step:
   ///
   ///     if (context.stop_requested()) {
   ///       checkpointer.save(step);
@@ -71,11 +75,11 @@ class Context {
   ///       return lockstep::kPreempted;
   ///     }
   ///
-  /// Every rank must call it equally often, say once a step; from the first call on, those signals no longer end the
-  /// process at once, unless the program has handlers of its own. Never waits where `lockstep run` started all ranks;
-  /// elsewhere it is a small all_reduce. One thread at a time.
+  /// Every rank must call it equally often, for example once a step. From the first call on, those signals no longer
+  /// end the process at once, unless the program has its own handlers. Never waits if `lockstep run` started all ranks;
+  /// otherwise it is a small all_reduce. One thread at a time.
   [[nodiscard]] bool stop_requested();
-  /// All ranks.
+  /// The group of all ranks.
   const Group& group() const;
 
  private:

@@ -15,15 +15,16 @@
 
 namespace lockstep {
 
-/// kMean divides the sum by the world size, floating point and complex only. kAnd and kOr work on bits, integers and
-/// bool only. On bool, kSum and kMax are "any", kProduct and kMin are "all".
+/// kMean divides the sum by the world size, for floating point and complex tensors only. kAnd and kOr are bitwise, for
+/// integer and bool tensors only. On bool, kSum and kMax are "any", kProduct and kMin are "all".
 enum class ReduceOp { kSum, kMean, kProduct, kMin, kMax, kAnd, kOr };
 
-/// A collective under way. Copyable; all copies are the same operation. Holds its tensors until it is done.
+/// A collective in flight. Copyable; all copies refer to the same operation. Keeps its tensors until it is done.
 class [[nodiscard]] Work {
  public:
-  /// Blocks until the result is in place on this rank, at most the group's timeout. Throws Error naming rank,
-  /// operation, bytes and cause when a peer is gone, a deadline passed or the ranks disagree; again on every call.
+  /// Blocks until the result is in place on this rank, for at most the group's timeout. Throws Error naming rank,
+  /// operation, bytes and cause if a peer is gone, the timeout has passed or the ranks disagree, and does so on every
+  /// call.
   void wait() const;
   /// True once wait() would not block.
   [[nodiscard]] bool is_completed() const;
@@ -37,19 +38,19 @@ class [[nodiscard]] Work {
 
 /// A set of ranks that communicate. A copyable handle: copies are the same group.
 ///
-/// Unless it says otherwise, every rank of the group must call each operation, in the same order, with tensors of
-/// the same shape and dtype; blocking forms return when this rank's result is there; a peer that is gone makes the
-/// operation throw Error. `_async` forms return at once: neither read nor write the tensors until wait() returned.
-/// Tensors may be on any device the backend serves, empty and non-contiguous; autograd does not see them.
-/// At world size 1 every operation is exact and sends nothing.
+/// Unless a comment says otherwise, every rank of the group must call each operation, in the same order, with tensors
+/// of the same shape and dtype. Blocking forms return when this rank's result is there. If a peer is gone, the
+/// operation throws Error. `_async` forms return at once: neither read nor write the tensors until wait() has returned.
+/// Tensors may be on any device that the backend serves, and may be empty or non-contiguous; autograd does not see the
+/// operation. At world size 1 every operation is exact and sends nothing.
 ///
-/// An operation that ended in an Error because a peer is gone, the ranks disagree or its time was up ends the group: on
-/// every rank all that is pending and all later operations throw as well. Other groups go on.
+/// An operation that fails because a peer is gone, the ranks disagree or it timed out ends the group: on every rank all
+/// pending and all later operations throw as well. Other groups are not affected.
 ///
-/// One thread at a time may call a group, since operations are matched by their order: a call while another thread is
-/// in one throws Error naming both, and does nothing. Threads that take turns must do so in the same order on every
-/// rank. A child of fork() has no part in the group: every call throws Error there, and to destroy its copies is
-/// harmless.
+/// Only one thread at a time may call a group, since operations are matched by their order: a call while another thread
+/// is in one throws Error naming both, and does nothing. Threads that take turns must do so in the same order on every
+/// rank. A child of fork() has no part in the group: every call there throws Error, and destroying its copies does no
+/// harm.
 class Group {
  public:
   [[nodiscard]] int rank() const;
@@ -67,7 +68,7 @@ class Group {
   void broadcast(const at::Tensor& tensor, int root = 0) const;
   Work broadcast_async(const at::Tensor& tensor, int root = 0) const;
 
-  /// As all_reduce, on `root` alone; the other ranks' tensors stay as they are.
+  /// Like all_reduce, but only on `root`; the other ranks' tensors stay as they are.
   void reduce(const at::Tensor& tensor, int root = 0, ReduceOp op = ReduceOp::kSum) const {
     reduce_async(tensor, root, op).wait();
   }
@@ -75,7 +76,7 @@ class Group {
 
   /// Returns [world_size, *input.sizes()]: row r is rank r's input.
   [[nodiscard]] at::Tensor all_gather(const at::Tensor& input) const;
-  /// The same into a tensor of the caller's.
+  /// The same into the caller's tensor.
   void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input) const;
   Work all_gather_async(const at::Tensor& output, const at::Tensor& input) const;
 
@@ -92,17 +93,17 @@ class Group {
 
   /// input is [world_size, ...]; returns row `rank` of the elementwise op over all ranks' inputs.
   [[nodiscard]] at::Tensor reduce_scatter(const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
-  /// The same into a tensor of the caller's.
+  /// The same into the caller's tensor.
   void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
   Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
 
   /// input is [world_size, ...]; row r goes to rank r. Row r of the result came from rank r.
   [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input) const;
-  /// Uneven: the first input_splits[0] rows go to rank 0, and so on; output_splits[r] rows come from rank r. Splits
-  /// have world_size entries and sum to the rows of their tensor; what a rank sends must be what the other expects.
+  /// Uneven: the first input_splits[0] rows go to rank 0, and so on; output_splits[r] rows come from rank r. Each list
+  /// of splits has world_size entries and sums to the rows of its tensor. A rank must expect what the other one sends.
   [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input, std::vector<int64_t> input_splits,
                                       std::vector<int64_t> output_splits) const;
-  /// Empty splits mean equal ones.
+  /// Empty splits mean equal splits.
   Work all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> input_splits = {},
                         std::vector<int64_t> output_splits = {}) const;
 
@@ -118,31 +119,33 @@ class Group {
   void barrier() const;
   Work barrier_async() const;
 
-  /// Byte strings, of different lengths where there are several; root's everywhere.
+  /// The root's byte string, on every rank. Byte strings may differ in length wherever there are several.
   std::string broadcast_bytes(std::string_view bytes, int root = 0) const;
-  /// Element r is rank r's.
+  /// Element r is rank r's byte string.
   [[nodiscard]] std::vector<std::string> all_gather_bytes(std::string_view bytes) const;
   /// On `root` element r is rank r's; empty elsewhere.
   std::vector<std::string> gather_bytes(std::string_view bytes, int root = 0) const;
   /// Element `rank` of root's world_size byte strings; `bytes` is ignored on the other ranks.
   std::string scatter_bytes(const std::vector<std::string>& bytes, int root = 0) const;
 
-  /// The same for whatever an IValue holds: tensors, lists, dictionaries, numbers, strings, None.
+  /// The same for anything an IValue can hold: tensors, lists, dictionaries, numbers, strings, None.
   c10::IValue broadcast_object(const c10::IValue& object, int root = 0) const;
   [[nodiscard]] std::vector<c10::IValue> all_gather_object(const c10::IValue& object) const;
   std::vector<c10::IValue> gather_object(const c10::IValue& object, int root = 0) const;
   c10::IValue scatter_object(const std::vector<c10::IValue>& objects, int root = 0) const;
 
-  /// An uninitialised tensor [elements] in memory from which this group's operations are fastest: where the engine
-  /// has such memory, they work on it in place. Any thread, on this rank alone; the tensor may outlive the group.
-  /// A child of fork() has a copy, in which pages that it has not written show what the rank writes later.
+  /// An uninitialized tensor [elements] in the memory that is fastest for this group's operations: if the engine has
+  /// memory that it can work on in place, it comes from there. Not collective; any thread may call. The tensor may
+  /// outlive the group. A child of fork() has a copy, in which pages that it has not written show what the rank writes
+  /// later.
   [[nodiscard]] at::Tensor allocate(int64_t elements, const at::TensorOptions& options = {}) const;
 
-  /// The group of these ranks of this group, in this order: the new rank is the place in the list. Every rank of this
-  /// group must call it with the same list, in the same order of calls; ranks that are not in it get nullopt.
+  /// A group of some of this group's ranks, in the order of the list: a rank's new number is its position there. Every
+  /// rank of this group must call it with the same list, in the same order of calls. Ranks that are not in the list get
+  /// nullopt.
   [[nodiscard]] std::optional<Group> subgroup(const std::vector<int>& ranks) const;
 
-  /// False once the Context that the group comes from has been destroyed: other ranks may be gone.
+  /// False once the Context that the group comes from has been destroyed: other ranks may be gone by then.
   [[nodiscard]] bool is_open() const;
 
   struct State;
