@@ -1,6 +1,6 @@
-// The Python module lockstep._C: one function, which makes a backend, and the end of its threads with the interpreter.
-// It refuses to be loaded beside another torch than the one it was built with: a virtual table that moved would call
-// another function, and not fail where one could tell.
+// The Python module lockstep._C: one function that makes a backend, and an exit handler that ends the backend's
+// threads. It refuses to be loaded with a torch other than the one it was built with: with a changed virtual table
+// calls would silently reach the wrong function.
 
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
@@ -12,8 +12,8 @@
 
 namespace {
 
-/// Of a program that ends, with callbacks of its own that still run.
-constexpr std::chrono::seconds kPatienceWithCallbacks{10};
+/// How long a program that ends waits for its own callbacks.
+constexpr std::chrono::seconds kCallbackTimeout{10};
 
 /// Throws ImportError unless the torch that runs has the release, major.minor, of the one this was compiled with.
 void check_torch() {
@@ -32,12 +32,12 @@ PYBIND11_MODULE(_C, module) {
   module.def(
       "make_backend",
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, std::chrono::milliseconds timeout) {
-        return lockstep::shm_engine::make_backend(store, rank, world_size, timeout, "lockstep", /*keeps_page=*/true);
+        return lockstep::shm_engine::make_backend(store, rank, world_size, timeout, "lockstep", /*writes_page=*/true);
       },
       pybind11::call_guard<pybind11::gil_scoped_release>());
-  // A thread that wants Python's lock while the interpreter is taken apart is unwound by force, through destructors
-  // that do not let it: the process would abort.
+  // A thread that wants Python's lock while the interpreter shuts down is unwound by force, through destructors that
+  // may not throw: the process would abort.
   pybind11::module_::import("atexit").attr("register")(
-      pybind11::cpp_function([] { lockstep::shm_engine::end_futures(kPatienceWithCallbacks); },
+      pybind11::cpp_function([] { lockstep::shm_engine::end_futures(kCallbackTimeout); },
                              pybind11::call_guard<pybind11::gil_scoped_release>()));
 }

@@ -12,7 +12,7 @@ SOURCE = os.path.join(os.path.dirname(HERE), "src")
 INCLUDES = [SOURCE, os.path.join(os.path.dirname(HERE), "include")]
 
 # As in the CMakeLists.txt of src/base, src/rank_page and src/collectives/shm.
-CORE = ["base/descriptor_limit", "base/environment", "base/error", "base/file_descriptor", "base/shared_segment", "base/usable_cores", "rank_page/rank_board", "rank_page/rank_page"]
+CORE = ["base/descriptor_limit", "base/environment", "base/error", "base/file_descriptor", "base/rank_names", "base/shared_segment", "base/usable_cores", "rank_page/rank_board", "rank_page/rank_page"]
 CORE_FLAGS = ["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 AVX2 = ["-mavx2", "-mf16c"]
 AVX512 = AVX2 + ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
@@ -20,7 +20,7 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 
 
 def core_sources():
-    """(file, its own flags) of everything that knows no torch."""
+    """(file, its own flags) of everything that does not know torch."""
     for name in CORE:
         yield os.path.join(SOURCE, name + ".cpp"), []
     for path in sorted(glob.glob(os.path.join(SOURCE, "collectives/shm/*.cpp"))):
@@ -33,8 +33,8 @@ class Build(BuildExtension):
     def build_extensions(self):
         extension = self.extensions[0]
         objects = os.path.join(self.build_temp, "core", "objects")
-        os.makedirs(objects, exist_ok=True)  # the names begin with "..", for which it must be there
-        # One extension has one set of flags, but the kernels need their own; and nothing here needs torch's headers.
+        os.makedirs(objects, exist_ok=True)  # the names begin with "..", so the folder must exist
+        # An extension has one set of flags, but the kernels need their own; and nothing here needs torch's headers.
         for path, flags in core_sources():
             extension.extra_objects += self.compiler.compile(
                 [os.path.relpath(path, os.getcwd())], output_dir=objects,

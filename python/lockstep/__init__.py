@@ -9,7 +9,7 @@ __all__ = ["register"]
 
 
 def register():
-    """Makes the backend known to torch.distributed. Calling it again changes nothing.
+    """Registers the backend with torch.distributed. Calling it again changes nothing.
 
     Its extension is loaded when the first group is made, so importing torch stays as fast as it was.
     """
@@ -17,7 +17,7 @@ def register():
 
     if not dist.is_available() or "LOCKSTEP" in dist.Backend._plugins:
         return
-    # DistributedDataParallel asks a backend for its buckets' memory only when told so.
+    # DistributedDataParallel takes its buckets' memory from the backend only if told to.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     dist.Backend.register_backend("lockstep", _make_backend, devices=["cpu"])
 
@@ -28,6 +28,6 @@ def _make_backend(store, rank, size, timeout):
     try:
         from lockstep import _C
     except ImportError as error:
-        raise ImportError(f"lockstep's extension does not fit torch {torch.__version__}; build it again: "
+        raise ImportError(f"lockstep's extension does not match torch {torch.__version__}; build it again: "
                           f"pip install --no-build-isolation ./python ({error})") from error
     return _C.make_backend(store, rank, size, timeout)

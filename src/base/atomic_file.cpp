@@ -15,7 +15,7 @@ namespace lockstep {
 
 namespace {
 
-/// Written, then handed to the disk without waiting, so that the last sync finds little left to do.
+/// After this many bytes write-back is started without waiting for it, so that the final sync has little left to do.
 constexpr size_t kWriteBehindBytes = 8 << 20;
 
 bool has_name(int file, const std::string& name) {
@@ -31,10 +31,10 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), partial_(path
   do {
     file = FileDescriptor(file_operations().open(partial_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
     if (!file) throw_errno<StorageError>("cannot write " + path_);
-    // A lock, unlike a name, ends with its process. File systems without locks go without.
+    // A lock, unlike a name, ends with its process. File systems without locks do without.
     if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-      throw StorageError("cannot write " + path_ + ": another process is just writing it; let one rank alone save it");
-    // Whoever held the lock until now may have taken the file away by its rename.
+      throw StorageError("cannot write " + path_ + ": another process is writing it; let only one rank save it");
+    // The previous holder of the lock may have renamed the file.
   } while (!has_name(file.get(), partial_));
   if (file_operations().truncate(file.get(), 0) != 0) throw_errno<StorageError>("cannot write " + path_);
   file_ = std::move(file);
@@ -56,7 +56,7 @@ void AtomicFile::write(const void* data, size_t size) {
     end_ += written;
   }
   if (unstarted_ < kWriteBehindBytes) return;
-  // Where a file system knows no such call nothing is lost.
+  // If the file system does not support the call, nothing is lost.
   ::sync_file_range(file_.get(), end_ - static_cast<off_t>(unstarted_), static_cast<off_t>(unstarted_),
                     SYNC_FILE_RANGE_WRITE);
   unstarted_ = 0;
@@ -65,7 +65,7 @@ void AtomicFile::write(const void* data, size_t size) {
 void AtomicFile::commit() {
   if (file_operations().sync(file_.get()) != 0) throw_errno<StorageError>("cannot sync " + path_);
   if (file_operations().rename(partial_.c_str(), path_.c_str()) != 0)
-    throw_errno<StorageError>("cannot put in place " + path_);
+    throw_errno<StorageError>("cannot rename the finished file to " + path_);
   file_.reset();
   sync_folder(std::filesystem::path(path_).parent_path());
 }
@@ -78,17 +78,17 @@ void sync_folder(const std::string& folder) {
 }
 
 std::string read_file(const std::string& path) {
-  // Not to wait for the writer of a pipe before it is refused.
+  // O_NONBLOCK: a pipe is refused without waiting for its writer.
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status;
   if (!file || ::fstat(file.get(), &status) != 0) throw_errno<RefusedInput>("cannot read " + path);
-  if (!S_ISREG(status.st_mode)) throw RefusedInput("cannot read " + path + ": it is no regular file");
+  if (!S_ISREG(status.st_mode)) throw RefusedInput("cannot read " + path + ": it is not a regular file");
   std::string content(static_cast<size_t>(status.st_size), '\0');
   for (size_t done = 0; done < content.size();) {
     const ssize_t count = ::read(file.get(), content.data() + done, content.size() - done);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) throw_errno<RefusedInput>("cannot read " + path);
-    if (count == 0) throw RefusedInput("cannot read " + path + ": it became shorter while it was read");
+    if (count == 0) throw RefusedInput("cannot read " + path + ": it shrank while it was read");
     done += static_cast<size_t>(count);
   }
   return content;

@@ -7,34 +7,34 @@
 
 namespace lockstep {
 
-/// A file that takes its name only when it is complete. Until commit() it lies beside its place as "<path>.partial";
-/// without commit() it is removed again, and what had the name before stays. A process that is killed leaves its
-/// partial file behind, which the next AtomicFile of the path takes over. Every failure throws Error naming the file.
+/// A file that gets its name only when it is complete. Until commit() it is called "<path>.partial"; without commit()
+/// it is removed, and the file that had the name before stays. A process that is killed leaves its partial file behind,
+/// and the next AtomicFile with that path takes it over. Every failure throws Error naming the file.
 class AtomicFile : public ByteSink {
  public:
-  /// Throws Error also when the same path is just being written, here or by another process.
+  /// Also throws Error if the same path is being written at the moment, by this or another process.
   explicit AtomicFile(std::string path);
   ~AtomicFile() override;
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   void write(const void* data, size_t size) override;
-  /// Syncs the file, gives it its name, and syncs the folder. If the last of these fails the file has its name, but
-  /// might lose it if the machine stops.
+  /// Syncs the file, gives it its name, and syncs the folder. If the last step fails the file has its name, but may
+  /// lose it if the machine crashes.
   void commit();
 
  private:
   const std::string path_;
   const std::string partial_;
   FileDescriptor file_;
-  size_t unstarted_ = 0;  ///< bytes written whose way to the disk was not begun
+  size_t unstarted_ = 0;  ///< bytes written whose write-back has not been started
   off_t end_ = 0;
 };
 
-/// Syncs a folder, so that what was renamed or removed in it stays so. Throws Error naming it.
+/// Syncs a folder, so that renames and removals in it are durable. Throws Error naming it.
 void sync_folder(const std::string& folder);
 
-/// The whole file. Throws Error naming it.
+/// The content of the whole file. Throws Error naming it.
 std::string read_file(const std::string& path);
 
 }  // namespace lockstep

@@ -6,29 +6,29 @@
 namespace lockstep {
 namespace {
 
-using Follow = std::function<void(const SetTensors&)>;
+using Listener = std::function<void(const SetTensors&)>;
 
-std::mutex followers_mutex;
-std::vector<std::weak_ptr<const Follow>> followers;  // guarded by followers_mutex
+std::mutex listeners_mutex;
+std::vector<std::weak_ptr<const Listener>> listeners;  // guarded by listeners_mutex
 
 }  // namespace
 
-std::shared_ptr<const void> on_broadcast(Follow follow) {
-  auto kept = std::make_shared<const Follow>(std::move(follow));
-  const std::lock_guard lock(followers_mutex);
-  std::erase_if(followers, [](const auto& follower) { return follower.expired(); });
-  followers.push_back(kept);
+std::shared_ptr<const void> on_broadcast(Listener listener) {
+  auto kept = std::make_shared<const Listener>(std::move(listener));
+  const std::lock_guard lock(listeners_mutex);
+  std::erase_if(listeners, [](const auto& listener) { return listener.expired(); });
+  listeners.push_back(kept);
   return kept;
 }
 
-void notice_broadcast(const SetTensors& tensors) {
-  std::vector<std::shared_ptr<const Follow>> present;
+void notify_broadcast(const SetTensors& tensors) {
+  std::vector<std::shared_ptr<const Listener>> present;
   {
-    const std::lock_guard lock(followers_mutex);
-    for (const auto& follower : followers)
-      if (auto kept = follower.lock()) present.push_back(std::move(kept));
+    const std::lock_guard lock(listeners_mutex);
+    for (const auto& listener : listeners)
+      if (auto kept = listener.lock()) present.push_back(std::move(kept));
   }
-  for (const auto& follow : present) (*follow)(tensors);
+  for (const auto& listener : present) (*listener)(tensors);
 }
 
 }  // namespace lockstep

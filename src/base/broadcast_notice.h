@@ -6,15 +6,15 @@
 
 namespace lockstep {
 
-/// Addresses of torch's TensorImpls, which stay the same for as long as a tensor is a module's.
+/// Addresses of torch's TensorImpls, which do not change while a tensor belongs to a module.
 using SetTensors = std::unordered_set<const void*>;
 
-/// For who holds copies of weights that the ranks have yet to agree on, such as averages that are made before
-/// DistributedDataParallel sets all ranks to rank 0's. `follow` is called with the tensors that were set, on the thread
-/// that set them, as long as the result lives. Any thread.
-[[nodiscard]] std::shared_ptr<const void> on_broadcast(std::function<void(const SetTensors&)> follow);
+/// For holders of copies of weights that the ranks have yet to agree on, such as averages made before
+/// DistributedDataParallel sets all ranks to rank 0's weights. While the result lives, `listener` is called with the
+/// tensors that were set, on the thread that set them. Any thread may call.
+[[nodiscard]] std::shared_ptr<const void> on_broadcast(std::function<void(const SetTensors&)> listener);
 
-/// Weights were set to one rank's.
-void notice_broadcast(const SetTensors& tensors);
+/// Tells the listeners that these weights were set to one rank's.
+void notify_broadcast(const SetTensors& tensors);
 
 }  // namespace lockstep

@@ -4,11 +4,11 @@
 
 namespace lockstep {
 
-/// Takes bytes, one behind the other.
+/// A destination for a stream of bytes.
 class ByteSink {
  public:
   virtual ~ByteSink() = default;
-  /// Throws Error naming what it writes to.
+  /// Appends the bytes. Throws Error naming the destination.
   virtual void write(const void* data, size_t size) = 0;
 };
 

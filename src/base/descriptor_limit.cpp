@@ -21,7 +21,7 @@ rlim_t allowed() {
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
 }
 
-/// Without opening /proc/self/fd, for which there may be no descriptor.
+/// Does not open /proc/self/fd, because there may be no descriptor for it.
 size_t count_open() {
   size_t open = 0;
   const auto end = static_cast<int>(std::min(allowed(), kMostCounted));

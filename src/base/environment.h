@@ -57,7 +57,7 @@ struct Environment {
   std::optional<std::string> glibc_tunables;
 
   // Of tests.
-  std::optional<std::string> lockstep_nightly;    ///< set: the long counts
+  std::optional<std::string> lockstep_nightly;    ///< set: run the long versions
   std::optional<std::string> lockstep_fuzz_seed;  ///< the one schedule to try, as a failed run printed it
 
   static Environment from_process();

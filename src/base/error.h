@@ -9,30 +9,31 @@
 
 namespace lockstep {
 
-/// Why a rank could not go on, as the rank itself knows it.
+/// Why a rank could not go on, as far as the rank itself knows.
 enum class RankFailure : uint8_t {
   kNone,
   kOwn,       ///< an exception or error of its own
-  kPeer,      ///< another rank had ended or left, or ended the group
+  kPeer,      ///< another rank has ended or left, or has ended the group
   kMismatch,  ///< its collective and another rank's do not match
   kMissing,   ///< another rank did not come in time
   kDiverged,  ///< the replicas differ, or a value is not finite: training must not go on
   kStorage,   ///< a file or folder cannot be written
-  kInput,     ///< data or a checkpoint is missing, damaged or of another kind
-  kLimit,     ///< the system gives no more memory, descriptors or processes
+  kInput,     ///< data or a checkpoint is missing, damaged or of the wrong kind
+  kLimit,     ///< the system has no more memory, descriptors or processes
 };
 
-/// Notes on this rank's page, where the launcher reads it, what the rank is about to fail by. `peer`: the rank it comes
-/// from, or -1. Never throws. The page is a layer above: rank_page/rank_board.cpp has the definition.
+/// Records on this rank's page, for the launcher, the error that the rank is about to fail with. `peer` is the rank
+/// that caused it, or -1. Never throws. The page belongs to a layer above: the definition is in
+/// rank_page/rank_board.cpp.
 void note_error(RankFailure kind, int peer, std::string_view text);
 
-/// An Error whose kind the launcher is to know if this rank ends by it: the constructor notes it on the rank's page
-/// (RankPage::note_error). So a program that catches it and returns 1 is told by its kind as well, and one that goes on
-/// is not.
+/// An Error whose kind the launcher reports if this rank ends because of it: the constructor records it on the rank's
+/// page (RankPage::note_error). The launcher also reports the kind if the program catches the error and returns 1, but
+/// not if the program goes on.
 class NotedError : public Error {
  public:
   NotedError(RankFailure kind, const std::string& text);
-  /// Anew, for one that is thrown on after something was done.
+  /// Records it again, for an error that is rethrown after something else was done.
   void note() const;
 
  private:
@@ -43,16 +44,17 @@ class NotedError : public Error {
 struct StorageError : NotedError {
   explicit StorageError(const std::string& text) : NotedError(RankFailure::kStorage, text) {}
 };
-/// A file is missing, damaged or of another kind.
+/// A file is missing, damaged or of the wrong kind.
 struct RefusedInput : NotedError {
   explicit RefusedInput(const std::string& text) : NotedError(RankFailure::kInput, text) {}
 };
-/// The system gives no more memory, descriptors or processes.
+/// The system has no more memory, descriptors or processes.
 struct LimitError : NotedError {
   explicit LimitError(const std::string& text) : NotedError(RankFailure::kLimit, text) {}
 };
 
-/// std::rethrow_exception, for one that was caught on another thread or before something was done: noted anew.
+/// std::rethrow_exception for an exception that was caught on another thread, or before something else was done. A
+/// NotedError is recorded again.
 [[noreturn]] void rethrow(const std::exception_ptr& exception);
 
 /// "<what>: <text of errno>".

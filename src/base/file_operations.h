@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-/// The system calls that saving a file makes, so that a test can record them, let one fail, or stop after any of them.
-/// Each does what the call of its name does, errno included. Reading goes past it.
+/// The system calls that saving a file makes, so that a test can record them, make one fail, or stop after any of them.
+/// Each does what the call of that name does, including errno. Reading does not go through it.
 class FileOperations {
  public:
   virtual ~FileOperations() = default;
@@ -17,10 +17,10 @@ class FileOperations {
   virtual int unlink(const char* path);
 };
 
-/// Those in use: the system's, unless a test has put others in place.
+/// The operations in use: the system's, unless a test has replaced them.
 FileOperations& file_operations();
 
-/// For tests: puts others in place for the whole process while it lives.
+/// For tests: replaces the operations of the whole process while it lives.
 class ScopedFileOperations {
  public:
   explicit ScopedFileOperations(FileOperations& operations);

@@ -8,8 +8,9 @@
 
 namespace lockstep {
 
-/// FNV-1a over 64 bits (Fowler, Noll, Vo), eight bytes at a time where there are eight. Finds damage, not forgery.
-/// The result depends on where add() was cut unless every piece but the last is a multiple of eight bytes.
+/// 64-bit FNV-1a (Fowler, Noll, Vo), eight bytes at a time where there are eight. Finds damage, not forgery. The result
+/// depends on how the bytes are split over calls of add(), unless every piece but the last is a multiple of eight
+/// bytes.
 class Hash {
  public:
   void add(const void* data, size_t size) {
@@ -42,8 +43,9 @@ class Hash {
   uint64_t value_ = kStart;
 };
 
-/// A hash of a stream, wherever the stream is cut. Four of the above side by side, which a processor does at once: word
-/// n of eight bytes belongs to hash n % 4. What is left at the end, and the number of bytes, are added last.
+/// A hash of a stream that does not depend on how the stream is split. Computes four hashes as above side by side,
+/// which a processor does in parallel: eight-byte word n belongs to hash n % 4. The rest and the number of bytes come
+/// last.
 class StreamHash {
  public:
   void add(const void* data, size_t size) {

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// The text as it may be shown on a terminal: control characters and what is no UTF-8 become \xNN.
+/// The text in a form that is safe on a terminal: control characters and invalid UTF-8 become \xNN.
 std::string printable(std::string_view text);
 
 }  // namespace lockstep

@@ -38,11 +38,11 @@ std::string megabytes(size_t bytes) {
 }
 
 [[noreturn]] void throw_no_memory(size_t wanted, const std::string& why) {
-  throw LimitError("shared memory: wanted " + megabytes(wanted) + ", but " + megabytes(available_memory_bytes()) +
+  throw LimitError("shared memory: wanted " + megabytes(wanted) + ", but only " + megabytes(available_memory_bytes()) +
                    " are available (" + why + "). Use fewer ranks or smaller buckets, or raise the memory limit.");
 }
 
-/// limit - used of one cgroup folder, or SIZE_MAX without a limit.
+/// What one cgroup folder has left (limit - used), or SIZE_MAX without a limit.
 size_t cgroup_room(const std::filesystem::path& folder, const char* limit_name, const char* used_name) {
   std::ifstream limit_file(folder / limit_name), used_file(folder / used_name);
   uint64_t limit = 0, used = 0;
@@ -72,7 +72,7 @@ size_t cgroup_available() {
   return room;
 }
 
-/// Whether the kernel gives huge pages to the shared memory that asks for them, and to no other.
+/// Whether the kernel gives huge pages only to shared memory that asks for them.
 bool huge_pages_on_request() {
   static const bool on_request = [] {
     std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
@@ -85,7 +85,7 @@ bool huge_pages_on_request() {
 unsigned generation = 0;
 std::atomic<size_t> mapped{0};
 
-/// Segments that children of fork() are to have copies of. Held over a fork, so that a child finds it whole.
+/// Segments that children of fork() get copies of. The mutex is held during a fork, so that a child finds them whole.
 struct Copied {
   std::mutex mutex;
   std::vector<const SharedSegment*> segments;  // guarded by mutex
@@ -95,7 +95,7 @@ Copied& copied() {
   return all;
 }
 
-/// The kernel copies a page when the child writes it; to copy all now could take seconds and gigabytes.
+/// The kernel copies a page when the child writes it; copying everything now could take seconds and gigabytes.
 void map_copies() {
   for (const SharedSegment* segment : copied().segments)
     ::mmap(segment->data(), segment->committed(), PROT_READ | PROT_WRITE,
@@ -109,7 +109,7 @@ unsigned fork_generation() {
   static const int registered = pthread_atfork([] { copied().mutex.lock(); }, [] { copied().mutex.unlock(); },
                                                [] {
                                                  ++generation;
-                                                 mapped = 0;  // a child has none of them
+                                                 mapped = 0;  // a child has no mappings
                                                  map_copies();
                                                  copied().mutex.unlock();
                                                });
@@ -169,15 +169,15 @@ void SharedSegment::map() {
   void* address = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
   if (address == MAP_FAILED) {
     const int code = errno;
-    throw Error("shared memory: " + megabytes(size_) + " of addresses could not be mapped: " + std::strerror(code) +
-                ". The segments of this process's groups have " + megabytes(mapped_segment_bytes()) +
-                "; end groups that are not needed, use fewer ranks, or raise the limit (ulimit -v).");
+    throw Error("shared memory: " + megabytes(size_) + " of address space could not be mapped: " + std::strerror(code) +
+                ". The segments of this process's groups take " + megabytes(mapped_segment_bytes()) +
+                "; destroy groups that are not needed, use fewer ranks, or raise the limit (ulimit -v).");
   }
   mapped.fetch_add(size_, std::memory_order_relaxed);
   data_ = static_cast<std::byte*>(address);
   ::madvise(data_, size_, MADV_DONTFORK);
   ::madvise(data_, size_, MADV_DONTDUMP);
-  ::madvise(data_, size_, MADV_HUGEPAGE);  // what the kernel does not give, it refuses without harm
+  ::madvise(data_, size_, MADV_HUGEPAGE);  // a refusal does no harm
 }
 
 void SharedSegment::commit(size_t end) {
@@ -187,10 +187,10 @@ void SharedSegment::commit(size_t end) {
     throw Error("shared memory: wanted " + megabytes(end) + " in one group, which has addresses for " +
                 megabytes(size_) + " only; the segments of this process's groups have " +
                 megabytes(mapped_segment_bytes()) + " in all. Use fewer or smaller groups.");
-  // The kernel would rather kill somebody than refuse, so ask first.
+  // The kernel would kill a process rather than refuse, so check first.
   if (wanted > available_memory_bytes()) throw_no_memory(wanted, "the machine or its cgroup holds no more");
-  // Who must ask for huge pages gets them by touching them first; fallocate, which has not been asked through any
-  // mapping, would take small ones.
+  // Where huge pages must be requested, touch them first: the request applies to the mapping, and fallocate, which does
+  // not go through it, would take small pages.
   if (huge_pages_on_request()) populate(committed_, end);
   int result;
   do {

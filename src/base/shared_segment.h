@@ -9,18 +9,18 @@ namespace lockstep {
 
 /// Anonymous memory that several processes map: a sealed memfd. It has no name, so nothing is left behind by SIGKILL.
 ///
-/// The size is fixed at birth (sealed against shrinking and growing), the memory behind it is not: a prefix is
-/// committed at once, more later by the owner. Only committed memory may be touched; committing either succeeds or
-/// throws Error with the wanted and the available size, so a full machine never ends in SIGBUS.
+/// The size is fixed at construction (sealed against shrinking and growing). The memory behind it is not: a prefix is
+/// committed at once, more later by the owner. Only committed memory may be touched. Committing either succeeds or
+/// throws Error with the wanted and the available size, so a full machine never leads to SIGBUS.
 /// A forked child does not inherit the mapping (MADV_DONTFORK); destroying the object there does nothing. After
-/// copy_into_children() it has the owner's committed memory as a copy of its own in the same place.
+/// copy_into_children() a child has its own copy of the committed memory at the same address.
 class SharedSegment {
  public:
   SharedSegment() = default;
-  /// `name` appears in /proc/<pid>/maps only. Maps `reserve_bytes` of address space, commits the first `commit_bytes`.
-  /// Throws Error where there are no such addresses left, telling how many this process's segments have.
+  /// `name` appears only in /proc/<pid>/maps. Maps `reserve_bytes` of address space and commits the first
+  /// `commit_bytes`. If there is not enough address space, throws Error saying how much this process's segments have.
   SharedSegment(const std::string& name, size_t reserve_bytes, size_t commit_bytes);
-  /// Maps a segment another process made. Throws unless it is sealed and has exactly `expected_bytes`.
+  /// Maps a segment that another process made. Throws unless it is sealed and has exactly `expected_bytes`.
   SharedSegment(FileDescriptor fd, size_t expected_bytes);
   SharedSegment(SharedSegment&& other) noexcept { swap(other); }
   SharedSegment& operator=(SharedSegment&& other) noexcept {
@@ -33,16 +33,16 @@ class SharedSegment {
   size_t size() const { return size_; }
   size_t committed() const { return committed_; }
   int fd() const { return fd_.get(); }
-  /// Forgets the descriptor; the mapping stays. A segment without it can no longer be passed on or committed.
+  /// Closes the descriptor; the mapping stays. Without it a segment can no longer be passed on or committed.
   void close_descriptor() { fd_.reset(); }
 
   /// Commits everything below `end` that is not committed yet. Owner only.
   void commit(size_t end);
-  /// From now on a child of fork() can read what is committed, and write without anybody else seeing it: tensors may
-  /// lie there. What it has not touched shows what the owner writes later. Owner only; the object is not moved any
-  /// more.
+  /// From now on a child of fork() can read what is committed, and write to it without anybody else seeing that, so
+  /// that tensors may lie there. Pages that the child has not written show what the owner writes later. Owner only; the
+  /// object must not be moved afterwards.
   void copy_into_children();
-  /// Enters the pages of [begin, end), all committed by their owner, into this process's page table.
+  /// Populates this process's page table with the pages of [begin, end), which their owner has committed.
   void populate(size_t begin, size_t end);
 
  private:
@@ -60,11 +60,11 @@ class SharedSegment {
 /// Bytes that can still be allocated: the kernel's estimate for the machine, or less where a cgroup limits memory.
 size_t available_memory_bytes();
 
-/// Addresses that this process's segments take up now, its own and those of others. Any thread may call.
+/// Address space that this process's segments take up now, its own and those of others. Any thread may call.
 size_t mapped_segment_bytes();
 
-/// How many forks lie between the program's start and this process. Cheap; tells a child from the process that
-/// made an object.
+/// The number of forks between the program's start and this process. Cheap; tells a child from the process that made an
+/// object.
 unsigned fork_generation();
 
 }  // namespace lockstep

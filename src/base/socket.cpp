@@ -87,7 +87,8 @@ UnixAddress abstract_address(const std::string& name) {
   UnixAddress address{.length = sizeof(sa_family_t)};
   address.value.sun_family = AF_UNIX;
   if (name.empty()) return address;
-  if (name.size() >= sizeof address.value.sun_path) throw Error("too long a name for a Unix socket: '" + name + "'");
+  if (name.size() >= sizeof address.value.sun_path)
+    throw Error("the name of a Unix socket is too long: '" + name + "'");
   name.copy(address.value.sun_path + 1, name.size());
   address.length = static_cast<socklen_t>(kNameOffset + 1 + name.size());
   return address;

@@ -12,7 +12,7 @@ namespace lockstep {
 /// Unix stream sockets between processes of one machine. Every socket made here is closed on exec; no call raises
 /// SIGPIPE, and none waits past its deadline, whether or not the socket is in blocking mode.
 
-/// What send_all and receive_all throw when the other side has closed the connection.
+/// Thrown by send_all and receive_all when the other side has closed the connection.
 class ConnectionClosed : public Error {
  public:
   using Error::Error;
@@ -27,25 +27,25 @@ struct SocketPair {
 SocketPair make_socket_pair();
 
 /// Sends all `size` bytes. Throws ConnectionClosed when the peer is gone, Error when the deadline passes first; some
-/// of the bytes may have been sent then, so the connection is of no further use.
+/// of the bytes may have been sent then, so the connection can no longer be used.
 void send_all(int socket, const void* data, size_t size, const Deadline& deadline);
 
 /// Receives exactly `size` bytes; throws like send_all.
 void receive_all(int socket, void* data, size_t size, const Deadline& deadline);
 
-/// Receives what is there, at least one byte, at most `size`: waits for the first. Returns 0 when the deadline passes
+/// Receives what is there: waits for at least one byte, and returns at most `size`. Returns 0 when the deadline passes
 /// first; throws ConnectionClosed when the peer is gone.
 size_t receive_some(int socket, void* data, size_t size, const Deadline& deadline);
 
-/// A listening socket under a name that only the kernel keeps (an abstract address): it vanishes with the socket.
+/// A listening socket with an abstract address, a name that only the kernel keeps and that vanishes with the socket.
 struct UnixListener {
   FileDescriptor socket;
   std::string name;
 };
-/// Under a free name that the kernel chooses, or under `name`; throws Error if another socket has it.
+/// Listens under `name`, or under a free name that the kernel chooses; throws Error if another socket has the name.
 UnixListener listen_unix(const std::string& name = {});
 
-/// Connects to the socket listening under `name`. Throws Error when nothing listens there, or another user does.
+/// Connects to the socket that listens under `name`. Throws Error if no process does, or one of another user.
 FileDescriptor connect_unix(const std::string& name);
 
 /// Accepts one waiting connection. Empty when none waits, or when the peer is a process of another user.

@@ -8,13 +8,13 @@ namespace lockstep {
 /// Numbers of the CPUs this process may run on (its affinity mask), ascending.
 std::vector<int> allowed_cpus();
 
-/// CPUs' worth of time the cgroup quota grants this process and its siblings, or 0 where there is no quota.
+/// The number of CPUs' worth of time that the cgroup quota grants this process and its siblings, or 0 without a quota.
 /// Reads cgroup v2 (cpu.max of this group and its parents) and v1 (cpu.cfs_quota_us). `root` is for tests.
 double cgroup_cpu_quota(const std::string& root = "");
 
 /// Threads a rank should use: its fair share of the CPUs it may run on, at least 1. `masks` holds the allowed CPUs
 /// of every rank on this machine, its own at `local_rank`; a CPU that k of them may use counts as 1/k, and a quota
-/// (0: none) is shared by all. So ranks bound to cores by their launcher and unbound ranks both get what is theirs.
+/// (0: none) is shared by all. So ranks that their launcher bound to cores and unbound ranks both get their fair share.
 int threads_per_rank(const std::vector<std::vector<int>>& masks, int local_rank, double quota);
 
 }  // namespace lockstep

@@ -9,7 +9,7 @@
 #include <ATen/core/List.h>
 
 #include "base/hash.h"
-#include "collectives/rank_names.h"
+#include "base/rank_names.h"
 
 namespace lockstep {
 namespace {

@@ -20,7 +20,7 @@ bool has_variable(int pid, const std::string& variable) {
   return environment.find('\0' + variable + '=') != std::string::npos;
 }
 
-/// The fields of /proc/<pid>/stat from the third on; the second, the name, may hold anything.
+/// The fields of /proc/<pid>/stat from the third on; the second, the name, may contain anything.
 std::vector<std::string> stat_fields(int pid) {
   const std::string stat = read_file("/proc/" + std::to_string(pid) + "/stat");
   const size_t name_end = stat.rfind(')');

@@ -4,17 +4,17 @@
 
 namespace lockstep {
 
-/// What this thread's operations are part of, for the shared-memory engine's messages to name.
+/// What the user called of which this thread's operations are a part; the engines' messages name it.
 inline thread_local shm::CalledAs called_as = shm::CalledAs::kItself;
 
-/// Says it for a scope; the outermost counts.
-class NamedCall {
+/// Sets it for a scope; the outermost guard counts.
+class CalledAsGuard {
  public:
-  explicit NamedCall(shm::CalledAs name) : before_(called_as) {
+  explicit CalledAsGuard(shm::CalledAs name) : before_(called_as) {
     if (before_ == shm::CalledAs::kItself) called_as = name;
   }
-  ~NamedCall() { called_as = before_; }
-  NamedCall(const NamedCall&) = delete;
+  ~CalledAsGuard() { called_as = before_; }
+  CalledAsGuard(const CalledAsGuard&) = delete;
 
  private:
   const shm::CalledAs before_;

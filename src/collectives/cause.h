@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// What an exception says, without the stack that LibTorch appends.
+/// An exception's message, without the stack trace that LibTorch appends.
 inline std::string cause_of(const std::exception& exception) {
   const auto* error = dynamic_cast<const c10::Error*>(&exception);
   return error ? error->what_without_backtrace() : exception.what();

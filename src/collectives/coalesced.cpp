@@ -12,12 +12,12 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kMessageBytes = 25 << 20;
-/// Tensors of this size travel alone: packing them would cost more than a message.
+/// Tensors of at least this size travel alone: packing them would cost more than a message.
 constexpr int64_t kAloneBytes = 1 << 20;
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Hands out the tensors in messages of bounded size, each of neighbours that `together` allows in one.
+/// Calls `send` with messages of bounded size, made of neighbouring tensors that `together` allows in one message.
 void in_messages(const Tensors& tensors, const std::function<bool(const at::Tensor&, const at::Tensor&)>& together,
                  const std::function<void(const Tensors&)>& send) {
   Tensors message;
@@ -40,7 +40,7 @@ void in_messages(const Tensors& tensors, const std::function<bool(const at::Tens
 }
 
 void broadcast_message(const Group& group, const Tensors& tensors, int root) {
-  if (tensors.size() == 1) return group.broadcast(tensors.front(), root);  // a large one: where it lies, without copies
+  if (tensors.size() == 1) return group.broadcast(tensors.front(), root);  // a large one needs no copy
   Tensors pieces;
   for (const auto& tensor : tensors) pieces.push_back(as_bytes(tensor.contiguous()));
   const at::Tensor message = at::cat(pieces);
@@ -48,13 +48,13 @@ void broadcast_message(const Group& group, const Tensors& tensors, int root) {
   if (group.rank() == root) return;
   int64_t offset = 0;
   for (const auto& tensor : tensors) {
-    // clone: a view of another dtype needs its start aligned, which a piece of the message is not
+    // clone: a view of another dtype needs an aligned start, and a piece of the message may not be aligned
     tensor.copy_(message.narrow(0, offset, bytes_of(tensor)).clone().view(tensor.scalar_type()).view(tensor.sizes()));
     offset += bytes_of(tensor);
   }
 }
 
-/// What tensors of a dtype are summed in.
+/// The dtype that tensors of `dtype` are summed in.
 at::ScalarType sum_dtype(at::ScalarType dtype) { return at::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
 
 void average_message(const Group& group, const Tensors& tensors, double share) {
@@ -83,7 +83,7 @@ void broadcast_weights(const Group& group, const Tensors& weights, int root) {
   broadcast_coalesced(group, weights, root);
   SetTensors set;
   for (const at::Tensor& tensor : weights) set.insert(tensor.unsafeGetTensorImpl());
-  notice_broadcast(set);
+  notify_broadcast(set);
 }
 
 void average_coalesced(const Group& group, const Tensors& tensors, double share) {

@@ -12,11 +12,12 @@ namespace lockstep {
 /// Every rank calls it with tensors of the same shapes and dtypes.
 void broadcast_coalesced(const Group& group, const std::vector<at::Tensor>& tensors, int root);
 
-/// The same for a model's weights, of which others may hold copies: those are told (base/broadcast_notice.h).
+/// The same for a model's weights. Whoever holds copies of them is notified (base/broadcast_notice.h).
 void broadcast_weights(const Group& group, const std::vector<at::Tensor>& weights, int root);
 
 /// Sets the tensors, floating point or complex, to their mean over the ranks weighted by `share`, in few messages. The
-/// ranks' shares sum to 1; a rank whose share is 0 does not count, whatever it holds. Half precision is summed in fp32.
+/// ranks' shares sum to 1; a rank whose share is 0 does not count, whatever its tensors hold. Half precision is summed
+/// in fp32.
 /// Every rank calls it with tensors of the same shapes and dtypes.
 void average_coalesced(const Group& group, const std::vector<at::Tensor>& tensors, double share);
 

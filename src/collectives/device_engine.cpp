@@ -4,8 +4,8 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/rank_names.h"
 #include "collectives/cause.h"
-#include "collectives/rank_names.h"
 
 namespace lockstep {
 
@@ -20,7 +20,7 @@ void make_device_engine(const Group& group, const at::Tensor& tensor) {
   } catch (const std::exception& cause) {
     problem = cause_of(cause);
   }
-  // By the CPU's engine, which also notices a rank that came to this operation with a tensor on the CPU.
+  // Through the CPU's engine, which also notices a rank that came to this operation with a tensor on the CPU.
   const std::vector<std::string> problems = group.all_gather_bytes(problem);
   const auto found = std::find_if(problems.begin(), problems.end(), [](const auto& text) { return !text.empty(); });
   if (found != problems.end()) throw Error(ranks_with(problems, *found) + ": " + *found);

@@ -9,9 +9,9 @@
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
-// Every operation is checked here, put into the form engines agree on, numbered and handed to the engine. Operations
-// that only move data travel as bytes, so that every dtype works on every engine; reductions travel as they are.
-// Engines see contiguous tensors outside autograd; what came in otherwise is copied home when the work is waited for.
+// Every operation is checked here, put into a form that all engines take, numbered and handed to the engine.
+// Operations that only move data travel as bytes, so that every dtype works on every engine; reductions keep their
+// dtype. Engines see contiguous tensors outside autograd; other tensors get their result by a copy in Work::wait.
 
 namespace lockstep {
 namespace {
@@ -51,7 +51,7 @@ void note_start(uint64_t sequence, const char* operation, const at::Tensor& tens
 
 Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor, c10::intrusive_ptr<c10d::Work> work,
            std::function<void()> finish) {
-  const char* operation = Turn::operation(group->callers);
+  const char* operation = CallGuard::operation(group->caller);
   note_start(group->sequence, operation, tensor, coarse_now());
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
                                                         .sequence = group->sequence++,
@@ -62,16 +62,17 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
                                                         .finish = std::move(finish)}));
 }
 
-/// Does the operation in one call if the group's engine can; else returns false and nothing has happened.
+/// Runs the operation in one call if the group's engine can; else does nothing and returns false.
 bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& output, const at::Tensor& input,
                  shm::Request request) {
-  const char* operation = Turn::operation(group->callers);
+  const char* operation = CallGuard::operation(group->caller);
   if (group->blocking == nullptr || !is_plain(output) || !is_plain(input)) return false;
   request.input = input.const_data_ptr();
   request.output = output.mutable_data_ptr();
   const auto started = coarse_now();
   const uint64_t sequence = group->sequence++;
-  if (request.count == 0 && request.kind != shm::OperationKind::kBarrier) return true;  // sends nothing, as by c10d
+  if (request.count == 0 && request.kind != shm::OperationKind::kBarrier)
+    return true;  // sends nothing, as through c10d
   note_start(sequence, operation, input, started);
   try {
     group->blocking->run(std::move(request));
@@ -102,14 +103,14 @@ bool reduce_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor
 }  // namespace
 
 void Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
-  const Turn turn = state_->turn("all_reduce");
+  const CallGuard guard = state_->enter("all_reduce");
   check_tensor("all_reduce", "tensor", tensor);
   check_reduction("all_reduce", tensor, op);
   if (!reduce_at_once(state_, tensor, tensor, shm::OperationKind::kAllReduce, op)) all_reduce_async(tensor, op).wait();
 }
 
 Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
-  const Turn turn = state_->turn("all_reduce");
+  const CallGuard guard = state_->enter("all_reduce");
   check_tensor("all_reduce", "tensor", tensor);
   check_reduction("all_reduce", tensor, op);
   Operand operand(tensor);
@@ -117,11 +118,11 @@ Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
   c10d::AllreduceOptions options;
   options.reduceOp = to_c10d(op);
   auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).allreduce(tensors, options);
-  return start(state_, tensor, std::move(work), operand.copy_home());
+  return start(state_, tensor, std::move(work), operand.copy_back());
 }
 
 void Group::broadcast(const at::Tensor& tensor, int root) const {
-  const Turn turn = state_->turn("broadcast");
+  const CallGuard guard = state_->enter("broadcast");
   check_tensor("broadcast", "tensor", tensor);
   check_peer("broadcast", root);
   if (!run_at_once(state_, tensor, tensor,
@@ -130,7 +131,7 @@ void Group::broadcast(const at::Tensor& tensor, int root) const {
 }
 
 Work Group::broadcast_async(const at::Tensor& tensor, int root) const {
-  const Turn turn = state_->turn("broadcast");
+  const CallGuard guard = state_->enter("broadcast");
   check_tensor("broadcast", "tensor", tensor);
   check_peer("broadcast", root);
   Operand operand(tensor);
@@ -138,15 +139,15 @@ Work Group::broadcast_async(const at::Tensor& tensor, int root) const {
   c10d::BroadcastOptions options;
   options.rootRank = root;
   auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).broadcast(tensors, options);
-  return start(state_, tensor, std::move(work), operand.copy_home());
+  return start(state_, tensor, std::move(work), operand.copy_back());
 }
 
 Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const {
-  const Turn turn = state_->turn("reduce");
+  const CallGuard guard = state_->enter("reduce");
   check_tensor("reduce", "tensor", tensor);
   check_reduction("reduce", tensor, op);
   check_peer("reduce", root);
-  // Engines may use the other ranks' tensors as scratch space; ours promise not to.
+  // Engines may use the other ranks' tensors as scratch space; Group promises to leave them alone.
   Operand operand(tensor);
   if (rank() != root) operand.dense = operand.dense.clone();
   std::vector<at::Tensor> tensors{operand.dense};
@@ -154,11 +155,11 @@ Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const 
   options.reduceOp = to_c10d(op);
   options.rootRank = root;
   auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).reduce(tensors, options);
-  return start(state_, tensor, std::move(work), rank() == root ? operand.copy_home() : nullptr);
+  return start(state_, tensor, std::move(work), rank() == root ? operand.copy_back() : nullptr);
 }
 
 at::Tensor Group::all_gather(const at::Tensor& input) const {
-  const Turn turn = state_->turn("all_gather");
+  const CallGuard guard = state_->enter("all_gather");
   check_tensor("all_gather", "input", input);
   auto output = at::empty(with_rows(world_size(), input.sizes()), input.options().requires_grad(false));
   all_gather_into_tensor(output, input);
@@ -166,7 +167,7 @@ at::Tensor Group::all_gather(const at::Tensor& input) const {
 }
 
 void Group::all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input) const {
-  const Turn turn = state_->turn("all_gather");
+  const CallGuard guard = state_->enter("all_gather");
   check_tensor("all_gather", "input", input);
   check_tensor("all_gather", "output", output);
   check_rows("all_gather", "output", output, input, world_size());
@@ -175,7 +176,7 @@ void Group::all_gather_into_tensor(const at::Tensor& output, const at::Tensor& i
 }
 
 Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input) const {
-  const Turn turn = state_->turn("all_gather");
+  const CallGuard guard = state_->enter("all_gather");
   check_tensor("all_gather", "input", input);
   check_tensor("all_gather", "output", output);
   check_rows("all_gather", "output", output, input, world_size());
@@ -183,11 +184,11 @@ Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input) 
   at::Tensor row_bytes = as_bytes(Operand(input).dense), rows_bytes = as_bytes(rows.dense);
   auto& engine = engine_for(*this, input, output);
   auto work = input.numel() == 0 ? nullptr : engine._allgather_base(rows_bytes, row_bytes, {});
-  return start(state_, input, std::move(work), rows.copy_home());
+  return start(state_, input, std::move(work), rows.copy_back());
 }
 
 at::Tensor Group::gather(const at::Tensor& input, int root) const {
-  const Turn turn = state_->turn("gather");
+  const CallGuard guard = state_->enter("gather");
   check_tensor("gather", "input", input);
   at::Tensor output;
   if (rank() == root) output = at::empty(with_rows(world_size(), input.sizes()), input.options().requires_grad(false));
@@ -196,7 +197,7 @@ at::Tensor Group::gather(const at::Tensor& input, int root) const {
 }
 
 Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int root) const {
-  const Turn turn = state_->turn("gather");
+  const CallGuard guard = state_->enter("gather");
   check_tensor("gather", "input", input);
   check_peer("gather", root);
   std::vector<at::Tensor> inputs{as_bytes(Operand(input).dense)};
@@ -207,7 +208,7 @@ Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int 
     check_rows("gather", "output", output, input, world_size());
     Operand rows(output);
     outputs.push_back(as_byte_rows(rows.dense, world_size()).unbind());
-    finish = rows.copy_home();
+    finish = rows.copy_back();
   }
   c10d::GatherOptions options;
   options.rootRank = root;
@@ -217,7 +218,7 @@ Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int 
 }
 
 Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int root) const {
-  const Turn turn = state_->turn("scatter");
+  const CallGuard guard = state_->enter("scatter");
   check_tensor("scatter", "output", output);
   check_peer("scatter", root);
   Operand row(output);
@@ -232,23 +233,22 @@ Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int
   options.rootRank = root;
   auto& engine = engine_for(*this, rank() == root ? input : output, output);
   auto work = output.numel() == 0 ? nullptr : engine.scatter(outputs, inputs, options);
-  return start(state_, output, std::move(work), row.copy_home());
+  return start(state_, output, std::move(work), row.copy_back());
 }
 
 at::Tensor Group::reduce_scatter(const at::Tensor& input, ReduceOp op) const {
-  const Turn turn = state_->turn("reduce_scatter");
+  const CallGuard guard = state_->enter("reduce_scatter");
   check_tensor("reduce_scatter", "input", input);
   TORCH_CHECK(input.dim() > 0 && input.size(0) == world_size(),
-              "reduce_scatter: the input must have one row for each "
-              "of ",
-              world_size(), " ranks; its shape is ", input.sizes());
+              "reduce_scatter: the input must have one row for each of ", world_size(), " ranks; its shape is ",
+              input.sizes());
   auto output = at::empty(input.sizes().slice(1), input.options().requires_grad(false));
   reduce_scatter_tensor(output, input, op);
   return output;
 }
 
 void Group::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
-  const Turn turn = state_->turn("reduce_scatter");
+  const CallGuard guard = state_->enter("reduce_scatter");
   check_tensor("reduce_scatter", "input", input);
   check_tensor("reduce_scatter", "output", output);
   check_rows("reduce_scatter", "input", input, output, world_size());
@@ -258,7 +258,7 @@ void Group::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& in
 }
 
 Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op) const {
-  const Turn turn = state_->turn("reduce_scatter");
+  const CallGuard guard = state_->enter("reduce_scatter");
   check_tensor("reduce_scatter", "input", input);
   check_tensor("reduce_scatter", "output", output);
   check_rows("reduce_scatter", "input", input, output, world_size());
@@ -268,11 +268,11 @@ Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& inp
   options.reduceOp = to_c10d(op);
   auto& engine = engine_for(*this, input, output);
   auto work = output.numel() == 0 ? nullptr : engine._reduce_scatter_base(row.dense, rows.dense, options);
-  return start(state_, output, std::move(work), row.copy_home());
+  return start(state_, output, std::move(work), row.copy_back());
 }
 
 at::Tensor Group::all_to_all(const at::Tensor& input) const {
-  const Turn turn = state_->turn("all_to_all");
+  const CallGuard guard = state_->enter("all_to_all");
   check_tensor("all_to_all", "input", input);
   auto output = at::empty(input.sizes(), input.options().requires_grad(false));
   all_to_all_async(output, input).wait();
@@ -281,7 +281,7 @@ at::Tensor Group::all_to_all(const at::Tensor& input) const {
 
 at::Tensor Group::all_to_all(const at::Tensor& input, std::vector<int64_t> input_splits,
                              std::vector<int64_t> output_splits) const {
-  const Turn turn = state_->turn("all_to_all");
+  const CallGuard guard = state_->enter("all_to_all");
   check_tensor("all_to_all", "input", input);
   TORCH_CHECK(input.dim() > 0, "all_to_all: splits count rows, so the input needs at least one dimension");
   int64_t rows = 0;
@@ -293,7 +293,7 @@ at::Tensor Group::all_to_all(const at::Tensor& input, std::vector<int64_t> input
 
 Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> input_splits,
                              std::vector<int64_t> output_splits) const {
-  const Turn turn = state_->turn("all_to_all");
+  const CallGuard guard = state_->enter("all_to_all");
   check_tensor("all_to_all", "input", input);
   check_tensor("all_to_all", "output", output);
   const auto check_splits = [&](const char* role, const at::Tensor& tensor, const std::vector<int64_t>& splits) {
@@ -304,8 +304,8 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
     const bool uneven = static_cast<int>(splits.size()) == world_size() && sum == tensor.size(0) &&
                         std::all_of(splits.begin(), splits.end(), [](int64_t split) { return split >= 0; });
     TORCH_CHECK(even || uneven, "all_to_all: the ", role, " has ", tensor.size(0), " rows for ", world_size(),
-                " ranks; give one split a rank that together make its rows (", splits.size(), " splits make ", sum,
-                ")");
+                " ranks; give one split for each rank, which together make up its rows (", splits.size(),
+                " splits make up ", sum, ")");
   };
   check_splits("input", input, input_splits);
   check_splits("output", output, output_splits);
@@ -313,39 +313,39 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   at::Tensor to = as_byte_rows(received.dense, output.size(0)),
              from = as_byte_rows(Operand(input).dense, input.size(0));
   auto work = engine_for(*this, input, output).alltoall_base(to, from, output_splits, input_splits, {});
-  return start(state_, input, std::move(work), received.copy_home());
+  return start(state_, input, std::move(work), received.copy_back());
 }
 
 Work Group::send_async(const at::Tensor& tensor, int destination, int tag) const {
-  const Turn turn = state_->turn("send");
+  const CallGuard guard = state_->enter("send");
   check_tensor("send", "tensor", tensor);
   check_peer("send", destination);
-  // By way of the CPU, if it is on a device: that one's engine wants all ranks, and knows no tags.
+  // A tensor on a device goes through the CPU: the device's engine needs all ranks and knows no tags.
   std::vector<at::Tensor> tensors{as_bytes(on_cpu(Operand(tensor).dense))};
   auto work = tensor.numel() == 0 ? nullptr : state_->backend->send(tensors, destination, tag);
   return start(state_, tensor, std::move(work), nullptr);
 }
 
 Work Group::recv_async(const at::Tensor& tensor, int source, int tag) const {
-  const Turn turn = state_->turn("recv");
+  const CallGuard guard = state_->enter("recv");
   check_tensor("recv", "tensor", tensor);
   check_peer("recv", source);
   Operand operand(tensor);
   if (!tensor.is_cpu()) operand.dense = at::empty_like(operand.dense, operand.dense.options().device(at::kCPU));
   std::vector<at::Tensor> tensors{as_bytes(operand.dense)};
   auto work = tensor.numel() == 0 ? nullptr : state_->backend->recv(tensors, source, tag);
-  return start(state_, tensor, std::move(work), operand.copy_home());
+  return start(state_, tensor, std::move(work), operand.copy_back());
 }
 
 void Group::barrier() const {
-  const Turn turn = state_->turn("barrier");
+  const CallGuard guard = state_->enter("barrier");
   if (state_->blocking == nullptr) return barrier_async().wait();
   const at::Tensor nothing = at::empty({0});
   run_at_once(state_, nothing, nothing, {.kind = shm::OperationKind::kBarrier});
 }
 
 Work Group::barrier_async() const {
-  const Turn turn = state_->turn("barrier");
+  const CallGuard guard = state_->enter("barrier");
   return start(state_, at::empty({0}), state_->backend->barrier({}), nullptr);
 }
 

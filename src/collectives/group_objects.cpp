@@ -6,7 +6,7 @@
 #include "collectives/called_as.h"
 #include "collectives/group_state.h"
 
-// Object collectives: lengths first, then bytes; values are pickled by LibTorch's own pickler.
+// Object collectives send lengths first, then bytes. LibTorch's own pickler pickles the values.
 
 namespace lockstep {
 namespace {
@@ -69,8 +69,8 @@ double Group::mean(double value) const {
 }
 
 std::string Group::broadcast_bytes(std::string_view bytes, int root) const {
-  const Turn turn = state_->turn("broadcast_bytes");
-  const NamedCall call(shm::CalledAs::kBroadcastBytes);
+  const CallGuard guard = state_->enter("broadcast_bytes");
+  const CalledAsGuard called_as_guard(shm::CalledAs::kBroadcastBytes);
   at::Tensor length = to_tensor(std::vector<int64_t>{static_cast<int64_t>(bytes.size())});
   broadcast(length, root);
   at::Tensor content = rank() == root ? to_tensor(bytes) : at::empty({length.item<int64_t>()}, at::kByte);
@@ -79,15 +79,15 @@ std::string Group::broadcast_bytes(std::string_view bytes, int root) const {
 }
 
 std::vector<std::string> Group::all_gather_bytes(std::string_view bytes) const {
-  const Turn turn = state_->turn("all_gather_bytes");
-  const NamedCall call(shm::CalledAs::kAllGatherBytes);
+  const CallGuard guard = state_->enter("all_gather_bytes");
+  const CalledAsGuard called_as_guard(shm::CalledAs::kAllGatherBytes);
   const auto lengths = all_lengths(*this, bytes);
   return cut(all_gather(padded(bytes, *std::max_element(lengths.begin(), lengths.end()))), lengths);
 }
 
 std::vector<std::string> Group::gather_bytes(std::string_view bytes, int root) const {
-  const Turn turn = state_->turn("gather_bytes");
-  const NamedCall call(shm::CalledAs::kGatherBytes);
+  const CallGuard guard = state_->enter("gather_bytes");
+  const CalledAsGuard called_as_guard(shm::CalledAs::kGatherBytes);
   const auto lengths = all_lengths(*this, bytes);
   const at::Tensor rows = gather(padded(bytes, *std::max_element(lengths.begin(), lengths.end())), root);
   if (rank() != root) return {};
@@ -95,13 +95,13 @@ std::vector<std::string> Group::gather_bytes(std::string_view bytes, int root) c
 }
 
 std::string Group::scatter_bytes(const std::vector<std::string>& bytes, int root) const {
-  const Turn turn = state_->turn("scatter_bytes");
-  const NamedCall call(shm::CalledAs::kScatterBytes);
+  const CallGuard guard = state_->enter("scatter_bytes");
+  const CalledAsGuard called_as_guard(shm::CalledAs::kScatterBytes);
   check_peer("scatter_bytes", root);
   at::Tensor lengths = at::zeros({world_size()}, at::kLong);
   if (rank() == root) {
-    TORCH_CHECK(static_cast<int>(bytes.size()) == world_size(), "scatter: root gives ", bytes.size(),
-                " objects for a group of ", world_size(), " ranks; give one a rank");
+    TORCH_CHECK(static_cast<int>(bytes.size()) == world_size(), "scatter: the root has ", bytes.size(),
+                " objects for a group of ", world_size(), " ranks; pass one for each rank");
     lengths = to_tensor(map(bytes, [](const std::string& b) { return static_cast<int64_t>(b.size()); }));
   }
   broadcast(lengths, root);
@@ -114,26 +114,26 @@ std::string Group::scatter_bytes(const std::vector<std::string>& bytes, int root
 }
 
 c10::IValue Group::broadcast_object(const c10::IValue& object, int root) const {
-  const Turn turn = state_->turn("broadcast_object");
-  const NamedCall call(shm::CalledAs::kBroadcastObject);
+  const CallGuard guard = state_->enter("broadcast_object");
+  const CalledAsGuard called_as_guard(shm::CalledAs::kBroadcastObject);
   return unpickle(broadcast_bytes(rank() == root ? pickle(object) : std::string(), root));
 }
 
 std::vector<c10::IValue> Group::all_gather_object(const c10::IValue& object) const {
-  const Turn turn = state_->turn("all_gather_object");
-  const NamedCall call(shm::CalledAs::kAllGatherObject);
+  const CallGuard guard = state_->enter("all_gather_object");
+  const CalledAsGuard called_as_guard(shm::CalledAs::kAllGatherObject);
   return map(all_gather_bytes(pickle(object)), unpickle);
 }
 
 std::vector<c10::IValue> Group::gather_object(const c10::IValue& object, int root) const {
-  const Turn turn = state_->turn("gather_object");
-  const NamedCall call(shm::CalledAs::kGatherObject);
+  const CallGuard guard = state_->enter("gather_object");
+  const CalledAsGuard called_as_guard(shm::CalledAs::kGatherObject);
   return map(gather_bytes(pickle(object), root), unpickle);
 }
 
 c10::IValue Group::scatter_object(const std::vector<c10::IValue>& objects, int root) const {
-  const Turn turn = state_->turn("scatter_object");
-  const NamedCall call(shm::CalledAs::kScatterObject);
+  const CallGuard guard = state_->enter("scatter_object");
+  const CalledAsGuard called_as_guard(shm::CalledAs::kScatterObject);
   return unpickle(scatter_bytes(rank() == root ? map(objects, pickle) : std::vector<std::string>(), root));
 }
 

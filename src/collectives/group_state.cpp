@@ -15,17 +15,17 @@ void Membership::add(const std::shared_ptr<Group::State>& group) {
 
 void Membership::close() {
   open_ = false;
-  // In a child of fork() the groups are not its own to leave, and another thread may have held the mutex.
+  // The groups do not belong to a child of fork(), and another thread may have held the mutex when it was forked.
   if (fork_generation_ != fork_generation()) return;
   const std::lock_guard lock(mutex_);
   for (const auto& known : groups_) {
     const auto group = known.lock();
-    // Only of our own engine is it known that nobody is cut off who still reads what this rank has sent.
+    // Only our own engine is known not to cut off a rank that still reads what this one has sent.
     if (group == nullptr || group->blocking == nullptr) continue;
     try {
       group->backend->shutdown();
     } catch (const std::exception&) {
-      // The others hear of this rank's end in any case.
+      // The others will notice this rank's end in any case.
     }
   }
 }
@@ -59,14 +59,13 @@ at::Tensor Group::allocate(int64_t elements, const at::TensorOptions& options) c
 }
 
 std::optional<Group> Group::subgroup(const std::vector<int>& ranks) const {
-  const Turn turn = state_->turn("subgroup");
+  const CallGuard guard = state_->enter("subgroup");
   TORCH_CHECK(!ranks.empty(), "subgroup: the list of ranks is empty");
   std::optional<int> place;
   for (size_t i = 0; i < ranks.size(); ++i) {
     check_peer("subgroup", ranks[i]);
     TORCH_CHECK(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, "subgroup: rank ", ranks[i],
-                " is in the list "
-                "twice");
+                " is in the list twice");
     if (ranks[i] == rank()) place = static_cast<int>(i);
   }
   const std::string prefix = "subgroup" + std::to_string(state_->subgroups++);

@@ -13,15 +13,15 @@
 
 #include "base/shared_segment.h"
 #include "collectives/blocking_engine.h"
-#include "collectives/turn.h"
+#include "collectives/call_guard.h"
 
 namespace lockstep {
 
-/// Connects `world_size` ranks that share `store` and nobody else; all of them call it.
+/// Connects the `world_size` ranks that share `store`, and nobody else. All of them call it.
 using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,
                                                                        int rank, int world_size)>;
 
-/// The same for tensors on devices of a type; throws if there is no engine for them.
+/// The same for tensors on devices of one type; throws if there is no engine for them.
 using DeviceBackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
     c10::DeviceType device, const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size)>;
 
@@ -30,16 +30,16 @@ struct EngineFactories {
   DeviceBackendFactory device;
 };
 
-/// What a Context's group has in common with its subgroups: they are left together.
+/// What a Context's group and its subgroups share: the process leaves them together.
 class Membership {
  public:
   bool is_open() const { return open_; }
   void add(const std::shared_ptr<Group::State>& group);
-  /// Leaves all groups whose engine can: a rank that waits for this one then fails at once.
+  /// Leaves all groups whose engine can do so: a rank that waits for this one then fails at once.
   void close();
 
-  /// Keeps a group's engine for devices until all go together, when every rank is done (release_device_engines): none
-  /// may take memory away from another's device.
+  /// Keeps a group's device engine until all of them go together, when every rank is done (release_device_engines): no
+  /// rank may free memory that another rank's device still reads.
   void keep(c10::intrusive_ptr<c10d::Backend> engine) { device_engines_.push_back(std::move(engine)); }
   void release_device_engines() { device_engines_.clear(); }
 
@@ -58,27 +58,28 @@ struct Group::State {
   const EngineFactories factories;
   const c10::intrusive_ptr<c10d::Backend> backend;
   const std::string backend_name;
-  BlockingEngine* const blocking;  ///< the backend, if it is one
+  BlockingEngine* const blocking;  ///< the backend, if it is a BlockingEngine
   const std::shared_ptr<Membership> membership;
-  c10::intrusive_ptr<c10d::Backend> device_backend;  ///< undefined until a tensor on a device comes (device_engine.h)
-  uint64_t sequence = 0;                             ///< operations started so far, equal on all ranks
-  int subgroups = 0;                                 ///< subgroups made so far, equal on all ranks
-  int replicas = 0;                                  ///< replicas attached so far, equal on all ranks
-  std::shared_ptr<void> statistics = nullptr;        ///< what synchronised batch norms over this group share (src/nn)
-  const unsigned generation = fork_generation();     ///< of the process that made it
-  Callers callers = {};
+  c10::intrusive_ptr<c10d::Backend>
+      device_backend;                             ///< undefined before the first tensor on a device (device_engine.h)
+  uint64_t sequence = 0;                          ///< operations started so far; the same on all ranks
+  int subgroups = 0;                              ///< subgroups made so far; the same on all ranks
+  int replicas = 0;                               ///< replicas attached so far; the same on all ranks
+  std::shared_ptr<void> statistics = nullptr;     ///< what synchronised batch norms over this group share (src/nn)
+  const unsigned generation = fork_generation();  ///< of the process that made the group
+  CurrentCaller caller = {};
 
-  /// Every call of the group holds one.
-  Turn turn(const char* operation) { return Turn(callers, rank, generation, operation); }
+  /// Every call of the group holds the guard.
+  CallGuard enter(const char* operation) { return CallGuard(caller, rank, generation, operation); }
 };
 
-/// The group of `world_size` ranks over the backends the factories make; over the single engine if there is one rank.
-/// `membership`: that of the group it is a part of.
+/// The group of `world_size` ranks, over the backends that the factories make, or over the single engine if there is
+/// one rank. `membership` is that of the group it is a part of.
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
                  std::shared_ptr<Membership> membership = std::make_shared<Membership>());
 
-/// This rank parts from the others: from now on is_open() is false, for copies and subgroups too, and where the engine
-/// can tell the others, those that wait for this rank hear of it now.
+/// This rank leaves. From now on is_open() is false, for copies and subgroups too. Where the engine can tell the other
+/// ranks, those that wait for this one hear of it now.
 void close(const Group& group);
 
 Group::State& state_of(const Group& group);

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// A KeyValueClient in the form c10d's engines expect. May own the server, on the rank that serves the others.
+/// A KeyValueClient in the form that c10d's engines expect. Owns the server on the rank that serves the others.
 class KeyValueStore final : public c10d::Store {
  public:
   KeyValueStore(std::unique_ptr<KeyValueServerThread> server, FileDescriptor socket, std::chrono::milliseconds timeout)
@@ -41,7 +41,7 @@ class KeyValueStore final : public c10d::Store {
     Shared(std::unique_ptr<KeyValueServerThread> server_, FileDescriptor socket)
         : server(std::move(server_)), client(std::move(socket)) {}
     std::unique_ptr<KeyValueServerThread> server;
-    KeyValueClient client;  ///< goes before the server
+    KeyValueClient client;  ///< destroyed before the server
   };
 
   KeyValueClient& client() { return shared_->client; }

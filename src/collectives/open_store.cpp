@@ -8,12 +8,12 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "collectives/ancestor.h"
 #include "base/error.h"
-#include "collectives/tcp.h"
+#include "collectives/ancestor.h"
 #include "collectives/cause.h"
 #include "collectives/key_value_store.h"
-#include "rendezvous/local_meeting.h"
+#include "collectives/tcp.h"
+#include "rendezvous/local_rendezvous.h"
 
 namespace lockstep {
 namespace {
@@ -28,12 +28,12 @@ StorePointer open_tcp(const World& world, std::chrono::milliseconds timeout) {
   options.waitWorkers = false;
   FileDescriptor listener;
   if (options.isServer) {
-    // The store's own socket would listen on every interface.
+    // The socket that the store makes by itself would listen on every interface.
     listener = listen_tcp(world.master_addr, world.master_port);
     options.masterListenFd = listener.get();
   }
   try {
-    // The store's own waiting prints the stack of each failed try.
+    // The store's own way of waiting prints a stack trace for each failed attempt.
     if (!options.isServer) await_listener(world.master_addr, world.master_port, Deadline(timeout));
     StorePointer store = c10::make_intrusive<c10d::TCPStore>(world.master_addr, options);
     listener.release();  // the server owns it now
@@ -43,19 +43,19 @@ StorePointer open_tcp(const World& world, std::chrono::milliseconds timeout) {
                 (world.store_is_hosted ? "torchrun's store" : "rank 0") + " at MASTER_ADDR=" + world.master_addr +
                 " MASTER_PORT=" + std::to_string(world.master_port) + " within " +
                 std::to_string(timeout.count() / 1000) + " s: " + cause_of(cause) +
-                "; see the output of rank 0 for why, or raise LOCKSTEP_JOIN_TIMEOUT_S if it starts slowly");
+                "; see the output of rank 0 for the reason, or raise LOCKSTEP_JOIN_TIMEOUT_S if it starts slowly");
   }
 }
 
-/// The launcher's end of the socket may be gone where something between it and this program closes descriptors.
+/// A process between the launcher and this program may have closed the descriptor.
 FileDescriptor inherited_socket(int fd) {
   int domain = 0;
   socklen_t length = sizeof domain;
   const bool is_open = ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 || errno != EBADF;
   if (domain != AF_UNIX)
     throw Error(
-        "LOCKSTEP_STORE_FD=" + std::to_string(fd) + " is " + (is_open ? "no socket of `lockstep run`" : "not open") +
-        "; start the program by `lockstep run`, with nothing between them that closes descriptors (such as sudo), "
+        "LOCKSTEP_STORE_FD=" + std::to_string(fd) + " is " + (is_open ? "not a socket of `lockstep run`" : "not open") +
+        "; start the program with `lockstep run`, with nothing in between that closes descriptors (such as sudo), "
         "or unset LOCKSTEP_STORE_FD");
   return FileDescriptor(fd);
 }
@@ -64,16 +64,16 @@ StorePointer open_new(const World& world, std::chrono::milliseconds timeout) {
   if (world.source == World::Source::kLauncher)
     return c10::make_intrusive<KeyValueStore>(nullptr, inherited_socket(*world.store_fd), timeout);
   if (!world.master_addr.empty()) return open_tcp(world, timeout);
-  auto meeting = meet_on_this_machine(starting_process(world.rank_variable), world.rank, Deadline(timeout));
-  return c10::make_intrusive<KeyValueStore>(std::move(meeting.server), std::move(meeting.socket), timeout);
+  auto rendezvous = rendezvous_on_this_machine(starting_process(world.rank_variable), world.rank, Deadline(timeout));
+  return c10::make_intrusive<KeyValueStore>(std::move(rendezvous.server), std::move(rendezvous.socket), timeout);
 }
 
-/// What this process has opened. It outlives the Context: the launcher's socket is there once, and the next Context
-/// of a rank that is ahead would find the server that another rank has served the last one with, about to go.
+/// The store that this process has opened. It outlives the Context: the launcher's socket exists only once, and a rank
+/// that makes its next Context early would connect to the server of the last one, which is about to go.
 class KeptStore {
  public:
   ~KeptStore() {
-    if (::getpid() != process_) store_.release();  // a forked child lacks the thread that serves it
+    if (::getpid() != process_) store_.release();  // a forked child has no thread that serves it
   }
 
   StorePointer open(const World& world, std::chrono::milliseconds timeout) {

@@ -59,8 +59,9 @@ FileDescriptor listen_tcp(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port, SOCK_STREAM);
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     if (is_wildcard(*address))
-      throw Error("rank 0 does not listen on " + with_port(host, port) +
-                  ", which is every network of the machine; set MASTER_ADDR to the one address that the others reach");
+      throw Error(
+          "rank 0 does not listen on " + with_port(host, port) +
+          ", which means every network of the machine; set MASTER_ADDR to the one address that the others reach");
     FileDescriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int on = 1;
     if (!socket || setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0) continue;
@@ -68,7 +69,7 @@ FileDescriptor listen_tcp(const std::string& host, int port) {
       return socket;
   }
   throw_errno("rank 0 cannot listen on " + with_port(host, port) +
-              " (MASTER_ADDR must be an address of rank 0's machine and MASTER_PORT free there)");
+              " (MASTER_ADDR must be an address of rank 0's machine, and MASTER_PORT must be free there)");
 }
 
 void await_listener(const std::string& host, int port, const Deadline& deadline) {
@@ -82,7 +83,7 @@ void await_listener(const std::string& host, int port, const Deadline& deadline)
         why = std::strerror(errno);
       }
     } catch (const Error& error) {
-      why = error.what();  // names, too, may come to be known later
+      why = error.what();  // a name may also become resolvable later
     }
     if (deadline.passed()) throw Error("nothing answers on " + with_port(host, port) + " (" + why + ")");
     std::this_thread::sleep_for(pause);

@@ -2,10 +2,10 @@
 
 namespace lockstep {
 
-/// Behind the words of a collective whose time was up.
+/// Appended to the error of a collective that timed out.
 inline constexpr const char* kTimeoutHint =
     ". If a rank works this long on purpose (an evaluation on rank 0, say), raise ContextOptions::collective_timeout "
-    "(Python: the timeout of init_process_group); under lockstep run it must compute meanwhile or call "
-    "lockstep::heartbeat(), or else --hang-timeout be raised too";
+    "(Python: the timeout of init_process_group). Under lockstep run it must also compute or call "
+    "lockstep::heartbeat() meanwhile, or --hang-timeout must be raised too.";
 
 }  // namespace lockstep

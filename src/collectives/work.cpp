@@ -2,15 +2,15 @@
 
 #include <sstream>
 
-#include "rank_page/rank_board.h"
-#include "collectives/timeout_hint.h"
 #include "collectives/cause.h"
 #include "collectives/group_state.h"
+#include "collectives/timeout_hint.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {
 
-/// Tells the launcher that this rank does not compute, even where it spins.
+/// Tells the launcher that this rank waits and does not compute, even while it spins.
 struct WaitOnPage {
   WaitOnPage() { own_page().set_waiting(true); }
   ~WaitOnPage() { own_page().set_waiting(false); }
@@ -20,8 +20,8 @@ struct WaitOnPage {
 }  // namespace
 
 std::string describe_failure(const Work::State& state, const std::exception& cause) {
-  // Who is gone or missing only our own engine can say, and has said; of another engine's failures those that come when
-  // the time is over are taken for a rank that did not come, the others for a peer's end.
+  // Our own engine has already said which rank is gone or missing; no other engine can. When another engine fails after
+  // the timeout, a rank is taken to be missing; when it fails earlier, a peer is taken to have ended.
   const auto timeout = own_page().collective_timeout();
   const bool is_late = timeout.count() > 0 && Clock::now() - state.started >= timeout;
   const bool timed_out = is_late && state.group->blocking == nullptr;
@@ -49,7 +49,7 @@ void Work::wait() const {
   }
   state.phase = State::Phase::kDone;
   own_page().finish_operation(state.sequence);
-  state.finish = nullptr;  // lets go of the tensors
+  state.finish = nullptr;  // releases the tensors
 }
 
 bool Work::is_completed() const {

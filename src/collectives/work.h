@@ -24,8 +24,8 @@ struct Work::State {
   int64_t bytes;
   at::ScalarType dtype;
   std::shared_ptr<Group::State> group;  ///< keeps the engine alive
-  c10::intrusive_ptr<c10d::Work> work;  ///< undefined: nothing was sent
-  std::function<void()> finish;         ///< brings the result home on the waiting thread; may be empty
+  c10::intrusive_ptr<c10d::Work> work;  ///< null: nothing was sent
+  std::function<void()> finish;         ///< copies the result back, on the waiting thread; may be empty
   Clock::time_point started = coarse_now();
 
   // Owned by the thread that waits.

@@ -4,9 +4,9 @@
 
 #include <ATen/ATen.h>
 
+#include "base/rank_names.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
-#include "collectives/rank_names.h"
 #include "data_parallel/replica_state.h"
 #include "data_parallel/same_model.h"
 #include "nn/batch_norm_operator.h"

@@ -6,10 +6,10 @@
 
 #include <ATen/ATen.h>
 
+#include "base/rank_names.h"
+#include "collectives/operand.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
-#include "collectives/operand.h"
-#include "collectives/rank_names.h"
 
 namespace lockstep {
 namespace {

@@ -7,8 +7,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/jit/api/module.h>
 
+#include "base/rank_names.h"
 #include "collectives/coalesced.h"
-#include "collectives/rank_names.h"
 #include "data_parallel/replica_state.h"
 #include "rank_page/operation_label.h"
 

@@ -4,8 +4,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "base/rank_names.h"
 #include "collectives/coalesced.h"
-#include "collectives/rank_names.h"
 #include "data_parallel/divergence.h"
 #include "data_parallel/replica_state.h"
 #include "rank_page/operation_label.h"

@@ -6,9 +6,9 @@
 
 #include <ATen/ATen.h>
 
-#include "rank_page/operation_label.h"
+#include "base/rank_names.h"
 #include "collectives/group_state.h"
-#include "collectives/rank_names.h"
+#include "rank_page/operation_label.h"
 
 namespace lockstep {
 namespace {

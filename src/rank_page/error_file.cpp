@@ -27,11 +27,11 @@ std::string text_of(const std::exception_ptr& thrown) {
   } catch (const std::exception& exception) {
     return exception.what();
   } catch (...) {
-    return "an exception that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 
-/// An allow-listed walk: `message` is a text, or an object that holds one under the same name.
+/// `message` is a text, or an object that holds a text under the same name. Nothing else is looked at.
 std::string message_in(const nlohmann::json& json) {
   const nlohmann::json* node = &json;
   for (int depth = 0; depth < 2 && node->is_object() && node->contains("message"); ++depth) node = &node->at("message");
@@ -49,11 +49,11 @@ void write_error_file(const std::string& text) noexcept {
          {{"message", text},
           {"extraInfo", {{"py_callstack", text}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
     const std::string bytes = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    // What is there already is nearer to the cause.
+    // A file that exists already is closer to the cause.
     const FileDescriptor file(::open(path->c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (file && ::write(file.get(), bytes.data(), bytes.size()) < 0) return;
   } catch (...) {
-    // The process ends in any case; it does so with its own words.
+    // The process ends in any case, with its own message.
   }
 }
 

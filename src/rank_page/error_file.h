@@ -4,15 +4,15 @@
 
 namespace lockstep {
 
-/// Writes what ended this process to the file that torchrun and `lockstep run` read, TORCHELASTIC_ERROR_FILE, in
-/// torchrun's form. Does nothing without one, or where it is written already. Never throws.
+/// Writes the error that ends this process to TORCHELASTIC_ERROR_FILE, which torchrun and `lockstep run` read, in
+/// torchrun's format. Does nothing if the variable is unset or the file exists. Never throws.
 void write_error_file(const std::string& text) noexcept;
 
-/// What such a file says, one line or many; empty where there is none or it is no such file. Reads at most 64 KiB.
+/// The error in such a file, of one or more lines; empty if there is no such file. Reads at most 64 KiB.
 std::string read_error_file(const std::string& path);
 
-/// From now on, an exception that ends the process is noted on this rank's page and in the error file before the
-/// handler that was there takes over. Again is harmless.
+/// From now on an exception that ends the process is recorded on this rank's page and in the error file, before the
+/// previous handler takes over. A second call does nothing.
 void note_uncaught_exceptions();
 
 }  // namespace lockstep

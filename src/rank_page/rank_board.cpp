@@ -22,12 +22,12 @@ int number(const std::optional<std::string>& text) {
   return value;
 }
 
-/// The thread that is in the first call of own_page(), which must not call it again.
+/// The thread in the first call of own_page(), which must not call it again.
 std::atomic<std::thread::id> opening;
 
 size_t board_bytes(int world_size) { return static_cast<size_t>(world_size + 1) * RankPage::kBytes; }
 
-/// What this process has found, once. Never destroyed: threads may write while the process ends.
+/// Where this process's page is, found once. Never destroyed: threads may write while the process ends.
 struct Place {
   std::optional<RankBoard> board;
   RankPage unread;
@@ -63,18 +63,18 @@ RankBoard::RankBoard(int world_size) : segment_("lockstep-pages", board_bytes(wo
 }
 
 std::optional<RankBoard> RankBoard::open(int fd, int world_size) {
-  // The number may have come to mean another file where something closed descriptors on the way here.
+  // If something closed descriptors on the way here, the number may refer to another file.
   struct stat status {};
   const size_t bytes = board_bytes(world_size);
   if (::fstat(fd, &status) != 0 || static_cast<size_t>(status.st_size) != bytes || ::fcntl(fd, F_GET_SEALS) < 0)
     return std::nullopt;
   try {
-    // Where this process may have no further descriptor, what follows is to be told all the same: by the original.
+    // If this process may open no more descriptors, its failure must reach the launcher all the same: use the original.
     int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (copy < 0 && errno == EMFILE) copy = fd;
     RankBoard board(SharedSegment(FileDescriptor(copy), bytes));
     if (board.head().magic != BoardHead::kMagic) return std::nullopt;
-    if (copy != fd) ::close(fd);  // nothing that this process starts inherits it
+    if (copy != fd) ::close(fd);  // so that no child process inherits it
     board.segment_.close_descriptor();
     return board;
   } catch (const Error&) {

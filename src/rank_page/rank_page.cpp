@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int kReads = 100;  // a writer that died in the middle leaves an odd version for ever
+constexpr int kReads = 100;  // a writer that died in the middle leaves an odd version forever
 
 uint32_t pack(RankFailure failure, int peer) {
   return static_cast<uint32_t>(failure) | static_cast<uint32_t>(peer + 1) << 8;
@@ -47,8 +47,8 @@ std::string RankPage::Text<kSize>::load() const {
 void RankPage::start_operation(uint64_t sequence, const char* kind, const char* dtype, int64_t elements,
                                const int64_t* shape, size_t dimensions, Clock::time_point now, std::string_view of) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
-  // Training repeats itself: of 150 ns that a small all_reduce takes, copying both texts anew would be 10. Now and then
-  // they are, since two threads at once may leave one's text with the other's address.
+  // Training repeats itself: copying both texts each time would take 10 of the 150 ns of a small all_reduce. They are
+  // copied now and then, because two threads at once may leave the text of one with the address of the other.
   const bool anew = sequence % 64 == 0;
   const auto put = [anew](auto& text, std::atomic<const char*>& known, const char* literal) {
     if (!anew && known.load(kRelaxed) == literal) return;
@@ -156,11 +156,11 @@ RankAccount RankPage::read(int world_size) const {
 }
 
 RankAccount RankAccount::at_end() const {
-  constexpr size_t kCompared = 200;  // both texts may be cut
+  constexpr size_t kCompared = 200;  // both texts may be truncated
   RankAccount account = *this;
   if (last_error == RankFailure::kNone || (failure != RankFailure::kNone && failure != RankFailure::kOwn))
     return account;
-  // Where an exception has ended it, its words tell whether it was this one.
+  // If an exception has ended the rank, its text tells whether it was this error.
   const bool was_it = failure_text.empty()
                           ? error_is_last
                           : failure_text.find(last_error_text.substr(0, kCompared)) != std::string::npos;

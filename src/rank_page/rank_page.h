@@ -15,23 +15,23 @@
 
 namespace lockstep {
 
-/// What a page says, copied.
+/// A copy of what a page says.
 struct RankAccount {
   enum class Phase : uint8_t {
     kUnknown,
-    kCommunicates,  ///< it tells of its collectives alone, not of steps, nor when it leaves
-    kJoining,       ///< it waits until all ranks are there
+    kCommunicates,  ///< it reports only its collectives, not its steps or its leaving
+    kJoining,       ///< it waits for all ranks to join
     kJoined,
     kLeft,
     kLeftByException
   };
   struct Operation {
     uint64_t sequence = 0;
-    std::string kind;  ///< empty: no collective was started yet
+    std::string kind;  ///< empty: no collective has been started
     std::string dtype;
     std::vector<int64_t> shape;  ///< the first dimensions, at most RankPage::kShownDimensions
     int64_t elements = 0;
-    std::string of;  ///< what it is for (OperationLabel); empty: it was not said
+    std::string of;  ///< what it is for (OperationLabel); empty: not known
     bool running = false;
     Clock::time_point started;
 
@@ -39,40 +39,40 @@ struct RankAccount {
     std::string text() const;
   };
 
-  pid_t pid = 0;  ///< of the process that writes; 0: none has
+  pid_t pid = 0;  ///< of the process that writes; 0: none has written yet
   Phase phase = Phase::kUnknown;
   RankFailure failure = RankFailure::kNone;
-  int peer = -1;  ///< the rank that its failure comes from; -1: not known
-  /// Of kMismatch: the other of the two that do not call the same; -1: this rank.
+  int peer = -1;  ///< the rank that caused its failure; -1: not known
+  /// kMismatch: the other of the two ranks whose calls do not match; -1: this rank.
   int opponent = -1;
   std::string failure_text;
-  bool uncaught = false;  ///< an exception that nobody caught, whose words these are, ends the process
-  RankFailure last_error = RankFailure::kNone;  ///< of what was thrown last, whether or not it was caught
+  bool uncaught = false;                        ///< an uncaught exception with this text ends the process
+  RankFailure last_error = RankFailure::kNone;  ///< of the last error thrown, whether or not it was caught
   int last_error_peer = -1;
   std::string last_error_text;
-  bool error_is_last = false;  ///< nothing was done since
+  bool error_is_last = false;  ///< nothing has been done since
   Operation operation;
-  bool waiting = false;     ///< a thread of it sits in a wait for a collective, whether or not it says for whom
-  uint64_t waits_for = 0;   ///< ranks that it waits for, as bits; only while an operation runs or is waited for
-  uint64_t beats = 0;       ///< grows with everything that it does
+  bool waiting = false;     ///< a thread of it waits for a collective, whether or not it says for which ranks
+  uint64_t waits_for = 0;   ///< the ranks it waits for, as bits; only while an operation runs or is waited for
+  uint64_t beats = 0;       ///< grows with everything it does
   uint64_t heartbeats = 0;  ///< of the program (lockstep::heartbeat()); part of beats
   Clock::time_point last_heartbeat;
-  std::chrono::milliseconds collective_timeout{0};  ///< how long a collective of it may take; 0: not told
-  int64_t steps = 0;                                ///< training steps since its start
+  std::chrono::milliseconds collective_timeout{0};  ///< how long one of its collectives may take; 0: not known
+  int64_t steps = 0;                                ///< training steps since it started
   uint64_t stop_calls = 0;                          ///< how often it has asked whether to stop (StopAgreement)
-  std::string checkpoint;                           ///< path of the newest that is whole; empty: it knows of none
+  std::string checkpoint;                           ///< path of the newest complete checkpoint; empty: none known
   int64_t checkpoint_step = 0;
   Clock::time_point checkpoint_time;  ///< when it was written, or found
 
-  /// What is to be thought of it once the rank has ended: an error that nothing was done after was why.
+  /// How to read it once the rank has ended: an error after which nothing was done is the reason.
   RankAccount at_end() const;
 };
 
-/// What a rank says of itself, in memory that it shares with the launcher: readable at any time, and after its end.
-/// Writing costs a few stores and no system call. One thread writes the operation at a time; where several do, a
-/// reader may see a mixture, which only a report's text suffers from.
+/// What a rank says about itself, in memory that it shares with the launcher: readable at any time, even after the rank
+/// has ended. Writing costs a few stores and no system call. One thread at a time should write the operation; if
+/// several do, a reader may see a mixture, which only affects the text of a report.
 ///
-/// A reader trusts nothing of it: the program may have written anything.
+/// A reader must not trust it: the program may have written anything.
 class RankPage {
  public:
   static constexpr size_t kBytes = 4096;
@@ -86,22 +86,22 @@ class RankPage {
   pid_t pid() const { return pid_.load(std::memory_order_relaxed); }
   void set_phase(RankAccount::Phase phase) { phase_.store(phase, std::memory_order_release); }
 
-  /// For programs that know collectives alone.
+  /// For programs that only report collectives.
   void communicates() {
     if (phase_.load() == RankAccount::Phase::kUnknown) set_phase(RankAccount::Phase::kCommunicates);
   }
 
-  /// A collective or message begins. `kind` and `dtype` are literals: one that stood here before is mostly known by
-  /// its address. `shape` may be a part of the tensor's; `of` says what it is for.
+  /// A collective or message begins. `kind` and `dtype` are literals, so that one that is already here is recognized by
+  /// its address. `shape` may be a part of the tensor's; `of` says what the operation is for.
   void start_operation(uint64_t sequence, const char* kind, const char* dtype, int64_t elements, const int64_t* shape,
                        size_t dimensions, Clock::time_point now, std::string_view of = {});
-  /// The one with this number is over, if it is the last that began.
+  /// The operation with this number is over, if it is the last that began.
   void finish_operation(uint64_t sequence) {
     if (sequence_.load(std::memory_order_relaxed) == sequence) running_.store(0, std::memory_order_relaxed);
     beat();
   }
   void set_waits_for(uint64_t ranks) { waits_for_.store(ranks, std::memory_order_relaxed); }
-  /// A wait begins, or is over; see RankAccount::waiting.
+  /// A wait begins or ends; see RankAccount::waiting.
   void set_waiting(bool waiting) {
     if (!waiting) set_waits_for(0);
     waiting_.store(waiting ? 1 : 0, std::memory_order_relaxed);
@@ -110,35 +110,35 @@ class RankPage {
     collective_timeout_ms_.store(timeout.count(), std::memory_order_relaxed);
   }
   std::chrono::milliseconds collective_timeout() const;
-  /// The program says that it goes on. From any thread.
+  /// The program says that it makes progress. From any thread.
   void heartbeat() {
     heartbeats_.fetch_add(1, std::memory_order_relaxed);
     heartbeat_ns_.store(coarse_now().time_since_epoch().count(), std::memory_order_relaxed);
   }
 
-  /// Notes why this rank cannot go on. The first cause stays: what follows follows from it.
-  /// `opponent`: see RankAccount.
+  /// Records why this rank cannot go on. The first cause stays, because later ones follow from it. `opponent`: see
+  /// RankAccount.
   void fail(RankFailure failure, int peer, std::string_view text, int opponent = -1);
-  /// An exception ends what this rank was to do. Gives its words to a failure of its own that was noted without any (by
-  /// a destructor, which sees that an exception passes, but not which). `uncaught`: it ends the process.
+  /// An exception ends this rank's work. If a failure of its own was recorded without a text (by a destructor, which
+  /// sees that an exception passes but not which one), it gets this text. `uncaught`: the exception ends the process.
   void fail_by_exception(std::string_view text, bool uncaught);
   bool has_failed() const { return failure_.load(std::memory_order_relaxed) != 0; }
 
-  /// An error of this kind is about to be thrown. Unlike a failure it no longer counts after whatever the rank does
-  /// next (a collective, a step, a question whether to stop), since a program may catch it and go on.
+  /// An error of this kind is about to be thrown. Unlike a failure it no longer counts once the rank does something
+  /// else (a collective, a step, a call of stop_requested), since a program may catch it and go on.
   void note_error(RankFailure kind, int peer, std::string_view text);
   bool error_is_last() const { return error_.load() != 0 && error_progress_.load() == progress(); }
-  /// What was done since served to tell others of the error.
+  /// The error still counts: what was done since only served to tell other ranks of it.
   void renew_error() { error_progress_.store(progress()); }
 
-  /// The model was updated, or is about to be: what was computed before need not be done again for nothing.
+  /// The model was updated, or is about to be.
   void count_step() {
     steps_.store(steps_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     beat();
   }
-  /// A checkpoint is whole on the disk.
+  /// A complete checkpoint is on disk.
   void note_checkpoint(std::string_view path, int64_t step, Clock::time_point now);
-  /// Seldom used alone: see StopAgreement.
+  /// For StopAgreement.
   std::atomic<uint64_t>& stop_calls() { return stop_calls_; }
   const std::atomic<uint64_t>& stop_calls() const { return stop_calls_; }
 
@@ -152,7 +152,7 @@ class RankPage {
   void beat() { beats_.store(beats_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 
   template <size_t kSize>
-  class Text {  // written and read in words, since both may happen at once
+  class Text {  // written and read in words, since both may happen at the same time
    public:
     void store(std::string_view text);
     std::string load() const;
@@ -164,13 +164,13 @@ class RankPage {
   std::atomic<pid_t> pid_{0};
   std::atomic<RankAccount::Phase> phase_{RankAccount::Phase::kUnknown};
   std::atomic<uint32_t> failure_claim_{0};
-  std::atomic<uint64_t> failure_{0};  ///< kind, peer and opponent, after the text
+  std::atomic<uint64_t> failure_{0};  ///< kind, peer and opponent, written after the text
 
-  alignas(64) std::atomic<uint32_t> version_{0};  ///< odd while what follows is written
+  alignas(64) std::atomic<uint32_t> version_{0};  ///< odd while the following is written
   std::atomic<uint32_t> running_{0};
   std::atomic<uint64_t> sequence_{0};
   Text<16> kind_, dtype_;
-  std::atomic<const char*> kind_literal_{nullptr}, dtype_literal_{nullptr};  ///< the writer's, which it compares
+  std::atomic<const char*> kind_literal_{nullptr}, dtype_literal_{nullptr};  ///< for the writer to compare
   Text<128> of_;
   std::atomic<int64_t> elements_{0};
   std::atomic<int64_t> started_ns_{0};
@@ -189,11 +189,11 @@ class RankPage {
   alignas(64) Text<1024> failure_text_;
   Text<1024> checkpoint_;
   std::atomic<int64_t> checkpoint_step_{0};
-  std::atomic<int64_t> checkpoint_ns_{0};  ///< 0: none; after the others
+  std::atomic<int64_t> checkpoint_ns_{0};  ///< 0: none; written after the others
 
   Text<512> error_text_;
   std::atomic<uint64_t> error_progress_{0};
-  std::atomic<uint32_t> error_{0};  ///< kind and peer, after the others
+  std::atomic<uint32_t> error_{0};  ///< kind and peer, written after the others
 };
 static_assert(sizeof(RankPage) <= RankPage::kBytes);
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<RankAccount::Phase>::is_always_lock_free);

@@ -4,10 +4,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "base/rank_names.h"
+#include "collectives/coalesced.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
-#include "collectives/coalesced.h"
-#include "collectives/rank_names.h"
 #include "reducer/reducer.h"
 
 // What all ranks conclude, each for itself and all the same, from what every rank has told with a reduction.

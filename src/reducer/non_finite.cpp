@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "collectives/rank_names.h"
+#include "base/rank_names.h"
 
 namespace lockstep {
 

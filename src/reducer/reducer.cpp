@@ -8,9 +8,9 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/clock.h"
+#include "base/rank_names.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
-#include "collectives/rank_names.h"
 
 namespace lockstep {
 namespace {

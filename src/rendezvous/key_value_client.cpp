@@ -10,14 +10,14 @@
 #include "base/socket.h"
 
 // Any number of threads may wait for a reply at once, on one socket. The first of them receives, without the mutex,
-// and files every reply under its request's id; the others sleep on `changed_`. When the receiving thread has its own
+// and stores every reply under its request's id; the others sleep on `changed_`. When the receiving thread has its own
 // reply it leaves, and wakes the others so that one of them takes over.
 
 namespace lockstep {
 namespace {
 
-/// How long a server may take to answer what needs no waiting. It answers in microseconds; seconds mean that it is
-/// stopped or gone.
+/// How long a server may take to answer a request that need not wait. It answers in microseconds; seconds mean that it
+/// is stopped or gone.
 constexpr std::chrono::seconds kAnswerTimeout(30);
 constexpr std::chrono::hours kLongestTimeout(24 * 20);  // poll() counts milliseconds in an int
 
@@ -93,7 +93,7 @@ KeyValueClient::Reply KeyValueClient::ask_keys(KeyValueRequest request, const Fi
 }
 
 KeyValueClient::Reply KeyValueClient::ask(KeyValueRequest request, const Fields& fields, Timeout timeout) {
-  // A child of fork() would speak in the middle of what its parent says on the same connection.
+  // A child of fork() would write into the middle of its parent's messages on the same connection.
   if (fork_generation_ != fork_generation())
     throw Error("key-value store: this connection belongs to the process that opened it, not to a child it forked");
   check_request({.code = static_cast<uint8_t>(request), .fields = fields});

@@ -18,37 +18,37 @@
 namespace lockstep {
 
 /// One process's end of the key-value store that the ranks of a machine share (KeyValueServer); the operations are
-/// those of c10d::Store. From any thread: a thread that waits for a key does not keep others from the store.
+/// those of c10d::Store. Any thread may call: a thread that waits for a key does not block the others.
 ///
-/// Throws lockstep::Error: when a wait's time is over (the text names the missing keys), when a key or value is over
-/// its limit (kMaxKeyBytes, kMaxValueBytes) or the store refuses (its text), and, from then on in every call, when the
-/// server is gone or does not answer. Nothing waits for ever; a timeout of 0 looks once. In a child of fork() every
-/// call throws: the connection is its parent's.
+/// Throws lockstep::Error when a wait times out (the text names the missing keys), when a key or value exceeds its
+/// limit (kMaxKeyBytes, kMaxValueBytes), or when the store refuses (with its text). Once the server is gone or does not
+/// answer, every call throws. Nothing waits forever; a timeout of 0 checks once. In a child of fork() every call
+/// throws: the connection belongs to its parent.
 class KeyValueClient {
  public:
   using Bytes = std::vector<uint8_t>;
   using Timeout = std::chrono::milliseconds;
 
-  /// `socket` is connected to a server. It is closed on exec from here on, however it was inherited: a program that
-  /// this process starts must not keep the connection open.
+  /// `socket` is connected to a server. It is made close-on-exec, however it was inherited: a program that this process
+  /// starts must not keep the connection open.
   explicit KeyValueClient(FileDescriptor socket);
 
   void set(const std::string& key, const Bytes& value);
-  /// Waits until the key is there.
+  /// Waits until the key exists.
   Bytes get(const std::string& key, Timeout timeout);
-  /// Adds to the decimal number held by `key`, 0 when it is not there, and returns the sum.
+  /// Adds to the decimal number that `key` holds (0 if it does not exist), and returns the sum.
   int64_t add(const std::string& key, int64_t amount);
-  /// Sets `desired` where the value equals `expected` (a missing key equals an empty one). Returns the value held
-  /// then; for a missing key that was not set, `expected`.
+  /// Sets the value to `desired` if it equals `expected` (a missing key equals an empty value). Returns the value then
+  /// held, or `expected` if the key is missing and was not set.
   Bytes compare_set(const std::string& key, const Bytes& expected, const Bytes& desired);
-  /// Whether the key was there.
+  /// Whether the key existed.
   bool delete_key(const std::string& key);
-  /// Whether all keys are there.
+  /// Whether all keys exist.
   bool check(const std::vector<std::string>& keys);
-  /// Waits until all keys are there.
+  /// Waits until all keys exist.
   void wait(const std::vector<std::string>& keys, Timeout timeout);
   int64_t num_keys();
-  /// Adds bytes at the end of the value, which is made where it is missing.
+  /// Appends bytes to the value, which is created if it is missing.
   void append(const std::string& key, const Bytes& value);
 
  private:
@@ -58,15 +58,16 @@ class KeyValueClient {
   };
   using Fields = std::vector<std::string_view>;
 
-  /// Asks and waits for the answer; kMissing is possible only after `timeout`, for requests that wait for keys.
+  /// Sends a request and waits for the reply; kMissing is possible only after `timeout`, for requests that wait for
+  /// keys.
   Reply ask(KeyValueRequest request, const Fields& fields, Timeout timeout);
-  /// Asks something that is answered at once, and returns the first field of the answer.
+  /// Sends a request that is answered at once, and returns the first field of the reply.
   std::string ask_now(KeyValueRequest request, const Fields& fields);
   Reply ask_keys(KeyValueRequest request, const Fields& keys, Timeout timeout);
   void send(uint32_t id, KeyValueRequest request, const Fields& fields);
   /// The reply to `id`, or nothing when the deadline passes first.
   std::optional<Reply> await(uint32_t id, const Deadline& deadline);
-  /// Receives what is there and files the replies it completes.
+  /// Receives what is there and stores the replies that are complete.
   void receive(std::unique_lock<std::mutex>& lock, const Deadline& deadline);
   [[noreturn]] void fail(const std::string& reason);
 

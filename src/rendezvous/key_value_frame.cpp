@@ -43,17 +43,17 @@ std::optional<KeyValueFrame> parse_frame(std::string_view bytes) {
   if (bytes.size() < kLengthBytes) return std::nullopt;
   const size_t length = read_number(bytes);
   if (length < kHeaderBytes || length > kMaxFrameBytes)
-    throw Error("a frame of " + std::to_string(length) + " bytes, outside " + std::to_string(kHeaderBytes) + " to " +
-                std::to_string(kMaxFrameBytes));
+    throw Error("a frame of " + std::to_string(length) + " bytes; the limits are " + std::to_string(kHeaderBytes) +
+                " to " + std::to_string(kMaxFrameBytes));
   if (bytes.size() < kLengthBytes + length) return std::nullopt;
   std::string_view rest = bytes.substr(kLengthBytes, length);
   KeyValueFrame frame{.id = read_number(rest), .code = static_cast<uint8_t>(rest[4]), .bytes = kLengthBytes + length};
   rest.remove_prefix(kHeaderBytes);
   while (!rest.empty()) {
-    if (rest.size() < kLengthBytes) throw Error("a frame that ends inside a field");
+    if (rest.size() < kLengthBytes) throw Error("a frame ends inside a field");
     const size_t size = read_number(rest);
     rest.remove_prefix(kLengthBytes);
-    if (size > rest.size()) throw Error("a field of " + std::to_string(size) + " bytes reaches out of its frame");
+    if (size > rest.size()) throw Error("a field of " + std::to_string(size) + " bytes reaches beyond its frame");
     frame.fields.push_back(rest.substr(0, size));
     rest.remove_prefix(size);
   }

@@ -8,13 +8,13 @@
 
 namespace lockstep {
 
-/// What travels between KeyValueClient and KeyValueServer, on one machine, in its byte order:
+/// The messages between KeyValueClient and KeyValueServer, on one machine and in its byte order:
 ///
 ///   uint32 length of all that follows | uint32 id | uint8 code | (uint32 length, bytes) for each field
 ///
-/// A request's code is a KeyValueRequest, its id is the client's choice; the reply carries the same id and a
-/// KeyValueReply. Replies may come in another order than their requests: a request for a missing key waits on the
-/// server, and those after it do not wait for it.
+/// A request's code is a KeyValueRequest, and its id is chosen by the client; the reply has the same id and a
+/// KeyValueReply. Replies may come in a different order than their requests: a request for a missing key waits on the
+/// server, and later requests do not wait for it.
 
 constexpr size_t kMaxKeyBytes = 4 << 10;
 constexpr size_t kMaxValueBytes = 16 << 20;
@@ -22,20 +22,20 @@ constexpr size_t kMaxFrameBytes = 2 * kMaxValueBytes + (64 << 10);
 
 enum class KeyValueRequest : uint8_t {
   kSet,         ///< key, value -> nothing
-  kGet,         ///< key -> value, once it is there
+  kGet,         ///< key -> value, once it exists
   kAdd,         ///< key, decimal amount -> decimal sum
   kCompareSet,  ///< key, expected, desired -> value
   kDelete,      ///< key -> "1" or "0"
   kCheck,       ///< keys -> "1" or "0"
-  kWait,        ///< keys -> nothing, once all are there
+  kWait,        ///< keys -> nothing, once all exist
   kNumKeys,     ///< -> decimal count
   kAppend,      ///< key, value -> nothing
-  kCancel,      ///< the waiting request of this id is answered at once, with kMissing; has no reply of its own
+  kCancel,      ///< the waiting request with this id is answered at once, with kMissing; has no reply of its own
 };
 
 enum class KeyValueReply : uint8_t {
   kDone,     ///< the fields named above
-  kMissing,  ///< cancelled: the keys that are not there
+  kMissing,  ///< cancelled: the missing keys
   kRefused,  ///< a text that says why
 };
 
@@ -49,7 +49,7 @@ struct KeyValueFrame {
 /// Appends a frame to `out`.
 void append_frame(std::string& out, uint32_t id, uint8_t code, const std::vector<std::string_view>& fields);
 
-/// The frame at the front of `bytes`; empty when more bytes are needed. Throws Error when no frame can start so.
+/// The frame at the start of `bytes`; empty if more bytes are needed. Throws Error if no frame can start like this.
 std::optional<KeyValueFrame> parse_frame(std::string_view bytes);
 
 /// Throws Error unless `frame` is a request with the right number of fields, each within its bounds.

@@ -18,7 +18,7 @@ constexpr size_t kMaxStoredBytes = 256 << 20;
 constexpr size_t kMaxParked = 1024;       // for each client
 constexpr size_t kMaxOutbox = 128 << 20;  // for each client
 
-/// The request cannot be granted; its client is told and stays.
+/// A request that cannot be granted: its client gets the error and stays connected.
 class Refusal : public Error {
  public:
   using Error::Error;
@@ -32,7 +32,7 @@ int64_t parse_number(std::string_view key, std::string_view text) {
   int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size())
-    throw Refusal("add: key '" + std::string(key) + "' or the amount holds no 64-bit decimal number");
+    throw Refusal("add: key '" + std::string(key) + "' or the amount is not a 64-bit decimal number");
   return number;
 }
 
@@ -85,7 +85,7 @@ bool KeyValueServer::receive(Client& client) {
 }
 
 void KeyValueServer::serve(Client& client) {
-  // A request is answered only when the answers before it have left, so one client's answers do not pile up.
+  // A request is answered only when earlier replies have been sent, so a client's replies do not pile up.
   flush(client);
   size_t done = 0;
   while (client.outbox.empty()) {
@@ -138,7 +138,7 @@ void KeyValueServer::answer_request(Client& client, const KeyValueFrame& frame) 
         return done({total});
       }
       case KeyValueRequest::kCompareSet: {
-        // As in c10d: a missing key equals an empty expectation, and else the expectation itself is returned.
+        // As in c10d: a missing key equals an empty expected value; otherwise the expected value itself is returned.
         const auto old = find(fields[0]);
         const bool equal = old == values_.end() ? fields[1].empty() : old->second == fields[1];
         if (!equal) return done({old == values_.end() ? fields[1] : std::string_view(old->second)});
@@ -180,7 +180,7 @@ void KeyValueServer::park(Client& client, uint32_t id, KeyValueRequest request,
 void KeyValueServer::cancel(Client& client, uint32_t id) {
   const auto found =
       std::find_if(client.parked.begin(), client.parked.end(), [&](const Parked& p) { return p.id == id; });
-  if (found == client.parked.end()) return;  // its answer and this request passed each other
+  if (found == client.parked.end()) return;  // its reply was already on the way
   std::vector<std::string_view> missing;
   for (const auto& key : found->keys)
     if (!values_.contains(key)) missing.push_back(key);

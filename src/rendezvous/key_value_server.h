@@ -15,16 +15,16 @@
 namespace lockstep {
 
 /// A key-value store for the ranks of one machine, with the semantics of c10d::Store, served over connected stream
-/// sockets. Passive: it has no thread and never waits. Whoever owns it polls what append_polled() names and passes
-/// the outcome to handle(). One thread at a time.
+/// sockets. Passive: it has no thread and never waits. Its owner polls the descriptors that append_polled() adds, and
+/// passes the results to handle(). One thread at a time.
 ///
-/// A client that breaks the protocol or its bounds is dropped, with a reason, and harms no other. One that merely
-/// asks for too much (a value over the limit, a full store) gets an error as its answer.
+/// A client that breaks the protocol or its limits is dropped, with a reason, and does not affect the others. A client
+/// that merely asks for too much (a value over the limit, a full store) gets an error as its answer.
 class KeyValueServer {
  public:
   struct Dropped {
     int client;
-    std::string reason;  ///< empty when it closed its end, and not inside a request: the normal end
+    std::string reason;  ///< empty if it closed its end, and not inside a request: the normal end
   };
 
   /// Serves the process at the other end of `socket` from now on. Returns the client's number: 0, 1, 2, ...
@@ -33,14 +33,15 @@ class KeyValueServer {
   /// Appends one entry for each client.
   void append_polled(std::vector<pollfd>& polled) const;
 
-  /// Serves the client behind `ready`; ignores entries without events and descriptors that are no client's (any more).
+  /// Serves the client of `ready`; ignores entries without events, and descriptors that are not (or no longer) a
+  /// client's.
   void handle(const pollfd& ready);
 
-  /// Clients gone since the last call.
+  /// Clients that have gone since the last call.
   std::vector<Dropped> take_dropped();
 
  private:
-  /// A get or wait whose keys are not all there yet.
+  /// A get or wait whose keys do not all exist yet.
   struct Parked {
     uint32_t id;
     KeyValueRequest request;
@@ -49,8 +50,8 @@ class KeyValueServer {
   struct Client {
     int number;
     FileDescriptor socket;
-    std::string inbox;   ///< received, the start of a frame
-    std::string outbox;  ///< answers the socket would not take yet; nothing more is read until they are gone
+    std::string inbox;   ///< received so far: the start of a frame
+    std::string outbox;  ///< replies the socket has not taken yet; nothing more is read until it has
     std::vector<Parked> parked;
   };
 

@@ -8,14 +8,14 @@
 
 namespace lockstep {
 
-/// Runs a KeyValueServer on a thread of its own, until it is destroyed: then every client's connection closes.
+/// Runs a KeyValueServer on its own thread until it is destroyed, which closes every client's connection.
 class KeyValueServerThread {
  public:
   /// With a `listener` (see listen_unix), serves every process of the same user that connects to it.
   explicit KeyValueServerThread(FileDescriptor listener = {});
   ~KeyValueServerThread();
 
-  /// Serves the process at the other end of `socket`. From any thread, at any time.
+  /// Serves the process at the other end of `socket`. Any thread may call, at any time.
   void add_client(FileDescriptor socket);
   /// Makes a socket pair, serves one end and returns the other.
   FileDescriptor connect();

@@ -9,14 +9,15 @@ namespace {
 
 using Variable = std::optional<std::string>;
 
-constexpr const char* kSetByLauncher = "the launcher sets it, so unset it or start the program by a launcher";
+constexpr const char* kSetByLauncher = "the launcher sets it, so unset it or start the program with a launcher";
 
-int parse(const char* name, const std::string& value, int minimum, int maximum, const char* mend = kSetByLauncher) {
+int parse(const char* name, const std::string& value, int minimum, int maximum,
+          const char* what_to_do = kSetByLauncher) {
   int number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
   if (error != std::errc() || end != value.data() + value.size() || number < minimum || number > maximum)
     throw Error(std::string(name) + "=" + value + " is not a whole number from " + std::to_string(minimum) + " to " +
-                std::to_string(maximum) + "; " + mend);
+                std::to_string(maximum) + "; " + what_to_do);
   return number;
 }
 
@@ -29,7 +30,7 @@ int require(const char* name, const Variable& value, const char* because, int mi
 
 constexpr int kMaxRanks = 1 << 20;
 
-/// The four numbers every launcher gives, with the names it gives them.
+/// The names of the four numbers that every launcher sets.
 struct Names {
   const char *rank, *size, *local_rank, *local_size;
 };
@@ -43,7 +44,7 @@ World read_ranks(World::Source source, const Names& names, const Variable& rank,
   world.rank = require(names.rank, rank, names.size, 0, kMaxRanks);
   if (world.rank >= world.world_size)
     throw Error(std::string(names.rank) + "=" + *rank + " contradicts " + names.size + "=" + *size +
-                "; ranks count from 0 to size - 1, so mend the one that is wrong");
+                "; ranks count from 0 to size - 1, so correct the one that is wrong");
   if (local_size) {
     world.local_world_size = parse(names.local_size, *local_size, 1, kMaxRanks);
     if (*world.local_world_size > world.world_size)
@@ -59,11 +60,11 @@ World read_ranks(World::Source source, const Names& names, const Variable& rank,
   return world;
 }
 
-/// Ranks that no store reaches yet need an address. Worlds of one and of one machine do without.
+/// Ranks that cannot reach a store yet need an address. A world of one, or of one machine, does not.
 void read_master(World& world, const Environment& environment, bool needed) {
   if (!needed) return;
   if (!environment.master_addr)
-    throw Error("MASTER_ADDR is not set, but " + std::to_string(world.world_size) + " ranks are to meet by it, as " +
+    throw Error("MASTER_ADDR is not set, but " + std::to_string(world.world_size) + " ranks need it to meet, as " +
                 name_of(world.source) +
                 (world.source == World::Source::kTorchrun ? " say" : " may have started them on several machines") +
                 " (" + world.rank_variable +
@@ -80,7 +81,7 @@ void read_master(World& world, const Environment& environment, bool needed) {
 World from_launcher(const Environment& e) {
   if (!e.rank && !e.world_size)
     throw Error("RANK and WORLD_SIZE are not set although LOCKSTEP_STORE_FD=" + *e.lockstep_store_fd +
-                " is; start the program by `lockstep run`, or unset LOCKSTEP_STORE_FD to run as a world of one");
+                " is; start the program with `lockstep run`, or unset LOCKSTEP_STORE_FD to run as a world of one");
   World world = read_ranks(World::Source::kLauncher, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}, e.rank,
                            e.world_size, e.local_rank, e.local_world_size);
   world.store_fd = parse("LOCKSTEP_STORE_FD", *e.lockstep_store_fd, 0, 1 << 20);

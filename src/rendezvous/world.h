@@ -14,7 +14,7 @@ struct World {
   Source source = Source::kAlone;
   int rank = 0;
   int world_size = 1;
-  std::optional<int> local_rank;  ///< among the ranks of this machine; unset: found out when the ranks meet
+  std::optional<int> local_rank;  ///< among the ranks of this machine; unset: the ranks find out when they meet
   std::optional<int> local_world_size;
 
   std::optional<int> store_fd;  ///< kLauncher: inherited socket to the launcher's store
@@ -22,9 +22,9 @@ struct World {
   int master_port = 0;
   bool store_is_hosted = false;  ///< kTorchrun: the agent serves the TCPStore; else rank 0 does
   std::string rank_variable;     ///< the variable the rank was read from, e.g. PMI_RANK
-  std::string job;               ///< kTorchrun: tells jobs apart that meet in one store
+  std::string job;               ///< kTorchrun: tells apart jobs that share a store
 
-  /// All ranks are on this machine, by the launcher's word.
+  /// All ranks are on this machine, as the launcher says.
   bool one_machine() const {
     return source == Source::kAlone || source == Source::kLauncher || local_world_size == world_size;
   }
@@ -37,7 +37,8 @@ const char* name_of(World::Source source);
 
 /// Reads the world from the environment; the first launcher whose variables are present decides: `lockstep run`,
 /// torchrun, Open MPI, MPICH (Hydra), Slurm (inside a job step); else a world of one.
-/// Throws Error, naming variable, value and mend, where a variable is missing, is no number or contradicts another.
+/// Throws Error, naming the variable, its value and what to do, if a variable is missing, is not a number or
+/// contradicts another.
 World discover_world(const Environment& environment);
 
 }  // namespace lockstep

@@ -43,7 +43,7 @@ std::string failure(const std::function<void()>& body) {
   return "";
 }
 
-/// Runs `body` in a process of its own, which then ends without any destructor, as one that is killed.
+/// Runs `body` in its own process, which then ends without running destructors, like a process that is killed.
 pid_t start(const std::function<void()>& body) {
   const pid_t pid = ::fork();
   if (pid != 0) return pid;
@@ -98,7 +98,7 @@ TEST_F(AtomicFileTest, ASecondWriterIsRefusedAndHarmsNothing) {
   first.write("first", 5);
   const std::string text = failure([&] { put("second"); });
   EXPECT_NE(text.find(path()), std::string::npos) << text;
-  EXPECT_NE(text.find("another process is just writing it"), std::string::npos) << text;
+  EXPECT_NE(text.find("another process is writing it"), std::string::npos) << text;
   first.commit();
   EXPECT_EQ(content(), "first");
   put("third");
@@ -119,7 +119,7 @@ TEST_F(AtomicFileTest, WritersThatRaceNeverMix) {
         if (text.empty())
           ++done;
         else
-          EXPECT_NE(text.find("another process is just writing it"), std::string::npos) << text;
+          EXPECT_NE(text.find("another process is writing it"), std::string::npos) << text;
       }
       EXPECT_FALSE(deadline.passed());
     }));
@@ -157,7 +157,8 @@ TEST_F(AtomicFileTest, NamesWhatCannotBeWritten) {
   }
   fs::create_directory(folder_.path() / "folder");
   const std::string folder = folder_.path().string() + "/folder";
-  EXPECT_NE(failure([&] { AtomicFile(folder).commit(); }).find("put in place " + folder), std::string::npos);
+  EXPECT_NE(failure([&] { AtomicFile(folder).commit(); }).find("cannot rename the finished file to " + folder),
+            std::string::npos);
   EXPECT_EQ(files(), 2u);
 }
 
@@ -179,8 +180,8 @@ TEST_F(AtomicFileTest, ReadsWholeFiles) {
 TEST_F(AtomicFileTest, RefusesToReadWhatIsNoFile) {
   const std::string pipe = folder_.path().string() + "/pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_NE(failure([&] { read_file(pipe); }).find(pipe + ": it is no regular file"), std::string::npos);
-  EXPECT_NE(failure([&] { read_file(folder_.path().string()); }).find("it is no regular file"), std::string::npos);
+  EXPECT_NE(failure([&] { read_file(pipe); }).find(pipe + ": it is not a regular file"), std::string::npos);
+  EXPECT_NE(failure([&] { read_file(folder_.path().string()); }).find("it is not a regular file"), std::string::npos);
   EXPECT_NE(failure([&] { read_file(path()); }).find(path() + ": No such file"), std::string::npos);
 }
 

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// What `script` prints, line by line; $P is the program that prints its starting process as judged by the variable X.
+/// The lines that `script` prints; $P is the program that prints its starting process, according to the variable X.
 std::vector<std::string> lines_of(const std::string& script) {
   FILE* pipe = ::popen(("P='" LOCKSTEP_BIN_DIR "/print_ancestor X'; " + script).c_str(), "r");
   std::string text;

@@ -13,9 +13,9 @@
 #include "collectives/shm/group.h"
 #include "support/ranks.h"
 
-// What every engine must do, the same for all: every operation, dtype, reduce op and size on 1, 2, 3, 4 and 8 ranks,
-// alone, in flight and in several groups at once, against its definition computed by one process. An engine joins with
-// a line in kEngines. LOCKSTEP_NIGHTLY=1 tries every combination instead of every value.
+// What every engine must do: every operation, dtype, reduce op and size on 1, 2, 3, 4 and 8 ranks, alone, in flight and
+// in several groups at once, compared with its definition computed by one process. A new engine takes one line in
+// kEngines. LOCKSTEP_NIGHTLY=1 tries every combination instead of every value.
 
 namespace lockstep {
 namespace {
@@ -44,7 +44,7 @@ class Conformance : public ::testing::TestWithParam<Engine> {
 INSTANTIATE_TEST_SUITE_P(Engines, Conformance, ::testing::ValuesIn(kEngines),
                          [](const auto& instance) { return testing::name_of(instance.param); });
 
-/// Around every size at which the shared-memory engine changes its way, in bytes; Gloo's lie among them.
+/// Around every size, in bytes, at which the shared-memory engine switches its method; Gloo's are among them.
 std::vector<int64_t> thresholds(int world_size) {
   const shm::Geometry geometry = shm::geometry_for(world_size);
   std::set<size_t> all{shm::kInlineBytes, geometry.channel_bytes, geometry.chunk_bytes,
@@ -94,7 +94,7 @@ TEST_P(Conformance, SizesAroundEveryThreshold) {
       for (int64_t elements : sizes_around_thresholds(group.world_size(), dtype))
         for (size_t i = 0; i < operations().size(); ++i)
           for (bool resident : {false, true}) {
-            // Every operation in one memory and dtype at each size, all in their turn; or every combination.
+            // Every operation at each size, with memories and dtypes taking turns; or every combination.
             const size_t turn = i + static_cast<size_t>(elements);
             if (!nightly() && (resident != (turn % 2 == 1) || dtype != kDtypes[turn % 3])) continue;
             ++salt;
@@ -195,7 +195,7 @@ TEST_P(Conformance, ManyInFlightEndInAnyOrder) {
   on_ranks([](const Group& group) {
     for (int round = 0; round < 3 && !::testing::Test::HasFailure(); ++round) {
       std::vector<Started> started = start_many(group, 70, 70 * round + 1);
-      // Every rank waits in another order.
+      // Every rank waits in a different order.
       std::rotate(started.begin(), started.begin() + group.rank() * 7, started.end());
       if (group.rank() % 2 == 1) std::reverse(started.begin(), started.end());
       for (const Started& one : started) one.wait_and_check();
@@ -217,7 +217,7 @@ TEST_P(Conformance, SeveralGroupsAtOnce) {
     for (int round = 0; round < 3 && !::testing::Test::HasFailure(); ++round) {
       std::vector<std::vector<Started>> started;
       for (const Group& group : mine) started.push_back(start_many(group, 25, 25 * round + 1));
-      // A circle of groups that wait for each other, unless each goes on while its ranks wait in another.
+      // A cycle of groups that wait for each other, unless each makes progress while its ranks wait in another.
       std::rotate(started.begin(), started.begin() + all.rank() % static_cast<int>(mine.size()), started.end());
       for (const auto& of_group : started)
         for (const Started& one : of_group) one.wait_and_check();
@@ -258,13 +258,14 @@ TEST_P(Conformance, WhatMeansNothingIsRefused) {
       for (ReduceOp op : testing::kReduceOps) {
         const bool refused = testing::is_refused_by(group.backend(), op, dtype);
         if (testing::is_meaningful(op, dtype) && !refused) continue;
-        if (group.world_size() == 1 && at::isComplexType(dtype)) continue;  // nothing is compared, so nothing refused
+        if (group.world_size() == 1 && at::isComplexType(dtype))
+          continue;  // nothing is compared, so nothing is refused
         const at::Tensor tensor = testing::values_of(group.rank(), dtype, op, 10);
         EXPECT_ANY_THROW(group.all_reduce(tensor, op)) << c10::toString(dtype) << " " << testing::name_of(op);
         if (refused && group.rank() == 0)
           std::printf("SKIPPED BECAUSE Gloo does not reduce %s by %s\n", c10::toString(dtype), testing::name_of(op));
       }
-    // The group is as good as before.
+    // The group still works.
     try_out(group, operations().front(), {.elements = 100});
   });
 }
@@ -277,12 +278,12 @@ int64_t available_gib() {
   return 0;
 }
 
-/// Values that tell places apart, also places 2^31 and 2^32 apart, in numbers that two ranks can add in a byte.
+/// Values that differ between positions, also between those 2^31 and 2^32 apart, and that two ranks can add in a byte.
 at::Tensor places(int64_t begin, int64_t end, int rank, at::ScalarType dtype) {
   return at::arange(begin, end, at::kLong).remainder_(61).add_(rank + 1).to(dtype);
 }
 
-/// Looks at both ends and around every multiple of 2^30 elements.
+/// Checks both ends and the surroundings of every multiple of 2^30 elements.
 void for_windows(int64_t elements, const std::function<void(int64_t begin, int64_t end)>& look) {
   for (int64_t mark = 0; mark <= elements; mark += int64_t{1} << 30)
     look(std::max<int64_t>(0, mark - 5000), std::min(elements, mark + 5000));
@@ -305,7 +306,7 @@ void expect_places(const at::Tensor& tensor, const std::function<at::Tensor(int6
   });
 }
 
-/// Two ranks whose tensors are over 4 GiB; `body` makes them. Nightly, and where there is room.
+/// Two ranks whose tensors exceed 4 GiB; `body` makes them. Nightly, and only where there is room.
 void run_large(const std::function<void(const Group&)>& body) {
   if (!nightly()) GTEST_SKIP() << "SKIPPED BECAUSE tensors over 4 GiB are for make test-nightly";
   if (available_gib() < 15)
@@ -374,7 +375,7 @@ TEST(Large, AllToAllAndMessagesOfMoreThan4GiB) {
     const int me = group.rank();
     const auto zero = [](int64_t begin, int64_t end) { return places(begin, end, 0, at::kByte); };
     {
-      // All that rank 0 has goes to rank 1, which sends a little: otherwise 17 GiB were needed.
+      // Rank 0 sends everything to rank 1, which sends only a little; otherwise 17 GiB would be needed.
       at::Tensor input = at::empty({me == 0 ? kOver4GiB : 10'000}, at::kByte);
       fill_places(input, me);
       const std::vector<int64_t> sends{me == 0 ? 0 : 10'000, me == 0 ? kOver4GiB : 0};

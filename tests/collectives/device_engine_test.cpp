@@ -9,8 +9,8 @@
 #include "support/complaint.h"
 #include "support/ranks.h"
 
-// Which engine works on which tensor, and what ranks hear if there is none. Tensors on the meta device, which hold
-// nothing, stand for those on devices that this machine may lack.
+// Which engine works on which tensor, and what ranks are told if there is none. Tensors on the meta device, which have
+// no data, stand for tensors on devices that this machine may lack.
 
 namespace lockstep {
 namespace {
@@ -24,7 +24,7 @@ class DoneWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds) override { return true; }
 };
 
-/// Counts what it is asked for; every other rank says what this one does.
+/// Counts what it is asked for; every other rank says the same as this one.
 class FakeBackend final : public c10d::Backend {
  public:
   using Backend::Backend;
@@ -115,8 +115,8 @@ TEST(DeviceEngine, WantsInputAndOutputOnOneDevice) {
   const auto said = [&](const at::Tensor& output, const at::Tensor& input) {
     return complaint([&] { fake.group.all_gather_into_tensor(output, input); });
   };
-  EXPECT_EQ(said(at::empty({2, 3}), on_a_device({3})), "the input is on meta, the output on cpu; move one of them");
-  EXPECT_EQ(said(on_a_device({2, 3}), at::empty({3})), "the input is on cpu, the output on meta; move one of them");
+  EXPECT_EQ(said(at::empty({2, 3}), on_a_device({3})), "the input is on meta, the output is on cpu; move one of them");
+  EXPECT_EQ(said(on_a_device({2, 3}), at::empty({3})), "the input is on cpu, the output is on meta; move one of them");
   EXPECT_NE(complaint([&] { fake.group.gather_async(at::empty({2, 3}), on_a_device({3})); }), "");
   EXPECT_NE(complaint([&] { fake.group.scatter_async(at::empty({3}), on_a_device({2, 3})); }), "");
   EXPECT_NE(complaint([&] { fake.group.reduce_scatter_tensor(at::empty({3}), on_a_device({2, 3})); }), "");
@@ -186,10 +186,10 @@ TEST(NcclEngine, SaysWhatIsMissingWhereItCannotBe) {
   } catch (const std::exception& error) {
     said = error.what();
   }
-  // The latter: built with NCCL, on a machine without a GPU.
+  // The second text is that of a build with NCCL on a machine without a GPU.
   EXPECT_TRUE(
       said ==
-          "this Lockstep was built without NCCL, so that it communicates tensors on the CPU, not on cuda; build "
+          "this Lockstep was built without NCCL, so it communicates tensors on the CPU only, not on cuda; build "
           "it with a LibTorch for CUDA and with nccl.h (docs/backends.md), or move the tensor to the CPU" ||
       said.find("no GPUs found") != std::string::npos)
       << said;

@@ -9,7 +9,7 @@
 namespace lockstep::shm_engine {
 namespace {
 
-/// What each of these ranks got; one that is not among them has ended before it came.
+/// What each of these ranks got; a rank that is not among them has ended before it joined.
 std::vector<Generation> meet(c10d::Store& store, const std::set<int>& ranks, int world_size,
                              std::chrono::milliseconds timeout) {
   std::vector<Generation> found(static_cast<size_t>(world_size));
@@ -24,7 +24,7 @@ std::vector<Generation> meet(c10d::Store& store, const std::set<int>& ranks, int
   return found;
 }
 
-// A rank of the start before was taken for one of this start: its card was there, and nobody behind it.
+// A rank of the previous start was taken for one of this start: its card was there, but no process.
 TEST(Generation, IsOfTheRanksThatLiveWhateverEarlierOnesLeft) {
   for (const int size : {1, 2, 3}) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
@@ -41,7 +41,7 @@ TEST(Generation, IsOfTheRanksThatLiveWhateverEarlierOnesLeft) {
     };
     all_meet();
     all_meet();
-    // Starts in which one rank ends before it comes, the others wherever they are then.
+    // Starts where one rank ends before it joins, and the others wherever they are then.
     for (const int absent : all) {
       std::set<int> others = all;
       others.erase(absent);

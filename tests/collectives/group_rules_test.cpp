@@ -16,8 +16,8 @@
 #include "support/exit_code.h"
 #include "support/ranks.h"
 
-// Who may call a group, and what stays of one: one thread at a time, no child of fork(), the operation that the user
-// called in the messages, and no memory of a group that is gone.
+// Who may call a group (one thread at a time, and no child of fork()), that messages name the operation that the user
+// called, and that a group which is gone leaves no memory behind.
 
 namespace lockstep {
 namespace {
@@ -55,7 +55,7 @@ Group everyone_again(const Context& context) {
   return *context.group().subgroup(ranks);
 }
 
-// A dtype that cannot be reduced is misuse, which the next operation of the group does not notice.
+// A dtype that cannot be reduced is misuse, and does not affect the group's next operation.
 TEST_P(InSharedMemory, ADtypeThatCannotBeReducedIsRefused) {
   run_ranks({GetParam(), "shm"}, [](Context& context) {
     const at::Tensor tensor = at::zeros({4}, at::kFloat8_e5m2);
@@ -69,7 +69,7 @@ TEST_P(InSharedMemory, ADtypeThatCannotBeReducedIsRefused) {
   });
 }
 
-// Two threads that called a group at once gave sums of the wrong operands, without a word.
+// Two threads that called a group at the same time got sums of the wrong operands, without an error.
 TEST_P(Rules, ASecondThreadInAGroupIsToldNamingBothOperations) {
   run_ranks(GetParam(), [](Context& context) {
     const Group& group = context.group();
@@ -77,12 +77,12 @@ TEST_P(Rules, ASecondThreadInAGroupIsToldNamingBothOperations) {
     const at::Tensor sum = at::full({5}, context.rank() + 1, at::kLong);
     if (context.rank() == 0) {
       std::thread first([&] {
-        while (text_of_error([&] { group.all_reduce(sum); }) != "no error") {  // it met one of those below
+        while (text_of_error([&] { group.all_reduce(sum); }) != "no error") {  // it collided with one of those below
         }
       });
       const Deadline deadline(std::chrono::seconds(20));
       std::string text;
-      do {  // an undefined tensor is refused before anything happens, where the other thread is not in yet
+      do {  // an undefined tensor is refused before anything happens, if the other thread is not in yet
         text = text_of_error([&] { group.broadcast(at::Tensor()); });
       } while (text.find("was in all_reduce") == std::string::npos && !deadline.passed());
       const auto expect_told = [&](const std::string& told, const std::string& operation) {
@@ -100,7 +100,7 @@ TEST_P(Rules, ASecondThreadInAGroupIsToldNamingBothOperations) {
     }
     const int64_t n = context.world_size();
     EXPECT_TRUE(at::equal(sum, at::full({5}, n * (n + 1) / 2, at::kLong))) << sum;
-    // It harmed nobody, and threads may take turns.
+    // It did no harm, and threads may take turns.
     std::thread([&] { EXPECT_EQ(group.all_gather_bytes("x").size(), static_cast<size_t>(n)); }).join();
     group.barrier();
   });
@@ -117,10 +117,10 @@ TEST_P(Rules, AMismatchNamesWhatWasCalledAndEndsTheGroup) {
     });
     expect_part("all_gather_object()", text);
     expect_part("called gather_object()", text);
-    // The operation's own name, before the engine's words.
+    // The operation's own name comes before the engine's message.
     EXPECT_EQ(text.find(context.rank() == 0 ? "all_gather_object #0" : "gather_object #0"), 0u) << text;
     if (group.backend() == "shm") expect_part("all_gather_object()", text_of_error([&] { group.barrier(); }));
-    context.group().barrier();  // another group goes on
+    context.group().barrier();  // another group still works
   });
 }
 
@@ -131,7 +131,7 @@ int mapped_segments() {
   return count;
 }
 
-// What is pending keeps tensors, and tensors in the group's memory kept the group: such a circle was never freed.
+// Pending operations keep tensors, and tensors in the group's memory kept the group: such a cycle was never freed.
 TEST_P(InSharedMemory, AGroupThatIsLostWithPendingOperationsGoesWhole) {
   run_ranks(GetParam(), [](Context& context) {
     context.group().barrier();
@@ -164,7 +164,7 @@ TEST_P(InSharedMemory, AnExceptionInBackwardLeavesNoSegmentBehind) {
       {
         const Group group = everyone_again(context);
         torch::nn::Linear first(64, 64), second(64, 64), third(64, 64);
-        // A bucket a parameter, so that some are under way when it throws, on one rank alone.
+        // One bucket for each parameter, so that some are in flight when it throws, on one rank only.
         DistributedDataParallel model(torch::nn::Sequential(first, second, third), group,
                                       {.first_bucket_cap_mb = 0.001, .bucket_cap_mb = 0.001});
         at::Tensor middle = first(at::ones({4, 64}));
@@ -180,19 +180,19 @@ TEST_P(InSharedMemory, AnExceptionInBackwardLeavesNoSegmentBehind) {
   });
 }
 
-// LOCKSTEP_JOIN_TIMEOUT_S ended the wait for the ranks, and not the one for their group, which took as long as an
-// operation may.
+// LOCKSTEP_JOIN_TIMEOUT_S limited the wait for the ranks, but not the wait for their group, which took as long as an
+// operation may take.
 TEST(SharedMemory, FormingAGroupWaitsAsLongAsJoining) {
   const auto start = Clock::now();
   const std::string text = text_of_error([] {
     shm_engine::make_backend(c10::make_intrusive<c10d::HashStore>(), 0, 3, std::chrono::minutes(5), "shm", false,
                              std::chrono::milliseconds(300));
   });
-  expect_part("rank(s) 1, 2 had not come", text);
+  expect_part("ranks 1, 2 have not joined", text);
   EXPECT_LT(seconds_since(start), 5);
 }
 
-/// What a child of fork() that runs `body` ends with; -1 when it does not within 20 s.
+/// The exit code of a child of fork() that runs `body`; -1 if it does not end within 20 s.
 int exit_code_of_child(const std::function<int()>& body) {
   std::fflush(nullptr);
   const pid_t child = ::fork();
@@ -208,7 +208,7 @@ int exit_code_of_child(const std::function<int()>& body) {
   return exit_code(child, std::chrono::seconds(20));
 }
 
-// A child that unwound its copy said farewell in its parent's name, or waited for the parent's threads.
+// A child that unwound its copy left the group in its parent's name, or waited for the parent's threads.
 TEST_P(Rules, AChildThatEndsItsCopyOfTheContextLeavesTheRankAlone) {
   run_ranks(GetParam(), [](Context& context) {
     const Group& group = context.group();
@@ -251,7 +251,7 @@ TEST_P(Rules, AChildThatCallsAGroupIsTold) {
   });
 }
 
-// Gradients lie in memory that a child did not have: to read one there ended it by SIGSEGV.
+// Gradients lie in memory that a child did not have: reading one there ended it with SIGSEGV.
 TEST_P(Rules, AChildReadsGradientsAndWritesOnlyItsOwn) {
   run_ranks(GetParam(), [](Context& context) {
     torch::nn::Linear net(8, 4);

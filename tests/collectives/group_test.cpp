@@ -5,7 +5,7 @@
 
 #include "support/ranks.h"
 
-// What users of a Group see besides the operations themselves, which conformance_test.cpp tries: forms of tensors,
+// What users of a Group see besides the operations themselves, which conformance_test.cpp tests: layouts of tensors,
 // bytes and objects, memory, subgroups, misuse and a peer's end, on 1, 2 and 3 ranks of every engine.
 
 namespace lockstep {
@@ -98,7 +98,7 @@ TEST_P(Collectives, SeveralInFlightFinishInAnyOrder) {
     for (int i = 7; i >= 0; --i) {
       works[i].wait();
       EXPECT_TRUE(works[i].is_completed());
-      works[i].wait();  // again is harmless
+      works[i].wait();  // a second wait does no harm
       expect_equal(tensors[i], at::full({1000 + i}, group.world_size() - 1 + i, at::kFloat));
     }
     group.barrier();

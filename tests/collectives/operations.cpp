@@ -30,7 +30,7 @@ at::Tensor place(const Group& group, const Trial& trial, const at::Tensor& value
   return memory.fill_(kFiller).view(shape).select(-1, 0).copy_(values);
 }
 
-/// What lies between the elements of a strided tensor is nobody's business.
+/// The memory between the elements of a strided tensor does not matter.
 void expect_gaps(const at::Tensor& tensor, const std::string& what) {
   if (tensor.numel() == 0 || tensor.stride(-1) != 2) return;
   const at::Tensor gaps = tensor.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset() + 1);
@@ -217,7 +217,7 @@ bool is_refused_by(const std::string& backend, ReduceOp op, at::ScalarType dtype
 }
 
 at::Tensor values_of(int rank, at::ScalarType dtype, ReduceOp op, int64_t elements, int salt) {
-  // A window into an endless sequence with a prime period, at a place of its own for every rank and salt.
+  // A window into an endless sequence with a prime period, at a different position for every rank and salt.
   const int64_t skipped = (rank * 37 + salt * 11) % kPeriod;
   const at::Tensor mixed = at::arange(kPeriod, at::kLong).mul_(97).add_(13).remainder_(kPeriod);
   at::Tensor pattern;

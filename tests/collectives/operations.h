@@ -9,7 +9,7 @@
 
 #include <lockstep/group.h>
 
-// Every operation of Group as something a test can start, wait for and check, against what its definition gives.
+// Every operation of Group in a form that a test can start, wait for and check against its definition.
 
 namespace lockstep::testing {
 
@@ -20,9 +20,9 @@ inline const ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp:
                                       ReduceOp::kMax, ReduceOp::kAnd,  ReduceOp::kOr};
 const char* name_of(ReduceOp op);
 
-/// Whether the operation means anything for the dtype, whatever the engine.
+/// Whether the operation is defined for the dtype, whatever the engine.
 bool is_meaningful(ReduceOp op, at::ScalarType dtype);
-/// What an engine alone does not do. Everything else every engine must.
+/// What this engine cannot do. Every engine must do everything else.
 bool is_refused_by(const std::string& backend, ReduceOp op, at::ScalarType dtype);
 
 /// Whole numbers, different on every rank, whose reduction over up to 8 ranks is exact in every dtype: [elements].
@@ -37,13 +37,13 @@ struct Trial {
   ReduceOp op = ReduceOp::kSum;
   int64_t elements = 0;
   int root = 0;           ///< taken modulo the group's size
-  bool resident = false;  ///< in memory the group hands out
+  bool resident = false;  ///< in memory from Group::allocate
   int salt = 0;           ///< also the tag of messages
   bool strided = false;   ///< every tensor, in and out, is every other element of its memory
 };
 std::ostream& operator<<(std::ostream& out, const Trial& trial);
 
-/// An operation under way. check() is to be called once it is done, and looks at outputs and at inputs.
+/// An operation in flight. check() is to be called once it is done, and checks outputs and inputs.
 struct Started {
   std::vector<Work> works;
   std::function<void()> check;

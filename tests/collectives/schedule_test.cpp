@@ -14,8 +14,8 @@
 #include "support/ranks.h"
 
 // Random valid sequences of 1,000 operations on 3 ranks: several groups, blocking and in flight, all dtypes, reduce ops
-// and sizes, carried out by shared memory and by Gloo. Results are compared bit by bit: all numbers are whole and small
-// enough for every sum to be exact. A failure prints its seed; LOCKSTEP_FUZZ_SEED repeats it.
+// and sizes, executed by shared memory and by Gloo. Results are compared bit by bit: all numbers are whole and small
+// enough for every sum to be exact. A failure prints its seed; LOCKSTEP_FUZZ_SEED reproduces it.
 
 namespace lockstep {
 namespace {
@@ -23,12 +23,12 @@ namespace {
 constexpr int kRanks = 3;
 constexpr int kOperations = 1000;
 
-/// One entry of the schedule, the same on all ranks but for what `wait` picks.
+/// One entry of the schedule, the same on all ranks except for what `wait` picks.
 struct Step {
   int group;
   size_t operation;
   testing::Trial trial;
-  size_t wait;  ///< afterwards this many of what is in flight are waited for
+  size_t wait;  ///< afterwards this many of the operations in flight are waited for
 };
 
 const std::vector<std::vector<int>> kGroups = {{0, 1, 2}, {2, 0, 1}, {1, 0}, {2, 1}, {0, 2}, {1}};
@@ -60,7 +60,7 @@ std::vector<Step> make_schedule(uint64_t seed) {
   return schedule;
 }
 
-/// Of every step's result on every rank of both engines; shared by the processes.
+/// Hashes of every step's result on every rank of both engines; shared by the processes.
 class Digests {
  public:
   Digests() {
@@ -85,7 +85,7 @@ uint64_t digest(const at::Tensor& tensor) {
   return std::hash<std::string_view>()({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()}) | 2;
 }
 
-/// Carries the schedule out; each rank waits for what is in flight in an order of its own.
+/// Executes the schedule; each rank waits for what is in flight in its own order.
 void carry_out(const Group& world, const std::vector<Step>& schedule, uint64_t seed,
                const std::function<uint64_t&(size_t step)>& digest_of) {
   std::vector<std::optional<Group>> groups{world};
@@ -146,7 +146,7 @@ TEST(Schedules, OfAThousandOperationsEndAsWithGloo) {
   const Environment environment = Environment::from_process();
   if (environment.lockstep_fuzz_seed) return compare(std::stoull(*environment.lockstep_fuzz_seed));
   compare(1);
-  // New ground every night.
+  // Different seeds every night.
   std::random_device entropy;
   for (int i = 0; environment.lockstep_nightly && i < 20 && !HasFailure(); ++i) compare(entropy());
 }

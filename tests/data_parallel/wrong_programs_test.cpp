@@ -479,7 +479,7 @@ std::string golden(const std::string& name, const std::string& side) {
 std::string with_ranks(std::string text, int world_size) {
   const std::string odd = "rank " + std::to_string(world_size - 1), rest = world_size == 2 ? "rank 0" : "ranks 0, 1";
   text = std::regex_replace(text, std::regex("\\{odd\\}"), odd);
-  text = std::regex_replace(text, std::regex("\\{all\\}"), world_size == 2 ? "ranks 0, 1" : "ranks 0, 1, 2");
+  text = std::regex_replace(text, std::regex("\\{all\\}"), world_size == 2 ? "ranks 0, 1" : "ranks 0-2");
   text = std::regex_replace(text, std::regex("\\{last\\}"), std::to_string(world_size - 1));
   return std::regex_replace(text, std::regex("\\{rest\\}"), rest);
 }

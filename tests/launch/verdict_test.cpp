@@ -267,11 +267,5 @@ TEST(Verdict, NamesEnds) {
   EXPECT_EQ(describe({Kind::kNotStarted, EACCES}), "could not be started: Permission denied");
 }
 
-TEST(Verdict, ListsRanks) {
-  EXPECT_EQ(list_ranks({}), "");
-  EXPECT_EQ(list_ranks({4}), "4");
-  EXPECT_EQ(list_ranks({0, 1, 3, 5, 6, 7}), "0, 1, 3, 5-7");
-}
-
 }  // namespace
 }  // namespace lockstep::verdict_test

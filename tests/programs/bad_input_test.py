@@ -252,7 +252,7 @@ class BadInput(ProgramTest):
                                   ["rank 0 does not listen on 0.0.0.0", "set MASTER_ADDR to"]),
                                  ({"RANK": "0", "WORLD_SIZE": "2", "LOCKSTEP_STORE_FD": "77"}, ["LOCKSTEP_STORE_FD=77 is not open"]),
                                  ({"RANK": "0", "WORLD_SIZE": "2", "LOCKSTEP_STORE_FD": "0"},
-                                  ["LOCKSTEP_STORE_FD=0 is no socket of `lockstep run`"]),
+                                  ["LOCKSTEP_STORE_FD=0 is not a socket of `lockstep run`"]),
                                  ({"LOCKSTEP_STORE_FD": "77"}, ["RANK and WORLD_SIZE are not set although LOCKSTEP_STORE_FD=77 is"]),
                                  ({"RANK": "0", "WORLD_SIZE": "1", "LOCKSTEP_JOIN_TIMEOUT_S": "2m"},
                                   ["LOCKSTEP_JOIN_TIMEOUT_S=2m is no number of seconds"])):

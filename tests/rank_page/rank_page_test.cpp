@@ -85,7 +85,7 @@ TEST(RankPage, TheFirstFailureStays) {
 }
 
 TEST(RankPage, AnExceptionGivesItsWordsToAFailureWithoutAny) {
-  // A destructor sees that an exception passes; whoever catches it knows its words. They were lost.
+  // A destructor sees that an exception passes; only the handler knows its text, which was lost.
   const auto page = std::make_unique<RankPage>();
   page->fail(RankFailure::kOwn, -1, "");
   EXPECT_FALSE(page->read(2).uncaught);
@@ -216,7 +216,7 @@ TEST(RankBoard, IsReadableAfterItsRankWasKilled) {
   const RankBoard board(3);
   const pid_t rank = ::fork();
   if (rank == 0) {
-    // As a rank does it: by the inherited descriptor.
+    // As a rank does it: through the inherited descriptor.
     const auto inherited = RankBoard::open(::dup(board.fd()), 3);
     if (inherited) start(inherited->page(1), 7, {5});
     ::raise(SIGKILL);

@@ -45,7 +45,7 @@ TEST(KeyValueFrame, RefusesBadLengths) {
   EXPECT_THROW(parse_frame(length_prefix(0xffffffff)), Error);
   std::string bytes;
   append_frame(bytes, 1, 0, {"key"});
-  bytes[9] = 4;  // the field claims a byte more than its frame has
+  bytes[9] = 4;  // the field claims one byte more than its frame has
   EXPECT_THROW(parse_frame(bytes), Error);
   EXPECT_THROW(parse_frame(length_prefix(7) + std::string(7, 'x')), Error) << "ends inside a field's length";
 }

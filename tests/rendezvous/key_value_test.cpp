@@ -22,7 +22,7 @@
 #include "rendezvous/key_value_server.h"
 #include "rendezvous/key_value_server_thread.h"
 
-// Expected values are c10d::Store's, as its documentation and TCPStore have them.
+// Expected values are those of c10d::Store, according to its documentation and TCPStore.
 
 namespace lockstep {
 namespace {
@@ -276,7 +276,7 @@ TEST(KeyValue, AClientThatDiesBeforeItsAnswerEndsNormally) {
   serve();
   dead.reset();
   send_all(live.get(), set.data(), set.size(), Deadline(kLong));
-  // The dead client is seen first or answered first; either way its end is no news.
+  // The server sees the dead client's end first or answers it first; neither is an error.
   for (int turn = 0; turn < 2; ++turn) serve();
   const auto dropped = server.take_dropped();
   ASSERT_EQ(dropped.size(), 1u);
@@ -322,7 +322,7 @@ TEST(KeyValue, AcceptsOwnProcessesFromAListener) {
   EXPECT_THROW(connect_unix(name), Error);
 }
 
-// A client for which there is no descriptor stays in the queue, where poll finds it again and again.
+// A client for which there is no descriptor stays in the queue, where poll keeps finding it.
 TEST(KeyValue, WithoutDescriptorsTheServerWaitsWithoutSpinning) {
   UnixListener listener = listen_unix();
   sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
@@ -346,7 +346,7 @@ TEST(KeyValue, WithoutDescriptorsTheServerWaitsWithoutSpinning) {
   EXPECT_EQ(client.get("k", kLong), bytes("v"));
 }
 
-// It would speak in the middle of its parent's words.
+// It would write into the middle of its parent's messages.
 TEST(KeyValue, AChildOfForkIsTold) {
   KeyValueServerThread server;
   KeyValueClient client(server.connect());

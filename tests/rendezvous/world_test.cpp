@@ -172,7 +172,7 @@ TEST(DiscoverWorld, TheInnermostLauncherDecides) {
   EXPECT_EQ(discover_world(all).source, Source::kLauncher);
 }
 
-// Slurm's pmi2 plug-in sets PMI_RANK and PMI_SIZE, which made such ranks MPICH's: of one machine, but asked for
+// Slurm's pmi2 plug-in sets PMI_RANK and PMI_SIZE, so such ranks were taken for MPICH's: on one machine, but asked for
 // MASTER_ADDR.
 TEST(DiscoverWorld, SlurmsOwnPmiVariablesAreNotMpichs) {
   const Environment pmi2 = with(of_slurm(), [](Environment& e) {
@@ -253,7 +253,7 @@ TEST(DiscoverWorld, SeveralMachinesNeedAnAddress) {
     return with(environment, [](Environment& e) { e.master_addr = std::nullopt; });
   };
   expect_failure(without(of_torchrun()),
-                 {"MASTER_ADDR is not set, but 4 ranks are to meet by it, as torchrun's variables say", "(RANK is set)",
+                 {"MASTER_ADDR is not set, but 4 ranks need it to meet, as torchrun's variables say", "(RANK is set)",
                   "set it to an address of rank 0's machine"});
   expect_failure(without(of_open_mpi()),
                  {"as Open MPI may have started them on several machines", "(OMPI_COMM_WORLD_RANK is set)"});

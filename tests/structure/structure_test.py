@@ -26,7 +26,7 @@ MAY_INCLUDE = {
     "data": {"base"},
     "reducer": {"collectives", "observe", "rank_page", "base"},
     "checkpoint": {"collectives", "rank_page", "base"},
-    "nn": {"collectives", "rank_page"},
+    "nn": {"collectives", "rank_page", "base"},
     "train": {"data", "checkpoint", "collectives", "rank_page", "base"},
     "context": {"launch", "nn", "collectives", "rendezvous", "rank_page", "base"},
     "data_parallel": {"context", "reducer", "nn", "collectives", "observe", "rank_page", "base"},

@@ -12,69 +12,72 @@
 #include "collectives/called_as.h"
 #include "collectives/cause.h"
 #include "collectives/core_types.h"
-#include "collectives/gloo/calls.h"
+#include "collectives/gloo/flight_recorder.h"
 
 // Gloo itself compares nothing: ranks that call different collectives take each other's data, or wait until the
-// timeout. Here each call has a tag of its own, so that what does not match never meets, and a call that stands still
-// is looked into: then, and only then, ranks tell each other through the store what they called. An exchange for every
-// call would double the time of a small one.
+// timeout. Here each collective has a tag of its own, so that messages of different collectives never match. When one
+// makes no progress, and only then, the ranks tell each other through the store what they called (FlightRecorder). An
+// exchange for every collective would double the time of a small one.
 
 namespace lockstep::gloo_engine {
 namespace {
 
 using c10d::ReduceOp;
 
-/// Keeps an engine in which operations wait that will never be done: its destructor would wait with them until their
-/// timeout.
-void leave_alone(c10::intrusive_ptr<c10d::Backend> engine) {
+/// Never destroys an engine that has operations which will never be done: its destructor would wait until they time
+/// out.
+void leak(c10::intrusive_ptr<c10d::Backend> engine) {
   static auto* const left = new std::vector<c10::intrusive_ptr<c10d::Backend>>;
   left->push_back(std::move(engine));
 }
 
-/// A collective that is looked into when it stands still.
+/// A collective that is examined when it makes no progress.
 class WatchedWork final : public c10d::Work {
  public:
   WatchedWork(c10::intrusive_ptr<c10d::Work> inner, c10::intrusive_ptr<c10d::Backend> engine,
-              std::shared_ptr<Calls> calls, Call call)
-      : inner_(std::move(inner)), engine_(std::move(engine)), calls_(std::move(calls)), call_(std::move(call)) {}
+              std::shared_ptr<FlightRecorder> recorder, Entry entry)
+      : inner_(std::move(inner)),
+        engine_(std::move(engine)),
+        recorder_(std::move(recorder)),
+        entry_(std::move(entry)) {}
 
   bool isCompleted() override { return inner_->isCompleted(); }
 
   bool wait(std::chrono::milliseconds timeout) override {
     if (timeout.count() != 0) return inner_->wait(timeout);
     const auto started = Clock::now();
-    // By the first look nearly every rank that is only late has come.
-    for (auto pause = kFirstLook; !is_done_within(pause, started); pause = std::min(pause * 3 / 2, kLongestPause)) {
-      const std::string mismatch = calls_->compare(call_);
+    // By the first check nearly every rank that is merely late has come.
+    for (auto pause = kFirstCheck; !is_done_within(pause, started); pause = std::min(pause * 3 / 2, kLongestPause)) {
+      const std::string mismatch = recorder_->compare(entry_);
       if (mismatch.empty()) continue;
-      leave_alone(engine_);
+      leak(engine_);
       throw Error(mismatch);
     }
     return true;
   }
 
  private:
-  static constexpr std::chrono::milliseconds kFirstLook{400}, kLongestPause{5000};
+  static constexpr std::chrono::milliseconds kFirstCheck{400}, kLongestPause{5000};
 
   bool is_done_within(std::chrono::milliseconds pause, Clock::time_point started) {
     try {
       return inner_->wait(pause);
     } catch (const std::exception& cause) {
-      if (!inner_->isCompleted()) return false;  // the pause is over, nothing else
+      if (!inner_->isCompleted()) return false;  // only the pause is over
       if (inner_->isSuccess()) return inner_->wait();
-      const auto patience = std::clamp(std::chrono::milliseconds(static_cast<int64_t>(seconds_since(started) * 500)),
-                                       std::chrono::milliseconds(250), std::chrono::milliseconds(2000));
-      throw Error(cause_of(cause) + "; " + calls_->after_failure(call_, patience));
+      const auto timeout = std::clamp(std::chrono::milliseconds(static_cast<int64_t>(seconds_since(started) * 500)),
+                                      std::chrono::milliseconds(250), std::chrono::milliseconds(2000));
+      throw Error(cause_of(cause) + "; " + recorder_->after_failure(entry_, timeout));
     }
   }
 
   const c10::intrusive_ptr<c10d::Work> inner_;
   const c10::intrusive_ptr<c10d::Backend> engine_;
-  const std::shared_ptr<Calls> calls_;
-  const Call call_;
+  const std::shared_ptr<FlightRecorder> recorder_;
+  const Entry entry_;
 };
 
-/// A reduction whose operands travel in another form: prepared before, finished on the waiting thread after.
+/// A reduction whose operands travel in another form: converted before it starts, and back on the waiting thread.
 class ConvertedWork final : public c10d::Work {
  public:
   ConvertedWork(c10::intrusive_ptr<c10d::Work> inner, std::function<void()> finish)
@@ -92,11 +95,11 @@ class ConvertedWork final : public c10d::Work {
   std::function<void()> finish_;
 };
 
-/// How Gloo is asked for a reduction that it does not know.
+/// How a reduction that Gloo does not have is put to it.
 struct Wire {
   at::Tensor tensor;  ///< what Gloo reduces; shares storage with the operand where it can
   ReduceOp op;
-  std::function<void(at::Tensor)> restore;  ///< brings the result home into the operand; may be empty
+  std::function<void(at::Tensor)> restore;  ///< puts the result back into the operand; may be empty
 };
 
 Wire to_wire(const at::Tensor& operand, ReduceOp op, int world_size) {
@@ -115,8 +118,7 @@ Wire to_wire(const at::Tensor& operand, ReduceOp op, int world_size) {
     wire.restore = [operand](const at::Tensor& result) { operand.copy_(result); };
   } else if (operand.is_complex()) {
     TORCH_CHECK(wire.op == ReduceOp::SUM,
-                "Gloo reduces complex tensors by sum and mean only; reduce real and "
-                "imaginary parts on their own instead");
+                "Gloo reduces complex tensors by sum and mean only; reduce the real and imaginary parts separately");
     wire.tensor = at::view_as_real(operand);
   }
   if (mean)
@@ -127,7 +129,7 @@ Wire to_wire(const at::Tensor& operand, ReduceOp op, int world_size) {
   return wire;
 }
 
-/// What ranks must agree on. Data that is only moved comes as bytes.
+/// What the ranks must agree on. Data that is only moved comes as bytes.
 std::string text_of(const char* operation, const at::Tensor& operand, const ReduceOp& op) {
   return c10::str(operation, "(", c10::toString(operand.scalar_type()), ", ", operand.numel(), " elements, ",
                   shm::name(to_core(op)), ")");
@@ -147,8 +149,8 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
 
  public:
   GlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-              c10::intrusive_ptr<Options> options, std::shared_ptr<Calls> calls)
-      : ProcessGroupGloo(store, rank, world_size, std::move(options)), calls_(std::move(calls)) {}
+              c10::intrusive_ptr<Options> options, std::shared_ptr<FlightRecorder> recorder)
+      : ProcessGroupGloo(store, rank, world_size, std::move(options)), recorder_(std::move(recorder)) {}
 
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     return reduce_all(text_of("all_reduce", tensors.at(0), options.reduceOp), tensors, options);
@@ -164,7 +166,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
     return finish_with(watched(text, [&] { return ProcessGroupGloo::reduce(operands, wire_options); }), wire);
   }
 
-  /// Gloo's own takes fewer dtypes and operations; reducing everything gives the bits all_reduce gives.
+  /// Gloo's own takes fewer dtypes and operations. Reducing everything gives the same bits as all_reduce.
   Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
     Tensors all{input.clone()};
     c10d::AllreduceOptions all_options;
@@ -196,7 +198,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
                    [&] { return ProcessGroupGloo::scatter(outputs, inputs, options); });
   }
 
-  /// Each rank may send and receive other amounts.
+  /// Each rank may send and receive different amounts.
   Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_counts,
                      std::vector<int64_t>& input_counts, const c10d::AllToAllOptions& options) override {
     return watched("all_to_all()", [&] {
@@ -211,10 +213,10 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
  private:
   template <typename Start>
   Work watched(std::string text, const Start& start) {
-    Call call = calls_->add(std::move(text));
-    collectiveCounter_ = calls_->tag();
-    return c10::make_intrusive<WatchedWork>(start(), c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this), calls_,
-                                            std::move(call));
+    Entry entry = recorder_->add(std::move(text));
+    collectiveCounter_ = recorder_->tag();
+    return c10::make_intrusive<WatchedWork>(start(), c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this), recorder_,
+                                            std::move(entry));
   }
 
   Work reduce_all(const std::string& text, Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -230,7 +232,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
     return c10::make_intrusive<ConvertedWork>(std::move(work), [wire] { wire.restore(wire.tensor); });
   }
 
-  const std::shared_ptr<Calls> calls_;
+  const std::shared_ptr<FlightRecorder> recorder_;
 };
 
 auto options_for(const std::string& address, std::chrono::milliseconds timeout) {
@@ -243,8 +245,8 @@ auto options_for(const std::string& address, std::chrono::milliseconds timeout) 
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                const std::string& address, std::chrono::milliseconds timeout) {
-  auto calls = std::make_shared<Calls>(store, rank, world_size);
-  return c10::make_intrusive<GlooBackend>(store, rank, world_size, options_for(address, timeout), std::move(calls));
+  auto recorder = std::make_shared<FlightRecorder>(store, rank, world_size);
+  return c10::make_intrusive<GlooBackend>(store, rank, world_size, options_for(address, timeout), std::move(recorder));
 }
 
 c10::intrusive_ptr<c10d::Backend> make_plain_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,

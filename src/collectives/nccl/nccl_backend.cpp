@@ -11,8 +11,8 @@
 
 // What c10d's NCCL does by default does not fit Group's contract: waiting for a work orders streams and returns, and a
 // thread of c10d ends the process when an operation fails or takes too long. Its blocking mode does fit: no such thread
-// exists, and a wait ends when the device is done, or with an exception. It costs no overlap: works are under way from
-// their start, and what waits for them (the end of a backward) reads what they brought.
+// exists, and a wait ends when the device is done, or with an exception. It costs no overlap: works run from the moment
+// they are started, and whatever waits for them (the end of a backward) needs their results.
 
 namespace lockstep::nccl_engine {
 namespace {
@@ -21,7 +21,7 @@ using c10d::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
-/// An operation under way; or one that could not be started, which fails where it is waited for.
+/// An operation in flight, or one that could not be started, which fails when it is waited for.
 class NcclWork final : public c10d::Work {
  public:
   NcclWork(WorkPointer inner, std::chrono::milliseconds timeout) : inner_(std::move(inner)), timeout_(timeout) {}
@@ -29,13 +29,13 @@ class NcclWork final : public c10d::Work {
   NcclWork(const NcclWork&) = delete;
   NcclWork& operator=(const NcclWork&) = delete;
 
-  /// Nobody waited: the operation's memory, which goes now, is used again after the operation only.
+  /// Nobody waited. The operation's memory goes now, and must not be reused before the operation is over.
   ~NcclWork() override {
     if (inner_ == nullptr || waited_) return;
     try {
       inner_->synchronize();
     } catch (const std::exception&) {
-      // The device is lost or the process about to end; whoever comes next finds out.
+      // The device is lost or the process is about to end; the next operation will tell.
     }
   }
 
@@ -43,14 +43,14 @@ class NcclWork final : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     if (failure_ != nullptr) std::rethrow_exception(failure_);
-    look_often();
+    poll_often();
     waited_ = true;
     return inner_->wait(timeout);  // orders the current stream; throws if there was an error or the time is over
   }
 
  private:
-  /// c10d's wait sleeps for milliseconds at a time.
-  void look_often() {
+  /// c10d's own wait sleeps for milliseconds at a time.
+  void poll_often() {
     constexpr std::chrono::microseconds kSpin{200}, kNap{50};
     const auto start = Clock::now();
     while (!inner_->isCompleted() && Clock::now() - start < timeout_)
@@ -77,12 +77,11 @@ Wire to_wire(const at::Tensor& operand, const ReduceOp& op) {
     return {operand.view(at::kByte), any ? ReduceOp::MAX : ReduceOp::MIN};
   }
   TORCH_CHECK(op != ReduceOp::BAND && op != ReduceOp::BOR,
-              "NCCL has no kAnd and kOr of integers; move the tensor to the CPU first");
+              "NCCL has no kAnd and kOr for integers; move the tensor to the CPU first");
   TORCH_CHECK(dtype != at::kShort, "NCCL does not reduce int16 tensors; convert to int32, or move it to the CPU first");
   if (!operand.is_complex()) return {operand, op};
-  TORCH_CHECK(
-      op == ReduceOp::SUM || op == ReduceOp::AVG,
-      "NCCL reduces complex tensors by sum and mean only; reduce real and imaginary parts on their own instead");
+  TORCH_CHECK(op == ReduceOp::SUM || op == ReduceOp::AVG,
+              "NCCL reduces complex tensors by sum and mean only; reduce the real and imaginary parts separately");
   return {at::view_as_real(operand), op};
 }
 
@@ -92,12 +91,12 @@ class NcclBackend final : public c10d::ProcessGroupNCCL {
   NcclBackend(const NcclBackend&) = delete;
   NcclBackend& operator=(const NcclBackend&) = delete;
 
-  /// Destroying communicators in order takes all ranks, and may wait for one that is gone without end.
+  /// Destroying communicators properly needs all ranks, and would wait forever for one that is gone.
   ~NcclBackend() override {
     try {
       ProcessGroupNCCL::abort();
     } catch (const std::exception&) {
-      // It took too long. There is nobody left to tell.
+      // It took too long, and there is nobody left to tell.
     }
   }
 
@@ -142,7 +141,7 @@ class NcclBackend final : public c10d::ProcessGroupNCCL {
   }
 
  private:
-  /// Connecting the ranks and launching may fail, on some ranks alone: as an operation under way would.
+  /// Connecting the ranks and launching may fail on some ranks only. It is reported as a failure of the operation.
   WorkPointer start(const std::function<WorkPointer()>& operation) {
     try {
       return c10::make_intrusive<NcclWork>(operation(), getOptions()->timeout);
@@ -152,8 +151,8 @@ class NcclBackend final : public c10d::ProcessGroupNCCL {
   }
 };
 
-/// Chooses c10d's blocking mode for groups made meanwhile. The environment is the only way to; others' groups keep
-/// theirs.
+/// Selects c10d's blocking mode for groups made while it lives, which only the environment can. Other groups keep their
+/// mode.
 class BlockingMode {
  public:
   BlockingMode() { c10::utils::set_env(kVariable, "1"); }

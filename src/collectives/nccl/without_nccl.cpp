@@ -10,7 +10,7 @@ namespace lockstep::nccl_engine {
 
 c10::intrusive_ptr<c10d::Backend> make_backend(c10::DeviceType device, const c10::intrusive_ptr<c10d::Store>&, int, int,
                                                std::chrono::milliseconds) {
-  throw Error("this Lockstep was built without NCCL, so that it communicates tensors on the CPU, not on " +
+  throw Error("this Lockstep was built without NCCL, so it communicates tensors on the CPU only, not on " +
               c10::DeviceTypeName(device, /*lower_case=*/true) +
               "; build it with a LibTorch for CUDA and with nccl.h (docs/backends.md), or move the tensor to the CPU");
 }

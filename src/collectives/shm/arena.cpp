@@ -33,10 +33,10 @@ std::byte* Arena::allocate(size_t bytes) {
 }
 
 void Arena::free(void* memory) {
-  if (fork_generation_ != lockstep::fork_generation()) return;  // another thread may have held the mutex
+  if (fork_generation_ != lockstep::fork_generation()) return;  // another thread may have held the mutex at the fork
   std::lock_guard lock(mutex_);
   const auto used = used_.find(offset(memory));
-  if (used == used_.end()) throw Error("this memory was not handed out by this group, or was given back before");
+  if (used == used_.end()) throw Error("this memory was not allocated by this group, or was freed before");
   auto [begin, bytes] = *used;
   used_.erase(used);
   const auto next = free_.find(begin + bytes);

@@ -9,21 +9,21 @@
 
 namespace lockstep::shm {
 
-/// Hands out memory in a rank's own resident area: buffers there are reduced where they lie.
+/// Allocates memory in a rank's own resident area: buffers there are reduced in place.
 ///
-/// Not collective: ranks tell each other offsets with every operation. Memory is committed when it is first handed out
+/// Not collective: ranks tell each other offsets with every operation. Memory is committed when it is first allocated,
 /// and kept for reuse; a commit that fails throws Error with both sizes and changes nothing. Any thread may call.
-/// A child of fork() has what was handed out as copies of its own, and cannot be handed out more.
+/// A child of fork() has its own copies of what was allocated, and cannot allocate more.
 class Arena {
  public:
   Arena(std::shared_ptr<SharedSegment> segment, size_t begin);
 
-  /// At least 1 byte, page aligned. Never null.
+  /// At least 1 byte, page-aligned. Never null.
   std::byte* allocate(size_t bytes);
   /// `memory` came from allocate().
   void free(void* memory);
 
-  /// Whether all of the range lies in memory this arena may hand out.
+  /// Whether the whole range lies in this arena.
   bool contains(const void* memory, size_t bytes) const {
     const auto* first = static_cast<const std::byte*>(memory);
     return first >= segment_->data() + begin_ && first + bytes <= segment_->data() + segment_->size();

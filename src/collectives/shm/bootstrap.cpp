@@ -14,18 +14,18 @@
 #include "base/clock.h"
 #include "base/descriptor_limit.h"
 #include "base/error.h"
-#include "collectives/shm/pass_descriptor.h"
-#include "rank_page/rank_board.h"
 #include "base/socket.h"
 #include "base/usable_cores.h"
 #include "collectives/shm/bootstrap_card.h"
+#include "collectives/shm/pass_descriptor.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep::shm {
 namespace {
 
-/// Of the 128 TiB of addresses that a process has with page tables of four levels: what all its groups may take
-/// together, and the part of what is left that one more group takes. On 64 ranks the first group's share is 48 GiB a
-/// rank, the hundredth's 2 GiB.
+/// A process has 128 TiB of addresses with four-level page tables. All its groups together may take kAddressBytes, and
+/// each further group takes 1/kGroupShare of what is left. With 64 ranks the first group gets 48 GiB for each rank, the
+/// hundredth 2 GiB.
 constexpr size_t kAddressBytes = size_t{96} << 40;
 constexpr size_t kGroupShare = 32;
 
@@ -35,7 +35,7 @@ constexpr size_t kGroupShare = 32;
   throw Error(text);
 }
 
-/// What travels with the descriptor.
+/// The message that carries the descriptor.
 struct Hello {
   uint64_t magic = 0x6c6f636b73746570;
   uint32_t rank = 0;
@@ -69,7 +69,7 @@ pid_t check_peer(int socket) {
   socklen_t length = sizeof peer;
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) throw_errno("SO_PEERCRED");
   if (peer.uid != ::geteuid())
-    throw Error("a process of user " + std::to_string(peer.uid) + " answered; all ranks must run as one user");
+    throw Error("a process of user " + std::to_string(peer.uid) + " answered; all ranks must run as the same user");
   return peer.pid;
 }
 
@@ -83,7 +83,7 @@ class Bootstrap {
         segments_(static_cast<size_t>(size)),
         watches_(static_cast<size_t>(size)) {}
 
-  /// Makes this rank's segment and socket; a failure is told to the others in the card.
+  /// Makes this rank's segment and socket. The card tells the others of a failure.
   Card prepare() {
     Card card;
     card.host = host_name();
@@ -118,8 +118,8 @@ class Bootstrap {
       throw Error("rank " + std::to_string(rank_) + " on " + mine.host + ": " + mine.error);
     check(cards);
     segments_[static_cast<size_t>(rank_)] = mine_;
-    // Each rank connects to all lower ones first, which needs nobody's answer. Then it answers the higher ones and
-    // takes the lower ones' answers as they come: whoever gives up is noticed at once.
+    // Each rank first connects to all lower ranks, which needs no answer. Then it answers the higher ranks and takes
+    // the lower ranks' answers as they come, so it notices at once if one of them gives up.
     for (int peer = 0; peer < rank_; ++peer) {
       FileDescriptor socket = connect(peer, cards);
       watches_[static_cast<size_t>(peer)] = PeerWatch(check_peer(socket.get()), cards[static_cast<size_t>(peer)].host);
@@ -130,8 +130,8 @@ class Bootstrap {
     return World(rank_, geometry_, std::move(segments_), std::move(watches_), ranks_fit(cards));
   }
 
-  /// After join() has thrown: the ranks that wait for this one hear of it now. What that takes may be lacking; they
-  /// then wait until their time is up.
+  /// After join() has thrown: tells the ranks that wait for this one. If even that fails for lack of resources, they
+  /// wait until their timeout.
   void give_up(const std::vector<Card>& cards) noexcept {
     const auto connected = static_cast<int>(asked_.size());
     listener_.reset();
@@ -152,7 +152,7 @@ class Bootstrap {
     size_t bytes = options_.machine_bytes
                        ? options_.machine_bytes
                        : static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-    // It is address space only, but every rank maps every rank's, in every group.
+    // It is only address space, but every rank maps every rank's in every group.
     const auto part_of = [&](size_t all, size_t share) {
       const size_t taken = std::min(all, mapped_segment_bytes());
       return (all - taken) / share / static_cast<size_t>(size_);
@@ -182,7 +182,7 @@ class Bootstrap {
     if (!socket) throw_errno_or_limit("connecting to rank " + std::to_string(peer));
     socklen_t length;
     const sockaddr_un address = abstract_address(card.socket_name, length);
-    // The peer's backlog holds all ranks, so this does not wait for it.
+    // The peer's backlog has room for all ranks, so this does not wait.
     if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
       const std::string why = std::strerror(errno);
       throw ConnectionClosed(
@@ -202,9 +202,9 @@ class Bootstrap {
     send_descriptor(socket, std::as_bytes(std::span(&hello, 1)), mine_->fd(), deadline);
   }
 
-  /// Waits for a rank that connects or answers, and deals with all that do. Returns how many are done with.
+  /// Waits until a rank connects or answers, and handles all that do. Returns how many have been handled.
   int exchange(const std::vector<Card>& cards, const Deadline& deadline) {
-    if (deadline.passed()) throw Error("passing shared memory: " + missing(cards) + " did not come in time");
+    if (deadline.passed()) throw Error("passing shared memory: " + missing(cards) + " did not answer in time");
     std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
     for (const FileDescriptor& socket : asked_) entries.push_back({socket.get(), POLLIN, 0});
     if (::poll(entries.data(), entries.size(), deadline.remaining_ms()) < 0 && errno != EINTR)
@@ -218,11 +218,11 @@ class Bootstrap {
     return done;
   }
 
-  /// Answers one rank. False where there is none, and for a stranger, who is sent away.
+  /// Answers one rank. False if none is waiting, or if a stranger connected, whose connection is closed.
   bool accept(const std::vector<Card>& cards, const Deadline& deadline) {
     FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket) {
-      // One that has gone again. All other errors would come again and again, with the rank still in the queue.
+      // The peer has gone again. Any other error would repeat forever, with the rank still in the queue.
       if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return false;
       throw_errno_or_limit("answering another rank");
     }
@@ -257,7 +257,7 @@ class Bootstrap {
     keep(std::move(watches_[static_cast<size_t>(peer)]), std::move(socket), hello);
   }
 
-  /// The socket goes only where both sides do without: its end is what tells the other one.
+  /// The socket is closed only if neither side needs it: its hang-up is what the other side may watch for.
   void keep(PeerWatch watch, FileDescriptor socket, const Hello& hello) {
     if (!watch.watches_process() || hello.watches_process == 0) watch.watch_socket(std::move(socket));
     watches_[hello.rank] = std::move(watch);
@@ -272,7 +272,7 @@ class Bootstrap {
     Nonce nonce;
     std::copy(std::begin(control->nonce), std::end(control->nonce), nonce.begin());
     if (hex(nonce) != card.nonce || control->rank != static_cast<uint32_t>(peer))
-      throw Error("the memory rank " + std::to_string(peer) + " passed is not its own");
+      throw Error("the memory that rank " + std::to_string(peer) + " passed is not its own");
     segments_[static_cast<size_t>(peer)] = std::move(segment);
   }
 
@@ -324,7 +324,7 @@ World bootstrap(int rank, int size, const AllGather& all_gather, const Bootstrap
   Bootstrap mine(rank, size, options);
   std::vector<Card> cards;
   for (const std::string& text : all_gather(mine.prepare().text())) cards.push_back(Card::parse(text));
-  if (cards.size() != static_cast<size_t>(size)) throw Error("the exchange returned another number of ranks");
+  if (cards.size() != static_cast<size_t>(size)) throw Error("the exchange returned the wrong number of ranks");
   std::optional<World> world;
   Outcome outcome;
   try {
@@ -333,7 +333,7 @@ World bootstrap(int rank, int size, const AllGather& all_gather, const Bootstrap
     outcome = {.error = failure.what(), .consequence = dynamic_cast<const ConnectionClosed*>(&failure) != nullptr};
     mine.give_up(cards);
   }
-  // Nobody starts before everybody stands; if one cannot, all fail with its text.
+  // No rank starts before all have joined; if one cannot, all fail with its error.
   std::vector<Outcome> all;
   for (const std::string& text : all_gather(outcome.text())) all.push_back(Outcome::parse(text));
   if (!outcome.error.empty() && !outcome.consequence) throw Error("forming a shared-memory group: " + outcome.error);

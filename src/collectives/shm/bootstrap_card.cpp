@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/rank_names.h"
 
 namespace lockstep::shm {
 
@@ -46,7 +47,7 @@ std::string boot_id() {
 
 namespace {
 
-/// Errors may quote names of files, which may be any bytes.
+/// Errors may quote file names, which may hold any bytes.
 std::string dump(const nlohmann::json& json) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -61,24 +62,23 @@ Outcome Outcome::parse(const std::string& text) { return nlohmann::json::parse(t
 
 void check_one_machine(const std::vector<Card>& cards) {
   struct Machine {
-    std::string boot_id, host, ranks;
-    int count = 0;
+    std::string boot_id, host;
+    std::vector<int> ranks;
   };
   std::vector<Machine> machines;
   for (size_t r = 0; r < cards.size(); ++r) {
     auto at =
         std::find_if(machines.begin(), machines.end(), [&](const auto& m) { return m.boot_id == cards[r].boot_id; });
-    if (at == machines.end()) at = machines.insert(at, {cards[r].boot_id, cards[r].host, "", 0});
-    at->ranks += (at->count++ ? ", " : "") + std::to_string(r);
+    if (at == machines.end()) at = machines.insert(at, {cards[r].boot_id, cards[r].host, {}});
+    at->ranks.push_back(static_cast<int>(r));
   }
   if (machines.size() == 1) return;
   std::string places;
   for (const Machine& machine : machines)
-    places += (places.empty() ? "" : "; ") + std::string(machine.count == 1 ? "rank " : "ranks ") + machine.ranks +
-              " on host " + machine.host;
-  throw Error("shared memory needs all ranks of a group on one machine, and they run on " +
+    places += (places.empty() ? "" : "; ") + rank_names(machine.ranks) + " on host " + machine.host;
+  throw Error("shared memory needs all ranks of a group on one machine, but they run on " +
               std::to_string(machines.size()) + ": " + places +
-              ". Use the gloo backend for groups of several machines.");
+              ". Use the gloo backend for groups that span machines.");
 }
 
 bool ranks_fit(const std::vector<Card>& cards) {

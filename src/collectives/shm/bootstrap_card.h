@@ -9,17 +9,17 @@
 namespace lockstep::shm {
 
 using Nonce = std::array<std::byte, 16>;
-/// Throws Error where the system gives none.
+/// Throws Error if the system has no random numbers.
 Nonce random_nonce();
 std::string hex(const Nonce& nonce);
 
 std::string host_name();
-/// Names the kernel that runs: equal for processes of one machine.
+/// Identifies the running kernel: the same for all processes of one machine.
 std::string boot_id();
 
-/// What a rank of a group that forms tells all others about itself.
+/// What a rank tells all others about itself while a group is formed.
 struct Card {
-  std::string error;  ///< it cannot join
+  std::string error;  ///< not empty: why it cannot join
   std::string host;
   std::string boot_id;
   std::string socket_name;
@@ -29,16 +29,16 @@ struct Card {
   size_t segment_bytes = 0;
   std::vector<int> cpus;
   double quota = 0;
-  int launched_rank = -1;  ///< its number in the launcher's count
+  int launched_rank = -1;  ///< the launcher's number for it
 
   std::string text() const;
   static Card parse(const std::string& text);
 };
 
-/// How it went, which all ranks tell all others when they have tried to join.
+/// What each rank tells all others when it has tried to join.
 struct Outcome {
-  std::string error;         ///< empty: it stands
-  bool consequence = false;  ///< of what befell a rank that it does not know
+  std::string error;         ///< empty: it has joined
+  bool consequence = false;  ///< it failed because another rank did
 
   std::string text() const;
   static Outcome parse(const std::string& text);
@@ -46,7 +46,7 @@ struct Outcome {
 
 /// Throws Error naming the hosts unless all ranks are on one machine.
 void check_one_machine(const std::vector<Card>& cards);
-/// Whether every rank has a processor to itself, by affinity and by quota.
+/// Whether every rank has a processor of its own, by affinity and by quota.
 bool ranks_fit(const std::vector<Card>& cards);
 
 }  // namespace lockstep::shm

@@ -88,7 +88,7 @@ bool Channels::push(int to, uint64_t blocked_bit, uint64_t& blocked_on) {
       const Envelope envelope(message.tag_, message.bytes_, message.type_);
       const uint64_t used = world_.mine().written[to].value.load(std::memory_order_relaxed) -
                             world_.control(to).consumed[world_.rank()].value.load(std::memory_order_acquire);
-      if (capacity_ - used < sizeof envelope) break;  // never half an envelope
+      if (capacity_ - used < sizeof envelope) break;  // an envelope is written whole
       write(to, &envelope, sizeof envelope);
       message.announced_ = moved = true;
     }
@@ -187,7 +187,7 @@ bool Channels::open_incoming(int from, Incoming& incoming) {
 bool Channels::pull(int from) {
   Incoming& incoming = incoming_[static_cast<size_t>(from)];
   bool moved = false;
-  // Without anybody who could want it a message stays in its channel, and its sender waits.
+  // While nobody could want a message it stays in its channel, and its sender waits.
   while (incoming.open ? incoming.receiver != nullptr || wanted_behind(from) : wanted_behind(from)) {
     if (!incoming.open && !open_incoming(from, incoming)) return moved;
     std::byte* target = incoming.receiver ? incoming.receiver->data_ : incoming.copy.data();
@@ -201,7 +201,7 @@ bool Channels::pull(int from) {
       finish_receive(incoming.receiver, from);
     } else {
       set_aside_[static_cast<size_t>(from)].push_back({incoming.envelope, std::move(incoming.copy)});
-      // Somebody may have started to receive it meanwhile.
+      // A receive for it may have been started meanwhile.
       MessagePtr late = match(from, incoming.envelope.tag);
       if (late && !take_set_aside(*late)) receives_.push_front(late);
     }

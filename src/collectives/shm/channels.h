@@ -15,7 +15,7 @@ namespace lockstep::shm {
 
 inline constexpr int kAnySource = -1;
 
-/// One send or receive.
+/// A send or a receive.
 class Message : public Work {
  public:
   /// The sender, once a receive is done.
@@ -27,19 +27,19 @@ class Message : public Work {
   size_t bytes_ = 0;
   DataType type_ = DataType::kUInt8;
   int64_t tag_ = 0;
-  int source_ = 0;  // wanted, then found
+  int source_ = 0;  // wanted, then actual
   size_t moved_ = 0;
   bool announced_ = false;  // send: its envelope is in the channel; receive: matched with one
   std::shared_ptr<void> keep_alive_;
 };
 using MessagePtr = std::shared_ptr<Message>;
 
-/// The messages of one rank. Each pair of ranks has a ring of bytes in each direction, in the sender's segment; the
-/// sender owns `written`, the receiver `consumed`; both only count on, and may pass 2^64.
+/// The messages of one rank. Each pair of ranks has a ring of bytes in each direction, in the sender's segment. The
+/// sender owns `written`, the receiver `consumed`; both only grow, and may wrap past 2^64.
 ///
-/// A message is an envelope (tag, type, size) and its bytes. A receive takes the first message with its tag, and the
-/// group ends, telling both sides, unless type and size are those it wants; messages with other tags before it are set
-/// aside in the receiver's own memory. Under the group's mutex.
+/// A message is an envelope (tag, type, size) and its bytes. A receive takes the first message with its tag; messages
+/// with other tags that come before it are set aside in the receiver's own memory. If type or size is not what the
+/// receive wants, the group ends with an error that names both sides. Guarded by the group's mutex.
 class Channels {
  public:
   explicit Channels(const World& world);
@@ -47,7 +47,8 @@ class Channels {
   MessagePtr send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive, DataType type);
   MessagePtr receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive, DataType type);
 
-  /// Does what can be done. Adds the ranks without which nothing goes on, and those of which any one would do.
+  /// Moves what can be moved. Adds to `blocked_on` the ranks that must act next, and to `blocked_on_any` those of which
+  /// any one would do.
   void progress(uint64_t& blocked_on, uint64_t& blocked_on_any);
   size_t pending() const { return pending_; }
   bool idle() const { return pending_ == 0; }
@@ -68,7 +69,7 @@ class Channels {
     bool open = false;  // its envelope was read
     Envelope envelope;
     size_t moved = 0;
-    MessagePtr receiver;  // or else it is set aside:
+    MessagePtr receiver;  // null: it is set aside in
     std::vector<std::byte> copy;
   };
   struct SetAside {

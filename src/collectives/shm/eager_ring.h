@@ -9,8 +9,8 @@
 
 namespace lockstep::shm {
 
-/// Where in its eager area a rank puts the data of its next small operations. Ranges are given out in turn and come
-/// back when every rank has finished the operation; the lowest free place is preferred, so that blocking calls
+/// Allocates the places in a rank's eager area for the data of its next small operations. Ranges are allocated in order
+/// and freed when every rank has finished the operation. The lowest free place is preferred, so that blocking calls
 /// alternate between two ranges that stay in the cache.
 class EagerRing {
  public:

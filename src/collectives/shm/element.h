@@ -6,7 +6,7 @@
 
 namespace lockstep::shm {
 
-/// What one element is. Values travel between ranks: append only.
+/// An element's type. Values travel between ranks: append only.
 enum class DataType : uint8_t {
   kFloat32,
   kFloat64,

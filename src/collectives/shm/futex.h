@@ -6,14 +6,14 @@
 
 namespace lockstep {
 
-/// Sleeps while `word` holds `expected`, at most `timeout`. May return early; the caller looks again. The word may lie
-/// in memory shared between processes.
+/// Sleeps while `word` holds `expected`, for at most `timeout`. May return early; the caller checks again. The word may
+/// lie in memory shared between processes.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, std::chrono::microseconds timeout);
 
-/// Wakes everyone who sleeps on `word`, in every process.
+/// Wakes every thread that sleeps on `word`, in every process.
 void futex_wake_all(const std::atomic<uint32_t>& word);
 
-/// Tells the core that this is a spin loop.
+/// Tells the processor that this is a spin loop.
 inline void cpu_pause() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();

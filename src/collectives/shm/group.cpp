@@ -6,39 +6,39 @@
 
 #include "base/error.h"
 
-// The protocol, in one picture. Operation s of a rank:
+// The protocol. Operation s of a rank:
 //
 //   start     queue it. If there is room (line s mod 32 and the eager area are free everywhere), ANNOUNCE: copy small
-//             data in, write header and places into line s, then store its sequence word.
-//   arrive    when the line of every other rank holds s: compare headers. Whoever finds a difference declares the
-//             verdict; no data has moved.
-//   move      kInline, kEager: read every package, done.   kInPlace: sum own slice of all ranks' buffers into all of
-//             them, store `reduced`, done when everyone has.   kRounds: see rounds.h.
-//             Rounds are numbered through over the life of the group: every rank counts those of every operation,
-//             which follow from its lines, so that a word means the same to all (a sum in place is one round).
-//   finish    store `finished` = s: this rank reads nothing of operation s any more.
+//             data in, write the header and offsets into line s, then store its sequence word.
+//   arrive    when the line of every other rank holds s: compare headers. A rank that finds a difference declares the
+//             verdict; no data has moved yet.
+//   move      kInline, kEager: read every package, done.   kInPlace: sum the own slice of all ranks' buffers into all
+//             of them, store `reduced`, done when every rank has.   kRounds: see rounds.h.
+//             Rounds are numbered over the life of the group. Every rank counts those of every operation, which follow
+//             from its lines, so a word means the same to all ranks (a sum in place is one round).
+//   finish    store `finished` = s: this rank no longer reads anything of operation s.
 //
 // Invariants
-//   - A word is stored after what it stands for and read before that is used (release, acquire); words only grow.
-//   - A line, an eager range or a chunk is written again only after `finished` (or `drained`, or a later announcement,
-//   which carries
-//     how far its rank had finished) of every reader has passed the operation that used it.
-//   - Which method moves operation s depends on its lines alone, so all ranks choose the same.
+//   - A word is stored after the data it stands for, and read before that data is used (release, acquire). Words only
+//     grow.
+//   - A line, an eager range or a chunk is written again only after every reader has passed the operation that used it,
+//     as its `finished`, its `drained` or a later announcement (which says how far its rank had finished) shows.
+//   - The method of operation s depends on its lines alone, so all ranks choose the same one.
 //   - Announcements may run ahead of execution; execution is in order.
-//   - No word is ever waited for by a thread that holds something another rank needs: nothing here blocks but nap().
+//   - No thread waits for a word while it holds something that another rank needs: only sleep() blocks.
 //
 // Sleeping: a rank sets `awaited` to the ranks it needs, looks once more, and sleeps on its own `bell`. Whoever
 // publishes a word looks at the others' `awaited` afterwards. Both sides use sequentially consistent operations, so
-// one of them sees the other; should it fail all the same, a nap ends after 10 ms.
+// one of them sees the other; if a wake-up is lost all the same, a sleep ends after 10 ms.
 
 namespace lockstep::shm {
 
 Limits Limits::of(int world_size, bool crowded) {
   // Measured with bench_shm_core on 2 ranks: in place beats one shot from 4 KiB on (0.21 us against 0.34), and for
-  // private buffers one shot beats slices through chunks (64 KiB: 2.5 us against 3.1; 256 KiB: no difference). More
-  // ranks: by traffic, not measured.
+  // private buffers one shot beats slices through chunks (64 KiB: 2.5 us against 3.1; 256 KiB: no difference). For more
+  // ranks the limits follow from the traffic, and were not measured.
   const size_t private_one_shot = world_size <= 2 ? size_t{128} << 10 : world_size <= 4 ? size_t{32} << 10 : 8 << 10;
-  // Where ranks take turns on their processors a wait costs more than the bytes it saves.
+  // Where ranks take turns on their processors, a wait costs more than the bytes it saves.
   return {.one_shot = crowded ? size_t{8} << 10 : size_t{1} << 10,
           .private_one_shot = private_one_shot,
           .eager = size_t{64} << 10};
@@ -60,7 +60,7 @@ Group::Group(World world, std::shared_ptr<ProgressSet> set, std::optional<Limits
 }
 
 Group::~Group() {
-  // In a child of fork() the memory is not here, and whoever held a mutex then will not give it back.
+  // A child of fork() does not have the memory, and a mutex that was held at the fork will never be unlocked there.
   if (fork_generation_ != lockstep::fork_generation()) return;
   set_->remove(this);
   leave();
@@ -70,7 +70,7 @@ void Group::leave() {
   check_process();
   const auto guard = lock();
   if (left_.exchange(true)) return;
-  fail_all("this rank left the group while this was pending");
+  fail_all("this rank left the group while the operation was pending");
   world_.mine().closed.store(1 + started_);
   world_.notify_all();
   wake_own_sleepers();
@@ -88,7 +88,8 @@ std::unique_lock<std::mutex> Group::lock() {
 
 void Group::check_process() const {
   if (fork_generation_ != lockstep::fork_generation())
-    throw Error("this group belongs to the process that made it, not to a child it forked; make a group of its own");
+    throw Error(
+        "this group belongs to the process that made it, not to a child it forked; make another group in the child");
 }
 
 void Group::check_member() const {
@@ -100,10 +101,10 @@ ReduceFunction Group::prepare(Request& request) const {
   const auto refuse = [&](const std::string& why) { throw Error(Header(request).text() + ": " + why); };
   if (request.count > kMaxCount) refuse("too many elements");
   if (request.root < 0 || request.root >= size())
-    refuse("there is no such root in a group of " + std::to_string(size()));
+    refuse("a group of " + std::to_string(size()) + " ranks has no such root");
   const ReduceFunction reduce = is_reduction(request.kind) ? find_reduce(request.type, request.op, size()) : nullptr;
   if (is_reduction(request.kind) && reduce == nullptr)
-    refuse(std::string(name(request.op)) + " means nothing for " + name(request.type));
+    refuse(std::string(name(request.op)) + " is not defined for " + name(request.type));
   const auto n = static_cast<size_t>(size());
   if (!request.pieces().inputs.empty() && request.pieces().inputs.size() != n) refuse("needs one input for each rank");
   if (!request.pieces().outputs.empty() && request.pieces().outputs.size() != n)
@@ -123,7 +124,7 @@ ReduceFunction Group::prepare(Request& request) const {
 uint64_t Group::next_sequence() {
   if (started_ == kLastOperation)
     throw Error("rank " + std::to_string(rank()) + ": this group has carried out " + std::to_string(kLastOperation) +
-                " operations, as many as it can count; make a new group");
+                " operations, the most it can count; make a new group");
   return ++started_;
 }
 
@@ -140,7 +141,8 @@ WorkPtr Group::start(Request request) {
 WorkPtr Group::send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive,
                     DataType type) {
   check_member();
-  if (to < 0 || to >= size() || to == rank()) throw Error("send: rank " + std::to_string(to) + " is no other rank");
+  if (to < 0 || to >= size() || to == rank())
+    throw Error("send: rank " + std::to_string(to) + " is not another rank of the group");
   const auto guard = lock();
   auto message = channels_.send(data, bytes, to, tag, std::move(keep_alive), type);
   if (!is_over()) progress_locked();
@@ -151,7 +153,7 @@ MessagePtr Group::receive(void* data, size_t bytes, int from, int64_t tag, std::
                           DataType type) {
   check_member();
   if (from != kAnySource && (from < 0 || from >= size() || from == rank()))
-    throw Error("receive: rank " + std::to_string(from) + " is no other rank");
+    throw Error("receive: rank " + std::to_string(from) + " is not another rank of the group");
   const auto guard = lock();
   auto message = channels_.receive(data, bytes, from, tag, std::move(keep_alive), type);
   if (!is_over()) progress_locked();
@@ -179,21 +181,21 @@ void Group::run(Request request, std::chrono::milliseconds timeout) {
   const ReduceFunction reduce = prepare(request);
   auto guard = lock();
   Operation operation(std::move(request), reduce, rank(), size(), next_sequence());
-  // Nobody owns it: it leaves the queue, under the mutex, before it is done, and is done before this returns.
+  // It lives on the stack: it leaves the queue, under the mutex, before it is done, and is done before this returns.
   try {
     queue_.push_back(OperationPtr(OperationPtr(), &operation));
     if (!is_over()) wait_locked(guard, operation, timeout);
   } catch (const std::exception& cause) {
     if (!guard.owns_lock()) guard.lock();
-    give_up_on(operation, cause.what());
+    abort_operation(operation, cause.what());
     throw;
   }
   guard.unlock();
   if (operation.failed()) throw Error(operation.error());
 }
 
-void Group::give_up_on(const Operation& operation, const char* why) {
-  // Nothing here allocates: memory may be what is lacking. The other ranks cannot do without the operation.
+void Group::abort_operation(const Operation& operation, const char* why) {
+  // Nothing here allocates, since the process may be out of memory. The other ranks cannot go on without the operation.
   const auto place =
       std::find_if(queue_.begin(), queue_.end(), [&](const auto& queued) { return queued.get() == &operation; });
   if (place != queue_.end()) {
@@ -209,7 +211,8 @@ void Group::give_up_on(const Operation& operation, const char* why) {
 void Group::abort(const std::string& why) {
   check_process();
   const auto guard = lock();
-  if (left_.load(std::memory_order_relaxed) || is_over()) return;  // what a verdict refers to must stay
+  if (left_.load(std::memory_order_relaxed) || is_over())
+    return;  // a verdict must not change what an earlier one refers to
   char* text = world_.mine().abort_text;
   text[why.copy(text, sizeof world_.mine().abort_text - 1)] = '\0';
   Verdict{Verdict::Cause::kAborted, rank(), rank(), started_}.declare(world_);

@@ -14,37 +14,37 @@
 #include "collectives/shm/channels.h"
 #include "collectives/shm/eager_ring.h"
 #include "collectives/shm/operation.h"
-#include "collectives/shm/patience.h"
+#include "collectives/shm/populated_ranges.h"
 #include "collectives/shm/progress_set.h"
-#include "collectives/shm/reach.h"
 #include "collectives/shm/verdict.h"
+#include "collectives/shm/wait_policy.h"
 #include "collectives/shm/world.h"
 
 namespace lockstep::shm {
 
-/// Sizes at which a method takes over; the same on every rank.
+/// Sizes up to which a method is used; the same on every rank.
 struct Limits {
-  size_t one_shot;          ///< all_reduce: up to here every rank sums everything, whatever the memory
-  size_t private_one_shot;  ///< all_reduce of private buffers: up to here
-  size_t eager;             ///< all other operations: packages up to here are copied when announced
-  /// `crowded`: the ranks do not fit on their processors.
+  size_t one_shot;          ///< all_reduce: every rank sums everything, whatever the memory
+  size_t private_one_shot;  ///< the same for all_reduce of private buffers
+  size_t eager;             ///< all other operations: packages are copied when announced
+  /// `crowded`: there are more ranks than processors for them.
   static Limits of(int world_size, bool crowded = false);
 };
 
 /// Collectives and messages between the ranks of one machine, over memory they share.
 ///
-/// All ranks start the same collectives in the same order; they are carried out in that order, several may be in
-/// flight. start() and the like announce what they can and do pending work that lies ready, then return: they never
-/// wait. Work is carried on by start(), progress() and wait() only; there is no thread behind. Any thread may call.
+/// All ranks start the same collectives in the same order. They are executed in that order; several may be in flight.
+/// start(), send() and receive() announce what they can, do the pending work that is ready, and return: they never
+/// wait. Only start(), progress() and wait() make progress; there is no background thread. Any thread may call.
 ///
-/// When a rank's process ends, ranks disagree, or a wait's time is up, the group is over on every rank: every pending
-/// and later operation fails with one text that names rank and operation.
+/// When a rank's process ends, ranks disagree, or a wait times out, the group ends on every rank: every pending and
+/// later operation fails with the same text, which names rank and operation.
 class Group {
  public:
-  /// `limits` are for tests; the same on every rank.
+  /// `limits` are for tests, and the same on every rank.
   explicit Group(World world, std::shared_ptr<ProgressSet> set = ProgressSet::process(),
                  std::optional<Limits> limits = std::nullopt);
-  /// Leaves the group; never waits. What is pending fails here, and on the ranks that still need this one.
+  /// Leaves the group without waiting. What is pending fails here, and on the ranks that still need this one.
   ~Group();
   Group(const Group&) = delete;
 
@@ -53,57 +53,57 @@ class Group {
   const World& world() const { return world_; }
 
   /// Starts a collective. Buffers must stay as they are until it is done, or as long as `keep_alive` keeps them.
-  /// Throws Error for a request that no rank could mean; everything else rides on the Work.
+  /// Throws Error for an invalid request; the Work carries every other error.
   WorkPtr start(Request request);
-  /// Starts a message to another rank. Done when the data was copied away, which waits for the receiver if it is
-  /// larger than the channel.
+  /// Starts a message to another rank. It is done when the data has been copied, which needs the receiver if the
+  /// message is larger than the channel.
   WorkPtr send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive = nullptr,
                DataType type = DataType::kUInt8);
-  /// Starts to receive a message of exactly `bytes` and `type` with this tag from rank `from`, or from whoever sends
-  /// first (kAnySource). Messages of one sender and tag arrive in order. Another size or type ends the group.
+  /// Starts to receive a message of exactly `bytes` and `type` with this tag from rank `from`, or from the first
+  /// sender (kAnySource). Messages of one sender and tag arrive in order. Another size or type ends the group.
   std::shared_ptr<Message> receive(void* data, size_t bytes, int from, int64_t tag,
                                    std::shared_ptr<void> keep_alive = nullptr, DataType type = DataType::kUInt8);
 
   /// Does what can be done now. True if something is still pending.
   bool progress();
-  /// progress(), unless another thread is at it.
+  /// progress(), unless another thread is in it.
   bool try_progress();
-  /// Returns when `work` is done; throws Error if it failed. When `timeout` passes the whole group ends, and the text
-  /// names all ranks that were missing.
+  /// Returns when `work` is done; throws Error if it failed. When `timeout` has passed the whole group ends with an
+  /// error that names all missing ranks.
   void wait(Work& work, std::chrono::milliseconds timeout);
   /// For a thread that waits for several things: does what can be done and, unless `work` is done then, sleeps until
-  /// something happens or `at_most` has passed. Never spins, and time alone never ends the group here.
-  void rest(const Work& work, std::chrono::microseconds at_most);
+  /// something happens or `at_most` has passed. Never spins, and never ends the group because time has passed.
+  void poll(const Work& work, std::chrono::microseconds at_most);
   /// start() and wait(), without an allocation.
   void run(Request request, std::chrono::milliseconds timeout);
 
-  /// The ranks without which this one could not go on when it last tried, as bits. For reports.
+  /// The ranks that this one was blocked on when it last tried to make progress, as bits. For reports.
   uint64_t waiting_for();
 
-  /// Leaves the group now, as the destructor would: never waits; what is pending fails here, and on the ranks that
-  /// still need this one. Every later operation throws Error. What was handed out by allocate() stays. Again is
-  /// harmless.
+  /// Leaves the group now, as the destructor would: never waits, and what is pending fails here and on the ranks that
+  /// still need this one. Every later operation throws Error. Memory from allocate() stays valid. A second call does
+  /// nothing.
   void leave();
-  /// Ends the group on every rank; nothing after leave().
+  /// Ends the group on every rank. Does nothing after leave().
   void abort(const std::string& why);
 
-  /// Memory that collectives use where it lies; see Arena. Give it back before the group goes, or to arena().
+  /// Memory that collectives use in place; see Arena. Free it before the group is destroyed, or through arena().
   std::byte* allocate(size_t bytes) { return arena_->allocate(bytes); }
   void free(void* memory) { arena_->free(memory); }
   bool is_resident(const void* memory, size_t bytes) const { return arena_->contains(memory, bytes); }
-  /// Keeps this rank's own memory, and nothing else of the group, for what was handed out of it.
+  /// Keeps this rank's own memory, and nothing else of the group, for whoever holds an allocation.
   const std::shared_ptr<Arena>& arena() const { return arena_; }
 
  private:
   /// The next collective's number; throws Error when there are none left.
   uint64_t next_sequence();
-  /// Completes and checks a request; throws Error for one that no rank could mean. Returns what adds up its elements,
-  /// null where nothing does.
+  /// Completes and checks a request; throws Error if it is invalid. Returns the kernel that reduces its elements, or
+  /// null if it is not a reduction.
   ReduceFunction prepare(Request& request) const;
   void check_process() const;
   void check_member() const;
 
-  // group_step.cpp: one operation's way, under the mutex.
+  // group_step.cpp: the stages of one operation. The mutex is held.
   bool progress_locked();
   bool announce(Operation& operation, bool head);
   bool place_package(Operation& operation, Line& line);
@@ -123,14 +123,14 @@ class Group {
   void wait_locked(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::milliseconds timeout);
   /// Whether a rank that this one waits for was last seen on the processor this thread runs on.
   bool processor_is_needed();
-  void nap(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::microseconds at_most);
-  /// What this thread has finished, another thread of this rank may be sleeping for.
+  void sleep(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::microseconds at_most);
+  /// Another thread of this rank may be sleeping for what this thread has finished.
   void wake_own_sleepers();
-  void look_for_the_dead();
-  void give_up(const Patience& patience);
-  /// An exception has ended run(): the operation leaves the queue, and the group ends on every rank.
-  void give_up_on(const Operation& operation, const char* why);
-  /// Whether there is a verdict; if so, everything pending has failed with its text.
+  void find_departed_peers();
+  void time_out(const WaitPolicy& policy);
+  /// After an exception in run(): removes the operation from the queue and ends the group on every rank.
+  void abort_operation(const Operation& operation, const char* why);
+  /// Whether there is a verdict; if so, fails everything pending with its text.
   bool is_over();
   void fail_all(const std::string& why);
   std::unique_lock<std::mutex> lock();
@@ -148,12 +148,12 @@ class Group {
   std::deque<OperationPtr> queue_;  // unfinished collectives in order; the first announced_ of them are announced
   size_t announced_ = 0;
   uint64_t started_;        // collectives
-  uint64_t finished_;       // collectives this rank is done with
-  uint64_t rounds_before_;  // of the operations before the first in the queue; alike on all ranks
-  std::array<uint64_t, kMaxRanks> finished_by_{};  // what is known of the others
-  std::array<Reach, kMaxRanks> reach_;             // of the others' resident areas
+  uint64_t finished_;       // collectives that this rank has finished
+  uint64_t rounds_before_;  // of the operations before the first in the queue; the same on all ranks
+  std::array<uint64_t, kMaxRanks> finished_by_{};     // what is known of each rank
+  std::array<PopulatedRanges, kMaxRanks> populated_;  // of the others' resident areas
   EagerRing eager_;
-  uint64_t blocked_on_ = 0;      // ranks without which the last progress_locked() could not go on, as bits
+  uint64_t blocked_on_ = 0;      // ranks that the last progress_locked() was blocked on, as bits
   uint64_t blocked_on_any_ = 0;  // any one of these would do
   uint64_t rounds_moved_ = 0;    // of large operations, in all
   int sleepers_ = 0;

@@ -5,7 +5,7 @@
 #include "collectives/shm/group.h"
 #include "collectives/shm/rounds.h"
 
-// One operation's way from the queue to its end. Everything here runs under the group's mutex and never waits.
+// The stages of one operation, from the queue to its end. Everything here runs under the group's mutex and never waits.
 
 namespace lockstep::shm {
 namespace {
@@ -54,7 +54,7 @@ bool Group::reads_pending_output(const Operation& operation) const {
   const auto* input = static_cast<const std::byte*>(operation.transfer.contiguous_input());
   for (const auto& earlier : queue_) {
     if (earlier.get() == &operation) return false;
-    // Pieces are not compared one by one: they wait.
+    // Pieces are not compared one by one: the operation waits.
     const Request& request = earlier->request;
     if (input == nullptr || !request.pieces().outputs.empty() || request.kind == OperationKind::kAllToAllUneven)
       return true;
@@ -92,7 +92,7 @@ bool Group::place_package(Operation& operation, Line& line) {
   size_t bytes = uneven ? 2 * sizeof(uint64_t) * static_cast<size_t>(size())
                         : (transfer.gives(rank()) ? transfer.package_bytes() : 0);
   const void* input = transfer.contiguous_input();
-  // What one rank gives and does not fit into caches moves faster through the chunks, with a core at either end.
+  // One rank's data that does not fit into the caches moves faster through the chunks, with a core at either end.
   const bool one_way = has_root(request.kind) && bytes > kResidentOneWay;
   const bool resident = transfer.gives(rank()) && input != nullptr && (!all_reduce || is_in_place(request)) &&
                         !one_way && arena_->contains(input, bytes);
@@ -123,7 +123,7 @@ std::optional<size_t> Group::allocate_eager(uint64_t sequence, size_t bytes) {
   const auto release = [&] { eager_.release(*std::min_element(finished_by_.begin(), finished_by_.begin() + size())); };
   release();
   auto at = eager_.allocate(sequence, bytes);
-  if (!at && everyone_finished(finished_)) {  // what was known may be old
+  if (!at && everyone_finished(finished_)) {  // what was known may be stale
     release();
     at = eager_.allocate(sequence, bytes);
   }
@@ -243,7 +243,7 @@ bool Group::move_in_place(Operation& operation) {
       buffers[r] = world_.resident(r) + at + begin;
       if (r == rank()) continue;
       const size_t in_segment = world_.geometry().resident_at() + at;
-      reach_[static_cast<size_t>(r)].enter(world_.segment(r), in_segment + begin, in_segment + end);
+      populated_[static_cast<size_t>(r)].populate(world_.segment(r), in_segment + begin, in_segment + end);
     }
     operation.reduce({buffers, size(), buffers, size(), (end - begin) / element_bytes(operation.request.type),
                       operation.factors.data()});
@@ -270,7 +270,7 @@ void Group::finish(Operation& operation) {
   world_.mine().finished.store(finished_, std::memory_order_seq_cst);
   world_.notify();
   wake_own_sleepers();
-  // Others have read the line that announces the next operation: fetching it back now takes that out of its way.
+  // The others' caches hold the line that will announce the next operation: fetching it now saves the time then.
   __builtin_prefetch(&world_.line(rank(), finished_ + 1), 1);
 }
 

@@ -9,15 +9,15 @@
 #include "collectives/shm/group.h"
 #include "rank_page/rank_board.h"
 
-// Waiting: the only place where a thread sleeps, and where the ends of other ranks are noticed.
+// Waiting: the only place where a thread sleeps, and where it notices that other ranks have ended.
 
 namespace lockstep::shm {
 namespace {
 
-/// A peer that comes at the same time answers within these (0.1 us); what goes between later ones would make the
-/// answer wait as long again.
-constexpr unsigned kQuickLooks = 16;
-constexpr std::chrono::microseconds kNapWithOthers{500};  ///< while other groups of this rank have work pending
+/// A peer that arrives at the same time answers within these polls (0.1 us). What is done between later polls would
+/// take as long again.
+constexpr unsigned kFastPolls = 16;
+constexpr std::chrono::microseconds kSleepWithOthers{500};  ///< while other groups of this rank have work pending
 
 }  // namespace
 
@@ -31,27 +31,27 @@ void Group::wait(Work& work, std::chrono::milliseconds timeout) {
 }
 
 void Group::wait_locked(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::milliseconds timeout) {
-  Patience patience(world_.spin(), timeout);
+  WaitPolicy policy(world_.spin(), timeout);
   uint64_t moved = rounds_moved_;
-  for (unsigned looks = 0;; ++looks) {
+  for (unsigned polls = 0;; ++polls) {
     progress_locked();
     if (work.done()) return;
-    if (looks < kQuickLooks) continue;
+    if (polls < kFastPolls) continue;
     if (moved != rounds_moved_) {
       moved = rounds_moved_;
-      patience.renew();
+      policy.reset();
     }
     const bool needed = contenders_.load(std::memory_order_relaxed) != 0 || processor_is_needed();
-    const auto step = patience.next(needed);
-    if (step == Patience::Step::kNap) {
-      if (const auto left = patience.left(); left > std::chrono::microseconds::zero())
-        nap(guard, work, left);
+    const auto step = policy.next(needed);
+    if (step == WaitPolicy::Step::kSleep) {
+      if (const auto left = policy.remaining(); left > std::chrono::microseconds::zero())
+        sleep(guard, work, left);
       else
-        give_up(patience);
-      if (patience.time_to_look() && !work.done()) look_for_the_dead();
+        time_out(policy);
+      if (policy.should_check_peers() && !work.done()) find_departed_peers();
       continue;
     }
-    if (step == Patience::Step::kSpin) {
+    if (step == WaitPolicy::Step::kSpin) {
       cpu_pause();
       continue;
     }
@@ -63,31 +63,31 @@ void Group::wait_locked(std::unique_lock<std::mutex>& guard, const Work& work, s
 }
 
 bool Group::processor_is_needed() {
-  const auto here = static_cast<uint32_t>(::sched_getcpu());  // -1, kNoProcessor, where it fails
+  const auto here = static_cast<uint32_t>(::sched_getcpu());  // -1, which is kNoProcessor, if it fails
   world_.note_processor(here);
   return world_.waits_on(here, blocked_on_ | blocked_on_any_);
 }
 
-void Group::rest(const Work& work, std::chrono::microseconds at_most) {
+void Group::poll(const Work& work, std::chrono::microseconds at_most) {
   check_process();
   auto guard = lock();
   progress_locked();
   if (work.done()) return;
-  nap(guard, work, at_most);
-  if (!work.done()) look_for_the_dead();
+  sleep(guard, work, at_most);
+  if (!work.done()) find_departed_peers();
 }
 
-void Group::nap(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::microseconds at_most) {
+void Group::sleep(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::microseconds at_most) {
   Control& mine = world_.mine();
   own_page().set_waits_for(world_.launched_ranks(blocked_on_ | blocked_on_any_));
   const uint32_t bell = mine.bell.load();
   mine.awaited.fetch_or(blocked_on_ | blocked_on_any_, std::memory_order_seq_cst);
-  progress_locked();  // it may have come before anybody saw that we would sleep
+  progress_locked();  // it may have come before anybody saw that this rank is about to sleep
   if (!work.done()) {
     const bool others = set_->progress_others(this);
     ++sleepers_;
     guard.unlock();
-    futex_wait(mine.bell, bell, std::min(at_most, others ? kNapWithOthers : Patience::kNap));
+    futex_wait(mine.bell, bell, std::min(at_most, others ? kSleepWithOthers : WaitPolicy::kLongestSleep));
     guard.lock();
     --sleepers_;
   }
@@ -100,7 +100,7 @@ void Group::wake_own_sleepers() {
   futex_wake_all(world_.mine().bell);
 }
 
-void Group::look_for_the_dead() {
+void Group::find_departed_peers() {
   progress_locked();
   const auto first_gone = [&](uint64_t ranks) {
     for (; ranks != 0; ranks &= ranks - 1)
@@ -111,13 +111,13 @@ void Group::look_for_the_dead() {
   };
   int culprit = first_gone(blocked_on_);
   if (culprit < 0 && blocked_on_any_ != 0) {
-    // Any one sender would do, so all must be gone.
+    // Any sender would do, so it only counts if all of them are gone.
     uint64_t left = blocked_on_any_;
     while (left != 0 && first_gone(left) >= 0) left &= ~world_.bit(first_gone(left));
     if (left == 0) culprit = first_gone(blocked_on_any_);
   }
   if (culprit < 0) return;
-  // What it published before it ended still counts.
+  // What the peer published before it ended still counts.
   progress_locked();
   if (((blocked_on_ | blocked_on_any_) & world_.bit(culprit)) == 0) return;
   const bool left = world_.control(culprit).closed.load(std::memory_order_acquire) != 0;
@@ -126,10 +126,10 @@ void Group::look_for_the_dead() {
   progress_locked();
 }
 
-void Group::give_up(const Patience& patience) {
+void Group::time_out(const WaitPolicy& policy) {
   Control& mine = world_.mine();
   std::snprintf(mine.abort_text, sizeof mine.abort_text, "timeout after %.1f s",
-                static_cast<double>(patience.timeout().count()) / 1000);
+                static_cast<double>(policy.timeout().count()) / 1000);
   mine.missing.store(blocked_on_ | blocked_on_any_);
   const uint64_t sequence = queue_.empty() ? 0 : queue_.front()->sequence;
   Verdict{Verdict::Cause::kTimeout, rank(), rank(), sequence}.declare(world_);

@@ -83,14 +83,14 @@ FileDescriptor receive_descriptor(int socket, std::span<std::byte> message, cons
       std::memcpy(&descriptor, CMSG_DATA(control), sizeof descriptor);
       received = FileDescriptor(descriptor);
     }
-    // The kernel leaves out a descriptor for which this process has no number, and says so.
+    // The kernel drops a descriptor for which this process has no free number, and says so.
     if (!received && (envelope.header.msg_flags & MSG_CTRUNC) != 0) {
       errno = EMFILE;
       throw_errno_or_limit(what);
     }
     rest = rest.subspan(static_cast<size_t>(count));
   }
-  if (!received) throw Error(std::string(what) + ": none came with the message");
+  if (!received) throw Error(std::string(what) + ": no descriptor came with the message");
   return received;
 }
 

@@ -13,8 +13,8 @@ namespace lockstep {
 void send_descriptor(int socket, std::span<const std::byte> message, int descriptor, const Deadline& deadline);
 
 /// Receives exactly `message.size()` bytes and the one descriptor sent with them, CLOEXEC. Throws
-/// ConnectionClosed when the peer is gone, LimitError when this process may have no further descriptor, Error when
-/// none was sent or `deadline` passes.
+/// ConnectionClosed when the peer is gone, LimitError when this process may open no more descriptors, Error when none
+/// was sent or `deadline` passes.
 FileDescriptor receive_descriptor(int socket, std::span<std::byte> message, const Deadline& deadline);
 
 }  // namespace lockstep

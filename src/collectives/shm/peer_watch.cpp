@@ -20,14 +20,14 @@ KnownProcesses& known_processes() {
   return known;
 }
 
-/// The descriptor of a process that lives, or null where there is none to have.
+/// The descriptor of a live process, or null if there is none to be had.
 std::shared_ptr<const FileDescriptor> process_descriptor(pid_t pid) {
 #ifdef SYS_pidfd_open
   if (pid <= 0 || pid == ::getpid()) return nullptr;
   const std::lock_guard lock(known_processes().mutex);
   auto& known = known_processes().descriptors;
   if (auto shared = known[pid].lock()) {
-    // While the process lives no other one has its number.
+    // While the process lives, no other process has its pid.
     pollfd entry{shared->get(), POLLIN, 0};
     if (::poll(&entry, 1, 0) == 0) return shared;
   }

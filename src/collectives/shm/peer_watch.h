@@ -11,13 +11,13 @@ namespace lockstep::shm {
 
 /// Notices the end of another rank's process.
 ///
-/// By a descriptor of the process, which all watches of this process over it share, so that a group more costs none;
-/// or, where the kernel gives none (old, another process namespace), by the hang-up of a socket that both hold, on
-/// which nothing is ever sent: later, if a child that the rank forked holds the socket open.
+/// It polls a pidfd, which all watches over that process share, so that another group costs no descriptor. Where the
+/// kernel has no pidfd for it (an old kernel, another PID namespace), it polls for the hang-up of a socket that both
+/// hold and on which nothing is ever sent. That comes later if a child forked by the rank keeps the socket open.
 class PeerWatch {
  public:
   PeerWatch() = default;
-  /// `pid` is the peer's as seen from here (0: not visible). The peer must live; its own process is not watched.
+  /// `pid` is the peer's as seen from here (0: not visible). The peer must be alive. A process does not watch itself.
   PeerWatch(pid_t pid, std::string host);
   /// `socket` is connected to the peer.
   PeerWatch(FileDescriptor socket, pid_t pid, std::string host) : PeerWatch(pid, std::move(host)) {
@@ -26,7 +26,7 @@ class PeerWatch {
   void watch_socket(FileDescriptor socket) { socket_ = std::move(socket); }
   bool watches_process() const { return process_ != nullptr; }
 
-  /// How many processes all watches of this process watch together.
+  /// The number of processes that all watches of this process watch together.
   static size_t watched_processes();
 
   /// Never blocks. True once the peer has ended or closed its side.

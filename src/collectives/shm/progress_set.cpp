@@ -10,7 +10,7 @@ namespace lockstep::shm {
 
 const std::shared_ptr<ProgressSet>& ProgressSet::process() {
   static auto* set = new std::shared_ptr<ProgressSet>(std::make_shared<ProgressSet>());
-  // A child of fork() starts anew: the groups are not its own, and another thread may have held the mutex.
+  // A child of fork() starts with a new set: the groups are not its own, and another thread may have held the mutex.
   static const int registered = ::pthread_atfork(
       nullptr, nullptr, [] { set = new std::shared_ptr<ProgressSet>(std::make_shared<ProgressSet>()); });
   (void)registered;
@@ -31,7 +31,7 @@ void ProgressSet::remove(Group* group) {
 
 bool ProgressSet::progress_others(const Group* self) {
   if (!has_several()) return false;
-  // try_progress never waits for a group's mutex, so this cannot close a circle of locks.
+  // try_progress never waits for a group's mutex, so this cannot deadlock.
   std::lock_guard lock(mutex_);
   bool pending = false;
   for (Group* group : groups_)

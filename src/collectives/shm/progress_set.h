@@ -9,17 +9,17 @@ namespace lockstep::shm {
 
 class Group;
 
-/// The groups of one rank. Whoever waits in one of them also moves the others on, so that ranks may wait for
-/// operations of several groups in different orders.
+/// The groups of one rank. A thread that waits in one of them also makes progress in the others, so that ranks may wait
+/// for operations of several groups in different orders.
 class ProgressSet {
  public:
-  /// The one of this process, where every rank is a process.
+  /// The set of this process, for when every rank is a process.
   static const std::shared_ptr<ProgressSet>& process();
 
   void add(Group* group);
   void remove(Group* group);
   bool has_several() const { return count_.load(std::memory_order_relaxed) > 1; }
-  /// Does what can be done in all groups but `self`, without waiting. True if one of them still has something to do.
+  /// Makes progress in all groups but `self`, without waiting. True if something is still pending in one of them.
   bool progress_others(const Group* self);
 
  private:

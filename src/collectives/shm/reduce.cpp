@@ -5,7 +5,7 @@
 namespace lockstep::shm {
 
 bool is_supported(InstructionSet set) {
-  // The compiler's runtime asks CPUID, and XGETBV whether the operating system saves the registers.
+  // The compiler's runtime queries CPUID, and XGETBV for whether the operating system saves the registers.
 #ifdef LOCKSTEP_X86_KERNELS
   switch (set) {
     case InstructionSet::kBaseline:

@@ -8,8 +8,9 @@ namespace lockstep::shm {
 
 /// Element i of every output becomes inputs[0][i] op inputs[1][i] op ..., with one rounding at the end (bfloat16 and
 /// float16 are added in float32). The order is that of a balanced binary tree: of n inputs the left half has the largest
-/// power of two below n, and so on within the halves; of five ((0 + 1) + (2 + 3)) + 4. So sums over aligned blocks of
-/// 2^k neighbours, taken beforehand, are parts of it. An output may be one of the inputs; otherwise none overlap.
+/// power of two below n, and so on within the halves; for five inputs ((0 + 1) + (2 + 3)) + 4. So sums over aligned
+/// blocks of 2^k neighbours, computed beforehand, are parts of it. An output may be one of the inputs; otherwise buffers
+/// do not overlap.
 struct Reduction {
   void* const* outputs;
   int output_count;
@@ -20,16 +21,16 @@ struct Reduction {
 };
 using ReduceFunction = void (*)(const Reduction&);
 
-/// Instruction sets with kernels of their own. All of them give the same bits.
+/// Instruction sets that have their own kernels. All kernels give the same bits.
 enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
 
-/// The best one this processor and operating system can run.
+/// The best one that this processor and operating system can run.
 InstructionSet best_instruction_set();
 bool is_supported(InstructionSet set);
 const char* name(InstructionSet set);
 
-/// The kernel, or null where the operation means nothing for the type (bitwise on floats, order on complex numbers,
-/// average of bool, premul_sum of integers).
+/// The kernel, or null where the operation is not defined for the type (bitwise operations on floats, min and max of
+/// complex numbers, mean of bool, premul_sum of integers).
 ReduceFunction find_reduce(DataType type, ReduceOp op, int input_count, InstructionSet set = best_instruction_set());
 
 }  // namespace lockstep::shm

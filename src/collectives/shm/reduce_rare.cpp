@@ -8,26 +8,26 @@ namespace {
 
 // Buffers may lie at any address.
 template <typename T>
-T load(const Reduction& task, int input, size_t i) {
+T load(const Reduction& reduction, int input, size_t i) {
   T value;
-  std::memcpy(&value, static_cast<const std::byte*>(task.inputs[input]) + i * sizeof(T), sizeof(T));
+  std::memcpy(&value, static_cast<const std::byte*>(reduction.inputs[input]) + i * sizeof(T), sizeof(T));
   return value;
 }
 
 template <typename T>
-void store(const Reduction& task, size_t i, T value) {
-  for (int output = 0; output < task.output_count; ++output)
-    std::memcpy(static_cast<std::byte*>(task.outputs[output]) + i * sizeof(T), &value, sizeof(T));
+void store(const Reduction& reduction, size_t i, T value) {
+  for (int output = 0; output < reduction.output_count; ++output)
+    std::memcpy(static_cast<std::byte*>(reduction.outputs[output]) + i * sizeof(T), &value, sizeof(T));
 }
 
 template <typename T>
-void average(const Reduction& task) {
-  for (size_t i = 0; i < task.count; ++i) {
+void average(const Reduction& reduction) {
+  for (size_t i = 0; i < reduction.count; ++i) {
     // Unsigned, because the sum may wrap.
     unsigned long long sum = 0;
-    for (int input = 0; input < task.input_count; ++input)
-      sum += static_cast<unsigned long long>(static_cast<long long>(load<T>(task, input, i)));
-    store(task, i, static_cast<T>(static_cast<long long>(sum) / task.input_count));
+    for (int input = 0; input < reduction.input_count; ++input)
+      sum += static_cast<unsigned long long>(static_cast<long long>(load<T>(reduction, input, i)));
+    store(reduction, i, static_cast<T>(static_cast<long long>(sum) / reduction.input_count));
   }
 }
 
@@ -38,17 +38,18 @@ struct Complex {
 
 /// The tree of reduce.h over inputs [first, first + count), of element i.
 template <typename T>
-Complex<T> complex_product(const Reduction& task, size_t i, int first, int count) {
-  if (count == 1) return load<Complex<T>>(task, first, i);
+Complex<T> complex_product(const Reduction& reduction, size_t i, int first, int count) {
+  if (count == 1) return load<Complex<T>>(reduction, first, i);
   const auto left = static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1)));
-  const auto a = complex_product<T>(task, i, first, left);
-  const auto b = complex_product<T>(task, i, first + left, count - left);
+  const auto a = complex_product<T>(reduction, i, first, left);
+  const auto b = complex_product<T>(reduction, i, first + left, count - left);
   return {a.real * b.real - a.imaginary * b.imaginary, a.real * b.imaginary + a.imaginary * b.real};
 }
 
 template <typename T>
-void complex_product(const Reduction& task) {
-  for (size_t i = 0; i < task.count; ++i) store(task, i, complex_product<T>(task, i, 0, task.input_count));
+void complex_product(const Reduction& reduction) {
+  for (size_t i = 0; i < reduction.count; ++i)
+    store(reduction, i, complex_product<T>(reduction, i, 0, reduction.input_count));
 }
 
 }  // namespace

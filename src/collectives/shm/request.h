@@ -25,8 +25,8 @@ enum class OperationKind : uint8_t {
 };
 const char* name(OperationKind kind);
 
-/// What an operation that moves data is a part of, where the user called something else. Values travel between ranks:
-/// append only, 15 at most.
+/// What the user called, where it was not the operation itself but something made of several. Values travel between
+/// ranks: append only, 15 at most.
 enum class CalledAs : uint8_t {
   kItself,
   kBroadcastBytes,
@@ -40,7 +40,7 @@ enum class CalledAs : uint8_t {
 };
 const char* name(CalledAs call);
 
-/// sum, min, ...: this operation adds up elements.
+/// Whether the operation reduces elements (sum, min, ...).
 constexpr bool is_reduction(OperationKind kind) {
   return kind == OperationKind::kAllReduce || kind == OperationKind::kReduce || kind == OperationKind::kReduceScatter;
 }
@@ -49,34 +49,33 @@ constexpr bool has_root(OperationKind kind) {
          kind == OperationKind::kScatter;
 }
 
-/// What only some requests have.
+/// The parts that only some requests have.
 struct Pieces {
-  std::vector<const void*> inputs;  ///< the input's blocks, where they do not lie in a row
+  std::vector<const void*> inputs;  ///< the input's blocks, if they are not contiguous
   std::vector<void*> outputs;
   std::vector<size_t> send_counts;     ///< kAllToAllUneven: elements for each rank
   std::vector<size_t> receive_counts;  ///< kAllToAllUneven: elements from each rank
 };
 inline const Pieces kNoPieces;
 
-/// What a rank asks for. kind, type, op, root and count must be the same on every rank (kAllToAllUneven: the counts
-/// must match pairwise); they are compared before any data moves.
+/// The collective that a rank asks for: LibTorch-free, on raw memory. kind, type, op, root and count must be the same
+/// on every rank (kAllToAllUneven: the counts must match pairwise); they are compared before any data moves.
 ///
 /// A block is `count` elements. `input` and `output` are one block or, where an operation has a block for every rank
-/// (outputs of all_gather and gather; inputs of scatter and reduce_scatter; both of all_to_all), world_size blocks
-/// in a row; or the blocks lie where pieces() says. Input and output may be the same memory for
-/// all_reduce, broadcast and reduce, and a rank's own block may lie in place for the others; otherwise they must not
-/// overlap.
+/// (outputs of all_gather and gather; inputs of scatter and reduce_scatter; both of all_to_all), world_size contiguous
+/// blocks, or the blocks that pieces() lists. Input and output may be the same memory for all_reduce, broadcast and
+/// reduce, and a rank's own block may be in place for the others; otherwise they must not overlap.
 struct Request {
   OperationKind kind = OperationKind::kBarrier;
   DataType type = DataType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
-  CalledAs called_as = CalledAs::kItself;  ///< compared, too; not of reductions
+  CalledAs called_as = CalledAs::kItself;  ///< compared too, except for reductions
   int root = 0;
   size_t count = 0;
   double factor = 1;  ///< kPremulSum: this rank's factor
   const void* input = nullptr;
   void* output = nullptr;
-  std::shared_ptr<Pieces> some_pieces;  ///< mostly null: to write four vectors takes 10 ns, a small all_reduce 130
+  std::shared_ptr<Pieces> some_pieces;  ///< mostly null: writing four vectors takes 10 ns, a small all_reduce 130 ns
   std::shared_ptr<void> keep_alive;     ///< released when the operation is over
 
   const Pieces& pieces() const { return some_pieces ? *some_pieces : kNoPieces; }
@@ -86,7 +85,7 @@ struct Request {
   }
 };
 
-/// What of a request is compared between ranks, in 64 bits: it fits beside the sequence word in one cache line.
+/// The part of a request that ranks compare, in 64 bits: it fits beside the sequence word in one cache line.
 struct Header {
   uint64_t bits = 0;
 
@@ -106,7 +105,7 @@ struct Header {
   }
   int root() const { return static_cast<int>(bits >> 13 & 127); }
   size_t count() const { return bits >> 20; }
-  /// "all_reduce(float32, 1024 elements, sum)"; "scatter_object(root 0)", whichever of its operations it is.
+  /// "all_reduce(float32, 1024 elements, sum)"; "scatter_object(root 0)", for any of the operations it is made of.
   std::string text() const;
   bool operator==(const Header&) const = default;
 };

@@ -20,8 +20,9 @@ Rounds::Rounds(const World& world, const Operation& operation, uint64_t before)
       round_bytes_(world.geometry().chunk_bytes) {
   const Transfer& transfer = operation.transfer;
   const int me = world.rank();
-  // Where data goes one way, one rank writes a round while others read the one before: short ones overlap sooner. Not
-  // where ranks take turns on their processors: there every round costs turns (4 ranks on 2: 16 MiB 4.4 ms, not 2.4).
+  // Where data goes one way, one rank writes a round while others read the one before, so short rounds overlap sooner.
+  // Where ranks take turns on their processors every round costs switches instead (4 ranks on 2: 16 MiB 4.4 ms,
+  // not 2.4).
   if (has_root(operation.request.kind) && world.spin()) round_bytes_ = std::min(round_bytes_, kOneWayRound);
   if (transfer.has_block_per_rank())
     round_bytes_ = round_bytes_ / static_cast<size_t>(world.size()) / kCacheLine * kCacheLine;
@@ -73,7 +74,7 @@ bool Rounds::all_reached(Word Control::*word, uint64_t ranks, uint64_t value, ui
 
 bool Rounds::may_fill(uint64_t round, uint64_t& blocked_on) const {
   const uint64_t chunks = world_.geometry().chunks;
-  // The first rounds reuse chunks of an earlier operation, which anybody may have read.
+  // The first rounds reuse chunks of an earlier operation, which any rank may have read.
   if (round < chunks) return all_reached(&Control::finished, world_.others(), operation_.sequence - 1, blocked_on);
   uint64_t still_reading = 0;
   const uint64_t old = round - chunks;
@@ -109,7 +110,7 @@ void Rounds::fill(uint64_t round) {
   std::byte* chunk = world_.chunk(world_.rank(), round);
   const Range whole = range(round);
   if (in_slices_) {
-    // All but the own slice, which nobody else reads before it holds the sum.
+    // All but this rank's own slice, which nobody else reads before it holds the sum.
     const Range own = slice(world_.rank(), whole);
     const auto* input = static_cast<const std::byte*>(operation_.request.input);
     std::memcpy(chunk, input + whole.begin, own.begin - whole.begin);
@@ -130,8 +131,9 @@ void Rounds::reduce(uint64_t round) {
   void* outputs[] = {sum};
   operation_.reduce({outputs, 1, inputs, world_.size(), (own.end - own.begin) / element_bytes(operation_.request.type),
                      operation_.factors.data()});
-  // Copied, not stored by the reduction as well: the others have read these lines in the round before, and ordinary
-  // stores to such lines wait for each of them in turn, where memcpy writes them without fetching them first.
+  // A second output of the reduction would be slower than this copy: the others' caches hold these lines from an
+  // earlier round, and ordinary stores would wait for each line in turn, where memcpy writes them without fetching
+  // them.
   std::memcpy(world_.chunk(world_.rank(), round) + (own.begin - whole.begin), sum, own.end - own.begin);
   reduced_ = round + 1;
   publish(world_.mine().reduced, round + 1);
@@ -177,7 +179,7 @@ bool Rounds::step(uint64_t& blocked_on) {
   } while (moved);
   blocked_on |= blocked;
   if (drained_ < drains_ || reduced_ < reductions_ || filled_ < fills_) return false;
-  // Resident input may be changed by the caller once everybody has read it.
+  // The caller may change resident input once every rank has read it.
   return !direct_ ||
          all_reached(&Control::drained, readers_, key(rounds_for(operation_.transfer.block_bytes())), blocked_on);
 }

@@ -7,26 +7,26 @@
 
 namespace lockstep::shm {
 
-/// Moves a large operation in rounds through the ranks' chunks: bounded memory that stays in the cache.
+/// Moves a large operation in rounds through the ranks' chunks, whose memory is bounded and stays in the cache.
 ///
 ///   fill    a rank writes round k of its package into its chunk k mod chunks     -> word `filled`
 ///   reduce  (all_reduce only) it sums its slice of round k over all chunks,
-///           into its output and its own chunk, whose slice nobody had filled     -> word `reduced`
+///           into its output and its own chunk, where that slice was left empty   -> word `reduced`
 ///   drain   it takes round k from the others' chunks                             -> word `drained`
 ///
-/// A chunk is filled again when all who read it have drained it. The three overlap: step() does whatever can be done
-/// and never waits. A rank whose package lies in resident memory fills nothing; the others read it where it lies, and
-/// its operation ends when they have drained it.
+/// A chunk is filled again when all its readers have drained it. The three stages overlap: step() does whatever can be
+/// done and never waits. A rank whose package is in resident memory fills nothing: the others read it in place, and its
+/// operation ends when they have drained it.
 class Rounds {
  public:
-  /// `before`: rounds of all earlier operations of the group.
+  /// `before`: the number of rounds of all earlier operations of the group.
   Rounds(const World& world, const Operation& operation, uint64_t before);
 
-  /// Rounds the operation takes where it takes most; the same on every rank.
+  /// The rounds that the operation takes on the rank where it takes most; the same number on every rank.
   uint64_t count() const { return rounds_for(longest_block()); }
 
-  /// Does what can be done now. True when the operation is over for this rank; else adds to `blocked_on` the ranks
-  /// it waits for.
+  /// Does what can be done now. Returns true when the operation is over for this rank; else adds to `blocked_on` the
+  /// ranks it waits for.
   bool step(uint64_t& blocked_on);
 
   /// Grows whenever step() has moved something.
@@ -40,7 +40,7 @@ class Rounds {
   Range slice(int rank, Range range) const;
   /// Rounds needed to move `bytes` of a block.
   uint64_t rounds_for(size_t bytes) const;
-  /// Of any rank to any rank; the same on every rank.
+  /// The longest from any rank to any rank; the same on every rank.
   size_t longest_block() const;
   /// What a word holds when `rounds` of this operation are done.
   uint64_t key(uint64_t rounds) const { return before_ + rounds; }
@@ -59,7 +59,7 @@ class Rounds {
   const Operation& operation_;
   const uint64_t before_;
   const bool in_slices_;  ///< all_reduce
-  const bool direct_;     ///< this rank's package is read where it lies
+  const bool direct_;     ///< the others read this rank's package in place
   size_t round_bytes_;    ///< of every block
   uint64_t readers_ = 0;  ///< ranks that read this rank's package, as bits
 

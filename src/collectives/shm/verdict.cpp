@@ -3,9 +3,10 @@
 #include <bit>
 #include <cstring>
 
-#include "rank_page/rank_board.h"
-#include "collectives/timeout_hint.h"
+#include "base/rank_names.h"
 #include "collectives/shm/request.h"
+#include "collectives/timeout_hint.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep::shm {
 namespace {
@@ -58,7 +59,7 @@ void Verdict::note(const World& world, const std::string& said) const {
       return;
     case Cause::kDied:
     case Cause::kLeft:
-      // The rank that is accused hears of it only if it is still there.
+      // The accused rank reads this only if it is still there.
       return fail(RankFailure::kPeer, culprit);
     case Cause::kMismatch:
     case Cause::kSplits:
@@ -74,14 +75,6 @@ void Verdict::note(const World& world, const std::string& said) const {
   }
 }
 
-std::string rank_list(uint64_t ranks) {
-  std::string list;
-  int count = 0;
-  for (int r = 0; r < kMaxRanks; ++r)
-    if (ranks >> r & 1) list += (count++ ? ", " : "") + std::to_string(r);
-  return (count == 1 ? "rank " : "ranks ") + list;
-}
-
 uint64_t Verdict::pack() const {
   return static_cast<uint64_t>(cause) | static_cast<uint64_t>(reporter) << 8 | static_cast<uint64_t>(culprit) << 16;
 }
@@ -93,7 +86,7 @@ Verdict Verdict::unpack(uint64_t word, const World& world) {
 }
 
 Verdict Verdict::declare(const World& world) const {
-  // A verdict of this rank that stands must keep its sequence.
+  // If this rank's own verdict stands, its sequence must not change.
   if (exists(world)) return current(world);
   uint64_t existing = 0;
   world.mine().stopped_at.store(sequence, std::memory_order_release);
@@ -128,7 +121,7 @@ std::string Verdict::text(const World& world) const {
     case Cause::kTimeout: {
       const uint64_t missing = world.control(reporter).missing.load(std::memory_order_acquire);
       return who + " gave up waiting in " + where + ": " + world.control(reporter).abort_text + ", missing " +
-             rank_list(missing) + kTimeoutHint;
+             rank_names(missing) + kTimeoutHint;
     }
     case Cause::kAborted:
       return who + " aborted the group: " + world.control(reporter).abort_text;

@@ -7,40 +7,37 @@
 
 namespace lockstep::shm {
 
-/// Why a group ended for good. One word in shared memory, set once: every rank reads the same one and composes the
+/// Why a group ended for good. One word in shared memory, set once: every rank reads the same one, and composes the
 /// same text from what the ranks concerned left in their segments.
 struct Verdict {
   enum class Cause : uint8_t {
     kNone,
     kDied,      ///< the culprit's process ended without leaving the group
-    kLeft,      ///< the culprit left in good order, and the reporter still waited for it
-    kMismatch,  ///< reporter and culprit called different operations under one number
+    kLeft,      ///< the culprit left properly while the reporter still waited for it
+    kMismatch,  ///< reporter and culprit called different operations with the same number
     kSplits,    ///< their counts of an all_to_all do not match
     kMessage,   ///< the culprit sent a message of another type or size than the reporter receives
-    kTimeout,   ///< the reporter's time was up
-    kAborted,   ///< the reporter's caller gave up
+    kTimeout,   ///< the reporter's wait timed out
+    kAborted,   ///< the reporter's caller aborted the group
   };
   Cause cause = Cause::kNone;
   int reporter = 0;
   int culprit = 0;
   uint64_t sequence = 0;  ///< of the reporter's operation; 0: a send or receive
 
-  /// All but the sequence, which the reporter leaves in its control block.
+  /// Everything but the sequence, which the reporter leaves in its control block.
   uint64_t pack() const;
   static Verdict unpack(uint64_t word, const World& world);
 
-  /// Makes this the group's verdict unless there is one, and wakes all ranks. Returns the group's verdict.
+  /// Makes this the group's verdict unless it has one, and wakes all ranks. Returns the group's verdict.
   Verdict declare(const World& world) const;
   static bool exists(const World& world) { return world.verdict().load(std::memory_order_acquire) != 0; }
   static Verdict current(const World& world) { return unpack(world.verdict().load(std::memory_order_acquire), world); }
 
   /// One sentence or two, naming ranks and operations.
   std::string text(const World& world) const;
-  /// Tells the launcher, on this rank's page, that this rank cannot go on, and who is to blame.
+  /// Tells the launcher, on this rank's page, that this rank cannot go on and which rank is to blame.
   void note(const World& world, const std::string& said) const;
 };
-
-/// "ranks 1, 3" of a bit mask.
-std::string rank_list(uint64_t ranks);
 
 }  // namespace lockstep::shm

@@ -11,15 +11,15 @@
 
 namespace lockstep::shm {
 
-/// One rank's view of a group: every rank's segment mapped, and a watch over every other rank's process.
+/// One rank's view of a group: the mapped segments of all ranks, and a watch over every other rank's process.
 class World {
  public:
   /// segments[r] and watches[r] are rank r's; watches[rank] is empty. `spin`: the ranks fit on the processors they may
-  /// use, so waiting may spin for a moment before it sleeps.
+  /// use, so a wait may spin for a moment before it sleeps.
   World(int rank, Geometry geometry, std::vector<std::shared_ptr<SharedSegment>> segments,
         std::vector<PeerWatch> watches, bool spin);
 
-  /// Writes a fresh segment's control block.
+  /// Writes a new segment's control block.
   static void initialize(SharedSegment& segment, int rank, int world_size, const std::byte (&nonce)[16],
                          const Beginning& beginning = {});
 
@@ -43,19 +43,19 @@ class World {
   const std::shared_ptr<SharedSegment>& shared_segment(int rank) const { return segments_[static_cast<size_t>(rank)]; }
   SharedSegment& segment(int rank) const { return *segments_[static_cast<size_t>(rank)]; }
 
-  /// The number under which the launcher knows a rank of this group; -1 where there is no launcher, or no such rank.
+  /// The launcher's number for a rank of this group; -1 if there is no launcher, or it has no such rank.
   int launched_rank(int rank) const { return launched_ranks_[static_cast<size_t>(rank)]; }
-  /// The same for ranks as bits; those without a number, or with one above 63, are left out.
+  /// The same for ranks as bits. Ranks without a number, or with one above 63, are left out.
   uint64_t launched_ranks(uint64_t ranks) const;
 
-  /// Notes on which processor this rank waits.
+  /// Records the processor on which this rank waits.
   void note_processor(uint32_t processor) const;
   /// Whether one of these ranks was last seen waiting on this processor.
   bool waits_on(uint32_t processor, uint64_t ranks) const;
 
-  /// Wakes the ranks that sleep for this one. To be called after a word was published (sequentially consistent).
+  /// Wakes the ranks that sleep for this one. To be called after publishing a word (sequentially consistent).
   void notify() const;
-  /// Wakes everybody.
+  /// Wakes all ranks.
   void notify_all() const;
 
  private:

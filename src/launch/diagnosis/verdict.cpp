@@ -224,16 +224,4 @@ std::string describe(const ProcessEnd& how) {
   return std::string("killed by SIG") + name + " (" + text + ")";
 }
 
-std::string list_ranks(const std::vector<int>& ascending) {
-  std::string text;
-  for (size_t i = 0; i < ascending.size();) {
-    size_t last = i;
-    while (last + 1 < ascending.size() && ascending[last + 1] == ascending[last] + 1) ++last;
-    text += (text.empty() ? "" : ", ") + std::to_string(ascending[i]);
-    if (last > i) text += (last == i + 1 ? ", " : "-") + std::to_string(ascending[last]);
-    i = last + 1;
-  }
-  return text;
-}
-
 }  // namespace lockstep

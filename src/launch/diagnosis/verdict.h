@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "rank_page/rank_page.h"
+#include "base/rank_names.h"
 #include "launch/process/process.h"
+#include "rank_page/rank_page.h"
 
 namespace lockstep {
 
@@ -60,8 +61,5 @@ std::string describe(const RankEnd& end, const RankAccount& account);
 
 /// "exit code 3", "killed by SIGKILL (Killed)", "could not be started: Exec format error".
 std::string describe(const ProcessEnd& how);
-
-/// "0, 2-5".
-std::string list_ranks(const std::vector<int>& ascending);
 
 }  // namespace lockstep

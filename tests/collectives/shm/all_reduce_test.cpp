@@ -126,7 +126,7 @@ TEST_P(AllReduce, SeveralInFlightEndInOrder) {
   with_group(GetParam(), [&](Group& group) {
     const int64_t n = group.size();
     for (int round = 0; round < 20; ++round) {
-      // More than there are lines, of all sizes, half of them resident.
+      // More operations than lines, of all sizes, half of them resident.
       std::vector<std::byte*> memory;
       std::vector<Bytes> own(50);
       std::vector<WorkPtr> work;

@@ -14,7 +14,7 @@
 
 namespace lockstep::shm {
 
-/// An all-gather of texts for ranks that are threads or forked children of this process: what a key-value store does.
+/// An all-gather of texts, as over a key-value store, for ranks that are threads or forked children of this process.
 class Board {
  public:
   explicit Board(int ranks) : ranks_(ranks) {

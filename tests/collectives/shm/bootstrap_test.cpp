@@ -46,7 +46,8 @@ TEST(Bootstrap, OneFailureFailsEveryRankWithItsText) {
       FAIL() << "rank " << rank << " formed a group";
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("rank 1"), std::string::npos) << error.what();
-      EXPECT_NE(std::string(error.what()).find("of addresses could not be mapped"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("of address space could not be mapped"), std::string::npos)
+          << error.what();
     }
   });
 }
@@ -59,7 +60,7 @@ TEST(Bootstrap, OtherMachinesAreRefusedByName) {
     const std::string host = kHosts[rank];
     const auto exchange = [&](const std::string& mine) {
       std::string text = mine;
-      // Each machine is another kernel.
+      // Each machine has a different kernel.
       for (const auto& [field, value] : {std::pair("boot_id", "boot of " + host), std::pair("host", host)})
         if (const auto at = text.find("\"" + std::string(field) + "\":\""); at != std::string::npos) {
           const size_t begin = at + std::strlen(field) + 4;
@@ -87,7 +88,7 @@ bool has_addresses(size_t bytes) {
 
 TEST(Bootstrap, ManyGroupsFitIntoTheAddressesOfAnyMachine) {
   if (!has_addresses(size_t{64} << 40)) GTEST_SKIP() << "SKIPPED BECAUSE this process cannot map 64 TiB of addresses";
-  // Of 128 TiB of addresses; what a group gets declines, and stays usable.
+  // Out of 128 TiB of addresses: each further group gets less, and all remain usable.
   for (size_t machine_bytes : {size_t{2} << 40, size_t{32} << 40, size_t{500} << 40}) {
     Board board(1);
     int round = 0;
@@ -123,7 +124,7 @@ TEST_P(Bootstrapped, ProcessesReduceBroadcastAndLeave) {
       Group group(join(board, rank, ranks, round));
       for (size_t count : {size_t{1}, size_t{6}, size_t{512}, size_t{100000}, size_t{1000000}})
         if (sum_of_ranks(group, count) != ranks * (ranks - 1) / 2) return 1;
-      // Resident memory of every rank is written by all of them.
+      // All ranks write to every rank's resident memory.
       const size_t count = 300000;
       auto* x = reinterpret_cast<float*>(group.allocate(count * 4));
       for (int i = 0; i < 5; ++i) {
@@ -150,8 +151,8 @@ TEST(Bootstrap, SixtyFourProcessesOfALargeMachineFormGroupsWithFewDescriptors) {
   constexpr int kRanks = kMaxRanks, kGroups = 3;
   Board board(kRanks);
   const auto children = fork_ranks(kRanks, [&](int rank) {
-    // A process descriptor for each peer, once, and a socket while a group forms; three groups with a socket and a
-    // process descriptor a peer each would need 380.
+    // One process descriptor for each peer, and a socket while a group is formed; three groups that each had a socket
+    // and a process descriptor for each peer would need 380.
     rlimit limit{.rlim_cur = 200, .rlim_max = 200};
     ::setrlimit(RLIMIT_NOFILE, &limit);
     int round = 0;
@@ -236,7 +237,7 @@ class RandomWork {
   std::vector<std::byte> message_ = std::vector<std::byte>(kMost);
 };
 
-/// Random work until the group ends. 0 when the error names `victim`; the time of its end is left in `ended`.
+/// Random work until the group ends. Returns 0 if the error names `victim`; stores the time of the end in `ended`.
 int work_until_the_end(Group& group, unsigned seed, int victim, std::atomic<int64_t>& ended) {
   RandomWork work(group, seed);
   try {

@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "collectives/shm/local_world.h"
-#include "collectives/shm/patience.h"
 #include "collectives/shm/reference.h"
+#include "collectives/shm/wait_policy.h"
 
 // Everything but all_reduce: what every rank must hold afterwards follows from a formula for byte i of the block that
 // rank `from` gives rank `to`.
@@ -24,7 +24,7 @@ Bytes block(int from, int to, size_t bytes) {
   return data;
 }
 
-/// Blocks in a row, in private or resident memory, or one by one where a list asks for it.
+/// Contiguous blocks in private or resident memory, or separate blocks where a list asks for them.
 class Buffer {
  public:
   Buffer(Group& group, size_t bytes, bool resident) : group_(group), bytes_(bytes) {
@@ -119,7 +119,7 @@ TEST_P(Collectives, AllGather) {
   });
 }
 
-// Outputs that are written past the caches, at places and of lengths that fill no cache line.
+// Outputs that are written past the caches, at offsets and with lengths that do not fill cache lines.
 TEST(LargeCollectives, BroadcastAndAllGatherOfOutputsLargerThanTheCaches) {
   with_group(2, [](Group& group) {
     const size_t bytes = (size_t{25} << 20) + 77;
@@ -139,17 +139,17 @@ TEST(LargeCollectives, BroadcastAndAllGatherOfOutputsLargerThanTheCaches) {
   });
 }
 
-TEST(Patience, SpinsAsLongForEachRoundAndNapsWhenNothingComes) {
-  Patience patience(/*spin=*/true, kTestTimeout);
+TEST(WaitPolicy, SpinsAsLongForEachRoundAndSleepsWhenNothingComes) {
+  WaitPolicy policy(/*spin=*/true, kTestTimeout);
   for (int round = 0; round < 3; ++round) {
-    for (unsigned i = 0; i < Patience::kSpins; ++i) ASSERT_EQ(patience.next(false), Patience::Step::kSpin);
-    ASSERT_EQ(patience.next(false), Patience::Step::kNap);
-    patience.renew();
+    for (unsigned i = 0; i < WaitPolicy::kSpins; ++i) ASSERT_EQ(policy.next(false), WaitPolicy::Step::kSpin);
+    ASSERT_EQ(policy.next(false), WaitPolicy::Step::kSleep);
+    policy.reset();
   }
-  Patience crowded(/*spin=*/false, kTestTimeout);
-  ASSERT_EQ(crowded.next(true), Patience::Step::kYield);  // at once to a peer that shares the processor
-  for (unsigned i = 0; i < Patience::kSpinsInCrowd; ++i) ASSERT_EQ(crowded.next(false), Patience::Step::kSpin);
-  ASSERT_EQ(crowded.next(false), Patience::Step::kYield);
+  WaitPolicy crowded(/*spin=*/false, kTestTimeout);
+  ASSERT_EQ(crowded.next(true), WaitPolicy::Step::kYield);  // at once to a peer that shares the processor
+  for (unsigned i = 0; i < WaitPolicy::kSpinsInCrowd; ++i) ASSERT_EQ(crowded.next(false), WaitPolicy::Step::kSpin);
+  ASSERT_EQ(crowded.next(false), WaitPolicy::Step::kYield);
 }
 
 TEST_P(Collectives, AllGatherInPlace) {
@@ -230,7 +230,7 @@ TEST_P(Collectives, AllToAllWithUnevenSplits) {
   });
 }
 
-/// All ranks' inputs and their reduction, made once for all of them.
+/// All ranks' inputs and their reduction, computed once for all of them.
 class Reductions {
  public:
   struct Entry {

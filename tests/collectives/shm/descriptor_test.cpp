@@ -5,13 +5,13 @@
 #include "base/error.h"
 #include "collectives/shm/forked_ranks.h"
 
-// Groups formed where descriptors are short: they stand, or every rank fails, soon, and with the cause.
+// Groups formed where descriptors are scarce: they form, or every rank fails soon and with the cause.
 namespace lockstep::shm {
 namespace {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// The exit code of a rank that tries to form a group. 0: it stands and works; 10: refused, with a text that says so.
+/// The exit code of a rank that tries to form a group. 0: the group works; 10: refused, with a text that says so.
 int try_to_form(Board& board, int rank, int ranks, int poor, const std::function<void()>& after_the_cards) {
   int round = 0;
   const Deadline soon(std::chrono::seconds(5));
@@ -37,7 +37,7 @@ int try_to_form(Board& board, int rank, int ranks, int poor, const std::function
 
 class Descriptors : public ::testing::TestWithParam<int> {
  protected:
-  /// With one rank that may have so many more descriptors than it has: all stand, or all say why not.
+  /// With one rank that may open only so many more descriptors: all ranks form the group, or all say why not.
   bool stands(int poor, int more, bool between) {
     const int ranks = GetParam();
     Board board(ranks);
@@ -49,7 +49,7 @@ class Descriptors : public ::testing::TestWithParam<int> {
         const rlimit limit{.rlim_cur = static_cast<rlim_t>(first + more), .rlim_max = 1024};
         ::setrlimit(RLIMIT_NOFILE, &limit);
       };
-      // What it needs was there when it looked.
+      // What it needs was there when it checked.
       const auto become_poor_later = [&] {
         if (rank != poor) return;
         std::vector<int> taken;
@@ -71,7 +71,7 @@ class Descriptors : public ::testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, Descriptors, ::testing::Values(2, 3));
 
-// A rank that could not accept looked at its deadline only when nobody stood in the queue: it span for ever.
+// A rank that could not accept checked its deadline only when the queue was empty: it spun forever.
 TEST_P(Descriptors, TooFewAreToldAtOnceOnEveryRank) {
   for (int poor = 0; poor < GetParam(); ++poor) {
     const auto needed = static_cast<int>(descriptors_to_form(poor, GetParam()));
@@ -80,7 +80,7 @@ TEST_P(Descriptors, TooFewAreToldAtOnceOnEveryRank) {
   }
 }
 
-// Another thread may take the last ones after this rank has looked.
+// Another thread may take the last descriptors after this rank has checked.
 TEST_P(Descriptors, ThatGoWhileTheGroupFormsEndItAtOnceOnEveryRank) {
   for (int poor = 0; poor < GetParam(); ++poor) {
     EXPECT_FALSE(stands(poor, 0, /*between=*/true));

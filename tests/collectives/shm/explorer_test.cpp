@@ -15,19 +15,19 @@
 
 // Interleavings of two and three ranks' accesses to shared words, on the real code, with and without a death.
 //
-// The sources are compiled once more with a word that hands control to this explorer before every access. Ranks are
-// fibers of one thread; one execution is a list of choices of who goes on. A rank that cannot go on sleeps until
-// another rank has written something: that is what a nap or a spin amounts to.
+// The sources are compiled a second time, with a word that hands control to this explorer before every access. Ranks
+// are fibers of one thread; one execution is a list of choices of which rank runs. A rank that cannot go on sleeps
+// until another rank has written something: that is what sleeping or spinning amounts to.
 //
 // Every interleaving, with a death at every step: two ranks and two operations of one exchange each. Executions are
 // enumerated depth first; sleep sets leave out those that differ only in the order of accesses to different words or
 // of reads. Without deaths also a broadcast between two ranks in three rounds through one chunk, and one exchange of
 // three ranks.
 //
-// Drawn at random, from seeds that are printed when one fails: operations in several rounds, which use their chunks
-// again, and three ranks, of which one may die at a random step.
+// Drawn at random, from seeds that are printed when one fails: operations in several rounds, which reuse their chunks,
+// and three ranks, one of which may die at a random step.
 //
-// Not explored: memory that is weaker than sequentially consistent (ThreadSanitizer and real processors see that side),
+// Not explored: memory that is weaker than sequentially consistent (ThreadSanitizer and real processors cover that),
 // plain data between two accesses to words, sleeping on the futex, and more ranks, operations and rounds than these.
 namespace lockstep::shm {
 namespace {
@@ -37,7 +37,7 @@ constexpr size_t kOneShot = kInlineBytes + 128;  ///< so that data behind, besid
 struct Died {};
 
 struct Access {
-  const void* word = nullptr;  // null: whatever, i.e. looking at everything again
+  const void* word = nullptr;  // null: any word, i.e. checking everything again
   bool writes = false;
 };
 
@@ -63,7 +63,7 @@ class Scheduler {
   explicit Scheduler(int ranks) : ranks_(ranks) {}
   static inline Scheduler* active = nullptr;
 
-  /// One execution in which chance chooses. One in `stay` choices, about, goes to another rank.
+  /// One execution with random choices. About one in `stay` choices switches to another rank.
   void run_at_random(const std::function<void(int)>& body, int victim, int dies_at, std::mt19937& random,
                      unsigned stay) {
     begin(body);
@@ -79,7 +79,7 @@ class Scheduler {
     end();
   }
 
-  /// False when the execution was given up, because every way on is the same as one seen before.
+  /// False if the execution was abandoned because every continuation is equivalent to one seen before.
   bool run(const std::function<void(int)>& body, int victim, int dies_at, std::vector<int>& choices,
            std::vector<std::vector<int>>& rest) {
     bool is_new = true;
@@ -114,7 +114,7 @@ class Scheduler {
     return is_new;
   }
 
-  /// The deepest choice that has another way goes that way.
+  /// Takes the next alternative at the deepest choice that has one.
   bool backtrack(std::vector<int>& choices, std::vector<std::vector<int>>& rest) {
     while (!choices.empty() && rest.back().empty()) {
       choices.pop_back();
@@ -208,7 +208,7 @@ class Scheduler {
   bool finished_[kMostRanks] = {};
   int current_ = -1;
   uint64_t writes_ = 0;
-  std::vector<std::vector<int>> explored_;  // for each depth: choices already followed to their end
+  std::vector<std::vector<int>> explored_;  // for each depth: choices that have been explored completely
 };
 
 }  // namespace
@@ -219,7 +219,7 @@ void before_access(const void* word, bool writes) {
 
 namespace {
 
-/// Two groups' worth of memory, made once and wiped before each execution.
+/// Memory for two groups, made once and cleared before each execution.
 class Memory {
  public:
   Memory(int ranks, size_t chunk_bytes, size_t chunks) : ranks_(ranks) {
@@ -342,7 +342,7 @@ class Scenario {
     }
   }
 
-  /// Empty when all that was done is right, and what was not done is rightly blamed on the dead.
+  /// Empty if everything that was done is right, and what was not done is rightly blamed on the dead rank.
   std::string verdict(const Scheduler& scheduler, int victim) {
     for (int r = 0; r < ranks_; ++r) {
       if (r == victim) continue;
@@ -372,7 +372,7 @@ class Scenario {
   size_t buffer_elements(int i) const {
     return elements(kinds_[i]) * (kinds_[i] == Kind::kAllToAllInRounds ? static_cast<size_t>(ranks_) : 1);
   }
-  /// At once, or for a rank that in the end waits for it.
+  /// At once, or when the rank finally waits for it.
   bool waits_for(int rank, int victim) const {
     uint64_t seen = 0, next = states_[rank].group->waiting_for();
     while (next != seen) {
@@ -386,7 +386,7 @@ class Scenario {
   const int32_t* result(int rank, int i) const {
     return kinds_[i] == Kind::kAllToAllInRounds ? states_[rank].output[i].data() : states_[rank].data[i];
   }
-  /// Differs from element to element, so that a round in place of another one is noticed.
+  /// Differs from element to element, so that a round in the wrong place is noticed.
   static int32_t given(int rank, int i, size_t k) { return 100 * (i + 1) + rank + 1000 * static_cast<int32_t>(k); }
   int32_t expected(int rank, int i, size_t k) const {
     const size_t count = elements(kinds_[i]);
@@ -489,7 +489,7 @@ INSTANTIATE_TEST_SUITE_P(Pairs, Explorer,
 
 class ExplorerOfOne : public ::testing::TestWithParam<std::tuple<int, Kind>> {};
 
-// Rounds go through one chunk, so that the second uses it again.
+// Rounds go through one chunk, so that the second reuses it.
 TEST_P(ExplorerOfOne, EveryInterleavingOfOneOperation) {
   const auto [ranks, kind] = GetParam();
   Scenario scenario(ranks, kind, Kind::kNothing, 0, /*chunks=*/1);
@@ -519,7 +519,7 @@ TEST_P(RandomExplorer, InterleavingsWithAndWithoutADeath) {
   int longest = 1, deaths = 0;
   for (int i = 0; i < executions && !HasFailure(); ++i) {
     std::mt19937 random(static_cast<unsigned>(i));
-    // The first ones live, and tell how long a life is.
+    // In the first executions nobody dies; they show how long a life is.
     const int victim = i % 2 == 0 ? -1 : static_cast<int>(random() % static_cast<unsigned>(draw.ranks));
     const int dies_at = static_cast<int>(random() % static_cast<unsigned>(longest));
     constexpr unsigned kStay[] = {1, 3, 10, 40};  // from a choice at every step to long runs of one rank

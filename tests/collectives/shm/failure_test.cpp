@@ -21,7 +21,7 @@ void* operator new(size_t bytes) {
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
-// What must happen when ranks disagree, stay away or leave: an end, soon, on every rank, with a text that names them.
+// What must happen when ranks disagree, stay away or leave: every rank fails soon, with a text that names them.
 namespace lockstep::shm {
 namespace {
 
@@ -165,14 +165,14 @@ TEST(Failure, AllMissingRanksAreNamedAtOnce) {
   });
 }
 
-/// Where the stack that a caught exception has freed is written over.
+/// Overwrites the stack that a caught exception has freed.
 __attribute__((noinline)) void use_the_stack() {
   volatile char bytes[4096];
   for (size_t i = 0; i < sizeof bytes; ++i) bytes[i] = static_cast<char>(0xa5);
 }
 
-// run() queues an object of its own stack: when memory is lacking it has to leave the queue with the exception, and the
-// other ranks, which cannot do without this one, must hear of it.
+// run() queues an object on its stack: when it runs out of memory, the exception must remove the object from the queue,
+// and the other ranks, which cannot go on without this one, must be told.
 TEST_P(Disagreement, MemoryThatIsLackingInRunEndsTheGroupAndLeavesNothingQueued) {
   const int n = GetParam();
   bool has_failed = true;
@@ -227,7 +227,7 @@ TEST(Failure, NonsenseIsRefusedAtOnce) {
     EXPECT_IN("no such root", error_of([&] { group.start(request); }));
     request = floats(OperationKind::kAllReduce, 10, x);
     request.op = ReduceOp::kXor;
-    EXPECT_IN("xor means nothing for float32", error_of([&] { group.start(request); }));
+    EXPECT_IN("xor is not defined for float32", error_of([&] { group.start(request); }));
     EXPECT_THROW(group.send(x.data(), 4, group.rank(), 0), Error);
     EXPECT_THROW(group.free(x.data()), Error);
   });

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "collectives/shm/forked_ranks.h"
 
-// Children that a rank forks: they have no part in its groups, whatever its other threads were at, and do no harm.
+// Children that a rank forks: they have no part in its groups, whatever its other threads were doing, and do no harm.
 namespace lockstep::shm {
 namespace {
 
@@ -41,8 +41,8 @@ TEST_P(Fork, AChildOfARankIsHarmless) {
   expect_all_end_well(children);
 }
 
-// Another thread that waits in a group holds the mutex of all groups of the process most of the time; a child in which
-// it stays locked must not wait for it, neither when a group goes nor when the child makes one of its own.
+// Another thread that waits in a group holds the mutex of all groups of the process most of the time. A child where it
+// stays locked must not wait for it, neither when a group is destroyed nor when the child makes its own.
 TEST_P(Fork, AChildDoesNotHangOnAMutexThatAnotherThreadHeld) {
   const int ranks = GetParam();
   Board board(ranks), own_board(1);
@@ -72,8 +72,8 @@ TEST_P(Fork, AChildDoesNotHangOnAMutexThatAnotherThreadHeld) {
   expect_all_end_well(children);
 }
 
-// Tensors lie in a group's memory. A child has what its parent had, as copies: it reads without a fault, and what it
-// writes stays its own.
+// Tensors lie in a group's memory. A child has copies of what its parent had: it can read them, and only the child sees
+// what it writes.
 TEST_P(Fork, AChildHasCopiesOfWhatWasHandedOut) {
   const int ranks = GetParam();
   Board board(ranks);

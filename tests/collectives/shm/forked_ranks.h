@@ -15,7 +15,7 @@
 #include "collectives/shm/local_world.h"
 #include "support/exit_code.h"
 
-// Ranks as forked children of the test, which form their group the real way, and what such a process holds.
+// Ranks as forked children of the test, which form their group as real ranks do, and what such a process holds.
 namespace lockstep::shm {
 
 inline constexpr BootstrapOptions kSmall{.timeout = std::chrono::seconds(20), .resident_bytes = size_t{16} << 20};

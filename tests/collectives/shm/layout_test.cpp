@@ -8,14 +8,14 @@
 #include "base/error.h"
 #include "collectives/shm/local_world.h"
 
-// Groups that have been at work for years: every word starts shortly before a number at which it, or a part of it,
-// would be full.
+// Groups that have worked for years: every word starts shortly before the number at which it, or a part of it, would
+// overflow.
 namespace lockstep::shm {
 namespace {
 
 constexpr uint64_t power(int exponent) { return uint64_t{1} << exponent; }
 
-/// All ranks' sum, in place, of `count` integers.
+/// The in-place sum over all ranks of `count` integers.
 void check_all_reduce(Group& group, int64_t* values, size_t count, int64_t turn) {
   const int64_t n = group.size();
   for (size_t k = 0; k < count; ++k) values[k] = turn * group.rank() + static_cast<int64_t>(k);
@@ -28,7 +28,7 @@ void check_all_reduce(Group& group, int64_t* values, size_t count, int64_t turn)
 
 int64_t element(int from, int to, size_t k) { return 1000 * from + 100 * to + static_cast<int64_t>(k % 97); }
 
-/// Blocks of different sizes, so that every rank takes another number of rounds, some none.
+/// Blocks of different sizes, so that every rank takes a different number of rounds, and some none.
 void check_uneven(Group& group) {
   const int n = group.size(), me = group.rank();
   const auto count = [](int from, int to) { return static_cast<size_t>((from * 3 + to) % 4) * 2500; };
@@ -75,7 +75,7 @@ void check_messages(Group& group, size_t bytes) {
   ASSERT_EQ(in, data(from));
 }
 
-/// Every method, with few and with many operations in flight, lines and chunks used again.
+/// Every method, with few and with many operations in flight, reusing lines and chunks.
 void check_everything(Group& group, int turns) {
   std::vector<int64_t> memory(20000);
   auto* resident = reinterpret_cast<int64_t*>(group.allocate(20000 * sizeof(int64_t)));
@@ -106,12 +106,12 @@ struct Case {
 
 class FarOn : public ::testing::TestWithParam<std::tuple<int, Case>> {};
 
-// After 2^36 operations (2.3 hours at 0.12 us) the words that said how far a rank had come began at 0 again, and
-// results were wrong without a word.
+// After 2^36 operations (2.3 hours at 0.12 us) the words that said how far a rank had come wrapped to 0, and results
+// were wrong without an error.
 TEST_P(FarOn, NothingIsDifferent) {
   const auto& [ranks, limit] = GetParam();
   Geometry geometry = small_geometry(ranks);
-  geometry.channel_bytes = 3 * 1024;  // no power of two: 2^64 is no multiple of it
+  geometry.channel_bytes = 3 * 1024;  // not a power of two: 2^64 is not a multiple of it
   with_group(
       ranks, [](Group& group) { check_everything(group, 6); }, geometry, limit.beginning);
 }
@@ -164,7 +164,7 @@ TEST_P(LastOperation, IsFollowedByAClearErrorOnEveryRank) {
              small_geometry(n), {.operations = kLastOperation - 3});
 }
 
-// A verdict had 40 bits for the operation's number, and named another one after 2^40.
+// A verdict had 40 bits for the operation's number, and named the wrong one after 2^40.
 TEST_P(LastOperation, NumbersAreTrueInVerdicts) {
   const int n = GetParam();
   const std::string number = std::to_string(power(40) + 6);
@@ -177,7 +177,7 @@ TEST_P(LastOperation, NumbersAreTrueInVerdicts) {
                if (group.rank() == n - 1) request.count = 2;
                const std::string text = text_of([&] { group.run(request, kTestTimeout); });
                EXPECT_NE(text.find("ranks disagree on operation " + number + ":"), std::string::npos) << text;
-               // What comes later must not change what this rank told about it, which the others may still read.
+               // Later events must not change what this rank left for the others to read.
                group.abort("too late");
                EXPECT_EQ(text_of([&] { group.run({.kind = OperationKind::kBarrier}, kTestTimeout); }), text);
              },
@@ -198,7 +198,7 @@ TEST_P(LastOperation, NumbersAreTrueInVerdicts) {
              small_geometry(n), {.operations = power(40) + 4});
 }
 
-// Offsets of blocks are computed in 64 bits: counts that would not fit must not wrap to small ones.
+// Offsets of blocks are computed in 64 bits: counts that do not fit must not wrap to small ones.
 TEST(LastOperation, CountsBeyondMeasureAreRefused) {
   with_group(2, [](Group& group) {
     Request request{.kind = OperationKind::kAllToAllUneven, .type = DataType::kInt64};

@@ -56,8 +56,8 @@ inline std::vector<World> local_worlds(Geometry geometry, const Beginning& begin
   return worlds;
 }
 
-/// Runs body(rank) on a thread for each rank and rethrows the first exception. Ends the process when it takes longer
-/// than a test may.
+/// Runs body(rank) on a thread for each rank and rethrows the first exception. Ends the process if it takes longer than
+/// a test may.
 inline void on_threads(int ranks, const std::function<void(int)>& body,
                        std::chrono::seconds limit = std::chrono::seconds(100)) {
   std::vector<std::future<void>> threads;

@@ -112,7 +112,7 @@ TEST(Messages, AWrongSizeIsRefusedOnBothSides) {
 }
 
 TEST(Messages, AnotherTypeIsRefusedOnBothSides) {
-  // As it comes, and after it was set aside for a message with another tag.
+  // When it arrives, and after it was set aside for a message with another tag.
   for (bool late : {false, true})
     with_group(2, [&](Group& group) {
       std::vector<std::byte> data(16);
@@ -120,7 +120,7 @@ TEST(Messages, AnotherTypeIsRefusedOnBothSides) {
         if (group.rank() == 0) {
           const auto first = group.send(data.data(), 16, 1, 4, nullptr, DataType::kFloat32);
           if (late) group.wait(*group.send(data.data(), 1, 1, 5), kTestTimeout);
-          // Done as soon as it is in the channel; this rank hears of it when it waits for something else.
+          // Done as soon as it is in the channel; this rank learns of it when it waits for something else.
           group.wait(*first, kTestTimeout);
           group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
         } else {

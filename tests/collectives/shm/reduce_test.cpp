@@ -99,7 +99,7 @@ TEST_P(ReduceKernels, Float16HasTheBitsOfTheBaseline) {
 }
 
 TEST_P(ReduceKernels, SumsOfAlignedBlocksArePartsOfTheSum) {
-  // What virtual ranks rest on: whoever adds up ranks 4k to 4k + 3 beforehand changes no bit.
+  // Virtual ranks rely on this: adding up ranks 4k to 4k + 3 beforehand changes no bit.
   constexpr size_t kCount = 1000;
   const auto sum_of = [](const std::vector<std::vector<std::byte>>& data, size_t first, size_t count) {
     std::vector<const void*> inputs;

@@ -17,7 +17,7 @@ namespace lockstep::shm {
 
 using Bytes = std::vector<std::byte>;
 
-/// Which operations mean something for a type: what c10d allows.
+/// Which operations are defined for a type: those that c10d allows.
 inline bool is_meaningful(DataType type, ReduceOp op) {
   const bool complex = type == DataType::kComplex64 || type == DataType::kComplex128;
   const bool floating = type <= DataType::kBFloat16;

@@ -8,7 +8,7 @@ namespace lockstep::shm {
 /// Called before every access to a word of shared memory.
 void before_access(const void* word, bool writes);
 
-/// A word like std::atomic<uint64_t> that lets the explorer decide who goes on before each access.
+/// A word like std::atomic<uint64_t> that lets the explorer choose which rank runs next before each access.
 class SteppedWord {
  public:
   constexpr SteppedWord() = default;

@@ -9,7 +9,7 @@ namespace {
 
 class Processors : public ::testing::TestWithParam<int> {};
 
-// A peer that has never waited was taken for one that waits on processor 0: who ran there offered it the processor for
+// A peer that had never waited was taken for one that waits on processor 0: a rank that ran there yielded to it for
 // nothing.
 TEST_P(Processors, OfARankThatHasNotWaitedAreNotProcessor0) {
   const auto worlds = local_worlds(small_geometry(GetParam()));
@@ -19,7 +19,7 @@ TEST_P(Processors, OfARankThatHasNotWaitedAreNotProcessor0) {
   EXPECT_TRUE(mine.waits_on(0, mine.others()));
   EXPECT_FALSE(mine.waits_on(0, mine.others() & ~mine.bit(1)));  // another rank is waited for
   EXPECT_FALSE(mine.waits_on(1, mine.others()));
-  worlds[1].note_processor(kNoProcessor);  // where the system does not tell any more
+  worlds[1].note_processor(kNoProcessor);  // where the system no longer tells
   EXPECT_FALSE(mine.waits_on(kNoProcessor, mine.others()));
 }
 

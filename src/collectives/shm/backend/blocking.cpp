@@ -30,17 +30,17 @@ bool ShmBackend::is_immediate(const TensorRequest& request) {
 
 void ShmBackend::finish_now(TensorRequest request) {
   const uint64_t sequence = ++sequence_;
-  const bool told = shared_->keeps_page();
-  if (told) note_start(&request, request.title, request.inputs, sequence);
+  const bool shown = shared_->writes_page();
+  if (shown) note_start(&request, request.title, request.inputs, sequence);
   try {
     shared_->group().run(std::move(request.parts.front()), bounded(request.timeout));
   } catch (const Error& error) {
-    if (told) note_end(&request, sequence, /*failed=*/true);
+    if (shown) note_end(&request, sequence, /*failed=*/true);
     C10_THROW_ERROR(DistBackendError, error.what());
   }
   at::NoGradGuard no_grad;
   for (const auto& step : request.finish) step();
-  if (told) note_end(&request, sequence, /*failed=*/false);
+  if (shown) note_end(&request, sequence, /*failed=*/false);
 }
 
 }  // namespace lockstep::shm_engine

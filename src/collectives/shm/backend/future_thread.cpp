@@ -11,7 +11,7 @@
 namespace lockstep::shm_engine {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{100};  ///< how often deadlines are looked at while nothing happens
+constexpr std::chrono::milliseconds kPollInterval{100};  ///< how often deadlines are checked while nothing happens
 
 }  // namespace
 
@@ -21,11 +21,12 @@ struct FutureThread::State {
   std::condition_variable changed;
   // Guarded by mutex:
   std::vector<c10::intrusive_ptr<ShmWork>> added;
-  bool over = false;      ///< no work will come
-  bool forsakes = false;  ///< what is not complete is given up
-  bool runs = false;      ///< there is a thread
+  bool over = false;      ///< no more work will come
+  bool abandons = false;  ///< works that are not complete are abandoned
+  bool runs = false;      ///< the thread exists
 
-  /// Of all threads of this process, and whether there may be more. Never freed: the last may end after main().
+  /// The states of all such threads of this process, and whether there may be more. Never freed: the last thread may
+  /// end after main().
   struct All {
     std::mutex mutex;
     std::vector<std::weak_ptr<State>> states;  // guarded by mutex
@@ -42,12 +43,12 @@ FutureThread::FutureThread() : state_(std::make_shared<State>()) {
   std::lock_guard lock(all.mutex);
   std::erase_if(all.states, [](const auto& state) { return state.expired(); });
   all.states.push_back(state_);
-  state_->forsakes = all.ended;
+  state_->abandons = all.ended;
 }
 
 FutureThread::~FutureThread() {
   if (!thread_.joinable()) return;
-  // In a child of fork() there is no such thread.
+  // A child of fork() has no such thread.
   if (state_->fork_generation != lockstep::fork_generation()) {
     thread_.detach();
     return;
@@ -66,7 +67,7 @@ FutureThread::~FutureThread() {
 bool FutureThread::add(const c10::intrusive_ptr<ShmWork>& work) {
   {
     std::lock_guard lock(state_->mutex);
-    if (state_->forsakes) return false;
+    if (state_->abandons) return false;
     state_->added.push_back(work);
     if (!thread_.joinable()) {
       thread_ = std::thread([state = state_] { run(state); });
@@ -95,7 +96,7 @@ void FutureThread::end_all(std::chrono::milliseconds at_most) {
     const auto state = weak.lock();
     if (!state || state->fork_generation != lockstep::fork_generation()) continue;  // a child has no such thread
     std::unique_lock lock(state->mutex);
-    state->forsakes = true;
+    state->abandons = true;
     state->changed.notify_all();
     state->changed.wait_until(lock, end, [&] { return !state->runs; });
   }
@@ -103,27 +104,27 @@ void FutureThread::end_all(std::chrono::milliseconds at_most) {
 
 void FutureThread::run(const std::shared_ptr<State>& state) {
   std::vector<c10::intrusive_ptr<ShmWork>> pending;
-  bool forsakes = false;
+  bool abandons = false;
   for (;;) {
     {
       std::unique_lock lock(state->mutex);
       if (pending.empty())
-        state->changed.wait(lock, [&] { return state->over || state->forsakes || !state->added.empty(); });
+        state->changed.wait(lock, [&] { return state->over || state->abandons || !state->added.empty(); });
       for (auto& work : state->added) pending.push_back(std::move(work));
       state->added.clear();
-      forsakes = state->forsakes;
-      if (pending.empty() && (state->over || forsakes)) {
+      abandons = state->abandons;
+      if (pending.empty() && (state->over || abandons)) {
         state->runs = false;
         state->changed.notify_all();
         return;
       }
     }
-    std::erase_if(pending, [forsakes](const auto& work) {
+    std::erase_if(pending, [abandons](const auto& work) {
       if (work->complete_or_expire()) return true;
-      if (forsakes) work->forsake_future();
-      return forsakes;
+      if (abandons) work->abandon_future();
+      return abandons;
     });
-    if (!pending.empty()) pending.front()->rest(kLook);
+    if (!pending.empty()) pending.front()->poll(kPollInterval);
   }
 }
 

@@ -1,13 +1,14 @@
-// Whether a text in the store is of a rank that lives, only an answer tells. So rank 0 asks:
+// Only an answer shows that a key in the store comes from a live rank. So rank 0 asks:
 //
 //   rank r   draws a ticket: the next number of its own counter         meet/ticket/<r>
 //   rank 0   calls the last ticket of each rank, by its own ticket      meet/call/<r>/<ticket> = <ticket of rank 0>
 //   rank r   waits for the call of its ticket, and answers              meet/answer/<ticket of rank 0>/<r>
 //   rank 0   says so when all have answered                             meet/complete/<ticket of rank 0>
 //
-// A ticket of a process that has ended is called in vain; when its successor draws the next one, that is called. A call
-// comes after its ticket, so whoever is called knows that rank 0 has been alive since. The ticket of rank 0 is the
-// number of the generation. meet/bell counts tickets and answers, so that rank 0 has one key to look at while it waits.
+// A call for the ticket of a process that has ended gets no answer; when its successor draws the next ticket, rank 0
+// calls that one. A call comes after its ticket, so a rank that is called knows that rank 0 has been alive since. The
+// ticket of rank 0 is the number of the generation. meet/bell counts tickets and answers, so that rank 0 has to watch
+// only one key while it waits.
 
 #include "collectives/shm/backend/generation.h"
 
@@ -30,13 +31,13 @@ std::string answer_key(const std::string& leader, int rank) {
 std::string complete_key(const std::string& leader) { return "meet/complete/" + leader; }
 std::string prefix_of(const std::string& leader) { return "start" + leader; }
 
-/// Reads a counter without making it: some stores grow with every addition.
+/// Reads a counter without creating it: some stores grow with every addition.
 std::string count_of(c10d::Store& store, const std::string& key) {
   return store.check({key}) ? store.get_to_str(key) : "";
 }
 
-/// Long enough to cost nothing, short enough to be a small part of what was waited already.
-void rest(const Clock::time_point& start) {
+/// Sleeps long enough to cost nothing, and for a small part of the time waited so far.
+void back_off(const Clock::time_point& start) {
   const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
   std::this_thread::sleep_for(
       std::clamp(waited / 16, std::chrono::microseconds(100), std::chrono::microseconds(20'000)));
@@ -48,7 +49,7 @@ Generation lead(c10d::Store& store, int world_size, const Deadline& deadline) {
   std::vector<std::string> called(static_cast<size_t>(world_size));
   std::vector<int> missing;
   for (int rank = 1; rank < world_size; ++rank) missing.push_back(rank);
-  for (std::optional<std::string> heard;; rest(start)) {
+  for (std::optional<std::string> heard;; back_off(start)) {
     if (std::string rung = count_of(store, kBell); rung != heard) {
       heard = std::move(rung);
       std::erase_if(missing, [&](int rank) { return store.check({answer_key(own, rank)}); });
@@ -73,7 +74,7 @@ Generation follow(c10d::Store& store, int rank, int world_size, std::chrono::mil
     const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
     return std::max(timeout - passed, std::chrono::milliseconds(1));
   };
-  // Who has not written its key; rank 0 has none.
+  // The ranks that have not written their key; rank 0 has none.
   const auto without = [&](const auto& key) {
     std::vector<int> missing;
     for (int other = 1; other < world_size; ++other)
@@ -92,7 +93,7 @@ Generation follow(c10d::Store& store, int rank, int world_size, std::chrono::mil
     store.wait({complete_key(leader)}, left());
   } catch (const std::exception&) {
     if (!deadline.passed()) throw;
-    // Without rank 0, who else is there is known of those alone that have never come.
+    // Without rank 0, only those ranks are known to be missing that have never come.
     std::vector<int> missing =
         leader.empty() ? without(ticket_key) : without([&](int r) { return answer_key(leader, r); });
     if (leader.empty() || missing.empty()) missing.insert(missing.begin(), 0);

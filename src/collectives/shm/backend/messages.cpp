@@ -3,7 +3,7 @@
 #include "collectives/core_types.h"
 #include "collectives/shm/backend/backend_class.h"
 
-// Point-to-point messages travel with their dtype (those that cannot be reduced as bytes); barriers carry nothing.
+// Point-to-point messages travel with their dtype (or as bytes, if it cannot be reduced); barriers carry nothing.
 
 namespace lockstep::shm_engine {
 
@@ -15,7 +15,7 @@ ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
   check_dense("send", tensor);
   request.inputs = {tensor};
   const void* data = request.input(tensor);
-  shared_->bury();
+  shared_->free_released();
   auto message = shared_->group().send(data, tensor.nbytes(), to, tag, shared_->keep(std::move(request.tensors)),
                                        to_core(tensor.scalar_type()).value_or(shm::DataType::kUInt8));
   return launch(std::move(request), {std::move(message)});
@@ -34,7 +34,7 @@ ShmBackend::WorkPtr ShmBackend::receive(TensorRequest request, at::Tensor& tenso
   check_dense("recv", tensor);
   request.inputs = request.result = {tensor};
   void* data = request.output(tensor, /*load=*/false);
-  shared_->bury();
+  shared_->free_released();
   auto message = shared_->group().receive(data, tensor.nbytes(), from, tag, shared_->keep(std::move(request.tensors)),
                                           to_core(tensor.scalar_type()).value_or(shm::DataType::kUInt8));
   return launch(std::move(request), {std::move(message)});
@@ -50,14 +50,14 @@ void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
   TensorRequest request(OpType::BARRIER, "lockstep:barrier", options);
   request.waits = true;
   request.parts.emplace_back();
-  // A time of 0 is the caller's word here: others that are not there yet are late.
+  // A timeout of 0 is meant literally here: ranks that have not come yet are late.
   const bool none = options.timeout == kNoTimeout;
   const Deadline deadline(none ? options.timeout : bounded(options.timeout));
   if (none) request.timeout = std::chrono::milliseconds(1);
   try {
     launch(std::move(request));
   } catch (const std::exception& error) {
-    // The core's timeout names all missing ranks, whether all are asked for or the first; the words are Gloo's.
+    // The core's timeout names all missing ranks, whether the caller wants all or the first; the wording is Gloo's.
     C10_THROW_ERROR(DistBackendError,
                     c10::str("Rank ", getRank(),
                              deadline.passed() ? " timed out in monitoredBarrier: " : " failed in monitoredBarrier: ",

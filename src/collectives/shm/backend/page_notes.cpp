@@ -9,15 +9,15 @@
 namespace lockstep::shm_engine {
 namespace {
 
-constexpr uint64_t kNoSequence = 0;  // of no operation
+constexpr uint64_t kNoSequence = 0;  // no operation has it
 
-/// The operation that this rank's page tells of: the last that began. It may be gone.
-std::atomic<const void*> told_of{nullptr};
+/// The operation that this rank's page shows: the last one that began. It may no longer exist.
+std::atomic<const void*> shown{nullptr};
 
 }  // namespace
 
 void note_start(const void* operation, const char* title, const std::vector<at::Tensor>& inputs, uint64_t sequence) {
-  told_of.store(operation, std::memory_order_relaxed);
+  shown.store(operation, std::memory_order_relaxed);
   const char* colon = std::strchr(title, ':');
   const char* kind = colon == nullptr ? title : colon + 1;
   if (inputs.empty() || !inputs.front().defined())
@@ -28,9 +28,8 @@ void note_start(const void* operation, const char* title, const std::vector<at::
 }
 
 void note_end(const void* operation, uint64_t sequence, bool failed) {
-  own_page().set_waits_for(0);  // who still waits says so again
-  if (!failed)
-    own_page().finish_operation(told_of.load(std::memory_order_relaxed) == operation ? sequence : kNoSequence);
+  own_page().set_waits_for(0);  // a thread that still waits says so again
+  if (!failed) own_page().finish_operation(shown.load(std::memory_order_relaxed) == operation ? sequence : kNoSequence);
 }
 
 }  // namespace lockstep::shm_engine

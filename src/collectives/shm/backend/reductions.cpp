@@ -122,10 +122,10 @@ at::Tensor ShmBackend::gather_rows(const at::Tensor& row, std::chrono::milliseco
 }
 
 ShmBackend::WorkPtr ShmBackend::all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& options) {
-  // Ranks hold different numbers of elements, so this takes three exchanges, and waits for them.
+  // Ranks hold different numbers of elements, so this takes three exchanges and waits for each.
   TORCH_CHECK_VALUE(tensor.layout() == at::kSparse && tensor.device().is_cpu(),
                     "all_reduce: takes dense and sparse COO tensors on the CPU, not ", tensor.layout());
-  TORCH_CHECK_VALUE(options.reduceOp.op_ == c10d::ReduceOp::SUM, "all_reduce: sparse tensors can be summed only");
+  TORCH_CHECK_VALUE(options.reduceOp.op_ == c10d::ReduceOp::SUM, "all_reduce: sparse tensors can only be summed");
   at::NoGradGuard no_grad;
   const at::Tensor mine = tensor.coalesce();
   const at::Tensor counts = gather_rows(at::scalar_tensor(mine._nnz(), at::kLong), options.timeout);

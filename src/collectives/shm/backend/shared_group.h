@@ -11,34 +11,35 @@
 
 namespace lockstep::shm_engine {
 
-/// A group and what its operations leave behind. Shared by the backend and its works: it goes when the last of them
-/// goes. Tensors in its memory keep that memory alone (Arena), since what is pending here keeps tensors. Any thread may
-/// use it.
+/// A group and the tensors that its operations use. Shared by the backend and its works, and destroyed with the last of
+/// them. Tensors in its memory keep only that memory alive (Arena): if they kept the group, pending operations, which
+/// keep tensors, would keep it forever. Any thread may use it.
 class SharedGroup {
  public:
-  /// `keeps_page`: its operations are those that this rank's page tells of.
-  explicit SharedGroup(shm::World world, bool keeps_page = false) : keeps_page_(keeps_page), group_(std::move(world)) {}
+  /// `writes_page`: its operations are shown on this rank's page.
+  explicit SharedGroup(shm::World world, bool writes_page = false)
+      : writes_page_(writes_page), group_(std::move(world)) {}
 
-  bool keeps_page() const { return keeps_page_; }
+  bool writes_page() const { return writes_page_; }
   shm::Group& group() { return group_; }
   FutureThread& futures() { return futures_; }
 
-  /// Keeps tensors as long as the group's core may touch their memory. The core lets go of them while it holds its
-  /// mutex, where freeing a tensor could wait for Python's lock; so they are only set aside then, until bury().
+  /// Keeps tensors as long as the group's core may touch their memory. The core releases them while it holds its mutex,
+  /// where freeing a tensor could wait for Python's lock. So they are only collected there, until free_released().
   std::shared_ptr<void> keep(std::vector<at::Tensor> tensors) {
-    return std::make_shared<Kept>(std::move(tensors), graves_);
+    return std::make_shared<Kept>(std::move(tensors), released_);
   }
-  /// Frees what was set aside. Not to be called while holding a lock.
-  void bury() { graves_.empty(); }
+  /// Frees the tensors that the core has released. Not to be called while holding a lock.
+  void free_released() { released_.free(); }
 
  private:
-  class Graves {
+  class Released {
    public:
     void add(std::vector<at::Tensor>&& tensors) {
       std::lock_guard lock(mutex_);
       for (auto& tensor : tensors) tensors_.push_back(std::move(tensor));
     }
-    void empty() {
+    void free() {
       std::vector<at::Tensor> tensors;
       std::lock_guard lock(mutex_);
       tensors.swap(tensors_);  // freed after the lock
@@ -49,17 +50,17 @@ class SharedGroup {
     std::vector<at::Tensor> tensors_;  // guarded by mutex_
   };
   struct Kept {
-    Kept(std::vector<at::Tensor> tensors_, Graves& graves_) : tensors(std::move(tensors_)), graves(graves_) {}
+    Kept(std::vector<at::Tensor> tensors_, Released& released_) : tensors(std::move(tensors_)), released(released_) {}
     Kept(const Kept&) = delete;
-    ~Kept() { graves.add(std::move(tensors)); }
+    ~Kept() { released.add(std::move(tensors)); }
     std::vector<at::Tensor> tensors;
-    Graves& graves;
+    Released& released;
   };
 
-  const bool keeps_page_;
-  Graves graves_;  // outlives the group
+  const bool writes_page_;
+  Released released_;  // outlives the group
   shm::Group group_;
-  FutureThread futures_;  // goes first
+  FutureThread futures_;  // destroyed first
 };
 using SharedGroupPtr = std::shared_ptr<SharedGroup>;
 

@@ -9,14 +9,14 @@
 namespace lockstep::shm_engine {
 namespace {
 
-/// Beyond this a timeout means "never", and clocks would overflow.
+/// A longer timeout means "never", and would overflow the clock.
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
 
 struct BackendOptions final : c10d::Backend::Options {
   using Options::Options;
 };
 
-/// What startCoalescing and endCoalescing made one.
+/// The operations between startCoalescing and endCoalescing as one Work.
 class CoalescedWork final : public c10d::Work {
  public:
   explicit CoalescedWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -49,14 +49,15 @@ class CoalescedWork final : public c10d::Work {
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                std::chrono::milliseconds timeout, const std::string& name,
-                                               bool keeps_page, std::optional<std::chrono::milliseconds> join_timeout) {
+                                               bool writes_page,
+                                               std::optional<std::chrono::milliseconds> join_timeout) {
   timeout = std::min(timeout, kLongest);
   const auto join = std::min(join_timeout.value_or(timeout), kLongest);
   shm::BootstrapOptions options;
   options.timeout = std::min(join, options.timeout);
   auto world = shm::bootstrap(rank, world_size, exchange_over(store, rank, world_size, join), options);
-  if (keeps_page) own_page().communicates();
-  return c10::make_intrusive<ShmBackend>(std::make_shared<SharedGroup>(std::move(world), keeps_page), timeout, name);
+  if (writes_page) own_page().communicates();
+  return c10::make_intrusive<ShmBackend>(std::make_shared<SharedGroup>(std::move(world), writes_page), timeout, name);
 }
 
 ShmBackend::ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout, std::string name)
@@ -74,7 +75,7 @@ std::chrono::milliseconds ShmBackend::bounded(std::chrono::milliseconds timeout)
 }
 
 ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request) {
-  shared_->bury();
+  shared_->free_released();
   if (is_immediate(request)) {
     finish_now(std::move(request));
     return {};
@@ -106,7 +107,7 @@ ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request, std::vector<shm::W
 
 void ShmBackend::startCoalescing() {
   std::lock_guard lock(mutex_);
-  TORCH_CHECK(!coalescing_, "startCoalescing: the operations before are not ended by endCoalescing yet");
+  TORCH_CHECK(!coalescing_, "startCoalescing was called twice without endCoalescing in between");
   coalescing_.emplace();
 }
 
@@ -120,7 +121,7 @@ at::Tensor ShmBackend::allocateTensor(long elements, at::TensorOptions options) 
   TORCH_CHECK_VALUE(elements >= 0, "allocateTensor: ", elements, " elements");
   TORCH_CHECK_VALUE(options.device().is_cpu(), "allocateTensor: shared memory holds CPU tensors only");
   const size_t bytes = static_cast<size_t>(elements) * options.dtype().itemsize();
-  // Of the memory alone, not of the group: pending operations of the group keep tensors, which would keep the group.
+  // Keeps the memory alone, not the group: pending operations keep tensors, which would keep the group.
   struct Lease {
     std::shared_ptr<shm::Arena> arena;
     void* memory;
@@ -140,13 +141,13 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(const c10::intrusive_ptr<c10
   const auto place = std::find(ranks.begin(), ranks.end(), getRank());
   if (place == ranks.end()) return nullptr;
   return make_backend(store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()),
-                      options ? options->timeout : timeout_.load(), name_, shared_->keeps_page());
+                      options ? options->timeout : timeout_.load(), name_, shared_->writes_page());
 }
 
 c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const c10::intrusive_ptr<Options>& options, const int& rank,
                                                     const int& size) {
-  return make_backend(store, rank, size, options ? options->timeout : timeout_.load(), name_, shared_->keeps_page());
+  return make_backend(store, rank, size, options ? options->timeout : timeout_.load(), name_, shared_->writes_page());
 }
 
 void ShmBackend::shutdown() { shared_->group().leave(); }

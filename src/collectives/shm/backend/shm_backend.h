@@ -9,21 +9,21 @@
 
 namespace lockstep::shm_engine {
 
-/// Collectives and messages through memory shared by the ranks of one machine; CPU tensors. Every rank of the group
-/// must call; blocks until the group stands. Throws Error on every rank, naming hosts, where the ranks are not on one
-/// machine, or naming ranks that did not come in time.
+/// Collectives and messages for CPU tensors through memory that the ranks of one machine share. Every rank of the group
+/// must call; blocks until the group is formed. Throws Error on every rank if the ranks are not on one machine, naming
+/// the hosts, or if ranks do not join in time, naming them.
 ///
-/// `name` is what the backend calls itself. `keeps_page`: nothing above it, such as Group, tells this rank's page of
-/// the operations. `join_timeout`: how long to wait for the others here; else `timeout`, which an operation may take.
-/// Any thread may use it.
+/// `name` is the backend's name. `writes_page`: the backend shows its operations on this rank's page, because nothing
+/// above it, such as Group, does. `timeout` limits an operation, and forming the group unless there is a
+/// `join_timeout`. Any thread may use the backend.
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                std::chrono::milliseconds timeout, const std::string& name = "shm",
-                                               bool keeps_page = false,
+                                               bool writes_page = false,
                                                std::optional<std::chrono::milliseconds> join_timeout = std::nullopt);
 
-/// Ends the threads that complete futures, for an interpreter that is about to go: no callback runs or is freed after.
-/// Those that run are waited for, at most this long. Futures that are not complete fail; of later operations they are
-/// completed before they are returned.
+/// Ends the threads that complete futures, before the interpreter shuts down: no callback runs or is freed afterwards.
+/// Callbacks that run are waited for, at most this long. Futures that are not complete fail; futures of later
+/// operations are completed before they are returned.
 void end_futures(std::chrono::milliseconds at_most);
 
 }  // namespace lockstep::shm_engine

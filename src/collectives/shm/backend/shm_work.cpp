@@ -29,7 +29,7 @@ ShmWork::ShmWork(SharedGroupPtr shared, TensorRequest request, std::vector<shm::
       works_(std::move(works)),
       finish_(std::move(request.finish)),
       result_(std::move(request.result)) {
-  if (shared_->keeps_page()) note_start(this, request.title, request.inputs, sequence);
+  if (shared_->writes_page()) note_start(this, request.title, request.inputs, sequence);
 }
 
 shm::Work* ShmWork::first_pending() const {
@@ -58,9 +58,9 @@ void ShmWork::settle() {
     completed_ = true;
     settled_.store(true, std::memory_order_release);
   }
-  if (shared_->keeps_page()) note_end(this, sequence_, exception_ != nullptr);
+  if (shared_->writes_page()) note_end(this, sequence_, exception_ != nullptr);
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
-  shared_->bury();
+  shared_->free_released();
   if (!future) return;
   if (exception_)
     future->setError(exception_);
@@ -88,7 +88,7 @@ int ShmWork::sourceRank() const {
 }
 
 std::vector<at::Tensor> ShmWork::result() {
-  TORCH_CHECK(isCompleted(), "result() of an operation that is not complete; wait() for it first");
+  TORCH_CHECK(isCompleted(), "result() was called on an operation that is not complete; call wait() first");
   return result_;
 }
 
@@ -125,8 +125,8 @@ c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
     }
   }
   if (!isCompleted()) {
-    // Inside the callback of another future, which may wait for this one, or after the thread's end: nobody else is
-    // there to complete it.
+    // The caller is in a callback of another future, which may wait for this one, or the thread has ended: nobody else
+    // can complete the future.
     wait_for_core(timeout_);
     settle();
   }
@@ -149,7 +149,7 @@ bool ShmWork::complete_or_expire() {
   return true;
 }
 
-void ShmWork::forsake_future() {
+void ShmWork::abandon_future() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     std::lock_guard lock(mutex_);
@@ -157,11 +157,11 @@ void ShmWork::forsake_future() {
   }
   if (future)
     future->setError(std::make_exception_ptr(
-        Error("the process ends while operation " + std::to_string(sequence_) + " is not complete")));
+        Error("the process is ending, and operation " + std::to_string(sequence_) + " is not complete")));
 }
 
-void ShmWork::rest(std::chrono::microseconds at_most) {
-  if (auto* pending = first_pending()) shared_->group().rest(*pending, at_most);
+void ShmWork::poll(std::chrono::microseconds at_most) {
+  if (auto* pending = first_pending()) shared_->group().poll(*pending, at_most);
 }
 
 }  // namespace lockstep::shm_engine

@@ -38,10 +38,10 @@ class ShmWork final : public c10d::Work {
   // For the future thread.
   /// True when the work is complete; it fails when its time is up.
   bool complete_or_expire();
-  /// Nobody will complete the future: it fails.
-  void forsake_future();
-  /// Does what can be done, then sleeps until something happens, at most this long.
-  void rest(std::chrono::microseconds at_most);
+  /// Fails the future, which nobody will complete.
+  void abandon_future();
+  /// Does what can be done, then sleeps until something happens or `at_most` has passed.
+  void poll(std::chrono::microseconds at_most);
 
  private:
   shm::Work* first_pending() const;

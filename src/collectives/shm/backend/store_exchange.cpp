@@ -4,13 +4,14 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/rank_names.h"
 #include "collectives/cause.h"
 #include "collectives/shm/backend/generation.h"
 
 namespace lockstep::shm_engine {
 namespace {
 
-/// The time is over, and these have not come.
+/// Thrown when the timeout has passed and these ranks have not come.
 struct Missing {
   std::vector<int> ranks;
 };
@@ -40,7 +41,7 @@ class Exchange {
     std::vector<std::string> keys;
     for (int r = 0; r < world_size_; ++r) keys.push_back(prefix_ + std::to_string(round_) + "/" + std::to_string(r));
     ++round_;
-    // A store may refuse empty values, so every text gets a mark in front.
+    // A store may refuse empty values, so every text starts with a mark.
     store_->set(keys[static_cast<size_t>(rank_)], "=" + mine);
     wait_for(keys);
     std::vector<std::string> texts;
@@ -62,18 +63,17 @@ class Exchange {
   }
 
   [[noreturn]] void throw_missing(const std::vector<int>& ranks) const {
-    std::string list;
-    for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
     throw Error("forming a group of " + std::to_string(world_size_) + " ranks: after " +
-                std::to_string(timeout_.count() / 1000) + " s rank(s) " + list +
-                " had not come; look at their output, or give the group a longer timeout");
+                std::to_string(timeout_.count() / 1000) + " s " + rank_names(ranks) +
+                (ranks.size() == 1 ? " has" : " have") +
+                " not joined; look at their output, or give the group a longer timeout");
   }
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   const int world_size_;
   const std::chrono::milliseconds timeout_;
-  std::string prefix_;  // empty until the first call has agreed on it
+  std::string prefix_;  // empty before the first call, which agrees on it
   int round_ = 0;
 };
 

@@ -8,9 +8,8 @@
 
 namespace lockstep::shm_engine {
 
-/// Lets the ranks that share `store`, and nobody else, tell each other texts. Each call uses keys of its own, and what
-/// earlier ranks have left in the store (generation.h) is not taken for theirs.
-/// A call throws Error naming the ranks that did not come when `timeout` has passed.
+/// An all-gather of texts between the ranks that share `store`. Each call uses its own keys, and ignores what earlier
+/// ranks have left in the store (generation.h). A call throws Error naming the missing ranks when `timeout` has passed.
 shm::AllGather exchange_over(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                              std::chrono::milliseconds timeout);
 

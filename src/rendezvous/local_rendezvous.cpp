@@ -1,4 +1,4 @@
-#include "rendezvous/local_meeting.h"
+#include "rendezvous/local_rendezvous.h"
 
 #include <unistd.h>
 
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-LocalMeeting meet_on_this_machine(const std::string& job, int rank, const Deadline& deadline) {
+LocalRendezvous rendezvous_on_this_machine(const std::string& job, int rank, const Deadline& deadline) {
   const std::string name = "lockstep-" + std::to_string(::geteuid()) + "-" + job;
   if (rank == 0) {
     auto server = std::make_unique<KeyValueServerThread>(listen_unix(name).socket);
@@ -21,10 +21,10 @@ LocalMeeting meet_on_this_machine(const std::string& job, int rank, const Deadli
       return {connect_unix(name), nullptr};
     } catch (const Error& error) {
       if (deadline.passed())
-        throw Error(
-            "rank " + std::to_string(rank) + " found no rank 0 on this machine in time (" + error.what() +
-            "); see the output of rank 0 for why, or raise LOCKSTEP_JOIN_TIMEOUT_S if it starts slowly; it must run in "
-            "the same network namespace");
+        throw Error("rank " + std::to_string(rank) + " found no rank 0 on this machine in time (" + error.what() +
+                    "); see the output of rank 0 for the reason, or raise LOCKSTEP_JOIN_TIMEOUT_S if it starts slowly; "
+                    "it must run in "
+                    "the same network namespace");
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }

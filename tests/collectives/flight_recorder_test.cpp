@@ -18,7 +18,7 @@ using std::chrono::seconds;
 using testing::run_ranks;
 
 struct Pair {
-  std::string name, first, second;  ///< what the last rank calls, and the others
+  std::string name, first, second;  ///< what the last rank calls, and what the others call
   std::function<void(const Group&, const at::Tensor&)> odd, rest;
 };
 
@@ -92,7 +92,7 @@ TEST_P(GlooMismatch, NamesBothSidesLongBeforeTheTimeout) {
     for (const std::string& part :
          {std::string("ranks disagree on operation "), last + " called " + pair.first, rest + " called " + pair.second})
       EXPECT_NE(text.find(part), std::string::npos) << text << "\nhas no\n" << part;
-    // Of three ranks the two that agree may have exchanged parts.
+    // Of three ranks, the two that agree may have exchanged parts.
     EXPECT_TRUE(ranks == 3 || at::equal(data, before));
   };
   run_ranks(ranks, body, seconds(30), {.collective_timeout = seconds(25), .backend = "gloo", .announce = false});
@@ -100,7 +100,7 @@ TEST_P(GlooMismatch, NamesBothSidesLongBeforeTheTimeout) {
 
 TEST(GlooCalls, ARankThatIsLateIsNoError) {
   const auto body = [](Context& context) {
-    // What was told while one waited for the other must not be taken for what is called later.
+    // What a rank reported while it waited for the other must not be taken for a later call.
     for (int turn = 0; turn < 3; ++turn) {
       if (context.rank() == turn % 2) std::this_thread::sleep_for(milliseconds(1300));
       const at::Tensor sum = at::ones({4 + turn});
@@ -128,8 +128,9 @@ TEST(GlooCalls, AFailureSaysWhereEveryRankIs) {
     const std::string text = failure();
     const bool late = context.rank() == 1;
     const std::vector<std::string> parts{
-        late ? "where the ranks are: ranks 0, 1, 2 failed in operation " : "where the ranks are: ranks 0, 2 failed in ",
-        "all_reduce(Float, 7 elements, sum)", late ? "" : "; rank 1 said nothing: ended, or does something else"};
+        late ? "where the ranks are: ranks 0-2 failed in operation " : "where the ranks are: ranks 0, 2 failed in ",
+        "all_reduce(Float, 7 elements, sum)",
+        late ? "" : "; rank 1 reported nothing: it has ended, or does something else"};
     for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text << "\nhas no " << part;
   };
   run_ranks(3, body, seconds(30), {.collective_timeout = seconds(1), .backend = "gloo", .announce = false});

@@ -1,4 +1,4 @@
-#include "collectives/shm/reach.h"
+#include "collectives/shm/populated_ranges.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include "collectives/shm/bootstrap.h"
 #include "collectives/shm/local_world.h"
 
-// What a rank has of the others' memory in its page table.
+// Which pages of the others' memory a rank has in its page table.
 namespace lockstep::shm {
 namespace {
 
@@ -27,7 +27,7 @@ size_t entered(const std::byte* begin, size_t bytes) {
   return present * kPageBytes;
 }
 
-TEST(Reach, EntersWhatIsAskedForOnce) {
+TEST(PopulatedRanges, PopulateEachPageOnce) {
   constexpr size_t kBytes = 64 * kPageBytes;
   SharedSegment mine("test", kBytes, kBytes);
   SharedSegment theirs(FileDescriptor(::fcntl(mine.fd(), F_DUPFD_CLOEXEC, 0)), kBytes);
@@ -35,27 +35,27 @@ TEST(Reach, EntersWhatIsAskedForOnce) {
     return entered(theirs.data() + begin * kPageBytes, (end - begin) * kPageBytes) / kPageBytes;
   };
   if (entered(mine.data(), kBytes) != kBytes) GTEST_SKIP() << "SKIPPED BECAUSE this kernel does not populate mappings";
-  Reach reach;
-  reach.enter(theirs, 10 * kPageBytes + 100, 12 * kPageBytes - 100);
-  reach.enter(theirs, 10 * kPageBytes, 10 * kPageBytes);  // nothing
+  PopulatedRanges ranges;
+  ranges.populate(theirs, 10 * kPageBytes + 100, 12 * kPageBytes - 100);
+  ranges.populate(theirs, 10 * kPageBytes, 10 * kPageBytes);  // nothing
   if (pages(0, 64) == 64) GTEST_SKIP() << "SKIPPED BECAUSE this kernel gives huge pages to all shared memory";
   EXPECT_EQ(pages(0, 64), 2u);
   EXPECT_EQ(pages(10, 12), 2u);
-  reach.enter(theirs, 20 * kPageBytes, 22 * kPageBytes);
-  reach.enter(theirs, 30 * kPageBytes, 31 * kPageBytes);
+  ranges.populate(theirs, 20 * kPageBytes, 22 * kPageBytes);
+  ranges.populate(theirs, 30 * kPageBytes, 31 * kPageBytes);
   EXPECT_EQ(pages(0, 64), 5u);
-  // What lies between, before and behind; what it joins is one range from here on.
-  reach.enter(theirs, 9 * kPageBytes, 25 * kPageBytes);
+  // What lies between, before and after; the ranges it joins are one range from here on.
+  ranges.populate(theirs, 9 * kPageBytes, 25 * kPageBytes);
   EXPECT_EQ(pages(9, 25), 16u);
   EXPECT_EQ(pages(0, 64), 17u);
-  reach.enter(theirs, 0, kBytes);
+  ranges.populate(theirs, 0, kBytes);
   EXPECT_EQ(pages(0, 64), 64u);
 }
 
 class Neighbours : public ::testing::TestWithParam<int> {};
 
-// Every rank entered all of all other ranks' buffers into its page table, though it writes to its slice only: on 64
-// ranks with 4 GiB each that were 512 MiB of page tables a rank.
+// Every rank populated its page table with all other ranks' whole buffers, though it writes only to its slice: on 64
+// ranks with 4 GiB each that was 512 MiB of page tables for each rank.
 TEST_P(Neighbours, EnterTheirSliceOfABufferThatIsReducedInPlace) {
   const int ranks = GetParam();
   const auto n = static_cast<size_t>(ranks);
@@ -91,7 +91,7 @@ TEST_P(Neighbours, EnterTheirSliceOfABufferThatIsReducedInPlace) {
       if (peer == rank) continue;
       EXPECT_LE(of_peer(peer), kBytes / n + kSlack) << "of rank " << peer << " by rank " << rank;
     }
-    // Parts of it, whose slices lie elsewhere, add theirs.
+    // Parts of the buffer, whose slices lie elsewhere, add theirs.
     reduce(count / 4, 1000);
     reduce(count / 2, count / 2);
     for (int peer = 0; peer < ranks; ++peer) {
@@ -103,7 +103,7 @@ TEST_P(Neighbours, EnterTheirSliceOfABufferThatIsReducedInPlace) {
   });
 }
 
-// Other operations enter what they read.
+// Other operations populate what they read.
 TEST_P(Neighbours, ReadTheirBlockOfAReduceScatter) {
   const int ranks = GetParam();
   const auto n = static_cast<size_t>(ranks);

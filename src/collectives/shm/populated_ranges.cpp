@@ -1,4 +1,4 @@
-#include "collectives/shm/reach.h"
+#include "collectives/shm/populated_ranges.h"
 
 #include <algorithm>
 #include <iterator>
@@ -7,7 +7,7 @@
 
 namespace lockstep::shm {
 
-void Reach::enter(SharedSegment& segment, size_t begin, size_t end) {
+void PopulatedRanges::populate(SharedSegment& segment, size_t begin, size_t end) {
   if (begin >= end || (begin >= last_begin_ && end <= last_end_)) return;
   constexpr size_t kPage = 4096;
   begin = begin / kPage * kPage;

@@ -1,0 +1,129 @@
+#include "collectives/gloo/flight_recorder.h"
+
+#include <algorithm>
+#include <sstream>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/rank_names.h"
+#include "rank_page/rank_board.h"
+
+namespace lockstep::gloo_engine {
+namespace {
+
+/// More than a program has in flight at once.
+constexpr size_t kHistory = 64;
+
+}  // namespace
+
+Entry FlightRecorder::add(std::string text) {
+  for (const char letter : text) hash_ = (hash_ ^ static_cast<unsigned char>(letter)) * 16777619u;  // FNV-1a
+  history_.push_back({++count_, std::move(text)});
+  if (history_.size() > kHistory) history_.pop_front();
+  return history_.back();
+}
+
+std::string FlightRecorder::Dump::packed() const {
+  std::ostringstream text;
+  text << has_failed << ' ' << now.number << ' ' << now.text << '\n';
+  for (const Entry& entry : history) text << entry.number << ' ' << entry.text << '\n';
+  return text.str();
+}
+
+FlightRecorder::Dump FlightRecorder::Dump::unpacked(const std::string& bytes) {
+  Dump dump;
+  std::istringstream text(bytes);
+  const auto read = [&](Entry& entry) {
+    text >> entry.number;
+    text.get();
+    return static_cast<bool>(std::getline(text, entry.text));
+  };
+  text >> dump.has_failed;
+  read(dump.now);
+  for (Entry entry{}; read(entry);) dump.history.push_back(entry);
+  return dump;
+}
+
+const std::string* FlightRecorder::Dump::text_of(uint64_t number) const {
+  for (const Entry& entry : history)
+    if (entry.number == number) return &entry.text;
+  return now.number == number ? &now.text : nullptr;
+}
+
+FlightRecorder::Dumps FlightRecorder::exchange(const Dump& own) const {
+  Dumps dumps(static_cast<size_t>(world_size_));
+  dumps[static_cast<size_t>(rank_)] = own;
+  try {
+    store_->set(key(rank_), own.packed());
+    for (int rank = 0; rank < world_size_; ++rank)
+      if (rank != rank_ && store_->check({key(rank)}))
+        dumps[static_cast<size_t>(rank)] = Dump::unpacked(store_->get_to_str(key(rank)));
+  } catch (const std::exception&) {
+    // The store is gone, with the rank or the launcher that served it. What is known by now has to do.
+  }
+  return dumps;
+}
+
+/// The first collective that two ranks recorded differently, worded as in shared memory. A collective keeps its number,
+/// so an old report is as good as a new one.
+std::string FlightRecorder::mismatch(const Dumps& dumps) {
+  std::optional<uint64_t> first;
+  for (const auto& dump : dumps)
+    for (const Entry& entry : dump ? dump->history : std::deque<Entry>())
+      for (const auto& other : dumps) {
+        const std::string* text = other ? other->text_of(entry.number) : nullptr;
+        if (text != nullptr && *text != entry.text) first = std::min(first.value_or(entry.number), entry.number);
+      }
+  if (!first) return "";
+  std::vector<std::string> texts;
+  for (const auto& dump : dumps) {
+    const std::string* text = dump ? dump->text_of(*first) : nullptr;
+    texts.push_back(text ? *text : "");
+  }
+  std::string said = "ranks disagree on operation " + std::to_string(*first) + ":";
+  for (size_t rank = 0; rank < texts.size(); ++rank)
+    if (!texts[rank].empty() && std::find(texts.begin(), texts.begin() + static_cast<long>(rank), texts[rank]) ==
+                                    texts.begin() + static_cast<long>(rank))
+      said += (said.back() == ':' ? " " : ", ") + ranks_with(texts, texts[rank]) + " called " + texts[rank];
+  return said;
+}
+
+std::string FlightRecorder::positions(const Dumps& dumps) {
+  std::vector<std::string> places;
+  for (const auto& dump : dumps) {
+    if (!dump)
+      places.emplace_back("reported nothing: it has ended, or does something else");
+    else
+      places.push_back((dump->has_failed ? "failed in operation " : "last seen waiting in operation ") +
+                       std::to_string(dump->now.number) + ", " + dump->now.text);
+  }
+  std::string said;
+  for (size_t rank = 0; rank < places.size(); ++rank)
+    if (std::find(places.begin(), places.begin() + static_cast<long>(rank), places[rank]) ==
+        places.begin() + static_cast<long>(rank))
+      said += (said.empty() ? "" : "; ") + ranks_with(places, places[rank]) + " " + places[rank];
+  return "where the ranks are: " + said;
+}
+
+std::string FlightRecorder::compare(const Entry& entry) {
+  if (mismatch(exchange(own_dump(entry, /*has_failed=*/false))).empty()) return "";
+  // The others find the same mismatch when they next look; then all of them can be named.
+  return after_failure(entry, std::chrono::milliseconds(500));
+}
+
+std::string FlightRecorder::after_failure(const Entry& entry, std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  const Dump own = own_dump(entry, /*has_failed=*/true);
+  Dumps dumps = exchange(own);
+  const auto says_more = [](const auto& dump) { return !dump || !dump->has_failed; };
+  while (std::any_of(dumps.begin(), dumps.end(), says_more) && !deadline.passed()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    dumps = exchange(own);
+  }
+  std::string different = mismatch(dumps);
+  if (different.empty()) return positions(dumps);
+  own_page().fail(RankFailure::kMismatch, -1, different);
+  return different;
+}
+
+}  // namespace lockstep::gloo_engine

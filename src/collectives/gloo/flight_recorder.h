@@ -1,0 +1,75 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace lockstep::gloo_engine {
+
+/// A collective, which must be the same on every rank: its number in the group, counted from 1, and its text, such as
+/// "all_reduce(Float, 43 elements, sum)".
+struct Entry {
+  uint64_t number;
+  std::string text;
+};
+
+/// Records the last collectives of this rank. When one hangs or fails, the ranks exchange their records through the
+/// store to find where they differ, as c10d's FlightRecorder does for NCCL. A collective that makes progress costs no
+/// message. Used by the calling thread.
+class FlightRecorder {
+ public:
+  /// To be made before the group is formed: deletes what this rank wrote for an earlier group over the same store.
+  FlightRecorder(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size)
+      : store_(std::move(store)), rank_(rank), world_size_(world_size) {
+    store_->deleteKey(key(rank_));
+  }
+
+  Entry add(std::string text);
+  /// Gloo's tag for the messages of the last collective. It depends on all collectives so far: after one that differs
+  /// no messages match any more, so no rank takes the data of one collective for that of another, and a rank that only
+  /// sends, and so never waits, is found at its next collective.
+  uint32_t tag() const { return static_cast<uint32_t>(count_) << 16 | ((hash_ >> 16 ^ hash_) & 0xffff); }
+
+  /// This rank waits in `entry`: tells the others, and compares their records. Returns what does not match, or "" if no
+  /// mismatch is known.
+  std::string compare(const Entry& entry);
+  /// `entry` has failed on this rank. Tells the others, and waits until all of them have reported their failure or
+  /// `timeout` has passed. Returns what does not match, or where each rank is.
+  std::string after_failure(const Entry& entry, std::chrono::milliseconds timeout);
+
+ private:
+  /// What a rank has reported.
+  struct Dump {
+    bool has_failed = false;
+    Entry now{};                ///< the collective it waits in, or that failed
+    std::deque<Entry> history;  ///< the last collectives, `now` among them
+
+    std::string packed() const;
+    static Dump unpacked(const std::string& bytes);
+    /// The text of the collective with that number; null if it is not known.
+    const std::string* text_of(uint64_t number) const;
+  };
+  /// One for each rank; none where a rank has reported nothing.
+  using Dumps = std::vector<std::optional<Dump>>;
+
+  std::string key(int rank) const { return "calls/" + std::to_string(rank); }
+  /// Reports what this rank does, and reads the others' reports.
+  Dumps exchange(const Dump& own) const;
+  Dump own_dump(const Entry& entry, bool has_failed) const { return {has_failed, entry, history_}; }
+  static std::string mismatch(const Dumps& dumps);
+  static std::string positions(const Dumps& dumps);
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const int rank_;
+  const int world_size_;
+  uint64_t count_ = 0;
+  uint32_t hash_ = 2166136261u;  ///< of all texts
+  std::deque<Entry> history_;
+};
+
+}  // namespace lockstep::gloo_engine

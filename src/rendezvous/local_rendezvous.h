@@ -1,0 +1,24 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "base/file_descriptor.h"
+#include "rendezvous/key_value_server_thread.h"
+
+namespace lockstep {
+
+/// How ranks of one machine that share no inherited socket find each other: rank 0 serves a key-value store under an
+/// abstract Unix address, a name that only the kernel keeps and that vanishes with the process. The others connect to
+/// it. Both sides check that the other is a process of the same user.
+struct LocalRendezvous {
+  FileDescriptor socket;                         ///< connected to the store
+  std::unique_ptr<KeyValueServerThread> server;  ///< on rank 0
+};
+
+/// `job` is the same text for the ranks that belong together, and for no others. Throws Error if another process has
+/// the name, or if rank 0 has not come before the deadline.
+LocalRendezvous rendezvous_on_this_machine(const std::string& job, int rank, const Deadline& deadline);
+
+}  // namespace lockstep
