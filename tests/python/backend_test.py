@@ -32,7 +32,7 @@ def join_group(rank, size, path, backend, function):
 
 
 class Ranks(unittest.TestCase):
-    """Starts ranks by mp.spawn, each in one group of the backend, and ends them when they take too long."""
+    """Starts ranks with mp.spawn, all in one group of the backend, and ends them if they take too long."""
 
     def spawn(self, size, function, backend="lockstep"):
         """Runs function(rank, size) on every rank; returns what each rank returned."""
@@ -126,7 +126,7 @@ class Launching(unittest.TestCase):
         self.assertEqual(sorted(out.split()), ["0:3.0", "1:3.0"])
 
     def test_torchrun_starts_again(self):
-        # Its agent keeps the store: cards of ranks that had ended were taken for those of the next start.
+        # Its agent keeps the store: keys of ranks that had ended were taken for those of the next start.
         for ranks in (2, 3):
             out = self.run_python("-m", "torch.distributed.run", "--standalone", "--max-restarts", "3", "--nproc-per-node",
                                   str(ranks), os.path.join(os.path.dirname(programs.__file__), "restarted.py"))
@@ -135,7 +135,7 @@ class Launching(unittest.TestCase):
                              [f"{rank}:3:{total}:{total}" for rank in range(ranks)])
 
     def test_a_group_after_the_last_one_is_destroyed(self):
-        # Under torchrun's store its keys are those of the first.
+        # In torchrun's store its keys are the same as those of the first.
         out = self.run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
                               os.path.join(os.path.dirname(programs.__file__), "restarted.py"), "twice")
         self.assertEqual(sorted(out.split()), [f"{rank}:0:6.0:6.0" for rank in (0, 0, 1, 1, 2, 2)])
@@ -160,7 +160,7 @@ class Launching(unittest.TestCase):
 
 
 class UnderLockstepRun(unittest.TestCase):
-    """What the launcher learns of Python programs: from the lockstep backend its collectives, else exits and their order."""
+    """What the launcher learns about Python programs: collectives from the lockstep backend, else only exits and their order."""
 
     def test_programs_see_torchruns_launcher_and_a_share_of_the_cores(self):
         program = ("import os, torch; print(torch.distributed.is_torchelastic_launched(), "
@@ -183,11 +183,11 @@ class UnderLockstepRun(unittest.TestCase):
             return done
 
     def train(self, backend, fault, code, ranks=2, options=()):
-        """The block of a training in which rank 1 goes wrong."""
+        """The report of a training run in which rank 1 fails."""
         done = self.launch(os.path.join(os.path.dirname(programs.__file__), "launched.py"), backend, fault, ranks=ranks, options=options)
         self.assertEqual(done.returncode, code, done.stderr)
         block = done.stderr[done.stderr.rindex("lockstep: rank"):] if code else done.stderr
-        if code not in (0, 44):  # of two that do not call the same neither is to blame
+        if code not in (0, 44):  # if two ranks do not call the same, neither is to blame
             self.assertRegex(block, f"^lockstep: rank 1 of {ranks} ")
             self.assertEqual(done.report["culprit"]["rank"], 1)
         self.report = getattr(done, "report", None)
@@ -228,7 +228,7 @@ class UnderLockstepRun(unittest.TestCase):
         self.train("gloo", "killed", 41, ranks=3)
 
     def test_an_exception_on_gloo(self):
-        # The others fail of its end at once.
+        # The others fail at once because it has ended.
         self.assertRegex(self.train("gloo", "exception", 40, ranks=3), "ValueError: a bad batch")
 
     def test_the_error_that_record_writes(self):
@@ -244,7 +244,7 @@ class UnderLockstepRun(unittest.TestCase):
 
 
 def end_of_ranks(target, world_size, path):
-    """Exit codes of the ranks. Not by mp.spawn, which ends the others when one has died."""
+    """Exit codes of the ranks. Not with mp.spawn, which ends the others when one has died."""
     context = mp.get_context("spawn")
     ranks = [context.Process(target=target, args=(rank, world_size, path)) for rank in range(world_size)]
     for process in ranks:

@@ -1,4 +1,4 @@
-"""accelerate and Lightning over the backend, by programs that import nothing of lockstep; results equal Gloo's."""
+"""accelerate and Lightning over the backend, in programs that import nothing from lockstep; results equal Gloo's."""
 
 import importlib.util
 import os
@@ -46,7 +46,7 @@ class Frameworks(unittest.TestCase):
         self.compare("accelerate")
 
     def test_accelerate_takes_no_backend_by_name_on_cpus(self):
-        # When this fails, accelerate has learnt it: then the READMEs need not ask for init_process_group any more.
+        # If this fails, accelerate accepts it now, and the READMEs need no longer ask for init_process_group.
         if importlib.util.find_spec("accelerate") is None:
             self.skipTest("no accelerate")
         program = ("from accelerate import Accelerator; from accelerate.utils import InitProcessGroupKwargs; "

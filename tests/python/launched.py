@@ -1,4 +1,4 @@
-"""A training under `lockstep run` in which rank 1 goes wrong in step 3: launched.py BACKEND FAULT."""
+"""A training run under `lockstep run` in which rank 1 fails in step 3: launched.py BACKEND FAULT."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def main():
         optimizer.step()
     dist.all_reduce(torch.ones(3))
     if fault == "none":
-        # Nobody waits for these before the group is gone: no reason to call anybody late.
+        # Nobody waits for these before the group is gone, so nobody may be called late.
         for _ in range(3):
             dist.all_reduce(torch.ones(5), async_op=True)
         time.sleep(5)

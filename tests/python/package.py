@@ -28,7 +28,7 @@ def is_current():
 
 
 def build(python=sys.executable):
-    """The folder for PYTHONPATH. Throws with pip's output when the package does not build."""
+    """The folder for PYTHONPATH. Raises with pip's output if the package does not build."""
     if not is_current():
         # A link to the sources beside a copy of the package: pip writes its build folder there, and nothing is left
         # in the source tree.
@@ -38,7 +38,7 @@ def build(python=sys.executable):
             if not os.path.islink(os.path.join(tree, name)):
                 os.symlink(os.path.join(SOURCE, name), os.path.join(tree, name))
         own = glob.glob(os.path.join(SOURCE, "python/*.*")) + glob.glob(os.path.join(SOURCE, "python/lockstep/*.*"))
-        for path in filter(os.path.isfile, own):  # an installation leaves folders there
+        for path in filter(os.path.isfile, own):  # an installation may leave folders there
             copy_if_changed(path, os.path.join(tree, os.path.relpath(path, SOURCE)))
         command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-build-isolation",
                    "--no-deps", "--upgrade", "--target", SITE, os.path.join(tree, "python")]

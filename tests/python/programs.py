@@ -91,7 +91,7 @@ def exchange(rank, size):
 
 
 def reduction(name, everyone):
-    """The definition, from all ranks' tensors, in their dtype; None where it means nothing and must be refused."""
+    """The definition, from all ranks' tensors, in their dtype; None where it is not defined and must be refused."""
     dtype = everyone.dtype
     bits = not dtype.is_floating_point and not dtype.is_complex
     if name in ("BAND", "BOR", "BXOR"):
@@ -131,7 +131,7 @@ def every_dtype_and_reduction(rank, size):
             op = dist._make_nccl_premul_sum(factor_of(rank)) if name == "PREMUL_SUM" else getattr(dist.ReduceOp, name)
             expected = reduction(name, torch.stack(all_values(size, (size, 300), dtype)))
             tried, refused = tried + 1, refused + (expected is None)
-            for elements in (1, 300):  # behind the announcement, and beyond
+            for elements in (1, 300):  # with the announcement, and beyond
                 reduce_in_all_forms(rank, size, dtype, op, elements, expected)
     assert (tried, refused) == (len(DTYPES) * len(OPS), 4 * 3 + 6 * 1 + 1 + 2 * 5), (tried, refused)
     sparse = torch.sparse_coo_tensor([[rank, 0]], [1.0, 2.0], (size,))
@@ -276,7 +276,7 @@ def gather_coalesced(rank, size):
 def subgroups(rank, size):
     pairs = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group([2, 0])]
     mine = [group for group in pairs if dist.get_rank(group) >= 0]
-    # Two groups a rank, entered in an order that makes a circle.
+    # Two groups for each rank, entered in an order that makes a cycle.
     tensors = [torch.full((200_000,), float(rank)) for _ in mine]
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in zip(tensors, mine)]
     for work in works if rank != 1 else reversed(works):
@@ -288,7 +288,7 @@ def subgroups(rank, size):
 
 
 def split(rank, size):
-    """What torch.distributed.split_group and device meshes build on; split_group itself wants an accelerator."""
+    """What torch.distributed.split_group and device meshes build on; split_group itself needs an accelerator."""
     from datetime import timedelta
 
     world = dist.distributed_c10d._get_default_group()
@@ -323,7 +323,7 @@ def shutdown(rank, size):
         dist.destroy_process_group(group)
         expect_error(pending.wait, "this rank left the group")
         expect_error(lambda: backend.allreduce([torch.ones(1)], dist.AllreduceOptions()).wait(), "has left the group")
-        backend.shutdown()  # again is harmless
+        backend.shutdown()  # a second call does no harm
     else:
         dist.barrier()
         expect_error(lambda: dist.all_reduce(torch.ones(300_000), group=group), "rank 0 ")
@@ -387,7 +387,7 @@ def call_at_end():
     for function in at_end:
         try:
             function()
-        except BaseException as error:  # which an interpreter that ends would only print
+        except BaseException as error:  # a shutting-down interpreter would only print it
             print("at the end:", error, flush=True)
             os._exit(1)
 
@@ -407,7 +407,7 @@ def futures_at_the_end(rank, size, destroys):
 
     def check():
         if rank == 1:
-            time.sleep(2)  # mostly the other one knows of no end but its own
+            time.sleep(2)  # mostly the other rank knows only of its own end
         for future in kept[1:]:
             try:
                 future.wait()
@@ -435,7 +435,7 @@ def disagree(rank, size):
 
 
 class StoreOfSeveralHosts(dist.Store):
-    """A store through which every other rank tells, when a group forms, that it runs on another host."""
+    """A store through which every other rank says, when a group is formed, that it runs on another host."""
 
     def __init__(self, path, rank, size):
         super().__init__()
@@ -444,7 +444,7 @@ class StoreOfSeveralHosts(dist.Store):
     def set(self, key, value):
         text = value if isinstance(value, str) else bytes(value).decode()
         if '"boot_id"' in text:
-            card = json.loads(text[1:])  # behind a mark
+            card = json.loads(text[1:])  # after a mark
             card.update(boot_id=f"boot {self.rank % 2}", host=f"host-{self.rank % 2}")
             text = text[0] + json.dumps(card)
         self.store.set(key, text)
@@ -475,7 +475,7 @@ def disagree_on_a_message(rank, size):
     texts = ["rank 1 received a message from rank 0", "4 elements of float32 sent, 4 of int32 expected (tag 3)"]
     work = dist.isend(torch.ones(4), 1, group, tag=3) if rank == 0 else \
         dist.irecv(torch.zeros(4, dtype=torch.int32), 0, group, tag=3)
-    for text in texts:  # a message that small is sent before anybody looks at it: then the next operation tells
+    for text in texts:  # such a small message is sent before anybody checks it: then the next operation fails
         expect_error(lambda: (work.wait(), dist.barrier(group)), text)
 
 
@@ -513,7 +513,7 @@ def miss_a_barrier(rank, size):
             assert "Rank 0 timed out in monitoredBarrier" in str(error) and "ranks 1, 2" in str(error), error
         else:
             raise AssertionError("nobody else came")
-    # A time of 0 was taken for the group's, so that the end of another rank was told of instead, if it came to an end.
+    # A timeout of 0 was taken for the group's timeout, so the error was another rank's end, if it ended at all.
     group = dist.new_group(backend="lockstep", timeout=timedelta(seconds=60))
     if rank == 0:
         started = time.monotonic()

@@ -14,7 +14,7 @@ import tempfile
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# So many must pass, whatever happens to the rest: a suite that lets nothing through would hide every failure.
+# This many must pass, whatever happens to the rest: a suite that skips everything would hide every failure.
 LEAST = {"gloo": 103, "mpi": 12}
 
 
@@ -36,7 +36,7 @@ def import_suite(name):
                       INIT_METHOD="file://" + os.path.join(tempfile.mkdtemp(prefix="lockstep_suite_"), "meet"))
     import torch.testing._internal.distributed.distributed_test as suite
     suite.BACKEND = "lockstep"
-    # Of this variable's names, it is the one for which tests of subgroups run with fewer than 8 ranks.
+    # Of this variable's values, the one for which tests of subgroups run with fewer than 8 ranks.
     os.environ["BACKEND"] = "mpi"
     return suite
 
@@ -56,7 +56,7 @@ def make_case(suite):
 
 
 class Result(unittest.TextTestResult):
-    """Remembers what passed, too."""
+    """Also records what passed."""
 
     def __init__(self, *arguments, **more):
         super().__init__(*arguments, **more)

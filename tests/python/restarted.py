@@ -1,4 +1,4 @@
-"""Groups under torchrun: in each of the first three starts rank 1 ends in another way and place. restarted.py [twice]
+"""Groups under torchrun: in each of the first three starts rank 1 ends in a different way and place. restarted.py [twice]
 
 With `twice` there are no faults, and the group is made again in the same processes."""
 

@@ -32,7 +32,7 @@ def main(backend, path):
     torch.save({"backend": dist.get_backend(), "wrapper": type(model).__name__, "losses": torch.stack(losses),
                 "imported": "lockstep._C" in sys.modules, "weights": dict(weights)}, f"{path}.{dist.get_rank()}")
     accelerator.wait_for_everyone()
-    accelerator.end_training()  # destroys the group, too
+    accelerator.end_training()  # also destroys the group
 
 
 if __name__ == "__main__":

@@ -37,8 +37,7 @@ def communication_hooks(rank, size):
     hooks = [(None, default_hooks.allreduce_hook), (None, default_hooks.fp16_compress_hook),
              (powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)]
     for state, hook in hooks:
-        # PowerSGD starts collectives where a future completes: with several buckets their order is left to chance, with
-        # Gloo as well.
+        # PowerSGD starts collectives when a future completes: with several buckets their order is random, as with Gloo.
         network = DistributedDataParallel(model(), bucket_cap_mb=25 if state else 0.05)
         network.register_comm_hook(state, hook)
         train(network, torch.optim.SGD(network.parameters(), 0.1), rank)
@@ -62,7 +61,7 @@ def segment_of(tensor):
 
 
 def buckets_in_shared_memory(rank, size):
-    """PyTorch's reducer takes its buckets from the backend, which then reduces them where they lie."""
+    """PyTorch's reducer takes its buckets from the backend, which then reduces them in place."""
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
     own = segment_of(backend.allocate_tensor(1, dtype=torch.float32, device=torch.device("cpu")))
     assert "memfd:lockstep" in own[1] and segment_of(torch.ones(1_000_000)) != own, own
@@ -105,7 +104,7 @@ def train_fsdp2(rank, size):
 
 
 def fork(rank, size):
-    """A child has none of the shared memory, is refused, and harms nobody when it ends."""
+    """A child has none of the shared memory, is refused, and does no harm when it ends."""
     import gc
 
     network = DistributedDataParallel(model())
