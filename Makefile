@@ -16,7 +16,7 @@ help:
 	@echo "make test-thorough               the long counts after it: kills, fuzzers, PyTorch's own suite, the benches"
 	@echo "make test-nightly                all with the longest counts, and under sanitizers"
 	@echo "make bench                       what is measured, as in the README"
-	@echo "make format, make lint           clang-format, clang-tidy and the structure checks"
+	@echo "make format, make lint           clang-format; clang-tidy, thread safety and the structure checks"
 	@echo "make clean                       remove the build folder"
 	@echo "Each installs what is missing first (scripts/setup says what that is)."
 

@@ -30,7 +30,7 @@ namespace lockstep {
 ///
 /// TORCH_CHECK fails, and nothing is converted, where there is no batch norm, or one whose conversion would have no
 /// effect or an unknown one: a class derived from BatchNorm, whose forward may do anything, and a layer with neither
-/// parameters nor running statistics, by which it could be known.
+/// parameters nor running statistics to recognise it by.
 ///
 /// Every rank must call it, with equal modules; then forward and backward of each layer are collectives, of a message
 /// each, that every rank must run in the same order, empty batch or not. Layers over one group share a connection of

@@ -12,7 +12,7 @@
 #include "nn/batch_norm_operator.h"
 #include "rank_page/operation_label.h"
 
-// Attaching to a module, again after it was edited, and noticing that it was.
+// Attaching to a module, attaching again after an edit, and noticing that there was an edit.
 
 namespace lockstep {
 namespace {
@@ -30,13 +30,12 @@ void check(const DistributedDataParallelOptions& options) {
   TORCH_CHECK(options.first_bucket_cap_mb > 0 && options.bucket_cap_mb > 0,
               "bucket_cap_mb and first_bucket_cap_mb must be positive; they are ", options.bucket_cap_mb, " and ",
               options.first_bucket_cap_mb);
-  TORCH_CHECK(
-      options.gradient_as_bucket_view,
-      "gradient_as_bucket_view is false, but .grad is always a view of its bucket here; leave the option out, and "
-      "clone() the gradients that are to be kept beyond the next step");
+  TORCH_CHECK(options.gradient_as_bucket_view,
+              "gradient_as_bucket_view is false, but here .grad is always a view of its bucket; remove the option, and "
+              "clone() gradients that you keep beyond the next step");
 }
 
-/// One option a line, those in which ranks must not differ.
+/// The options that must be the same on all ranks, one per line.
 std::string describe(const DistributedDataParallelOptions& options) {
   std::ostringstream text;
   text << "first_bucket_cap_mb " << options.first_bucket_cap_mb << "\nbucket_cap_mb " << options.bucket_cap_mb
@@ -57,7 +56,7 @@ std::string advice(const char* kind, const std::string& name, const char* what) 
   return c10::str(kind, " ", name, " ", what, " after DistributedDataParallel attached; call refresh() on all ranks");
 }
 
-/// Modules list every tensor once, under one name; a list of the user's may not.
+/// A module lists every tensor once, under one name; a list that the user passes may not.
 void check_distinct(const NamedTensors& parameters) {
   std::unordered_map<std::string, const c10::TensorImpl*> by_name;
   std::unordered_map<const c10::TensorImpl*, std::string> by_tensor;
@@ -68,11 +67,11 @@ void check_distinct(const NamedTensors& parameters) {
     TORCH_CHECK(by_name.try_emplace(name, impl).second, "two parameters of the list are named ", name,
                 "; give each a name of its own");
     TORCH_CHECK(is_new, "parameters ", other->second, " and ", name,
-                " of the list are one tensor; list it once, whatever shares it");
+                " of the list are the same tensor; list it only once");
   }
 }
 
-/// Throws on all ranks if one of them has something to say.
+/// Throws on all ranks if `trouble` is not empty on one of them.
 void throw_on_all_ranks(const Group& group, const std::string& trouble) {
   const auto all = group.all_gather_bytes(trouble);
   for (const std::string& one : all)
@@ -108,14 +107,14 @@ void Replica::State::compare(const NamedTensors& parameters, const NamedTensors&
   const auto remark = [&](const at::Tensor& tensor) {
     const bool is_new = !is_known(tensor);
     return std::string(is_new && GradientHook::follows(tensor) ? ", already attached" : "") +
-           (is_new && !first ? ", new" : "") + (tensor.is_leaf() ? "" : ", no leaf");
+           (is_new && !first ? ", new" : "") + (tensor.is_leaf() ? "" : ", not a leaf");
   };
   check_same_on_all_ranks(group, "parameter", parameters, remark);
   check_same_on_all_ranks(group, "buffer", new_buffers, remark);
   check_distinct(parameters);
   for (const auto& [name, tensor] : parameters) {
     TORCH_CHECK(tensor.is_leaf(), "parameter ", name,
-                " is the result of an operation, so backward leaves no gradient in it; give the tensor that it was "
+                " is the result of an operation, so backward leaves no gradient in it; pass the tensor that it was "
                 "computed from, or detach() it and set requires_grad");
     TORCH_CHECK(is_known(tensor) || !GradientHook::follows(tensor), "parameter ", name,
                 " is attached to a DistributedDataParallel already; destroy that one first, or refresh() it");
@@ -140,7 +139,7 @@ NamedTensors Replica::State::to_follow(const NamedTensors& parameters) const {
   const auto& delayed = options.delay_all_reduce_named_params;
   for (const auto& name : delayed)
     TORCH_CHECK(std::any_of(parameters.begin(), parameters.end(), [&](const auto& p) { return p.first == name; }),
-                "delay_all_reduce_named_params names ", name, ", which is no parameter of the module");
+                "delay_all_reduce_named_params names ", name, ", which is not a parameter of the module");
   // The plan goes through the parameters backwards.
   std::stable_partition(followed.begin(), followed.end(), [&](const auto& p) { return contains(delayed, p.first); });
   return followed;
@@ -148,15 +147,16 @@ NamedTensors Replica::State::to_follow(const NamedTensors& parameters) const {
 
 void Replica::State::attach(std::unique_ptr<Source> from) {
   TORCH_CHECK(passes.since_reduction == 0, "gradients of ", passes.since_reduction,
-              " backward passes wait in .grad; reduce_gradients() before refresh()");
-  TORCH_CHECK(join == nullptr, "refresh() within join(), where ranks that have run out of inputs cannot call it");
+              " backward passes wait in .grad; call reduce_gradients() before refresh()");
+  TORCH_CHECK(join == nullptr,
+              "refresh() was called within join(), where ranks that have run out of inputs cannot call it");
   const Source& now = from ? *from : *source;
   const NamedTensors parameters = without(now.parameters(), options.parameters_to_ignore);
   const NamedTensors new_buffers = without(now.buffers(), options.parameters_to_ignore);
   compare(parameters, new_buffers);
   check_weights(parameters);
   NamedTensors followed = to_follow(parameters);
-  // What was there goes only when the new one stands on every rank.
+  // The old reducer is replaced only when every rank has made the new one.
   std::unique_ptr<Reducer> next;
   throw_on_all_ranks(group, [&]() -> std::string {
     try {
@@ -236,7 +236,7 @@ std::string Replica::State::inspect() {
   for (const Known& one : known) parameters.emplace_back(one.name, one.tensor);
   std::string edit = edit_of("parameter", parameters, without(source->parameters(), options.parameters_to_ignore));
   if (edit.empty()) edit = edit_of("buffer", buffers, without(source->buffers(), options.parameters_to_ignore));
-  if (edit.empty()) {  // layers that hold no tensors came or went, or all is as it was
+  if (edit.empty()) {  // only layers without tensors came or went, or everything is as before
     source->remember();
     edited_ = false;
     strangers_.clear();

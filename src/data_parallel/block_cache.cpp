@@ -9,13 +9,13 @@ namespace lockstep {
 namespace {
 
 constexpr uint64_t kStepsKept = 3;
-/// Beyond twice those of a step: steps that take few may differ by some.
+/// Allowed on top of twice a step's blocks: steps that take few blocks may differ by some.
 constexpr uint64_t kFewTaken = 16;
-/// In place of those of a step, until one has ended: more than most take.
+/// A step's blocks until the first step has ended: more than most steps take.
 constexpr uint64_t kUnknown = 1024;
 
 size_t rounded_up(size_t bytes) {
-  const size_t unit = std::bit_floor(std::max(bytes, BlockCache::kSmallest)) / 8;  // 32 pages at least
+  const size_t unit = std::bit_floor(std::max(bytes, BlockCache::kSmallest)) / 8;  // at least 32 pages
   return (bytes + unit - 1) / unit * unit;
 }
 
@@ -23,8 +23,8 @@ size_t rounded_up(size_t bytes) {
 
 void* BlockCache::take(size_t bytes) {
   const size_t size = rounded_up(bytes);
-  std::lock_guard lock(mutex_);
-  if (++taken_in_step_ > 2 * (a_steps_ == 0 ? kUnknown : a_steps_) + kFewTaken) advance();
+  const MutexLock lock(mutex_);
+  if (++taken_in_step_ > 2 * (usual_blocks_ == 0 ? kUnknown : usual_blocks_) + kFewTaken) advance();
   void* block = nullptr;
   if (const auto kept = kept_.find(size); kept != kept_.end()) {
     block = kept->second.back().block;  // the one that was used last is most likely in the processor's caches
@@ -42,12 +42,12 @@ void* BlockCache::take(size_t bytes) {
 }
 
 bool BlockCache::owns(const void* block) const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return taken_.contains(block);
 }
 
 void BlockCache::give_back(void* block) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto taken = taken_.find(block);
   const size_t size = taken->second;
   taken_.erase(taken);
@@ -61,14 +61,14 @@ void BlockCache::give_back(void* block) {
 }
 
 void BlockCache::end_step() {
-  std::lock_guard lock(mutex_);
-  // Steps differ, a backward that only accumulates takes less: of the last ones the largest counts.
-  a_steps_ = std::max(taken_in_step_, a_steps_ - a_steps_ / 8);
+  const MutexLock lock(mutex_);
+  // Steps differ: a backward that only accumulates takes fewer. The largest of the recent ones counts.
+  usual_blocks_ = std::max(taken_in_step_, usual_blocks_ - usual_blocks_ / 8);
   advance();
 }
 
 void BlockCache::keep(bool on) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   keeps_ = on;
   if (on) return;
   while (drop_oldest()) continue;
@@ -80,7 +80,7 @@ void BlockCache::advance() {
   ++step_;
   for (auto size = kept_.begin(); size != kept_.end();) {
     const auto next = std::next(size);
-    const auto stale = [this](const Kept& kept) { return kept.step + kStepsKept < step_; };
+    const auto stale = [now = step_](const Kept& kept) { return kept.step + kStepsKept < now; };
     const auto fresh = std::find_if_not(size->second.begin(), size->second.end(), stale);
     drop(size, static_cast<size_t>(fresh - size->second.begin()));
     size = next;
@@ -88,7 +88,7 @@ void BlockCache::advance() {
 }
 
 BlockCache::Sizes BlockCache::sizes() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return sizes_;
 }
 

@@ -3,45 +3,48 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "base/mutex.h"
+
 namespace lockstep {
 
-/// Large blocks of memory, kept for the next that wants the size: a training takes the same sizes in every step, and
-/// what the kernel gives anew costs a fault a page.
+/// Keeps large blocks of memory for the next request of the same size: training allocates the same sizes in every step,
+/// and fresh memory from the kernel costs a page fault for every page.
 ///
-/// Sizes are rounded up to eighths of a power of two and never split or joined, so a block never ends up as a hole that
-/// is a little too small, which is what kept memory costs in a heap. What is in use and what is kept are together at
-/// most half more than the most that was in use at once. Any thread may use it.
+/// Sizes are rounded up to eighths of a power of two. Blocks are never split or joined, so none becomes a hole that is
+/// slightly too small, which is what keeping memory costs in a heap. Memory in use and memory kept add up to at
+/// most 1.5 times the largest amount ever in use at once. Any thread may use it.
 class BlockCache {
  public:
-  static constexpr size_t kSmallest = size_t{1} << 20;  ///< below this a heap does as well
+  static constexpr size_t kSmallest = size_t{1} << 20;  ///< below this a heap is as good
 
   struct Sizes {
     size_t in_use = 0, most_in_use = 0, kept = 0;  ///< bytes, rounded up
   };
 
-  /// At least `bytes`, which are kSmallest or more, from the start of a page, with any content. nullptr: the system has
-  /// no more, and nothing is kept either.
+  /// At least `bytes` (kSmallest or more), page-aligned, with undefined content. nullptr: the system has no memory
+  /// left, and the cache has none either.
   void* take(size_t bytes);
-  /// `block` was taken here and not given back.
+  /// Whether `block` was taken here and not given back yet.
   bool owns(const void* block) const;
   void give_back(void* block);
 
-  /// A step is over. What nobody has taken for three of them goes back to the kernel. A program that stops to train and
-  /// only evaluates says nothing: twice as many blocks taken as in a step count as one.
+  /// A step is over. What nobody has taken for three steps goes back to the kernel. A program that stops training and
+  /// only evaluates no longer calls this: then every time twice a step's number of blocks has been taken counts as a
+  /// step.
   void end_step();
 
-  /// False: what is kept goes back to the kernel now, and what is given back later at once. True as it is made.
+  /// False: what is kept goes back to the kernel now, and so does every block that is given back from now on. A new
+  /// cache keeps.
   void keep(bool on);
 
   Sizes sizes() const;
 
-  /// Around fork(): no other thread holds the lock then.
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+  /// Around fork(), so that no other thread holds the lock in the child.
+  void lock() LOCKSTEP_ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() LOCKSTEP_RELEASE(mutex_) { mutex_.unlock(); }
 
  private:
   struct Kept {
@@ -50,20 +53,19 @@ class BlockCache {
   };
   using KeptBySize = std::map<size_t, std::vector<Kept>>;  ///< of each the oldest first
 
-  void* map_anew(size_t bytes);
-  void advance();
-  bool drop_oldest();
-  void drop(KeptBySize::iterator size, size_t count);
+  void* map_anew(size_t bytes) LOCKSTEP_REQUIRES(mutex_);
+  void advance() LOCKSTEP_REQUIRES(mutex_);
+  bool drop_oldest() LOCKSTEP_REQUIRES(mutex_);
+  void drop(KeptBySize::iterator size, size_t count) LOCKSTEP_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  // Guarded by mutex_:
-  std::unordered_map<const void*, size_t> taken_;
-  KeptBySize kept_;
-  Sizes sizes_;
-  uint64_t step_ = 0;
-  uint64_t taken_in_step_ = 0;
-  uint64_t a_steps_ = 0;  ///< blocks taken in a step; 0: none has ended
-  bool keeps_ = true;
+  mutable Mutex mutex_;
+  std::unordered_map<const void*, size_t> taken_ LOCKSTEP_GUARDED_BY(mutex_);
+  KeptBySize kept_ LOCKSTEP_GUARDED_BY(mutex_);
+  Sizes sizes_ LOCKSTEP_GUARDED_BY(mutex_);
+  uint64_t step_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  uint64_t taken_in_step_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  uint64_t usual_blocks_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  ///< taken in a step; 0: no step has ended yet
+  bool keeps_ LOCKSTEP_GUARDED_BY(mutex_) = true;
 };
 
 }  // namespace lockstep

@@ -19,7 +19,7 @@ uint64_t mix(uint64_t hash, uint64_t word) {
   return hash ^ hash >> 29;
 }
 
-/// Four chains side by side, because one alone would wait for its multiplications.
+/// Four independent chains, because a single one would wait for each multiplication.
 uint64_t hash_bytes(const char* bytes, size_t count) {
   std::array<uint64_t, 4> chains{1, 2, 3, 4};
   uint64_t word = 0;

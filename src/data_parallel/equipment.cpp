@@ -9,12 +9,12 @@
 
 #include "data_parallel/replica_state.h"
 
-// What a user may ask for besides reducing gradients.
+// What a user may add to the reduction of gradients.
 
 namespace lockstep {
 namespace {
 
-/// Gradients by bucket where the whole bucket is in .grad, the others one by one: pieces that together are all of them.
+/// All gradients, in pieces: a bucket as a whole if all its gradients lie in it, the others one by one.
 std::vector<at::Tensor> pieces_of_gradients(const Reducer& reducer, const NamedTensors& followed,
                                             const std::vector<at::Tensor>& others) {
   std::vector<at::Tensor> pieces;
@@ -49,9 +49,10 @@ std::shared_ptr<CommHook> Replica::comm_hook() const { return state_->equipment.
 double Replica::clip_grad_norm(double max_norm, double norm_type) {
   TORCH_CHECK(max_norm >= 0 && norm_type > 0, "clip_grad_norm(", max_norm, ", ", norm_type,
               "): max_norm must not be negative, norm_type must be positive or infinity");
-  TORCH_CHECK(state_->passes.since_reduction == 0, "clip_grad_norm: the gradients of ", state_->passes.since_reduction,
-              " backward passes wait in .grad, of this rank alone, so each rank would scale them otherwise; clip after "
-              "the backward that reduces them, or call reduce_gradients() first");
+  TORCH_CHECK(state_->passes.since_reduction == 0, "clip_grad_norm: .grad holds gradients of ",
+              state_->passes.since_reduction,
+              " backward passes that are not reduced yet, so each rank would scale them differently; clip after the "
+              "backward that reduces them, or call reduce_gradients() first");
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> others;
   for (const State::Known& one : state_->known)

@@ -11,18 +11,18 @@
 namespace lockstep {
 namespace {
 
-// Where glibc's own adaptation of this threshold ends, and the most that it accepts. To set one of the two ends that
-// adaptation, so both are set.
+// The largest value that glibc adapts this threshold to by itself, and the largest that it accepts. Setting one of the
+// two thresholds ends that adaptation, so both are set.
 constexpr int kMmapThreshold = 32 << 20;
 
-/// Where the shared object lies that the process has this function from, or null.
+/// The base address of the shared object that provides this function in the process, or null.
 const void* origin_of(const char* function) {
   void* const address = ::dlsym(RTLD_DEFAULT, function);
   Dl_info info{};
   return address != nullptr && ::dladdr(address, &info) != 0 ? info.dli_fbase : nullptr;
 }
 
-/// mallopt() does not tell: where jemalloc takes the place of malloc it is still glibc's, and says that all is well.
+/// mallopt() does not tell: if jemalloc replaces malloc, mallopt() is still glibc's and reports success.
 bool malloc_is_glibcs() {
   const void* const malloc = origin_of("malloc");
   return malloc != nullptr && malloc == origin_of("gnu_get_libc_version");

@@ -7,12 +7,12 @@
 namespace lockstep {
 namespace {
 
-/// Within join(), until it goes.
+/// Puts the reducer into join() for as long as this object exists.
 class JoiningReducer {
  public:
   JoiningReducer(Reducer& reducer, const JoinOptions*& join, const JoinOptions& options)
       : reducer_(reducer), join_(join) {
-    TORCH_CHECK(join_ == nullptr, "join() within join()");
+    TORCH_CHECK(join_ == nullptr, "join() was called within join()");
     join_ = &options;
     reducer_.set_joining(true, !options.divide_by_initial_world_size);
   }
@@ -55,8 +55,8 @@ void Replica::join(const std::function<void()>& body, const JoinOptions& options
   const JoiningStatistics joining_statistics(state.statistics, state.group);
   state.last_active.assign(static_cast<size_t>(state.group.world_size()), true);
   body();
-  // The others' reductions carry who still has inputs; the round in which nobody has any is the end. Before each come
-  // the batch norms of their forward and backward.
+  // The others' reductions tell who still has inputs; join() ends with the round where no rank has any. Before each
+  // reduction come the batch norms of their forward and backward.
   while (true) {
     if (state.statistics) state.statistics->serve();
     const auto ranks = state.reducer->shadow();

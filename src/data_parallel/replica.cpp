@@ -42,7 +42,7 @@ Accumulation Replica::accumulate(int n) {
 void Replica::reduce_gradients() { state_->reducer->reduce(); }
 
 void Replica::skip_step() {
-  // Within join() synchronised batch norms of the others may come before.
+  // Within join(), the others may call synchronised batch norms first.
   if (state_->statistics) state_->statistics->serve();
   state_->reducer->skip();
 }
@@ -77,8 +77,10 @@ void Replica::average_parameters(double weight) {
     wrong.push_back(!std::isfinite(weights[rank].item<double>()) || weights[rank].item<double>() < 0);
   const bool none = std::find(wrong.begin(), wrong.end(), true) == wrong.end();
   if (!none || total == 0)
-    throw Error("average_parameters: weights must be finite, not negative, and one of them above 0; they are not on " +
-                rank_names(none ? std::vector<bool>(wrong.size(), true) : wrong));
+    throw Error(
+        "average_parameters: weights must be finite and not negative, and at least one must be above 0; they are not "
+        "on " +
+        rank_names(none ? std::vector<bool>(wrong.size(), true) : wrong));
   NamedTensors tensors = state.buffers;
   for (const auto& one : state.known) tensors.emplace_back(one.name, one.tensor);
   if (state.group.world_size() > 1) state.average(tensors, weight / total, /*root=*/0);

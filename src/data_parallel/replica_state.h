@@ -20,23 +20,23 @@ struct Replica::State {
   State(std::unique_ptr<Source> from, const Group& group, DistributedDataParallelOptions options);
 
   // attach.cpp
-  /// Compares what `from` (or, if null, the present source) holds now across ranks, brings what is new to rank 0's, and
-  /// follows it. If it throws, on all ranks, what was followed before still is.
+  /// Compares across ranks what `from` (or, if null, the present source) holds now, sets what is new to rank 0's
+  /// values, and follows it. If it throws, it throws on all ranks, and everything is followed as before.
   void attach(std::unique_ptr<Source> from);
-  /// What was done to the module since, that refresh() should have been told; empty if nothing.
+  /// What was changed in the module since attach() without a refresh(); empty if nothing.
   std::string inspect();
-  /// Throws on all ranks if one of them has something to say in inspect(). Every rank calls it.
+  /// Throws on all ranks if inspect() finds something on one of them. Every rank calls it.
   void check_not_edited();
 
   // synchronize.cpp
   /// After each reduction, on all ranks.
   void reduced(const std::vector<Facts>& ranks);
-  /// From those that `counts` names.
+  /// From the ranks for which `counts` is true.
   void synchronize_buffers(const std::vector<bool>& counts);
   void average(const NamedTensors& tensors, double share, int root);
   void check_divergence() const;
 
-  /// A parameter as it was when attached: what must not change without refresh().
+  /// A parameter as it was when it was attached; none of this may change without refresh().
   struct Known {
     std::string name;
     at::Tensor tensor;
@@ -48,40 +48,40 @@ struct Replica::State {
   const Group group;
   const DistributedDataParallelOptions options;
   TensorMemory memory{options.keep_freed_memory};
-  const std::shared_ptr<BackwardPasses> shared_passes = std::make_shared<BackwardPasses>();  ///< with guards
+  const std::shared_ptr<BackwardPasses> shared_passes = std::make_shared<BackwardPasses>();  ///< guards share it
   BackwardPasses& passes = *shared_passes;
 
   std::unique_ptr<Source> source;
   std::vector<Known> known;
   NamedTensors buffers;
-  NamedTensors trained;  ///< those that are followed, in the order the reducer knows them
+  NamedTensors trained;  ///< the parameters that are followed, in the reducer's order
   Reducer::Equipment equipment{.hook = nullptr, .watch = nullptr, .timeline = std::make_shared<Timeline>()};
   std::unique_ptr<Reducer> reducer;
 
   int check_every = 0;
   int64_t reductions = 0;                          ///< since check_divergence_every() was called
-  int64_t void_steps = 0;                          ///< of which skip_step() has left nothing
+  int64_t void_steps = 0;                          ///< steps that skip_step() has made void
   const JoinOptions* join = nullptr;               ///< within join()
-  std::shared_ptr<StatisticsExchange> statistics;  ///< within join(): of synchronised batch norms, or null
+  std::shared_ptr<StatisticsExchange> statistics;  ///< within join(): that of synchronised batch norms, or null
   std::vector<bool> last_active;                   ///< ranks that had inputs in the last reduction in which any had
 
  private:
   std::unique_ptr<Reducer> make_reducer(const NamedTensors& followed);
-  /// Before a backward: sets alarms on what the module holds and nobody follows.
+  /// Before a backward: sets alarms on parameters of the module that are not followed.
   void watch_strangers();
   bool is_known(const at::Tensor& tensor) const { return impls_.contains(tensor.unsafeGetTensorImpl()); }
   void compare(const NamedTensors& parameters, const NamedTensors& new_buffers) const;
   void check_weights(const NamedTensors& parameters) const;
   NamedTensors to_follow(const NamedTensors& parameters) const;
 
-  int number_ = 0;                                    ///< on its group, from 1: the same on all ranks
+  int number_ = 0;                                    ///< of this replica on its group, from 1: the same on all ranks
   std::unordered_set<const c10::TensorImpl*> impls_;  ///< of known and buffers
-  bool edited_ = false;                               ///< the source said so; it need not say it twice
-  // A backward that reaches one of these but nothing that is followed would else go by unnoticed.
-  std::vector<std::unique_ptr<GradientAlarm>> frozen_;     ///< known, not followed: may be unfrozen
-  std::vector<std::unique_ptr<GradientAlarm>> strangers_;  ///< came since
+  bool edited_ = false;                               ///< the source has reported an edit; it is not asked again
+  // Without these, a backward that reaches one of them but nothing that is followed would go unnoticed.
+  std::vector<std::unique_ptr<GradientAlarm>> frozen_;     ///< known but not followed: may be unfrozen
+  std::vector<std::unique_ptr<GradientAlarm>> strangers_;  ///< were added since
   std::optional<BackwardWatch> watch_;
-  UntrainedWatch untrained_;  ///< on rank 0 alone
+  UntrainedWatch untrained_;  ///< used on rank 0 only
 };
 
 }  // namespace lockstep

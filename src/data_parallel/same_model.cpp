@@ -57,7 +57,7 @@ std::string first_difference(const std::string& kind, const std::vector<std::str
 void check_same_on_all_ranks(const Group& group, const std::string& kind, const std::string& lines) {
   if (group.world_size() == 1) return;
   const OperationLabel label("the comparison of the models");
-  // Every rank compares everything, so all find the same difference or none; models have few thousand lines at most.
+  // Every rank compares everything, so all find the same difference or none; a model has a few thousand lines at most.
   const std::string difference = first_difference(kind, group.all_gather_bytes(lines));
   if (difference.empty()) return;
   own_page().fail(RankFailure::kMismatch, -1, "the ranks do not hold the same model: " + difference);

@@ -14,8 +14,8 @@ struct Module;
 
 namespace lockstep {
 
-/// What a replica attaches to: lists what it holds now. A tensor that a module holds under several names is listed
-/// once, under the first; a list of the user's is handed on as it is.
+/// What a replica attaches to: lists the parameters and buffers that it holds now. A tensor that a module holds under
+/// several names is listed once, under the first; a list that the user passed is returned as it is.
 class Source {
  public:
   virtual ~Source() = default;
@@ -23,9 +23,8 @@ class Source {
   virtual NamedTensors buffers() const { return {}; }
   virtual bool is_training() const { return true; }
 
-  /// Whether layers, parameters or buffers were added, replaced or removed since remember(). Looks at a part of a large
-  /// module in each call, the next part in the next, so that a call takes microseconds and a change is found within few
-  /// calls.
+  /// Whether layers, parameters or buffers were added, replaced or removed since remember(). Each call looks at the
+  /// next part of a large module, so it takes microseconds, and a change is found within a few calls.
   virtual bool is_edited() { return false; }
   virtual void remember() {}
 };

@@ -10,7 +10,7 @@
 #include "data_parallel/replica_state.h"
 #include "rank_page/operation_label.h"
 
-// What keeps parameters and buffers equal besides the reduction of gradients.
+// What keeps parameters and buffers equal on all ranks besides the reduction of gradients.
 
 namespace lockstep {
 
@@ -23,14 +23,14 @@ void Replica::State::reduced(const std::vector<Facts>& ranks) {
     done.push_back(!facts.active);
   }
   const auto inputs = std::count(active.begin(), active.end(), true);
-  if (inputs == 0) return;  // everybody has come to the end of join()
+  if (inputs == 0) return;  // all ranks have reached the end of join()
   last_active = active;
   const bool all = inputs == static_cast<int64_t>(active.size());
   if (!all && join != nullptr && join->throw_on_early_termination)
     throw Error(rank_names(done) + " ran out of inputs within join(throw_on_early_termination) while " +
                 rank_names(active) + " had more");
   if (is_void(ranks)) ++void_steps;
-  // Of a batch that is skipped a forward may have left anything in the buffers.
+  // The forward of a batch that is skipped may have left anything in the buffers.
   std::vector<bool> took_part;
   for (const Facts& facts : ranks) took_part.push_back(facts.took_part());
   const bool any = std::find(took_part.begin(), took_part.end(), true) != took_part.end();

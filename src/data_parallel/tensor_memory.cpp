@@ -5,27 +5,33 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <mutex>
 #include <vector>
 
 #include <c10/core/CPUAllocator.h>
 
+#include "base/mutex.h"
 #include "data_parallel/block_cache.h"
 #include "data_parallel/heap.h"
 
 namespace lockstep {
 namespace {
 
-/// Of the whole process. Never freed: tensors may be freed after main().
+/// Of the whole process. Never destroyed: tensors may be freed after main().
 struct Kept {
   BlockCache cache;
   std::atomic<bool> on{false};  ///< tensors get blocks of the cache
 
-  std::mutex mutex;
-  // Guarded by mutex:
-  std::vector<TensorMemory*> owners;
-  uint64_t steps = 0;  ///< of all owners together
-  bool heap = false;   ///< malloc keeps what is freed
+  struct Owner {
+    const TensorMemory* memory;
+    uint64_t last = 0;     ///< its last step, as counted in `steps`
+    bool stepped = false;  ///< since the last time that all had
+  };
+  Mutex mutex;
+  std::vector<Owner> owners LOCKSTEP_GUARDED_BY(mutex);
+  uint64_t steps LOCKSTEP_GUARDED_BY(mutex) = 0;  ///< of all owners together
+  bool heap LOCKSTEP_GUARDED_BY(mutex) = false;   ///< malloc keeps what is freed
 };
 
 Kept& kept() {
@@ -33,12 +39,22 @@ Kept& kept() {
   return *all;
 }
 
+// Around fork(), so that no other thread holds a lock in the child. Not analysed: each leaves locks as it found none.
+void lock_all() LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS {
+  kept().mutex.lock();
+  kept().cache.lock();
+}
+void unlock_all() LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS {
+  kept().cache.unlock();
+  kept().mutex.unlock();
+}
+
 class KeepingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     const bool large = bytes >= BlockCache::kSmallest && kept().on.load(std::memory_order_relaxed);
     void* block = large ? kept().cache.take(bytes) : nullptr;
-    // Of what the system has not got, LibTorch's own says so.
+    // If there is no memory, LibTorch's allocator reports it.
     if (block == nullptr) return c10::GetDefaultCPUAllocator()->allocate(bytes);
     c10::profiledCPUMemoryReporter().New(block, bytes);
     return {block, block, &free_block, c10::Device(c10::kCPU)};
@@ -59,47 +75,42 @@ class KeepingAllocator final : public c10::Allocator {
   }
 };
 
-/// Puts it in the place of LibTorch's own, for good: what it has given out may be freed at any time. False: there is
-/// the user's.
+/// Replaces LibTorch's own allocator, for good, because tensors of this one may be freed at any time. Returns false if
+/// the user has installed another.
 bool install() {
   static KeepingAllocator* const allocator = new KeepingAllocator;
   if (c10::GetCPUAllocator() == allocator) return true;
   if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return false;
   static std::once_flag once;
-  std::call_once(once, [] {
-    ::pthread_atfork([] { kept().mutex.lock(), kept().cache.lock(); },
-                     [] { kept().cache.unlock(), kept().mutex.unlock(); },
-                     [] { kept().cache.unlock(), kept().mutex.unlock(); });
-  });
+  std::call_once(once, [] { ::pthread_atfork(lock_all, unlock_all, unlock_all); });
   c10::SetCPUAllocator(allocator);
   return true;
 }
 
-/// An owner that has not stepped while all together stepped so often no longer holds up the others' steps: it rests.
-constexpr uint64_t kRests = 64;
+/// An owner that has not stepped during this many steps of all together is idle: the others no longer wait for it.
+constexpr uint64_t kIdleAfter = 64;
 
 }  // namespace
 
 TensorMemory::TensorMemory(bool keep) : keeps_(keep) {
   if (!keeps_) return;
   Kept& all = kept();
-  std::lock_guard lock(all.mutex);
-  last_ = all.steps;
-  all.owners.push_back(this);
+  const MutexLock lock(all.mutex);
+  all.owners.push_back({.memory = this, .last = all.steps});
   if (all.owners.size() > 1) return;
   all.heap = keep_freed_memory();
   if (!all.heap || !install()) return;
   all.cache.keep(true);
   all.on = true;
-  // Holes that large tensors have left behind there are too large for what the heap will hold from now on.
+  // Large tensors have left holes in the heap that nothing it holds from now on would fill.
   ::malloc_trim(0);
 }
 
 TensorMemory::~TensorMemory() {
   if (!keeps_) return;
   Kept& all = kept();
-  std::lock_guard lock(all.mutex);
-  std::erase(all.owners, this);
+  const MutexLock lock(all.mutex);
+  std::erase_if(all.owners, [this](const Kept::Owner& owner) { return owner.memory == this; });
   if (!all.owners.empty()) return;
   all.on = false;
   all.cache.keep(false);
@@ -110,12 +121,15 @@ TensorMemory::~TensorMemory() {
 void TensorMemory::end_step() {
   if (!keeps_) return;
   Kept& all = kept();
-  std::lock_guard lock(all.mutex);
-  last_ = ++all.steps;
-  stepped_ = true;
-  const auto waits = [&](const TensorMemory* owner) { return !owner->stepped_ && owner->last_ + kRests > all.steps; };
-  if (std::any_of(all.owners.begin(), all.owners.end(), waits)) return;
-  for (TensorMemory* owner : all.owners) owner->stepped_ = false;
+  const MutexLock lock(all.mutex);
+  ++all.steps;
+  bool complete = true;
+  for (Kept::Owner& owner : all.owners) {
+    if (owner.memory == this) owner = {.memory = this, .last = all.steps, .stepped = true};
+    complete = complete && (owner.stepped || owner.last + kIdleAfter <= all.steps);
+  }
+  if (!complete) return;
+  for (Kept::Owner& owner : all.owners) owner.stepped = false;
   all.cache.end_step();
 }
 

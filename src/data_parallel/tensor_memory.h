@@ -1,30 +1,26 @@
 #pragma once
 
-#include <cstdint>
-
 namespace lockstep {
 
-/// While one is there, the memory of CPU tensors of 1 MiB and more is kept for the next ones when they are freed
-/// (BlockCache), and malloc keeps the rest (keep_freed_memory). With the last one everything kept goes back to the
-/// kernel. This concerns the whole process. It changes nothing where the user has set malloc's variables, where malloc
-/// is not glibc's, or, for tensors, where LibTorch's CPU allocator is not its own any more. Any thread may use it.
+/// While one exists, memory of freed CPU tensors of 1 MiB and more is kept for later tensors (BlockCache), and malloc
+/// keeps the rest (keep_freed_memory). When the last one is destroyed, everything kept goes back to the kernel. This
+/// affects the whole process. It changes nothing if the user has set malloc's environment variables, if malloc is not
+/// glibc's, or, for tensors, if somebody has replaced LibTorch's CPU allocator. Any thread may use it.
 class TensorMemory {
  public:
-  /// `keep`: false: this one has no say.
+  /// `keep`: false: this one does nothing.
   explicit TensorMemory(bool keep);
   ~TensorMemory();
   TensorMemory(const TensorMemory&) = delete;
   TensorMemory& operator=(const TensorMemory&) = delete;
 
-  /// The owner's step is over. What nobody has taken for three steps goes back to the kernel, of several owners three
-  /// of the one with the fewest: a generator that steps after every fifth of its critic's must find its memory again.
+  /// The owner's step is over. What nobody has taken for three steps goes back to the kernel. With several owners,
+  /// these are steps of the slowest: a generator that steps once for every five steps of its critic must find its
+  /// memory again.
   void end_step();
 
  private:
   const bool keeps_;
-  // Guarded by the mutex of all:
-  bool stepped_ = false;  ///< since all have
-  uint64_t last_ = 0;     ///< of all owners' steps the last that was this one's
 };
 
 }  // namespace lockstep

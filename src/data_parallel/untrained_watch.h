@@ -10,24 +10,24 @@
 
 namespace lockstep {
 
-/// Notices parameters that came with refresh() and that no optimizer changes, though they get gradients: their place in
-/// the optimizer is the user's to give, and a forgotten one shows in nothing else.
+/// Notices parameters that refresh() added and that no optimizer changes although they get gradients. The user must add
+/// them to the optimizer, and nothing else shows that this was forgotten.
 class UntrainedWatch {
  public:
-  /// refresh() has put `now` in the place of `before`.
+  /// refresh() has replaced `before` by `now`.
   void refreshed(const NamedTensors& before, const NamedTensors& now);
 
-  /// After a reduction. A text for a warning, once for each parameter; usually empty. A parameter must stay as it is
-  /// for many reductions after its first gradient: steps are left out for good reasons, such as a learning rate that
-  /// starts at 0, a gradient that is not finite, or several backward passes a step.
+  /// After a reduction: a warning, once for each parameter; usually empty. A parameter must stay unchanged for several
+  /// reductions after its first gradient, because there are good reasons to leave out a step: a learning rate that
+  /// starts at 0, a gradient that is not finite, or several backward passes per step.
   std::string after_reduction();
 
  private:
   struct Parameter {
     std::string name;
     at::Tensor tensor;
-    uint64_t values = 0;  ///< a hash of them, when it had its first gradient
-    int reductions = -1;  ///< since then; -1: it had none
+    uint64_t values = 0;  ///< a hash of its values when it got its first gradient
+    int reductions = -1;  ///< since then; -1: it has had no gradient yet
   };
 
   std::vector<Parameter> parameters_;

@@ -1,9 +1,7 @@
 #include "nn/batch_norm_operator.h"
 
 #include <algorithm>
-#include <mutex>
 #include <optional>
-#include <shared_mutex>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -13,14 +11,15 @@
 #include <ATen/ops/_batch_norm_impl_index_native.h>
 #include <torch/library.h>
 
+#include "base/mutex.h"
 #include "nn/batch_statistics.h"
 
-// torch::nn::BatchNorm's forward is no virtual function, and it is inlined in whatever calls it, so a layer that
-// somebody holds by its type can only be synchronised beneath it. Every way of batch norm (LibTorch's layers, the
-// functional form, TorchScript as it is written: nn/scripted_layers.cpp) comes to the operator
-// aten::_batch_norm_impl_index, which consists of other operators and so may be given a kernel for a device
-// (torch/library.h). Ours asks whether the tensors it got belong to a synchronised layer, and otherwise does what the
-// operator did without it. Programs that convert nothing never register it.
+// torch::nn::BatchNorm's forward is not virtual and is inlined into its callers, so a layer that is held by its own
+// type can only be synchronised below that. Every kind of batch norm (LibTorch's layers, the functional form,
+// TorchScript as written: nn/scripted_layers.cpp) calls the operator aten::_batch_norm_impl_index, which is composed of
+// other operators and so accepts a kernel for a device (torch/library.h). Ours checks whether its arguments belong to a
+// synchronised layer, and otherwise does what the operator does without it. Programs that convert nothing never
+// register it.
 
 namespace lockstep {
 namespace {
@@ -28,39 +27,41 @@ namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 using ForwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t>;
 
-/// What the operator says of the way it took, for its own backward (0 to 2 are torch's), which refuses any other: ours
-/// is an autograd function.
+/// The operator returns which implementation it used, for its own backward (torch's are 0 to 2), which refuses any
+/// other value: our backward is an autograd function.
 constexpr int64_t kSynchronized = 1000;
 
-/// A tensor that is gone but for this entry keeps its address, so no other one is taken for it.
+/// The weak pointer keeps the address of a tensor that is gone, so no other tensor can be mistaken for it.
 struct Entry {
   c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
   SynchronizedLayer layer;
 };
 
 struct Layers {
-  std::shared_mutex mutex;
-  std::unordered_map<const c10::TensorImpl*, Entry> entries;
+  Mutex mutex;
+  std::unordered_map<const c10::TensorImpl*, Entry> entries LOCKSTEP_GUARDED_BY(mutex);
 };
 
 Layers& layers() {
-  static auto* const all = new Layers;  // the operator is called until the end
+  static auto* const all = new Layers;  // never destroyed: static destructors may still call the operator
   return *all;
 }
 
 std::optional<SynchronizedLayer> find(const OptionalTensor& tensor) {
   if (!tensor || !tensor->defined()) return std::nullopt;
-  std::shared_lock lock(layers().mutex);
-  const auto found = layers().entries.find(tensor->unsafeGetTensorImpl());
-  if (found == layers().entries.end()) return std::nullopt;
+  Layers& all = layers();
+  const MutexLock lock(all.mutex);
+  const auto found = all.entries.find(tensor->unsafeGetTensorImpl());
+  if (found == all.entries.end()) return std::nullopt;
   return found->second.layer;
 }
 
-/// TorchScript's optimizing executor gives detached tensors, and differentiates by a formula of its own.
+/// TorchScript's optimizing executor passes detached tensors and differentiates by a formula of its own.
 bool is_detached_from_layer(const OptionalTensor& tensor) {
   if (!tensor || !tensor->defined() || !tensor->has_storage()) return false;
-  std::shared_lock lock(layers().mutex);
-  return std::any_of(layers().entries.begin(), layers().entries.end(), [&](const auto& item) {
+  Layers& all = layers();
+  const MutexLock lock(all.mutex);
+  return std::any_of(all.entries.begin(), all.entries.end(), [&](const auto& item) {
     const Entry& entry = item.second;
     if (!entry.layer.is_training) return false;
     const auto impl = entry.tensor.lock();
@@ -70,15 +71,15 @@ bool is_detached_from_layer(const OptionalTensor& tensor) {
   });
 }
 
-/// The exchange of the layer that calls in training with these tensors, or null.
+/// The exchange of the layer in training that these tensors belong to, or null.
 std::shared_ptr<StatisticsExchange> exchange_of(const OptionalTensor& running_mean, const OptionalTensor& weight) {
   auto layer = find(running_mean);
   if (!layer) layer = find(weight);
-  TORCH_CHECK(
-      layer || !(is_detached_from_layer(running_mean) || is_detached_from_layer(weight)),
-      "forward in training of a synchronised batch norm by detached tensors, which leave the other ranks out. In "
-      "TorchScript this is a module that ran before it was converted, and was optimized for running alone: "
-      "convert_sync_batchnorm a module that was just loaded");
+  TORCH_CHECK(layer || !(is_detached_from_layer(running_mean) || is_detached_from_layer(weight)),
+              "forward in training of a synchronised batch norm with detached tensors, which would leave out the other "
+              "ranks. In "
+              "TorchScript this means a module that ran before it was converted and was optimized to run alone: call "
+              "convert_sync_batchnorm right after loading the module");
   if (!layer || !layer->is_training || !layer->is_training()) return nullptr;
   TORCH_CHECK(layer->exchange,
               "forward in training of a synchronised batch norm whose group is gone: its Context was "
@@ -111,10 +112,11 @@ ForwardResult forward(const at::Tensor& input, const OptionalTensor& weight, con
 
 void register_once() {
   static const bool registered = [] {
-    // With and without gradients (inference_mode): the former before autograd records anything.
+    // With gradients, before autograd records anything, and without (inference_mode).
     for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::CPU,
                            c10::DispatchKey::CUDA}) {
-      auto* const library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);  // for good
+      auto* const library =
+          new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);  // never unregistered
       library->impl("_batch_norm_impl_index", TORCH_FN(forward));
     }
     return true;
@@ -128,27 +130,30 @@ void synchronize_calls_with(const at::Tensor& tensor, SynchronizedLayer layer) {
   TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda(), "synchronised batch norm works on CPU and CUDA, not on ",
               tensor.device());
   register_once();
-  std::unique_lock lock(layers().mutex);
-  auto& entries = layers().entries;
-  std::erase_if(entries, [](const auto& entry) { return entry.second.tensor.expired(); });
-  entries.insert_or_assign(tensor.unsafeGetTensorImpl(),
-                           Entry{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), std::move(layer)});
+  Layers& all = layers();
+  const MutexLock lock(all.mutex);
+  std::erase_if(all.entries, [](const auto& entry) { return entry.second.tensor.expired(); });
+  all.entries.insert_or_assign(
+      tensor.unsafeGetTensorImpl(),
+      Entry{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), std::move(layer)});
 }
 
 std::shared_ptr<StatisticsExchange> exchange_within_join(const Group& group) {
   const auto own = StatisticsExchange::find(group);
-  std::shared_lock lock(layers().mutex);
-  for (const auto& [address, entry] : layers().entries)
+  Layers& all = layers();
+  const MutexLock lock(all.mutex);
+  for (const auto& [address, entry] : all.entries)
     TORCH_CHECK(entry.tensor.expired() || entry.layer.exchange == nullptr || entry.layer.exchange == own,
-                "join(): there is a synchronised batch norm over another group than that of this "
+                "join(): there is a synchronised batch norm over a group other than that of this "
                 "DistributedDataParallel; a rank that has run out of inputs could not take part in its messages. "
-                "Convert over the same group");
+                "Convert it over the same group");
   return own;
 }
 
 void forget_closed_groups() {
-  std::unique_lock lock(layers().mutex);
-  for (auto& [address, entry] : layers().entries)
+  Layers& all = layers();
+  const MutexLock lock(all.mutex);
+  for (auto& [address, entry] : all.entries)
     if (entry.layer.exchange && !entry.layer.exchange->group.is_open()) entry.layer.exchange = nullptr;
 }
 

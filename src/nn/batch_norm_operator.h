@@ -12,19 +12,20 @@ namespace lockstep {
 /// A layer whose calls of torch's batch norm are synchronised.
 struct SynchronizedLayer {
   std::shared_ptr<StatisticsExchange> exchange;  ///< null: its group is closed
-  /// Whether it is in training. Null: its forward takes no such way; it is only known.
+  /// Whether it is in training. Null: its forward does not call torch's batch norm; it is only registered.
   std::function<bool()> is_training;
 };
 
-/// From now on torch's batch norm (CPU and CUDA), given `tensor` as running mean or weight while the layer is in
-/// training, takes its statistics over all ranks. Until the tensor goes; what was said of it before is forgotten.
+/// From now on, when torch's batch norm (CPU and CUDA) is called with `tensor` as running mean or weight while the
+/// layer is in training, it takes its statistics over all ranks, for as long as the tensor exists. Replaces an earlier
+/// call for the same tensor.
 void synchronize_calls_with(const at::Tensor& tensor, SynchronizedLayer layer);
 
-/// What layers over `group` exchange, or null if there are none. TORCH_CHECK fails if there are layers over another
-/// group, which a rank that has run out of inputs could not serve.
+/// The exchange of the layers over `group`, or null if there are none. TORCH_CHECK fails if there are layers over
+/// another group, because a rank that has run out of inputs could not serve them.
 std::shared_ptr<StatisticsExchange> exchange_within_join(const Group& group);
 
-/// Lets go of groups that are closed: forward of their layers in training fails from now on.
+/// Releases groups that are closed: from now on, forward of their layers in training fails.
 void forget_closed_groups();
 
 /// Whether a synchronised layer has this tensor as its running mean or weight.

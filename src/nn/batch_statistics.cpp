@@ -9,11 +9,12 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/autograd.h>
 
-// Local sums come from torch's fused kernels where their input is in CPU memory, and from plain operators elsewhere.
-// (Double goes there too: it is rare, and so the tests see that way.) Between ranks everything is double.
+// Local sums come from torch's fused kernels if the input is in CPU memory, and otherwise from plain operators. (So do
+// those of double inputs, which are rare; this way the tests cover that path.) Between ranks everything is double.
 //
-// Ranks' means and variances are joined by Chan, Golub and LeVeque's formula: the variance over all is the mean of
-// variances plus the variance of means, both weighted by count. Nothing cancels, as in E[x^2] - E[x]^2 it would.
+// The ranks' means and variances are combined by Chan, Golub and LeVeque's formula: the variance over all ranks is the
+// mean of the variances plus the variance of the means, both weighted by count. Nothing cancels as it would in
+// E[x^2] - E[x]^2.
 
 namespace lockstep {
 namespace {
@@ -91,7 +92,7 @@ Normalized normalize(const at::Tensor& input, const BatchNormArguments& argument
                    vars = table.narrow(1, channels, channels);
   const double count = counts.sum().item<double>();
   TORCH_CHECK(count != 1,
-              "Expected more than 1 value per channel when training; there is one on all ranks together, input size ",
+              "Expected more than 1 value per channel when training; there is only one over all ranks; input size ",
               input.sizes());
   const at::Tensor shares = counts / std::max(count, 1.0);
   const at::Tensor mean = (means * shares).sum(0);
@@ -121,11 +122,11 @@ BatchNormGradients differentiate(const at::Tensor& grad_output, const at::Tensor
                                .to(dtype);
   BatchNormGradients gradients{.input = at::empty_like(input), .weight = sum_dy_x, .bias = sum_dy};
   if (input.numel() == 0) return gradients;
-  // weight * invstd * (dy - mean of dy - normalized x * mean of dy * normalized x)
+  // weight * invstd * (dy - mean of dy - normalized x * mean of (dy * normalized x))
   const at::Tensor scale = weight.defined() ? weight.to(dtype) * statistics.invstd : statistics.invstd;
   const at::Tensor slope = -scale * statistics.invstd * means.narrow(0, channels, channels);
   const at::Tensor offset = -scale * means.narrow(0, 0, channels);
-  at::Tensor gradient = input - beside(statistics.mean, input);  // float where the input is half
+  at::Tensor gradient = input - beside(statistics.mean, input);  // float if the input is half
   gradient.mul_(beside(slope, input)).addcmul_(dy.to(dtype), beside(scale, input)).add_(beside(offset, input));
   gradients.input = gradient.to(input.scalar_type());
   return gradients;
@@ -142,7 +143,7 @@ struct Holder : torch::CustomClassHolder {
 };
 
 struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
-  /// `weight` and `bias` stand beside `arguments`, which has them too, to be seen by autograd.
+  /// `weight` and `bias` are passed separately although `arguments` has them, so that autograd sees them.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const std::optional<at::Tensor>& /*weight*/, const std::optional<at::Tensor>& /*bias*/,
                             const BatchNormArguments& arguments, const std::shared_ptr<StatisticsExchange>& exchange) {

@@ -9,16 +9,16 @@
 
 namespace lockstep {
 
-/// What batch norm is given, besides its input [batch, channels, ...]; each tensor may be undefined.
+/// The arguments of batch norm besides its input [batch, channels, ...]; each tensor may be undefined.
 struct BatchNormArguments {
   at::Tensor weight, bias, running_mean, running_var;
   double momentum, eps;
 };
 
-/// What backward needs of the forward, float, or double for a double input.
+/// What backward needs from forward: float, or double for a double input.
 struct BatchStatistics {
   at::Tensor mean, invstd;  ///< [channels], over all ranks
-  double count;             ///< values a channel, over all ranks
+  double count;             ///< values per channel, over all ranks
 };
 
 struct Normalized {
@@ -26,15 +26,15 @@ struct Normalized {
   BatchStatistics statistics;
 };
 
-/// Batch norm in training over the batches of all ranks; autograd does not see it. One message.
+/// Batch norm in training over the batches of all ranks, not recorded by autograd. Sends one message.
 Normalized normalize(const at::Tensor& input, const BatchNormArguments& arguments, StatisticsExchange& exchange);
 
 struct BatchNormGradients {
   at::Tensor input;         ///< the gradient of the sum of all ranks' losses
-  at::Tensor weight, bias;  ///< those of this rank's loss alone: DistributedDataParallel adds them up
+  at::Tensor weight, bias;  ///< gradients of this rank's loss only; DistributedDataParallel reduces them
 };
 
-/// Its backward. `weight` may be undefined. One message.
+/// The backward of normalize(). `weight` may be undefined. Sends one message.
 BatchNormGradients differentiate(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight,
                                  const BatchStatistics& statistics, StatisticsExchange& exchange);
 

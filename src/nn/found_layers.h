@@ -21,7 +21,7 @@ struct FoundLayer {
 /// The batch norms of a module.
 struct FoundLayers {
   std::vector<FoundLayer> layers;
-  std::string problems;  ///< a line for each that cannot be converted
+  std::string problems;  ///< one line for each layer that cannot be converted
 
   void add(const std::string& name, FoundLayer layer);
 };
@@ -29,7 +29,7 @@ struct FoundLayers {
 /// Changes nothing in the module.
 FoundLayers find_layers(const torch::jit::Module& module);
 
-/// From now on the module's methods are run as they were written, without the executor's optimizations.
+/// From now on the module's methods run as they were written, without the executor's optimizations.
 void run_as_written(const torch::jit::Module& module);
 
 }  // namespace lockstep

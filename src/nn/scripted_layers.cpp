@@ -7,17 +7,17 @@
 
 #include "nn/found_layers.h"
 
-// A scripted BatchNorm comes to aten::_batch_norm_impl_index (nn/batch_norm_operator.cpp) like any other while its
-// graph is interpreted as it was written. TorchScript's executor, though, watches the first runs and then takes parts
-// of the graph out of autograd's hands: they get detached tensors, by which no layer is known, and a derivative of its
-// own calculation; on CUDA batch norm may fall into other operators. Which parts, and in what order the layers on
-// independent branches come, depends on the shapes a rank has seen, so ranks with uneven batches could even disagree
-// about the order of their messages. Hence run_as_written().
+// As long as its graph is interpreted as written, a scripted BatchNorm calls aten::_batch_norm_impl_index like any
+// other (nn/batch_norm_operator.cpp). But TorchScript's executor profiles the first runs and then differentiates parts
+// of the graph itself, without autograd: these get detached tensors, which identify no layer; on CUDA, batch norm may
+// be replaced by other operators. Which parts, and the order of layers on independent branches, depends on the shapes
+// that a rank has seen, so ranks with uneven batches could even disagree about the order of their messages. Hence
+// run_as_written().
 
 namespace lockstep {
 namespace {
 
-/// `BatchNorm2d` for __torch__.torch.nn.modules.batchnorm.___torch_mangle_3.BatchNorm2d; empty for no layer of torch.
+/// `BatchNorm2d` for __torch__.torch.nn.modules.batchnorm.___torch_mangle_3.BatchNorm2d; empty if it is not torch's.
 std::string kind_of_layer(const torch::jit::Module& module) {
   const c10::QualifiedName name = *module.type()->name();
   std::string path;
@@ -35,7 +35,7 @@ bool is_batch_norm(const torch::jit::Node& node) {
   return std::find(kOperators.begin(), kOperators.end(), kind) != kOperators.end();
 }
 
-/// Calls `see` for each node of the block and of the functions (not the submodules) that it calls.
+/// Calls `see` for each node of the block and of the functions (but not submodules) that it calls.
 template <typename See>
 void walk(const torch::jit::Block& block, const See& see) {
   for (const torch::jit::Node* node : block.nodes()) {
@@ -54,7 +54,7 @@ void walk_methods(const torch::jit::Module& module, const See& see) {
     if (const auto* function = torch::jit::tryToGraphFunction(*method)) walk(*function->graph()->block(), see);
 }
 
-/// A trace holds whether the layer was in training.
+/// A trace contains as a constant whether the layer was in training.
 bool traced_in_eval(const torch::jit::Module& layer) {
   bool constant = false;
   walk_methods(layer, [&](const torch::jit::Node& node) {
@@ -75,11 +75,13 @@ void look_at(FoundLayers& found, const std::string& name, const torch::jit::Modu
   if (kind_of_layer(module).empty()) {
     bool calls = false;
     walk_methods(module, [&](const torch::jit::Node& node) { calls |= is_batch_norm(node); });
-    if (calls) found.problems += "\n  " + name + " calls batch_norm itself, on tensors that are no BatchNorm's";
+    if (calls)
+      found.problems +=
+          "\n  " + name + " calls batch_norm directly, with tensors that do not belong to a BatchNorm layer";
     return;
   }
   if (traced_in_eval(module)) {
-    found.problems += "\n  " + name + " was traced in eval(), so it has no other way; trace or script it in train()";
+    found.problems += "\n  " + name + " was traced in eval() and cannot train; trace or script it in train()";
     return;
   }
   const c10::weak_intrusive_ptr<c10::ivalue::Object> weak(module._ivalue());

@@ -14,7 +14,7 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kLabel = "the statistics of a batch norm";
-constexpr int64_t kHeader = 2;  ///< what a row within join() begins with: its kind, and how many numbers it has
+constexpr int64_t kHeader = 2;  ///< within join() a row begins with its kind and its length
 
 std::vector<int> all_ranks(const Group& group) {
   std::vector<int> ranks(static_cast<size_t>(group.world_size()));
@@ -45,7 +45,7 @@ StatisticsExchange::Table StatisticsExchange::exchange(Kind kind, const at::Tens
   const int64_t capacity = 2 * most_channels_ + 1;
   TORCH_CHECK(row.numel() <= capacity, "a synchronised batch norm of ", row.numel() / 2,
               " channels, but the widest has ", most_channels_);
-  // On the CPU, where every rank reads the header anyway: one without inputs does not know the others' device.
+  // On the CPU: every rank reads the header anyway, and one without inputs does not know the others' device.
   at::Tensor message = at::zeros({kHeader + capacity}, at::kDouble);
   message[0] = static_cast<double>(kind);
   message[1] = static_cast<double>(row.numel());
@@ -61,9 +61,9 @@ StatisticsExchange::Table StatisticsExchange::exchange(Kind kind, const at::Tens
     if (of != Kind::kStatistics) continue;
     const auto n = static_cast<int64_t>(heads[rank][1].item<double>());
     if (kind == Kind::kStatistics && n != length)
-      throw Error("within join(), the ranks are at different batch norms or passes: " + std::to_string(n) +
-                  " numbers come from rank " + std::to_string(rank) + ", " + std::to_string(length) + " from rank " +
-                  std::to_string(group.rank()));
+      throw Error("within join(), the ranks are at different batch norms or passes: rank " + std::to_string(rank) +
+                  " sent " + std::to_string(n) + " numbers, rank " + std::to_string(group.rank()) + " sent " +
+                  std::to_string(length) + "; ranks that have inputs must run the same layers");
   }
   const auto any = [](const std::vector<bool>& ranks) {
     return std::find(ranks.begin(), ranks.end(), true) != ranks.end();

@@ -22,8 +22,8 @@ bool look_at(FoundLayers& found, const std::string& name, const std::shared_ptr<
   const torch::nn::Module& object = *layer;
   if (typeid(object) != typeid(Layer)) {
     found.problems += "\n  " + name +
-                      " is of a class derived from BatchNorm, whose forward may do anything; derive "
-                      "it from lockstep::SyncBatchNorm, or hold one";
+                      " is of a class derived from BatchNorm, whose forward may do anything; derive it from "
+                      "lockstep::SyncBatchNorm, or hold one as a member";
     return true;
   }
   found.add(name, {layer->running_mean, layer->weight, [weak = std::weak_ptr<torch::nn::Module>(module)] {
@@ -41,13 +41,13 @@ void look_at_any(FoundLayers& found, const std::string& name, const std::shared_
 
 int64_t convert(const FoundLayers& found, const Group& group) {
   TORCH_CHECK(found.problems.empty(),
-              "convert_sync_batchnorm: nothing was converted, because for some layers that "
-              "would have no effect, or an unknown one:",
+              "convert_sync_batchnorm: nothing was converted, because for some layers the conversion would have no "
+              "effect or an unknown one:",
               found.problems);
   TORCH_CHECK(!found.layers.empty(), "convert_sync_batchnorm: the module has no BatchNorm1d, 2d or 3d");
   const auto exchange = StatisticsExchange::of(group);
   for (const FoundLayer& layer : found.layers) {
-    if (group.world_size() == 1) break;  // its own batch is all there is
+    if (group.world_size() == 1) break;  // this rank's batch is the whole batch
     const at::Tensor& known = layer.running_mean.defined() ? layer.running_mean : layer.weight;
     exchange->expect(known.numel());
     for (const at::Tensor& tensor : {layer.running_mean, layer.weight})
@@ -56,7 +56,7 @@ int64_t convert(const FoundLayers& found, const Group& group) {
   return static_cast<int64_t>(found.layers.size());
 }
 
-/// Alive but not owned by anybody the conversion could ask: for a module that is a layer itself.
+/// A pointer to a module that is itself a layer; it has no owner that the conversion could ask for one.
 std::shared_ptr<torch::nn::Module> itself(torch::nn::Module& module) {
   return module.modules(/*include_self=*/true).front();
 }
@@ -68,8 +68,8 @@ void FoundLayers::add(const std::string& name, FoundLayer layer) {
     layers.push_back(std::move(layer));
   else
     problems += "\n  " + name +
-                " has neither parameters nor running statistics, by which it could be known; declare a "
-                "lockstep::SyncBatchNorm in its place";
+                " has neither parameters nor running statistics to recognise it by; use a lockstep::SyncBatchNorm "
+                "instead";
 }
 
 int64_t convert_sync_batchnorm(torch::nn::Module& module, const Group& group) {
@@ -108,7 +108,7 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
 }
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
-  TORCH_CHECK(input.dim() >= 2, "SyncBatchNorm: input is [batch, channels, ...], not ", input.sizes());
+  TORCH_CHECK(input.dim() >= 2, "SyncBatchNorm: the input must be [batch, channels, ...], not ", input.sizes());
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {

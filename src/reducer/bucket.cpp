@@ -9,9 +9,9 @@
 namespace lockstep {
 namespace {
 
-/// The piece of `flat` that starts at `offset`, seen with the parameter's shape and, where it is dense, its strides:
-/// autograd then accumulates into it without a copy. It shares memory with `flat` but is no view of it to autograd,
-/// because Optimizer::zero_grad detaches gradients in place, which views refuse.
+/// The piece of `flat` that starts at `offset`, with the parameter's shape and, if it is dense, its strides: autograd
+/// then accumulates into it without a copy. It shares memory with `flat` but is not an autograd view of it, because
+/// Optimizer::zero_grad detaches gradients in place, which views refuse.
 at::Tensor gradient_in(const at::Tensor& flat, int64_t offset, const at::Tensor& parameter) {
   const std::vector<int64_t> strides = parameter.is_non_overlapping_and_dense()
                                            ? parameter.strides().vec()
@@ -19,7 +19,7 @@ at::Tensor gradient_in(const at::Tensor& flat, int64_t offset, const at::Tensor&
   return at::empty({0}, flat.options()).set_(flat.storage(), offset, parameter.sizes(), strides);
 }
 
-/// Where a small dense gradient lies in memory of the CPU, else null.
+/// The address of a small contiguous gradient in CPU memory, else null.
 void* small_place(const at::Tensor& gradient) {
   constexpr size_t kSmall = 16 << 10;
   return gradient.is_cpu() && gradient.is_contiguous() && gradient.nbytes() <= kSmall ? gradient.mutable_data_ptr()
@@ -60,14 +60,14 @@ const char* Bucket::problem(size_t index) const {
     return "has a gradient that is itself differentiable (backward with create_graph), which cannot be reduced; use "
            "autograd::grad on the inputs, or on the plain module, instead";
   if (gradient.numel() != slots_[index].elements || gradient.device() != flat_.device())
-    return "has a gradient of another size or on another device than it had when it was attached; call refresh() on "
-           "all ranks";
+    return "has a gradient whose size or device is not the one that the parameter had when it was attached; call "
+           "refresh() on all ranks";
   return nullptr;
 }
 
 void Bucket::copy_in(const Slot& slot, const at::Tensor& gradient) const {
-  // Of a thousand small tensors the dispatch of copy_ would take most of the time, and looking at slot.gradient, which
-  // has left the caches since the last step, much of the rest.
+  // With a thousand small tensors, most of the time would go into the dispatch of copy_, and much of the rest into
+  // reading slot.gradient, which has left the caches since the last step.
   if (slot.small_place != nullptr && gradient.is_cpu() && gradient.is_contiguous() && !gradient.is_conj() &&
       !gradient.is_neg() && gradient.scalar_type() == flat_.scalar_type() && gradient.sizes() == slot.parameter.sizes())
     std::memcpy(slot.small_place, gradient.const_data_ptr(), gradient.nbytes());
@@ -76,7 +76,8 @@ void Bucket::copy_in(const Slot& slot, const at::Tensor& gradient) const {
 }
 
 void Bucket::part_with_handles(Slot& slot) {
-  if (slot.gradient.use_count() == 1) return;  // in the line of memory that the next .grad counts itself in anyway
+  // The reference count is in a cache line that is written below anyway, when .grad is set.
+  if (slot.gradient.use_count() == 1) return;
   at::Tensor theirs = std::exchange(slot.gradient, gradient_in(flat_, slot.gradient.storage_offset(), slot.gradient));
   theirs.set_(theirs.clone());
 }
@@ -205,7 +206,7 @@ void Bucket::adopt(size_t index) {
 std::vector<size_t> Bucket::finish() {
   at::NoGradGuard no_grad;
   std::vector<size_t> unused;
-  at::Tensor flags;  // read at once: each look at a device's memory waits for the device
+  at::Tensor flags;  // copied at once: each read of a device's memory waits for the device
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     slot.reduced = true;

@@ -7,28 +7,28 @@
 
 namespace lockstep {
 
-/// What every rank tells all others with each reduction. It rides behind the gradients of the last bucket, as small
-/// numbers that every floating point dtype holds exactly: each rank has a row of its own and leaves the others at zero,
-/// so that after the reduction every rank knows every rank's.
+/// What every rank tells all others with each reduction. It travels behind the gradients of the last bucket, as small
+/// numbers that every floating point dtype represents exactly. Each rank fills a row of its own and leaves the other
+/// rows at zero, so after the reduction every rank has the facts of all.
 struct Facts {
-  bool active = true;    ///< false: out of inputs, it takes part for the others' sake
-  bool skipped = false;  ///< its share of this step is left out
-  bool spoiled = false;  ///< but a part of it had been sent before
-  bool joining = false;  ///< within join(), where ranks may become inactive
-  bool trouble = false;  ///< it found an error that all ranks must hear of
+  bool active = true;    ///< false: it is out of inputs and takes part only for the others
+  bool skipped = false;  ///< it contributes nothing to this step
+  bool spoiled = false;  ///< it skips, but had sent a part of its gradients before
+  bool joining = false;  ///< it is within join(), where ranks may become inactive
+  bool trouble = false;  ///< it found an error that all ranks must throw
   bool late = false;     ///< it has gradients that came after their bucket had been launched
-  int passes = 1;        ///< backward passes since the last reduction: 0, or 1 to 255 and again from 1
+  int passes = 1;        ///< backward passes since the last reduction: 0, or 1 to 255, then 1 again
   int object = 0;        ///< which of the group's replicas it reduces, modulo 256
   double weight = 1;
-  /// Its gradients count.
+  /// Whether its gradients count.
   bool took_part() const { return active && !skipped; }
   bool operator==(const Facts&) const = default;
 };
 
-/// Whether skipping has left nothing of a reduction: all ranks skipped, or one had sent a part of its share before. It
-/// leaves no gradient on any rank.
+/// Whether a reduction is void: all ranks skipped, or one that skipped had sent a part of its gradients before. Then no
+/// gradient is left on any rank.
 bool is_void(const std::vector<Facts>& ranks);
-/// A rank whose gradients count; there is one.
+/// The first rank whose gradients count; there must be one.
 int first_that_took_part(const std::vector<Facts>& ranks);
 
 /// Elements of one rank's row.

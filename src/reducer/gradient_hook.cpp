@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 
@@ -11,6 +10,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include "base/mutex.h"
 
 namespace lockstep {
 namespace {
@@ -26,12 +27,13 @@ class AfterAccumulation final : public torch::autograd::FunctionPostHook {
   }
 
  private:
-  /// A copy: with a thousand small parameters each further place in memory is a miss in the caches.
+  /// A copy: with a thousand small parameters, every additional memory location is a cache miss.
   const std::function<void(bool any)> accumulated_;
 };
 
-/// Waits among the final callbacks of a backward, which live as long as it does. A nested backward knows nothing of the
-/// one that called it; but when its memory is released, control is back in the outer one, whose end can be asked for.
+/// Is held by the final callbacks of a backward, which live as long as it does. A nested backward does not know the
+/// outer one; but when the nested one's callbacks are destroyed, control is back in the outer one, and this queues
+/// itself there.
 class Waiting : public std::enable_shared_from_this<Waiting> {
  public:
   explicit Waiting(EndOfBackward end) : end_(std::move(end)) {}
@@ -58,46 +60,46 @@ class Waiting : public std::enable_shared_from_this<Waiting> {
   State state_ = State::kWaiting;
 };
 
-/// Whether the backward running on this thread, of which `chosen` are the nodes that it is for, hands the gradient of
-/// this node to its caller instead of .grad.
+/// Whether the backward running on this thread returns the gradient of this node to its caller instead of accumulating
+/// it into .grad. `chosen`: the nodes that the backward was asked for.
 template <typename Chosen, typename NodePointer>
 bool is_captured(const Chosen* chosen, const NodePointer& accumulator) {
-  if (chosen == nullptr || chosen->empty() || !accumulator) return false;  // the usual: everything, into .grad
+  if (chosen == nullptr || chosen->empty() || !accumulator) return false;  // as usual: everything goes into .grad
   const auto found = chosen->find(&*accumulator);
   return found != chosen->end() && found->second.captures_ != nullptr;
 }
 
-/// The tensors that GradientHooks follow, and by how many: while a refresh() is under way by two.
+/// The tensors that GradientHooks follow, and how many hooks follow each: two while a refresh() is running.
 class Followed {
  public:
   void add(const at::Tensor& tensor) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ++hooks_[tensor.unsafeGetTensorImpl()];
   }
   void remove(const at::Tensor& tensor) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = hooks_.find(tensor.unsafeGetTensorImpl());
     if (--found->second == 0) hooks_.erase(found);
   }
   bool contains(const at::Tensor& tensor) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return hooks_.contains(tensor.unsafeGetTensorImpl());
   }
 
  private:
-  std::mutex mutex_;
-  std::unordered_map<const c10::TensorImpl*, int> hooks_;  // guarded by mutex_
+  Mutex mutex_;
+  std::unordered_map<const c10::TensorImpl*, int> hooks_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
-/// Outlives whatever the program leaves to static destructors.
+/// Never destroyed: static destructors of the program may still use it.
 Followed& followed() {
   static auto* const kFollowed = new Followed;
   return *kFollowed;
 }
 
 struct Watches {
-  std::mutex mutex;
-  std::vector<const BackwardWatch*> list;  // guarded by mutex
+  Mutex mutex;
+  std::vector<const BackwardWatch*> list LOCKSTEP_GUARDED_BY(mutex);
 };
 
 Watches& watches() {
@@ -105,8 +107,8 @@ Watches& watches() {
   return *kWatches;
 }
 
-/// Stands before the process's autograd engine and hears of each backward; hooks on tensors hear of none that goes
-/// through other tensors. All work is left to the engine that was there.
+/// Wraps the process's autograd engine to see every backward; hooks on tensors do not see one that goes through other
+/// tensors. The original engine does all the work.
 class WatchedEngine final : public torch::autograd::Engine {
  public:
   static void install() {
@@ -145,8 +147,7 @@ class WatchedEngine final : public torch::autograd::Engine {
 GradientHook::GradientHook(const at::Tensor& parameter, GradientEvents events)
     : parameter_(parameter), events_(std::move(events)) {
   TORCH_CHECK(parameter.requires_grad() && parameter.is_leaf(),
-              "gradients can be followed only for leaf tensors that "
-              "require grad");
+              "gradients can be followed only for leaf tensors that require grad");
   accumulator_.node = torch::autograd::impl::grad_accumulator(parameter);
   accumulator_.key = accumulator_.node->add_post_hook(std::make_unique<AfterAccumulation>(events_.accumulated));
   arriving_key_ = parameter.register_hook([this](const at::TensorBase& gradient) { arriving(gradient.defined()); });
@@ -163,7 +164,7 @@ GradientHook::~GradientHook() {
 void GradientHook::arriving(bool any) {
   auto now = torch::autograd::impl::try_get_grad_accumulator(parameter_);
   if (now && now != accumulator_.node) {
-    // The engine looks for hooks that come after the accumulation when those that come before it have been called.
+    // The engine looks up a node's post hooks only after its pre-hooks have run, so this one is still called.
     const uintptr_t key = now->add_post_hook(std::make_unique<AfterAccumulation>(events_.accumulated));
     earlier_.push_back(std::exchange(accumulator_, {std::move(now), key}));
   }
@@ -185,7 +186,7 @@ bool GradientHook::follows(const at::Tensor& parameter) { return followed().cont
 GradientAlarm::GradientAlarm(const at::Tensor& leaf, std::function<void()> arriving) : leaf_(leaf) {
   const bool requires_grad = leaf.requires_grad();
   if (!requires_grad && (leaf.is_inference() || !(leaf.is_floating_point() || leaf.is_complex()))) return;
-  // Hooks belong to the tensor whether it requires grad or not, but only one that does takes any.
+  // A tensor keeps its hooks whether or not it requires grad, but accepts new ones only while it does.
   if (!requires_grad) leaf.set_requires_grad(true);
   key_ = leaf.register_hook([this, arriving = std::move(arriving)](const at::TensorBase&) {
     if (!GradientHook::follows(leaf_) && !is_captured(torch::autograd::get_current_graph_task_exec_info(),
@@ -204,20 +205,23 @@ BackwardWatch::BackwardWatch(std::function<void()> look) : look_(std::move(look)
     WatchedEngine::install();
     return true;
   }();
-  const std::lock_guard lock(watches().mutex);
-  watches().list.push_back(this);
+  Watches& all = watches();
+  const MutexLock lock(all.mutex);
+  all.list.push_back(this);
 }
 
 BackwardWatch::~BackwardWatch() {
-  const std::lock_guard lock(watches().mutex);
-  std::erase(watches().list, this);
+  Watches& all = watches();
+  const MutexLock lock(all.mutex);
+  std::erase(all.list, this);
 }
 
 void BackwardWatch::begin() {
   std::vector<const BackwardWatch*> mine;
   {
-    const std::lock_guard lock(watches().mutex);
-    for (const BackwardWatch* watch : watches().list)
+    Watches& all = watches();
+    const MutexLock lock(all.mutex);
+    for (const BackwardWatch* watch : all.list)
       if (watch->thread_ == std::this_thread::get_id()) mine.push_back(watch);
   }
   for (const BackwardWatch* watch : mine) watch->look_();
@@ -225,7 +229,7 @@ void BackwardWatch::begin() {
 
 void at_end_of_backward(std::function<void(bool nested)> function) {
   torch::autograd::Engine::get_default_engine().queue_callback([function = std::move(function)] {
-    // When a backward ends no node is being evaluated on this thread, unless that node called the backward.
+    // When a backward ends, no node is being evaluated on this thread, unless that node called the backward.
     function(/*nested=*/static_cast<bool>(torch::autograd::get_current_node()));
   });
 }

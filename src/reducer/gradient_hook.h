@@ -9,24 +9,24 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
-// The only place that touches autograd's internals, whose types drift between releases of LibTorch.
+// The only place that uses autograd's internals, whose types change between releases of LibTorch.
 
 namespace lockstep {
 
-/// What is called while gradients of one parameter are computed, on the thread that runs that part of the backward.
+/// Called while the gradient of one parameter is computed, on the thread that runs that part of the backward.
 struct GradientEvents {
   /// A gradient is about to be accumulated into .grad. May be empty.
   std::function<void()> before;
-  /// A gradient has been accumulated into .grad. False: autograd came by, but no function that leads here gave a
-  /// gradient (a custom one may give none), so .grad is what it was.
+  /// A gradient has been accumulated into .grad. False: autograd reached the parameter, but no function gave it a
+  /// gradient (a custom function need not), so .grad is unchanged.
   std::function<void(bool any)> accumulated;
   /// autograd::grad asked for the gradient: it will not reach .grad.
   std::function<void()> captured;
 };
 
-/// Follows the gradients of one parameter until it is destroyed, also where set_data(), and with it Module::to(), gives
-/// the parameter another dtype or device: autograd then forgets the node that adds to .grad, and the hooks on it, and
-/// makes another one. The tensor's own hooks stay, and look for it.
+/// Follows the gradients of one parameter until it is destroyed, even if set_data(), and so Module::to(), gives the
+/// parameter another dtype or device. Autograd then drops the node that accumulates into .grad, with all hooks on it,
+/// and makes a new one. Hooks on the tensor itself stay, and this one finds the new node.
 class GradientHook {
  public:
   /// `parameter` is a leaf that requires grad; otherwise TORCH_CHECK fails.
@@ -39,8 +39,8 @@ class GradientHook {
   static bool follows(const at::Tensor& parameter);
 
  private:
-  /// A node that adds to .grad. Its pointer's type differs between releases; holding it keeps autograd from making
-  /// another.
+  /// A node that accumulates into .grad. Its pointer's type differs between releases; as long as we hold it, autograd
+  /// makes no other.
   struct Accumulator {
     decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>())) node;
     uintptr_t key;
@@ -52,7 +52,7 @@ class GradientHook {
   const at::Tensor parameter_;
   const GradientEvents events_;
   Accumulator accumulator_;
-  std::vector<Accumulator> earlier_;  ///< graphs made before a conversion end in these
+  std::vector<Accumulator> earlier_;  ///< of graphs that were built before a conversion
   unsigned arriving_key_;
 };
 
@@ -70,8 +70,8 @@ class GradientAlarm {
   std::optional<unsigned> key_;  ///< none: it can never require grad
 };
 
-/// Calls `look` before each backward of the thread that made it, whichever graph that goes through, but not before one
-/// that a backward calls. Hooks that `look` puts on tensors are called in that backward already.
+/// Calls `look` before each backward that starts on the thread that made it, whatever graph it goes through, but not
+/// before a nested one. Hooks that `look` registers are already called in that backward.
 class BackwardWatch {
  public:
   explicit BackwardWatch(std::function<void()> look);
@@ -87,20 +87,21 @@ class BackwardWatch {
   const std::thread::id thread_ = std::this_thread::get_id();
 };
 
-/// Runs `function` when the backward that is running on this thread has computed all its gradients, on the thread
-/// that called it; what it throws, that call throws. `nested`: another backward called it (activation recomputation
-/// does so) and is still running. A backward that an exception ends does not run it. Call it within a backward only.
+/// Runs `function` when the backward that is running on this thread has computed all its gradients, on the thread that
+/// called backward(). That call throws what `function` throws. `nested`: the backward was called from within another
+/// (as activation recomputation does), which is still running. If an exception ends the backward, `function` is not
+/// run. Call it only within a backward.
 void at_end_of_backward(std::function<void(bool nested)> function);
 
-/// The same at the end of the outermost backward, the one that no other backward called.
+/// The same at the end of the outermost backward, the one that was not called from within another.
 struct EndOfBackward {
   std::function<void()> finished;   ///< all gradients are computed
-  std::function<void()> nested;     ///< a nested backward has ended, the outer one goes on; once for each level
+  std::function<void()> nested;     ///< a nested backward has ended and the outer one goes on; once per level
   std::function<void()> abandoned;  ///< an exception ended it; must not throw
 };
 void at_end_of_outermost_backward(EndOfBackward end);
 
-/// A number that tells the backward running on this thread from every other.
+/// A number that identifies the backward running on this thread.
 int current_backward();
 
 }  // namespace lockstep

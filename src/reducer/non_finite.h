@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -10,8 +11,9 @@
 
 namespace lockstep {
 
-/// Notices gradients that hold infinity or NaN before they are mixed with those of other ranks, so that rank and
-/// parameter can be named, and lets all ranks know. Guarded by the reducer's mutex.
+/// Notices gradients that hold infinity or NaN before they are mixed with those of other ranks, so that the error can
+/// name rank and parameter, and tells all ranks. Only the reducer uses it, under its mutex; skipped() and policy() may
+/// be called from any thread.
 class NonFiniteWatch {
  public:
   explicit NonFiniteWatch(NonFinitePolicy policy) : policy_(policy) {}
@@ -20,7 +22,8 @@ class NonFiniteWatch {
   void begin() { first_ = -1; }
   /// This rank's gradient of a parameter, before the reduction.
   void look(size_t parameter, const at::Tensor& gradient);
-  /// After the reduction, on every rank: what is not finite, the same text on all ranks; empty if all is.
+  /// After the reduction, on every rank: which gradients are not finite, the same text on all ranks; empty if all are
+  /// finite.
   std::string findings(const Group& group, const std::vector<std::string>& names) const;
 
   int64_t skipped() const { return skipped_; }
@@ -29,7 +32,7 @@ class NonFiniteWatch {
  private:
   const NonFinitePolicy policy_;
   int64_t first_ = -1;  ///< the first such parameter, on this rank, in this reduction
-  int64_t skipped_ = 0;
+  std::atomic<int64_t> skipped_{0};
 };
 
 }  // namespace lockstep

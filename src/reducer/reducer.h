@@ -1,8 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +14,7 @@
 #include <lockstep/group.h>
 #include <lockstep/named_tensors.h>
 
+#include "base/mutex.h"
 #include "reducer/bucket.h"
 #include "reducer/bucket_plan.h"
 #include "reducer/facts.h"
@@ -25,31 +26,35 @@ namespace lockstep {
 
 /// Reduces the gradients of a set of parameters over a group while backward runs.
 ///
-/// A backward, seen from here: the hook of each parameter whose gradient is done calls on_gradient, which fills its
-/// place in a bucket and launches every bucket that is full, in plan order. When the backward has ended, finish fills
-/// the places nobody came for, launches what is left, waits, and the gradients are reduced. Every rank launches all
-/// buckets in the same order whatever its own graph looked like, so ranks may use different parameters in a step.
+/// A backward, seen from here: when a parameter's gradient is ready, its hook calls on_gradient, which copies it into
+/// a bucket and launches every bucket that is full, in plan order. When the backward has ended, finish fills the slots
+/// of parameters that got no gradient, launches the remaining buckets and waits; then the gradients are reduced. Every
+/// rank launches all buckets in the same order whatever its own graph looked like, so ranks may use different
+/// parameters in a step.
 ///
-/// The last bucket is always launched at the end and carries every rank's Facts. An error that one rank finds (trouble)
-/// does not stop its backward: the others wait in it. It rides along, and all ranks throw it together.
+/// The last bucket is always launched at the end and carries every rank's Facts. When a rank finds an error (trouble),
+/// its backward goes on, because the other ranks wait for its buckets. The error travels with them, and all ranks throw
+/// it together.
 ///
-/// A backward within backward (activation recomputation) may bring gradients of a parameter again. Once one has been
-/// seen, buckets are launched at the end only; gradients that it brings late until then are reduced in a second
+/// A backward within backward (activation recomputation) may bring another gradient for a parameter. Once that has
+/// happened, buckets are launched only at the end; gradients that arrive late before then are reduced in a second
 /// message.
 ///
-/// A rank may skip its share of a reduction. What it brings then are zeros, the mean is over the others, and it gets
-/// their result. But a bucket that its failed backward had launched cannot be called back: the step is then nobody's.
+/// A rank may skip its share of a reduction. It then contributes zeros, the mean is over the others, and it receives
+/// their result. But a bucket that its failed backward has already launched cannot be called back: the step is then
+/// void on all ranks.
 ///
 /// All ranks must build it over the same parameters and run the same number of backward passes between reductions.
-/// Hooks run on the thread, or with several devices the threads, of the backward.
+/// Hooks run on the thread of the backward, or on several threads if the graph spans several devices. Events and
+/// communication hooks are called while the reducer's mutex is held.
 class Reducer {
  public:
   struct Events {
-    /// Before each reduction: what is wrong with this rank's replica; empty if nothing is.
+    /// Before each reduction: returns what is wrong with this rank's replica; empty if nothing is.
     std::function<std::string()> inspect;
     /// After each reduction, on all ranks.
     std::function<void(const std::vector<Facts>& ranks)> reduced;
-    /// Before this rank takes part in a reduction with gradients; null: nobody asks.
+    /// Before this rank takes part in a reduction with gradients; may be null.
     std::function<void()> reducing = nullptr;
   };
 
@@ -60,10 +65,10 @@ class Reducer {
   };
 
   /// `passes` outlives the reducer; whether a backward reduces is decided as it begins. In a world of one there is
-  /// nothing to reduce, but passes are counted and events come as in any other.
+  /// nothing to reduce, but passes are counted and events are sent as in any other.
   Reducer(const NamedTensors& parameters, Group group, Settings settings, BackwardPasses& passes, Events events);
 
-  /// What a user has asked for besides; each may be null. Between backward passes.
+  /// What a user has added; each may be null. Call equip() between backward passes.
   struct Equipment {
     CommHookPtr hook;
     std::shared_ptr<NonFiniteWatch> watch;
@@ -71,104 +76,125 @@ class Reducer {
   };
   void equip(Equipment equipment);
 
-  void set_weight(double weight) { mine_.weight = weight; }
-  /// Within join(): ranks may become inactive. `divide_by_active`: the mean is that of the active ones.
+  void set_weight(double weight);
+  /// Within join(): ranks may become inactive. `divide_by_active`: the mean is over the active ranks only.
   void set_joining(bool joining, bool divide_by_active);
 
-  /// Takes the place of another reducer of the same ranks: what that one has reduced lies in .grad. Right after
+  /// Takes over from another reducer of the same ranks: .grad holds what that one has reduced. Call it right after
   /// construction.
   void succeed(const Reducer& before);
 
-  /// The backward that is running reaches parameters that should be followed and are not: it counts as one of this
-  /// reducer's, whose inspect() has something to say.
+  /// The backward that is running reaches parameters that should be followed but are not: it counts as one of this
+  /// reducer's passes, and inspect() will report the parameters.
   void notice();
 
   /// Reduces what is in .grad, outside of a backward. Every rank calls it, or runs a backward that reduces.
   void reduce();
-  /// Takes part in a reduction in place of this rank's backward, or of what is left of one that an exception ended.
+  /// Takes part in a reduction in place of this rank's backward, or of the rest of one that an exception ended.
   void skip();
-  /// Takes part in a reduction of the others without gradients. Returns what each rank said.
+  /// Takes part in a reduction of the others without gradients. Returns the facts of all ranks.
   std::vector<Facts> shadow();
-  /// Takes part in the others' next reduction for the sake of telling them: throws the Error on all ranks.
+  /// Takes part in the others' next reduction only to report an error: throws it on all ranks.
   void fail(const std::string& trouble);
 
   /// Seconds backward has waited for communication so far.
-  double waited_seconds() const { return waited_seconds_; }
-  /// Indices of parameters of each bucket, in the order of reduction.
-  const std::vector<std::vector<size_t>>& plan() const { return plan_; }
-  const std::vector<Bucket>& buckets() const { return buckets_; }
+  double waited_seconds() const { return waited_seconds_.load(std::memory_order_relaxed); }
+  /// The parameters of each bucket, by index, in the order of reduction.
+  const std::vector<std::vector<size_t>>& plan() const { return fixed_.plan; }
+  /// Call it between backward passes. Not analysed: the list is constant, and no other thread uses a bucket then.
+  const std::vector<Bucket>& buckets() const LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS { return buckets_; }
 
  private:
   enum class Phase { kIdle, kInBackward, kAbandoned };
   enum class Launching { kWhenFull, kAtEnd };
-  /// What this rank brings to a reduction.
+  /// What this rank contributes to a reduction.
   enum class Share { kGradients, kSkipped, kOutOfInputs };
-
-  void follow(size_t parameter, const at::Tensor& tensor);
-  void on_gradient(size_t parameter, bool any);
-  void on_captured();
-  /// Whether a backward was ended by an exception after it had launched buckets.
-  bool interrupted() const { return phase_ != Phase::kIdle && launched_ > 0; }
-  void begin_reduction();
-  void begin_backward();
-  void finish();
-  void launch_buckets(bool at_end);
-  /// The one place where a bucket's gradients go to the other ranks.
-  void launch(Bucket& bucket);
-  void fill(size_t parameter, bool used);
-  std::vector<Facts> reduce_all(Share share);
-  /// Facts of all ranks; the buckets are reduced.
-  std::vector<Facts> exchange(Share share);
-  void wait();
-  void judge(const std::vector<Facts>& ranks);
-  void judge_objects(const std::vector<Facts>& ranks);
-  void judge_passes(const std::vector<Facts>& ranks) const;
-  void scale(const std::vector<Facts>& ranks);
-  /// Leaves the reduced gradients in .grad, or none.
-  void finish_buckets(const std::vector<Facts>& ranks);
-  void agree_on_kept(const std::vector<at::Tensor>& kept, int root);
-  void judge_non_finite();
-  ReduceOp op() const;
-  /// What this rank's gradients are multiplied by.
-  double weight() const;
-  void note_trouble(size_t parameter, const std::string& what);
-  /// "bucket 1 of 2 (out.bias to second.weight)", no name longer than that.
-  std::string describe(size_t bucket, size_t longest_name = std::string::npos) const;
 
   struct Place {
     size_t bucket, slot;
   };
 
-  // Constant after construction.
-  const Group group_;
-  const Settings settings_;
-  const Events events_;
-  std::vector<std::string> names_;
-  std::vector<at::Tensor> tensors_;
-  std::vector<std::vector<size_t>> plan_;
-  std::vector<std::string> labels_;  ///< of each bucket, for its collectives
-  std::vector<Place> places_;        ///< of each parameter
+  /// What is constant.
+  struct Fixed {
+    Fixed(const NamedTensors& parameters, Group group, Settings settings, Events events);
+    ReduceOp op() const;
+    /// "bucket 1 of 2 (out.bias to second.weight)", with names cut to `longest_name`.
+    std::string describe(size_t bucket, size_t longest_name = std::string::npos) const;
 
-  BackwardPasses& passes_;  ///< owned by the user's thread
-  bool divide_by_active_ = false;
+    Group group;
+    Settings settings;
+    Events events;
+    std::vector<std::string> names;
+    std::vector<at::Tensor> tensors;
+    std::vector<std::vector<size_t>> plan;
+    std::vector<std::string> labels;  ///< of each bucket, for its collectives
+    std::vector<Place> places;        ///< of each parameter
+  };
 
-  std::mutex mutex_;
-  // Guarded by mutex_.
-  Phase phase_ = Phase::kIdle;
-  Launching launching_ = Launching::kWhenFull;
-  bool reduces_ = false;  ///< the backward that phase_ speaks of ends with a reduction
-  int backward_ = -1;     ///< its number
-  int captured_ = -1;     ///< the last backward that captured gradients
-  size_t launched_ = 0;   ///< buckets launched in it
-  uint64_t reductions_ = 0;
-  Facts mine_;
-  std::string trouble_;
-  std::vector<Bucket> buckets_;
-  Equipment equipment_;
-  std::vector<bool> used_;  ///< parameters that a backward reached since the last reduction
-  double waited_seconds_ = 0;
+  /// The state of the backward that is running or ran last.
+  struct Backward {
+    Phase phase = Phase::kIdle;
+    Launching launching = Launching::kWhenFull;
+    bool reduces = false;    ///< it ends with a reduction
+    int number = -1;         ///< see current_backward()
+    int captured = -1;       ///< the last backward that captured gradients
+    size_t launched = 0;     ///< buckets launched in it
+    std::vector<bool> used;  ///< parameters that were reached since the last reduction
 
-  std::vector<std::unique_ptr<GradientHook>> hooks_;  ///< last: they go first
+    /// Whether an exception ended it after it had launched buckets.
+    bool interrupted() const { return phase != Phase::kIdle && launched > 0; }
+  };
+
+  /// What this rank tells the others with the next reduction.
+  struct Message {
+    Facts facts;
+    std::string trouble;            ///< the error, if facts.trouble
+    bool divide_by_active = false;  ///< not sent: the same on all ranks
+  };
+
+  void follow(size_t parameter, const at::Tensor& tensor);
+  void on_gradient(size_t parameter, bool any);
+  void on_captured();
+  void forget_reduced(size_t parameter);
+  void finish();
+
+  void begin_reduction() LOCKSTEP_REQUIRES(mutex_);
+  void begin_backward() LOCKSTEP_REQUIRES(mutex_);
+  void launch_buckets(bool at_end) LOCKSTEP_REQUIRES(mutex_);
+  /// The one place where a bucket's gradients go to the other ranks.
+  void launch(Bucket& bucket) LOCKSTEP_REQUIRES(mutex_);
+  void fill(size_t parameter, bool used) LOCKSTEP_REQUIRES(mutex_);
+  std::vector<Facts> reduce_all(Share share) LOCKSTEP_REQUIRES(mutex_);
+  /// Returns the facts of all ranks; the buckets are reduced.
+  std::vector<Facts> exchange(Share share) LOCKSTEP_REQUIRES(mutex_);
+  void wait() LOCKSTEP_REQUIRES(mutex_);
+  /// What this rank's gradients are multiplied by.
+  double weight() const LOCKSTEP_REQUIRES(mutex_);
+  void note_trouble(size_t parameter, const std::string& what) LOCKSTEP_REQUIRES(mutex_);
+
+  // conclude.cpp
+  void judge(const std::vector<Facts>& ranks) LOCKSTEP_REQUIRES(mutex_);
+  void judge_objects(const std::vector<Facts>& ranks) const;
+  void judge_passes(const std::vector<Facts>& ranks) const;
+  /// What the reduced gradients are multiplied by.
+  double factor(const std::vector<Facts>& ranks) const LOCKSTEP_REQUIRES(mutex_);
+  /// Leaves the reduced gradients in .grad, or none.
+  void finish_buckets(const std::vector<Facts>& ranks) LOCKSTEP_REQUIRES(mutex_);
+  void agree_on_kept(const std::vector<at::Tensor>& kept, int root) const;
+  void judge_non_finite() LOCKSTEP_REQUIRES(mutex_);
+
+  const Fixed fixed_;
+  BackwardPasses& passes_;  ///< owned by the thread that calls backward
+  std::atomic<double> waited_seconds_{0};
+
+  mutable Mutex mutex_;
+  Backward backward_ LOCKSTEP_GUARDED_BY(mutex_);
+  Message message_ LOCKSTEP_GUARDED_BY(mutex_);
+  Equipment equipment_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<Bucket> buckets_ LOCKSTEP_GUARDED_BY(mutex_);
+  uint64_t reductions_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+
+  std::vector<std::unique_ptr<GradientHook>> hooks_;  ///< last, so that they are destroyed first
 };
 
 }  // namespace lockstep

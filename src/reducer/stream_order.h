@@ -7,13 +7,13 @@
 
 namespace lockstep {
 
-/// Several threads of a backward, each with a current stream of its own, may fill one bucket on a device; and another
-/// of them, of another device, may be the one that launches it. What is launched must come after all of it.
+/// Several threads of a backward, each with its own current stream, may fill one bucket on a device, and the thread of
+/// another device may launch it. The launch must come after everything that filled it.
 class StreamOrder {
  public:
-  /// Something has been started on the device's current stream.
+  /// Work has been queued on the device's current stream.
   void note(c10::Device device);
-  /// What the current streams hold from here on comes after all that was noted, which is forgotten.
+  /// From here on, the current streams wait for all work that was noted. Forgets what was noted.
   void follow();
   void forget() { streams_.clear(); }
 

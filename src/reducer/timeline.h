@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <lockstep/group.h>
@@ -10,48 +11,58 @@
 #include <lockstep/reduction_stats.h>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 
 namespace lockstep {
 
-/// When things happened in reductions: a handful of clock readings for each bucket. Guarded by the reducer's mutex.
+/// When things happened in reductions: a handful of clock readings for each bucket. Any thread may use it.
 class Timeline {
  public:
   /// A backward, or a reduction without one, begins.
   void begin(size_t buckets);
-  void ready(size_t bucket) { buckets_[bucket].ready = Clock::now(); }
+  void ready(size_t bucket);
   void launched(size_t bucket);
-  /// From here on this rank stands still, first for bucket 0.
-  void waits() { last_ = waits_since_ = Clock::now(); }
+  /// From here on this rank is idle: it waits for the buckets, in their order.
+  void waits();
   void done(size_t bucket);
   /// All buckets are reduced. With set_rank_comparison() every rank tells the others how long it waited.
   void end(const Group& group);
 
-  void set_rank_comparison(bool on) { compares_ = on; }
-  void set_observer(std::shared_ptr<Observer> observer) { observer_ = std::move(observer); }
+  void set_rank_comparison(bool on);
+  void set_observer(std::shared_ptr<Observer> observer);
   /// Without names and bytes, which the timeline does not know.
   ReductionStats stats() const;
 
  private:
   struct Times {
-    std::optional<Clock::time_point> ready;  ///< none: nothing came for it, or not all
+    std::optional<Clock::time_point> ready;  ///< none: some of its gradients never came
     Clock::time_point start, end;
     double wait_ms = 0;
   };
-  void tell_observer() const;
-  void compare(const Group& group, double waited_ms);
+  /// One reduction: the last one, or the one that is running.
+  struct Reduction {
+    int64_t number = 0;  ///< of those that ended
+    Clock::time_point begin, waits_since, last;
+    std::vector<Times> buckets;
+  };
+  /// Sums over reductions.
+  struct Sums {
+    double backward_ms = 0, wait_ms = 0, under_way_ms = 0;
+    // The same, of those that were compared.
+    int64_t compared = 0;
+    double compared_ms = 0;
+    std::vector<double> wait_ms_by_rank;
+    std::vector<int64_t> times_last_by_rank;
+  };
+  static void tell(Observer& observer, const Reduction& reduction);
+  void compare(const Group& group, const Reduction& reduction);
+  static std::string reason(const Sums& sums, const std::vector<double>& wait_ms_by_rank);
 
-  bool compares_ = false;
-  std::shared_ptr<Observer> observer_;
-  Clock::time_point begin_, waits_since_, last_;
-  std::vector<Times> buckets_;
-  // Sums over reductions.
-  int64_t reductions_ = 0;
-  double backward_ms_ = 0, wait_ms_ = 0, under_way_ms_ = 0;
-  // The same, of those that were compared.
-  int64_t compared_ = 0;
-  double compared_ms_ = 0;
-  std::vector<double> wait_ms_by_rank_;
-  std::vector<int64_t> times_last_by_rank_;
+  mutable Mutex mutex_;
+  bool compares_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<Observer> observer_ LOCKSTEP_GUARDED_BY(mutex_);
+  Reduction reduction_ LOCKSTEP_GUARDED_BY(mutex_);
+  Sums sums_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep

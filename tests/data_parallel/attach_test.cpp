@@ -13,7 +13,7 @@
 #include "data_parallel/models.h"
 #include "support/ranks.h"
 
-// What attaching compares, sends and notices, counted in messages where that is the promise.
+// What attaching compares, sends and notices. Where the number of messages is the promise, it is counted.
 
 namespace lockstep::attach_test {
 namespace {
@@ -157,7 +157,7 @@ TEST_P(Attaching, WithoutBuffersNothingIsSentForThem) {
   });
 }
 
-// Tensors on "meta" stand for those on a device for which there is no engine.
+// Tensors on "meta" stand for tensors on a device without an engine.
 TEST_P(Attaching, ToADeviceWithoutAnEngineIsRefusedWithTheMend) {
   run_ranks(GetParam(), [](Context& context) {
     if (context.world_size() == 1) return;
@@ -171,7 +171,7 @@ TEST_P(Attaching, ToADeviceWithoutAnEngineIsRefusedWithTheMend) {
   });
 }
 
-/// Whether backward leaves the mean over the ranks, which is no rank's own: the gradient is 0 on rank 0, then 1, 4, ...
+/// Whether backward leaves the mean over the ranks, which differs from every rank's own gradient: these are 0, 1, 4, ...
 bool is_reduced(const Context& context, const at::Tensor& parameter) {
   parameter.mutable_grad().reset();
   (parameter * (context.rank() * context.rank())).sum().backward();
@@ -191,10 +191,10 @@ std::string failure_of(const std::function<void()>& body) {
   return "";
 }
 
-/// A tensor of that many MiB in memory of one element: only its gradient needs room.
+/// A tensor of that many MiB in the memory of one element: only its gradient needs memory.
 at::Tensor of_mebibytes(int64_t count) { return at::zeros({1}).expand({count << 18}).requires_grad_(); }
 
-/// While it lives this process gets no more than 16 MiB of memory. Memory that it shares was reserved before.
+/// While it exists, this process can get at most 16 MiB more memory. Shared memory was reserved before.
 class LittleMemory {
  public:
   explicit LittleMemory(bool on) {
@@ -213,7 +213,7 @@ class LittleMemory {
   rlimit before_;
 };
 
-// The old hooks went before the new ones stood, so that training went on without any reduction and without a word.
+// The old hooks were once removed before the new ones were made, so training went on silently without any reduction.
 TEST_P(Attaching, ARefreshThatThrowsLeavesWhatWasFollowedReduced) {
   run_ranks(GetParam(), [](Context& context) {
     const at::Tensor a = at::ones({3}).requires_grad_(), b = at::ones({3}).requires_grad_();
@@ -231,9 +231,9 @@ TEST_P(Attaching, ARefreshThatThrowsLeavesWhatWasFollowedReduced) {
     };
     refused("is the result of an operation", {{"a", a}, {"b", b * 2}});
     refused("two parameters of the list are named a", {{"a", a}, {"a", b}});
-    refused("are one tensor", {{"a", a}, {"b", b}, {"c", b}});
+    refused("are the same tensor", {{"a", a}, {"b", b}, {"c", b}});
     refused("no parameter that requires grad", {{"c", at::ones({3})}});
-    if (last == 0) return;  // nothing is reduced in a world of one, so nothing wants memory
+    if (last == 0) return;  // nothing is reduced in a world of one, so nothing needs memory
     refused("the ranks do not hold the same model", {{"a", a}, {context.rank() == last ? "c" : "b", b}});
     refused("rank", {{"a", a}, {"large", of_mebibytes(int64_t{1} << 40)}});
     if (GetParam().backend == "gloo")
@@ -255,7 +255,7 @@ TEST_P(Attaching, ARefreshKeepsTheWeightOfTheRank) {
   });
 }
 
-// set_data() drops autograd's accumulator, which our hook was on. Converted there and back, nothing needs a refresh().
+// set_data() drops autograd's accumulator with our hook. A conversion there and back needs no refresh().
 TEST_P(Attaching, AModuleConvertedThereAndBackIsReducedAsBefore) {
   run_ranks(GetParam(), [](Context& context) {
     auto model = make_model("plain");
@@ -286,7 +286,7 @@ TEST_P(Attaching, AModuleConvertedThereAndBackIsReducedAsBefore) {
   });
 }
 
-// What could be taken for an edit that was forgotten, and is none.
+// What could be mistaken for a forgotten edit.
 TEST_P(Attaching, BackwardThroughWhatOthersFollowIsNobodyElsesMatter) {
   run_ranks(GetParam(), [](Context& context) {
     auto model = make_model("plain"), unrelated = make_model("plain");
@@ -294,12 +294,12 @@ TEST_P(Attaching, BackwardThroughWhatOthersFollowIsNobodyElsesMatter) {
     ModelReplica replica(model, context);
     ModelReplica other(unrelated, context);
     auto layer = model->register_module("extra", torch::nn::Linear(2, 2));
-    backward(other, context);  // of another model, between an edit and its refresh
+    backward(other, context);  // a backward of another model, between an edit and its refresh
     torch::autograd::grad({layer->weight.sum()}, {layer->weight});
     replica.refresh();
     backward(replica, context);
 
-    // What is frozen here is trained by another object.
+    // Another object trains what is frozen here.
     const at::Tensor frozen = model->parameters()[0];
     frozen.set_requires_grad(true);
     torch::autograd::grad({frozen.sum()}, {frozen});
@@ -330,7 +330,7 @@ TEST_P(Attaching, ALayerThatNoOptimizerHoldsIsNamedAfterTenReductions) {
       for (int step = 0; step < steps; ++step) {
         optimizer.zero_grad();
         b.mutable_grad().reset();
-        (a * b * (step == 0 ? 0 : 1)).sum().backward();  // the first gradient is 0: it says nothing
+        (a * b * (step == 0 ? 0 : 1)).sum().backward();  // the first gradient is 0, which does not count
         optimizer.step();
       }
       return heard.texts;
@@ -339,17 +339,17 @@ TEST_P(Attaching, ALayerThatNoOptimizerHoldsIsNamedAfterTenReductions) {
     EXPECT_EQ(warnings_of(false, 11), "") << "too early: nine reductions without a change";
     const std::string text = warnings_of(false, 40);
     if (context.rank() == 0) {
-      EXPECT_NE(text.find("no optimizer seems to hold what came with refresh(): b had a gradient 10 reductions ago"),
+      EXPECT_NE(text.find("no optimizer seems to hold what refresh() added: b had a gradient 10 reductions ago"),
                 std::string::npos)
           << text;
       EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
     } else {
-      EXPECT_EQ(text, "") << "rank 0 alone says it";
+      EXPECT_EQ(text, "") << "only rank 0 warns";
     }
   });
 }
 
-/// Tensors of one value take the time of their memory to make.
+/// Filled with one value, so making it takes only as long as touching its memory.
 struct Large : torch::nn::Module {
   Large() {
     for (int i = 0; i < 25; ++i)
@@ -358,7 +358,7 @@ struct Large : torch::nn::Module {
 };
 
 // The target is 1 s on a quiet machine (bench_step prints the time that each model takes to attach); the bound here is
-// for machines that do other things, too.
+// for busy machines.
 TEST(AttachingALargeModel, TakesSecondsAtMost) {
   if (std::getenv("LOCKSTEP_NIGHTLY") == nullptr)
     GTEST_SKIP() << "SKIPPED BECAUSE 100 M parameters on two ranks (2 GiB) are for make test-nightly";

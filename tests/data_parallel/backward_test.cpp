@@ -11,8 +11,8 @@
 #include "data_parallel/recompute.h"
 #include "support/ranks.h"
 
-// Which gradients a backward leaves, whatever the program calls. Expected: the same program run alone for every rank,
-// the mean of its gradients.
+// Which gradients a backward leaves, whatever the program calls. Expected: the mean of the gradients that the same
+// program leaves when it runs alone, once for each rank.
 
 namespace lockstep::backward_test {
 namespace {
@@ -69,8 +69,8 @@ std::vector<at::Tensor> alone(const ModelPointer& model, int world_size,
   return total;
 }
 
-/// `make()` builds the model in double; `pass` runs forwards and backwards. Run `times` times on the replica, each must
-/// leave the mean of what each rank would leave alone.
+/// `make()` builds the model in double; `pass` runs forwards and backwards. It is run `times` times on the replica; each
+/// run must leave the mean of what every rank would leave alone.
 template <typename Make>
 void expect_mean(const Engine& engine, Make make, std::function<void(const decltype(make())&, int rank)> pass,
                  int times = 3) {
@@ -154,7 +154,7 @@ TEST_P(Backward, WithAPenaltyOnGradientsOfTheInput) {
               }));
 }
 
-/// Everything recomputed, the first or the last part, one part inside another, one layer in two parts.
+/// Recomputed is everything, the first or the last part, one part inside another, one layer in two parts.
 void expect_mean_recomputed(const Engine& engine, const std::string& what) {
   expect_mean(engine, make_net, NetPass([what](const auto& net, int rank) {
                 at::Tensor x = sample(0, rank).data.requires_grad_();
@@ -190,8 +190,7 @@ TEST_P(Backward, RecomputedOnOneRankOnly) {
               }));
 }
 
-/// The nested backward is the first to bring gradients, and the outer one goes on without it: one reduction all the
-/// same.
+/// The nested backward is the first to produce gradients, and the outer one goes on after it: still one reduction.
 TEST_P(Backward, RecomputedIsOnePass) {
   const NetPass pass = [](const auto& net, int rank) {
     Recompute::Segment second = [&](const at::Tensor& in) { return torch::tanh(net->fc2(in)); };
@@ -210,7 +209,7 @@ TEST_P(Backward, RecomputedIsOnePass) {
   });
 }
 
-/// By then buckets are sent while backward runs, so that gradients of the layer come after its bucket has gone.
+/// By then buckets are sent while backward runs, so gradients of the layer come after its bucket was sent.
 TEST_P(Backward, RecomputedForTheFirstTimeLate) {
   run_ranks(GetParam(), [](Context& context) {
     for (const bool on_all : {true, false}) {
@@ -313,8 +312,8 @@ struct GivesNone : torch::autograd::Function<GivesNone> {
   }
 };
 
-/// autograd comes by such a parameter without a gradient. It counted as reached: its .grad was zeros, or what it was,
-/// so that weight decay and momentum changed it, as they do not in one process.
+/// Autograd reaches such a parameter without a gradient. It once counted as used: its .grad was zeros or the old values,
+/// so weight decay and momentum changed it, which they do not in one process.
 TEST_P(Backward, WithoutAGradientIsNotReached) {
   run_ranks(GetParam(), [](Context& context) {
     const int last = context.world_size() - 1;
@@ -352,7 +351,7 @@ TEST_P(Backward, LeavesTheBitsOfWhatNobodyReached) {
           replica.register_comm_hook(hook);
           if (reduction == GradientReduction::kWeightedMean) replica.set_weight(0.1 + context.rank());
           ((a + b) * formula({40, 30}, 3 + context.rank())).sum().backward();
-          if (by_user) b.mutable_grad() = b.grad() / 3;  // a tensor of the user's own
+          if (by_user) b.mutable_grad() = b.grad() / 3;  // a tensor of the user
           const at::Tensor kept = b.grad(), before = kept.clone();
           for (int step = 0; step < 3; ++step) {
             (a * formula({40, 30}, 5 + context.rank())).sum().backward();
@@ -363,7 +362,7 @@ TEST_P(Backward, LeavesTheBitsOfWhatNobodyReached) {
   });
 }
 
-/// In PyTorch the next backward makes a new tensor. Here it wrote over the old one.
+/// In PyTorch the next backward makes a new tensor. Here it once overwrote the old one.
 TEST_P(Backward, LeavesAGradientThatTheUserHasKept) {
   run_ranks(GetParam(), [](Context& context) {
     auto net = make_net();
@@ -372,7 +371,7 @@ TEST_P(Backward, LeavesAGradientThatTheUserHasKept) {
     for (int step = 0; step < 4; ++step) {
       forget_gradients(net->parameters());
       const at::Tensor x = sample(step, context.rank()).data;
-      (step == 2 ? net->encode(x) : net->forward(x)).square().mean().backward();  // nobody reaches `out` in one step
+      (step == 2 ? net->encode(x) : net->forward(x)).square().mean().backward();  // no rank reaches `out` in one step
       for (const at::Tensor& parameter : net->parameters()) {
         if (!parameter.grad().defined()) continue;
         kept.push_back(parameter.grad());
@@ -380,7 +379,7 @@ TEST_P(Backward, LeavesAGradientThatTheUserHasKept) {
       }
       for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(at::equal(kept[i], expected[i])) << i << " in " << step;
     }
-    // As in PyTorch: one that is still .grad is added to.
+    // As in PyTorch: a tensor that is still .grad accumulates.
     net->forward(sample(4, context.rank()).data).square().mean().backward();
     EXPECT_TRUE(kept.back().is_same(net->out->bias.grad()));
     EXPECT_FALSE(at::equal(kept.back(), expected.back()));
@@ -404,7 +403,7 @@ TEST_P(Backward, GuardsMoveAndEndInAnyOrder) {
       EXPECT_TRUE(reduces());
       guard = replica.no_sync();
       EXPECT_FALSE(reduces());
-      guard = replica.no_sync();  // the new one is there before the old one goes
+      guard = replica.no_sync();  // the new guard exists before the old one ends
       EXPECT_FALSE(reduces());
       std::optional<NoSyncGuard> other(std::move(*guard));
       guard.reset();
@@ -476,7 +475,7 @@ TEST_P(Backward, SumsCountWhatWasReducedOnce) {
     DistributedDataParallel replica(net, context, {.reduction = GradientReduction::kSum});
     const NetPass pass = [](const auto& model, int rank) {
       model->forward(sample(0, rank).data).square().mean().backward();
-      model->encode(sample(1, rank).data).square().mean().backward();  // `out` and fc2 keep what they have
+      model->encode(sample(1, rank).data).square().mean().backward();  // `out` and fc2 keep their gradients
       model->forward(sample(2, rank).data).square().mean().backward();
     };
     const auto expected =

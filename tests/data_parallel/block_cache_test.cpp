@@ -22,8 +22,8 @@ TEST(BlockCache, GivesTheSameBlockAgain) {
   std::memset(block, 1, 5 * kMiB);
   cache.give_back(block);
   EXPECT_FALSE(cache.owns(block));
-  EXPECT_EQ(cache.take(5 * kMiB - 1000), block) << "the same, rounded up";
-  EXPECT_NE(cache.take(5 * kMiB), block) << "it is taken";
+  EXPECT_EQ(cache.take(5 * kMiB - 1000), block) << "the same size, rounded up";
+  EXPECT_NE(cache.take(5 * kMiB), block) << "it is in use";
 }
 
 TEST(BlockCache, RoundsUpByAnEighthAtMost) {
@@ -40,7 +40,7 @@ TEST(BlockCache, RoundsUpByAnEighthAtMost) {
 
 TEST(BlockCache, KeepsLittleMoreThanWasInUseAtOnce) {
   BlockCache cache;
-  for (const size_t size : {8, 9, 10, 11, 12, 13, 14, 15, 16}) {  // as batches of texts come
+  for (const size_t size : {8, 9, 10, 11, 12, 13, 14, 15, 16}) {  // as batches of texts vary
     void* block = cache.take(size * kMiB);
     cache.give_back(block);
     EXPECT_LE(cache.sizes().kept, size * kMiB * 3 / 2);
@@ -95,7 +95,7 @@ TEST(BlockCache, KeepsNothingOnceTold) {
   EXPECT_EQ(cache.sizes().kept, 5 * kMiB);
 }
 
-/// Takes, marks, checks and gives back blocks in an order left to chance; returns what went wrong.
+/// Takes, marks, checks and gives back blocks in random order; returns what went wrong.
 std::string use(BlockCache& cache, unsigned seed, int times) {
   std::mt19937 chance(seed);
   struct Mine {

@@ -62,7 +62,7 @@ TEST_P(GoldenHook, GradientsOfTheFifthStepAndWeightsAfterTwenty) {
   run_ranks(c.engine, [&c](Context& context) {
     const StateDict golden = load(LOCKSTEP_SOURCE_DIR "/tests/golden/hooks.safetensors").tensors;
     const std::string place = c.hook + "/" + std::to_string(c.engine.world_size) + "/";
-    // Half precision rounds once more or less by the order of additions and divisions.
+    // In half precision, the order of additions and divisions decides how often results are rounded.
     const double tolerance = c.hook == "fp16" ? 1e-3 : c.hook == "bf16" ? 8e-3 : 2e-5;
     auto model = make_model("plain");
     DistributedDataParallel replica(model, context);
@@ -70,7 +70,7 @@ TEST_P(GoldenHook, GradientsOfTheFifthStepAndWeightsAfterTwenty) {
     PeriodicModelAverager averager(context.group(), 3, 4);
     auto optimizer = make_sgd(*model);
     const int rank = context.rank();
-    // After the fourth step of post-local SGD every rank goes its own way.
+    // After the fourth step of post-local SGD the ranks differ.
     const std::string whose = c.hook == "post_local_sgd" ? "_on_" + std::to_string(rank) : "";
     for (int step = 0; step < 20; ++step) {
       optimizer.zero_grad();
@@ -97,7 +97,7 @@ const Engine kEngines[] = {{2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}};
 INSTANTIATE_TEST_SUITE_P(Engines, Hooks, ::testing::ValuesIn(kEngines),
                          [](const auto& instance) { return name_of(instance.param); });
 
-/// A bucket of one 12 x 10 matrix and a vector of 5; every rank and step has other values.
+/// A bucket of one 12 x 10 matrix and a vector of 5, with different values on every rank and in every step.
 struct OneBucket {
   explicit OneBucket(ReduceOp op, at::ScalarType dtype = at::kDouble) : flat(at::zeros({125}, dtype)) {
     bucket = {0, true, op, flat, {flat.narrow(0, 0, 120).view({12, 10}), flat.narrow(0, 120, 5)}};
@@ -120,7 +120,7 @@ void expect_equal_on_all_ranks(const Context& context, const at::Tensor& tensor)
   for (const auto& other : all) EXPECT_EQ(other, all[0]);
 }
 
-/// The sum over this rank's errors that a hook remembers, in the bucket's layout.
+/// The sum of this rank's errors in the hook's state, in the bucket's layout.
 at::Tensor error_in(const StateDict& state) {
   at::Tensor error = at::zeros({125}, at::kDouble);
   for (const auto& item : state)
@@ -129,7 +129,7 @@ at::Tensor error_in(const StateDict& state) {
 }
 
 TEST_P(Hooks, ErrorFeedbackLosesNothing) {
-  // What the results of all steps lack of the sum of all gradients is what the ranks still remember.
+  // What the results of all steps are short of the sum of all gradients is in the ranks' errors.
   run_ranks(GetParam(), [](Context& context) {
     const int ranks = context.world_size(), rank = context.rank();
     for (const auto& make : {+[] { return power_sgd_hook({.start_iter = 1}); },
@@ -162,7 +162,7 @@ TEST_P(Hooks, PowerSgdIsExactWhereTheRankSuffices) {
         power_sgd_hook({.matrix_approximation_rank = 3, .start_iter = 0, .min_compression_rate = 1});
     const OneBucket one(ReduceOp::kMean);
     at::Tensor expected = at::zeros({12, 10}, at::kDouble);
-    for (int rank = 0; rank < context.world_size(); ++rank) {  // of rank 1 on each rank, so at most of rank 3
+    for (int rank = 0; rank < context.world_size(); ++rank) {  // each rank's matrix has rank 1, so the mean has at most rank 3
       const at::Tensor outer = formula({12, 1}, rank).matmul(formula({1, 10}, rank + 50));
       if (rank == context.rank()) one.bucket.parts[0].copy_(outer), one.bucket.parts[1].fill_(rank);
       expected += outer / context.world_size();
@@ -213,7 +213,7 @@ TEST_P(Hooks, HalfPrecisionTravels) {
       one.fill(0, context.rank());
       hook->reduce(one.bucket, context.group())();
       expect_equal_on_all_ranks(context, one.flat);
-      EXPECT_TRUE(at::equal(one.flat, one.flat.to(dtype).to(at::kFloat))) << "finer than " << dtype;
+      EXPECT_TRUE(at::equal(one.flat, one.flat.to(dtype).to(at::kFloat))) << "more precise than " << dtype;
       const at::Tensor mean = sum_of_ranks(0, context.world_size()) / context.world_size();
       EXPECT_TRUE(at::allclose(one.flat.to(at::kDouble), mean, 0, dtype == at::kHalf ? 1e-3 : 8e-3));
       EXPECT_FALSE(at::allclose(one.flat.to(at::kDouble), mean, 1e-6, 1e-6)) << "nothing was rounded";
@@ -236,7 +236,7 @@ TEST_P(Hooks, WrappersCompose) {
     EXPECT_TRUE(at::equal(one.flat, one.flat.to(at::kBFloat16).to(at::kFloat)));
     const at::Tensor singular = at::linalg_svdvals(one.bucket.parts[0]);
     EXPECT_LT(singular[1].item<float>(), 0.02 * singular[0].item<float>()) << "not of rank 1";
-    EXPECT_TRUE(hook->state_dict().contains("q.0"));  // the inner hook's
+    EXPECT_TRUE(hook->state_dict().contains("q.0"));  // that of the inner hook
     EXPECT_EQ(hook->state_dict()["q.0"].scalar_type(), at::kBFloat16);
   });
 }
@@ -252,7 +252,7 @@ struct InHalf : CommHook {
   }
 };
 
-/// Hash of the weights after `steps` steps from `first` on.
+/// Hash of the weights after `steps` steps, starting with step `first`.
 std::string train(Model& model, torch::optim::SGD& optimizer, int rank, int first, int steps) {
   for (int step = first; step < first + steps; ++step) {
     optimizer.zero_grad();
@@ -291,7 +291,7 @@ TEST_P(Hooks, AllReduceHasTheBitsOfNoHook) {
   run_ranks(GetParam(), [](Context& context) {
     for (const char* model : {"plain", "branches", "batch_norm", "shared"}) {
       const std::string with = train_with(context, all_reduce_hook(), model);
-      // Gloo's order of addition depends on where in a message an element lies.
+      // Gloo's order of addition depends on the position of an element in the message.
       if (context.group().backend() == "shm" || context.world_size() == 2) {
         EXPECT_EQ(with, train_with(context, nullptr, model)) << model;
       }
@@ -336,7 +336,7 @@ TEST_P(Hooks, StateGoesThroughACheckpoint) {
       resumed->load_state_dict(load(path).tensors);
       replica.register_comm_hook(resumed);
       EXPECT_EQ(train(*model, optimizer, rank, 5, 5), straight);
-      load_state_dict(*model, weights);  // and it would not have been so without the state
+      load_state_dict(*model, weights);  // without the state they would differ
       load_state_dict(optimizer, momentum);
       replica.register_comm_hook(make());
       EXPECT_NE(train(*model, optimizer, rank, 5, 5), straight);

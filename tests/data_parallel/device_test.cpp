@@ -1,5 +1,5 @@
-// What must not care where tensors lie: collectives and training of parameters on the CPU, on a device that is a fake,
-// and on CUDA, where there are GPUs.
+// Collectives and training must not depend on where tensors lie: on the CPU, on a fake device and, if there are GPUs, on
+// CUDA.
 
 #include <cmath>
 #include <filesystem>
@@ -34,7 +34,7 @@ struct Where {
 
 void PrintTo(const Where& where, std::ostream* out) { *out << where.device << " " << where.world_size; }
 
-/// Without asking CUDA, which processes that are forked later could not use then.
+/// Without initialising CUDA, because processes forked later could not use it then.
 int count_gpus() {
   if (!at::detail::getCUDAHooks().hasCUDART()) return 0;
   int gpus = 0;
@@ -44,7 +44,7 @@ int count_gpus() {
 
 class OnDevice : public ::testing::TestWithParam<Where> {
  protected:
-  /// Ranks that each have a device of their own.
+  /// Ranks with a device each.
   static void on_ranks(const std::function<void(const Group&, at::Device)>& body) {
     const auto [device, world_size] = GetParam();
     if (device == "cuda" && count_gpus() < world_size)
@@ -73,8 +73,8 @@ void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {
   EXPECT_TRUE(at::equal(actual.cpu(), expected)) << "got\n" << actual.cpu() << "\nexpected\n" << expected;
 }
 
-// set_data(), and with it Module::to(), drops autograd's accumulator and the hook on it: training went on without any
-// reduction. To the fake device LibTorch lets no parameter of the CPU move, so there it is the dtype that changes.
+// set_data(), and so Module::to(), drops autograd's accumulator and the hook on it: training once went on without any
+// reduction. LibTorch refuses to move a CPU parameter to the fake device, so there the test changes the dtype.
 TEST_P(OnDevice, WhatIsConvertedAfterAttachingIsNoticed) {
   on_ranks([](const Group& group, at::Device device) {
     at::Tensor a = at::ones({3}).to(device.is_cuda() ? at::kCPU : device).requires_grad_();
@@ -154,7 +154,7 @@ TEST_P(OnDevice, CollectivesMoveAndReduce) {
   });
 }
 
-/// A model of parameters alone: two layers, and a bias that ranks of even number use.
+/// A model without a module: two layers, and a bias that only ranks with an even number use.
 struct Parameters {
   explicit Parameters(at::Device device, at::ScalarType dtype = at::kDouble) {
     const std::vector<std::pair<std::string, std::vector<int64_t>>> shapes{
@@ -181,7 +181,7 @@ struct Parameters {
 
 const DistributedDataParallelOptions kSmallBuckets{.first_bucket_cap_mb = 1e-4, .bucket_cap_mb = 3e-4};
 
-/// One process that has all ranks' batches: the gradients of these steps together, added up over the steps.
+/// One process with the batches of all ranks: the gradients of these steps, added up over the steps.
 at::Tensor loss_of_all(const Parameters& parameters, std::vector<int> steps, int world_size) {
   at::Tensor loss = at::zeros({}, at::kDouble);
   for (const int step : steps)
@@ -210,7 +210,7 @@ TEST_P(OnDevice, TrainsAsOneProcessWould) {
       parameters.loss(step, me).backward();
       loss_of_all(alone, step == 3 ? std::vector<int>{10, 3} : std::vector<int>{step}, n).backward();
       EXPECT_EQ(parameters[0].grad().device(), device);
-      EXPECT_FALSE(parameters[3].grad().defined()) << "nobody used it";
+      EXPECT_FALSE(parameters[3].grad().defined()) << "no rank used it";
       const double norm = torch::nn::utils::clip_grad_norm_(alone.tensors(), 0.05);
       EXPECT_NEAR(replica.clip_grad_norm(0.05), norm, 1e-9);
       optimizer.step();
@@ -260,7 +260,7 @@ TEST_P(OnDevice, JoinsUnevenInputsAndFindsWhatIsNotFinite) {
     scaler.update();
     expect_close(parameters, before);
     if (n == 1) return;
-    // A gradient that one rank cannot reduce is an error of all.
+    // A gradient that cannot be reduced on one rank is an error on all ranks.
     EXPECT_THROW(parameters.loss(2, me).backward({}, std::nullopt, /*create_graph=*/me == 1), Error);
   });
 }
@@ -311,7 +311,7 @@ TEST(StreamOrder, WhatIsLaunchedComesAfterAllThatFilledTheBucket) {
   };
   for (const int stream : {3, 5, 3, 7}) fill_on(stream);
   testing::take_fake_waits();
-  testing::set_fake_stream(5);  // it launches: what is on it comes first anyway
+  testing::set_fake_stream(5);  // the stream that launches: work on it comes first anyway
   order.follow();
   EXPECT_EQ(testing::take_fake_waits(), (std::vector<std::pair<int, int>>{{3, 5}, {7, 5}}));
   order.follow();

@@ -19,8 +19,8 @@ INSTANTIATE_TEST_SUITE_P(Engines, Ranks, ::testing::ValuesIn(kEngines),
 
 constexpr int kSteps = 10;
 
-/// Ten steps of one process over the batches of all ranks; `together` as one batch, else one after the other with the
-/// mean of their gradients, as batch norm sees them on separate ranks, and with the buffers of the first.
+/// Ten steps of one process over the batches of all ranks. `together`: as one batch; otherwise one after the other with
+/// the mean of their gradients, as batch norm sees them on separate ranks, and with the buffers of the first.
 StateDict train_in_one_process(Model& model, int world_size, at::ScalarType dtype, bool together) {
   auto optimizer = make_sgd(model);
   for (int step = 0; step < kSteps; ++step) {
@@ -98,8 +98,8 @@ TEST_P(Ranks, HoldTheSameBitsWhateverTheBuckets) {
       train_on_ranks(*model, replica, context.rank(), at::kFloat);
       const auto hashes = context.group().all_gather_bytes(hash(state_dict(*model)));
       for (const auto& other : hashes) EXPECT_EQ(other, hashes[0]);
-      // Shared memory adds along one tree over the ranks, always. Gloo's order depends on where in a message an element lies,
-      // but of two ranks there is only one.
+      // Shared memory always adds along the same tree over the ranks. Gloo's order depends on the position of an element in
+      // the message, but with two ranks there is only one.
       if (first.empty()) first = hashes[0];
       if (context.world_size() == 2 || context.group().backend() == "shm") {
         EXPECT_EQ(hashes[0], first) << "buckets of " << bucket_mb << " MiB";

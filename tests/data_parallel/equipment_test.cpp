@@ -45,7 +45,7 @@ std::pair<double, std::vector<at::Tensor>> clipped_by_libtorch(Model& model, dou
 
 TEST_P(Equipment, ClipsAsLibTorchDoes) {
   run_ranks(GetParam(), [](Context& context) {
-    for (const char* name : {"plain", "branches"})  // the latter has parameters that nobody reaches
+    for (const char* name : {"plain", "branches"})  // "branches" has parameters that no rank reaches
       for (const double bucket_mb : {25.0, 1e-4})
         for (const double norm_type : {2.0, 1.0, 3.5, kInfinity})
           for (const double max_norm : {1e-3, 1e3}) {
@@ -114,7 +114,7 @@ TEST_P(Equipment, SkipsNonFiniteStepsAlike) {
       EXPECT_TRUE(at::equal(model->parameters()[2].detach(), before));
     }
     EXPECT_EQ(replica.skipped_steps(), 3);
-    // Large numbers whose sum overflows are finite all the same, and the next step is a step.
+    // Large numbers whose sum overflows are still finite, and the next step counts.
     backward_with(*model, context, 1, 3e38);
     EXPECT_EQ(replica.skipped_steps(), 3);
     EXPECT_TRUE(gradients_of(*model)[0].defined());

@@ -32,8 +32,8 @@ long faults() {
   return usage.ru_minflt;
 }
 
-/// Runs `prepare` and some steps in a process of their own; what prepare answered, and whether the later steps went
-/// without page faults (80 MiB are 20,480 pages).
+/// Runs `prepare` and some steps in a separate process. Returns what `prepare` returned, and whether the later steps had
+/// no page faults (80 MiB are 20,480 pages).
 struct Outcome {
   bool answer, kept;
 };
@@ -56,7 +56,7 @@ TEST(Heap, KeepsWhatAStepFrees) {
   const Outcome outcome = steps_after(keep_freed_memory);
   if (!outcome.answer) GTEST_SKIP() << "SKIPPED BECAUSE this malloc is not glibc's, or MALLOC_* variables are set";
   EXPECT_TRUE(outcome.kept);
-  EXPECT_FALSE(steps_after([] { return false; }).kept) << "glibc does it by itself: keep_freed_memory() is needless";
+  EXPECT_FALSE(steps_after([] { return false; }).kept) << "glibc does it by itself: keep_freed_memory() is not needed";
 }
 
 TEST(Heap, TheUsersWordCounts) {
@@ -85,7 +85,7 @@ std::string heap_under(const std::string& library) {
   return printed;
 }
 
-/// glibc's mallopt() is there and returns 1 whatever malloc is: it was believed.
+/// glibc's mallopt() returns 1 even if malloc is not glibc's; that was once taken at its word.
 TEST(Heap, AnotherMallocIsLeftAsItIs) {
   if (heap_under("") != "glibc keeps") GTEST_SKIP() << "SKIPPED BECAUSE malloc here is not glibc's to begin with";
   EXPECT_EQ(heap_under(LOCKSTEP_BIN_DIR "/other_malloc.so"), "another as it was");

@@ -1,4 +1,4 @@
-// What a communication hook remembers, through the Checkpointer.
+// The state of a communication hook, saved and loaded by the Checkpointer.
 
 #include <lockstep/checkpoint.h>
 #include <lockstep/checkpointer.h>
@@ -16,10 +16,10 @@ namespace {
 
 using namespace testing;  // NOLINT
 
-/// A training whose every part is checkpointed.
+/// A training run with all its parts in the checkpoint.
 class Checkpointed {
  public:
-  /// `post_local`: ranks go their own ways between averages.
+  /// `post_local`: ranks train separately between averages.
   Checkpointed(Context& context, CommHookPtr with, const std::string& folder, bool post_local = false)
       : rank_(context.rank()),
         post_local_(post_local),
@@ -33,7 +33,7 @@ class Checkpointed {
     checkpointer_.add("hook", *hook_).add("averager", averager_);
   }
 
-  /// Weights after the steps up to `end`.
+  /// The weights after the steps up to `end`.
   std::string train_until(int end) {
     for (; step_ < end; ++step_) {
       optimizer_.zero_grad();
@@ -86,7 +86,7 @@ TEST(HooksInCheckpoints, TwentyStepsAreTenAndTenResumed) {
   }
 }
 
-/// Files of what `ranks` ranks have not sent yet, as their mean.
+/// The files of the errors that `ranks` ranks have not sent yet, as their mean.
 void save_after_ten(int ranks, const std::function<CommHookPtr()>& make, const std::string& folder) {
   run_ranks(ranks, [&](Context& context) {
     Checkpointed training(context, make(), folder + "/run");

@@ -1,6 +1,6 @@
 #include <cstddef>
 
-// A malloc that is not glibc's, to be preloaded; here, all the same, glibc does the work.
+// A malloc that is not glibc's, to be preloaded. It calls glibc's.
 
 extern "C" {
 void* __libc_malloc(size_t bytes);

@@ -4,7 +4,7 @@
 
 #include "data_parallel/heap.h"
 
-// Prints what keep_freed_memory() answers in a process whose malloc a test has replaced, and whether it has been.
+// Prints whether a test has replaced malloc in this process, and what keep_freed_memory() returns.
 
 int main() {
   const bool keeps = lockstep::keep_freed_memory();

@@ -13,16 +13,15 @@
 #include "data_parallel/recompute.h"
 #include "support/ranks.h"
 
-// Random programs that use DistributedDataParallel rightly: none may raise an error, and each must leave the gradients,
-// buffers and weights that one process computes by running every rank's share itself. A failure names the seed.
+// Random programs that use DistributedDataParallel correctly: none may throw, and each must leave the gradients, buffers
+// and weights that one process computes by running every rank's share itself. A failure names the seed.
 
 namespace lockstep::random_programs_test {
 namespace {
 
 using namespace testing;  // NOLINT
 
-/// A layer of the random models, on 5 features: linear, then perhaps a batch norm (with or without parameters of its
-/// own).
+/// A layer of the random models, on 5 features: linear, then perhaps a batch norm (with or without parameters).
 struct BlockImpl : torch::nn::Module {
   enum class Norm { kNone, kAffine, kBuffersAlone };
 
@@ -45,7 +44,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// Blocks; the first one under a second name, too, and a layer that nobody uses.
+/// Blocks; the first one also under a second name, and a layer that no rank uses.
 struct Blocks : torch::nn::Module {
   void add(BlockImpl::Norm norm, at::ScalarType dtype) {
     const int number = next_++;
@@ -69,7 +68,7 @@ struct Blocks : torch::nn::Module {
   int next_ = 0;
 };
 
-/// Each once, in the order in which both models have them.
+/// Each parameter once, in the order that both models have.
 NamedTensors parameters_of(const torch::nn::Module& module) {
   NamedTensors parameters;
   for (const auto& item : module.named_parameters())
@@ -86,7 +85,7 @@ Tensors buffers_of(const torch::nn::Module& module) {
   return buffers;
 }
 
-/// What a program does, decided by its seed alone and so alike on every rank. `model` is trained by all ranks,
+/// What a program does. Only its seed decides, so it is the same on every rank. `model` is trained by all ranks,
 /// `reference` by this process alone.
 class Program {
  public:
@@ -132,26 +131,26 @@ class Program {
   static bool failed() { return ::testing::Test::HasFailure(); }
   static size_t index(int rank) { return static_cast<size_t>(rank); }
 
-  // --- what programs do besides steps ---
+  // --- what programs do between steps ---
 
   void add_block() {
     const auto norm = std::array{BlockImpl::Norm::kNone, BlockImpl::Norm::kNone, BlockImpl::Norm::kAffine,
                                  BlockImpl::Norm::kBuffersAlone}[static_cast<size_t>(draw(0, 3))];
     const auto dtype = mixes_dtypes_ && one_in(2) ? (one_in(3) ? at::kBFloat16 : at::kFloat) : at::kDouble;
-    // The first one makes every rank reach a parameter. Half precision has no batch norm of its own dtype.
+    // Every rank reaches the first block, which stays in double. A block in half precision gets no batch norm.
     const bool first = model_->blocks.empty();
     for (auto* blocks : {model_.get(), reference_.get()})
       blocks->add(dtype == at::kBFloat16 ? BlockImpl::Norm::kNone : norm, first ? at::kDouble : dtype);
     exact_ = exact_ && (first || dtype == at::kDouble);
   }
 
-  /// The other ranks' values, which rank 0's must replace.
+  /// On the other ranks, values that rank 0's must replace.
   void spoil(const NamedTensors& tensors) const {
     at::NoGradGuard no_grad;
     for (auto& [name, tensor] : tensors) at::Tensor(tensor).add_(context_.rank());
   }
 
-  /// Any but the first block's weight.
+  /// Any parameter except the first block's weight.
   void freeze() {
     const auto parameters = parameters_of(*model_), others = parameters_of(*reference_);
     for (size_t i = 1; i < parameters.size(); ++i) {
@@ -217,8 +216,8 @@ class Program {
     update(draw(0, 3));
   }
 
-  /// Some ranks skip their share, but not all. Where gradients add up rank 0 counts what .grad held before, and other
-  /// ranks may have no weight.
+  /// Some ranks skip their share, but not all. With sums, rank 0 counts what .grad held before; with weights, the other
+  /// ranks may have weight 0.
   Plan without_some(Plan plan) {
     for (int rank = options_.reduction == GradientReduction::kMean ? 0 : 1; rank < world_size_; ++rank)
       if (std::count(plan.active.begin(), plan.active.end(), true) > 1) plan.active[index(rank)] = one_in(2);
@@ -230,7 +229,7 @@ class Program {
       replica_->set_weight(plan.weights[index(context_.rank())]);
   }
 
-  /// A few backward passes of which only the last reduces; ranks that are not in `part` skip it.
+  /// A few backward passes; only the last one reduces. Ranks that are not in `part` skip it.
   void run_passes(const Plan& plan, const Plan& part) {
     const int passes = draw(1, 3), how = draw(0, 2);
     const bool skips = !part.active[index(context_.rank())];
@@ -253,7 +252,7 @@ class Program {
     skips ? replica_->skip_step() : replica_->reduce_gradients();
   }
 
-  /// Ranks have inputs for 0 to 4 steps; those that ran out go on with the others in all but their gradients.
+  /// Ranks have inputs for 0 to 4 steps; those that run out take part in everything except gradients.
   void join() {
     update(/*way=*/2);
     std::vector<int> inputs;
@@ -284,7 +283,7 @@ class Program {
     };
     replica_->join(body, {.divide_by_initial_world_size = by_initial, .shadow = end_step});
     EXPECT_EQ(step, plans.size());
-    // The model of the first of the ranks that had inputs last.
+    // The model of the first rank that had inputs in the last step.
     if (!plans.empty())
       buffers_.assign(index(world_size_), Tensors(buffers_[first_of(plans.back().active)]));
     else
@@ -296,7 +295,7 @@ class Program {
     return static_cast<size_t>(std::find(active.begin(), active.end(), true) - active.begin());
   }
 
-  /// One backward of `rank`: forwards through blocks chosen by rank, some several times, some recomputed.
+  /// One backward of `rank`: forwards through blocks that depend on the rank, some several times, some recomputed.
   void backward(Blocks& model, uint32_t seed, int rank) const {
     std::mt19937 choose(seed + (seed % 3 == 0 ? static_cast<uint32_t>(rank) : 0));  // one in three differs by rank
     const auto any = [&](int low, int high) { return std::uniform_int_distribution(low, high)(choose); };
@@ -318,9 +317,9 @@ class Program {
     loss.backward();
   }
 
-  // --- what one process makes of it ---
+  // --- what one process computes ---
 
-  /// Adds what the pass gives each active rank alone, and what it does to its buffers.
+  /// Adds the gradients that the pass leaves on each active rank alone, and updates that rank's buffers.
   void note_local(const Plan& plan, uint32_t seed) {
     for (int rank = 0; rank < world_size_; ++rank) {
       if (!plan.active[index(rank)]) continue;
@@ -377,10 +376,10 @@ class Program {
     ASSERT_EQ(parameter.grad().defined(), expected.defined()) << name;
     if (!expected.defined()) return;
     const auto dtype = parameter.scalar_type();
-    // A batch norm over three samples makes much of the last bit of what comes before it, and has the gradient of a
-    // bias before it be nothing but rounding.
+    // A batch norm over three samples amplifies the last bit of its input, and the gradient of a bias before it is
+    // nothing but rounding errors.
     double tolerance = dtype == at::kDouble ? 1e-9 : dtype == at::kFloat ? 1e-4 : 4e-2;
-    // A layer of less precision stands between this one and the loss.
+    // There is a layer of lower precision between this one and the loss.
     if (!exact_) tolerance = std::max(tolerance, mixes_dtypes_ ? 1e-4 : 0);
     tolerance = std::max(tolerance, dtype == at::kBFloat16 ? 0 : lossy_) * scale + (lossy_ > 0 ? 3e-7 : 1e-10);
     ASSERT_TRUE(at::allclose(parameter.grad().to(at::kDouble), expected, 0, tolerance))
@@ -414,7 +413,7 @@ class Program {
     }
   }
 
-  /// A step of gradient descent, and zero_grad() in one of its ways or not at all.
+  /// A step of gradient descent, and zero_grad() in one of its two forms or not at all.
   void update(int way) {
     at::NoGradGuard no_grad;
     const auto parameters = parameters_of(*model_), others = parameters_of(*reference_);
@@ -439,13 +438,13 @@ class Program {
   const int world_size_;
   std::mt19937 random_;
   bool recomputes_ = false, mixes_dtypes_ = false;
-  bool exact_ = true;  ///< double throughout; else the reference follows the replica from step to step
-  double lossy_ = 0;   ///< what the hook loses, relative to the ranks' shares
+  bool exact_ = true;  ///< everything is double; else the reference is set to the replica in each step
+  double lossy_ = 0;   ///< the hook's error, relative to the ranks' shares
   DistributedDataParallelOptions options_;
   const std::shared_ptr<Blocks> model_ = std::make_shared<Blocks>(), reference_ = std::make_shared<Blocks>();
   std::optional<DistributedDataParallel<std::shared_ptr<Blocks>>> replica_;
   std::vector<Tensors> local_;    ///< gradients of each rank, since the last reduction
-  Tensors carried_;               ///< what .grad must hold, in double
+  Tensors carried_;               ///< expected .grad, in double
   std::vector<Tensors> buffers_;  ///< of each rank
 };
 
@@ -475,7 +474,7 @@ TEST_P(RandomPrograms, RaiseNoAlarmAndAgreeWithOneProcess) {
       } catch (const std::exception& error) {
         ADD_FAILURE() << error.what();
       }
-      if (::testing::Test::HasFailure()) return;  // the ranks may no longer be in step
+      if (::testing::Test::HasFailure()) return;  // the ranks may no longer run the same steps
     }
   };
   run_ranks(share.engine.world_size, body, std::chrono::seconds(110),

@@ -6,8 +6,8 @@
 
 namespace lockstep::testing {
 
-/// Activation recomputation: the segment runs without a graph in forward, and again within backward, which runs a
-/// backward of its own there.
+/// Activation recomputation: the segment runs without a graph in forward, and again within backward, where it runs a
+/// nested backward.
 class Recompute : public torch::autograd::Function<Recompute> {
  public:
   using Segment = std::function<at::Tensor(const at::Tensor&)>;

@@ -7,7 +7,7 @@
 #include "data_parallel/models.h"
 #include "support/ranks.h"
 
-// A model that is edited while it trains, buffers, uneven inputs, and whether replicas are the same.
+// Editing a model while it trains, buffers, uneven inputs, and the comparison of replicas.
 
 namespace lockstep::replica_test {
 namespace {
@@ -110,7 +110,7 @@ TEST_P(Replicas, ALayerAddedReplacedFrozenAndRemoved) {
     };
     torch::manual_seed(context.rank());
     net->extra = net->register_module("extra", torch::nn::Linear(4, 4));
-    at::NoGradGuard(), net->out->bias.fill_(context.rank());  // no new parameter: kept
+    at::NoGradGuard(), net->out->bias.fill_(context.rank());  // not a new parameter, so it keeps its value
     replica.refresh();
     EXPECT_EQ(net->out->bias[0].item<float>(), context.rank());
     replica.broadcast_parameters();
@@ -134,7 +134,7 @@ TEST_P(Replicas, ALayerAddedReplacedFrozenAndRemoved) {
     net->extra = nullptr;
     replica.refresh();
     EXPECT_TRUE(trains(net->out->weight));
-    net->register_module("nothing", torch::nn::ReLU());  // has no parameters, so nobody need be told
+    net->register_module("nothing", torch::nn::ReLU());  // has no parameters, so it needs no refresh()
     EXPECT_TRUE(trains(net->out->weight));
   });
 }
@@ -200,14 +200,14 @@ TEST_P(Replicas, OneRankEvaluatesAlone) {
   });
 }
 
-/// Ten samples a rank more than the rank before has.
+/// Each rank has ten samples more than the rank before.
 int inputs_of(int rank) { return 2 + 3 * rank; }
 
 TEST_P(Replicas, JoinEqualsOneProcessWithWhateverInputsThereAre) {
   run_ranks(GetParam(), [](Context& context) {
     for (const bool initial : {true, false}) {
       Net net, reference;
-      net->bn->eval();  // what a batch's statistics do is BuffersFollow's; here all is exact
+      net->bn->eval();  // BuffersFollow tests batch statistics; here everything is exact
       reference->bn->eval();
       DistributedDataParallel replica(net, context);
       const auto sgd = torch::optim::SGDOptions(0.1).momentum(0.9);
@@ -246,7 +246,7 @@ TEST_P(Replicas, JoinEqualsOneProcessWithWhateverInputsThereAre) {
       int total = 0;
       for (int rank = 0; rank < context.world_size(); ++rank) total += inputs_of(rank);
       EXPECT_EQ(metric, total);
-      // The momentum of ranks that ran out went on, so training goes on in step.
+      // Ranks that ran out kept updating their momentum, so the ranks stay equal when training goes on.
       train(net, replica, optimizer, 50, context.rank());
       EXPECT_TRUE(equal_on_all(context, *net));
     }
@@ -266,7 +266,7 @@ TEST_P(Replicas, JoinWithBatchNormAndRankZeroFirstToEnd) {
       EXPECT_EQ(steps, inputs_of(context.rank()));
       EXPECT_EQ(net->bn->num_batches_tracked.item<int64_t>(), inputs_of(context.world_size() - 1));
       EXPECT_TRUE(equal_on_all(context, *net));
-      replica.join([] {});  // nobody has inputs
+      replica.join([] {});  // no rank has inputs
       replica.join([&] { train(net, replica, optimizer, 60, context.rank()); }, {.enable = false});
     }
   });

@@ -39,7 +39,7 @@ struct NetImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, Fails fails = Fails::kNowhere) {
     at::Tensor hidden = torch::tanh(fc2(torch::tanh(fc1(x))));
     if (fails == Fails::kInForward) throw BadBatch("in forward");
-    // `out` has its gradients by then, the others have not.
+    // By then `out` has its gradients; the others have none.
     if (fails == Fails::kInBackward)
       hidden.register_hook([](const at::Tensor&) -> at::Tensor { throw BadBatch("in backward"); });
     return out(hidden);
@@ -47,7 +47,7 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear fc1{register_module("fc1", torch::nn::Linear(6, 6))};
   torch::nn::Linear fc2{register_module("fc2", torch::nn::Linear(6, 6))};
   torch::nn::Linear out{register_module("out", torch::nn::Linear(6, 3))};
-  torch::nn::Linear spare{register_module("spare", torch::nn::Linear(6, 3))};  // reached where a test says so
+  torch::nn::Linear spare{register_module("spare", torch::nn::Linear(6, 3))};  // used only by some tests
 };
 TORCH_MODULE(Net);
 using Replicated = DistributedDataParallel<Net>;
@@ -101,7 +101,7 @@ TEST_P(SkipStep, LeavesTheMeanOfTheOthers) {
       Replicated replica(net, context);
       auto optimizer = sgd_of(*net), alone = sgd_of(*reference);
       for (int step = 0; step < 6; ++step) {
-        // Each rank once, two steps in a row, and then nobody.
+        // Each rank skips once, two steps in a row, and then none.
         const int skips = step == 1 || step == 2 ? 0 : step == 3 ? context.world_size() - 1 : -1;
         train(replica, optimizer, step, context.rank(), skips == context.rank() ? fails : Fails::kNowhere);
         const auto ranks = all_but(context.world_size(), skips);
@@ -132,7 +132,7 @@ TEST_P(SkipStep, OnAllRanksLeavesNothing) {
   });
 }
 
-/// Buckets of the failed backward are with the others already: the step is nobody's, and nothing of it stays.
+/// Buckets of the failed backward have already been sent: the step is void, and leaves nothing behind.
 TEST_P(SkipStep, AfterABucketWasSentIsEveryonesStep) {
   run_ranks(GetParam(), [](Context& context) {
     Net net, reference;
@@ -152,7 +152,7 @@ TEST_P(SkipStep, AfterABucketWasSentIsEveryonesStep) {
   });
 }
 
-/// Two passes a step; the bad one is the first or the second of rank 0, whose first must not count then either.
+/// Two passes per step. The bad one is the first or the second of rank 0; in both cases neither of them may count.
 TEST_P(SkipStep, DropsAllPassesOfAnAccumulation) {
   run_ranks(GetParam(), [](Context& context) {
     if (context.world_size() == 1) return;
@@ -184,7 +184,7 @@ TEST_P(SkipStep, DropsAllPassesOfAnAccumulation) {
   });
 }
 
-/// What is in .grad before the step stays there, on the rank that skips too, though its failed backward added to it.
+/// What .grad held before the step stays, even on the rank that skips, although its failed backward added to it.
 TEST_P(SkipStep, LeavesWhatNobodyReachedAsItWas) {
   run_ranks(GetParam(), [](Context& context) {
     if (context.world_size() == 1) return;
@@ -234,7 +234,7 @@ TEST_P(SkipStep, WithSumsAndWeights) {
   });
 }
 
-/// A batch with NaN leaves NaN in a batch norm's running mean, whichever rank it comes to.
+/// A batch with NaN leaves NaN in a batch norm's running mean, on whatever rank it is.
 TEST_P(SkipStep, KeepsBuffersOfABadBatchOut) {
   struct Normed : torch::nn::Module {
     torch::nn::BatchNorm1d bn{register_module("bn", torch::nn::BatchNorm1d(6))};
@@ -284,7 +284,7 @@ TEST_P(SkipStep, WithinJoin) {
   });
 }
 
-/// A batch that is bad in another way is another's business: what the failed backward saw is forgotten.
+/// What the non-finite watch saw in the failed backward is forgotten.
 TEST_P(SkipStep, IsNotFoundNonFinite) {
   run_ranks(GetParam(), [](Context& context) {
     if (context.world_size() == 1) return;
@@ -302,7 +302,7 @@ TEST_P(SkipStep, IsNotFoundNonFinite) {
   });
 }
 
-/// "reduce_gradients() takes part without any": the mean counts such a rank with zeros. It was refused.
+/// reduce_gradients() on a rank without gradients: the mean counts that rank with zeros. It was once refused.
 TEST_P(SkipStep, ReduceGradientsTakesPartWithoutABackward) {
   run_ranks(GetParam(), [](Context& context) {
     Net net, reference;
@@ -319,7 +319,7 @@ TEST_P(SkipStep, ReduceGradientsTakesPartWithoutABackward) {
       EXPECT_FALSE(net->spare->weight.grad().defined());
     }
     net->zero_grad();
-    replica.reduce_gradients();  // nobody has any
+    replica.reduce_gradients();  // no rank has any
     EXPECT_FALSE(net->fc1->weight.grad().defined());
   });
 }

@@ -22,7 +22,8 @@ constexpr int64_t kLarge = int64_t{1} << 20;  // floats: 4 MiB
 
 at::Tensor floats(int64_t count) { return at::empty({count}, at::kFloat); }
 
-/// What `body` returns, in a process of its own: what it changes is the process's. SIGALRM ends one that hangs.
+/// Runs `body` in a separate process, because it changes the process's allocator, and returns its result. SIGALRM ends
+/// one that hangs.
 bool holds(const std::function<bool()>& body) {
   const pid_t child = fork();
   if (child == 0) {
@@ -34,7 +35,7 @@ bool holds(const std::function<bool()>& body) {
   return status == 0;
 }
 
-/// Bytes of memory that the process has.
+/// The process's resident memory in bytes.
 int64_t resident() {
   std::ifstream file("/proc/self/statm");
   int64_t all = 0, pages = 0;
@@ -42,7 +43,7 @@ int64_t resident() {
   return pages * ::sysconf(_SC_PAGESIZE);
 }
 
-/// What a step takes: tensors of 96 MiB in all.
+/// The tensors of a step: 96 MiB in all.
 void use_much() {
   std::vector<at::Tensor> tensors;
   for (int i = 0; i < 24; ++i) tensors.push_back(floats(kLarge).fill_(1));
@@ -58,7 +59,7 @@ TEST(TensorMemory, OfAFreedTensorServesTheNext) {
       const at::Tensor again = floats(kLarge);
       if (again.data_ptr() != place || floats(kLarge).data_ptr() == place) return false;
     }
-    before.resize_({2 * kLarge});  // moves from the one to the other
+    before.resize_({2 * kLarge});  // moves from one allocator to the other
     const bool moved = before[kLarge - 1].item<float>() == 2;
     before = at::Tensor();
     for (int step = 0; step < 10; ++step) memory.end_step();
@@ -108,7 +109,7 @@ TEST(TensorMemory, GoesBackWithTheLastOwner) {
     use_much();
     at::Tensor survivor = floats(kLarge).fill_(3);
     first = nullptr;
-    if (resident() - before < kMuch) return false;  // the second still wants it
+    if (resident() - before < kMuch) return false;  // the second owner still keeps it
     second = nullptr;
     if (resident() - before > kMuch / 4) return false;
     if (survivor.sum().item<float>() != 3 * kLarge) return false;
@@ -142,7 +143,7 @@ TEST(TensorMemory, StaysAsItIsWhereTheOptionSaysSo) {
   }));
 }
 
-/// A generator that steps after every fifth step of its critic: its steps count, and each finds its memory again.
+/// A generator that steps once for every five steps of its critic: its steps count, and each finds its memory again.
 TEST(TensorMemory, OfSeveralModelsCountsTheStepsOfEach) {
   EXPECT_TRUE(holds([] {
     TensorMemory critic(true), generator(true);
@@ -154,7 +155,7 @@ TEST(TensorMemory, OfSeveralModelsCountsTheStepsOfEach) {
     }
     return true;
   }));
-  EXPECT_TRUE(holds([] {  // one that has come to rest holds nothing up
+  EXPECT_TRUE(holds([] {  // the others do not wait for an idle one
     TensorMemory trains(true), rests(true);
     const int64_t before = resident();
     use_much();
@@ -178,7 +179,7 @@ TEST(TensorMemory, MoreThanThereIsIsLibTorchsError) {
 TEST(TensorMemory, AForkedChildGoesOn) {
   EXPECT_TRUE(holds([] {
     TensorMemory memory(true);
-    floats(kLarge);  // what LibTorch initialises once does not survive a fork in its middle
+    floats(kLarge);  // LibTorch's one-time initialisation must not be interrupted by a fork
     std::atomic<bool> over{false};
     std::thread other([&] {
       while (!over) floats(kLarge);

@@ -10,8 +10,8 @@
 #include "data_parallel/models.h"
 #include "support/ranks.h"
 
-// Programs that use DistributedDataParallel wrongly. Each must end on every rank with its message in
-// wrong_programs.txt, within two seconds.
+// Programs that use DistributedDataParallel incorrectly. Within two seconds, each must end on every rank with its message
+// from wrong_programs.txt.
 
 namespace lockstep::wrong_programs_test {
 namespace {
@@ -50,7 +50,7 @@ struct Wrong {
     auto replica = attach();
     backward(replica, 2);
   }
-  /// Trains, changes the module, trains on.
+  /// Trains, changes the module, and trains again.
   void edit(const std::function<void()>& change) {
     auto replica = attach();
     backward(replica, 2);
@@ -209,7 +209,7 @@ const std::vector<std::pair<std::string, Program>>& programs_that_edit() {
          w.net->to(at::kDouble);
          replica(batch(0, 0, at::kDouble).data).square().mean().backward();
        }},
-      // From here on the module is called by its own name: nothing of ours runs in forward.
+      // From here on the module is called directly, so no code of ours runs in forward.
       {"converted_and_called_by_its_own_name",
        [](Wrong& w) {
          const auto replica = w.attach();
@@ -484,7 +484,7 @@ std::string with_ranks(std::string text, int world_size) {
   return std::regex_replace(text, std::regex("\\{rest\\}"), rest);
 }
 
-/// Whether the parts of `pattern` between " ... " stand in `text` in this order, the first at its start.
+/// Whether `text` contains the parts of `pattern` between " ... " in this order, and begins with the first.
 bool matches(const std::string& text, const std::string& pattern) {
   size_t at = 0;
   for (size_t from = 0; from <= pattern.size();) {
@@ -538,7 +538,7 @@ TEST_P(WrongPrograms, EndOnEveryRankWithTheirMessage) {
     }
     EXPECT_LT(seconds_since(start), 2) << where;
   };
-  // The timeout is long: nobody is found by waiting for it.
+  // The timeout is long, so no error is found by waiting for it.
   run_ranks(engine.world_size, body, std::chrono::seconds(30),
             {.collective_timeout = std::chrono::seconds(25), .backend = engine.backend, .announce = false});
 }

@@ -10,8 +10,8 @@
 #include "support/complaint.h"
 #include "support/ranks.h"
 
-// Networks that Python wrote (tests/golden/write_scripted_golden.py) on several ranks, against the same file run on the
-// whole batch in one process, whose executor may optimize it as it likes.
+// Networks written by Python (tests/golden/write_scripted_golden.py) on several ranks, against the same file on the whole
+// batch in one process, where TorchScript's executor may optimize.
 
 namespace lockstep::scripted_batch_norm_test {
 namespace {
@@ -35,7 +35,7 @@ torch::optim::SGD optimizer_of(const torch::jit::Module& net) {
   return torch::optim::SGD(parameters_of(net), torch::optim::SGDOptions(0.05).momentum(0.9));
 }
 
-/// In units of the largest number, or absolute where all are below 1.
+/// Relative to the largest number, or absolute if all are below 1.
 double largest_difference(const at::Tensor& actual, const at::Tensor& expected) {
   if (actual.numel() == 0) return 0;
   const at::Tensor a = actual.to(at::kDouble), b = expected.to(at::kDouble);
@@ -52,7 +52,7 @@ void expect_near(const List& actual, const List& expected, double tolerance) {
   }
 }
 
-/// Uneven, with shapes that change from step to step, and an empty batch now and then.
+/// Uneven batches, with shapes that change from step to step; some are empty.
 int64_t samples_of(int step, int rank) { return (step + 2 * rank) % 5 == 0 ? 0 : 2 + rank + step % 3; }
 
 struct Case {
@@ -123,7 +123,7 @@ TEST(ConvertScripted, RefusesWhatItCannotDo) {
       const auto net = load_golden(file);
       return complaint([&] { convert_sync_batchnorm(net, context.group()); });
     };
-    EXPECT_NE(refusal("scripted_own_norm.pt").find("1 calls batch_norm itself"), std::string::npos)
+    EXPECT_NE(refusal("scripted_own_norm.pt").find("1 calls batch_norm directly"), std::string::npos)
         << refusal("scripted_own_norm.pt");
     const std::string traced = refusal("traced_in_eval.pt");
     for (const char* part : {"nothing was converted", "bn1 was traced in eval()", "right.1 was traced"})
@@ -137,7 +137,7 @@ TEST(ConvertScripted, RefusesWhatItCannotDo) {
   });
 }
 
-/// What the executor has optimized for one process would leave the other ranks out and go on with wrong numbers.
+/// A module that the executor has optimized for one process would leave out the other ranks and give wrong numbers.
 TEST(ConvertScripted, AModuleThatWasOptimizedBeforeItWasConvertedSaysSo) {
   run_ranks(2, [](Context& context) {
     auto net = load_golden("scripted_batch_norm.pt");
@@ -147,7 +147,7 @@ TEST(ConvertScripted, AModuleThatWasOptimizedBeforeItWasConvertedSaysSo) {
     std::string text;
     try {
       step();
-    } catch (const std::exception& error) {  // the interpreter throws what it caught as one of its own type
+    } catch (const std::exception& error) {  // the interpreter rethrows as a type of its own
       text = error.what();
     }
     EXPECT_NE(text.find("a module that ran before it was converted"), std::string::npos) << text;

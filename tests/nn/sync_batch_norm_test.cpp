@@ -48,7 +48,7 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Splits, SyncBatchNormTest, ::testing::ValuesIn(all_cases()), case_name);
 
-/// Where a rank's samples lie in the whole batch.
+/// The position of a rank's samples in the whole batch.
 struct Share {
   int64_t first = 0, count = 0, total = 0;
 };
@@ -63,7 +63,7 @@ Share share_of(Split split, const Context& context) {
   return share;
 }
 
-/// In units of the largest number, or absolute where all are below 1.
+/// Relative to the largest number, or absolute if all are below 1.
 double largest_difference(const at::Tensor& actual, const at::Tensor& expected) {
   if (actual.numel() == 0) return 0;
   const at::Tensor a = actual.to(at::kDouble), b = expected.to(at::kDouble);
@@ -76,7 +76,7 @@ void randomize(torch::nn::Module& layer) {
   for (auto& parameter : layer.parameters()) parameter.copy_(formula(parameter.sizes(), ++key) + 1);
 }
 
-/// Runs both layers for a few steps in training on the same numbers, and once in eval(), and compares all there is.
+/// Runs both layers on the same numbers, for a few steps in training and once in eval(), and compares everything.
 template <typename Layer, typename Reference>
 void compare(const Context& context, Layer& layer, Reference& reference, Split split, std::vector<int64_t> shape,
              at::ScalarType dtype, double tolerance, double tolerance_of_parameters,
@@ -184,14 +184,14 @@ struct Holders : torch::nn::Module {
 
 TEST(ConvertSyncBatchNorm, LeavesTheTreeAsItWas) {
   run_ranks(2, [](Context& context) {
-    Holders net;  // owned by nobody
+    Holders net;  // not owned by a shared_ptr
     const auto before = state_dict(net);
     EXPECT_EQ(convert_sync_batchnorm(net, context.group()), 2);
     EXPECT_EQ(convert_sync_batchnorm(net, context.group()), 2);
     const auto after = state_dict(net);
     EXPECT_EQ(after.keys(), before.keys());
     for (const auto& item : after) EXPECT_TRUE(item.value().is_same(before[item.key()])) << item.key();
-    // The same weights in another layer, and another layer, are nobody's but this rank's.
+    // Other layers of the program are not synchronised.
     torch::nn::BatchNorm2d other(3), plain(3);
     const at::Tensor own = formula({4, 3, 2, 2}, context.rank()).to(at::kFloat);
     EXPECT_TRUE(at::equal(other->forward(own), plain->forward(own)));
@@ -233,7 +233,7 @@ TEST(SyncBatchNormAtTheEdge, OneValueOnEachOfTwoRanksIsEnoughAndOneInAllIsNot) {
     EXPECT_TRUE(at::allclose(layer->forward(input), at::full({1, 3}, context.rank() * 2.0 - 1), 1e-4, 1e-4));
     const std::string text = complaint([&] { layer->forward(at::ones({context.rank(), 3})); });
     EXPECT_NE(text.find("more than 1 value per channel"), std::string::npos) << text;
-    // No rank has any: nothing is learned.
+    // No rank has samples: nothing is learned.
     const at::Tensor mean = layer->running_mean.clone();
     const at::Tensor nothing = at::ones({0, 3}).requires_grad_();
     layer->forward(nothing).sum().backward();
@@ -261,7 +261,7 @@ TEST(SyncBatchNormAtTheEdge, ALargeMeanDoesNotCancel) {
     const at::Tensor exact = whole.to(at::kDouble);
     layer->forward(whole.narrow(0, 3 * context.rank(), 3));
     const at::Tensor var = exact.var(0, /*unbiased=*/true);
-    // A float near 4096 has steps of 0.0005, so a rank's mean is that far off; a difference of squares would be by 1.
+    // Floats near 4096 are 0.0005 apart, so a rank's mean is off by that much; a difference of squares would be off by 1.
     EXPECT_LE(largest_difference(layer->running_var, var * 0.1 + 0.9), 1e-5);
   });
 }

@@ -10,14 +10,14 @@
 #include "data_parallel/models.h"
 #include "support/ranks.h"
 
-// Whole trainings with synchronised batch norm against one process with the whole batch.
+// Training with synchronised batch norm, compared with one process that has the whole batch.
 
 namespace lockstep::sync_batch_norm_training_test {
 namespace {
 
 using namespace testing;  // NOLINT
 
-/// Held by type, as users do; two layers of different widths.
+/// Holds its layers by type, as users do; they have different widths.
 struct Net : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     return out(torch::relu(bn2(fc2(torch::relu(bn1(fc1(x)))).unsqueeze(2)).flatten(1)));
@@ -41,10 +41,10 @@ torch::optim::SGD optimizer_of(torch::nn::Module& module) {
   return torch::optim::SGD(module.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
 }
 
-/// Samples of a rank in a step; 0 is an empty batch.
+/// The number of a rank's samples in a step; 0 is an empty batch.
 int64_t samples_of(int step, int rank) { return (step + 2 * rank) % 3 == 0 ? 0 : 2 + rank + step % 3; }
 
-/// The parts of all ranks below `active(rank)`.
+/// The samples of `ranks`.
 Sample whole_batch(int step, const std::vector<int>& ranks, at::ScalarType dtype) {
   std::vector<at::Tensor> data, target;
   for (const int rank : ranks) {
@@ -102,7 +102,7 @@ TEST_P(Training, UnevenAndEmptyBatchesTrainAsOneProcessWould) {
   });
 }
 
-/// In join() the layers of the others ask a rank that has run out, which does not know what they run.
+/// Within join(), the others' layers need an answer from a rank that has run out and does not know what they run.
 TEST_P(Training, WithinJoinRanksThatHaveRunOutTakePart) {
   run_ranks(GetParam(), [](Context& context) {
     const int world_size = context.world_size();
@@ -118,7 +118,7 @@ TEST_P(Training, WithinJoinRanksThatHaveRunOutTakePart) {
         [&] {
           for (int step = 0; step < inputs_of(context.rank()); ++step) {
             {
-              // Two backward passes a step, one more forward that nobody goes back through.
+              // Two backward passes per step, and one more forward without a backward.
               const auto guard = replica.no_sync();
               loss_sum(replica, part(step + 100, context.rank())).backward();
             }
@@ -147,7 +147,7 @@ TEST_P(Training, WithinJoinRanksThatHaveRunOutTakePart) {
       expected.step(), expected.zero_grad();
     }
     expect_equal(state_dict(*net), state_dict(*alone), 1e-12);
-    // After it everybody has inputs again.
+    // After join() all ranks have inputs again.
     loss_sum(replica, part(50, context.rank())).backward();
   });
 }

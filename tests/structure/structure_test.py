@@ -65,6 +65,7 @@ HOMES = [
     # Called by itself or by its namespace; a group's abort() is another thing.
     (r"(^\s*|\bstd::|\s::)(exit|quick_exit|abort|terminate)\(", set(), "the library never ends the process"),
     (r"^\s*#\s*if", {
+        "src/base/thread_annotations.h",  # what only Clang understands
         "src/collectives/shm/futex.h",  # the processor's pause instruction
         "src/base/shared_segment.cpp", "src/collectives/shm/peer_watch.cpp",  # what old kernel headers lack
         "src/collectives/shm/layout.h",  # the explorer's words

@@ -16,11 +16,11 @@ class AllReduceHook : public CommHook {
 
 void CommHook::load_state_dict(const StateDict& state) {
   for (const auto& item : state)
-    throw Error("this communication hook remembers nothing, so `" + item.key() + "` cannot be loaded into it");
+    throw Error("this communication hook has no state, so `" + item.key() + "` cannot be loaded into it");
 }
 
 void CommHook::load_from_ranks(const std::vector<StateDict>& ranks) {
-  TORCH_CHECK(!ranks.empty(), "load_from_ranks: no rank has saved anything");
+  TORCH_CHECK(!ranks.empty(), "load_from_ranks: the list of the ranks' states is empty");
   StateDict merged;
   for (const auto& item : ranks.front()) {
     at::Tensor value = item.value();

@@ -7,7 +7,7 @@ namespace lockstep {
 /// The group's own reduction of `tensor`, in place.
 CommHook::Finish reduce_plainly(const at::Tensor& tensor, ReduceOp op, const Group& group);
 
-/// A hook's tensors by name, for load_state_dict: throws Error if a name is not known.
+/// The tensor of that name in a hook's state, for load_state_dict; throws Error if there is none.
 const at::Tensor& state_entry(const StateDict& state, const std::string& name);
 
 }  // namespace lockstep

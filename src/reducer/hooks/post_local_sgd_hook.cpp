@@ -13,8 +13,10 @@ class PostLocalSgdHook : public CommHook {
   }
 
   Finish reduce(const GradientBucket& bucket, const Group& group) override {
-    TORCH_CHECK(bucket.op == ReduceOp::kMean,
-                "post-local SGD takes means: where gradients are summed or weighted, a rank alone has no whole one");
+    TORCH_CHECK(
+        bucket.op == ReduceOp::kMean,
+        "post-local SGD needs GradientReduction::kMean: with sums or weighted means, one rank's gradient is only a "
+        "part of the result");
     const bool local = iteration_ >= options_.start_iter;
     if (bucket.last) ++iteration_;
     if (!local) return reduce_plainly(bucket.gradients, bucket.op, group);
@@ -44,8 +46,8 @@ CommHookPtr post_local_sgd_hook(PostLocalSgdOptions options) {
 
 PeriodicModelAverager::PeriodicModelAverager(Group group, int64_t period, int64_t warmup_steps)
     : group_(std::move(group)), period_(period), warmup_steps_(warmup_steps) {
-  TORCH_CHECK(period >= 1 && warmup_steps >= 0, "PeriodicModelAverager: period must be at least 1, warmup_steps not ",
-              "negative; they are ", period, " and ", warmup_steps);
+  TORCH_CHECK(period >= 1 && warmup_steps >= 0, "PeriodicModelAverager: period must be at least 1 and warmup_steps ",
+              "must not be negative; they are ", period, " and ", warmup_steps);
 }
 
 StateDict PeriodicModelAverager::state_dict() const {

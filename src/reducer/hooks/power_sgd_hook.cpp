@@ -11,15 +11,15 @@
 // approximation on all ranks:
 //
 //   reduce    Q = orthogonal basis of the last step's Q, or of random numbers that all ranks share;  P_r = M_r Q;
-//             starts the sum of P_r, and the mean of what is not worth compressing
+//             starts the sum of P_r, and the mean of the gradients that are not worth compressing
 //   finish    P = orthogonal basis of sum P_r;  Q = mean of M_r^T P;  result P Q^T;  error_r = M_r - P Q^T
 //
-// Where a sum is wanted (weights) Q is the sum, and a rank's error is what it lacks of its share of the result.
+// For a sum (weighted means), Q is the sum, and a rank's error is what its share of the result is missing.
 
 namespace lockstep {
 namespace {
 
-/// Seeds of random matrices, all ranks' the same, another at every call: the numbers that
+/// Seeds of random matrices, the same on all ranks, a new one at every call: the numbers that
 /// numpy.random.RandomState(seed).randint(1_000_000_000) gives, which PyTorch draws.
 class Seeds {
  public:
@@ -59,7 +59,7 @@ class PowerSgdHook : public CommHook {
     TORCH_CHECK(options.matrix_approximation_rank >= 1 && options.start_iter >= 0 && options.min_compression_rate > 0 &&
                     options.orthogonalization_epsilon >= 0,
                 "PowerSgdOptions: matrix_approximation_rank must be at least 1, start_iter and "
-                "orthogonalization_epsilon not negative, min_compression_rate positive");
+                "orthogonalization_epsilon must not be negative, min_compression_rate must be positive");
   }
 
   Finish reduce(const GradientBucket& bucket, const Group& group) override {
@@ -107,32 +107,32 @@ class PowerSgdHook : public CommHook {
         if (matrix >= errors.size()) errors.resize(matrix + 1);
         errors[matrix] = item.value().clone();
       } else if (name != "iteration" && name != "seeds_drawn") {
-        throw Error("a PowerSGD hook has no `" + name + "`");
+        throw Error("the state of a PowerSGD hook has no entry `" + name + "`");
       }
     }
   }
 
  private:
-  /// What stays from step to step, of one bucket.
+  /// What one bucket keeps from step to step.
   struct Memory {
     at::Tensor p, q;                 ///< all factors side by side
     std::vector<at::Tensor> errors;  ///< of each compressed matrix, this rank's
   };
   struct Matrix {
     at::Tensor gradient;  ///< the part of the bucket
-    at::Tensor values;    ///< [n, m]: the same memory where it can be seen so, else a copy
+    at::Tensor values;    ///< [n, m]: the same memory if it can be viewed so, else a copy
     at::Tensor p, q;      ///< [n, rank], [m, rank]: pieces of Memory
     int64_t rank;
   };
   struct Step {
     std::vector<Matrix> matrices;
     std::vector<at::Tensor> plain_parts;
-    at::Tensor plain;  ///< what is not worth compressing, side by side
+    at::Tensor plain;  ///< the gradients that are not worth compressing, side by side
   };
 
   Step take_apart(const GradientBucket& bucket) const {
     Step step;
-    std::map<std::pair<int64_t, int64_t>, size_t> shapes;  // matrices of one shape stand together, as in PyTorch
+    std::map<std::pair<int64_t, int64_t>, size_t> shapes;  // matrices of one shape are kept together, as in PyTorch
     std::vector<std::vector<Matrix>> by_shape;
     std::vector<at::Tensor> flat{at::empty({0}, bucket.gradients.options())};
     for (const at::Tensor& part : bucket.parts) {
@@ -155,7 +155,7 @@ class PowerSgdHook : public CommHook {
   void add_errors(Memory& memory, const Step& step) const {
     if (!options_.use_error_feedback) return;
     TORCH_CHECK(memory.errors.empty() || memory.errors.size() == step.matrices.size(),
-                "PowerSGD: the buckets are not those its state was saved with");
+                "PowerSGD: the buckets are not those that its state was saved with");
     for (size_t i = 0; i < step.matrices.size(); ++i) {
       const at::Tensor& values = step.matrices[i].values;
       if (i == memory.errors.size())
@@ -165,7 +165,7 @@ class PowerSgdHook : public CommHook {
     }
   }
 
-  /// Places of all factors; Q orthogonal; P = M Q.
+  /// Allocates all factors, makes Q orthogonal and computes P = M Q.
   void prepare_factors(Memory& memory, Step& step) {
     int64_t rows = 0, columns = 0;
     for (const Matrix& matrix : step.matrices)

@@ -14,8 +14,8 @@ class TopKHook : public CommHook {
  public:
   explicit TopKHook(const TopKOptions& options) : options_(options) {
     TORCH_CHECK(options.density > 0 && options.density <= 1 && options.start_iter >= 0,
-                "TopKOptions: density must be in (0, 1], start_iter not negative; they are ", options.density, " and ",
-                options.start_iter);
+                "TopKOptions: density must be in (0, 1] and start_iter must not be negative; they are ",
+                options.density, " and ", options.start_iter);
   }
 
   Finish reduce(const GradientBucket& bucket, const Group& group) override {
@@ -26,7 +26,7 @@ class TopKHook : public CommHook {
     if (options_.use_error_feedback) {
       at::Tensor& error = errors_[bucket.index];
       TORCH_CHECK(!error.defined() || error.numel() == gradients.numel(),
-                  "top-k: the buckets are not those its state was saved with");
+                  "top-k: the buckets are not those that its state was saved with");
       if (error.defined()) gradients.add_(error);
     }
     const auto wanted = static_cast<int64_t>(std::ceil(options_.density * static_cast<double>(gradients.numel())));
@@ -46,7 +46,7 @@ class TopKHook : public CommHook {
       places_work.wait();
       values_work.wait();
       gradients.zero_();
-      // Rank by rank, each place once a rank: the same order of addition everywhere.
+      // Rank by rank, with each place at most once per rank: the same order of addition on all ranks.
       for (int64_t rank = 0; rank < ranks; ++rank) gradients.index_add_(0, all_places[rank], all_values[rank]);
       if (op == ReduceOp::kMean) gradients.div_(ranks);
     };
@@ -66,7 +66,7 @@ class TopKHook : public CommHook {
       if (item.key().starts_with("error."))
         errors_[std::stoll(item.key().substr(6))] = item.value().clone();
       else if (item.key() != "iteration")
-        throw Error("a top-k hook has no `" + item.key() + "`");
+        throw Error("the state of a top-k hook has no entry `" + item.key() + "`");
     }
   }
 

@@ -1,0 +1,30 @@
+#pragma once
+
+// What is guarded by which mutex, told to the compiler: Clang's thread-safety analysis, which scripts/thread_safety
+// runs (make lint does). To other compilers these mean nothing. Use them with lockstep::Mutex (base/mutex.h): the
+// standard library's mutexes are not annotated.
+
+#if defined(__clang__)
+#define LOCKSTEP_THREAD_ANNOTATION(what) __attribute__((what))
+#else
+#define LOCKSTEP_THREAD_ANNOTATION(what)
+#endif
+
+/// On a variable: it may be used only while the mutex is held.
+#define LOCKSTEP_GUARDED_BY(mutex) LOCKSTEP_THREAD_ANNOTATION(guarded_by(mutex))
+
+/// On a function: whoever calls it holds the mutex, before and after.
+#define LOCKSTEP_REQUIRES(...) LOCKSTEP_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
+/// On a function: whoever calls it does not hold the mutex.
+#define LOCKSTEP_EXCLUDES(...) LOCKSTEP_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
+/// On a function: it takes the mutex, and gives it back; without an argument the object's own.
+#define LOCKSTEP_ACQUIRE(...) LOCKSTEP_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
+#define LOCKSTEP_RELEASE(...) LOCKSTEP_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
+/// On a function that returns a bool: it has taken the mutex if it returns `success`.
+#define LOCKSTEP_TRY_ACQUIRE(success, ...) LOCKSTEP_THREAD_ANNOTATION(try_acquire_capability(success, ##__VA_ARGS__))
+/// On a function that is not analysed. The reason stands beside it.
+#define LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS LOCKSTEP_THREAD_ANNOTATION(no_thread_safety_analysis)
+
+/// On a class: a mutex, or what holds one for as long as it lives.
+#define LOCKSTEP_CAPABILITY(name) LOCKSTEP_THREAD_ANNOTATION(capability(name))
+#define LOCKSTEP_SCOPED_CAPABILITY LOCKSTEP_THREAD_ANNOTATION(scoped_lockable)
