@@ -40,8 +40,10 @@ std::vector<at::Tensor> pieces_of_gradients(const Reducer& reducer, const NamedT
 }  // namespace
 
 void Replica::register_comm_hook(std::shared_ptr<CommHook> hook) {
-  state_->equipment.hook = std::move(hook);
-  state_->reducer->equip(state_->equipment);
+  Reducer::Equipment equipment = state_->equipment;
+  equipment.hook = std::move(hook);
+  state_->reducer->equip(equipment);
+  state_->equipment = std::move(equipment);
 }
 
 std::shared_ptr<CommHook> Replica::comm_hook() const { return state_->equipment.hook; }

@@ -193,14 +193,14 @@ void Bucket::reduce_late(const Group& group, ReduceOp op, double weight) {
   gradients_.add_(late);
 }
 
-void Bucket::adopt(size_t index) {
+void Bucket::adopt(size_t index, bool reduced) {
   Slot& slot = slots_[index];
   const at::Tensor& gradient = slot.parameter.grad();
   if (!gradient.defined() || problem(index) != nullptr) return;
   at::NoGradGuard no_grad;
   slot.gradient.copy_(gradient);
   slot.parameter.mutable_grad() = slot.gradient;
-  slot.reduced = true;
+  slot.reduced = reduced;
 }
 
 std::vector<size_t> Bucket::finish() {

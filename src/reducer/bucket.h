@@ -44,6 +44,12 @@ class Bucket {
   /// Fills all slots with zeros, as not used. Call it before the bucket is launched.
   void fill_with_zeros();
   bool filled(size_t slot) const { return slots_[slot].filled; }
+  /// Whether it was filled in with what .grad still is, in this place.
+  bool current(size_t slot) const {
+    return slots_[slot].filled && slots_[slot].parameter.grad().is_same(slots_[slot].gradient);
+  }
+  /// Whether it was filled in with a gradient.
+  bool used(size_t slot) const { return slots_[slot].used; }
 
   /// For sums: the result of an earlier reduction must count once, not once per rank. If .grad lies here and holds one,
   /// sets it to zero before this rank's next gradient is added to it.
@@ -64,8 +70,8 @@ class Bucket {
   /// After wait(), on all ranks if one of them has late gradients: reduces those as well, and adds them.
   void reduce_late(const Group& group, ReduceOp op, double weight);
 
-  /// Moves .grad, if there is one, into this bucket. It holds what another bucket has reduced.
-  void adopt(size_t slot);
+  /// Moves .grad, if there is one, into this bucket. `reduced`: it holds what another bucket has reduced.
+  void adopt(size_t slot, bool reduced);
 
   /// After wait(): makes each parameter's .grad the view that holds its reduced gradient. A parameter that no rank used
   /// keeps the .grad it had, bit by bit; returns the slots of those. The bucket is empty again.

@@ -94,7 +94,7 @@ void Reducer::finish_buckets(const std::vector<Facts>& ranks) {
   for (size_t b = 0; b < buckets_.size(); ++b)
     for (const size_t slot : buckets_[b].finish()) kept.push_back(fixed_.tensors[fixed_.plan[b][slot]]);
   if (is_void(ranks)) {
-    for (const at::Tensor& tensor : fixed_.tensors) tensor.mutable_grad().reset();
+    drop_gradients();
     if (equipment_.watch) equipment_.watch->begin();  // no gradient is left that it could report
   } else if (std::any_of(ranks.begin(), ranks.end(), std::mem_fn(&Facts::skipped))) {
     agree_on_kept(kept, first_that_took_part(ranks));
@@ -119,17 +119,22 @@ void Reducer::agree_on_kept(const std::vector<at::Tensor>& kept, int root) const
   broadcast_coalesced(fixed_.group, gradients, root);
 }
 
-void Reducer::judge_non_finite() {
+void Reducer::drop_gradients() const {
+  for (const at::Tensor& tensor : fixed_.tensors) tensor.mutable_grad().reset();
+}
+
+bool Reducer::judge_non_finite() {
   const OperationLabel label("the search for non-finite gradients");
   const std::string findings = equipment_.watch->findings(fixed_.group, fixed_.names);
-  if (findings.empty()) return;
-  for (const at::Tensor& tensor : fixed_.tensors) tensor.mutable_grad().reset();
+  if (findings.empty()) return false;
+  drop_gradients();
   if (equipment_.watch->policy() == NonFinitePolicy::kRaise) {
     own_page().fail(RankFailure::kDiverged, -1, findings);
     throw Error(findings + " (reduction " + std::to_string(reductions_) +
                 "); no gradient is left on any rank, so the step can be skipped");
   }
   equipment_.watch->count_skipped();
+  return true;
 }
 
 }  // namespace lockstep

@@ -37,6 +37,10 @@ std::string shortened(const std::string& name, size_t longest) {
 /// As Facts carry it: 0, or 1 to 255, then 1 again.
 int told(int passes) { return passes == 0 ? 0 : 1 + (passes - 1) % 255; }
 
+constexpr const char* kNothingForAHook =
+    "an optimizer that sums gradients itself sends no buckets, so a communication hook would have no effect; remove "
+    "the hook, or use another optimizer";
+
 constexpr const char* kSameNumber =
     "Every rank must run the same number of backward passes; where ranks have different numbers of batches, run the "
     "loop within join()";
@@ -85,8 +89,7 @@ void Reducer::follow(size_t parameter, const at::Tensor& tensor) {
   GradientEvents events{.before = nullptr,
                         .accumulated = [this, parameter](bool any) { on_gradient(parameter, any); },
                         .captured = [this] { on_captured(); }};
-  if (fixed_.settings.reduction == GradientReduction::kSum && fixed_.group.rank() != 0)
-    events.before = [this, parameter] { forget_reduced(parameter); };
+  if (fixed_.rank_zero_adds_it()) events.before = [this, parameter] { forget_reduced(parameter); };
   hooks_.push_back(std::make_unique<GradientHook>(tensor, std::move(events)));
 }
 
@@ -98,7 +101,18 @@ void Reducer::forget_reduced(size_t parameter) {
 
 void Reducer::equip(Equipment equipment) {
   const MutexLock lock(mutex_);
+  TORCH_CHECK(!deferral_ || !equipment.hook, kNothingForAHook);
   equipment_ = std::move(equipment);
+}
+
+void Reducer::defer(Step step) {
+  const MutexLock lock(mutex_);
+  TORCH_CHECK(!step || !equipment_.hook, kNothingForAHook);
+  for (const Bucket& bucket : buckets_)
+    TORCH_CHECK(!step || bucket.gradients().is_cpu(),
+                "an optimizer that sums gradients itself needs parameters in CPU memory; some are on ",
+                bucket.gradients().device());
+  deferral_ = std::move(step);
 }
 
 void Reducer::set_weight(double weight) {
@@ -134,7 +148,7 @@ void Reducer::on_gradient(size_t parameter, bool any) {
     return;
   }
   fill(parameter, /*used=*/true);
-  if (backward_.launching == Launching::kWhenFull) launch_buckets(/*at_end=*/false);
+  if (backward_.launching == Launching::kWhenFull && !deferral_) launch_buckets(/*at_end=*/false);
 }
 
 void Reducer::on_captured() {
@@ -163,7 +177,7 @@ void Reducer::begin_reduction() {
   for (Bucket& bucket : buckets_) bucket.reset();
   backward_.launched = 0;
   message_.trouble.clear();
-  if (equipment_.watch) equipment_.watch->begin();
+  if (equipment_.watch && backward_.deferred_passes == 0) equipment_.watch->begin();
   if (equipment_.timeline) equipment_.timeline->begin(buckets_.size());
 }
 
@@ -191,39 +205,61 @@ void Reducer::finish() {
   backward_.phase = Phase::kIdle;
   ++passes_.since_reduction;
   if (!backward_.reduces) return;
-  reduce_all(Share::kGradients);
+  if (deferral_)
+    set_aside_passes();
+  else
+    reduce_all(Share::kGradients);
 }
 
 void Reducer::reduce() {
   const MutexLock lock(mutex_);
   begin_reduction();
-  reduce_all(Share::kGradients);
+  if (deferral_)
+    set_aside_passes();
+  else
+    reduce_all(Share::kGradients);
 }
 
 void Reducer::skip() {
-  const MutexLock lock(mutex_);
-  if (!backward_.interrupted()) begin_reduction();
-  message_.trouble.clear();
-  if (equipment_.watch) equipment_.watch->begin();
-  reduce_all(Share::kSkipped);
+  Step step;
+  {
+    const MutexLock lock(mutex_);
+    if (!backward_.interrupted()) begin_reduction();
+    message_.trouble.clear();
+    if (equipment_.watch) equipment_.watch->begin();
+    step = deferral_;
+    if (!step) reduce_all(Share::kSkipped);
+  }
+  if (step) step(Share::kSkipped);
 }
 
 std::vector<Facts> Reducer::shadow() {
-  const MutexLock lock(mutex_);
-  begin_reduction();
-  return reduce_all(Share::kOutOfInputs);
+  Step step;
+  {
+    const MutexLock lock(mutex_);
+    begin_reduction();
+    step = deferral_;
+    if (!step) return reduce_all(Share::kOutOfInputs);
+  }
+  return step(Share::kOutOfInputs);
 }
 
 void Reducer::fail(const std::string& trouble) {
-  const MutexLock lock(mutex_);
-  begin_reduction();
-  message_.trouble = trouble;
-  reduce_all(Share::kGradients);
+  {
+    const MutexLock lock(mutex_);
+    begin_reduction();
+    message_.trouble = trouble;
+    if (!deferral_) {
+      reduce_all(Share::kGradients);
+      return;
+    }
+  }
+  settle();
 }
 
 void Reducer::fill(size_t parameter, bool used) {
   const auto [bucket, slot] = fixed_.places[parameter];
-  const bool counts = used || fixed_.settings.reduction != GradientReduction::kSum || fixed_.group.rank() == 0;
+  const bool counts = used || !fixed_.rank_zero_adds_it();
   if (equipment_.watch && used) equipment_.watch->look(parameter, fixed_.tensors[parameter].grad());
   if (const char* problem = buckets_[bucket].fill(slot, used, counts)) note_trouble(parameter, problem);
   if (equipment_.timeline && buckets_[bucket].full()) equipment_.timeline->ready(bucket);
@@ -262,23 +298,30 @@ void Reducer::succeed(const Reducer& before) {
   message_.divide_by_active = before.message_.divide_by_active;
   reductions_ = before.reductions_;
   waited_seconds_ = before.waited_seconds();
+  deferral_ = before.deferral_;
+  backward_.deferred_passes = before.backward_.deferred_passes;
   if (fixed_.plan.empty()) return;
-  for (const auto& [bucket, slot] : fixed_.places) buckets_[bucket].adopt(slot);
+  for (const auto& [bucket, slot] : fixed_.places) buckets_[bucket].adopt(slot, /*reduced=*/!deferral_);
 }
 
-std::vector<Facts> Reducer::exchange(Share share) {
+void Reducer::prepare_message(Share share, int passes) {
   Facts& mine = message_.facts;
   mine.active = share != Share::kOutOfInputs;
   mine.skipped = share == Share::kSkipped;
   mine.spoiled = mine.skipped && backward_.launched > 0;
-  mine.passes = told(passes_.since_reduction);
+  mine.passes = told(passes);
+  mine.late = false;
   if (mine.active)  // an edit explains whatever else was found
     if (std::string edit = fixed_.events.inspect(); !edit.empty()) message_.trouble = std::move(edit);
+}
+
+std::vector<Facts> Reducer::exchange(Share share) {
+  prepare_message(share, passes_.since_reduction);
+  Facts& mine = message_.facts;
   if (!mine.took_part())
     for (size_t b = backward_.launched; b < buckets_.size(); ++b) buckets_[b].fill_with_zeros();
   for (size_t i = 0; i < fixed_.places.size() && !buckets_.empty(); ++i)
     if (!buckets_[fixed_.places[i].bucket].filled(fixed_.places[i].slot)) fill(i, backward_.used[i]);
-  mine.late = false;
   for (Bucket& bucket : buckets_)
     if (bucket.launched()) mine.late |= bucket.take_late();
   mine.trouble = !message_.trouble.empty();

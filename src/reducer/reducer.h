@@ -44,6 +44,8 @@ namespace lockstep {
 /// their result. But a bucket that its failed backward has already launched cannot be called back: the step is then
 /// void on all ranks.
 ///
+/// Deferred: an optimizer may sum gradients itself (defer). Then backward only fills the buckets.
+///
 /// All ranks must build it over the same parameters and run the same number of backward passes between reductions.
 /// Hooks run on the thread of the backward, or on several threads if the graph spans several devices. Events and
 /// communication hooks are called while the reducer's mutex is held.
@@ -97,6 +99,33 @@ class Reducer {
   /// Takes part in the others' next reduction only to report an error: throws it on all ranks.
   void fail(const std::string& trouble);
 
+  /// What this rank contributes to a reduction.
+  enum class Share { kGradients, kSkipped, kOutOfInputs };
+  /// A whole step of an optimizer, from settle(share) to conclude(). Returns the facts of all ranks.
+  using Step = std::function<std::vector<Facts>(Share share)>;
+  /// From the next backward on, gradients stay in the buckets, and .grad is this rank's own: an optimizer takes the
+  /// sum, between settle() and conclude(). On a rank that brings no gradients, skip() and shadow() call `step`, so that
+  /// it does its part of the optimizer's step as well. Null: backward reduces again. All ranks call it, between
+  /// backward passes; the successor (succeed) inherits it. TORCH_CHECK fails if there is a communication hook or if
+  /// parameters are not in CPU memory.
+  void defer(Step step);
+
+  /// What all ranks know before an optimizer's step: the gradient is sum / divisor * factor.
+  struct Settlement {
+    std::vector<Facts> ranks;
+    std::vector<bool> used;  ///< by parameter: some rank has a gradient for it; the others leave it alone
+    int divisor = 1;
+    double factor = 1;
+    bool is_void = false;  ///< the step must not change anything, but conclude() must still be called
+  };
+  /// Every rank calls it after its deferred backward passes. When it returns, all ranks have filled their buckets, with
+  /// zeros where they have no gradient, and no rank changes them before conclude(). Errors that a rank found in its
+  /// backward are thrown on all ranks; then there is no conclude().
+  Settlement settle(Share share = Share::kGradients);
+  /// After the step. When it returns, no rank reads the others' buckets any more. It sends the events of a reduction.
+  /// Leaves no .grad on a rank that did not take part, and none where gradients were multiplied by a weight.
+  void conclude(const Settlement& settlement);
+
   /// Seconds backward has waited for communication so far.
   double waited_seconds() const { return waited_seconds_.load(std::memory_order_relaxed); }
   /// The parameters of each bucket, by index, in the order of reduction.
@@ -107,8 +136,6 @@ class Reducer {
  private:
   enum class Phase { kIdle, kInBackward, kAbandoned };
   enum class Launching { kWhenFull, kAtEnd };
-  /// What this rank contributes to a reduction.
-  enum class Share { kGradients, kSkipped, kOutOfInputs };
 
   struct Place {
     size_t bucket, slot;
@@ -118,6 +145,8 @@ class Reducer {
   struct Fixed {
     Fixed(const NamedTensors& parameters, Group group, Settings settings, Events events);
     ReduceOp op() const;
+    /// For sums: the result of an earlier reduction is contributed by rank 0, and this is another rank.
+    bool rank_zero_adds_it() const { return settings.reduction == GradientReduction::kSum && group.rank() != 0; }
     /// "bucket 1 of 2 (out.bias to second.weight)", with names cut to `longest_name`.
     std::string describe(size_t bucket, size_t longest_name = std::string::npos) const;
 
@@ -135,11 +164,12 @@ class Reducer {
   struct Backward {
     Phase phase = Phase::kIdle;
     Launching launching = Launching::kWhenFull;
-    bool reduces = false;    ///< it ends with a reduction
-    int number = -1;         ///< see current_backward()
-    int captured = -1;       ///< the last backward that captured gradients
-    size_t launched = 0;     ///< buckets launched in it
-    std::vector<bool> used;  ///< parameters that were reached since the last reduction
+    bool reduces = false;     ///< it ends with a reduction
+    int number = -1;          ///< see current_backward()
+    int captured = -1;        ///< the last backward that captured gradients
+    size_t launched = 0;      ///< buckets launched in it
+    std::vector<bool> used;   ///< parameters that were reached since the last reduction
+    int deferred_passes = 0;  ///< since the last settle()
 
     /// Whether an exception ended it after it had launched buckets.
     bool interrupted() const { return phase != Phase::kIdle && launched > 0; }
@@ -164,6 +194,8 @@ class Reducer {
   /// The one place where a bucket's gradients go to the other ranks.
   void launch(Bucket& bucket) LOCKSTEP_REQUIRES(mutex_);
   void fill(size_t parameter, bool used) LOCKSTEP_REQUIRES(mutex_);
+  /// Facts and trouble, except for what filling the buckets will find.
+  void prepare_message(Share share, int passes) LOCKSTEP_REQUIRES(mutex_);
   std::vector<Facts> reduce_all(Share share) LOCKSTEP_REQUIRES(mutex_);
   /// Returns the facts of all ranks; the buckets are reduced.
   std::vector<Facts> exchange(Share share) LOCKSTEP_REQUIRES(mutex_);
@@ -181,7 +213,16 @@ class Reducer {
   /// Leaves the reduced gradients in .grad, or none.
   void finish_buckets(const std::vector<Facts>& ranks) LOCKSTEP_REQUIRES(mutex_);
   void agree_on_kept(const std::vector<at::Tensor>& kept, int root) const;
-  void judge_non_finite() LOCKSTEP_REQUIRES(mutex_);
+  /// Returns whether some gradient is not finite; then none is left.
+  bool judge_non_finite() LOCKSTEP_REQUIRES(mutex_);
+  void drop_gradients() const;
+
+  // deferred.cpp
+  void set_aside_passes() LOCKSTEP_REQUIRES(mutex_);
+  /// Returns which parameters have gradients on this rank.
+  std::vector<bool> fill_deferred() LOCKSTEP_REQUIRES(mutex_);
+  /// Makes ranks and used those of all ranks.
+  void exchange(Settlement& settlement) LOCKSTEP_REQUIRES(mutex_);
 
   const Fixed fixed_;
   BackwardPasses& passes_;  ///< owned by the thread that calls backward
@@ -193,6 +234,7 @@ class Reducer {
   Equipment equipment_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<Bucket> buckets_ LOCKSTEP_GUARDED_BY(mutex_);
   uint64_t reductions_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  Step deferral_ LOCKSTEP_GUARDED_BY(mutex_);  ///< null: backward reduces
 
   std::vector<std::unique_ptr<GradientHook>> hooks_;  ///< last, so that they are destroyed first
 };

@@ -98,8 +98,8 @@ TEST_P(Ranks, HoldTheSameBitsWhateverTheBuckets) {
       train_on_ranks(*model, replica, context.rank(), at::kFloat);
       const auto hashes = context.group().all_gather_bytes(hash(state_dict(*model)));
       for (const auto& other : hashes) EXPECT_EQ(other, hashes[0]);
-      // Shared memory always adds along the same tree over the ranks. Gloo's order depends on the position of an element in
-      // the message, but with two ranks there is only one.
+      // Shared memory always adds along the same tree over the ranks. Gloo's order depends on the position of an
+      // element in the message, but with two ranks there is only one.
       if (first.empty()) first = hashes[0];
       if (context.world_size() == 2 || context.group().backend() == "shm") {
         EXPECT_EQ(hashes[0], first) << "buckets of " << bucket_mb << " MiB";

@@ -1,0 +1,115 @@
+#include <algorithm>
+#include <functional>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "base/clock.h"
+#include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
+#include "reducer/reducer.h"
+
+// Deferred reduction: backward only fills the buckets, and an optimizer sums them in its step.
+//
+//   backward    fills buckets; .grad lies in them, this rank's own
+//   settle()    fills the rest; one small message carries all ranks' facts and which parameters have gradients.
+//               When it returns, every rank's buckets are filled
+//   the step    reads all ranks' buckets
+//   conclude()  a barrier: no rank reads the others' buckets any more
+
+namespace lockstep {
+
+void Reducer::set_aside_passes() {
+  backward_.deferred_passes += passes_.since_reduction;
+  passes_.since_reduction = 0;
+}
+
+std::vector<bool> Reducer::fill_deferred() {
+  const bool contributes = message_.facts.took_part();
+  if (!contributes)
+    for (Bucket& bucket : buckets_) bucket.fill_with_zeros();
+  for (size_t i = 0; i < fixed_.places.size() && contributes && !buckets_.empty(); ++i) {
+    const auto [bucket, slot] = fixed_.places[i];
+    if (buckets_[bucket].current(slot)) continue;  // else it has none, or the user has replaced or dropped it
+    if (!backward_.used[i] && fixed_.rank_zero_adds_it()) buckets_[bucket].forget_reduced(slot);
+    fill(i, fixed_.tensors[i].grad().defined());
+  }
+  if (weight() != 1)
+    for (Bucket& bucket : buckets_) weight() == 0 ? bucket.gradients().zero_() : bucket.gradients().mul_(weight());
+  std::vector<bool> used;
+  for (size_t i = 0; i < fixed_.places.size(); ++i) {
+    const auto [bucket, slot] = fixed_.places[i];
+    used.push_back(buckets_.empty() ? contributes && fixed_.tensors[i].grad().defined() : buckets_[bucket].used(slot));
+  }
+  return used;
+}
+
+void Reducer::exchange(Settlement& settlement) {
+  const auto parameters = static_cast<int64_t>(settlement.used.size());
+  const at::Tensor said = at::zeros({parameters + fixed_.group.world_size() * kFactElements}, at::kFloat);
+  auto* flags = said.data_ptr<float>();
+  std::copy(settlement.used.begin(), settlement.used.end(), flags);
+  const at::Tensor facts = said.narrow(0, parameters, said.numel() - parameters);
+  write_facts(facts, fixed_.group.rank(), message_.facts);
+  const auto start = Clock::now();
+  for (size_t b = 0; equipment_.timeline && b < buckets_.size(); ++b) equipment_.timeline->launched(b);
+  if (equipment_.timeline) equipment_.timeline->waits();
+  const OperationLabel label("what the ranks tell each other before an optimizer's step");
+  try {
+    fixed_.group.all_reduce(said);
+  } catch (const Error& error) {
+    throw Error(
+        std::string("an optimizer's step could not begin: ") + error.what() +
+        "\nEvery rank must take the same number of steps; where ranks have different numbers of batches, run the "
+        "loop within join() (this was step " +
+        std::to_string(reductions_ + 1) + " of this rank).");
+  }
+  for (size_t b = 0; equipment_.timeline && b < buckets_.size(); ++b) equipment_.timeline->done(b);
+  waited_seconds_ += seconds_since(start);
+  settlement.ranks = read_facts(facts, /*averaged=*/false);
+  for (size_t i = 0; i < settlement.used.size(); ++i) settlement.used[i] = flags[i] > 0;
+}
+
+Reducer::Settlement Reducer::settle(Share share) {
+  const MutexLock lock(mutex_);
+  at::NoGradGuard no_grad;
+  backward_.phase = Phase::kIdle;
+  if (share == Share::kGradients && fixed_.events.reducing) fixed_.events.reducing();
+  set_aside_passes();
+  prepare_message(share, backward_.deferred_passes);
+  Settlement settlement;
+  settlement.used = fill_deferred();
+  message_.facts.trouble = !message_.trouble.empty();
+  settlement.ranks = {message_.facts};
+  if (fixed_.group.world_size() > 1) exchange(settlement);
+  backward_.deferred_passes = 0;
+  backward_.used.assign(backward_.used.size(), false);
+  judge(settlement.ranks);
+  ++reductions_;
+  settlement.divisor = fixed_.op() == ReduceOp::kMean ? fixed_.group.world_size() : 1;
+  if (!buckets_.empty()) settlement.factor = factor(settlement.ranks);  // a rank alone is not weighted
+  settlement.is_void = std::none_of(settlement.ranks.begin(), settlement.ranks.end(), std::mem_fn(&Facts::took_part));
+  if (is_void(settlement.ranks)) {
+    settlement.is_void = true;
+    drop_gradients();
+  } else if (equipment_.watch && equipment_.watch->policy() != NonFinitePolicy::kIgnore && judge_non_finite()) {
+    settlement.is_void = true;
+  }
+  return settlement;
+}
+
+void Reducer::conclude(const Settlement& settlement) {
+  const MutexLock lock(mutex_);
+  if (fixed_.group.world_size() > 1) {
+    const OperationLabel label("the end of an optimizer's step");
+    fixed_.group.barrier();
+  }
+  // What a rank that did not take part holds belongs to no step; gradients that were weighted are no longer its own.
+  if (!message_.facts.took_part() || (weight() != 1 && !buckets_.empty())) drop_gradients();
+  for (Bucket& bucket : buckets_) bucket.reset();
+  own_page().count_step();
+  fixed_.events.reduced(settlement.ranks);
+  if (equipment_.timeline) equipment_.timeline->end(fixed_.group);
+}
+
+}  // namespace lockstep
