@@ -1,21 +1,22 @@
 #include "base/broadcast_notice.h"
 
-#include <mutex>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace lockstep {
 namespace {
 
 using Listener = std::function<void(const SetTensors&)>;
 
-std::mutex listeners_mutex;
-std::vector<std::weak_ptr<const Listener>> listeners;  // guarded by listeners_mutex
+Mutex listeners_mutex;
+std::vector<std::weak_ptr<const Listener>> listeners LOCKSTEP_GUARDED_BY(listeners_mutex);
 
 }  // namespace
 
 std::shared_ptr<const void> on_broadcast(Listener listener) {
   auto kept = std::make_shared<const Listener>(std::move(listener));
-  const std::lock_guard lock(listeners_mutex);
+  const MutexLock lock(listeners_mutex);
   std::erase_if(listeners, [](const auto& listener) { return listener.expired(); });
   listeners.push_back(kept);
   return kept;
@@ -24,7 +25,7 @@ std::shared_ptr<const void> on_broadcast(Listener listener) {
 void notify_broadcast(const SetTensors& tensors) {
   std::vector<std::shared_ptr<const Listener>> present;
   {
-    const std::lock_guard lock(listeners_mutex);
+    const MutexLock lock(listeners_mutex);
     for (const auto& listener : listeners)
       if (auto kept = listener.lock()) present.push_back(std::move(kept));
   }

@@ -15,12 +15,12 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <mutex>
 #include <sstream>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/mutex.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14; older kernels answer EINVAL and pages come in by faults
@@ -87,8 +87,8 @@ std::atomic<size_t> mapped{0};
 
 /// Segments that children of fork() get copies of. The mutex is held during a fork, so that a child finds them whole.
 struct Copied {
-  std::mutex mutex;
-  std::vector<const SharedSegment*> segments;  // guarded by mutex
+  Mutex mutex;
+  std::vector<const SharedSegment*> segments LOCKSTEP_GUARDED_BY(mutex);
 };
 Copied& copied() {
   static auto& all = *new Copied;
@@ -96,7 +96,7 @@ Copied& copied() {
 }
 
 /// The kernel copies a page when the child writes it; copying everything now could take seconds and gigabytes.
-void map_copies() {
+void map_copies() LOCKSTEP_REQUIRES(copied().mutex) {
   for (const SharedSegment* segment : copied().segments)
     ::mmap(segment->data(), segment->committed(), PROT_READ | PROT_WRITE,
            MAP_PRIVATE | MAP_FIXED_NOREPLACE | MAP_NORESERVE, segment->fd(), 0);
@@ -106,8 +106,10 @@ void map_copies() {
 }  // namespace
 
 unsigned fork_generation() {
-  static const int registered = pthread_atfork([] { copied().mutex.lock(); }, [] { copied().mutex.unlock(); },
-                                               [] {
+  // Not analysed: the mutex is held from one of these functions to another.
+  static const int registered = pthread_atfork([]() LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS { copied().mutex.lock(); },
+                                               []() LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS { copied().mutex.unlock(); },
+                                               []() LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS {
                                                  ++generation;
                                                  mapped = 0;  // a child has no mappings
                                                  map_copies();
@@ -158,7 +160,7 @@ SharedSegment::SharedSegment(FileDescriptor fd, size_t expected_bytes)
 SharedSegment::~SharedSegment() {
   if (data_ == nullptr || fork_generation_ != lockstep::fork_generation()) return;
   if (copied_) {
-    const std::lock_guard lock(copied().mutex);
+    const MutexLock lock(copied().mutex);
     std::erase(copied().segments, this);
   }
   ::munmap(data_, size_);
@@ -206,7 +208,7 @@ void SharedSegment::commit(size_t end) {
 
 void SharedSegment::copy_into_children() {
   if (std::exchange(copied_, true)) return;
-  const std::lock_guard lock(copied().mutex);
+  const MutexLock lock(copied().mutex);
   copied().segments.push_back(this);
 }
 

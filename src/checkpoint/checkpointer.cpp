@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <mutex>
 #include <thread>
 
 #include "base/error.h"
+#include "base/mutex.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 #include "checkpoint/format/checkpoint_folder.h"
@@ -138,7 +138,7 @@ struct Checkpointer::State {
       TORCH_WARN("the checkpoint of step ", step, " was not saved: ", problem,
                  ". Training goes on; earlier checkpoints are as they were");
     }
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     last_problem = problem;
   }
 
@@ -326,8 +326,8 @@ struct Checkpointer::State {
   CheckpointFolder folder;
   std::unique_ptr<ObjectWriter> snapshot;
 
-  std::mutex mutex;
-  std::string last_problem;  ///< of the last save; guarded by mutex
+  Mutex mutex;
+  std::string last_problem LOCKSTEP_GUARDED_BY(mutex);  ///< of the last save
 
   std::thread writer;
 };
@@ -390,7 +390,7 @@ void Checkpointer::finish() {
   std::string problem;
   if (state.is_main()) {
     state.wait();
-    const std::lock_guard lock(state.mutex);
+    const MutexLock lock(state.mutex);
     problem = state.last_problem;
   }
   problem = state.group.broadcast_bytes(problem);

@@ -8,7 +8,7 @@
 namespace lockstep {
 
 void Membership::add(const std::shared_ptr<Group::State>& group) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase_if(groups_, [](const auto& known) { return known.expired(); });
   groups_.push_back(group);
 }
@@ -17,7 +17,7 @@ void Membership::close() {
   open_ = false;
   // The groups do not belong to a child of fork(), and another thread may have held the mutex when it was forked.
   if (fork_generation_ != fork_generation()) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const auto& known : groups_) {
     const auto group = known.lock();
     // Only our own engine is known not to cut off a rank that still reads what this one has sent.

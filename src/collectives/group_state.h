@@ -3,7 +3,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -11,6 +10,7 @@
 
 #include <lockstep/group.h>
 
+#include "base/mutex.h"
 #include "base/shared_segment.h"
 #include "collectives/blocking_engine.h"
 #include "collectives/call_guard.h"
@@ -47,8 +47,8 @@ class Membership {
   const unsigned fork_generation_ = fork_generation();
   std::atomic<bool> open_{true};
   std::vector<c10::intrusive_ptr<c10d::Backend>> device_engines_;
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<Group::State>> groups_;  // guarded by mutex_
+  Mutex mutex_;
+  std::vector<std::weak_ptr<Group::State>> groups_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 struct Group::State {

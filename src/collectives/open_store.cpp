@@ -3,13 +3,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <mutex>
-
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "base/error.h"
+#include "base/mutex.h"
 #include "collectives/ancestor.h"
+#include "collectives/tcp.h"
 #include "collectives/cause.h"
 #include "collectives/key_value_store.h"
 #include "collectives/tcp.h"
@@ -77,7 +77,7 @@ class KeptStore {
   }
 
   StorePointer open(const World& world, std::chrono::milliseconds timeout) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (store_ && ::getpid() != process_)
       throw Error("this process was forked from rank " + std::to_string(world_.rank) +
                   ", whose connection to the other ranks it cannot share; make the Context in the rank itself");
@@ -91,15 +91,15 @@ class KeptStore {
   }
 
   void forget() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     store_.reset();
   }
 
  private:
-  std::mutex mutex_;
-  StorePointer store_;  // guarded by mutex_, as all below
-  World world_;
-  pid_t process_ = ::getpid();
+  Mutex mutex_;
+  StorePointer store_ LOCKSTEP_GUARDED_BY(mutex_);
+  World world_ LOCKSTEP_GUARDED_BY(mutex_);
+  pid_t process_ LOCKSTEP_GUARDED_BY(mutex_) = ::getpid();
 };
 
 KeptStore& kept_store() {

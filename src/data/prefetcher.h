@@ -5,11 +5,12 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include "base/mutex.h"
 
 #include "base/error.h"
 
@@ -46,16 +47,19 @@ class Prefetcher {
   Prefetcher& operator=(const Prefetcher&) = delete;
 
   int64_t count() const { return count_; }
-  int64_t taken() const { return taken_; }
+  int64_t taken() const {
+    const MutexLock lock(mutex_);
+    return taken_;
+  }
 
   /// Item number taken(). Must not be called when all have been taken.
   Item take() {
-    if (slots_.empty()) return make_(taken_++);
+    if (workers_.empty()) return make_(next());
     Slot slot;
     {
-      std::unique_lock lock(mutex_);
+      MutexLock lock(mutex_);
       Slot& filled = slots_[taken_ % in_flight_];
-      item_made_.wait(lock, [&] { return !std::holds_alternative<std::monostate>(filled); });
+      while (std::holds_alternative<std::monostate>(filled)) item_made_.wait(lock.native());
       slot = std::exchange(filled, std::monostate());
       ++taken_;
     }
@@ -67,10 +71,16 @@ class Prefetcher {
  private:
   using Slot = std::variant<std::monostate, Item, std::exception_ptr>;
 
+  /// Without workers: the number of the item to make.
+  int64_t next() {
+    const MutexLock lock(mutex_);
+    return taken_++;
+  }
+
   void run() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
-      slot_freed_.wait(lock, [&] { return stopping_ || claimed_ == count_ || claimed_ < taken_ + in_flight_; });
+      while (!stopping_ && claimed_ != count_ && claimed_ >= taken_ + in_flight_) slot_freed_.wait(lock.native());
       if (stopping_ || claimed_ == count_) return;
       const int64_t number = claimed_++;
       lock.unlock();
@@ -91,7 +101,7 @@ class Prefetcher {
 
   void stop() {
     {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stopping_ = true;
     }
     slot_freed_.notify_all();
@@ -103,14 +113,13 @@ class Prefetcher {
   const int64_t in_flight_;
   const Make make_;
 
-  std::mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable item_made_;
   std::condition_variable slot_freed_;
-  // Guarded by mutex_. The consumer alone writes taken_, so it may read it without.
-  std::vector<Slot> slots_;
-  int64_t claimed_ = 0;
-  int64_t taken_ = 0;
-  bool stopping_ = false;
+  std::vector<Slot> slots_ LOCKSTEP_GUARDED_BY(mutex_);
+  int64_t claimed_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  int64_t taken_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 
   std::vector<std::thread> workers_;  // the consumer's
 };

@@ -1,11 +1,11 @@
 #include <fstream>
 #include <map>
-#include <mutex>
 
 #include <lockstep/observer.h>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/mutex.h"
 
 namespace lockstep {
 namespace {
@@ -20,7 +20,7 @@ class ChromeTrace : public Observer {
   ~ChromeTrace() override { file_ << "\n]\n"; }
 
   void span(const Span& span) override {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto [lane, is_new] = lanes_.try_emplace(span.lane, lanes_.size());
     if (is_new)
       write({{"name", "thread_name"},
@@ -40,16 +40,15 @@ class ChromeTrace : public Observer {
   }
 
  private:
-  void write(const nlohmann::ordered_json& event, const char* before = ",\n") {
+  void write(const nlohmann::ordered_json& event, const char* before = ",\n") LOCKSTEP_REQUIRES(mutex_) {
     // What is no UTF-8 in a name is replaced, not thrown at the training.
     file_ << before << event.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << std::flush;
   }
 
   const int rank_;
-  std::mutex mutex_;
-  // Guarded by mutex_.
-  std::ofstream file_;
-  std::map<std::string, size_t> lanes_;
+  Mutex mutex_;
+  std::ofstream file_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<std::string, size_t> lanes_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -99,7 +99,7 @@ KeyValueClient::Reply KeyValueClient::ask(KeyValueRequest request, const Fields&
   check_request({.code = static_cast<uint8_t>(request), .fields = fields});
   uint32_t id;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!broken_.empty()) throw Error(broken_);
     id = next_id_++;
     awaited_.emplace(id, std::nullopt);
@@ -121,7 +121,7 @@ void KeyValueClient::send(uint32_t id, KeyValueRequest request, const Fields& fi
   append_frame(frame, id, static_cast<uint8_t>(request), fields);
   std::string failure;
   {
-    std::lock_guard lock(send_mutex_);
+    const MutexLock lock(send_mutex_);
     try {
       send_all(socket_.get(), frame.data(), frame.size(), Deadline(kAnswerTimeout));
       return;
@@ -133,7 +133,7 @@ void KeyValueClient::send(uint32_t id, KeyValueRequest request, const Fields& fi
 }
 
 std::optional<KeyValueClient::Reply> KeyValueClient::await(uint32_t id, const Deadline& deadline) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
     const auto found = awaited_.find(id);
     if (found->second) {
@@ -144,13 +144,13 @@ std::optional<KeyValueClient::Reply> KeyValueClient::await(uint32_t id, const De
     if (!broken_.empty()) throw Error(broken_);
     if (deadline.passed()) return std::nullopt;
     if (receiving_)
-      changed_.wait_for(lock, std::chrono::milliseconds(deadline.remaining_ms()));
+      changed_.wait_for(lock.native(), std::chrono::milliseconds(deadline.remaining_ms()));
     else
       receive(lock, deadline);
   }
 }
 
-void KeyValueClient::receive(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
+void KeyValueClient::receive(MutexLock& lock, const Deadline& deadline) {
   receiving_ = true;
   lock.unlock();
   std::string failure;
@@ -179,7 +179,7 @@ void KeyValueClient::receive(std::unique_lock<std::mutex>& lock, const Deadline&
 }
 
 void KeyValueClient::fail(const std::string& reason) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (broken_.empty())
     broken_ = "key-value store: the server is gone (" + reason + "); under `lockstep run` that is the launcher";
   changed_.notify_all();

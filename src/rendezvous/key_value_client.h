@@ -4,7 +4,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/file_descriptor.h"
+#include "base/mutex.h"
 #include "base/shared_segment.h"
 #include "rendezvous/key_value_frame.h"
 
@@ -68,19 +68,20 @@ class KeyValueClient {
   /// The reply to `id`, or nothing when the deadline passes first.
   std::optional<Reply> await(uint32_t id, const Deadline& deadline);
   /// Receives what is there and stores the replies that are complete.
-  void receive(std::unique_lock<std::mutex>& lock, const Deadline& deadline);
+  /// Not analysed: it gives up the caller's lock meanwhile.
+  void receive(MutexLock& lock, const Deadline& deadline) LOCKSTEP_REQUIRES(mutex_) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
   [[noreturn]] void fail(const std::string& reason);
 
   const FileDescriptor socket_;
   const unsigned fork_generation_ = fork_generation();
-  std::mutex send_mutex_;  // frames go out whole
-  std::mutex mutex_;
+  Mutex send_mutex_;  // frames go out whole
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::map<uint32_t, std::optional<Reply>> awaited_;  // guarded by mutex_, by id
-  uint32_t next_id_ = 0;                              // guarded by mutex_
-  std::string broken_;                                // guarded by mutex_; why the connection is of no use any more
-  bool receiving_ = false;                            // guarded by mutex_; one thread receives for all that wait
-  std::string inbox_;                                 // owned by the thread that receives
+  std::map<uint32_t, std::optional<Reply>> awaited_ LOCKSTEP_GUARDED_BY(mutex_);  // by id
+  uint32_t next_id_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::string broken_ LOCKSTEP_GUARDED_BY(mutex_);      // why the connection is of no use any more
+  bool receiving_ LOCKSTEP_GUARDED_BY(mutex_) = false;  // one thread receives for all that wait
+  std::string inbox_;                                   // owned by the thread that receives
 };
 
 }  // namespace lockstep

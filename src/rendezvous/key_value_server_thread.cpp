@@ -27,7 +27,7 @@ KeyValueServerThread::KeyValueServerThread(FileDescriptor listener)
 
 KeyValueServerThread::~KeyValueServerThread() {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
   wake();
@@ -36,7 +36,7 @@ KeyValueServerThread::~KeyValueServerThread() {
 
 void KeyValueServerThread::add_client(FileDescriptor socket) {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     arrived_.push_back(std::move(socket));
   }
   wake();
@@ -65,7 +65,7 @@ void KeyValueServerThread::serve() {
     if (polled[0].revents != 0) {
       uint64_t count;
       [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof count);
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (stop_) return;
       for (auto& socket : std::exchange(arrived_, {})) server.add_client(std::move(socket));
     }

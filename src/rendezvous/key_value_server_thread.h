@@ -1,10 +1,10 @@
 #pragma once
 
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "base/file_descriptor.h"
+#include "base/mutex.h"
 
 namespace lockstep {
 
@@ -26,10 +26,10 @@ class KeyValueServerThread {
 
   FileDescriptor listener_;
   FileDescriptor wake_;  // an eventfd
-  std::mutex mutex_;
-  std::vector<FileDescriptor> arrived_;  // guarded by mutex_
-  bool stop_ = false;                    // guarded by mutex_
-  std::thread thread_;                   // last: it uses all the others
+  Mutex mutex_;
+  std::vector<FileDescriptor> arrived_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool stop_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // last: it uses all the others
 };
 
 }  // namespace lockstep

@@ -14,7 +14,7 @@ std::byte* Arena::allocate(size_t bytes) {
   if (fork_generation_ != lockstep::fork_generation())
     throw Error("a group's memory belongs to the process that made the group, not to a child it forked");
   const size_t wanted = Geometry::round_up(bytes == 0 ? 1 : bytes, 4096);
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it)
     if (it->second >= wanted && (best == free_.end() || it->second < best->second)) best = it;
@@ -34,7 +34,7 @@ std::byte* Arena::allocate(size_t bytes) {
 
 void Arena::free(void* memory) {
   if (fork_generation_ != lockstep::fork_generation()) return;  // another thread may have held the mutex at the fork
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto used = used_.find(offset(memory));
   if (used == used_.end()) throw Error("this memory was not allocated by this group, or was freed before");
   auto [begin, bytes] = *used;

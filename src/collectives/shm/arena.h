@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "base/shared_segment.h"
 
 namespace lockstep::shm {
@@ -36,10 +36,10 @@ class Arena {
   const std::shared_ptr<SharedSegment> segment_;
   const size_t begin_;
   const unsigned fork_generation_;
-  std::mutex mutex_;
-  std::map<size_t, size_t> free_;  // offset -> bytes, never adjacent; guarded by mutex_
-  std::map<size_t, size_t> used_;  // guarded by mutex_
-  size_t end_ = 0;                 // everything below is free or used; guarded by mutex_
+  Mutex mutex_;
+  std::map<size_t, size_t> free_ LOCKSTEP_GUARDED_BY(mutex_);  // offset -> bytes, never adjacent
+  std::map<size_t, size_t> used_ LOCKSTEP_GUARDED_BY(mutex_);
+  size_t end_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // everything below is free or used
 };
 
 }  // namespace lockstep::shm

@@ -6,14 +6,15 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
+
+#include "base/mutex.h"
 
 namespace lockstep::shm {
 namespace {
 
 struct KnownProcesses {
-  std::mutex mutex;
-  std::map<pid_t, std::weak_ptr<const FileDescriptor>> descriptors;  // guarded by mutex
+  Mutex mutex;
+  std::map<pid_t, std::weak_ptr<const FileDescriptor>> descriptors LOCKSTEP_GUARDED_BY(mutex);
 };
 KnownProcesses& known_processes() {
   static KnownProcesses known;
@@ -24,8 +25,9 @@ KnownProcesses& known_processes() {
 std::shared_ptr<const FileDescriptor> process_descriptor(pid_t pid) {
 #ifdef SYS_pidfd_open
   if (pid <= 0 || pid == ::getpid()) return nullptr;
-  const std::lock_guard lock(known_processes().mutex);
-  auto& known = known_processes().descriptors;
+  KnownProcesses& all = known_processes();
+  const MutexLock lock(all.mutex);
+  auto& known = all.descriptors;
   if (auto shared = known[pid].lock()) {
     // While the process lives, no other process has its pid.
     pollfd entry{shared->get(), POLLIN, 0};
@@ -49,10 +51,10 @@ PeerWatch::PeerWatch(pid_t pid, std::string host)
     : process_(process_descriptor(pid)), pid_(pid), host_(std::move(host)) {}
 
 size_t PeerWatch::watched_processes() {
-  const std::lock_guard lock(known_processes().mutex);
-  const auto& known = known_processes().descriptors;
-  return static_cast<size_t>(
-      std::count_if(known.begin(), known.end(), [](const auto& entry) { return !entry.second.expired(); }));
+  KnownProcesses& all = known_processes();
+  const MutexLock lock(all.mutex);
+  return static_cast<size_t>(std::count_if(all.descriptors.begin(), all.descriptors.end(),
+                                           [](const auto& entry) { return !entry.second.expired(); }));
 }
 
 bool PeerWatch::gone() const {

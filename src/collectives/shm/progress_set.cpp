@@ -18,13 +18,13 @@ const std::shared_ptr<ProgressSet>& ProgressSet::process() {
 }
 
 void ProgressSet::add(Group* group) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   groups_.push_back(group);
   count_.store(groups_.size());
 }
 
 void ProgressSet::remove(Group* group) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   groups_.erase(std::find(groups_.begin(), groups_.end(), group));
   count_.store(groups_.size());
 }
@@ -32,7 +32,7 @@ void ProgressSet::remove(Group* group) {
 bool ProgressSet::progress_others(const Group* self) {
   if (!has_several()) return false;
   // try_progress never waits for a group's mutex, so this cannot deadlock.
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   bool pending = false;
   for (Group* group : groups_)
     if (group != self && group->try_progress()) pending = true;

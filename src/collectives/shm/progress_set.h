@@ -2,8 +2,9 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace lockstep::shm {
 
@@ -24,8 +25,8 @@ class ProgressSet {
 
  private:
   std::atomic<size_t> count_{0};
-  std::mutex mutex_;
-  std::vector<Group*> groups_;  // guarded by mutex_
+  Mutex mutex_;
+  std::vector<Group*> groups_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::shm

@@ -5,6 +5,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "base/mutex.h"
 #include "collectives/blocking_engine.h"
 #include "collectives/shm/backend/shared_group.h"
 #include "collectives/shm/backend/shm_work.h"
@@ -105,8 +106,8 @@ class ShmBackend final : public c10d::Backend, public BlockingEngine {
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<uint64_t> sequence_{0};  ///< operations started
 
-  std::mutex mutex_;
-  std::optional<std::vector<WorkPtr>> coalescing_;  ///< since startCoalescing; guarded by mutex_
+  Mutex mutex_;
+  std::optional<std::vector<WorkPtr>> coalescing_ LOCKSTEP_GUARDED_BY(mutex_);  ///< since startCoalescing
 };
 
 }  // namespace lockstep::shm_engine

@@ -24,7 +24,7 @@ bool ShmBackend::is_immediate(const TensorRequest& request) {
   const shm::Request& part = request.parts.front();
   if (part.root < 0 || part.root >= getSize()) return false;
   if (shm::is_reduction(part.kind) && shm::find_reduce(part.type, part.op, getSize()) == nullptr) return false;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return !coalescing_;
 }
 

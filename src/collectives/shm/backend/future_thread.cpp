@@ -1,10 +1,10 @@
 #include "collectives/shm/backend/future_thread.h"
 
 #include <condition_variable>
-#include <mutex>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/shared_segment.h"
 #include "collectives/shm/backend/shm_work.h"
 
@@ -17,20 +17,19 @@ constexpr std::chrono::milliseconds kPollInterval{100};  ///< how often deadline
 
 struct FutureThread::State {
   const unsigned fork_generation = lockstep::fork_generation();
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable changed;
-  // Guarded by mutex:
-  std::vector<c10::intrusive_ptr<ShmWork>> added;
-  bool over = false;      ///< no more work will come
-  bool abandons = false;  ///< works that are not complete are abandoned
-  bool runs = false;      ///< the thread exists
+  std::vector<c10::intrusive_ptr<ShmWork>> added LOCKSTEP_GUARDED_BY(mutex);
+  bool over LOCKSTEP_GUARDED_BY(mutex) = false;      ///< no more work will come
+  bool abandons LOCKSTEP_GUARDED_BY(mutex) = false;  ///< works that are not complete are abandoned
+  bool runs LOCKSTEP_GUARDED_BY(mutex) = false;      ///< the thread exists
 
   /// The states of all such threads of this process, and whether there may be more. Never freed: the last thread may
   /// end after main().
   struct All {
-    std::mutex mutex;
-    std::vector<std::weak_ptr<State>> states;  // guarded by mutex
-    bool ended = false;                        // guarded by mutex
+    Mutex mutex;
+    std::vector<std::weak_ptr<State>> states LOCKSTEP_GUARDED_BY(mutex);
+    bool ended LOCKSTEP_GUARDED_BY(mutex) = false;
   };
   static All& all() {
     static All* all = new All;
@@ -40,9 +39,10 @@ struct FutureThread::State {
 
 FutureThread::FutureThread() : state_(std::make_shared<State>()) {
   State::All& all = State::all();
-  std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   std::erase_if(all.states, [](const auto& state) { return state.expired(); });
   all.states.push_back(state_);
+  const MutexLock own_lock(state_->mutex);
   state_->abandons = all.ended;
 }
 
@@ -54,7 +54,7 @@ FutureThread::~FutureThread() {
     return;
   }
   {
-    std::lock_guard lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     state_->over = true;
   }
   state_->changed.notify_all();
@@ -66,7 +66,7 @@ FutureThread::~FutureThread() {
 
 bool FutureThread::add(const c10::intrusive_ptr<ShmWork>& work) {
   {
-    std::lock_guard lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     if (state_->abandons) return false;
     state_->added.push_back(work);
     if (!thread_.joinable()) {
@@ -79,7 +79,7 @@ bool FutureThread::add(const c10::intrusive_ptr<ShmWork>& work) {
 }
 
 bool FutureThread::is_this_thread() const {
-  std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   return thread_.get_id() == std::this_thread::get_id();
 }
 
@@ -88,17 +88,17 @@ void FutureThread::end_all(std::chrono::milliseconds at_most) {
   State::All& all = State::all();
   std::vector<std::weak_ptr<State>> states;
   {
-    std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     all.ended = true;
     states.swap(all.states);
   }
   for (const auto& weak : states) {
     const auto state = weak.lock();
     if (!state || state->fork_generation != lockstep::fork_generation()) continue;  // a child has no such thread
-    std::unique_lock lock(state->mutex);
+    MutexLock lock(state->mutex);
     state->abandons = true;
     state->changed.notify_all();
-    state->changed.wait_until(lock, end, [&] { return !state->runs; });
+    while (state->runs && state->changed.wait_until(lock.native(), end) != std::cv_status::timeout) continue;
   }
 }
 
@@ -107,9 +107,9 @@ void FutureThread::run(const std::shared_ptr<State>& state) {
   bool abandons = false;
   for (;;) {
     {
-      std::unique_lock lock(state->mutex);
-      if (pending.empty())
-        state->changed.wait(lock, [&] { return state->over || state->abandons || !state->added.empty(); });
+      MutexLock lock(state->mutex);
+      while (pending.empty() && !state->over && !state->abandons && state->added.empty())
+        state->changed.wait(lock.native());
       for (auto& work : state->added) pending.push_back(std::move(work));
       state->added.clear();
       abandons = state->abandons;

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "base/mutex.h"
 #include "collectives/shm/backend/future_thread.h"
 #include "collectives/shm/group.h"
 
@@ -36,18 +36,18 @@ class SharedGroup {
   class Released {
    public:
     void add(std::vector<at::Tensor>&& tensors) {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       for (auto& tensor : tensors) tensors_.push_back(std::move(tensor));
     }
     void free() {
       std::vector<at::Tensor> tensors;
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       tensors.swap(tensors_);  // freed after the lock
     }
 
    private:
-    std::mutex mutex_;
-    std::vector<at::Tensor> tensors_;  // guarded by mutex_
+    Mutex mutex_;
+    std::vector<at::Tensor> tensors_ LOCKSTEP_GUARDED_BY(mutex_);
   };
   struct Kept {
     Kept(std::vector<at::Tensor> tensors_, Released& released_) : tensors(std::move(tensors_)), released(released_) {}

@@ -94,7 +94,7 @@ ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request, std::vector<shm::W
   const auto timeout = bounded(request.timeout);
   WorkPtr work = c10::make_intrusive<ShmWork>(shared_, std::move(request), std::move(works), timeout, ++sequence_);
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (coalescing_) {
       coalescing_->push_back(work);
       return work;
@@ -106,13 +106,13 @@ ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request, std::vector<shm::W
 }
 
 void ShmBackend::startCoalescing() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   TORCH_CHECK(!coalescing_, "startCoalescing was called twice without endCoalescing in between");
   coalescing_.emplace();
 }
 
 ShmBackend::WorkPtr ShmBackend::endCoalescing() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   TORCH_CHECK(coalescing_, "endCoalescing without startCoalescing");
   return c10::make_intrusive<CoalescedWork>(*std::exchange(coalescing_, std::nullopt));
 }
