@@ -15,8 +15,6 @@
 
 /// On a function: whoever calls it holds the mutex, before and after.
 #define LOCKSTEP_REQUIRES(...) LOCKSTEP_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
-/// On a function: whoever calls it does not hold the mutex.
-#define LOCKSTEP_EXCLUDES(...) LOCKSTEP_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 /// On a function: it takes the mutex, and gives it back; without an argument the object's own.
 #define LOCKSTEP_ACQUIRE(...) LOCKSTEP_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
 #define LOCKSTEP_RELEASE(...) LOCKSTEP_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
