@@ -1,6 +1,6 @@
-// main() of the test binaries. Every test runs in a process of its own, as ctest would run it, but that process is a
+// main() of the test binaries. Every test runs in its own process, as ctest would run it, but that process is a
 // fork of one that has loaded the libraries and done nothing else: LibTorch takes up to half a second to load, a fork
-// some milliseconds. So a test finds no thread, no variable and no allocator of another, and one that crashes or hangs
+// some milliseconds. So a test sees no thread, variable or allocator of another, and one that crashes or hangs
 // fails alone.
 //
 //     --deadline=SECONDS    of each test (300)
@@ -34,8 +34,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How the process of a test ends. One that leaves before its test is done does not know these.
-constexpr int kPassed = 76, kSkipped = 77;
+// Exit codes of a test's process. One that ends before its test is done does not have these.
+constexpr int kPassedCode = 76, kSkippedCode = 77;
 
 /// Whether `name` fits a pattern of `*`, `?` and plain characters.
 bool fits(std::string_view name, std::string_view pattern) {
@@ -115,15 +115,15 @@ class TestProcess {
       result.signal_or_code = WTERMSIG(*status);
     } else {
       result.signal_or_code = WEXITSTATUS(*status);
-      result.end = result.signal_or_code == kPassed    ? End::kPassed
-                   : result.signal_or_code == kSkipped ? End::kSkipped
-                                                       : End::kFailed;
+      result.end = result.signal_or_code == kPassedCode    ? End::kPassed
+                   : result.signal_or_code == kSkippedCode ? End::kSkipped
+                                                           : End::kFailed;
     }
     return result;
   }
 
  private:
-  /// Nothing where the deadline passed first.
+  /// Empty if the deadline passed first.
   std::optional<int> status_within(std::chrono::seconds deadline) const {
     const int descriptor = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));  // -1: an old kernel
     std::optional<int> status;
@@ -152,14 +152,14 @@ class TestProcess {
   const Clock::time_point start_;
 };
 
-/// What a test that passed or was skipped still says.
+/// Prints why tests were skipped.
 void print_skips(const std::string& output) {
   std::istringstream stream(output);
   for (std::string line; std::getline(stream, line);)
     if (line.find("SKIPPED BECAUSE") != std::string::npos) std::puts(line.c_str());
 }
 
-/// What the process of a test printed; GoogleTest's own verdict in it must not be taken for one of ours.
+/// Prints the output of a test's process, indented, so that GoogleTest's own verdicts in it do not count as ours.
 void print_indented(const std::string& output) {
   std::istringstream stream(output);
   for (std::string line; std::getline(stream, line);) std::printf("    %s\n", line.c_str());
@@ -190,7 +190,7 @@ void print(const std::string& name, const Result& result, std::chrono::seconds d
   std::fflush(stdout);
 }
 
-/// The exit code; in the process of a test nothing, and --gtest_filter names that test.
+/// The exit code; empty in the process of a test, where --gtest_filter names that test.
 std::optional<int> run_each(std::chrono::seconds deadline) {
   const std::vector<std::string> names = chosen_tests();
   const auto start = Clock::now();
@@ -259,5 +259,5 @@ int main(int argc, char** argv) {
   }
   const int code = RUN_ALL_TESTS();
   if (in_process || code != 0) return code;
-  return ::testing::UnitTest::GetInstance()->skipped_test_count() > 0 ? kSkipped : kPassed;
+  return ::testing::UnitTest::GetInstance()->skipped_test_count() > 0 ? kSkippedCode : kPassedCode;
 }
