@@ -1,6 +1,5 @@
 """What tests of whole programs share. They run the binaries of the build as a user would."""
 
-import functools
 import gzip
 import json
 import os
@@ -13,6 +12,8 @@ import tempfile
 import unittest
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(SOURCE, "scripts"))
+from python_with_torch import python_with_torch  # noqa: E402, F401
 BUILD = os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(SOURCE, "build"))
 BIN = os.path.join(BUILD, "bin")
 LOCKSTEP = os.path.join(BIN, "lockstep")
@@ -23,14 +24,14 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "M
 
 
 def environment(**more):
-    """This process's environment without what a launcher around the tests may have set."""
+    """This process's environment without variables that an outer launcher may have set."""
     clean = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES and not k.startswith(("OMPI_", "PMI", "SLURM_"))}
     clean.update(more)
     return clean
 
 
 def run(*command, timeout=120, env=None, cwd=None, check=True):
-    """Runs a command with a deadline; with everything it started it is gone afterwards. Returns the finished process."""
+    """Runs a command; after `timeout` seconds it is killed, with everything it started. Returns the finished process."""
     process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env=env or environment(), cwd=cwd, start_new_session=True, stdin=subprocess.DEVNULL)
     try:
@@ -43,19 +44,6 @@ def run(*command, timeout=120, env=None, cwd=None, check=True):
     if check and result.returncode != 0:
         raise AssertionError(f"{command} ended with {result.returncode}\n{out}\n{err}")
     return result
-
-
-@functools.cache  # importing torch takes seconds
-def python_with_torch():
-    """A Python that imports the torch this build uses, or None."""
-    for python in (os.path.join(SOURCE, ".venv/bin/python"), shutil.which("python3")):
-        if python and os.path.exists(python) and subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0:
-            return python
-    if not os.path.exists(os.path.join(SOURCE, ".setup/torch_dir")):
-        return None
-    with open(os.path.join(SOURCE, ".setup/torch_dir")) as file:  # <venv>/lib/pythonX/site-packages/torch/share/cmake/Torch
-        python = os.path.join(os.path.abspath(os.path.join(file.read().strip(), *[".."] * 7)), "bin/python")
-    return python if os.path.exists(python) else None
 
 
 def write_small_data(folder, train=512, test=99):
@@ -88,7 +76,7 @@ def write_safetensors(path, tensors, metadata=None):
 
 
 def marked_processes(mark):
-    """Processes that live and have `mark`, a NAME=value, in the environment they were started with; rank by pid."""
+    """Living processes that were started with `mark`, a NAME=value, in their environment; rank by pid."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -102,7 +90,7 @@ def marked_processes(mark):
 
 
 class ProgramTest(unittest.TestCase):
-    """A test with an empty folder of its own and the small data."""
+    """A test with an empty folder of its own and the small data set."""
 
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
