@@ -9,7 +9,7 @@
 #include "checkpoint/object_writer.h"
 #include "checkpoint/scalar_type.h"
 
-// save and load: which of the two formats, and what becomes of a checkpoint in it.
+// save and load: choose between the two formats, and convert a Checkpoint to and from them.
 
 namespace lockstep {
 namespace {
@@ -56,7 +56,7 @@ Checkpoint load_pt(const FileSource& source) {
     for (const Leaf& leaf : leaves)
       if (tree[leaf.node].kind != NodeKind::kTensor &&
           !checkpoint.metadata.emplace(leaf.name, text_of(tree, tree[leaf.node])).second)
-        throw Error("`" + leaf.name + "` is there twice when keys are joined by dots; use load_object");
+        throw Error("`" + leaf.name + "` occurs twice when keys are joined by dots; use load_object");
   } catch (const Error& error) {
     source.refuse(error.what());
   }
@@ -64,7 +64,7 @@ Checkpoint load_pt(const FileSource& source) {
     const Node& node = tree[leaf.node];
     if (node.kind != NodeKind::kTensor) continue;
     if (checkpoint.tensors.contains(leaf.name) || checkpoint.metadata.contains(leaf.name))
-      source.refuse("`" + leaf.name + "` is there twice when keys are joined by dots; use load_object");
+      source.refuse("`" + leaf.name + "` occurs twice when keys are joined by dots; use load_object");
     checkpoint.tensors.insert(leaf.name, reader.tensor(tree.tensors[static_cast<size_t>(node.integer)], leaf.name));
   }
   return checkpoint;
@@ -91,7 +91,8 @@ void save(const Checkpoint& checkpoint, const std::string& path) {
     throw Error("cannot save " + path + ": the name must end in .safetensors, or in .pt for Python's torch.load");
   c10::IValue object = to_object(checkpoint.tensors);
   for (const auto& [key, text] : checkpoint.metadata) {
-    if (checkpoint.tensors.contains(key)) throw Error("cannot save " + path + ": `" + key + "` is a tensor and a text");
+    if (checkpoint.tensors.contains(key))
+      throw Error("cannot save " + path + ": `" + key + "` is a tensor and a string");
     object.toGenericDict().insert(key, text);
   }
   save_object(object, path);

@@ -9,7 +9,7 @@ namespace {
 constexpr const char* kPrefixes[] = {"module.", "_orig_mod."};
 constexpr size_t kMaxLetters = 200;  // of a name that is compared letter by letter
 
-/// Letters to insert, remove or replace (Levenshtein), or `limit` where they are as many or more.
+/// The number of letters to insert, remove or replace (Levenshtein), at most `limit`.
 size_t differing_letters(const std::string& a, const std::string& b, size_t limit) {
   if (a.size() > b.size() + limit || b.size() > a.size() + limit) return limit;
   std::vector<size_t> row(b.size() + 1);
@@ -45,7 +45,7 @@ std::string prefix_to_remove(const std::vector<std::string>& own, const std::vec
   };
   std::string best, candidate;
   size_t most = matching("");
-  // Wrappers lie around each other: the prefixes that a first name starts with are tried one after the other.
+  // Wrappers are nested: the prefixes that a first name starts with are tried one after the other.
   const auto first = std::find_if(given.begin(), given.end(), [](const std::string& name) {
     return std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
                        [&](const char* prefix) { return name.starts_with(prefix); });

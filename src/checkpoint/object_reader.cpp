@@ -137,7 +137,7 @@ c10::IValue ObjectReader::object(NodeId id, const std::string& place, int depth)
       value = dict(id, place, depth);
       break;
     default:
-      refuse(place, "is something that is no data");
+      refuse(place, "is not data");
   }
   containers_[id] = value;
   state_[id] = 2;
@@ -156,7 +156,7 @@ c10::IValue ObjectReader::key(NodeId id, const std::string& place) const {
     case NodeKind::kReal:
       return node.real;
     default:
-      refuse(place, "has a key that is neither a text nor a number");
+      refuse(place, "has a key that is neither a string nor a number");
   }
 }
 

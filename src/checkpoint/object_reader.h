@@ -13,12 +13,12 @@
 
 namespace lockstep {
 
-/// Makes tensors and objects of what a .pt file says. Throws Error naming the file and the place in the object.
+/// Makes tensors and objects from a .pt file. Throws Error naming the file and the place in the object.
 class ObjectReader {
  public:
-  static constexpr int kMaxDepth = 128;  ///< of containers in containers; what is nested deeper is refused
+  static constexpr int kMaxDepth = 128;  ///< of nested containers; deeper ones are refused
 
-  /// With `mapped`, which is `source` then, tensors lie in a private mapping of the file.
+  /// With `mapped`, which must be `source`, tensors lie in a private mapping of the file.
   explicit ObjectReader(const ByteSource& source, const FileSource* mapped = nullptr);
 
   const PtFile& file() const { return file_; }
@@ -36,11 +36,11 @@ class ObjectReader {
 
   const ByteSource& source_;
   PtFile file_;
-  std::shared_ptr<char> mapping_;        ///< null where the file is read
+  std::shared_ptr<char> mapping_;        ///< null if the file is read
   std::vector<at::Tensor> storages_;     ///< their bytes; undefined until they are needed
-  std::vector<char> truth_checked_;      ///< of each storage: holds but 0 and 1
-  std::vector<c10::IValue> containers_;  ///< of each node that was made already
-  std::vector<char> state_;              ///< of each node: 0 new, 1 under way, 2 made
+  std::vector<char> truth_checked_;      ///< by storage: known to hold only 0 and 1
+  std::vector<c10::IValue> containers_;  ///< by node: the container, once it is made
+  std::vector<char> state_;              ///< by node: 0 new, 1 being made, 2 made
 };
 
 }  // namespace lockstep

@@ -106,7 +106,7 @@ size_t ObjectWriter::storage_of(const at::Tensor& tensor) {
 void ObjectWriter::detach_from_tensors(ObjectWriter* old) {
   for (size_t i = 0; i < storages_.size(); ++i) {
     at::Tensor& bytes = storages_[i];
-    // What came from another device is a copy already.
+    // What came from another device is already a copy.
     if (bytes.storage().unsafeGetStorageImpl() != kept_[i].unsafeGetStorageImpl()) continue;
     at::Tensor copy;
     if (old != nullptr && i < old->storages_.size() && old->storages_[i].sizes() == bytes.sizes())

@@ -13,14 +13,14 @@
 
 namespace lockstep {
 
-/// An object made ready to be written as a .pt file: its pickle, and the storages of its tensors, each once.
+/// An object that is ready to be written as a .pt file: its pickle, and the storages of its tensors, each once.
 class ObjectWriter {
  public:
-  /// Looks at the tensors where they lie: they must not change until write() is done. TORCH_CHECK fails for what
+  /// Refers to the tensors in place: they must not change until write() is done. TORCH_CHECK fails for whatever
   /// cannot be saved, naming where in the object it is.
   explicit ObjectWriter(const c10::IValue& object);
 
-  /// Copies all tensors, so that they may change again; memory is taken from `old`, a former one, as far as it fits.
+  /// Copies all tensors, so that they may change again. Reuses the memory of `old`, an earlier one, as far as it fits.
   void detach_from_tensors(ObjectWriter* old);
 
   /// `name` is the folder inside the archive.

@@ -9,7 +9,7 @@
 
 #include <lockstep/error.h>
 
-// One table an optimizer: what it remembers of a parameter and which options a group has, under PyTorch's names.
+// One table for each optimizer: the state of a parameter and the options of a group, under PyTorch's names.
 
 namespace lockstep {
 
@@ -45,7 +45,7 @@ Option bool_option(const char* name, bool& (Options::*mutable_access)() noexcept
           }};
 }
 
-// LibTorch overloads the accessors of an option; these say which is meant.
+// LibTorch overloads the accessors of an option; these select one.
 #define LOCKSTEP_REAL(Options, name) real_option<Options>(#name, &Options::name, &Options::name)
 #define LOCKSTEP_BOOL(Options, name) bool_option<Options>(#name, &Options::name, &Options::name)
 
@@ -60,7 +60,7 @@ Option betas_option() {
             std::vector<c10::IValue> items;
             if (value.isTuple()) items = value.toTupleRef().elements().vec();
             if (value.isList()) items = value.toList().vec();
-            if (items.size() != 2) throw Error("is no pair of numbers");
+            if (items.size() != 2) throw Error("is not a pair of numbers");
             static_cast<Options&>(options).betas(std::make_tuple(number_of(items[0]), number_of(items[1])));
           }};
 }
@@ -86,7 +86,7 @@ Field step_field() {
   return field;
 }
 
-/// What Python's optimizers have besides; of these only `maximize` changes what a step does.
+/// Options that only Python's optimizers have; of these only `maximize` changes what a step does.
 std::vector<std::pair<const char*, c10::IValue>> fixed_options(bool capturable) {
   std::vector<std::pair<const char*, c10::IValue>> options = {
       {"maximize", false}, {"foreach", {}}, {"differentiable", false}, {"fused", {}}};
@@ -94,7 +94,7 @@ std::vector<std::pair<const char*, c10::IValue>> fixed_options(bool capturable) 
   return options;
 }
 
-/// What Adam and AdamW remember. LibTorch overloads the accessors, hence the casts.
+/// The state of Adam and AdamW. LibTorch overloads the accessors, hence the casts.
 template <typename State, typename Options>
 Kind adam_kind(bool decoupled) {
   using Access = at::Tensor& (State::*)();

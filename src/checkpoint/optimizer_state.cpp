@@ -33,7 +33,7 @@ std::vector<Parameter> parameters_of(const Optimizer& optimizer) {
 
 std::string key_of(size_t place, const Field& field) { return std::to_string(place) + "." + field.name; }
 
-/// Empty where `value` may be put into `field` of a parameter.
+/// Empty if `value` fits into `field` of a parameter, else what is wrong.
 std::string problem_of(const at::Tensor& value, const Field& field, const at::Tensor& parameter) {
   std::ostringstream text;
   if (value.sizes() != (field.is_scalar ? at::IntArrayRef() : parameter.sizes())) {
@@ -45,12 +45,12 @@ std::string problem_of(const at::Tensor& value, const Field& field, const at::Te
   } else if (value.is_complex() && !parameter.is_complex()) {
     text << "complex numbers given for a parameter of real ones";
   } else if (field.is_scalar && !(value.item<double>() >= 0 && value.item<double>() < 1e15)) {
-    text << value.item<double>() << " is no number of steps";
+    text << value.item<double>() << " is not a number of steps";
   }
   return text.str();
 }
 
-/// The state of the parameter at `place`, or null where the file has none; adds to `problems` and `used`.
+/// The state of the parameter at `place`, or null if the file has none; adds to `problems` and `used`.
 std::unique_ptr<OptimizerParamState> read_state(const Kind& kind, size_t place, const Parameter& parameter,
                                                 const StateDict& state, std::string& problems, size_t& used) {
   std::unique_ptr<OptimizerParamState> result;
@@ -94,7 +94,7 @@ namespace {
 
 using States = std::vector<std::unique_ptr<OptimizerParamState>>;
 
-/// Everything is built aside first, so that an error changes nothing.
+/// Everything is built separately first, so that an error changes nothing.
 States read_states(const Kind& kind, const std::vector<Parameter>& parameters, const StateDict& state,
                    std::string& problems) {
   at::NoGradGuard no_grad;
@@ -141,7 +141,7 @@ c10::IValue value_of(const Object& object, const c10::IValue& key) {
 
 bool same(const c10::IValue& a, const c10::IValue& b) { return a.isBool() && b.isBool() && a.toBool() == b.toBool(); }
 
-/// The groups' options as the state has them, in copies; adds what does not fit to `problems`.
+/// Copies of the groups' options with the state's values; adds what does not fit to `problems`.
 std::vector<std::unique_ptr<OptimizerOptions>> read_options(const Optimizer& optimizer, const Kind& kind,
                                                             const std::vector<c10::IValue>& groups,
                                                             std::string& problems) {
@@ -206,7 +206,7 @@ StateDict flat_state(const Object& state, const std::map<int64_t, size_t>& place
       else if (item.value().isInt() || item.value().isDouble())  // the step, as older releases wrote it
         flat.insert(name, at::scalar_tensor(number_of(item.value()), at::kDouble));
       else
-        problems += "\n  " + name + " is no tensor";
+        problems += "\n  " + name + " is not a tensor";
     }
   }
   return flat;
@@ -262,14 +262,14 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& object) 
     group_list = value_of(object.toGenericDict(), std::string("param_groups"));
   }
   if (!state.isGenericDict() || !group_list.isList())
-    throw RefusedInput("this is no state of an optimizer: a dictionary with `state` and `param_groups` is needed");
+    throw RefusedInput("this is not the state of an optimizer: a dictionary with `state` and `param_groups` is needed");
   const std::vector<c10::IValue> groups = group_list.toList().vec();
   std::string problems;
   if (groups.size() != optimizer.param_groups().size())
     check("\n  " + std::to_string(groups.size()) + " groups of parameters given, " +
           std::to_string(optimizer.param_groups().size()) + " in the optimizer");
   for (const c10::IValue& group : groups)
-    if (!group.isGenericDict()) check("\n  a group of param_groups is no dictionary");
+    if (!group.isGenericDict()) check("\n  a group of param_groups is not a dictionary");
   auto options = read_options(optimizer, kind, groups, problems);
   const auto places = places_of(groups, optimizer, problems);
   const StateDict flat = flat_state(state.toGenericDict(), places, problems);

@@ -6,14 +6,14 @@
 #include <ATen/core/List.h>
 #include <torch/cuda.h>
 
-// Through LibTorch's hooks, so that one build serves a LibTorch with CUDA and one without.
+// Uses LibTorch's hooks, so that one build serves a LibTorch with CUDA and one without.
 
 namespace lockstep {
 namespace {
 
 c10::DeviceIndex cuda_devices() { return static_cast<c10::DeviceIndex>(torch::cuda::device_count()); }
 
-/// A process that computes on the CPU beside a GPU must not be made to start CUDA by a checkpoint.
+/// A checkpoint must not start CUDA in a process that computes on the CPU of a machine with a GPU.
 bool uses_cuda() {
   for (c10::DeviceIndex device = 0; device < cuda_devices(); ++device)
     if (at::globalContext().getAcceleratorHooksInterface(at::kCUDA).hasPrimaryContext(device)) return true;
@@ -41,7 +41,7 @@ void restore_random_states(const c10::impl::GenericDict& from) {
   if (!from.contains(kRandomCuda)) return;
   const auto states = from.at(kRandomCuda).toList();
   if (states.size() != static_cast<size_t>(cuda_devices())) {
-    TORCH_WARN("the checkpoint has the random states of ", states.size(), " CUDA devices, and this process sees ",
+    TORCH_WARN("the checkpoint has the random states of ", states.size(), " CUDA devices, but this process sees ",
                static_cast<int>(cuda_devices()), "; they are not resumed");
     return;
   }

@@ -53,7 +53,7 @@ CheckpointManifest add(CheckpointFolder& folder, int64_t step, std::optional<dou
   return folder.add(step, score, 1, [&](ByteSink& sink) { write_state(sink, step); });
 }
 
-/// The step of the newest checkpoint that is whole, read to its last byte; -1 for none.
+/// The step of the newest intact checkpoint, read to its last byte; -1 if there is none.
 int64_t newest(const std::string& path) {
   const CheckpointFolder folder(path);
   for (const CheckpointManifest& manifest : folder.list()) {
@@ -135,7 +135,7 @@ TEST_F(CheckpointFolderTest, AFolderThatCannotBeIsNamed) {
   EXPECT_NE(failure([&] { add(folder, 1); }).find("cannot make the folder " + path() + "/run"), std::string::npos);
 }
 
-/// A disk that keeps what was synced, and of the rest what it likes.
+/// A disk that keeps what was synced, and an arbitrary part of the rest.
 class Disk {
  public:
   explicit Disk(std::map<std::string, std::string> start) {
@@ -146,7 +146,8 @@ class Disk {
     first_ = static_cast<int>(files_.size());
   }
 
-  /// The folder after the first `count` calls, when of what was not synced only those survive that `survives` picks.
+  /// The folder after the first `count` calls, if of the calls that were not synced only those that `survives` picks
+  /// survive.
   std::map<std::string, std::string> after(const std::vector<Call>& calls, size_t count,
                                            const std::function<bool()>& survives) const {
     auto files = files_;
@@ -239,7 +240,7 @@ TEST_F(CheckpointFolderTest, EveryCrashStateHasTheOldOrTheNewCheckpoint) {
   const int total = rounds(1000, 10000);
   for (int round = 0; round < total; ++round) {
     const size_t count = static_cast<size_t>(round) % (calls.size() + 1);
-    // Now and then everything or nothing survives, else a random subset, denser or thinner.
+    // Sometimes everything or nothing survives, else a random subset, denser or thinner.
     const unsigned odds = chance() % 5;
     const auto survives = [&] { return odds == 0 ? false : odds == 1 ? true : chance() % 5 < odds; };
     const std::string state = (temporary_.path() / "state").string();
@@ -271,7 +272,7 @@ TEST_F(CheckpointFolderTest, EachErrnoAtEachCallLeavesACheckpointAndAWayOn) {
         std::string problem;
         {
           const ScopedFileOperations in_place(failing);
-          if (error == EINTR && for_good) break;  // a call that is interrupted for ever is none that returns
+          if (error == EINTR && for_good) break;  // a call that is always interrupted never returns
           problem = failure([&] {
             add(folder, 3);
             folder.prune(2, 0, true);
@@ -288,7 +289,7 @@ TEST_F(CheckpointFolderTest, EachErrnoAtEachCallLeavesACheckpointAndAWayOn) {
         if (!problem.empty()) {
           EXPECT_NE(problem.find(path()), std::string::npos) << what;
         }
-        // The next save works, and tidies up.
+        // The next save works, and cleans up.
         add(folder, 4);
         folder.prune(2, 0, true);
         EXPECT_EQ(newest(path()), 4) << what;

@@ -36,7 +36,7 @@ class CheckpointerTest : public ::testing::Test {
  protected:
   std::string path() const { return (temporary_.path() / "checkpoints").string(); }
 
-  /// The numbers with what a random transform drew for them: sample * 1000 + draw.
+  /// The numbers with what a random transform drew for each: sample * 1000 + draw.
   static Transformed augmented(int64_t samples) {
     return Transformed(testing::Numbers(samples), {[](at::Tensor numbers, at::ArrayRef<uint64_t> seeds) {
                          for (size_t i = 0; i < seeds.size(); ++i)
@@ -45,12 +45,12 @@ class CheckpointerTest : public ::testing::Test {
                          return numbers;
                        }});
   }
-  /// Notes that this rank has seen the samples.
+  /// Writes down that this rank has seen the samples.
   void note(const Context& context, const std::string& run, const at::Tensor& samples) const {
     std::ofstream file(temporary_.path() / (run + "." + std::to_string(context.rank())), std::ios::app);
     for (int64_t i = 0; i < samples.numel(); ++i) file << samples[i].item<int64_t>() << '\n';
   }
-  /// How often each sample was seen, on all ranks together; each with the draw of an epoch that was not stopped.
+  /// How often each sample was seen, on all ranks together. Each must have the draw of an uninterrupted epoch.
   void count(const std::string& run, int world_size, std::vector<int>& seen) const {
     DataLoader straight(augmented(static_cast<int64_t>(seen.size())), Shard(0, 1, 5), {.batch_size = 16, .workers = 0});
     straight.set_epoch(1);
@@ -91,7 +91,7 @@ class CheckpointerTest : public ::testing::Test {
         }
       }
     };
-    // The second epoch is the one that is stopped in.
+    // The run stops in the second epoch.
     const int64_t first_epoch = DataLoader(Numbers(samples), Shard(0, 3, 5), {.batch_size = kBatch}).size();
     run_ranks(
         3, [&](Context& context) { train(context, "first", first_epoch + step); }, std::chrono::seconds(60), options);
@@ -168,7 +168,7 @@ void train(Context& context, const std::string& folder, bool resume, int64_t las
   int64_t step = 0;
   double loss_sum = 0;
   Checkpointer checkpointer(folder, context.group(), {.every_steps = 5});
-  constexpr auto kScope = Checkpointer::Scope::kRankZero;  // dropout makes each rank's own
+  constexpr auto kScope = Checkpointer::Scope::kRankZero;  // dropout makes the ranks differ
   checkpointer.add("model", *net, kScope).add("optimizer", optimizer, kScope);
   checkpointer.add("step_count", step).add("loss_sum", loss_sum, kScope);
   EXPECT_EQ(checkpointer.resume(), resume);
@@ -301,8 +301,8 @@ TEST_F(CheckpointerTest, ReplicasThatDifferAreNotSaved) {
   }
 }
 
-// Averages of weights that each rank had drawn for itself were saved as rank 0's, without a word; so was any other
-// state.
+// Averages of weights that each rank had drawn for itself used to be saved as rank 0's without a warning; so was any
+// other state.
 TEST_F(CheckpointerTest, WhatShouldBeTheSameOnAllRanksIsComparedBeforeASave) {
   for (const int ranks : {2, 3}) {
     run_ranks(ranks, [&](Context& context) {
@@ -413,7 +413,7 @@ TEST_F(CheckpointerTest, ACheckpointOfAnotherProgramIsRefusedWithAllThatDiffers)
     const std::string text = failure([&] { second.resume(); });
     for (const char* part :
          {"shape of weight: [3, 2] given, [4, 2]", "shape of bias", "param_groups.0.betas is missing",
-          "`more`: is not in it", "rank 1: the same as on rank 0"})
+          "`more`: not in the checkpoint", "rank 1: the same as on rank 0"})
       EXPECT_NE(text.find(part), std::string::npos) << part << "\nis not in\n" << text;
   });
 }
@@ -435,7 +435,7 @@ TEST_F(CheckpointerTest, DamagedOnesArePassedOverAndNoneIsAnError) {
     EXPECT_EQ(value, 1);
     damage("step-000000000001.0.pt");
     const std::string text = failure([&] { checkpointer.resume(); });
-    EXPECT_NE(text.find("no checkpoint is whole"), std::string::npos) << text;
+    EXPECT_NE(text.find("no checkpoint is intact"), std::string::npos) << text;
   });
 }
 
@@ -445,7 +445,7 @@ TEST_F(CheckpointerTest, ByTheClockAllRanksSaveAtTheSameSteps) {
     int64_t value = 1;
     checkpointer.add("value", value);
     std::string saved;
-    // Ranks that are not equally fast, and stop together.
+    // Ranks that are not equally fast, but stop together.
     for (int64_t step = 1; step <= 200; ++step) {
       std::this_thread::sleep_for(std::chrono::milliseconds(context.rank() == 1 ? 2 : 1));
       if (checkpointer.step(step)) saved += std::to_string(step) + ' ';
@@ -487,7 +487,7 @@ TEST(RandomStates, OfTheCpuGoOnAndThoseOfDevicesThatAreGoneAreSaid) {
   ::testing::internal::CaptureStderr();
   restore_random_states(states);
   const std::string text = ::testing::internal::GetCapturedStderr();
-  EXPECT_NE(text.find("random states of 99 CUDA devices, and this process sees"), std::string::npos) << text;
+  EXPECT_NE(text.find("random states of 99 CUDA devices, but this process sees"), std::string::npos) << text;
   EXPECT_TRUE(at::equal(at::rand({5}), drawn));
 }
 

@@ -7,7 +7,7 @@
 
 namespace lockstep::testing {
 
-/// What the Error thrown by `body` says; "" if it throws none. Any other exception passes.
+/// The text of the Error that `body` throws; "" if it throws none. Any other exception passes through.
 inline std::string failure(const std::function<void()>& body) {
   try {
     body();

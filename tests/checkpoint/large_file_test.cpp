@@ -16,13 +16,13 @@
 #include "checkpoint/format/inspect.h"
 #include "support/temporary_folder.h"
 
-// Headers of .safetensors files and pickles of .pt files that are as large as they may be, or say much in few bytes: to
-// list or refuse one takes time and memory by its size.
+// Headers of .safetensors files and pickles of .pt files that are as large as allowed, or say much in few bytes: the
+// time and memory to list or refuse one depend on its size.
 
 namespace lockstep {
 namespace {
 
-// A header of 100 MB: 3 s, and 3 times itself. Sanitizers take both.
+// A header of 100 MB takes 3 s, and 3 times its size. Sanitizers multiply both.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr double kSlower = 20;
 #else
@@ -31,7 +31,7 @@ constexpr double kSlower = 1;
 constexpr double kSecondsPerByte = 3e-8, kStartSeconds = 0.3;
 constexpr double kMemoryPerByte = 3, kStartBytes = 32 << 20;
 
-constexpr size_t kHeaderBytes = 20'000'000;  // a fifth of the largest, for the sake of the test's time
+constexpr size_t kHeaderBytes = 20'000'000;  // a fifth of the largest, to save time
 
 class LargeFile : public ::testing::Test {
  protected:
@@ -44,7 +44,7 @@ class LargeFile : public ::testing::Test {
     write("large.safetensors", std::string(reinterpret_cast<const char*>(&length), 8) + header + data);
   }
 
-  /// Lists it in a process of its own, which is measured. `refusal`: what it says; empty: it is listed.
+  /// Lists it in a process of its own, which is measured. `refusal`: its message; empty: it is listed.
   void expect_cheap(const std::string& refusal, double most_bytes = 0) const {
     const auto size = static_cast<double>(std::filesystem::file_size(path_));
     const std::string said = (folder_.path() / "said").string();
@@ -113,10 +113,10 @@ TEST_F(LargeFile, HeadersThatAreRightAreListed) {
 }
 
 TEST_F(LargeFile, HeadersThatAreWrongAreRefused) {
-  // The child starts with what the test holds.
+  // The child starts with the test's memory.
   const auto tensors = [] { return items(kHeaderBytes, [](size_t i) { return empty_tensor(hex(i)); }); };
   write_header('{' + tensors() + ',');
-  expect_cheap("is no JSON object");
+  expect_cheap("is not a JSON object");
   write_header('{' + tensors() + ',' + empty_tensor("7") + '}');
   expect_cheap("its header has `7` twice");
   write_header(R"({"__metadata__":{)" + items(kHeaderBytes, [](size_t i) { return '"' + hex(i) + "\":\"\""; }) + "}}");
@@ -163,7 +163,7 @@ TEST_F(LargeFile, PicklesOfLongNames) {
   for (size_t i = 0; pickle.size() < kHeaderBytes; ++i) pickle += pickled_text(std::string(500, 'n') + hex(i)) + "K\1";
   write("large.pt", archive_of(std::exchange(pickle, {}) + end));
   expect_cheap("");
-  // One name, remembered and used again for a million empty lists in two bytes each, or over as many.
+  // One name, stored and used again for a million empty lists in two bytes each, or over as many.
   const std::string key = pickled_text(std::string(60'000, 'n'));
   pickle = "\x80\x02}(" + key + "q\1]";
   for (size_t i = 0; i < 1'000'000; ++i) pickle += "h\1]";

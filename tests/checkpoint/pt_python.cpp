@@ -1,4 +1,4 @@
-// The C++ side of a test whose other side is Python: each word says what to do with the files named after it.
+// The C++ side of a test whose other side is Python: each word is a command, followed by the files it works on.
 
 #include <cstdio>
 #include <string>
@@ -61,7 +61,7 @@ void train(const std::vector<std::string>& words) {
   lockstep::save_object(result, result_path);
 }
 
-/// A tied and a plain network, as a user saves one.
+/// A tied and a plain network, saved as a user would.
 void save_network(const std::string& path) {
   torch::manual_seed(3);
   auto net = network();
@@ -116,7 +116,7 @@ void save_averages(const std::string& state_path, const std::string& data_path, 
   checkpointer.finish();
 }
 
-/// What a file holds, saved again.
+/// Loads a file and saves it again.
 void copy(const std::string& from, const std::string& to, bool mmap) {
   lockstep::save_object(load_object(from, {.mmap = mmap}), to);
 }

@@ -13,7 +13,7 @@
 
 namespace lockstep::testing {
 
-/// One system call of a save, as far as it changes what is on the disk.
+/// A system call of a save that changes what is on the disk.
 struct Call {
   enum class Kind { kCreate, kWrite, kTruncate, kSync, kSyncFolder, kRename, kUnlink } kind;
   int file = -1;         ///< number of the file, counted from 0 as they were created
@@ -21,7 +21,7 @@ struct Call {
   std::string data;      ///< written
 };
 
-/// Does what is asked for and keeps a record.
+/// Makes the calls and records them.
 class RecordedOperations : public FileOperations {
  public:
   int open(const char* path, int flags, mode_t mode) override {
@@ -84,7 +84,7 @@ class RecordedOperations : public FileOperations {
   int next_ = 0;
 };
 
-/// Lets the n-th call fail with an errno, and every later one of its kind if `for_good`.
+/// Makes the n-th call fail with an errno, and with `for_good` every later one of its kind.
 class FailingOperations : public FileOperations {
  public:
   FailingOperations(int which, int error, bool for_good) : which_(which), error_(error), for_good_(for_good) {}
@@ -94,7 +94,7 @@ class FailingOperations : public FileOperations {
   }
   ssize_t write(int file, const void* data, size_t size) override {
     if (!fails("write")) return FileOperations::write(file, data, size);
-    // Half of it may be there; but a call that was interrupted has written nothing.
+    // Half of it may have been written; but a call that was interrupted has written nothing.
     const ssize_t ignored = error_ != EINTR ? FileOperations::write(file, data, size / 2) : 0;
     static_cast<void>(ignored);
     errno = error_;

@@ -20,14 +20,14 @@ class Safetensors : public ::testing::Test {
  protected:
   std::string path() const { return (folder_.path() / "state.safetensors").string(); }
 
-  /// A file of `header` and `data`; its length field says `length` if given.
+  /// A file of `header` and `data`; its length field is `length` if given.
   void write(const std::string& header, const std::string& data = {}, std::optional<uint64_t> length = {}) {
     const uint64_t announced = length.value_or(header.size());
     write_bytes(std::string(reinterpret_cast<const char*>(&announced), 8) + header + data);
   }
   void write_bytes(const std::string& bytes) { std::ofstream(path(), std::ios::binary) << bytes; }
 
-  /// What is wrong with the file, by its own word: always an Error that names the file.
+  /// The text of the Error about the file, which must name it.
   std::string refusal() {
     const std::string text = failure([&] { load(path()); });
     EXPECT_NE(text, "") << "it was loaded";
@@ -110,7 +110,7 @@ TEST_F(Safetensors, WhatCannotBeSavedLeavesTheOldFile) {
   EXPECT_NE(failure([] { save({StateDict(), {}}, "state.npz"); }).find("must end in .safetensors"), std::string::npos);
 }
 
-// A file as its format's documentation draws it, written by hand.
+// A file as the format's documentation shows it, written by hand.
 TEST_F(Safetensors, ReadsTheDocumentedLayout) {
   const float values[3] = {1, 2, 3};
   const std::string data(reinterpret_cast<const char*>(values), sizeof values);
@@ -152,7 +152,7 @@ TEST_F(Safetensors, EveryFlippedBitOfTheHeaderIsAnErrorOrHarmless) {
     bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << bit % 8));
     write_bytes(bytes);
     const std::string text = failure([&] {
-      // A name may have changed, or a dtype to one of the same size; never where the bytes lie.
+      // A name may have changed, or a dtype to one of the same size, but never the place of the bytes.
       const Checkpoint loaded = load(path());
       ASSERT_EQ(loaded.tensors.size() + loaded.metadata.size(), 3u);
       for (const auto& item : loaded.tensors) ASSERT_LE(item.value().nbytes(), 24u);
@@ -171,7 +171,7 @@ TEST_F(Safetensors, RefusesLiesAboutTheLengthOfTheHeader) {
   }
   for (uint64_t length : {uint64_t{0}, uint64_t{1}, header.size() - 1, header.size() + 1, all}) {
     write(header, "abcd", length);
-    expect_refusal("its header is no JSON object");
+    expect_refusal("its header is not a JSON object");
   }
 }
 
@@ -179,10 +179,10 @@ TEST_F(Safetensors, RefusesWhatIsNoHeader) {
   for (const char* header :
        {"", "null", "[]", "7", "\"x\"", "{", "{}{}", "{\"x\":}", "{\"\xff\":1}", "{x:1}", "// {}"}) {
     write(header);
-    expect_refusal("its header is no JSON object");
+    expect_refusal("its header is not a JSON object");
   }
   write_bytes("This is a text of some lines, and no checkpoint.\nNone at all.\n");
-  expect_refusal("it is truncated, or no .safetensors file");
+  expect_refusal("it is truncated, or not a .safetensors file");
 }
 
 TEST_F(Safetensors, RefusesEntriesOfTheWrongKind) {
@@ -267,9 +267,9 @@ TEST_F(Safetensors, RefusesNamesGivenTwice) {
 TEST_F(Safetensors, RefusesMetadataThatIsNoText) {
   for (const char* value : {"7", "null", "[]", "{}", "true"}) {
     write(std::string(R"({"__metadata__":{"epoch":)") + value + "}}");
-    expect_refusal("`epoch` of __metadata__ in its header is no text");
+    expect_refusal("`epoch` of __metadata__ in its header is not a string");
     write(std::string(R"({"__metadata__":)") + (std::string(value) == "{}" ? "\"\"" : value) + "}");
-    expect_refusal("__metadata__ in its header is no JSON object");
+    expect_refusal("__metadata__ in its header is not a JSON object");
   }
 }
 
@@ -307,7 +307,7 @@ TEST_F(Safetensors, ReadsALargeHeaderInGoodTime) {
 
 TEST_F(Safetensors, NamesAFileThatIsNotThere) {
   expect_refusal("No such file or directory");
-  EXPECT_NE(failure([&] { load(folder_.path().string()); }).find("it is no regular file"), std::string::npos);
+  EXPECT_NE(failure([&] { load(folder_.path().string()); }).find("it is not a regular file"), std::string::npos);
 }
 
 }  // namespace

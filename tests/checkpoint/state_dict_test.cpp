@@ -76,7 +76,7 @@ TEST(LoadStateDict, APrefixThatBelongsToTheNamesStays) {
   EXPECT_TRUE(torch::equal(to.inner->weight, from.inner->weight));
   // Wrapped once more, one of the two goes.
   EXPECT_EQ(load_state_dict(to, with_prefix("module.", copy(state_dict(from)))).removed_prefix, "module.");
-  // Where nothing would match better, names are as they are in the message.
+  // If no prefix helps, the message has the names as they are.
   torch::nn::Linear other(2, 2);
   StateDict state;
   state.insert("module.x", at::ones({1}));
@@ -142,7 +142,7 @@ TEST(Prefix, SeveralStatesShareAFile) {
   EXPECT_TRUE(without_prefix("b.", all).is_empty());
 }
 
-// "load it with torch::jit::load" was said of files that C++'s own torch::save had written.
+// The advice "load it with torch::jit::load" used to be given for files that C++'s own torch::save had written.
 TEST(Load, SaysOfAFileOfCppsTorchSaveWhatItIsAndTheWayItNamesWorks) {
   const TemporaryFolder folder;
   const std::string path = folder.path() / "net.pt";

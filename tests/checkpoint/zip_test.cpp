@@ -12,7 +12,7 @@ namespace {
 
 using testing::failure;
 
-/// An archive whose payload is zeros: only what else is written takes memory.
+/// An archive whose payload is zeros: only the rest takes memory.
 class SparseFile : public ByteSink, public ByteSource {
  public:
   SparseFile() : ByteSource("sparse.zip", 0) {}

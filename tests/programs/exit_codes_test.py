@@ -1,4 +1,4 @@
-"""A program that catches what the library throws, says it and returns 1: the launcher's exit code still tells its kind."""
+"""A program catches what the library throws, prints it and returns 1: the launcher's exit code still tells its kind."""
 
 import glob
 import json
@@ -42,7 +42,7 @@ class ExitCodes(unittest.TestCase):
             with open(path, "rb+") as file:
                 file.seek(100)
                 file.write(b"damaged")
-        self.launched(49, "cannot resume: no checkpoint is whole", *self.training("run"))
+        self.launched(49, "cannot resume: no checkpoint is intact", *self.training("run"))
 
     def test_data(self):
         self.launched(49, "nowhere", os.path.join(support.BIN, "cifar10_resnet18"), "--data", "nowhere", "--folder", "run")
@@ -50,10 +50,10 @@ class ExitCodes(unittest.TestCase):
     def test_shared_memory(self):
         hello = os.path.join(support.BIN, "hello_ranks")
         report = self.launched(50, "shared memory: wanted", "sh", "-c", f'[ $RANK = 0 ] || ulimit -f 8; exec {hello}')
-        self.assertEqual(report["culprit"]["rank"], 1)  # whose limit it is, though both end by it
+        self.assertEqual(report["culprit"]["rank"], 1)  # the one with the limit, although both end because of it
 
     def test_few_descriptors(self):
-        # Joining span for ever, or ended with 40 and words about something else.
+        # Joining used to spin for ever, or to end with 40 and a message about something else.
         hello = os.path.join(support.BIN, "hello_ranks")
         for limited, limits in (("", range(4, 13)), ("[ $RANK = 0 ] || ", (5, 8, 12))):
             worked = []

@@ -31,11 +31,11 @@ std::string ByteSource::read_text(uint64_t offset, uint64_t count) const {
 }
 
 FileSource::FileSource(std::string path) : ByteSource(std::move(path), 0) {
-  // Not to wait for the writer of a pipe before it is refused.
+  // A pipe is refused without waiting for its writer.
   file_ = FileDescriptor(::open(name().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status;
   if (!file_ || ::fstat(file_.get(), &status) != 0) throw_errno<RefusedInput>("cannot read " + name());
-  if (!S_ISREG(status.st_mode)) throw RefusedInput("cannot read " + name() + ": it is no regular file");
+  if (!S_ISREG(status.st_mode)) throw RefusedInput("cannot read " + name() + ": it is not a regular file");
   size_ = static_cast<uint64_t>(status.st_size);
 }
 

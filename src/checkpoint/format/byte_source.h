@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// Bytes of a known number that a reader takes pieces of: a file, or memory in a test.
+/// A known number of bytes that a reader reads in pieces: a file, or memory in a test.
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
@@ -17,7 +17,7 @@ class ByteSource {
 
   const std::string& name() const { return name_; }
   uint64_t size() const { return size_; }
-  /// Copies `count` bytes that lie wholly inside; throws Error, naming the file, for others.
+  /// Copies `count` bytes; throws Error, naming the file, if they do not lie inside.
   void read(uint64_t offset, void* to, uint64_t count) const;
   std::string read_text(uint64_t offset, uint64_t count) const;
 
@@ -35,10 +35,10 @@ class ByteSource {
   uint64_t size_;
 };
 
-/// A regular file, read as it is asked for: nothing is mapped, so a file that shrinks meanwhile is an Error.
+/// A regular file, read on demand: nothing is mapped, so a file that shrinks meanwhile is an Error.
 class FileSource : public ByteSource {
  public:
-  /// Throws Error naming the file if it cannot be read or is none.
+  /// Throws Error naming the file if it cannot be read or is not a regular file.
   explicit FileSource(std::string path);
   int descriptor() const { return file_.get(); }
 

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 constexpr uint64_t kMaxManifestBytes = 64 << 10;
 constexpr uint64_t kHashChunk = 1 << 20;
 
-/// Hashes what goes on to another sink.
+/// Hashes what it passes on to another sink.
 class HashingSink : public ByteSink {
  public:
   explicit HashingSink(ByteSink& next) : next_(next) {}
@@ -89,7 +89,7 @@ std::optional<CheckpointManifest> CheckpointFolder::read(const std::string& file
   } catch (const std::exception&) {
     return {};
   }
-  // Its own file, and no path to another.
+  // A file of this folder, not a path to another.
   const bool own = manifest.file == file.substr(0, file.size() - 5) + ".pt";
   std::error_code error;
   const uint64_t bytes = own ? fs::file_size(path_of(manifest), error) : 0;
@@ -124,7 +124,7 @@ void CheckpointFolder::lock() {
   if (lock_) return;
   FileDescriptor folder(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!folder) throw_errno<StorageError>("cannot open the folder " + path_);
-  // A lock ends with its process. File systems without locks go without.
+  // A lock ends with its process. On file systems without locks there is none.
   if (::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     throw StorageError("another process saves checkpoints to " + path_ + "; give each run a folder of its own");
   lock_ = std::move(folder);

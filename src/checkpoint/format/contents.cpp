@@ -32,7 +32,7 @@ std::string text_of(const PickleTree& tree, const Node& node) {
     case NodeKind::kBytes:
       return std::string(node.text);
     default:
-      throw RefusedInput("something in it is no data");
+      throw RefusedInput("something in it is not data");
   }
 }
 

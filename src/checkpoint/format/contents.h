@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// A .pt or .safetensors file as a flat list: names are keys joined by dots, what is no tensor is a text.
+/// A .pt or .safetensors file as a flat list: names are keys joined by dots, whatever is not a tensor is a string.
 class Contents {
  public:
   /// Throws Error naming the file.
@@ -45,7 +45,7 @@ class Contents {
   mutable size_t in_memory_ = static_cast<size_t>(-1);
 };
 
-/// A number, truth value or text of a .pt file as a text; all but texts as JSON.
+/// A number, boolean or string of a .pt file as a string; all but strings as JSON.
 std::string text_of(const PickleTree& tree, const Node& node);
 
 /// Whether the file is to be read as a .pt file: a zip archive, or by its name.

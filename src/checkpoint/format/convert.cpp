@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// A view may repeat its elements (expand) as often as it likes; written out it must not be far larger than the file.
+/// A view may repeat its elements (expand) any number of times; written out it must not be far larger than the file.
 constexpr uint64_t kMaxGrowth = 64;
 
 bool is_pt_name(const std::string& path) { return path.ends_with(".pt") || path.ends_with(".pth"); }
@@ -84,7 +84,7 @@ std::string convert_file(const std::string& from, const std::string& to) {
   const auto both = std::find_if(contents.texts().begin(), contents.texts().end(),
                                  [&](const auto& text) { return names.contains(text.first); });
   if (both != contents.texts().end())
-    throw Error("cannot convert " + from + ": `" + both->first + "` is a tensor and a text");
+    throw Error("cannot convert " + from + ": `" + both->first + "` is a tensor and a string");
   if (is_pt_name(to))
     write_pt(contents, to);
   else
@@ -93,7 +93,7 @@ std::string convert_file(const std::string& from, const std::string& to) {
   if (contents.storages().count < contents.tensors().size())
     notes += "tensors that shared memory in " + from + " are written once each\n";
   if (!contents.texts().empty() && contents.is_pt())
-    notes += std::to_string(contents.texts().size()) + " values that are no tensors are texts now\n";
+    notes += std::to_string(contents.texts().size()) + " values that are not tensors are now strings\n";
   return notes;
 }
 

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// A type of elements, as files name it. There is one object of each; compare addresses.
+/// An element type, as files name it. There is one object of each; compare addresses.
 struct Dtype {
   const char* name;         ///< PyTorch's, without "torch.": "float32"
   const char* storage;      ///< class of the storage in a .pt file, or null where PyTorch writes an UntypedStorage
@@ -14,12 +14,12 @@ struct Dtype {
   uint64_t bytes;           ///< of one element
 };
 
-/// Null where there is none of that name.
+/// Null if there is none of that name.
 const Dtype* dtype_of_name(std::string_view name);
 const Dtype* dtype_of_storage(std::string_view storage);
 const Dtype* dtype_of_safetensors(std::string_view name);
 
-/// Whether PyTorch has a dtype of that name that no file of ours holds: quantized and sub-byte types.
+/// Whether PyTorch has a dtype of that name that our files cannot hold: quantized and sub-byte types.
 bool is_unsupported_dtype(std::string_view name);
 
 }  // namespace lockstep

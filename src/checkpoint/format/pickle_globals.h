@@ -5,10 +5,10 @@
 
 namespace lockstep {
 
-/// The globals a pickle may name, by what we make of them.
+/// The globals that a pickle may name, by what we make of them.
 enum class Global : uint8_t {
   kUnknown,
-  kUnsupportedTensor,  ///< a kind of tensor that PyTorch has and we do not hold
+  kUnsupportedTensor,  ///< a kind of tensor that PyTorch has and we do not support
   kOrderedDict,
   kSize,
   kDevice,

@@ -5,11 +5,10 @@
 
 #include "base/error.h"
 #include "checkpoint/format/pickle_reader.h"
+#include "checkpoint/format/tensor_entry.h"
 
 namespace lockstep {
 namespace {
-
-constexpr size_t kMaxDimensions = 64;
 
 [[noreturn]] void refuse(const std::string& what) { throw RefusedInput(what); }
 
@@ -42,7 +41,7 @@ NodeId PickleMachine::pop() {
 std::vector<NodeId> PickleMachine::pop_to_mark() {
   size_t first = stack_.size();
   while (first > 0 && at(stack_[first - 1]).kind != NodeKind::kMark) --first;
-  if (first == 0) refuse("it goes back to a mark that it has not set");
+  if (first == 0) refuse("it goes back to a mark that it did not set");
   std::vector<NodeId> items(stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end());
   stack_.resize(first - 1);
   return items;
@@ -53,18 +52,18 @@ void PickleMachine::push_tuple(std::vector<NodeId> items) {
 }
 
 void PickleMachine::remember(uint64_t place) {
-  if (memory_.size() >= kMaxPickleNodes) refuse("it remembers too many objects");
+  if (memory_.size() >= kMaxPickleNodes) refuse("it stores too many objects");
   memory_[place] = top();
 }
 
 void PickleMachine::recall(uint64_t place) {
   const auto found = memory_.find(place);
-  if (found == memory_.end()) refuse("it recalls object " + std::to_string(place) + ", which it has not remembered");
+  if (found == memory_.end()) refuse("it loads object " + std::to_string(place) + ", which it did not store");
   push(found->second);
 }
 
 const Node& PickleMachine::expect(NodeId id, NodeKind kind, const char* what) const {
-  if (at(id).kind != kind) refuse(std::string("something else stands where it needs ") + what);
+  if (at(id).kind != kind) refuse(std::string("it has something else where it needs ") + what);
   return at(id);
 }
 
@@ -79,9 +78,9 @@ Global PickleMachine::global_at(NodeId id) const {
 }
 
 std::string_view PickleMachine::own(std::string text) {
-  // Else a short file could ask for the same long text over and over.
+  // Otherwise a short file could ask for the same long string over and over.
   owned_bytes_ += text.size();
-  if (owned_bytes_ > 2 * tree_.pickle.size()) refuse("it makes more texts than it is long");
+  if (owned_bytes_ > 2 * tree_.pickle.size()) refuse("its strings are larger than the file");
   return tree_.owned.emplace_back(std::move(text));
 }
 
@@ -89,8 +88,8 @@ void PickleMachine::global(std::string_view module, std::string_view name) {
   const std::string full = std::string(module.substr(0, 100)) + "." + std::string(name.substr(0, 100));
   const Global found = global_of(module, name);
   if (found == Global::kUnknown)
-    refuse("it names `" + full + "`, which is not among the classes and functions that are known to be data; " +
-           "nothing of it was run. Save a state_dict(), or plain tensors, numbers, texts, lists and dictionaries");
+    refuse("it names `" + full + "`, which is not among the classes and functions that are known to be harmless; " +
+           "nothing was executed. Save a state_dict(), or plain tensors, numbers, strings, lists and dictionaries");
   if (found == Global::kUnsupportedTensor)
     refuse("it names `" + full +
            "`: quantized, sparse, nested, meta and sub-byte tensors and subclasses of Tensor "
@@ -106,19 +105,19 @@ void PickleMachine::global(std::string_view module, std::string_view name) {
 
 void PickleMachine::add_to_list(const std::vector<NodeId>& items) {
   Node& list = tree_.nodes[top()];
-  if (list.kind != NodeKind::kList) refuse("it appends to something that is no list");
+  if (list.kind != NodeKind::kList) refuse("it appends to something that is not a list");
   list.items.insert(list.items.end(), items.begin(), items.end());
 }
 
 void PickleMachine::add_to_set(const std::vector<NodeId>& items) {
   Node& set = tree_.nodes[top()];
-  if (set.kind != NodeKind::kSet) refuse("it adds to something that is no set");
+  if (set.kind != NodeKind::kSet) refuse("it adds to something that is not a set");
   set.items.insert(set.items.end(), items.begin(), items.end());
 }
 
 void PickleMachine::add_to_dict(const std::vector<NodeId>& items) {
   Node& dict = tree_.nodes[top()];
-  if (dict.kind != NodeKind::kDict) refuse("it sets an item of something that is no dictionary");
+  if (dict.kind != NodeKind::kDict) refuse("it sets an item of something that is not a dictionary");
   if (items.size() % 2 != 0) refuse("it sets a key of a dictionary without a value");
   dict.items.insert(dict.items.end(), items.begin(), items.end());
 }
@@ -127,7 +126,7 @@ void PickleMachine::load_storage() {
   const std::vector<NodeId> words = expect(pop(), NodeKind::kTuple, "the address of a storage").items;
   expect_arguments(words, 5, 6, "the address of a storage");
   if (expect(words[0], NodeKind::kText, "the word storage").text != "storage")
-    refuse("it refers to something outside that is no storage");
+    refuse("it refers to something outside that is not a storage");
   const Global type = global_at(words[1]);
   if (type != Global::kTypedStorage && type != Global::kUntypedStorage) refuse("a storage has no known type");
   const Dtype* dtype = type == Global::kTypedStorage ? dtype_of_storage(at(words[1]).text) : nullptr;
@@ -151,7 +150,7 @@ void PickleMachine::reduce() {
   const std::vector<NodeId> arguments = expect(pop(), NodeKind::kTuple, "arguments").items;
   const NodeId callee = pop();
   const Global called = global_at(callee);
-  if (called == Global::kUnknown) refuse("it calls something that is no known function");
+  if (called == Global::kUnknown) refuse("it calls an unknown function");
   push(call(called, arguments));
 }
 
@@ -203,7 +202,7 @@ NodeId PickleMachine::call(Global global, const std::vector<NodeId>& arguments) 
     case Global::kNumpyScalar:
       return numpy_scalar(arguments);
     default:
-      refuse("it calls a class or function that makes no data");
+      refuse("it calls a class or function that does not make data");
   }
 }
 
@@ -213,7 +212,7 @@ NodeId PickleMachine::set_of(const std::vector<NodeId>& arguments) {
   tree_.nodes[set].items = expect(arguments[0], NodeKind::kList, "the items of a set").items;
   if (tree_.nodes[set].items.size() > tree_.pickle.size()) refuse("a set is larger than the file");
   owned_bytes_ += tree_.nodes[set].items.size() * sizeof(NodeId);
-  if (owned_bytes_ > 8 * tree_.pickle.size()) refuse("its sets are larger than it");
+  if (owned_bytes_ > 8 * tree_.pickle.size()) refuse("its sets are larger than the file");
   return set;
 }
 
@@ -221,10 +220,10 @@ NodeId PickleMachine::rebuilt_from_type(const std::vector<NodeId>& arguments) {
   // (function, class, its arguments, attributes): a tensor that was given attributes. Those are not kept.
   expect_arguments(arguments, 4, 4, "_rebuild_from_type_v2");
   const Global type = global_at(arguments[1]);
-  if (type != Global::kTensor && type != Global::kParameter) refuse("a tensor is of a class of its own");
+  if (type != Global::kTensor && type != Global::kParameter) refuse("a tensor is of a subclass");
   const Global made_by = global_at(arguments[0]);
   if (made_by == Global::kRebuildFromType || made_by == Global::kUnknown)
-    refuse("a tensor is made by no known function");
+    refuse("a tensor is made by an unknown function");
   const NodeId made = call(made_by, expect(arguments[2], NodeKind::kTuple, "arguments of a tensor").items);
   expect(made, NodeKind::kTensor, "a tensor");
   return made;
@@ -309,7 +308,7 @@ NodeId PickleMachine::with_gradient(NodeId tensor, NodeId requires_grad) {
 NodeId PickleMachine::encoded(const std::vector<NodeId>& arguments) {
   expect_arguments(arguments, 2, 2, "_codecs.encode");
   if (expect(arguments[1], NodeKind::kText, "the name of a code").text != "latin1")
-    refuse("bytes are encoded in something else than latin1");
+    refuse("bytes are encoded in something other than latin1");
   const std::string_view text = expect(arguments[0], NodeKind::kText, "a text to encode").text;
   std::string bytes;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -319,7 +318,7 @@ NodeId PickleMachine::encoded(const std::vector<NodeId>& arguments) {
     } else {  // UTF-8 of U+0080 to U+00FF
       const unsigned next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0;
       if ((byte != 0xc2 && byte != 0xc3) || (next & 0xc0) != 0x80)
-        refuse("bytes are written as a text that is not latin1");
+        refuse("bytes are written as a string that is not latin1");
       bytes += static_cast<char>((byte & 3) << 6 | (next & 0x3f));
       ++i;
     }
@@ -358,7 +357,7 @@ NodeId PickleMachine::numpy_scalar(const std::vector<NodeId>& arguments) {
   if (dtype == "u2") return integer(NodeKind::kInt, read(uint16_t{}));
   if (dtype == "u1") return integer(NodeKind::kInt, read(uint8_t{}));
   if (dtype == "b1") return integer(NodeKind::kBool, read(uint8_t{}) != 0);
-  refuse("a numpy scalar is of dtype `" + std::string(dtype.substr(0, 20)) + "`, which is not read");
+  refuse("a numpy scalar is of dtype `" + std::string(dtype.substr(0, 20)) + "`, which is not supported");
 }
 
 void PickleMachine::build() {

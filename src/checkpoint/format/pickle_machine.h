@@ -10,13 +10,13 @@
 
 namespace lockstep {
 
-/// The stack and memory of the pickle machine, and what our allow-listed globals make of their arguments.
+/// The stack and memory of the pickle machine, and what the allowed globals make of their arguments.
 /// Every failure throws Error; the reader adds the place.
 class PickleMachine {
  public:
   explicit PickleMachine(PickleTree& tree) : tree_(tree) {}
 
-  // What the opcodes are made of.
+  // The parts of opcodes.
   NodeId make(NodeKind kind);
   void push(NodeId id) { stack_.push_back(id); }
   NodeId push_new(NodeKind kind);
@@ -31,7 +31,7 @@ class PickleMachine {
   void remember_next() { remember(memory_.size()); }
   void recall(uint64_t place);
 
-  // The opcodes that need more than a line.
+  // The opcodes that need more than one line.
   void global(std::string_view module, std::string_view name);
   void add_to_list(const std::vector<NodeId>& items);
   void add_to_set(const std::vector<NodeId>& items);

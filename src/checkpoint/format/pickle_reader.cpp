@@ -82,13 +82,13 @@ class PickleReader {
     const NodeId name = machine_.pop(), module = machine_.pop();
     if (tree_[name].kind != NodeKind::kText || tree_[module].kind != NodeKind::kText)
       throw RefusedInput("a global has no name");
-    // The texts may move when nodes are made, the pickle they look into does not.
+    // The strings may move when nodes are made; the pickle they point into does not.
     machine_.global(tree_[module].text, tree_[name].text);
   }
 
   void check_protocol(int protocol) {
     if (protocol < 2 || protocol > kMaxProtocol)
-      throw RefusedInput("its protocol is " + std::to_string(protocol) + "; 2 to 5 are read");
+      throw RefusedInput("its protocol is " + std::to_string(protocol) + "; only 2 to 5 are supported");
   }
 
   /// Does what the next opcode says. False at the end.
@@ -126,7 +126,7 @@ class PickleReader {
         return false;
       default:
         throw RefusedInput("opcode " + std::to_string(static_cast<unsigned char>(opcode)) +
-                           " is none that torch.save writes");
+                           " is not one that torch.save writes");
     }
   }
 
@@ -267,7 +267,7 @@ class PickleReader {
   const std::string_view text_;
   PickleMachine machine_;
   size_t at_ = 0;
-  size_t start_ = 0;  ///< of the opcode at hand
+  size_t start_ = 0;  ///< of the current opcode
 };
 
 }  // namespace
@@ -276,7 +276,7 @@ void read_pickle(PickleTree& tree) {
   if (tree.pickle.size() > kMaxPickleBytes)
     throw RefusedInput("its pickle has " + std::to_string(tree.pickle.size()) + " bytes; more than " +
                        std::to_string(kMaxPickleBytes) + " are not read");
-  // What is not used is never touched, and to grow would take both the old and the new at once.
+  // Unused memory is never touched, and growing would need the old and the new at once.
   tree.nodes.reserve(std::min<size_t>(kMaxPickleNodes, tree.pickle.size() / 4));
   PickleReader(tree).read();
 }

@@ -28,7 +28,7 @@ enum class NodeKind : uint8_t {
   kDtype,    ///< a torch.dtype; `text` names it
   kStorage,  ///< `integer`: its place in `storages`
   kTensor,   ///< `integer`: its place in `tensors`
-  // Only met inside of a tensor's or a number's making:
+  // Only while a tensor or a number is being made:
   kGlobal,      ///< `integer`: which of the allowed ones
   kNumpyDtype,  ///< `text`: such as "f8"
   kMark,
@@ -44,13 +44,13 @@ struct Node {
   std::vector<NodeId> items;
 };
 
-/// The bytes that tensors lie in; several tensors may lie in the same.
+/// The bytes that tensors lie in; several tensors may share one.
 struct PickledStorage {
   std::string key;  ///< the entry data/<key> of the archive
   uint64_t bytes;
 };
 
-/// A strided view of a storage. Checked: it lies within.
+/// A strided view of a storage, checked to lie within it.
 struct PickledTensor {
   uint32_t storage;  ///< its place in `storages`
   const Dtype* dtype;
@@ -61,8 +61,9 @@ struct PickledTensor {
   bool neg = false;   ///< the stored values are the negatives of the tensor's
 };
 
-/// What a pickle says, as data: nothing in it is ever run. Nodes refer to each other by number, so that whatever the
-/// file is, freeing a tree takes no recursion and cycles leak nothing. A node may be reached on several ways.
+/// The content of a pickle as data: nothing in it is ever executed. Nodes refer to each other by number, so that
+/// whatever the file is, freeing a tree takes no recursion and cycles leak nothing. A node may be reached in several
+/// ways.
 struct PickleTree {
   explicit PickleTree(std::string pickle_) : pickle(std::move(pickle_)) {}
   PickleTree(const PickleTree&) = delete;  // nodes look into `pickle`
@@ -79,7 +80,7 @@ struct PickleTree {
   std::vector<Node> nodes;
   std::vector<PickledStorage> storages;
   std::vector<PickledTensor> tensors;
-  std::deque<std::string> owned;  ///< texts that do not stand in the pickle as they are
+  std::deque<std::string> owned;  ///< strings that are not in the pickle as they are
   NodeId root = 0;
 };
 

@@ -20,7 +20,7 @@ struct TensorRecord {
   bool requires_grad = false;
 };
 
-/// Writes the pickle that torch.save would (protocol 2): values one behind the other, containers between begin and end.
+/// Writes the pickle that torch.save would (protocol 2): values one after the other, containers between begin and end.
 class PickleWriter {
  public:
   PickleWriter() : text_("\x80\x02") {}
@@ -45,7 +45,7 @@ class PickleWriter {
 
  private:
   void global(const std::string& module, const std::string& name);
-  /// What was written since `start` is remembered under `key`; later the memory suffices.
+  /// Stores what was written since `start` under `key`, so that later uses can refer to it.
   bool recall(const std::string& key);
   void remember(const std::string& key);
   void integers(const std::vector<int64_t>& values);

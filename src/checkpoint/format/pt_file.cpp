@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "checkpoint/format/pickle_reader.h"
 
-// Source: what torch.save of PyTorch 2.13 writes, looked at byte by byte; torch/serialization.py.
+// Source: what torch.save of PyTorch 2.13 writes, byte by byte; torch/serialization.py.
 
 namespace lockstep {
 namespace {
@@ -23,7 +23,7 @@ std::string folder_of(const ByteSource& source, const ZipReader& zip) {
     if (!found.empty()) source.refuse("it has two entries data.pkl");
     found = entry.name.substr(0, slash + 1);
   }
-  if (found.empty()) source.refuse("it is a zip archive without a data.pkl, so none that torch.save wrote");
+  if (found.empty()) source.refuse("it is a zip archive without a data.pkl, so torch.save did not write it");
   return found;
 }
 
@@ -36,7 +36,7 @@ void refuse_other_formats(const ByteSource& source) {
     source.refuse(
         "it is in the format of PyTorch before 1.6 (a bare pickle). Rewrite it in Python: "
         "torch.save(torch.load(f), f)");
-  source.refuse("it is no file of torch.save: it does not start as a zip archive does");
+  source.refuse("torch.save did not write it: it does not start like a zip archive");
 }
 
 class LeafWalk {
@@ -47,7 +47,7 @@ class LeafWalk {
     if (depth > kMaxTreeDepth)
       throw RefusedInput("it is nested deeper than " + std::to_string(kMaxTreeDepth) + ", or contains itself");
     if (++visited_ > kMaxPickleNodes)
-      throw RefusedInput("what it says is far larger than it: it uses the same lists again and again");
+      throw RefusedInput("its content is far larger than the file: it refers to the same lists again and again");
     const Node& node = tree_[id];
     switch (node.kind) {
       case NodeKind::kDict:
@@ -68,17 +68,18 @@ class LeafWalk {
   void walk_below(std::string_view word, NodeId id, size_t depth) {
     const size_t before = name_.size();
     if (before + word.size() > kMaxEntryNameBytes)
-      throw RefusedInput("a name of what it holds is longer than " + std::to_string(kMaxEntryNameBytes) + " bytes");
+      throw RefusedInput("a name in it is longer than " + std::to_string(kMaxEntryNameBytes) + " bytes");
     count(words_bytes_, word.size());
     if (!name_.empty()) name_ += '.';
     name_ += word;
     walk(id, depth + 1);
     name_.resize(before);
   }
-  /// All that is copied counts: a short file may name the same long key over and over, with or without a leaf below.
+  /// Everything that is copied counts: a short file may name the same long key over and over, with or without a leaf
+  /// below.
   static void count(uint64_t& sum, size_t bytes) {
     sum += bytes;
-    if (sum > kMaxPickleBytes) throw RefusedInput("the names of what it holds take too much memory");
+    if (sum > kMaxPickleBytes) throw RefusedInput("the names in it take too much memory");
   }
   std::string word(NodeId key) const {
     const Node& node = tree_[key];
@@ -94,7 +95,7 @@ class LeafWalk {
       case NodeKind::kReal:
         return std::to_string(node.real);
       default:
-        throw RefusedInput("a key of a dictionary is neither a text nor a number");
+        throw RefusedInput("a key of a dictionary is neither a string nor a number");
     }
   }
 
@@ -105,7 +106,7 @@ class LeafWalk {
   uint64_t words_bytes_ = 0, names_bytes_ = 0;
 };
 
-/// An archive of TorchScript's kind: what both languages' users may have written, and the way out.
+/// A TorchScript archive: how it may have been written in either language, and what to do instead.
 [[noreturn]] void refuse_script_archive(const ByteSource& source, const ZipReader& zip, const std::string& folder) {
   // C++'s torch::save puts everything into objects of an empty class of this name.
   constexpr std::string_view kRootOfCpp = "__torch__\nModule\n";
@@ -183,7 +184,7 @@ void for_each_run(const PickleTree& tree, const PickledTensor& tensor, const cha
   const std::vector<int64_t> sizes = tree.numbers(tensor.sizes), strides = tree.numbers(tensor.strides);
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
   const uint64_t element = tensor.dtype->bytes;
-  // The last dimensions that lie without gaps are one run.
+  // The last dimensions without gaps are one run.
   size_t outer = sizes.size();
   int64_t run = 1;
   while (outer > 0 && (sizes[outer - 1] == 1 || strides[outer - 1] == run)) run *= sizes[--outer];

@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// A .pt file, opened: what its pickle says, and where its storages lie. Every tensor lies within its storage and
+/// An open .pt file: the content of its pickle, and where its storages lie. Every tensor lies within its storage and
 /// every storage within the file. The tensors' bytes are read one storage at a time.
 class PtFile {
  public:
@@ -53,21 +53,22 @@ class PtWriter {
 /// "net" for "runs/net.pt".
 std::string archive_name(const std::string& path);
 
-/// What is found on the way through a tree: each leaf under the keys that lead to it, joined by dots.
+/// Visits the leaves of a tree, each with the keys that lead to it, joined by dots.
 struct Leaf {
   std::string name;
   NodeId node;
 };
 
-/// All leaves: what is neither list, tuple, set nor dictionary. A leaf that is reached on several ways is there several
-/// times. Throws Error, without a file's name, for what contains itself, is nested too deep, or becomes too much.
+/// All leaves: whatever is neither list, tuple, set nor dictionary. A leaf that is reached in several ways occurs
+/// several times. Throws Error, without a file's name, for a tree that contains itself, is nested too deep, or becomes
+/// too large.
 std::vector<Leaf> leaves_of(const PickleTree& tree);
 
 /// The tensors' elements in order, without gaps, from the bytes of its storage: calls `take` with pieces.
 void for_each_run(const PickleTree& tree, const PickledTensor& tensor, const char* storage,
                   const std::function<void(const char*, uint64_t)>& take);
 
-/// Elements of a tensor times the bytes of one.
+/// The number of a tensor's elements times the bytes of one.
 uint64_t bytes_of(const PickleTree& tree, const PickledTensor& tensor);
 
 }  // namespace lockstep

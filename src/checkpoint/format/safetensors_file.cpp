@@ -49,7 +49,7 @@ std::string safetensors_header(std::vector<TensorEntry>& entries, const std::map
   try {
     text = header.dump();
   } catch (const nlohmann::json::exception&) {
-    throw Error("cannot save " + path + ": a name or a text of its metadata is not UTF-8");
+    throw Error("cannot save " + path + ": a name or a string of its metadata is not UTF-8");
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the tensors
   const uint64_t length = text.size();

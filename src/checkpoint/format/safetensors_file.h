@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// The header of a .safetensors file, checked piece by piece: its tensors lie one behind the other and end where the
+/// The header of a .safetensors file, checked piece by piece: its tensors lie one after the other and end where the
 /// file ends, so that all of them together are never larger than the file.
 class SafetensorsFile {
  public:
@@ -20,10 +20,10 @@ class SafetensorsFile {
   /// In the order of the header.
   const std::vector<TensorEntry>& entries() const { return header_.entries; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  /// Both, to be taken away.
+  /// Both, to be moved from.
   SafetensorsHeader& header() { return header_; }
 
-  /// Copies the tensor's bytes to `to`. Throws Error for truth values other than 0 and 1.
+  /// Copies the tensor's bytes to `to`. Throws Error for booleans other than 0 and 1.
   void read(const TensorEntry& entry, void* to) const;
 
  private:
@@ -31,7 +31,7 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
-/// What stands before the tensors: the length and the header, for tensors that follow one behind the other in the
+/// What comes before the tensors: the length and the header, for tensors that follow one after the other in the
 /// order of `entries`, whose begin and end are set. Throws Error naming `path` for names that the format refuses.
 std::string safetensors_header(std::vector<TensorEntry>& entries, const std::map<std::string, std::string>& metadata,
                                const std::string& path);

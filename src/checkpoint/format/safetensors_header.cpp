@@ -13,8 +13,8 @@
 // bytes without gaps. The header maps names to {"dtype", "shape", "data_offsets": [begin, end]}, and "__metadata__" to
 // texts. Source: the format section of the safetensors documentation.
 //
-// A header may have 100 MB and millions of tensors, so it is never held as a whole, neither as a text nor as a tree:
-// the parser reads the file piece by piece, and each of its events goes into the entry at hand.
+// A header may have 100 MB and millions of tensors, so it is never held as a whole, neither as a string nor as a tree:
+// the parser reads the file piece by piece, and each of its events goes into the current entry.
 
 namespace lockstep {
 namespace {
@@ -29,10 +29,9 @@ constexpr uint64_t kLeastEntryBytes = 50;   // of the header: "":{"dtype":"I8","
 constexpr size_t kMaxTextBytes = 8 << 20;   // a name, or a text of the metadata
 constexpr size_t kMaxWordBytes = 1000;      // a number
 constexpr size_t kMaxMetadata = 256 << 10;  // texts
-constexpr size_t kMaxDimensions = 64;
 
-/// The header's characters, one after the other. Refuses texts and numbers that the parser would keep whole for
-/// nothing.
+/// The header's characters, one after the other. Refuses strings and numbers that the parser would needlessly keep
+/// whole.
 class Characters {
  public:
   Characters(const ByteSource& source, uint64_t begin, uint64_t end) : source_(source), next_(begin), end_(end) {
@@ -46,7 +45,7 @@ class Characters {
     if (++at_ == chunk_.size()) fill();
   }
 
-  /// For the parser; the end is one without characters.
+  /// For the parser: an iterator; the end has no characters.
   class Iterator {
    public:
     using iterator_category = std::input_iterator_tag;
@@ -79,7 +78,7 @@ class Characters {
 
   void measure(char c) {
     if (++run_ > (in_text_ ? kMaxTextBytes : kMaxWordBytes))
-      source_.refuse(std::string("its header has a ") + (in_text_ ? "text" : "number") + " of more than " +
+      source_.refuse(std::string("its header has a ") + (in_text_ ? "string" : "number") + " of more than " +
                      std::to_string(in_text_ ? kMaxTextBytes : kMaxWordBytes) + " bytes");
     if (in_text_) {
       if (!escaped_ && c == '"') in_text_ = false, run_ = 0;
@@ -98,15 +97,15 @@ class Characters {
   std::string chunk_;
   size_t at_ = 0;
   bool in_text_ = false, escaped_ = false;
-  size_t run_ = 0;  ///< characters of the text or number at hand
+  size_t run_ = 0;  ///< characters of the current string or number
 };
 
-/// Takes the parser's events and makes entries of them. What is wrong with an entry is told only if the rest is JSON.
+/// Makes entries of the parser's events. What is wrong with an entry is reported only if the rest is JSON.
 class Events : public nlohmann::json_sax<Json> {
  public:
   Events(SafetensorsHeader& header, uint64_t data_bytes) : header_(header), data_bytes_(data_bytes) {}
 
-  /// Why the parser was stopped; empty: it was not, but by what is no JSON.
+  /// Why we stopped the parser; empty: we did not, so what it stopped at is not JSON.
   const std::string& stop() const { return stop_; }
   bool is_object() const { return is_object_; }
   /// The first; empty: none.
@@ -157,7 +156,8 @@ class Events : public nlohmann::json_sax<Json> {
   bool string(std::string& text) override {
     if (within_ == Within::kMetadata && depth_ == 2) {
       if (header_.metadata.size() == kMaxMetadata)
-        return stop_because("its header has more than " + std::to_string(kMaxMetadata) + " texts in " + kMetadataName);
+        return stop_because("its header has more than " + std::to_string(kMaxMetadata) + " strings in " +
+                            kMetadataName);
       header_.metadata.emplace(std::move(key_), std::move(text));
     } else if (within_ == Within::kEntry && depth_ == 2 && field_ == &entry_.dtype) {
       entry_.dtype.good = true;
@@ -220,12 +220,12 @@ class Events : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  /// A value that is of no use where it stands.
+  /// A value that has no meaning where it is.
   bool misplaced() {
-    if (depth_ == 1 && is_metadata_) note(std::string(kMetadataName) + " in its header is no JSON object");
+    if (depth_ == 1 && is_metadata_) note(std::string(kMetadataName) + " in its header is not a JSON object");
     if (depth_ == 1 && !is_metadata_) note_lacking("dtype");
     if (within_ == Within::kMetadata && depth_ == 2)
-      note("`" + key_ + "` of " + kMetadataName + " in its header is no text");
+      note("`" + key_ + "` of " + kMetadataName + " in its header is not a string");
     if (in_numbers_) field_->good = false;
     return true;
   }
@@ -271,13 +271,13 @@ class Events : public nlohmann::json_sax<Json> {
   size_t depth_ = 0;  ///< of open objects and arrays
   Within within_ = Within::kNothing;
   bool is_object_ = false, is_metadata_ = false, has_metadata_ = false;
-  bool in_numbers_ = false;  ///< the innermost of what is open is the array of `field_`
+  bool in_numbers_ = false;  ///< the innermost open container is the array of `field_`
   Entry entry_;
-  Field* field_ = nullptr;  ///< of the entry, that the value at hand is of
+  Field* field_ = nullptr;  ///< the field of the entry that the current value belongs to
   std::string key_, stop_, problem_;
 };
 
-/// The tensors must lie one behind the other, whatever the order of their names.
+/// The tensors must lie one after the other, whatever the order of their names.
 void check_order(const ByteSource& source, const std::vector<TensorEntry>& entries, uint64_t data_bytes) {
   std::vector<uint32_t> order(entries.size());
   std::iota(order.begin(), order.end(), 0);
@@ -305,17 +305,17 @@ SafetensorsHeader read_safetensors_header(const ByteSource& source) {
   source.read(0, &length, sizeof length);
   if (length > kMaxHeaderBytes || length > source.size() - sizeof length)
     source.refuse("its header should take " + std::to_string(length) + " bytes of " + std::to_string(source.size()) +
-                  "; it is truncated, or no .safetensors file");
+                  "; it is truncated, or not a .safetensors file");
   SafetensorsHeader header;
   header.data = sizeof length + length;
-  // What is not used is never touched, and to grow would take both the old and the new at once.
+  // Unused memory is never touched, and growing would need the old and the new at once.
   header.entries.reserve(length / kLeastEntryBytes);
   Characters characters(source, sizeof length, header.data);
   Events events(header, source.size() - header.data);
   const bool is_json = Json::sax_parse(Characters::Iterator(characters), Characters::Iterator(), &events);
   if (!events.stop().empty()) source.refuse(events.stop());
   if (!is_json || !events.is_object())
-    source.refuse("its header is no JSON object; it is damaged, or no .safetensors file");
+    source.refuse("its header is not a JSON object; it is damaged, or not a .safetensors file");
   if (!events.problem().empty()) source.refuse(events.problem());
   if (const std::string* name = name_given_twice(header.entries)) source.refuse("its header has `" + *name + "` twice");
   check_order(source, header.entries, source.size() - header.data);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -8,13 +9,15 @@
 
 namespace lockstep {
 
+constexpr size_t kMaxDimensions = 64;  ///< files with more are refused
+
 /// A tensor of a .pt or .safetensors file, without its bytes.
 struct TensorEntry {
   std::string name;
   const Dtype* dtype;
   std::vector<int64_t> shape;
-  uint64_t begin, end;  ///< of its bytes, behind the header of a .safetensors file; elsewhere `begin` is 0
-  /// Equal for tensors that lie in the same memory; of a .safetensors file all differ.
+  uint64_t begin, end;  ///< of its bytes, after the header of a .safetensors file; elsewhere `begin` is 0
+  /// Equal for tensors that share memory; in a .safetensors file all differ.
   size_t storage = 0;
 
   uint64_t bytes() const { return end - begin; }

@@ -25,7 +25,7 @@ T number(const char* bytes) {
   return value;
 }
 
-/// Replaces the sizes that are all ones by those of the extra field of 64-bit sizes. False where it lacks one.
+/// Replaces sizes that are all ones by those of the extra field of 64-bit sizes. False if one is missing there.
 bool widen(const char* extra, size_t bytes, std::initializer_list<uint64_t*> values) {
   const bool needed =
       std::any_of(values.begin(), values.end(), [](const uint64_t* value) { return *value == 0xffffffff; });
@@ -74,7 +74,7 @@ ZipReader::Directory ZipReader::find_directory() const {
     }
     return {number<uint32_t>(record + 16), number<uint32_t>(record + 12), number<uint16_t>(record + 10)};
   }
-  source_.refuse("no zip directory stands at its end; it is truncated, or of another format");
+  source_.refuse("it has no zip directory at its end; it is truncated, or of another format");
 }
 
 ZipReader::Directory ZipReader::read_zip64_end(uint64_t end) const {

@@ -13,16 +13,17 @@ struct ZipEntry {
   std::string name;
   uint64_t offset;  ///< of its first byte in the file
   uint64_t bytes;
-  uint32_t crc;     ///< 0 where the writer computed none
-  bool compressed;  ///< then it is not read
+  uint32_t crc;     ///< 0 if the writer computed none
+  bool compressed;  ///< if so, it is refused when read
 };
 
-/// A zip archive as torch.save writes them: of stored entries. Those that are compressed are known, but not read. Made
-/// from the central directory alone, whose every number is checked against the size of the file; entries that overlap
-/// are refused, so that all of them together are never larger than the file. Names are only compared, never opened.
+/// A zip archive of stored entries, as torch.save writes it. Compressed entries are listed, but not read. Made
+/// from the central directory alone, in which every number is checked against the size of the file; entries that
+/// overlap are refused, so that all of them together are never larger than the file. Names are only compared, never
+/// opened.
 class ZipReader {
  public:
-  /// Throws Error naming the file, and the entry where one is meant. `source` outlives this.
+  /// Throws Error naming the file and, if one is meant, the entry. `source` outlives this.
   explicit ZipReader(const ByteSource& source);
 
   const std::vector<ZipEntry>& entries() const { return entries_; }
@@ -33,7 +34,7 @@ class ZipReader {
   /// or it is compressed.
   void read(const ZipEntry& entry, void* to) const;
   void check_stored(const ZipEntry& entry) const;
-  /// The entry as a text. Throws Error if it is larger than `limit`.
+  /// The entry as a string. Throws Error if it is larger than `limit`.
   std::string read_text(const ZipEntry& entry, uint64_t limit) const;
 
  private:
@@ -43,7 +44,7 @@ class ZipReader {
   Directory find_directory() const;
   Directory read_zip64_end(uint64_t end) const;
   void read_directory(const Directory& directory);
-  /// The entry whose record starts at `at` in `text`, which is moved behind it, and where its local header is.
+  /// The entry whose record starts at `at` in `text`, and where its local header is. `at` is moved past the record.
   ZipEntry read_record(const std::string& text, size_t& at, uint64_t& header) const;
   /// Where the bytes of the entry start.
   uint64_t data_offset(const ZipEntry& entry, uint64_t header, uint64_t limit) const;

@@ -23,7 +23,7 @@ uint32_t crc_of(uint32_t before, const unsigned char* bytes, uint64_t size) {
   return static_cast<uint32_t>(crc);
 }
 
-/// Little-endian numbers, one behind the other.
+/// Little-endian numbers, one after the other.
 class Record {
  public:
   Record& u16(uint64_t value) { return number(value, 2); }
@@ -81,7 +81,7 @@ void ZipWriter::append(const void* data, uint64_t size) {
     try {  // beside the writing, which takes about as long
       sum = std::async(std::launch::async, [=] { return crc_of(before, bytes, size); });
     } catch (const std::system_error&) {
-      // No thread is to be had.
+      // The system gives no more threads.
     }
   }
   if (!sum.valid()) entries_.back().crc = crc_of(before, bytes, size);
@@ -92,7 +92,8 @@ void ZipWriter::append(const void* data, uint64_t size) {
 
 void ZipWriter::end() {
   const Entry& entry = entries_.back();
-  if (open_bytes_ != entry.bytes) throw std::logic_error("ZipWriter: an entry has not the bytes it was begun with");
+  if (open_bytes_ != entry.bytes)
+    throw std::logic_error("ZipWriter: an entry does not have the size it was started with");
   position_ += open_bytes_;
   combined_ = (combined_ ^ entry.crc) * 0x100000001b3 + entry.bytes;
   Record descriptor;

@@ -10,7 +10,7 @@
 namespace lockstep {
 
 /// Writes a zip archive of stored entries as PyTorch does: the bytes of each start at a multiple of 64, so that a
-/// reader may map the file, and its checksum follows them, so that it is computed while they are written: of large
+/// reader may map the file, and its checksum follows them, so that it is computed while they are written: for large
 /// pieces on another thread.
 class ZipWriter {
  public:
@@ -38,7 +38,7 @@ class ZipWriter {
   ByteSink& sink_;
   std::vector<Entry> entries_;
   uint64_t position_ = 0;
-  uint64_t open_bytes_ = 0;  ///< of the entry under way, so far
+  uint64_t open_bytes_ = 0;  ///< written so far of the unfinished entry
   uint64_t combined_ = 0;
 };
 

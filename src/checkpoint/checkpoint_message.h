@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace lockstep {
+
+/// What a rank tells the others about a save or a resume. Fields that an outcome has no use for stay empty.
+struct CheckpointMessage {
+  enum class Outcome : uint8_t {
+    kDone,      ///< `text`, `state` and `steps` hold what was asked for
+    kNothing,   ///< no save is due, or there is no checkpoint
+    kFailed,    ///< `text` says why
+    kDiverged,  ///< `text` says what differs between ranks
+  };
+
+  Outcome outcome = Outcome::kDone;
+  int64_t steps = 0;  ///< until rank 0 is asked again whether a save is due
+  std::string text;   ///< a file's name, the lines to compare, or what went wrong
+  std::string state;  ///< what belongs to the sender alone, as the bytes of a .pt file
+
+  std::string encode() const;
+  /// Throws Error for anything but what encode() gives. `rank`: the sender.
+  static CheckpointMessage decode(std::string bytes, int rank);
+
+  bool operator==(const CheckpointMessage&) const = default;
+};
+
+/// The text of the exception that `body` throws, without LibTorch's backtrace; "" if it throws none.
+std::string failure_of(const std::function<void()>& body);
+
+/// What `body` makes of an empty message; if it throws, kFailed with the exception's text.
+CheckpointMessage attempt(const std::function<void(CheckpointMessage&)>& body);
+
+}  // namespace lockstep

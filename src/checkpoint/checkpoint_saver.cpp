@@ -1,0 +1,145 @@
+#include "checkpoint/checkpoint_saver.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/List.h>
+
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "checkpoint/packed_object.h"
+#include "checkpoint/random_states.h"
+#include "checkpoint/state_comparison.h"
+#include "rank_page/rank_board.h"
+
+namespace lockstep {
+namespace {
+
+using Dict = c10::impl::GenericDict;
+using Outcome = CheckpointMessage::Outcome;
+using Scope = Checkpointer::Scope;
+
+Dict state_of_rank(const std::vector<CheckpointPart>& parts) {
+  Dict own = new_dict();
+  save_random_states(own);
+  for (const CheckpointPart& part : parts)
+    if (part.scope == Scope::kEachRank) own.insert(part.name, part.part.save());
+  return own;
+}
+
+/// What this rank holds of the parts that have one state in the file; rank 0's goes into it.
+Dict common_state(const std::vector<CheckpointPart>& parts, bool is_main) {
+  Dict common = new_dict();
+  for (const CheckpointPart& part : parts)
+    if (part.scope == Scope::kAllRanks || (part.scope == Scope::kRankZero && is_main))
+      common.insert(part.name, part.part.save());
+  return common;
+}
+
+std::string lines_to_compare(const std::vector<CheckpointPart>& parts, const Dict& common) {
+  Dict compared = new_dict();
+  for (const CheckpointPart& part : parts)
+    if (part.scope == Scope::kAllRanks) compared.insert(part.name, common.at(part.name));
+  return lines_of_state(compared);
+}
+
+Dict whole_state(const Dict& common, int64_t step, const std::vector<std::string>& own_states) {
+  Dict whole = common.copy();
+  whole.insert(kStepKey, step);
+  c10::impl::GenericList ranks(c10::AnyType::get());
+  for (const std::string& own : own_states) {
+    at::Tensor bytes = at::empty({static_cast<int64_t>(own.size())}, at::kByte);
+    std::memcpy(bytes.mutable_data_ptr(), own.data(), own.size());
+    ranks.push_back(bytes);
+  }
+  whole.insert(kRanksKey, ranks);
+  return whole;
+}
+
+}  // namespace
+
+CheckpointSaver::CheckpointSaver(std::string folder, Group group, const CheckpointerOptions& options)
+    : group_(std::move(group)), options_(options), folder_(std::move(folder)) {
+  const auto made = attempt([&](CheckpointMessage&) {
+    if (is_main()) folder_.make(options_.every_steps || options_.every_minutes);
+  });
+  const auto told = CheckpointMessage::decode(group_.broadcast_bytes(made.encode()), 0);
+  if (told.outcome == Outcome::kFailed) throw StorageError("checkpoints cannot be written: " + told.text);
+}
+
+CheckpointSaver::~CheckpointSaver() { wait(); }
+
+void CheckpointSaver::wait() {
+  if (writer_.joinable()) writer_.join();
+}
+
+CheckpointMessage CheckpointSaver::save(const std::vector<CheckpointPart>& parts, int64_t step,
+                                        std::optional<double> score) {
+  Dict common = new_dict();
+  const auto own = attempt([&](CheckpointMessage& message) {
+    message.state = packed(state_of_rank(parts));
+    common = common_state(parts, is_main());
+    if (group_.world_size() > 1) message.text = lines_to_compare(parts, common);
+  });
+  auto sent = group_.gather_bytes(own.encode());
+  CheckpointMessage result;
+  if (is_main()) result = collect(std::move(sent), common, step, score);
+  return CheckpointMessage::decode(group_.broadcast_bytes(result.encode()), 0);
+}
+
+/// Rank 0: starts to write what the ranks sent, unless one of them failed or they differ.
+CheckpointMessage CheckpointSaver::collect(std::vector<std::string> sent, const Dict& common, int64_t step,
+                                           std::optional<double> score) {
+  return attempt([&](CheckpointMessage& result) {
+    std::vector<std::string> states, lines;
+    for (size_t rank = 0; rank < sent.size(); ++rank) {
+      auto message = CheckpointMessage::decode(std::move(sent[rank]), static_cast<int>(rank));
+      if (message.outcome == Outcome::kFailed) {
+        result.outcome = Outcome::kFailed;
+        result.text += "\n  rank " + std::to_string(rank) + ": " + message.text;
+      }
+      states.push_back(std::move(message.state));
+      lines.push_back(std::move(message.text));
+    }
+    if (result.outcome == Outcome::kFailed) return;
+    result.text = difference_of_lines(lines);
+    if (result.text.empty())
+      start_write(whole_state(common, step, states), step, score);
+    else
+      result.outcome = Outcome::kDiverged;
+  });
+}
+
+/// Rank 0. What it throws is about the state; a disk that fails is no exception.
+void CheckpointSaver::start_write(const c10::IValue& object, int64_t step, std::optional<double> score) {
+  auto next = std::make_unique<ObjectWriter>(object);
+  wait();  // one at a time: the copy goes into the memory of the one before
+  if (!options_.asynchronous) return write(*next, step, score);
+  next->detach_from_tensors(snapshot_.get());
+  snapshot_ = std::move(next);
+  writer_ = std::thread([this, step, score] { write(*snapshot_, step, score); });
+}
+
+void CheckpointSaver::write(const ObjectWriter& object, int64_t step, std::optional<double> score) {
+  last_failure_ = failure_of([&] {
+    const CheckpointManifest added =
+        folder_.add(step, score, group_.world_size(), [&](ByteSink& sink) { object.write(sink, "checkpoint"); });
+    own_page().note_checkpoint(folder_.path_of(added), step, Clock::now());
+    folder_.prune(options_.keep_last, options_.keep_best, options_.higher_is_better);
+  });
+  if (last_failure_.empty()) return;
+  TORCH_WARN("the checkpoint of step ", step, " was not saved: ", last_failure_,
+             ". Training goes on, and earlier checkpoints are untouched");
+}
+
+void CheckpointSaver::finish() {
+  CheckpointMessage result;
+  if (is_main()) {
+    wait();
+    if (!last_failure_.empty()) result = {.outcome = Outcome::kFailed, .text = last_failure_};
+  }
+  result = CheckpointMessage::decode(group_.broadcast_bytes(result.encode()), 0);
+  if (result.outcome == Outcome::kFailed) throw StorageError("the last checkpoint was not saved: " + result.text);
+}
+
+}  // namespace lockstep
