@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// What a program that was run to its end has said.
+/// How a program ended, and what it printed.
 struct Captured {
   int exit_code = -1;  ///< 128 + n for a signal; -1: it could not be started, or took too long (see failure)
   std::string out, err;

@@ -37,17 +37,18 @@ void judge_machine(const Json& machine, std::vector<Finding>& findings) {
          "the cgroup grants " + number("%.1f", cores["quota"]) + " of " + cores["usable"].dump() + " cores' time",
          "-n auto starts " + cores["auto_ranks"].dump() + "; more ranks only take turns"});
   if (cores["usable"] == 1)
-    findings.push_back({Level::kNote, "only one core may be used", "look at taskset -p $$ or the container's options"});
+    findings.push_back(
+        {Level::kNote, "this process may use only one core", "check `taskset -p $$` and the container's options"});
   const Json& memory = machine["memory"];
   if (memory["available_bytes"] < kLowMemory)
-    findings.push_back({Level::kWarning, "only " + gib(memory["available_bytes"]) + " of memory are available",
-                        "a rank with LibTorch takes 0.2 GiB before it holds a model; free some or start fewer ranks"});
+    findings.push_back({Level::kWarning, "only " + gib(memory["available_bytes"]) + " of memory is available",
+                        "free some, or start fewer ranks: a rank with LibTorch takes 0.2 GiB before it holds a model"});
   const Json& limits = machine["limits"];
   if (limits["descriptors"]["hard"].is_number() && limits["descriptors"]["hard"] < kFewDescriptors)
     findings.push_back({Level::kWarning, "a process may open only " + limits["descriptors"]["hard"].dump() + " files",
                         "the launcher needs 5 a rank; raise ulimit -n"});
   if (limits["file_bytes"]["soft"].is_number())
-    findings.push_back({Level::kWarning, "files may have only " + limits["file_bytes"]["soft"].dump() + " bytes",
+    findings.push_back({Level::kWarning, "files may hold only " + limits["file_bytes"]["soft"].dump() + " bytes",
                         "checkpoints and logs are cut off there; raise ulimit -f"});
   if (limits["address_space_bytes"]["soft"].is_number())
     findings.push_back({Level::kWarning, "a process may map only " + gib(limits["address_space_bytes"]["soft"]),
@@ -57,13 +58,13 @@ void judge_machine(const Json& machine, std::vector<Finding>& findings) {
 void judge_probe(const Json& probe, std::vector<Finding>& findings) {
   const std::string version = probe["torch"]["version"];
   if (!version.starts_with("2.11.") && !version.starts_with("2.12.") && !version.starts_with("2.13."))
-    findings.push_back({Level::kWarning, "LibTorch " + version + " is none of 2.11 to 2.13, which Lockstep is made for",
-                        "set TORCH_DIR to one of those and build again"});
+    findings.push_back({Level::kWarning, "LibTorch " + version + "is not supported; Lockstep is made for 2.11 to 2.13",
+                        "set TORCH_DIR to one of these and build again"});
   const double difference = probe["gradients"]["relative_difference"];
   if (!(difference <= kGradientTolerance))
     findings.push_back(
         {Level::kBroken,
-         "the gradients of two ranks differ from those of one process, relatively by " + number("%.2g", difference),
+         "the gradients of two ranks differ from those of one process by a relative " + number("%.2g", difference),
          "run `make test`, and report this block with its first failure"});
   const Json& reduced = probe["all_reduce"];
   if (reduced["correct"] != true)
@@ -73,7 +74,7 @@ void judge_probe(const Json& probe, std::vector<Finding>& findings) {
   if (share < kLowShareOfTriad)
     findings.push_back({Level::kWarning,
                         "all-reduce reaches " + number("%.0f", 100 * share) + " % of the memory's bandwidth",
-                        "see with `top` whether other programs are busy; try again with --bind core"});
+                        "check with `top` whether other programs are busy; try again with --bind core"});
 }
 
 }  // namespace
@@ -86,12 +87,12 @@ std::vector<Finding> diagnose(const Json& facts) {
   std::vector<Finding> findings;
   judge_machine(facts["machine"], findings);
   if (facts["probe"].is_null())
-    findings.push_back({Level::kBroken, facts["probe_failure"], facts["probe_mend"]});
+    findings.push_back({Level::kBroken, facts["probe_failure"], facts["probe_advice"]});
   else
     judge_probe(facts["probe"], findings);
   if (const std::string failure = facts["gloo_failure"]; !failure.empty())
     findings.push_back({Level::kWarning, "Gloo does not work here: " + failure,
-                        "it is only needed for ranks on several machines; see that the loopback interface is up"});
+                        "check that the loopback interface is up; only ranks on several machines need Gloo"});
   return findings;
 }
 
@@ -119,7 +120,7 @@ std::string describe_torch(const Json& torch) {
   const int devices = torch["cuda_devices"];
   return torch["version"].get<std::string>() + (torch["cxx11_abi"] == true ? ", C++11 ABI" : ", the ABI before C++11") +
          ", " + torch["cpu_capability"].get<std::string>() + ", " +
-         (devices == 0 ? "no CUDA device" : std::to_string(devices) + " CUDA devices (not used by Lockstep so far)");
+         (devices == 0 ? "no CUDA device" : std::to_string(devices) + " CUDA devices");
 }
 
 std::string describe_all_reduce(const Json& reduced) {
@@ -165,7 +166,7 @@ std::string format_diagnosis(const Json& facts, const std::vector<Finding>& find
         .append(": ")
         .append(finding.what)
         .append("\n      -> ")
-        .append(finding.mend + "\n");
+        .append(finding.advice + "\n");
   return text;
 }
 

@@ -11,14 +11,14 @@ struct Finding {
   enum class Level { kNote, kWarning, kBroken };
   Level level;
   std::string what;
-  std::string mend;
+  std::string advice;
 };
 
-/// Judges what doctor has gathered: {"machine": machine_facts(), "probe": the probe's object or null, "probe_failure":
-/// text, "gloo_failure": text}. A pure function.
+/// Judges what `doctor` has gathered: {"machine": machine_facts(), "probe": the probe's object or null,
+/// "probe_failure": text, "gloo_failure": text}. A pure function.
 std::vector<Finding> diagnose(const nlohmann::json& facts);
 
-/// The block to paste into a report.
+/// The block to paste into a bug report.
 std::string format_diagnosis(const nlohmann::json& facts, const std::vector<Finding>& findings);
 
 /// "note", "warning", "broken".

@@ -33,7 +33,7 @@ Json run_probe(const std::string& launcher, const std::string& probe, const std:
   if (!backend.empty()) command.push_back(backend);
   std::error_code ignored;
   std::string folder = (fs::temp_directory_path(ignored) / "lockstep-doctor-XXXXXX").string();
-  if (::mkdtemp(folder.data()) == nullptr) return failure = "no folder under " + folder + " can be made", Json();
+  if (::mkdtemp(folder.data()) == nullptr) return failure = "cannot make a folder " + folder, Json();
   command[5] = folder;
   const Captured said = capture(command, std::chrono::seconds(120));
   fs::remove_all(folder, ignored);
@@ -46,18 +46,19 @@ Json run_probe(const std::string& launcher, const std::string& probe, const std:
 Json gather() {
   const std::string launcher = own_program();
   Json facts = {{"lockstep", LOCKSTEP_VERSION}, {"machine", machine_facts()}, {"probe", nullptr},
-                {"probe_failure", ""},          {"probe_mend", ""},           {"gloo_failure", ""}};
+                {"probe_failure", ""},          {"probe_advice", ""},         {"gloo_failure", ""}};
   const std::string probe = find_probe(launcher);
   if (probe.empty()) {
-    facts["probe_failure"] = std::string(kProbe) + " is neither beside " + launcher + " nor in ../libexec/lockstep";
-    facts["probe_mend"] = "build it (ninja lockstep_doctor_probe) or install Lockstep as a whole (cmake --install)";
+    facts["probe_failure"] =
+        std::string(kProbe) + " is missing: it is neither beside " + launcher + " nor in ../libexec/lockstep";
+    facts["probe_advice"] = "build it (ninja lockstep_doctor_probe) or install Lockstep as a whole (cmake --install)";
     return facts;
   }
   std::string failure;
   facts["probe"] = run_probe(launcher, probe, "", failure);
   if (facts["probe"].is_null()) {
     facts["probe_failure"] = "two ranks of " + probe + " do not work: " + failure;
-    facts["probe_mend"] = "see what `" + launcher + " run -n 2 " + probe + "` says";
+    facts["probe_advice"] = "run ` " + launcher + " run -n 2 " + probe + "` and see what it prints";
     return facts;
   }
   failure.clear();
@@ -69,8 +70,9 @@ Json gather() {
 }  // namespace
 
 DoctorCommand::DoctorCommand(CLI::App& app)
-    : doctor_(app.add_subcommand("doctor", "Check this machine and this build; a block to paste into a report")) {
-  doctor_->add_flag("--json", json_, "One JSON object instead of the block");
+    : doctor_(app.add_subcommand("doctor",
+                                 "Check this machine and this build, and print a block to paste into a bug report")) {
+  doctor_->add_flag("--json", json_, "Print one JSON object instead of the block");
 }
 
 int DoctorCommand::run() const {
@@ -80,7 +82,8 @@ int DoctorCommand::run() const {
   facts["findings"] = Json::array();
   for (const Finding& finding : findings) {
     broken = broken || finding.level == Finding::Level::kBroken;
-    facts["findings"].push_back({{"level", name_of(finding.level)}, {"what", finding.what}, {"mend", finding.mend}});
+    facts["findings"].push_back(
+        {{"level", name_of(finding.level)}, {"what", finding.what}, {"advice", finding.advice}});
   }
   std::cout << (json_ ? facts.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
                       : format_diagnosis(facts, findings));

@@ -13,7 +13,7 @@ FileCommands::FileCommands(CLI::App& app)
       convert_(app.add_subcommand("convert", "Write a .pt file as .safetensors, or the reverse")) {
   inspect_->add_option("FILE", from_, "A .pt, .pth or .safetensors file")->required();
   convert_->add_option("FROM", from_, "The file to read")->required();
-  convert_->add_option("TO", to_, "The file to write; its ending says the format")->required();
+  convert_->add_option("TO", to_, "The file to write; its extension gives the format")->required();
 }
 
 int FileCommands::run() const {

@@ -16,7 +16,7 @@ namespace {
 using lockstep::kExitBadCommandLine;
 using lockstep::LaunchError;
 
-/// Of the words after a command: the first that is none of its options.
+/// An error about the first word after a command that is not one of its options; empty if all are.
 std::string unknown_option(const CLI::App& command, const std::vector<std::string>& words) {
   for (size_t i = 1; i < words.size(); ++i) {
     const std::string name = words[i].substr(0, words[i].find('='));
@@ -29,22 +29,22 @@ std::string unknown_option(const CLI::App& command, const std::vector<std::strin
   return "";
 }
 
-/// What a refused command line is answered with, behind the reason.
+/// What is printed after the reason when a command line is refused.
 std::string usage_for(const std::vector<std::string>& words, const std::vector<std::string>& commands) {
   const std::string command = words.empty() ? "" : words[0];
   if (command == "run")
     return std::string(lockstep::kRunUsage) +
-           "Options of the launcher come before PROGRAM; `lockstep run --help` lists them. Other commands:\n"
-           "`lockstep --help`.\n";
+           "Put the launcher's options before PROGRAM; `lockstep run --help` lists them, and `lockstep --help` the\n"
+           "other commands.\n";
   if (std::find(commands.begin(), commands.end(), command) != commands.end())
-    return "`lockstep " + command + " --help` says what it takes.\n";
+    return "`lockstep " + command + " --help` lists its options.\n";
   return "Usage: lockstep COMMAND ...; `lockstep --help` lists the commands.\n";
 }
 
 /// Runs what the command line asks for. `commands` becomes the names of what there is.
 int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& environment,
         std::vector<std::string>& commands) {
-  // What comes after `run` is its own matter, and the program's.
+  // `run` parses what follows itself: the rest belongs to the program.
   if (!words.empty() && words[0] == "run") {
     words.erase(words.begin());
     return lockstep::run_command(std::move(words), environment);
@@ -95,7 +95,7 @@ int main(int argc, char** argv, char** environment) {
     std::cerr << "lockstep: " << error.what() << "\n";
     return lockstep::kExitResourceLimit;
   } catch (const std::exception& error) {
-    std::cerr << "lockstep: " << error.what() << "\nlockstep: this is a bug of the launcher\n";
+    std::cerr << "lockstep: " << error.what() << "\nlockstep: this is a bug in the launcher\n";
     return lockstep::kExitOurBug;
   }
 }

@@ -12,10 +12,10 @@
 #include <set>
 #include <sstream>
 
-#include "launch/process/numa.h"
 #include "base/shared_segment.h"
 #include "base/usable_cores.h"
 #include "capture.h"
+#include "launch/process/numa.h"
 
 namespace lockstep {
 namespace {
@@ -42,14 +42,14 @@ Json limit_of(__rlimit_resource resource) {
   return {{"soft", value(limit.rlim_cur)}, {"hard", value(limit.rlim_max)}};
 }
 
-/// What of the processor's instructions the sums in shared memory use.
+/// The vector instructions that sums in shared memory use here.
 std::string vector_instructions() {
   std::istringstream flags(value_in("/proc/cpuinfo", "flags", ':'));
   const std::set<std::string> found{std::istream_iterator<std::string>(flags), {}};
   return found.contains("avx512f") && found.contains("avx512bw") ? "AVX-512" : found.contains("avx2") ? "AVX2" : "";
 }
 
-/// First line of what `command` says; empty where there is no such program.
+/// The first line that `command` prints; empty where there is no such program.
 std::string first_line_of(const std::vector<std::string>& command) {
   const Captured said = capture(command, std::chrono::seconds(5));
   std::istringstream text(said.out.empty() ? said.err : said.out);
@@ -58,7 +58,7 @@ std::string first_line_of(const std::vector<std::string>& command) {
   return line;
 }
 
-/// The launchers of others, by the name under which PATH has them.
+/// Other launchers, by their names in PATH.
 Json launchers() {
   Json found = Json::object();
   for (const char* name : {"mpirun", "mpirun.openmpi", "mpirun.mpich", "mpiexec.hydra", "srun", "torchrun"}) {

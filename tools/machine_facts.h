@@ -6,11 +6,11 @@
 namespace lockstep {
 
 /// What `lockstep doctor` tells of the machine, without starting a rank: system, processor, cores, quota, NUMA nodes,
-/// memory, limits, and the versions of the launchers of others that PATH leads to. Takes as long as those need to say
-/// their versions, at most some seconds.
+/// memory, limits, and the versions of other launchers in PATH. Takes as long as those need to print
+/// their versions, a few seconds at most.
 nlohmann::json machine_facts();
 
-/// GPUs of NVIDIA whose devices are in `folder` (/dev/nvidia0, ...), at most as many as `visible`, the value of
+/// The NVIDIA GPUs whose devices are in `folder` (/dev/nvidia0, ...), at most as many as `visible`, the value of
 /// CUDA_VISIBLE_DEVICES, names; "-" where that is not set.
 int count_gpus(const std::string& visible, const std::string& folder = "/dev");
 

@@ -7,8 +7,8 @@
 
 ReportCommand::ReportCommand(CLI::App& app)
     : command_(app.add_subcommand("report", "Draw a run's log as one HTML page, RUN/report.html")) {
-  command_->add_option("RUN", folder_, "A run folder, with the files of lockstep::RunLog or TensorBoard's")->required();
-  command_->add_option("-o,--output", output_, "The page to write, elsewhere");
+  command_->add_option("RUN", folder_, "A run folder with files of lockstep::RunLog or TensorBoard")->required();
+  command_->add_option("-o,--output", output_, "Where to write the page instead");
 }
 
 int ReportCommand::run() const {

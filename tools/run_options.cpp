@@ -19,8 +19,8 @@ const char* const kRunUsage =
 namespace {
 
 constexpr const char* kFooter = R"(
-Rank 0's output comes here, or that of the ranks of --tee; every rank's goes to DIR/rank_<n>.log. Input goes to rank 0.
-When a rank fails, the others are stopped, and the first failure is reported.
+The output of rank 0, or of the ranks of --tee, is shown here; that of every rank is kept in DIR/rank_<n>.log.
+Rank 0 gets the input. When a rank fails, the launcher stops the others and reports the first failure.
 
 Exit codes:
    0  all ranks ended with 0               46  the program could not be started
@@ -30,9 +30,9 @@ Exit codes:
   42  a rank was killed for memory         50  a limit of the system was reached
   43  the ranks made no progress           60  preempted; the state was saved
   44  the collectives do not match         61  preempted; the state was not saved
-  45  the replicas diverged                70  a bug of the launcher
+  45  the replicas diverged                70  a bug in the launcher
   128 + n  the launcher was stopped by SIGINT or SIGHUP, signal n (130: Ctrl-C)
-A failure is told in one block, and in DIR/report.json. SIGTERM and SIGUSR1 ask the ranks to save and leave.
+A failure is reported in one block and in DIR/report.json. SIGTERM and SIGUSR1 ask the ranks to save and leave.
 )";
 
 constexpr int kMaxRestarts = 1000;
@@ -52,29 +52,30 @@ struct Words {
 
 void add_options(CLI::App& app, RunRequest& request, Words& words) {
   app.add_option("-n,--nproc-per-node", words.ranks,
-                 "Number of ranks; or auto, torchrun's cpu: one for each usable core; or gpu: one for each GPU")
+                 "Number of ranks. auto (torchrun: cpu): one for each usable core; gpu: one for each GPU")
       ->capture_default_str();
-  app.add_option("--max-restarts", words.restarts, "How often the ranks may be started again after a failure")
+  app.add_option("--max-restarts", words.restarts, "Maximum number of restarts after a failure")
       ->capture_default_str();
   app.add_option("--log-dir,--run-dir", request.options.run_dir,
-                 "Folder of the run's files. Default: runs/<time>-<program>-<pid>, removed again if it stays empty");
-  app.add_option("-t,--tee", words.tee, "Ranks whose output comes here: all, or such as 0 or 1,2")
+                 "Folder for the run's files. Default: runs/<time>-<program>-<pid>, removed if it stays empty");
+  app.add_option("-t,--tee", words.tee, "Ranks whose output is shown here: all, or a list such as 0 or 1,2")
       ->capture_default_str();
   app.add_option("--grace", words.grace, "Seconds between asking the ranks to stop and killing them")
       ->capture_default_str();
-  app.add_option("--hang-timeout", words.hang_timeout, "Seconds without progress after which the run ends, or off")
+  app.add_option("--hang-timeout", words.hang_timeout, "Seconds without progress before a run is ended as hung, or off")
       ->capture_default_str();
   app.add_option("--env", words.variables, "NAME=VALUE for the environment of all ranks; may be repeated")
       ->allow_extra_args(false);
-  app.add_option("--bind", words.bind,
-                 "none: a rank runs on any core. core: each has its own, or an equal share, which keeps the kernel "
-                 "from putting two ranks onto one core when other programs are busy. numa: a rank runs on the cores "
-                 "of one NUMA node and takes its memory there")
+  app.add_option(
+         "--bind", words.bind,
+         "none: a rank runs on any core. core: each has an equal share of the cores to itself, so that the kernel "
+         "does not put two ranks on one core when other programs are busy. numa: a rank runs on the cores "
+         "of one NUMA node and takes its memory there")
       ->type_name("none|core|numa")
       ->capture_default_str();
   app.add_option("--debugger", words.debugger, "Run this rank under gdb, or else lldb, on the terminal");
-  app.add_flag("--dry-run", request.dry_run, "Print what each rank would be, and start nothing");
-  app.add_flag("--standalone,--no-python", words.ignored, "Accepted as torchrun's, without effect");
+  app.add_flag("--dry-run", request.dry_run, "Print what each rank would run, and start nothing");
+  app.add_flag("--standalone,--no-python", words.ignored, "Accepted because torchrun has them; no effect");
 }
 
 /// "--max_restarts=1" -> "--max-restarts=1".
@@ -88,11 +89,11 @@ std::string with_dashes(const std::string& word) {
 
 [[noreturn]] void refuse(const std::string& text) { throw LaunchError(kExitBadCommandLine, text); }
 
-/// torchrun's options that mean nothing here: for a better word than "not expected".
+/// torchrun's options that mean nothing here get a better answer than "not expected".
 std::string hint_for(const std::string& word) {
   for (const char* name : {"--nnodes", "--node-rank", "--rdzv", "--master-addr", "--master-port"})
     if (word.starts_with(name))
-      return "; `lockstep run` starts the ranks of one machine, which need no address (several machines: torchrun)";
+      return "; `lockstep run` starts ranks on one machine, which need no address (on several machines use torchrun)";
   return "";
 }
 
@@ -101,7 +102,7 @@ std::string option_name(const std::string& word) {
   return word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2);
 }
 
-/// The option that begins with `word`. `seen` has those before it, each as it was written.
+/// The option that `word` begins with. `seen` has the earlier ones, each as it was written.
 const CLI::Option& find_option(const CLI::App& app, const std::string& word,
                                std::map<const CLI::Option*, std::string>& seen) {
   const std::string name = option_name(word);
@@ -116,12 +117,12 @@ const CLI::Option& find_option(const CLI::App& app, const std::string& word,
   const auto [before, is_new] = seen.emplace(option, name);
   const bool may_repeat = name == "--env" || option->get_items_expected_max() == 0;
   if (!is_new && !may_repeat)
-    refuse(name + (before->second == name ? " is given twice" : " says again what " + before->second + " has said") +
+    refuse(name + (before->second == name ? " is given twice" : " and " + before->second + " are the same option") +
            "; leave one out");
   return *option;
 }
 
-/// Takes the words from the program on out of `words`, untouched; those before it get their dashes.
+/// Takes the program and its arguments out of `words`, untouched; in the options before them "_" becomes "-".
 std::vector<std::string> take_command(const CLI::App& app, std::vector<std::string>& words) {
   size_t start = 0;
   std::map<const CLI::Option*, std::string> seen;
@@ -160,7 +161,7 @@ void read_words(const Words& words, int usable_cores, int gpus, RunRequest& requ
   options.debugged_rank = parse_number("--debugger", words.debugger, 0, options.ranks - 1);
   options.hang_timeout = kNever;
   std::erase(options.shown_ranks, *options.debugged_rank);
-  if (options.max_restarts > 0) refuse("--debugger and --max-restarts do not go together; leave one out");
+  if (options.max_restarts > 0) refuse("--debugger and --max-restarts cannot be used together; leave one out");
 }
 
 }  // namespace
@@ -183,7 +184,7 @@ RunRequest parse_run_command(std::vector<std::string> words, int usable_cores, i
     refuse(error.what());
   }
   read_words(values, usable_cores, gpus, request);
-  if (request.options.command.empty()) refuse("which program is to run?");
+  if (request.options.command.empty()) refuse("no program is given");
   return request;
 }
 

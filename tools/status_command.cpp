@@ -13,20 +13,20 @@
 
 #include "base/clock.h"
 #include "base/printable.h"
-#include "rank_page/rank_board.h"
 #include "capture.h"
+#include "launch/diagnosis/verdict.h"
 #include "launch/launch_error.h"
 #include "launch/plan.h"
-#include "launch/process/processes.h"
+#include "launch/process/process_table.h"
 #include "launch/run_record.h"
-#include "launch/diagnosis/verdict.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::chrono::seconds kStackTimeout(60);
 
-/// A run under way, as its folder leads to it.
+/// A run that is going on, found by its folder.
 struct Run {
   RunRecord::Contents record;
   std::optional<RankBoard> board;
@@ -43,9 +43,9 @@ Run find_run(const std::string& folder) {
   const pid_t launcher = run.record.launcher.pid;
   if (!is_there(run.record.launcher))
     throw LaunchError(kExitRefusedInput, "the run in " + folder + " is over: its launcher, process " +
-                                             std::to_string(launcher) + ", is gone without having tidied up");
+                                             std::to_string(launcher) + ", died without cleaning up");
   if (run.record.board_fd < 0) {
-    run.board_failure = "the run has no board of pages";
+    run.board_failure = "its ranks have no pages";
     return run;
   }
   const std::string path = "/proc/" + std::to_string(launcher) + "/fd/" + std::to_string(run.record.board_fd);
@@ -54,7 +54,7 @@ Run find_run(const std::string& folder) {
     run.board_failure =
         path + ": " + std::strerror(errno) + (errno == EACCES ? "; ask as the user who started it" : "");
   else if (run.board = RankBoard::open(fd, static_cast<int>(run.record.ranks.size())); !run.board)
-    run.board_failure = path + " is no board of this version's";
+    run.board_failure = path + " was written by another version of Lockstep";
   return run;
 }
 
@@ -82,12 +82,12 @@ const char* name_of(char state) {
 }
 
 std::string describe(const RankAccount& account) {
-  if (account.pid == 0) return "has not joined (no program of Lockstep's, or it is still starting)";
+  if (account.pid == 0) return "has not joined (it is still starting, or does not use Lockstep)";
   std::string text = "step " + std::to_string(account.steps);
   const auto& operation = account.operation;
   if (account.phase == RankAccount::Phase::kJoining) text += ", waits for all ranks to join";
   if (account.phase == RankAccount::Phase::kLeft) text += ", has left";
-  if (account.phase == RankAccount::Phase::kLeftByException) text += ", has left by an exception";
+  if (account.phase == RankAccount::Phase::kLeftByException) text += ", left with an exception";
   if (!operation.kind.empty()) {
     std::array<char, 32> seconds{};
     std::snprintf(seconds.data(), seconds.size(), "%.1f s", seconds_since(operation.started));
@@ -111,7 +111,7 @@ std::string describe(const RankAccount& account) {
 void show_status(const Run& run) {
   std::cout << "launcher " << run.record.launcher.pid << ", " << run.record.ranks.size()
             << (run.record.ranks.size() == 1 ? " rank\n" : " ranks\n");
-  if (!run.board) std::cout << "what they do is not known: " << run.board_failure << "\n";
+  if (!run.board) std::cout << "what the ranks do is not known: " << run.board_failure << "\n";
   for (int rank = 0; rank < static_cast<int>(run.record.ranks.size()); ++rank) {
     const RankAccount account = account_of(run, rank);
     const pid_t pid = process_of(run, rank, account);
@@ -121,7 +121,7 @@ void show_status(const Run& run) {
   }
 }
 
-/// What prints the stacks of a process that runs, without being asked anything. Empty: there is none.
+/// The command that prints the stacks of a running process without asking anything; empty where there is none.
 std::vector<std::string> stack_printer(pid_t pid) {
   const std::string number = std::to_string(pid);
   if (capture({"eu-stack", "--version"}, std::chrono::seconds(5)).exit_code == 0)
@@ -145,8 +145,9 @@ int show_stacks(const Run& run) {
     const Captured said = capture(printer, kStackTimeout);
     const bool refused = (said.err + said.out).find("ot permitted") != std::string::npos;
     if (refused)
-      std::cout << "the kernel does not permit to look into it: be its user and have kernel.yama.ptrace_scope=0, or be "
-                   "root; in a container have CAP_SYS_PTRACE\n";
+      std::cout
+          << "the kernel does not permit a look into it: run this as its user with kernel.yama.ptrace_scope=0, or as "
+             "root; in a container have CAP_SYS_PTRACE\n";
     else if (said.exit_code != 0)
       std::cout << printer[0] << " failed: " << (said.failure.empty() ? said.err : said.failure) << "\n";
     else
@@ -159,8 +160,8 @@ int show_stacks(const Run& run) {
 }  // namespace
 
 StatusCommand::StatusCommand(CLI::App& app)
-    : status_(app.add_subcommand("status", "What every rank of a run under way is doing, and for whom it waits")),
-      stacks_(app.add_subcommand("stacks", "The same with the stacks of its threads (by eu-stack or gdb)")) {
+    : status_(app.add_subcommand("status", "Show what each rank of a run is doing now, and which ranks it waits for")),
+      stacks_(app.add_subcommand("stacks", "The same, with the stacks of all threads (uses eu-stack or gdb)")) {
   for (CLI::App* command : {status_, stacks_}) command->add_option("RUN", folder_, "The run's folder")->required();
 }
 

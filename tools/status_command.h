@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// `lockstep status RUN` and `lockstep stacks RUN`: what every rank of a run under way is doing now.
+/// `lockstep status RUN` and `lockstep stacks RUN`: what each rank of a run is doing now.
 class StatusCommand {
  public:
   explicit StatusCommand(CLI::App& app);

@@ -4,12 +4,12 @@
 
 namespace lockstep {
 
-/// A free TCP port of 127.0.0.1, kept for somebody who will listen on it with SO_REUSEADDR (as c10d's TCPStore does).
-/// Nothing listens here, and the kernel gives the port to nobody who asks for any free one.
+/// A free TCP port of 127.0.0.1, reserved for a process that will listen on it with SO_REUSEADDR (as c10d's TCPStore
+/// does). Nothing listens here, and the kernel does not give the port to anybody who asks for a free one.
 class HeldPort {
  public:
   HeldPort();
-  /// 0 where there is none to have.
+  /// 0 if none was free.
   int number() const { return number_; }
 
  private:

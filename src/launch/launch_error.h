@@ -6,15 +6,15 @@
 
 namespace lockstep {
 
-/// Exit codes of `lockstep`. Stable: scripts and schedulers read them. A run interrupted by SIGINT or SIGHUP to the
-/// launcher ends with 128 + the signal's number, as shells have it.
+/// Exit codes of `lockstep`. Stable: scripts and schedulers rely on them. A run interrupted by SIGINT or SIGHUP to the
+/// launcher ends with 128 + the signal's number, as in shells.
 enum ExitCode : int {
   kExitOk = 0,
   kExitBadCommandLine = 2,
   kExitRankFailed = 40,     ///< a rank ended by itself with a code other than 0
   kExitRankKilled = 41,     ///< a rank was killed by a signal
   kExitOutOfMemory = 42,    ///< a rank was killed for memory
-  kExitHang = 43,           ///< the ranks made no progress, or one did not come
+  kExitHang = 43,           ///< the ranks made no progress, or one did not arrive
   kExitMismatch = 44,       ///< the ranks' collectives do not match
   kExitDiverged = 45,       ///< the replicas differ, or a value is not finite
   kExitNotStarted = 46,     ///< the program could not be started

@@ -13,24 +13,24 @@
 #include <functional>
 
 #include "base/clock.h"
-#include "rank_page/error_file.h"
-#include "launch/held_port.h"
 #include "launch/diagnosis/failure_report.h"
+#include "launch/held_port.h"
 #include "launch/launch_error.h"
+#include "launch/process/team.h"
 #include "launch/run_folder.h"
 #include "launch/run_record.h"
 #include "launch/run_state.h"
-#include "launch/process/team.h"
+#include "rank_page/error_file.h"
 
-// One thread, one poll loop. Each turn names what to wait for (watch_all), waits, and lets each ready descriptor act.
-// What decides about the run - ends, signals, time, what the ranks' pages say - goes as an event through next(), which
-// answers with actions (run_state.h); this file only carries them out. Nothing in a turn blocks: sockets, pipes and the
-// terminal are never waited for, only log files are written as they come.
+// One thread, one poll loop. Each turn lists what to wait for (watch_all), waits, and lets each ready descriptor act.
+// Whatever decides about the run - ends, signals, time, what the ranks' pages say - goes as an event through next(),
+// which returns actions (run_state.h); this file only carries them out. Nothing in a turn blocks: it never waits for
+// sockets, pipes or the terminal; only log files are written at once.
 
 namespace lockstep {
 namespace {
 
-/// For what the ranks printed to be taken by whoever reads the launcher's output.
+/// How long whoever reads the launcher's output may take for what the ranks printed.
 constexpr std::chrono::seconds kFlushTimeout(30);
 
 class Launcher {
@@ -52,10 +52,12 @@ class Launcher {
   void apply(const RunEvent& event);
   void carry_out(const RunAction& action);
   bool is_over() const { return state_.phase == RunState::Phase::kOver; }
-  Looked look() const { return team_->look(state_.wants_process_states(), state_.wants_processor_times()); }
+  RanksObserved observe() const {
+    return team_->observe(state_.wants_process_states(), state_.wants_processor_times());
+  }
 
   void conclude_run();
-  FailureReport make_report(const Verdict& verdict, const Looked& seen) const;
+  FailureReport make_report(const Verdict& verdict, const RanksObserved& seen) const;
   std::string report_name() const;
   void write_report(const std::string& name);
   void end_run();
@@ -84,7 +86,7 @@ class Launcher {
   std::vector<pollfd> polled_;
   std::vector<std::function<void(const pollfd&)>> actions_;  // one for each of polled_
   int wake_ups_ = 0;
-  bool due_ = false;  // something has happened that the state has not looked at
+  bool due_ = false;  // something has happened since the pages were last read
   std::optional<Deadline> flushed_by_;
   bool done_ = false;
   std::string report_;  // of the last start
@@ -118,7 +120,7 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
   if (options.debugged_rank) check_terminal_for_debugger();
   for (const std::string& warning : plan_warnings(options)) say(warning);
   std::error_code ignored;
-  // Of an earlier run in this folder.
+  // The report of an earlier run in this folder.
   if (!folder_.path().empty()) std::filesystem::remove(folder_.path() + "/report.json", ignored);
   start_team();
 }
@@ -126,20 +128,21 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
 void Launcher::start_team() {
   record_.reset();
   team_.reset();
-  team_.emplace(TeamGround{.options = options_,
-                           .environment = environment_,
-                           .commands = commands_,
-                           .folder = folder_.path(),
-                           .settings = settings_,
-                           .guard = guard_,
-                           .display = display_,
-                           .input = input_,
-                           .master_port = port_.number(),
-                           .run_id = run_id_},
+  team_.emplace(TeamSetup{.options = options_,
+                          .environment = environment_,
+                          .commands = commands_,
+                          .folder = folder_.path(),
+                          .settings = settings_,
+                          .guard = guard_,
+                          .display = display_,
+                          .input = input_,
+                          .master_port = port_.number(),
+                          .run_id = run_id_},
                 state_.restarts);
   if (!folder_.path().empty()) record_.emplace(folder_.path(), team_->record());
   if (!team_->has_board())
-    say("the ranks have no pages, so who fails first is told by the order of ends alone: " + team_->board_failure());
+    say("the ranks have no pages, so only the order in which they end tells which failed first:  " +
+        team_->board_failure());
 }
 
 int Launcher::run() {
@@ -156,7 +159,7 @@ int Launcher::run() {
     const auto wake_at = state_.wake_at();
     if (!is_over() && (due_ || (wake_at && *wake_at <= Clock::now()))) {
       due_ = false;
-      apply(look());
+      apply(observe());
     }
     if (is_over() && !flushed_by_) end_run();
     if (is_over() && (!display_.pending() || flushed_by_->passed())) done_ = true;
@@ -170,7 +173,7 @@ void Launcher::watch(int fd, short events, std::function<void(const pollfd&)> ac
 }
 
 void Launcher::watch_all() {
-  // Signals first: a rank that ends in the same turn as the launcher is told to stop was told so as well.
+  // Signals first: where the launcher is told to stop in the turn in which a rank ends, the rank was told as well.
   watch(settings_.signal_fd(), POLLIN, [this](const pollfd&) { take_signals(); });
   for (Sink* sink : {&display_.out(), &display_.err()})
     if (sink->pending()) watch(sink->fd(), POLLOUT, [sink](const pollfd&) { sink->flush(); });
@@ -202,11 +205,11 @@ void Launcher::take_signals() {
       input_.resume();
       continue;
     }
-    // The end of the session that it was started from: a run goes on without its terminal.
+    // The session that it was started from has ended: a run goes on without its terminal.
     if (signal == SIGHUP && display_.terminal_is_gone()) continue;
-    if (is_over()) done_ = true;  // only its own output is left, which nobody takes
+    if (is_over()) done_ = true;  // only its own output is left, which nobody reads
     due_ = true;
-    apply(SignalCame{signal});
+    apply(SignalReceived{signal});
   }
 }
 
@@ -249,24 +252,24 @@ void Launcher::carry_out(const RunAction& action) {
   }
 }
 
-/// All ranks have ended, or will not: nothing more of them is waited for.
+/// All ranks have ended, or never will: nothing more is awaited from them.
 void Launcher::conclude_run() {
   team_->finish();
   display_.finish();
   report_losses();
-  const Looked seen = look();
+  const RanksObserved seen = observe();
   const FailureReport report = make_report(conclude(state_, seen.ranks), seen);
   team_->await_end();
   exit_code_ = report.verdict.exit_code;
   if (exit_code_ == kExitOk) {
     if (state_.restarts > 0)
-      say("ended well after " + std::to_string(state_.restarts) + (state_.restarts == 1 ? " restart" : " restarts"));
+      say("succeeded after " + std::to_string(state_.restarts) + (state_.restarts == 1 ? " restart" : " restarts"));
     return;
   }
   if (options_.on_failure) {
     const auto& culprit = report.verdict.culprit;
     std::string what = report.what;
-    // One that did not fail by itself is missed by others, or hangs, and was ended by us.
+    // A rank that did not fail by itself is missed by others, or hung and was ended by us.
     const bool by_itself = culprit && culprit->how.failed() && !culprit->stopped;
     if (what.empty() && culprit) what = by_itself ? describe(culprit->how) : headline(report);
     for (const auto& line : report.stall) what.append("\n").append(line);
@@ -279,7 +282,7 @@ void Launcher::conclude_run() {
   if (!is_over()) write_report(report_name());
 }
 
-/// A failure that is followed by a restart has a file of its own.
+/// A failure before a restart has a file of its own.
 std::string Launcher::report_name() const {
   return is_over() ? "report.json" : "restart_" + std::to_string(state_.restarts + 1) + ".json";
 }
@@ -296,7 +299,7 @@ void Launcher::end_run() {
   say("ends with exit code " + std::to_string(exit_code_));
 }
 
-FailureReport Launcher::make_report(const Verdict& verdict, const Looked& seen) const {
+FailureReport Launcher::make_report(const Verdict& verdict, const RanksObserved& seen) const {
   FailureReport report{.verdict = verdict,
                        .world_size = options_.ranks,
                        .host = host_name(),
@@ -333,7 +336,7 @@ void Launcher::report_losses() {
   for (const auto& rank : team_->ranks()) {
     if (!rank.ended)
       say("rank " + std::to_string(rank.number) + ", process " + std::to_string(rank.process->pid()) +
-          ", does not end even by SIGKILL; it is left behind");
+          ", survives even SIGKILL; it is left behind");
     const RankLog& log = rank.output.log();
     if (log.dropped_lines() > 0)
       say(std::to_string(log.dropped_lines()) + " lines of rank " + std::to_string(rank.number) +
@@ -342,7 +345,7 @@ void Launcher::report_losses() {
   if (const std::string losses = display_.losses(); !losses.empty()) say(losses);
 }
 
-/// A restarted program goes on in the same files.
+/// A restarted program continues in the same files.
 void Launcher::mark_logs() {
   for (const auto& rank : team_->ranks()) {
     if (rank.output.log().path().empty()) continue;
@@ -354,7 +357,7 @@ void Launcher::mark_logs() {
 }  // namespace
 
 int launch(const LaunchOptions& options, const EnvironmentBlock& environment) {
-  // Descriptors 0, 1 and 2 are always ours to give: a pipe must not land on them.
+  // Descriptors 0, 1 and 2 must be open, so that no pipe takes their place.
   int fd = ::open("/dev/null", O_RDWR);
   while (fd >= 0 && fd <= STDERR_FILENO) fd = ::dup(fd);
   FileDescriptor(fd).reset();

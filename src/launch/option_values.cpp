@@ -68,7 +68,7 @@ void check_variable(const std::string& option, const std::string& text) {
   if (equals == std::string::npos || equals == 0) refuse(option, "NAME=value", text);
   if (is_launchers_variable(text.substr(0, equals)))
     throw LaunchError(kExitBadCommandLine,
-                      option + " " + text + ": " + text.substr(0, equals) + " is the launcher's to set; leave it out");
+                      option + " " + text + ": " + text.substr(0, equals) + " is set by the launcher; leave it out");
 }
 
 }  // namespace lockstep

@@ -6,9 +6,10 @@
 
 namespace lockstep {
 
-// What the options of `lockstep run` say. All throw LaunchError (bad command line) that names option, value and mend.
+// Parse the values of options of `lockstep run`. All throw LaunchError (bad command line) that names option, value and
+// what to give instead.
 
-/// A number of seconds, decimals allowed, of at least one millisecond and at most kNever; "off" is kNever where
+/// A number of seconds, decimals allowed, of at least one millisecond and at most kNever; "off" is kNever if
 /// `may_be_off`.
 std::chrono::milliseconds parse_seconds(const std::string& option, const std::string& text, bool may_be_off);
 
@@ -18,7 +19,7 @@ int parse_number(const std::string& option, const std::string& text, int minimum
 /// Ranks out of `ranks`: "all", or numbers and ranges ("0,2-5"). Ascending, each once.
 std::vector<int> parse_ranks(const std::string& option, const std::string& text, int ranks);
 
-/// Refuses what is no NAME=value, and names whose value is the launcher's to give.
+/// Refuses anything but NAME=value, and names that the launcher sets itself.
 void check_variable(const std::string& option, const std::string& text);
 
 }  // namespace lockstep

@@ -14,9 +14,9 @@
 namespace lockstep {
 namespace {
 
-constexpr int kMaxRanks = 4096;  // far above any machine; catches a slipped key
+constexpr int kMaxRanks = 4096;  // far above any machine; catches a typing error
 
-/// Replaced or meaningless under this launcher.
+/// Variables that this launcher sets or removes.
 constexpr std::string_view kReplaced[] = {
     "RANK",
     "WORLD_SIZE",
@@ -126,7 +126,7 @@ int parse_rank_count(const std::string& option, const std::string& text, int usa
   if (text == "auto" || text == "cpu") return usable_cores;
   if (text == "gpu" && gpus > 0) return std::min(gpus, kMaxRanks);
   if (text == "gpu")
-    throw LaunchError(kExitBadCommandLine, option + " gpu: no GPU is to be seen; give a number, or auto for the cores");
+    throw LaunchError(kExitBadCommandLine, option + " gpu: no GPU is visible; give a number, or auto for the cores");
   int count = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
   if (error != std::errc() || end != text.data() + text.size() || count < 1 || count > kMaxRanks)
@@ -197,7 +197,7 @@ Placement place_rank(Binding bind, const std::vector<int>& cpus, const std::vect
   const auto share = static_cast<ptrdiff_t>(cpus.size()) / ranks;
   if (share == 0)
     throw LaunchError(kExitBadCommandLine, "--bind core: " + std::to_string(ranks) +
-                                               " ranks cannot have a core each, " + std::to_string(cpus.size()) +
+                                               " ranks cannot have a core each, only " + std::to_string(cpus.size()) +
                                                " may be used; leave --bind out");
   return {{cpus.begin() + rank * share, cpus.begin() + (rank + 1) * share}};
 }
@@ -209,7 +209,7 @@ std::vector<NumaNode> usable_nodes(std::vector<NumaNode> nodes, const std::vecto
   return nodes;
 }
 
-std::string crowding_warning(int ranks, int usable_cores, int threads_per_rank) {
+std::string oversubscription_warning(int ranks, int usable_cores, int threads_per_rank) {
   if (ranks <= usable_cores) return "";
   return std::to_string(ranks) + " ranks share " + std::to_string(usable_cores) +
          (usable_cores == 1 ? " usable core" : " usable cores") + "; each computes with " +

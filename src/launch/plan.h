@@ -10,21 +10,21 @@
 
 namespace lockstep {
 
-/// What a program that started ranks is told when they fail.
+/// What a program that started ranks learns when they fail.
 struct RunFailure {
   int exit_code = 0;
   int rank = -1;     ///< the culprit; -1: none is known
   std::string what;  ///< its own words (an exception's text), or how it ended
 };
 
-/// Which processors a rank may run on.
+/// Which CPUs a rank may run on.
 enum class Binding {
   kNone,  ///< all that the launcher may use
-  kCore,  ///< its own share of them, which no other rank has
+  kCore,  ///< a share of them that no other rank has
   kNuma,  ///< those of its NUMA node, whose memory it takes first
 };
 
-/// What was asked for on the command line of `lockstep run`.
+/// The options of `lockstep run`.
 struct LaunchOptions {
   int ranks = 1;
   Binding bind = Binding::kNone;
@@ -34,15 +34,15 @@ struct LaunchOptions {
   std::string program;                             ///< path to execute; empty: found by command[0]
   std::vector<std::string> command;                ///< program and arguments, the program as it was given
   std::chrono::milliseconds grace{5000};           ///< between asking the ranks to stop and killing them
-  std::vector<int> shown_ranks = {0};              ///< whose output comes to the terminal, ascending
-  std::optional<int> debugged_rank;                ///< it runs under a debugger, on the terminal
+  std::vector<int> shown_ranks = {0};              ///< whose output is shown on the terminal, ascending
+  std::optional<int> debugged_rank;                ///< the rank that runs under a debugger, on the terminal
 
-  // Of lockstep::spawn, whose ranks belong to a program.
-  bool in_process = false;  ///< no folder; the ranks write where the launcher does; nothing is said
-  std::function<void(const RunFailure&)> on_failure;  ///< told of a failure instead of the terminal
+  // For lockstep::spawn, whose ranks belong to a program.
+  bool in_process = false;  ///< no folder, no messages; the ranks write where the launcher does
+  std::function<void(const RunFailure&)> on_failure;  ///< called for a failure, which is not printed then
 };
 
-/// Longer than any wait that is to end; as milliseconds it still fits an int.
+/// Longer than any wait that is meant to end; in milliseconds it still fits an int.
 constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 7);
 
 /// An environment as exec takes it: NAME=value.
@@ -54,62 +54,62 @@ struct RankPlace {
   int world_size = 1;
   std::string run_dir;
   int store_fd = -1;       ///< the number under which the rank inherits its socket to the store
-  int page_fd = -1;        ///< the number under which it inherits the board of pages; -1: there is none
+  int page_fd = -1;        ///< the number under which it inherits the board of pages; -1: none
   std::string error_file;  ///< where it may write what ends it, in torchrun's form
   int restarts = 0;        ///< made before
   int max_restarts = 0;
   int master_port = 0;                  ///< for programs that meet by torchrun's variables
   std::string run_id;                   ///< the same for all ranks and restarts
-  int threads = 0;                      ///< its share of the cores; 0: not said
-  bool debugged = false;                ///< one of the ranks is: waiting must not end by time
-  std::optional<int> terminal_columns;  ///< where the rank's output ends on a terminal
+  int threads = 0;                      ///< its share of the cores; 0: not set
+  bool debugged = false;                ///< one of the ranks is debugged: waits must not time out
+  std::optional<int> terminal_columns;  ///< if the rank's output is shown on a terminal
 };
 
-/// Of a new run, told from others by time and process.
+/// The id of a new run, unique by time and process.
 std::string new_run_id(std::chrono::system_clock::time_point now, int pid);
 
 /// `inherited` with the variables that tell a rank its place. Stale ones of another launcher are replaced, and those
 /// that would lead the rank to another launcher's rendezvous (MASTER_ADDR and so on) are removed. A number of threads
-/// that is there stays, unless a launcher of ours around this one has set it.
+/// that is already set stays, unless an outer `lockstep run` has set it.
 EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankPlace& place);
 
 /// The value of `name`, or `fallback`.
 std::string find_variable(const EnvironmentBlock& environment, const std::string& name, const std::string& fallback);
 
-/// Whether the launcher sets variables of this name itself, or takes them out.
+/// Whether the launcher sets or removes variables of this name itself.
 bool is_launchers_variable(const std::string& name);
 
-/// `environment` with `variables` in it, which replace those of the same name.
+/// `environment` with `variables` added; they replace those of the same name.
 EnvironmentBlock with_variables(const EnvironmentBlock& environment, const EnvironmentBlock& variables);
 
-/// What `option` (-n) says: a whole number from 1 on; "auto" or torchrun's "cpu", the usable cores; or "gpu", the GPUs,
-/// of which there must be one. Throws LaunchError (bad command line).
+/// The value of `option` (-n): a whole number from 1 on; "auto" or torchrun's "cpu", the usable cores; or "gpu", the
+/// GPUs, of which there must be at least one. Throws LaunchError (bad command line).
 int parse_rank_count(const std::string& option, const std::string& text, int usable_cores, int gpus = 0);
 
-/// The path to execute for `name`: itself where it has a slash, else its first match in `search_path`. Throws
-/// LaunchError (not started) that says what was looked for, and where.
+/// The path to execute for `name`: `name` itself if it has a slash, else its first match in `search_path`. Throws
+/// LaunchError (not started) that says what was searched for, and where.
 std::string find_program(const std::string& name, const std::string& search_path);
 
-/// Name of a new run's folder: runs/20240131-235959-train-4711.
+/// The folder of a new run: runs/20240131-235959-train-4711.
 std::string default_run_dir(const std::string& program, std::chrono::system_clock::time_point now, int pid);
 
-/// Where one rank computes.
+/// The CPUs and the memory of one rank.
 struct Placement {
-  std::vector<int> cpus;  ///< empty: it is not bound
-  int memory_node = -1;   ///< the NUMA node whose memory it takes first; -1: as the kernel sees fit
+  std::vector<int> cpus;  ///< empty: not bound
+  int memory_node = -1;   ///< the NUMA node whose memory it takes first; -1: the kernel decides
 };
 
-/// Where a rank computes, out of the CPUs that the launcher may use. kCore: a share is contiguous, all are equally
-/// large and what is over stays free; throws LaunchError (bad command line) when there are more ranks than CPUs to have
-/// one each. kNuma: ranks that follow each other share a node, or a rank has several nodes where there are more of
-/// them; with one usable node nothing is bound.
+/// Places a rank on CPUs that the launcher may use. kCore: a share is contiguous, all are equally
+/// large, and CPUs left over stay free; throws LaunchError (bad command line) if there are more ranks than CPUs.
+/// kNuma: consecutive ranks share a node, or a rank has several nodes where there are more nodes than ranks;
+/// with one usable node nothing is bound.
 Placement place_rank(Binding bind, const std::vector<int>& cpus, const std::vector<NumaNode>& nodes, int rank,
                      int ranks);
 
-/// `nodes` with only those of `cpus`, without nodes that have none of them.
+/// `nodes` with only the CPUs in `cpus`, without nodes that have none of them.
 std::vector<NumaNode> usable_nodes(std::vector<NumaNode> nodes, const std::vector<int>& cpus);
 
-/// A warning when there are more ranks than usable cores, else empty.
-std::string crowding_warning(int ranks, int usable_cores, int threads_per_rank);
+/// A warning if there are more ranks than usable cores, else empty.
+std::string oversubscription_warning(int ranks, int usable_cores, int threads_per_rank);
 
 }  // namespace lockstep

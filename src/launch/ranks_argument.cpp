@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kOptions[] = {"--ranks", "--hang-timeout", "--grace"};
 
-/// The option that `word` is, or begins with behind which a "=" follows; empty: none.
+/// The option that `word` is, or that it begins with before a "="; empty: none.
 std::string_view option_of(const std::string& word) {
   for (const std::string_view option : kOptions)
     if (word.starts_with(option) && (word.size() == option.size() || word[option.size()] == '=')) return option;
@@ -38,7 +38,7 @@ std::optional<RanksArgument> find_ranks_argument(const std::vector<std::string>&
     std::string value = joined ? word.substr(option.size() + 1) : lacks ? "" : arguments[++i];
     const bool again = !values.emplace(option, std::move(value)).second;
     if (!refused.empty()) continue;
-    if (lacks) refused = std::string(option) + " lacks its value";
+    if (lacks) refused = std::string(option) + " has no value";
     if (again) refused = std::string(option) + " is given twice; leave one out";
   }
   const auto ranks = values.find("--ranks");

@@ -4,11 +4,11 @@
 
 namespace lockstep {
 
-/// The folder of a run's files. It is made, or found to be writable, before any rank starts; a folder that nobody
-/// asked for (no --run-dir) and that holds nothing in the end is removed again.
+/// The folder for a run's files. It is made, or found to be writable, before any rank starts; a folder that nobody
+/// asked for (no --run-dir) is removed in the end if it is empty.
 class RunFolder {
  public:
-  /// An empty path: no folder. Throws LaunchError (storage).
+  /// Empty path: no folder. Throws LaunchError (storage).
   RunFolder(const std::string& path, bool keep_if_empty);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;

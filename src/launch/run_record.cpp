@@ -30,7 +30,7 @@ ProcessIdentity from_json(const Json& json) {
 ProcessIdentity identify(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   const std::string stat{std::istreambuf_iterator<char>(file), {}};
-  const size_t name_end = stat.rfind(')');  // the name may hold anything
+  const size_t name_end = stat.rfind(')');  // the name may contain anything
   if (name_end == std::string::npos) return {pid, 0};
   std::istringstream fields(stat.substr(name_end + 1));
   std::string field;
@@ -58,8 +58,8 @@ RunRecord::~RunRecord() { ::unlink(path_.c_str()); }
 RunRecord::Contents RunRecord::read(const std::string& folder) {
   std::ifstream file(folder + "/run.json", std::ios::binary);
   if (!file)
-    throw Error("there is no " + folder + "/run.json: no run is under way in this folder (a run's folder is named " +
-                "where it starts, or by --log-dir)");
+    throw Error("there is no " + folder + "/run.json: no run is going on in this folder; give the folder of a " +
+                "running job, that of --log-dir or runs/<time>-<program>-<pid>");
   std::string bytes(kMostBytes, '\0');
   file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   bytes.resize(static_cast<size_t>(file.gcount()));

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// A process for as long as this machine is up: its number may come to mean another one, with its start not.
+/// Identifies a process until the machine is rebooted: its pid may be used again, but not with the same start time.
 struct ProcessIdentity {
   pid_t pid = 0;
   uint64_t start_ticks = 0;  ///< since boot, as in /proc/<pid>/stat; 0: there is no such process
@@ -16,13 +16,13 @@ struct ProcessIdentity {
 ProcessIdentity identify(pid_t pid);
 bool is_there(const ProcessIdentity& process);
 
-/// The file RUN/run.json, by which `lockstep status` and others find the processes of a run. It lies there while the
-/// ranks run; where it cannot be written the run goes on without it.
+/// The file RUN/run.json, by which `lockstep status` and others find the processes of a run. It exists while the
+/// ranks run; if it cannot be written, the run goes on without it.
 class RunRecord {
  public:
   struct Contents {
     ProcessIdentity launcher;
-    int board_fd = -1;  ///< the launcher's descriptor of the board of pages; -1: there is none
+    int board_fd = -1;  ///< the launcher's descriptor of the board of pages; -1: none
     std::vector<ProcessIdentity> ranks;
   };
 
@@ -31,7 +31,7 @@ class RunRecord {
   RunRecord(const RunRecord&) = delete;
   RunRecord& operator=(const RunRecord&) = delete;
 
-  /// Throws Error where there is none, or none that this program wrote.
+  /// Throws Error if there is none, or one that `lockstep run` did not write.
   static Contents read(const std::string& folder);
 
  private:

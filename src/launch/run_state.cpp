@@ -16,20 +16,19 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr seconds kKillTime(10);
-/// How long a rank that others accuse may take to end by itself before it is told to: its own end says more.
+/// How long a rank that others accuse may take to end by itself before it is told to: how it ends says more.
 constexpr milliseconds kSettleTime(250);
-constexpr seconds kLookEvery(1);
-/// While a rank is gone for which another may come to wait.
-constexpr milliseconds kLookForAbsenceEvery(500);
-/// Before a note, or the end, by which the states of processes have to be known.
+/// While a rank is gone that another may come to wait for.
+constexpr milliseconds kLookForMissingEvery(500);
+/// How long before a note, or the end, the states of processes are needed.
 constexpr seconds kLookAhead(2);
 constexpr seconds kFirstNote(5);
-constexpr int kNextNote = 5;  ///< times the idleness of the note before
-/// A program that tells of no steps is taken to have made progress when its ranks have run for so long.
+constexpr int kNextNote = 5;  ///< times as long idle as at the note before
+/// A program that reports no steps counts as having made progress once its ranks have run for so long.
 constexpr seconds kSilentProgress(10);
 constexpr seconds kLongestPause(60);
 
-struct Mover {
+struct StateMachine {
   RunState state;
   Clock::time_point now;
   std::vector<RunAction> actions = {};
@@ -56,14 +55,14 @@ struct Mover {
   }
 
   void on(const RankEnded& event);
-  void on(const SignalCame& event);
-  void on(const Looked& event);
-  void watch_progress(const Looked& event);
-  void judge_running(const Looked& event);
-  void judge_absence(const Looked& event);
-  void end(const Looked& event);
+  void on(const SignalReceived& event);
+  void on(const RanksObserved& event);
+  void watch_progress(const RanksObserved& event);
+  void judge_running(const RanksObserved& event);
+  void judge_missing_rank(const RanksObserved& event);
+  void end(const RanksObserved& event);
   void restart();
-  bool may_restart(const Looked& event) const;
+  bool may_restart(const RanksObserved& event) const;
 };
 
 bool asks_to_leave(int signal) { return signal == SIGTERM || signal == SIGUSR1; }
@@ -93,7 +92,7 @@ std::string in_seconds(Clock::duration time) {
   return text + " s";
 }
 
-/// How long those that wait do so.
+/// How long the waiting ranks wait.
 std::string patience_text(const std::vector<RankView>& ranks) {
   milliseconds longest(0);
   for (const auto& rank : ranks)
@@ -102,26 +101,26 @@ std::string patience_text(const std::vector<RankView>& ranks) {
   return "the others wait for up to " + in_seconds(longest) + " (ContextOptions::collective_timeout)";
 }
 
-void Mover::on(const RankEnded& event) {
+void StateMachine::on(const RankEnded& event) {
   RankEnd end = event.end;
-  // In kRunning a signal has come in this very turn, to the ranks perhaps as well.
+  // In kRunning: a signal came in this very turn, and perhaps the ranks got it, too.
   end.stopped = !is_up() || (state.phase == Phase::kRunning && state.stop_signal != 0);
   state.ends.push_back(end);
 }
 
-void Mover::on(const SignalCame& event) {
+void StateMachine::on(const SignalReceived& event) {
   const bool first = state.stop_signal == 0;
   if (first) state.stop_signal = event.signal;
   switch (state.phase) {
     case Phase::kRunning:
-      // Whether the ranks can be asked the next look says: until then it is put down alone.
+      // The next look tells whether the ranks can be asked; until then the signal is only noted.
       if (!asks_to_leave(event.signal)) {
         say(name_of(event.signal) + ": stopping the ranks");
         stop(event.signal == SIGINT ? SIGINT : SIGTERM);
       }
       return;
     case Phase::kLeaving:
-      if (first && asks_to_leave(event.signal)) return;  // the ranks have heard it before: a scheduler signals all
+      if (first && asks_to_leave(event.signal)) return;  // the ranks got it before: a scheduler signals all processes
       state.asked_twice = true;
       say(name_of(event.signal) + ": stopping the ranks at once");
       return stop(SIGTERM);
@@ -136,8 +135,8 @@ void Mover::on(const SignalCame& event) {
   }
 }
 
-void Mover::on(const Looked& event) {
-  // A rank that got the signal itself, from a scheduler, asks for all.
+void StateMachine::on(const RanksObserved& event) {
+  // A rank that got the signal itself, from a scheduler, asks on behalf of all.
   if (event.stop_asked && !state.asked_at) {
     state.asked_at = now;
     if (state.phase == Phase::kRunning) state.phase = Phase::kLeaving;
@@ -157,7 +156,7 @@ void Mover::on(const Looked& event) {
   }
   if (is_up() && !state.all_ended()) {
     judge_running(event);
-    if (state.phase == Phase::kRunning) judge_absence(event);
+    if (state.phase == Phase::kRunning) judge_missing_rank(event);
     if (is_up()) watch_progress(event);
   }
   const bool late = state.deadline && now >= *state.deadline;
@@ -170,7 +169,7 @@ void Mover::on(const Looked& event) {
   }
 }
 
-void Mover::judge_running(const Looked& event) {
+void StateMachine::judge_running(const RanksObserved& event) {
   const Verdict verdict = conclude(state, event.ranks);
   if (!verdict.culprit) return;
   if (!verdict.settled && !state.settle_by) state.settle_by = now + kSettleTime;
@@ -182,46 +181,46 @@ void Mover::judge_running(const Looked& event) {
   stop(SIGTERM);
 }
 
-void Mover::judge_absence(const Looked& event) {
-  state.may_be_absent = may_be_absent(state.ends, event.ranks);
-  const auto absence = find_absence(state.ends, event.ranks);
-  if (!absence) return state.absence_counts.reset();
-  // A rank may have ended in the instant in which all had met, before the last had noted it.
-  if (!state.absence_counts) state.absence_counts = now + kSettleTime;
-  if (now < *state.absence_counts) return;
-  state.absence = absence;
-  say("rank " + std::to_string(absence->rank) + ": exit code 0 before it joined, and rank " +
-      std::to_string(absence->witness) + " waits for it; stopping the other ranks");
+void StateMachine::judge_missing_rank(const RanksObserved& event) {
+  state.may_miss_a_rank = may_miss_a_rank(state.ends, event.ranks);
+  const auto missing = find_missing_rank(state.ends, event.ranks);
+  if (!missing) return state.missing_counts_at.reset();
+  // A rank may have ended at the instant in which all had met, before the last had noted that on its page.
+  if (!state.missing_counts_at) state.missing_counts_at = now + kSettleTime;
+  if (now < *state.missing_counts_at) return;
+  state.missing = missing;
+  say("rank " + std::to_string(missing->rank) + ": exit code 0 before it joined, and rank " +
+      std::to_string(missing->witness) + " waits for it; stopping the other ranks");
   stop(SIGTERM);
 }
 
-void Mover::watch_progress(const Looked& event) {
-  Standstill& standstill = state.standstill;
-  if (standstill.look(event.ranks, event.processor_times, now)) {
+void StateMachine::watch_progress(const RanksObserved& event) {
+  ProgressMonitor& progress = state.progress;
+  if (progress.update(event.ranks, event.processor_times, now)) {
     state.next_note = kFirstNote;
     state.told_slow = false;
     return;
   }
-  const bool late = standstill.idle >= state.settings.hang_timeout;
-  const bool due = standstill.idle >= state.next_note || (late && !state.told_slow);
-  const bool hang = late && standstill.is_hang(event.ranks, state.settings.hang_timeout);
+  const bool late = progress.idle >= state.settings.hang_timeout;
+  const bool due = progress.idle >= state.next_note || (late && !state.told_slow);
+  const bool hang = late && progress.is_hang(event.ranks, state.settings.hang_timeout);
   if (!due && !hang) return;
-  auto stall = diagnose(event.ranks, standstill.computing());
+  auto stall = diagnose(event.ranks, progress.computing());
   if (!stall) return;
-  const std::string found = "no progress for " + in_seconds(standstill.idle) + ": " + stall->what;
+  const std::string found = "no progress for " + in_seconds(progress.idle) + ": " + stall->what;
   if (hang) {
     state.hang = std::move(*stall);
     say(found + "; stopping the ranks" + list_lines(*state.hang));
     return stop(SIGTERM);
   }
-  if (late && standstill.samples < 2) return;  // the next look knows
-  if (standstill.idle >= state.next_note) state.next_note = standstill.idle * kNextNote;
+  if (late && progress.samples < 2) return;  // the next look knows
+  if (progress.idle >= state.next_note) state.next_note = progress.idle * kNextNote;
   state.told_slow = late;
   const bool slow = late || stall->kind == Stall::Kind::kComputes;
   say(found + (slow ? "; that is slow, not a hang: " + patience_text(event.ranks) : "") + list_lines(*stall));
 }
 
-bool Mover::may_restart(const Looked& event) const {
+bool StateMachine::may_restart(const RanksObserved& event) const {
   if (state.restarts >= state.settings.max_restarts) return false;
   bool silent = true;
   for (const auto& rank : event.ranks) {
@@ -231,19 +230,18 @@ bool Mover::may_restart(const Looked& event) const {
   return silent && now - state.started >= kSilentProgress;
 }
 
-void Mover::end(const Looked& event) {
+void StateMachine::end(const RanksObserved& event) {
   act(Kind::kConclude);
   const bool failed = conclude(state, event.ranks).exit_code != kExitOk;
   state.deadline.reset();
   state.ended_as = state.phase;
   state.phase = Phase::kOver;
   const bool asked = state.stop_signal != 0 || state.asked_at;
-  // Beside a rank that even SIGKILL did not end, nothing is started.
+  // Nothing is started beside a rank that survived even SIGKILL.
   if (!failed || state.settings.max_restarts == 0 || asked || !state.all_ended()) return;
   if (!may_restart(event)) {
     say(state.restarts >= state.settings.max_restarts
-            ? "no restart: " + std::to_string(state.restarts) + " of --max-restarts " +
-                  std::to_string(state.settings.max_restarts) + " were made"
+            ? "no restart: all " + std::to_string(state.settings.max_restarts) + " of --max-restarts were made"
             : "no restart: no step was made since the last start, so the same would happen again");
     return;
   }
@@ -255,19 +253,19 @@ void Mover::end(const Looked& event) {
       in_seconds(pause));
 }
 
-void Mover::restart() {
+void StateMachine::restart() {
   RunState fresh = RunState::begin(state.settings, now);
   fresh.restarts = state.restarts + 1;
   state = std::move(fresh);
   act(Kind::kRestart);
 }
 
-/// What a program that was asked to leave means by these codes is no failure.
+/// From a program that was asked to leave, these codes are no failure.
 bool is_leaving(const ProcessEnd& how) {
   return how.kind == ProcessEnd::Kind::kExited && (how.value == kExitPreempted || how.value == kExitPreemptedUnsaved);
 }
 
-/// Of a run that was asked to end before any rank had failed.
+/// The exit code of a run that was asked to end before any rank had failed.
 int exit_code_of_stop(const RunState& state, const std::vector<RankView>& ranks, bool all_well) {
   if (state.stop_signal != 0 && !asks_to_leave(state.stop_signal)) return 128 + state.stop_signal;
   const bool left = std::any_of(state.ends.begin(), state.ends.end(), [](const RankEnd& end) {
@@ -287,7 +285,7 @@ int exit_code_of_stop(const RunState& state, const std::vector<RankView>& ranks,
 RunState RunState::begin(const RunSettings& settings, Clock::time_point now) {
   RunState state;
   state.settings = settings;
-  state.started = state.standstill.looked = now;
+  state.started = state.progress.last_look = now;
   state.next_note = kFirstNote;
   return state;
 }
@@ -296,23 +294,24 @@ std::optional<Clock::time_point> RunState::wake_at() const {
   std::optional<Clock::time_point> at = deadline;
   const auto sooner = [&](Clock::time_point other) { at = at ? std::min(*at, other) : other; };
   if (settle_by && (phase == Phase::kRunning || phase == Phase::kLeaving)) sooner(*settle_by);
-  if (phase == Phase::kRunning && absence_counts) sooner(*absence_counts);
+  if (phase == Phase::kRunning && missing_counts_at) sooner(*missing_counts_at);
   if (phase == Phase::kRunning || phase == Phase::kLeaving)
-    sooner(standstill.looked + (may_be_absent ? Clock::duration(kLookForAbsenceEvery) : kLookEvery));
+    sooner(progress.last_look +
+           (may_miss_a_rank ? Clock::duration(kLookForMissingEvery) : ProgressMonitor::kLookEvery));
   return at;
 }
 
 bool RunState::wants_process_states() const {
   const Clock::duration first = std::min<Clock::duration>(kFirstNote, settings.hang_timeout);
-  return !standstill.beats.empty() && standstill.idle + kLookAhead >= first;
+  return !progress.beats.empty() && progress.idle + kLookAhead >= first;
 }
 
 bool RunState::wants_processor_times() const {
-  return (phase == Phase::kRunning || phase == Phase::kLeaving) && standstill.wants_sample(settings.hang_timeout);
+  return (phase == Phase::kRunning || phase == Phase::kLeaving) && progress.wants_sample(settings.hang_timeout);
 }
 
 Transition next(RunState state, const RunEvent& event, Clock::time_point now) {
-  Mover mover{std::move(state), now};
+  StateMachine mover{std::move(state), now};
   std::visit([&](const auto& what) { mover.on(what); }, event);
   return {std::move(mover.state), std::move(mover.actions)};
 }
@@ -321,20 +320,16 @@ Verdict conclude(const RunState& state, const std::vector<RankView>& ranks) {
   std::vector<RankAccount> accounts;
   for (const auto& rank : ranks) accounts.push_back(rank.account);
   if (state.hang) {
-    const auto culprit = std::find_if(state.ends.begin(), state.ends.end(),
-                                      [&](const RankEnd& end) { return end.rank == state.hang->culprit; });
-    RankEnd end{.rank = state.hang->culprit, .ended = false};
-    if (culprit != state.ends.end()) end = *culprit;
-    return {.exit_code = kExitHang, .culprit = end, .testimony = state.hang->what};
+    const RankEnd* end = find_end(state.ends, state.hang->culprit);
+    return {.exit_code = kExitHang,
+            .culprit = end != nullptr ? *end : RankEnd{.rank = state.hang->culprit, .ended = false},
+            .testimony = state.hang->what};
   }
-  if (state.absence) {
-    const auto end = std::find_if(state.ends.begin(), state.ends.end(),
-                                  [&](const RankEnd& one) { return one.rank == state.absence->rank; });
+  if (state.missing)
     return {.exit_code = kExitNotStarted,
-            .culprit = *end,
-            .witness = state.absence->witness,
+            .culprit = *find_end(state.ends, state.missing->rank),
+            .witness = state.missing->witness,
             .testimony = "it waits for all ranks to join"};
-  }
   const bool asked = state.stop_signal != 0 || state.asked_at;
   std::vector<RankEnd> ends = state.ends;
   if (asked)
@@ -342,7 +337,7 @@ Verdict conclude(const RunState& state, const std::vector<RankView>& ranks) {
       if (is_leaving(end.how)) end.how.value = 0;
   const auto first = std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return end.how.failed(); });
   const bool failed = first != ends.end();
-  // Ranks that fail after they were told to stop fail of that.
+  // Ranks that fail after they were told to stop fail because of that.
   if (!asked || (failed && !first->stopped)) return judge(ends, accounts);
   return {.exit_code = exit_code_of_stop(state, ranks, !failed)};
 }

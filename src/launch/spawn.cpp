@@ -14,10 +14,10 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "base/file_descriptor.h"
-#include "rank_page/rank_board.h"
 #include "launch/launch_error.h"
 #include "launch/launcher.h"
 #include "launch/process/own_program.h"
+#include "rank_page/rank_board.h"
 #include "rendezvous/world.h"
 
 namespace lockstep {
@@ -28,7 +28,7 @@ constexpr const char* kCallVariable = "LOCKSTEP_SPAWN";
 std::map<std::string, int> calls;  // of spawn() in this process by their place; one thread at a time
 bool in_a_rank = false;            // the function of this process's call runs
 
-/// What tells this call from all others of the process, also in its ranks.
+/// Identifies this call among all of the process, also in its ranks.
 std::string next_call(const std::source_location& where) {
   const std::string place =
       std::to_string(where.line()) + ":" + std::to_string(where.column()) + ":" + where.file_name();
@@ -51,7 +51,7 @@ class Attendance {
   FileDescriptor file_;
 };
 
-/// A rank's part of the call: it ends here.
+/// A rank's part of the call; the rank ends here.
 [[noreturn]] void be_a_rank(const std::function<void(int)>& function, int rank, int attendance) {
   in_a_rank = true;
   ::fcntl(attendance, F_SETFD, FD_CLOEXEC);
@@ -61,23 +61,23 @@ class Attendance {
   } catch (const std::exception& error) {
     failure = error.what();
   } catch (...) {
-    failure = "something that is no std::exception";
+    failure = "something other than a std::exception";
   }
-  // The first cause stays, such as what a collective has noted; a Context that the exception has passed knew no words.
+  // The first cause stays, such as one that a collective noted; a Context that the exception passed had no text for it.
   if (failure) own_page().fail_by_exception(*failure, /*uncaught=*/false);
   if (!failure && ::pwrite(attendance, "x", 1, rank) != 1) failure = "";
   std::exit(failure ? 1 : 0);
 }
 
 /// The descriptor of the attendance where this process is a rank of this call; empty in the process that is to start
-/// the ranks, and -1 in a rank of another call. Throws Error in a rank of another launcher.
+/// the ranks; -1 in a rank of another call. Throws Error in a rank of another launcher.
 std::optional<int> attendance_of(const std::string& call, const Environment& environment, const World& world) {
   if (!environment.lockstep_spawn) {
     if (world.source == World::Source::kAlone) return std::nullopt;
-    throw Error(std::string("lockstep::spawn starts ranks, but this process is one already, of ") +
+    throw Error(std::string("lockstep::spawn starts ranks, but this process is already one, of ") +
                 name_of(world.source) + "; start the program alone, or call the function itself");
   }
-  if (in_a_rank) throw Error("lockstep::spawn inside of a function that lockstep::spawn runs; call it outside");
+  if (in_a_rank) throw Error("lockstep::spawn was called inside a function that lockstep::spawn runs; call it outside");
   const std::string& told = *environment.lockstep_spawn;  // "<descriptor> <call>"
   const size_t space = told.find(' ');
   return space != std::string::npos && told.substr(space + 1) == call ? std::atoi(told.c_str()) : -1;
@@ -86,7 +86,7 @@ std::optional<int> attendance_of(const std::string& call, const Environment& env
 std::chrono::milliseconds at_most_never(const char* name, std::chrono::milliseconds time) {
   if (time <= std::chrono::milliseconds(0))
     throw Error(std::string("SpawnOptions::") + name + " is " + std::to_string(time.count()) +
-                " ms; it has to be above 0");
+                " ms; it must be above 0");
   return std::min(time, kNever);
 }
 
@@ -131,8 +131,8 @@ void spawn(int ranks, const std::function<void(int)>& function, const SpawnOptio
   for (int rank = 0; rank < ranks; ++rank)
     if (!attendance.has(rank))
       throw RankError(name(rank) +
-                          " ended without having come to this call of lockstep::spawn; see that its arguments " +
-                          "and its environment lead it here",
+                          " ended before it reached this call of lockstep::spawn; make sure that its arguments " +
+                          "and its environment lead it there",
                       rank, kExitRankFailed);
 }
 

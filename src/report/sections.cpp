@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/shell_word.h"
 #include "observe/progress_text.h"
 #include "report/bar_charts.h"
 #include "report/text.h"

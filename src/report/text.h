@@ -11,8 +11,6 @@ namespace lockstep {
 std::string html(std::string_view text);
 /// A relative path as the value of href, before html(): what is no letter, digit, slash or one of -._~ becomes %XX.
 std::string url_path(std::string_view path);
-/// A word as a shell takes it.
-std::string shell_word(std::string_view word);
 
 /// Four significant digits: "0.1866", "1,234", "1.2e-05".
 std::string short_number(double value);

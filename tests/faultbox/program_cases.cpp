@@ -1,4 +1,4 @@
-// Programs that go wrong by themselves, and what their output meets.
+// Programs that fail by themselves, and obstacles to their output.
 
 #include <algorithm>
 
@@ -31,7 +31,7 @@ std::vector<Pair> all_pairs() {
   return pairs;
 }
 
-/// The name by which the launcher knows it: less what faultbox adds.
+/// The name that the launcher uses, without what faultbox adds.
 std::string engine_name(const std::string& operation) {
   for (const char* family : {"all_reduce_", "broadcast_"})
     if (operation.starts_with(family)) return std::string(family).substr(0, std::string(family).size() - 1);
@@ -67,7 +67,7 @@ Outcome crash_case(Shared&, Draw& draw, int instance) {
            .words = {"steps=" + text(kSteps), "fault=" + std::string(kind.fault), "rank=" + text(rank), "at=" + at,
                      "step=" + text(step), "bucket=" + text(bucket)}});
   if (!run.wait(kLongest)) outcome.problems.emplace_back("does not end");
-  // A rank that leaves by itself takes its time for it; nobody can know before it has.
+  // A rank that leaves by itself needs time for it; nobody can know before it has left.
   const bool leaves = code != 41 && run.rank_ended_ns(rank) != 0;
   expect(outcome, run,
          {.codes = {code},
@@ -80,7 +80,7 @@ Outcome crash_case(Shared&, Draw& draw, int instance) {
 
 Outcome collectives_case(Shared& shared, Draw& draw, int instance) {
   static const std::vector<Pair> pairs = all_pairs();
-  // Nightly each in turn, else as drawn.
+  // At night each in turn, else at random.
   const Pair pair = shared.nightly ? pairs[static_cast<size_t>(instance) % pairs.size()] : draw.one_of(pairs);
   const int ranks = static_cast<int>(draw.number(2, 3));
   const auto rank = static_cast<int>(draw.number(0, ranks - 1));
@@ -92,7 +92,7 @@ Outcome collectives_case(Shared& shared, Draw& draw, int instance) {
   if (!run.wait(kLongest)) outcome.problems.emplace_back("does not end");
   const bool missing = pair.other == "stay away";
   std::vector<int> culprits = {rank};
-  // Of two that do not call the same either is named first.
+  // Of two ranks that make different calls, either may be named first.
   for (int other = 0; other < ranks && !missing && pair.other != "leave"; ++other) culprits.push_back(other);
   expect(outcome, run,
          {.codes = {missing ? 43 : 44},
@@ -104,11 +104,11 @@ Outcome collectives_case(Shared& shared, Draw& draw, int instance) {
     if (outcome.output.find(words) == std::string::npos) outcome.problems.push_back("does not say \"" + words + "\"");
   };
   says(pair.usual);
-  const size_t headline = outcome.output.find(" do not call the same");
+  const size_t headline = outcome.output.find(" make different calls");
   if (headline == std::string::npos) {
     says("rank " + text(rank));
   } else {
-    // "lockstep: rank 0 of 3 and rank 2 do not call the same": of more than two, which one is the odd one counts.
+    // "lockstep: rank 0 of 3 and rank 2 make different calls": of more than two, which one is the odd one counts.
     const size_t line = outcome.output.rfind("lockstep: rank ", headline);
     const std::string pair_named = outcome.output.substr(line, headline - line) + " ";
     if (pair_named.find("rank " + text(rank) + " ") == std::string::npos)

@@ -21,8 +21,8 @@ inline bool contains(const std::string& text, const std::string& part) { return 
 bool eventually(const std::function<bool()>& condition,
                 std::chrono::milliseconds timeout = std::chrono::milliseconds(10000));
 
-/// `lockstep run ARGS` started in a folder of its own. All its processes carry a mark in their environment, by which
-/// they are found whatever becomes of them. Nothing here waits for ever; what is left is killed in the end.
+/// `lockstep run ARGS`, started in a folder of its own. All its processes carry a mark in their environment, so that
+/// they are found whatever happens to them. Nothing here waits for ever; whatever is left is killed in the end.
 class Launched {
  public:
   struct Options {
@@ -41,9 +41,9 @@ class Launched {
   Launched(const std::vector<std::string>& arguments, Options options);
   ~Launched();
 
-  /// Reads what there is until the launcher has ended; kills it when the time is over.
+  /// Reads the output until the launcher has ended; kills it when the time is over.
   Result wait(std::chrono::milliseconds timeout = std::chrono::seconds(20));
-  /// Until `text` has been printed; false when it was not.
+  /// Waits until `text` has been printed; false if it was not.
   bool wait_for(const std::string& text);
   void type(const std::string& text);
   void stop_reading() { out_.reset(); }
@@ -52,9 +52,9 @@ class Launched {
   const std::filesystem::path& folder() const { return folder_.path(); }
   /// A rank's log in the run folder given as --run-dir run, without the times before its lines.
   std::string log(int rank) const;
-  /// As it is.
+  /// The same, unchanged.
   std::string stamped_log(int rank) const;
-  /// The marked processes that live.
+  /// The marked processes that are still alive.
   std::vector<pid_t> processes() const;
 
  private:

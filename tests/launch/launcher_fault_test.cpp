@@ -5,7 +5,7 @@
 
 #include "launch/launched.h"
 
-// A rank fails, the user interrupts, the launcher is killed: who is named, and that nothing is left.
+// A rank fails, the user interrupts, the launcher is killed: which rank is named, and that nothing is left.
 
 namespace lockstep {
 namespace {

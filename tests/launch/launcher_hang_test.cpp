@@ -5,13 +5,13 @@
 
 #include "launch/launched.h"
 
-// What is a hang, and what is only long work of one rank. The ranks are page_rank, which writes what a training would
+// Tells a hang from long work of one rank. The ranks are page_rank, which writes what a training would
 // write; all of them start a collective, into which rank 0 comes late or never.
 
 namespace lockstep {
 namespace {
 
-/// `words` are what rank 0 does while the others wait.
+/// `words` say what rank 0 does while the others wait.
 Launched::Result while_others_wait(int count, const std::string& hang_timeout, std::vector<std::string> words,
                                    nlohmann::json* report = nullptr) {
   std::vector<std::string> arguments = {
@@ -20,7 +20,7 @@ Launched::Result while_others_wait(int count, const std::string& hang_timeout, s
   for (const std::string& word : words) arguments.push_back("0:" + word);
   for (const char* word : {"start=1", "wait_for=0", "0:finish=1", "0:leave", "0:exit=0", "sleep=300", "finish=1"})
     arguments.emplace_back(word);
-  // The others wait for as long as rank 0 lives.
+  // The others wait while rank 0 lives.
   for (int rank = 1; rank < count; ++rank)
     arguments.insert(arguments.end() - 2, std::to_string(rank) + ":await_leave=0");
   Launched run(arguments);
@@ -31,12 +31,12 @@ Launched::Result while_others_wait(int count, const std::string& hang_timeout, s
 }
 
 TEST(LauncherHang, ARankThatComputesForLongIsSlowAndNoHang) {
-  // Was: 43 once --hang-timeout was over, whatever the rank did.
+  // This was 43 once --hang-timeout was over, whatever the rank did.
   for (const int count : {2, 3}) {
     const auto result = while_others_wait(count, "1", {"spin=4000"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_TRUE(contains(result.err,
-                         "rank 0 computes and has not come to all_reduce #1 (Float [64, 10]); that is slow, "
+                         "rank 0 computes and has not reached all_reduce #1 (Float [64, 10]); that is slow, "
                          "not a hang: the others wait for up to 1800 s"))
         << result.err;
     EXPECT_TRUE(contains(result.err, "rank 0 computes; its last one: none")) << result.err;
@@ -63,7 +63,7 @@ TEST(LauncherHang, ARankThatOnlySleepsIsOneAndTheBlockSaysWhatToRaise) {
   const std::string advice =
       "if rank 0 works this long on purpose, let it call lockstep::heartbeat() as it goes, or raise --hang-timeout "
       "(1.00 s); the others wait for at most ContextOptions::collective_timeout (1800.0 s)";
-  EXPECT_TRUE(contains(result.err, "rank 0 of 2 hangs: rank 0 does not come to all_reduce #1")) << result.err;
+  EXPECT_TRUE(contains(result.err, "rank 0 of 2 hangs: rank 0 has not reached all_reduce #1")) << result.err;
   EXPECT_TRUE(contains(result.err, "advice    " + advice + "\n")) << result.err;
   EXPECT_EQ(report["advice"], advice);
 }
@@ -93,8 +93,8 @@ TEST(LauncherHang, BesideARankThatComputesAStoppedOneIsStillFound) {
 }
 
 TEST(LauncherHang, ACollectiveWhoseTimeWasUpIs43CaughtOrNot) {
-  // Rank 0 comes too late and hears that it was given up; whether the program catches that is no matter. Was: 40 where
-  // it did, and where rank 0 was the first to end.
+  // Rank 0 comes too late and learns that the others gave up; it does not matter whether the program catches that. This
+  // was 40 if it did, and if rank 0 was the first to end.
   for (const char* first : {"0:sleep=50", "1:sleep=50"}) {
     Launched run({"-n", "2", "--run-dir", "run", LOCKSTEP_BIN_DIR "/page_rank", "join", "timeout_ms=5000", "start=1",
                   "give_up_on=0", "leave", first, "exit=1"});

@@ -72,7 +72,7 @@ TEST(LauncherOutput, AReaderThatLeavesStopsNothing) {
 }
 
 TEST(LauncherOutput, AFullDiskStopsNothing) {
-  // A limit on the size of files fails writes as a full disk does.
+  // A limit on the size of files makes writes fail as a full disk does.
   Launched run({"-n", "2", "--run-dir", "run", "sh", "-c", "yes 0123456789abcde | head -c 400000"},
                {.before = "ulimit -f 8"});
   const auto result = run.wait();
@@ -101,7 +101,7 @@ TEST(LauncherOutput, ALogThatTakesLinesAgainTellsWhatIsMissing) {
 }
 
 TEST(LauncherOutput, SeveralRanksAreFoldedLineByLine) {
-  // Lines fold where they come within the folder's window, for which a busy machine may let a rank wait: then once
+  // Lines merge if they come within the merger's window. A busy machine may delay a rank for longer: then try once
   // more.
   const auto fold = [] {
     Launched run({"-n", "3", "--tee", "all", "--run-dir", "run", "sh", "-c",
@@ -160,7 +160,7 @@ TEST(LauncherOutput, AClosedTerminalStopsNothing) {
   EXPECT_TRUE(run.processes().empty());
 }
 
-/// Most memory that a process has had, in KiB.
+/// The peak memory of a process, in KiB.
 size_t peak_kib(pid_t pid) {
   const std::string status = read_file("/proc/" + std::to_string(pid) + "/status");
   const size_t at = status.find("VmHWM:");

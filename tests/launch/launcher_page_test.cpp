@@ -33,7 +33,7 @@ TEST(LauncherPage, AHangIsEndedAndNamed) {
     EXPECT_EQ(result.exit_code, 43);
     EXPECT_LT(result.seconds, 6);
     EXPECT_TRUE(contains(result.err, "rank 1 of " + std::to_string(count) +
-                                         " hangs: rank 1 does not come to all_reduce #2 (Float [64, 10])"))
+                                         " hangs: rank 1 has not reached all_reduce #2 (Float [64, 10])"))
         << result.err;
     EXPECT_TRUE(contains(result.err, "rank 0 waits in all_reduce #2 (Float [64, 10]) for rank 1")) << result.err;
     EXPECT_EQ(report_of(run)["exit_code"], 43);
@@ -114,7 +114,7 @@ TEST(LauncherPage, AnExceptionThatNobodyCatchesIsTold) {
   EXPECT_TRUE(contains(result.err, "rank 1 of 2 threw: the words of the exception\n")) << result.err;
   EXPECT_FALSE(contains(result.err, "SIGABRT")) << result.err;
   EXPECT_EQ(report_of(run)["culprit"]["what"], "the words of the exception");
-  // In torchrun's form, for whoever reads that.
+  // In torchrun's form, for programs that read that.
   const auto file = nlohmann::json::parse(read_file(run.folder() / "run/rank_1_error.json"));
   EXPECT_EQ(file["message"]["message"], "the words of the exception");
 }
@@ -145,7 +145,7 @@ TEST(LauncherPage, RestartsAfterProgress) {
   EXPECT_TRUE(contains(result.err, "rank 1 of 2 failed first: exit code 3\n")) << result.err;
   EXPECT_TRUE(contains(result.err, "kept      step 7 in /run/step.pt")) << result.err;
   EXPECT_TRUE(contains(result.err, "restart 1 of 2 in 1 s")) << result.err;
-  EXPECT_TRUE(contains(result.err, "ended well after 1 restart\n")) << result.err;
+  EXPECT_TRUE(contains(result.err, "succeeded after 1 restart\n")) << result.err;
   EXPECT_EQ(result.out, "at 1\nat 2\n");
   EXPECT_TRUE(contains(read_file(run.folder() / "run/restart_1.json"), "\"exit_code\": 40")) << "why it was restarted";
   EXPECT_FALSE(std::filesystem::exists(run.folder() / "run/report.json")) << "it has ended well";

@@ -34,7 +34,7 @@ TEST(LauncherStatus, TellsWhatEveryRankDoes) {
   Launched run({"-n", "2", "--run-dir", "run", LOCKSTEP_BIN_DIR "/page_rank", "join", "start=12", "sleep=60000"});
   ASSERT_TRUE(eventually([&] {
     const std::string text = ask("status", run.folder() / "run").text;
-    const size_t first = text.find(" sleeping  step 0, in all_reduce");  // both ranks, each in its own time
+    const size_t first = text.find(" sleeping  step 0, in all_reduce");  // both ranks, at different times
     return first != std::string::npos && text.find(" sleeping  step 0, in all_reduce", first + 1) != std::string::npos;
   })) << ask("status", run.folder() / "run").text;
   const auto record = RunRecord::read((run.folder() / "run").string());
@@ -69,8 +69,8 @@ TEST(LauncherStatus, ARunThatIsOverIsNoRun) {
   TemporaryFolder folder;
   auto said = ask("status", folder.path());
   EXPECT_EQ(said.exit_code, 49);
-  EXPECT_TRUE(contains(said.text, "no run is under way")) << said.text;
-  // Left by a launcher that was killed; its number has come to mean another process, this one.
+  EXPECT_TRUE(contains(said.text, "no run is going on")) << said.text;
+  // Left by a launcher that was killed; its pid now means another process, this one.
   ProcessIdentity other = identify(::getpid());
   EXPECT_TRUE(is_there(other));
   other.start_ticks += 1;

@@ -4,9 +4,9 @@
 #include <iterator>
 #include <sstream>
 
-#include "launch/process/numa.h"
 #include "base/usable_cores.h"
 #include "launch/launched.h"
+#include "launch/process/numa.h"
 
 // What `lockstep run` gives its ranks, and what it refuses.
 
@@ -116,18 +116,18 @@ TEST(Launcher, RefusalsNameOptionValueAndMend) {
        "--hang-timeout takes a number of seconds from 0.001 to 604800, or off; it got '0'"},
       {{"-n", "2", "--tee", "3", "true"}, "--tee takes all, or ranks from 0 to 1 such as 0 or 0,2-5; it got '3'"},
       {{"--env", "A", "true"}, "--env takes NAME=value; it got 'A'"},
-      {{"--env", "WORLD_SIZE=2", "true"}, "WORLD_SIZE is the launcher's to set"},
+      {{"--env", "WORLD_SIZE=2", "true"}, "WORLD_SIZE is set by the launcher"},
       {{"--debugger", "1", "true"}, "--debugger takes a whole number from 0 to 0; it got '1'"},
-      {{"--debugger", "0", "true"}, "--debugger needs the terminal, but stdin is none"},
+      {{"--debugger", "0", "true"}, "--debugger needs the terminal, but stdin is not one"},
       {{"--nnodes=2", "true"}, "starts the ranks of one machine"},
       {{"--bind", "cores", "true"}, "--bind takes none, core or numa; it got 'cores'; did you mean core?"},
       {{"-n", "2", "-n", "3", "true"}, "-n is given twice; leave one out"},
-      {{"-n2", "--nproc_per_node=3", "true"}, "--nproc-per-node says again what -n has said; leave one out"},
-      {{"--run-dir", "a", "--log-dir", "b", "true"}, "--log-dir says again what --run-dir has said"},
+      {{"-n2", "--nproc_per_node=3", "true"}, "--nproc-per-node and -n are the same option; leave one out"},
+      {{"--run-dir", "a", "--log-dir", "b", "true"}, "--log-dir and --run-dir are the same option"},
       {{"--hang-timeot", "5", "true"}, "there is no option --hang-timeot; did you mean --hang-timeout?"},
       {{"--max_restart=5", "true"}, "there is no option --max-restart; did you mean --max-restarts?"},
       {{"--colour", "true"}, "there is no option --colour\n"},
-      {{"--nproc-per-node=gpu", "true"}, "-n gpu: no GPU is to be seen; give a number, or auto for the cores"},
+      {{"--nproc-per-node=gpu", "true"}, "-n gpu: no GPU is visible; give a number, or auto for the cores"},
   };
   for (const auto& [words, text] : bad) {
     Launched run(words, {.environment = {"CUDA_VISIBLE_DEVICES="}});
@@ -162,7 +162,7 @@ TEST(Launcher, CommandsAndTheirOptionsHaveTheirOwnWords) {
       {"inspect --x", "`lockstep inspect` has no option --x\n"},
   };
   for (const auto& [words, text] : bad) {
-    // Where the launcher would be, before its own command line is looked at.
+    // Where the launcher would be, before it reads its own command line.
     const auto result = Launched({"true"}, {.before = LOCKSTEP_BIN_DIR "/lockstep " + words + "; exit $?"}).wait();
     EXPECT_EQ(result.exit_code, 2) << words;
     EXPECT_TRUE(contains(result.err, text)) << result.err;
@@ -293,7 +293,7 @@ TEST(Launcher, TooFewDescriptorsAreALimit) {
   EXPECT_TRUE(contains(result.err, "Too many open files")) << result.err;
 }
 
-/// Of several rounds, since a machine may be busy with others now and then; no more of them than needed.
+/// Several rounds, since the machine may be busy now and then, but no more than needed.
 double best_seconds(const std::vector<std::string>& words, double wanted) {
   constexpr int kRounds = 30;
   double best = 1e9;

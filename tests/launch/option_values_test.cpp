@@ -10,7 +10,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The text of what `call` throws; empty when it throws nothing.
+/// The text of what `call` throws; empty if it throws nothing.
 template <typename Call>
 std::string refusal(Call call) {
   try {
@@ -52,7 +52,7 @@ TEST(OptionValues, Variables) {
   EXPECT_EQ(refusal([] { check_variable("--env", "A=b=c"); }), "");
   EXPECT_EQ(refusal([] { check_variable("--env", "A="); }), "");
   for (const char* bad : {"", "A", "=b"}) EXPECT_NE(refusal([&] { check_variable("--env", bad); }), "") << bad;
-  EXPECT_NE(refusal([] { check_variable("--env", "RANK=1"); }).find("RANK is the launcher's"), std::string::npos);
+  EXPECT_NE(refusal([] { check_variable("--env", "RANK=1"); }).find("RANK is set by the launcher"), std::string::npos);
 }
 
 }  // namespace

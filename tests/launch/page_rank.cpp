@@ -1,4 +1,4 @@
-// A rank that writes what it is told to on its page: `page_rank WORD...`, one thing after the other. A word that begins
+// A rank that writes to its page what its arguments say, one after the other: `page_rank WORD...`. A word that begins
 // with "1:" is for rank 1 alone, with "first:" for the first start of a run that restarts.
 
 #include <signal.h>
@@ -66,7 +66,7 @@ void let_a_child_spin(int64_t ms) {
   ::waitpid(child, nullptr, 0);
 }
 
-/// As a long download would call it.
+/// Heartbeats, as a long download would send them.
 void beat_ms(int64_t ms) {
   for (const lockstep::Deadline deadline{std::chrono::milliseconds(ms)}; !deadline.passed(); sleep_ms(50))
     lockstep::own_page().heartbeat();

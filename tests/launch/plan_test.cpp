@@ -138,8 +138,8 @@ TEST(Plan, VariablesReplaceThoseOfTheSameName) {
 }
 
 TEST(Plan, WarnsOfMoreRanksThanCores) {
-  EXPECT_EQ(crowding_warning(2, 2, 1), "");
-  EXPECT_EQ(crowding_warning(8, 2, 1), "8 ranks share 2 usable cores; each computes with 1 thread");
+  EXPECT_EQ(oversubscription_warning(2, 2, 1), "");
+  EXPECT_EQ(oversubscription_warning(8, 2, 1), "8 ranks share 2 usable cores; each computes with 1 thread");
 }
 
 }  // namespace

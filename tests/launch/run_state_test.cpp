@@ -186,9 +186,9 @@ TEST(RunState, ASchedulerThatSignalsEverybodyHasAskedOnce) {
   EXPECT_EQ(run.signal(SIGTERM), Kinds{});
   EXPECT_EQ(run.state().phase, Phase::kLeaving);
   EXPECT_EQ(run.signal(SIGTERM), Kinds{Kind::kSignal}) << "the second one is meant";
-  // Ranks without a handler die of it, in the same turn in which the launcher hears of it.
+  // Ranks without a handler die of it, in the same turn in which the launcher gets it.
   Simulation deaf({.ranks = 1});
-  deaf.feed(SignalCame{SIGTERM});
+  deaf.feed(SignalReceived{SIGTERM});
   deaf.end(0, killed(SIGTERM));
   EXPECT_EQ(deaf.code(), kExitPreemptedUnsaved);
 }
@@ -201,7 +201,7 @@ TEST(RunState, ARankThatLeavesMayBeSeenBeforeTheRequest) {
   EXPECT_EQ(run.state().phase, Phase::kLeaving);
   run.end(1, exited(kExitPreempted));
   EXPECT_EQ(run.code(), kExitPreempted);
-  // Without one, it is a code like any other.
+  // Without a request it is a code like any other.
   Simulation unasked({.ranks = 1});
   unasked.end(0, exited(kExitPreempted));
   EXPECT_EQ(unasked.code(), kExitRankFailed);
@@ -273,8 +273,7 @@ TEST(RunState, RanksThatNobodyMissesMayEnd) {
 TEST(RunState, ARankThatFailedToJoinMissesOthersItself) {
   Simulation run({.ranks = 3});
   run.ranks[0].account.phase = RankAccount::Phase::kJoining;
-  run.ranks[1].account.failure =
-      RankFailure::kMissing;  // its time was up first; the program goes on without the others
+  run.ranks[1].account.failure = RankFailure::kMissing;  // it timed out first; the program goes on without the others
   run.ranks[1].account.peer = 2;
   run.end(1, exited(0));
   EXPECT_EQ(run.wait(seconds(100)), Kinds{});
@@ -360,7 +359,7 @@ TEST(RunState, RestartsAfterProgressWithBackOff) {
   EXPECT_EQ(pauses, (std::vector<int64_t>{1, 2}));
   EXPECT_EQ(run.state().phase, Phase::kOver);
   EXPECT_EQ(run.code(), kExitRankKilled);
-  EXPECT_TRUE(contains(run.said, "no restart: 2 of --max-restarts 2 were made")) << run.said;
+  EXPECT_TRUE(contains(run.said, "no restart: all 2 of --max-restarts were made")) << run.said;
 }
 
 TEST(RunState, ACrashLoopIsNotRestarted) {
@@ -369,7 +368,7 @@ TEST(RunState, ACrashLoopIsNotRestarted) {
   EXPECT_EQ(run.end(0, exited(1)), Kinds{Kind::kConclude});
   EXPECT_EQ(run.state().phase, Phase::kOver);
   EXPECT_TRUE(contains(run.said, "no step was made since the last start")) << run.said;
-  // One that says nothing of itself must have lived for a while.
+  // A program that reports nothing must have run for a while.
   Simulation silent({.ranks = 1, .max_restarts = 5});
   silent.after(seconds(9));
   silent.end(0, exited(1));
@@ -378,7 +377,7 @@ TEST(RunState, ACrashLoopIsNotRestarted) {
   lasting.after(seconds(10));
   lasting.end(0, exited(1));
   EXPECT_EQ(lasting.state().phase, Phase::kPausing);
-  EXPECT_EQ(lasting.feed(SignalCame{SIGINT}), Kinds{});
+  EXPECT_EQ(lasting.feed(SignalReceived{SIGINT}), Kinds{});
   EXPECT_EQ(lasting.state().phase, Phase::kOver);
 }
 

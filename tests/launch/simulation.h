@@ -7,7 +7,7 @@
 #include "launch/launched.h"
 #include "launch/run_state.h"
 
-// Whole runs, event by event, on a clock of the test's own.
+// Whole runs, event by event, with the test's own clock.
 
 namespace lockstep::simulation {
 
@@ -21,7 +21,7 @@ class Simulation {
   explicit Simulation(RunSettings settings)
       : ranks(static_cast<size_t>(settings.ranks)), state_(RunState::begin(settings, now_)) {}
 
-  /// The kinds of what follows; texts are kept.
+  /// The kinds of the actions that follow; their texts are kept.
   std::vector<Kind> feed(const RunEvent& event) {
     Transition transition = next(state_, event, now_);
     state_ = std::move(transition.state);
@@ -36,7 +36,7 @@ class Simulation {
     return kinds;
   }
 
-  std::vector<Kind> look() { return feed(Looked{ranks, stop_asked, stop_at, state_.wants_processor_times()}); }
+  std::vector<Kind> look() { return feed(RanksObserved{ranks, stop_asked, stop_at, state_.wants_processor_times()}); }
   std::vector<Kind> after(Clock::duration time) {
     now_ += time;
     return look();
@@ -47,11 +47,11 @@ class Simulation {
     return look();
   }
   std::vector<Kind> signal(int number) {
-    auto kinds = feed(SignalCame{number});
+    auto kinds = feed(SignalReceived{number});
     for (const Kind kind : look()) kinds.push_back(kind);
     return kinds;
   }
-  /// Looks once a second, as the launcher would, until something is done or `limit` is over.
+  /// Looks once a second, as the launcher would, until there is an action or `limit` is over.
   std::vector<Kind> wait(Clock::duration limit) {
     for (const auto until = now_ + limit; now_ < until;) {
       const auto passed = std::min<Clock::duration>(seconds(1), until - now_);

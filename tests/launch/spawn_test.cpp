@@ -12,12 +12,12 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "rank_page/rank_board.h"
 #include "launch/launched.h"
 #include "launch/process/own_program.h"
+#include "rank_page/rank_board.h"
 
-// The ranks of a test are this program again, told by its arguments to run that test alone. What they are to know of
-// the test's process they get by its environment.
+// The ranks of a test are this program again, with arguments that select that test alone. What they need to know about
+// the test's process is in their environment.
 
 namespace lockstep {
 namespace {
@@ -33,7 +33,7 @@ SpawnOptions this_test() {
                         "--gtest_also_run_disabled_tests", "--gtest_brief=1"}};
 }
 
-/// In a rank of a later call a spawn() returns at once, and throws nothing.
+/// In a rank of a later call, spawn() returns at once and throws nothing.
 bool in_a_rank() { return std::getenv("LOCKSTEP_SPAWN") != nullptr; }
 
 /// A folder of the test, the same in its ranks.
@@ -80,7 +80,7 @@ TEST_F(Spawn, RunsTheFunctionOnEveryRank) {
     for (int rank = 0; rank < ranks; ++rank)
       EXPECT_EQ(noted("rank" + std::to_string(rank) + "of" + std::to_string(ranks)), "x");
   }
-  // As documented: what stands before a call runs again in its ranks, and in those of later calls.
+  // As documented: the code before a call runs again in its ranks, and in those of later calls.
   EXPECT_EQ(noted("before1"),
             "xx"
             "xx"
@@ -111,7 +111,7 @@ TEST_F(Spawn, AnExceptionTravelsWithItsRank) {
 }
 
 TEST_F(Spawn, AHangEndsWhenTheOptionSaysSo) {
-  // The ranks have no Context here: by their pages, rank 0 waits for rank 1, which sleeps.
+  // The ranks have no Context here: their pages say that rank 0 waits for rank 1, which sleeps.
   const auto start = Clock::now();
   auto options = this_test();
   options.hang_timeout = std::chrono::seconds(1);
@@ -129,7 +129,7 @@ TEST_F(Spawn, AHangEndsWhenTheOptionSaysSo) {
   } catch (const RankError& error) {
     EXPECT_EQ(error.rank(), 1);
     EXPECT_EQ(error.exit_code(), 43);
-    EXPECT_NE(std::string(error.what()).find("rank 1 does not come to barrier #1"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("rank 1 has not reached barrier #1"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("raise SpawnOptions::hang_timeout (1.00 s)"), std::string::npos)
         << error.what();
   }
@@ -195,7 +195,7 @@ TEST_F(Spawn, IsRefusedInARank) {
         1, [](int) { spawn(1, [](int) {}); }, this_test());
     EXPECT_TRUE(in_a_rank()) << "nothing was thrown";
   } catch (const RankError& error) {
-    EXPECT_NE(std::string(error.what()).find("inside of a function"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("inside a function"), std::string::npos) << error.what();
   }
   if (in_a_rank()) return;
   ::setenv("RANK", "0", 1);
@@ -249,7 +249,7 @@ TEST_F(Spawn, NothingIsLeftWhenTheProgramIsKilled) {
     int status = 0;
     EXPECT_TRUE(eventually([&] { return ::waitpid(program, &status, WNOHANG) == program; }));
     EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal) << status;
-    // Every process of it carries the folder in its environment; so does this one, but not from its start.
+    // Every process of the run carries the folder in its environment; this one does, too, but not since its start.
     EXPECT_TRUE(eventually(
         [&] {
           for (const auto& entry : fs::directory_iterator("/proc"))

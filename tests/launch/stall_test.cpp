@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "launch/diagnosis/progress_monitor.h"
+
 namespace lockstep {
 namespace {
 
@@ -21,7 +23,7 @@ TEST(Stall, NamesTheRankThatDoesNotCome) {
   ASSERT_TRUE(stall);
   EXPECT_EQ(stall->culprit, 2);
   EXPECT_EQ(stall->kind, Stall::Kind::kStays);
-  EXPECT_EQ(stall->what, "rank 2 does not come to all_reduce #5 (Float 7 elements)");
+  EXPECT_EQ(stall->what, "rank 2 has not reached all_reduce #5 (Float 7 elements)");
   EXPECT_EQ(stall->lines,
             (std::vector<std::string>{"rank 0 waits in all_reduce #5 (Float 7 elements) for rank 2",
                                       "rank 1 waits in all_reduce #5 (Float 7 elements) for rank 2",
@@ -33,9 +35,9 @@ TEST(Stall, ARankThatComputesIsSaidToDoSo) {
   const auto stall = diagnose(ranks, {false, true});
   EXPECT_EQ(stall->culprit, 1);
   EXPECT_EQ(stall->kind, Stall::Kind::kComputes);
-  EXPECT_EQ(stall->what, "rank 1 computes and has not come to all_reduce #5 (Float 7 elements)");
+  EXPECT_EQ(stall->what, "rank 1 computes and has not reached all_reduce #5 (Float 7 elements)");
   EXPECT_EQ(stall->lines[1], "rank 1 computes; its last one: barrier #4 (Float 7 elements)");
-  // With a collective under way that it does not wait for yet.
+  // With a collective that it has started and does not wait for yet.
   const auto ahead = diagnose({view("all_reduce", 5, true, 2), view("all_reduce", 4, true)}, {false, true});
   EXPECT_EQ(ahead->culprit, 1);
   EXPECT_EQ(ahead->kind, Stall::Kind::kComputes);

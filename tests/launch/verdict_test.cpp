@@ -71,7 +71,7 @@ TEST(Verdict, AVictimThatEndsFirstIsNotTheCulprit) {
   EXPECT_EQ(verdict.witness, 0);
   EXPECT_EQ(verdict.testimony, "its words");
   EXPECT_TRUE(verdict.settled);
-  // A program without a page, and one whose page knows nothing: the order.
+  // A program without a page, and one whose page says nothing: the order of ends decides.
   EXPECT_EQ(judge(ends, {}).culprit->rank, 0);
   EXPECT_EQ(judge(ends, {kSilent, kSilent}).culprit->rank, 0);
 }
@@ -82,7 +82,7 @@ TEST(Verdict, ACulpritThatHasNotEndedIsAwaited) {
   EXPECT_EQ(verdict.culprit->rank, 1);
   EXPECT_FALSE(verdict.culprit->ended);
   EXPECT_EQ(verdict.exit_code, kExitRankFailed);
-  // It did not end by itself: what it says stays true.
+  // It did not end by itself: what it says still holds.
   verdict = judge({exited(0, 1, 1), stopped(killed(1, SIGTERM, 2))}, {victim_of(1), kOwn});
   EXPECT_TRUE(verdict.settled);
   EXPECT_EQ(verdict.culprit->rank, 1);
@@ -112,7 +112,7 @@ TEST(Verdict, ARankThatAccusesItselfIsTheCulprit) {
 }
 
 TEST(Verdict, APeerThatCannotBeNamed) {
-  // Nobody else has shown yet: wait. Then somebody did, of himself; or all are victims.
+  // No other rank has shown up yet: wait. Then one did, with a failure of its own; or all are victims.
   Verdict verdict = judge({exited(0, 1, 1)}, {victim_of(-1), kSilent, victim_of(-1)});
   EXPECT_FALSE(verdict.settled);
   verdict = judge({exited(0, 1, 1), exited(1, 3, 2)}, {victim_of(-1), kSilent, victim_of(-1)});
@@ -129,7 +129,7 @@ TEST(Verdict, ARankThatEndedWellTooEarly) {
   EXPECT_EQ(verdict.exit_code, kExitMismatch);
   EXPECT_EQ(verdict.culprit->rank, 1);
   EXPECT_EQ(verdict.witness, 0);
-  // It has left the group and goes on without.
+  // It has left the group and goes on without the others.
   EXPECT_EQ(judge({exited(0, 1, 1)}, {victim_of(1), left()}).exit_code, kExitMismatch);
   // A process that was started by the rank's own has ended.
   EXPECT_EQ(judge({exited(0, 1, 1)}, {victim_of(1), kSilent}).exit_code, kExitRankFailed);
@@ -160,7 +160,7 @@ TEST(Verdict, OfCallsThatDoNotMatchTheThirdRankIsNeither) {
   EXPECT_EQ(verdict.witness, 0);
   EXPECT_EQ(verdict.testimony, "ranks 1 and 2 disagree");
   check(judge({exited(1, 1, 1)}, {third, accuses_2, accuses_1}), {1, 2});
-  // It waited elsewhere for one of the two, or for one of many that do not match.
+  // It waited in another collective for one of the two, or for one of many that do not match.
   check(judge({exited(0, 1, 1), exited(1, 1, 2)}, {victim_of(1), accuses_2, accuses_1}), {1, 2});
   EXPECT_EQ(
       judge({exited(0, 1, 1), exited(1, 1, 2)}, {victim_of(1), says(RankFailure::kMismatch, -1), kSilent}).exit_code,
@@ -175,7 +175,7 @@ TEST(Verdict, ARankThatDidNotComeInTime) {
 }
 
 TEST(Verdict, ATimeThatWasUpIsAHangWhoeverEndsFirstAndHow) {
-  // Rank 0 was given up, comes and hears it. Was: 40 where the program catches that.
+  // The others gave up on rank 0, which comes and learns that. This was 40 if the program catches it.
   const std::vector<RankAccount> accounts = {says(RankFailure::kMissing, 0), says(RankFailure::kMissing, 0)};
   for (const auto& ends : {std::vector{exited(0, 1, 1), exited(1, 1, 2)}, std::vector{exited(1, 1, 1), exited(0, 1, 2)},
                            std::vector{killed(1, SIGABRT, 1), killed(0, SIGABRT, 2)}, std::vector{exited(0, 1, 1)}}) {
@@ -183,16 +183,16 @@ TEST(Verdict, ATimeThatWasUpIsAHangWhoeverEndsFirstAndHow) {
     EXPECT_EQ(verdict.exit_code, kExitHang);
     EXPECT_EQ(verdict.culprit->rank, 0);
   }
-  // An engine that cannot say who is missing, and ranks that miss each other.
+  // An engine that cannot say which rank is missing, and ranks that miss each other.
   EXPECT_EQ(judge({exited(1, 1, 1)}, {kSilent, says(RankFailure::kMissing, -1)}).exit_code, kExitHang);
   EXPECT_EQ(judge({exited(1, 1, 1)}, {says(RankFailure::kMissing, 1), says(RankFailure::kMissing, 0)}).exit_code,
             kExitHang);
-  // The one that was given up ends first, because the others are gone.
+  // The rank that the others gave up on ends first, because they are gone.
   const Verdict late = judge({exited(0, 1, 1), exited(1, 1, 2)}, {victim_of(-1), says(RankFailure::kMissing, -1)});
   EXPECT_EQ(late.exit_code, kExitHang);
   EXPECT_EQ(late.culprit->rank, 0);
   EXPECT_EQ(late.witness, 1);
-  // What the rank that was given up says of its own still counts more.
+  // But a failure of its own counts more.
   EXPECT_EQ(judge({exited(1, 1, 1), exited(0, 7, 2)}, {kOwn, says(RankFailure::kMissing, 0)}).exit_code,
             kExitRankFailed);
 }
@@ -241,7 +241,7 @@ TEST(Verdict, FailuresOfAKindHaveItsCode) {
     verdict = judge({exited(0, 1, 1), exited(1, 1, 2)}, {victim_of(-1), own});
     EXPECT_EQ(verdict.exit_code, code);
     EXPECT_EQ(verdict.culprit->rank, 1);
-    EXPECT_EQ(judge({exited(0, 0, 1)}, {own}).exit_code, kExitOk) << "it has ended well after all";
+    EXPECT_EQ(judge({exited(0, 0, 1)}, {own}).exit_code, kExitOk) << "it has succeeded after all";
   }
 }
 

@@ -1,4 +1,4 @@
-"""What users get wrong: the program and the launcher say what is wrong and what to do, before training, at once."""
+"""Mistakes of users: the program and the launcher say at once, before training, what is wrong and what to do."""
 
 import gzip
 import os
@@ -12,7 +12,7 @@ import time
 
 from support import LOCKSTEP, TRAIN, ProgramTest, environment, main, marked_processes, run, write_safetensors
 
-SOON = 8  # seconds; a tenth of one on a machine with nothing else to do
+SOON = 8  # seconds; a tenth of a second on an idle machine
 STACKS = re.compile(r"frame #|Traceback|terminate called|what\(\):|Exception raised from|\.so[.+ (]|\[bt\]|0x[0-9a-f]{8}")
 
 
@@ -35,7 +35,7 @@ class BadInput(ProgramTest):
         return environment(LOCKSTEP_TEST_MARK=self.folder, **{"OMP_NUM_THREADS": "1", **more})
 
     def refused(self, command, code, parts, env=None, cwd=None, seconds=SOON):
-        """The command ends in time with `code`, says all of `parts`, shows no stack, trains nothing, leaves nothing."""
+        """The command ends in time with `code`, prints all of `parts`, shows no stack, trains nothing, leaves nothing."""
         start = time.monotonic()
         result = run(*command, check=False, timeout=60, env=self.environment(**env or {}), cwd=cwd or self.folder)
         took = time.monotonic() - start
@@ -167,16 +167,16 @@ class BadInput(ProgramTest):
         self.refused(launch + ["no-such-program"], 46, ["no program 'no-such-program' in PATH"])
         self.refused(launch + [program], 46, [program + " is not executable (chmod +x"])
         self.refused(launch + [self.folder], 46, [self.folder + " is a folder"])
-        self.refused(launch, 2, ["which program is to run?"])
+        self.refused(launch, 2, ["no program is given"])
         os.chmod(program, stat.S_IRWXU)
         with open(program, "w") as file:
             file.write("#!/no/interpreter\n")
-        self.refused(launch + [program], 46, ["the interpreter that it names is missing"])
+        self.refused(launch + [program], 46, ["the interpreter it names is missing"])
 
     # ---- ranks that fail ----
 
     def test_a_rank_that_throws_is_named_with_its_words(self):
-        # Rank 0 is in the middle of joining its model with that of rank 1, which never comes.
+        # Rank 0 compares its model with that of rank 1, which never arrives.
         script = 'if [ $RANK = 1 ]; then shift 2; set -- --data nowhere "$@"; fi; exec "$0" "$@"'
         said = self.refused([LOCKSTEP, "run", "-n", 2, "--", "sh", "-c", script, *self.train()], 49,
                             ["rank 1 of 2 failed first: exit code 1", "  | train_fashion_mnist: data folder 'nowhere' is not there"],
@@ -209,7 +209,7 @@ class BadInput(ProgramTest):
             self.assertIsNone(STACKS.search(said), said)
             self.assertEqual(marked_processes(self.mark), {})
 
-    # ---- checkpoints to go on from ----
+    # ---- checkpoints to resume from ----
 
     def test_resuming_from_what_is_no_checkpoint(self):
         missing, text = self.path("missing.safetensors"), self.path("notes.txt")

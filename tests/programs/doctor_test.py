@@ -52,7 +52,7 @@ class Doctor(unittest.TestCase):
         result = run("sh", "-c", f"ulimit -f 100000; ulimit -n 900; exec {LOCKSTEP} doctor --json", check=False, env=environment(), timeout=300)
         whats = [finding["what"] for finding in json.loads(result.stdout)["findings"]]
         self.assertTrue(any("may open only 900 files" in what for what in whats), whats)
-        self.assertTrue(any("files may have only 51200000 bytes" in what or "files may have only 102400000 bytes" in what for what in whats), whats)
+        self.assertTrue(any("files may hold only 51200000 bytes" in what or "files may hold only 102400000 bytes" in what for what in whats), whats)
 
     def test_the_block_is_for_people(self):
         result = run(os.path.join(BIN, "lockstep"), "doctor", timeout=300)

@@ -1,4 +1,4 @@
-"""Programs that need no launcher (--ranks), and programs of others under ours: Python, a debugger on a terminal."""
+"""Programs that need no launcher (--ranks), and other programs under ours: Python, a debugger on a terminal."""
 
 import os
 import pty
@@ -114,7 +114,7 @@ class Debugger(ProgramTest):
     def test_the_terminal_is_a_must(self):
         result = run(LOCKSTEP, "run", "--debugger", "0", "--", "true", check=False, cwd=self.folder)
         self.assertEqual(result.returncode, 2)
-        self.assertIn("--debugger needs the terminal, but stdin is none", result.stderr)
+        self.assertIn("--debugger needs the terminal, but stdin is not one", result.stderr)
 
     def test_a_missing_debugger_is_said(self):
         code, seen = self.talk([LOCKSTEP, "run", "--debugger", "0", "--env", "PATH=/nowhere", "--", "/bin/true"], [])

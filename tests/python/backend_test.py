@@ -207,7 +207,7 @@ class UnderLockstepRun(unittest.TestCase):
 
     def test_a_rank_that_does_not_come(self):
         block = self.train("lockstep", "hangs", 43, ranks=3, options=["--hang-timeout", "3"])
-        self.assertRegex(block, r"rank 1 of 3 hangs: rank 1 does not come to all_reduce #\d+ \(Float \[4810\]\)")
+        self.assertRegex(block, r"rank 1 of 3 hangs: rank 1 has not reached all_reduce #\d+ \(Float \[4810\]\)")
         self.assertRegex(block, r"rank 0 waits in all_reduce #\d+ \(Float \[4810\]\) for rank 1")
         self.assertRegex(block, r"rank 1 is not in a collective; its last one: all_reduce #\d+ \(Float \[4810\]\)")
 
@@ -216,12 +216,12 @@ class UnderLockstepRun(unittest.TestCase):
 
     def test_collectives_that_do_not_match(self):
         block = self.train("lockstep", "calls_another", 44, ranks=3)
-        self.assertRegex(block, "^lockstep: rank (1 of 3 and rank [02]|[02] of 3 and rank 1) do not call the same")
+        self.assertRegex(block, "^lockstep: rank (1 of 3 and rank [02]|[02] of 3 and rank 1) make different calls")
         self.assertRegex(block, "all_reduce.*broadcast|broadcast.*all_reduce")
 
     def test_a_collective_left_out(self):
         block = self.train("lockstep", "skips", 44)
-        self.assertRegex(block, "^lockstep: rank . of 2 and rank . do not call the same")
+        self.assertRegex(block, "^lockstep: rank . of 2 and rank . make different calls")
         self.assertRegex(block, r"4810 elements.*\b3 elements|\b3 elements.*4810 elements")
 
     def test_a_killed_rank_on_gloo(self):

@@ -80,9 +80,6 @@ TEST(Text, IsEscaped) {
   EXPECT_EQ(html("<a href=\"x\" id='y'>&</a>"), "&lt;a href=&quot;x&quot; id=&#39;y&#39;&gt;&amp;&lt;/a&gt;");
   EXPECT_EQ(html("\xff\x01"), "\xef\xbf\xbd\xef\xbf\xbd");
   EXPECT_EQ(url_path("a b/\"<\xc3\xbc>:?#.json"), "a%20b/%22%3C%C3%BC%3E%3A%3F%23.json");
-  EXPECT_EQ(shell_word("it's"), "'it'\\''s'");
-  EXPECT_EQ(shell_word(""), "''");
-  EXPECT_EQ(shell_word("--lr=0.1"), "--lr=0.1");
 }
 
 TEST(Text, NumbersAreShort) {

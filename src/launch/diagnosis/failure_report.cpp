@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -10,22 +9,23 @@
 #include <nlohmann/json.hpp>
 
 #include "base/printable.h"
+#include "base/shell_word.h"
 #include "launch/launch_error.h"
 
 namespace lockstep {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-std::string short_seconds(double seconds) {
+std::string short_seconds(double elapsed) {
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", seconds < 10 ? 2 : 1, seconds);
+  std::snprintf(text.data(), text.size(), "%.*f", elapsed < 10 ? 2 : 1, elapsed);
   return text.data();
 }
 
 std::string mebibytes(uint64_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
 
-/// Of what a program said: nothing that could break the block, or a terminal.
+/// A program's own words, made safe for the block and the terminal.
 std::string one_line(const std::string& text) { return printable(text.substr(0, text.find('\n'))); }
 
 const RankAccount* account_of(const FailureReport& report) {
@@ -57,7 +57,7 @@ std::string memory_text(const FailureReport& report) {
   return text + "; this rank had at most " + mebibytes(report.verdict.culprit->peak_bytes) + " in memory";
 }
 
-/// The library that the dynamic loader says it misses; empty: it does not say so.
+/// The library that the dynamic loader did not find; empty: it names none.
 std::string missing_library(const std::deque<std::string>& tail) {
   constexpr std::string_view kWords = "error while loading shared libraries: ";
   for (const std::string& line : tail)
@@ -68,7 +68,7 @@ std::string missing_library(const std::deque<std::string>& tail) {
   return "";
 }
 
-constexpr const char* kNoPages = "not known: the program makes no lockstep::Context, which would tell the launcher";
+constexpr const char* kNoPages = "unknown: the program has no lockstep::Context to tell the launcher";
 
 std::string kept_text(const FailureReport& report) {
   if (!uses_pages(report)) return kNoPages;
@@ -110,7 +110,7 @@ void add_culprit(Block& block, const FailureReport& report) {
   if (!report.advice.empty()) block.line("advice", report.advice);
   if (!verdict.also_suspect.empty())
     block.line("unsure", "rank " + list_ranks(verdict.also_suspect) +
-                             " failed in the same instant; which of them was first is not known");
+                             " failed in the same instant; it is not known which was first");
 }
 
 void add_tail(Block& block, const FailureReport& report) {
@@ -121,7 +121,7 @@ void add_tail(Block& block, const FailureReport& report) {
   for (const auto& tail_line : report.tail) block.text += "  | " + tail_line + "\n";
 }
 
-Json operation_json(const RankAccount& account) {
+OrderedJson operation_json(const RankAccount& account) {
   const auto& operation = account.operation;
   if (operation.kind.empty()) return nullptr;
   return {{"sequence", operation.sequence}, {"name", operation.kind},   {"of", operation.of},
@@ -135,25 +135,26 @@ const char* kind_name(ProcessEnd::Kind kind) {
                                                 : "not started";
 }
 
-Json culprit_json(const FailureReport& report) {
+OrderedJson culprit_json(const FailureReport& report) {
   const Verdict& verdict = report.verdict;
   if (!verdict.culprit) return nullptr;
   const RankEnd& culprit = *verdict.culprit;
-  Json json = {{"rank", culprit.rank}, {"host", report.host}, {"pid", culprit.pid}, {"headline", headline(report)}};
-  json["what"] = report.what.empty() ? Json(nullptr) : Json(report.what);
-  json["end"] = culprit.ended ? Json{{"kind", kind_name(culprit.how.kind)},
-                                     {"value", culprit.how.value},
-                                     {"text", describe(culprit.how)},
-                                     {"asked_to_stop", culprit.stopped},
-                                     {"seconds", culprit.seconds}}
-                              : Json(nullptr);
+  OrderedJson json = {
+      {"rank", culprit.rank}, {"host", report.host}, {"pid", culprit.pid}, {"headline", headline(report)}};
+  json["what"] = report.what.empty() ? OrderedJson(nullptr) : OrderedJson(report.what);
+  json["end"] = culprit.ended ? OrderedJson{{"kind", kind_name(culprit.how.kind)},
+                                            {"value", culprit.how.value},
+                                            {"text", describe(culprit.how)},
+                                            {"asked_to_stop", culprit.stopped},
+                                            {"seconds", culprit.seconds}}
+                              : OrderedJson(nullptr);
   json["peak_bytes"] = culprit.peak_bytes;
   const RankAccount* account = account_of(report);
   json["last_collective"] = account != nullptr ? operation_json(*account) : nullptr;
   return json;
 }
 
-Json how_known(const FailureReport& report) {
+OrderedJson how_known(const FailureReport& report) {
   const Verdict& verdict = report.verdict;
   if (!verdict.culprit) return nullptr;
   if (!report.stall.empty()) return {{"by", "no progress"}, {"ranks", report.stall}};
@@ -172,20 +173,20 @@ std::string headline(const FailureReport& report) {
     if (culprit.ended && !culprit.how.failed()) return "ended with exit code 0 while rank " + other + " needed it";
     if (account != nullptr && account->phase == RankAccount::Phase::kLeft)
       return "left the others while rank " + other + " needed it";
-    // A witness may have waited elsewhere for one of many that do not match.
-    if (!verdict.opponent) return "does not call the same as the others";
-    return "and rank " + std::to_string(*verdict.opponent) + " do not call the same";
+    // The witness may have waited in another collective than the one that does not match.
+    if (!verdict.opponent) return "calls something else than the others";
+    return "and rank " + std::to_string(*verdict.opponent) + " make different calls";
   }
-  // Nobody has said for whom it waited.
+  // Nobody said which rank it waited for.
   if (verdict.exit_code == kExitHang && account != nullptr && !verdict.witness &&
       account->failure == RankFailure::kMissing && account->peer != culprit.rank)
     return "waited in vain: " + one_line(verdict.testimony);
   if (verdict.exit_code == kExitHang)
-    return "hangs: " + (verdict.witness ? "it did not come in time" : one_line(verdict.testimony));
+    return "hangs: " + (verdict.witness ? "it did not arrive in time" : one_line(verdict.testimony));
   if (verdict.exit_code == kExitNotStarted && verdict.witness)
     return culprit.ended && !culprit.how.failed() ? "ended with exit code 0 before it joined the others"
                                                   : "did not join the others";
-  if (!culprit.ended) return "failed first: it has not ended";
+  if (!culprit.ended) return "failed first: it is still running";
   if (verdict.exit_code == kExitNotStarted && culprit.how.kind == ProcessEnd::Kind::kExited && culprit.how.value == 127)
     if (const std::string library = missing_library(report.tail); !library.empty())
       return "could not start: the library " + library + " is missing";
@@ -205,20 +206,20 @@ std::string advice_on_hang(const FailureReport& report, const std::optional<Stal
     timeout = std::max(timeout, account.collective_timeout);
     python = python || account.phase == RankAccount::Phase::kCommunicates;
   }
-  const auto seconds = [](std::chrono::milliseconds time) {
+  const auto in_brackets = [](std::chrono::milliseconds time) {
     std::string text = short_seconds(static_cast<double>(time.count()) / 1000);
     return text.insert(0, " (").append(" s)");
   };
   const std::string collective =
       python ? "the timeout of init_process_group"
-             : "ContextOptions::collective_timeout" + (timeout.count() > 0 ? seconds(timeout) : std::string());
+             : "ContextOptions::collective_timeout" + (timeout.count() > 0 ? in_brackets(timeout) : std::string());
   const bool known = hang || verdict.witness;
   const std::string who = known ? "rank " + std::to_string(verdict.culprit->rank) : std::string("a rank");
   const std::string begin = "if " + who + " works this long on purpose, ";
   if (!hang || hang->kind == Kind::kComputes) return begin + "raise " + collective;
   const std::string option = options.in_process ? "SpawnOptions::hang_timeout" : "--hang-timeout";
-  return begin + "let it call lockstep::heartbeat() as it goes, or raise " + option + seconds(options.hang_timeout) +
-         "; the others wait for at most " + collective;
+  return begin + "let it call lockstep::heartbeat() as it goes, or raise " + option +
+         in_brackets(options.hang_timeout) + "; the others wait for at most " + collective;
 }
 
 int final_exit_code(const FailureReport& report) {
@@ -244,7 +245,7 @@ std::string format(const FailureReport& report) {
   block.line("kept", kept_text(report));
   if (!report.command.empty())
     block.line("next",
-               report.command + (newest_checkpoint(report) != nullptr ? "   (resumes where the program does so)" : ""));
+               report.command + (newest_checkpoint(report) != nullptr ? "   (resumes, if the program does)" : ""));
   if (!report.report_path.empty()) block.line("report", report.report_path);
   if (report.verdict.culprit) add_tail(block, report);
   return block.text;
@@ -252,42 +253,34 @@ std::string format(const FailureReport& report) {
 
 std::string to_json(const FailureReport& report) {
   const Verdict& verdict = report.verdict;
-  Json json = {{"version", 1}, {"exit_code", verdict.exit_code}, {"world_size", report.world_size}};
+  OrderedJson json = {{"version", 1}, {"exit_code", verdict.exit_code}, {"world_size", report.world_size}};
   json["culprit"] = culprit_json(report);
   json["how_known"] = how_known(report);
   json["also_suspect"] = verdict.also_suspect;
-  json["stop_signal"] = report.stop_signal.empty() ? Json(nullptr) : Json(report.stop_signal);
+  json["stop_signal"] = report.stop_signal.empty() ? OrderedJson(nullptr) : OrderedJson(report.stop_signal);
   json["program"] = report.program;
   const RankAccount* saved = newest_checkpoint(report);
-  json["state_kept"] =
-      saved != nullptr ? Json{{"checkpoint", saved->checkpoint}, {"step", saved->checkpoint_step}} : Json(nullptr);
+  json["state_kept"] = saved != nullptr
+                           ? OrderedJson{{"checkpoint", saved->checkpoint}, {"step", saved->checkpoint_step}}
+                           : OrderedJson(nullptr);
   json["next_command"] = report.command;
-  json["advice"] = report.advice.empty() ? Json(nullptr) : Json(report.advice);
+  json["advice"] = report.advice.empty() ? OrderedJson(nullptr) : OrderedJson(report.advice);
   json["restarts"] = report.restarts;
   json["killed"] = report.killed;
   if (verdict.exit_code == kExitOutOfMemory) {
     json["memory"] = {{"kills", report.memory.count}, {"counted_in", report.memory.counted_in}};
-    json["memory"]["limit_bytes"] = report.memory.limit_bytes ? Json(*report.memory.limit_bytes) : Json(nullptr);
+    json["memory"]["limit_bytes"] =
+        report.memory.limit_bytes ? OrderedJson(*report.memory.limit_bytes) : OrderedJson(nullptr);
   }
-  json["log"] = report.log_path.empty() ? Json(nullptr) : Json(report.log_path);
+  json["log"] = report.log_path.empty() ? OrderedJson(nullptr) : OrderedJson(report.log_path);
   json["last_lines"] = report.tail;
-  json["ranks"] = Json::array();
+  json["ranks"] = OrderedJson::array();
   for (size_t rank = 0; rank < report.accounts.size(); ++rank)
     json["ranks"].push_back({{"rank", rank},
                              {"steps", report.accounts[rank].steps},
                              {"heartbeats", report.accounts[rank].heartbeats},
                              {"last_collective", operation_json(report.accounts[rank])}});
-  return json.dump(2, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
-}
-
-std::string shell_quoted(const std::string& word) {
-  const auto plain = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::strchr("_-+=./:,@%", c) != nullptr;
-  };
-  if (!word.empty() && std::all_of(word.begin(), word.end(), plain)) return word;
-  std::string quoted = "'";
-  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
+  return json.dump(2, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace) + "\n";
 }
 
 std::string own_command_line() {
@@ -295,7 +288,7 @@ std::string own_command_line() {
   std::string line, word;
   while (std::getline(file, word, '\0')) {
     if (!line.empty()) line += ' ';
-    line += shell_quoted(word);
+    line += shell_word(word);
   }
   return printable(line);
 }

@@ -6,37 +6,37 @@
 #include <vector>
 
 #include "launch/diagnosis/memory_kills.h"
-#include "launch/plan.h"
 #include "launch/diagnosis/stall.h"
 #include "launch/diagnosis/verdict.h"
+#include "launch/plan.h"
 
 namespace lockstep {
 
-/// All that is told of a run that did not end well.
+/// Everything the user is told about a run that failed.
 struct FailureReport {
   Verdict verdict;
   int world_size = 1;
   std::string host;
   std::string program;
-  std::string command;                ///< of the launcher, as a shell would take it
+  std::string command;                ///< the launcher's, quoted for a shell
   std::string what;                   ///< the culprit's own words (an exception's text); may be empty
   std::vector<RankAccount> accounts;  ///< by rank; empty where there are no pages
-  std::vector<std::string> stall;     ///< of a hang: what every rank was at
-  MemoryKills memory;                 ///< since the start
+  std::vector<std::string> stall;     ///< of a hang: what each rank was doing
+  MemoryKills memory;                 ///< since the start of the run
   std::string log_path;               ///< of the culprit; empty: it printed nothing
   std::string report_path;            ///< of this as JSON
   std::deque<std::string> tail;
-  std::vector<int> killed;  ///< ranks that did not stop when they were asked to
+  std::vector<int> killed;  ///< ranks that did not stop when asked to
   int restarts = 0;         ///< made before
   std::string stop_signal;  ///< that ended the run; empty: none did
-  std::string advice;       ///< of a hang: what to do if the rank was at work; empty: nothing
+  std::string advice;       ///< for a hang: what to do if the rank was at work; empty: nothing
 };
 
-/// The launcher's exit code: the verdict's, unless the output or the kernel's counts know better.
+/// The launcher's exit code: the verdict's, unless the output or the kernel's counts say otherwise.
 int final_exit_code(const FailureReport& report);
 
-/// What to do if the rank that is said to hang was at work: which time to raise. Empty: nothing. `hang`: what the
-/// launcher saw; empty where a collective's own time was up.
+/// What to do if the rank that seems to hang was at work: which timeout to raise. Empty: nothing. `hang`: what the
+/// launcher saw; empty where a collective's own timeout expired.
 std::string advice_on_hang(const FailureReport& report, const std::optional<Stall>& hang, const LaunchOptions& options);
 
 /// "failed first: exit code 3": what follows the number of the culprit, which there must be.
@@ -48,10 +48,7 @@ std::string format(const FailureReport& report);
 /// The same for programs: one JSON object. docs/launcher.md names its fields.
 std::string to_json(const FailureReport& report);
 
-/// One word of a command line, as a shell takes it.
-std::string shell_quoted(const std::string& word);
-
-/// This process's command line.
+/// This process's command line, quoted for a shell.
 std::string own_command_line();
 
 }  // namespace lockstep

@@ -9,7 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The number behind `key` in a file of "key number" lines.
+/// The number after `key` in a file of "key number" lines.
 std::optional<uint64_t> value_of(const fs::path& path, const std::string& key) {
   std::ifstream file(path);
   std::string name;
@@ -57,7 +57,7 @@ MemoryKills count_memory_kills(const std::string& root) {
     const auto look = [&] {
       if (const auto limit = number_in(folder / place->limit); limit && *limit < kills.limit_bytes.value_or(UINT64_MAX))
         kills.limit_bytes = limit;
-      // The counts of version 2 hold those of the groups within: the innermost that there is tells most of us.
+      // In version 2 a count includes the groups within: the innermost group that has one says most about us.
       if (const auto count = value_of(folder / place->events, "oom_kill")) {
         kills.count = *count;
         kills.counted_in =

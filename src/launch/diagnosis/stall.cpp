@@ -10,11 +10,11 @@
 namespace lockstep {
 namespace {
 
-/// As it says itself. Else one with a collective under way may still compute, before it waits for it.
+/// As the rank itself says. Otherwise a rank that has started a collective may still compute before it waits for it.
 bool sits_in_a_wait(const RankAccount& account) { return account.waiting || account.waits_for != 0; }
 
-/// Python programs start collectives that they never wait for; one that waits says for whom.
-bool is_awaited(const RankAccount& account) {
+/// Python programs start collectives that they never wait for; one that waits says for which ranks.
+bool is_in_collective(const RankAccount& account) {
   return sits_in_a_wait(account) || (account.operation.running && account.phase != RankAccount::Phase::kCommunicates);
 }
 
@@ -38,13 +38,13 @@ std::string line_of(int number, const RankView& rank, bool computes) {
   }
   if (rank.account.phase == RankAccount::Phase::kJoining) return name(number) + " waits for all ranks to join";
   const char* doing = computes                    ? " computes"
-                      : rank.process_state == 'D' ? " sits in a system call that cannot be interrupted"
+                      : rank.process_state == 'D' ? " is in a system call that cannot be interrupted"
                                                   : " is not in a collective";
   return name(number) + doing + "; its last one: " + operation_of(rank);
 }
 
-/// A stopped rank, else one that a waiting rank names and that does not wait itself, else any that does not wait.
-int missing_rank(const std::vector<RankView>& ranks, const std::function<bool(size_t)>& computes) {
+/// A stopped rank, else one that does not wait but that a waiting rank names, else any that does not wait; -1: none.
+int find_culprit(const std::vector<RankView>& ranks, const std::function<bool(size_t)>& computes) {
   uint64_t named = 0;
   for (const auto& rank : ranks)
     if (waits(rank)) named |= rank.account.waits_for;
@@ -76,7 +76,7 @@ bool takes_part(const RankView& rank) {
   return !rank.ended && (phase == RankAccount::Phase::kJoined || phase == RankAccount::Phase::kCommunicates);
 }
 
-bool waits(const RankView& rank) { return takes_part(rank) && is_awaited(rank.account) && !is_stopped(rank); }
+bool waits(const RankView& rank) { return takes_part(rank) && is_in_collective(rank.account) && !is_stopped(rank); }
 
 bool may_be_awaited(const RankView& rank) {
   const auto phase = rank.account.phase;
@@ -91,7 +91,7 @@ std::optional<Stall> diagnose(const std::vector<RankView>& ranks, const std::vec
                                    [](const RankView& rank) { return takes_part(rank) && is_stopped(rank); });
   if (waiting == ranks.end() && !stopped) return std::nullopt;
   Stall stall;
-  stall.culprit = missing_rank(ranks, computes);
+  stall.culprit = find_culprit(ranks, computes);
   if (stall.culprit < 0) {
     stall.kind = Stall::Kind::kAllWait;
     stall.culprit = furthest_behind(ranks);
@@ -101,19 +101,13 @@ std::optional<Stall> diagnose(const std::vector<RankView>& ranks, const std::vec
     stall.what = name(stall.culprit) + " is STOPPED";
   } else if (computes(static_cast<size_t>(stall.culprit))) {
     stall.kind = Stall::Kind::kComputes;
-    stall.what = name(stall.culprit) + " computes and has not come to " + operation_of(*waiting);
+    stall.what = name(stall.culprit) + " computes and has not reached " + operation_of(*waiting);
   } else {
-    stall.what = name(stall.culprit) + " does not come to " + operation_of(*waiting);
+    stall.what = name(stall.culprit) + " has not reached " + operation_of(*waiting);
   }
   for (size_t i = 0; i < ranks.size() && stall.lines.size() < Stall::kLines; ++i)
     stall.lines.push_back(line_of(static_cast<int>(i), ranks[i], computes(i)));
   return stall;
-}
-
-std::vector<uint64_t> progress_of(const std::vector<RankView>& ranks) {
-  std::vector<uint64_t> beats;
-  for (const auto& rank : ranks) beats.push_back(rank.account.beats);
-  return std::any_of(ranks.begin(), ranks.end(), takes_part) ? beats : std::vector<uint64_t>();
 }
 
 }  // namespace lockstep

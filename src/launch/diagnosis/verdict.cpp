@@ -10,23 +10,18 @@
 namespace lockstep {
 namespace {
 
-/// Nothing that another rank does ends a rank so. SIGABRT is left out: an exception that nobody catches ends in it,
-/// and "connection closed" may be that exception.
+/// No other rank can end a rank like this. SIGABRT does not count: an exception that nobody catches ends in it, and
+/// that exception may be "connection closed".
 bool was_killed(const RankEnd& end) { return end.how.kind == ProcessEnd::Kind::kSignalled && end.how.value != SIGABRT; }
 
-/// The program was there when it was looked for; what else can be wrong?
+/// The program was found before; what else can be wrong?
 const char* start_hint(int error) {
   if (error == ENOEXEC) return " (neither a binary for this machine nor a script with a #! line)";
-  if (error == ENOENT) return " (the interpreter that it names is missing)";
+  if (error == ENOENT) return " (the interpreter it names is missing)";
   return "";
 }
 
-const RankEnd* end_of(const std::vector<RankEnd>& ends, int rank) {
-  const auto end = std::find_if(ends.begin(), ends.end(), [&](const RankEnd& e) { return e.rank == rank; });
-  return end == ends.end() ? nullptr : &*end;
-}
-
-/// By order alone.
+/// By the order of the ends alone.
 Verdict judge_by_order(const std::vector<RankEnd>& ends, const RankEnd& first) {
   std::vector<RankEnd> together;
   for (const auto& end : ends)
@@ -39,13 +34,10 @@ Verdict judge_by_order(const std::vector<RankEnd>& ends, const RankEnd& first) {
   return verdict;
 }
 
-/// The code for a rank that others did not wait for any longer.
-int exit_code_of_missing(const RankAccount& account) {
-  const bool unjoined = account.phase == RankAccount::Phase::kUnknown || account.phase == RankAccount::Phase::kJoining;
-  return unjoined ? kExitNotStarted : kExitHang;
-}
+/// The code for a rank that others gave up waiting for.
+int exit_code_of_missing(const RankAccount& account) { return is_before_join(account) ? kExitNotStarted : kExitHang; }
 
-/// The code of a failure whose kind the rank itself knows; empty where its end says it all.
+/// The code of a failure whose kind the rank itself noted; empty where its end alone decides.
 std::optional<int> exit_code_of(const RankAccount& account) {
   switch (account.failure) {
     case RankFailure::kMissing:
@@ -75,14 +67,15 @@ bool accuses(const RankAccount& account) {
          account.failure == RankFailure::kMismatch;
 }
 
-/// Whom a rank that cannot name its peer may mean: one that failed without accusing anybody, else one that lives.
+/// The rank that `victim`, which cannot name its peer, may mean: one that failed without accusing anybody, else one
+/// that is still running.
 std::optional<int> unnamed_culprit(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts,
                                    int victim) {
   std::optional<int> alive;
   for (int rank = 0; rank < static_cast<int>(accounts.size()); ++rank) {
     const RankAccount& account = accounts[static_cast<size_t>(rank)];
     if (rank == victim || accuses(account)) continue;
-    const RankEnd* end = end_of(ends, rank);
+    const RankEnd* end = find_end(ends, rank);
     if (is_own(account.failure) || (end != nullptr && end->how.failed() && !end->stopped)) return rank;
     if (end == nullptr && !alive) alive = rank;
   }
@@ -90,8 +83,8 @@ std::optional<int> unnamed_culprit(const std::vector<RankEnd>& ends, const std::
 }
 
 struct Chain {
-  int root;     ///< whom all accuse in the end
-  int witness;  ///< the last who accused, and why
+  int root;     ///< the rank that all accuse in the end
+  int witness;  ///< the rank whose page names the root
   bool named;
 };
 
@@ -100,7 +93,7 @@ std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<
   Chain chain{first, first, true};
   for (size_t links = 0; links <= accounts.size(); ++links) {
     const RankAccount& account = accounts[static_cast<size_t>(chain.root)];
-    const RankEnd* end = end_of(ends, chain.root);
+    const RankEnd* end = find_end(ends, chain.root);
     const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
     const bool of_all = account.failure == RankFailure::kMismatch && account.peer < 0;
     if (killed || of_all || !accuses(account) || account.peer == chain.root) return chain;
@@ -113,7 +106,7 @@ std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<
     }
     chain.witness = chain.root;
     chain.root = next;
-    // Of two whose calls differ neither is the cause of the other.
+    // Of two ranks whose calls differ, neither is the cause of the other.
     if (account.failure == RankFailure::kMismatch) return chain;
   }
   return std::nullopt;  // a circle
@@ -128,12 +121,12 @@ int exit_code_of(const RankEnd* end, const RankAccount& account, RankFailure acc
   if (end != nullptr && end->how.failed() && !end->stopped) return exit_code_of(end->how, {});
   if (is_own(account.failure) || account.phase == RankAccount::Phase::kLeftByException) return kExitRankFailed;
   if (accusation == RankFailure::kMissing) return exit_code_of_missing(account);
-  // One that has ended well or left the group in good order makes fewer collectives than the others.
+  // A rank that ended with 0 or left the group in good order made fewer collectives than the others.
   const bool done = account.phase == RankAccount::Phase::kLeft || (end != nullptr && !end->how.failed());
   return done ? kExitMismatch : kExitRankFailed;
 }
 
-/// Of ranks that cannot say whom they miss: one that others gave up earlier lost them by that.
+/// For ranks that cannot say which rank they miss: the culprit may have lost the others because it came too late.
 void blame_for_coming_late(Verdict& verdict, const std::vector<RankAccount>& accounts) {
   if (accounts[static_cast<size_t>(verdict.culprit->rank)].failure != RankFailure::kPeer) return;
   for (size_t rank = 0; rank < accounts.size(); ++rank) {
@@ -164,9 +157,9 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& 
     return verdict;
   }
   const RankAccount& witness = accounts[static_cast<size_t>(chain->witness)];
-  const RankEnd* end = end_of(ends, chain->root);
+  const RankEnd* end = find_end(ends, chain->root);
   if (!chain->named && end == nullptr && !is_own(accounts[static_cast<size_t>(chain->root)].failure)) {
-    Verdict verdict = by_order;  // nobody has shown yet
+    Verdict verdict = by_order;  // the rank that is meant has not shown up yet
     verdict.settled = false;
     if (witness.failure == RankFailure::kMissing) verdict.exit_code = exit_code_of_missing(witness);
     if (verdict.exit_code == kExitHang) verdict.testimony = witness.failure_text;
@@ -199,6 +192,15 @@ int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail) {
   return how.value == 0 ? kExitOk : library_missing ? kExitNotStarted : kExitRankFailed;
 }
 
+bool is_before_join(const RankAccount& account) {
+  return account.phase == RankAccount::Phase::kUnknown || account.phase == RankAccount::Phase::kJoining;
+}
+
+const RankEnd* find_end(const std::vector<RankEnd>& ends, int rank) {
+  const auto end = std::find_if(ends.begin(), ends.end(), [&](const RankEnd& e) { return e.rank == rank; });
+  return end == ends.end() ? nullptr : &*end;
+}
+
 bool ended_by_exception(const RankEnd& end, const RankAccount& account) {
   return account.uncaught && end.how.kind == ProcessEnd::Kind::kSignalled && end.how.value == SIGABRT;
 }
@@ -206,7 +208,7 @@ bool ended_by_exception(const RankEnd& end, const RankAccount& account) {
 std::string describe(const RankEnd& end, const RankAccount& account) {
   if (!ended_by_exception(end, account)) return describe(end.how);
   const std::string& text = account.failure_text;
-  return "threw: " + (text.empty() ? "an exception without words" : printable(text.substr(0, text.find('\n'))));
+  return "threw: " + (text.empty() ? "an exception without a message" : printable(text.substr(0, text.find('\n'))));
 }
 
 std::string describe(const ProcessEnd& how) {

@@ -19,44 +19,50 @@ struct RankEnd {
   pid_t pid = 0;
   ProcessEnd how;
   double seconds = 0;       ///< from its start
-  int wake_up = 0;          ///< which of the launcher's wake-ups saw it: ends of one wake-up have no known order
+  int wake_up = 0;          ///< the launcher's wake-up that saw it: ends of one wake-up have no known order
   bool stopped = false;     ///< it had been asked to stop before
-  uint64_t peak_bytes = 0;  ///< the most memory it and what it had waited for ever had resident
-  bool ended = true;        ///< false: it lives, and is accused by others
+  uint64_t peak_bytes = 0;  ///< the most resident memory it, or a child it waited for, ever had
+  bool ended = true;        ///< false: it is still running, and others accuse it
 };
 
-/// What a run comes to.
+/// The result of a run.
 struct Verdict {
   int exit_code = 0;
   std::optional<RankEnd> culprit;
-  /// Other ranks that ended in the culprit's wake-up and may have been first as well.
+  /// Other ranks that ended in the culprit's wake-up and may have failed first.
   std::vector<int> also_suspect;
-  /// The culprit's own end, or that of a rank that may be it, is still to come and may change this verdict.
+  /// False: the culprit, or a rank that may be it, has not ended yet, and its end may change this verdict.
   bool settled = true;
-  /// The rank whose page led to the culprit, where it is not the culprit that ended first, and what that rank says.
+  /// Where the culprit is not the rank that ended first: the rank whose page led to it, and what that rank says.
   std::optional<int> witness;
   std::string testimony;
-  /// The rank whose calls and the culprit's do not match, where the witness says so.
+  /// The rank whose calls do not match the culprit's, where the witness names one.
   std::optional<int> opponent;
 };
 
 /// Judges the ends of a run's ranks, in the order in which they were seen, and what their pages say (one account a
-/// rank, or none at all). The culprit is the first rank that failed: those that follow fail because it is gone, or
-/// because they were stopped. Of several in one wake-up it is one that was killed by a signal, since what another rank
-/// does kills no rank.
+/// rank, or none at all). The culprit is the first rank that failed: later ones fail because it is gone, or because
+/// they were stopped. Of several in one wake-up it is one that was killed by a signal, since no rank is killed by what
+/// another does.
 ///
-/// A rank that failed first and says that another was the cause is a victim: the culprit is the rank at the end of the
-/// chain of causes, whether it has ended later, by code 0 or not yet. Where ranks accuse each other in a circle, or
-/// accuse a peer that they cannot name and that does not show, the order of the ends decides as above.
+/// A rank that failed first and names another as the cause is a victim: the culprit is the rank at the end of the chain
+/// of causes, whether it ended later, with code 0 or not yet. Where ranks accuse each other in a circle, or accuse a
+/// peer that they cannot name and that does not show up, the order of the ends decides as above.
 Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts);
 
-/// A rank that ended by code 127 because the dynamic loader found a library missing was never started.
+/// A rank that ended with 127 because the dynamic loader did not find a library was never started.
 int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail);
 
-/// Whether it ended by an exception that nobody caught, and not by a signal that only looks so.
+/// Whether it ended with an exception that nobody caught, rather than by a signal that looks like one.
 bool ended_by_exception(const RankEnd& end, const RankAccount& account);
 
-/// As below, or "threw: <what the exception says>".
+/// Whether the rank has not joined the others, as far as its page says.
+bool is_before_join(const RankAccount& account);
+
+/// Null: the rank has not ended.
+const RankEnd* find_end(const std::vector<RankEnd>& ends, int rank);
+
+/// As below, or "threw: <the exception's text>".
 std::string describe(const RankEnd& end, const RankAccount& account);
 
 /// "exit code 3", "killed by SIGKILL (Killed)", "could not be started: Exec format error".

@@ -17,8 +17,8 @@ void Display::connect(int rank, RankOutput& output) {
   out.sink = &out_;
   err.sink = &err_;
   if (shown_.size() == 1) return;
-  out.folder = &folded_out_;
-  err.folder = &folded_err_;
+  out.merger = &merged_out_;
+  err.merger = &merged_err_;
 }
 
 std::optional<int> Display::columns_for(int rank) const {
@@ -35,19 +35,19 @@ void Display::print(const std::string& lines) {
 
 std::optional<Clock::time_point> Display::due() const {
   std::optional<Clock::time_point> first;
-  for (const auto& due : {out_.due(), err_.due(), folded_out_.due(), folded_err_.due()})
+  for (const auto& due : {out_.due(), err_.due(), merged_out_.due(), merged_err_.due()})
     if (due && (!first || *due < *first)) first = due;
   return first;
 }
 
 void Display::tick() {
   const auto now = Clock::now();
-  for (LineFolder* folder : {&folded_out_, &folded_err_}) folder->release(now);
+  for (LineMerger* merger : {&merged_out_, &merged_err_}) merger->release(now);
   for (Sink* sink : {&out_, &err_}) sink->check_patience(now);
 }
 
 void Display::finish() {
-  for (LineFolder* folder : {&folded_out_, &folded_err_}) folder->finish();
+  for (LineMerger* merger : {&merged_out_, &merged_err_}) merger->finish();
 }
 
 bool Display::terminal_is_gone() const { return out_.terminal_is_gone() || err_.terminal_is_gone(); }

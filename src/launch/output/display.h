@@ -7,46 +7,46 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "launch/output/line_folder.h"
+#include "launch/output/line_merger.h"
 #include "launch/output/rank_output.h"
 #include "launch/output/sink.h"
 
 namespace lockstep {
 
-/// What comes to the launcher's own stdout and stderr: the output of the ranks that are shown, and its own messages.
-/// One rank that is shown alone is passed on byte by byte, several line by line (see LineFolder).
+/// The launcher's own stdout and stderr: the output of the ranks that are shown, and its own messages.
+/// The output of a rank that is shown alone is passed on byte by byte, that of several line by line (see LineMerger).
 class Display {
  public:
   /// Ascending.
   explicit Display(std::vector<int> shown_ranks);
 
-  /// Lets `output` show here if it is of a rank that is shown.
+  /// Connects `output` if its rank is shown.
   void connect(int rank, RankOutput& output);
-  /// Columns of the terminal that shows this rank as it is; empty where there is none.
+  /// The width of the terminal that shows this rank's output byte by byte; empty if there is none.
   std::optional<int> columns_for(int rank) const;
 
-  /// A message of the launcher's: to stderr, and not into the middle of a rank's line.
+  /// Prints a message of the launcher to stderr, not in the middle of a rank's line.
   void print(const std::string& lines);
 
   Sink& out() { return out_; }
   Sink& err() { return err_; }
   /// Something is still to be written.
   bool pending() const { return out_.pending() || err_.pending(); }
-  /// When tick() has something to do; empty: not by time.
+  /// When tick() has something to do; empty: not at any time.
   std::optional<Clock::time_point> due() const;
   void tick();
-  /// The ranks have ended: shows what waits.
+  /// The ranks have ended: shows the lines that wait.
   void finish();
   /// The terminal that the launcher was started on is gone.
   bool terminal_is_gone() const;
 
-  /// "12 bytes of ... found no reader" for the report; empty where all was shown.
+  /// "12 bytes of ... found no reader" for the user; empty if everything was shown.
   std::string losses() const;
 
  private:
   const std::vector<int> shown_;
   Sink out_{1}, err_{2};
-  LineFolder folded_out_{out_, shown_}, folded_err_{err_, shown_};
+  LineMerger merged_out_{out_, shown_}, merged_err_{err_, shown_};
 };
 
 }  // namespace lockstep

@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-/// What a redrawn line ends in, to wipe what a longer one before it left on the terminal.
+/// How a redrawn line ends, to erase what a longer one before it left on the terminal.
 constexpr std::string_view kEraseToEnd = "\x1b[K";
 
 }  // namespace

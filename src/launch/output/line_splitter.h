@@ -7,20 +7,20 @@
 
 namespace lockstep {
 
-/// Makes whole lines of a stream of bytes. A line that is redrawn after carriage returns counts only in its last
-/// state, without the terminal's sign to erase what a longer one left, and one over kMaxLineBytes is broken.
+/// Splits a stream of bytes into lines. Of a line that is redrawn after carriage returns only the last
+/// state counts, without the escape sequence that erases the rest of a longer one. A line over kMaxLineBytes is broken.
 class LineSplitter {
  public:
   static constexpr size_t kMaxLineBytes = 64 << 10;
 
   /// Appends the lines that `bytes` complete to `lines`, each with its newline.
   void feed(std::string_view bytes, std::string& lines);
-  /// Appends the line that has begun, if any.
+  /// Appends the unfinished line, if any.
   void finish(std::string& lines);
 
  private:
   std::string line_;
-  bool redrawn_ = false;  // a carriage return came; whatever follows, but a newline, replaces the line
+  bool redrawn_ = false;  // a carriage return came; whatever follows, except a newline, replaces the line
 };
 
 /// The last lines of a text.

@@ -30,7 +30,7 @@ void RankOutput::read(Stream& stream) {
     stream.lines.finish(lines);
   } else {
     const std::string_view bytes(piece.data(), static_cast<size_t>(count));
-    if (stream.sink != nullptr && stream.folder == nullptr) stream.sink->write(bytes);
+    if (stream.sink != nullptr && stream.merger == nullptr) stream.sink->write(bytes);
     stream.lines.feed(bytes, lines);
   }
   keep(stream, lines);
@@ -38,7 +38,7 @@ void RankOutput::read(Stream& stream) {
 
 void RankOutput::finish() {
   for (auto& stream : streams_) {
-    // No more than the pipe holds now: a process that has left the rank's group may still be writing.
+    // No more than the pipe holds now: a process that left the rank's group may still be writing.
     int held = 0;
     if (stream.pipe) ::ioctl(stream.pipe.get(), FIONREAD, &held);
     for (int taken = 0; stream.pipe && taken < held; taken += 4096) read(stream);
@@ -52,7 +52,7 @@ void RankOutput::finish() {
 void RankOutput::keep(Stream& stream, std::string_view lines) {
   tail_.add(lines);
   log_.add(lines);
-  if (stream.folder != nullptr) stream.folder->add(rank_, lines, Clock::now());
+  if (stream.merger != nullptr) stream.merger->add(rank_, lines, Clock::now());
 }
 
 }  // namespace lockstep

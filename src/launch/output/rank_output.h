@@ -6,25 +6,25 @@
 #include <string_view>
 
 #include "base/file_descriptor.h"
-#include "launch/output/line_folder.h"
+#include "launch/output/line_merger.h"
 #include "launch/output/line_splitter.h"
 #include "launch/output/rank_log.h"
 #include "launch/output/sink.h"
 
 namespace lockstep {
 
-/// What one rank prints: read from its two pipes, kept line by line in its log, and passed on where the rank is shown:
-/// byte by byte to a sink, or line by line to a folder in front of one.
+/// What one rank prints: read from its two pipes, kept line by line in its log, and passed on if the rank is shown:
+/// byte by byte to a sink, or line by line to a merger in front of one.
 class RankOutput {
  public:
-  /// One of the two streams. Its pipe is empty once it has ended.
+  /// One of the two streams. It has no pipe once it has ended.
   struct Stream {
     FileDescriptor pipe;
     Sink* sink = nullptr;  ///< null: it is not shown
-    LineFolder* folder = nullptr;
+    LineMerger* merger = nullptr;
     LineSplitter lines;
 
-    /// Whether there is something to poll and room for it.
+    /// Whether there is a pipe to poll and room for what it gives.
     bool wanted() const { return pipe && !(sink != nullptr && sink->full()); }
   };
 
@@ -34,9 +34,9 @@ class RankOutput {
   FileDescriptor open(Stream& stream);
 
   std::array<Stream, 2>& streams() { return streams_; }
-  /// Reads one piece of what is there.
+  /// Reads one piece.
   void read(Stream& stream);
-  /// Takes all that the pipes hold, ends the last lines and closes. For when the rank is gone.
+  /// Takes all that the pipes hold, ends the last lines and closes. Call it when the rank is gone.
   void finish();
 
   const Tail& tail() const { return tail_; }

@@ -24,7 +24,7 @@ bool is_writable(int fd) {
 
 Sink::Sink(int fd) : fd_(fd), is_terminal_(::isatty(fd) == 1) {
   // O_NONBLOCK belongs to the open file, which is shared with whoever started us: open it once more for ourselves.
-  // Where that can not be had, pieces small enough for a pipe that poll calls writable come next to it.
+  // If that fails, we write pieces that are small enough for a pipe that poll calls writable.
   struct stat status {};
   if (!is_terminal_ && !(::fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode))) return;
   const std::string path = "/proc/self/fd/" + std::to_string(fd);
@@ -73,7 +73,7 @@ void Sink::flush() {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (count < 0) {
-      // A full disk may have room again; all else is for good.
+      // A full disk may get room again; all other errors are final.
       closed_ = errno != ENOSPC && errno != EDQUOT && errno != EFBIG;
       dropped_bytes_ += queue_.size() - done;
       done = queue_.size();

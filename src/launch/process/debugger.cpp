@@ -29,13 +29,13 @@ void check_terminal_for_debugger() {
     throw LaunchError(kExitBadCommandLine,
                       "--debugger needs the terminal, but " + why + "; run it in a terminal, with nothing redirected");
   };
-  if (::isatty(STDIN_FILENO) != 1) refuse("stdin is none");
-  if (::isatty(STDOUT_FILENO) != 1) refuse("stdout is none");
-  if (::tcgetpgrp(STDIN_FILENO) != ::getpgrp()) refuse("the launcher runs in its background");
+  if (::isatty(STDIN_FILENO) != 1) refuse("stdin is not one");
+  if (::isatty(STDOUT_FILENO) != 1) refuse("stdout is not one");
+  if (::tcgetpgrp(STDIN_FILENO) != ::getpgrp()) refuse("the launcher runs in the background");
 }
 
 LentTerminal::LentTerminal(pid_t group) {
-  // Out of the foreground, SIGTTOU would stop us for taking the terminal back, and for writing to some.
+  // In the background, SIGTTOU would stop us when we take the terminal back or, on some terminals, write to it.
   sigset_t output;
   sigemptyset(&output);
   sigaddset(&output, SIGTTOU);

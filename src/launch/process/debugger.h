@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-/// A program and its arguments under the debugger that is found in `search_path`: gdb, else lldb. `command[0]` is
-/// replaced by the path `program`. Throws LaunchError (not started) when there is none.
+/// A program and its arguments under the debugger found in `search_path`: gdb, else lldb. `command[0]` is
+/// replaced by the path `program`. Throws LaunchError (not started) if there is none.
 struct DebuggerCommand {
   std::string program;  ///< path of the debugger
   std::vector<std::string> arguments;
@@ -17,11 +17,11 @@ struct DebuggerCommand {
 DebuggerCommand under_debugger(const std::string& program, const std::vector<std::string>& command,
                                const std::string& search_path);
 
-/// Throws LaunchError (bad command line) unless a debugger can have the launcher's terminal: stdin and stdout are one,
+/// Throws LaunchError (bad command line) unless a debugger can use the launcher's terminal: stdin and stdout are one,
 /// and the launcher is in its foreground.
 void check_terminal_for_debugger();
 
-/// Gives the terminal of stdin to a child's process group, and takes it back in the end. While it is lent the launcher
+/// Gives the terminal of stdin to a child's process group, and takes it back in the end. Meanwhile the launcher
 /// may still write to it.
 class LentTerminal {
  public:

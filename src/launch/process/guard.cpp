@@ -15,9 +15,9 @@
 namespace lockstep {
 namespace {
 
-/// The guard's life: reads groups, and those to forget, negative, until the launcher is gone.
+/// The guard's process: reads groups (those to forget are negative) until the launcher is gone.
 [[noreturn]] void keep_guard(int pipe) {
-  // Out of reach of what is sent to the launcher's group, and holding nothing of its open.
+  // Out of reach of signals to the launcher's group, and without its descriptors.
   ::setsid();
   ::prctl(PR_SET_NAME, "lockstep-guard");
   ::dup2(pipe, 0);
@@ -52,7 +52,7 @@ Guard::Guard() {
 
 void Guard::forget(pid_t group) const {
   const pid_t gone = -group;
-  // It cannot fail while the guard lives; if the guard was killed nothing is to be forgotten.
+  // It cannot fail while the guard lives; if the guard was killed, there is nothing to forget.
   [[maybe_unused]] const ssize_t written = ::write(pipe_.get(), &gone, sizeof gone);
 }
 

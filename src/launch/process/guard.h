@@ -6,22 +6,22 @@
 
 namespace lockstep {
 
-/// A small second process that outlives the launcher by an instant: when the launcher is gone without having
-/// ended it first (SIGKILL), it kills the process groups of the ranks. The kernel kills the ranks themselves then
-/// (PR_SET_PDEATHSIG), but not the processes that they have started.
+/// A small second process that outlives the launcher by an instant: if the launcher dies without having
+/// ended it first (SIGKILL), it kills the process groups of the ranks. The kernel then kills the ranks themselves
+/// (PR_SET_PDEATHSIG), but not the processes that they started.
 class Guard {
  public:
-  /// Throws LaunchError when there are no more processes to have.
+  /// Throws LaunchError if the system gives no more processes.
   Guard();
-  /// Ends the guard, without it doing anything.
+  /// Ends the guard before it does anything.
   ~Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  /// Where the leader of a group to kill writes its pid, as a pid_t. It does so itself, before it can have started
-  /// anything: the launcher may be killed right after it has made it.
+  /// Where the leader of a group to kill writes its pid, as a pid_t. It does so itself, before it can start
+  /// anything: the launcher may be killed right after the fork.
   int registry() const { return pipe_.get(); }
-  /// The group is gone, and its number may come to mean another. To be called while the leader is still a zombie.
+  /// The group is gone, and its number may be used again. Call it while the leader is still a zombie.
   void forget(pid_t group) const;
 
  private:

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// The path of the program that this process executes, for executing it again: right also where it has been deleted or
+/// The path of the program that this process executes, for executing it again. Correct even if it has been deleted or
 /// replaced since.
 std::string own_program();
 
@@ -17,9 +17,9 @@ std::vector<std::string> own_arguments();
 /// This process's environment, as it is now.
 EnvironmentBlock own_environment();
 
-/// Starts this program again as the ranks of `--ranks`, as `lockstep run` would, and ends this process with its exit
-/// code. Returns where the arguments do not ask for it. Throws Error where they do in a process that is a rank already:
-/// `launcher` names who started it, and is empty otherwise.
+/// If the arguments have `--ranks`: starts this program again as ranks, as `lockstep run` would, and ends this process
+/// with that exit code. Otherwise returns. Throws Error if they have it in a process that is already a rank: `launcher`
+/// names what started it, and is empty otherwise.
 void become_launcher_if_asked(const std::vector<std::string>& arguments, const std::string& launcher);
 
 }  // namespace lockstep

@@ -13,8 +13,8 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "launch/process/numa.h"
 #include "launch/launch_error.h"
+#include "launch/process/numa.h"
 
 namespace lockstep {
 namespace {
@@ -35,7 +35,7 @@ void become(const ProcessStart& start, const LauncherSettings& settings, char* c
             char* const* environment, const cpu_set_t* cpus, pid_t launcher) {
   if (::setpgid(0, 0) != 0) return;
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
-  if (::getppid() != launcher) ::_exit(1);  // it died before the line above
+  if (::getppid() != launcher) ::_exit(1);  // the launcher died before the line above
   const pid_t self = ::getpid();
   if (::write(start.announce, &self, sizeof self) != sizeof self) return;
   if (::dup2(start.input, 0) < 0 || ::dup2(start.output, 1) < 0 || ::dup2(start.error, 2) < 0) return;
@@ -54,7 +54,7 @@ LauncherSettings::LauncherSettings() {
   sigset_t handled;
   sigemptyset(&handled);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCONT}) {
-    // One that we were started to ignore (nohup) stays ignored; blocked, it would arrive all the same.
+    // A signal that we were started with ignored (nohup) stays ignored; if blocked, it would still arrive.
     struct sigaction before {};
     ::sigaction(signal, nullptr, &before);
     if (before.sa_handler != SIG_IGN) sigaddset(&handled, signal);
@@ -66,7 +66,7 @@ LauncherSettings::LauncherSettings() {
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &ignore, &broken_pipe_);
   ::sigaction(SIGXFSZ, &ignore, &file_too_large_);
-  // Whoever ignores SIGCHLD, also by inheritance, is not told how its children end.
+  // A process that ignores SIGCHLD, even by inheritance, does not learn how its children end.
   struct sigaction told {};
   told.sa_handler = SIG_DFL;
   ::sigaction(SIGCHLD, &told, &child_);
@@ -113,7 +113,7 @@ Process::Process(const ProcessStart& start, const LauncherSettings& settings) {
     [[maybe_unused]] const ssize_t written = ::write(report.get(), &code, sizeof code);
     ::_exit(127);
   }
-  ::setpgid(pid_, pid_);  // the child does so too; whoever comes first
+  ::setpgid(pid_, pid_);  // the child does so, too; either may be first
   pidfd_ = FileDescriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
   if (pidfd_) return;
   const int code = errno;
@@ -126,7 +126,7 @@ Process::Process(const ProcessStart& start, const LauncherSettings& settings) {
 Process::~Process() {
   if (reaped_) return;
   signal_group(SIGKILL);
-  // A process that even SIGKILL does not end (a dead disk) is left to init rather than waited for.
+  // A process that survives even SIGKILL (a dead disk) is left to init rather than waited for.
   pollfd ended{.fd = pidfd_.get(), .events = POLLIN};
   ::poll(&ended, 1, 1000);
   ::waitpid(pid_, nullptr, WNOHANG);
@@ -136,7 +136,7 @@ std::optional<ProcessEnd> Process::end() {
   if (end_) return end_;
   siginfo_t info{};
   rusage usage{};
-  // glibc's waitid has no place for the usage.
+  // glibc's waitid does not return the usage.
   if (::syscall(SYS_waitid, P_PID, pid_, &info, WEXITED | WNOHANG | WNOWAIT, &usage) != 0 || info.si_pid == 0)
     return std::nullopt;
   peak_bytes_ = static_cast<uint64_t>(usage.ru_maxrss) * 1024;

@@ -12,9 +12,10 @@
 
 namespace lockstep {
 
-/// What the launcher changes of its own process while it lives: it blocks the signals that it reads from signal_fd(),
-/// ignores those of a write that fails, takes all the descriptors it may have, and adopts what its ranks leave behind,
-/// to wait for it in the end (not every container has an init that does). A child gets back what was before.
+/// What the launcher changes in its own process while this object lives: it blocks the signals that it reads from
+/// signal_fd(), ignores those of failing writes, raises its limit of descriptors, and adopts the processes that its
+/// ranks leave behind, to wait for them in the end (not every container has an init that does). A child gets the old
+/// settings back.
 class LauncherSettings {
  public:
   LauncherSettings();
@@ -39,12 +40,12 @@ struct ProcessStart {
   std::string program;                      ///< path to execute
   std::vector<std::string> arguments;       ///< argv, from the program's name on
   std::vector<std::string> environment;     ///< NAME=value
-  std::vector<int> cpus;                    ///< it may run on these; empty: where the launcher may
-  int memory_node = -1;                     ///< whose memory it takes first, where the kernel allows; -1: no matter
+  std::vector<int> cpus;                    ///< it may run on these; empty: on the launcher's
+  int memory_node = -1;                     ///< whose memory it takes first, if the kernel allows it; -1: any
   int input = -1, output = -1, error = -1;  ///< become its descriptors 0, 1 and 2
-  int announce = -1;                        ///< where it writes its pid, as a pid_t, before it is the program
-  std::vector<int> kept;                    ///< stay open under their numbers
-  bool ignore_suspend = false;              ///< Ctrl-Z does not stop it: nobody could continue it
+  int announce = -1;                        ///< where it writes its pid, as a pid_t, before exec
+  std::vector<int> kept;                    ///< descriptors that stay open under their numbers
+  bool ignore_suspend = false;              ///< Ctrl-Z does not stop it, since nobody could continue it
 };
 
 /// How a process ended.
@@ -52,7 +53,7 @@ struct ProcessEnd {
   enum class Kind {
     kExited,      ///< value: the exit code
     kSignalled,   ///< value: the signal
-    kNotStarted,  ///< value: the errno of exec or of what comes before it
+    kNotStarted,  ///< value: the errno of exec or of a call before it
   };
   Kind kind = Kind::kExited;
   int value = 0;
@@ -62,11 +63,11 @@ struct ProcessEnd {
 };
 
 /// A child in a process group of its own, killed when the launcher's process ends. Until this object is gone the child
-/// stays a zombie after its end, so its number, which is also its group's, can not come to mean another process.
+/// stays a zombie after its end, so its pid, which is also its group's, cannot come to mean another process.
 class Process {
  public:
-  /// Returns before the program is found to start or not; end() tells. Throws LaunchError when there are no more
-  /// processes or descriptors to have.
+  /// Returns before it is known whether the program starts; end() tells. Throws LaunchError if the system gives no more
+  /// processes or descriptors.
   Process(const ProcessStart& start, const LauncherSettings& settings);
   /// Kills what is left of the group.
   ~Process();
@@ -78,11 +79,11 @@ class Process {
   int pidfd() const { return pidfd_.get(); }
   /// How it ended; empty while it runs.
   std::optional<ProcessEnd> end();
-  /// Once it has ended: the most memory that it ever had resident. 0: not known.
+  /// Once it has ended: its peak resident memory. 0: not known.
   uint64_t peak_bytes() const { return peak_bytes_; }
-  /// Signals the process and all of its group.
+  /// Signals the process and its whole group.
   void signal_group(int signal) const;
-  /// Whether nothing of the group is left. Gives the ended process up for that: call it only after a last SIGKILL.
+  /// Whether nothing of the group is left. This reaps the ended process: call it only after a last SIGKILL.
   bool group_is_gone();
 
  private:
@@ -91,7 +92,7 @@ class Process {
   FileDescriptor pidfd_;
   std::optional<ProcessEnd> end_;
   uint64_t peak_bytes_ = 0;
-  FileDescriptor failure_;  // an errno comes here when exec fails, and its end when exec succeeds
+  FileDescriptor failure_;  // an errno arrives here if exec fails, end of file if it succeeds
 };
 
 }  // namespace lockstep

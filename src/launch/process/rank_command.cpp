@@ -4,31 +4,23 @@
 #include <map>
 #include <sstream>
 
-#include "launch/process/numa.h"
+#include "base/shell_word.h"
 #include "base/usable_cores.h"
-#include "launch/process/debugger.h"
-#include "launch/process/team.h"
 #include "launch/diagnosis/verdict.h"
+#include "launch/process/debugger.h"
+#include "launch/process/numa.h"
+#include "launch/process/team.h"
 
 namespace lockstep {
 namespace {
 
 constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
 
-/// What only a real start knows.
+/// Values that only a real start knows.
 const std::map<std::string, const char*> kMadeAtTheStart = {{"LOCKSTEP_STORE_FD", "(a descriptor)"},
                                                             {"LOCKSTEP_PAGE_FD", "(a descriptor)"},
                                                             {"MASTER_PORT", "(a free port)"},
                                                             {"TORCHELASTIC_RUN_ID", "(a new name)"}};
-
-/// As a shell takes it.
-std::string quoted(const std::string& word) {
-  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
-  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
-  return text + "'";
-}
 
 std::string place_text(const Placement& placement) {
   if (placement.cpus.empty()) return "all that the launcher may use (" + list_ranks(allowed_cpus()) + ")";
@@ -59,7 +51,7 @@ std::vector<RankCommand> plan_ranks(const LaunchOptions& options, const Environm
   }
   const double quota = cgroup_cpu_quota();
   for (int rank = 0; rank < options.ranks; ++rank) {
-    const bool as_before = rank > 0 && options.bind == Binding::kNone;  // of thousands of ranks it matters
+    const bool as_before = rank > 0 && options.bind == Binding::kNone;  // saves time with thousands of ranks
     ranks[static_cast<size_t>(rank)].threads = as_before ? ranks[0].threads : threads_per_rank(masks, rank, quota);
   }
   return ranks;
@@ -70,11 +62,11 @@ std::vector<std::string> plan_warnings(const LaunchOptions& options) {
   const auto cpus = allowed_cpus();
   const double quota = cgroup_cpu_quota();
   const int threads = threads_per_rank(std::vector(static_cast<size_t>(options.ranks), cpus), 0, quota);
-  const std::string crowding = crowding_warning(options.ranks, threads_per_rank({cpus}, 0, quota), threads);
+  const std::string crowding = oversubscription_warning(options.ranks, threads_per_rank({cpus}, 0, quota), threads);
   if (!crowding.empty()) warnings.push_back(crowding);
   if (options.bind == Binding::kNuma && usable_nodes(numa_nodes(), cpus).size() < 2)
     warnings.emplace_back(
-        "--bind numa changes nothing: all usable cores are of one NUMA node (--bind core gives each rank its own)");
+        "--bind numa changes nothing: all usable cores belong to one NUMA node (--bind core gives each rank its own)");
   return warnings;
 }
 
@@ -97,7 +89,7 @@ std::string describe_plan(const LaunchOptions& options, const EnvironmentBlock& 
                           .threads = command.threads,
                           .debugged = options.debugged_rank.has_value()};
     text << "rank " << rank << "\n  program     " << command.program << "\n  command    ";
-    for (const auto& argument : command.arguments) text << ' ' << quoted(argument);
+    for (const auto& argument : command.arguments) text << ' ' << shell_word(argument);
     text << "\n  cpus        " << place_text(command.placement) << "\n  environment";
     // Only what the launcher adds or changes: the rest is inherited.
     for (const std::string& variable : rank_environment(environment, place)) {
@@ -107,7 +99,7 @@ std::string describe_plan(const LaunchOptions& options, const EnvironmentBlock& 
       if (made != kMadeAtTheStart.end())
         text << ' ' << name << '=' << made->second;
       else if (!inherited || is_launchers_variable(name))
-        text << ' ' << quoted(variable);
+        text << ' ' << shell_word(variable);
     }
     text << '\n';
   }

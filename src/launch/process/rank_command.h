@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// What is executed as one rank, and where: the same for all that starts ranks or only tells of it (--dry-run).
+/// What is executed as one rank, and where. --dry-run prints it.
 struct RankCommand {
   std::string program;  ///< path to execute
   std::vector<std::string> arguments;
@@ -15,14 +15,14 @@ struct RankCommand {
   int threads = 1;  ///< its share of the cores
 };
 
-/// `environment` is the ranks'. Looks at the machine; throws LaunchError when the program, the debugger or the CPUs
-/// are not there.
+/// `environment` is the ranks'. Looks at the machine; throws LaunchError if the program, the debugger or the CPUs
+/// are missing.
 std::vector<RankCommand> plan_ranks(const LaunchOptions& options, const EnvironmentBlock& environment);
 
-/// What the options ask for that this machine does not give, or gives badly: lines for the user.
+/// Warnings for the user about options that this machine cannot serve, or serves badly.
 std::vector<std::string> plan_warnings(const LaunchOptions& options);
 
-/// For --dry-run: per rank its command, what it gets in its environment, and its CPUs.
+/// For --dry-run: each rank's command, what its environment gets, and its CPUs.
 std::string describe_plan(const LaunchOptions& options, const EnvironmentBlock& environment);
 
 }  // namespace lockstep

@@ -11,7 +11,7 @@
 
 #include "base/socket.h"
 #include "launch/launch_error.h"
-#include "launch/process/processes.h"
+#include "launch/process/process_table.h"
 
 namespace lockstep {
 namespace {
@@ -23,10 +23,10 @@ std::string path_of(const std::string& folder, int rank, const char* ending) {
 }
 
 /// Empty when the rank inherits the launcher's.
-FileDescriptor input_of(const TeamGround& ground, int rank) {
+FileDescriptor input_of(const TeamSetup& setup, int rank) {
   FileDescriptor input;
-  if (rank == 0 && !ground.options.debugged_rank && !ground.options.in_process) {
-    if (::isatty(STDIN_FILENO) == 1) ground.input = TerminalInput(STDIN_FILENO, input);
+  if (rank == 0 && !setup.options.debugged_rank && !setup.options.in_process) {
+    if (::isatty(STDIN_FILENO) == 1) setup.input = TerminalInput(STDIN_FILENO, input);
     return input;
   }
   input = FileDescriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -34,7 +34,7 @@ FileDescriptor input_of(const TeamGround& ground, int rank) {
   return input;
 }
 
-/// An exception that nobody catches ends in SIGABRT; a signal else has nothing to do with what was thrown.
+/// An exception that nobody catches ends in SIGABRT; any other signal has nothing to do with what was thrown.
 bool failed_by_itself(const Rank& rank) {
   return rank.ended && rank.how.failed() && (rank.how.kind == ProcessEnd::Kind::kExited || rank.how.value == SIGABRT);
 }
@@ -51,62 +51,62 @@ RunRecord::Contents Team::record() const {
   return contents;
 }
 
-Team::Team(const TeamGround& ground, int restarts) : options_(ground.options), guard_(ground.guard) {
+Team::Team(const TeamSetup& setup, int restarts) : options_(setup.options), guard_(setup.guard) {
   try {
     board_.emplace(options_.ranks);
   } catch (const Error& error) {
-    board_failure_ = error.what();  // programs that use little memory run all the same
+    board_failure_ = error.what();  // programs that need little memory can still run
   }
   for (int rank = 0; rank < options_.ranks; ++rank) {
     std::error_code ignored;
-    std::filesystem::remove(error_file(ground.folder, rank), ignored);  // of a start before
-    start_rank(ground, rank, restarts);
+    std::filesystem::remove(error_file(setup.folder, rank), ignored);  // of an earlier start
+    start_rank(setup, rank, restarts);
   }
 }
 
-void Team::start_rank(const TeamGround& ground, int rank, int restarts) {
-  Rank& started = ranks_.emplace_back(rank, path_of(ground.folder, rank, ".log"));
-  const RankCommand& command = ground.commands[static_cast<size_t>(rank)];
+void Team::start_rank(const TeamSetup& setup, int rank, int restarts) {
+  Rank& started = ranks_.emplace_back(rank, path_of(setup.folder, rank, ".log"));
+  const RankCommand& command = setup.commands[static_cast<size_t>(rank)];
   auto [ours, theirs] = make_socket_pair();
   store_.add_client(std::move(ours));
-  // A debugger has the terminal itself: its rank's output is not kept. Nor is that of a program's own ranks.
+  // A debugger has the terminal to itself: its rank's output is not kept. Nor is that of lockstep::spawn's ranks.
   const bool debugged = rank == options_.debugged_rank;
   FileDescriptor output, error, input;
   if (!debugged && !options_.in_process) {
     auto& [out, err] = started.output.streams();
     output = started.output.open(out);
     error = started.output.open(err);
-    ground.display.connect(rank, started.output);
+    setup.display.connect(rank, started.output);
   }
-  if (!debugged) input = input_of(ground, rank);
+  if (!debugged) input = input_of(setup, rank);
   const RankPlace place{.rank = rank,
                         .world_size = options_.ranks,
-                        .run_dir = ground.folder,
+                        .run_dir = setup.folder,
                         .store_fd = theirs.get(),
                         .page_fd = board_ ? board_->fd() : -1,
-                        .error_file = error_file(ground.folder, rank),
+                        .error_file = error_file(setup.folder, rank),
                         .restarts = restarts,
                         .max_restarts = options_.max_restarts,
-                        .master_port = ground.master_port,
-                        .run_id = ground.run_id,
+                        .master_port = setup.master_port,
+                        .run_id = setup.run_id,
                         .threads = command.threads,
                         .debugged = options_.debugged_rank.has_value(),
-                        .terminal_columns = debugged ? std::nullopt : ground.display.columns_for(rank)};
+                        .terminal_columns = debugged ? std::nullopt : setup.display.columns_for(rank)};
   std::vector<int> kept = {theirs.get()};
   if (board_) kept.push_back(board_->fd());
   started.started = Clock::now();
   started.process.emplace(ProcessStart{.program = command.program,
                                        .arguments = command.arguments,
-                                       .environment = rank_environment(ground.environment, place),
+                                       .environment = rank_environment(setup.environment, place),
                                        .cpus = command.placement.cpus,
                                        .memory_node = command.placement.memory_node,
                                        .input = input ? input.get() : STDIN_FILENO,
                                        .output = output ? output.get() : STDOUT_FILENO,
                                        .error = error ? error.get() : STDERR_FILENO,
-                                       .announce = ground.guard.registry(),
+                                       .announce = setup.guard.registry(),
                                        .kept = std::move(kept),
                                        .ignore_suspend = debugged},
-                          ground.settings);
+                          setup.settings);
   if (debugged) lent_terminal_.emplace(started.process->pid());
 }
 
@@ -124,8 +124,8 @@ std::optional<RankEnd> Team::take_end(Rank& rank) {
                  .peak_bytes = rank.process->peak_bytes()};
 }
 
-Looked Team::look(bool process_states, bool processor_times) const {
-  Looked seen{.processor_times = processor_times};
+RanksObserved Team::observe(bool process_states, bool processor_times) const {
+  RanksObserved seen{.processor_times = processor_times};
   bool somebody_joins = false;
   for (const auto& rank : ranks_) {
     RankView& view = seen.ranks.emplace_back();
@@ -135,13 +135,13 @@ Looked Team::look(bool process_states, bool processor_times) const {
     if (failed_by_itself(rank) || view.account.phase == RankAccount::Phase::kLeftByException)
       view.account = view.account.at_end();
     if (rank.ended || !process_states) continue;
-    // The rank's own process may only be what started the one that writes the page.
+    // The rank's own process may only have started the one that writes the page.
     view.process_state = process_state(rank.process->pid());
     if (view.process_state != 'T' && view.account.pid > 0) view.process_state = process_state(view.account.pid);
   }
-  // Only then does it matter, and only for them: it means to look at all processes.
+  // Only then does it matter, and only for these ranks: it takes a look at all processes.
   for (size_t i = 0; somebody_joins && i < ranks_.size(); ++i)
-    if (RankView& view = seen.ranks[i]; view.ended && is_unjoined(view.account))
+    if (RankView& view = seen.ranks[i]; view.ended && may_be_waited_for(view.account))
       view.outlived = group_lives(ranks_[i].process->pid()) ||
                       (view.account.pid > 0 && view.account.pid != ranks_[i].process->pid() &&
                        process_state(view.account.pid) != 0);
@@ -166,7 +166,7 @@ void Team::ask_to_leave() {
 void Team::stop(int signal) {
   if (board_) board_->head().stopping.store(1);
   signal_running(signal);
-  signal_running(SIGCONT);  // one that is stopped would not hear of it
+  signal_running(SIGCONT);  // a stopped process would not get the signal
 }
 
 void Team::kill() { signal_running(SIGKILL); }
@@ -182,7 +182,7 @@ void Team::finish() {
 }
 
 void Team::await_end() {
-  // SIGKILL was sent, but takes its time.
+  // SIGKILL takes a moment.
   const Deadline deadline(kGroupTimeout);
   for (auto& rank : ranks_)
     if (rank.ended) guard_.forget(rank.process->pid());

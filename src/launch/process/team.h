@@ -6,22 +6,22 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "rank_page/rank_board.h"
-#include "launch/process/debugger.h"
 #include "launch/output/display.h"
-#include "launch/process/guard.h"
+#include "launch/output/rank_output.h"
 #include "launch/plan.h"
+#include "launch/process/debugger.h"
+#include "launch/process/guard.h"
 #include "launch/process/process.h"
 #include "launch/process/rank_command.h"
-#include "launch/output/rank_output.h"
+#include "launch/process/terminal_input.h"
 #include "launch/run_record.h"
 #include "launch/run_state.h"
-#include "launch/process/terminal_input.h"
+#include "rank_page/rank_board.h"
 #include "rendezvous/key_value_server.h"
 
 namespace lockstep {
 
-/// One rank's process, and what comes out of it.
+/// One rank's process and its output.
 struct Rank {
   Rank(int rank, std::string log_path) : number(rank), output(rank, std::move(log_path)) {}
 
@@ -33,8 +33,8 @@ struct Rank {
   Clock::time_point started;
 };
 
-/// What all starts of a run have in common. Outlives its teams.
-struct TeamGround {
+/// What all starts of a run have in common. Outlives the teams.
+struct TeamSetup {
   const LaunchOptions& options;
   const EnvironmentBlock& environment;       ///< the launcher's own
   const std::vector<RankCommand>& commands;  ///< by rank
@@ -47,43 +47,43 @@ struct TeamGround {
   const std::string run_id;
 };
 
-/// The ranks of one start, with all that belongs to it alone: processes, their store, their board of pages. Passive:
-/// whoever owns it polls the descriptors and calls.
+/// The ranks of one start and what belongs to it alone: processes, key-value store, board of pages. Passive:
+/// the owner polls the descriptors and calls.
 class Team {
  public:
   /// Starts all ranks. Throws LaunchError when that cannot be done.
-  Team(const TeamGround& ground, int restarts);
+  Team(const TeamSetup& setup, int restarts);
 
   std::deque<Rank>& ranks() { return ranks_; }
   const Rank& rank(int number) const { return ranks_[static_cast<size_t>(number)]; }
   KeyValueServer& store() { return store_; }
-  /// Why there is no board of pages; empty where there is one.
+  /// Why there is no board of pages; empty if there is one.
   const std::string& board_failure() const { return board_failure_; }
   bool has_board() const { return board_.has_value(); }
 
-  /// How a rank ended, the first time it is asked after the end.
+  /// How a rank ended; empty while it runs, and after the first call that told it.
   std::optional<RankEnd> take_end(Rank& rank);
-  /// All that is to be known of the ranks now. `process_states`, `processor_times`: look into /proc as well.
-  Looked look(bool process_states, bool processor_times) const;
+  /// What is known of the ranks now. `process_states`, `processor_times`: read from /proc, too.
+  RanksObserved observe(bool process_states, bool processor_times) const;
 
-  /// By the board: the ranks choose a step after which they all leave.
+  /// Through the board: the ranks choose a step after which all leave.
   void ask_to_leave();
-  /// For those who look for the run by its folder.
+  /// For `lockstep status`, which finds the run by its folder.
   RunRecord::Contents record() const;
 
-  /// Signals all ranks that run, so that they end.
+  /// Signals all running ranks to end.
   void stop(int signal);
   void kill();
-  /// Kills what the ranks have left behind in their groups, and takes the rest of their output.
+  /// Kills what the ranks left behind in their process groups, and takes the rest of their output.
   void finish();
-  /// After finish(): waits, bounded, until nothing is left.
+  /// After finish(): waits until nothing is left, for a limited time.
   void await_end();
 
-  /// Where a rank may write what ends it.
+  /// The file where a rank may write what ended it.
   static std::string error_file(const std::string& folder, int rank);
 
  private:
-  void start_rank(const TeamGround& ground, int rank, int restarts);
+  void start_rank(const TeamSetup& setup, int rank, int restarts);
   void signal_running(int signal);
 
   const LaunchOptions& options_;
@@ -92,7 +92,7 @@ class Team {
   std::optional<RankBoard> board_;
   std::string board_failure_;
   std::optional<LentTerminal> lent_terminal_;  // to the debugger
-  std::deque<Rank> ranks_;                     // stay where they are: Rank cannot move
+  std::deque<Rank> ranks_;                     // a deque, because Rank cannot move
 };
 
 }  // namespace lockstep

@@ -6,16 +6,16 @@
 
 namespace lockstep {
 
-/// Passes what is typed on the launcher's terminal on to rank 0. Rank 0 can not read the terminal itself: it is in a
-/// process group of its own, and the kernel stops whoever reads a terminal from outside of its foreground group.
-/// An input that is no terminal needs none of this; rank 0 simply inherits it.
+/// Passes what is typed on the launcher's terminal to rank 0. Rank 0 cannot read the terminal itself: it is in a
+/// process group of its own, and the kernel stops a process that reads a terminal from outside its foreground group.
+/// An input that is not a terminal needs none of this; rank 0 simply inherits it.
 class TerminalInput {
  public:
   TerminalInput() = default;  ///< passes nothing on
   /// `rank_end` becomes rank 0's end of the pipe. Throws LaunchError.
   TerminalInput(int terminal, FileDescriptor& rank_end);
 
-  /// Descriptor and events to poll; descriptor -1 when there is nothing to wait for.
+  /// Descriptor and events to poll; -1 if there is nothing to wait for.
   int fd() const;
   short events() const;
   /// Call it when fd() is ready.

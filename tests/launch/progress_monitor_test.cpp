@@ -1,4 +1,4 @@
-#include "launch/diagnosis/standstill.h"
+#include "launch/diagnosis/progress_monitor.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include "launch/launch_error.h"
 #include "launch/simulation.h"
 
-// Which standstill is a hang, and which is long work of one rank.
+// Tells a hang from long work of one rank.
 
 namespace lockstep::simulation {
 namespace {
@@ -32,18 +32,18 @@ class LongWork : public ::testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(Ranks, LongWork, ::testing::Values(2, 3));
 
 TEST_P(LongWork, ARankThatComputesIsSlowAndNotEnded) {
-  // Was ended with 43 after 300 s, whatever it did.
+  // It was ended with 43 after 300 s, whatever it did.
   run.load = {1};
   EXPECT_EQ(run.wait(std::chrono::minutes(29)), Kinds{});
   EXPECT_TRUE(contains(run.said,
-                       "no progress for 300 s: rank 0 computes and has not come to all_reduce #12 (Float [64, "
+                       "no progress for 300 s: rank 0 computes and has not reached all_reduce #12 (Float [64, "
                        "10]); that is slow, not a hang: the others wait for up to 1800 s "
                        "(ContextOptions::collective_timeout)"))
       << run.said;
   EXPECT_EQ(std::count(run.said.begin(), run.said.end(), '\n'), 5 * (1 + GetParam())) << "after 5, 25, 125, 300, 625 s";
   run.ranks[0].account.beats = 11;
   run.look();
-  EXPECT_EQ(run.state().standstill.idle, Clock::duration(0));
+  EXPECT_EQ(run.state().progress.idle, Clock::duration(0));
 }
 
 TEST_P(LongWork, OneThatComputesForEverEndsALittleAfterTheOthersShouldHaveGivenUp) {
@@ -81,7 +81,7 @@ TEST_P(LongWork, LittleWorkIsWork) {
 
 TEST_P(LongWork, AHeartbeatIsProgress) {
   for (int minute = 0; minute < 60; ++minute) {
-    ++run.ranks[0].account.beats;  // of which heartbeats are a part
+    ++run.ranks[0].account.beats;  // heartbeats are among them
     EXPECT_EQ(run.wait(std::chrono::minutes(1)), Kinds{});
   }
 }

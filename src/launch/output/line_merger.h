@@ -14,15 +14,15 @@
 namespace lockstep {
 
 /// Shows the lines of several ranks on one sink, each after the ranks that printed it: "[2] line". A line waits up to
-/// kWindow for the other ranks to print the same, and is then shown once: "[0-3] line". Each rank's lines stay in their
+/// kWindow for the other ranks to print the same, and is then shown once: "[0-3] line". Each rank's lines keep their
 /// order.
-class LineFolder {
+class LineMerger {
  public:
   static constexpr std::chrono::milliseconds kWindow{100};
   static constexpr size_t kMaxWaiting = 256;
 
   /// `ranks`: whose lines will come.
-  LineFolder(Sink& sink, std::vector<int> ranks);
+  LineMerger(Sink& sink, std::vector<int> ranks);
 
   /// Whole lines of one rank.
   void add(int rank, std::string_view lines, Clock::time_point now);

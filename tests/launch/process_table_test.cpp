@@ -1,4 +1,4 @@
-#include "launch/process/processes.h"
+#include "launch/process/process_table.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-TEST(Processes, OfAGroup) {
+TEST(ProcessTable, OfAGroup) {
   EXPECT_TRUE(group_lives(::getpgrp()));
   const pid_t child = ::fork();
   if (child == 0) {
@@ -30,18 +30,18 @@ TEST(Processes, OfAGroup) {
   EXPECT_FALSE(group_lives(child));
 }
 
-TEST(Processes, HaveStates) {
+TEST(ProcessTable, HaveStates) {
   EXPECT_EQ(process_state(::getpid()), 'R');
   EXPECT_EQ(process_state(-1), '\0');
 }
 
-/// Until this process has used so much of a processor.
+/// Computes until this process has used so much processor time.
 void spin(milliseconds time = std::chrono::minutes(1)) {
   while (std::clock() * milliseconds(1000) < time * CLOCKS_PER_SEC) continue;
   ::_exit(0);
 }
 
-/// A child in a group of its own, which is killed in the end.
+/// A child in its own process group, which is killed in the end.
 class Child {
  public:
   template <typename Body>
@@ -63,13 +63,13 @@ class Child {
   const pid_t pid_;
 };
 
-TEST(Processes, TimeOfAFamilyIsThatOfAllWhomItHasStarted) {
+TEST(ProcessTable, TimeOfAFamilyIsThatOfAllWhomItHasStarted) {
   const Child sleeps([] { ::pause(); });
   const Child itself([] { spin(); });
   const Child by_a_child_in_another_session([] {
     if (::fork() == 0) {
       ::setsid();
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // of its group no one is left who could be killed with it
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody is left in its group to be killed with it
       spin();
     }
     ::pause();

@@ -1,4 +1,4 @@
-#include "launch/diagnosis/standstill.h"
+#include "launch/diagnosis/progress_monitor.h"
 
 #include <algorithm>
 
@@ -8,24 +8,29 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Time between two looks counts as idle no further than this: the launcher may have been stopped itself.
+/// Time between two looks counts as idle up to this: the launcher itself may have been stopped.
 constexpr seconds kMostIdleAtOnce(2);
-constexpr seconds kLookEvery(1);
-/// Of processor times: sparse, since each looks at all processes.
+/// Samples of processor times are rare, since each looks at all processes.
 constexpr seconds kFirstSample(2), kSampleEvery(5);
-/// By which ranks whose collective has taken too long should have said so themselves.
+/// After its timeout a collective should have failed within this time.
 constexpr seconds kGiveUpTime(30);
 
 }  // namespace
 
-bool Standstill::wants_sample(Clock::duration hang_timeout) const {
+std::vector<uint64_t> progress_of(const std::vector<RankView>& ranks) {
+  std::vector<uint64_t> beats;
+  for (const auto& rank : ranks) beats.push_back(rank.account.beats);
+  return std::any_of(ranks.begin(), ranks.end(), takes_part) ? beats : std::vector<uint64_t>();
+}
+
+bool ProgressMonitor::wants_sample(Clock::duration hang_timeout) const {
   if (beats.empty()) return false;
   const Clock::duration next = idle + kLookEvery;
   if (samples == 0) return next >= std::min<Clock::duration>(kFirstSample, hang_timeout / 5);
   return next - sampled >= std::min<Clock::duration>(kSampleEvery, hang_timeout / 20);
 }
 
-bool Standstill::look(const std::vector<RankView>& views, bool has_sample, Clock::time_point now) {
+bool ProgressMonitor::update(const std::vector<RankView>& views, bool has_sample, Clock::time_point now) {
   auto seen = progress_of(views);
   const bool moved = seen.empty() || seen != beats;
   if (moved) {
@@ -34,16 +39,16 @@ bool Standstill::look(const std::vector<RankView>& views, bool has_sample, Clock
     idle = sampled = Clock::duration(0);
     samples = 0;
   } else {
-    const Clock::duration passed = std::min<Clock::duration>(now - looked, kMostIdleAtOnce);
+    const Clock::duration passed = std::min<Clock::duration>(now - last_look, kMostIdleAtOnce);
     idle += passed;
     for (Rank& rank : ranks) rank.still += passed;
   }
-  looked = now;
+  last_look = now;
   if (has_sample) take_sample(views);
   return moved;
 }
 
-void Standstill::take_sample(const std::vector<RankView>& views) {
+void ProgressMonitor::take_sample(const std::vector<RankView>& views) {
   for (size_t i = 0; i < ranks.size(); ++i) {
     const auto known = views[i].processor_time, before = ranks[i].processor_time;
     ranks[i].processor_time = known;
@@ -57,13 +62,13 @@ void Standstill::take_sample(const std::vector<RankView>& views) {
   sampled = idle;
 }
 
-std::vector<bool> Standstill::computing() const {
+std::vector<bool> ProgressMonitor::computing() const {
   std::vector<bool> computing;
   for (const Rank& rank : ranks) computing.push_back(rank.computes);
   return computing;
 }
 
-bool Standstill::is_hang(const std::vector<RankView>& views, Clock::duration hang_timeout) const {
+bool ProgressMonitor::is_hang(const std::vector<RankView>& views, Clock::duration hang_timeout) const {
   if (idle < hang_timeout) return false;
   Clock::duration patience = hang_timeout;
   bool bounded = true, stopped = false, computes = false;

@@ -1,4 +1,4 @@
-#include "launch/process/processes.h"
+#include "launch/process/process_table.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -31,7 +31,7 @@ std::optional<Stat> stat_of(pid_t pid) {
   const ssize_t count = file ? ::read(file.get(), text, sizeof text - 1) : -1;
   if (count <= 0) return std::nullopt;
   text[count] = '\0';
-  const char* name_end = std::strrchr(text, ')');  // the name may hold anything
+  const char* name_end = std::strrchr(text, ')');  // the name may contain anything
   if (name_end == nullptr) return std::nullopt;
   Stat stat{.pid = pid};
   unsigned long user = 0, system = 0;
@@ -80,7 +80,7 @@ class Owners {
   }
 
  private:
-  static constexpr int kDeepest = 1000;  // they were not all read in one instant: parents could form a circle
+  static constexpr int kDeepest = 1000;  // they were not all read at the same instant: parents could form a circle
 
   std::unordered_map<pid_t, const Stat*> processes_;
   std::unordered_map<pid_t, size_t> groups_, known_;

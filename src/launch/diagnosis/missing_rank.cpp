@@ -1,4 +1,4 @@
-#include "launch/diagnosis/absence.h"
+#include "launch/diagnosis/missing_rank.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@ namespace {
 
 bool is_gone(const RankEnd& end, const std::vector<RankView>& ranks) {
   const RankView& rank = ranks[static_cast<size_t>(end.rank)];
-  return !end.how.failed() && !end.stopped && !rank.outlived && is_unjoined(rank.account);
+  return !end.how.failed() && !end.stopped && !rank.outlived && may_be_waited_for(rank.account);
 }
 
 std::optional<int> gone_rank(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks) {
@@ -17,23 +17,22 @@ std::optional<int> gone_rank(const std::vector<RankEnd>& ends, const std::vector
 
 }  // namespace
 
-bool is_unjoined(const RankAccount& account) {
-  const bool before = account.phase == RankAccount::Phase::kUnknown || account.phase == RankAccount::Phase::kJoining;
-  return before && account.failure == RankFailure::kNone;
+bool may_be_waited_for(const RankAccount& account) {
+  return is_before_join(account) && account.failure == RankFailure::kNone;
 }
 
-std::optional<Absence> find_absence(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks) {
+std::optional<MissingRank> find_missing_rank(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks) {
   const auto gone = gone_rank(ends, ranks);
   if (!gone) return std::nullopt;
   for (size_t rank = 0; rank < ranks.size(); ++rank)
     if (!ranks[rank].ended && ranks[rank].account.phase == RankAccount::Phase::kJoining)
-      return Absence{*gone, static_cast<int>(rank)};
+      return MissingRank{*gone, static_cast<int>(rank)};
   return std::nullopt;
 }
 
-bool may_be_absent(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks) {
+bool may_miss_a_rank(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks) {
   return gone_rank(ends, ranks) && std::any_of(ranks.begin(), ranks.end(), [](const RankView& rank) {
-           return !rank.ended && is_unjoined(rank.account);
+           return !rank.ended && may_be_waited_for(rank.account);
          });
 }
 

@@ -1,4 +1,4 @@
-#include "launch/output/line_folder.h"
+#include "launch/output/line_merger.h"
 
 #include <algorithm>
 #include <set>
@@ -7,9 +7,9 @@
 
 namespace lockstep {
 
-LineFolder::LineFolder(Sink& sink, std::vector<int> ranks) : sink_(sink), ranks_(std::move(ranks)) {}
+LineMerger::LineMerger(Sink& sink, std::vector<int> ranks) : sink_(sink), ranks_(std::move(ranks)) {}
 
-void LineFolder::add(int rank, std::string_view lines, Clock::time_point now) {
+void LineMerger::add(int rank, std::string_view lines, Clock::time_point now) {
   while (!lines.empty()) {
     const size_t end = std::min(lines.find('\n'), lines.size() - 1) + 1;
     add_line(rank, lines.substr(0, end), now);
@@ -17,13 +17,13 @@ void LineFolder::add(int rank, std::string_view lines, Clock::time_point now) {
   }
 }
 
-void LineFolder::add_line(int rank, std::string_view line, Clock::time_point now) {
+void LineMerger::add_line(int rank, std::string_view line, Clock::time_point now) {
   const size_t next = after_the_last_of(rank);
   size_t at = next;
   while (at < waiting_.size() && waiting_[at].line != line) ++at;
   if (at == waiting_.size()) at = move_behind(next, rank, line);
   if (at == waiting_.size()) {
-    // As early as the order of the rank's own lines allows. It does not hold up what waits behind it.
+    // As early as the order of the rank's own lines allows. It does not delay what waits behind it.
     const auto until = next < waiting_.size() ? waiting_[next].until : now + kWindow;
     waiting_.insert(waiting_.begin() + static_cast<ptrdiff_t>(next), {std::string(line), {}, until});
     at = next;
@@ -34,16 +34,16 @@ void LineFolder::add_line(int rank, std::string_view line, Clock::time_point now
     show_first();
 }
 
-size_t LineFolder::after_the_last_of(int rank) const {
+size_t LineMerger::after_the_last_of(int rank) const {
   size_t next = waiting_.size();
   while (next > 0 && !waiting_[next - 1].has(rank)) --next;
   return next;
 }
 
-size_t LineFolder::move_behind(size_t next, int rank, std::string_view line) {
+size_t LineMerger::move_behind(size_t next, int rank, std::string_view line) {
   for (size_t at = next; at-- > 0;) {
     if (waiting_[at].line != line || waiting_[at].has(rank)) continue;
-    // What has to stay behind the line: what came after it from any of its ranks, and so on.
+    // What must stay behind the line: what came after it from any of its ranks, and so on.
     std::set<int> ranks;
     std::vector<Waiting> before, behind;
     for (size_t i = at; i < next; ++i) {
@@ -63,21 +63,21 @@ size_t LineFolder::move_behind(size_t next, int rank, std::string_view line) {
   return waiting_.size();
 }
 
-void LineFolder::release(Clock::time_point now) {
+void LineMerger::release(Clock::time_point now) {
   while (!waiting_.empty() && (waiting_.front().until <= now || waiting_.front().ranks.size() == ranks_.size()))
     show_first();
 }
 
-void LineFolder::finish() {
+void LineMerger::finish() {
   while (!waiting_.empty()) show_first();
 }
 
-std::optional<Clock::time_point> LineFolder::due() const {
+std::optional<Clock::time_point> LineMerger::due() const {
   if (waiting_.empty()) return std::nullopt;
   return waiting_.front().until;
 }
 
-void LineFolder::show_first() {
+void LineMerger::show_first() {
   std::string line = "[";
   line.append(list_ranks(waiting_.front().ranks)).append("] ").append(waiting_.front().line);
   sink_.write(line);

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "launch/diagnosis/stall.h"
+#include "launch/diagnosis/verdict.h"
+
+namespace lockstep {
+
+/// A rank that ended with exit code 0 before it joined, while another waits for it.
+struct MissingRank {
+  int rank = 0;
+  int witness = 0;  ///< the first that waits
+};
+
+/// The first such rank. A program that needs no other rank (`true`, a script, Python) does not count while nobody
+/// waits, nor does a rank that has started a process which still lives: that one may join in its place.
+std::optional<MissingRank> find_missing_rank(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks);
+
+/// Whether a rank that runs may yet come to wait for one that ended like this.
+bool may_miss_a_rank(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks);
+
+/// Whether the rank has neither joined nor failed to, so that others may wait for it to join.
+bool may_be_waited_for(const RankAccount& account);
+
+}  // namespace lockstep
