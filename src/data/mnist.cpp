@@ -15,7 +15,7 @@ namespace lockstep::datasets {
 namespace {
 
 constexpr int64_t kSide = 28;
-constexpr int64_t kPixels = kSide * kSide;
+constexpr int64_t kImagePixels = kSide * kSide;
 constexpr int kClasses = 10;
 
 void check_labels(const std::filesystem::path& path, const std::vector<uint8_t>& labels) {
@@ -79,9 +79,9 @@ Batch MNIST::get(at::ArrayRef<int64_t> indices) const {
   // A table beats arithmetic on whole tensors: one pass, no temporary, the same bits for every batch size.
   for (int64_t i = 0; i < count; ++i) {
     TORCH_CHECK_INDEX(indices[i] >= 0 && indices[i] < size(), "sample ", indices[i], " of a dataset of ", size());
-    const uint8_t* image = images + indices[i] * kPixels;
-    for (int64_t pixel = 0; pixel < kPixels; ++pixel) data[pixel] = value_of_pixel_[image[pixel]];
-    data += kPixels;
+    const uint8_t* image = images + indices[i] * kImagePixels;
+    for (int64_t pixel = 0; pixel < kImagePixels; ++pixel) data[pixel] = value_of_pixel_[image[pixel]];
+    data += kImagePixels;
     target[i] = targets[indices[i]];
   }
   return batch;
