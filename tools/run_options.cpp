@@ -54,8 +54,7 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
   app.add_option("-n,--nproc-per-node", words.ranks,
                  "Number of ranks. auto (torchrun: cpu): one for each usable core; gpu: one for each GPU")
       ->capture_default_str();
-  app.add_option("--max-restarts", words.restarts, "Maximum number of restarts after a failure")
-      ->capture_default_str();
+  app.add_option("--max-restarts", words.restarts, "Maximum number of restarts after a failure")->capture_default_str();
   app.add_option("--log-dir,--run-dir", request.options.run_dir,
                  "Folder for the run's files. Default: runs/<time>-<program>-<pid>, removed if it stays empty");
   app.add_option("-t,--tee", words.tee, "Ranks whose output is shown here: all, or a list such as 0 or 1,2")

@@ -168,7 +168,7 @@ TEST_F(LargeFile, PicklesOfLongNames) {
   pickle = "\x80\x02}(" + key + "q\1]";
   for (size_t i = 0; i < 1'000'000; ++i) pickle += "h\1]";
   write("large.pt", archive_of(std::exchange(pickle, {}) + end));
-  expect_cheap("the names of what it holds take too much", 200e6);
+  expect_cheap("the names in it take too much", 200e6);
   pickle = begin + key + "](";
   for (size_t i = 0; i < 1'000'000; ++i) pickle += ']';
   write("large.pt", archive_of(std::exchange(pickle, {}) + "e" + end));

@@ -28,23 +28,23 @@ class Draw {
   std::mt19937_64 engine_;
 };
 
-/// What became of one instance of a case.
+/// The result of one instance of a case.
 struct Outcome {
   std::string drawn;                  ///< what was done, in words
-  std::vector<std::string> problems;  ///< empty: all is as it must be
-  bool missed = false;                ///< the fault came when all was over
-  bool ambiguous = false;             ///< the launcher said that it does not know which of several was first
-  std::string skipped;                ///< why it could not be tried
-  std::optional<double> known_ms;     ///< from the fault to the launcher's first line of it
+  std::vector<std::string> problems;  ///< empty: everything is right
+  bool missed = false;                ///< the fault came after the end
+  bool ambiguous = false;             ///< the launcher reported that it does not know which of several failed first
+  std::string skipped;                ///< why it could not be run
+  std::optional<double> known_ms;     ///< from the fault to the launcher's first line about it
   std::optional<double> end_ms;       ///< from the fault to the launcher's end
   std::string output;                 ///< of the launcher, for a failure
 };
 
-/// What the instances of a run of the driver share.
+/// What all instances of one run of the driver share.
 class Shared {
  public:
   explicit Shared(bool nightly_run) : nightly(nightly_run) {}
-  /// What a training of faultbox_rank without a fault comes to. Throws when that fails.
+  /// The result of a training of faultbox_rank without a fault. Throws if that fails.
   std::string reference(int ranks, int steps);
   const bool nightly;
 
@@ -64,8 +64,7 @@ const std::vector<Case>& all_cases();
 
 // Shared by the cases.
 
-/// What must be true of a run that a fault of `rank` ended: times, code, culprit, report, nothing left. `rank` < 0:
-/// any.
+/// What must be true of a run that a fault ended: exit code, culprit, times, report, nothing left behind.
 struct Expectation {
   std::vector<int> codes;
   std::vector<int> culprits;
@@ -74,7 +73,7 @@ struct Expectation {
   double end_within_s = 8;
 };
 void expect(Outcome& outcome, Run& run, const Expectation& expected);
-/// The run went on as if nothing had been.
+/// The run must have gone on as if nothing had happened.
 void expect_same_result(Outcome& outcome, Run& run, Shared& shared, int ranks, int steps);
 void add(std::vector<std::string>& problems, const std::vector<std::string>& more);
 

@@ -34,7 +34,7 @@ struct Tally {
   std::map<int, int> codes;
 };
 
-/// Whom torchrun's table calls the root cause.
+/// The rank that torchrun's table calls the root cause.
 std::optional<int> torchrun_culprit(const std::string& text) {
   const size_t at = text.find("Root Cause");
   std::smatch match;
@@ -90,7 +90,7 @@ void attempt(Tally& tally, const Fault& fault, const std::string& python, Draw& 
   } else {
     ++tally.codes[run.exit_code()];
     tally.named += culprit == rank ? 1 : 0;
-    // Of the launcher itself: until its ranks are gone, at most as long as one waits here.
+    // For faults of the launcher itself: until its ranks are gone, up to the limit here.
     const bool gone = eventually([&] { return run.processes().empty(); }, std::chrono::seconds(1));
     tally.with_processes_left += gone ? 0 : 1;
     const int64_t end_ns = of_launcher ? now_ns() : run.ended_ns();

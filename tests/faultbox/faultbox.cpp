@@ -1,9 +1,9 @@
-// Breaks trainings at random and looks at what the launcher makes of it:
+// Injects faults into training runs at random, and checks how the launcher reports them:
 //
 //     build/bin/faultbox --seed 7 --case kill --count 100
 //
 // Every instance of a case is drawn from the seed, the case's name and its own number, so that
-// `faultbox --seed 7 --case kill --only 17` does the 17th again. After each: exit code, report, culprit, times, no
+// `faultbox --seed 7 --case kill --only 17` repeats the 17th. Checked after each: exit code, report, culprit, times, no
 // process, no socket, no named segment left, and the newest checkpoint loads. Ends with 1 if anything was wrong.
 
 #include <signal.h>
@@ -67,7 +67,7 @@ void tell(const Case& what, const Options& options, int instance, const Outcome&
   std::string text = std::string(what.name) + " " + std::to_string(instance) + ": " + outcome.drawn;
   if (outcome.known_ms) text += ", known after " + std::to_string(std::lround(*outcome.known_ms)) + " ms";
   if (outcome.missed) text += ", too late";
-  if (outcome.ambiguous) text += ", said to be ambiguous";
+  if (outcome.ambiguous) text += ", reported as ambiguous";
   if (!outcome.skipped.empty()) text += "\n  SKIPPED BECAUSE " + outcome.skipped;
   for (const auto& problem : outcome.problems) text += "\n  WRONG: " + problem;
   if (wrong || options.verbose) {
@@ -130,7 +130,7 @@ Sum run_case(const Case& what, const Options& options, Shared& shared) {
   std::vector<std::thread> workers;
   for (int job = 0; job < jobs; ++job) workers.emplace_back(work);
   for (auto& worker : workers) worker.join();
-  // Of all instances together: what no mark leads to.
+  // Of all instances together: processes that carry no mark.
   std::vector<pid_t> left;
   if (!eventually([&] { return (left = reap_orphans({})).empty(); }, std::chrono::milliseconds(1000))) {
     for (const pid_t pid : left) {
@@ -200,20 +200,20 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   using lockstep::faultbox::Options;
   Options options;
-  CLI::App app{"Breaks trainings at random and looks at what the launcher makes of it."};
+  CLI::App app{"Injects faults into training runs at random, and checks how the launcher reports them."};
   std::vector<std::string> names;
   for (const auto& what : lockstep::faultbox::all_cases()) names.emplace_back(what.name);
-  app.add_option("--seed", options.seed, "Of all that is drawn");
-  app.add_option("--case", options.cases, "Which cases (default: all)")->check(CLI::IsMember(names));
-  app.add_option("--count", options.count, "Instances of each (default: a few, LOCKSTEP_NIGHTLY=1: many)");
-  app.add_option("--first", options.first, "Number of the first instance: long counts in pieces");
-  app.add_option("--only", options.only, "This instance alone");
-  app.add_option("--jobs", options.jobs, "Instances at a time (default: one a core)");
-  app.add_flag("--verbose", options.verbose, "Tell of every instance");
-  app.add_option("--json", options.json, "File for all figures");
+  app.add_option("--seed", options.seed, "Seed of everything that is drawn at random");
+  app.add_option("--case", options.cases, "The cases to run (default: all)")->check(CLI::IsMember(names));
+  app.add_option("--count", options.count, "Instances of each case (default: a few; LOCKSTEP_NIGHTLY=1: many)");
+  app.add_option("--first", options.first, "Number of the first instance, to run a long count in parts");
+  app.add_option("--only", options.only, "Run only the instance of this number");
+  app.add_option("--jobs", options.jobs, "Instances at a time (default: one for each core)");
+  app.add_flag("--verbose", options.verbose, "Print every instance");
+  app.add_option("--json", options.json, "Write all figures to this file");
   app.add_option("--compare", options.compare,
-                 "Instead of all this: the same faults under this Python's torchrun, --count times each");
-  app.add_option("--fault", options.faults, "Which faults are compared (default: all)")
+                 "Instead: compare with this Python's torchrun under the same faults, --count times each");
+  app.add_option("--fault", options.faults, "The faults to compare (default: all)")
       ->check(CLI::IsMember(lockstep::faultbox::compared_faults()));
   app.add_option("--patience", options.patience_s, "Seconds after which a compared run counts as hanging");
   CLI11_PARSE(app, argc, argv);

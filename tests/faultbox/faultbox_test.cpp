@@ -16,7 +16,7 @@
 #include "faultbox/cases.h"
 #include "faultbox/starvation.h"
 
-// That faultbox sees what it is there to see.
+// That faultbox notices what it is meant to notice.
 
 namespace lockstep::faultbox {
 namespace {
@@ -96,7 +96,7 @@ TEST(FaultboxReport, AJsonThatContradictsTheBlock) {
   EXPECT_TRUE(any_has(problems(41, 1), "exit_code"));
   EXPECT_TRUE(any_has(problems(40, 0), "names rank 0"));
   EXPECT_TRUE(any_has(read_report(lines, R"({"exit_code": 40})", 40).problems, "no culprit"));
-  EXPECT_TRUE(any_has(read_report(lines, "{", 40).problems, "no JSON"));
+  EXPECT_TRUE(any_has(read_report(lines, "{", 40).problems, "not a JSON object"));
 }
 
 TEST(FaultboxAudit, AProcessThatIsLeftIsFoundAndKilled) {

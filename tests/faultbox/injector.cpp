@@ -28,7 +28,7 @@ int64_t now_ns() {
   return time.tv_sec * kSecond + time.tv_nsec;
 }
 
-/// The kernel kills this process at that instant, wherever it then is: nobody has to come in time for it.
+/// The kernel kills this process at that instant, wherever it is then: no other process has to be in time.
 void kill_at(int64_t instant_ns) {
   sigevent event{};
   event.sigev_notify = SIGEV_SIGNAL;
@@ -54,7 +54,7 @@ void write_flood(int64_t bytes) {
   }
 }
 
-/// Takes memory until there is none under a limit little above what this process has.
+/// Allocates memory until it reaches a limit a little above what this process has.
 void run_out_of_memory() {
   int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;

@@ -8,7 +8,7 @@
 
 namespace lockstep::faultbox {
 
-/// The side of a faultbox run that lives in a rank: tells the driver where the rank is, and does the fault that its
+/// The part of a faultbox run that lives in a rank: tells the driver where the rank is, and injects the fault that its
 /// command line asks for when the rank gets there. Without torch.
 ///
 /// Words of the command line are NAME=VALUE: page (file), fault, rank (who has it), at (a Place), step, bucket,
@@ -21,14 +21,14 @@ class Injector {
   int64_t number(const std::string& name, int64_t otherwise) const;
 
   int rank() const { return rank_; }
-  /// Whether this rank is the one that has the fault.
+  /// Whether the fault is injected into this rank.
   bool chosen() const { return chosen_; }
   FaultPage& page() { return *page_; }
   FaultPage::Rank& mine() { return page_->ranks[rank_]; }
   /// The fault happens now.
   void note_fault();
 
-  /// This rank has come to `place` in `step`. Whatever the fault does, it may not return.
+  /// Call it when this rank reaches `place` in `step`. With a fault it may not return.
   void arrive(Place place, int64_t step, int64_t bucket = 0);
 
  private:

@@ -1,4 +1,4 @@
-// Processes that are killed or stopped from outside, or by the kernel at an instant set before.
+// Processes that are killed or stopped from outside, or by the kernel at a given instant.
 
 #include <poll.h>
 #include <signal.h>
@@ -159,7 +159,7 @@ Outcome two_case(Shared&, Draw& draw, int instance) {
   if (!run.wait(kLongest)) outcome.problems.emplace_back("does not end");
   const auto [first_dead, second_dead] = deaths.times();
   outcome.drawn += ", dead " + text((second_dead - first_dead) / 1000) + " us apart";
-  // Who is dead long before the other was killed first, whatever took its time.
+  // A process that died long before the other was killed first, whatever caused the delay.
   const bool clear = in_shutdown || second_dead - first_dead > 50'000'000;
   const Report report = run.report();
   const bool said =
@@ -187,7 +187,7 @@ Outcome stop_case(Shared& shared, Draw& draw, int instance) {
     if (!outcome.missed) outcome.problems.emplace_back("there was nothing to stop");
     return outcome;
   }
-  // By the clock alone: a time-out is longer on a busy machine, and a short stop would become a long one.
+  // Only by the clock: a time-out is longer on a busy machine, and a short stop would become a long one.
   const auto is_time = [&] { return now_ns() >= fault_ns + time_ms * 1'000'000; };
   run.wait_until([&] { return run.ended() || is_time(); }, milliseconds(2 * time_ms));
   if (!run.ended()) ::kill(mine.pid, SIGCONT);

@@ -17,7 +17,7 @@ bool has_come(const Run& run, int rank, int64_t step) {
   return its.place.load() >= Place::kForward && its.step.load() >= step;
 }
 
-/// The last step that the rank made; all of them where it came to the end before the step after which all were to
+/// The last step that the rank made; all of them if it reached the end before the step after which all were to
 /// leave.
 int64_t last_step(const Run& run, int rank) {
   const auto& its = run.page().ranks[rank];
@@ -47,14 +47,14 @@ Outcome preempt_case(Shared& shared, Draw& draw, int instance) {
   const int ranks = static_cast<int>(draw.number(2, 3));
   const auto rank = static_cast<int>(draw.number(-1, ranks - 1));  // -1: the launcher
   const int signal = draw.number(0, 1) == 0 ? SIGTERM : SIGUSR1;
-  const bool asks = instance % 5 != 4;  // else the program knows nothing of it
+  const bool asks = instance % 5 != 4;  // else the program never asks
   const int64_t step = draw.number(0, kSteps - 3), delay_us = draw.number(0, 20000);
   Outcome outcome{.drawn = std::string("SIG") + ::sigabbrev_np(signal) + " to " +
                            (rank < 0 || !asks ? "the launcher" : "rank " + text(rank) + " of") + " " + text(ranks) +
                            " ranks in step " + text(step) + (asks ? "" : ", whose program does not ask")};
   Run run({.ranks = ranks,
            .words = {"steps=" + text(kSteps), "pause_ms=30", std::string("preempt=") + (asks ? "1" : "0")}});
-  // A rank is asked once it has asked itself: before, the signal means what it means to any program.
+  // A rank handles the signal once it asks for stops: before, the signal does what it does to any program.
   if (!run.wait_until([&] { return has_come(run, std::max(rank, 0), step + 1); }, milliseconds(20000)))
     outcome.problems.emplace_back("does not start to train");
   run.wait_for(microseconds(delay_us));

@@ -22,7 +22,7 @@ std::vector<int> numbers_of(const std::string& list) {
 void check_json(Report& report, const std::string& text, int exit_code) {
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   const auto wrong = [&](const std::string& what) { report.problems.push_back("report.json: " + what); };
-  if (!json.is_object()) return wrong("is no JSON object");
+  if (!json.is_object()) return wrong("is not a JSON object");
   if (json.value("exit_code", -1) != exit_code)
     wrong("exit_code is " + json.value("exit_code", nlohmann::json()).dump());
   if (!report.culprit) return;

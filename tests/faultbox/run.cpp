@@ -32,7 +32,7 @@ using std::chrono::milliseconds;
 
 constexpr size_t kMostLines = 10000;
 constexpr milliseconds kGoneIn(1000);
-/// A sleep that ends later than this after its time is a sign of a machine that is busy with others.
+/// A sleep that ends later than this after its time shows that the machine is busy.
 constexpr int64_t kPunctual = 10'000'000;
 
 std::mutex launchers_mutex;
@@ -186,7 +186,8 @@ void Run::take(int timeout_ms) {
     sampled_ = sampled_ || page_->ranks[rank].place.load() >= Place::kForward;
   if (!sampled_) return;
   holdings_ = holdings_of(processes());
-  // Ranks that are still meeting listen on a Unix socket without a name in any folder; nobody ever does on a port.
+  // Ranks that are still meeting listen on a Unix socket without a name in the file system; none ever listens on a
+  // port.
   for (const auto& socket : sockets_in_kernel(holdings_.sockets, false))
     if (!socket.starts_with("unix")) problems_.push_back("a socket listens: " + socket);
 }
@@ -247,7 +248,7 @@ bool Run::wait(milliseconds timeout) {
     }
     take(2);
   }
-  // What is still in the pipes. Somebody who was left behind may hold them open.
+  // What is still in the pipes. A process that was left behind may hold them open.
   for (const Deadline deadline(milliseconds(200)); (out_ || err_) && !deadline.passed();) take(1);
   out_.reset();
   err_.reset();

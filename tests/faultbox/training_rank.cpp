@@ -1,5 +1,5 @@
 // A small training that uses what real ones use - DistributedDataParallel with several buckets, Checkpointer, resume -
-// and takes half a second: what faultbox breaks. Its bits depend on the number of ranks and of steps alone.
+// and takes half a second: the program that faultbox breaks. Its result depends only on the numbers of ranks and steps.
 // `collectives=1`: instead of a training, the same collective over and over, and another one on one rank.
 
 #include <unistd.h>

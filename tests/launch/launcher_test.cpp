@@ -119,7 +119,7 @@ TEST(Launcher, RefusalsNameOptionValueAndMend) {
       {{"--env", "WORLD_SIZE=2", "true"}, "WORLD_SIZE is set by the launcher"},
       {{"--debugger", "1", "true"}, "--debugger takes a whole number from 0 to 0; it got '1'"},
       {{"--debugger", "0", "true"}, "--debugger needs the terminal, but stdin is not one"},
-      {{"--nnodes=2", "true"}, "starts the ranks of one machine"},
+      {{"--nnodes=2", "true"}, "starts ranks on one machine"},
       {{"--bind", "cores", "true"}, "--bind takes none, core or numa; it got 'cores'; did you mean core?"},
       {{"-n", "2", "-n", "3", "true"}, "-n is given twice; leave one out"},
       {{"-n2", "--nproc_per_node=3", "true"}, "--nproc-per-node and -n are the same option; leave one out"},
@@ -158,7 +158,7 @@ TEST(Launcher, CommandsAndTheirOptionsHaveTheirOwnWords) {
   const std::vector<std::pair<std::string, std::string>> bad = {
       {"rnu", "unknown command 'rnu'; did you mean run?\nUsage: lockstep COMMAND"},
       {"sing", "unknown command 'sing'\n"},
-      {"doctor --jsn", "`lockstep doctor` has no option --jsn; did you mean --json?\n`lockstep doctor --help` says"},
+      {"doctor --jsn", "`lockstep doctor` has no option --jsn; did you mean --json?\n`lockstep doctor --help` lists"},
       {"inspect --x", "`lockstep inspect` has no option --x\n"},
   };
   for (const auto& [words, text] : bad) {

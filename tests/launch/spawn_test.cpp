@@ -216,7 +216,7 @@ TEST_F(Spawn, ARankThatGoesAnotherWayIsAnError) {
       spawn(2, [](int) {}, {.same_arguments = false, .arguments = {arguments}});
       EXPECT_TRUE(in_a_rank()) << "nothing was thrown";
     } catch (const RankError& error) {
-      EXPECT_NE(std::string(error.what()).find("without having come to this call"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("before it reached this call"), std::string::npos) << error.what();
     }
   }
 }

@@ -217,7 +217,7 @@ class BadInput(ProgramTest):
             file.write("Remember to train the model.\n" * 10)
         self.program_refuses([f"cannot read {missing}: No such file"], "--resume", missing)
         self.program_refuses([f"cannot read {self.data}/checkpoint.safetensors: No such file"], "--resume", self.data)
-        self.program_refuses([f"cannot load {text}: its header should take", "truncated, or no .safetensors file"], "--resume", text)
+        self.program_refuses([f"cannot load {text}: its header should take", "truncated, or not a .safetensors file"], "--resume", text)
         foreign = self.path("foreign.safetensors")
         write_safetensors(foreign, {"model.extra": ("F32", [1], bytes(4)), "model.classifier.2.bias": ("F32", [11], bytes(44))})
         self.program_refuses([f"cannot resume from {foreign}: the state does not fit the module:", "missing: features.0.weight",

@@ -1,4 +1,4 @@
-"""The benches run in their tiny modes: the shape of what they write, and that no system is dropped without a word."""
+"""The benches in their tiny modes: the shape of what they write, and that no system is dropped silently."""
 
 import json
 import os
@@ -28,7 +28,7 @@ class Reports(unittest.TestCase):
             return run(sys.executable, os.path.join(BENCH, bench, "report.py"), file.name).stdout
 
     def test_what_is_missing_stands_in_the_table(self):
-        """A competitor that could not be started had no row, and one line that nobody read."""
+        """A competitor that could not be started used to have no row, and one line that nobody read."""
         row = {"model": "mlp", "system": "lockstep", "median_ms": 2.0, "min_ms": 1.0, "cpu_ms": 1.0, "ratio": 1.1, "attach_ms": 1.0, "peak_mib": 9}
         table = self.report("step", {"rows": [row], "failed": {"mlp, pytorch_ddp_gloo": "Numpy is not available"}})
         self.assertRegex(table, r"(?m)^mlp +pytorch_ddp_gloo +NOT MEASURED: Numpy is not available$")

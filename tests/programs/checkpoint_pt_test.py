@@ -1,4 +1,4 @@
-"""`.pt` files between the languages: what Python writes C++ reads and writes again, and training goes on in the other."""
+"""`.pt` files between the languages: C++ reads and rewrites what Python writes, and training continues in the other language."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from torch_python import in_torch_python
 PT = os.path.join(BIN, "pt_python")
 ONE_THREAD = environment(OMP_NUM_THREADS="1")
 
-# Everything that torch.save writes of plain things, with values that show a wrong byte order, size or sign.
+# All plain values that torch.save can write, chosen so that a wrong byte order, size or sign shows.
 MAKE = """
 import collections, sys, torch
 names = ("float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128 complex32 uint16 uint32 uint64 "
@@ -304,7 +304,7 @@ content[content.index(struct.pack("<3f", 500, 501, 502))] ^= 1
 open(folder + "damaged.pt", "wb").write(content)
 open(folder + "text.pt", "w").write("no archive at all")
 """, self.folder)
-        self.refused("evil.pt", "posix.system", "nothing of it was run")
+        self.refused("evil.pt", "posix.system", "nothing was executed")
         self.assertFalse(os.path.exists(self.path("owned")))
         self.refused("legacy.pt", "torch.save(torch.load(f), f)")
         self.refused("script.pt", "torch::jit::load")
@@ -317,7 +317,7 @@ open(folder + "text.pt", "w").write("no archive at all")
         self.refused("packed.pt", "compressed")
         self.refused("missing.pt", "storage 0", "missing")
         self.refused("short.pt", "storage 0", "4000 bytes, but has 100")
-        self.refused("text.pt", "does not start as a zip archive")
+        self.refused("text.pt", "does not start like a zip archive")
         run(PT, "copy", self.path("good.pt"), self.path("out.pt"))
 
     def test_damaged_anywhere_never_crashes(self):

@@ -1,4 +1,4 @@
-"""A C++ project of somebody else's: what README shows is installed, built in an empty folder, and runs."""
+"""Somebody else's C++ project: what README shows is installed, built in an empty folder, and run."""
 
 import os
 import re

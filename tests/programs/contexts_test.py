@@ -1,4 +1,4 @@
-"""Contexts one after the other in a process, and starts one after the other in a store that outlives them."""
+"""Several Contexts in one process, one after the other, and several starts with one store that outlives them."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from support import BIN, LOCKSTEP, environment, main, python_with_torch, run
 
 PROGRAM = os.path.join(BIN, "meets_again")
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-# There is no Slurm here; processes of one parent get the variables that srun would give them, the second time with
+# Without Slurm: processes of one parent get the variables that srun would set, the second time with
 # those of its pmi2 plug-in.
 SLURM = ('for r in $(seq 0 $((%d - 1))); do SLURM_PROCID=$r SLURM_LOCALID=$r SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=%d '
          'SLURM_STEP_NUM_NODES=1 %s "$@" & pids="$pids $!"; done; for p in $pids; do wait $p || exit 1; done')
@@ -51,12 +51,12 @@ class Contexts(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
     def expect_lines(self, output, expected):
-        # Launchers mark the lines of a rank, each in its way.
+        # Each launcher marks the lines of a rank in its own way.
         for line in expected:
             self.assertRegex(output, rf"(?m)(^|\W){line}$")
 
     def test_one_after_the_other_under_every_launcher(self):
-        # The second one found the launcher's socket closed, the first one's keys, or a server about to go.
+        # The second used to find the launcher's socket closed, the first one's keys, or a server that was about to end.
         for ranks in (2, 3):
             for name, words in launchers(ranks).items():
                 with self.subTest(launcher=name, ranks=ranks):
@@ -87,7 +87,7 @@ class Contexts(unittest.TestCase):
                 self.assertEqual(done.stdout.count(line), 2, done.stdout)
 
     def test_torchrun_starts_again(self):
-        # Its agent keeps the store, with all that the ranks of the starts before have left there.
+        # The agent keeps the store, with everything that the ranks of earlier starts left there.
         if python_with_torch() is None:
             self.skipTest("no Python with torch, so no torchrun")
         for ranks in (2, 3):

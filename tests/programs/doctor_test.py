@@ -32,7 +32,7 @@ class Doctor(unittest.TestCase):
             alone = shutil.copy(LOCKSTEP, folder)
             result = run(alone, "doctor", check=False)
             self.assertEqual(result.returncode, 1)
-            self.assertIn("lockstep-doctor-probe is neither beside", result.stdout)
+            self.assertIn("lockstep-doctor-probe is missing: it is neither beside", result.stdout)
             self.assertIn("-> build it", result.stdout)
             self.assertIn("  cores ", result.stdout)
 

@@ -1,4 +1,4 @@
-"""Every command block of README and the documents, run as it stands and in order, in a tree where nothing is built.
+"""Every command block of README and the documents, run unchanged and in order, in a tree where nothing is built.
 
 A block of ```sh that cannot be run here says so in the comment before it: `<!-- not run: the reason -->`. What README
 shows as files is put where it says.
@@ -17,7 +17,7 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", "python/README.md"] + sorted(
     os.path.join("docs", name) for name in os.listdir(os.path.join(SOURCE, "docs")) if name.endswith(".md"))
 BLOCK = re.compile(r"(?:^<!-- not run: (?P<reason>.+?) -->\n+)?^```sh\n(?P<commands>.*?)^```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`(?P<name>[\w./~-]+)`:\n\n```(?:cpp|cmake)\n(?P<content>.*?)^```", re.MULTILINE | re.DOTALL)
-# What a line of a shell block begins with; no such line may stand in a block of another kind, where nobody runs it.
+# How a line of a shell block begins; no such line may be in a block of another kind, which nobody runs.
 COMMAND = re.compile(r"(\$ |make |cmake |python3? |pip |torchrun |mpirun |srun |lockstep |tensorboard |git |(\./)?(build|bench|scripts)/\S+( |$))")
 LONGEST_S = 3000
 
@@ -44,13 +44,13 @@ class DocumentedCommands(unittest.TestCase):
         os.mkdir(self.home)
 
     def make_clone(self):
-        """The tree as git has it, beside this one. LibTorch is the one that is there."""
+        """The tree as git has it, beside this one, with the LibTorch of this one."""
         for name in tracked_files():
             os.makedirs(os.path.dirname(os.path.join(self.clone, name)), exist_ok=True)
             shutil.copy(os.path.join(SOURCE, name), os.path.join(self.clone, name))
         with open(os.path.join(SOURCE, ".setup/torch_dir"), encoding="utf-8") as file:
             variables = {"HOME": self.home, "TORCH_DIR": file.read().strip()}
-        # A compiler cache knows files by their places. Where this process may mount, the clone stands in this tree's.
+        # A compiler cache knows files by their paths. If this process may mount, the clone takes this tree's place.
         mounts = f'mount --make-rprivate / && mount --bind "{self.clone}" "{SOURCE}" && cd "{SOURCE}"'
         venv = os.path.join(SOURCE, ".venv")
         if os.path.isdir(venv):

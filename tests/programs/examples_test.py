@@ -1,4 +1,4 @@
-"""Example programs print what their first comment says they print, explain themselves, and refuse what is wrong."""
+"""Example programs print what their first comment says, explain themselves, and refuse wrong input."""
 
 import glob
 import os
@@ -43,7 +43,7 @@ class Examples(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
     def ranks(self, count, example, *arguments, timeout=240):
-        """What the example prints on so many ranks, line by line."""
+        """What the example prints on this many ranks, line by line."""
         return support.run(support.LOCKSTEP, "run", "-n", count, "--run-dir", os.path.join(self.folder, "launched"), "--",
                            program(example), *arguments, cwd=self.folder, timeout=timeout).stdout.splitlines()
 
@@ -57,7 +57,7 @@ class Examples(unittest.TestCase):
             self.assertEqual(self.ranks(2, example, *command[6:]), lines)
 
     def refused(self, example, parts, *arguments):
-        """The program alone ends with an error that says all of `parts`, and prints nothing else."""
+        """The program by itself ends with an error that has all of `parts`, and prints nothing else."""
         result = support.run(program(example), *arguments, check=False, cwd=self.folder)
         self.assertNotEqual(result.returncode, 0, arguments)
         for part in parts:
@@ -136,7 +136,7 @@ class Examples(unittest.TestCase):
     # ---- CIFAR-10 ----
 
     def write_cifar(self, train=40, test=50):
-        """Images in the real format whose class is to be seen: brighter bands at different heights."""
+        """Images in the real format whose class is visible: brighter bands at different heights."""
         chance = random.Random(1)
         folder = os.path.join(self.folder, "cifar-10-batches-bin")
         os.mkdir(folder)

@@ -12,7 +12,7 @@ ADDRESSES = ("10.213.7.1", "10.213.7.2")
 
 
 class Hosts:
-    """Two network namespaces that reach each other under ADDRESSES, and nothing else."""
+    """Two network namespaces that reach each other at ADDRESSES, and nothing else."""
 
     def __enter__(self):
         self.names = [f"lockstep-{os.getpid()}-{i}" for i in (0, 1)]

@@ -66,7 +66,7 @@ class Launchers(ProgramTest):
         self.expect_same(self.figures(mpirun, "-n", 2), self.reference())
 
     def test_slurm_s_variables_on_one_machine(self):
-        # There is no Slurm here; two processes of one parent get the variables that srun would give them.
+        # Without Slurm: two processes of one parent get the variables that srun would set.
         script = ('for r in 0 1; do SLURM_PROCID=$r SLURM_LOCALID=$r SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 '
                   'SLURM_STEP_NUM_NODES=1 "$@" & pids="$pids $!"; done; for p in $pids; do wait $p || exit 1; done')
         self.expect_same(self.figures("sh", "-c", script, "sh"), self.reference())

@@ -1,4 +1,4 @@
-// What one rank does alone while the others wait, and how a rank ends that throws: long_work WHAT.
+// Long work of one rank while the others wait, and ranks that throw: long_work WHAT.
 
 #include <chrono>
 #include <cstdlib>
@@ -28,7 +28,7 @@ void work_alone(const lockstep::Context& context, const char* how) {
   context.group().barrier();
 }
 
-/// The others give rank 0 up after a second; it comes late and hears that.
+/// The others give up on rank 0 after a second; it comes late and learns that.
 void come_late(const lockstep::Context& context) {
   if (context.is_main()) std::this_thread::sleep_for(milliseconds(2500));
   const at::Tensor tensor = at::ones({4});

@@ -1,4 +1,4 @@
-"""Long work of one rank is no hang, and what a rank says that throws or is given up arrives: by every launcher of ours."""
+"""Long work of one rank is not a hang, and the message of a rank that throws or that the others gave up on arrives, with each of our launchers."""
 
 import os
 
@@ -12,7 +12,7 @@ class LongWork(ProgramTest):
         return run(LOCKSTEP, "run", "-n", ranks, "--run-dir", "run", *options, "--", PROGRAM, *words, check=False, cwd=self.folder)
 
     def test_a_rank_that_computes_or_beats_is_no_hang(self):
-        # Was ended with 43 as soon as --hang-timeout was over.
+        # This used to be ended with 43 as soon as --hang-timeout was over.
         for ranks in (2, 3):
             for how in ("computes", "beats"):
                 result = self.launched(ranks, how, options=("--hang-timeout", 1))
@@ -29,13 +29,13 @@ class LongWork(ProgramTest):
         self.assertEqual(self.launched(2, "sleeps", "gloo", options=("--hang-timeout", 1)).returncode, 43)
 
     def test_own_launchers_take_the_option(self):
-        # --ranks had none, and ended every run after 300 s.
+        # --ranks used to have no such option, and every run ended after 300 s.
         for options, code in ((("--hang-timeout", 1), 43), (("--hang-timeout=30",), 0)):
             result = run(PROGRAM, "sleeps", "--ranks", 2, *options, check=False, cwd=self.folder)
             self.assertEqual(result.returncode, code, result.stderr)
 
     def test_a_rank_that_is_given_up_is_43_caught_or_not(self):
-        # Was 40 where the program catches the error.
+        # This was 40 if the program catches the error.
         for ranks in (2, 3):
             for words in (("late",), ("late_and_catches",)):
                 result = self.launched(ranks, *words)
@@ -47,7 +47,7 @@ class LongWork(ProgramTest):
         self.assertIn("raise ContextOptions::collective_timeout", result.stderr)
 
     def test_the_words_of_an_exception_arrive_though_a_context_has_seen_it_pass(self):
-        # Were lost: "exit code 1", or "killed by SIGABRT".
+        # They used to be lost: "exit code 1", or "killed by SIGABRT".
         for ranks in (2, 3):
             result = self.launched(ranks, "throws")
             self.assertEqual(result.returncode, 40, result.stderr)

@@ -1,4 +1,4 @@
-"""A training that is asked to leave, killed, or hung, under the launcher: who is named, what is kept, how it goes on."""
+"""A training that is asked to leave, is killed, or hangs under the launcher: which rank is named, what is kept, how it goes on."""
 
 import json
 import os
@@ -57,7 +57,7 @@ class Preemption(unittest.TestCase):
         return out, said
 
     def leaves_after_one_step(self, ranks, said):
-        """All ranks left after the same step, which is saved and told."""
+        """All ranks left after the same step, which is saved and reported."""
         steps = [re.findall(r"leaves after (\d+)", log) for log in self.logs(ranks)]
         self.assertEqual(len(steps[0]), 1, steps)
         self.assertTrue(all(step == steps[0] for step in steps), steps)
@@ -104,7 +104,7 @@ class Preemption(unittest.TestCase):
         for log in self.logs(2):
             begins = re.findall(r"begins at (\d+)", log)
             self.assertEqual(len(begins), 2, log)
-            # The newest that was whole when the rank was killed, which may be some steps behind.
+            # The newest that was complete when the rank was killed, which may be some steps behind.
             self.assertGreaterEqual(int(begins[1]), 25)
             self.assertEqual(int(begins[1]) % 25, 0)
             self.assertIn("--- lockstep: restart 1 ---", log)

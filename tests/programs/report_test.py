@@ -1,4 +1,4 @@
-"""`lockstep report`: one HTML page that needs nothing else, looked at in a real browser where there is one."""
+"""`lockstep report`: one HTML page that needs nothing else, checked in a real browser if there is one."""
 
 import html.parser
 import json
@@ -16,7 +16,7 @@ from support import BIN, LOCKSTEP, main, python_with_torch, run
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 VOID = {"meta", "link", "br", "hr", "img", "input"}  # what HTML closes by itself
 
-# Run in the page: what overlaps, sticks out or is empty; then a pointer over the first curve.
+# Run in the page: finds what overlaps, sticks out or is empty; then moves a pointer over the first curve.
 LOOK = """
 const shown = e => e.getClientRects().length > 0;
 const found = [], page = document.documentElement;
@@ -89,7 +89,7 @@ def write_lines(path, lines):
 
 
 def big_run(folder, ranks=4, steps=20_000, buckets=6):
-    """The files of a longer run on more ranks, by formulas."""
+    """The files of a longer run on more ranks, made by formulas."""
     os.makedirs(folder, exist_ok=True)
     for rank in range(ranks):
         lines = [{"type": "run", "step": 0, "wall_s": 1.79e9, "format": 1, "rank": rank, "world_size": ranks, "threads": 1, "backend": "shm",

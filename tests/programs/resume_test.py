@@ -1,4 +1,4 @@
-"""Trainings that are killed go on from their checkpoint as if nothing had been, and no instant of a kill costs it."""
+"""Trainings that are killed resume from their checkpoint as if nothing had happened, whatever the instant of the kill."""
 
 import json
 import os
@@ -20,7 +20,7 @@ class Resume(ProgramTest):
         self.checkpoint = os.path.join(self.run_dir, "checkpoint.safetensors")
 
     def launched(self, ranks, name, *arguments):
-        """The figures of a training, which ends by itself."""
+        """The figures of a training that ends by itself."""
         path = os.path.join(self.folder, name + ".json")
         run(LOCKSTEP, "run", "-n", ranks, "--", TRAIN, "--data", self.data, "--epochs", EPOCHS, "--batch-size", 16,
             "--run-dir", os.path.join(self.folder, name), "--json", path, *arguments, cwd=self.folder,
@@ -43,7 +43,7 @@ class Resume(ProgramTest):
         return int(read_safetensors(self.checkpoint)[1]["epochs_done"])
 
     def killed_after_the_first_epoch(self, victim):
-        """A training on two ranks of whose processes one, `victim` (a rank or None: the launcher), is killed."""
+        """A training on two ranks in which one process, `victim` (a rank, or None: the launcher), is killed."""
         launcher = self.start(LOCKSTEP, "run", "-n", 2, "--", TRAIN, "--data", self.data, "--epochs", EPOCHS, "--batch-size", 16,
                               "--run-dir", self.run_dir)
         self.wait_until(lambda: os.path.exists(self.checkpoint), "the first checkpoint")

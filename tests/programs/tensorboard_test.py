@@ -1,4 +1,4 @@
-"""What a run log and a summary writer leave: JSON lines that json reads, event files that the real TensorBoard reads, and traces."""
+"""What a run log and a summary writer write: JSON lines that json reads, event files that the real TensorBoard reads, and traces."""
 
 import json
 import os

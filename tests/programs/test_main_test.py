@@ -1,4 +1,4 @@
-"""The tests' own main() and the counting of what they said: each test a process, a crash or a hang a failure."""
+"""The tests' own main() and the count of their results: each test is a process, a crash or a hang is a failure."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ class TestMain(unittest.TestCase):
         self.assertEqual(run(SAMPLE, "--gtest_filter=Nothing.*", check=False).returncode, 1)
 
     def count(self, *entries):
-        """What is counted of ctest entries (name, status, output)."""
+        """The count for ctest entries (name, status, output)."""
         with tempfile.NamedTemporaryFile("w", suffix=".xml") as file:
             skip = '<skipped message="SKIP_RETURN_CODE=77"/>'
             file.write("<testsuite>" + "".join(

@@ -1,4 +1,4 @@
-"""A Python that has imported torch once and runs every script in a fork of itself: importing takes seconds, a fork
+"""A Python that imports torch once and runs every script in a fork of itself: importing takes seconds, a fork
 milliseconds."""
 
 import atexit

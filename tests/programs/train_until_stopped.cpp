@@ -1,4 +1,4 @@
-// A training that saves and leaves when it is asked to, and goes on from there: train_until_stopped FOLDER STEPS.
+// A training that saves and leaves when it is asked to, and can resume: train_until_stopped FOLDER STEPS.
 // Each rank prints the step from which it goes on, every tenth step, and the step after which it leaves.
 
 #include <cstdlib>

@@ -7,7 +7,7 @@
 
 namespace lockstep::testing {
 
-/// What the c10::Error thrown by `body` says; "" if it throws none. Any other exception passes.
+/// The text of the c10::Error that `body` throws; "" if it throws none. Any other exception passes through.
 inline std::string complaint(const std::function<void()>& body) {
   try {
     body();

@@ -1,4 +1,4 @@
-"""Counts what ctest ran: a GoogleTest is a test, not the binary that holds it; any other entry of ctest is one test.
+"""Counts what ctest ran: each GoogleTest counts, not the binary that holds it; any other entry of ctest is one test.
 
     count_tests.py RESULT.xml...      files of ctest --output-junit; one that is missing counts as a failure
 

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// Exit code, or 128 + signal; -1 when it does not end within `limit` (then it is killed).
+/// The exit code, or 128 + signal; -1 if it does not end within `limit` (then it is killed).
 inline int exit_code(pid_t child, std::chrono::milliseconds limit) {
   const Deadline deadline(limit);
   int status = 0;

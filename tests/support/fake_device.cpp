@@ -44,7 +44,7 @@ struct FakeGuard final : c10::impl::NoOpDeviceGuardImpl<kType> {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, FakeGuard)
 
-/// Without which autograd takes the device for one that has no streams.
+/// Without this, autograd assumes that the device has no streams.
 struct FakeHooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -62,7 +62,7 @@ const bool registered = [] {
   return true;
 }();
 
-/// The CPU may not touch the addresses that the device's tensors have; what they hold lies elsewhere.
+/// The CPU must not touch the addresses of the device's tensors; their data is elsewhere.
 struct Block {
   explicit Block(size_t size)
       : bytes(size), address(map(size, PROT_NONE)), content(map(size, PROT_READ | PROT_WRITE)) {}
@@ -97,7 +97,7 @@ struct FakeAllocator final : c10::Allocator {
 };
 FakeAllocator allocator;
 
-/// What the tensor holds, as the CPU sees it.
+/// The tensor's data, as the CPU sees it.
 at::Tensor seen(const at::Tensor& tensor) {
   if (tensor.device().type() != kType) return tensor;
   const auto options = tensor.options().device(at::kCPU).requires_grad(false);

@@ -5,13 +5,13 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-// A device for machines without one: PrivateUse1, torch's place for devices of others. Code for the CPU that touches a
+// A device for machines without one: PrivateUse1, torch's slot for out-of-tree devices. CPU code that touches a
 // tensor's memory is killed, no operation mixes its tensors with those of the CPU, and backward computes their
-// gradients on a thread of its own, as it does for a GPU. Its streams are numbers; what they hold is done at once.
+// gradients on a separate thread, as it does for a GPU. Its streams are numbers; their work is done at once.
 
 namespace lockstep::testing {
 
-/// In a program that names this function there is the device.
+/// A program that names this function has the device.
 c10::Device fake_device();
 
 /// An engine for its tensors; `cpu` does the work.

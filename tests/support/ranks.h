@@ -10,13 +10,13 @@
 namespace lockstep::testing {
 
 /// Runs `body` on `count` ranks, each a process of its own that joins the others as it would under `lockstep run`, and
-/// fails the present test if a rank has a failed expectation, throws, dies, or is not done in time. Ranks that are
+/// fails the current test if a rank has a failed expectation, throws, dies, or is not done in time. Ranks that are
 /// left are killed. Expectations inside `body` name the rank in their trace.
 void run_ranks(int count, const std::function<void(Context&)>& body,
                std::chrono::milliseconds timeout = std::chrono::seconds(60),
                ContextOptions options = {.announce = false});
 
-/// How many ranks, over what: "shm" or "gloo", or "" for a world of one.
+/// The number of ranks, and the backend: "shm" or "gloo", or "" for a world of one.
 struct Engine {
   int world_size;
   std::string backend;

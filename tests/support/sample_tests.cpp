@@ -1,4 +1,4 @@
-// What the main() of the tests must be able to tell apart; run by tests/programs/test_main_test.py.
+// Results that the main() of the tests must tell apart; run by tests/programs/test_main_test.py.
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// A temporary folder, removed with all that is in it.
+/// A temporary folder, removed with everything in it.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
