@@ -105,14 +105,11 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   app.add_option("--steps", options.steps, "Steps of the optimizer")->capture_default_str()->check(at_least_one);
-  std::string ranks;
-  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    const lockstep::Context context(argc, argv);
+  app.footer(lockstep::kRanksHelp);
+  return lockstep::run_program(argc, argv, [&] {
+    CLI11_PARSE(app, argc, argv);
+    const lockstep::Context context;
     run(options, context);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "accumulate_and_clip: %s\n", error.what());
-    return 1;
-  }
+    return 0;
+  });
 }

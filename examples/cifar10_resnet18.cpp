@@ -152,17 +152,11 @@ int main(int argc, char** argv) {
       ->check(CLI::NonNegativeNumber);
   app.add_flag("--bf16", options.bf16, "Compute in bfloat16 where that is enough");
   app.add_option("--seed", options.seed, "Of weights, order, crops and flips")->capture_default_str();
-  std::string ranks;
-  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    const lockstep::Context context(argc, argv, {.seed = options.seed});
+  app.footer(lockstep::kRanksHelp);
+  return lockstep::run_program(argc, argv, [&] {
+    CLI11_PARSE(app, argc, argv);
+    const lockstep::Context context({.seed = options.seed});
     run(options, context);
-  } catch (const c10::Error& error) {
-    std::fprintf(stderr, "cifar10_resnet18: %s\n", error.what_without_backtrace());
-    return 1;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "cifar10_resnet18: %s\n", error.what());
-    return 1;
-  }
+    return 0;
+  });
 }

@@ -116,19 +116,16 @@ void objects(const lockstep::Group& group, const Table& table) {
 
 int main(int argc, char** argv) {
   CLI::App app{"Shows what each collective does, on two ranks or more."};
-  std::string ranks;
-  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    const lockstep::Context context(argc, argv);
+  app.footer(lockstep::kRanksHelp);
+  return lockstep::run_program(argc, argv, [&] {
+    CLI11_PARSE(app, argc, argv);
+    const lockstep::Context context;
     if (context.world_size() < 2)
       throw lockstep::Error("start it with two ranks or more: lockstep run -n 2 -- " + std::string(argv[0]));
     const Table table(context.group());
     table.row("rank", std::to_string(context.rank()));
     tensors(context.group(), table);
     objects(context.group(), table);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "collectives: %s\n", error.what());
-    return 1;
-  }
+    return 0;
+  });
 }

@@ -125,17 +125,16 @@ class Editing {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  lockstep::Context context(argc, argv, {.seed = 1});
-  if (context.world_size() < 2)
-    throw lockstep::Error("start it with two ranks or more: lockstep run -n 2 -- " + std::string(argv[0]));
-  Editing editing(context);
-  editing.change_a_bias();
-  editing.add_a_layer();
-  editing.forget_the_other_ranks();
-  editing.differ_for_a_while();
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  return lockstep::run_program(argc, argv, [&] {
+    const lockstep::Context context({.seed = 1});
+    if (context.world_size() < 2)
+      throw lockstep::Error("start it with two ranks or more: lockstep run -n 2 -- " + std::string(argv[0]));
+    Editing editing(context);
+    editing.change_a_bias();
+    editing.add_a_layer();
+    editing.forget_the_other_ranks();
+    editing.differ_for_a_while();
+    return 0;
+  });
 }

@@ -118,17 +118,11 @@ int main(int argc, char** argv) {
       ->check(at_least_one);
   app.add_option("--stop-after", options.stop_after, "Step after which to stop (default: when all is done)")
       ->check(at_least_one);
-  std::string ranks;
-  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    const lockstep::Context context(argc, argv, {.seed = 3});
+  app.footer(lockstep::kRanksHelp);
+  return lockstep::run_program(argc, argv, [&] {
+    CLI11_PARSE(app, argc, argv);
+    const lockstep::Context context({.seed = 3});
     run(options, context);
-  } catch (const c10::Error& error) {
-    std::fprintf(stderr, "ema_checkpoint_resume: %s\n", error.what_without_backtrace());
-    return 1;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "ema_checkpoint_resume: %s\n", error.what());
-    return 1;
-  }
+    return 0;
+  });
 }

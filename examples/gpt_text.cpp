@@ -178,19 +178,13 @@ int main(int argc, char** argv) {
   app.add_option("--prompt", options.prompt, "How the text to write begins")->capture_default_str();
   number("--generate", options.generate, "Bytes to write");
   app.add_option("--seed", options.seed, "Of weights, order and the text to write")->capture_default_str();
-  std::string ranks;
-  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
-  CLI11_PARSE(app, argc, argv);
-  try {
+  app.footer(lockstep::kRanksHelp);
+  return lockstep::run_program(argc, argv, [&] {
+    CLI11_PARSE(app, argc, argv);
     if (options.width % options.heads != 0) throw lockstep::Error("--heads must divide --width");
     if (options.prompt.empty()) throw lockstep::Error("--prompt must not be empty");
-    const lockstep::Context context(argc, argv, {.seed = options.seed});
+    const lockstep::Context context({.seed = options.seed});
     run(options, context);
-  } catch (const c10::Error& error) {
-    std::fprintf(stderr, "gpt_text: %s\n", error.what_without_backtrace());
-    return 1;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "gpt_text: %s\n", error.what());
-    return 1;
-  }
+    return 0;
+  });
 }

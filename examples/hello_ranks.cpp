@@ -38,14 +38,11 @@ void say_hello(const lockstep::Context& context) {
 
 int main(int argc, char** argv) {
   CLI::App app{"Every rank says who it is, and all add up 1 + rank."};
-  std::string ranks;
-  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    const lockstep::Context context(argc, argv);
+  app.footer(lockstep::kRanksHelp);
+  return lockstep::run_program(argc, argv, [&] {
+    CLI11_PARSE(app, argc, argv);
+    const lockstep::Context context;
     say_hello(context);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "hello_ranks: %s\n", error.what());
-    return 1;
-  }
+    return 0;
+  });
 }

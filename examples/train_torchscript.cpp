@@ -115,17 +115,11 @@ int main(int argc, char** argv) {
       ->check(at_least_one);
   app.add_option("--steps", options.steps, "Steps of the optimizer")->capture_default_str()->check(at_least_one);
   app.add_option("--lr", options.lr, "Learning rate")->capture_default_str()->check(CLI::PositiveNumber);
-  std::string ranks;
-  app.add_option("--ranks", ranks, "Start this program as so many ranks, without a launcher (Context sees to it)");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    const lockstep::Context context(argc, argv, {.seed = 1});
+  app.footer(lockstep::kRanksHelp);
+  return lockstep::run_program(argc, argv, [&] {
+    CLI11_PARSE(app, argc, argv);
+    const lockstep::Context context({.seed = 1});
     run(options, context);
-  } catch (const c10::Error& error) {
-    std::fprintf(stderr, "train_torchscript: %s\n", error.what_without_backtrace());
-    return 1;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "train_torchscript: %s\n", error.what());
-    return 1;
-  }
+    return 0;
+  });
 }

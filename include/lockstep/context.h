@@ -48,7 +48,8 @@ class Context {
   /// starts itself again as N ranks, with its arguments but this one, as `lockstep run` would; the constructor does not
   /// return then, the process ends with the launcher's exit code. So `./train --ranks 4` needs no launcher. Beside it
   /// `--hang-timeout S|off` and `--grace S` are the launcher's, too. Construct the Context first: code before it runs
-  /// in the first process as well, where arguments still have --ranks. In a rank --ranks is an Error.
+  /// in the first process as well, where arguments still have --ranks. In a rank --ranks is an Error. A program that
+  /// parses its arguments before it has a Context uses run_program() (program.h).
   Context(int argc, char** argv, ContextOptions options = {});
   explicit Context(ContextOptions options = {});
   ~Context();

@@ -27,6 +27,7 @@
 #include <lockstep/metrics.h>
 #include <lockstep/observer.h>
 #include <lockstep/parameter_groups.h>
+#include <lockstep/program.h>
 #include <lockstep/progress.h>
 #include <lockstep/rank_zero.h>
 #include <lockstep/run_log.h>

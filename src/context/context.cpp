@@ -12,8 +12,6 @@
 
 #include "base/descriptor_limit.h"
 #include "base/environment.h"
-#include "rank_page/error_file.h"
-#include "rank_page/rank_board.h"
 #include "base/shared_segment.h"
 #include "collectives/device_engine.h"
 #include "collectives/gloo/gloo_backend.h"
@@ -26,41 +24,41 @@
 #include "context/device.h"
 #include "context/only_context.h"
 #include "context/roll_call.h"
+#include "context/start_ranks.h"
 #include "context/stop_request.h"
-#include "launch/process/own_program.h"
 #include "nn/batch_norm_operator.h"
+#include "rank_page/error_file.h"
+#include "rank_page/rank_board.h"
 #include "rendezvous/world.h"
 
 namespace lockstep {
 namespace {
 
-/// How long leaving waits for the ranks that are not there yet; a rank that serves the store waits longer.
+/// How long a leaving rank waits for the others; a rank that serves the store waits longer.
 constexpr std::chrono::seconds kFarewell{5};
 
-/// While a rank stands in a debugger the others wait.
+/// While a rank is stopped in a debugger, the others wait.
 constexpr std::chrono::hours kDebuggedTimeout{24 * 7};
 
-/// The environment's word, for those who cannot change the program, else the program's.
+/// The environment's value, for users who cannot change the program, otherwise the program's.
 std::chrono::milliseconds join_timeout(const Environment& environment, const ContextOptions& options) {
   if (!environment.lockstep_join_timeout_s) return options.join_timeout;
   char* end = nullptr;
   const double seconds = std::strtod(environment.lockstep_join_timeout_s->c_str(), &end);
   if (*end != '\0' || !(seconds > 0 && seconds < 1e6))
     throw Error("LOCKSTEP_JOIN_TIMEOUT_S=" + *environment.lockstep_join_timeout_s +
-                " is no number of seconds above 0; set it to one, or unset it");
+                " is not a number of seconds above 0; set it to one, or unset it");
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
 /// Does not return in a process whose arguments make it the launcher of others.
 ContextOptions with_ranks_argument(int argc, char** argv, ContextOptions options) {
-  if (!options.ranks_argument) return options;
-  const World world = discover_world(Environment::from_process());
-  become_launcher_if_asked({argv, argv + argc}, world.source == World::Source::kAlone ? "" : name_of(world.source));
+  if (options.ranks_argument) start_ranks_if_asked(argc, argv);
   return options;
 }
 
 int choose_threads(const RollCall& present, const Environment& environment) {
-  // The launcher's number is of the cores that it gave; what came in between (taskset) may have changed them.
+  // The launcher's number holds for the cores that it assigned; something in between (taskset) may have changed them.
   if (!environment.omp_num_threads || environment.omp_num_threads == environment.lockstep_threads)
     at::set_num_threads(present.threads);
   return at::get_num_threads();
@@ -70,10 +68,11 @@ std::string choose_backend(const ContextOptions& options, const RollCall& presen
   if (options.backend.empty()) return present.machines == 1 && world_size <= shm::kMaxRanks ? "shm" : "gloo";
   if (options.backend == "shm" || options.backend == "gloo") return options.backend;
   throw Error("ContextOptions::backend is \"" + options.backend +
-              "\"; there are \"shm\" and \"gloo\", or leave it empty");
+              "\"; set it to \"shm\" or \"gloo\", or leave it empty");
 }
 
-/// `store` is all ranks', in which their group forms while they join; in others parts of it form later on.
+/// `store` is the store of all ranks, in which their group forms while they join. Subgroups form later, in other
+/// stores.
 EngineFactories choose_engines(const World& world, const RollCall& present, const ContextOptions& options,
                                const c10::intrusive_ptr<c10d::Store>& store) {
   const auto timeout = options.collective_timeout, join = options.join_timeout;
@@ -94,17 +93,18 @@ EngineFactories choose_engines(const World& world, const RollCall& present, cons
   return factories;
 }
 
-/// Looked for before anything is opened: where a file of /proc cannot be read, ranks take each other for strangers.
+/// Checked before anything is opened: if a file of /proc cannot be read, ranks think that they run on different
+/// machines.
 size_t descriptors_to_join(const World& world) {
   if (world.world_size == 1) return 0;
   constexpr size_t kToRead = 1, kToMeet = 3;  // without a launcher: the store's socket, its server's ends
   const size_t store = world.source == World::Source::kLauncher ? 0 : kToMeet;
   if (!world.one_machine() || world.world_size > shm::kMaxRanks) return store + kToRead;
-  // As many as the last rank needs, so that all name one number.
+  // As many as the last rank needs, so that all ranks name the same number.
   return store + shm::descriptors_to_form(world.world_size - 1, world.world_size);
 }
 
-/// Tells the launcher that this rank waits for the others, and takes it back where they do not meet.
+/// Tells the launcher that this rank waits for the others, and takes it back if they do not meet.
 class Joining {
  public:
   Joining() { own_page().set_phase(RankAccount::Phase::kJoining); }
@@ -124,11 +124,11 @@ class Joining {
 }  // namespace
 
 struct Context::State {
-  OnlyContext only;  ///< first: it goes last
+  OnlyContext only;  ///< first, so that it is destroyed last
   World world;
   ContextOptions options;
   std::string run_dir;
-  int exceptions;       ///< under way when the ranks were joined
+  int exceptions;       ///< in flight when the ranks joined
   unsigned generation;  ///< of the process that joined
   c10::intrusive_ptr<c10d::Store> store;
   RollCall present;
@@ -179,15 +179,15 @@ Context::Context(Context&&) noexcept = default;
 Context::~Context() {
   if (!state_) return;
   if (state_->generation != fork_generation()) {
-    // A child that the rank has forked: connections and threads are its parent's, who goes on with them.
+    // A child that the rank forked: connections and threads belong to its parent, which goes on using them.
     close(*state_->group);
     static_cast<void>(state_.release());
     return;
   }
   const bool unwinding = std::uncaught_exceptions() > state_->exceptions;
-  // Before the others see that this rank leaves, which they may not survive.
+  // Do this before the others see that this rank leaves, because they may not survive that.
   if (unwinding) {
-    // Whose words these are, main() may catch it and print them: torchrun asks for them in a file.
+    // main() may catch the exception and print its text, but torchrun expects it in a file.
     if (const RankAccount account = own_page().read(world_size()); account.error_is_last)
       write_error_file(account.last_error_text);
     own_page().fail(RankFailure::kOwn, -1, "");

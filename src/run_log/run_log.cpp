@@ -18,12 +18,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A line of rates covers at least this long.
+/// A line of rates covers at least this time.
 constexpr double kRateSeconds = 0.5;
-/// Lines about reductions come when their number has doubled, and this often.
+/// A line about reductions is written when their number has doubled, and at least this often.
 constexpr double kReductionSeconds = 2;
 constexpr int64_t kFirstReductions = 4;
-/// The first ones allocate and fault in memory.
+/// The first reductions allocate memory and fault it in.
 constexpr int kUntracedReductions = 10;
 
 std::string folder_of(const Context& context, const RunLogOptions& options, const SystemFacts& system) {
@@ -36,7 +36,8 @@ std::string folder_of(const Context& context, const RunLogOptions& options, cons
 std::string made(const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) throw StorageError("cannot make the folder " + folder + " for the run log: " + error.message());
+  if (error)
+    throw StorageError("cannot make the run folder " + folder + ": " + error.message() + "; choose another one");
   return folder;
 }
 

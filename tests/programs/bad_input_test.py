@@ -113,7 +113,7 @@ class BadInput(ProgramTest):
 
     def test_a_run_folder_that_cannot_be_written(self):
         for folder in (self.path("data", "t10k-labels-idx1-ubyte", "below"), "/proc/lockstep"):
-            self.program_refuses([f"the run folder {folder} cannot be written", "choose another --run-dir"], run_dir=folder, code=40)
+            self.program_refuses([f"cannot make the run folder {folder}: ", "choose another one"], run_dir=folder, code=48)
 
     def test_a_run_folder_of_the_launcher_that_cannot_be_written(self):
         below = self.path("data", "t10k-labels-idx1-ubyte", "below")
@@ -255,7 +255,7 @@ class BadInput(ProgramTest):
                                   ["LOCKSTEP_STORE_FD=0 is not a socket of `lockstep run`"]),
                                  ({"LOCKSTEP_STORE_FD": "77"}, ["RANK and WORLD_SIZE are not set although LOCKSTEP_STORE_FD=77 is"]),
                                  ({"RANK": "0", "WORLD_SIZE": "1", "LOCKSTEP_JOIN_TIMEOUT_S": "2m"},
-                                  ["LOCKSTEP_JOIN_TIMEOUT_S=2m is no number of seconds"])):
+                                  ["LOCKSTEP_JOIN_TIMEOUT_S=2m is not a number of seconds"])):
             self.refused(self.train(), 1, parts, env=variables)
 
     def ranks_that_wait(self, variables_of_rank, parts_of_rank):

@@ -176,20 +176,21 @@ class Examples(unittest.TestCase):
                 continue
             said = support.run(program(example), "--help").stdout
             self.assertIn("Usage:", said, example)
+            self.assertIn("--ranks N|auto", said, example)
             self.refused(example, ["Run with --help for more information"], "--sideways")
 
     def test_each_starts_its_own_ranks(self):
-        needed = {"cifar10_resnet18": ["--data", "nowhere", "--folder", "run"], "ema_checkpoint_resume": ["--folder", "run"],
-                  "train_torchscript": [program("hello_ranks"), "out.pt"]}
         for example in EXAMPLES:
-            result = support.run(program(example), *needed.get(example, []), "--ranks", 0, check=False, cwd=self.folder)
+            result = support.run(program(example), "--ranks", 0, check=False, cwd=self.folder)
             self.assertEqual(result.returncode, 2, example + result.stderr)
             self.assertIn("--ranks takes the number of ranks", result.stderr, example)
         for example, arguments in (("hello_ranks", []), ("collectives", []), ("accumulate_and_clip", ["--steps", 1]),
                                    ("ema_checkpoint_resume", ["--folder", "own", "--epochs", 1])):
-            own = support.run(program(example), *arguments, "--ranks=2", cwd=self.folder).stdout.splitlines()
-            shutil.rmtree(os.path.join(self.folder, "own"), ignore_errors=True)
-            self.assertEqual(own, self.ranks(2, example, *arguments))
+            for ranks in (2, 3):
+                own = support.run(program(example), *arguments, f"--ranks={ranks}", cwd=self.folder).stdout.splitlines()
+                shutil.rmtree(os.path.join(self.folder, "own"), ignore_errors=True)
+                self.assertEqual(own, self.ranks(ranks, example, *arguments))
+                shutil.rmtree(os.path.join(self.folder, "own"), ignore_errors=True)
 
     def test_some_want_two_ranks(self):
         for example in ("edit_live_model", "collectives"):

@@ -90,7 +90,7 @@ def name_of(declaration):
     alias = re.match(r"using (\w+) =", text)
     if alias:
         return alias.group(1)
-    constant = re.match(r"(?:inline |constexpr |extern |const )+[\w:<>, ]+?(\w+)\s*=", text)
+    constant = re.match(r"(?:inline |constexpr |extern |const )+[\w:<>,* ]+?(\w+)\s*=", text)
     if constant:
         return constant.group(1)
     holder = re.match(r"TORCH_MODULE\((\w+)\)", text)

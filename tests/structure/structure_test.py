@@ -45,7 +45,7 @@ HEADERS = {
     "checkpoint": "checkpoint checkpointer",
     "nn": "sync_batch_norm",
     "train": "autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups schedule",
-    "context": "context device heartbeat rank_zero",
+    "context": "context device heartbeat program rank_zero",
     "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options replica",
     "run_log": "run_log summary_writer",
     "trainer": "trainer",
@@ -179,6 +179,7 @@ class Structure(unittest.TestCase):
             template <typename T> concept Callable = requires(T t) { { t() } -> Same; };
             using Alias = int;
             inline constexpr int kConstant = 3;
+            inline constexpr const char* kText = "a;" "b";
             [[nodiscard]] inline Held<int> made(const Kind& kind = {}, int n = 1) { return {}; }
             template <Callable F> auto called(F&& f) -> decltype(f()) { return f(); }
             void Later::defined(int x) { }
@@ -187,7 +188,7 @@ class Structure(unittest.TestCase):
             int after();
             }  // namespace lockstep
         """
-        self.assertEqual(public_names.public_names(header), {"Kind", "Held", "Callable", "Alias", "kConstant", "made",
+        self.assertEqual(public_names.public_names(header), {"Kind", "Held", "Callable", "Alias", "kConstant", "kText", "made",
                                                              "called", "parts::part", "after"})
 
     def test_everything_has_one_home(self):

@@ -1,0 +1,86 @@
+"""What the documents name is there: files and folders of the tree, links, headings, and the layers of the sources."""
+
+import glob
+import os
+import re
+import unittest
+
+from structure_test import MAY_INCLUDE, SOURCE, read
+
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "python/README.md"] + sorted(
+    os.path.relpath(path, SOURCE) for path in glob.glob(os.path.join(SOURCE, "docs", "*.md")))
+PATH = re.compile(r"(?<![\w./~-])(?:src|include|tests|examples|bench|tools|scripts|docs|cmake|python)/[\w./*-]*\w[\w./*-]*")
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+
+
+def without_programs(text):
+    """Without the blocks of shell commands, which tests/programs/documented_commands_test.py runs."""
+    return re.sub(r"^```sh\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def named_paths(text):
+    return {path.rstrip(".") for path in PATH.findall(without_programs(text))}
+
+
+def is_there(path):
+    """`path` may have wildcards."""
+    return bool(glob.glob(os.path.join(SOURCE, path)))
+
+
+def anchors(text):
+    """The anchors that GitHub makes of the headings."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def layers():
+    """Folder under src/ -> the length of the longest chain of includes below it."""
+    found = {}
+
+    def depth(folder):
+        if folder not in found:
+            found[folder] = 1 + max((depth(below) for below in MAY_INCLUDE[folder]), default=-1)
+        return found[folder]
+
+    return {folder: depth(folder) for folder in MAY_INCLUDE}
+
+
+class Documents(unittest.TestCase):
+    def test_paths_are_there(self):
+        missing, seen = [], 0
+        for document in DOCUMENTS:
+            for path in sorted(named_paths(read(document))):
+                seen += 1
+                if not is_there(path):
+                    missing.append(f"{document}: {path}")
+        self.assertEqual(missing, [])
+        self.assertGreater(seen, 50)
+
+    def test_links_lead_somewhere(self):
+        broken, seen = [], 0
+        for document in DOCUMENTS:
+            for link in LINK.findall(read(document)):
+                if "://" in link:
+                    continue
+                seen += 1
+                name, _, anchor = link.partition("#")
+                path = os.path.normpath(os.path.join(os.path.dirname(document), name)) if name else document
+                if not is_there(path) or (anchor and anchor not in anchors(read(path))):
+                    broken.append(f"{document}: {link}")
+        self.assertEqual(broken, [])
+        self.assertGreater(seen, 30)
+
+    def test_the_table_of_layers_is_that_of_the_includes(self):
+        rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", read("docs/architecture.md"), re.MULTILINE)
+        self.assertEqual({folder: int(layer) for layer, folder in rows}, layers())
+
+    def test_what_is_missing_would_be_found(self):
+        text = "See `src/base/clock.h`, src/nowhere/clock.h. and [a page](docs/none.md#x); not /src/x, http://a.b/src/c.\n```sh\nbench/none\n```\n"
+        self.assertEqual(named_paths(text), {"src/base/clock.h", "src/nowhere/clock.h", "docs/none.md"})
+        self.assertEqual([is_there(path) for path in ("src/base/clock.h", "src/nowhere/clock.h", "src/base/*.h", "src/base/*.rs")],
+                         [True, False, True, False])
+        self.assertEqual(anchors("# A page\n\n## Who is `to` blame?\n"), {"a-page", "who-is-to-blame"})
+
+
+if __name__ == "__main__":
+    unittest.main(argv=["documents_test", "-v"])
