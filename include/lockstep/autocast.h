@@ -9,21 +9,22 @@ namespace lockstep {
 
 struct AutocastOptions {
   c10::DeviceType device = c10::kCPU;
-  /// bfloat16 or half. Unset: torch's own for the device, bfloat16 on CPUs and half on CUDA.
+  /// bfloat16 or half. Unset: torch's default for the device, bfloat16 on CPUs and half on CUDA.
   std::optional<c10::ScalarType> dtype;
   /// False: within an enclosing guard, compute in the tensors' own dtypes again.
   bool enabled = true;
-  /// Cast each parameter once until the outermost guard goes, not once a use.
+  /// Cast each parameter once until the outermost guard ends, not once per use.
   bool cache_enabled = true;
 };
 
-/// While it lives, on this thread, matrix products and convolutions on `device` compute in 16 bits, operators that
-/// need the range in 32, and parameters and their gradients stay what they are: PyTorch's torch.autocast. Guards nest;
-/// the outermost one drops the cached casts as it goes, so one forward a guard: weights that an optimizer has changed
-/// are cast anew. backward() belongs outside of it, where it computes as forward did.
+/// While it lives, on this thread, matrix products and convolutions on `device` compute in 16 bits, and operators that
+/// need the range of float compute in 32. Parameters and their gradients keep their dtype. This is PyTorch's
+/// torch.autocast. Guards nest. The outermost one drops the cached casts when it ends; use one guard per forward, so
+/// that weights which an optimizer has changed are cast anew. Call backward() outside the guard: it computes in the
+/// dtypes that forward used.
 class AutocastGuard {
  public:
-  /// TORCH_CHECK fails for a device without autocast, and for a dtype that is none of the two.
+  /// TORCH_CHECK fails for a device without autocast, and for any other dtype.
   explicit AutocastGuard(const AutocastOptions& options);
   ~AutocastGuard();
   AutocastGuard(const AutocastGuard&) = delete;

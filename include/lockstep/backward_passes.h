@@ -8,15 +8,16 @@ namespace lockstep {
 
 /// How many backward passes make one reduction. Belongs to a Replica; guards change it between backward passes.
 struct BackwardPasses {
-  std::list<int> guards;    ///< what each guard says that is held; the last one counts
-  int since_reduction = 0;  ///< passes whose gradients wait in .grad, on this rank alone
+  std::list<int> guards;    ///< the value of each guard that is alive; the last one counts
+  int since_reduction = 0;  ///< passes whose gradients wait in .grad, not reduced yet
   /// 0: none of them reduces.
   int reduce_every() const { return guards.empty() ? 1 : guards.back(); }
 };
 
-/// Keeps gradients local for the backward passes of its lifetime: they accumulate into .grad on each rank alone and
-/// are reduced by the first backward after it. All ranks must hold one for the same backward passes. Of several the one
-/// made last counts. It may be moved, as into a std::optional, may end in any order and outlive the model.
+/// Keeps gradients local for the backward passes of its lifetime: they accumulate into .grad on each rank alone and are
+/// reduced by the first backward after it. All ranks must hold one during the same backward passes. If there are
+/// several, the newest one counts. A guard may be moved (into a std::optional, say); guards may end in any order and
+/// outlive the model.
 class NoSyncGuard {
  public:
   explicit NoSyncGuard(std::shared_ptr<BackwardPasses> passes, int reduce_every = 0)
@@ -43,7 +44,7 @@ class NoSyncGuard {
   std::list<int>::iterator place_;
 };
 
-/// Reduces gradients in every n-th backward of its lifetime only.
+/// While it lives, only every n-th backward reduces gradients.
 class Accumulation : public NoSyncGuard {
  public:
   using NoSyncGuard::NoSyncGuard;

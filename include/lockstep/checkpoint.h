@@ -23,36 +23,37 @@ struct LoadStateOptions {
 
 /// What load_state_dict found.
 struct LoadStateReport {
-  std::vector<std::string> missing;     ///< names of the module that the state has not
-  std::vector<std::string> unexpected;  ///< names of the state that the module has not
-  /// What was left out at the start of names, such as "module." of Python's DistributedDataParallel; mostly empty.
+  std::vector<std::string> missing;     ///< names in the module but not in the state
+  std::vector<std::string> unexpected;  ///< names in the state but not in the module
+  /// The prefix that was removed from names, such as "module." of Python's DistributedDataParallel; usually empty.
   std::string removed_prefix;
 };
 
-/// Copies the tensors into the module's. Where names do not match, the prefixes that Python's wrappers leave,
-/// `module.` and `_orig_mod.`, are taken off if more of them match then, which is said once, as a TORCH_WARN.
-/// Throws Error, before anything is changed, that lists all names that are missing, unknown or of another shape, each
-/// missing one with the nearest that is there.
+/// Copies the tensors into the module's. If names do not match, the prefixes that Python's wrappers leave (`module.`
+/// and `_orig_mod.`) are removed, provided that more names match then; one TORCH_WARN says so. Throws Error before
+/// anything is changed. It lists all names that are missing, unknown or of another shape, and for each missing name the
+/// most similar one in the state.
 LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& state, LoadStateOptions options = {});
 
 /// What SGD, Adam, AdamW, RMSprop or Adagrad remember of each parameter, as "<place of the parameter>.<PyTorch's
-/// name>", e.g. "3.momentum_buffer". Options such as the learning rate are not in it: the program sets them.
+/// name>", e.g. "3.momentum_buffer". It does not hold options such as the learning rate: the program sets those.
 /// TORCH_CHECK fails for other optimizers.
 [[nodiscard]] StateDict state_dict(const torch::optim::Optimizer& optimizer);
 
-/// The reverse, for an optimizer of the same kind over the same parameters: what it remembered before is forgotten.
-/// Throws Error, before anything is changed, that lists all entries that are missing, unknown or of another shape.
+/// The reverse, for an optimizer of the same kind over the same parameters; it forgets what it remembered before.
+/// Throws Error, before anything is changed, with all entries that are missing, unknown or of another shape.
 void load_state_dict(torch::optim::Optimizer& optimizer, const StateDict& state);
 
 /// The same with the options, in the layout of Python's Optimizer.state_dict(): {"state": {0: {"step": ...}},
-/// "param_groups": [{"lr": ..., "params": [0, 1]}]}. Python's load_state_dict takes it, and training goes on there.
+/// "param_groups": [{"lr": ..., "params": [0, 1]}]}. Python's load_state_dict accepts it, and training can continue
+/// there.
 [[nodiscard]] c10::IValue optimizer_state_dict(const torch::optim::Optimizer& optimizer);
 
-/// The reverse, for what either language wrote. Sets options too, the learning rate among them. Throws Error, before
-/// anything is changed, also for options that C++ has not, such as `maximize`.
+/// The reverse, for files from either language. It also sets options, including the learning rate. Throws Error, before
+/// anything is changed; also for options that C++ does not have, such as `maximize`.
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state);
 
-/// `prefix` before each name: to put several states in one file.
+/// Puts `prefix` before each name, so that one file can hold several states.
 [[nodiscard]] StateDict with_prefix(const std::string& prefix, const StateDict& state);
 /// The entries that start with `prefix`, without it.
 [[nodiscard]] StateDict without_prefix(const std::string& prefix, const StateDict& state);
@@ -63,42 +64,40 @@ struct Checkpoint {
   std::map<std::string, std::string> metadata;  ///< texts, such as the epoch
 };
 
-/// Writes a .safetensors file, which Python's safetensors package reads too, or a .pt (or .pth) file for torch.load
-/// (weights_only, also with mmap=True), as the name says. In a .pt file the texts stand among the tensors, and tensors
-/// that share memory share it again when they are loaded.
-/// Atomic: a new file, synced, takes the place of the old one, so that there is a whole file under the name at any
-/// instant. One rank calls it. Throws Error, naming the file, if it cannot be written, or another process is just
-/// writing it; the old one is then still there. A process that is killed meanwhile leaves "<path>.partial" behind,
-/// which the next save takes over.
+/// The file name decides the format: a .safetensors file, which Python's safetensors package can read, or a .pt (or
+/// .pth) file for torch.load (weights_only, also with mmap=True). In a .pt file the metadata stands among the tensors,
+/// and tensors that share memory share it again when they are loaded. Atomic: a new file, synced, replaces the old one,
+/// so there is a complete file under the name at every instant. Call it on one rank. Throws Error, naming the file, if
+/// it cannot be written or if another process is writing it; the old file is then still there. A process that is killed
+/// while saving leaves "<path>.partial" behind, which the next save reuses.
 void save(const Checkpoint& checkpoint, const std::string& path);
 void save(const StateDict& state, const std::string& path);
 
-/// Reads a .safetensors file, or what Python's torch.save wrote, into CPU memory. Of nested dictionaries and lists the
-/// tensors' names are the keys joined by dots; numbers, truth values and None become texts of the metadata, as JSON.
-/// Nothing in the file is trusted: sizes are checked before memory is taken and no code is run; docs/checkpoints.md
-/// lists what is read. Throws Error, naming the file and the tensor.
+/// Reads a .safetensors file, or what Python's torch.save wrote, into CPU memory. In nested dictionaries and lists, a
+/// tensor's name is its keys joined by dots. Numbers, booleans and None become metadata, as JSON. Nothing in the file
+/// is trusted: sizes are checked before memory is allocated, and no code is run. docs/checkpoints.md lists what is
+/// supported. Throws Error that names the file and the tensor.
 [[nodiscard]] Checkpoint load(const std::string& path);
 
 struct LoadObjectOptions {
-  /// Map the file instead of reading it: tensors are read when they are used, and changes to them stay in this
-  /// process. Checksums are not looked at. The file must not be changed in place meanwhile (a new file in its place,
-  /// as save() makes it, does no harm).
+  /// Map the file instead of reading it: tensors are read when they are used, and changes to them stay in this process.
+  /// Checksums are not verified. The file must not be modified in place meanwhile (replacing it by a new file, as
+  /// save() does, is harmless).
   bool mmap = false;
 };
 
-/// Whatever Python's torch.load (weights_only) reads from a .pt file: dictionaries, lists, tuples, texts, numbers,
-/// None and tensors; a torch.Size is a tuple, a device or dtype a text, a set a list, bytes a text, a NumPy scalar a
-/// number. Tensors that share memory do so again.
+/// Whatever Python's torch.load (weights_only) reads from a .pt file: dictionaries, lists, tuples, strings, numbers,
+/// None and tensors. A torch.Size becomes a tuple, a device, a dtype or bytes a string, a set a list, and a NumPy
+/// scalar a number. Tensors that share memory share it again.
 [[nodiscard]] c10::IValue load_object(const std::string& path, LoadObjectOptions options = {});
 
-/// The reverse, atomic as save() is: dictionaries (keys: texts or whole numbers), lists, tuples, texts, numbers, truth
-/// values, None and tensors. TORCH_CHECK fails for anything else.
+/// The reverse, as atomic as save(): dictionaries (with strings or integers as keys), lists, tuples, strings, numbers,
+/// booleans, None and tensors. TORCH_CHECK fails for anything else.
 void save_object(const c10::IValue& object, const std::string& path);
 
-/// A dictionary of the tensors, to be put into an object.
+/// The tensors as a dictionary, for use in an object.
 [[nodiscard]] c10::IValue to_object(const StateDict& state);
-/// The reverse: the tensors under their names; in nested ones the keys are joined by dots. Throws Error for what is no
-/// tensor.
+/// The reverse; the keys of nested dictionaries are joined by dots. Throws Error for anything that is not a tensor.
 [[nodiscard]] StateDict to_state_dict(const c10::IValue& object);
 
 /// 16 hexadecimal digits that depend on names, dtypes, shapes and every bit of the tensors: equal states, equal hash.

@@ -15,7 +15,7 @@
 namespace lockstep {
 
 struct CheckpointerOptions {
-  /// Save when this many steps were made since the last checkpoint. Unset: not by steps.
+  /// Save when this many steps have been made since the last checkpoint. Unset: not by steps.
   std::optional<int64_t> every_steps;
   /// Save when this many minutes have passed on rank 0. Unset: not by time.
   std::optional<double> every_minutes;
@@ -23,12 +23,12 @@ struct CheckpointerOptions {
   int keep_last = 2;
   int keep_best = 1;
   bool higher_is_better = true;
-  /// Write on a thread, from a copy of the state: training stops for the copy alone. Takes the state's memory once
-  /// more.
+  /// Write on a thread, from a copy of the state: training stops only for the copy, which takes as much memory as the
+  /// state.
   bool asynchronous = true;
 };
 
-/// Something whose state is in a checkpoint: `thing.state_dict()` gives a StateDict or an IValue,
+/// Something whose state can be in a checkpoint: `thing.state_dict()` gives a StateDict or an IValue,
 /// `thing.load_state_dict(...)` takes it. A DataLoader is one.
 template <typename T>
 concept HasState = requires(T& thing) {
@@ -44,14 +44,14 @@ concept HasReplicas = requires(T& model) {
   { *model.operator->() } -> std::convertible_to<torch::nn::Module&>;
 };
 
-/// Something of which each rank remembers a part of its own, and which knows what to make of the parts of another
-/// number of ranks. A CommHook is one.
+/// Something of which each rank has its own part, and which knows how to use the parts of a different number of ranks.
+/// A CommHook is one.
 template <typename T>
 concept HasStateOfRanks = HasState<T> && requires(T& thing, const std::vector<StateDict>& ranks) {
   thing.load_from_ranks(ranks);
 };
 
-/// Saves a training now and then, and goes on from the newest checkpoint that is whole.
+/// Saves a training at intervals, and resumes it from the newest checkpoint that is intact.
 ///
 ///     lockstep::Checkpointer checkpointer(run_dir, context.group(), {.every_minutes = 10});
 ///     checkpointer.add("model", model).add("optimizer", optimizer).add("loader", train).add("best", best);
@@ -64,50 +64,50 @@ concept HasStateOfRanks = HasState<T> && requires(T& thing, const std::vector<St
 ///       }
 ///     checkpointer.finish();
 ///
-/// A checkpoint is a file of its own that Python's torch.load reads, {"model": ..., "optimizer": ..., "step": ...},
-/// beside a manifest with its hash; docs/checkpoints.md. Rank 0 writes what all ranks have in common, which is compared
-/// first, and with it what each rank has of its own: its random state, and parts added as kEachRank. On another number
-/// of ranks the former is resumed, the latter not, which is said; but for what knows what to do then, such as a
+/// Each checkpoint is a file that Python's torch.load reads, {"model": ..., "optimizer": ..., "step": ...}, beside a
+/// manifest with its hash (docs/checkpoints.md). Rank 0 writes what all ranks have in common, after comparing it, and
+/// what belongs to each rank: its random state, and parts added as kEachRank. On a different number of ranks only the
+/// common part is resumed, and a warning says so. The exception are parts that know what to do then, such as a
 /// communication hook.
 ///
-/// All ranks make the same calls in the same order: all but `add` are collectives. The folder must be one that all
-/// ranks see. Used by one thread; what was added must outlive it, and must not be changed by others during a call.
+/// All ranks make the same calls in the same order: all but `add` are collectives. All ranks must see the folder. Used
+/// by one thread; what was added must outlive it, and must not be changed by other threads during a call.
 ///
-/// A disk that is full or fails does not stop training: it is said by TORCH_WARN on rank 0, and the checkpoints that
-/// were there stay. finish() throws if the last save failed.
+/// A full or failing disk does not stop training: rank 0 warns by TORCH_WARN, and the earlier checkpoints stay.
+/// finish() throws if the last save failed.
 class Checkpointer {
  public:
   enum class Scope {
-    kAllRanks,  ///< the same on all ranks, to the bit: each save compares hashes, and throws Error on all if it is not
+    kAllRanks,  ///< equal on all ranks, bit for bit: each save compares hashes, and throws Error on all if they differ
     kEachRank,  ///< each rank's own
-    kRankZero,  ///< rank 0's, whatever the others have; all get it when they resume
+    kRankZero,  ///< rank 0's, whatever the others have; all ranks get it on resuming
   };
   /// How to get and set a state.
   struct Part {
     std::function<c10::IValue()> save;
     std::function<void(const c10::IValue&)> load;
-    /// kEachRank, on another number of ranks: gets what each of those that saved had, in their order. Null: it is not
-    /// resumed then.
+    /// For kEachRank on a different number of ranks: gets the states of all ranks that saved, in their order. Null: it
+    /// is not resumed then.
     std::function<void(const std::vector<c10::IValue>&)> load_from_ranks = nullptr;
   };
 
-  /// `folder` need not be there; rank 0 makes it. It belongs to this run alone. Throws Error on all ranks if it cannot
-  /// be made, or not be written although saves by steps or minutes are wanted.
+  /// Rank 0 makes `folder` if it does not exist. It must belong to this run alone. Throws Error on all ranks if it
+  /// cannot be made, or cannot be written although saves by steps or minutes are wanted.
   Checkpointer(std::string folder, Group group, CheckpointerOptions options = {});
-  /// Waits until what is being written is written.
+  /// Waits until the current write is done.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// TORCH_CHECK fails for a name that is there, or is one of our own: "step", "ranks".
+  /// TORCH_CHECK fails for a name that is taken or reserved ("step", "ranks").
   Checkpointer& add(const std::string& name, Part part, Scope scope = Scope::kAllRanks);
-  /// kEachRank where ranks hold different weights for a while: between the averages of post-local SGD. kRankZero where
-  /// only buffers differ, such as the running statistics of batch norm that each rank has of its own.
+  /// kEachRank if ranks hold different weights for a while, as between the averages of post-local SGD. kRankZero if
+  /// only buffers differ, such as running statistics of batch norm that each rank keeps for itself.
   Checkpointer& add(const std::string& name, torch::nn::Module& module, Scope scope = Scope::kAllRanks);
   Checkpointer& add(const std::string& name, torch::optim::Optimizer& optimizer, Scope scope = Scope::kAllRanks);
-  /// The module of `model`, whose replicas are compared before each save (model.check_divergence()): a checkpoint is
-  /// rank 0's model, so it must be that of all. Where replicas may differ between steps add the module itself with
-  /// another scope.
+  /// The module of `model`, whose replicas are compared before each save (model.check_divergence()): a checkpoint holds
+  /// rank 0's model, which must be everyone's. If replicas may differ between steps, add the module itself with another
+  /// scope.
   template <HasReplicas T>
   Checkpointer& add(const std::string& name, T& model) {
     add(name, *model.operator->(), Scope::kRankZero);
@@ -117,28 +117,28 @@ class Checkpointer {
   requires(!std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer>)
       Checkpointer& add(const std::string& name, T& thing,
                         Scope scope = HasStateOfRanks<T> ? Scope::kEachRank : Scope::kAllRanks);
-  /// A number or text of the program's.
+  /// A number or string of the program.
   template <typename T>
   requires(std::is_arithmetic_v<T> || std::same_as<T, std::string>) Checkpointer& add(const std::string& name, T& value,
                                                                                       Scope scope = Scope::kAllRanks);
 
-  /// `check` is called before each save on every rank. If it throws, as it then must on all ranks, nothing is saved.
+  /// Every rank calls `check` before each save. If it throws, which it must then do on all ranks, nothing is saved.
   Checkpointer& check_before_saves(std::function<void()> check);
 
-  /// Loads the newest checkpoint that is whole; damaged ones are passed over with a warning. False, and nothing
-  /// changed, where there is none. Throws Error on all ranks, listing all that does not fit, for one of another
-  /// program; also where checkpoints are there, but none is whole. What was loaded before an error stays.
+  /// Loads the newest intact checkpoint; damaged ones are skipped with a warning. Returns false, and changes nothing,
+  /// if there is none. Throws Error on all ranks if it belongs to another program, listing everything that does not
+  /// fit, and if there are checkpoints but none is intact. What was loaded before an error stays loaded.
   bool resume();
-  /// The step of the checkpoint that was resumed, else 0.
+  /// The step of the checkpoint that was resumed, or 0.
   int64_t resumed_step() const;
 
-  /// After every step: saves if it is due. Returns whether it did. With every_minutes it asks rank 0 about once a
-  /// second, or ten times in that time if it is shorter.
+  /// Call it after every step: saves if a save is due, and returns whether it did. With every_minutes it asks rank 0
+  /// about once a second, or ten times per interval if that is shorter.
   bool step(int64_t step);
-  /// Saves now. `score` says how good it is, for keep_best. Throws Error on all ranks if the state cannot be had, or
-  /// is not the same where it should be: it names the tensor and the rank. Failures of the disk are warnings.
+  /// Saves now. `score` says how good it is, for keep_best. Throws Error on all ranks if the state cannot be obtained,
+  /// or differs where it should be equal; it names the tensor and the rank. Disk failures are warnings.
   void save(int64_t step, std::optional<double> score = {});
-  /// Waits until all is written. Throws Error on all ranks if the last save failed.
+  /// Waits until everything is written. Throws Error on all ranks if the last save failed.
   void finish();
 
  private:

@@ -46,12 +46,12 @@ auto each(std::vector<E>& examples, const Part& part) {
 }
 }  // namespace detail
 
-/// One batch of `examples`, which are at least one: what PyTorch's default_collate does.
+/// Makes one batch of `examples` (at least one), as PyTorch's default_collate does.
 ///
-/// Tensors are stacked; numbers become a tensor (whole ones int64, float and double their own, bool bool); texts a
-/// vector of them. Of maps, tuples, pairs and vectors, each element is collated on its own: maps of equal keys give a
-/// map, tuples a tuple, vectors of equal length a vector. Throws c10::Error where examples do not fit together, such as
-/// sequences of different lengths: those want a function of the program's own, which pads.
+/// Tensors are stacked; numbers become a tensor (int64 for integers; float, double and bool keep their type); strings
+/// become a vector. In maps, tuples, pairs and vectors, each element is collated separately: maps with equal keys give
+/// a map, tuples a tuple, vectors of equal length a vector. Throws c10::Error if the examples do not fit together, such
+/// as sequences of different lengths; write your own function that pads them.
 template <typename E>
 auto default_collate(std::vector<E> examples) {
   if constexpr (std::same_as<E, at::Tensor>) {

@@ -22,7 +22,7 @@ struct GradientBucket {
   std::vector<at::Tensor> parts;  ///< the gradient of each parameter, with its shape: pieces of `gradients`
 };
 
-/// How gradients travel: DistributedDataParallel hands every full bucket to its hook. A hook of one's own:
+/// How gradients travel: DistributedDataParallel hands every full bucket to its hook. To write your own:
 ///
 ///     struct InHalf : lockstep::CommHook {
 ///       Finish reduce(const lockstep::GradientBucket& bucket, const lockstep::Group& group) override {
@@ -33,8 +33,8 @@ struct GradientBucket {
 ///     };
 ///     model.register_comm_hook(std::make_shared<InHalf>());
 ///
-/// Every rank registers an equal hook. Both functions run outside autograd, under the reducer's lock; what they throw
-/// backward throws.
+/// Every rank must register an equal hook. Both functions run outside autograd, under the reducer's lock. What they
+/// throw, backward throws.
 class CommHook {
  public:
   using Finish = std::function<void()>;
@@ -42,19 +42,18 @@ class CommHook {
   virtual ~CommHook() = default;
 
   /// Called during backward, bucket by bucket: starts what can be started and returns at once. The Finish is called
-  /// when backward has computed everything, again in the order of buckets: it waits, and leaves the same result on
-  /// every rank in `gradients`. It may start and wait for more; so every rank calls the group in the same order.
+  /// when backward has computed everything, again in bucket order: it waits, and leaves the same result in `gradients`
+  /// on every rank. It may start more operations and wait for them; every rank then calls the group in the same order.
   virtual Finish reduce(const GradientBucket& bucket, const Group& group) = 0;
 
-  /// What the hook remembers from step to step, for checkpoints: Checkpointer::add saves and resumes it. Errors that
-  /// are fed back are each rank's own, and belong to a bucket: it is saved on every rank, and loaded with the same
-  /// buckets.
+  /// What the hook remembers from step to step, for checkpoints: Checkpointer::add saves and resumes it. Error feedback
+  /// belongs to one rank and one bucket, so every rank's state is saved, and it must be loaded with the same buckets.
   virtual StateDict state_dict() const { return StateDict(); }
   /// The reverse. Throws Error on names it does not know.
   virtual void load_state_dict(const StateDict& state);
-  /// The same of what another number of ranks remembered, in the order of ranks; every rank gets all of it. Tensors
-  /// whose names start with "error" become their mean, so that a mean of gradients still gets what it lacks; all else
-  /// is rank 0's. A hook that names its own otherwise overrides this.
+  /// The same, from the states of a different number of ranks, in rank order; every rank gets all of them. Tensors
+  /// whose names start with "error" are averaged, so that the mean of the gradients still gets what it lacks;
+  /// everything else is taken from rank 0. Override this in a hook that names its tensors differently.
   virtual void load_from_ranks(const std::vector<StateDict>& ranks);
 };
 
@@ -64,11 +63,11 @@ using CommHookPtr = std::shared_ptr<CommHook>;
 [[nodiscard]] CommHookPtr all_reduce_hook();
 
 /// Gradients travel as float16 or bfloat16 (on CPUs, too), and `inner`, if given, works on these: wrappers compose.
-/// Without one they are divided by the world size first, so that sums do not overflow.
+/// Without `inner`, they are divided by the world size first, so that sums do not overflow.
 [[nodiscard]] CommHookPtr fp16_compress_hook(CommHookPtr inner = nullptr);
 [[nodiscard]] CommHookPtr bf16_compress_hook(CommHookPtr inner = nullptr);
 
-/// Names and meanings as PyTorch's PowerSGDState has them.
+/// Names and meanings are those of PyTorch's PowerSGDState.
 struct PowerSgdOptions {
   int64_t matrix_approximation_rank = 1;
   int64_t start_iter = 1000;        ///< steps of plain all-reduce before; PyTorch's start_powerSGD_iter
@@ -78,9 +77,9 @@ struct PowerSgdOptions {
   double orthogonalization_epsilon = 0;
   uint64_t random_seed = 0;
 };
-/// Each gradient, seen as a matrix M [size(0), the rest], becomes P Q^T of a low rank: P = orthogonal basis of
+/// Each gradient, seen as a matrix M [size(0), the rest], becomes a low-rank product P Q^T: P = orthogonal basis of
 /// sum_r M_r Q, then Q = mean_r M_r^T P (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019, algorithm 1). A column of
-/// zeros stays one, where PyTorch gets NaN.
+/// zeros stays zero, where PyTorch gets NaN.
 [[nodiscard]] CommHookPtr power_sgd_hook(const PowerSgdOptions& options = {});
 
 struct TopKOptions {
@@ -88,12 +87,12 @@ struct TopKOptions {
   int64_t start_iter = 0;          ///< steps of plain all-reduce before
   bool use_error_feedback = true;  ///< what did not travel is added to the next step's gradient
 };
-/// Every rank sends its largest elements and their places; what nobody sent is 0.
+/// Every rank sends its largest elements and their positions; elements that nobody sent become 0.
 [[nodiscard]] CommHookPtr top_k_hook(const TopKOptions& options = {});
 
 struct PostLocalSgdOptions {
   int64_t start_iter = 1000;      ///< steps of plain all-reduce before; PyTorch's start_localSGD_iter
-  std::optional<Group> subgroup;  ///< ranks that go on averaging gradients among each other; none: nobody does
+  std::optional<Group> subgroup;  ///< ranks that keep averaging gradients among themselves; unset: none do
 };
 /// After `start_iter` steps gradients stay with each rank (or its subgroup): a PeriodicModelAverager averages
 /// parameters instead.

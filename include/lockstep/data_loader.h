@@ -8,19 +8,19 @@
 
 namespace lockstep {
 
-/// Batches of a dataset, prepared ahead by threads, each rank its own share.
+/// Batches of this rank's share of a dataset, prepared ahead of time by threads.
 ///
 ///     for (int epoch : train.epochs(10))
 ///       for (auto& [data, target] : train) ...
 ///
-/// loader.h has what loaders promise. Where examples are more than data and target, or want padding, there is
-/// ExampleLoader (example_loader.h).
+/// loader.h says what loaders promise. If examples are more than data and target, or need padding, use ExampleLoader
+/// (example_loader.h).
 class DataLoader : public LoaderBase {
  public:
   using Iterator = BatchIterator<Batch>;
 
-  /// Moves `dataset` into the one object that all workers read. `shard` is usually the Context.
-  /// Throws c10::Error for options that make no sense.
+  /// Moves `dataset` into the one object that all workers read. `shard` is usually the Context. Throws c10::Error for
+  /// invalid options.
   template <std::derived_from<Dataset> D>
   DataLoader(D dataset, const Shard& shard, DataLoaderOptions options = {})
       : DataLoader(std::shared_ptr<const Dataset>(std::make_shared<const D>(std::move(dataset))), shard,
@@ -29,8 +29,8 @@ class DataLoader : public LoaderBase {
 
   /// Starts a pass over this rank's share.
   ///
-  /// Here and in advancing the iterator, what the dataset threw for a batch is rethrown in that batch's turn. The
-  /// loader stays usable.
+  /// What the dataset throws for a batch is rethrown here, or when the iterator advances to that batch. The loader
+  /// stays usable.
   Iterator begin() { return Iterator(begin_pass()); }
   std::default_sentinel_t end() const { return {}; }
 

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// Samples put together: the first dimension of both tensors counts them.
+/// Several samples: the first dimension of both tensors counts them.
 struct Batch {
   at::Tensor data;
   at::Tensor target;
@@ -22,19 +22,19 @@ struct Batch {
 
 /// What random transforms depend on besides the sample itself, and what they report.
 struct Draw {
-  /// Of the loader; the same on every rank.
+  /// The loader's seed; the same on every rank.
   uint64_t seed = 0;
   int epoch = 0;
   /// Transforms that the samples have gone through in this call: datasets that wrap one another draw differently.
   int transforms = 0;
-  /// Seconds of the call that went into transforms; a dataset that has some adds them.
+  /// Seconds of this call spent in transforms; a dataset that transforms adds its own.
   double transform_seconds = 0;
 };
 
-/// A fixed number of samples, each reached by its index.
+/// A fixed number of samples, accessed by index.
 ///
-/// `size` and `get` must be callable from several threads at once: the workers of a DataLoader share one object.
-/// Both must give the same answer whenever asked, and `size` the same on every rank.
+/// `size` and `get` must be callable from several threads at once: the workers of a DataLoader share one object. Both
+/// must always return the same result, and `size` must be the same on every rank.
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -43,14 +43,14 @@ class Dataset {
   virtual int64_t size() const = 0;
 
   /// The samples at `indices` (each in 0 .. size() - 1, in any order, repetitions allowed), stacked in that order into
-  /// tensors that the caller owns. What it throws reaches the loop of a DataLoader, at the batch in question.
+  /// tensors that the caller owns. A DataLoader rethrows what it throws in the loop, at the batch concerned.
   ///
-  /// On a loader's worker, ATen's operators use one thread, so that the cores stay with training.
+  /// On a loader's worker, ATen's operators use one thread, which leaves the cores to training.
   virtual Batch get(at::ArrayRef<int64_t> indices) const = 0;
 
   /// The samples as they are in one epoch: what a DataLoader calls. Datasets whose samples change from epoch to epoch
-  /// override it; the result may depend on nothing but the arguments, so that it is the same on any number of ranks and
-  /// workers, and after a resume. Thread-safe as `get` is.
+  /// override it. The result may depend on the arguments only, so that it is the same on any number of ranks and
+  /// workers, and after a resume. Must be as thread-safe as `get`.
   virtual Batch draw(at::ArrayRef<int64_t> indices, Draw& draw) const {
     static_cast<void>(draw);
     return get(indices);

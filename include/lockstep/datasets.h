@@ -16,29 +16,28 @@ using enum Split;
 namespace datasets {
 
 struct MNISTOptions {
-  /// Shift and scale pixels to mean 0 and standard deviation 1 over the training images; else they stay in 0 .. 1.
+  /// Shift and scale pixels to mean 0 and standard deviation 1 over the training images. Otherwise they stay in 0 .. 1.
   bool normalize = true;
 };
 
 /// The handwritten digits: 28 x 28 grey images with labels 0 .. 9.
 ///
-/// Batches are `data` float32 [n, 1, 28, 28], (pixel / 255 - 0.1307) / 0.3081, and `target` int64 [n].
-/// Copies share the images, which are kept once, as bytes.
+/// Batches are `data` float32 [n, 1, 28, 28], (pixel / 255 - 0.1307) / 0.3081, and `target` int64 [n]. Copies of the
+/// dataset share the images, which are stored once, as bytes.
 class MNIST : public Dataset {
  public:
-  /// Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, or `t10k-...`, from `folder`; where only the same
-  /// name with `.gz` is there, that one. Any number of images will do.
+  /// Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, or `t10k-...`, from `folder`; or, if only that
+  /// exists, the same name with `.gz`. Any number of images is accepted.
   ///
-  /// Throws Error naming the file, with expected and found, for a folder or file that is missing or unreadable, is not
-  /// what its name says, is shorter or longer than its header announces, or holds a label above 9. Nothing is kept of
-  /// a file that fails.
+  /// Throws Error naming the file, with expected and found, if a folder or file is missing or unreadable, is not what
+  /// its name says, is shorter or longer than its header announces, or holds a label above 9.
   MNIST(const std::filesystem::path& folder, Split split, MNISTOptions options = {});
 
   int64_t size() const override;
   /// Throws c10::Error for an index out of range.
   Batch get(at::ArrayRef<int64_t> indices) const override;
 
-  /// All images as they are in the file: uint8 [size, 1, 28, 28]. Not a copy; not to be written to.
+  /// All images as they are in the file: uint8 [size, 1, 28, 28]. Not a copy; do not write to it.
   const at::Tensor& images() const { return images_; }
   /// All labels: int64 [size]. Not a copy; not to be written to.
   const at::Tensor& targets() const { return targets_; }
@@ -61,13 +60,13 @@ class FashionMNIST : public MNIST {
 };
 
 struct CIFAROptions {
-  /// Leave the pixels as bytes, uint8 0 .. 255, for transforms (transforms.h); else they are float32, shifted and
+  /// Leave the pixels as bytes, uint8 0 .. 255, for transforms (transforms.h). Otherwise they are float32, shifted and
   /// scaled to mean 0 and standard deviation 1 over the training images.
   bool as_bytes = false;
 };
 
 /// What CIFAR-10 and CIFAR-100 have in common: 32 x 32 colour images. Batches are `data` [n, 3, 32, 32], red, green and
-/// blue, and `target` int64 [n]. Copies share the images, which are kept once, as bytes.
+/// blue, and `target` int64 [n]. Copies of the dataset share the images, which are stored once, as bytes.
 class CIFAR : public Dataset {
  public:
   int64_t size() const override;
@@ -96,11 +95,11 @@ class CIFAR10 : public CIFAR {
   static constexpr std::array<float, 3> kMean{0.4914f, 0.4822f, 0.4465f};
   static constexpr std::array<float, 3> kStandardDeviation{0.2470f, 0.2435f, 0.2616f};
 
-  /// `path` is the binary version: cifar-10-binary.tar.gz, which is read in place and never extracted, the folder
-  /// cifar-10-batches-bin, or a folder that holds one of them. Files may hold fewer than their 10,000 images.
+  /// `path` leads to the binary version: cifar-10-binary.tar.gz, which is read in place and never extracted, the folder
+  /// cifar-10-batches-bin, or a folder that holds either of them. Files may hold fewer than their 10,000 images.
   ///
-  /// Throws Error naming the file, with expected and found, for a file that is missing, truncated, corrupt, too long or
-  /// holds a label that is no class. Memory is bounded whatever the archive says; no path in it is ever opened.
+  /// Throws Error naming the file, with expected and found, if a file is missing, truncated, corrupt or too long, or
+  /// holds a label that is no class. Memory is bounded whatever the archive says, and no path in it is ever opened.
   CIFAR10(const std::filesystem::path& path, Split split, CIFAROptions options = {});
 };
 
@@ -110,7 +109,7 @@ struct CIFAR100Options {
   bool coarse = false;
 };
 
-/// A hundred kinds of things; as CIFAR10, with cifar-100-binary.tar.gz or the folder cifar-100-binary.
+/// A hundred kinds of things; like CIFAR10, with cifar-100-binary.tar.gz or the folder cifar-100-binary.
 class CIFAR100 : public CIFAR {
  public:
   static constexpr std::array<float, 3> kMean{0.5071f, 0.4865f, 0.4409f};

@@ -4,9 +4,10 @@
 
 namespace lockstep {
 
-/// The device of this rank: with CUDA the one whose index is the local rank (modulo the devices this process sees, so
-/// that ranks share where there are fewer), else the CPU. The local rank is that of the process's Context; before there
-/// is one, what the launcher says. Throws Error if it is not known yet. Does not communicate.
+/// This rank's device. With CUDA it is the one whose index is the local rank, modulo the number of devices that this
+/// process sees (if there are fewer devices than ranks, ranks share them); otherwise it is the CPU. The local rank is
+/// that of the process's Context or, before there is one, what the launcher says. Throws Error if it is not known yet.
+/// Does not communicate.
 [[nodiscard]] c10::Device device();
 
 }  // namespace lockstep

@@ -8,11 +8,11 @@
 
 namespace lockstep {
 
-/// Trains one model on all ranks of a group: every backward leaves in each parameter's .grad the mean over the ranks
-/// of what this rank computed. The mean is taken while backward runs.
+/// Trains one model on all ranks of a group: after every backward, each parameter's .grad is the mean of the ranks'
+/// gradients. The mean is computed while backward runs.
 ///
-/// It attaches to the parameters of `module` and does not wrap it: the module's names, state and methods stay as they
-/// were, an optimizer made before or after is right, and destroying this object leaves the module usable alone.
+/// It attaches to the parameters of `module` without wrapping it. The module's names, state and methods stay as they
+/// were, an optimizer may be made before or after, and the module remains usable when this object is destroyed.
 /// `Module` is a ModuleHolder (TORCH_MODULE), a std::shared_ptr to an nn::Module, a torch::jit::Module, or
 /// NamedTensors: a bare list of parameters.
 ///
@@ -20,17 +20,18 @@ namespace lockstep {
 /// options (the first difference is an Error on all ranks) and sets parameters and buffers to rank 0's. Afterwards
 /// every rank must run the same number of backward passes. Forward may be called any number of times before a backward,
 /// by any method; layers may share parameters and be recomputed in backward. Ranks may reach different parameters in a
-/// pass: those that no rank reached keep the .grad they had, the others get the mean with zero for the ranks that did
-/// not.
+/// pass. A parameter that no rank reached keeps its .grad; for the others, ranks that did not reach them count as zero
+/// in the mean.
 ///
-/// After backward .grad shares this object's memory: set it to none (zero_grad's default) or to zero in place, both are
-/// right. A tensor that was .grad in an earlier step keeps its values, as in PyTorch; a view of it (detach(),
-/// flatten()) shows the next step's: clone() it. What cannot be averaged (gradients of create_graph, sparse ones), and
-/// a module edited without refresh(), is an Error that backward throws on all ranks. A peer that is gone makes backward
-/// throw Error. autograd::grad with respect to a parameter bypasses .grad, so it throws outside no_sync().
+/// After backward, .grad shares this object's memory. Setting it to none (zero_grad's default) and zeroing it in place
+/// both work. A tensor that was .grad in an earlier step keeps its values, as in PyTorch; but a view of it (detach(),
+/// flatten()) shows the next step's values: clone() it instead. Backward throws Error on all ranks for gradients that
+/// cannot be averaged (those of create_graph, sparse ones) and for a module that was edited without refresh(). It also
+/// throws Error if a peer is gone. autograd::grad with respect to a parameter bypasses .grad, so it throws outside
+/// no_sync().
 ///
-/// As long as there is one the process keeps the memory of freed tensors, unless the user has chosen an allocator, set
-/// malloc's variables (docs/step.md), or said keep_freed_memory = false.
+/// As long as such an object exists, the process keeps the memory of freed tensors, unless the user has chosen an
+/// allocator, has set malloc's variables (docs/step.md), or sets keep_freed_memory to false.
 template <typename Module>
 class DistributedDataParallel : public Replica {
  public:

@@ -9,26 +9,26 @@
 namespace lockstep {
 
 struct DistributedSamplerOptions {
-  /// A new order each epoch, the same on every rank; else 0, 1, 2, ...
+  /// A new order in each epoch, the same on every rank. False: 0, 1, 2, ...
   bool shuffle = true;
   /// Must be the same on every rank. Unset: the shard's.
   std::optional<uint64_t> seed;
-  /// Leave out the samples at the end of the order that do not divide among the ranks, instead of repeating some.
+  /// Leave out samples at the end of the order that do not divide evenly among the ranks, instead of repeating some.
   bool drop_last = false;
-  /// Neither repeat nor leave out: every sample once over all ranks, of which the first may have one more than the
+  /// Neither repeat nor leave out samples: each is on exactly one rank, and the first ranks may have one more than the
   /// others. For evaluation. Excludes `drop_last`.
   bool exactly_once = false;
 };
 
-/// Which samples this rank takes in an epoch: what torch.utils.data.DistributedSampler does.
+/// Which samples this rank takes in an epoch, as torch.utils.data.DistributedSampler does it.
 ///
-/// One order of all samples, the same on every rank, is dealt out like cards: rank r takes places r, r + world_size,
+/// One order of all samples, the same on every rank, is dealt out like cards: rank r takes positions r, r + world_size,
 /// r + 2 world_size, ... So the first k batches of all ranks together are the first k batches of a single process that
-/// takes batches world_size times as large. Where the samples do not divide, the order is padded with its own beginning
-/// (over and over if it is shorter than the padding), and all ranks get the same number.
+/// takes batches world_size times as large. If the samples do not divide evenly, the order is padded with its own
+/// beginning (repeatedly if it is shorter than the padding), so that all ranks get the same number.
 ///
-/// The shuffled order depends on `seed + epoch` (modulo 2^64) and on the size alone: it is the same on every machine,
-/// compiler and standard library, and for every world size. It is not torch.randperm's.
+/// The shuffled order depends on `seed + epoch` (modulo 2^64) and on the size alone: it is the same for every machine,
+/// compiler, standard library and world size. It is not the order of torch.randperm.
 class DistributedSampler {
  public:
   /// Throws std::invalid_argument for a negative size, a rank outside the world, or options that exclude each other.
@@ -38,14 +38,15 @@ class DistributedSampler {
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
   int64_t epoch() const { return epoch_; }
 
-  /// Leaves out the first `places` of the order, over all ranks, which were taken before: an epoch goes on, perhaps on
-  /// another number of ranks, with no sample lost or taken twice. Must be called with the same number on every rank.
+  /// Skips the first `places` of the order (over all ranks), which were taken before. The epoch continues, perhaps on a
+  /// different number of ranks, and no sample is lost or taken twice. Must be called with the same number on every
+  /// rank.
   void set_start(int64_t places);
 
-  /// Number of indices this rank gets, in every epoch that is not begun in the middle.
+  /// Number of indices that this rank gets in a whole epoch.
   int64_t size() const { return size_; }
 
-  /// This rank's indices in the chosen epoch, from the start on, in order.
+  /// This rank's indices in the chosen epoch, in order, from where it starts.
   std::vector<int64_t> indices() const;
 
  private:

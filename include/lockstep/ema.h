@@ -14,21 +14,21 @@
 namespace lockstep {
 
 struct EmaOptions {
-  /// One average for each. A decay of d averages over the last 1 / (1 - d) steps or so.
+  /// One average for each decay. A decay of d averages over roughly the last 1 / (1 - d) steps.
   std::vector<double> decays = {0.9999};
-  /// Lets the decay rise from 0, so that the first steps, whose weights are poor, are soon forgotten: in update n it is
-  /// 1 - (1 + s / warmup_gamma)^-warmup_power with s = n - 1 - update_after_step, at most the average's decay. This is
-  /// the formula of timm's ModelEmaV3, which has it from k-diffusion's EMAWarmup (K. Crowson). With gamma 1 a power of
+  /// Let the decay rise from 0, so that the poor weights of the first steps are soon forgotten: in update n it is 1 -
+  /// (1 + s / warmup_gamma)^-warmup_power with s = n - 1 - update_after_step, but at most the average's decay. This is
+  /// the formula of timm's ModelEmaV3, which took it from k-diffusion's EMAWarmup (K. Crowson). With gamma 1 a power of
   /// 2/3 reaches 0.999 after 31,600 steps and 0.9999 after 1,000,000; a power of 1 after 1,000 and 10,000.
   bool warm_up = false;
   double warmup_gamma = 1;
   double warmup_power = 2.0 / 3;
   double min_decay = 0;
-  /// For the first so many updates the averages are the model itself.
+  /// During this many first updates the averages are the model itself.
   int64_t update_after_step = 0;
-  /// Floating point buffers, such as the running statistics of batch norm, are averaged as parameters are. False: the
-  /// averaged model has the buffers of the live one. Integer buffers, such as num_batches_tracked, are always the live
-  /// one's.
+  /// Average floating-point buffers, such as the running statistics of batch norm, like parameters. False: the averaged
+  /// model has the buffers of the live model. Integer buffers, such as num_batches_tracked, are always those of the
+  /// live model.
   bool average_buffers = true;
 };
 
@@ -45,45 +45,45 @@ struct EmaOptions {
 ///     checkpointer.add("ema", ema);
 ///     lockstep::save(ema.averaged_state(), "ema.pt");       // a state dict of the model, for Python too
 ///
-/// Needs no communication: ranks that hold the same weights and make the same calls have the same averages, to the bit.
-/// It may be made before DistributedDataParallel or after it: until the first update() the averages follow the weights
-/// that DistributedDataParallel, or broadcast_parameters(), sets to one rank's. A Checkpointer compares them.
-/// The parameters and buffers are those the module has when this is made: on the device and in the dtype they stay in.
-/// After layers were added or replaced make a new one. Averages of 16-bit parameters are 32-bit, in which small steps
-/// are not lost. Used by one thread.
+/// Needs no communication: ranks that hold the same weights and make the same calls have the same averages, bit for
+/// bit. It may be made before DistributedDataParallel or after it: until the first update() the averages follow the
+/// weights that DistributedDataParallel or broadcast_parameters() sets to one rank's. A Checkpointer compares them. The
+/// Ema covers the parameters and buffers that the module has when it is made, and expects them to keep their device and
+/// dtype. Make a new one after layers were added or replaced. Averages of 16-bit parameters have 32 bits, so that small
+/// steps are not lost. Used by one thread.
 class Ema {
  public:
   explicit Ema(const torch::nn::Module& module, EmaOptions options = {});
-  /// For a TorchScript module, or tensors without one.
+  /// For a TorchScript module, or for tensors without a module.
   Ema(StateDict parameters, StateDict buffers, EmaOptions options = {});
 
   /// After each step of the optimizer.
   void update();
   int64_t updates() const { return updates_; }
-  /// What the n-th update uses, or used, for an average of this decay; n counts from 1.
+  /// The decay that the n-th update uses for an average of this decay; n counts from 1.
   double decay_at(double decay, int64_t update) const;
 
-  /// State dict of the model with average `which` (its place in `decays`) under the model's names, in its dtypes.
-  /// Copies.
+  /// A state dict of the model with average `which` (its position in `decays`), with the model's names and dtypes. The
+  /// tensors are copies.
   [[nodiscard]] StateDict averaged_state(size_t which = 0) const;
 
   class Guard;
-  /// The module has the weights of average `which` until the guard goes, and then, to the bit, its own again; what was
-  /// changed meanwhile is lost. In place: optimizers and DistributedDataParallel hold the same tensors. One at a time,
-  /// and update(), state_dict() and load_state_dict() fail by TORCH_CHECK meanwhile: a checkpoint would hold the
-  /// averages as the model.
+  /// While the guard lives, the module has the weights of average `which`; afterwards it has exactly its own again, and
+  /// changes made meanwhile are lost. This happens in place, in the tensors that optimizers and DistributedDataParallel
+  /// hold. Only one guard may exist at a time. Meanwhile TORCH_CHECK fails in update(), state_dict() and
+  /// load_state_dict(), because a checkpoint would store the averages as the model.
   [[nodiscard]] Guard averaged_weights(size_t which = 0);
 
   /// {"updates": n, "decays": [...], "averages": [{name: tensor}, ...]}
   [[nodiscard]] c10::IValue state_dict() const;
-  /// The reverse. Throws Error, before anything is changed, that lists all that does not fit.
+  /// The reverse. Throws Error before anything is changed; it lists everything that does not fit.
   void load_state_dict(const c10::IValue& state);
 
  private:
   /// Tensors that share names or memory are one.
   struct Tracked {
     at::Tensor live;
-    std::vector<at::Tensor> averages;  ///< one a decay; empty: the averaged model has the live one
+    std::vector<at::Tensor> averages;  ///< one per decay; empty: the averaged model has the live tensor
   };
   void track(const StateDict& tensors, bool average);
   void check_not_swapped(const char* operation) const;
@@ -91,13 +91,13 @@ class Ema {
 
   EmaOptions options_;
   std::vector<Tracked> tracked_;
-  std::vector<std::pair<std::string, size_t>> names_;  ///< each name's place in tracked_
+  std::vector<std::pair<std::string, size_t>> names_;  ///< each name's index in tracked_
   int64_t updates_ = 0;
   bool swapped_ = false;
-  std::shared_ptr<const void> before_first_update_;  ///< follows broadcasts as long as it is there
+  std::shared_ptr<const void> before_first_update_;  ///< follows broadcasts while it exists
 };
 
-/// Gives the module its own weights back when it goes.
+/// Gives the module its own weights back when it is destroyed.
 class Ema::Guard {
  public:
   ~Guard();

@@ -16,7 +16,7 @@ class Module;
 
 namespace lockstep {
 
-/// While it lives the module is in evaluation mode; then each of its parts is as it was.
+/// While it lives, the module is in evaluation mode. Afterwards each submodule is in its earlier mode again.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& module);
@@ -26,16 +26,16 @@ class EvaluationMode {
 
  private:
   torch::nn::Module& module_;
-  std::vector<bool> was_training_;  // itself, then its parts from the outermost inwards
+  std::vector<bool> was_training_;  // the module's, then those of its submodules, from the outermost inwards
 };
 
 namespace detail {
-/// Misuse is a c10::Error, on every rank alike.
+/// Misuse is a c10::Error on every rank.
 void check_evaluation(const LoaderBase& loader, const Group& group);
 }  // namespace detail
 
-/// Calls `step(batch)` for every batch of `loader`, without autograd, and reduces `metrics`: exact over all ranks,
-/// whatever their shares.
+/// Calls `step(batch)` for every batch of `loader`, without autograd, and reduces `metrics`: the results are exact over
+/// all ranks, however uneven their shares.
 ///
 ///     lockstep::DataLoader test(..., context, {.batch_size = 500, .exactly_once = true});
 ///     lockstep::evaluate(*net, test, context.group(), metrics, [&](lockstep::Batch& batch) {
@@ -43,9 +43,9 @@ void check_evaluation(const LoaderBase& loader, const Group& group);
 ///     });
 ///
 /// Every rank calls it; its one collective comes after the loop. `loader` must be made with `exactly_once` and with the
-/// ranks of `group`. If `step` or the loader throws on one rank, that exception is thrown there, and all others throw
-/// Error that names the rank. `step` must call no collective: ranks may have different numbers of batches. `loader` is
-/// a DataLoader or an ExampleLoader.
+/// ranks of `group`. If `step` or the loader throws on one rank, that rank rethrows the exception, and all others throw
+/// an Error that names the rank. `step` must not call collectives, because ranks may have different numbers of batches.
+/// `loader` is a DataLoader or an ExampleLoader.
 template <std::derived_from<LoaderBase> Loader, std::invocable<typename Loader::Iterator::value_type&> Step>
 void evaluate(Loader& loader, const Group& group, Metrics& metrics, Step&& step) {
   detail::check_evaluation(loader, group);
@@ -62,7 +62,7 @@ void evaluate(Loader& loader, const Group& group, Metrics& metrics, Step&& step)
   std::rethrow_exception(failure);
 }
 
-/// The same with `module` in evaluation mode meanwhile.
+/// The same, with `module` in evaluation mode meanwhile.
 template <std::derived_from<LoaderBase> Loader, std::invocable<typename Loader::Iterator::value_type&> Step>
 void evaluate(torch::nn::Module& module, Loader& loader, const Group& group, Metrics& metrics, Step&& step) {
   const EvaluationMode mode(module);

@@ -12,10 +12,10 @@
 
 namespace lockstep {
 
-/// Single examples of any type: `size()` and `get(index)`, or, where examples are drawn anew in every epoch,
-/// `get(index, seed)`. The seed is the example's own, a function of the loader's seed, the epoch and the index, and of
-/// nothing else; transforms::Random draws from it, and so do this library's transforms. Both functions must be callable
-/// from several threads at once, and give the same whenever asked.
+/// Single examples of any type: `size()` and `get(index)`, or `get(index, seed)` if examples are drawn anew in every
+/// epoch. The seed is the example's own and depends only on the loader's seed, the epoch and the index.
+/// transforms::Random draws from it, and so do this library's transforms. Both functions must be callable from several
+/// threads at once, and must always return the same result.
 template <typename D>
 concept ExampleDataset = requires(const D& dataset, int64_t index) {
   { dataset.size() } -> std::convertible_to<int64_t>;
@@ -41,11 +41,11 @@ auto example(const D& dataset, int64_t index, const Draw& draw) {
 template <ExampleDataset D>
 using ExampleOf = decltype(detail::example(std::declval<const D&>(), int64_t{}, Draw()));
 
-/// A batch of them by default_collate().
+/// The type of a batch of them, made by default_collate().
 template <ExampleDataset D>
 using CollatedOf = decltype(default_collate(std::declval<std::vector<ExampleOf<D>>>()));
 
-/// Batches of any type, each made of single examples by a function: what collate_fn is to PyTorch's DataLoader.
+/// Batches of any type, which a function makes from single examples, like collate_fn of PyTorch's DataLoader.
 ///
 ///     using Example = std::map<std::string, at::Tensor>;
 ///     struct Sentences {
@@ -55,14 +55,14 @@ using CollatedOf = decltype(default_collate(std::declval<std::vector<ExampleOf<D
 ///     lockstep::ExampleLoader train(Sentences(file), context, {.batch_size = 32, .shuffle = true});
 ///     for (auto& batch : train) loss(net(batch["ids"], batch["mask"]));    // [32, ...] each
 ///
-/// A function of one's own takes a std::vector of examples and returns a batch of any type, say padded:
+/// Your own function takes a std::vector of examples and returns a batch of any type, for example padded:
 ///
 ///     lockstep::ExampleLoader train(Sentences(file), context, {.batch_size = 32},
 ///                                   [](std::vector<Example> examples) { return padded(examples); });
 ///
-/// It is called by several workers at once. `B` is the batch's type, which the compiler finds. All that loader.h
-/// promises holds: shares, prefetching, resuming. DataLoaderOptions::pin_memory and device know the tensors of maps,
-/// tuples, pairs and vectors; a struct has to show them, by `void for_each_tensor(const
+/// Several workers call it at once. `B` is the batch's type, which the compiler deduces. Everything that loader.h
+/// promises holds: shares, prefetching, resuming. DataLoaderOptions::pin_memory and device find the tensors in maps,
+/// tuples, pairs and vectors; a struct must list its own with `void for_each_tensor(const
 /// std::function<void(at::Tensor&)>& visit)`.
 template <typename B>
 class ExampleLoader : public LoaderBase {
@@ -78,8 +78,8 @@ class ExampleLoader : public LoaderBase {
       : ExampleLoader(std::move(dataset), shard, std::move(options),
                       [](std::vector<ExampleOf<D>> examples) { return default_collate(std::move(examples)); }) {}
 
-  /// Starts a pass over this rank's share. Here and in advancing the iterator, what the dataset or the function threw
-  /// for a batch is rethrown in that batch's turn. The loader stays usable.
+  /// Starts a pass over this rank's share. What the dataset or the function throws for a batch is rethrown here, or
+  /// when the iterator advances to that batch. The loader stays usable.
   Iterator begin() { return Iterator(begin_pass()); }
   std::default_sentinel_t end() const { return {}; }
 

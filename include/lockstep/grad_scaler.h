@@ -12,18 +12,18 @@
 
 namespace lockstep {
 
-/// PyTorch's, with its defaults.
+/// PyTorch's options, with its defaults.
 struct GradScalerOptions {
   double init_scale = 65536;
   double growth_factor = 2;
   double backoff_factor = 0.5;
   int64_t growth_interval = 2000;
-  bool enabled = true;  ///< false: every method does what it would without a scaler
+  bool enabled = true;  ///< false: every method behaves as if there were no scaler
 };
 
-/// Keeps gradients in the range of half: the loss is multiplied by a scale, gradients are divided by it before the
-/// optimizer's step, and a step with infinity or NaN in a gradient is skipped and the scale lowered. bfloat16 has the
-/// range of float and needs none.
+/// Keeps gradients in the range of half: the loss is multiplied by a scale, and the gradients are divided by it before
+/// the optimizer's step. A step with infinity or NaN in a gradient is skipped, and the scale is lowered. bfloat16 has
+/// the range of float and needs no scaler.
 ///
 ///     lockstep::GradScaler scaler(context.group());
 ///     ...
@@ -35,14 +35,14 @@ struct GradScalerOptions {
 ///     checkpointer.add("scaler", scaler);
 ///
 /// All ranks skip the same steps and have the same scale, whichever rank found infinity and whether or not its
-/// gradients were averaged (no_sync, post-local SGD, parameters_to_ignore): unscale(), or a step() without it, is a
-/// collective of 8 bytes, which every rank must call, also from the `shadow` of join().
+/// gradients were averaged (no_sync, post-local SGD, parameters_to_ignore). For this, unscale(), or a step() without
+/// it, is a collective of 8 bytes, which every rank must call, also from the `shadow` of join().
 ///
-/// Not together with NonFinitePolicy::kSkip, which takes the gradients away before the scaler sees them; step() says
+/// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them; step() says
 /// so.
 class GradScaler {
  public:
-  /// For gradients that concern this process alone.
+  /// For gradients that concern only this process.
   explicit GradScaler(GradScalerOptions options = {});
   /// Ranks of `group` decide together.
   explicit GradScaler(const Group& group, GradScalerOptions options = {});
@@ -50,17 +50,19 @@ class GradScaler {
   /// outputs * scale, for backward().
   at::Tensor scale(const at::Tensor& outputs) const;
 
-  /// Divides the gradients of the optimizer's parameters by the scale, in place, and finds out whether those of any
-  /// rank hold infinity or NaN. Every rank must call it. TORCH_CHECK fails if it was called since update() already, on
-  /// all ranks if none of them has a gradient, and for gradients that are half themselves: keep parameters in float.
+  /// Divides the gradients of the optimizer's parameters by the scale, in place, and finds out whether any rank's
+  /// contain infinity or NaN. Every rank must call it. TORCH_CHECK fails if it has already been called since update(),
+  /// on all ranks if none of them has a gradient, and for gradients in half precision: keep parameters in float.
   void unscale(torch::optim::Optimizer& optimizer);
 
-  /// optimizer.step(), unless gradients of some rank hold infinity or NaN: returns whether it was made. Calls unscale()
-  /// if that was not called since update(). Every rank must call it, with each optimizer at most once before update().
+  /// Calls optimizer.step() unless some rank's gradients contain infinity or NaN; returns whether it did. Calls
+  /// unscale() if that has not been called since update(). Every rank must call it, with each optimizer at most once
+  /// before update().
   bool step(torch::optim::Optimizer& optimizer);
 
   /// After the steps of all optimizers: lowers the scale by backoff_factor if one of them was skipped, and raises it by
-  /// growth_factor after growth_interval updates in a row without. `new_scale` is taken instead if given.
+  /// growth_factor after growth_interval updates in a row without a skipped step. `new_scale`, if given, is used
+  /// instead.
   void update(std::optional<double> new_scale = {});
 
   double get_scale() const { return options_.enabled ? scale_ : 1; }
@@ -69,7 +71,7 @@ class GradScaler {
   /// Python's layout: {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; empty if not
   /// enabled.
   c10::IValue state_dict() const;
-  /// The reverse, for what either language wrote. Throws Error, before anything is changed, if something is missing.
+  /// The reverse, for files from either language. Throws Error, before anything is changed, if something is missing.
   void load_state_dict(const c10::IValue& state);
 
  private:

@@ -2,7 +2,7 @@
 
 namespace lockstep {
 
-/// What becomes of the ranks' gradients g_r in a reduction.
+/// What a reduction makes of the ranks' gradients g_r.
 enum class GradientReduction {
   kMean,          ///< sum of g_r / world size
   kSum,           ///< sum of g_r

@@ -12,36 +12,36 @@
 namespace lockstep::datasets {
 
 struct ImageFolderOptions {
-  /// What every image is resized to.
+  /// The size that every image is resized to.
   int64_t height = 224;
   int64_t width = 224;
-  /// Take the whole image, whatever its shape; else the largest part of the wanted shape, from the middle.
+  /// Resize the whole image, whatever its shape. Otherwise take the largest part of the wanted shape, from the middle.
   bool stretch = false;
-  /// Leave pixels as bytes, uint8, for transforms (transforms.h); else they are float32, (pixel / 255 - mean) /
-  /// standard_deviation. These are ImageNet's.
+  /// Leave pixels as bytes, uint8, for transforms (transforms.h). Otherwise they are float32, (pixel / 255 - mean) /
+  /// standard_deviation. The defaults are ImageNet's.
   bool as_bytes = false;
   std::array<float, 3> mean{0.485f, 0.456f, 0.406f};
   std::array<float, 3> standard_deviation{0.229f, 0.224f, 0.225f};
 };
 
-/// JPEG and PNG files, in a folder for each class, in any depth: root/dog/xxx.png, root/cat/yyy/zzz.jpg. Classes are
-/// the folders below root in the order of their names' bytes, files within a class likewise: torchvision's order.
+/// JPEG and PNG files, with a folder for each class, at any depth: root/dog/xxx.png, root/cat/yyy/zzz.jpg. Classes are
+/// the folders in root, sorted by the bytes of their names, and so are the files within a class: torchvision's order.
 ///
-/// Batches are `data` [n, 3, height, width], red, green and blue, and `target` int64 [n]. Greys become colours;
-/// transparency and the camera's orientation are ignored, 16 bits cut to 8, as PIL does. Resized by a triangle filter
-/// that widens when it shrinks (antialiased bilinear). Each image is read when it is asked for.
+/// Batches are `data` [n, 3, height, width], red, green and blue, and `target` int64 [n]. As in PIL, grey images become
+/// RGB, transparency and the camera's orientation are ignored, and 16 bits are cut to 8. Images are resized by a
+/// triangle filter that widens when it shrinks (antialiased bilinear). Each image is read when it is needed.
 class ImageFolder : public Dataset {
  public:
-  /// Lists the files, and opens none. Throws Error naming the folder or file for a class without images, a link that
-  /// goes round, and images of a kind that is not read here.
+  /// Lists the files without opening them. Throws Error, naming the folder or file, for a class without images, a
+  /// cyclic link, or images of an unsupported kind.
   explicit ImageFolder(const std::filesystem::path& root, ImageFolderOptions options = {});
 
   int64_t size() const override;
-  /// Throws Error naming the file for one that is missing, truncated, corrupt, neither JPEG nor PNG, or larger than 64
-  /// megapixels or 256 MiB; memory is taken after that has been checked. c10::Error for an index out of range.
+  /// Throws Error, naming the file, if it is missing, truncated, corrupt, neither JPEG nor PNG, or larger than 64
+  /// megapixels or 256 MiB; this is checked before memory is allocated. Throws c10::Error for an index out of range.
   Batch get(at::ArrayRef<int64_t> indices) const override;
 
-  /// Names, in the order of their numbers.
+  /// Class names, in the order of their numbers.
   const std::vector<std::string>& classes() const;
   std::filesystem::path path(int64_t index) const;
   int64_t target(int64_t index) const;

@@ -19,59 +19,59 @@
 namespace lockstep {
 
 namespace detail {
-/// What a loader knows of its batches, whatever their type.
+/// What a loader knows about its batches, whatever their type.
 struct BatchType {
-  /// Makes one; called on several workers at once.
+  /// Makes a batch; called on several workers at once.
   std::function<std::shared_ptr<void>(at::ArrayRef<int64_t> indices, Draw& draw)> make;
-  /// Shows all tensors of one; null: they are not known.
+  /// Visits all tensors of a batch; null: they are not known.
   std::function<void(void* batch, const std::function<void(at::Tensor&)>& visit)> for_each_tensor;
 };
 }  // namespace detail
 
-/// What all loaders have in common, whatever their batches are: DataLoader and ExampleLoader.
+/// What DataLoader and ExampleLoader have in common.
 ///
-/// Unless `exactly_once` is set, every rank gets the same number of batches of the same sizes, so that a collective in
-/// each step meets its partners. The order of batches does not depend on timing or on the number of workers.
+/// Unless `exactly_once` is set, every rank gets the same number of batches of the same sizes, so that collectives in
+/// each step match. The order of batches does not depend on timing or on the number of workers.
 ///
 /// Nothing here communicates. A loader is used by one thread; several passes may be open at once, each with workers of
-/// its own, which end with the pass: at its last batch, or when the loop is left early (after the batches then under
-/// way). Outside of `epochs`, every pass is a new epoch with a new order, on its own account; inside, all passes of one
-/// epoch have the same order.
+/// its own, which end with the pass: at its last batch, or when the loop is left early (after the batches that are
+/// being made). Outside `epochs`, every pass is a new epoch with a new order; inside, all passes of one epoch have the
+/// same order.
 class LoaderBase {
  public:
   class Epochs;
 
   /// The numbers `first`, ..., `count` - 1 for a range-for over epochs, where `first` is 0 or what `set_epoch` said
-  /// (when training resumes): `count` is the length of the whole training. Each number chooses the shuffle while it
-  /// lasts. The loader must outlive the loop and stay where it is. Every rank must use the same numbers.
+  /// (when training resumes): `count` is the length of the whole training. Each number selects the shuffle of its
+  /// epoch. The loader must outlive the loop and must not be moved. Every rank must use the same numbers.
   Epochs epochs(int count);
 
-  /// Goes on as after `epoch` epochs: the next pass is of this epoch, and so is the first of `epochs`. Not needed
-  /// in a loop over `epochs`, and there an error if it names another epoch.
+  /// Continues as after `epoch` epochs: the next pass belongs to this epoch, and `epochs` starts with it. Not needed in
+  /// a loop over `epochs`, where another number is an error.
   void set_epoch(int epoch);
 
-  /// Where the newest pass is, for a checkpoint: the epoch, the samples of it that are done on all ranks together (the
-  /// batch at hand among them), and what the order depends on, a sampler's state among it. The same on every rank, but
-  /// for the last batch of a pass with `exactly_once`: take rank 0's.
+  /// The position of the newest pass, for a checkpoint: the epoch, how many of its samples are done on all ranks
+  /// together (including the current batch), and what the order depends on, including a sampler's state. It is the same
+  /// on every rank, except in the last batch of a pass with `exactly_once`: use rank 0's then.
   c10::IValue state_dict() const;
 
-  /// Goes on from there, on any number of ranks and with any batch size: the next pass has what is left of the epoch,
-  /// each sample that is not done once (and padding as at the end of every epoch). Not inside `epochs`. Throws Error
-  /// if dataset, seed or shuffle are others. The next pass throws Error if a sampler then gives another order.
+  /// Continues from there, on any number of ranks and with any batch size: the next pass has the rest of the epoch, in
+  /// which each remaining sample comes once (with padding, as at the end of every epoch). Not inside `epochs`. Throws
+  /// Error if dataset, seed or shuffle differ. The next pass throws Error if a sampler then gives a different order.
   void load_state_dict(const c10::IValue& state);
 
-  /// Steps of the epoch that the next pass leaves out because they were taken before a checkpoint: as many as this
-  /// batch size and this number of ranks would have made of them, rounded up. 0 for a whole epoch.
+  /// Steps of the epoch that the next pass skips because they were taken before a checkpoint, counted in steps of this
+  /// batch size and number of ranks, rounded up. 0 for a whole epoch.
   int64_t first_step() const;
   /// Batches that the next pass has, on this rank.
   int64_t steps_left() const;
 
-  /// Where the time of the newest pass went; of none, zeros.
+  /// Where the time of the newest pass went; zeros before the first pass.
   LoaderStats stats() const;
 
-  /// Inside `epochs` the present epoch, else that of the next pass. Counts from 0.
+  /// Inside `epochs` the current epoch, otherwise that of the next pass. Counts from 0.
   int epoch() const { return epoch_; }
-  /// The count given to the loop over `epochs` that is under way, or 0.
+  /// The count of the current loop over `epochs`, or 0.
   int epoch_count() const { return epoch_count_; }
 
   /// Batches in an epoch, on this rank.
@@ -84,20 +84,20 @@ class LoaderBase {
   int rank() const { return shard_.rank; }
   int world_size() const { return shard_.world_size; }
 
-  /// Of the newest pass, the batch at hand.
+  /// The current batch of the newest pass.
   struct BatchShare {
     int64_t here = 0;          ///< samples on this rank
-    int64_t in_all = 0;        ///< on all ranks together, without those that are repeated to even ranks out
+    int64_t in_all = 0;        ///< on all ranks together, without repeated samples
     bool on_all_ranks = true;  ///< false: with exactly_once some ranks have fewer batches in this pass
   };
   BatchShare batch_share() const;
 
  protected:
   struct Pass;
-  /// Throws c10::Error for options that make no sense.
+  /// Throws c10::Error for invalid options.
   LoaderBase(detail::BatchType type, int64_t dataset_size, const Shard& shard, DataLoaderOptions options);
-  /// Starts a pass over this rank's share. Here and in advance(), what the dataset threw for a batch is rethrown in
-  /// that batch's turn. The loader stays usable.
+  /// Starts a pass over this rank's share. What the dataset throws for a batch is rethrown here or by the advance() to
+  /// that batch. The loader stays usable.
   std::shared_ptr<Pass> begin_pass();
 
  private:
@@ -108,7 +108,7 @@ class LoaderBase {
   static bool ended(const Pass& pass);
   static int64_t samples_of(const Pass& pass);
 
-  int64_t places() const;  ///< of the epoch's order
+  int64_t places() const;  ///< in the epoch's order
   std::vector<int64_t> order_of_sampler();
   std::vector<int64_t> indices_of_pass();
 
@@ -121,7 +121,7 @@ class LoaderBase {
   int64_t size_ = 0;
   int first_epoch_ = 0;
   int epoch_ = 0;
-  int epoch_count_ = 0;  // above 0 while a loop over epochs() is under way
+  int epoch_count_ = 0;  // above 0 during a loop over epochs()
   int64_t start_ = 0;    // places of the next pass that were taken before a checkpoint
   struct Position;
   std::shared_ptr<Position> position_;  // of the newest pass; null before the first
@@ -129,7 +129,7 @@ class LoaderBase {
   std::shared_ptr<SamplerState> sampler_;  // null without a sampler
 };
 
-/// Owns a pass: destroying it stops the pass's workers.
+/// Owns a pass: its destructor stops the pass's workers.
 template <typename B>
 class BatchIterator {
  public:
@@ -147,7 +147,7 @@ class BatchIterator {
   }
   void operator++(int) { ++*this; }
   bool operator==(std::default_sentinel_t) const { return LoaderBase::ended(*pass_); }
-  /// In the batch.
+  /// Number of samples in the batch.
   int64_t samples() const { return LoaderBase::samples_of(*pass_); }
 
  private:

@@ -11,9 +11,9 @@ struct LoaderStats {
   int workers = 0;
   /// From the start of the pass.
   double seconds = 0;
-  /// Of these, what the loop stood still for the next batch (without workers: for making it).
+  /// How much of that time the loop waited for the next batch (without workers: spent making it).
   double waiting_seconds = 0;
-  /// On the workers, all together: getting samples from the dataset (files, decoding, collecting), and transforms.
+  /// Summed over the workers: getting samples from the dataset (files, decoding, collecting), and transforms.
   double reading_seconds = 0;
   double transform_seconds = 0;
 

@@ -16,21 +16,21 @@ namespace lockstep {
 /// Names and numbers, in the order of the metrics.
 using MetricValues = std::vector<std::pair<std::string, double>>;
 
-/// Counts on this rank, summed over all ranks when the metrics it belongs to are reduced: exact however unevenly
-/// samples lie. Each number is a double; counts are exact up to 2^53.
+/// Counts on this rank, summed over all ranks when its Metrics are reduced: exact however unevenly samples are
+/// distributed. Each number is a double; counts are exact up to 2^53.
 ///
-/// Until it is reduced a metric tells of this rank's samples, after that of all ranks'. The next update starts a new
-/// count by itself, so the same objects serve one epoch after another.
+/// Before it is reduced, a metric describes this rank's samples, afterwards those of all ranks. The next update starts
+/// a new count by itself, so the same objects can be used in every epoch.
 ///
-/// With tensors on a GPU an update launches its kernels and does not wait; reading or reducing does. Updates are no
+/// With tensors on a GPU, an update launches its kernels and does not wait; reading or reducing waits. Updates are not
 /// collectives. Tensors are read without autograd. A metric is used by one thread.
 class Metric {
  public:
   virtual ~Metric() = default;
 
-  /// Appends what it has to tell, each named `name` or `name` and a suffix.
+  /// Appends its values, each named `name` or `name` and a suffix.
   virtual void append_values(const std::string& name, MetricValues& values) const = 0;
-  /// Forgets all.
+  /// Forgets everything.
   void reset();
 
  protected:
@@ -40,9 +40,9 @@ class Metric {
   Metric& operator=(const Metric&) = default;
   Metric& operator=(Metric&&) = default;
 
-  /// To be added to, by an update.
+  /// For an update to add to.
   double* begin_update();
-  /// An update's share from a device, double [numbers]: added there, without waiting.
+  /// What an update counted on a device, double [numbers]: added there, without waiting.
   void add(const at::Tensor& numbers);
   /// What was counted; waits for the device.
   const std::vector<double>& numbers() const;
@@ -52,7 +52,7 @@ class Metric {
   void set_reduced(const double* numbers);
 
   mutable std::vector<double> numbers_;
-  mutable at::Tensor on_device_;  // what is not in numbers_ yet; undefined: nothing
+  mutable at::Tensor on_device_;  // what is not yet in numbers_; undefined: nothing
   bool reduced_ = false;
 };
 
@@ -80,11 +80,11 @@ class Metrics {
   }
 
   /// Sums what was counted since the last time over all ranks. A collective: every rank of `group` calls it, with the
-  /// same metrics in the same order; it is one all-reduce of all their numbers. Throws Error as every collective does,
-  /// and on the other ranks if one called reduce_failed.
+  /// same metrics in the same order; it is one all-reduce of all their numbers. Throws Error like every collective, and
+  /// also if another rank called reduce_failed.
   void reduce(const Group& group);
-  /// In place of reduce, on a rank that has no result: the other ranks need not wait for it, but throw Error that names
-  /// it. Throws nothing itself but what a collective may.
+  /// Instead of reduce, on a rank that has no result: the other ranks do not wait for it, but throw an Error that names
+  /// it. Itself throws only what a collective may throw.
   void reduce_failed(const Group& group) { reduce(group, true); }
   void reset();
 
@@ -98,13 +98,13 @@ class Metrics {
   std::vector<std::pair<std::string, std::unique_ptr<Metric>>> metrics_;
 };
 
-/// The weighted mean of numbers, e.g. of a loss. NaN before the first.
+/// The weighted mean of numbers, such as a loss. NaN before the first update.
 class Mean : public Metric {
  public:
   Mean() : Metric(2) {}
-  /// `weight` is how many samples the value is a mean of.
+  /// `weight` is the number of samples that the value is a mean of.
   void update(double value, int64_t weight = 1);
-  /// A tensor of one element; with several, each of them counts `weight`.
+  /// A tensor of one element; if it has several, each counts with `weight`.
   void update(const at::Tensor& value, int64_t weight = 1);
   double value() const;
   /// The sum of all weights.
@@ -120,19 +120,19 @@ class Perplexity : public Mean {
 };
 
 struct AccuracyOptions {
-  /// A sample counts as correct if fewer than this many classes score better than its own.
+  /// A sample is correct if fewer than this many classes score better than its own.
   int64_t top_k = 1;
-  /// Targets of this value are not counted, as in cross_entropy.
+  /// Targets with this value are not counted, as in cross_entropy.
   int64_t ignore_index = -100;
 };
 
-/// The share of samples whose class scores best, or among the best k. Of equal scores the lower class is the better,
-/// as in argmax; NaN beats every number, and a class whose own score is NaN is never correct.
+/// The share of samples whose class scores best, or is among the best k. Among equal scores the lower class wins, as in
+/// argmax; NaN beats every number, and a class whose own score is NaN is never correct.
 class Accuracy : public Metric {
  public:
   explicit Accuracy(AccuracyOptions options = {});
   /// scores [..., classes], floating point; target int64 [...]. Throws c10::Error for other shapes and, on the CPU, for
-  /// a target that is no class.
+  /// a target that is not a class.
   void update(const at::Tensor& scores, const at::Tensor& target);
   /// NaN before the first sample.
   double value() const;
@@ -144,23 +144,23 @@ class Accuracy : public Metric {
   AccuracyOptions options_;
 };
 
-/// How often samples of each class were taken for each class.
+/// How often samples of each class were predicted as each class.
 class ConfusionMatrix : public Metric {
  public:
   explicit ConfusionMatrix(int64_t classes, int64_t ignore_index = -100);
-  /// scores [..., classes], floating point, of which the best is taken, or int64 [...]: classes. target int64 [...].
+  /// scores [..., classes], floating point, of which the best counts, or int64 [...]: classes. target int64 [...].
   /// Throws c10::Error as Accuracy does.
   void update(const at::Tensor& scores, const at::Tensor& target);
 
-  /// int64 [classes, classes]: row, the class it is; column, the class it was taken for.
+  /// int64 [classes, classes]. Row: the true class; column: the predicted one.
   at::Tensor counts() const;
   double accuracy() const;
-  /// Of all samples taken for `of` those that are; of all that are those taken for it; their harmonic mean. 0 where
-  /// there is nothing to divide by.
+  /// Of all samples predicted as `of`, the share that is; of all that are, the share predicted so; the harmonic mean of
+  /// both. 0 if there is nothing to divide by.
   double precision(int64_t of) const;
   double recall(int64_t of) const;
   double f1(int64_t of) const;
-  /// Samples of the class.
+  /// Number of samples of the class.
   int64_t support(int64_t of) const;
   /// `name`_accuracy, and `name`_precision, _recall and _f1: means over the classes that occur.
   void append_values(const std::string& name, MetricValues& values) const override;

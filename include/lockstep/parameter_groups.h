@@ -17,7 +17,7 @@ namespace lockstep {
 /// Whether a parameter, under its name in the module, belongs somewhere.
 using ParameterPredicate = std::function<bool(const std::string& name, const at::Tensor& parameter)>;
 
-/// Which parameters make a group, and the options of that group.
+/// Which parameters form a group, and the options of that group.
 struct ParameterRule {
   template <typename Options>
   ParameterRule(std::string rule_name, ParameterPredicate predicate, const Options& group_options)
@@ -30,25 +30,25 @@ struct ParameterRule {
   std::shared_ptr<const torch::optim::OptimizerOptions> options;
 };
 
-/// One parameter group a rule, in the order of the rules; parameters in their order in the module. Parameters that
-/// require no grad are left out, and one that is there under several names is taken once, under the first.
-/// TORCH_CHECK fails, listing all of them, for parameters that match no rule or several, and for a rule that matches
-/// none. Every rank makes the same groups from the same module.
+/// One parameter group per rule, in the order of the rules; parameters keep their order in the module. Parameters that
+/// do not require grad are left out, and one with several names is taken once, under the first. TORCH_CHECK fails,
+/// listing all of them, if parameters match no rule or several, or if a rule matches none. Every rank makes the same
+/// groups from the same module.
 std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const NamedTensors& parameters,
                                                                 const std::vector<ParameterRule>& rules);
 std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const torch::nn::Module& module,
                                                                 const std::vector<ParameterRule>& rules);
 
-/// Biases and the weights of norms: whatever has at most one dimension (timm's rule).
+/// Biases and the weights of norms: parameters of at most one dimension (timm's rule).
 bool is_bias_or_norm(const std::string& name, const at::Tensor& parameter);
 
-/// An optimizer whose groups have exactly the options they came with; those without get `defaults`.
+/// An optimizer whose groups have exactly their given options; groups without options get `defaults`.
 ///
 ///     const auto options = torch::optim::AdamWOptions(1e-3).weight_decay(0.05);
 ///     auto optimizer = lockstep::make_optimizer<torch::optim::AdamW>(lockstep::decay_groups(*net, options), options);
 ///
-/// (The constructors of LibTorch from 2.13 on take an option that equals its type's default for one that was not given
-/// and put the optimizer's own in its place: a weight_decay of 0 becomes the optimizer's.)
+/// (From LibTorch 2.13 on, the optimizers' constructors treat an option that equals its type's default as not given and
+/// replace it by the optimizer's own: a weight_decay of 0 becomes the optimizer's.)
 template <typename Optimizer, typename Options>
 Optimizer make_optimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const Options& defaults) {
   Optimizer optimizer(groups, defaults);

@@ -11,27 +11,27 @@ namespace lockstep {
 class ProgressDisplay;
 
 struct ProgressOptions {
-  /// In place of "epoch 2/5", e.g. "test".
+  /// Shown instead of "epoch 2/5", for example "test".
   std::string label;
 };
 
-/// One line on stderr that says how far a pass is:
+/// One line on stderr that shows the progress of a pass:
 ///
 ///     epoch 2/5  step 180/468  loss 0.3412  14,210 samples/s  comm 7 %  ETA 0:42
 ///
-/// Where stderr is a terminal, or the launcher passes it on to one, the line is redrawn in place, at most ten times a
-/// second; elsewhere a plain line appears every ten seconds. The last state always stays, as a plain line. It never is
-/// wider than the terminal: what matters least is left out.
+/// If stderr is a terminal, or the launcher passes it on to one, the line is redrawn in place, at most ten times a
+/// second; otherwise a plain line appears every ten seconds. The last state always remains as a plain line. It is never
+/// wider than the terminal: the least important parts are left out.
 ///
-/// Used by one thread. Says nothing on ranks other than 0, whose numbers it shows; all ranks may make the same calls.
+/// Used by one thread. Only rank 0 shows it, with rank 0's numbers; all ranks may make the same calls.
 class ProgressLine {
  public:
   struct Pass {
-    std::string label;       ///< in place of the epoch
+    std::string label;       ///< instead of the epoch
     int epoch = 0;           ///< counts from 0
     int epochs = 0;          ///< 0: not known
-    int64_t steps = 0;       ///< in this pass, those before it among them
-    int64_t first_step = 0;  ///< done before the pass, when an epoch goes on after a resume
+    int64_t steps = 0;       ///< in this pass, including first_step
+    int64_t first_step = 0;  ///< done before the pass, when a resumed epoch continues
     int rank = 0;
     int world_size = 1;
   };
@@ -44,21 +44,21 @@ class ProgressLine {
   /// Finishes.
   ~ProgressLine();
 
-  /// A step of `samples` samples on this rank is done. The line counts as many on every other rank.
+  /// A step of `samples` samples on this rank is done. The line assumes the same number on every other rank.
   void step(int64_t samples);
   /// The loss to show from now on.
   void loss(double value);
   /// Seconds spent in communication since some fixed moment; the line shows their share of the time since the first
   /// call.
   void communication(double total_seconds);
-  /// Leaves the last state as a plain line, with the averages of the whole pass. Nothing is shown afterwards.
+  /// Leaves the last state as a plain line, with averages over the whole pass. Nothing is shown afterwards.
   void finish();
 
  private:
-  std::unique_ptr<ProgressDisplay> display_;  // null where nothing is to be shown
+  std::unique_ptr<ProgressDisplay> display_;  // null if nothing is to be shown
 };
 
-/// A loader that shows how far the loop over it is. Made by `progress`.
+/// A loader that shows the progress of the loop over it. Made by `progress`.
 template <typename Loader>
 class Progress {
  public:
@@ -136,7 +136,7 @@ class Progress {
   ProgressLine line_;
 };
 
-/// `for (auto& [data, target] : lockstep::progress(train))`, or, to show more,
+/// Use `for (auto& [data, target] : lockstep::progress(train))` or, to show more,
 ///
 ///     auto bar = lockstep::progress(train);
 ///     for (auto& [data, target] : bar) {
@@ -144,7 +144,7 @@ class Progress {
 ///       bar.loss(loss.item<double>());
 ///     }
 ///
-/// Every rank may call it; rank 0 shows. `loader` must outlive the result.
+/// Every rank may call it; rank 0 shows the line. `loader` must outlive the result.
 template <typename Loader>
 Progress<Loader> progress(Loader& loader, ProgressOptions options = {}) {
   return Progress<Loader>(loader, std::move(options));

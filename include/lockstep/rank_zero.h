@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// Calls `body` on rank 0 alone and returns there what it returned (nothing, if that is void); elsewhere nullopt. Does
+/// Calls `body` on rank 0 only and returns its result there (nothing, if that is void); other ranks get nullopt. Does
 /// not communicate: the other ranks go on at once.
 template <std::invocable Body>
 auto rank_zero_only(const Group& group, Body&& body) {
@@ -29,9 +29,10 @@ namespace detail {
 c10::IValue from_rank_zero(const Group& group, const std::function<c10::IValue()>& body);
 }  // namespace detail
 
-/// Calls `body` on rank 0 alone and returns its result on every rank: whatever an IValue holds, such as a number, a
-/// text, a list of them or a tensor on the CPU. A collective: every rank calls it and waits for rank 0, at most the
-/// group's timeout. What `body` throws is thrown on rank 0; the others throw Error with its text.
+/// Calls `body` on rank 0 only and returns its result on every rank. The result may be anything an IValue can hold,
+/// such as a number, a string, a list or a CPU tensor. A collective: every rank calls it and waits for rank 0, at most
+/// for the group's timeout. If `body` throws, rank 0 rethrows the exception, and the others throw an Error with its
+/// text.
 template <std::invocable Body>
 auto from_rank_zero(const Group& group, Body&& body) -> std::invoke_result_t<Body> {
   using Result = std::invoke_result_t<Body>;
@@ -45,22 +46,24 @@ auto from_rank_zero(const Group& group, Body&& body) -> std::invoke_result_t<Bod
   }
 }
 
-/// Lets rank 0 of each machine through its scope first, and the others of the machine after it: for what one of them
-/// should do for all, such as unpacking a file that the others then find.
+/// Lets local rank 0 of each machine run the scope first, and the machine's other ranks after it: for work that one
+/// rank should do for all, such as unpacking a file that the others then find.
 ///
 ///     {
 ///       const auto order = lockstep::main_first(context);
 ///       if (!std::filesystem::exists(file)) download(file);
 ///     }
 ///
-/// A collective: every rank makes one; inside the scope is no other. The others wait in the constructor, at most the
-/// context's collective_timeout: raise that for a scope that takes longer, and call heartbeat() in one that mostly
-/// waits (for a download, say), which `lockstep run` may else take for a hang. If an exception leaves the scope of a
-/// machine's rank 0, no other rank enters: their constructors throw Error that names it.
+/// A collective: every rank makes one, and there must be no other collective inside the scope. The others wait in the
+/// constructor, at most for the context's collective_timeout. Raise it for a scope that takes longer, and call
+/// heartbeat() in a scope that mostly waits (for a download, say), because `lockstep run` may otherwise take it for a
+/// hang. If an exception leaves the scope of a machine's first rank, no other rank enters: their constructors throw an
+/// Error that names it.
 class MainFirst {
  public:
   explicit MainFirst(const Context& context);
-  /// On a machine's rank 0 lets the others go. Throws Error if they are gone, unless an exception is under way.
+  /// On a machine's first rank, releases the others. Throws Error if they are gone, unless an exception is being
+  /// handled.
   ~MainFirst() noexcept(false);
   MainFirst(const MainFirst&) = delete;
   MainFirst& operator=(const MainFirst&) = delete;
@@ -68,7 +71,7 @@ class MainFirst {
  private:
   const Group group_;
   const bool is_first_;
-  const int exceptions_;  ///< under way when this was made
+  const int exceptions_;  ///< in flight when this was made
 };
 [[nodiscard]] inline MainFirst main_first(const Context& context) { return MainFirst(context); }
 

@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// Which samples an epoch has, and in which order, in place of DataLoaderOptions::shuffle: weighted draws, subsets,
-/// lengths that fit together.
+/// Which samples an epoch has, and in which order, instead of DataLoaderOptions::shuffle: for weighted draws, subsets,
+/// or batches of similar lengths.
 ///
 ///     struct Weighted : lockstep::Sampler {
 ///       int64_t size() const override { return weights.size(0); }
@@ -21,22 +21,22 @@ namespace lockstep {
 ///     };
 ///     lockstep::DataLoader train(dataset, context, {.batch_size = 32, .sampler = std::make_shared<Weighted>(...)});
 ///
-/// The order is the whole world's: the loader deals it out to the ranks as it does its own. So every rank must get the
-/// same: draw from a seed that all ranks share, not from torch's generator, whose seed is the rank's own. Used by the
-/// thread of the loader alone.
+/// The order covers the whole world: the loader deals it out to the ranks like its own. So every rank's sampler must
+/// give the same order: draw from a seed that all ranks share, not from torch's generator, which is seeded differently
+/// on each rank. Used only by the loader's thread.
 class Sampler {
  public:
   virtual ~Sampler() = default;
 
-  /// Places in an epoch: the same in every epoch and on every rank.
+  /// Length of an epoch: the same in every epoch and on every rank.
   virtual int64_t size() const = 0;
 
-  /// The epoch's indices, size() of them, each below the dataset's size; repetitions allowed.
+  /// The epoch's size() indices, each below the dataset's size; repetitions are allowed.
   virtual std::vector<int64_t> order(int epoch) = 0;
 
-  /// What the orders to come depend on besides the epoch, to go on from in a checkpoint of the loader; None: nothing.
-  /// The loader saves it as it was before the present epoch's order() and as it is now, so an epoch that was stopped in
-  /// the middle goes on in its own order, and the next ones as if nothing had been.
+  /// What future orders depend on besides the epoch, for checkpoints of the loader; None: nothing. The loader saves
+  /// both the state before the current epoch's order() and the present one, so an epoch that was stopped in the middle
+  /// continues in its own order, and later ones come out as if the run had never stopped.
   virtual c10::IValue state_dict() const { return {}; }
   virtual void load_state_dict(const c10::IValue& state) { static_cast<void>(state); }
 

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// The part of the data that this process reads. Made from a Context, or by hand.
+/// The part of the data that this process reads. Made from a Context or by hand.
 struct Shard {
   Shard(int rank_, int world_size_, uint64_t seed_ = 0) : rank(rank_), world_size(world_size_), seed(seed_) {}
   template <typename Context>

@@ -15,58 +15,59 @@ namespace lockstep {
 class Context;
 
 struct SummaryWriterOptions {
-  /// Behind the file's name.
+  /// Appended to the file's name.
   std::string filename_suffix;
-  /// An event waits at most this long in memory, if others follow it.
+  /// An event waits in memory at most this long if others follow it.
   std::chrono::milliseconds flush_interval = std::chrono::seconds(2);
-  /// With a Context: write on every rank, each a file of its own, not on rank 0 alone.
+  /// With a Context: write on every rank, each to its own file, instead of on rank 0 only.
   bool every_rank = false;
 };
 
-/// Writes what TensorBoard shows (`tensorboard --logdir FOLDER`): PyTorch's SummaryWriter, without libprotobuf.
+/// Writes files for TensorBoard (`tensorboard --logdir FOLDER`), like PyTorch's SummaryWriter, but without libprotobuf.
 ///
-/// Each writer makes one new event file in its folder. Used by one thread. A disk that is full costs events and is said
-/// once on stderr; it never throws. Tags may hold slashes, which group them. `step` is any number that grows.
+/// Each writer makes one new event file in its folder. Used by one thread. If the disk is full, events are lost and a
+/// message on stderr says so once; it never throws. Slashes in tags group them. `step` is any number that grows.
 class SummaryWriter {
  public:
   using Hparam = std::variant<bool, int64_t, double, std::string>;
 
   /// Writes nothing.
   SummaryWriter() noexcept;
-  /// Writes to `log_dir`, whatever the rank: in a program of several ranks, give it the context instead. Empty:
-  /// runs/<month><day>_<hour>-<minute>-<second>_<host>. Error if the file cannot be made.
+  /// Writes to `log_dir` on every rank; in a program with several ranks, pass the context instead. Empty:
+  /// runs/<month><day>_<hour>-<minute>-<second>_<host>. Throws Error if the file cannot be made.
   explicit SummaryWriter(std::string log_dir, SummaryWriterOptions options = {});
-  /// Writes on rank 0; elsewhere every call is accepted and does nothing. Empty `log_dir`: the folder tensorboard of
-  /// the launcher's run folder, or of the present folder. Every rank may construct one; they do not communicate.
+  /// Writes on rank 0; on other ranks every call does nothing. Empty `log_dir`: the subfolder tensorboard of the
+  /// launcher's run folder, or of the current folder. Every rank may construct one; they do not communicate.
   explicit SummaryWriter(const Context& context, std::string log_dir = "", SummaryWriterOptions options = {});
   SummaryWriter(SummaryWriter&&) noexcept;
   SummaryWriter& operator=(SummaryWriter&&) noexcept;
   /// Flushes.
   ~SummaryWriter();
 
-  /// Kept as float32, as TensorBoard does.
+  /// Stored as float32, as TensorBoard does.
   void add_scalar(std::string_view tag, double value, int64_t step = 0);
-  /// Several curves in one chart: each is a run of its own, in the folder <log_dir>/<main_tag>_<name>.
+  /// Several curves in one chart: each is a separate run, in the folder <log_dir>/<main_tag>_<name>.
   void add_scalars(const std::string& main_tag, const std::map<std::string, double>& values, int64_t step = 0);
-  /// The distribution of all elements, in TensorBoard's buckets. A real tensor of any shape with at least one element,
-  /// on any device. NaN is left out.
+  /// The distribution of all elements, in TensorBoard's buckets. Takes a real tensor of any shape with at least one
+  /// element, on any device. NaN is left out.
   void add_histogram(std::string_view tag, const at::Tensor& values, int64_t step = 0);
   /// A picture [C, H, W] of 1 (gray), 2 (gray, alpha), 3 (RGB) or 4 (RGBA) channels: uint8, or floating point from 0 to
-  /// 1. `dataformats` says another order, "HWC" or "HW".
+  /// 1. `dataformats` gives another order, "HWC" or "HW".
   void add_image(std::string_view tag, const at::Tensor& image, int64_t step = 0, std::string_view dataformats = "CHW");
   /// Markdown.
   void add_text(std::string_view tag, std::string_view text, int64_t step = 0);
-  /// Settings of a run and what came of them, for TensorBoard's table of runs: a run of its own, in the folder
-  /// <log_dir>/<run_name>, by default named after the time.
+  /// Settings of a run and its results, for TensorBoard's table of runs: a separate run, in the folder
+  /// <log_dir>/<run_name>, which is named after the time by default.
   void add_hparams(const std::map<std::string, Hparam>& hparams, const std::map<std::string, double>& metrics,
                    std::string run_name = "", int64_t step = 0);
-  /// What this folder's earlier files say of steps from this one on is void: for runs that go on from a checkpoint.
+  /// Discards what earlier files in this folder say about this step and later ones: for runs that resume from a
+  /// checkpoint.
   void purge_from(int64_t step);
 
   void flush();
   /// Whether this rank writes.
   bool is_on() const { return state_ != nullptr; }
-  /// Empty where nothing is written.
+  /// Empty if nothing is written.
   const std::string& log_dir() const;
 
  private:

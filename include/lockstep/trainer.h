@@ -23,65 +23,67 @@
 
 namespace lockstep {
 
-/// What forward computes in: the tensors' own dtypes; bfloat16 by autocast; half by autocast, with a GradScaler.
+/// What forward computes in: the tensors' own dtypes; bfloat16 by autocast; half by autocast with a GradScaler.
 enum class Precision { kFloat, kBFloat16, kHalf };
 
 struct TrainerOptions {
-  int epochs = 1;  ///< in all, those of a resumed checkpoint included
-  /// Batches a step of the optimizer. Each sample weighs the same, also where the last batches of an epoch are fewer.
+  int epochs = 1;  ///< in total, including those of a resumed checkpoint
+  /// Batches per step of the optimizer. Each sample has the same weight, even if the last step of an epoch has fewer
+  /// batches.
   int accumulate = 1;
   std::optional<double> clip_grad_norm;
   Precision precision = Precision::kFloat;
-  /// Of the learning rate, made for the optimizer steps of the whole training. Null: it stays as it is.
+  /// Makes the schedule of the learning rate for the optimizer steps of the whole training. Null: the rate stays as it
+  /// is.
   std::function<Schedule(int64_t steps)> schedule;
   std::optional<EmaOptions> ema;  ///< average weights, and evaluate with the first of the averages
-  std::string score;              ///< name of the metric that says how good an epoch is; empty: none does
+  std::string score;              ///< name of the metric that tells how good an epoch is; empty: none
   int patience = 0;               ///< stop after so many epochs in a row without a better score; 0: never
-  std::string folder;             ///< of checkpoints, to go on from if there are any; empty: none are written
-  /// Besides the one after each epoch. Says whether a higher score is better, too.
+  std::string folder;             ///< of checkpoints, which are resumed if there are any; empty: none are written
+  /// For checkpoints besides the one after each epoch. Also says whether a higher score is better.
   CheckpointerOptions checkpoints = {.every_minutes = 10};
-  std::optional<RunLogOptions> run_log;  ///< by default in the folder of the checkpoints
-  bool progress = true;                  ///< a line on stderr, of rank 0
+  std::optional<RunLogOptions> run_log;  ///< by default, in the folder of the checkpoints
+  bool progress = true;                  ///< a line on rank 0's stderr
 };
 
-/// An epoch that is over: the same on every rank.
+/// A completed epoch: the same on every rank.
 struct EpochResult {
   int epoch;             ///< counts from 0
-  double loss;           ///< mean over the samples of all ranks, each when it was trained on
+  double loss;           ///< mean over the samples of all ranks, each at the time it was trained on
   MetricValues values;   ///< of the evaluation
   bool is_best = false;  ///< its score is the best so far
 };
 
 struct TrainerResult {
   int epochs = 0;     ///< that are over
-  int64_t steps = 0;  ///< of the optimizer; those that a GradScaler skipped count, too
+  int64_t steps = 0;  ///< of the optimizer, including those that a GradScaler skipped
   double best_score = std::numeric_limits<double>::quiet_NaN();
-  int best_epoch = -1;        ///< counts from 0; -1: no score was taken
+  int best_epoch = -1;        ///< counts from 0; -1: there was no score
   std::string stopped_early;  ///< why; empty: all epochs are done
 };
 
-/// The usual loop, of the other headers' parts; its source is short, to be copied where it is not enough.
+/// The usual loop, made from the parts in the other headers. Its source is short: copy it if you need more.
 ///
 ///     lockstep::Trainer trainer(net.ptr(), optimizer, context, {.epochs = 10, .score = "accuracy", .patience = 3});
 ///     trainer.evaluate_on(test, metrics, [&](auto& batch) { accuracy.update(net(batch.data), batch.target); });
 ///     trainer.fit(train, [&](auto& batch) { return cross_entropy(net(batch.data), batch.target); });
 ///
-/// Loaders are a DataLoader or an ExampleLoader. The tensors of a batch are moved to the parameters' device, unless its
-/// type does not show them (example_loader.h).
+/// A loader is a DataLoader or an ExampleLoader. The tensors of a batch are moved to the parameters' device, if its
+/// type lists them (example_loader.h).
 ///
-/// Every rank makes one and the same calls, and steps identically; rank 0 decides when to stop. Used by one thread.
-/// What it is given must outlive it.
+/// Every rank makes one, makes the same calls, and takes the same steps; rank 0 decides when to stop. Used by one
+/// thread. What it is given must outlive it.
 class Trainer {
  public:
   template <std::derived_from<LoaderBase> Loader>
   using BatchOf = typename Loader::Iterator::value_type;
 
-  /// Attaches to the module as DistributedDataParallel does. TORCH_CHECK fails for options that make no sense.
+  /// Attaches to the module as DistributedDataParallel does. TORCH_CHECK fails for invalid options.
   Trainer(std::shared_ptr<torch::nn::Module> module, torch::optim::Optimizer& optimizer, const Context& context,
           TrainerOptions options = {});
   ~Trainer();
 
-  /// For lockstep::evaluate(), after each epoch.
+  /// Runs lockstep::evaluate() after each epoch.
   template <std::derived_from<LoaderBase> Loader, std::invocable<BatchOf<Loader>&> Step>
   void evaluate_on(Loader& loader, Metrics& metrics, Step step) {
     evaluate_by(metrics, [this, &loader, &metrics, step](torch::nn::Module& module, const Group& group) mutable {
@@ -91,18 +93,19 @@ class Trainer {
       });
     });
   }
-  /// Is called on every rank after each epoch, before its checkpoint.
+  /// Called on every rank after each epoch, before its checkpoint.
   void on_epoch(std::function<void(const EpochResult&)> callback);
-  /// For communication hooks, statistics and the like. Checkpoints have the state of a hook registered before fit().
+  /// For communication hooks, statistics and the like. Checkpoints hold the state of a hook that is registered before
+  /// fit().
   Replica& model();
-  /// Writes the model with average `which` of the options' `ema`, as lockstep::save() writes a state dict: for Python's
-  /// load_state_dict, too. Every rank calls it; rank 0 writes. Throws Error on all ranks if it cannot. TORCH_CHECK
-  /// fails without `ema`.
+  /// Writes the model with average `which` of the options' `ema`, as lockstep::save() writes a state dict: Python's
+  /// load_state_dict reads it, too. Every rank calls it; rank 0 writes. Throws Error on all ranks if that fails.
+  /// TORCH_CHECK fails without `ema`.
   void save_averages(const std::string& path, size_t which = 0) const;
 
-  /// Trains until all epochs are done or the score no longer gets better. `loss` gives the mean over its batch, which
-  /// is on the parameters' device; the module stays in train() or eval(), as the caller left it. Once, by every rank.
-  /// If it throws, the checkpoints that are written stay.
+  /// Trains until all epochs are done or the score stops improving. `loss` returns the mean over its batch, which is on
+  /// the parameters' device. The module stays in train() or eval() as the caller left it. Every rank calls it, once. If
+  /// it throws, checkpoints already written stay.
   template <std::derived_from<LoaderBase> Loader, std::invocable<BatchOf<Loader>&> Loss>
   TrainerResult fit(Loader& train, Loss&& loss) {
     return fit_passes(train, [&] {
@@ -119,12 +122,12 @@ class Trainer {
   }
 
  private:
-  /// A batch of whatever type.
+  /// A batch of any type.
   struct Taken {
     int64_t samples;
     std::function<at::Tensor()> loss;
   };
-  /// An iterator over such.
+  /// An iterator over such batches.
   struct Pass {
     std::function<bool()> ended;
     std::function<void()> advance;

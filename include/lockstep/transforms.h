@@ -19,11 +19,10 @@ class PixelValues;
 
 namespace transforms {
 
-/// Changes a batch of images: [n, channels, height, width], uint8 or float32, contiguous, on the CPU, its own to
-/// change. `seeds[i]` is image i's: a function of the loader's seed, the epoch, the sample's index and the transform's
-/// place in its chain, and of nothing else. So what is drawn from it is the same on any number of ranks and workers, in
-/// any batch, and after a resume. Called by several workers at once. A function or lambda of a program's own is one,
-/// too.
+/// Changes a batch of images: [n, channels, height, width], uint8 or float32, contiguous, on the CPU, which it may
+/// modify. `seeds[i]` belongs to image i and depends only on the loader's seed, the epoch, the sample's index and the
+/// transform's place in its chain. So what is drawn from it is the same on any number of ranks and workers, in any
+/// batch, and after a resume. Several workers call a transform at once. Your own function or lambda works as well.
 using Transform = std::function<at::Tensor(at::Tensor images, at::ArrayRef<uint64_t> seeds)>;
 
 /// Random numbers from a seed, the same on every machine.
@@ -40,11 +39,11 @@ class Random {
   uint64_t state_;
 };
 
-/// (x - mean) / standard deviation of each channel, in float32, where bytes stand for 0 .. 1: torchvision's ToTensor
-/// and Normalize. One number serves all channels. Normalize({0}, {1}) only turns bytes to floats.
+/// (x - mean) / standard deviation of each channel, in float32; bytes are scaled to 0 .. 1 first: torchvision's
+/// ToTensor and Normalize. A single number applies to all channels. Normalize({0}, {1}) only turns bytes into floats.
 class Normalize {
  public:
-  /// Throws c10::Error unless there are as many standard deviations as means, none of them 0.
+  /// Throws c10::Error unless there are as many standard deviations as means, and none of them is 0.
   Normalize(at::ArrayRef<float> mean, at::ArrayRef<float> standard_deviation);
   at::Tensor operator()(const at::Tensor& images, at::ArrayRef<uint64_t> seeds) const;
 
@@ -54,11 +53,11 @@ class Normalize {
 };
 
 struct RandomCropOptions {
-  /// Rows and columns of zeros around the image beforehand.
+  /// Rows and columns of zeros added around the image first.
   int64_t padding = 0;
 };
 
-/// A part of `height` x `width`, every place equally likely.
+/// A part of `height` x `width`, every position equally likely.
 class RandomCrop {
  public:
   RandomCrop(int64_t height, int64_t width, RandomCropOptions options = {});
@@ -69,7 +68,7 @@ class RandomCrop {
   int64_t height_, width_, padding_;
 };
 
-/// Left and right changed over, with this probability.
+/// Mirrored left to right with this probability.
 class RandomHorizontalFlip {
  public:
   explicit RandomHorizontalFlip(double probability = 0.5);
@@ -80,12 +79,12 @@ class RandomHorizontalFlip {
 };
 
 struct RandomResizedCropOptions {
-  /// Least and greatest share of the image's area, and of width over height.
+  /// Smallest and largest share of the image's area, and ratio of width to height.
   std::array<double, 2> scale{0.08, 1.0};
   std::array<double, 2> ratio{3.0 / 4, 4.0 / 3};
 };
 
-/// A part of random area and shape, resized to `height` x `width`; drawn as torchvision's is. Resized by a triangle
+/// A part of random area and shape, resized to `height` x `width`; drawn as in torchvision. Resized by a triangle
 /// filter that widens when it shrinks (antialiased bilinear).
 class RandomResizedCrop {
  public:
@@ -101,7 +100,7 @@ class RandomResizedCrop {
 
 }  // namespace transforms
 
-/// A dataset whose images go through transforms, one after the other:
+/// A dataset whose images go through transforms, one after another:
 ///
 ///     using namespace lockstep::transforms;
 ///     using lockstep::datasets::CIFAR10;
@@ -111,7 +110,8 @@ class RandomResizedCrop {
 ///                                Normalize(CIFAR10::kMean, CIFAR10::kStandardDeviation)}),
 ///         context, {.batch_size = 128, .shuffle = true, .workers = 2});
 ///
-/// Every epoch of a DataLoader draws anew. Bytes are cheaper to crop and flip than floats: put Normalize last.
+/// Every epoch of a DataLoader draws new random numbers. Bytes are cheaper to crop and flip than floats: put Normalize
+/// last.
 class Transformed : public Dataset {
  public:
   template <std::derived_from<Dataset> D>

@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// From the Context, for device().
+/// Called by the Context, for device().
 void remember_local_rank(int local_rank);
 
 /// The rule of device(). `cuda_devices`: how many this process sees.

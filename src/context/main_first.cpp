@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-/// The one collective of a guard. Returns the highest rank that says it failed, or -1.
+/// The one collective of a guard. Returns the highest rank that reports a failure, or -1.
 int64_t meet(const Group& group, bool failed) {
   const at::Tensor word = at::full({1}, failed ? group.rank() : -1, at::kLong);
   const OperationLabel label("main_first()");
@@ -45,7 +45,7 @@ MainFirst::~MainFirst() noexcept(false) {
   try {
     meet(group_, true);
   } catch (const std::exception&) {
-    // The exception that is under way is the one to hear of.
+    // The exception in flight is the one to report.
   }
   if (noted) own_page().renew_error();
 }

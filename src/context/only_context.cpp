@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// The process whose Context is there; 0: none. A child that it forks does not have it.
+/// The process that has a Context; 0: none. A child that it forks does not have one.
 std::atomic<pid_t> holder{0};
 
 }  // namespace
@@ -18,7 +18,7 @@ std::atomic<pid_t> holder{0};
 OnlyContext::OnlyContext() {
   if (holder.exchange(::getpid()) == ::getpid())
     throw Error(
-        "this process has a Context already, and there can be one at a time; pass that one on, or let its scope end "
+        "this process already has a Context, and there can be only one at a time; use that one, or let its scope end "
         "before you make another");
 }
 

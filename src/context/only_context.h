@@ -2,7 +2,7 @@
 
 namespace lockstep {
 
-/// Held by the Context of a process while it is there. Throws Error where the process has one already.
+/// Held by the Context of a process while it exists. Throws Error if the process already has one.
 class OnlyContext {
  public:
   OnlyContext();

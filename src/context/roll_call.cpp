@@ -23,7 +23,7 @@ namespace {
 
 std::string key_of(int rank) { return "present/" + std::to_string(rank); }
 
-/// Tells machines apart, and network namespaces, which are machines to everything that communicates.
+/// Distinguishes machines, and network namespaces, which are machines to everything that communicates.
 std::string machine_name() {
   char host[256] = {};
   ::gethostname(host, sizeof host - 1);
@@ -42,7 +42,7 @@ std::string introduce() {
   return text.str();
 }
 
-/// Rank 0, which may serve the store, gives up last: the others then still learn who is missing.
+/// Rank 0, which may serve the store, gives up last, so that the others still learn who is missing.
 std::chrono::milliseconds patience_of(const World& world, std::chrono::milliseconds timeout) {
   return timeout + std::chrono::seconds(world.rank == 0 ? 1 : 0);
 }
@@ -54,7 +54,7 @@ std::chrono::milliseconds patience_of(const World& world, std::chrono::milliseco
   const std::string found = "after " + std::to_string(timeout.count() / 1000) + " s " +
                             std::to_string(world.world_size - static_cast<int>(missing.size())) + " of " +
                             std::to_string(world.world_size) + " ranks are there, missing " + list;
-  // For the launcher; -1 where they have all come after all.
+  // For the launcher; -1 if they have all arrived after all.
   own_page().fail(RankFailure::kMissing, missing.empty() ? -1 : missing.front(), found);
   throw Error(found + "; see their output for why, or raise LOCKSTEP_JOIN_TIMEOUT_S if they start slowly");
 }
@@ -78,7 +78,7 @@ void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseco
   }
 }
 
-/// Whether a store that broke before the ranks had met can have been another program's.
+/// Whether a store that broke before the ranks met may have been another program's.
 bool may_have_been_anothers(const World& world) {
   return world.rank != 0 && world.source != World::Source::kLauncher && !world.store_is_hosted;
 }
@@ -93,7 +93,7 @@ c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono
     try {
       found = shm_engine::agree_on_generation(*store, world.rank, world.world_size, patience_of(world, timeout));
     } catch (const std::exception& cause) {
-      // `sh -c "first; second"` as a rank: rank 0 may still be leaving the first program, and serve that one's store.
+      // `sh -c "first; second"` as a rank: rank 0 may still be leaving the first program and serving its store.
       if (!may_have_been_anothers(world) || deadline.passed()) throw_could_not_meet(cause);
       forget_store();
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -136,11 +136,11 @@ void say_farewell(const World& world, const c10::intrusive_ptr<c10d::Store>& sto
   try {
     if (store->add("farewells", 1) == world.world_size) store->set("all_left", std::string("1"));
     store->wait({"all_left"}, timeout);
-    // Whoever serves the store goes last, so that nobody else finds it gone.
+    // The rank that serves the store leaves last, so that no other rank finds it gone.
     if (store->add("gone", 1) == world.world_size) store->set("all_gone", std::string("1"));
     if (world.rank == 0) store->wait({"all_gone"}, timeout);
   } catch (const std::exception&) {
-    // A peer has ended without a word or needs longer; this rank's work is done all the same.
+    // A peer has ended without saying so, or needs longer; this rank's work is done in any case.
   }
 }
 

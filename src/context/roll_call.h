@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// What a rank learns of the others when all have appeared.
+/// What a rank learns about the others when all have appeared.
 struct RollCall {
   int machines = 1;
   int local_rank = 0;
@@ -16,17 +16,17 @@ struct RollCall {
   int threads = 1;  ///< this rank's fair share of its machine
 };
 
-/// The store that the ranks of the world share, with keys that no earlier ones have used: those of a Context before
-/// this one, or of a start that torchrun's agent had to repeat. Undefined for a world of one. Every rank calls it; it
-/// throws Error, naming missing ranks, when the timeout passes.
+/// The store that the ranks of the world share, with keys that no earlier ranks have used: ranks of an earlier Context,
+/// or of a start that torchrun's agent had to repeat. Undefined for a world of one. Every rank calls it; it throws
+/// Error, naming missing ranks, when the timeout passes.
 c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono::milliseconds timeout);
 
-/// Waits until every rank of the world has said that it is there; every rank calls it. Throws Error, naming the
-/// missing ranks, when the timeout passes.
+/// Waits until every rank of the world has said that it is there. Every rank calls it. Throws Error, naming the missing
+/// ranks, when the timeout has passed.
 RollCall call_the_roll(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
                        std::chrono::milliseconds timeout);
 
-/// Waits until all ranks have said farewell, or the time is over. Never throws.
+/// Waits until all ranks have said farewell or the time is over. Never throws.
 void say_farewell(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
                   std::chrono::milliseconds timeout) noexcept;
 

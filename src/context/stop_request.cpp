@@ -11,19 +11,19 @@
 namespace lockstep {
 namespace {
 
-// What the handler may touch: lock-free words alone.
+// What the handler may touch: only lock-free words.
 std::atomic<const RankBoard*> board{nullptr};
 std::atomic<int> asked{0};
 std::atomic<pid_t> listener{0};
 
-/// A signal after which the run is to end at once ends this process as it would any other.
+/// For a signal that must end the run at once: it ends this process as it would any other.
 void end_by(int signal) {
   ::signal(signal, SIG_DFL);
   ::raise(signal);  // delivered when the handler returns
 }
 
 void handle(int signal) {
-  if (::getpid() != listener.load()) return end_by(signal);  // a child that it forked, which does not have the board
+  if (::getpid() != listener.load()) return end_by(signal);  // a forked child, which does not have the board
   const RankBoard* known = board.load();
   if (known != nullptr && known->head().stopping.load() != 0) return end_by(signal);
   if (asked.fetch_add(1) > 0) return end_by(signal);

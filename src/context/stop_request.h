@@ -8,11 +8,11 @@
 
 namespace lockstep {
 
-/// A request to leave, as all ranks hear of it at the same call: on the board of their launcher, or else by a
+/// A request to leave, which all ranks learn of at the same call: from their launcher's board, or otherwise by a
 /// collective.
 class StopRequest {
  public:
-  /// From now on SIGTERM and SIGUSR1 are such requests, where the program has no handlers of its own.
+  /// From now on SIGTERM and SIGUSR1 are such requests, unless the program has handlers of its own.
   StopRequest();
   /// Every rank calls it.
   bool heard(const Group& group);

@@ -21,7 +21,7 @@ CifarLayout layout_of_10(Split split) {
                      .members = {"test_batch.bin"},
                      .classes = {10},
                      .greatest_records = 10000,
-                     .mend = "Give CIFAR-10's binary version: the file cifar-10-binary.tar.gz, or its folder"};
+                     .remedy = "Give CIFAR-10's binary version: the file cifar-10-binary.tar.gz, or its folder"};
   if (split == kTrain) {
     layout.members.clear();
     for (int i = 1; i <= 5; ++i) layout.members.push_back("data_batch_" + std::to_string(i) + ".bin");
@@ -35,7 +35,7 @@ CifarLayout layout_of_100(Split split) {
           .members = {split == kTrain ? "train.bin" : "test.bin"},
           .classes = {20, 100},
           .greatest_records = 50000,
-          .mend = "Give CIFAR-100's binary version: the file cifar-100-binary.tar.gz, or its folder"};
+          .remedy = "Give CIFAR-100's binary version: the file cifar-100-binary.tar.gz, or its folder"};
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ CifarLayout layout_of_100(Split split) {
 struct CIFAR::Content {
   CifarImages images;
   int64_t label_bytes;
-  int64_t label;  // which of them is the target
+  int64_t label;  // which label is the target
   PixelValues values;
   bool as_bytes;
 };

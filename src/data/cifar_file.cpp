@@ -1,4 +1,4 @@
-// zlib unpacks (and checks the sum, which libarchive's own filter does not), libarchive reads the tar inside.
+// zlib unpacks (and verifies the checksum, which libarchive's own filter does not); libarchive reads the tar inside.
 
 #include "data/cifar_file.h"
 #include "base/error.h"
@@ -44,7 +44,7 @@ void check_size(const std::string& name, int64_t bytes, const CifarLayout& layou
                        std::to_string(bytes / record));
 }
 
-/// Appends `bytes` bytes of records, read by `read(to, count)`, which gives fewer only where the file ends.
+/// Appends `bytes` bytes of records, read by `read(to, count)`, which returns fewer only at the end of the file.
 void append_records(const std::string& name, int64_t bytes, const CifarLayout& layout,
                     const std::function<size_t(uint8_t*, size_t)>& read, CifarImages& images) {
   const int64_t record = record_bytes(layout), labels = static_cast<int64_t>(layout.classes.size());
@@ -84,8 +84,8 @@ CifarImages read_folder(const fs::path& folder, const CifarLayout& layout) {
 
 // ---- archives ----
 
-/// A tar inside of gzip. libarchive calls `give` for content; what that throws waits in `failure_` until libarchive,
-/// which is C, has returned.
+/// A tar file inside gzip. libarchive calls `give` for content; what that throws is kept in `failure_` until
+/// libarchive, which is C, has returned.
 class TarGz {
  public:
   explicit TarGz(const fs::path& path)
@@ -121,7 +121,7 @@ class TarGz {
     return done;
   }
 
-  /// After the last entry: to the end of the gzip stream, whose checksum comes last.
+  /// After the last entry: reads to the end of the gzip stream, where the checksum is.
   void finish() {
     while (unpack() > 0) {
     }
@@ -147,13 +147,13 @@ class TarGz {
     unpacked_ += static_cast<int64_t>(got);
     if (unpacked_ > kGreatestUnpacked)
       fail(path_, "unpacks to more than " + std::to_string(kGreatestUnpacked) + " bytes, found after " +
-                      std::to_string(content_.file_bytes()) + " bytes of file at most; this is no archive of CIFAR's");
+                      std::to_string(content_.file_bytes()) + " bytes of file at most; this is not a CIFAR archive");
     return got;
   }
 
   void check(int code) {
     if (failure_ != nullptr) rethrow(std::exchange(failure_, nullptr));
-    // A warning is of a name in an odd encoding and the like.
+    // Warnings are about names in an odd encoding and the like.
     if (code == ARCHIVE_OK || code == ARCHIVE_WARN || code > 0) return;
     const char* why = archive_error_string(archive_.get());
     fail(path_, std::string(content_.cut_short() ? "is truncated" : "is a corrupt archive") + " after " +
@@ -165,10 +165,10 @@ class TarGz {
   int64_t unpacked_ = 0;
   std::vector<uint8_t> buffer_;
   std::exception_ptr failure_;
-  std::unique_ptr<archive, int (*)(archive*)> archive_;  // last: it calls the others
+  std::unique_ptr<archive, int (*)(archive*)> archive_;  // last: it uses the others
 };
 
-/// The member that an entry is, by its name alone: "folder/member" or "./folder/member".
+/// The member that an entry holds, judged by its name only: "folder/member" or "./folder/member".
 std::optional<std::string> member_of(archive_entry* entry, const CifarLayout& layout) {
   const char* text = archive_entry_pathname(entry);
   if (text == nullptr) return {};
@@ -201,7 +201,7 @@ CifarImages read_archive(const fs::path& path, const CifarLayout& layout) {
   images.pixels.reserve(pixels);
   for (const std::string& member : layout.members) {
     if (!found.contains(member))
-      throw RefusedInput(path.string() + ": holds no " + layout.folder + "/" + member + ". " + layout.mend);
+      throw RefusedInput(path.string() + ": holds no " + layout.folder + "/" + member + ". " + layout.remedy);
     const CifarImages& part = found[member];
     images.pixels.insert(images.pixels.end(), part.pixels.begin(), part.pixels.end());
     images.labels.insert(images.labels.end(), part.labels.begin(), part.labels.end());
@@ -216,12 +216,12 @@ CifarImages read_cifar(const fs::path& path, const CifarLayout& layout) {
   std::error_code ignored;
   if (fs::is_regular_file(path, ignored)) return read_archive(path, layout);
   if (!fs::is_directory(path, ignored))
-    throw RefusedInput("data folder or archive '" + path.string() + "' is not there. " + layout.mend);
+    throw RefusedInput("data folder or archive '" + path.string() + "' is not there. " + layout.remedy);
   for (const fs::path& folder : {path, path / layout.folder})
     if (fs::exists(folder / layout.members.front(), ignored)) return read_folder(folder, layout);
   if (fs::exists(path / layout.archive, ignored)) return read_archive(path / layout.archive, layout);
   throw RefusedInput("data folder '" + path.string() + "' holds neither " + layout.members.front() + ", nor " +
-                     layout.folder + ", nor " + layout.archive + ". " + layout.mend);
+                     layout.folder + ", nor " + layout.archive + ". " + layout.remedy);
 }
 
 }  // namespace lockstep

@@ -13,7 +13,7 @@ at::Tensor stack_examples(const std::vector<at::Tensor>& tensors) {
                 " of a batch has ",
                 tensors[i].defined() ? c10::str("a tensor of ", tensors[i].sizes()) : std::string("no tensor"),
                 ", and the first one of ", tensors[0].sizes(),
-                "; give the loader a function that makes one batch of them, by padding for example");
+                "; give the loader a function that makes a batch of them, for example by padding");
   return at::stack(tensors);
 }
 

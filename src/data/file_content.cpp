@@ -12,7 +12,7 @@
 namespace lockstep::file_content {
 namespace {
 
-constexpr int64_t kGreatestExpansion = 1032;  // of deflate: zlib's technical details
+constexpr int64_t kGreatestExpansion = 1032;  // of deflate, by zlib's technical details
 constexpr size_t kChunkBytes = 1 << 18;
 
 }  // namespace
@@ -33,7 +33,7 @@ std::string hex(const uint8_t* bytes, size_t count) {
 }
 
 PlainFile::PlainFile(const std::filesystem::path& path)
-    // Not to wait for the writer of a pipe before it is refused.
+    // So as not to wait for the writer of a pipe before refusing it.
     : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   if (!fd_) throw_errno<RefusedInput>("opening " + path.string());
   struct stat status;

@@ -16,8 +16,8 @@ namespace lockstep::file_content {
 /// "1f 8b 08"
 std::string hex(const uint8_t* bytes, size_t count);
 
-/// The bytes of a regular file, front to back. Throws Error naming the file where it cannot be read or is something
-/// else than a file.
+/// The bytes of a regular file, front to back. Throws Error naming the file if it cannot be read or is not a regular
+/// file.
 class PlainFile {
  public:
   explicit PlainFile(const std::filesystem::path& path);
@@ -35,8 +35,8 @@ class PlainFile {
   int64_t file_bytes_ = 0;
 };
 
-/// The content of a gzip file of one stream, its checksum compared at the end. Throws Error naming the file for what is
-/// corrupt.
+/// The content of a gzip file with one stream, whose checksum is verified at the end. Throws Error naming the file if
+/// it is corrupt.
 class GzipFile {
  public:
   enum class Trailing { kRefuse, kIgnore };
@@ -45,7 +45,7 @@ class GzipFile {
   GzipFile(const GzipFile&) = delete;
   GzipFile& operator=(const GzipFile&) = delete;
 
-  /// Fewer than `bytes` only where the stream has ended, or the file too early.
+  /// Fewer than `bytes` only if the stream has ended, or the file too early.
   size_t read(uint8_t* to, size_t bytes);
   int64_t file_bytes() const { return file_.file_bytes(); }
   int64_t greatest_content_bytes() const;
@@ -61,7 +61,7 @@ class GzipFile {
   const Trailing trailing_;
   PlainFile file_;
   std::vector<uint8_t> input_;
-  int64_t consumed_to_ = 0;  // bytes of the file that went into input_ so far
+  int64_t consumed_to_ = 0;  // bytes of the file read into input_ so far
   z_stream stream_{};
   State state_ = State::kInside;
 };

@@ -1,7 +1,7 @@
-// Reads IDX files strictly: whatever the bytes, the result is either the array that the header announces or an Error,
-// and memory is bounded by the size of the file (times 1032, the most that deflate can expand).
+// Reads IDX files strictly: whatever the bytes, the result is either the array that the header announces or an Error.
+// Memory is bounded by the size of the file (times 1032, the most that deflate can expand).
 //
-// file_content.h gives the content byte by byte, of a plain file or out of a gzip stream; parse() is the same for both.
+// file_content.h provides the content, of a plain file or from a gzip stream; parse() is the same for both.
 
 #include "data/idx_file.h"
 #include "base/error.h"
@@ -58,7 +58,7 @@ std::vector<int64_t> read_shape(const std::filesystem::path& path, auto& source,
   return shape;
 }
 
-/// The product of `shape`, or the greatest number there is if that is less.
+/// The product of `shape`, or the largest representable number if that is smaller.
 int64_t element_count(const std::vector<int64_t>& shape) {
   int64_t count = 1;
   bool too_many = false;
@@ -101,13 +101,14 @@ IdxFile read_idx(const std::filesystem::path& path, const std::vector<int64_t>& 
   return path.extension() == ".gz" ? parse(path, GzipFile(path), shape) : parse(path, PlainFile(path), shape);
 }
 
-std::filesystem::path find_idx(const std::filesystem::path& folder, const std::string& name, const std::string& mend) {
+std::filesystem::path find_idx(const std::filesystem::path& folder, const std::string& name,
+                               const std::string& remedy) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(folder, ignored))
-    throw RefusedInput("data folder '" + folder.string() + "' is not there. " + mend);
+    throw RefusedInput("data folder '" + folder.string() + "' is not there. " + remedy);
   for (const auto& path : {folder / name, folder / (name + ".gz")})
     if (std::filesystem::exists(path, ignored)) return path;
-  throw RefusedInput("data folder '" + folder.string() + "' holds neither " + name + " nor " + name + ".gz. " + mend);
+  throw RefusedInput("data folder '" + folder.string() + "' holds neither " + name + " nor " + name + ".gz. " + remedy);
 }
 
 }  // namespace lockstep

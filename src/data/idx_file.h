@@ -18,11 +18,11 @@ struct IdxFile {
 /// dimension as 4 bytes, highest first; the elements. A gzip file must hold one stream and nothing else.
 ///
 /// Throws Error naming the file, with expected and found, unless file and header agree to the byte. Allocates nothing
-/// for the elements before the header has been held against `shape` and against what a file of this size can hold.
+/// for the elements before the header has been checked against `shape` and against what a file of this size can hold.
 IdxFile read_idx(const std::filesystem::path& path, const std::vector<int64_t>& shape);
 
-/// `folder`/`name`, or else `folder`/`name`.gz. Throws Error if neither is there, or no such folder; its text then ends
-/// in `mend`.
-std::filesystem::path find_idx(const std::filesystem::path& folder, const std::string& name, const std::string& mend);
+/// `folder`/`name`, or else `folder`/`name`.gz. Throws Error if neither is there, or if there is no such folder; the
+/// text then ends with `remedy`.
+std::filesystem::path find_idx(const std::filesystem::path& folder, const std::string& name, const std::string& remedy);
 
 }  // namespace lockstep

@@ -40,7 +40,7 @@ void check(const DataLoaderOptions& options, const Shard& shard, bool tensors_ar
               " is not in a world of ", shard.world_size);
   TORCH_CHECK(!options.split_batches || options.batch_size % shard.world_size == 0,
               "DataLoader: with split_batches the batch_size of ", options.batch_size, " is divided among ",
-              shard.world_size, " ranks, which it cannot be evenly; set it to a multiple of ", shard.world_size,
+              shard.world_size, " ranks, but does not divide evenly; set it to a multiple of ", shard.world_size,
               ", or leave split_batches out and set each rank's");
   TORCH_CHECK(!options.pin_memory || at::hasCUDA(),
               "DataLoader: pin_memory needs CUDA, and this LibTorch or this machine has none; leave it out");
@@ -48,10 +48,10 @@ void check(const DataLoaderOptions& options, const Shard& shard, bool tensors_ar
               options.device.value_or(at::kCPU), ", and this LibTorch or this machine has no CUDA; leave it out");
   TORCH_CHECK(tensors_are_known || !(options.pin_memory || options.device),
               "DataLoader: pin_memory and device need to know the tensors of a batch, and this type of batch does not "
-              "show them; give it a member for_each_tensor (example_loader.h), or leave the options out");
+              "list them; give it a member for_each_tensor (example_loader.h), or leave the options out");
 }
 
-/// A batch and what making it took, on a worker.
+/// A batch, and the time that a worker took to make it.
 struct MadeBatch {
   std::shared_ptr<void> batch;
   double reading_seconds = 0;
@@ -68,10 +68,10 @@ int64_t hash_of_order(const std::vector<int64_t>& order) {
 
 // ---- a pass ----
 
-/// How far a pass is. Shared by the pass, which moves on, and its loader, which may be asked for it.
+/// The position of a pass. Shared by the pass, which advances it, and its loader, which may be asked for it.
 struct LoaderBase::Position {
   int epoch;
-  int64_t start;      ///< places of the order that were taken before the pass
+  int64_t start;      ///< positions in the order that were taken before the pass
   int64_t taken = 0;  ///< samples that this rank has taken in the pass
   bool complete = false;
   BatchShare share = {};
@@ -147,13 +147,13 @@ struct LoaderBase::Pass {
   const std::vector<int64_t> indices;
   const DataLoaderOptions options;
   const int64_t batch_size;
-  const int64_t all_places;  ///< of the order, from the start of the pass on
+  const int64_t all_places;  ///< in the order, from the start of the pass
   const int64_t world_size;
   const uint64_t seed;
   const Clock::time_point start;
   std::shared_ptr<void> current;
   bool ended = false;
-  Prefetcher<MadeBatch> batches;  // last, so that its workers are gone before what they read
+  Prefetcher<MadeBatch> batches;  // last, so that its workers end before what they read is destroyed
 };
 
 void LoaderBase::advance(Pass& pass) { pass.advance(); }
@@ -163,13 +163,13 @@ int64_t LoaderBase::samples_of(const Pass& pass) { return pass.position->share.h
 
 // ---- the order ----
 
-/// What is known of a sampler's order, to get the same again within an epoch and after a resume.
+/// What is known about a sampler's order, to get the same one again within an epoch and after a resume.
 struct LoaderBase::SamplerState {
-  int epoch = -1;        ///< of the newest order; -1: of none
+  int epoch = -1;        ///< of the newest order; -1: there is none
   int64_t order = 0;     ///< its hash
-  c10::IValue before;    ///< the sampler's state before it
-  c10::IValue now;       ///< the state to have once it was made again
-  bool resumed = false;  ///< all this is a checkpoint's, and the sampler does not have it yet
+  c10::IValue before;    ///< the sampler's state before that order
+  c10::IValue now;       ///< the state to restore once the order has been made again
+  bool resumed = false;  ///< all of this comes from a checkpoint, and the sampler does not have it yet
 };
 
 int64_t LoaderBase::places() const { return options_.sampler != nullptr ? options_.sampler->size() : dataset_size_; }
@@ -186,12 +186,12 @@ std::vector<int64_t> LoaderBase::order_of_sampler() {
   TORCH_CHECK(static_cast<int64_t>(order.size()) == sampler.size(), "the sampler's size() is ", sampler.size(),
               ", but its order() has ", order.size(), " places");
   for (const int64_t index : order)
-    TORCH_CHECK(index >= 0 && index < dataset_size_, "the sampler's order() has the index ", index,
-                ", and the dataset ", dataset_size_, " samples");
+    TORCH_CHECK(index >= 0 && index < dataset_size_, "the sampler's order() contains the index ", index,
+                ", but the dataset has ", dataset_size_, " samples");
   const int64_t hash = hash_of_order(order);
   if (resumed && again && hash != known.order)
     throw Error("the sampler's order of epoch " + std::to_string(epoch_) +
-                " is not the one that the checkpoint was in the middle of; samples would be lost or seen twice");
+                " is not the order that the checkpoint stopped in; samples would be lost or seen twice");
   known.epoch = epoch_;
   known.order = hash;
   return order;
@@ -203,7 +203,7 @@ std::vector<int64_t> LoaderBase::indices_of_pass() {
   dealt.set_start(start_);
   if (options_.sampler == nullptr) return dealt.indices();
   const std::vector<int64_t> order = order_of_sampler();
-  std::vector<int64_t> indices = dealt.indices();  // not shuffled: places of the order
+  std::vector<int64_t> indices = dealt.indices();  // not shuffled: positions in the order
   for (int64_t& index : indices) index = order[static_cast<size_t>(index)];
   return indices;
 }
@@ -219,7 +219,7 @@ LoaderBase::LoaderBase(detail::BatchType type, int64_t dataset_size, const Shard
   size_ = samples_ / batch_size_;
   TORCH_CHECK(size_ > 0 || !options_.drop_last, "DataLoader: drop_last leaves no batch, because a rank's share is ",
               samples_, " of ", places(), " samples, fewer than the batch_size of ", batch_size_,
-              "; lower the batch size, take fewer ranks, or leave drop_last out");
+              "; lower the batch size, use fewer ranks, or leave drop_last out");
   if (options_.drop_last)
     samples_ = size_ * batch_size_;
   else if (samples_ % batch_size_ != 0)
@@ -257,7 +257,7 @@ LoaderBase::BatchShare LoaderBase::batch_share() const {
 
 c10::IValue LoaderBase::state_dict() const {
   int64_t epoch = epoch_, samples = start_;
-  // A loop over epochs may have gone beyond the newest pass.
+  // A loop over epochs may be beyond the newest pass.
   const bool current = position_ != nullptr && (epoch_count_ == 0 || position_->epoch == epoch_);
   if (current && start_ == 0) {
     epoch = position_->epoch + (position_->complete ? 1 : 0);
@@ -279,9 +279,9 @@ c10::IValue LoaderBase::state_dict() const {
 }
 
 void LoaderBase::load_state_dict(const c10::IValue& state) {
-  TORCH_CHECK(epoch_count_ == 0, "DataLoader::load_state_dict inside the loop over epochs(); call it before");
+  TORCH_CHECK(epoch_count_ == 0, "DataLoader::load_state_dict inside the loop over epochs(); call it before the loop");
   const c10::impl::GenericDict own = state_dict().toGenericDict();
-  if (!state.isGenericDict()) throw Error("the state of a DataLoader is no dictionary");
+  if (!state.isGenericDict()) throw Error("the state of a DataLoader must be a dictionary");
   const c10::impl::GenericDict given = state.toGenericDict();
   const auto value = [&](const c10::IValue& key) {
     const auto found = given.find(key);
@@ -290,19 +290,21 @@ void LoaderBase::load_state_dict(const c10::IValue& state) {
     return found->value().isBool() ? int64_t{found->value().toBool()} : found->value().toInt();
   };
   if (given.contains("sampler") != (options_.sampler != nullptr))
-    throw Error(options_.sampler != nullptr ? "the checkpoint is of a DataLoader without a sampler"
-                                            : "the checkpoint is of a DataLoader with a sampler, and this has none");
+    throw Error(options_.sampler != nullptr
+                    ? "the checkpoint is from a DataLoader without a sampler, but this one has a sampler"
+                    : "the checkpoint is from a DataLoader with a sampler, but this one has none");
   for (const char* key : {"dataset_size", "seed", "shuffle", "places"}) {
     if (!own.contains(key)) continue;
     const int64_t mine = own.at(key).isBool() ? int64_t{own.at(key).toBool()} : own.at(key).toInt();
     if (value(key) != mine)
-      throw Error("the checkpoint is of a DataLoader whose " + std::string(key) + " was " + std::to_string(value(key)) +
-                  ", not " + std::to_string(mine) + "; samples would be lost or seen twice");
+      throw Error("the checkpoint is from a DataLoader whose " + std::string(key) + " was " +
+                  std::to_string(value(key)) + ", not " + std::to_string(mine) +
+                  "; samples would be lost or seen twice");
   }
   const int64_t epoch = value("epoch"), samples = value("samples");
   if (epoch < 0 || epoch > std::numeric_limits<int>::max() || samples < 0 || samples > places())
-    throw Error("the checkpoint is of a DataLoader at sample " + std::to_string(samples) + " of epoch " +
-                std::to_string(epoch) + ", which there is not");
+    throw Error("the checkpoint is from a DataLoader at sample " + std::to_string(samples) + " of epoch " +
+                std::to_string(epoch) + ", which does not exist");
   if (options_.sampler != nullptr) {
     const c10::IValue now = given.at("sampler");
     *sampler_ = SamplerState();
@@ -361,7 +363,7 @@ LoaderBase::Epochs::Iterator& LoaderBase::Epochs::Iterator::operator++() {
 
 LoaderBase::Epochs::~Epochs() {
   if (!under_way_) return;
-  // Left early, the epoch at hand is used up: a pass that follows gets a new order.
+  // If the loop is left early, the current epoch is over: the next pass gets a new order.
   ++loader_->epoch_;
   loader_->epoch_count_ = 0;
 }

@@ -30,27 +30,27 @@ void check_labels(const std::filesystem::path& path, const std::vector<uint8_t>&
 struct MNIST::Source {
   float mean;  // of pixel / 255 over the training images
   float standard_deviation;
-  const char* mend;  // how to get the files
+  const char* remedy;  // how to get the files
 };
 
 MNIST::MNIST(const std::filesystem::path& folder, Split split, MNISTOptions options)
     : MNIST(folder, split, options,
             {.mean = 0.1307f,
              .standard_deviation = 0.3081f,
-             .mend = "Give the folder of MNIST's four files, such as train-images-idx3-ubyte.gz"}) {}
+             .remedy = "Give the folder of MNIST's four files, such as train-images-idx3-ubyte.gz"}) {}
 
 FashionMNIST::FashionMNIST(const std::filesystem::path& folder, Split split, MNISTOptions options)
-    : MNIST(
-          folder, split, options,
-          {.mean = 0.2860f,
-           .standard_deviation = 0.3530f,
-           .mend = "Give the folder of Fashion-MNIST's four files, such as train-images-idx3-ubyte.gz; on Debian and "
-                   "Ubuntu, 'apt-get install dataset-fashion-mnist' puts them in /usr/share/datasets/fashion-mnist"}) {}
+    : MNIST(folder, split, options,
+            {.mean = 0.2860f,
+             .standard_deviation = 0.3530f,
+             .remedy =
+                 "Give the folder of Fashion-MNIST's four files, such as train-images-idx3-ubyte.gz; on Debian and "
+                 "Ubuntu, 'apt-get install dataset-fashion-mnist' puts them in /usr/share/datasets/fashion-mnist"}) {}
 
 MNIST::MNIST(const std::filesystem::path& folder, Split split, MNISTOptions options, const Source& source) {
   const std::string stem = split == kTrain ? "train" : "t10k";
-  const auto image_path = find_idx(folder, stem + "-images-idx3-ubyte", source.mend);
-  const auto label_path = find_idx(folder, stem + "-labels-idx1-ubyte", source.mend);
+  const auto image_path = find_idx(folder, stem + "-images-idx3-ubyte", source.remedy);
+  const auto label_path = find_idx(folder, stem + "-labels-idx1-ubyte", source.remedy);
   IdxFile labels = read_idx(label_path, {0});
   check_labels(label_path, labels.bytes);
   IdxFile images = read_idx(image_path, {0, kSide, kSide});
@@ -76,7 +76,7 @@ Batch MNIST::get(at::ArrayRef<int64_t> indices) const {
   const int64_t* targets = targets_.const_data_ptr<int64_t>();
   float* data = batch.data.mutable_data_ptr<float>();
   int64_t* target = batch.target.mutable_data_ptr<int64_t>();
-  // A table beats arithmetic on whole tensors: one pass, no temporary, the same bits for every batch size.
+  // A table is faster than arithmetic on whole tensors: one pass, no temporaries, the same bits for every batch size.
   for (int64_t i = 0; i < count; ++i) {
     TORCH_CHECK_INDEX(indices[i] >= 0 && indices[i] < size(), "sample ", indices[i], " of a dataset of ", size());
     const uint8_t* image = images + indices[i] * kImagePixels;

@@ -8,7 +8,7 @@ namespace {
 
 using SetThreads = void (*)(int);
 
-/// Of whatever OpenMP and MKL LibTorch has loaded: linking another would set the threads of that one.
+/// Looks up the OpenMP and MKL that LibTorch has loaded: linking another copy would set the threads of that copy.
 SetThreads find(const char* name) { return reinterpret_cast<SetThreads>(::dlsym(RTLD_DEFAULT, name)); }
 
 }  // namespace
@@ -16,8 +16,8 @@ SetThreads find(const char* name) { return reinterpret_cast<SetThreads>(::dlsym(
 void compute_on_this_thread_only() {
   static const SetThreads openmp = find("omp_set_num_threads");
   static const SetThreads mkl = find("MKL_Set_Num_Threads_Local");
-  // A thread's first operator would set the numbers; let that be done, here and in LibTorch, which may keep two
-  // records.
+  // A thread's first operator would set the numbers later; make that happen now, here and in LibTorch, which may keep
+  // two records.
   at::internal::lazy_init_num_threads();
   at::get_num_threads();
   if (openmp != nullptr) openmp(1);

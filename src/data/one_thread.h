@@ -2,11 +2,11 @@
 
 namespace lockstep {
 
-/// From now on, ATen's operators on this thread use this thread alone. Cheap when called again.
+/// From now on, ATen's operators on this thread use only this thread. Calling it again is cheap.
 ///
-/// at::set_num_threads will not do: every thread that starts to compute later takes its number over. c10::ParallelGuard
-/// has no effect on operators. So this asks OpenMP and MKL, which count per thread, and does nothing for a LibTorch
-/// that was built without them.
+/// at::set_num_threads does not work here: every thread that starts to compute later adopts its number.
+/// c10::ParallelGuard has no effect on operators. So this sets OpenMP's and MKL's numbers, which are per thread; it
+/// does nothing for a LibTorch that was built without them.
 void compute_on_this_thread_only();
 
 }  // namespace lockstep

@@ -11,11 +11,11 @@ namespace lockstep {
 /// 2^64 mod limit smallest low words are drawn again, since they would favour some numbers.
 uint64_t draw_below(uint64_t limit, std::mt19937_64& generator);
 
-/// 0 .. size - 1 in an order drawn from `seed`, every order equally likely as far as the generator goes.
+/// 0 .. size - 1 in an order drawn from `seed`; every order is equally likely, within the limits of the generator.
 ///
-/// The same on every machine: the generator is std::mt19937_64, whose numbers the standard fixes; the draws from it
-/// are ours, because the standard's distributions differ between libraries. Fisher and Yates' shuffle, from the end:
-/// place i takes the value of a place drawn from 0 .. i.
+/// The same on every machine: the generator is std::mt19937_64, whose numbers the standard defines. The draws from it
+/// are our own, because the standard's distributions differ between libraries. This is the Fisher-Yates shuffle, from
+/// the end: position i gets the value of a position drawn from 0 .. i.
 std::vector<int64_t> permutation(int64_t size, uint64_t seed);
 
 }  // namespace lockstep

@@ -8,13 +8,13 @@
 
 namespace lockstep {
 
-/// (pixel / 255 - mean) / standard deviation of each channel, for every byte: a table beats arithmetic on whole
-/// tensors, and gives the same bits for every batch size. Values are torchvision's ToTensor and Normalize's, in
-/// float32.
+/// (pixel / 255 - mean) / standard deviation of each channel, for every byte: a table is faster than arithmetic on
+/// whole tensors and gives the same bits for every batch size. The values are those of torchvision's ToTensor and
+/// Normalize, in float32.
 class PixelValues {
  public:
   PixelValues() = default;
-  /// Of as many channels as there are means; as many standard deviations, none 0.
+  /// One channel per mean; there must be as many standard deviations, none of them 0.
   PixelValues(c10::ArrayRef<float> mean, c10::ArrayRef<float> standard_deviation) : tables_(mean.size()) {
     for (size_t channel = 0; channel < mean.size(); ++channel)
       for (int pixel = 0; pixel < 256; ++pixel)

@@ -18,10 +18,10 @@ namespace lockstep {
 
 /// Makes items 0 .. count - 1 on worker threads, ahead of the one thread that takes them, in order.
 ///
-/// Workers claim the next number, make the item without the lock, and lay it into slot `number % in_flight`. A number
+/// Workers claim the next number, make the item without the lock, and put it into slot `number % in_flight`. A number
 /// may be claimed only while it is less than `in_flight` ahead of the consumer, so its slot is free by then. The order
-/// of items therefore never depends on which worker is faster. What `make` throws is laid into the slot like an item,
-/// and thrown in its turn. Without workers, the consumer makes each item itself.
+/// of items therefore never depends on which worker is faster. What `make` throws is put into the slot like an item and
+/// thrown when its turn comes. Without workers, the consumer makes each item itself.
 ///
 /// The destructor lets the workers finish the items they are making, and joins them.
 template <typename Item>
@@ -37,7 +37,7 @@ class Prefetcher {
         slots_(workers > 0 ? in_flight_ : 0) {
     try {
       for (int i = 0; i < workers && i < count; ++i) workers_.emplace_back([this] { run(); });
-    } catch (...) {  // a thread that cannot start must not leave its predecessors running
+    } catch (...) {  // if a thread cannot start, earlier ones must not keep running
       stop();
       throw;
     }

@@ -15,7 +15,7 @@ constexpr uint64_t scramble(uint64_t x) {
 /// 2^64 over the golden ratio: what that generator's state advances by.
 constexpr uint64_t kGoldenStep = 0x9e3779b97f4a7c15;
 
-/// The seed of one sample in one place of a chain of transforms.
+/// The seed of one sample at one place in a chain of transforms.
 constexpr uint64_t sample_seed(uint64_t seed, int epoch, int64_t index, int place) {
   uint64_t mixed = scramble(seed + kGoldenStep);
   mixed = scramble(mixed + static_cast<uint64_t>(epoch) + kGoldenStep);

@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-/// Which values a new value is made of: `weights` from `first` on.
+/// The values that a new value is made of: `weights` for those from `first` on.
 struct Taps {
   int64_t first;
   std::vector<float> weights;
@@ -32,7 +32,7 @@ std::vector<Taps> taps_of(int64_t size, double start, double length, int64_t cou
       weights.push_back(std::max(0.0, 1 - distance));
       sum += weights.back();
     }
-    // At the rim of a box no pixel's middle may be within reach.
+    // At the edge of a box there may be no pixel centre within reach.
     if (sum == 0) weights[0] = sum = 1;
     for (const double weight : weights) taps.weights.push_back(static_cast<float>(weight / sum));
   }

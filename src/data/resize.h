@@ -18,8 +18,8 @@ struct Plane {
   int64_t step = 1;
 };
 
-/// `to` := the part `box` of `from`, resized by a triangle filter that is as wide as the pixels of `to` where it
-/// shrinks: antialiased bilinear, as in PIL's BILINEAR. First along rows, then along columns, in float32; bytes are
+/// Sets `to` to the part `box` of `from`, resized by a triangle filter that is as wide as the pixels of `to` when it
+/// shrinks: antialiased bilinear, like PIL's BILINEAR. First along rows, then along columns, in float32; bytes are
 /// rounded once, at the end. `box` must lie in `from`; sizes must be at least 1.
 void resize(const Plane<const uint8_t>& from, const Box& box, const Plane<uint8_t>& to);
 void resize(const Plane<const float>& from, const Box& box, const Plane<float>& to);

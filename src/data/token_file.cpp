@@ -18,7 +18,7 @@ void check(const TokenFileOptions& options) {
   TORCH_CHECK(options.block_length >= 1 && options.stride >= 0 && options.block_length <= kLongest &&
                   options.stride <= kLongest,
               "TokenFile: block_length is ", options.block_length, " and stride ", options.stride,
-              "; expected at least 1, and 0 or more");
+              "; expected a block_length of at least 1 and a stride of at least 0");
   TORCH_CHECK(options.from >= 0 && options.from <= options.to && options.to <= 1, "TokenFile: the part is ",
               options.from, " to ", options.to, "; expected 0 <= from <= to <= 1");
 }
@@ -37,7 +37,7 @@ TokenFile::TokenFile(const std::filesystem::path& path, TokenFileOptions options
     throw RefusedInput(path.string() + ": expected at least " + std::to_string(options.block_length + 1) +
                        " tokens in the part from " + std::to_string(options.from) + " to " +
                        std::to_string(options.to) + ", a block and the token after it, found " +
-                       std::to_string(tokens_) + "; take a shorter block_length or a larger part");
+                       std::to_string(tokens_) + "; use a shorter block_length or a larger part");
   size_ = last / options_.stride + 1;
 }
 
@@ -63,7 +63,7 @@ Batch TokenFile::get(at::ArrayRef<int64_t> indices) const {
     throw RefusedInput(map_->path().string() + ": token " +
                        std::to_string(at < length ? data[at] : target[length - 1]) + " at place " +
                        std::to_string(first + at) + ", expected tokens below " + std::to_string(options_.vocabulary) +
-                       "; the vocabulary or the type of tokens is another");
+                       "; the vocabulary or the token type does not match the file");
   }
   return batch;
 }

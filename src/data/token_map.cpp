@@ -40,7 +40,7 @@ TokenMap::TokenMap(std::filesystem::path path, int64_t token_bytes)
                        std::to_string(bytes) + " bytes, " + std::to_string(bytes % token_bytes) +
                        " too many; the file is truncated, or its tokens are of another type (TokenFileOptions::type)");
   size_ = bytes / token_bytes;
-  if (bytes == 0) return;  // which cannot be mapped
+  if (bytes == 0) return;  // an empty file cannot be mapped
   void* mapped = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, fd_.get(), 0);
   if (mapped == MAP_FAILED) throw_errno<RefusedInput>("mapping " + path_.string());
   tokens_ = static_cast<const std::byte*>(mapped);

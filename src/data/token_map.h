@@ -11,7 +11,7 @@ namespace lockstep {
 /// A file of unsigned numbers of 1, 2 or 4 bytes, lowest byte first, mapped read-only. Threads may read at once.
 class TokenMap {
  public:
-  /// Throws Error naming the file if it cannot be read, is no regular file, or is not whole tokens.
+  /// Throws Error naming the file if it cannot be read, is not a regular file, or does not consist of whole tokens.
   TokenMap(std::filesystem::path path, int64_t token_bytes);
   ~TokenMap();
   TokenMap(const TokenMap&) = delete;
@@ -20,8 +20,8 @@ class TokenMap {
   const std::filesystem::path& path() const { return path_; }
   int64_t size() const { return size_; }
 
-  /// Throws Error if the file has become shorter: what was cut off cannot be read any more. To be called before reads;
-  /// cuts between the two are not noticed, and end the process by SIGBUS.
+  /// Throws Error if the file has become shorter, because what was cut off can no longer be read. Call it before reads;
+  /// a cut between this call and the read is not noticed and ends the process by SIGBUS.
   void check_length() const;
   /// Copies tokens first .. first + count - 1. Throws Error if there are no such tokens.
   void read(int64_t first, int64_t count, int64_t* to) const;

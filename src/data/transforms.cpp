@@ -1,5 +1,5 @@
-// Transforms on images, by plain loops: a worker has one thread, so operators on whole tensors would gain nothing and
-// make a temporary each.
+// Transforms on images, as plain loops: a worker has one thread, so operators on whole tensors would gain nothing and
+// would each make a temporary.
 
 #include <lockstep/transforms.h>
 
@@ -28,15 +28,15 @@ void check_images(const char* transform, const at::Tensor& images, at::ArrayRef<
               seeds.size(), " seeds");
 }
 
-/// Where the part that is cut out begins, in the image without its padding: may be negative.
+/// Where the cropped part begins, in the image without its padding; may be negative.
 struct Corner {
   int64_t top, left;
 };
 
-/// Copies `height` x `width` of a plane; what lies beyond it is 0. `bytes` a value.
+/// Copies `height` x `width` values of `bytes` bytes from a plane; what lies outside it is 0.
 void cut(const char* from, int64_t rows, int64_t columns, Corner corner, int64_t height, int64_t width, int64_t bytes,
          char* to) {
-  const int64_t left = std::clamp<int64_t>(-corner.left, 0, width);  // of the part, before the plane begins
+  const int64_t left = std::clamp<int64_t>(-corner.left, 0, width);  // columns of the part before the plane begins
   const int64_t inside = std::clamp<int64_t>(columns - corner.left, left, width);
   for (int64_t y = 0; y < height; ++y, to += width * bytes) {
     const int64_t row = corner.top + y;
@@ -59,7 +59,7 @@ uint64_t Random::next() { return scramble(state_ += kGoldenStep); }
 
 int64_t Random::below(int64_t limit) {
   TORCH_CHECK(limit > 0, "Random::below(", limit, "): expected at least 1");
-  // As in permutation.h: the low words that would favour some numbers are drawn again.
+  // As in permutation.h: low words that would favour some numbers are drawn again.
   using Product = unsigned __int128;
   const auto range = static_cast<uint64_t>(limit);
   Product product = Product{next()} * range;
@@ -74,7 +74,7 @@ double Random::uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
 Normalize::Normalize(at::ArrayRef<float> mean, at::ArrayRef<float> standard_deviation)
     : mean_(mean.vec()), standard_deviation_(standard_deviation.vec()) {
   TORCH_CHECK(!mean.empty() && mean.size() == standard_deviation.size(), "Normalize: ", mean.size(), " means and ",
-              standard_deviation.size(), " standard deviations; expected one of each, or one a channel");
+              standard_deviation.size(), " standard deviations; expected one of each, or one per channel");
   for (const float each : standard_deviation) TORCH_CHECK(each != 0, "Normalize: a standard deviation is 0");
   values_ = std::make_shared<const PixelValues>(mean, standard_deviation);
 }
@@ -104,7 +104,7 @@ at::Tensor Normalize::operator()(const at::Tensor& images, at::ArrayRef<uint64_t
 RandomCrop::RandomCrop(int64_t height, int64_t width, RandomCropOptions options)
     : height_(height), width_(width), padding_(options.padding) {
   TORCH_CHECK(height > 0 && width > 0 && padding_ >= 0, "RandomCrop: ", height, " x ", width, " with a padding of ",
-              padding_, "; expected sizes above 0, a padding not below");
+              padding_, "; expected sizes above 0 and a padding of at least 0");
 }
 
 at::Tensor RandomCrop::operator()(const at::Tensor& images, at::ArrayRef<uint64_t> seeds) const {
@@ -112,7 +112,7 @@ at::Tensor RandomCrop::operator()(const at::Tensor& images, at::ArrayRef<uint64_
   const int64_t channels = images.size(1), rows = images.size(2), columns = images.size(3);
   const int64_t down = rows + 2 * padding_ - height_, right = columns + 2 * padding_ - width_;
   TORCH_CHECK(down >= 0 && right >= 0, "RandomCrop: a part of ", height_, " x ", width_, " of images of ", rows, " x ",
-              columns, " with a padding of ", padding_, "; take a smaller part or more padding");
+              columns, " with a padding of ", padding_, "; use a smaller part or more padding");
   at::Tensor result = at::empty({images.size(0), channels, height_, width_}, images.options());
   const auto bytes = static_cast<int64_t>(images.element_size());
   const char* from = static_cast<const char*>(images.const_data_ptr());
@@ -214,7 +214,7 @@ at::Tensor RandomResizedCrop::operator()(const at::Tensor& images, at::ArrayRef<
 Transformed::Transformed(std::shared_ptr<const Dataset> dataset, std::vector<transforms::Transform> chain)
     : dataset_(std::move(dataset)), chain_(std::move(chain)) {
   TORCH_CHECK(dataset_ != nullptr, "Transformed: no dataset");
-  for (const auto& transform : chain_) TORCH_CHECK(transform != nullptr, "Transformed: an empty transform");
+  for (const auto& transform : chain_) TORCH_CHECK(transform != nullptr, "Transformed: a transform is empty");
 }
 
 Batch Transformed::get(at::ArrayRef<int64_t> indices) const {
@@ -232,7 +232,7 @@ Batch Transformed::draw(at::ArrayRef<int64_t> indices, Draw& draw) const {
     batch.data = chain_[place](std::move(batch.data), seeds);
     TORCH_CHECK(
         batch.data.defined() && batch.data.dim() > 0 && batch.data.size(0) == static_cast<int64_t>(indices.size()),
-        "Transformed: transform ", place, " made no batch of ", indices.size(), " images");
+        "Transformed: transform ", place, " did not return a batch of ", indices.size(), " images");
     ++draw.transforms;
   }
   draw.transform_seconds += seconds_since(start);

@@ -10,18 +10,18 @@
 
 namespace lockstep {
 
-/// A file that records are appended to while a program works, and that is never a reason for it to stop.
+/// A file to which records are appended while a program runs, and which never makes the program fail.
 ///
 /// Records wait in memory until `flush_interval` has passed since the last write, or kMostBytes are waiting; so a
-/// killed process loses what is younger than that, and a disk sees a bounded number of writes. Records are written
-/// whole: if the disk takes only a part (it is full), that part is taken back, the records that waited are dropped and
-/// counted, stderr is told once, and the next record is tried again. Used by one thread.
+/// killed process loses only newer records, and the number of writes is bounded. Records are written whole: if the disk
+/// is full and takes only a part, that part is removed again, the waiting records are dropped and counted, a message
+/// goes to stderr once, and the next record is tried again. Used by one thread.
 class GrowingFile {
  public:
   static constexpr size_t kMostBytes = 256 << 10;
 
-  /// `what` names it in the warning, e.g. "the run log". Throws Error if the file cannot be opened, except for want of
-  /// space.
+  /// `what` names it in the warning, e.g. "the run log". Throws Error if the file cannot be opened, unless only space
+  /// is missing.
   GrowingFile(std::string path, std::string what, std::chrono::milliseconds flush_interval);
   ~GrowingFile();
   GrowingFile(const GrowingFile&) = delete;
@@ -47,7 +47,7 @@ class GrowingFile {
   int64_t records_waiting_ = 0;
   int64_t lost_ = 0;
   int64_t end_ = 0;    ///< of the last whole record
-  bool torn_ = false;  ///< a part of a record could not be taken back
+  bool torn_ = false;  ///< a part of a record could not be removed
   bool warned_ = false;
   Clock::time_point flushed_;
 };

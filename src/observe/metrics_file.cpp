@@ -14,7 +14,7 @@ constexpr int64_t kFormat = 1;
 
 double monotonic_seconds() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
-/// Whether what is there ends within a line, as a process that was killed may leave it.
+/// Whether the file ends within a line, as a killed process may leave it.
 bool ends_within_a_line(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file || file.tellg() <= 0) return false;
@@ -33,7 +33,7 @@ nlohmann::ordered_json bucket_json(const BucketStats& bucket) {
           {"wait_ms", bucket.wait_ms}};
 }
 
-/// The members of an object as they follow others in a line.
+/// The members of an object, to be appended to others in a line.
 void append_members(std::string& line, const nlohmann::ordered_json& object) {
   const std::string text = object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   line += ',';
@@ -67,7 +67,7 @@ void MetricsFile::end() {
   line_ += "}\n";
   const int64_t lost = file_.lost();
   if (lost != told_lost_) {
-    // Told again with every line until one arrives.
+    // Repeated with every line until one is written.
     std::string more = R"({"type":"lost")";
     append_member(more, "lines", lost);
     line_ = more + "}\n" + line_;

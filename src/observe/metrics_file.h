@@ -12,22 +12,22 @@
 
 namespace lockstep {
 
-/// Where a training is.
+/// The position of a training.
 struct TrainingPlace {
   int64_t step = 0;   ///< optimizer steps done
   int64_t epoch = 0;  ///< counts from 0
 };
 
-/// Some steps behind each other, and what they took on this rank.
+/// Several consecutive steps, and what they took on this rank.
 struct StepsTaken {
   int64_t steps = 0;
   int64_t samples = 0;
   double seconds = 0;
   double longest_s = 0;        ///< of one step
-  double communication_s = 0;  ///< of `seconds`, how long this rank stood still for the others
+  double communication_s = 0;  ///< the part of `seconds` in which this rank waited for the others
 };
 
-/// What the first line of a run says beside the machine's facts.
+/// What the first line of a run says besides facts about the machine.
 struct RunFacts {
   int rank = 0;
   int world_size = 1;
@@ -38,14 +38,14 @@ struct RunFacts {
   int64_t first_step = 0;
 };
 
-/// A rank's metrics, a JSON object a line; docs/observing.md has the format. A file that is there already goes on: a
-/// resumed run adds its lines to it. A disk that is full costs lines, never the training; how many is in the file once
-/// there is room again. Used by one thread.
+/// A rank's metrics, one JSON object per line; docs/observing.md has the format. An existing file is continued: a
+/// resumed run appends its lines. If the disk is full, lines are lost but training goes on; once there is room again,
+/// the file says how many are missing. Used by one thread.
 class MetricsFile {
  public:
-  /// Throws Error if the file cannot be opened, except for want of space.
+  /// Throws Error if the file cannot be opened, unless only space is missing.
   MetricsFile(const std::string& path, std::chrono::milliseconds flush_interval);
-  /// Adds the line that tells a run that ended from one that was cut off.
+  /// Appends the last line, which distinguishes a run that ended from one that was cut off.
   ~MetricsFile();
 
   void run(const RunFacts& facts, const SystemFacts& system);
@@ -62,7 +62,7 @@ class MetricsFile {
   std::string line_;
   int64_t told_lost_ = 0;
   TrainingPlace last_;
-  int exceptions_;  ///< under way when the file was opened
+  int exceptions_;  ///< in flight when the file was opened
 };
 
 }  // namespace lockstep

@@ -21,7 +21,7 @@ std::optional<int> columns_of(int fd) {
   return ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kDefaultColumns;
 }
 
-/// A line that cannot be shown is no reason to fail.
+/// A line that cannot be shown must not be a failure.
 void write_all(int fd, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     const ssize_t wrote = ::write(fd, text.data() + done, text.size() - done);
@@ -68,7 +68,8 @@ void ProgressDisplay::finish(Clock::time_point now) {
 void ProgressDisplay::draw(const ProgressState& state, bool last) {
   std::string drawing;
   if (output_.columns) {
-    // A terminal may have been resized since; one column stays free, for some wrap as soon as the last is written.
+    // The terminal may have been resized. One column stays free, because some terminals wrap as soon as the last one is
+    // written.
     const int columns = columns_of(output_.fd).value_or(*output_.columns);
     drawing += '\r';
     drawing += progress_text(state, columns - 1);

@@ -14,10 +14,10 @@ namespace lockstep {
 /// Where progress lines go.
 struct ProgressOutput {
   int fd = 2;
-  /// Columns of the terminal that the bytes end at; empty: no terminal.
+  /// Columns of the terminal that shows the bytes; empty: no terminal.
   std::optional<int> columns;
 
-  /// stderr: a terminal itself, or a pipe to the launcher that passes it on to one.
+  /// stderr: a terminal, or a pipe to the launcher, which passes it on to one.
   static ProgressOutput standard_error(const Environment& environment);
 };
 
@@ -30,7 +30,7 @@ class ProgressDisplay {
   ProgressDisplay(ProgressLine::Pass pass, ProgressOutput output, Clock::time_point now);
   ~ProgressDisplay();
 
-  /// Draws if it is time to.
+  /// Draws if it is time.
   void step(int64_t samples, Clock::time_point now);
   void finish(Clock::time_point now);
   ProgressTracker& tracker() { return tracker_; }

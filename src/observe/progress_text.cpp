@@ -41,14 +41,14 @@ std::string with_thousands(double value) {
 }
 
 std::string minutes_and_seconds(double seconds) {
-  constexpr double kLongest = 100 * 365 * 86400.0;  // also what a division by nearly nothing ends at
+  constexpr double kLongest = 100 * 365 * 86400.0;  // also the limit for divisions by nearly zero
   const int64_t whole = static_cast<int64_t>(std::ceil(std::clamp(std::isnan(seconds) ? 0.0 : seconds, 0.0, kLongest)));
   const long long hours = whole / 3600, minutes = whole / 60 % 60, rest = whole % 60;
   return hours > 0 ? print("%lld:%02lld:%02lld", hours, minutes, rest) : print("%lld:%02lld", minutes, rest);
 }
 
 std::string progress_text(const ProgressState& state, int columns) {
-  // In the order shown; the higher the number, the earlier a field is left out.
+  // In the order of the line; the higher the number, the earlier a field is left out.
   struct Field {
     std::string text;
     int dispensable;

@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-/// What a progress line shows of a pass at one moment.
+/// What a progress line shows at one moment of a pass.
 struct ProgressState {
-  std::string label;  ///< in place of the epoch
+  std::string label;  ///< instead of the epoch
   int epoch = 0;      ///< counts from 0
   int epochs = 0;     ///< 0: not known
   int64_t step = 0;
@@ -17,7 +17,7 @@ struct ProgressState {
   std::optional<double> samples_per_second;
   std::optional<double> communication_share;  ///< of the time, 0 .. 1
   std::optional<double> seconds_left;
-  std::optional<double> seconds_taken;  ///< shown in place of the time left
+  std::optional<double> seconds_taken;  ///< shown instead of the time left
 };
 
 /// "epoch 2/5  step 180/468  loss 0.3412  14,210 samples/s  comm 7 %  ETA 0:42", in at most `columns` characters:

@@ -56,7 +56,7 @@ void ProgressTracker::add_rates(ProgressState& state, const Mark& from, const Ma
   if (seconds > 0 && to.steps > from.steps)
     state.samples_per_second = static_cast<double>(to.samples - from.samples) * pass_.world_size / seconds;
   if (!communication_start_) return;
-  // The total means nothing before its first report.
+  // The total has no meaning before its first report.
   const Mark& since = from.at < communication_start_->at ? *communication_start_ : from;
   const double share_seconds = seconds_between(since.at, to.at);
   if (share_seconds > 0)

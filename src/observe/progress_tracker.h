@@ -13,8 +13,8 @@ namespace lockstep {
 
 /// Counts a pass and derives rate, share of communication and time left. Knows the time only from its arguments.
 ///
-/// Rates are over the last few seconds: a mark is kept at each `state`, and the oldest is dropped when the next is
-/// at least kWindow old. So they follow changes, do not jitter, and the slow first step is soon forgotten.
+/// Rates cover the last few seconds: each `state` leaves a mark, and the oldest mark is dropped when the next one is at
+/// least kWindow old. So rates follow changes without jitter, and the slow first step is soon forgotten.
 class ProgressTracker {
  public:
   static constexpr Clock::duration kWindow = std::chrono::seconds(5);
@@ -29,13 +29,13 @@ class ProgressTracker {
   void communication(double total_seconds, Clock::time_point now);
 
   int64_t steps() const { return steps_; }
-  /// While the pass is under way.
+  /// During the pass.
   ProgressState state(Clock::time_point now);
   /// Averages of the whole pass.
   ProgressState final_state(Clock::time_point now) const;
 
  private:
-  /// Where the pass was at one moment.
+  /// The position of the pass at one moment.
   struct Mark {
     Clock::time_point at;
     int64_t steps = 0;

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// What a run's log says of the machine and the process. What cannot be read is empty, or 0.
+/// What a run's log says about the machine and the process. Facts that cannot be read are empty or 0.
 struct SystemFacts {
   std::string host;
   std::string system;  ///< "Debian GNU/Linux 12 (bookworm)"

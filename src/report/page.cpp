@@ -34,7 +34,8 @@ std::string header(const PageContent& content) {
     line = "Began " + utc_time(first.begin_wall_s) + " \xc2\xb7 took " +
            time_taken(first.last_wall_s - first.begin_wall_s) + " \xc2\xb7 " + counted(run.start.world_size, "rank");
     if (!run.start.host.empty()) line += " on " + run.start.host;
-    if (run.starts > 1) line += "; started " + std::to_string(run.starts) + " times, each going on from the one before";
+    if (run.starts > 1)
+      line += "; started " + std::to_string(run.starts) + " times, each time continuing from the one before";
   } else {
     line = "From TensorBoard's event files";
   }

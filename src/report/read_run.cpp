@@ -49,7 +49,7 @@ void leave_out_former_ranks(RunData& run) {
       std::erase_if(run.ranks, [&](const RankData& rank) { return rank.rank >= run.start.world_size; });
   if (left_out > 0)
     run.notes.push_back(std::to_string(left_out) + (left_out == 1 ? " file is" : " files are") +
-                        " left out: of an earlier start, which had more ranks");
+                        " left out: from an earlier start with more ranks");
 }
 
 void note_ranks(RunData& run) {
@@ -85,7 +85,7 @@ void read_events(std::istream& in, const std::string& name, RunData& run) {
     }
   }
   if (!reader.trouble().empty())
-    run.notes.push_back("the event file " + name + " is read in part: " + reader.trouble());
+    run.notes.push_back("the event file " + name + " could be read only in part: " + reader.trouble());
 }
 
 RunData read_run(const std::string& folder) {
@@ -111,8 +111,8 @@ RunData read_run(const std::string& folder) {
   }
   if (run.ranks.empty() && !has_events)
     throw Error(folder +
-                " holds no run log (metrics_rank0.jsonl) and no event files; a program leaves one there with "
-                "lockstep::RunLog, or give the folder of another run");
+                " contains neither a run log (metrics_rank0.jsonl) nor event files; write one with "
+                "lockstep::RunLog, or name the folder of another run");
   note_ranks(run);
   return run;
 }

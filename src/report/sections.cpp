@@ -53,14 +53,14 @@ std::string smoothing_note(const LineChart& chart) {
   for (const ChartLine& line : chart.lines) {
     const double steps = smoothing_of(line, kWideChart).steps;
     if (steps > 0)
-      return "Means of " + counted(static_cast<int64_t>(steps), "step") + "; the band is from least to greatest.";
+      return "Means of " + counted(static_cast<int64_t>(steps), "step") + "; the band shows minimum to maximum.";
   }
   return "";
 }
 
 std::string scalar_section(const ScalarChart& chart, const RunData& run) {
   const std::string drawing = in_all_layouts(chart.chart);
-  if (drawing.empty()) return missing(chart.chart.title, "No value of it is a finite number.");
+  if (drawing.empty()) return missing(chart.chart.title, "None of its values is a finite number.");
   std::string legend = "<ul class=\"legend\">";
   for (size_t i = 0; i < chart.entries.size(); ++i) {
     const double last = smoothing_of(chart.chart.lines[i], kWideChart).last;
@@ -101,22 +101,23 @@ std::string scalar_sections(std::vector<ScalarChart>& charts, const RunData& run
 std::string throughput_section(const RunData& run) {
   const Curve rate = throughput(run);
   if (rate.empty())
-    return missing("Throughput", run.ranks.empty() ? "Event files do not tell it; a lockstep::RunLog does."
-                                                   : "No step was counted: log.step(samples).");
+    return missing("Throughput", run.ranks.empty()
+                                     ? "Event files do not contain it; the files of a lockstep::RunLog do."
+                                     : "No steps were counted: call log.step(samples).");
   LineChart chart;
   chart.id = "throughput";
   chart.title = "Throughput";
   chart.epochs = run.epochs;
   chart.from_zero = true;
   chart.lines.push_back({"all ranks", 3, rate.points()});
-  return card({"Throughput", "samples/s", "Of all ranks together, while they train."},
+  return card({"Throughput", "samples/s", "All ranks together, while they train."},
               "<ul class=\"legend\">" + legend_entry(3, "mean", with_thousands(mean_throughput(run))) + "</ul>" +
                   in_all_layouts(chart));
 }
 
 std::string communication_section(const RunData& run) {
   LineChart chart = communication_chart(run);
-  if (run.start.world_size == 1) return missing("Communication", "One rank: it has nobody to wait for.");
+  if (run.start.world_size == 1) return missing("Communication", "A single rank has nobody to wait for.");
   if (chart.lines.empty() || run.reductions.reductions == 0)
     return missing("Communication", "No model was watched: log.watch(model).");
   chart.id = "communication";
@@ -126,26 +127,26 @@ std::string communication_section(const RunData& run) {
       if (line.name == "rank " + std::to_string(rank.rank))
         legend += legend_entry(line.colour, line.name, percent(rank.communication_s / rank.seconds));
   }
-  std::string text = "Share of a step in which a rank stands still for the others";
+  std::string text = "Share of a step in which a rank waits for the others";
   text += run.ranks.size() > chart.lines.size() ? ": the ranks that wait least and most." : ".";
-  text += " " + percent(run.reductions.overlap) + " of the time that buckets are under way hides behind backward.";
+  text += " " + percent(run.reductions.overlap) + " of the communication time is hidden behind backward.";
   return card({"Communication", "", text}, legend + "</ul>" + in_all_layouts(chart));
 }
 
 std::string bucket_section(const RunData& run) {
   const ReductionData& data = run.reductions;
-  if (run.start.world_size == 1) return missing("Buckets", "One rank: there are no gradients to reduce.", true);
+  if (run.start.world_size == 1) return missing("Buckets", "A single rank has no gradients to reduce.", true);
   if (data.buckets.empty()) return missing("Buckets", "No model was watched: log.watch(model).", true);
   int64_t bytes = 0;
   for (const BucketTimes& bucket : data.buckets) bytes += bucket.bytes;
   std::string text = counted(static_cast<int64_t>(data.buckets.size()), "bucket") + ", " + byte_size(bytes) +
-                     " of gradients a rank; the middle of " +
-                     counted(static_cast<int64_t>(data.buckets.front().end_ms.size()), "step") + " that were noted.";
+                     " of gradients per rank; median of " +
+                     counted(static_cast<int64_t>(data.buckets.front().end_ms.size()), "step") + " recorded.";
   if (data.buckets.size() > kMostBucketsDrawn)
-    text += " The first " + std::to_string(kMostBucketsDrawn) + " are drawn.";
+    text += " Only the first " + std::to_string(kMostBucketsDrawn) + " are drawn.";
   const std::string legend = "<ul class=\"legend\">" + key("thin arrive", "its gradients arrive") +
                              key("box queued", "ready, waits for its turn") + key("box reduce", "being reduced") +
-                             key("box still", "this rank stands still") + "</ul>";
+                             key("box still", "this rank waits") + "</ul>";
   return card({"Buckets", "", text, true}, legend + draw_buckets(data, kWideFull, "wide") +
                                                draw_buckets(data, kMiddle, "middle") +
                                                draw_buckets(data, kNarrow, "narrow"));
@@ -153,7 +154,7 @@ std::string bucket_section(const RunData& run) {
 
 std::string late_section(const RunData& run) {
   const ReductionData& data = run.reductions;
-  if (run.start.world_size == 1) return missing("Late ranks", "One rank: nobody is late.");
+  if (run.start.world_size == 1) return missing("Late ranks", "With a single rank, nobody is late.");
   const int64_t total = std::accumulate(data.times_last_by_rank.begin(), data.times_last_by_rank.end(), int64_t{0});
   if (total == 0)
     return missing("Late ranks", "Ranks were not compared: log.watch(model), or model.set_rank_comparison(true).");
@@ -166,11 +167,11 @@ std::string late_section(const RunData& run) {
   // As ReductionStats::reason.
   std::string text = share > 0.5 && cost > 0.01 * data.backward_ms
                          ? "Rank " + std::to_string(rank) + " was last in " + percent(share) +
-                               " of the steps; others waited up to " + milliseconds(cost) + " a step for it."
+                               " of the steps; others waited up to " + milliseconds(cost) + " per step for it."
                          : "No rank stands out.";
-  text += " A rank that others wait for waits least itself.";
+  text += " The rank that the others wait for waits least itself.";
   if (data.times_last_by_rank.size() > kMostRanksDrawn)
-    text += " The " + std::to_string(kMostRanksDrawn) + " that were last most often are drawn.";
+    text += " The " + std::to_string(kMostRanksDrawn) + " ranks that were last most often are drawn.";
   return card({"Late ranks", "", text}, draw_late_ranks(data, kWide, "wide") +
                                             draw_late_ranks(data, kMiddle, "middle") +
                                             draw_late_ranks(data, kNarrow, "narrow"));
@@ -183,7 +184,7 @@ std::string step_section(const std::map<int, TraceOfRank>& traces, const RunData
     return missing("One step, rank by rank", "No reduction was traced on all ranks (RunLogOptions::traced_reductions).",
                    true);
   std::string text = "Backward and buckets of reduction " + with_thousands(static_cast<double>(step->reduction)) +
-                     ", the one of middle length among those that were traced.";
+                     ", the one of median length among those that were traced.";
   if (step->ranks.size() < static_cast<size_t>(run.start.world_size) || step->ranks.size() > kMostStepRanks)
     text += " " + std::to_string(std::min(step->ranks.size(), kMostStepRanks)) + " of " +
             std::to_string(run.start.world_size) + " ranks are drawn.";
@@ -191,21 +192,21 @@ std::string step_section(const std::map<int, TraceOfRank>& traces, const RunData
     text += " The first " + std::to_string(kMostStepBuckets) + " buckets are drawn.";
   text += " The whole trace is among the files below.";
   const std::string legend = "<ul class=\"legend\">" + key("box compute", "backward computes") +
-                             key("box wait", "stands still") + key("box reduce", "a bucket under way") + "</ul>";
+                             key("box wait", "waits") + key("box reduce", "a bucket being reduced") + "</ul>";
   return card({"One step, rank by rank", "", text, true}, legend + draw_step(*step, kWideFull, "wide") +
                                                               draw_step(*step, kMiddle, "middle") +
                                                               draw_step(*step, kNarrow, "narrow"));
 }
 
 std::string system_section(const RunData& run) {
-  if (run.ranks.empty()) return missing("System", "Event files do not tell it; a lockstep::RunLog does.");
+  if (run.ranks.empty()) return missing("System", "Event files do not contain it; the files of a lockstep::RunLog do.");
   const StartData& start = run.start;
   std::string rows;
   const auto row = [&](const std::string& name, const std::string& value) {
     if (!value.empty() && value != "0") rows += "<tr><th>" + html(name) + "</th><td>" + html(value) + "</td></tr>";
   };
   row("Ranks", std::to_string(start.world_size) + (start.backend.empty() ? "" : ", " + start.backend));
-  row("Threads a rank", std::to_string(start.threads));
+  row("Threads per rank", std::to_string(start.threads));
   row("Host", start.host);
   row("CPU", start.cpu + (start.usable_cores > 0 ? ", " + counted(start.usable_cores, "usable core") : ""));
   row("Memory", start.memory_bytes > 0 ? byte_size(start.memory_bytes) : "");

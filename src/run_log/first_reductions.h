@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// Passes on the spans of some reductions, then lets go of the observer, which closes its file. A reduction begins with
-/// the span "backward".
+/// Passes on the spans of the first reductions and then releases the observer, which closes its file. A reduction
+/// begins with the span "backward".
 class FirstReductions : public Observer {
  public:
   FirstReductions(std::shared_ptr<Observer> observer, int skipped, int passed_on)

@@ -39,8 +39,8 @@ std::string folder_of(const Context& context, std::string log_dir) {
 }
 
 Histogram histogram_of(const at::Tensor& values) {
-  TORCH_CHECK(values.defined() && values.numel() > 0, "add_histogram: the tensor has no element");
-  TORCH_CHECK(!values.is_complex(), "add_histogram: the tensor is complex; give its abs() or view_as_real()");
+  TORCH_CHECK(values.defined() && values.numel() > 0, "add_histogram: the tensor has no elements");
+  TORCH_CHECK(!values.is_complex(), "add_histogram: the tensor is complex; pass its abs() or view_as_real()");
   const at::Tensor flat = values.detach().to(at::kCPU).contiguous();
   if (flat.scalar_type() == at::kFloat) return make_histogram(flat.const_data_ptr<float>(), flat.numel());
   const at::Tensor wide = flat.to(at::kDouble);
@@ -59,13 +59,13 @@ at::Tensor pixels_of(const at::Tensor& image, std::string_view formats) {
   if (formats == "HW") pixels = pixels.unsqueeze(2);
   if (formats == "CHW") pixels = pixels.permute({1, 2, 0});
   TORCH_CHECK(pixels.size(2) <= 4, "add_image: a picture has 1 to 4 channels, not ", pixels.size(2),
-              "; where they do not come first, dataformats says so");
+              "; set dataformats if they do not come first");
   constexpr int64_t kMostPixels = int64_t{1} << 28;
   TORCH_CHECK(pixels.size(0) <= kMostPixels && pixels.size(1) <= kMostPixels / pixels.size(0),
               "add_image: a picture has at most 2^28 pixels");
   if (pixels.is_floating_point()) pixels = pixels.to(at::kFloat).mul(255).nan_to_num(0).clamp(0, 255).to(at::kByte);
   TORCH_CHECK(pixels.scalar_type() == at::kByte,
-              "add_image: a picture is uint8, or floating point from 0 to 1; this one is ", pixels.dtype());
+              "add_image: a picture must be uint8, or floating point from 0 to 1; this one is ", pixels.dtype());
   return pixels.contiguous();
 }
 

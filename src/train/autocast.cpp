@@ -6,9 +6,9 @@
 namespace lockstep {
 
 AutocastGuard::AutocastGuard(const AutocastOptions& options) : device_(options.device) {
-  TORCH_CHECK(at::autocast::is_autocast_available(device_), "autocast: not for ", device_);
+  TORCH_CHECK(at::autocast::is_autocast_available(device_), "autocast: not available for ", device_);
   const c10::ScalarType dtype = options.dtype.value_or(at::autocast::get_autocast_dtype(device_));
-  TORCH_CHECK(dtype == c10::kBFloat16 || dtype == c10::kHalf, "autocast: dtype is bfloat16 or half, not ", dtype);
+  TORCH_CHECK(dtype == c10::kBFloat16 || dtype == c10::kHalf, "autocast: dtype must be bfloat16 or half, not ", dtype);
   enabled_before_ = at::autocast::is_autocast_enabled(device_);
   dtype_before_ = at::autocast::get_autocast_dtype(device_);
   cache_before_ = at::autocast::is_autocast_cache_enabled();

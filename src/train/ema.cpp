@@ -20,7 +20,7 @@ namespace {
 
 using Object = c10::impl::GenericDict;
 
-/// Where lerp's steps are not lost: 16 bits hold three digits, and a decay of 0.9999 moves the fourth.
+/// A dtype in which lerp's steps are not lost: 16 bits hold three digits, and a decay of 0.9999 moves the fourth.
 at::ScalarType dtype_of_average(const at::Tensor& live) {
   return live.scalar_type() == at::kHalf || live.scalar_type() == at::kBFloat16 ? at::kFloat : live.scalar_type();
 }
@@ -48,7 +48,7 @@ std::vector<c10::IValue> list_of(const Object& state, const char* name) {
   return value.toList().vec();
 }
 
-/// Adds to `problems` how the averages of one decay in a state differ from ours.
+/// Adds to `problems` how a state's averages for one decay differ from ours.
 void compare(const StateDict& given, const std::vector<std::pair<std::string, at::Tensor>>& own, const std::string& of,
              std::string& problems) {
   std::set<std::string> known;
@@ -79,9 +79,9 @@ Ema::Ema(const torch::nn::Module& module, EmaOptions options)
 Ema::Ema(StateDict parameters, StateDict buffers, EmaOptions options) : options_(std::move(options)) {
   TORCH_CHECK(!options_.decays.empty(), "Ema: decays is empty; there is nothing to average");
   for (const double decay : options_.decays)
-    TORCH_CHECK(decay >= 0 && decay < 1, "Ema: a decay is at least 0 and below 1, such as 0.9999; not ", decay);
+    TORCH_CHECK(decay >= 0 && decay < 1, "Ema: a decay must be at least 0 and below 1, such as 0.9999; not ", decay);
   TORCH_CHECK(options_.warmup_gamma > 0 && options_.warmup_power > 0 && options_.update_after_step >= 0,
-              "Ema: warmup_gamma and warmup_power must be above 0, update_after_step not below it");
+              "Ema: warmup_gamma and warmup_power must be above 0, update_after_step at least 0");
   track(parameters, true);
   track(buffers, options_.average_buffers);
   TORCH_CHECK(!tracked_.empty(), "Ema: the module has neither parameters nor buffers");
@@ -142,7 +142,7 @@ void Ema::check_place(size_t which) const {
 
 void Ema::check_not_swapped(const char* operation) const {
   TORCH_CHECK(!swapped_, operation,
-              " while the model has the averaged weights; let the guard of averaged_weights() go first");
+              " while the model has the averaged weights; destroy the guard of averaged_weights() first");
 }
 
 StateDict Ema::averaged_state(size_t which) const {
@@ -198,13 +198,14 @@ c10::IValue Ema::state_dict() const {
 
 void Ema::load_state_dict(const c10::IValue& object) {
   check_not_swapped("load_state_dict()");
-  if (!object.isGenericDict()) throw Error("the state of averages is a dictionary");
+  if (!object.isGenericDict()) throw Error("the state of the averages must be a dictionary");
   const Object state = object.toGenericDict();
   const c10::IValue updates = ema_entry(state, "updates");
   if (!updates.isInt() || updates.toInt() < 0) throw Error("the state of the averages has no number of `updates`");
   std::vector<double> decays;
   for (const c10::IValue& decay : list_of(state, "decays")) {
-    if (!decay.isDouble() && !decay.isInt()) throw Error("the state of the averages: `decays` holds no numbers");
+    if (!decay.isDouble() && !decay.isInt())
+      throw Error("the state of the averages: `decays` is not a list of numbers");
     decays.push_back(decay.toScalar().toDouble());
   }
   if (decays != options_.decays)
@@ -220,7 +221,7 @@ void Ema::load_state_dict(const c10::IValue& object) {
       if (!tracked_[place].averages.empty()) own.emplace_back(name, tracked_[place].averages[i]);
     compare(averages.back(), own, " (decay " + text_of(decays[i]) + ")", problems);
   }
-  if (averages.size() != decays.size()) problems += "\n  there are not as many averages as decays";
+  if (averages.size() != decays.size()) problems += "\n  the numbers of averages and decays differ";
   if (!problems.empty()) throw Error("the averages do not fit the model:" + problems);
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < averages.size(); ++i)

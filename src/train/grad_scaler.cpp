@@ -23,7 +23,7 @@ void check(const GradScalerOptions& options) {
               "GradScaler: growth_factor must be above 1, backoff_factor between 0 and 1, growth_interval above 0");
 }
 
-/// Gradients that are divided by one operation: of one device and dtype.
+/// Gradients that one operation divides: of one device and dtype.
 using GradientGroups = std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>>;
 
 GradientGroups gradients_of(torch::optim::Optimizer& optimizer) {
@@ -33,7 +33,7 @@ GradientGroups gradients_of(torch::optim::Optimizer& optimizer) {
       const at::Tensor& gradient = parameter.mutable_grad();
       if (!gradient.defined()) continue;
       TORCH_CHECK(gradient.scalar_type() != at::kHalf,
-                  "GradScaler: a gradient is half; let the parameters be float and use autocast()");
+                  "GradScaler: a gradient is half; keep the parameters in float and use autocast()");
       TORCH_CHECK(gradient.layout() == at::kStrided, "GradScaler: sparse gradients cannot be unscaled");
       groups[{gradient.scalar_type(), gradient.device().str()}].push_back(gradient);
     }
@@ -62,7 +62,7 @@ at::Tensor GradScaler::scale(const at::Tensor& outputs) const {
 at::Tensor GradScaler::unscale_local(torch::optim::Optimizer& optimizer) const {
   at::NoGradGuard no_grad;
   at::Tensor result = at::zeros({2}, at::kFloat);
-  // One over the scale as Python rounds it.
+  // 1 / scale, rounded as in Python.
   const auto inverse = static_cast<float>(1 / static_cast<double>(scale_));
   for (const auto& [kind, gradients] : gradients_of(optimizer)) {
     const auto on_device = gradients.front().options().dtype(at::kFloat);
@@ -79,13 +79,13 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   const auto before = found_.find(&optimizer);
   TORCH_CHECK(before == found_.end(), "unscale(): the gradients of this optimizer ",
               before != found_.end() && before->second.stepped ? "were used by step() since the last update()"
-                                                               : "are unscaled already since the last update()");
+                                                               : "were already unscaled since the last update()");
   const at::Tensor found = unscale_local(optimizer);
   const OperationLabel label("the gradient scaler");
   if (group_) group_->all_reduce(found, ReduceOp::kMax);
   TORCH_CHECK(found[1].item<float>() > 0,
-              "GradScaler: no parameter of the optimizer has a gradient; call backward() before. With "
-              "set_non_finite_policy(NonFinitePolicy::kSkip) it is gone by now: use the scaler or the policy");
+              "GradScaler: no parameter of the optimizer has a gradient; call backward() first. With "
+              "set_non_finite_policy(NonFinitePolicy::kSkip) it is already gone: use either the scaler or the policy");
   found_[&optimizer] = {.infinity = found[0].item<float>() > 0};
 }
 
@@ -104,12 +104,12 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 
 void GradScaler::update(std::optional<double> new_scale) {
   if (!options_.enabled) return;
-  TORCH_CHECK(!found_.empty(), "update(): no step() or unscale() since the last one");
+  TORCH_CHECK(!found_.empty(), "update(): there was no step() or unscale() since the last update()");
   const bool infinity =
       std::any_of(found_.begin(), found_.end(), [](const auto& entry) { return entry.second.infinity; });
   found_.clear();
   if (new_scale) {
-    TORCH_CHECK(std::isfinite(*new_scale) && *new_scale > 0, "update(", *new_scale, "): a scale is above 0");
+    TORCH_CHECK(std::isfinite(*new_scale) && *new_scale > 0, "update(", *new_scale, "): a scale must be above 0");
     scale_ = static_cast<float>(*new_scale);
   } else if (infinity) {
     scale_ = static_cast<float>(static_cast<double>(scale_) * options_.backoff_factor);
@@ -134,9 +134,9 @@ c10::IValue GradScaler::state_dict() const {
 
 void GradScaler::load_state_dict(const c10::IValue& object) {
   if (!options_.enabled) return;
-  if (!object.isGenericDict()) throw Error("the state of a scaler is a dictionary");
+  if (!object.isGenericDict()) throw Error("the state of a scaler must be a dictionary");
   const Object state = object.toGenericDict();
-  if (state.empty()) throw Error("the state of the scaler is empty: it comes from one that was not enabled");
+  if (state.empty()) throw Error("the state of the scaler is empty: it comes from a scaler that was not enabled");
   GradScalerOptions options = options_;
   const double scale = number(state, "scale");
   options.init_scale = scale;

@@ -20,7 +20,8 @@ void set_momentum(OptimizerParamGroup& group, double value) {
   if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&options))
     return void(adamw->betas({value, std::get<1>(adamw->betas())}));
   TORCH_CHECK(
-      false, "the schedule varies the momentum, which this optimizer has not; one_cycle_lr has cycle_momentum = false");
+      false,
+      "the schedule varies the momentum, but this optimizer has none; for one_cycle_lr set cycle_momentum = false");
 }
 
 std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
@@ -37,10 +38,11 @@ c10::IValue entry(const c10::impl::GenericDict& state, const char* name) {
 
 /// A list of numbers, as either language writes it.
 std::vector<double> numbers_of(const c10::IValue& list) {
-  if (!list.isList()) throw Error("the state of the schedule: `base_lrs` is no list");
+  if (!list.isList()) throw Error("the state of the schedule: `base_lrs` is not a list");
   std::vector<double> numbers;
   for (const c10::IValue& value : list.toListRef()) {
-    if (!value.isDouble() && !value.isInt()) throw Error("the state of the schedule: `base_lrs` holds no numbers");
+    if (!value.isDouble() && !value.isInt())
+      throw Error("the state of the schedule: `base_lrs` is not a list of numbers");
     numbers.push_back(value.toScalar().toDouble());
   }
   return numbers;
@@ -54,8 +56,9 @@ LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer, Schedule schedule)
 LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> schedules)
     : optimizer_(&optimizer), schedules_(std::move(schedules)), base_lrs_(rates_of(optimizer)) {
   TORCH_CHECK(schedules_.size() == 1 || schedules_.size() == base_lrs_.size(), "LRScheduler: ", schedules_.size(),
-              " schedules for ", base_lrs_.size(), " parameter groups; give one, or one a group");
-  for (const Schedule& schedule : schedules_) TORCH_CHECK(schedule.rate, "LRScheduler: a schedule without a rate");
+              " schedules for ", base_lrs_.size(), " parameter groups; pass one, or one per group");
+  for (const Schedule& schedule : schedules_)
+    TORCH_CHECK(schedule.rate, "LRScheduler: a schedule has no rate function");
   apply();
 }
 
@@ -94,10 +97,11 @@ c10::IValue LRScheduler::state_dict() const {
 }
 
 void LRScheduler::load_state_dict(const c10::IValue& state) {
-  if (!state.isGenericDict()) throw Error("the state of a schedule is a dictionary");
+  if (!state.isGenericDict()) throw Error("the state of a schedule must be a dictionary");
   const auto entries = state.toGenericDict();
   const c10::IValue steps = entry(entries, "last_epoch");
-  if (!steps.isInt() || steps.toInt() < 0) throw Error("the state of the schedule: `last_epoch` is no number of steps");
+  if (!steps.isInt() || steps.toInt() < 0)
+    throw Error("the state of the schedule: `last_epoch` is not a number of steps");
   const auto bases = numbers_of(entry(entries, "base_lrs"));
   if (bases.size() != optimizer_->param_groups().size())
     throw Error("the state of the schedule has " + std::to_string(bases.size()) + " parameter groups, the optimizer " +

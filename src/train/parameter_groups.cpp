@@ -24,8 +24,8 @@ std::vector<OptimizerParamGroup> parameter_groups(const NamedTensors& parameters
     if (matches > 1) problems += "\n  " + name + " matches several: " + matching;
   }
   for (size_t i = 0; i < rules.size(); ++i)
-    if (members[i].empty()) problems += "\n  the rule `" + rules[i].name + "` takes no parameter";
-  TORCH_CHECK(problems.empty(), "parameter_groups: each parameter belongs to one rule:", problems);
+    if (members[i].empty()) problems += "\n  the rule `" + rules[i].name + "` matches no parameter";
+  TORCH_CHECK(problems.empty(), "parameter_groups: each parameter must match exactly one rule:", problems);
   TORCH_CHECK(!rules.empty(), "parameter_groups: no parameter requires grad, or there are no rules");
   std::vector<OptimizerParamGroup> groups;
   for (size_t i = 0; i < rules.size(); ++i) groups.emplace_back(std::move(members[i]), rules[i].options->clone());

@@ -12,14 +12,14 @@ namespace {
 
 double ratio(int64_t part, int64_t whole) { return static_cast<double>(part) / static_cast<double>(whole); }
 
-/// From `start` to `end` along half a cosine, `part` of 1 of the way.
+/// From `start` to `end` along half a cosine; `part` is the share of the way, from 0 to 1.
 double along_cosine(double start, double end, double part) {
   return end + (start - end) * (1 + std::cos(std::numbers::pi * part)) / 2;
 }
 
 void check_ascending(const std::vector<int64_t>& milestones) {
   TORCH_CHECK(std::is_sorted(milestones.begin(), milestones.end()) && (milestones.empty() || milestones.front() >= 0),
-              "milestones must be numbers of steps that ascend");
+              "milestones must be ascending numbers of steps");
 }
 
 /// How many of the milestones are reached.
@@ -64,10 +64,10 @@ class OneCycle {
   }
 
  private:
-  /// The phase that a step is in, and how much of it has passed.
+  /// The phase that a step is in, and the share of it that has passed.
   std::pair<const Phase*, double> place(int64_t at) const {
     TORCH_CHECK(at <= options_.total_steps, "one_cycle_lr: step ", at, " of a cycle of ", options_.total_steps,
-                " steps; give total_steps as many as the optimizer makes");
+                " steps; set total_steps to the number of steps that the optimizer makes");
     const auto step = static_cast<double>(at);
     double start = 0;
     size_t i = 0;
@@ -160,7 +160,7 @@ Schedule one_cycle_lr(const OneCycleOptions& options) {
 
 Schedule sequential_lr(std::vector<Schedule> schedules, std::vector<int64_t> milestones) {
   TORCH_CHECK(!schedules.empty() && milestones.size() + 1 == schedules.size(), "sequential_lr: ", schedules.size(),
-              " schedules have one milestone less between them, not ", milestones.size());
+              " schedules need one milestone fewer, not ", milestones.size());
   check_ascending(milestones);
   const auto local = [milestones](int64_t step) {
     const size_t part = reached(milestones, step);

@@ -69,7 +69,7 @@ struct Trainer::State {
     for (const Pass pass = begin(); !pass.ended();) {
       std::vector<Taken> batches;
       int64_t samples = 0;
-      // The next batch waits: in a checkpoint the loader must not be ahead of the training.
+      // Do not advance yet: in a checkpoint the loader must not be ahead of the training.
       while (true) {
         batches.push_back(pass.take());
         samples += batches.back().samples;
@@ -84,7 +84,7 @@ struct Trainer::State {
       line.communication(model.communication_seconds());
       for (const Taken& done : batches) line.step(done.samples);
       if (log) log->step(samples, {{"train/loss", value}, {"lr", optimizer.param_groups().front().options().get_lr()}});
-      left -= static_cast<int64_t>(batches.size());  // the last step has the epoch's checkpoint, with its evaluation
+      left -= static_cast<int64_t>(batches.size());  // the last step gets the epoch's checkpoint
       if (checkpointer && left > 0) checkpointer->step(result.steps);
       if (!pass.ended()) pass.advance();
     }
@@ -106,14 +106,15 @@ struct Trainer::State {
       if (log) log->scalar("valid/" + name, value);
       if (name == options.score) score = value;
     }
-    TORCH_CHECK(score || options.score.empty(), "Trainer: the score `", options.score, "` is none of the metrics, ",
-                metrics != nullptr ? metrics->to_string() : "for evaluate_on() was not called");
+    TORCH_CHECK(score || options.score.empty(), "Trainer: the score `", options.score, "` is not one of the metrics, ",
+                metrics != nullptr ? metrics->to_string() : "because evaluate_on() was not called");
     if (score) epoch.is_best = judge(*score);
     if (callback) callback(epoch);
     if (checkpointer) checkpointer->save(result.steps, score);
   }
 
-  /// Whether the score is the best. It becomes rank 0's, so that all ranks decide alike whatever a metric says there.
+  /// Whether the score is the best. `score` becomes rank 0's, so that all ranks decide alike even if a metric differs
+  /// between them.
   bool judge(double& score) {
     score = from_rank_zero(context.group(), [&] { return score; });
     const bool better = options.checkpoints.higher_is_better ? score > result.best_score : score < result.best_score;
@@ -154,9 +155,9 @@ struct Trainer::State {
   const at::Device device;
   GradScaler scaler;
   std::optional<Ema> ema;
-  CommHookPtr hook;  ///< whose state is in checkpoints; may be null
+  CommHookPtr hook;  ///< the hook whose state is in checkpoints; may be null
   std::optional<LRScheduler> scheduler;
-  Metrics* metrics = nullptr;  ///< of the evaluation, with the next one; null: there is none
+  Metrics* metrics = nullptr;  ///< of the evaluation, like the next member; null: there is none
   std::function<void(torch::nn::Module&, const Group&)> evaluation;
   std::function<void(const EpochResult&)> callback;
   TrainerResult result;
@@ -164,21 +165,22 @@ struct Trainer::State {
   double loss_sum = 0;       ///< of this rank's samples in this epoch
   int64_t loss_samples = 0;  ///< with it
   std::optional<RunLog> log;
-  std::optional<Checkpointer> checkpointer;  ///< last: holds on to what is above
+  std::optional<Checkpointer> checkpointer;  ///< last: refers to the members above
 };
 
 Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, torch::optim::Optimizer& optimizer, const Context& context,
                  TrainerOptions options) {
   TORCH_CHECK(options.epochs > 0 && options.accumulate > 0, "Trainer: epochs and accumulate must be at least 1");
   TORCH_CHECK(options.patience >= 0, "Trainer: patience is ", options.patience, "; it must be 0 or more");
-  TORCH_CHECK(options.patience == 0 || !options.score.empty(), "Trainer: patience is of no use without a score");
-  TORCH_CHECK(module != nullptr && !module->parameters().empty(), "Trainer: there is nothing to train");
+  TORCH_CHECK(options.patience == 0 || !options.score.empty(),
+              "Trainer: patience has no effect without a score; set score");
+  TORCH_CHECK(module != nullptr && !module->parameters().empty(), "Trainer: the module has no parameters to train");
   int held = 0;
   const auto parameters = module->parameters();
   for (const auto& group : optimizer.param_groups())
     for (const at::Tensor& one : group.params())
       held += std::any_of(parameters.begin(), parameters.end(), [&](const auto& other) { return other.is_same(one); });
-  TORCH_CHECK(held > 0, "Trainer: the optimizer holds no parameter of the module; make it of module->parameters()");
+  TORCH_CHECK(held > 0, "Trainer: the optimizer holds no parameter of the module; make it with module->parameters()");
   state_ = std::make_unique<State>(std::move(module), optimizer, context, std::move(options));
 }
 
@@ -200,7 +202,7 @@ void Trainer::save_averages(const std::string& path, size_t which) const {
 TrainerResult Trainer::fit_passes(LoaderBase& train, const std::function<Pass()>& begin) {
   auto& state = *state_;
   const auto& options = state.options;
-  TORCH_CHECK(state.result.epochs == 0 && state.result.steps == 0, "Trainer::fit() was called before");
+  TORCH_CHECK(state.result.epochs == 0 && state.result.steps == 0, "Trainer::fit() may be called only once");
   const int64_t steps_an_epoch = (train.size() + options.accumulate - 1) / options.accumulate;
   if (options.schedule) state.scheduler.emplace(state.optimizer, options.schedule(steps_an_epoch * options.epochs));
   if (!options.folder.empty()) state.resume(train);

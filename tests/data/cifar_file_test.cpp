@@ -18,7 +18,7 @@ CifarLayout layout() {
           .members = {"one.bin", "two.bin"},
           .classes = {10},
           .greatest_records = 4,
-          .mend = "Get some."};
+          .remedy = "Get some."};
 }
 
 /// `count` records: image i has label (first + i) % 10 and pixels (first + i + place) % 251.

@@ -373,7 +373,7 @@ TEST(DataLoader, OptionsThatMakeNoSense) {
                 .find("a rank's share is 3 of 10 samples, fewer than the batch_size of 4; lower the batch size"),
             std::string::npos);
   EXPECT_NE(failure({.batch_size = 8, .split_batches = true}, Shard(0, 3))
-                .find("the batch_size of 8 is divided among 3 ranks, which it cannot be evenly; set it to a multiple"),
+                .find("the batch_size of 8 is divided among 3 ranks, but does not divide evenly; set it to a multiple"),
             std::string::npos);
   EXPECT_NE(failure({}, Shard(3, 3)).find("rank 3 is not in a world of 3"), std::string::npos);
   EXPECT_THROW(DataLoader(std::shared_ptr<const Dataset>(), Shard(0, 1)), c10::Error);

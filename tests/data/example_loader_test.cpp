@@ -223,7 +223,7 @@ TEST(ExampleLoader, TheDeviceIsForTheTensorsItCanSee) {
   const DataLoaderOptions options{.device = at::kMeta};
   EXPECT_NE(complaint([&] {
               ExampleLoader(Sentences(), Shard(0, 1), options, hidden);
-            }).find("this type of batch does not show them; give it a member for_each_tensor"),
+            }).find("this type of batch does not list them; give it a member for_each_tensor"),
             std::string::npos);
   ExampleLoader of_shown(Sentences(), Shard(0, 1), options, shown);
   for (auto& batch : of_shown) EXPECT_TRUE(batch.ids.is_meta());

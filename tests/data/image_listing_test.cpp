@@ -46,7 +46,7 @@ TEST_F(ImageListing_, IsInTorchvisionsOrder) {
 }
 
 TEST_F(ImageListing_, RefusesWhatWouldBeMissing) {
-  expect_parts({folder_.path().string(), "expected a folder for each class, found no folder"});
+  expect_parts({folder_.path().string(), "expected a folder for each class, found none"});
   add("cat/1.jpg");
   fs::create_directories(folder_.path() / "dog");
   expect_parts({"dog: expected images of this class"});

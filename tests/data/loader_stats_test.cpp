@@ -19,7 +19,7 @@ TEST(LoaderStats, AdvisesByWhatIsSlow) {
   EXPECT_EQ(
       (LoaderStats{.workers = 2, .seconds = 10, .waiting_seconds = 5, .reading_seconds = 6}).advice(),
       "training waited 50 % of the epoch for data; most of the loader's time is reading; the workers were busy only "
-      "30 % of it, so a greater prefetch, or fewer and longer passes, may help more than more workers (now 2)");
+      "30 % of it, so a larger prefetch, or fewer and longer passes, may help more than more workers (now 2)");
 }
 
 }  // namespace

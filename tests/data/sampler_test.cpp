@@ -196,7 +196,7 @@ TEST(Sampler, WhatDoesNotFitIsSaid) {
   };
   EXPECT_NE(complaint([&] {
               loader_of({0, 1, 5}).begin();
-            }).find("has the index 5, and the dataset 5 samples"),
+            }).find("contains the index 5, but the dataset has 5 samples"),
             std::string::npos);
   EXPECT_NE(complaint([&] {
               loader_of({0, 1}).begin();
@@ -212,10 +212,10 @@ TEST(Sampler, WhatDoesNotFitIsSaid) {
   }
   DataLoader other = loader_of({0, 2, 1}), longer = loader_of({0, 1, 2, 3}, 4), without(Numbers(5), Shard(0, 1));
   other.load_state_dict(state);
-  EXPECT_NE(failure([&] { other.begin(); }).find("order of epoch 0 is not the one that the checkpoint was in"),
+  EXPECT_NE(failure([&] { other.begin(); }).find("order of epoch 0 is not the order that the checkpoint stopped in"),
             std::string::npos);
   EXPECT_NE(failure([&] { longer.load_state_dict(state); }).find("places was 3, not 4"), std::string::npos);
-  EXPECT_NE(failure([&] { without.load_state_dict(state); }).find("with a sampler, and this has none"),
+  EXPECT_NE(failure([&] { without.load_state_dict(state); }).find("with a sampler, but this one has none"),
             std::string::npos);
   EXPECT_NE(failure([&] { other.load_state_dict(without.state_dict()); }).find("without a sampler"), std::string::npos);
 }

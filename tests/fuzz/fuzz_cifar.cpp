@@ -34,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                            .members = {"test_batch.bin"},
                            .classes = {10},
                            .greatest_records = 8,
-                           .mend = ""};
+                           .remedy = ""};
   const std::string packed = pack(data, size);
   const FuzzFile raw(data, size, ".tar.gz");
   const FuzzFile tar(reinterpret_cast<const uint8_t*>(packed.data()), packed.size(), ".tar.gz");

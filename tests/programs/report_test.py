@@ -181,7 +181,7 @@ class Report(unittest.TestCase):
         self.assertIn("a \"b\" <c> & 'd'", text)
 
     def test_what_is_no_run_is_refused(self):
-        for folder, words in ((self.path("nowhere"), "there is no folder"), (self.folder, "holds no run log")):
+        for folder, words in ((self.path("nowhere"), "there is no folder"), (self.folder, "contains neither a run log")):
             result = run(LOCKSTEP, "report", folder, check=False)
             self.assertEqual((result.returncode, result.stdout), (49, ""))
             self.assertIn(words, result.stderr)
@@ -213,7 +213,7 @@ class Report(unittest.TestCase):
         page, checker = self.report(self.path("run"))
         self.assertEqual(page.count('class="line c1" data-name="train"'), 3)
         self.assertEqual(page.count('class="line c3" data-name="test"'), 3)
-        self.assertIn("Event files do not tell it", checker.text())
+        self.assertIn("Event files do not contain it", checker.text())
 
 
 class Browser(Report):

@@ -236,7 +236,7 @@ TEST(Page, SaysWhatIsMissing) {
   content.run = read(run_line(0));
   const std::string page = draw_page(content);
   for (const char* part :
-       {"No loss was logged", "No accuracy was logged", "No step was counted", "No model was watched",
+       {"No loss was logged", "No accuracy was logged", "No steps were counted", "No model was watched",
         "Ranks were not compared", "No reduction was traced", "&lt;name&gt;", "still running, or cut off"})
     EXPECT_NE(page.find(part), std::string::npos) << part;
   EXPECT_EQ(page.find("<polyline class"), std::string::npos);

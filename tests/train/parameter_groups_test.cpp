@@ -79,7 +79,7 @@ TEST(ParameterGroups, WhatMatchesNothingOrTwiceIsListed) {
                             {"heads", named("head"), options}});
   });
   for (const char* part : {"bn.weight matches no rule", "conv.bias matches several: convolutions, biases",
-                           "the rule `heads` takes no parameter"})
+                           "the rule `heads` matches no parameter"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\nis not in\n" << text;
   EXPECT_EQ(text.find("conv.weight"), std::string::npos) << text;
   EXPECT_EQ(text.find("frozen"), std::string::npos) << text;

@@ -493,11 +493,11 @@ TEST_P(TrainerTest, RefusesWhatMakesNoSense) {
     EXPECT_NE(refused({.accumulate = 0}).find("accumulate"), std::string::npos);
     EXPECT_NE(refused({.score = "error", .patience = -1}).find("patience is -1"), std::string::npos);
     EXPECT_NE(refused({.patience = 1}).find("without a score"), std::string::npos);
-    EXPECT_NE(refused({.score = "acuracy"}).find("`acuracy` is none of the metrics, error "), std::string::npos);
+    EXPECT_NE(refused({.score = "acuracy"}).find("`acuracy` is not one of the metrics, error "), std::string::npos);
     torch::optim::SGD optimizer(std::vector<at::Tensor>{at::zeros({1})}, 0.1);
     EXPECT_NE(misuse([&] {
                 Trainer(std::make_shared<torch::nn::Module>("empty"), optimizer, context);
-              }).find("nothing to train"),
+              }).find("no parameters to train"),
               std::string::npos);
     Training twice(context, {});
     twice.fit();

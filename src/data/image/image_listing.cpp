@@ -9,7 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kGreatestDepth = 40;  // beyond which a folder is taken for a link into itself
+constexpr int kGreatestDepth = 40;  // deeper folders are taken for links into themselves
 
 std::string lower_extension(const fs::path& path) {
   std::string extension = path.extension().string();
@@ -22,14 +22,14 @@ bool contains(const auto& list, const std::string& text) {
   return std::find(list.begin(), list.end(), text) != list.end();
 }
 
-/// Whether the file is an image that is read here; one that torchvision would read and we cannot is refused, since it
-/// would be missing without a word.
+/// Whether the file is an image that can be read here. One that torchvision could read but we cannot is refused,
+/// because leaving it out silently would be wrong.
 bool is_image(const fs::path& path) {
   static const std::array<std::string, 3> kRead{".jpg", ".jpeg", ".png"};
   static const std::array<std::string, 6> kOther{".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"};
   const std::string extension = lower_extension(path);
   if (contains(kOther, extension))
-    throw RefusedInput(path.string() + ": expected JPEG or PNG images; convert it or take it away");
+    throw RefusedInput(path.string() + ": expected JPEG or PNG images; convert it or remove it");
   return contains(kRead, extension);
 }
 
@@ -46,7 +46,8 @@ void collect_folders(const fs::path& folder, int depth, std::vector<fs::path>& f
 void list_class(const fs::path& root, const std::string& name, int64_t target, ImageListing& listing) {
   std::vector<fs::path> folders;
   collect_folders(root / name, 1, folders);
-  // The order of bytes, which in UTF-8 is Python's of code points; a path's own order is one of components.
+  // Byte order, which in UTF-8 equals Python's order of code points; std::filesystem::path compares component by
+  // component.
   const auto by_bytes = [](const fs::path& one, const fs::path& other) { return one.native() < other.native(); };
   std::sort(folders.begin(), folders.end(), by_bytes);
   const size_t before = listing.files.size();
@@ -73,8 +74,7 @@ ImageListing list_images(const fs::path& root) try {
   for (const auto& entry : fs::directory_iterator(root))
     if (entry.is_directory()) listing.classes.push_back(entry.path().filename().string());
   std::sort(listing.classes.begin(), listing.classes.end());
-  if (listing.classes.empty())
-    throw RefusedInput(root.string() + ": expected a folder for each class, found no folder");
+  if (listing.classes.empty()) throw RefusedInput(root.string() + ": expected a folder for each class, found none");
   for (size_t i = 0; i < listing.classes.size(); ++i)
     list_class(root, listing.classes[i], static_cast<int64_t>(i), listing);
   return listing;

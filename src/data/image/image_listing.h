@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// The images in a folder for each class.
+/// The images of a folder that has a subfolder for each class.
 struct ImageListing {
   struct File {
     std::string path;  ///< below the root
@@ -17,8 +17,8 @@ struct ImageListing {
   std::vector<File> files;
 };
 
-/// Lists `root`'s folders and the images in and below them, in torchvision's order. Throws Error naming folder or file:
-/// docs of ImageFolder.
+/// Lists `root`'s folders and the images in and below them, in torchvision's order. Throws Error naming folder or file,
+/// as ImageFolder describes.
 ImageListing list_images(const std::filesystem::path& root);
 
 }  // namespace lockstep

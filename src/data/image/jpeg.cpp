@@ -1,11 +1,11 @@
-// libjpeg reports errors by a function that must not return. Throwing through C is not defined, so it jumps back into
-// this file, and the functions that it jumps over hold nothing that would have to be destroyed.
+// libjpeg reports errors by a function that must not return. Throwing through C is undefined, so that function jumps
+// back into this file, and the functions that it jumps over hold nothing that needs destroying.
 
 #include <csetjmp>
 #include <cstdio>
-// These need <cstdio> before them.
+// These need <cstdio> first.
 #include <jpeglib.h>
-// And this one its own macros.
+// And this one needs their macros.
 #include <jerror.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int kGreatestScans = 200;  // of a progressive file: each goes through the whole image; encoders write ten
+constexpr int kGreatestScans = 200;  // in a progressive file: each covers the whole image; encoders write ten
 
 struct JpegDecoder {
   jpeg_decompress_struct info{};
@@ -38,8 +38,8 @@ struct JpegDecoder {
   std::longjmp(decoder->back, 1);
 }
 
-/// libjpeg warns and makes pixels up where a file ends too early or a part of it is damaged: not with us. Other
-/// warnings, as of stray bytes between segments, concern no pixel.
+/// If a file ends too early or is damaged in part, libjpeg warns and invents pixels; we refuse the file. Other
+/// warnings, such as those about stray bytes between segments, do not affect pixels.
 void note(j_common_ptr info, int level) {
   if (level < 0 && (info->err->msg_code == JWRN_JPEG_EOF || info->err->msg_code == JWRN_HIT_MARKER ||
                     info->err->msg_code == JWRN_HUFF_BAD_CODE || info->err->msg_code == JWRN_ARITH_BAD_CODE))
@@ -53,7 +53,7 @@ void limit_scans(j_common_ptr info) {
   std::longjmp(decoder->back, 1);
 }
 
-/// False: `text` says why. Sets the size and format of what read_rows gives.
+/// False: `text` says why. Sets the size and format of what read_rows returns.
 bool read_header(JpegDecoder& decoder, const uint8_t* bytes, size_t count, int64_t greatest_pixels) {
   jpeg_decompress_struct& info = decoder.info;
   info.err = jpeg_std_error(&decoder.errors);
@@ -73,7 +73,7 @@ bool read_header(JpegDecoder& decoder, const uint8_t* bytes, size_t count, int64
   return true;
 }
 
-/// Rows of output_components bytes a pixel.
+/// Rows with output_components bytes per pixel.
 bool read_rows(JpegDecoder& decoder, uint8_t* pixels, size_t row_bytes) {
   jpeg_decompress_struct& info = decoder.info;
   if (setjmp(decoder.back) != 0) return false;
@@ -86,7 +86,7 @@ bool read_rows(JpegDecoder& decoder, uint8_t* pixels, size_t row_bytes) {
   return true;
 }
 
-/// Cyan, magenta, yellow, black to red, green, blue, in place; Adobe's files hold them upside down.
+/// Converts cyan, magenta, yellow, black to red, green, blue, in place; Adobe's files store them inverted.
 void convert_inks(std::vector<uint8_t>& pixels, bool inverted) {
   const size_t count = pixels.size() / 4;
   for (size_t i = 0; i < count; ++i) {

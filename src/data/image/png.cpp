@@ -1,4 +1,4 @@
-// libpng reports errors as libjpeg does (jpeg.cpp): by a jump over functions that hold nothing to be destroyed.
+// libpng reports errors as libjpeg does (jpeg.cpp): by a jump over functions that hold nothing that needs destroying.
 
 #include <png.h>
 
@@ -57,7 +57,7 @@ bool read_header(PngDecoder& decoder, int64_t greatest_pixels) {
   return true;
 }
 
-/// Rows of 3 bytes a pixel.
+/// Rows with 3 bytes per pixel.
 bool read_rows(PngDecoder& decoder, png_bytepp rows, size_t row_bytes) {
   if (setjmp(decoder.back) != 0) return false;
   png_structp png = decoder.png;

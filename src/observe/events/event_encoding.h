@@ -20,10 +20,10 @@ struct EventMoment {
 
 /// The first event of every file.
 std::string version_event(double wall_s);
-/// Training starts, or goes on, at this step: what an earlier file of the folder says of later steps is void.
+/// Training starts or resumes at this step: what earlier files in the folder say about later steps is void.
 std::string session_start_event(EventMoment at);
 
-/// What a summary holds beside its tag.
+/// What a summary holds besides its tag.
 struct PngImage {
   uint32_t width, height, channels;
   std::string file;

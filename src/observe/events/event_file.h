@@ -13,8 +13,8 @@ namespace lockstep {
 /// Seconds since 1970, for people and for other programs; never for durations.
 double wall_seconds();
 
-/// One event file of a folder of TensorBoard's. Its name is new: seconds since 1970, host, process and a count tell
-/// files apart and order them. Throws Error if folder or file cannot be made, except for want of space.
+/// One event file in a TensorBoard folder. Its name is unique: seconds since 1970, host, process and a count
+/// distinguish and order files. Throws Error if folder or file cannot be made, unless only space is missing.
 class EventFile {
  public:
   EventFile(const std::string& folder, const std::string& suffix, std::chrono::milliseconds flush_interval);

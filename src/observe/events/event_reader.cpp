@@ -148,11 +148,11 @@ Event decode_event(std::string_view message) try {
   }
   return event;
 } catch (const protozero::exception& error) {
-  throw Error(std::string("it is no event (") + error.what() + ")");
+  throw Error(std::string("it is not an event (") + error.what() + ")");
 }
 
 bool EventReader::read(uint64_t count) {
-  // Piece by piece, so that a length that lies takes no more memory than there are bytes.
+  // Piece by piece, so that a false length allocates no more memory than there are bytes.
   constexpr uint64_t kPiece = 1 << 20;
   bytes_.clear();
   while (bytes_.size() < count) {

@@ -25,15 +25,15 @@ struct Event {
   std::vector<SummaryValue> values;
 };
 
-/// Reads an event file of any writer, record by record. Hostile bytes cost no more memory than kMostRecordBytes and
-/// what the stream really holds.
+/// Reads an event file of any writer, record by record. Hostile bytes cannot make it allocate more memory than
+/// kMostRecordBytes or than the stream really holds.
 class EventReader {
  public:
   static constexpr uint64_t kMostRecordBytes = 64 << 20;
 
   explicit EventReader(std::istream& in) : in_(&in) {}
 
-  /// The next event; nothing at the end of the file, or of what can be read of it.
+  /// The next event; nothing at the end of the file or of its readable part.
   std::optional<Event> next();
   /// Why reading ended before the end of the file, e.g. "record 3 at byte 211 has a wrong checksum"; empty if it did
   /// not.
@@ -51,7 +51,7 @@ class EventReader {
   std::string trouble_;
 };
 
-/// One event from its message. Throws Error if it is none.
+/// Decodes one event from its message. Throws Error if it is not one.
 Event decode_event(std::string_view message);
 
 }  // namespace lockstep

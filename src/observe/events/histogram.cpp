@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-/// Limits above zero, by the same additions of rounding errors as in TensorBoard's writers.
+/// Limits above zero, with the same accumulation of rounding errors as in TensorBoard's writers.
 const std::vector<double>& positive_limits() {
   static const std::vector<double> limits = [] {
     std::vector<double> made;
@@ -27,7 +27,7 @@ std::vector<double> all_limits() {
   return limits;
 }
 
-/// How many of the limits above zero are <= value, or < value. Guessed by the logarithm, then set right.
+/// How many of the limits above zero are <= value, or < value. Estimated by the logarithm, then corrected.
 size_t limits_below(double value, bool or_equal) {
   const std::vector<double>& limits = positive_limits();
   if (!(value >= limits.front())) return 0;

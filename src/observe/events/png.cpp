@@ -23,7 +23,7 @@ void append_chunk(std::string& out, std::string_view type, std::string_view data
   append_big_endian(out, static_cast<uint32_t>(::crc32(0, bytes_of(summed), static_cast<uInt>(summed.size()))));
 }
 
-/// Rows behind a byte each that names their filter: 2, "up", the difference from the row above, where there is one.
+/// Each row follows a byte that names its filter: 2, "up", the difference from the row above, if there is one.
 std::string filtered_rows(const Picture& picture) {
   const size_t row_bytes = static_cast<size_t>(picture.width) * picture.channels;
   std::string rows;
