@@ -5,10 +5,10 @@
 
 namespace lockstep {
 
-/// From values to places on a drawing.
+/// Maps values to positions on a drawing.
 class Scale {
  public:
-  /// `low` < `high`, and 0 < `low` where it is logarithmic.
+  /// `low` < `high`, and 0 < `low` if it is logarithmic.
   Scale(double low, double high, double low_px, double high_px, bool logarithmic = false);
 
   double operator()(double value) const;
@@ -31,7 +31,7 @@ struct Tick {
 /// Round values within [low, high], about `count` of them: multiples of 1, 2 or 5 times a power of ten. `whole`: of 1
 /// at least. `share`: labelled as per cent.
 std::vector<Tick> ticks(double low, double high, int count, bool whole = false, bool share = false);
-/// Powers of ten, and where there are few of them 2 and 5 times those.
+/// Powers of ten and, if there are few of them, 2 and 5 times those.
 std::vector<Tick> logarithmic_ticks(double low, double high);
 
 }  // namespace lockstep

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kRow = 38, kBarHeight = 12, kHead = 22, kAxisFoot = 40;
 
-/// The times of one bucket as they usually were.
+/// The median times of one bucket.
 struct Usual {
   double ready, start, end;
 };

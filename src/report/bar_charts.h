@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// Buckets that are drawn; of more, the page says how many are left out.
+/// Buckets that are drawn; if there are more, the page says how many are left out.
 constexpr size_t kMostBucketsDrawn = 24;
 /// Ranks that are drawn, those that were last most often.
 constexpr size_t kMostRanksDrawn = 24;
@@ -18,10 +18,10 @@ constexpr size_t kMostRanksDrawn = 24;
 /// The axis below bars, with a mark at each tick.
 void draw_bottom_axis(Svg& svg, const Scale& x, const std::vector<Tick>& marks, double bottom, std::string_view unit);
 
-/// The middle one of the values; 0 of none.
+/// The median of the values; 0 if there are none.
 double median(std::vector<float> values);
 
-/// Milliseconds from the first gradient to the end of backward on this rank, from where it stands still.
+/// Milliseconds from the first gradient to the end of backward on this rank, after which it waits.
 double backward_end_ms(const ReductionData& reductions);
 
 /// A bar for each bucket: its gradients arrive, it is ready, it is handed over, it is reduced.

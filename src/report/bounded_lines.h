@@ -5,14 +5,14 @@
 
 namespace lockstep {
 
-/// The lines of a file that somebody else wrote: none longer than kMostBytes is kept.
+/// The lines of an untrusted file: none longer than kMostBytes is kept.
 class BoundedLines {
  public:
   static constexpr size_t kMostBytes = 4 << 20;
 
   explicit BoundedLines(std::istream& in) : in_(&in) {}
 
-  /// The next line; false at the end. A line that is too long comes empty, and is_too_long() is true.
+  /// Gets the next line; false at the end. A line that is too long comes out empty, and is_too_long() is true.
   bool next(std::string& line) {
     line.clear();
     too_long_ = false;

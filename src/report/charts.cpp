@@ -10,7 +10,7 @@ namespace {
 constexpr int kColours = 6;
 constexpr size_t kMostRankLines = 6;
 
-/// Part of a name -> how the line is called, and its colour.
+/// Part of a name -> the label of the line, and its colour.
 struct Role {
   const char* word;
   const char* name;
@@ -113,7 +113,7 @@ std::vector<ScalarChart> scalar_charts(const RunData& run) {
     chart.chart.share = is_share(chart.chart);
     chart.chart.from_zero = is_rate(chart.chart.title);
     chart.chart.falls = holds(chart.chart.title, "loss") || holds(chart.chart.title, "perplexity");
-    // Train before valid before test, whatever the alphabet says.
+    // Train before valid before test, regardless of the alphabet.
     const auto by_colour = [](const auto& one, const auto& other) { return one.colour < other.colour; };
     std::stable_sort(chart.entries.begin(), chart.entries.end(), by_colour);
     std::stable_sort(chart.chart.lines.begin(), chart.chart.lines.end(), by_colour);

@@ -8,13 +8,13 @@
 
 namespace lockstep {
 
-/// A chart and what its legend says of each line.
+/// A chart, and what its legend says about each line.
 struct ScalarChart {
   LineChart chart;
   struct Entry {
     std::string name;
     int colour;
-    double last, best;  ///< best is of single values: only told where few of them make the line
+    double last, best;  ///< best is a single value: shown only if few values make up the line
     int64_t not_finite;
     double first_not_finite;
   };
@@ -22,14 +22,14 @@ struct ScalarChart {
   bool higher_is_better = false;
 };
 
-/// The logged scalars as charts. Names that differ only by a part train, valid, val, test or eval share one, as
-/// "train/loss" and "valid/loss" do. Loss first, then accuracy, the others, the learning rate last.
+/// The logged scalars as charts. Names that differ only in a part train, valid, val, test or eval share a chart, such
+/// as "train/loss" and "valid/loss". Loss first, then accuracy, the others, the learning rate last.
 std::vector<ScalarChart> scalar_charts(const RunData& run);
 
-/// Samples a second of all ranks that are there. Ranks take their steps together, so one rank's steps count for all.
+/// Samples per second of all ranks in the folder. Ranks take their steps together, so one rank's steps count for all.
 Curve throughput(const RunData& run);
 double mean_throughput(const RunData& run);
-/// How long ranks stand still for others, a line a rank; of many ranks the least and the most waiting one.
+/// How long ranks wait for others, one line per rank; with many ranks, those that wait least and most.
 LineChart communication_chart(const RunData& run);
 double mean_communication_share(const RunData& run);
 

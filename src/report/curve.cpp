@@ -6,9 +6,9 @@
 namespace lockstep {
 namespace {
 
-/// As good as infinite: sums and differences of what is less are numbers.
+/// Practically infinite: sums and differences of anything smaller are finite.
 constexpr double kMostValue = 1e150;
-/// As good as zero: a tenth of what is more is a number that differs from it.
+/// Practically zero: a tenth of anything larger is still a different number.
 constexpr double kLeastValue = 1e-150;
 
 Curve::Point together(const Curve::Point& one, const Curve::Point& other) {

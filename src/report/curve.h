@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// Values over steps in bounded memory: where there are more than kMostPoints, neighbours are put together, and what is
-/// kept of them is their mean, least and greatest.
+/// Values over steps in bounded memory: if there are more than kMostPoints, neighbours are merged, and their mean,
+/// minimum and maximum are kept.
 class Curve {
  public:
   static constexpr size_t kMostPoints = 4096;
@@ -19,16 +19,16 @@ class Curve {
     int64_t count = 0;
   };
 
-  /// A value that is no number, or beyond 1e150, is counted and is no point.
+  /// A value that is not a number, or is beyond 1e150, is counted but not kept as a point.
   void add(double x, double value);
-  /// What is known of steps after `x` is void: the training went on from there once more.
+  /// Forgets what is known about steps after `x`: the training resumed from there.
   void forget_after(double x);
 
-  /// By x, ascending.
+  /// Sorted by x, ascending.
   const std::vector<Point>& points() const { return points_; }
   bool empty() const { return points_.empty(); }
   int64_t count() const { return count_; }
-  /// Values that were NaN or infinite.
+  /// Number of values that were NaN or infinite.
   int64_t not_finite() const { return not_finite_; }
   double first_not_finite() const { return first_not_finite_; }
 

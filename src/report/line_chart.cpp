@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kFewPoints = 40;      // are drawn as dots, too
+constexpr size_t kFewPoints = 40;      // are also drawn as dots
 constexpr size_t kSmoothedAbove = 60;  // points on the drawing
 constexpr size_t kWindows = 30;        // of smoothing, side by side
 
@@ -19,12 +19,12 @@ struct Range {
   double low, high;
 };
 
-/// A line as it is drawn: at most a point every two pixels.
+/// A line as it is drawn: at most one point every two pixels.
 struct DrawnLine {
   const ChartLine* line;
   std::vector<Curve::Point> points;
-  std::vector<Curve::Point> main;  ///< smoothed, or the same
-  size_t window = 1;               ///< points that one of `main` is the mean of
+  std::vector<Curve::Point> main;  ///< smoothed, or unchanged
+  size_t window = 1;               ///< number of points averaged for each point of `main`
   bool has_band = false;
 };
 
@@ -45,7 +45,7 @@ bool is_noisy(const std::vector<Curve::Point>& points, double height) {
   return way > 4 * height;
 }
 
-/// Whether what was put together to one point differs by more than a curve's own slope.
+/// Whether the values merged into one point differ by more than the curve's own slope.
 bool is_spread(const std::vector<Curve::Point>& points, double height) {
   std::vector<double> spreads;
   for (const Curve::Point& point : points) spreads.push_back(point.greatest - point.least);
@@ -64,7 +64,7 @@ DrawnLine drawn(const ChartLine& line, const DrawingSize& size) {
   return one;
 }
 
-/// What the axis covers: the lines as drawn and, of the points behind a smoothed one, all but the few farthest.
+/// What the axis covers: the lines as drawn and, of the points behind a smoothed line, all but the few farthest ones.
 Range range_of(const std::vector<DrawnLine>& lines, bool from_zero) {
   Range range{std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()};
   const auto cover = [&](double value) { range = {std::min(range.low, value), std::max(range.high, value)}; };
@@ -91,7 +91,7 @@ bool is_logarithmic(const LineChart& chart, Range range) {
   return ratio > (chart.falls ? 8 : 100) && ratio < 1e100;
 }
 
-/// The axis a little wider than the values, but not beyond a bound that they have by nature.
+/// Makes the axis a little wider than the values, but not beyond their natural bounds.
 Scale vertical_scale(Range range, const LineChart& chart, double bottom, double top) {
   if (is_logarithmic(chart, range)) return {range.low / 1.1, range.high * 1.1, bottom, top, true};
   const double margin = (range.high - range.low) * 0.06;
@@ -155,7 +155,7 @@ void draw_axes(Svg& svg, const std::vector<Tick>& across, const std::vector<Tick
   svg.text("tick", (x.low_px() + x.high_px()) / 2, y.low_px() + 33, "middle", "step");
 }
 
-/// Steps, from 0 unless they begin far from it.
+/// Steps, from 0 unless they begin far away from it.
 Scale horizontal_scale(const std::vector<DrawnLine>& lines, double left, double right) {
   Range steps{std::numeric_limits<double>::infinity(), 0};
   for (const DrawnLine& line : lines)
@@ -165,7 +165,7 @@ Scale horizontal_scale(const std::vector<DrawnLine>& lines, double left, double 
   return {steps.low, steps.high, left, right};
 }
 
-/// For the page's script: the values at both ends of the axis, and where they are.
+/// For the page's script: the values at both ends of the axis, and their positions.
 std::string scale_attribute(const Scale& scale) {
   std::string text;
   for (const double value : {scale.low(), scale.high()}) {

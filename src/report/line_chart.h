@@ -12,31 +12,31 @@ namespace lockstep {
 
 struct ChartLine {
   std::string name;
-  int colour = 1;  ///< of the page's style, from 1
+  int colour = 1;  ///< index into the page's style, from 1
   std::vector<Curve::Point> points;
 };
 
 /// Curves over steps.
 struct LineChart {
-  std::string id;  ///< of its own on the page
+  std::string id;  ///< unique on the page
   std::string title;
-  std::string unit;  ///< beside the title; may be empty
+  std::string unit;  ///< shown beside the title; may be empty
   std::vector<ChartLine> lines;
   std::map<int64_t, int64_t> epochs;  ///< first step of each, from 0
   bool share = false;                 ///< values from 0 to 1, labelled as per cent
   bool from_zero = false;
-  bool falls = false;  ///< a loss: what matters happens near its end
+  bool falls = false;  ///< a loss: its end matters most
 };
 
-/// A line that has many points and goes up and down is drawn as means of neighbours, before a pale band from its least
-/// to its greatest values.
+/// A line with many points that goes up and down is drawn as means of neighbours, in front of a pale band from minimum
+/// to maximum.
 struct Smoothing {
-  double steps = 0;  ///< of one mean; 0: drawn as it is
+  double steps = 0;  ///< steps per mean; 0: drawn as it is
   double last = 0;   ///< the last value, or the mean of the last steps
 };
 Smoothing smoothing_of(const ChartLine& line, const DrawingSize& size);
 
-/// Whether values lie so far apart that equal distances are equal ratios.
+/// Whether values lie so far apart that the axis should be logarithmic.
 bool has_logarithmic_axis(const LineChart& chart, const DrawingSize& size);
 
 std::string draw_line_chart(const LineChart& chart, const DrawingSize& size);

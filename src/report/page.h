@@ -9,9 +9,9 @@
 
 namespace lockstep {
 
-/// A file of the run that the page points to.
+/// A file of the run that the page links to.
 struct LinkedFile {
-  std::string path;  ///< from the page's folder
+  std::string path;  ///< relative to the page's folder
   std::string what;
 };
 
@@ -23,7 +23,7 @@ struct PageContent {
   std::vector<LinkedFile> files;
 };
 
-/// One HTML page that needs nothing else: no network, no script or style but its own.
+/// A self-contained HTML page: it needs no network and no script or style but its own.
 std::string draw_page(const PageContent& content);
 
 }  // namespace lockstep

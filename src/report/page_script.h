@@ -2,7 +2,8 @@
 
 namespace lockstep {
 
-/// Reads the values of curves under the pointer back from the drawing. The page says everything else without it.
+/// Shows the values of the curves under the pointer, read back from the drawing. Everything else on the page works
+/// without it.
 constexpr const char* kPageScript = R"js(
 (() => {
   'use strict';

@@ -2,7 +2,7 @@
 
 namespace lockstep {
 
-/// The page's style. Colours are told apart by people who see few of them (blue, orange, teal, ...).
+/// The page's style. Its colours (blue, orange, teal, ...) can be told apart by people with colour blindness.
 constexpr const char* kPageStyle = R"css(
 :root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--ink:#16191d;--soft:#5b6570;--rule:#e3e7ec;--axis:#9aa4af;
 --c1:#2563eb;--c2:#d9650b;--c3:#0f8a75;--c4:#9333ea;--c5:#b8336a;--c6:#6b7280;--wait:#f2b8a0;--still:#d9650b18;--good:#0f7a4a;--bad:#b42318;--warn:#b7791f}

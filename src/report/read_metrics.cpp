@@ -6,8 +6,8 @@
 #include "report/bounded_lines.h"
 #include "report/run_data.h"
 
-// The lines are a program's, but whoever reports them may have got them from anybody: every member may be missing, of
-// another type or out of range.
+// A program wrote the lines, but the files may come from anybody: every member may be missing, of another type or out
+// of range.
 
 namespace lockstep {
 namespace {
@@ -42,7 +42,7 @@ int64_t whole(const json& line, const char* name) { return static_cast<int64_t>(
 std::string shortened(std::string text) {
   if (text.size() <= kMostNameBytes) return text;
   size_t end = kMostNameBytes;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // not within a character
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // do not cut within a character
   return text.substr(0, end) + "\xe2\x80\xa6";
 }
 
@@ -154,7 +154,7 @@ class MetricsReader {
     rank().samples += whole(line, "samples");
     rank().seconds += seconds;
     rank().communication_s += communication;
-    // What is left at the end of an epoch may be a step or two, which say nothing about rates.
+    // The rest at the end of an epoch may be a step or two, which say nothing about rates.
     if (seconds <= 0 || (seconds < kLeastSeconds && !rank().steps_per_second.empty())) return;
     const auto step = static_cast<double>(whole(line, "step"));
     rank().steps_per_second.add(step, static_cast<double>(count) / seconds);
@@ -192,14 +192,14 @@ class MetricsReader {
     for (const auto& [values, name] : times) {
       values->push_back(static_cast<float>(std::min(amount(line, name), 1e9)));
       if (values->size() <= kMostSamples) continue;
-      // Every other one stays: still from the whole run.
+      // Keep every other one: they still cover the whole run.
       for (size_t i = 0; i < values->size() / 2; ++i) (*values)[i] = (*values)[2 * i];
       values->resize(values->size() / 2);
     }
   }
 
   RunData& run_;
-  const bool tells_for_all_;  ///< the first rank that is read
+  const bool tells_for_all_;  ///< true for the first rank that is read
   int64_t first_step_ = 0;
 };
 

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 constexpr size_t kMostTags = 500;
 constexpr std::string_view kStart = "metrics_rank", kEnd = ".jsonl";
 
-/// Names of the regular files of a folder; empty if it is none.
+/// Names of the regular files in a folder; empty if it is not a folder.
 std::vector<std::string> files_of(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code error;
@@ -28,7 +28,7 @@ std::vector<std::string> files_of(const fs::path& folder) {
   return names;
 }
 
-/// Ranks whose metrics are there, ascending.
+/// Ranks whose metrics files exist, ascending.
 std::vector<int> ranks_in(const fs::path& folder) {
   std::vector<int> ranks;
   for (const std::string& name : files_of(folder)) {
@@ -42,7 +42,7 @@ std::vector<int> ranks_in(const fs::path& folder) {
   return ranks;
 }
 
-/// A start with fewer ranks than an earlier one in the same folder leaves the others' files there.
+/// If a start has fewer ranks than an earlier one in the same folder, files of the other ranks remain there.
 void leave_out_former_ranks(RunData& run) {
   if (run.start.world_size < 1) return;
   const auto left_out =

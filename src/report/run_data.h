@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// One bucket's times over the reductions that were noted, milliseconds since the first gradient.
+/// One bucket's times in the recorded reductions, in milliseconds since the first gradient.
 struct BucketTimes {
   std::string first_parameter, last_parameter;
   int64_t parameters = 0;
@@ -31,7 +31,7 @@ struct RankData {
   int64_t unreadable_lines = 0;
 };
 
-/// The reductions of the lowest rank that is there, and what all ranks said of each other.
+/// The reductions of the lowest rank in the folder, and what all ranks said about each other.
 struct ReductionData {
   int64_t reductions = 0;
   double backward_ms = 0, wait_ms = 0, overlap = 0;  ///< means
@@ -40,7 +40,7 @@ struct ReductionData {
   std::vector<int64_t> times_last_by_rank;
 };
 
-/// How and where the run was started; of the last start.
+/// How and where the run was started; for the last start.
 struct StartData {
   int world_size = 0;
   int threads = 0;
@@ -51,23 +51,23 @@ struct StartData {
   std::vector<std::pair<std::string, std::string>> versions;
 };
 
-/// A run, as far as its files tell.
+/// A run, as far as its files describe it.
 struct RunData {
-  std::vector<RankData> ranks;  ///< by rank; none: only event files were found
+  std::vector<RankData> ranks;  ///< by rank; empty: only event files were found
   StartData start;
   int64_t starts = 0;                    ///< more than one: it was resumed
   std::map<std::string, Curve> scalars;  ///< of the lowest rank, by name
   std::map<int64_t, int64_t> epochs;     ///< first step of each epoch
   ReductionData reductions;
-  std::map<std::string, int64_t> summaries;  ///< what event files hold beside scalars: "histograms", how many
+  std::map<std::string, int64_t> summaries;  ///< what event files hold besides scalars: "histograms", how many
   std::vector<std::string> notes;            ///< what could not be read
 };
 
 /// Reads metrics_rank<r>.jsonl of a folder, or, where there are none, TensorBoard's event files in it and in its folder
-/// tensorboard. Lines and records that cannot be read are counted and left out. Throws Error if there is nothing.
+/// tensorboard. Lines and records that cannot be read are counted and left out. Throws Error if there are none.
 RunData read_run(const std::string& folder);
 
-/// Adds one rank's lines. For the fuzzer and tests, too.
+/// Adds one rank's lines. Also used by the fuzzer and tests.
 void read_metrics(std::istream& in, int rank, RunData& run);
 /// Adds an event file.
 void read_events(std::istream& in, const std::string& name, RunData& run);

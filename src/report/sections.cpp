@@ -48,7 +48,7 @@ std::string legend_entry(int colour, const std::string& name, const std::string&
          (value.empty() ? "" : "<b>" + html(value) + "</b>") + "</li>";
 }
 
-/// What the pale band is; empty where no line has one.
+/// Describes the pale band; empty if no line has one.
 std::string smoothing_note(const LineChart& chart) {
   for (const ChartLine& line : chart.lines) {
     const double steps = smoothing_of(line, kWideChart).steps;

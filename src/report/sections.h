@@ -9,9 +9,9 @@
 
 namespace lockstep {
 
-// The cards of the page, as HTML. Where there is nothing to draw a card says what is missing and how to get it.
+// The cards of the page, as HTML. If there is nothing to draw, a card says what is missing and how to get it.
 
-/// Of the drawings beside each other on a wide page; what legends say of smoothing is of these.
+/// The width of drawings beside each other on a wide page; legends describe the smoothing of these.
 constexpr DrawingSize kWideChart{"wide", 525, 250};
 
 std::string scalar_sections(std::vector<ScalarChart>& charts, const RunData& run);

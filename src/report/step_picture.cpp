@@ -27,7 +27,7 @@ std::string read_bounded(std::istream& in) {
   return text;
 }
 
-/// The list, closed behind its last whole event if the program could not.
+/// The list, closed after its last complete event if the program could not close it.
 json parse_trace(const std::string& text) {
   json events = json::parse(text, nullptr, /*allow_exceptions=*/false);
   const size_t end = text.rfind(",\n");
@@ -52,7 +52,7 @@ int64_t reduction_of(const json& event) {
   return std::stoll(text);
 }
 
-/// From the first span to the last; nothing of a reduction without "backward".
+/// From the first span to the last; nothing for a reduction without "backward".
 std::optional<std::pair<double, double>> extent(const std::vector<TraceSpan>& spans) {
   std::optional<std::pair<double, double>> found;
   double end = 0;
@@ -125,7 +125,7 @@ std::optional<StepPicture> usual_step(const std::map<int, TraceOfRank>& traces) 
       step.end_us = std::max(step.end_us, time->second);
       step.ranks[rank] = spans->second;
     }
-    // Clocks of several machines cannot be laid side by side.
+    // Clocks of different machines cannot be compared.
     if (step.ranks.size() == traces.size() && step.end_us - step.begin_us < 60e6) steps.push_back(std::move(step));
   }
   if (steps.empty()) return std::nullopt;

@@ -5,9 +5,9 @@
 namespace lockstep {
 namespace {
 
-constexpr double kCharacterWidth = 7.0;  // of 11 px of a wide font
+constexpr double kCharacterWidth = 7.0;  // at 11 px in a wide font
 
-/// Bytes that begin a character of UTF-8.
+/// Counts the bytes that begin a UTF-8 character.
 bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }
 
 std::string attribute(const char* name, double value) { return std::string(" ") + name + "=\"" + px(value) + "\""; }

@@ -16,7 +16,7 @@ struct DrawingSize {
 /// One drawing in the making. Colours and fonts are those of the page's style, by class.
 class Svg {
  public:
-  /// `label` is what a screen reader says; `attributes` stand in the tag as they are.
+  /// `label` is for screen readers; `attributes` go into the tag unchanged.
   Svg(const DrawingSize& size, std::string_view label, std::string_view attributes = "");
 
   void line(std::string_view css, double x1, double y1, double x2, double y2);
@@ -24,7 +24,7 @@ class Svg {
   void circle(std::string_view css, double x, double y, double radius);
   /// `anchor`: start, middle or end.
   void text(std::string_view css, double x, double y, std::string_view anchor, std::string_view content);
-  /// As it is.
+  /// Appended unchanged.
   void raw(std::string_view markup) { out_ += markup; }
 
   std::string finish() { return std::move(out_) + "</svg>"; }
@@ -33,9 +33,9 @@ class Svg {
   std::string out_;
 };
 
-/// How wide a text is at the page's small size, at most; a font that is narrower leaves room.
+/// The greatest width of a text at the page's small size; a narrower font leaves room.
 double text_width(std::string_view text);
-/// The text, or its beginning and an ellipsis, in at most `width`.
+/// The text, or its beginning and an ellipsis, no wider than `width`.
 std::string fitted(std::string_view text, double width);
 
 }  // namespace lockstep

@@ -7,9 +7,9 @@
 namespace lockstep {
 
 /// For text between tags and in attributes in double quotes: & < > " ' become references; control characters, which
-/// HTML forbids, and what is no UTF-8 become U+FFFD.
+/// HTML forbids, and invalid UTF-8 become U+FFFD.
 std::string html(std::string_view text);
-/// A relative path as the value of href, before html(): what is no letter, digit, slash or one of -._~ becomes %XX.
+/// A relative path as the value of href, before html(): anything but letters, digits, slashes and -._~ becomes %XX.
 std::string url_path(std::string_view path);
 
 /// Four significant digits: "0.1866", "1,234", "1.2e-05".
