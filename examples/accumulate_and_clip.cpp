@@ -1,5 +1,5 @@
-// One step of the optimizer from several small batches, with clipped gradients: what a batch that does not fit into
-// memory would have done.
+// One step of the optimizer from several small batches, with clipped gradients: the same step that a batch too large
+// for memory would have made.
 //
 //     lockstep run -n 2 -- build/bin/accumulate_and_clip
 //
@@ -35,7 +35,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-/// A model and its optimizer; all start from the same weights.
+/// A model and its optimizer; both instances start from the same weights.
 struct Training {
   explicit Training(const lockstep::Context& context)
       : net((torch::manual_seed(1), Net())), model(net, context), optimizer(net->parameters(), 0.5) {}
@@ -97,8 +97,8 @@ int main(int argc, char** argv) {
   Options options;
   const CLI::Range at_least_one(1, std::numeric_limits<int>::max());
   CLI::App app{"Accumulates gradients over several batches, clips them, and compares with one large batch."};
-  app.add_option("--accumulate", options.accumulate, "Batches a step")->capture_default_str()->check(at_least_one);
-  app.add_option("--batch-size", options.batch_size, "Samples a batch on each rank")
+  app.add_option("--accumulate", options.accumulate, "Batches per step")->capture_default_str()->check(at_least_one);
+  app.add_option("--batch-size", options.batch_size, "Samples per batch on each rank")
       ->capture_default_str()
       ->check(at_least_one);
   app.add_option("--max-norm", options.max_norm, "Largest norm of all gradients together")

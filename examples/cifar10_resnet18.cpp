@@ -1,5 +1,5 @@
-// Trains a ResNet-18 on CIFAR-10: random crops and flips, batch norm over all ranks, a learning rate that warms up and
-// falls along a cosine. The data are those of https://www.cs.toronto.edu/~kriz/cifar.html, the binary version:
+// Trains a ResNet-18 on CIFAR-10 with random crops and flips, batch norm over all ranks, and a learning rate that warms
+// up and then falls along a cosine. The data is the binary version from https://www.cs.toronto.edu/~kriz/cifar.html:
 //
 //     lockstep run -n 2 -- build/bin/cifar10_resnet18 --data cifar-10-binary.tar.gz --folder runs/cifar10
 //
@@ -7,11 +7,11 @@
 //
 //     epoch E/30  loss L  accuracy A  best so far
 //
-// (the last words where they are true) and the training with
+// (with the last words only if they are true) and the training with
 //
 //     best accuracy A in epoch E; checkpoints in runs/cifar10
 //
-// The same command again goes on where it was stopped, also in the middle of an epoch, and on another number of ranks.
+// The same command resumes where it was stopped, even in the middle of an epoch and on a different number of ranks.
 
 #include <cstdio>
 #include <limits>
@@ -40,7 +40,7 @@ torch::nn::Conv2d convolution(int64_t in, int64_t out, int64_t size, int64_t str
   return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, size).stride(stride).padding(size / 2).bias(false));
 }
 
-/// Two convolutions, and a way around them.
+/// Two convolutions, and a shortcut around them.
 struct BlockImpl : torch::nn::Module {
   BlockImpl(int64_t in, int64_t out, int64_t stride)
       : body(convolution(in, out, 3, stride), torch::nn::BatchNorm2d(out), torch::nn::ReLU(),
@@ -58,7 +58,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// With a first convolution for images of 32 x 32, as is usual on CIFAR.
+/// With a first convolution for images of 32 x 32, as usual for CIFAR.
 struct ResNet18Impl : torch::nn::Module {
   explicit ResNet18Impl(int64_t width)
       : layers(convolution(3, width, 3, 1), torch::nn::BatchNorm2d(width), torch::nn::ReLU()),
@@ -137,21 +137,21 @@ int main(int argc, char** argv) {
   Options options;
   const CLI::Range at_least_one(1, std::numeric_limits<int>::max());
   CLI::App app{"Trains a ResNet-18 on CIFAR-10, data-parallel on all ranks of the launcher."};
-  app.add_option("--data", options.data, "cifar-10-binary.tar.gz, or the folder it holds")->required();
-  app.add_option("--folder", options.folder, "Of the checkpoints; goes on from those that are there")->required();
+  app.add_option("--data", options.data, "cifar-10-binary.tar.gz, or the folder in it")->required();
+  app.add_option("--folder", options.folder, "Folder of the checkpoints; resumes from those in it")->required();
   app.add_option("--epochs", options.epochs, "Passes over the training images")
       ->capture_default_str()
       ->check(at_least_one);
-  app.add_option("--batch-size", options.batch_size, "Images a batch on each rank")
+  app.add_option("--batch-size", options.batch_size, "Images per batch on each rank")
       ->capture_default_str()
       ->check(at_least_one);
   app.add_option("--lr", options.lr, "Peak learning rate")->capture_default_str()->check(CLI::PositiveNumber);
   app.add_option("--width", options.width, "Channels of the first stage")->capture_default_str()->check(at_least_one);
-  app.add_option("--patience", options.patience, "Stop after so many epochs without a better accuracy; 0: never")
+  app.add_option("--patience", options.patience, "Stop after this many epochs without a better accuracy; 0: never")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
   app.add_flag("--bf16", options.bf16, "Compute in bfloat16 where that is enough");
-  app.add_option("--seed", options.seed, "Of weights, order, crops and flips")->capture_default_str();
+  app.add_option("--seed", options.seed, "Seed of weights, order, crops and flips")->capture_default_str();
   app.footer(lockstep::kRanksHelp);
   return lockstep::run_program(argc, argv, [&] {
     CLI11_PARSE(app, argc, argv);

@@ -43,7 +43,7 @@ class Table {
  public:
   explicit Table(const lockstep::Group& group) : group_(group) {}
 
-  /// Prints what came out on each rank, on rank 0.
+  /// Prints every rank's result, on rank 0.
   void row(const char* name, const std::string& result) const {
     const std::vector<std::string> all = group_.all_gather_bytes(result);
     if (group_.rank() != 0) return;
@@ -95,7 +95,7 @@ void tensors(const lockstep::Group& group, const Table& table) {
 
   in_place("all_reduce_async, max", [&](const auto& tensor) {
     const lockstep::Work work = group.all_reduce_async(tensor, ReduceOp::kMax);
-    // ... something else meanwhile, which leaves the tensor alone ...
+    // ... do something else meanwhile, without touching the tensor ...
     work.wait();
   });
 

@@ -1,4 +1,4 @@
-// Edits a model while ranks train it: a bias, a layer, and weights that differ from rank to rank for a while.
+// Edits a model while ranks train it: a bias, a layer, and weights that differ between ranks for a while.
 //
 //     lockstep run -n 2 -- build/bin/edit_live_model
 //

@@ -1,4 +1,4 @@
-// Averages weights while it trains, saves checkpoints, is stopped, and goes on as if it had not been.
+// Averages weights while it trains, saves checkpoints, is stopped, and resumes as if it had never stopped.
 //
 //     lockstep run -n 2 -- build/bin/ema_checkpoint_resume --folder ema --stop-after 25
 //
@@ -87,7 +87,7 @@ void run(const Options& options, const lockstep::Context& context) {
       ema.update();
       checkpointer.step(++step);
       if (step != options.stop_after) continue;
-      checkpointer.save(step);  // a program that is killed has that of step 20
+      checkpointer.save(step);  // if it were killed, it would resume from step 20
       checkpointer.finish();
       if (context.is_main())
         std::printf("stopped after step %ld of %ld, in epoch %d\n", step, options.epochs * train.size(), epoch + 1);
@@ -98,7 +98,7 @@ void run(const Options& options, const lockstep::Context& context) {
   checkpointer.finish();
 
   const double own = error_of(net);
-  const auto averaged = ema.averaged_weights();  // net has them as long as this lives
+  const auto averaged = ema.averaged_weights();  // net holds them while this lives
   lockstep::rank_zero_only(context.group(), [&] {
     std::printf("step %ld: error of the weights %.2f, of their average %.2f\n", step, own, error_of(net));
     lockstep::save(lockstep::state_dict(*net), options.folder + "/average.pt");
@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
   Options options;
   const CLI::Range at_least_one(1, std::numeric_limits<int>::max());
   CLI::App app{"Trains with averaged weights and checkpoints; goes on where an earlier run in the folder stopped."};
-  app.add_option("--folder", options.folder, "Of the checkpoints; empty or new for a new run")->required();
+  app.add_option("--folder", options.folder, "Folder of the checkpoints; empty or new for a new run")->required();
   app.add_option("--epochs", options.epochs, "Passes over the data, in all")
       ->capture_default_str()
       ->check(at_least_one);

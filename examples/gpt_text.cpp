@@ -1,5 +1,5 @@
-// Trains a small transformer to write on byte by byte, on any text file; by default on the GNU General Public License,
-// which is on every Debian machine.
+// Trains a small transformer to continue a text byte by byte. It learns from any text file; by default from the GNU
+// General Public License, which every Debian machine has.
 //
 //     lockstep run -n 2 -- build/bin/gpt_text --epochs 8
 //
@@ -7,8 +7,8 @@
 //
 //     epoch 8/8  loss 2.0681  perplexity of unseen text 11.9
 //
-// of 256 bytes that could come next, and the training with text of its own that begins as --prompt says.
-// --text FILE trains on another file.
+// where 256 bytes could come next. The training ends with a text of its own that begins with --prompt. --text FILE
+// trains on another file.
 
 #include <cmath>
 #include <cstdio>
@@ -36,7 +36,7 @@ struct Options {
 
 constexpr int64_t kVocabulary = 256;
 
-/// Looks back, then thinks.
+/// Causal self-attention, then an MLP.
 struct LayerImpl : torch::nn::Module {
   LayerImpl(int64_t width, int64_t heads_) : heads(heads_) {
     register_module("norm_1", norm_1 = torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
@@ -89,7 +89,7 @@ torch::Tensor loss_of(const torch::Tensor& scores, const torch::Tensor& target) 
   return torch::nn::functional::cross_entropy(scores.view({-1, kVocabulary}), target.view(-1));
 }
 
-/// The prompt and what comes after it. Bytes that are no printable ASCII become dots.
+/// The prompt and its continuation. Bytes that are not printable ASCII become dots.
 std::string written_by(Gpt& net, const Options& options) {
   const lockstep::EvaluationMode mode(*net);
   torch::NoGradGuard no_grad;
@@ -169,15 +169,15 @@ int main(int argc, char** argv) {
   };
   app.add_option("--text", options.text, "The file to learn from")->capture_default_str();
   number("--epochs", options.epochs, "Passes over the text");
-  number("--batch-size", options.batch_size, "Pieces of text a batch on each rank");
-  number("--block-length", options.block_length, "Bytes a piece");
-  number("--layers", options.layers, "Of the transformer");
-  number("--heads", options.heads, "Of the attention; must divide the width");
-  number("--width", options.width, "Of the transformer");
+  number("--batch-size", options.batch_size, "Pieces of text per batch on each rank");
+  number("--block-length", options.block_length, "Bytes per piece");
+  number("--layers", options.layers, "Layers of the transformer");
+  number("--heads", options.heads, "Heads of the attention; must divide the width");
+  number("--width", options.width, "Width of the transformer");
   app.add_option("--lr", options.lr, "Peak learning rate")->capture_default_str()->check(CLI::PositiveNumber);
   app.add_option("--prompt", options.prompt, "How the text to write begins")->capture_default_str();
   number("--generate", options.generate, "Bytes to write");
-  app.add_option("--seed", options.seed, "Of weights, order and the text to write")->capture_default_str();
+  app.add_option("--seed", options.seed, "Seed of weights, order and the text to write")->capture_default_str();
   app.footer(lockstep::kRanksHelp);
   return lockstep::run_program(argc, argv, [&] {
     CLI11_PARSE(app, argc, argv);

@@ -22,7 +22,7 @@ void say_hello(const lockstep::Context& context) {
   std::ostringstream hello;
   hello << "rank " << context.rank() << " of " << context.world_size() << ", local rank " << context.local_rank()
         << " of " << context.local_world_size() << ", on " << lockstep::device();
-  // Lines that ranks print on their own come in any order; rank 0 has them in order.
+  // Lines that ranks print by themselves come in any order; rank 0 prints them in order.
   const std::vector<std::string> hellos = context.group().all_gather_bytes(hello.str());
 
   const torch::Tensor sum = torch::full({1}, context.rank() + 1, torch::kLong);

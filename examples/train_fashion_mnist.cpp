@@ -56,7 +56,7 @@ class Training {
         test_(lockstep::datasets::FashionMNIST(options.data, lockstep::kTest), context,
               {.batch_size = 500, .exactly_once = true}),
         optimizer_(net_->parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9).weight_decay(5e-4)) {
-    // Tried before the training, in which an old file stays as it is.
+    // Checked now, so that a mistyped name does not cost a training. An old file stays until there are new figures.
     if (context.is_main() && !options.json.empty() && !std::ofstream(options.json, std::ios::app))
       throw lockstep::Error("the figures cannot be written to " + options.json + "; choose another --json");
     if (test_.dataset_size() == 0) throw lockstep::Error("there are no test images in " + options.data);
@@ -86,7 +86,7 @@ class Training {
                   losses_.back(), accuracy_.value(), accuracy_.correct(), accuracy_.count());
       std::fflush(stdout);
     }
-    if (context_.is_main()) report(model, options_.epochs - first_epoch);
+    if (context_.is_main()) report(model, options_.epochs - first_epoch, log.folder());
   }
 
  private:
@@ -146,14 +146,15 @@ class Training {
     }
   }
 
-  void report(const Model& model, int epochs) {
+  void report(const Model& model, int epochs, const std::string& folder) {
     const double rate = static_cast<double>(epochs * train_.samples() * context_.world_size()) / seconds_;
     const double share = model.communication_seconds() / seconds_;
     const std::string hash = lockstep::hash(lockstep::state_dict(*net_));
     std::printf(
-        "%d ranks, %d epochs in %.1f s: %.0f samples/s, %.0f %% of the time in communication\n"
-        "test accuracy %.4f, parameters %s\n",
-        context_.world_size(), epochs, seconds_, rate, 100 * share, accuracy_.value(), hash.c_str());
+        "%d %s, %d epochs in %.1f s: %.0f samples/s, %.0f %% of the time in communication\n"
+        "test accuracy %.4f, parameters %s, checkpoint in %s/checkpoint.safetensors\n",
+        context_.world_size(), context_.world_size() == 1 ? "rank" : "ranks", epochs, seconds_, rate, 100 * share,
+        accuracy_.value(), hash.c_str(), folder.c_str());
     if (options_.json.empty()) return;
     const nlohmann::ordered_json figures = {{"world_size", context_.world_size()},
                                             {"test_accuracy", accuracy_.value()},
@@ -186,13 +187,13 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   const CLI::Range at_least_one(1, std::numeric_limits<int>::max());
   app.add_option("--epochs", options.epochs, "Passes over the training images")->check(at_least_one);
-  app.add_option("--batch-size", options.batch_size, "Images a batch on each rank")->check(at_least_one);
+  app.add_option("--batch-size", options.batch_size, "Images per batch on each rank")->check(at_least_one);
   app.add_option("--lr", options.lr, "Peak learning rate");
-  app.add_option("--seed", options.seed, "Of initial weights and shuffle");
+  app.add_option("--seed", options.seed, "Seed of initial weights and shuffle");
   app.add_option("--data", options.data, "Folder of the four IDX files, gzip or raw");
   app.add_option("--run-dir", options.run_dir,
                  "Folder of the checkpoint (else the launcher's, or runs/train_fashion_mnist)");
-  app.add_option("--resume", options.resume, "Checkpoint, or the run folder that holds it, to go on from");
+  app.add_option("--resume", options.resume, "Checkpoint, or the run folder that holds it, to resume from");
   app.add_option("--json", options.json, "File for the figures of the run");
   app.add_option("--backend", options.backend, "Engine of the collectives (docs/backends.md; else the best that fits)");
   app.footer(lockstep::kRanksHelp);

@@ -1,8 +1,8 @@
-// Trains a network that Python defined: a TorchScript file, here that of
+// Trains a network that was defined in Python: a TorchScript file, here the one written by
 //
 //     python3 examples/train_torchscript.py net.pt
 //
-// without knowing its class. Then
+// The program does not know its class. Then
 //
 //     lockstep run -n 2 -- build/bin/train_torchscript net.pt trained.pt --steps 400
 //
@@ -110,7 +110,7 @@ int main(int argc, char** argv) {
       ->check(CLI::ExistingFile);
   app.add_option("trained", options.trained, "File for the trained network")->required();
   app.add_option("--data", options.data, "Folder of the four IDX files, gzip or raw")->capture_default_str();
-  app.add_option("--batch-size", options.batch_size, "Images a batch on each rank")
+  app.add_option("--batch-size", options.batch_size, "Images per batch on each rank")
       ->capture_default_str()
       ->check(at_least_one);
   app.add_option("--steps", options.steps, "Steps of the optimizer")->capture_default_str()->check(at_least_one);

@@ -55,8 +55,8 @@ concept HasStateOfRanks = HasState<T> && requires(T& thing, const std::vector<St
 ///
 ///     lockstep::Checkpointer checkpointer(run_dir, context.group(), {.every_minutes = 10});
 ///     checkpointer.add("model", model).add("optimizer", optimizer).add("loader", train).add("best", best);
-///     checkpointer.resume();                       // false: nothing to resume, start anew
-///     for (int epoch : train.epochs(10))           // goes on within the epoch
+///     checkpointer.resume();                       // false: there is nothing to resume
+///     for (int epoch : train.epochs(10))           // resumes within the epoch
 ///       for (auto& [data, target] : train) {
 ///         ...
 ///         optimizer.step();

@@ -99,7 +99,7 @@ void draw_rank(Svg& svg, int rank, const std::vector<TraceSpan>& spans, const Sc
 
 TraceOfRank read_trace(std::istream& in) {
   const json events = parse_trace(read_bounded(in));
-  if (!events.is_array()) throw Error("it is no list of events");
+  if (!events.is_array()) throw Error("it is not a list of events");
   TraceOfRank trace;
   size_t count = 0;
   for (const json& event : events) {
