@@ -242,7 +242,7 @@ TEST(Page, SaysWhatIsMissing) {
   EXPECT_EQ(page.find("<polyline class"), std::string::npos);
   EXPECT_EQ(page.find("<name>"), std::string::npos);
   content.run = read(run_line(0, 1));
-  EXPECT_NE(draw_page(content).find("One rank"), std::string::npos);
+  EXPECT_NE(draw_page(content).find("A single rank has nobody to wait for"), std::string::npos);
 }
 
 }  // namespace
