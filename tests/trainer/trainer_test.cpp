@@ -501,7 +501,7 @@ TEST_P(TrainerTest, RefusesWhatMakesNoSense) {
               std::string::npos);
     Training twice(context, {});
     twice.fit();
-    EXPECT_NE(misuse([&] { twice.fit(); }).find("called before"), std::string::npos);
+    EXPECT_NE(misuse([&] { twice.fit(); }).find("called only once"), std::string::npos);
   });
 }
 
