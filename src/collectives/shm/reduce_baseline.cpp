@@ -5,7 +5,7 @@ namespace {
 
 constexpr int kWidth = 16;
 
-/// Converts float16 in software, for processors without F16C; the same bits as the instruction, NaNs included.
+/// float16 by hand, for processors without F16C; the same bits as the instruction, NaNs included.
 struct HalfConversion {
   typedef float Values __attribute__((vector_size(16)));
 
