@@ -58,12 +58,12 @@ Run find_run(const std::string& folder) {
   return run;
 }
 
-RankAccount account_of(const Run& run, int rank) {
-  return run.board ? run.board->page(rank).read(static_cast<int>(run.record.ranks.size())) : RankAccount{};
+RankStatus account_of(const Run& run, int rank) {
+  return run.board ? run.board->page(rank).read(static_cast<int>(run.record.ranks.size())) : RankStatus{};
 }
 
 /// The process that computes: the one that writes the page, where the rank's own only started it (a shell).
-pid_t process_of(const Run& run, int rank, const RankAccount& account) {
+pid_t process_of(const Run& run, int rank, const RankStatus& account) {
   return account.pid > 0 && process_state(account.pid) != 0 ? account.pid
                                                             : run.record.ranks[static_cast<size_t>(rank)].pid;
 }
@@ -81,13 +81,13 @@ const char* name_of(char state) {
   return name == names.end() ? "?" : name->second;
 }
 
-std::string describe(const RankAccount& account) {
+std::string describe(const RankStatus& account) {
   if (account.pid == 0) return "has not joined (it is still starting, or does not use Lockstep)";
   std::string text = "step " + std::to_string(account.steps);
   const auto& operation = account.operation;
-  if (account.phase == RankAccount::Phase::kJoining) text += ", waits for all ranks to join";
-  if (account.phase == RankAccount::Phase::kLeft) text += ", has left";
-  if (account.phase == RankAccount::Phase::kLeftByException) text += ", left with an exception";
+  if (account.phase == RankStatus::Phase::kJoining) text += ", waits for all ranks to join";
+  if (account.phase == RankStatus::Phase::kLeft) text += ", has left";
+  if (account.phase == RankStatus::Phase::kLeftByException) text += ", left with an exception";
   if (!operation.kind.empty()) {
     std::array<char, 32> seconds{};
     std::snprintf(seconds.data(), seconds.size(), "%.1f s", seconds_since(operation.started));
@@ -113,7 +113,7 @@ void show_status(const Run& run) {
             << (run.record.ranks.size() == 1 ? " rank\n" : " ranks\n");
   if (!run.board) std::cout << "what the ranks do is not known: " << run.board_failure << "\n";
   for (int rank = 0; rank < static_cast<int>(run.record.ranks.size()); ++rank) {
-    const RankAccount account = account_of(run, rank);
+    const RankStatus account = account_of(run, rank);
     const pid_t pid = process_of(run, rank, account);
     std::cout << "rank " << rank << "  process " << pid << " " << name_of(process_state(pid));
     if (run.board) std::cout << "  " << describe(account);
@@ -134,7 +134,7 @@ std::vector<std::string> stack_printer(pid_t pid) {
 int show_stacks(const Run& run) {
   bool complete = true;
   for (int rank = 0; rank < static_cast<int>(run.record.ranks.size()); ++rank) {
-    const RankAccount account = account_of(run, rank);
+    const RankStatus account = account_of(run, rank);
     const pid_t pid = process_of(run, rank, account);
     std::cout << "=== rank " << rank << ", process " << pid << " " << name_of(process_state(pid)) << ", "
               << describe(account) << "\n";

@@ -107,14 +107,14 @@ size_t descriptors_to_join(const World& world) {
 /// Tells the launcher that this rank waits for the others, and takes it back if they do not meet.
 class Joining {
  public:
-  Joining() { own_page().set_phase(RankAccount::Phase::kJoining); }
+  Joining() { own_page().set_phase(RankStatus::Phase::kJoining); }
   ~Joining() {
-    if (!done_) own_page().set_phase(RankAccount::Phase::kUnknown);
+    if (!done_) own_page().set_phase(RankStatus::Phase::kUnknown);
   }
   Joining(const Joining&) = delete;
   void done() {
     done_ = true;
-    own_page().set_phase(RankAccount::Phase::kJoined);
+    own_page().set_phase(RankStatus::Phase::kJoined);
   }
 
  private:
@@ -159,7 +159,7 @@ Context::Context(ContextOptions options) {
   Joining joining;
   require_descriptors(descriptors_to_join(world), "joining " + std::to_string(world.world_size) + " ranks");
   auto store = open_fresh_store(world, options.join_timeout);
-  RollCall present = call_the_roll(world, store, options.join_timeout);
+  RollCall present = wait_for_all_ranks(world, store, options.join_timeout);
   world.local_rank = present.local_rank;
   world.local_world_size = present.local_world_size;
   remember_local_rank(present.local_rank);
@@ -188,11 +188,11 @@ Context::~Context() {
   // Do this before the others see that this rank leaves, because they may not survive that.
   if (unwinding) {
     // main() may catch the exception and print its text, but torchrun expects it in a file.
-    if (const RankAccount account = own_page().read(world_size()); account.error_is_last)
+    if (const RankStatus account = own_page().read(world_size()); account.error_is_last)
       write_error_file(account.last_error_text);
     own_page().fail(RankFailure::kOwn, -1, "");
   }
-  own_page().set_phase(unwinding ? RankAccount::Phase::kLeftByException : RankAccount::Phase::kLeft);
+  own_page().set_phase(unwinding ? RankStatus::Phase::kLeftByException : RankStatus::Phase::kLeft);
   close(*state_->group);
   // Engines other than our own: a rank that closes its connections while a peer still reads from them can cut the peer
   // off, so they close together.

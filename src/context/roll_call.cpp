@@ -12,11 +12,11 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "rank_page/rank_board.h"
 #include "base/usable_cores.h"
 #include "collectives/cause.h"
 #include "collectives/open_store.h"
 #include "collectives/shm/backend/generation.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {
@@ -104,8 +104,8 @@ c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono
   }
 }
 
-RollCall call_the_roll(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
-                       std::chrono::milliseconds timeout) {
+RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
+                            std::chrono::milliseconds timeout) {
   std::vector<std::vector<int>> masks;
   std::set<std::string> machines;
   RollCall result;

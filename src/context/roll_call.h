@@ -23,8 +23,8 @@ c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono
 
 /// Waits until every rank of the world has said that it is there. Every rank calls it. Throws Error, naming the missing
 /// ranks, when the timeout has passed.
-RollCall call_the_roll(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
-                       std::chrono::milliseconds timeout);
+RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
+                            std::chrono::milliseconds timeout);
 
 /// Waits until all ranks have said farewell or the time is over. Never throws.
 void say_farewell(const World& world, const c10::intrusive_ptr<c10d::Store>& store,

@@ -323,7 +323,7 @@ FailureReport Launcher::make_report(const Verdict& verdict, const RanksObserved&
   report.tail = rank.output.tail().lines();
   report.log_path = rank.output.log().path();
   if (!folder_.path().empty()) report.what = read_error_file(Team::error_file(folder_.path(), culprit.rank));
-  const RankAccount& account = seen.ranks[static_cast<size_t>(culprit.rank)].account;
+  const RankStatus& account = seen.ranks[static_cast<size_t>(culprit.rank)].account;
   if (report.what.empty() && account.failure != RankFailure::kPeer) report.what = account.failure_text;
   report.memory = count_memory_kills();
   report.memory.count -= std::min(report.memory.count, memory_.count);

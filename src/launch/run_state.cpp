@@ -174,7 +174,7 @@ void StateMachine::judge_running(const RanksObserved& event) {
   if (!verdict.culprit) return;
   if (!verdict.settled && !state.settle_by) state.settle_by = now + kSettleTime;
   if (!verdict.settled && now < *state.settle_by) return;
-  const RankAccount& account = event.ranks[static_cast<size_t>(verdict.culprit->rank)].account;
+  const RankStatus& account = event.ranks[static_cast<size_t>(verdict.culprit->rank)].account;
   say("rank " + std::to_string(verdict.culprit->rank) + ": " +
       (verdict.culprit->ended ? describe(*verdict.culprit, account) : "others cannot go on without it") +
       "; stopping the other ranks");
@@ -225,7 +225,7 @@ bool StateMachine::may_restart(const RanksObserved& event) const {
   bool silent = true;
   for (const auto& rank : event.ranks) {
     if (rank.account.steps > 0 || has_saved_since({rank}, state.started)) return true;
-    if (rank.account.phase > RankAccount::Phase::kCommunicates) silent = false;
+    if (rank.account.phase > RankStatus::Phase::kCommunicates) silent = false;
   }
   return silent && now - state.started >= kSilentProgress;
 }
@@ -317,7 +317,7 @@ Transition next(RunState state, const RunEvent& event, Clock::time_point now) {
 }
 
 Verdict conclude(const RunState& state, const std::vector<RankView>& ranks) {
-  std::vector<RankAccount> accounts;
+  std::vector<RankStatus> accounts;
   for (const auto& rank : ranks) accounts.push_back(rank.account);
   if (state.hang) {
     const RankEnd* end = find_end(state.ends, state.hang->culprit);

@@ -108,14 +108,14 @@ void RankPage::note_checkpoint(std::string_view path, int64_t step, Clock::time_
   checkpoint_ns_.store(now.time_since_epoch().count(), std::memory_order_release);
 }
 
-RankAccount RankPage::read(int world_size) const {
+RankStatus RankPage::read(int world_size) const {
   constexpr auto kRelaxed = std::memory_order_relaxed;
-  RankAccount account;
+  RankStatus account;
   account.pid = pid();
-  account.phase = std::min(phase_.load(std::memory_order_acquire), RankAccount::Phase::kLeftByException);
+  account.phase = std::min(phase_.load(std::memory_order_acquire), RankStatus::Phase::kLeftByException);
   for (int turn = 0; turn < kReads; ++turn) {
     const uint32_t before = version_.load(std::memory_order_acquire);
-    RankAccount::Operation& operation = account.operation;
+    RankStatus::Operation& operation = account.operation;
     operation.sequence = sequence_.load(kRelaxed);
     operation.kind = kind_.load();
     operation.dtype = dtype_.load();
@@ -155,9 +155,9 @@ RankAccount RankPage::read(int world_size) const {
   return account;
 }
 
-RankAccount RankAccount::at_end() const {
+RankStatus RankStatus::at_end() const {
   constexpr size_t kCompared = 200;  // both texts may be truncated
-  RankAccount account = *this;
+  RankStatus account = *this;
   if (last_error == RankFailure::kNone || (failure != RankFailure::kNone && failure != RankFailure::kOwn))
     return account;
   // If an exception has ended the rank, its text tells whether it was this error.
@@ -171,7 +171,7 @@ RankAccount RankAccount::at_end() const {
   return account;
 }
 
-std::string RankAccount::Operation::text() const {
+std::string RankStatus::Operation::text() const {
   if (kind.empty()) return "none";
   const std::string name = kind + " #" + std::to_string(sequence), purpose = of.empty() ? "" : " of " + of;
   if (dtype.empty()) return name + purpose;

@@ -16,7 +16,7 @@
 namespace lockstep {
 
 /// A copy of what a page says.
-struct RankAccount {
+struct RankStatus {
   enum class Phase : uint8_t {
     kUnknown,
     kCommunicates,  ///< it reports only its collectives, not its steps or its leaving
@@ -65,7 +65,7 @@ struct RankAccount {
   Clock::time_point checkpoint_time;  ///< when it was written, or found
 
   /// How to read it once the rank has ended: an error after which nothing was done is the reason.
-  RankAccount at_end() const;
+  RankStatus at_end() const;
 };
 
 /// What a rank says about itself, in memory that it shares with the launcher: readable at any time, even after the rank
@@ -84,11 +84,11 @@ class RankPage {
     dtype_literal_.store(nullptr, std::memory_order_relaxed);
   }
   pid_t pid() const { return pid_.load(std::memory_order_relaxed); }
-  void set_phase(RankAccount::Phase phase) { phase_.store(phase, std::memory_order_release); }
+  void set_phase(RankStatus::Phase phase) { phase_.store(phase, std::memory_order_release); }
 
   /// For programs that only report collectives.
   void communicates() {
-    if (phase_.load() == RankAccount::Phase::kUnknown) set_phase(RankAccount::Phase::kCommunicates);
+    if (phase_.load() == RankStatus::Phase::kUnknown) set_phase(RankStatus::Phase::kCommunicates);
   }
 
   /// A collective or message begins. `kind` and `dtype` are literals, so that one that is already here is recognized by
@@ -101,7 +101,7 @@ class RankPage {
     beat();
   }
   void set_waits_for(uint64_t ranks) { waits_for_.store(ranks, std::memory_order_relaxed); }
-  /// A wait begins or ends; see RankAccount::waiting.
+  /// A wait begins or ends; see RankStatus::waiting.
   void set_waiting(bool waiting) {
     if (!waiting) set_waits_for(0);
     waiting_.store(waiting ? 1 : 0, std::memory_order_relaxed);
@@ -117,7 +117,7 @@ class RankPage {
   }
 
   /// Records why this rank cannot go on. The first cause stays, because later ones follow from it. `opponent`: see
-  /// RankAccount.
+  /// RankStatus.
   void fail(RankFailure failure, int peer, std::string_view text, int opponent = -1);
   /// An exception ends this rank's work. If a failure of its own was recorded without a text (by a destructor, which
   /// sees that an exception passes but not which one), it gets this text. `uncaught`: the exception ends the process.
@@ -142,7 +142,7 @@ class RankPage {
   std::atomic<uint64_t>& stop_calls() { return stop_calls_; }
   const std::atomic<uint64_t>& stop_calls() const { return stop_calls_; }
 
-  RankAccount read(int world_size) const;
+  RankStatus read(int world_size) const;
 
  private:
   uint64_t progress() const {
@@ -162,7 +162,7 @@ class RankPage {
   };
 
   std::atomic<pid_t> pid_{0};
-  std::atomic<RankAccount::Phase> phase_{RankAccount::Phase::kUnknown};
+  std::atomic<RankStatus::Phase> phase_{RankStatus::Phase::kUnknown};
   std::atomic<uint32_t> failure_claim_{0};
   std::atomic<uint64_t> failure_{0};  ///< kind, peer and opponent, written after the text
 
@@ -196,6 +196,6 @@ class RankPage {
   std::atomic<uint32_t> error_{0};  ///< kind and peer, written after the others
 };
 static_assert(sizeof(RankPage) <= RankPage::kBytes);
-static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<RankAccount::Phase>::is_always_lock_free);
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<RankStatus::Phase>::is_always_lock_free);
 
 }  // namespace lockstep

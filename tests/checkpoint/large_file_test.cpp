@@ -120,9 +120,9 @@ TEST_F(LargeFile, HeadersThatAreWrongAreRefused) {
   write_header('{' + tensors() + ',' + empty_tensor("7") + '}');
   expect_cheap("its header has `7` twice");
   write_header(R"({"__metadata__":{)" + items(kHeaderBytes, [](size_t i) { return '"' + hex(i) + "\":\"\""; }) + "}}");
-  expect_cheap("more than 262144 texts");
+  expect_cheap("more than 262144 strings");
   write_header("{\"" + std::string(kHeaderBytes, 'n') + "\":0}");
-  expect_cheap("a text of more than 8388608 bytes");
+  expect_cheap("a string of more than 8388608 bytes");
   write_header(R"({"a":{"shape":[)" + std::string(kHeaderBytes, '1') + "]}}");
   expect_cheap("a number of more than");
   write_header(R"({"a":{"shape":[)" + items(kHeaderBytes, [](size_t) { return "1"; }) + "]}}");

@@ -50,8 +50,8 @@ FailureReport full_report() {
   FailureReport report = small_report();
   report.what = "out of range\nsecond line";
   report.accounts.resize(4);
-  RankAccount& culprit = report.accounts[1];
-  culprit.phase = RankAccount::Phase::kJoined;
+  RankStatus& culprit = report.accounts[1];
+  culprit.phase = RankStatus::Phase::kJoined;
   culprit.operation = {
       .sequence = 12, .kind = "all_reduce", .dtype = "Float", .shape = {64, 10}, .elements = 640, .running = true};
   report.accounts[0].checkpoint = "/run/step_400.pt";
@@ -80,10 +80,10 @@ TEST(FailureReport, ARankThatTheOthersMiss) {
   EXPECT_NE(format(report).find("rank 1 of 4 ended with exit code 0 while rank 3 needed it\n"), std::string::npos);
   report.verdict.culprit->how = {Kind::kSignalled, SIGTERM};
   report.verdict.culprit->stopped = true;
-  report.accounts[1].phase = RankAccount::Phase::kLeft;
+  report.accounts[1].phase = RankStatus::Phase::kLeft;
   EXPECT_NE(format(report).find("rank 1 of 4 left the others while rank 3 needed it\n"), std::string::npos);
   // Rank 3 says which ranks differ, or only waited for one of them.
-  report.accounts[1].phase = RankAccount::Phase::kJoined;
+  report.accounts[1].phase = RankStatus::Phase::kJoined;
   report.verdict.opponent = 2;
   EXPECT_NE(format(report).find("rank 1 of 4 and rank 2 make different calls\n"), std::string::npos);
   report.verdict.opponent.reset();
@@ -123,7 +123,7 @@ TEST(FailureReport, ARunThatWasToldToEnd) {
   report.stop_signal = "SIGTERM";
   report.command = "lockstep run train";
   report.accounts.resize(1);
-  report.accounts[0].phase = RankAccount::Phase::kLeft;
+  report.accounts[0].phase = RankStatus::Phase::kLeft;
   EXPECT_EQ(format(report),
             "lockstep: ended by SIGTERM\n"
             "  kept      no checkpoint that the launcher knows of\n"

@@ -21,8 +21,8 @@
 namespace {
 
 using lockstep::Clock;
-using lockstep::RankAccount;
 using lockstep::RankFailure;
+using lockstep::RankStatus;
 
 void note(const std::string& text) { std::cout << text << std::endl; }
 
@@ -74,15 +74,15 @@ void beat_ms(int64_t ms) {
 
 void await_leave(int rank) {
   const auto& board = *lockstep::launchers_board();
-  while (board.page(rank).read(board.world_size()).phase != RankAccount::Phase::kLeft) sleep_ms(5);
+  while (board.page(rank).read(board.world_size()).phase != RankStatus::Phase::kLeft) sleep_ms(5);
 }
 
 void act(const std::string& word, int64_t number) {
   auto& page = lockstep::own_page();
-  if (word == "joining") page.set_phase(RankAccount::Phase::kJoining);
-  if (word == "join") page.set_phase(RankAccount::Phase::kJoined);
+  if (word == "joining") page.set_phase(RankStatus::Phase::kJoining);
+  if (word == "join") page.set_phase(RankStatus::Phase::kJoined);
   if (word == "communicate") page.communicates();
-  if (word == "leave") page.set_phase(RankAccount::Phase::kLeft);
+  if (word == "leave") page.set_phase(RankStatus::Phase::kLeft);
   if (word == "start") {
     const int64_t shape[] = {64, 10};
     page.start_operation(static_cast<uint64_t>(number), "all_reduce", "Float", 640, shape, 2, Clock::now(), purpose);

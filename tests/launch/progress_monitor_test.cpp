@@ -111,7 +111,7 @@ TEST_P(LongWork, AStoppedRankIsAHangBesideOneThatComputes) {
 }
 
 TEST_P(LongWork, WhatOthersComputeWhoHaveLeftDoesNotCount) {
-  run.ranks[0].account.phase = RankAccount::Phase::kLeft;
+  run.ranks[0].account.phase = RankStatus::Phase::kLeft;
   run.load = {1};
   EXPECT_EQ(stopped_by_a_hang(seconds(299), seconds(301)), Kinds{Kind::kSignal});
 }

@@ -208,9 +208,9 @@ TEST(RunState, ARankThatLeavesMayBeSeenBeforeTheRequest) {
 }
 
 TEST(RunState, ARankThatEndsWellBeforeItJoinsIsMissed) {
-  for (const auto phase : {RankAccount::Phase::kUnknown, RankAccount::Phase::kJoining}) {
+  for (const auto phase : {RankStatus::Phase::kUnknown, RankStatus::Phase::kJoining}) {
     Simulation run({.ranks = 3, .max_restarts = 1});
-    run.ranks[0].account.phase = RankAccount::Phase::kJoining;
+    run.ranks[0].account.phase = RankStatus::Phase::kJoining;
     run.ranks[1].account.phase = phase;
     EXPECT_EQ(run.end(1, exited(0)), Kinds{});
     EXPECT_EQ(*run.state().wake_at() - run.now(), milliseconds(250));
@@ -233,7 +233,7 @@ TEST(RunState, ARankThatComesLateFindsWhoIsGone) {
   EXPECT_EQ(run.end(1, exited(0)), Kinds{});
   for (int turn = 0; turn < 100; ++turn) EXPECT_EQ(run.after(milliseconds(500)), Kinds{}) << "it may need nobody";
   EXPECT_EQ(run.state().wake_at(), run.now() + milliseconds(500)) << "so that it is known within a second";
-  run.ranks[0].account.phase = RankAccount::Phase::kJoining;
+  run.ranks[0].account.phase = RankStatus::Phase::kJoining;
   EXPECT_EQ(run.after(milliseconds(500)), Kinds{});
   EXPECT_EQ(run.after(milliseconds(250)), Kinds{Kind::kSignal});
 }
@@ -247,22 +247,22 @@ TEST(RunState, RanksThatNobodyMissesMayEnd) {
   EXPECT_EQ(scripts.code(), kExitOk);
 
   Simulation done({.ranks = 2});  // rank 1 has left, and rank 0 did not get to note that it has joined
-  done.ranks[0].account.phase = RankAccount::Phase::kJoining;
-  done.ranks[1].account.phase = RankAccount::Phase::kLeft;
+  done.ranks[0].account.phase = RankStatus::Phase::kJoining;
+  done.ranks[1].account.phase = RankStatus::Phase::kLeft;
   done.end(1, exited(0));
   EXPECT_EQ(done.wait(seconds(1000)), Kinds{});
 
   Simulation met({.ranks = 2});  // the same a moment before it leaves
-  met.ranks[0].account.phase = met.ranks[1].account.phase = RankAccount::Phase::kJoining;
+  met.ranks[0].account.phase = met.ranks[1].account.phase = RankStatus::Phase::kJoining;
   met.end(1, exited(0));
   met.after(milliseconds(100));
-  met.ranks[0].account.phase = RankAccount::Phase::kJoined;
+  met.ranks[0].account.phase = RankStatus::Phase::kJoined;
   EXPECT_EQ(met.wait(seconds(1000)), Kinds{});
   EXPECT_EQ(met.end(0, exited(0)), Kinds{Kind::kConclude});
   EXPECT_EQ(met.code(), kExitOk);
 
   Simulation wrapped({.ranks = 2});  // a shell that has put the program into the background
-  wrapped.ranks[0].account.phase = RankAccount::Phase::kJoining;
+  wrapped.ranks[0].account.phase = RankStatus::Phase::kJoining;
   wrapped.ranks[1].outlived = true;
   wrapped.end(1, exited(0));
   EXPECT_EQ(wrapped.wait(seconds(1000)), Kinds{});
@@ -272,7 +272,7 @@ TEST(RunState, RanksThatNobodyMissesMayEnd) {
 
 TEST(RunState, ARankThatFailedToJoinMissesOthersItself) {
   Simulation run({.ranks = 3});
-  run.ranks[0].account.phase = RankAccount::Phase::kJoining;
+  run.ranks[0].account.phase = RankStatus::Phase::kJoining;
   run.ranks[1].account.failure = RankFailure::kMissing;  // it timed out first; the program goes on without the others
   run.ranks[1].account.peer = 2;
   run.end(1, exited(0));
@@ -364,7 +364,7 @@ TEST(RunState, RestartsAfterProgressWithBackOff) {
 
 TEST(RunState, ACrashLoopIsNotRestarted) {
   Simulation run({.ranks = 1, .max_restarts = 5});
-  run.ranks[0].account.phase = RankAccount::Phase::kJoined;
+  run.ranks[0].account.phase = RankStatus::Phase::kJoined;
   EXPECT_EQ(run.end(0, exited(1)), Kinds{Kind::kConclude});
   EXPECT_EQ(run.state().phase, Phase::kOver);
   EXPECT_TRUE(contains(run.said, "no step was made since the last start")) << run.said;

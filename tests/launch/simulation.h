@@ -89,7 +89,7 @@ inline ProcessEnd killed(int signal) { return {ProcessEnd::Kind::kSignalled, sig
 /// All ranks train: joined, with steps behind them.
 inline void train(Simulation& run) {
   for (auto& rank : run.ranks) {
-    rank.account.phase = RankAccount::Phase::kJoined;
+    rank.account.phase = RankStatus::Phase::kJoined;
     rank.account.steps = 3;
     rank.account.beats = 10;
   }

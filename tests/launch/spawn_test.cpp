@@ -120,7 +120,7 @@ TEST_F(Spawn, AHangEndsWhenTheOptionSaysSo) {
         2,
         [](int rank) {
           auto& page = own_page();
-          page.set_phase(RankAccount::Phase::kJoined);
+          page.set_phase(RankStatus::Phase::kJoined);
           if (rank == 0) page.start_operation(1, "barrier", "", 0, nullptr, 0, Clock::now());
           std::this_thread::sleep_for(std::chrono::minutes(1));
         },

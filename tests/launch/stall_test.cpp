@@ -9,7 +9,7 @@ namespace {
 
 RankView view(const char* kind, uint64_t sequence, bool running, uint64_t waits_for = 0, char state = 'S') {
   RankView rank;
-  rank.account.phase = RankAccount::Phase::kJoined;
+  rank.account.phase = RankStatus::Phase::kJoined;
   rank.account.operation = {
       .sequence = sequence, .kind = kind, .dtype = "Float", .shape = {}, .elements = 7, .running = running};
   rank.account.waits_for = waits_for;
@@ -52,7 +52,7 @@ TEST(Stall, WhoMayBeAwaited) {
   rank.account.waiting = true;
   EXPECT_FALSE(may_be_awaited(rank));
   rank = view("all_reduce", 5, false);
-  rank.account.phase = RankAccount::Phase::kLeft;
+  rank.account.phase = RankStatus::Phase::kLeft;
   EXPECT_FALSE(may_be_awaited(rank));
 }
 
@@ -65,7 +65,7 @@ TEST(Stall, AStoppedRankIsNamedBeforeOthers) {
 
 TEST(Stall, ProgramsThatTellOfCollectivesAloneAreWatched) {
   std::vector<RankView> ranks = {view("all_reduce", 5, true, 2), view("all_reduce", 4, false)};
-  for (auto& rank : ranks) rank.account.phase = RankAccount::Phase::kCommunicates;
+  for (auto& rank : ranks) rank.account.phase = RankStatus::Phase::kCommunicates;
   ASSERT_TRUE(diagnose(ranks));
   EXPECT_EQ(diagnose(ranks)->culprit, 1);
   EXPECT_FALSE(progress_of(ranks).empty());
@@ -73,7 +73,7 @@ TEST(Stall, ProgramsThatTellOfCollectivesAloneAreWatched) {
 
 TEST(Stall, ACollectiveThatNobodyWaitsForIsNoStall) {
   std::vector<RankView> ranks = {view("all_reduce", 5, true), view("all_reduce", 4, false)};
-  for (auto& rank : ranks) rank.account.phase = RankAccount::Phase::kCommunicates;
+  for (auto& rank : ranks) rank.account.phase = RankStatus::Phase::kCommunicates;
   EXPECT_FALSE(diagnose(ranks));
 }
 

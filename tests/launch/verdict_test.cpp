@@ -53,14 +53,14 @@ RankEnd stopped(RankEnd end) {
   return end;
 }
 
-RankAccount says(RankFailure failure, int peer, const std::string& text = "its words") {
+RankStatus says(RankFailure failure, int peer, const std::string& text = "its words") {
   return {
-      .pid = 1, .phase = RankAccount::Phase::kLeftByException, .failure = failure, .peer = peer, .failure_text = text};
+      .pid = 1, .phase = RankStatus::Phase::kLeftByException, .failure = failure, .peer = peer, .failure_text = text};
 }
-const RankAccount kSilent{.pid = 1, .phase = RankAccount::Phase::kJoined};
-const RankAccount kOwn = says(RankFailure::kOwn, -1);
-RankAccount victim_of(int peer) { return says(RankFailure::kPeer, peer); }
-RankAccount left() { return {.pid = 1, .phase = RankAccount::Phase::kLeft}; }
+const RankStatus kSilent{.pid = 1, .phase = RankStatus::Phase::kJoined};
+const RankStatus kOwn = says(RankFailure::kOwn, -1);
+RankStatus victim_of(int peer) { return says(RankFailure::kPeer, peer); }
+RankStatus left() { return {.pid = 1, .phase = RankStatus::Phase::kLeft}; }
 
 TEST(Verdict, AVictimThatEndsFirstIsNotTheCulprit) {
   const std::vector<RankEnd> ends = {exited(0, 1, 1), exited(1, 7, 2)};
@@ -148,9 +148,9 @@ TEST(Verdict, CallsThatDoNotMatchNameBothSides) {
 }
 
 TEST(Verdict, OfCallsThatDoNotMatchTheThirdRankIsNeither) {
-  RankAccount third = says(RankFailure::kMismatch, 1, "ranks 1 and 2 disagree");
+  RankStatus third = says(RankFailure::kMismatch, 1, "ranks 1 and 2 disagree");
   third.opponent = 2;
-  const RankAccount accuses_2 = says(RankFailure::kMismatch, 2), accuses_1 = says(RankFailure::kMismatch, 1);
+  const RankStatus accuses_2 = says(RankFailure::kMismatch, 2), accuses_1 = says(RankFailure::kMismatch, 1);
   const auto check = [](const Verdict& verdict, std::set<int> both) {
     EXPECT_EQ(verdict.exit_code, kExitMismatch);
     EXPECT_EQ(std::set<int>({verdict.culprit->rank, verdict.opponent.value_or(-1)}), both);
@@ -176,7 +176,7 @@ TEST(Verdict, ARankThatDidNotComeInTime) {
 
 TEST(Verdict, ATimeThatWasUpIsAHangWhoeverEndsFirstAndHow) {
   // The others gave up on rank 0, which comes and learns that. This was 40 if the program catches it.
-  const std::vector<RankAccount> accounts = {says(RankFailure::kMissing, 0), says(RankFailure::kMissing, 0)};
+  const std::vector<RankStatus> accounts = {says(RankFailure::kMissing, 0), says(RankFailure::kMissing, 0)};
   for (const auto& ends : {std::vector{exited(0, 1, 1), exited(1, 1, 2)}, std::vector{exited(1, 1, 1), exited(0, 1, 2)},
                            std::vector{killed(1, SIGABRT, 1), killed(0, SIGABRT, 2)}, std::vector{exited(0, 1, 1)}}) {
     const Verdict verdict = judge(ends, accounts);
@@ -198,7 +198,7 @@ TEST(Verdict, ATimeThatWasUpIsAHangWhoeverEndsFirstAndHow) {
 }
 
 TEST(Verdict, AnExceptionThatNobodyCaughtIsNoKill) {
-  RankAccount threw = says(RankFailure::kOwn, -1, "out of range\nsecond line");
+  RankStatus threw = says(RankFailure::kOwn, -1, "out of range\nsecond line");
   EXPECT_EQ(judge({killed(1, SIGABRT, 1)}, {kSilent, threw}).exit_code, kExitRankKilled) << "abort(), some time after";
   threw.uncaught = true;
   const RankEnd end = killed(1, SIGABRT, 1);
@@ -213,7 +213,7 @@ TEST(Verdict, AnExceptionThatNobodyCaughtIsNoKill) {
 
 TEST(Verdict, ARankThatNeverJoined) {
   const Verdict verdict =
-      judge({exited(0, 1, 1), stopped(killed(1, SIGTERM, 2))}, {says(RankFailure::kMissing, 1), RankAccount{}});
+      judge({exited(0, 1, 1), stopped(killed(1, SIGTERM, 2))}, {says(RankFailure::kMissing, 1), RankStatus{}});
   EXPECT_EQ(verdict.exit_code, kExitNotStarted);
   EXPECT_EQ(verdict.culprit->rank, 1);
 }
@@ -229,7 +229,7 @@ TEST(Verdict, FailuresOfAKindHaveItsCode) {
                                                {RankFailure::kInput, kExitRefusedInput},
                                                {RankFailure::kLimit, kExitResourceLimit}};
   for (const auto& [failure, code] : kinds) {
-    const RankAccount own = says(failure, -1);
+    const RankStatus own = says(failure, -1);
     EXPECT_EQ(judge({exited(0, 1, 1)}, {own, kSilent}).exit_code, code);
     EXPECT_EQ(judge({killed(0, SIGABRT, 1)}, {own, kSilent}).exit_code, code) << "nobody caught it";
     EXPECT_EQ(judge({killed(0, SIGSEGV, 1)}, {own, kSilent}).exit_code, kExitRankKilled);

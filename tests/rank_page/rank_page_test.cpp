@@ -25,7 +25,7 @@ TEST(RankPage, TellsTheLastOperation) {
   EXPECT_EQ(page->read(2).operation.text(), "none");
   start(*page, 12, {64, 10});
   page->set_waits_for(6);
-  RankAccount account = page->read(2);
+  RankStatus account = page->read(2);
   EXPECT_EQ(account.operation.text(), "all_reduce #12 (Float [64, 10])");
   EXPECT_EQ(account.operation.elements, 640);
   EXPECT_TRUE(account.operation.running);
@@ -73,7 +73,7 @@ TEST(RankPage, TheFirstFailureStays) {
   EXPECT_EQ(page->read(3).failure, RankFailure::kNone);
   page->fail(RankFailure::kPeer, 2, "rank 2 ended");
   page->fail(RankFailure::kOwn, -1, "and so I did");
-  const RankAccount account = page->read(3);
+  const RankStatus account = page->read(3);
   EXPECT_EQ(account.failure, RankFailure::kPeer);
   EXPECT_EQ(account.peer, 2);
   EXPECT_EQ(account.failure_text, "rank 2 ended");
@@ -91,7 +91,7 @@ TEST(RankPage, AnExceptionGivesItsWordsToAFailureWithoutAny) {
   EXPECT_FALSE(page->read(2).uncaught);
   page->fail_by_exception("out of range", /*uncaught=*/true);
   page->fail_by_exception("another", /*uncaught=*/false);
-  RankAccount account = page->read(2);
+  RankStatus account = page->read(2);
   EXPECT_EQ(account.failure, RankFailure::kOwn);
   EXPECT_EQ(account.failure_text, "out of range");
   EXPECT_TRUE(account.uncaught);
@@ -109,7 +109,7 @@ TEST(RankPage, AHeartbeatIsABeat) {
   page->note_error(RankFailure::kStorage, -1, "cannot write y");
   page->heartbeat();
   page->heartbeat();
-  const RankAccount account = page->read(1);
+  const RankStatus account = page->read(1);
   EXPECT_EQ(account.beats, beats + 2);
   EXPECT_EQ(account.heartbeats, 2U);
   EXPECT_LT(seconds_since(account.last_heartbeat), 60);
@@ -123,7 +123,7 @@ TEST(RankPage, SaysWhetherAndHowLongItMayWait) {
   page->finish_operation(6);
   page->set_waiting(true);  // for the first of them
   page->set_waits_for(2);
-  RankAccount account = page->read(2);
+  RankStatus account = page->read(2);
   EXPECT_TRUE(account.waiting);
   EXPECT_EQ(account.waits_for, 2U);
   page->set_waiting(false);
@@ -182,7 +182,7 @@ TEST(RankPage, OfAnExceptionTheWordsTellWhetherItWasTheError) {
 
 TEST(RankPage, TellsWhatIsDone) {
   const auto page = std::make_unique<RankPage>();
-  RankAccount account = page->read(1);
+  RankStatus account = page->read(1);
   EXPECT_EQ(account.steps, 0);
   EXPECT_EQ(account.checkpoint, "");
   const uint64_t beats = account.beats;
@@ -202,11 +202,11 @@ TEST(RankPage, AnythingMayStandInIt) {
   for (const int byte : {0xff, 0x80, 0x01, 0x7f}) {
     alignas(64) std::byte bytes[RankPage::kBytes];
     std::memset(bytes, byte, sizeof bytes);
-    const RankAccount account = reinterpret_cast<const RankPage*>(bytes)->read(4);
+    const RankStatus account = reinterpret_cast<const RankPage*>(bytes)->read(4);
     EXPECT_LT(account.peer, 4);
     EXPECT_LE(account.operation.shape.size(), RankPage::kShownDimensions);
     EXPECT_LT(account.failure_text.size(), 1024U);
-    EXPECT_LE(account.phase, RankAccount::Phase::kLeftByException);
+    EXPECT_LE(account.phase, RankStatus::Phase::kLeftByException);
     EXPECT_LE(account.failure, RankFailure::kLimit);
     EXPECT_LT(account.checkpoint.size(), 1024U);
   }

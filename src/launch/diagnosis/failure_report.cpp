@@ -28,15 +28,15 @@ std::string mebibytes(uint64_t bytes) { return std::to_string((bytes + (1 << 20)
 /// A program's own words, made safe for the block and the terminal.
 std::string one_line(const std::string& text) { return printable(text.substr(0, text.find('\n'))); }
 
-const RankAccount* account_of(const FailureReport& report) {
+const RankStatus* account_of(const FailureReport& report) {
   if (!report.verdict.culprit) return nullptr;
   const auto rank = static_cast<size_t>(report.verdict.culprit->rank);
   return rank < report.accounts.size() ? &report.accounts[rank] : nullptr;
 }
 
 /// The newest checkpoint that any rank knows of; null without one.
-const RankAccount* newest_checkpoint(const FailureReport& report) {
-  const RankAccount* newest = nullptr;
+const RankStatus* newest_checkpoint(const FailureReport& report) {
+  const RankStatus* newest = nullptr;
   for (const auto& account : report.accounts)
     if (!account.checkpoint.empty() && (newest == nullptr || account.checkpoint_step > newest->checkpoint_step))
       newest = &account;
@@ -44,8 +44,8 @@ const RankAccount* newest_checkpoint(const FailureReport& report) {
 }
 
 bool uses_pages(const FailureReport& report) {
-  return std::any_of(report.accounts.begin(), report.accounts.end(), [](const RankAccount& account) {
-    return account.phase != RankAccount::Phase::kUnknown || account.pid > 0;
+  return std::any_of(report.accounts.begin(), report.accounts.end(), [](const RankStatus& account) {
+    return account.phase != RankStatus::Phase::kUnknown || account.pid > 0;
   });
 }
 
@@ -72,12 +72,12 @@ constexpr const char* kNoPages = "unknown: the program has no lockstep::Context 
 
 std::string kept_text(const FailureReport& report) {
   if (!uses_pages(report)) return kNoPages;
-  if (const RankAccount* saved = newest_checkpoint(report))
+  if (const RankStatus* saved = newest_checkpoint(report))
     return "step " + std::to_string(saved->checkpoint_step) + " in " + printable(saved->checkpoint);
   return "no checkpoint that the launcher knows of";
 }
 
-std::string last_text(const RankAccount& account) {
+std::string last_text(const RankStatus& account) {
   if (account.operation.kind.empty()) return "no collective yet";
   return printable(account.operation.text()) + (account.operation.running ? ", not finished" : ", finished");
 }
@@ -104,7 +104,7 @@ void add_culprit(Block& block, const FailureReport& report) {
   block.line("program", report.program);
   if (verdict.witness)
     block.line("known by", "rank " + std::to_string(*verdict.witness) + ", which says: " + one_line(verdict.testimony));
-  const RankAccount* account = account_of(report);
+  const RankStatus* account = account_of(report);
   block.line("last did", account != nullptr && uses_pages(report) ? last_text(*account) : kNoPages);
   for (size_t i = 0; i < report.stall.size(); ++i) block.line(i == 0 ? "ranks" : "", printable(report.stall[i]));
   if (!report.advice.empty()) block.line("advice", report.advice);
@@ -121,7 +121,7 @@ void add_tail(Block& block, const FailureReport& report) {
   for (const auto& tail_line : report.tail) block.text += "  | " + tail_line + "\n";
 }
 
-OrderedJson operation_json(const RankAccount& account) {
+OrderedJson operation_json(const RankStatus& account) {
   const auto& operation = account.operation;
   if (operation.kind.empty()) return nullptr;
   return {{"sequence", operation.sequence}, {"name", operation.kind},   {"of", operation.of},
@@ -149,7 +149,7 @@ OrderedJson culprit_json(const FailureReport& report) {
                                             {"seconds", culprit.seconds}}
                               : OrderedJson(nullptr);
   json["peak_bytes"] = culprit.peak_bytes;
-  const RankAccount* account = account_of(report);
+  const RankStatus* account = account_of(report);
   json["last_collective"] = account != nullptr ? operation_json(*account) : nullptr;
   return json;
 }
@@ -167,11 +167,11 @@ OrderedJson how_known(const FailureReport& report) {
 std::string headline(const FailureReport& report) {
   const Verdict& verdict = report.verdict;
   const RankEnd& culprit = *verdict.culprit;
-  const RankAccount* account = account_of(report);
+  const RankStatus* account = account_of(report);
   const std::string other = verdict.witness ? std::to_string(*verdict.witness) : "";
   if (verdict.exit_code == kExitMismatch && verdict.witness) {
     if (culprit.ended && !culprit.how.failed()) return "ended with exit code 0 while rank " + other + " needed it";
-    if (account != nullptr && account->phase == RankAccount::Phase::kLeft)
+    if (account != nullptr && account->phase == RankStatus::Phase::kLeft)
       return "left the others while rank " + other + " needed it";
     // The witness may have waited in another collective than the one that does not match.
     if (!verdict.opponent) return "calls something else than the others";
@@ -204,7 +204,7 @@ std::string advice_on_hang(const FailureReport& report, const std::optional<Stal
   bool python = false;
   for (const auto& account : report.accounts) {
     timeout = std::max(timeout, account.collective_timeout);
-    python = python || account.phase == RankAccount::Phase::kCommunicates;
+    python = python || account.phase == RankStatus::Phase::kCommunicates;
   }
   const auto in_brackets = [](std::chrono::milliseconds time) {
     std::string text = short_seconds(static_cast<double>(time.count()) / 1000);
@@ -259,7 +259,7 @@ std::string to_json(const FailureReport& report) {
   json["also_suspect"] = verdict.also_suspect;
   json["stop_signal"] = report.stop_signal.empty() ? OrderedJson(nullptr) : OrderedJson(report.stop_signal);
   json["program"] = report.program;
-  const RankAccount* saved = newest_checkpoint(report);
+  const RankStatus* saved = newest_checkpoint(report);
   json["state_kept"] = saved != nullptr
                            ? OrderedJson{{"checkpoint", saved->checkpoint}, {"step", saved->checkpoint_step}}
                            : OrderedJson(nullptr);

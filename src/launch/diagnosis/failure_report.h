@@ -18,13 +18,13 @@ struct FailureReport {
   int world_size = 1;
   std::string host;
   std::string program;
-  std::string command;                ///< the launcher's, quoted for a shell
-  std::string what;                   ///< the culprit's own words (an exception's text); may be empty
-  std::vector<RankAccount> accounts;  ///< by rank; empty where there are no pages
-  std::vector<std::string> stall;     ///< of a hang: what each rank was doing
-  MemoryKills memory;                 ///< since the start of the run
-  std::string log_path;               ///< of the culprit; empty: it printed nothing
-  std::string report_path;            ///< of this as JSON
+  std::string command;               ///< the launcher's, quoted for a shell
+  std::string what;                  ///< the culprit's own words (an exception's text); may be empty
+  std::vector<RankStatus> accounts;  ///< by rank; empty where there are no pages
+  std::vector<std::string> stall;    ///< of a hang: what each rank was doing
+  MemoryKills memory;                ///< since the start of the run
+  std::string log_path;              ///< of the culprit; empty: it printed nothing
+  std::string report_path;           ///< of this as JSON
   std::deque<std::string> tail;
   std::vector<int> killed;  ///< ranks that did not stop when asked to
   int restarts = 0;         ///< made before

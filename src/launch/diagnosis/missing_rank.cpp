@@ -17,7 +17,7 @@ std::optional<int> gone_rank(const std::vector<RankEnd>& ends, const std::vector
 
 }  // namespace
 
-bool may_be_waited_for(const RankAccount& account) {
+bool may_be_waited_for(const RankStatus& account) {
   return is_before_join(account) && account.failure == RankFailure::kNone;
 }
 
@@ -25,7 +25,7 @@ std::optional<MissingRank> find_missing_rank(const std::vector<RankEnd>& ends, c
   const auto gone = gone_rank(ends, ranks);
   if (!gone) return std::nullopt;
   for (size_t rank = 0; rank < ranks.size(); ++rank)
-    if (!ranks[rank].ended && ranks[rank].account.phase == RankAccount::Phase::kJoining)
+    if (!ranks[rank].ended && ranks[rank].account.phase == RankStatus::Phase::kJoining)
       return MissingRank{*gone, static_cast<int>(rank)};
   return std::nullopt;
 }

@@ -22,6 +22,6 @@ std::optional<MissingRank> find_missing_rank(const std::vector<RankEnd>& ends, c
 bool may_miss_a_rank(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks);
 
 /// Whether the rank has neither joined nor failed to, so that others may wait for it to join.
-bool may_be_waited_for(const RankAccount& account);
+bool may_be_waited_for(const RankStatus& account);
 
 }  // namespace lockstep

@@ -11,11 +11,11 @@ namespace lockstep {
 namespace {
 
 /// As the rank itself says. Otherwise a rank that has started a collective may still compute before it waits for it.
-bool sits_in_a_wait(const RankAccount& account) { return account.waiting || account.waits_for != 0; }
+bool sits_in_a_wait(const RankStatus& account) { return account.waiting || account.waits_for != 0; }
 
 /// Python programs start collectives that they never wait for; one that waits says for which ranks.
-bool is_in_collective(const RankAccount& account) {
-  return sits_in_a_wait(account) || (account.operation.running && account.phase != RankAccount::Phase::kCommunicates);
+bool is_in_collective(const RankStatus& account) {
+  return sits_in_a_wait(account) || (account.operation.running && account.phase != RankStatus::Phase::kCommunicates);
 }
 
 std::vector<int> ranks_of(uint64_t bits) {
@@ -36,7 +36,7 @@ std::string line_of(int number, const RankView& rank, bool computes) {
     if (rank.account.waits_for != 0) text += " for rank " + list_ranks(ranks_of(rank.account.waits_for));
     return text;
   }
-  if (rank.account.phase == RankAccount::Phase::kJoining) return name(number) + " waits for all ranks to join";
+  if (rank.account.phase == RankStatus::Phase::kJoining) return name(number) + " waits for all ranks to join";
   const char* doing = computes                    ? " computes"
                       : rank.process_state == 'D' ? " is in a system call that cannot be interrupted"
                                                   : " is not in a collective";
@@ -73,14 +73,14 @@ bool is_stopped(const RankView& rank) { return rank.process_state == 'T' || rank
 
 bool takes_part(const RankView& rank) {
   const auto phase = rank.account.phase;
-  return !rank.ended && (phase == RankAccount::Phase::kJoined || phase == RankAccount::Phase::kCommunicates);
+  return !rank.ended && (phase == RankStatus::Phase::kJoined || phase == RankStatus::Phase::kCommunicates);
 }
 
 bool waits(const RankView& rank) { return takes_part(rank) && is_in_collective(rank.account) && !is_stopped(rank); }
 
 bool may_be_awaited(const RankView& rank) {
   const auto phase = rank.account.phase;
-  const bool left = phase == RankAccount::Phase::kLeft || phase == RankAccount::Phase::kLeftByException;
+  const bool left = phase == RankStatus::Phase::kLeft || phase == RankStatus::Phase::kLeftByException;
   return !rank.ended && !left && !is_stopped(rank) && !sits_in_a_wait(rank.account);
 }
 

@@ -11,7 +11,7 @@ namespace lockstep {
 
 /// What the launcher sees of a rank, and what the rank's page says.
 struct RankView {
-  RankAccount account;
+  RankStatus account;
   bool ended = false;
   bool outlived = false;   ///< it has ended, but a process that it started lives, which may be the rank itself
   char process_state = 0;  ///< as in /proc/<pid>/stat: 'T' is stopped; 0: not read

@@ -35,10 +35,10 @@ Verdict judge_by_order(const std::vector<RankEnd>& ends, const RankEnd& first) {
 }
 
 /// The code for a rank that others gave up waiting for.
-int exit_code_of_missing(const RankAccount& account) { return is_before_join(account) ? kExitNotStarted : kExitHang; }
+int exit_code_of_missing(const RankStatus& account) { return is_before_join(account) ? kExitNotStarted : kExitHang; }
 
 /// The code of a failure whose kind the rank itself noted; empty where its end alone decides.
-std::optional<int> exit_code_of(const RankAccount& account) {
+std::optional<int> exit_code_of(const RankStatus& account) {
   switch (account.failure) {
     case RankFailure::kMissing:
       return exit_code_of_missing(account);
@@ -62,18 +62,18 @@ bool is_own(RankFailure failure) {
          failure == RankFailure::kLimit;
 }
 
-bool accuses(const RankAccount& account) {
+bool accuses(const RankStatus& account) {
   return account.failure == RankFailure::kPeer || account.failure == RankFailure::kMissing ||
          account.failure == RankFailure::kMismatch;
 }
 
 /// The rank that `victim`, which cannot name its peer, may mean: one that failed without accusing anybody, else one
 /// that is still running.
-std::optional<int> unnamed_culprit(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts,
+std::optional<int> unnamed_culprit(const std::vector<RankEnd>& ends, const std::vector<RankStatus>& accounts,
                                    int victim) {
   std::optional<int> alive;
   for (int rank = 0; rank < static_cast<int>(accounts.size()); ++rank) {
-    const RankAccount& account = accounts[static_cast<size_t>(rank)];
+    const RankStatus& account = accounts[static_cast<size_t>(rank)];
     if (rank == victim || accuses(account)) continue;
     const RankEnd* end = find_end(ends, rank);
     if (is_own(account.failure) || (end != nullptr && end->how.failed() && !end->stopped)) return rank;
@@ -89,10 +89,10 @@ struct Chain {
 };
 
 /// Follows the accusations from the rank that failed first. Empty where they lead nowhere.
-std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts, int first) {
+std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<RankStatus>& accounts, int first) {
   Chain chain{first, first, true};
   for (size_t links = 0; links <= accounts.size(); ++links) {
-    const RankAccount& account = accounts[static_cast<size_t>(chain.root)];
+    const RankStatus& account = accounts[static_cast<size_t>(chain.root)];
     const RankEnd* end = find_end(ends, chain.root);
     const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
     const bool of_all = account.failure == RankFailure::kMismatch && account.peer < 0;
@@ -113,21 +113,21 @@ std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<
 }
 
 /// The code for a culprit that the others accuse.
-int exit_code_of(const RankEnd* end, const RankAccount& account, RankFailure accusation) {
+int exit_code_of(const RankEnd* end, const RankStatus& account, RankFailure accusation) {
   if (accusation == RankFailure::kMismatch) return kExitMismatch;
   const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
   if (const auto known = exit_code_of(account); known && !killed) return *known;
   if (end != nullptr && ended_by_exception(*end, account)) return kExitRankFailed;
   if (end != nullptr && end->how.failed() && !end->stopped) return exit_code_of(end->how, {});
-  if (is_own(account.failure) || account.phase == RankAccount::Phase::kLeftByException) return kExitRankFailed;
+  if (is_own(account.failure) || account.phase == RankStatus::Phase::kLeftByException) return kExitRankFailed;
   if (accusation == RankFailure::kMissing) return exit_code_of_missing(account);
   // A rank that ended with 0 or left the group in good order made fewer collectives than the others.
-  const bool done = account.phase == RankAccount::Phase::kLeft || (end != nullptr && !end->how.failed());
+  const bool done = account.phase == RankStatus::Phase::kLeft || (end != nullptr && !end->how.failed());
   return done ? kExitMismatch : kExitRankFailed;
 }
 
 /// For ranks that cannot say which rank they miss: the culprit may have lost the others because it came too late.
-void blame_for_coming_late(Verdict& verdict, const std::vector<RankAccount>& accounts) {
+void blame_for_coming_late(Verdict& verdict, const std::vector<RankStatus>& accounts) {
   if (accounts[static_cast<size_t>(verdict.culprit->rank)].failure != RankFailure::kPeer) return;
   for (size_t rank = 0; rank < accounts.size(); ++rank) {
     if (accounts[rank].failure != RankFailure::kMissing || accounts[rank].peer >= 0) continue;
@@ -140,7 +140,7 @@ void blame_for_coming_late(Verdict& verdict, const std::vector<RankAccount>& acc
 
 }  // namespace
 
-Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts) {
+Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankStatus>& accounts) {
   const auto first = std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return end.how.failed(); });
   if (first == ends.end()) return {.exit_code = kExitOk};
   Verdict by_order = judge_by_order(ends, *first);
@@ -148,7 +148,7 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& 
   const int start = by_order.culprit->rank;
   const auto chain = follow(ends, accounts, start);
   if (!chain || chain->root == start) {
-    const RankAccount& account = accounts[static_cast<size_t>(start)];
+    const RankStatus& account = accounts[static_cast<size_t>(start)];
     Verdict verdict = by_order;
     const int otherwise = ended_by_exception(*verdict.culprit, account) ? kExitRankFailed : verdict.exit_code;
     verdict.exit_code = exit_code_of(account).value_or(otherwise);
@@ -156,7 +156,7 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& 
     if (!chain) blame_for_coming_late(verdict, accounts);
     return verdict;
   }
-  const RankAccount& witness = accounts[static_cast<size_t>(chain->witness)];
+  const RankStatus& witness = accounts[static_cast<size_t>(chain->witness)];
   const RankEnd* end = find_end(ends, chain->root);
   if (!chain->named && end == nullptr && !is_own(accounts[static_cast<size_t>(chain->root)].failure)) {
     Verdict verdict = by_order;  // the rank that is meant has not shown up yet
@@ -165,7 +165,7 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& 
     if (verdict.exit_code == kExitHang) verdict.testimony = witness.failure_text;
     return verdict;
   }
-  const RankAccount& accused = accounts[static_cast<size_t>(chain->root)];
+  const RankStatus& accused = accounts[static_cast<size_t>(chain->root)];
   std::optional<int> opponent;
   if (witness.failure == RankFailure::kMismatch) opponent = witness.opponent >= 0 ? witness.opponent : chain->witness;
   return {.exit_code = exit_code_of(end, accused, witness.failure),
@@ -192,8 +192,8 @@ int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail) {
   return how.value == 0 ? kExitOk : library_missing ? kExitNotStarted : kExitRankFailed;
 }
 
-bool is_before_join(const RankAccount& account) {
-  return account.phase == RankAccount::Phase::kUnknown || account.phase == RankAccount::Phase::kJoining;
+bool is_before_join(const RankStatus& account) {
+  return account.phase == RankStatus::Phase::kUnknown || account.phase == RankStatus::Phase::kJoining;
 }
 
 const RankEnd* find_end(const std::vector<RankEnd>& ends, int rank) {
@@ -201,11 +201,11 @@ const RankEnd* find_end(const std::vector<RankEnd>& ends, int rank) {
   return end == ends.end() ? nullptr : &*end;
 }
 
-bool ended_by_exception(const RankEnd& end, const RankAccount& account) {
+bool ended_by_exception(const RankEnd& end, const RankStatus& account) {
   return account.uncaught && end.how.kind == ProcessEnd::Kind::kSignalled && end.how.value == SIGABRT;
 }
 
-std::string describe(const RankEnd& end, const RankAccount& account) {
+std::string describe(const RankEnd& end, const RankStatus& account) {
   if (!ended_by_exception(end, account)) return describe(end.how);
   const std::string& text = account.failure_text;
   return "threw: " + (text.empty() ? "an exception without a message" : printable(text.substr(0, text.find('\n'))));

@@ -48,22 +48,22 @@ struct Verdict {
 /// A rank that failed first and names another as the cause is a victim: the culprit is the rank at the end of the chain
 /// of causes, whether it ended later, with code 0 or not yet. Where ranks accuse each other in a circle, or accuse a
 /// peer that they cannot name and that does not show up, the order of the ends decides as above.
-Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankAccount>& accounts);
+Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankStatus>& accounts);
 
 /// A rank that ended with 127 because the dynamic loader did not find a library was never started.
 int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail);
 
 /// Whether it ended with an exception that nobody caught, rather than by a signal that looks like one.
-bool ended_by_exception(const RankEnd& end, const RankAccount& account);
+bool ended_by_exception(const RankEnd& end, const RankStatus& account);
 
 /// Whether the rank has not joined the others, as far as its page says.
-bool is_before_join(const RankAccount& account);
+bool is_before_join(const RankStatus& account);
 
 /// Null: the rank has not ended.
 const RankEnd* find_end(const std::vector<RankEnd>& ends, int rank);
 
 /// As below, or "threw: <the exception's text>".
-std::string describe(const RankEnd& end, const RankAccount& account);
+std::string describe(const RankEnd& end, const RankStatus& account);
 
 /// "exit code 3", "killed by SIGKILL (Killed)", "could not be started: Exec format error".
 std::string describe(const ProcessEnd& how);

@@ -131,8 +131,8 @@ RanksObserved Team::observe(bool process_states, bool processor_times) const {
     RankView& view = seen.ranks.emplace_back();
     if (board_) view.account = board_->page(rank.number).read(options_.ranks);
     view.ended = rank.ended;
-    somebody_joins = somebody_joins || (!rank.ended && view.account.phase == RankAccount::Phase::kJoining);
-    if (failed_by_itself(rank) || view.account.phase == RankAccount::Phase::kLeftByException)
+    somebody_joins = somebody_joins || (!rank.ended && view.account.phase == RankStatus::Phase::kJoining);
+    if (failed_by_itself(rank) || view.account.phase == RankStatus::Phase::kLeftByException)
       view.account = view.account.at_end();
     if (rank.ended || !process_states) continue;
     // The rank's own process may only have started the one that writes the page.
