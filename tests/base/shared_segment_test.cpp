@@ -62,7 +62,7 @@ TEST(SharedSegment, WhatFailsLeavesNoMapping) {
       FAIL() << "mapped more than there are addresses";
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("of address space could not be mapped"), std::string::npos) << error.what();
-      EXPECT_NE(std::string(error.what()).find("groups have 1048576 MiB"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("groups take 1048576 MiB"), std::string::npos) << error.what();
     }
   }
   EXPECT_EQ(mapped_segment_bytes(), before);

@@ -1,8 +1,15 @@
 #include <lockstep/group.h>
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+
+#include "collectives/gloo/blocked_sigpipe.h"
 #include "support/ranks.h"
 
 // What users of a Group see besides the operations themselves, which conformance_test.cpp tests: layouts of tensors,
@@ -224,6 +231,38 @@ TEST_P(OnEachBackend, MisuseIsRefusedWithTheMend) {
     EXPECT_THROW(group.reduce_scatter(at::ones({3, 2})), c10::Error);
     EXPECT_THROW(group.all_to_all(at::ones({3}), {1, 1}, {1, 1}), c10::Error);
     EXPECT_THROW(group.subgroup({0, 0}), c10::Error);
+  });
+}
+
+TEST(Gloo, AConnectionWithoutAPeerDoesNotEndTheProcess) {
+  // Writing to it raises SIGPIPE, whose default is to end the process: a race with the peer's end, so that the test
+  // looks at what decides it, the threads' signal masks.
+  run_ranks(Engine{2, "gloo"}, [](Context& context) {
+    context.group().barrier();
+    int threads = 0, blocking = 0;
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+      if (thread.path().filename() == std::to_string(::getpid())) continue;
+      std::ifstream status(thread.path() / "status");
+      for (std::string line; std::getline(status, line);) {
+        if (!line.starts_with("SigBlk:")) continue;
+        ++threads;
+        blocking += (std::stoull(line.substr(7), nullptr, 16) >> (SIGPIPE - 1) & 1) != 0 ? 1 : 0;
+      }
+    }
+    EXPECT_GE(blocking, 3) << "of " << threads;  // c10d's two workers and Gloo's own
+
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    ::close(ends[0]);
+    {
+      const gloo_engine::BlockedSigpipe blocked;
+      EXPECT_EQ(::write(ends[1], "x", 1), -1);
+      EXPECT_EQ(errno, EPIPE);
+    }
+    ::close(ends[1]);
+    sigset_t pending;
+    ::sigpending(&pending);
+    EXPECT_EQ(::sigismember(&pending, SIGPIPE), 0) << "a program of ours that unblocks it would end";
   });
 }
 

@@ -12,6 +12,7 @@
 #include "collectives/called_as.h"
 #include "collectives/cause.h"
 #include "collectives/core_types.h"
+#include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/gloo/flight_recorder.h"
 
 // Gloo itself compares nothing: ranks that call different collectives take each other's data, or wait until the
@@ -206,6 +207,12 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
     });
   }
 
+  /// Writes in the caller's thread; all other operations write in threads that make_backend() has started.
+  Work send(Tensors& tensors, int destination, int tag) override {
+    const BlockedSigpipe blocked;
+    return ProcessGroupGloo::send(tensors, destination, tag);
+  }
+
   Work barrier(const c10d::BarrierOptions& options) override {
     return watched("barrier()", [&] { return ProcessGroupGloo::barrier(options); });
   }
@@ -245,6 +252,7 @@ auto options_for(const std::string& address, std::chrono::milliseconds timeout) 
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                const std::string& address, std::chrono::milliseconds timeout) {
+  const BlockedSigpipe blocked;
   auto recorder = std::make_shared<FlightRecorder>(store, rank, world_size);
   return c10::make_intrusive<GlooBackend>(store, rank, world_size, options_for(address, timeout), std::move(recorder));
 }
@@ -252,6 +260,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
 c10::intrusive_ptr<c10d::Backend> make_plain_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                      int world_size, const std::string& address,
                                                      std::chrono::milliseconds timeout) {
+  const BlockedSigpipe blocked;
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options_for(address, timeout));
 }
 
