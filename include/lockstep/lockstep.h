@@ -39,3 +39,4 @@
 #include <lockstep/token_file.h>
 #include <lockstep/trainer.h>
 #include <lockstep/transforms.h>
+#include <lockstep/zero_redundancy_optimizer.h>

@@ -136,6 +136,7 @@ class Replica {
 
  private:
   struct State;
+  friend State& state_of(const Replica& replica);
   explicit Replica(std::unique_ptr<State> state);
 
   /// The State; TORCH_CHECK fails if the Replica was moved from.

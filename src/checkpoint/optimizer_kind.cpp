@@ -8,6 +8,9 @@
 #include <torch/optim/sgd.h>
 
 #include <lockstep/error.h>
+#include <lockstep/master_weights.h>
+
+#include "checkpoint/master_state.h"
 
 // One table for each optimizer: the state of a parameter and the options of a group, under PyTorch's names.
 
@@ -116,7 +119,11 @@ Kind sgd_kind() {
   using State = torch::optim::SGDParamState;
   using Options = torch::optim::SGDOptions;
   using Access = at::Tensor& (State::*)();
-  return {.fields = {tensor_field("momentum_buffer", static_cast<Access>(&State::momentum_buffer))},
+  Field momentum = tensor_field("momentum_buffer", static_cast<Access>(&State::momentum_buffer));
+  momentum.needed = [](const OptimizerParamGroup& group) {
+    return static_cast<const Options&>(group.options()).momentum() != 0;
+  };
+  return {.fields = {momentum},
           .options = {LOCKSTEP_REAL(Options, lr), LOCKSTEP_REAL(Options, momentum), LOCKSTEP_REAL(Options, dampening),
                       LOCKSTEP_REAL(Options, weight_decay), LOCKSTEP_BOOL(Options, nesterov)},
           .fixed = fixed_options(/*capturable=*/false),
@@ -159,14 +166,35 @@ Kind adagrad_kind() {
 #undef LOCKSTEP_REAL
 #undef LOCKSTEP_BOOL
 
+/// `kind`, of a state type, with a float copy of 16-bit parameters in it. Apex and Transformer Engine have it under the
+/// same name, and Python's load_state_dict() takes what it does not know.
+template <typename State>
+Kind with_masters(Kind kind, const Optimizer& optimizer) {
+  const auto* keeper = dynamic_cast<const detail::KeepsMasters*>(&optimizer);
+  if (keeper == nullptr || !keeper->keeps_masters()) return kind;
+  kind.masters = true;
+  kind.make = [] { return std::make_unique<WithMaster<State>>(); };
+  kind.fields.push_back({.name = "master_param",
+                         .get =
+                             [](OptimizerParamState& state) {
+                               const auto* master = dynamic_cast<const Master*>(&state);
+                               return master == nullptr ? at::Tensor() : master->master_param;
+                             },
+                         .set = [](OptimizerParamState& state,
+                                   const at::Tensor& value) { dynamic_cast<Master&>(state).master_param = value; },
+                         .needed = [](const auto&) { return false; }});
+  return kind;
+}
+
 }  // namespace
 
 OptimizerKind kind_of(const Optimizer& optimizer) {
-  if (dynamic_cast<const torch::optim::SGD*>(&optimizer)) return sgd_kind();
-  if (dynamic_cast<const torch::optim::AdamW*>(&optimizer))
-    return adam_kind<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(/*decoupled=*/true);
-  if (dynamic_cast<const torch::optim::Adam*>(&optimizer))
-    return adam_kind<torch::optim::AdamParamState, torch::optim::AdamOptions>(/*decoupled=*/false);
+  using namespace torch::optim;
+  if (dynamic_cast<const SGD*>(&optimizer)) return with_masters<SGDParamState>(sgd_kind(), optimizer);
+  if (dynamic_cast<const AdamW*>(&optimizer))
+    return with_masters<AdamWParamState>(adam_kind<AdamWParamState, AdamWOptions>(/*decoupled=*/true), optimizer);
+  if (dynamic_cast<const Adam*>(&optimizer))
+    return with_masters<AdamParamState>(adam_kind<AdamParamState, AdamOptions>(/*decoupled=*/false), optimizer);
   if (dynamic_cast<const torch::optim::RMSprop*>(&optimizer)) return rmsprop_kind();
   if (dynamic_cast<const torch::optim::Adagrad*>(&optimizer)) return adagrad_kind();
   TORCH_CHECK(false,

@@ -41,6 +41,7 @@ struct OptimizerKind {
   std::vector<std::pair<const char*, c10::IValue>> fixed;
   std::function<std::unique_ptr<OptimizerParamState>()> make;
   bool remembers_from_start = false;  ///< a parameter without a state is an error
+  bool masters = false;               ///< what belongs to 16-bit parameters is float
 };
 
 /// TORCH_CHECK fails for an unknown optimizer.

@@ -50,6 +50,12 @@ std::string problem_of(const at::Tensor& value, const Field& field, const at::Te
   return text.str();
 }
 
+/// Of the tensors that are remembered of a parameter.
+at::TensorOptions options_of(const Kind& kind, const at::Tensor& parameter) {
+  const bool is_16_bit = parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16;
+  return kind.masters && is_16_bit ? parameter.options().dtype(at::kFloat) : parameter.options();
+}
+
 /// The state of the parameter at `place`, or null if the file has none; adds to `problems` and `used`.
 std::unique_ptr<OptimizerParamState> read_state(const Kind& kind, size_t place, const Parameter& parameter,
                                                 const StateDict& state, std::string& problems, size_t& used) {
@@ -67,7 +73,9 @@ std::unique_ptr<OptimizerParamState> read_state(const Kind& kind, size_t place, 
     if (!problem.empty())
       problems += "\n  " + key_of(place, field) + ": " + problem;
     else
-      field.set(*result, field.is_scalar ? *value : at::empty_like(parameter.tensor).copy_(*value));
+      field.set(*result, field.is_scalar
+                             ? *value
+                             : at::empty_like(parameter.tensor, options_of(kind, parameter.tensor)).copy_(*value));
   }
   if (result || kind.remembers_from_start) problems += missing;
   return result;

@@ -32,6 +32,8 @@ Replica::Replica(NamedTensors parameters, const Group& group, DistributedDataPar
 Replica::~Replica() = default;
 Replica::Replica(Replica&&) noexcept = default;
 
+Replica::State& state_of(const Replica& replica) { return *replica.state_; }
+
 NoSyncGuard Replica::no_sync() { return NoSyncGuard(state_->shared_passes); }
 
 Accumulation Replica::accumulate(int n) {

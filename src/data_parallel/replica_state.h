@@ -84,4 +84,7 @@ struct Replica::State {
   UntrainedWatch untrained_;  ///< used on rank 0 only
 };
 
+/// What an optimizer that steps its gradients needs to know of a replica.
+Replica::State& state_of(const Replica& replica);
+
 }  // namespace lockstep

@@ -168,6 +168,16 @@ class Bench(unittest.TestCase):
             self.assertLess(0, figures["batch_norm_ms"])
             self.assertLess(0, figures["sync_batch_norm_ms"])
 
+    def test_optim(self):
+        path = os.path.join(self.folder, "optim.json")
+        run(sys.executable, os.path.join(BENCH, "optim/bench_optim.py"), "--tiny", "--json", path, timeout=120)
+        rows = {row["system"]: row for row in self.read(path)["rows"]}
+        self.assertLessEqual({"libtorch", "lockstep"}, set(rows))
+        for row in rows.values():
+            self.assertLess(0, row["min_ms"])
+            self.assertLessEqual(row["min_ms"], row["median_ms"])
+        self.assertEqual(rows["libtorch"]["over_libtorch"], 1)
+
     def test_step(self):
         path = os.path.join(self.folder, "step.json")
         # Small models: the checks of results are the same for all.

@@ -30,6 +30,7 @@ MAY_INCLUDE = {
     "train": {"data", "checkpoint", "collectives", "rank_page", "base"},
     "context": {"launch", "nn", "collectives", "rendezvous", "rank_page", "base"},
     "data_parallel": {"context", "reducer", "nn", "collectives", "observe", "rank_page", "base"},
+    "optim": {"data_parallel", "checkpoint", "collectives"},
     "run_log": {"data_parallel", "context", "observe", "base"},
     "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe"},
 }
@@ -42,16 +43,17 @@ HEADERS = {
     "data": "collate data_loader data_loader_options dataset datasets distributed_sampler example_loader image_folder loader loader_stats sampler shard "
             "token_file transforms",
     "reducer": "backward_passes comm_hook gradient_reduction non_finite_policy",
-    "checkpoint": "checkpoint checkpointer",
+    "checkpoint": "checkpoint checkpointer master_weights",
     "nn": "sync_batch_norm",
     "train": "autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups schedule",
     "context": "context device heartbeat program rank_zero",
     "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options replica",
+    "optim": "zero_redundancy_optimizer",
     "run_log": "run_log summary_writer",
     "trainer": "trainer",
 }
 OWNER = {header: folder for folder, headers in HEADERS.items() for header in headers.split()}
-TORCH_FREE = ("src/base/", "src/rank_page/", "src/rendezvous/", "src/observe/", "src/report/", "src/launch/", "src/collectives/shm/", "src/checkpoint/format/", "tools/")
+TORCH_FREE = ("src/base/", "src/rank_page/", "src/rendezvous/", "src/observe/", "src/report/", "src/optim/kernels/", "src/launch/", "src/collectives/shm/", "src/checkpoint/format/", "tools/")
 KNOWS_TORCH = ("src/collectives/shm/backend/", "tools/doctor_probe.cpp")
 
 # What has one home: a pattern, the files it may stand in, and why.
@@ -69,7 +71,7 @@ HOMES = [
         "src/collectives/shm/futex.h",  # the processor's pause instruction
         "src/base/shared_segment.cpp", "src/collectives/shm/peer_watch.cpp",  # what old kernel headers lack
         "src/collectives/shm/layout.h",  # the explorer's words
-        "src/collectives/shm/reduce.cpp",  # kernels of other processors
+        "src/collectives/shm/reduce.cpp", "src/optim/kernels/step_kernel.cpp",  # kernels of other processors
         "src/collectives/shm/stream_copy.cpp",  # x86's stores past the caches
     }, "conditional compilation has a home of its own or is not needed"),
 ]

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+namespace lockstep {
+
+/// What a 16-bit parameter has no room for: the parameter in float, with its shape and strides.
+struct Master {
+  virtual ~Master() = default;
+  at::Tensor master_param;
+};
+
+/// The state of a parameter under LibTorch's own type, and its master.
+template <typename State>
+class WithMaster final : public State, public Master {
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<WithMaster>(*this);
+  }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,105 @@
+#include "optim/formula.h"
+
+#include <cmath>
+
+#include "checkpoint/master_state.h"
+
+namespace lockstep {
+namespace {
+
+using optim::Algorithm;
+using optim::StepConstants;
+using torch::optim::OptimizerOptions;
+using torch::optim::OptimizerParamState;
+
+template <typename State>
+class FormulaOver : public Formula {
+  std::unique_ptr<OptimizerParamState> new_state(bool with_master) const override {
+    if (with_master) return std::make_unique<WithMaster<State>>();
+    return std::make_unique<State>();
+  }
+  std::unique_ptr<OptimizerParamState> with_master(const OptimizerParamState& state) const override {
+    auto result = std::make_unique<WithMaster<State>>();
+    static_cast<State&>(*result) = static_cast<const State&>(state);
+    return result;
+  }
+};
+
+/// p -= lr * (g + weight_decay * p), with a momentum; Nesterov's looks ahead.
+class SgdFormula final : public FormulaOver<torch::optim::SGDParamState> {
+  using Options = torch::optim::SGDOptions;
+  using State = torch::optim::SGDParamState;
+
+  Algorithm algorithm(const OptimizerOptions& options) const override {
+    const auto& sgd = static_cast<const Options&>(options);
+    if (sgd.momentum() == 0) return Algorithm::kSgd;
+    return sgd.nesterov() ? Algorithm::kSgdNesterov : Algorithm::kSgdMomentum;
+  }
+  at::Tensor array(const OptimizerParamState& state, int) const override {
+    return static_cast<const State&>(state).momentum_buffer();
+  }
+  void set_array(OptimizerParamState& state, int, const at::Tensor& array) const override {
+    static_cast<State&>(state).momentum_buffer(array);
+  }
+  StepConstants advance(OptimizerParamState*, const OptimizerOptions& options, bool first) const override {
+    const auto& sgd = static_cast<const Options&>(options);
+    return {.weight_decay = sgd.weight_decay(),
+            .step_size = sgd.lr(),
+            .momentum = sgd.momentum(),
+            .dampened = first ? 1 : 1 - sgd.dampening()};
+  }
+};
+
+/// Kingma and Ba, Adam (2015); Loshchilov and Hutter, AdamW (2019), whose decay acts on the parameter itself.
+template <typename Options, typename State, bool decoupled>
+class AdamFormula final : public FormulaOver<State> {
+  Algorithm algorithm(const OptimizerOptions& options) const override {
+    return static_cast<const Options&>(options).amsgrad() ? Algorithm::kAdamAmsgrad : Algorithm::kAdam;
+  }
+  at::Tensor array(const OptimizerParamState& state, int index) const override {
+    const auto& adam = static_cast<const State&>(state);
+    return index == 0 ? adam.exp_avg() : index == 1 ? adam.exp_avg_sq() : adam.max_exp_avg_sq();
+  }
+  void set_array(OptimizerParamState& state, int index, const at::Tensor& array) const override {
+    auto& adam = static_cast<State&>(state);
+    index == 0 ? adam.exp_avg(array) : index == 1 ? adam.exp_avg_sq(array) : adam.max_exp_avg_sq(array);
+  }
+  StepConstants advance(OptimizerParamState* state, const OptimizerOptions& options, bool) const override {
+    const auto& adam = static_cast<const Options&>(options);
+    auto& mine = static_cast<State&>(*state);
+    mine.step(mine.step() + 1);
+    const auto [beta1, beta2] = adam.betas();
+    const auto t = static_cast<double>(mine.step());
+    return {.weight_decay = decoupled ? 0 : adam.weight_decay(),
+            .decay = decoupled ? 1 - adam.lr() * adam.weight_decay() : 1,
+            .step_size = adam.lr() / (1 - std::pow(beta1, t)),
+            .momentum = beta1,
+            .dampened = 1 - beta1,
+            .beta2 = beta2,
+            .one_minus_beta2 = 1 - beta2,
+            .root = std::sqrt(1 - std::pow(beta2, t)),
+            .eps = adam.eps()};
+  }
+};
+
+}  // namespace
+
+const Formula& formula_of(detail::FormulaKind kind) {
+  using namespace torch::optim;
+  static const SgdFormula sgd;
+  static const AdamFormula<AdamOptions, AdamParamState, /*decoupled=*/false> adam;
+  static const AdamFormula<AdamWOptions, AdamWParamState, /*decoupled=*/true> adamw;
+  switch (kind) {
+    case detail::FormulaKind::kSgd:
+      return sgd;
+    case detail::FormulaKind::kAdam:
+      return adam;
+    case detail::FormulaKind::kAdamW:
+      return adamw;
+    case detail::FormulaKind::kNone:
+      break;
+  }
+  TORCH_CHECK(false, "this optimizer has no kernels");
+}
+
+}  // namespace lockstep

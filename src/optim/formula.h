@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include "optim/kernels/step_kernel.h"
+
+namespace lockstep {
+
+/// One of LibTorch's optimizers in terms of the step kernels. It keeps nothing: options lie in the parameter groups,
+/// and what is remembered of a parameter in the optimizer's own map.
+class Formula {
+ public:
+  virtual ~Formula() = default;
+
+  virtual optim::Algorithm algorithm(const torch::optim::OptimizerOptions& options) const = 0;
+  virtual std::unique_ptr<torch::optim::OptimizerParamState> new_state(bool with_master) const = 0;
+  /// A copy of `state` that is a Master, too.
+  virtual std::unique_ptr<torch::optim::OptimizerParamState> with_master(
+      const torch::optim::OptimizerParamState& state) const = 0;
+  /// The `index`-th array of a state; undefined until it is set.
+  virtual at::Tensor array(const torch::optim::OptimizerParamState& state, int index) const = 0;
+  virtual void set_array(torch::optim::OptimizerParamState& state, int index, const at::Tensor& array) const = 0;
+  /// Counts one more step of a parameter with this state (null where none is kept), and says what all its elements
+  /// have in common in it. `first`: its arrays are new.
+  virtual optim::StepConstants advance(torch::optim::OptimizerParamState* state,
+                                       const torch::optim::OptimizerOptions& options, bool first) const = 0;
+};
+
+/// TORCH_CHECK fails for kNone.
+const Formula& formula_of(detail::FormulaKind kind);
+
+}  // namespace lockstep

@@ -1,0 +1,18 @@
+#include "optim/kernels/step_sets.h"
+
+namespace lockstep::optim {
+namespace {
+
+using shm::DataType;
+
+#include "collectives/shm/vectors_baseline.inc"
+
+#include "optim/kernels/step_kernels.inc"
+
+}  // namespace
+
+StepFunction find_step_baseline(shm::DataType type, Algorithm algorithm, bool with_master) {
+  return find(type, algorithm, with_master);
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "collectives/shm/element.h"
+#include "collectives/shm/reduce.h"
+
+namespace lockstep::optim {
+
+/// The formulas of torch::optim in LibTorch 2.x, in their order of operations.
+enum class Algorithm : uint8_t { kSgd, kSgdMomentum, kSgdNesterov, kAdam, kAdamAmsgrad };
+inline constexpr int kAlgorithms = 5;
+
+/// How many arrays of state an element has: momentum_buffer; exp_avg, exp_avg_sq, max_exp_avg_sq.
+constexpr int state_arrays(Algorithm algorithm) {
+  constexpr int kArrays[kAlgorithms] = {0, 1, 1, 2, 3};
+  return kArrays[static_cast<int>(algorithm)];
+}
+
+/// What all elements of one parameter have in common in one step. Computed in double; the kernel rounds each to the
+/// type it computes in, as LibTorch's operators do with their scalars.
+struct StepConstants {
+  double weight_decay = 0;  ///< added to the gradient, times the parameter (SGD, Adam)
+  double decay = 1;         ///< the parameter is multiplied by this first (AdamW: 1 - lr * weight_decay)
+  double step_size = 0;     ///< SGD: lr. Adam: lr / (1 - beta1^t)
+  double momentum = 0;      ///< SGD: momentum. Adam: beta1
+  double dampened = 1;      ///< SGD: 1 - dampening, 1 in the first step. Adam: 1 - beta1
+  double beta2 = 0;
+  double one_minus_beta2 = 1;
+  double root = 1;  ///< sqrt(1 - beta2^t)
+  double eps = 0;
+};
+
+/// One step of a run of elements of one parameter.
+struct StepTask {
+  const void* gradient;
+  void* parameter;  ///< in the gradient's type
+  void* master;     ///< float; of no meaning unless asked for
+  void* state[3];   ///< see state_arrays(): float if there is a master, else in the gradient's type
+  size_t count;
+  const StepConstants* constants;
+};
+using StepFunction = void (*)(const StepTask&);
+
+/// The kernel for float, double, float16 or bfloat16; null for other types. No multiplication is fused with an
+/// addition, and square roots and divisions are exact: all instruction sets give the same bits.
+///
+/// float16 and bfloat16 are computed with in float and rounded when they are stored. `with_master` (for these two):
+/// StepTask::master keeps what a parameter has no room for. Where it does not round to the parameter, someone else has
+/// written that, and the parameter counts; so it may start as anything.
+StepFunction find_step(shm::DataType type, Algorithm algorithm, bool with_master = false,
+                       shm::InstructionSet set = shm::best_instruction_set());
+
+}  // namespace lockstep::optim

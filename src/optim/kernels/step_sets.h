@@ -1,0 +1,14 @@
+#pragma once
+
+#include <type_traits>
+
+#include "optim/kernels/step_kernel.h"
+
+// One translation unit an instruction set, as collectives/shm/reduce_sets.h has them and for the same reason.
+namespace lockstep::optim {
+
+StepFunction find_step_baseline(shm::DataType type, Algorithm algorithm, bool with_master);
+StepFunction find_step_avx2(shm::DataType type, Algorithm algorithm, bool with_master);
+StepFunction find_step_avx512(shm::DataType type, Algorithm algorithm, bool with_master);
+
+}  // namespace lockstep::optim
