@@ -8,6 +8,7 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "checkpoint/master_state.h"
+#include "collectives/core_types.h"
 #include "data_parallel/replica_state.h"
 #include "optim/formula.h"
 
@@ -24,19 +25,6 @@ using torch::optim::OptimizerParamState;
 /// What a thread takes at once: 256 KiB of floats, a multiple of every vector.
 constexpr int64_t kPieceElements = 64 << 10;
 constexpr size_t kMostArrays = 3;
-
-shm::DataType data_type_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return shm::DataType::kFloat32;
-    case at::kDouble:
-      return shm::DataType::kFloat64;
-    case at::kHalf:
-      return shm::DataType::kFloat16;
-    default:
-      return shm::DataType::kBFloat16;
-  }
-}
 
 bool is_16_bit(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
@@ -114,7 +102,7 @@ class Planner {
     const at::ScalarType state_dtype = masters ? at::kFloat : parameter.scalar_type();
     const optim::Algorithm algorithm = formula_.algorithm(group.options());
     const int arrays = optim::state_arrays(algorithm);
-    Plan result{.function = optim::find_step(data_type_of(parameter.scalar_type()), algorithm, masters),
+    Plan result{.function = optim::find_step(*to_core(parameter.scalar_type()), algorithm, masters),
                 .constants = {},
                 .gradient = laid_out(parameter.grad(), parameter.scalar_type(), parameter),
                 .parameter = static_cast<std::byte*>(parameter.mutable_data_ptr()),
