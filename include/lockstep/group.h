@@ -136,7 +136,7 @@ class Group {
 
   /// An uninitialized tensor [elements] in the memory that is fastest for this group's operations: if the engine has
   /// memory that it can work on in place, it comes from there. Not collective; any thread may call. The tensor may
-  /// outlive the group. A child of fork() has a copy, in which pages that it has not written show what the rank writes
+  /// outlive the group. A child of fork() has a copy; pages that it has not written yet show what the rank writes
   /// later.
   [[nodiscard]] at::Tensor allocate(int64_t elements, const at::TensorOptions& options = {}) const;
 

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/mutex.h"
 #include "collectives/ancestor.h"
-#include "collectives/tcp.h"
 #include "collectives/cause.h"
 #include "collectives/key_value_store.h"
 #include "collectives/tcp.h"

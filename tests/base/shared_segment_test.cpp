@@ -61,7 +61,8 @@ TEST(SharedSegment, WhatFailsLeavesNoMapping) {
       SharedSegment("test", size_t{1} << 60, 1 << 12);
       FAIL() << "mapped more than there are addresses";
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("of address space could not be mapped"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("of address space could not be mapped"), std::string::npos)
+          << error.what();
       EXPECT_NE(std::string(error.what()).find("groups take 1048576 MiB"), std::string::npos) << error.what();
     }
   }

@@ -219,7 +219,7 @@ TEST_P(OnEachBackend, SubgroupsOfThreeRanksInAnotherOrder) {
   });
 }
 
-TEST_P(OnEachBackend, MisuseIsRefusedWithTheMend) {
+TEST_P(OnEachBackend, MisuseIsRefusedWithAdvice) {
   run_ranks(Engine{2, GetParam()}, [](Context& context) {
     const Group& group = context.group();
     EXPECT_THROW(group.all_reduce(at::Tensor()), c10::Error);

@@ -158,7 +158,7 @@ TEST_P(Attaching, WithoutBuffersNothingIsSentForThem) {
 }
 
 // Tensors on "meta" stand for tensors on a device without an engine.
-TEST_P(Attaching, ToADeviceWithoutAnEngineIsRefusedWithTheMend) {
+TEST_P(Attaching, ToADeviceWithoutAnEngineIsRefusedWithAdvice) {
   run_ranks(GetParam(), [](Context& context) {
     if (context.world_size() == 1) return;
     const at::Tensor there = at::ones({3}, at::device(at::kMeta)).requires_grad_();
@@ -171,7 +171,7 @@ TEST_P(Attaching, ToADeviceWithoutAnEngineIsRefusedWithTheMend) {
   });
 }
 
-/// Whether backward leaves the mean over the ranks, which differs from every rank's own gradient: these are 0, 1, 4, ...
+/// Whether backward leaves the mean over the ranks, which differs from every rank's own gradient. Those are squares.
 bool is_reduced(const Context& context, const at::Tensor& parameter) {
   parameter.mutable_grad().reset();
   (parameter * (context.rank() * context.rank())).sum().backward();

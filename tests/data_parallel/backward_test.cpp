@@ -69,8 +69,8 @@ std::vector<at::Tensor> alone(const ModelPointer& model, int world_size,
   return total;
 }
 
-/// `make()` builds the model in double; `pass` runs forwards and backwards. It is run `times` times on the replica; each
-/// run must leave the mean of what every rank would leave alone.
+/// `make()` builds the model in double; `pass` runs forwards and backwards. It is run `times` times on the replica;
+/// each run must leave the mean of what every rank would leave alone.
 template <typename Make>
 void expect_mean(const Engine& engine, Make make, std::function<void(const decltype(make())&, int rank)> pass,
                  int times = 3) {
@@ -312,8 +312,8 @@ struct GivesNone : torch::autograd::Function<GivesNone> {
   }
 };
 
-/// Autograd reaches such a parameter without a gradient. It once counted as used: its .grad was zeros or the old values,
-/// so weight decay and momentum changed it, which they do not in one process.
+/// Autograd reaches such a parameter without a gradient. It once counted as used: its .grad was zeros or the old
+/// values, so weight decay and momentum changed it, which they do not in one process.
 TEST_P(Backward, WithoutAGradientIsNotReached) {
   run_ranks(GetParam(), [](Context& context) {
     const int last = context.world_size() - 1;

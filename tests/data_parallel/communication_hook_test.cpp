@@ -162,7 +162,8 @@ TEST_P(Hooks, PowerSgdIsExactWhereTheRankSuffices) {
         power_sgd_hook({.matrix_approximation_rank = 3, .start_iter = 0, .min_compression_rate = 1});
     const OneBucket one(ReduceOp::kMean);
     at::Tensor expected = at::zeros({12, 10}, at::kDouble);
-    for (int rank = 0; rank < context.world_size(); ++rank) {  // each rank's matrix has rank 1, so the mean has at most rank 3
+    for (int rank = 0; rank < context.world_size();
+         ++rank) {  // each rank's matrix has rank 1, so the mean has at most rank 3
       const at::Tensor outer = formula({12, 1}, rank).matmul(formula({1, 10}, rank + 50));
       if (rank == context.rank()) one.bucket.parts[0].copy_(outer), one.bucket.parts[1].fill_(rank);
       expected += outer / context.world_size();
@@ -345,7 +346,7 @@ TEST_P(Hooks, StateGoesThroughACheckpoint) {
   });
 }
 
-TEST(HookMisuse, IsRefusedWithTheMend) {
+TEST(HookMisuse, IsRefusedWithAdvice) {
   run_ranks(2, [](Context& context) {
     EXPECT_THROW(power_sgd_hook({.matrix_approximation_rank = 0}), c10::Error);
     EXPECT_THROW(top_k_hook({.density = 0}), c10::Error);

@@ -1,5 +1,5 @@
-// Collectives and training must not depend on where tensors lie: on the CPU, on a fake device and, if there are GPUs, on
-// CUDA.
+// Collectives and training must not depend on where tensors lie: on the CPU, on a fake device and, if there are GPUs,
+// on CUDA.
 
 #include <cmath>
 #include <filesystem>

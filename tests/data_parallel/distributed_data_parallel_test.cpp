@@ -235,7 +235,7 @@ TEST(Detached, TheModuleTrainsAlone) {
   });
 }
 
-TEST(Misuse, IsRefusedWithTheMend) {
+TEST(Misuse, IsRefusedWithAdvice) {
   run_ranks(2, [](Context& context) {
     auto model = make_model("plain");
     EXPECT_THROW(DistributedDataParallel(model, context, {.bucket_cap_mb = 0}), c10::Error);

@@ -32,8 +32,8 @@ long faults() {
   return usage.ru_minflt;
 }
 
-/// Runs `prepare` and some steps in a separate process. Returns what `prepare` returned, and whether the later steps had
-/// no page faults (80 MiB are 20,480 pages).
+/// Runs `prepare` and some steps in a separate process. Returns what `prepare` returned, and whether the later steps
+/// had no page faults (80 MiB are 20,480 pages).
 struct Outcome {
   bool answer, kept;
 };

@@ -10,8 +10,8 @@
 #include "data_parallel/models.h"
 #include "support/ranks.h"
 
-// Programs that use DistributedDataParallel incorrectly. Within two seconds, each must end on every rank with its message
-// from wrong_programs.txt.
+// Programs that use DistributedDataParallel incorrectly. Within two seconds, each must end on every rank with its
+// message from wrong_programs.txt.
 
 namespace lockstep::wrong_programs_test {
 namespace {

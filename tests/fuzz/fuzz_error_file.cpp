@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "rank_page/error_file.h"
 #include "base/file_descriptor.h"
+#include "rank_page/error_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const lockstep::FileDescriptor file(::memfd_create("error.json", MFD_CLOEXEC));

@@ -108,7 +108,7 @@ TEST(Launcher, RefusesBadCommandLines) {
   EXPECT_TRUE(contains(Launched({"--no-such-option", "true"}).wait().err, "--no-such-option"));
 }
 
-TEST(Launcher, RefusalsNameOptionValueAndMend) {
+TEST(Launcher, RefusalsNameOptionValueAndAdvice) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> bad = {
       {{"--max-restarts", "-1", "true"}, "--max-restarts takes a whole number from 0 to 1000; it got '-1'"},
       {{"--grace", "soon", "true"}, "--grace takes a number of seconds from 0.001 to 604800; it got 'soon'"},

@@ -10,8 +10,8 @@
 #include "support/complaint.h"
 #include "support/ranks.h"
 
-// Networks written by Python (tests/golden/write_scripted_golden.py) on several ranks, against the same file on the whole
-// batch in one process, where TorchScript's executor may optimize.
+// Networks written by Python (tests/golden/write_scripted_golden.py) on several ranks, against the same file on the
+// whole batch in one process, where TorchScript's executor may optimize.
 
 namespace lockstep::scripted_batch_norm_test {
 namespace {

@@ -261,7 +261,8 @@ TEST(SyncBatchNormAtTheEdge, ALargeMeanDoesNotCancel) {
     const at::Tensor exact = whole.to(at::kDouble);
     layer->forward(whole.narrow(0, 3 * context.rank(), 3));
     const at::Tensor var = exact.var(0, /*unbiased=*/true);
-    // Floats near 4096 are 0.0005 apart, so a rank's mean is off by that much; a difference of squares would be off by 1.
+    // Floats near 4096 are 0.0005 apart, so a rank's mean is off by that much; a difference of squares would be off
+    // by 1.
     EXPECT_LE(largest_difference(layer->running_var, var * 0.1 + 0.9), 1e-5);
   });
 }

@@ -7,10 +7,10 @@
 namespace lockstep::shm {
 
 /// Element i of every output becomes inputs[0][i] op inputs[1][i] op ..., with one rounding at the end (bfloat16 and
-/// float16 are added in float32). The order is that of a balanced binary tree: of n inputs the left half has the largest
-/// power of two below n, and so on within the halves; for five inputs ((0 + 1) + (2 + 3)) + 4. So sums over aligned
-/// blocks of 2^k neighbours, computed beforehand, are parts of it. An output may be one of the inputs; otherwise buffers
-/// do not overlap.
+/// float16 are added in float32). The order is that of a balanced binary tree: of n inputs the left half has the
+/// largest power of two below n, and so on within the halves; for five inputs ((0 + 1) + (2 + 3)) + 4. So sums over
+/// aligned blocks of 2^k neighbours, computed beforehand, are parts of it. An output may be one of the inputs;
+/// otherwise buffers do not overlap.
 struct Reduction {
   void* const* outputs;
   int output_count;
