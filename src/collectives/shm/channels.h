@@ -39,7 +39,7 @@ using MessagePtr = std::shared_ptr<Message>;
 ///
 /// A message is an envelope (tag, type, size) and its bytes. A receive takes the first message with its tag; messages
 /// with other tags that come before it are set aside in the receiver's own memory. If type or size is not what the
-/// receive wants, the group ends with an error that names both sides. Guarded by the group's mutex.
+/// receive wants, the group ends with an error that names both sides.
 class Channels {
  public:
   explicit Channels(const World& world);

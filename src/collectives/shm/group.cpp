@@ -68,7 +68,7 @@ Group::~Group() {
 
 void Group::leave() {
   check_process();
-  const auto guard = lock();
+  const Lock guard(*this);
   if (left_.exchange(true)) return;
   fail_all("this rank left the group while the operation was pending");
   world_.mine().closed.store(1 + started_);
@@ -76,14 +76,11 @@ void Group::leave() {
   wake_own_sleepers();
 }
 
-std::unique_lock<std::mutex> Group::lock() {
-  std::unique_lock guard(mutex_, std::try_to_lock);
-  if (!guard) {
-    contenders_.fetch_add(1, std::memory_order_relaxed);
-    guard.lock();
-    contenders_.fetch_sub(1, std::memory_order_relaxed);
-  }
-  return guard;
+void Group::lock() {
+  if (mutex_.try_lock()) return;
+  contenders_.fetch_add(1, std::memory_order_relaxed);
+  mutex_.lock();
+  contenders_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void Group::check_process() const {
@@ -131,7 +128,7 @@ uint64_t Group::next_sequence() {
 WorkPtr Group::start(Request request) {
   check_member();
   const ReduceFunction reduce = prepare(request);
-  const auto guard = lock();
+  const Lock guard(*this);
   auto operation = std::make_shared<Operation>(std::move(request), reduce, rank(), size(), next_sequence());
   queue_.push_back(operation);
   if (!is_over()) progress_locked();
@@ -143,7 +140,7 @@ WorkPtr Group::send(const void* data, size_t bytes, int to, int64_t tag, std::sh
   check_member();
   if (to < 0 || to >= size() || to == rank())
     throw Error("send: rank " + std::to_string(to) + " is not another rank of the group");
-  const auto guard = lock();
+  const Lock guard(*this);
   auto message = channels_.send(data, bytes, to, tag, std::move(keep_alive), type);
   if (!is_over()) progress_locked();
   return message;
@@ -154,7 +151,7 @@ MessagePtr Group::receive(void* data, size_t bytes, int from, int64_t tag, std::
   check_member();
   if (from != kAnySource && (from < 0 || from >= size() || from == rank()))
     throw Error("receive: rank " + std::to_string(from) + " is not another rank of the group");
-  const auto guard = lock();
+  const Lock guard(*this);
   auto message = channels_.receive(data, bytes, from, tag, std::move(keep_alive), type);
   if (!is_over()) progress_locked();
   return message;
@@ -162,31 +159,31 @@ MessagePtr Group::receive(void* data, size_t bytes, int from, int64_t tag, std::
 
 bool Group::progress() {
   check_process();
-  const auto guard = lock();
+  const Lock guard(*this);
   return progress_locked();
 }
 
 bool Group::try_progress() {
-  std::unique_lock guard(mutex_, std::try_to_lock);
-  return guard ? progress_locked() : false;
+  if (!mutex_.try_lock()) return false;
+  const Lock guard(*this, std::adopt_lock);
+  return progress_locked();
 }
 
 uint64_t Group::waiting_for() {
-  const auto guard = lock();
+  const Lock guard(*this);
   return blocked_on_ | blocked_on_any_;
 }
 
 void Group::run(Request request, std::chrono::milliseconds timeout) {
   check_member();
   const ReduceFunction reduce = prepare(request);
-  auto guard = lock();
+  Lock guard(*this);
   Operation operation(std::move(request), reduce, rank(), size(), next_sequence());
   // It lives on the stack: it leaves the queue, under the mutex, before it is done, and is done before this returns.
   try {
     queue_.push_back(OperationPtr(OperationPtr(), &operation));
-    if (!is_over()) wait_locked(guard, operation, timeout);
+    if (!is_over()) wait_locked(operation, timeout);
   } catch (const std::exception& cause) {
-    if (!guard.owns_lock()) guard.lock();
     abort_operation(operation, cause.what());
     throw;
   }
@@ -210,7 +207,7 @@ void Group::abort_operation(const Operation& operation, const char* why) {
 
 void Group::abort(const std::string& why) {
   check_process();
-  const auto guard = lock();
+  const Lock guard(*this);
   if (left_.load(std::memory_order_relaxed) || is_over())
     return;  // a verdict must not change what an earlier one refers to
   char* text = world_.mine().abort_text;

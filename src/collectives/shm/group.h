@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "base/mutex.h"
 #include "collectives/shm/arena.h"
 #include "collectives/shm/channels.h"
 #include "collectives/shm/eager_ring.h"
@@ -96,44 +96,66 @@ class Group {
 
  private:
   /// The next collective's number; throws Error when there are none left.
-  uint64_t next_sequence();
+  uint64_t next_sequence() LOCKSTEP_REQUIRES(mutex_);
   /// Completes and checks a request; throws Error if it is invalid. Returns the kernel that reduces its elements, or
   /// null if it is not a reduction.
   ReduceFunction prepare(Request& request) const;
   void check_process() const;
   void check_member() const;
 
-  // group_step.cpp: the stages of one operation. The mutex is held.
-  bool progress_locked();
-  bool announce(Operation& operation, bool head);
-  bool place_package(Operation& operation, Line& line);
-  std::optional<size_t> allocate_eager(uint64_t sequence, size_t bytes);
-  bool arrive(Operation& operation);
-  void choose_method(Operation& operation);
-  bool splits_agree(const Operation& operation);
-  bool move(Operation& operation);
-  bool move_at_once(Operation& operation);
-  bool move_in_place(Operation& operation);
-  bool move_in_rounds(Operation& operation);
-  void finish(Operation& operation);
-  bool everyone_finished(uint64_t sequence);
-  bool reads_pending_output(const Operation& operation) const;
+  /// Holds the group's mutex. A thread that has to wait for it is counted, so that no other spins while holding it.
+  class LOCKSTEP_SCOPED_CAPABILITY Lock {
+   public:
+    explicit Lock(Group& group) LOCKSTEP_ACQUIRE(group.mutex_) : group_(group) { group.lock(); }
+    /// Takes over a mutex that is held.
+    Lock(Group& group, std::adopt_lock_t /*held*/) LOCKSTEP_REQUIRES(group.mutex_) : group_(group) {}
+    ~Lock() LOCKSTEP_RELEASE() {
+      if (held_) group_.mutex_.unlock();
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
 
-  // group_wait.cpp
-  void wait_locked(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::milliseconds timeout);
+    void unlock() LOCKSTEP_RELEASE() {
+      held_ = false;
+      group_.mutex_.unlock();
+    }
+
+   private:
+    Group& group_;
+    bool held_ = true;
+  };
+  void lock() LOCKSTEP_ACQUIRE(mutex_);
+
+  // group_step.cpp: the stages of one operation
+  bool progress_locked() LOCKSTEP_REQUIRES(mutex_);
+  bool announce(Operation& operation, bool head) LOCKSTEP_REQUIRES(mutex_);
+  bool place_package(Operation& operation, Line& line) LOCKSTEP_REQUIRES(mutex_);
+  std::optional<size_t> allocate_eager(uint64_t sequence, size_t bytes) LOCKSTEP_REQUIRES(mutex_);
+  bool arrive(Operation& operation) LOCKSTEP_REQUIRES(mutex_);
+  void choose_method(Operation& operation) LOCKSTEP_REQUIRES(mutex_);
+  bool splits_agree(const Operation& operation) LOCKSTEP_REQUIRES(mutex_);
+  bool move(Operation& operation) LOCKSTEP_REQUIRES(mutex_);
+  bool move_at_once(Operation& operation) LOCKSTEP_REQUIRES(mutex_);
+  bool move_in_place(Operation& operation) LOCKSTEP_REQUIRES(mutex_);
+  bool move_in_rounds(Operation& operation) LOCKSTEP_REQUIRES(mutex_);
+  void finish(Operation& operation) LOCKSTEP_REQUIRES(mutex_);
+  bool everyone_finished(uint64_t sequence) LOCKSTEP_REQUIRES(mutex_);
+  bool reads_pending_output(const Operation& operation) const LOCKSTEP_REQUIRES(mutex_);
+
+  // group_wait.cpp. The first two let the mutex go in between; nothing that can throw stands there.
+  void wait_locked(const Work& work, std::chrono::milliseconds timeout) LOCKSTEP_REQUIRES(mutex_);
+  void sleep(const Work& work, std::chrono::microseconds at_most) LOCKSTEP_REQUIRES(mutex_);
   /// Whether a rank that this one waits for was last seen on the processor this thread runs on.
-  bool processor_is_needed();
-  void sleep(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::microseconds at_most);
+  bool processor_is_needed() LOCKSTEP_REQUIRES(mutex_);
   /// Another thread of this rank may be sleeping for what this thread has finished.
-  void wake_own_sleepers();
-  void find_departed_peers();
-  void time_out(const WaitPolicy& policy);
+  void wake_own_sleepers() LOCKSTEP_REQUIRES(mutex_);
+  void find_departed_peers() LOCKSTEP_REQUIRES(mutex_);
+  void time_out(const WaitPolicy& policy) LOCKSTEP_REQUIRES(mutex_);
   /// After an exception in run(): removes the operation from the queue and ends the group on every rank.
-  void abort_operation(const Operation& operation, const char* why);
+  void abort_operation(const Operation& operation, const char* why) LOCKSTEP_REQUIRES(mutex_);
   /// Whether there is a verdict; if so, fails everything pending with its text.
-  bool is_over();
-  void fail_all(const std::string& why);
-  std::unique_lock<std::mutex> lock();
+  bool is_over() LOCKSTEP_REQUIRES(mutex_);
+  void fail_all(const std::string& why) LOCKSTEP_REQUIRES(mutex_);
 
   World world_;
   const std::shared_ptr<ProgressSet> set_;
@@ -143,21 +165,26 @@ class Group {
 
   std::atomic<bool> left_{false};
   std::atomic<int> contenders_{0};
-  std::mutex mutex_;  // guards everything below
-  Channels channels_;
-  std::deque<OperationPtr> queue_;  // unfinished collectives in order; the first announced_ of them are announced
-  size_t announced_ = 0;
-  uint64_t started_;        // collectives
-  uint64_t finished_;       // collectives that this rank has finished
-  uint64_t rounds_before_;  // of the operations before the first in the queue; the same on all ranks
-  std::array<uint64_t, kMaxRanks> finished_by_{};     // what is known of each rank
-  std::array<PopulatedRanges, kMaxRanks> populated_;  // of the others' resident areas
-  EagerRing eager_;
-  uint64_t blocked_on_ = 0;      // ranks that the last progress_locked() was blocked on, as bits
-  uint64_t blocked_on_any_ = 0;  // any one of these would do
-  uint64_t rounds_moved_ = 0;    // of large operations, in all
-  int sleepers_ = 0;
-  std::string verdict_text_;
+  Mutex mutex_;
+  Channels channels_ LOCKSTEP_GUARDED_BY(mutex_);
+  /// Unfinished collectives in order; the first announced_ of them are announced.
+  std::deque<OperationPtr> queue_ LOCKSTEP_GUARDED_BY(mutex_);
+  size_t announced_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  uint64_t started_ LOCKSTEP_GUARDED_BY(mutex_);   ///< collectives
+  uint64_t finished_ LOCKSTEP_GUARDED_BY(mutex_);  ///< collectives that this rank has finished
+  /// Of the operations before the first in the queue; the same on all ranks.
+  uint64_t rounds_before_ LOCKSTEP_GUARDED_BY(mutex_);
+  /// What is known of each rank.
+  std::array<uint64_t, kMaxRanks> finished_by_ LOCKSTEP_GUARDED_BY(mutex_){};
+  /// Of the others' resident areas.
+  std::array<PopulatedRanges, kMaxRanks> populated_ LOCKSTEP_GUARDED_BY(mutex_);
+  EagerRing eager_ LOCKSTEP_GUARDED_BY(mutex_);
+  /// Ranks that the last progress_locked() was blocked on, as bits.
+  uint64_t blocked_on_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  uint64_t blocked_on_any_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  ///< any one of these would do
+  uint64_t rounds_moved_ LOCKSTEP_GUARDED_BY(mutex_) = 0;    ///< of large operations, in all
+  int sleepers_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::string verdict_text_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::shm

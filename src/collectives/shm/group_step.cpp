@@ -5,7 +5,7 @@
 #include "collectives/shm/group.h"
 #include "collectives/shm/rounds.h"
 
-// The stages of one operation, from the queue to its end. Everything here runs under the group's mutex and never waits.
+// The stages of one operation, from the queue to its end. Nothing here waits.
 
 namespace lockstep::shm {
 namespace {
@@ -120,7 +120,9 @@ bool Group::place_package(Operation& operation, Line& line) {
 }
 
 std::optional<size_t> Group::allocate_eager(uint64_t sequence, size_t bytes) {
-  const auto release = [&] { eager_.release(*std::min_element(finished_by_.begin(), finished_by_.begin() + size())); };
+  const auto release = [&]() LOCKSTEP_REQUIRES(mutex_) {
+    eager_.release(*std::min_element(finished_by_.begin(), finished_by_.begin() + size()));
+  };
   release();
   auto at = eager_.allocate(sequence, bytes);
   if (!at && everyone_finished(finished_)) {  // what was known may be stale

@@ -24,13 +24,13 @@ constexpr std::chrono::microseconds kSleepWithOthers{500};  ///< while other gro
 void Group::wait(Work& work, std::chrono::milliseconds timeout) {
   if (!work.done()) {
     check_process();
-    auto guard = lock();
-    wait_locked(guard, work, timeout);
+    const Lock guard(*this);
+    wait_locked(work, timeout);
   }
   if (work.failed()) throw Error(work.error());
 }
 
-void Group::wait_locked(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::milliseconds timeout) {
+void Group::wait_locked(const Work& work, std::chrono::milliseconds timeout) {
   WaitPolicy policy(world_.spin(), timeout);
   uint64_t moved = rounds_moved_;
   for (unsigned polls = 0;; ++polls) {
@@ -45,7 +45,7 @@ void Group::wait_locked(std::unique_lock<std::mutex>& guard, const Work& work, s
     const auto step = policy.next(needed);
     if (step == WaitPolicy::Step::kSleep) {
       if (const auto left = policy.remaining(); left > std::chrono::microseconds::zero())
-        sleep(guard, work, left);
+        sleep(work, left);
       else
         time_out(policy);
       if (policy.should_check_peers() && !work.done()) find_departed_peers();
@@ -56,9 +56,9 @@ void Group::wait_locked(std::unique_lock<std::mutex>& guard, const Work& work, s
       continue;
     }
     set_->progress_others(this);
-    guard.unlock();
+    mutex_.unlock();
     ::sched_yield();
-    guard.lock();
+    mutex_.lock();
   }
 }
 
@@ -70,14 +70,14 @@ bool Group::processor_is_needed() {
 
 void Group::poll(const Work& work, std::chrono::microseconds at_most) {
   check_process();
-  auto guard = lock();
+  const Lock guard(*this);
   progress_locked();
   if (work.done()) return;
-  sleep(guard, work, at_most);
+  sleep(work, at_most);
   if (!work.done()) find_departed_peers();
 }
 
-void Group::sleep(std::unique_lock<std::mutex>& guard, const Work& work, std::chrono::microseconds at_most) {
+void Group::sleep(const Work& work, std::chrono::microseconds at_most) {
   Control& mine = world_.mine();
   own_page().set_waits_for(world_.launched_ranks(blocked_on_ | blocked_on_any_));
   const uint32_t bell = mine.bell.load();
@@ -86,9 +86,9 @@ void Group::sleep(std::unique_lock<std::mutex>& guard, const Work& work, std::ch
   if (!work.done()) {
     const bool others = set_->progress_others(this);
     ++sleepers_;
-    guard.unlock();
+    mutex_.unlock();
     futex_wait(mine.bell, bell, std::min(at_most, others ? kSleepWithOthers : WaitPolicy::kLongestSleep));
-    guard.lock();
+    mutex_.lock();
     --sleepers_;
   }
   if (sleepers_ == 0) mine.awaited.store(0);

@@ -10,7 +10,7 @@ namespace lockstep::shm {
 /// The ranges of another rank's resident memory that this process has in its page table. A rank writes only to its
 /// slice of every buffer; mapping all of N ranks' memory would cost each of them N times 2 MiB of page table for 1 GiB.
 ///
-/// Whole ranges are populated, which is faster than one fault for each page. Guarded by the group's mutex.
+/// Whole ranges are populated, which is faster than one fault for each page.
 class PopulatedRanges {
  public:
   /// Populates the pages of [begin, end) of `segment` that are not populated yet. Their owner has committed all of
