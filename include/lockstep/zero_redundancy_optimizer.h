@@ -1,6 +1,7 @@
 #pragma once
 
 #include <concepts>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -18,6 +19,9 @@
 namespace lockstep {
 
 struct ZeroRedundancyOptions {
+  /// For a model of several ranks: parameters lie once, in memory that all ranks map, so what one rank writes into them
+  /// is everybody's. false: each rank has its own copy, and the rank that steps a slice writes it into all of them.
+  bool shared_parameters = false;
   /// Keep float16 and bfloat16 parameters and their state in float as well, so that steps smaller than a parameter's
   /// last bit add up. The float copy is what the optimizer steps; the parameter is that rounded.
   bool master_weights = false;
@@ -57,14 +61,28 @@ struct OptimizerOf<torch::optim::AdagradOptions> : std::type_identity<torch::opt
 /// TORCH_CHECK fails for parameters and options that the kernels do not step.
 void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
 void fused_step(torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
-/// What `model` trains. TORCH_CHECK fails if it has more than one rank.
 std::vector<at::Tensor> trained_parameters(const Replica& model);
+
+class ShardedStep;
+struct DeleteShardedStep {
+  void operator()(ShardedStep* step) const;
+};
+using ShardedStepPtr = std::unique_ptr<ShardedStep, DeleteShardedStep>;
+/// Null in a world of one.
+ShardedStepPtr shard(const Replica& model, const torch::optim::Optimizer& optimizer, FormulaKind kind,
+                     const ZeroRedundancyOptions& options);
+void step(ShardedStep& sharded, torch::optim::Optimizer& optimizer);
 
 }  // namespace detail
 
-/// One of LibTorch's optimizers, with steps by kernels that read and write everything once: SGD, Adam and AdamW, for
-/// parameters of float, double, float16 and bfloat16 on the CPU. Any other elementwise optimizer steps as it does by
-/// itself.
+/// One of LibTorch's optimizers with one state for all ranks of a machine, of which each rank steps its part:
+///
+///     lockstep::DistributedDataParallel model(net, context);
+///     lockstep::ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(1e-3));
+///
+/// or alone, for the parameters of one process. Steps are taken by kernels that read and write everything once: SGD,
+/// Adam and AdamW, for parameters of float, double, float16 and bfloat16 on the CPU. Any other elementwise optimizer
+/// steps as it does by itself.
 ///
 ///     lockstep::ZeroRedundancyOptimizer optimizer(net->parameters(), torch::optim::AdamWOptions(1e-3));
 ///
@@ -89,11 +107,22 @@ class ZeroRedundancyOptimizer : public Optimizer, public detail::KeepsMasters {
       : Optimizer(groups, std::move(defaults)), options_(options) {
     detail::check_parameters(*this, kKind, options_);
   }
-  /// Steps what `model` trains, in a world of one rank. (Where there are several, each may step its own copy: give it
-  /// the parameters.)
+  /// Steps what `model` trains, together with its other ranks, which must share memory. Every rank makes it and calls
+  /// step(), with the gradients that a backward has reduced, the same options and the same state; what differs is an
+  /// Error on all ranks. `model` outlives it.
+  ///
+  /// The parameters move into memory that the other ranks reach and back when this object goes: the tensors stay the
+  /// same, but views of them and what .data() gave before show the old memory.
   template <typename OptimizerOptions>
   ZeroRedundancyOptimizer(const Replica& model, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
-      : ZeroRedundancyOptimizer(detail::trained_parameters(model), std::move(defaults), options) {}
+      : ZeroRedundancyOptimizer(model, Groups{detail::trained_parameters(model)}, std::move(defaults), options) {}
+  /// With groups of their own options, which together hold what `model` trains.
+  template <typename OptimizerOptions>
+  ZeroRedundancyOptimizer(const Replica& model, const Groups& groups, OptimizerOptions defaults,
+                          ZeroRedundancyOptions options = {})
+      : ZeroRedundancyOptimizer(groups, std::move(defaults), options) {
+    sharded_ = detail::shard(model, *this, kKind, options_);
+  }
 
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
     if constexpr (kKind == detail::FormulaKind::kNone) {
@@ -104,7 +133,10 @@ class ZeroRedundancyOptimizer : public Optimizer, public detail::KeepsMasters {
         const at::AutoGradMode enable_grad(true);
         loss = closure();
       }
-      detail::fused_step(*this, kKind, options_);
+      if (sharded_)
+        detail::step(*sharded_, *this);
+      else
+        detail::fused_step(*this, kKind, options_);
       return loss;
     }
   }
@@ -115,10 +147,15 @@ class ZeroRedundancyOptimizer : public Optimizer, public detail::KeepsMasters {
   static constexpr detail::FormulaKind kKind = detail::formula_kind<Optimizer>();
 
   ZeroRedundancyOptions options_;
+  detail::ShardedStepPtr sharded_;
 };
 
 template <typename Parameters, typename OptimizerOptions>
 ZeroRedundancyOptimizer(const Parameters&, OptimizerOptions, ZeroRedundancyOptions = {})
+    -> ZeroRedundancyOptimizer<typename detail::OptimizerOf<OptimizerOptions>::type>;
+template <typename Model, typename OptimizerOptions>
+ZeroRedundancyOptimizer(const Model&, const std::vector<torch::optim::OptimizerParamGroup>&, OptimizerOptions,
+                        ZeroRedundancyOptions = {})
     -> ZeroRedundancyOptimizer<typename detail::OptimizerOf<OptimizerOptions>::type>;
 
 }  // namespace lockstep

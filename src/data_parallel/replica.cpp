@@ -9,6 +9,7 @@
 
 #include "base/rank_names.h"
 #include "collectives/coalesced.h"
+#include "collectives/machine_memory.h"
 #include "data_parallel/replica_state.h"
 #include "rank_page/operation_label.h"
 
@@ -70,6 +71,10 @@ void Replica::broadcast_parameters(int root) {
 
 void Replica::average_parameters(double weight) {
   State& state = *state_;
+  for (const auto& one : state.known)
+    TORCH_CHECK(!is_owned_together(one.tensor), "average_parameters(): parameter ", one.name,
+                " lies in memory that all ranks share, so there is one value of it; make the "
+                "ZeroRedundancyOptimizer with shared_parameters = false");
   state.check_not_edited();
   const OperationLabel label("average_parameters()");
   const at::Tensor weights = state.group.all_gather(at::scalar_tensor(weight, at::kDouble));

@@ -3,7 +3,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <lockstep/replica.h>
@@ -86,5 +88,6 @@ struct Replica::State {
 
 /// What an optimizer that steps its gradients needs to know of a replica.
 Replica::State& state_of(const Replica& replica);
+using ReplicaState = std::remove_reference_t<decltype(state_of(std::declval<const Replica&>()))>;
 
 }  // namespace lockstep

@@ -41,13 +41,15 @@ class SgdFormula final : public FormulaOver<torch::optim::SGDParamState> {
   void set_array(OptimizerParamState& state, int, const at::Tensor& array) const override {
     static_cast<State&>(state).momentum_buffer(array);
   }
-  StepConstants advance(OptimizerParamState*, const OptimizerOptions& options, bool first) const override {
+  StepConstants next(const OptimizerParamState* state, const OptimizerOptions& options) const override {
     const auto& sgd = static_cast<const Options&>(options);
+    const bool first = state == nullptr || !array(*state, 0).defined();
     return {.weight_decay = sgd.weight_decay(),
             .step_size = sgd.lr(),
             .momentum = sgd.momentum(),
             .dampened = first ? 1 : 1 - sgd.dampening()};
   }
+  void count(OptimizerParamState&) const override {}
 };
 
 /// Kingma and Ba, Adam (2015); Loshchilov and Hutter, AdamW (2019), whose decay acts on the parameter itself.
@@ -64,12 +66,10 @@ class AdamFormula final : public FormulaOver<State> {
     auto& adam = static_cast<State&>(state);
     index == 0 ? adam.exp_avg(array) : index == 1 ? adam.exp_avg_sq(array) : adam.max_exp_avg_sq(array);
   }
-  StepConstants advance(OptimizerParamState* state, const OptimizerOptions& options, bool) const override {
+  StepConstants next(const OptimizerParamState* state, const OptimizerOptions& options) const override {
     const auto& adam = static_cast<const Options&>(options);
-    auto& mine = static_cast<State&>(*state);
-    mine.step(mine.step() + 1);
     const auto [beta1, beta2] = adam.betas();
-    const auto t = static_cast<double>(mine.step());
+    const auto t = static_cast<double>(state == nullptr ? 1 : static_cast<const State&>(*state).step() + 1);
     return {.weight_decay = decoupled ? 0 : adam.weight_decay(),
             .decay = decoupled ? 1 - adam.lr() * adam.weight_decay() : 1,
             .step_size = adam.lr() / (1 - std::pow(beta1, t)),
@@ -79,6 +79,10 @@ class AdamFormula final : public FormulaOver<State> {
             .one_minus_beta2 = 1 - beta2,
             .root = std::sqrt(1 - std::pow(beta2, t)),
             .eps = adam.eps()};
+  }
+  void count(OptimizerParamState& state) const override {
+    auto& mine = static_cast<State&>(state);
+    mine.step(mine.step() + 1);
   }
 };
 

@@ -25,10 +25,11 @@ class Formula {
   /// The `index`-th array of a state; undefined until it is set.
   virtual at::Tensor array(const torch::optim::OptimizerParamState& state, int index) const = 0;
   virtual void set_array(torch::optim::OptimizerParamState& state, int index, const at::Tensor& array) const = 0;
-  /// Counts one more step of a parameter with this state (null where none is kept), and says what all its elements
-  /// have in common in it. `first`: its arrays are new.
-  virtual optim::StepConstants advance(torch::optim::OptimizerParamState* state,
-                                       const torch::optim::OptimizerOptions& options, bool first) const = 0;
+  /// What all elements of a parameter with this state (null: none yet) have in common in its next step.
+  virtual optim::StepConstants next(const torch::optim::OptimizerParamState* state,
+                                    const torch::optim::OptimizerOptions& options) const = 0;
+  /// That step was taken.
+  virtual void count(torch::optim::OptimizerParamState& state) const = 0;
 };
 
 /// TORCH_CHECK fails for kNone.

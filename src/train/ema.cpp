@@ -14,6 +14,7 @@
 #include <lockstep/error.h>
 
 #include "base/broadcast_notice.h"
+#include "collectives/machine_memory.h"
 
 namespace lockstep {
 namespace {
@@ -161,6 +162,11 @@ StateDict Ema::averaged_state(size_t which) const {
 Ema::Guard Ema::averaged_weights(size_t which) {
   check_place(which);
   check_not_swapped("averaged_weights()");
+  for (const Tracked& tracked : tracked_)
+    TORCH_CHECK(!is_owned_together(tracked.live),
+                "averaged_weights(): the weights lie in memory that all ranks share, so ranks would exchange them for "
+                "each other; load averaged_state() into another module, or make the ZeroRedundancyOptimizer with "
+                "shared_parameters = false");
   return Guard(*this, which);
 }
 

@@ -178,6 +178,16 @@ class Bench(unittest.TestCase):
             self.assertLessEqual(row["min_ms"], row["median_ms"])
         self.assertEqual(rows["libtorch"]["over_libtorch"], 1)
 
+    def test_sharded_step(self):
+        path = os.path.join(self.folder, "sharded_step.json")
+        for ranks in (2, 3):
+            run(os.path.join(BIN, "lockstep"), "run", "-n", ranks, "--", os.path.join(BIN, "bench_sharded_step"), "--tiny", "--json", path)
+            rows = {row["system"]: row for row in self.read(path)}
+            self.assertEqual(set(rows), {"libtorch", "alone", "sharded", "shared"})
+            for row in rows.values():
+                self.assertEqual(row["ranks"], ranks)
+                self.assertLess(0, row["min_ms"])
+
     def test_step(self):
         path = os.path.join(self.folder, "step.json")
         # Small models: the checks of results are the same for all.

@@ -30,7 +30,7 @@ MAY_INCLUDE = {
     "train": {"data", "checkpoint", "collectives", "rank_page", "base"},
     "context": {"launch", "nn", "collectives", "rendezvous", "rank_page", "base"},
     "data_parallel": {"context", "reducer", "nn", "collectives", "observe", "rank_page", "base"},
-    "optim": {"data_parallel", "checkpoint", "collectives"},
+    "optim": {"data_parallel", "checkpoint", "collectives", "rank_page", "base"},
     "run_log": {"data_parallel", "context", "observe", "base"},
     "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe"},
 }

@@ -90,6 +90,11 @@ class Group {
   /// Memory that collectives use in place; see Arena. Free it before the group is destroyed, or through arena().
   std::byte* allocate(size_t bytes) { return arena_->allocate(bytes); }
   void free(void* memory) { arena_->free(memory); }
+  /// Where it lies in this rank's resident memory, and where such a place in any rank's lies in this process.
+  size_t offset_of(const void* memory) const { return arena_->offset(memory); }
+  std::byte* memory_of(int rank, size_t offset) const { return world_.resident(rank) + offset; }
+  /// Keeps the mapping of a rank's memory.
+  const std::shared_ptr<SharedSegment>& segment_of(int rank) const { return world_.shared_segment(rank); }
   bool is_resident(const void* memory, size_t bytes) const { return arena_->contains(memory, bytes); }
   /// Keeps this rank's own memory, and nothing else of the group, for whoever holds an allocation.
   const std::shared_ptr<Arena>& arena() const { return arena_; }

@@ -7,6 +7,7 @@
 
 #include "base/mutex.h"
 #include "collectives/blocking_engine.h"
+#include "collectives/machine_memory.h"
 #include "collectives/shm/backend/shared_group.h"
 #include "collectives/shm/backend/shm_work.h"
 #include "collectives/shm/backend/tensor_request.h"
@@ -15,7 +16,7 @@ namespace lockstep::shm_engine {
 
 /// c10d's operations in terms of the core's. Every operation builds a TensorRequest and launches it. Only sparse
 /// reductions and the monitored barrier wait.
-class ShmBackend final : public c10d::Backend, public BlockingEngine {
+class ShmBackend final : public c10d::Backend, public BlockingEngine, public MachineMemory {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -47,6 +48,10 @@ class ShmBackend final : public c10d::Backend, public BlockingEngine {
 
   // blocking.cpp, with finish_now
   void run(shm::Request request) override;
+
+  // machine_memory.cpp
+  at::Tensor allocate_together(int64_t elements, const at::TensorOptions& options) override;
+  std::vector<std::byte*> address_everywhere(const at::Tensor& mine) override;
 
   // reductions.cpp
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -99,6 +104,7 @@ class ShmBackend final : public c10d::Backend, public BlockingEngine {
   void add_all_gather(TensorRequest& request, const at::Tensor& output, const at::Tensor& input) const;
   void add_all_gather(TensorRequest& request, const Tensors& outputs, const at::Tensor& input) const;
   WorkPtr all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& options);
+  void give_back_unowned();
   at::Tensor gather_rows(const at::Tensor& row, std::chrono::milliseconds timeout);
 
   const SharedGroupPtr shared_;
@@ -108,6 +114,8 @@ class ShmBackend final : public c10d::Backend, public BlockingEngine {
 
   Mutex mutex_;
   std::optional<std::vector<WorkPtr>> coalescing_ LOCKSTEP_GUARDED_BY(mutex_);  ///< since startCoalescing
+  /// On rank 0: what allocate_together made.
+  std::vector<std::byte*> owned_together_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::shm_engine

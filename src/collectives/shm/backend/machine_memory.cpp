@@ -1,0 +1,97 @@
+#include "collectives/machine_memory.h"
+
+#include <atomic>
+#include <cstring>
+#include <new>
+#include <optional>
+
+#include <ATen/ATen.h>
+
+#include "base/error.h"
+#include "collectives/shm/backend/backend_class.h"
+
+namespace lockstep::shm_engine {
+namespace {
+
+/// In front of what all ranks own together: how many of them still do. It lies in the arena of rank 0, which alone can
+/// give it back, and does when it allocates the next and finds that nobody uses it any longer.
+struct alignas(64) Owners {
+  std::atomic<uint32_t> count;  ///< released by a rank that lets go, acquired by rank 0 before the memory is used again
+};
+constexpr size_t kInFront = 4096;  // the memory behind it stays page aligned
+
+/// A rank's part in it.
+struct Share {
+  std::shared_ptr<SharedSegment> segment;  ///< keeps the mapping
+  std::byte* block;
+  ~Share() { reinterpret_cast<Owners*>(block)->count.fetch_sub(1, std::memory_order_acq_rel); }
+};
+void delete_share(void* share) { delete static_cast<Share*>(share); }
+
+}  // namespace
+
+void ShmBackend::give_back_unowned() {
+  const MutexLock lock(mutex_);
+  std::erase_if(owned_together_, [&](std::byte* block) {
+    if (reinterpret_cast<Owners*>(block)->count.load(std::memory_order_acquire) != 0) return false;
+    shared_->group().free(block);
+    return true;
+  });
+}
+
+at::Tensor ShmBackend::allocate_together(int64_t elements, const at::TensorOptions& options) {
+  const size_t bytes = static_cast<size_t>(elements) * options.dtype().itemsize();
+  constexpr uint64_t kNone = ~uint64_t{0};
+  uint64_t place = kNone;
+  std::string failure = "rank 0 could not get " + std::to_string(bytes) + " bytes";
+  if (getRank() == 0) {
+    give_back_unowned();
+    try {
+      std::byte* block = shared_->group().allocate(kInFront + bytes);
+      std::memset(block + kInFront, 0, bytes);
+      new (block) Owners{static_cast<uint32_t>(getSize())};
+      place = shared_->group().offset_of(block);
+      const MutexLock lock(mutex_);
+      owned_together_.push_back(block);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  }
+  run({.kind = shm::OperationKind::kBroadcast,
+       .type = shm::DataType::kUInt8,
+       .count = sizeof place,
+       .input = &place,
+       .output = &place});
+  if (place == kNone) throw LimitError("memory for all ranks together: " + failure);
+  std::byte* block = shared_->group().memory_of(0, place);
+  at::DataPtr data(block + kInFront, new Share{shared_->group().segment_of(0), block}, delete_share, at::kCPU);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
+                                                       /*allocator=*/nullptr, /*resizable=*/false);
+  return at::empty({0}, options).set_(at::Storage(std::move(storage)), 0, {elements}, {1});
+}
+
+std::vector<std::byte*> ShmBackend::address_everywhere(const at::Tensor& mine) {
+  const auto* memory = static_cast<const std::byte*>(mine.const_data_ptr());
+  TORCH_INTERNAL_ASSERT(shared_->group().is_resident(memory, mine.nbytes()), "this memory is not the group's");
+  const uint64_t place = shared_->group().offset_of(memory);
+  std::vector<uint64_t> places(static_cast<size_t>(getSize()));
+  run({.kind = shm::OperationKind::kAllGather,
+       .type = shm::DataType::kUInt8,
+       .count = sizeof place,
+       .input = &place,
+       .output = places.data()});
+  std::vector<std::byte*> addresses;
+  for (int rank = 0; rank < getSize(); ++rank)
+    addresses.push_back(shared_->group().memory_of(rank, places[static_cast<size_t>(rank)]));
+  return addresses;
+}
+
+}  // namespace lockstep::shm_engine
+
+namespace lockstep {
+
+bool is_owned_together(const at::Tensor& tensor) {
+  return tensor.has_storage() && tensor.storage().data_ptr().get_deleter() == shm_engine::delete_share;
+}
+
+}  // namespace lockstep

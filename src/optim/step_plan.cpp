@@ -1,0 +1,136 @@
+#include "optim/step_plan.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "checkpoint/master_state.h"
+#include "collectives/core_types.h"
+#include "collectives/shm/stream_copy.h"
+
+namespace lockstep::optim {
+namespace {
+
+/// What a thread takes at once: 256 KiB of floats, a multiple of every vector.
+constexpr int64_t kPieceElements = 64 << 10;
+/// What is copied while it is in the first-level cache.
+constexpr int64_t kCopiedElements = 2 << 10;
+
+/// What is wrong with a parameter, as the end of a sentence; null if nothing is.
+const char* problem_with(const at::Tensor& parameter) {
+  if (!parameter.is_cpu()) return "is not on the CPU; step it with torch::optim's optimizer of the same name";
+  if (parameter.layout() != at::kStrided) return "is sparse; step it with torch::optim's optimizer of the same name";
+  const at::ScalarType dtype = parameter.scalar_type();
+  if (dtype != at::kFloat && dtype != at::kDouble && !is_16_bit(dtype))
+    return "is none of float, double, float16 and bfloat16";
+  if (!parameter.is_non_overlapping_and_dense())
+    return "has gaps between its elements or elements that overlap; clone() it";
+  const at::Tensor& gradient = parameter.grad();
+  if (!gradient.defined()) return nullptr;
+  if (gradient.layout() != at::kStrided)
+    return "has a sparse gradient; make the layer produce dense ones (for an Embedding: sparse = false)";
+  if (!gradient.is_cpu() || gradient.sizes() != parameter.sizes() || gradient.is_complex())
+    return "has a gradient of another shape, device or kind than itself; call zero_grad() after to()";
+  return nullptr;
+}
+
+void run_piece(const Plan& plan, int64_t begin, int64_t end) {
+  const auto at = static_cast<size_t>(begin) * plan.element, state_at = static_cast<size_t>(begin) * plan.state_element;
+  StepTask task{.gradient = static_cast<const std::byte*>(plan.gradient.const_data_ptr()) + at,
+                .parameter = plan.parameter + at,
+                .master = plan.master == nullptr ? nullptr : plan.master + state_at,
+                .state = {},
+                .count = static_cast<size_t>(end - begin),
+                .constants = &plan.constants};
+  for (size_t a = 0; a < plan.arrays.size() && plan.arrays[a] != nullptr; ++a)
+    task.state[a] = plan.arrays[a] + state_at;
+  plan.function(task);
+  for (std::byte* copy : plan.copies)
+    shm::stream_copy(copy + at, plan.parameter + at, static_cast<size_t>(end - begin) * plan.element);
+}
+
+struct Piece {
+  const Plan* plan;
+  int64_t begin, end;
+
+  void run() const {
+    const int64_t step = plan->copies.empty() ? kPieceElements : kCopiedElements;
+    for (int64_t at = begin; at < end; at += step) run_piece(*plan, at, std::min(end, at + step));
+  }
+};
+
+}  // namespace
+
+bool is_16_bit(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+
+std::string problem_of(const torch::optim::Optimizer& optimizer) {
+  const auto& groups = optimizer.param_groups();
+  for (size_t g = 0; g < groups.size(); ++g)
+    for (size_t i = 0; i < groups[g].params().size(); ++i) {
+      const at::Tensor& parameter = groups[g].params()[i];
+      if (const char* problem = problem_with(parameter))
+        return c10::str("ZeroRedundancyOptimizer: parameter ", i, " of group ", g, ", a ", parameter.toString(), " of ",
+                        parameter.sizes(), ", ", problem);
+    }
+  return "";
+}
+
+std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula) {
+  std::vector<Intent> intents;
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.grad().defined()) continue;
+      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      const auto* state = found == optimizer.state().end() ? nullptr : found->second.get();
+      intents.push_back({parameter, formula.algorithm(group.options()), formula.next(state, group.options())});
+    }
+  return intents;
+}
+
+torch::optim::OptimizerParamState& state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
+                                            const Formula& formula, bool master) {
+  auto& state = optimizer.state()[parameter.unsafeGetTensorImpl()];
+  if (!state)
+    state = formula.new_state(master);
+  else if (master && dynamic_cast<Master*>(state.get()) == nullptr)  // loaded from a file that has none
+    state = formula.with_master(*state);
+  return *state;
+}
+
+at::Tensor laid_out(const at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& like) {
+  if (tensor.scalar_type() == dtype && tensor.strides() == like.strides() && tensor.is_cpu() && !tensor.is_neg())
+    return tensor;
+  return at::empty_strided(like.sizes(), like.strides(), like.options().dtype(dtype).requires_grad(false))
+      .copy_(tensor);
+}
+
+Plan plan_of(const Intent& intent, bool master) {
+  const at::ScalarType dtype = intent.parameter.scalar_type();
+  return {.function = find_step(*to_core(dtype), intent.algorithm, master),
+          .constants = intent.constants,
+          .gradient = laid_out(intent.parameter.grad(), dtype, intent.parameter),
+          .parameter = static_cast<std::byte*>(intent.parameter.mutable_data_ptr()),
+          .element = c10::elementSize(dtype),
+          .state_element = c10::elementSize(master ? at::kFloat : dtype),
+          .end = intent.parameter.numel()};
+}
+
+void run(const std::vector<Plan>& plans) {
+  std::vector<Piece> pieces;
+  int64_t elements = 0;
+  for (const Plan& plan : plans) {
+    elements += std::max<int64_t>(plan.end - plan.begin, 0);
+    for (int64_t begin = plan.begin; begin < plan.end; begin += kPieceElements)
+      pieces.push_back({&plan, begin, std::min(plan.end, begin + kPieceElements)});
+  }
+  if (pieces.empty()) return;
+  const auto count = static_cast<int64_t>(pieces.size());
+  // As many small ones to a thread as make one large one.
+  const int64_t grain = std::max<int64_t>(1, count * kPieceElements / elements);
+  at::parallel_for(0, count, grain, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) pieces[static_cast<size_t>(i)].run();
+  });
+}
+
+}  // namespace lockstep::optim
