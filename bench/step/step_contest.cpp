@@ -79,14 +79,14 @@ void StepContest::start(Entry& entry, const std::string& folder) {
 
 const StepContest::Entry* StepContest::reference_for_losses(const Entry& entry) const {
   for (const Entry& other : entries_)
-    if (&other != &entry && other.job && !other.check.losses.empty() && &other != &entries_.front()) return &other;
+    if (&other != &entry && other.job && !other.check.losses.empty() &&
+        is_side_by_side(other.system.name) == is_side_by_side(entry.system.name))
+      return &other;
   return nullptr;
 }
 
 void StepContest::compare_losses(const Entry& entry) const {
-  // Ranks without communication drift apart from the first step on.
-  const bool alone = &entry == &entries_.front();
-  const Entry* reference = alone ? nullptr : reference_for_losses(entry);
+  const Entry* reference = reference_for_losses(entry);
   const auto compare = [&](const Entry& other, size_t steps) {
     for (size_t rank = 0; rank < entry.check.losses.size(); ++rank)
       for (size_t step = 0; step < steps; ++step) {
@@ -97,7 +97,7 @@ void StepContest::compare_losses(const Entry& entry) const {
                           std::to_string(theirs));
       }
   };
-  if (!alone && entries_.front().job) compare(entries_.front(), 1);
+  if (&entry != &entries_.front() && entries_.front().job) compare(entries_.front(), 1);
   if (reference != nullptr) compare(*reference, options_.check_steps);
 }
 
@@ -107,7 +107,7 @@ void StepContest::check(Entry& entry) {
   const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - start;
   entry.estimate_ms = taken.count() / static_cast<double>(options_.check_steps);
   const auto& weights = entry.check.weights;
-  if (&entry != &entries_.front())
+  if (!is_side_by_side(entry.system.name))
     for (const std::string& hash : weights)
       if (hash != weights.front())
         entry.job->fail("wrong: replicas differ after " + std::to_string(options_.check_steps) + " steps");

@@ -9,18 +9,59 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <lockstep/distributed_data_parallel.h>
+#include <lockstep/zero_redundancy_optimizer.h>
 
 #include "collectives/gloo/gloo_backend.h"
 
 namespace lockstep::bench {
 namespace {
 
+/// `make` makes an optimizer from its options.
+template <typename Make>
+std::unique_ptr<torch::optim::Optimizer> optimizer_named(const std::string& name, const Make& make) {
+  if (name == "sgd") return make(torch::optim::SGDOptions(1e-3).momentum(0.9));
+  if (name == "adamw") return make(torch::optim::AdamWOptions(1e-3));
+  throw std::invalid_argument("no optimizer is named " + name);
+}
+
+/// `parameters`: tensors, or the model that trains them.
+template <typename Parameters>
+std::unique_ptr<torch::optim::Optimizer> fused_optimizer(const std::string& name, Parameters& parameters,
+                                                         ZeroRedundancyOptions options = {}) {
+  return optimizer_named(name, [&]<typename Options>(Options defaults) -> std::unique_ptr<torch::optim::Optimizer> {
+    using Optimizer = decltype(ZeroRedundancyOptimizer(parameters, std::move(defaults), options));
+    return std::make_unique<Optimizer>(parameters, std::move(defaults), options);
+  });
+}
+
+class Fused : public Synchronizer {
+ public:
+  std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
+                                                          const std::vector<at::Tensor>& parameters) override {
+    return fused_optimizer(name, parameters);
+  }
+};
+
 class Lockstep : public Synchronizer {
  public:
   Lockstep(const std::shared_ptr<torch::nn::Module>& model, const Group& group) : replica_(model, group) {}
 
- private:
+ protected:
   DistributedDataParallel<std::shared_ptr<torch::nn::Module>> replica_;
+};
+
+class LockstepSharded : public Lockstep {
+ public:
+  LockstepSharded(const std::shared_ptr<torch::nn::Module>& model, const Group& group, bool shared_parameters)
+      : Lockstep(model, group), shared_parameters_(shared_parameters) {}
+  std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
+                                                          const std::vector<at::Tensor>& /*parameters*/) override {
+    const Replica& model = replica_;
+    return fused_optimizer(name, model, {.shared_parameters = shared_parameters_});
+  }
+
+ private:
+  const bool shared_parameters_;
 };
 
 /// What PyTorch's Python class does around its reducer, in C++: the fairest peer.
@@ -74,15 +115,18 @@ class C10dReducer : public Synchronizer {
 
 std::unique_ptr<torch::optim::Optimizer> Synchronizer::make_optimizer(const std::string& name,
                                                                       const std::vector<at::Tensor>& parameters) {
-  if (name == "sgd")
-    return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(1e-3).momentum(0.9));
-  if (name == "adamw") return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(1e-3));
-  throw std::invalid_argument("no optimizer is named " + name);
+  return optimizer_named(name, [&]<typename Options>(Options defaults) -> std::unique_ptr<torch::optim::Optimizer> {
+    using Optimizer = typename detail::OptimizerOf<Options>::type;
+    return std::make_unique<Optimizer>(parameters, std::move(defaults));
+  });
 }
 
 std::unique_ptr<Synchronizer> attach(const std::string& system, const std::shared_ptr<torch::nn::Module>& model,
                                      const Group& group, const std::string& folder) {
   if (system == "side_by_side") return std::make_unique<Synchronizer>();
+  if (system == "side_by_side_fused") return std::make_unique<Fused>();
+  if (system == "lockstep_sharded") return std::make_unique<LockstepSharded>(model, group, /*shared_parameters=*/false);
+  if (system == "lockstep_shared") return std::make_unique<LockstepSharded>(model, group, /*shared_parameters=*/true);
   if (system == "lockstep") return std::make_unique<Lockstep>(model, group);
   if (system == "c10d_reducer_gloo") return std::make_unique<C10dReducer>(model, group, folder);
   throw std::invalid_argument("no system is named " + system);

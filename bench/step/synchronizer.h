@@ -22,7 +22,7 @@ class Synchronizer {
                                                                   const std::vector<at::Tensor>& parameters);
 };
 
-/// `system` is side_by_side, lockstep or c10d_reducer_gloo; `folder` is seen by all ranks and empty. Throws
+/// `system` is one of step_systems.h that is not PyTorch's; `folder` is seen by all ranks and empty. Throws
 /// std::invalid_argument on another name.
 std::unique_ptr<Synchronizer> attach(const std::string& system, const std::shared_ptr<torch::nn::Module>& model,
                                      const Group& group, const std::string& folder);

@@ -195,7 +195,7 @@ class Bench(unittest.TestCase):
         figures = self.read(path)
         for work in (f"{model}, {optimizer}" for model in ("mlp", "small_1000") for optimizer in ("sgd", "adamw")):
             rows = {row["system"]: row for row in figures["rows"] if f"{row['model']}, {row['optimizer']}" == work}
-            for system in ("side_by_side", "lockstep", "c10d_reducer_gloo"):
+            for system in ("side_by_side", "side_by_side_fused", "lockstep", "lockstep_sharded", "lockstep_shared", "c10d_reducer_gloo"):
                 self.assertIn(system, rows, figures["failed"])
             for system in ("pytorch_ddp_gloo", "pytorch_zero_gloo", "pytorch_ddp_lockstep"):
                 reason = (figures["failed"] or {}).get(f"{work}, {system}")
