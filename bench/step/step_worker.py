@@ -130,7 +130,7 @@ MODELS = {"mlp": Mlp, "resnet": ResNet, "transformer": Transformer, "small_1000"
 
 
 OPTIMIZERS = {"sgd": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9, "fused": True}),
-              "adamw": (torch.optim.AdamW, {"lr": 1e-3, "fused": True})}
+              "adamw": (torch.optim.AdamW, {"lr": 1e-4, "fused": True})}
 
 
 def make_batch(model, rank):

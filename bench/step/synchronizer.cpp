@@ -20,7 +20,7 @@ namespace {
 template <typename Make>
 std::unique_ptr<torch::optim::Optimizer> optimizer_named(const std::string& name, const Make& make) {
   if (name == "sgd") return make(torch::optim::SGDOptions(1e-3).momentum(0.9));
-  if (name == "adamw") return make(torch::optim::AdamWOptions(1e-3));
+  if (name == "adamw") return make(torch::optim::AdamWOptions(1e-4));
   throw std::invalid_argument("no optimizer is named " + name);
 }
 
