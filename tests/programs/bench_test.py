@@ -170,7 +170,7 @@ class Bench(unittest.TestCase):
 
     def test_optim(self):
         path = os.path.join(self.folder, "optim.json")
-        run(sys.executable, os.path.join(BENCH, "optim/bench_optim.py"), "--tiny", "--json", path, timeout=120)
+        run(sys.executable, os.path.join(BENCH, "optim/bench_optim.py"), "--tiny", "--json", path, timeout=300)
         rows = {row["system"]: row for row in self.read(path)["rows"]}
         self.assertLessEqual({"libtorch", "lockstep"}, set(rows))
         for row in rows.values():
