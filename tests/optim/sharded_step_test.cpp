@@ -8,8 +8,10 @@
 
 #include <lockstep/assert_equal.h>
 #include <lockstep/checkpoint.h>
+#include <lockstep/comm_hook.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/ema.h>
+#include <lockstep/grad_scaler.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "support/ranks.h"
@@ -120,6 +122,100 @@ TEST(ShardedStep, HasTheBitsOfEachRankAlone) {
     compare_sharded<torch::optim::AdamW>(AdamWOptions(1e-2), at::kBFloat16,
                                          {.shared_parameters = shared, .master_weights = true});
   }
+}
+
+/// `body` trains the model by the optimizer; whatever it does, the bits are those of each rank stepping alone.
+template <typename Body>
+void expect_same_training(int ranks, const DistributedDataParallelOptions& options, const Body& body) {
+  for (const bool shared : {false, true})
+    run_ranks(ranks, [&](Context& context) {
+      const Net mine = make_net(at::kFloat), theirs = make_net(at::kFloat);
+      DistributedDataParallel model(mine, context, options), reference_model(theirs, context, options);
+      ZeroRedundancyOptimizer sharded(model, sharded_groups(*mine, AdamWOptions(1e-2)), AdamWOptions(1e-2),
+                                      {.shared_parameters = shared});
+      ZeroRedundancyOptimizer<torch::optim::AdamW> reference(sharded_groups(*theirs, AdamWOptions(1e-2)),
+                                                             AdamWOptions(1e-2));
+      body(model, sharded, context);
+      body(reference_model, reference, context);
+      expect_same(*mine, *theirs);
+      EXPECT_FALSE(mine->first->weight.equal(make_net(at::kFloat)->first->weight)) << "nothing was trained";
+      context.group().barrier();
+    });
+}
+
+void backward_of(DistributedDataParallel<Net>& model, int rank, int step) {
+  model(input_of(rank, step, at::kFloat), step).square().mean().backward();
+}
+
+using ShardedModel = DistributedDataParallel<Net>;
+using AnyOptimizer = torch::optim::Optimizer;
+
+TEST(ShardedStep, FollowsAccumulation) {
+  for (const int ranks : {2, 3})
+    expect_same_training(ranks, {}, [](ShardedModel& model, AnyOptimizer& optimizer, Context& context) {
+      const auto accumulation = model.accumulate(3);
+      for (int step = 0; step < 12; ++step) {
+        backward_of(model, context.rank(), step);
+        if (!accumulation.complete()) continue;
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    });
+}
+
+TEST(ShardedStep, FollowsWeightedMeans) {
+  for (const int ranks : {2, 4})
+    expect_same_training(ranks, {.reduction = GradientReduction::kWeightedMean},
+                         [](ShardedModel& model, AnyOptimizer& optimizer, Context& context) {
+                           for (int step = 0; step < 6; ++step) {
+                             optimizer.zero_grad();
+                             model.set_weight((context.rank() + step) % 3);
+                             backward_of(model, context.rank(), step);
+                             optimizer.step();
+                           }
+                         });
+}
+
+TEST(ShardedStep, FollowsHooksAndChecksOfReplicas) {
+  for (const int ranks : {2, 3})
+    expect_same_training(ranks, {}, [](ShardedModel& model, AnyOptimizer& optimizer, Context& context) {
+      model.register_comm_hook(bf16_compress_hook());
+      model.check_divergence_every(2);
+      for (int step = 0; step < 6; ++step) {
+        optimizer.zero_grad();
+        backward_of(model, context.rank(), step);
+        optimizer.step();
+      }
+      model.check_divergence();
+    });
+}
+
+TEST(ShardedStep, FollowsAGradScaler) {
+  for (const int ranks : {2, 3})
+    expect_same_training(ranks, {}, [](ShardedModel& model, AnyOptimizer& optimizer, Context& context) {
+      GradScaler scaler(context.group(), {.init_scale = 1024});
+      for (int step = 0; step < 6; ++step) {
+        optimizer.zero_grad();
+        at::Tensor loss = model(input_of(context.rank(), step, at::kFloat), step).square().mean();
+        if (step == 2 && context.rank() == 1) loss = loss * INFINITY;  // a step that no rank takes
+        scaler.scale(loss).backward();
+        scaler.step(optimizer);
+        scaler.update();
+      }
+      EXPECT_EQ(scaler.get_scale(), 512);
+    });
+}
+
+TEST(ShardedStep, FollowsARefreshThatFindsNothingNew) {
+  for (const int ranks : {2, 3})
+    expect_same_training(ranks, {}, [](ShardedModel& model, AnyOptimizer& optimizer, Context& context) {
+      for (int step = 0; step < 6; ++step) {
+        if (step == 3) model.refresh();
+        optimizer.zero_grad();
+        backward_of(model, context.rank(), step);
+        optimizer.step();
+      }
+    });
 }
 
 TEST(ShardedStep, ResumesOnAnotherNumberOfRanks) {
