@@ -12,6 +12,7 @@
 #include "collectives/shm/bootstrap.h"
 #include "collectives/shm/group.h"
 #include "support/ranks.h"
+#include "support/tree_sum.h"
 
 // What every engine must do: every operation, dtype, reduce op and size on 1, 2, 3, 4 and 8 ranks, alone, in flight and
 // in several groups at once, compared with its definition computed by one process. A new engine takes one line in
@@ -241,13 +242,8 @@ TEST_P(Conformance, RanksHoldTheSameBits) {
           testing::expect_same(all[rank], tensor, "the bits of rank " + std::to_string(rank));
         if (group.backend() == "gloo") continue;  // whose order depends on an element's place
         for (at::Tensor& input : inputs) input = input.to(dtype == at::kDouble ? at::kDouble : at::kFloat);
-        while (inputs.size() > 1) {  // a level of the tree
-          std::vector<at::Tensor> sums;
-          for (size_t i = 0; i < inputs.size(); i += 2)
-            sums.push_back(i + 1 < inputs.size() ? inputs[i] + inputs[i + 1] : inputs[i]);
-          inputs = sums;
-        }
-        testing::expect_same(tensor, inputs[0].to(dtype), "the sum in the order of the tree over the ranks");
+        testing::expect_same(tensor, testing::tree_sum(inputs).to(dtype),
+                             "the sum in the order of the tree over the ranks");
       }
   });
 }

@@ -12,6 +12,7 @@
 #include "data_parallel/models.h"
 #include "data_parallel/recompute.h"
 #include "support/ranks.h"
+#include "support/tree_sum.h"
 
 // Random programs that use DistributedDataParallel correctly: none may throw, and each must leave the gradients,
 // buffers and weights that one process computes by running every rank's share itself. A failure names the seed.
@@ -498,14 +499,8 @@ TEST_P(Bits, OfSharedMemoryAreThoseOfTheTreeAndOfEveryRun) {
         loss_of(*model, batch(step, context.rank()), step, 0).backward();
         loss_of(*other, batch(step, context.rank()), step, 0).backward();
         for (size_t i = 0; i < model->parameters().size(); ++i) {
-          auto sums = context.group().all_gather(other->parameters()[i].grad()).unbind();
-          while (sums.size() > 1) {  // a level of the tree
-            std::vector<at::Tensor> next;
-            for (size_t j = 0; j < sums.size(); j += 2)
-              next.push_back(j + 1 < sums.size() ? sums[j] + sums[j + 1] : sums[j]);
-            sums = next;
-          }
-          EXPECT_TRUE(at::equal(model->parameters()[i].grad(), sums[0])) << i;
+          const at::Tensor all = context.group().all_gather(other->parameters()[i].grad());
+          EXPECT_TRUE(at::equal(model->parameters()[i].grad(), testing::tree_sum(all.unbind()))) << i;
         }
       }
     }
