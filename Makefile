@@ -5,7 +5,7 @@ EPOCHS ?= 4
 JOBS ?= $(shell nproc)
 BUILD := build
 
-.PHONY: all help setup build train test test-thorough test-nightly bench format lint clean
+.PHONY: all help setup build train test test-thorough test-nightly bench docs format lint clean
 
 all: build
 
@@ -16,6 +16,7 @@ help:
 	@echo "make test-thorough               the long counts after it: kills, fuzzers, PyTorch's own suite, the benches"
 	@echo "make test-nightly                all with the longest counts, and under sanitizers"
 	@echo "make bench                       what is measured, as in the README"
+	@echo "make docs                        the documents as a site, in build/docs/html; it needs no network"
 	@echo "make format, make lint           clang-format; clang-tidy, thread safety and the structure checks"
 	@echo "make clean                       remove the build folder"
 	@echo "Each installs what is missing first (scripts/setup says what that is)."
@@ -28,7 +29,7 @@ $(BUILD)/build.ninja: | setup
 	@mkdir -p $(BUILD) && cmake --preset release > $(BUILD)/configure.log 2>&1 || { cat $(BUILD)/configure.log; exit 1; }
 
 build: setup $(BUILD)/build.ninja
-	@cmake --build $(BUILD) --target lockstep lockstep_cli lockstep_doctor_probe examples -j $(JOBS)
+	@cmake --build $(BUILD) --target lockstep lockstep_c lockstep_cli lockstep_tour lockstep_doctor_probe examples -j $(JOBS)
 
 train: setup $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target lockstep_cli train_fashion_mnist -j $(JOBS)
@@ -36,10 +37,12 @@ train: setup $(BUILD)/build.ninja
 	  $(BUILD)/bin/train_fashion_mnist --epochs $(EPOCHS) --json runs/fashion_mnist/figures.json
 	@echo "what happened, as a page: $$($(BUILD)/bin/lockstep report runs/fashion_mnist)"
 
-# What only tests use is installed while they compile.
+# What only tests use is installed while they compile. An MPI that came with it is compiled against afterwards.
 test: setup $(BUILD)/build.ninja
 	@scripts/setup --tests & installing=$$!; cmake --build $(BUILD) --target all -j $(JOBS); built=$$?; \
 	  wait $$installing && exit $$built
+	@! grep -qs '^LOCKSTEP_MPICXX_.*-NOTFOUND' $(BUILD)/CMakeCache.txt || \
+	  { cmake --preset release > $(BUILD)/configure.log && cmake --build $(BUILD) --target all -j $(JOBS); }
 	@scripts/test
 
 # Configured once more, for clang may just have come.
@@ -57,6 +60,11 @@ test-nightly: setup $(BUILD)/build.ninja
 
 bench: build
 	@scripts/bench
+
+docs: setup $(BUILD)/build.ninja
+	@scripts/setup --docs
+	@cmake --build $(BUILD) --target lockstep_cli -j $(JOBS) > $(BUILD)/docs.log || { cat $(BUILD)/docs.log; exit 1; }
+	@scripts/docs
 
 format: setup
 	@scripts/format

@@ -7,7 +7,7 @@ endif()
 set(CMAKE_MESSAGE_LOG_LEVEL ERROR)  # its warnings about parts it was built without concern nobody here
 find_package(Torch QUIET)
 unset(CMAKE_MESSAGE_LOG_LEVEL)
-option(LOCKSTEP_WITHOUT_TORCH "Configure where LibTorch is not there yet: the target lockstep_cli alone compiles" OFF)
+option(LOCKSTEP_WITHOUT_TORCH "Configure where LibTorch is not there yet: the targets lockstep_cli and lockstep_c alone compile" OFF)
 if(NOT Torch_FOUND AND LOCKSTEP_WITHOUT_TORCH)
   return()
 endif()

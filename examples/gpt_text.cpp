@@ -8,11 +8,16 @@
 //     epoch 8/8  loss 2.0681  perplexity of unseen text 11.9
 //
 // where 256 bytes could come next. The training ends with a text of its own that begins with --prompt. --text FILE
-// trains on another file.
+// trains on another file. --folder FOLDER leaves checkpoints there, and goes on from the newest, on any number of
+// ranks.
+//
+// The ranks of a machine share one copy of the parameters and of what AdamW remembers, and each steps its part of them
+// (docs/optimizers.md).
 
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <optional>
 
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -29,6 +34,8 @@ struct Options {
   int heads = 4;
   int width = 64;
   double lr = 3e-3;
+  std::string folder;
+  int stop_after = 0;
   std::string prompt = "The ";
   int generate = 200;
   uint64_t seed = 1;
@@ -125,10 +132,18 @@ void run(const Options& options, const lockstep::Context& context) {
   Gpt net(options);
   lockstep::DistributedDataParallel model(net, context);
   const auto adamw = torch::optim::AdamWOptions(options.lr).betas({0.9, 0.95}).weight_decay(0.1);
-  auto optimizer = lockstep::make_optimizer<torch::optim::AdamW>(lockstep::decay_groups(*net, adamw), adamw);
+  lockstep::ZeroRedundancyOptimizer optimizer(model, lockstep::decay_groups(*net, adamw), adamw,
+                                              {.shared_parameters = context.group().backend() == "shm"});
   const int64_t steps = options.epochs * train.size(), rising = std::max<int64_t>(1, steps / 20);
   lockstep::LRScheduler scheduler(
       optimizer, lockstep::warm_up(rising, lockstep::cosine_annealing_lr(std::max<int64_t>(1, steps - rising))));
+  std::optional<lockstep::Checkpointer> checkpointer;
+  if (!options.folder.empty()) {
+    checkpointer.emplace(options.folder, context.group(),
+                         lockstep::CheckpointerOptions{.every_minutes = 10, .higher_is_better = false});
+    checkpointer->add("model", model).add("optimizer", optimizer).add("schedule", scheduler).add("loader", train);
+    checkpointer->resume();
+  }
   lockstep::Metrics metrics;
   auto& perplexity = metrics.add("perplexity", lockstep::Perplexity());
   lockstep::Metrics training;
@@ -143,6 +158,7 @@ void run(const Options& options, const lockstep::Context& context) {
       model.clip_grad_norm(1);
       optimizer.step();
       scheduler.step();
+      if (checkpointer) checkpointer->step(scheduler.steps());
       mean.update(loss, target.numel());
       bar.loss(loss.item<double>());
     }
@@ -150,11 +166,14 @@ void run(const Options& options, const lockstep::Context& context) {
     lockstep::evaluate(*net, valid, context.group(), metrics, [&](auto& batch) {
       perplexity.update(loss_of(net(batch.data), batch.target), batch.target.numel());
     });
-    if (!context.is_main()) continue;
-    std::printf("epoch %d/%d  loss %.4f  perplexity of unseen text %.1f\n", epoch + 1, options.epochs, mean.value(),
-                perplexity.value());
+    if (checkpointer) checkpointer->save(scheduler.steps(), perplexity.value());
+    if (context.is_main())
+      std::printf("epoch %d/%d  loss %.4f  perplexity of unseen text %.1f\n", epoch + 1, options.epochs, mean.value(),
+                  perplexity.value());
     std::fflush(stdout);
+    if (epoch + 1 == options.stop_after) break;
   }
+  if (checkpointer) checkpointer->finish();
   lockstep::rank_zero_only(context.group(), [&] { std::printf("%s\n", written_by(net, options).c_str()); });
 }
 
@@ -175,6 +194,9 @@ int main(int argc, char** argv) {
   number("--heads", options.heads, "Heads of the attention; must divide the width");
   number("--width", options.width, "Width of the transformer");
   app.add_option("--lr", options.lr, "Peak learning rate")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--folder", options.folder, "Folder of checkpoints, from which it resumes (else there are none)");
+  app.add_option("--stop-after", options.stop_after, "Epoch after which to stop (else when all are done)")
+      ->check(at_least_one);
   app.add_option("--prompt", options.prompt, "How the text to write begins")->capture_default_str();
   number("--generate", options.generate, "Bytes to write");
   app.add_option("--seed", options.seed, "Seed of weights, order and the text to write")->capture_default_str();

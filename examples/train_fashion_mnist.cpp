@@ -8,26 +8,27 @@
 //
 // and leaves RUN_DIR/checkpoint.safetensors. --resume RUN_DIR goes on from there and ends with the same bits as a run
 // that was never stopped. `lockstep report RUN_DIR` draws what happened; --json FILE writes the figures of the run.
+//
+// --memory-every 1 saves to the launcher's memory after every step: `lockstep run --max-restarts 3` then goes on after
+// a rank has died, and ends with the same bits. --die-at 100 --die-rank 1 shows it. With --virtual-ranks 4 the bits are
+// the same on 1, 2, 3 or 4 ranks, and `lockstep run --elastic 1:4` may change their number (`lockstep resize`).
+//
+// --sharded replicated or shared lets the ranks share out the optimizer's steps; shared keeps the weights once a
+// machine, and gives the same bits.
 
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <limits>
+#include <utility>
 
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
-#include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
+
+#include "support/epoch_losses.h"
+#include "support/training_files.h"
+#include "support/training_optimizer.h"
+#include "support/training_options.h"
 
 namespace {
-
-struct Options {
-  int epochs = 4, batch_size = 64;
-  double lr = 0.1;
-  uint64_t seed = 42;
-  std::string data = "/usr/share/datasets/fashion-mnist", run_dir, resume, json, backend;
-};
 
 struct NetImpl : torch::nn::Module {
   /// images [n, 1, 28, 28]; returns scores [n, 10].
@@ -48,159 +49,151 @@ TORCH_MODULE(Net);
 
 class Training {
  public:
-  Training(const Options& options, const lockstep::Context& context)
+  Training(const TrainingOptions& options, lockstep::Context& context)
       : options_(options),
         context_(context),
         train_(lockstep::datasets::FashionMNIST(options.data, lockstep::kTrain), context,
                {.batch_size = options.batch_size, .shuffle = true, .drop_last = true}),
         test_(lockstep::datasets::FashionMNIST(options.data, lockstep::kTest), context,
-              {.batch_size = 500, .exactly_once = true}),
-        optimizer_(net_->parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9).weight_decay(5e-4)) {
-    // Checked now, so that a mistyped name does not cost a training. An old file stays until there are new figures.
-    if (context.is_main() && !options.json.empty() && !std::ofstream(options.json, std::ios::app))
-      throw lockstep::Error("the figures cannot be written to " + options.json + "; choose another --json");
+              {.batch_size = 500, .exactly_once = true}) {
+    if (context.is_main()) training_files::check_figures(options);  // now, not after hours
     if (test_.dataset_size() == 0) throw lockstep::Error("there are no test images in " + options.data);
-    if (!options.resume.empty()) resume();
-    if (losses_.size() >= static_cast<size_t>(options.epochs))
-      throw lockstep::Error(c10::str("nothing is left to train: ", options.resume, " has done ", losses_.size(),
+    if (!options.resume.empty()) losses_ = EpochLosses(training_files::load_epoch(*net_, *optimizer_, options.resume));
+    if (losses_.count() >= options.epochs)
+      throw lockstep::Error(c10::str("nothing is left to train: ", options.resume, " has done ", losses_.count(),
                                      " epochs of --epochs ", options.epochs, "; raise --epochs"));
   }
 
-  void run() {
-    const int first_epoch = static_cast<int>(losses_.size());
-    lockstep::DistributedDataParallel model(net_, context_);
-    lockstep::RunLog log(context_, {.folder = options_.run_dir, .first_step = first_epoch * train_.size()});
-    log.watch(model);
-    train_.set_epoch(first_epoch);
+  /// Returns the exit code.
+  int run() {
+    train_.set_epoch(losses_.count());
+    int64_t first_step = losses_.count() * steps_;
+    if (const int64_t kept = resume_from_memory()) first_step = kept;
+    const int first_epoch = losses_.count();
+    lockstep::RunLog log(context_, {.folder = options_.run_dir, .first_step = first_step});
+    log.watch(model_);
     for (const int epoch : train_.epochs(options_.epochs)) {
-      train_epoch(model, log, epoch);
+      if (!train_epoch(log, epoch)) return lockstep::kPreempted;
       lockstep::evaluate(*net_, test_, context_.group(), metrics_, [&](auto& batch) {
         const torch::Tensor scores = net_(batch.data);
         accuracy_.update(scores, batch.target);
         loss_.update(torch::nn::functional::cross_entropy(scores, batch.target), batch.target.size(0));
       });
       for (const auto& [name, value] : metrics_.values()) log.scalar("test/" + name, value);
+      if (memory_) memory_->step(log.steps());
+      training_files::save_epoch(*net_, *optimizer_, losses_.done(), context_,
+                                 log.folder() + "/checkpoint.safetensors");
       if (!context_.is_main()) continue;
-      save(log.folder() + "/checkpoint.safetensors");
       std::printf("epoch %d/%d  train loss %.4f  test accuracy %.4f (%ld of %ld)\n", epoch + 1, options_.epochs,
-                  losses_.back(), accuracy_.value(), accuracy_.correct(), accuracy_.count());
+                  losses_.done().back(), accuracy_.value(), accuracy_.correct(), accuracy_.count());
       std::fflush(stdout);
     }
-    if (context_.is_main()) report(model, options_.epochs - first_epoch, log.folder());
+    if (memory_) memory_->finish();
+    if (context_.is_main()) report(options_.epochs - first_epoch, log.folder());
+    return 0;
   }
 
  private:
-  using Model = lockstep::DistributedDataParallel<Net>;
+  /// Ranks that are started again go on from the launcher's memory. Returns the steps that are done, or 0.
+  int64_t resume_from_memory() {
+    if (options_.memory_every == 0) return 0;
+    const std::string folder = training_files::run_folder(options_) + "/memory";
+    memory_.emplace(folder, context_.group(),
+                    lockstep::CheckpointerOptions{.memory_every_n_steps = options_.memory_every});
+    memory_->add("model", model_).add("optimizer", *optimizer_).add("loader", train_);
+    losses_.add_to(*memory_, context_.is_main());
+    return memory_->resume() ? memory_->resumed_step() : 0;
+  }
 
-  void train_epoch(Model& model, lockstep::RunLog& log, int epoch) {
-    const int64_t steps = options_.epochs * train_.size(), rising = (steps + 9) / 10;
+  /// Returns false if the ranks are to leave, all after the same step: their state is saved.
+  bool train_epoch(lockstep::RunLog& log, int epoch) {
+    const int64_t steps = options_.epochs * steps_, rising = (steps + 9) / 10;
     const auto schedule =
         lockstep::warm_up(rising, lockstep::cosine_annealing_lr(std::max<int64_t>(1, steps - rising)));
     const auto start = std::chrono::steady_clock::now();
     lockstep::Metrics metrics;
     auto& mean = metrics.add("loss", lockstep::Mean());
+    losses_.begin(mean);
     log.epoch(epoch);
     auto bar = lockstep::progress(train_);
+    int64_t samples = 0;
     for (auto& [data, target] : bar) {
-      const double lr = schedule.rate(options_.lr, log.steps());
-      for (auto& group : optimizer_.param_groups()) group.options().set_lr(lr);
-      optimizer_.zero_grad();
-      const torch::Tensor scores = model(data);
+      const torch::Tensor scores = model_(data);
       const torch::Tensor loss = torch::nn::functional::cross_entropy(scores, target);
       loss.backward();  // gradients are averaged over the ranks while this runs
-      optimizer_.step();
-
       mean.update(loss, data.size(0));
+      samples += data.size(0);
+      if (!model_.step_complete()) continue;  // other virtual ranks of this rank come first
+      const double lr = schedule.rate(options_.peak_lr(), log.steps());
+      for (auto& group : optimizer_->param_groups()) group.options().set_lr(lr);
+      optimizer_->step();
+      optimizer_->zero_grad();
+
       bar.loss(loss.item<double>());
-      bar.communication(model.communication_seconds());
+      bar.communication(model_.communication_seconds());
       const double right = scores.argmax(1).eq(target).to(torch::kDouble).mean().item<double>();
-      log.step(data.size(0), {{"train/loss", loss.item<double>()}, {"train/accuracy", right}, {"learning_rate", lr}});
+      log.step(std::exchange(samples, 0),
+               {{"train/loss", loss.item<double>()}, {"train/accuracy", right}, {"learning_rate", lr}});
+      if (log.steps() == options_.die_at) training_files::die_once(options_, context_);
+      losses_.note(mean);
+      // The last step of an epoch is saved when the epoch has been evaluated.
+      if (!memory_ || log.steps() % steps_ == 0) continue;
+      memory_->step(log.steps());
+      if (!context_.stop_requested()) continue;
+      memory_->save(log.steps());
+      memory_->finish();
+      return false;
     }
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     metrics.reduce(context_.group());
-    losses_.push_back(mean.value());
+    losses_.end(mean);
+    return true;
   }
 
-  void save(const std::string& path) const {
-    lockstep::Checkpoint checkpoint;
-    checkpoint.tensors.update(lockstep::with_prefix("model.", lockstep::state_dict(*net_)));
-    checkpoint.tensors.update(lockstep::with_prefix("optimizer.", lockstep::state_dict(optimizer_)));
-    checkpoint.metadata["epochs_done"] = std::to_string(losses_.size());
-    checkpoint.metadata["train_loss"] = nlohmann::json(losses_).dump();
-    lockstep::save(checkpoint, path);
+  int virtual_ranks_here() const {
+    return context_.virtual_ranks() == 0 ? 1 : context_.virtual_block().last - context_.virtual_block().first;
   }
 
-  void resume() {
-    const bool is_folder = std::filesystem::is_directory(options_.resume);
-    const std::string path = options_.resume + (is_folder ? "/checkpoint.safetensors" : "");
-    lockstep::Checkpoint checkpoint = lockstep::load(path);
-    try {
-      lockstep::load_state_dict(*net_, lockstep::without_prefix("model.", checkpoint.tensors));
-      lockstep::load_state_dict(optimizer_, lockstep::without_prefix("optimizer.", checkpoint.tensors));
-      const auto losses = nlohmann::json::parse(checkpoint.metadata["train_loss"], nullptr, /*allow_exceptions=*/false);
-      if (!losses.is_array() || checkpoint.metadata["epochs_done"] != std::to_string(losses.size()))
-        throw lockstep::Error("it is no checkpoint of this program: its metadata lacks epochs_done or train_loss");
-      losses_ = losses.get<std::vector<double>>();
-    } catch (const std::exception& error) {
-      throw lockstep::Error("cannot resume from " + path + ": " + error.what());
-    }
-  }
-
-  void report(const Model& model, int epochs, const std::string& folder) {
+  void report(int epochs, const std::string& folder) {
     const double rate = static_cast<double>(epochs * train_.samples() * context_.world_size()) / seconds_;
-    const double share = model.communication_seconds() / seconds_;
-    const std::string hash = lockstep::hash(lockstep::state_dict(*net_));
-    std::printf(
-        "%d %s, %d epochs in %.1f s: %.0f samples/s, %.0f %% of the time in communication\n"
-        "test accuracy %.4f, parameters %s, checkpoint in %s/checkpoint.safetensors\n",
-        context_.world_size(), context_.world_size() == 1 ? "rank" : "ranks", epochs, seconds_, rate, 100 * share,
-        accuracy_.value(), hash.c_str(), folder.c_str());
-    if (options_.json.empty()) return;
-    const nlohmann::ordered_json figures = {{"world_size", context_.world_size()},
-                                            {"test_accuracy", accuracy_.value()},
-                                            {"test_samples", accuracy_.count()},
-                                            {"train_loss", losses_},
-                                            {"samples_per_second", rate},
-                                            {"communication_share", share},
-                                            {"parameters_hash", hash}};
-    if (!(std::ofstream(options_.json) << figures.dump(2) << '\n'))
-      throw lockstep::Error("the figures cannot be written to " + options_.json + "; choose another --json");
+    training_files::report(options_, {.world_size = context_.world_size(),
+                                      .epochs = epochs,
+                                      .seconds = seconds_,
+                                      .samples_per_second = rate,
+                                      .communication_share = model_.communication_seconds() / seconds_,
+                                      .test_accuracy = accuracy_.value(),
+                                      .test_samples = accuracy_.count(),
+                                      .train_loss = losses_.done(),
+                                      .parameters_hash = lockstep::hash(lockstep::state_dict(*net_)),
+                                      .folder = folder});
   }
 
-  const Options options_;
-  const lockstep::Context& context_;
+  const TrainingOptions options_;
+  lockstep::Context& context_;
   lockstep::DataLoader train_, test_;
   Net net_;
-  torch::optim::SGD optimizer_;
+  lockstep::DistributedDataParallel<Net> model_{net_, context_};
+  std::unique_ptr<torch::optim::Optimizer> optimizer_ = training_optimizer::make(model_, options_);
   lockstep::Metrics metrics_;
   lockstep::Mean& loss_ = metrics_.add("loss", lockstep::Mean());
   lockstep::Accuracy& accuracy_ = metrics_.add("accuracy", lockstep::Accuracy());
-  std::vector<double> losses_;  ///< the mean of each epoch that is done, over all ranks
-  double seconds_ = 0;          ///< of training, without evaluation
+  /// In an epoch; each takes a batch of every virtual rank.
+  const int64_t steps_ = train_.size() / virtual_ranks_here();
+  EpochLosses losses_;
+  double seconds_ = 0;  ///< of training, without evaluation
+  std::optional<lockstep::Checkpointer> memory_;
 };
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options;
+  TrainingOptions options;
   CLI::App app{"Trains a small convolutional network on Fashion-MNIST, data-parallel on all ranks of the launcher."};
-  app.option_defaults()->always_capture_default();
-  const CLI::Range at_least_one(1, std::numeric_limits<int>::max());
-  app.add_option("--epochs", options.epochs, "Passes over the training images")->check(at_least_one);
-  app.add_option("--batch-size", options.batch_size, "Images per batch on each rank")->check(at_least_one);
-  app.add_option("--lr", options.lr, "Peak learning rate");
-  app.add_option("--seed", options.seed, "Seed of initial weights and shuffle");
-  app.add_option("--data", options.data, "Folder of the four IDX files, gzip or raw");
-  app.add_option("--run-dir", options.run_dir,
-                 "Folder of the checkpoint (else the launcher's, or runs/train_fashion_mnist)");
-  app.add_option("--resume", options.resume, "Checkpoint, or the run folder that holds it, to resume from");
-  app.add_option("--json", options.json, "File for the figures of the run");
-  app.add_option("--backend", options.backend, "Engine of the collectives (docs/backends.md; else the best that fits)");
-  app.footer(lockstep::kRanksHelp);
+  options.add_to(app);
   return lockstep::run_program(argc, argv, [&] {
     CLI11_PARSE(app, argc, argv);
-    const lockstep::Context context({.seed = options.seed, .backend = options.backend});
-    Training(options, context).run();
-    return 0;
+    lockstep::Context context(
+        {.seed = options.seed, .virtual_ranks = options.virtual_ranks, .backend = options.backend});
+    return Training(options, context).run();
   });
 }

@@ -9,22 +9,33 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(os.path.dirname(HERE), "src")
-INCLUDES = [SOURCE, os.path.join(os.path.dirname(HERE), "include")]
+INCLUDES = [SOURCE, os.path.join(os.path.dirname(HERE), "include"), os.path.join(SOURCE, "collectives/gloo/headers")]
 
-# As in the CMakeLists.txt of src/base, src/rank_page and src/collectives/shm.
-CORE = ["base/descriptor_limit", "base/environment", "base/error", "base/file_descriptor", "base/rank_names", "base/shared_segment", "base/usable_cores", "rank_page/rank_board", "rank_page/rank_page"]
-CORE_FLAGS = ["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
+LIBRARY = os.environ.get("LOCKSTEP_LIBRARY")  # liblockstep.a of a CMake build with the same torch: what it holds is not built again
+
+# As in the CMakeLists.txt of these folders: everything that knows no torch, ...
+CORE = ["base", "rank_page", "rendezvous/generation", "rendezvous/text_exchange", "collectives/shm", "optim/kernels"]
+# ... and what does; the files of one line are compiled as one, since reading torch's headers takes most of the time.
+TORCH = [["collectives/ancestor", "collectives/call_guard", "collectives/coalesced", "collectives/device_engine", "collectives/group",
+          "collectives/group_objects", "collectives/group_state", "collectives/intra_op", "collectives/work", "collectives/single", "collectives/shm/backend",
+          "collectives/tcp", "collectives/gloo", "collectives/hierarchical"],
+         ["reducer"], ["data_parallel", "nn"], ["optim", "checkpoint/optimizer_kind"]]
+CORE_FLAGS = ["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"]
 AVX2 = ["-mavx2", "-mf16c"]
 AVX512 = AVX2 + ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
 X86 = platform.machine() in ("x86_64", "AMD64")
 
 
+def files_of(name):
+    """Of a folder of src, or of one file."""
+    path = os.path.join(SOURCE, name)
+    return sorted(glob.glob(os.path.join(path, "*.cpp"))) if os.path.isdir(path) else [path + ".cpp"]
+
+
 def core_sources():
     """(file, its own flags) of everything that does not know torch."""
-    for name in CORE:
-        yield os.path.join(SOURCE, name + ".cpp"), []
-    for path in sorted(glob.glob(os.path.join(SOURCE, "collectives/shm/*.cpp"))):
-        kernels = {"reduce_avx2.cpp": AVX2, "reduce_avx512.cpp": AVX512}.get(os.path.basename(path))
+    for path in (path for name in CORE for path in files_of(name)):
+        kernels = {"avx2.cpp": AVX2, "avx512.cpp": AVX512}.get(path.rsplit("_", 1)[-1])
         if kernels is None or X86:
             yield path, (kernels or []) + (["-DLOCKSTEP_X86_KERNELS"] if X86 else [])
 
@@ -32,21 +43,29 @@ def core_sources():
 class Build(BuildExtension):
     def build_extensions(self):
         extension = self.extensions[0]
-        objects = os.path.join(self.build_temp, "core", "objects")
-        os.makedirs(objects, exist_ok=True)  # the names begin with "..", so the folder must exist
-        # An extension has one set of flags, but the kernels need their own; and nothing here needs torch's headers.
-        for path, flags in core_sources():
-            extension.extra_objects += self.compiler.compile(
-                [os.path.relpath(path, os.getcwd())], output_dir=objects,
-                include_dirs=INCLUDES, extra_postargs=CORE_FLAGS + flags)
-        extension.sources = [self.all_in_one()]
+        if LIBRARY:
+            extension.extra_objects.append(LIBRARY)
+            extension.libraries.append("z")  # of what a unit of it holds besides
+        else:
+            objects = os.path.join(self.build_temp, "core", "objects")
+            os.makedirs(objects, exist_ok=True)  # the names begin with "..", so the folder must exist
+            # An extension has one set of flags, but the kernels need their own; and nothing here needs torch's headers.
+            for path, flags in core_sources():
+                extension.extra_objects += self.compiler.compile(
+                    [os.path.relpath(path, os.getcwd())], output_dir=objects,
+                    include_dirs=INCLUDES, extra_postargs=CORE_FLAGS + flags)
+        extension.sources = list(self.units())
         super().build_extensions()
 
-    def all_in_one(self):
-        """Reading torch's headers takes most of the time, so the files that include them are compiled as one."""
-        path = os.path.abspath(os.path.join(self.build_temp, "all.cpp"))
-        parts = sorted(glob.glob(os.path.join(SOURCE, "collectives/shm/backend/*.cpp")))
-        text = "".join(f'#include "{part}"\n' for part in parts + [os.path.join(HERE, "module.cpp")])
+    def units(self):
+        """Files that include all sources of one line."""
+        yield self.unit("module", sorted(glob.glob(os.path.join(HERE, "*.cpp"))))
+        for i, names in enumerate([] if LIBRARY else TORCH):
+            yield self.unit(f"torch{i}", [path for name in names for path in files_of(name)])
+
+    def unit(self, name, parts):
+        path = os.path.abspath(os.path.join(self.build_temp, name + ".cpp"))
+        text = "".join(f'#include "{part}"\n' for part in parts)
         if not os.path.exists(path) or open(path).read() != text:
             os.makedirs(self.build_temp, exist_ok=True)
             with open(path, "w") as file:
@@ -55,7 +74,9 @@ class Build(BuildExtension):
 
 
 setup(
-    ext_modules=[CppExtension("lockstep._C", ["module.cpp"], include_dirs=INCLUDES,
-                              extra_compile_args=["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-fvisibility=hidden"])],
+    # What the library exports besides the module's entry would clash with another copy in the same process.
+    ext_modules=[CppExtension("lockstep._C", ["module.cpp"], include_dirs=INCLUDES + [HERE],
+                              extra_compile_args=["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-DUSE_C10D_GLOO", "-fvisibility=hidden"],
+                              extra_link_args=["-Wl,--exclude-libs,ALL"])],
     cmdclass={"build_ext": Build},
 )

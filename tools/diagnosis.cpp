@@ -3,6 +3,8 @@
 #include <array>
 #include <cstdio>
 
+#include "base/hash.h"
+
 namespace lockstep {
 namespace {
 
@@ -98,6 +100,55 @@ std::vector<Finding> diagnose(const Json& facts) {
 
 namespace {
 
+std::string list(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+/// One word for all bits: two machines that show the same one agree in all operators.
+std::string describe_bits(const Json& bits) {
+  Hash all;
+  for (const auto& [name, hash] : bits["operators"].items()) all.add(name + hash.get<std::string>());
+  const auto others = bits["other_bits_with_two_threads"].get<std::vector<std::string>>();
+  return all.digits().substr(0, 8) + " with one thread (docs/exactness.md); " +
+         (others.empty() ? "the same with two" : "two threads give others in " + list(others));
+}
+
+}  // namespace
+
+std::vector<Finding> compare_bits(const Json& facts, const Json& other) {
+  const auto bits_of = [](const Json& one) {
+    return one.is_object() ? one.value(Json::json_pointer("/probe/bits"), Json()) : Json();
+  };
+  const Json mine = bits_of(facts), theirs = bits_of(other);
+  if (mine.is_null() || !theirs.is_object() || !theirs.value("operators", Json()).is_object())
+    return {{Level::kWarning, "the bits of the two machines cannot be compared",
+             "the other file must be what `lockstep doctor --json` printed there, with this version"}};
+  std::vector<std::string> differ;
+  for (const auto& [name, hash] : mine["operators"].items())
+    if (theirs["operators"].value(name, Json()) != hash) differ.push_back(name);
+  if (differ.empty()) return {};
+  std::string advice;
+  const auto compare = [&](const char* what, const Json& here, const Json& there) {
+    if (here != there)
+      advice += (advice.empty() ? "" : "; ") + (what + (" is " + here.dump()) + " here and " + there.dump() + " there");
+  };
+  const auto torch = [](const Json& one, const char* what) {
+    return one.value(Json::json_pointer(std::string("/probe/torch/") + what), Json());
+  };
+  compare("LibTorch", torch(facts, "version"), torch(other, "version"));
+  compare("its instruction set", torch(facts, "cpu_capability"), torch(other, "cpu_capability"));
+  for (const char* name : {"ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA"})
+    compare(name, mine[name], theirs.value(name, Json()));
+  return {{Level::kNote, "the other machine gives other bits in " + list(differ),
+           (advice.empty() ? "the processors are of different kinds" : advice) +
+               ". Runs that must be exact stay on one kind, or set ATEN_CPU_CAPABILITY=avx2, MKL_CBWR=AVX2,STRICT and "
+               "ONEDNN_MAX_CPU_ISA=AVX2 on both (docs/exactness.md)"}};
+}
+
+namespace {
+
 std::string describe_launchers(const Json& launchers) {
   std::string text;
   for (const auto& [name, version] : launchers.items())
@@ -158,6 +209,7 @@ std::string format_diagnosis(const Json& facts, const std::vector<Finding>& find
     line("gradients", "two ranks against one process: relative difference " +
                           number("%.2g", probe["gradients"]["relative_difference"]));
     line("bandwidth", describe_all_reduce(probe["all_reduce"]));
+    line("bits", describe_bits(probe["bits"]));
   }
   if (findings.empty()) text += "  findings    none\n";
   for (const Finding& finding : findings)

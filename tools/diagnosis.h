@@ -18,6 +18,10 @@ struct Finding {
 /// "probe_failure": text, "gloo_failure": text}. A pure function.
 std::vector<Finding> diagnose(const nlohmann::json& facts);
 
+/// Where another machine, whose `lockstep doctor --json` said `other`, gives other bits than this one, and so where a
+/// run on both would not be exact. A pure function.
+std::vector<Finding> compare_bits(const nlohmann::json& facts, const nlohmann::json& other);
+
 /// The block to paste into a bug report.
 std::string format_diagnosis(const nlohmann::json& facts, const std::vector<Finding>& findings);
 

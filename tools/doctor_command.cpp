@@ -1,6 +1,7 @@
 #include "doctor_command.h"
 
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 
 #include "capture.h"
@@ -51,7 +52,10 @@ Json gather() {
   if (probe.empty()) {
     facts["probe_failure"] =
         std::string(kProbe) + " is missing: it is neither beside " + launcher + " nor in ../libexec/lockstep";
-    facts["probe_advice"] = "build it (ninja lockstep_doctor_probe) or install Lockstep as a whole (cmake --install)";
+    facts["probe_advice"] =
+        "build it (ninja lockstep_doctor_probe), or install Lockstep from its build folder (cmake --install); packages "
+        "do "
+        "not have it, because it links LibTorch by its path";
     return facts;
   }
   std::string failure;
@@ -72,12 +76,25 @@ Json gather() {
 DoctorCommand::DoctorCommand(CLI::App& app)
     : doctor_(app.add_subcommand("doctor",
                                  "Check this machine and this build, and print a block to paste into a bug report")) {
+  hosts_.add_to(*doctor_);
   doctor_->add_flag("--json", json_, "Print one JSON object instead of the block");
+  doctor_
+      ->add_option(
+          "--compare", other_,
+          "What `lockstep doctor --json` printed on another machine: say which operators give other bits there")
+      ->type_name("FILE")
+      ->check(CLI::ExistingFile);
 }
 
 int DoctorCommand::run() const {
+  if (hosts_.asked_for()) return hosts_.run(json_);
   Json facts = gather();
-  const auto findings = diagnose(facts);
+  auto findings = diagnose(facts);
+  if (!other_.empty()) {
+    std::ifstream file(other_);
+    for (Finding& finding : compare_bits(facts, Json::parse(file, nullptr, false)))
+      findings.push_back(std::move(finding));
+  }
   bool broken = false;
   facts["findings"] = Json::array();
   for (const Finding& finding : findings) {

@@ -1,11 +1,14 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
+
+#include "doctor_hosts.h"
 
 namespace lockstep {
 
 /// `lockstep doctor`: what this machine and this build have, and what is wrong with them. Two ranks of a helper program
-/// tell what needs LibTorch.
+/// tell what needs LibTorch. With --hosts: several machines, and the links between them.
 class DoctorCommand {
  public:
   explicit DoctorCommand(CLI::App& app);
@@ -16,7 +19,9 @@ class DoctorCommand {
 
  private:
   CLI::App* doctor_;
+  DoctorHosts hosts_;
   bool json_ = false;
+  std::string other_;
 };
 
 }  // namespace lockstep

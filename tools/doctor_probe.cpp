@@ -14,6 +14,7 @@
 
 #include "../bench/all_reduce/triad.h"
 #include "base/environment.h"
+#include "result_bits.h"
 
 namespace {
 
@@ -101,6 +102,7 @@ void probe(const std::string& backend, bool is_first) {
     found["threads_of_two_ranks"] = context.threads();
     found["gradients"] = check_gradients(context);
     found["all_reduce"] = measure_all_reduce(context, triad);
+    if (context.is_main()) found["bits"] = lockstep::result_bits();
   } else {
     const auto ones = torch::ones({3});
     context.group().all_reduce(ones);

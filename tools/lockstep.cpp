@@ -2,14 +2,19 @@
 #include <algorithm>
 #include <iostream>
 
+#include "agent_command.h"
+#include "build_facts.h"
+#include "describing_commands.h"
 #include "doctor_command.h"
 #include "file_commands.h"
 #include "launch/launch_error.h"
 #include "nearest_name.h"
 #include "report_command.h"
+#include "resize_command.h"
 #include "run_command.h"
 #include "run_options.h"
 #include "status_command.h"
+#include "tour_command.h"
 
 namespace {
 
@@ -49,14 +54,19 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
     words.erase(words.begin());
     return lockstep::run_command(std::move(words), environment);
   }
+  if (!words.empty() && words[0] == "agent")
+    return lockstep::agent_command({words.begin() + 1, words.end()}, environment);
   CLI::App app("Lockstep: distributed data-parallel training for C++ on stock LibTorch", "lockstep");
-  app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
+  app.set_version_flag("--version", lockstep::build_facts());
   app.require_subcommand(1);
-  app.add_subcommand("run", "Start a program as several ranks on this machine");
+  app.add_subcommand("run", "Start a program as several ranks, on this machine or on several");
   const lockstep::FileCommands files(app);
   const lockstep::DoctorCommand doctor(app);
   const ReportCommand report(app);
   const lockstep::StatusCommand status(app);
+  const lockstep::ResizeCommand resize(app);
+  const lockstep::TourCommand tour(app);
+  const lockstep::DescribingCommands describing(app);
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     commands.push_back(command->get_name());
   if (!words.empty() && !words[0].starts_with('-')) {
@@ -75,6 +85,9 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   }
   if (doctor.asked_for()) return doctor.run();
   if (status.asked_for()) return status.run();
+  if (resize.asked_for()) return resize.run();
+  if (tour.asked_for()) return tour.run();
+  if (describing.asked_for()) return describing.run();
   return report.asked_for() ? report.run() : files.run();
 }
 

@@ -8,7 +8,7 @@
 ReportCommand::ReportCommand(CLI::App& app)
     : command_(app.add_subcommand("report", "Draw a run's log as one HTML page, RUN/report.html")) {
   command_->add_option("RUN", folder_, "A run folder with files of lockstep::RunLog or TensorBoard")->required();
-  command_->add_option("-o,--output", output_, "Where to write the page instead");
+  command_->add_option("-o,--output", output_, "Where to write the page instead")->type_name("FILE");
 }
 
 int ReportCommand::run() const {

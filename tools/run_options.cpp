@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "launch/launch_error.h"
 #include "launch/option_values.h"
@@ -12,9 +13,12 @@
 namespace lockstep {
 
 const char* const kRunUsage =
-    "Usage: lockstep run [-n N|auto] [--max-restarts K] [--log-dir DIR] [--tee all|0|1,2] [--grace S]\n"
-    "                    [--hang-timeout S|off] [--env NAME=VALUE] [--bind none|core|numa] [--debugger RANK]\n"
-    "                    [--dry-run] [--] PROGRAM [ARGS...]\n";
+    "Usage: lockstep run [-n N|auto] [--elastic MIN:MAX] [--max-restarts K] [--restarts-per-hour K] [--log-dir DIR]\n"
+    "                    [--tee all|0|1,2] [--grace S] [--hang-timeout S|off] [--env NAME=VALUE]\n"
+    "                    [--bind none|core|numa] [--virtual-ranks V] [--debugger RANK] [--dry-run]\n"
+    "                    [--hosts NODE1:4,NODE2:4 | --hostfile FILE] [--launch-command TEMPLATE] [--interface NAME]\n"
+    "                    [--nnodes M --node-rank R --rendezvous HOST:PORT --key-file FILE]\n"
+    "                    [--] PROGRAM [ARGS...]\n";
 
 namespace {
 
@@ -23,19 +27,22 @@ The output of rank 0, or of the ranks of --tee, is shown here; that of every ran
 Rank 0 gets the input. When a rank fails, the launcher stops the others and reports the first failure.
 
 Exit codes:
-   0  all ranks ended with 0               46  the program could not be started
-   2  bad command line                     47  authentication was refused
-  40  a rank failed by itself              48  the run folder cannot be used
-  41  a rank was killed by a signal        49  no loadable checkpoint, or an input was refused
-  42  a rank was killed for memory         50  a limit of the system was reached
-  43  the ranks made no progress           60  preempted; the state was saved
-  44  the collectives do not match         61  preempted; the state was not saved
-  45  the replicas diverged                70  a bug in the launcher
+   0  all ranks ended with 0               47  authentication was refused
+   2  bad command line                     48  the run folder cannot be used
+  40  a rank failed by itself              49  no loadable checkpoint, or an input was refused
+  41  a rank was killed by a signal        50  a limit of the system was reached
+  42  a rank was killed for memory         51  fewer ranks than --elastic's minimum would remain
+  43  the ranks made no progress           52  a machine was lost
+  44  the collectives do not match         60  preempted; the state was saved
+  45  the replicas diverged                61  preempted; the state was not saved
+  46  the program could not be started     70  a bug in the launcher
   128 + n  the launcher was stopped by SIGINT or SIGHUP, signal n (130: Ctrl-C)
 A failure is reported in one block and in DIR/report.json. SIGTERM and SIGUSR1 ask the ranks to save and leave.
 )";
 
 constexpr int kMaxRestarts = 1000;
+constexpr int kMaxVirtualRanks = 65536;
+constexpr const char* kElasticRestartsPerHour = "10";
 
 /// CLI11 has no word for "the rest is a command".
 class RunFormatter : public CLI::Formatter {
@@ -45,25 +52,45 @@ class RunFormatter : public CLI::Formatter {
 
 /// The options' values, as they are written.
 struct Words {
-  std::string ranks = "1", restarts = "0", tee = "0", grace = "5", hang_timeout = "300", bind = "none", debugger;
+  // An empty text is refused, not taken as absent.
+  std::optional<std::string> ranks, restarts, per_hour, elastic, virtual_ranks;
+  std::string tee = "0", grace = "5", hang_timeout = "300", bind = "none", debugger;
   std::vector<std::string> variables;
   bool ignored = false;
+  HostsOptions hosts;
 };
 
 void add_options(CLI::App& app, RunRequest& request, Words& words) {
   app.add_option("-n,--nproc-per-node", words.ranks,
                  "Number of ranks. auto (torchrun: cpu): one for each usable core; gpu: one for each GPU")
-      ->capture_default_str();
-  app.add_option("--max-restarts", words.restarts, "Maximum number of restarts after a failure")->capture_default_str();
+      ->type_name("N|auto|gpu")
+      ->default_str("1");
+  app.add_option("--max-restarts", words.restarts, "Maximum number of restarts after a failure, in total")
+      ->type_name("K")
+      ->default_str("0");
+  app.add_option("--restarts-per-hour", words.per_hour,
+                 "Maximum number of restarts within an hour; without --max-restarts there is no other limit")
+      ->type_name("K");
+  app.add_option(
+         "--elastic", words.elastic,
+         "Go on with fewer ranks, down to MIN, when one fails twice at its place or is asked to leave, and with "
+         "as many as `lockstep resize` asks for, up to MAX. Starts with -n, or MAX, ranks; at most 10 restarts "
+         "within an hour, unless --max-restarts or --restarts-per-hour say something else")
+      ->type_name("MIN:MAX");
   app.add_option("--log-dir,--run-dir", request.options.run_dir,
-                 "Folder for the run's files. Default: runs/<time>-<program>-<pid>, removed if it stays empty");
+                 "Folder for the run's files. Default: runs/<time>-<program>-<pid>, removed if it stays empty")
+      ->type_name("DIR");
   app.add_option("-t,--tee", words.tee, "Ranks whose output is shown here: all, or a list such as 0 or 1,2")
+      ->type_name("all|RANKS")
       ->capture_default_str();
   app.add_option("--grace", words.grace, "Seconds between asking the ranks to stop and killing them")
+      ->type_name("S")
       ->capture_default_str();
   app.add_option("--hang-timeout", words.hang_timeout, "Seconds without progress before a run is ended as hung, or off")
+      ->type_name("S|off")
       ->capture_default_str();
   app.add_option("--env", words.variables, "NAME=VALUE for the environment of all ranks; may be repeated")
+      ->type_name("NAME=VALUE")
       ->allow_extra_args(false);
   app.add_option(
          "--bind", words.bind,
@@ -72,7 +99,13 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
          "of one NUMA node and takes its memory there")
       ->type_name("none|core|numa")
       ->capture_default_str();
-  app.add_option("--debugger", words.debugger, "Run this rank under gdb, or else lldb, on the terminal");
+  app.add_option("--virtual-ranks", words.virtual_ranks,
+                 "A number that ranks share out among themselves, so that the run gives the same bits on any number of "
+                 "them (docs/exactness.md)")
+      ->type_name("V");
+  app.add_option("--debugger", words.debugger, "Run this rank under gdb, or else lldb, on the terminal")
+      ->type_name("RANK");
+  words.hosts.add_to(app);
   app.add_flag("--dry-run", request.dry_run, "Print what each rank would run, and start nothing");
   app.add_flag("--standalone,--no-python", words.ignored, "Accepted because torchrun has them; no effect");
 }
@@ -90,9 +123,10 @@ std::string with_dashes(const std::string& word) {
 
 /// torchrun's options that mean nothing here get a better answer than "not expected".
 std::string hint_for(const std::string& word) {
-  for (const char* name : {"--nnodes", "--node-rank", "--rdzv", "--master-addr", "--master-port"})
+  for (const char* name : {"--rdzv", "--master-addr", "--master-port"})
     if (word.starts_with(name))
-      return "; `lockstep run` starts ranks on one machine, which need no address (on several machines use torchrun)";
+      return "; ranks on one machine need no address, and several machines meet by --hosts, or by --rendezvous "
+             "HOST:PORT";
   return "";
 }
 
@@ -146,45 +180,99 @@ Binding parse_binding(const std::string& text) {
   refuse("--bind takes none, core or numa; it got '" + text + "'" + did_you_mean(text, {"none", "core", "numa"}));
 }
 
-void read_words(const Words& words, int usable_cores, int gpus, RunRequest& request) {
+void read_restarts(const Words& words, LaunchOptions& options) {
+  std::optional<std::string> per_hour = words.per_hour;
+  if (options.elastic && !words.restarts && !per_hour) per_hour = kElasticRestartsPerHour;
+  if (per_hour) options.restarts_per_hour = parse_number("--restarts-per-hour", *per_hour, 0, kMaxRestarts);
+  if (words.restarts)
+    options.max_restarts = parse_number("--max-restarts", *words.restarts, 0, kMaxRestarts);
+  else if (per_hour)
+    options.max_restarts = kAnyNumber;
+}
+
+/// What only one machine can do so far.
+void refuse_on_several_machines(const Words& words, const RunRequest& request) {
+  const auto refuse_with = [](const char* option) {
+    refuse(std::string(option) + " works on one machine only; leave it out, or run on one machine");
+  };
+  if (words.elastic) refuse_with("--elastic");
+  if (!words.debugger.empty()) refuse_with("--debugger");
+  if (request.dry_run) refuse_with("--dry-run");
+}
+
+void read_words(const Words& words, int usable_cores, int gpus, const EnvironmentBlock& environment,
+                RunRequest& request) {
   LaunchOptions& options = request.options;
-  options.ranks = parse_rank_count("-n", words.ranks, usable_cores, gpus);
+  if (words.elastic) options.elastic = parse_range("--elastic", *words.elastic);
+  const int most = options.elastic ? options.elastic->max : 1;
+  options.ranks = !words.ranks ? most : parse_rank_count("-n", *words.ranks, usable_cores, gpus);
+  if (words.hosts.asked_for(environment)) {
+    refuse_on_several_machines(words, request);
+    if (!words.ranks && HostsOptions::is_slurms(environment)) options.ranks = usable_cores;
+    request.hosts = words.hosts.read(environment, options.command, options.ranks);
+  }
+  if (options.elastic && !options.elastic->contains(options.ranks))
+    refuse("-n asks for " + std::to_string(options.ranks) + " ranks, but --elastic allows " +
+           std::to_string(options.elastic->min) + " to " + std::to_string(most));
   options.bind = parse_binding(words.bind);
-  options.max_restarts = parse_number("--max-restarts", words.restarts, 0, kMaxRestarts);
+  read_restarts(words, options);
   options.grace = parse_seconds("--grace", words.grace, false);
   options.hang_timeout = parse_seconds("--hang-timeout", words.hang_timeout, true);
-  options.shown_ranks = parse_ranks("--tee", words.tee, options.ranks);
+  // Machines that come by themselves say then how many ranks they have.
+  const bool ranks_known = !request.hosts || !request.hosts->coordinator || !request.hosts->coordinator->rendezvous;
+  options.shown_ranks = parse_ranks("--tee", words.tee, ranks_known ? std::max(options.ranks, most) : kMaxRanks);
   for (const auto& variable : words.variables) check_variable("--env", variable);
   request.variables = words.variables;
+  if (words.virtual_ranks) {
+    const int count =
+        parse_number("--virtual-ranks", *words.virtual_ranks, std::max(options.ranks, most), kMaxVirtualRanks);
+    request.variables.push_back("LOCKSTEP_VIRTUAL_RANKS=" + std::to_string(count));
+  }
   if (words.debugger.empty()) return;
   options.debugged_rank = parse_number("--debugger", words.debugger, 0, options.ranks - 1);
   options.hang_timeout = kNever;
   std::erase(options.shown_ranks, *options.debugged_rank);
+  if (options.elastic) refuse("--debugger and --elastic cannot be used together; leave one out");
   if (options.max_restarts > 0) refuse("--debugger and --max-restarts cannot be used together; leave one out");
 }
 
+/// The description, and what it writes to.
+struct Description {
+  Description() {
+    app.formatter(std::make_shared<RunFormatter>());
+    app.footer(kFooter);
+    add_options(app, request, words);
+  }
+
+  RunRequest request;
+  Words words;
+  CLI::App app{"Start a program as several ranks, on this machine or on several", "lockstep run"};
+};
+
 }  // namespace
 
-RunRequest parse_run_command(std::vector<std::string> words, int usable_cores, int gpus) {
-  CLI::App app("Start a program as several ranks on this machine", "lockstep run");
-  app.formatter(std::make_shared<RunFormatter>());
-  app.footer(kFooter);
-  RunRequest request;
-  Words values;
-  add_options(app, request, values);
+std::shared_ptr<const CLI::App> describe_run_command() {
+  const auto description = std::make_shared<Description>();
+  return {description, &description->app};
+}
+
+RunRequest parse_run_command(std::vector<std::string> words, int usable_cores, int gpus,
+                             const EnvironmentBlock& environment) {
+  Description description;
+  auto& [request, values, app] = description;
   request.options.command = take_command(app, words);
   try {
     std::reverse(words.begin(), words.end());  // as CLI11 wants them
     app.parse(std::move(words));
   } catch (const CLI::CallForHelp&) {
     request.help = app.help();
-    return request;
+    return std::move(request);
   } catch (const CLI::ParseError& error) {
     refuse(error.what());
   }
-  read_words(values, usable_cores, gpus, request);
+  read_words(values, usable_cores, gpus, environment, request);
   if (request.options.command.empty()) refuse("no program is given");
-  return request;
+  return std::move(request);
 }
 
 }  // namespace lockstep

@@ -1,22 +1,34 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "hosts_options.h"
 #include "launch/plan.h"
+
+namespace CLI {
+class App;
+}
 
 namespace lockstep {
 
 /// What `lockstep run` is asked for.
 struct RunRequest {
   LaunchOptions options;
-  EnvironmentBlock variables;  ///< of --env
+  EnvironmentBlock variables;         ///< of --env
+  std::optional<HostsRequest> hosts;  ///< for a run on several machines
   bool dry_run = false;
   std::string help;  ///< not empty: only this is to be printed
 };
 
-/// Reads the words after `lockstep run`. Throws LaunchError (bad command line).
-RunRequest parse_run_command(std::vector<std::string> words, int usable_cores, int gpus = 0);
+/// Reads the words after `lockstep run`, and of `environment` what Slurm says of several machines. Throws LaunchError
+/// (bad command line).
+RunRequest parse_run_command(std::vector<std::string> words, int usable_cores, int gpus = 0,
+                             const EnvironmentBlock& environment = {});
+
+/// `lockstep run` with all its options, to be described, not to parse.
+std::shared_ptr<const CLI::App> describe_run_command();
 
 extern const char* const kRunUsage;
 

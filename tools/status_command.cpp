@@ -1,12 +1,9 @@
 #include "status_command.h"
 
-#include <fcntl.h>
-
+#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cinttypes>
 #include <cstdio>
-#include <cstring>
 #include <iostream>
 #include <map>
 #include <optional>
@@ -14,58 +11,29 @@
 #include "base/clock.h"
 #include "base/printable.h"
 #include "capture.h"
+#include "hosts/launch_command.h"
 #include "launch/diagnosis/verdict.h"
 #include "launch/launch_error.h"
 #include "launch/plan.h"
+#include "launch/process/own_program.h"
 #include "launch/process/process_table.h"
-#include "launch/run_record.h"
-#include "rank_page/rank_board.h"
+#include "report/starts.h"
+#include "report/text.h"
+#include "running_run.h"
+#include "stacks.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::chrono::seconds kStackTimeout(60);
-
-/// A run that is going on, found by its folder.
-struct Run {
-  RunRecord::Contents record;
-  std::optional<RankBoard> board;
-  std::string board_failure;
-};
-
-Run find_run(const std::string& folder) {
-  Run run;
-  try {
-    run.record = RunRecord::read(folder);
-  } catch (const Error& error) {
-    throw LaunchError(kExitRefusedInput, error.what());
-  }
-  const pid_t launcher = run.record.launcher.pid;
-  if (!is_there(run.record.launcher))
-    throw LaunchError(kExitRefusedInput, "the run in " + folder + " is over: its launcher, process " +
-                                             std::to_string(launcher) + ", died without cleaning up");
-  if (run.record.board_fd < 0) {
-    run.board_failure = "its ranks have no pages";
-    return run;
-  }
-  const std::string path = "/proc/" + std::to_string(launcher) + "/fd/" + std::to_string(run.record.board_fd);
-  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0)
-    run.board_failure =
-        path + ": " + std::strerror(errno) + (errno == EACCES ? "; ask as the user who started it" : "");
-  else if (run.board = RankBoard::open(fd, static_cast<int>(run.record.ranks.size())); !run.board)
-    run.board_failure = path + " was written by another version of Lockstep";
-  return run;
-}
-
-RankStatus account_of(const Run& run, int rank) {
-  return run.board ? run.board->page(rank).read(static_cast<int>(run.record.ranks.size())) : RankStatus{};
-}
+/// For the stacks of one rank, and for the way to its machine.
+constexpr std::chrono::seconds kRemoteTimeout(70);
+constexpr size_t kShownStarts = 6;  ///< the last ones, the one that goes on included
 
 /// The process that computes: the one that writes the page, where the rank's own only started it (a shell).
-pid_t process_of(const Run& run, int rank, const RankStatus& account) {
-  return account.pid > 0 && process_state(account.pid) != 0 ? account.pid
-                                                            : run.record.ranks[static_cast<size_t>(rank)].pid;
+pid_t process_of(const RunningRun& run, int rank, const RankStatus& account) {
+  const auto index = static_cast<size_t>(rank);
+  const bool may_live = !run.record.hosts[index].empty() || process_state(account.pid) != 0;
+  return account.pid > 0 && may_live ? account.pid : run.record.ranks[index].pid;
 }
 
 const char* name_of(char state) {
@@ -108,51 +76,68 @@ std::string describe(const RankStatus& account) {
   return text;
 }
 
-void show_status(const Run& run) {
+/// The steps of all starts, those of the ranks that run now included; empty before a restart.
+std::string progress_text(const RunningRun& run, const std::string& folder) {
+  std::vector<TeamData> teams = starts_in(folder);
+  if (run.record.restarts == 0 || teams.empty()) return "";
+  // Until the ranks have made a step, it is not known from where they go on.
+  TeamData now{.ranks = run.ranks(), .first_step = teams.back().end_step()};
+  for (int rank = 0; rank < run.ranks(); ++rank) now.steps = std::max(now.steps, run.account_of(rank).steps);
+  if (now.steps > 0) now.first_step = run.account_of(0).first_step;
+  teams.push_back(now);
+  count_lost(teams);
+  std::string text = "start " + std::to_string(run.record.restarts + 1) + "; before it: ";
+  for (size_t i = teams.size() > kShownStarts ? teams.size() - kShownStarts : 0; i + 1 < teams.size(); ++i)
+    text += (text.ends_with(": ") ? "" : ", ") + counted(teams[i].ranks, "rank") + " (" +
+            counted(teams[i].steps, "step") + ", " + how_it_ended(teams[i]) + ")";
+  const EffectiveProgress progress = effective_progress(teams);
+  if (progress.made == 0) return text + "\n";
+  return text + "\neffective progress: " + std::to_string(progress.kept) + " of " + counted(progress.made, "step") +
+         " made were kept, " + percent(progress.share()) + "\n";
+}
+
+void show_status(const RunningRun& run, const std::string& folder) {
   std::cout << "launcher " << run.record.launcher.pid << ", " << run.record.ranks.size()
-            << (run.record.ranks.size() == 1 ? " rank\n" : " ranks\n");
+            << (run.record.ranks.size() == 1 ? " rank" : " ranks");
+  if (const auto& range = run.record.elastic)
+    std::cout << ", of " << range->min << " to " << range->max << " that it may have";
+  std::cout << "\n";
+  std::cout << progress_text(run, folder);
   if (!run.board) std::cout << "what the ranks do is not known: " << run.board_failure << "\n";
   for (int rank = 0; rank < static_cast<int>(run.record.ranks.size()); ++rank) {
-    const RankStatus account = account_of(run, rank);
+    const RankStatus account = run.account_of(rank);
+    const std::string& host = run.record.hosts[static_cast<size_t>(rank)];
     const pid_t pid = process_of(run, rank, account);
-    std::cout << "rank " << rank << "  process " << pid << " " << name_of(process_state(pid));
+    std::cout << "rank " << rank << "  process " << pid << " "
+              << (host.empty() ? name_of(process_state(pid)) : "on " + printable(host));
     if (run.board) std::cout << "  " << describe(account);
     std::cout << "\n";
   }
 }
 
-/// The command that prints the stacks of a running process without asking anything; empty where there is none.
-std::vector<std::string> stack_printer(pid_t pid) {
-  const std::string number = std::to_string(pid);
-  if (capture({"eu-stack", "--version"}, std::chrono::seconds(5)).exit_code == 0)
-    return {"eu-stack", "-n", "40", "-p", number};
-  if (capture({"gdb", "--version"}, std::chrono::seconds(5)).exit_code == 0)
-    return {"gdb", "-nx", "-batch", "-p", number, "-ex", "thread apply all backtrace 40"};
-  return {};
+/// On the machine of the rank, by a command that starts there as the agents did.
+bool print_stacks_on(const std::string& host, const RunningRun& run, pid_t pid) {
+  const std::vector<std::string> agent = {own_program(), "agent", "--stacks", std::to_string(pid)};
+  if (run.record.launch_command.empty()) {
+    std::cout << "to see them, run on that machine: " << hosts::command_text(agent) << "\n";
+    return false;
+  }
+  const Captured said = capture(hosts::launch_words(run.record.launch_command, host, agent), kRemoteTimeout);
+  std::cout << said.out;
+  if (said.exit_code != 0) std::cout << (said.failure.empty() ? printable(said.err) : said.failure) << "\n";
+  return said.exit_code == 0;
 }
 
-int show_stacks(const Run& run) {
+int show_stacks(const RunningRun& run) {
   bool complete = true;
   for (int rank = 0; rank < static_cast<int>(run.record.ranks.size()); ++rank) {
-    const RankStatus account = account_of(run, rank);
+    const RankStatus account = run.account_of(rank);
+    const std::string& host = run.record.hosts[static_cast<size_t>(rank)];
     const pid_t pid = process_of(run, rank, account);
-    std::cout << "=== rank " << rank << ", process " << pid << " " << name_of(process_state(pid)) << ", "
-              << describe(account) << "\n";
-    const auto printer = stack_printer(pid);
-    if (printer.empty())
-      throw LaunchError(kExitNotStarted,
-                        "neither eu-stack nor gdb is in PATH; install one (Debian: apt-get install gdb)");
-    const Captured said = capture(printer, kStackTimeout);
-    const bool refused = (said.err + said.out).find("ot permitted") != std::string::npos;
-    if (refused)
-      std::cout
-          << "the kernel does not permit a look into it: run this as its user with kernel.yama.ptrace_scope=0, or as "
-             "root; in a container have CAP_SYS_PTRACE\n";
-    else if (said.exit_code != 0)
-      std::cout << printer[0] << " failed: " << (said.failure.empty() ? said.err : said.failure) << "\n";
-    else
-      std::cout << said.out;
-    complete = complete && !refused && said.exit_code == 0;
+    std::cout << "=== rank " << rank << ", process " << pid << " "
+              << (host.empty() ? name_of(process_state(pid)) : "on " + printable(host)) << ", " << describe(account)
+              << "\n";
+    complete = (host.empty() ? print_stacks(pid) : print_stacks_on(host, run, pid)) && complete;
   }
   return complete ? kExitOk : kExitRefusedInput;
 }
@@ -166,12 +151,12 @@ StatusCommand::StatusCommand(CLI::App& app)
 }
 
 int StatusCommand::run() const {
-  const Run run = find_run(folder_);
+  const RunningRun run = find_run(folder_);
   int code = kExitOk;
   if (stacks_->parsed())
     code = show_stacks(run);
   else
-    show_status(run);
+    show_status(run, folder_);
   return std::cout.flush() ? code : kExitStorage;
 }
 

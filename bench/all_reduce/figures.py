@@ -4,8 +4,8 @@ import json
 from collections import namedtuple
 
 MPI = ("mpich", "openmpi", "openmpi-debian", "impi")
-LABELS = {"shm": "Lockstep shm", "gloo": "Gloo (LibTorch)", "mpich": "MPICH", "openmpi": "Open MPI",
-          "openmpi-debian": "Open MPI, Debian", "impi": "Intel MPI"}
+LABELS = {"shm": "Lockstep shm", "gloo": "Gloo (LibTorch)", "lockstep-gloo": "Lockstep over Gloo", "mpich": "MPICH",
+          "openmpi": "Open MPI", "openmpi-debian": "Open MPI, Debian", "impi": "Intel MPI"}
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
 DTYPES = ("fp32", "bf16")
 PLACEMENTS = ("resident", "private")

@@ -5,24 +5,38 @@
 
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "collectives/gloo/gloo_backend.h"
+#include "collectives/group_state.h"
 #include "worker.h"
 #include "workers/serve.h"
 
 namespace lockstep::bench {
 namespace {
 
+/// c10d's own engine, without what Lockstep adds to it.
+constexpr const char* kLibTorchsGloo = "gloo-of-libtorch";
+
+/// The same ranks over that engine.
+Group with_libtorchs_gloo(const Group& ranks) {
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("libtorch", state_of(ranks).store);
+  const auto engine = [](const c10::intrusive_ptr<c10d::Store>& meeting, int rank, int world_size) {
+    return gloo_engine::make_plain_backend(meeting, rank, world_size, "127.0.0.1", std::chrono::minutes(1));
+  };
+  return make_group(store, ranks.rank(), ranks.world_size(), {.cpu = engine, .device = nullptr});
+}
+
 /// Whether the group's engine has memory of its own, in which operations work in place.
-bool hands_out_memory(const Group& group) { return group.backend() == "shm"; }
+bool hands_out_memory(const Group& group) { return group.backend() != "gloo"; }
 
 class GroupEngine : public Engine {
  public:
-  explicit GroupEngine(Group group) : group_(std::move(group)) {}
+  GroupEngine(Group group, std::string name) : group_(std::move(group)), name_(std::move(name)) {}
   int rank() const override { return group_.rank(); }
   int world_size() const override { return group_.world_size(); }
   std::string version() const override {
-    return group_.backend() == "gloo" ? "LibTorch " TORCH_VERSION "'s Gloo"
-                                      : group_.backend() + ", LibTorch " TORCH_VERSION;
+    return name_ == kLibTorchsGloo ? "LibTorch " TORCH_VERSION "'s Gloo" : name_ + ", LibTorch " TORCH_VERSION;
   }
 
   std::string why_not(const Case& wanted) const override {
@@ -51,7 +65,7 @@ class GroupEngine : public Engine {
         input_ = view(input, {share}), output_ = view(output, {ranks, share});
         break;
       case Operation::kReduceScatter:
-        input_ = view(input, {ranks, share}), output_ = view(output, {share});
+        input_ = view(input, {ranks * share}), output_ = view(output, {share});  // LibTorch's Gloo takes no other shape
         break;
     }
   }
@@ -77,6 +91,7 @@ class GroupEngine : public Engine {
 
  private:
   const Group group_;
+  const std::string name_;
   Operation operation_ = Operation::kAllReduce;
   torch::Tensor input_;
   torch::Tensor output_;
@@ -87,9 +102,11 @@ class GroupEngine : public Engine {
 
 int main(int argc, char** argv) {
   try {
-    lockstep::Context context(argc, argv,
-                              {.backend = lockstep::bench::argument(argc, argv, "--backend"), .announce = false});
-    lockstep::bench::GroupEngine engine(context.group());
+    using namespace lockstep::bench;
+    const std::string name = argument(argc, argv, "--backend");
+    const bool libtorchs = name == kLibTorchsGloo;
+    lockstep::Context context(argc, argv, {.backend = libtorchs ? "shm" : name, .announce = false});
+    GroupEngine engine(libtorchs ? with_libtorchs_gloo(context.group()) : context.group(), name);
     return lockstep::bench::serve(engine, argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "group_worker: %s\n", error.what());

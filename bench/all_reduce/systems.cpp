@@ -39,7 +39,19 @@ System group(const std::string& backend, const Place& place) {
 
 System shm(const Place& place) { return group("shm", place); }
 
-System gloo(const Place& place) { return group("gloo", place); }
+/// As every user of c10d gets it.
+System gloo(const Place& place) {
+  System system = group("gloo-of-libtorch", place);
+  system.name = "gloo";
+  return system;
+}
+
+/// What Lockstep makes of it, for several machines.
+System lockstep_gloo(const Place& place) {
+  System system = group("gloo", place);
+  system.name = "lockstep-gloo";
+  return system;
+}
 
 System mpich(const Place& place) {
   System system{.name = "mpich",
@@ -106,6 +118,7 @@ System make_system(std::string_view name, const std::string& build, int ranks, i
   const Place place{build, ranks, ranks > cores};
   if (name == "shm") return shm(place);
   if (name == "gloo") return gloo(place);
+  if (name == "lockstep-gloo") return lockstep_gloo(place);
   if (name == "mpich") return mpich(place);
   if (name == "openmpi") return openmpi(place);
   if (name == "openmpi-debian") return openmpi_debian(place);

@@ -2,10 +2,11 @@
 // training against one copy of the state.
 //
 //     build/bin/bench_checkpoint --folder runs/bench
+//     build/bin/bench_checkpoint --memory --model mlp --ranks 2
 //
 // Older checkpoints are removed outside of what is timed, by the bench, as the yardstick's file is; what a removal
 // takes is printed. Rounds are interleaved; medians and ratios of medians are printed. What was saved is loaded and
-// compared first.
+// compared first. The second one: memory_bench.h.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -25,10 +26,14 @@
 #include <lockstep/checkpointer.h>
 #include <lockstep/context.h>
 #include <lockstep/error.h>
+#include <lockstep/program.h>
+
+#include "memory_bench.h"
 
 namespace {
 
 namespace fs = std::filesystem;
+namespace bench = lockstep::bench;
 
 double seconds(const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();
@@ -116,45 +121,65 @@ struct Bench {
   }
 };
 
+struct Options {
+  std::string folder = "runs/bench/checkpoint", json;
+  int64_t megabytes = 400;
+  int rounds = 0;
+  bool tiny = false, memory = false;
+  bench::MemoryBenchOptions in_memory;
+};
+
+std::string bench_disk(int argc, char** argv, const Options& options) {
+  lockstep::Context context(argc, argv, {.seed = 1, .announce = false});
+  const int rounds = options.tiny ? 2 : options.rounds > 0 ? options.rounds : 7;
+  Bench bench{context, options.folder, make_state(options.megabytes << 20, 100), {}};
+  bench.run(rounds);
+  nlohmann::ordered_json figures = {{"megabytes", options.megabytes}, {"rounds", rounds}};
+  std::printf("%ld MB of state, medians of %d rounds\n", options.megabytes, rounds);
+  for (const char* name : {"write and sync", "save", "copy", "stop", "remove"}) {
+    const double middle = bench.median(name);
+    const auto& values = bench.times[name];
+    std::printf("%-15s %8.1f ms  (%.1f to %.1f)\n", name, 1e3 * middle, 1e3 * values.front(), 1e3 * values.back());
+    figures["seconds"][name] = values;
+  }
+  figures["save_over_write"] = bench.median("save") / bench.median("write and sync");
+  figures["stop_over_copy"] = bench.median("stop") / bench.median("copy");
+  std::printf("saving takes %.2f x the time of writing and syncing, an asynchronous save stops for %.2f x a copy\n",
+              figures["save_over_write"].get<double>(), figures["stop_over_copy"].get<double>());
+  for (const char* name : {"direct", "asynchronous", "raw"}) fs::remove_all(fs::path(options.folder) / name);
+  return figures.dump(2);
+}
+
+std::string bench_in_memory(Options& options) {
+  options.in_memory.folder = options.folder;
+  if (options.rounds > 0) options.in_memory.rounds = options.rounds;
+  if (options.tiny) options.in_memory.rounds = options.in_memory.steps = 2;
+  std::string figures = bench::bench_memory(options.in_memory);
+  if (!figures.empty()) fs::remove_all(fs::path(options.folder) / "memory");
+  return figures;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("What a checkpoint costs");
-  std::string folder = "runs/bench/checkpoint", json;
-  int64_t megabytes = 400;
-  int rounds = 7;
-  bool tiny = false;
-  app.add_option("--folder", folder, "Where to write")->capture_default_str();
-  app.add_option("--megabytes", megabytes, "Of the state")->capture_default_str();
-  app.add_option("--rounds", rounds, "Interleaved rounds")->capture_default_str();
-  app.add_option("--json", json, "File for the figures");
-  app.add_flag("--tiny", tiny, "2 MB and 2 rounds, for tests");
-  CLI11_PARSE(app, argc, argv);
-  if (tiny) {
-    megabytes = 2;
-    rounds = 2;
-  }
-  try {
-    lockstep::Context context(argc, argv, {.seed = 1, .announce = false});
-    fs::create_directories(folder);
-    Bench bench{context, folder, make_state(megabytes << 20, 100), {}};
-    bench.run(rounds);
-    nlohmann::ordered_json figures = {{"megabytes", megabytes}, {"rounds", rounds}};
-    std::printf("%ld MB of state, medians of %d rounds\n", megabytes, rounds);
-    for (const char* name : {"write and sync", "save", "copy", "stop", "remove"}) {
-      const double middle = bench.median(name);
-      const auto& values = bench.times[name];
-      std::printf("%-15s %8.1f ms  (%.1f to %.1f)\n", name, 1e3 * middle, 1e3 * values.front(), 1e3 * values.back());
-      figures["seconds"][name] = values;
-    }
-    figures["save_over_write"] = bench.median("save") / bench.median("write and sync");
-    figures["stop_over_copy"] = bench.median("stop") / bench.median("copy");
-    std::printf("saving takes %.2f x the time of writing and syncing, an asynchronous save stops for %.2f x a copy\n",
-                figures["save_over_write"].get<double>(), figures["stop_over_copy"].get<double>());
-    if (!json.empty()) std::ofstream(json) << figures.dump(2) << '\n';
-    for (const char* name : {"direct", "asynchronous", "raw"}) fs::remove_all(fs::path(folder) / name);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_checkpoint: %s\n", error.what());
-    return 1;
-  }
+  return lockstep::run_program(argc, argv, [&] {
+    CLI::App app("What a checkpoint costs");
+    Options options;
+    app.add_option("--folder", options.folder, "Where to write")->capture_default_str();
+    app.add_option("--megabytes", options.megabytes, "Of the state")->capture_default_str();
+    app.add_option("--rounds", options.rounds, "Interleaved rounds (else 7, in memory 9)");
+    app.add_option("--json", options.json, "File for the figures");
+    app.add_flag("--tiny", options.tiny, "2 MB and 2 rounds, for tests");
+    app.add_flag("--memory", options.memory,
+                 "Save to the launcher's memory after every step of a model; with --ranks N");
+    app.add_option("--model", options.in_memory.model, "With --memory: mlp, transformer, ...")->capture_default_str();
+    app.add_flag("--sharded", options.in_memory.sharded, "With --memory: ZeroRedundancyOptimizer, shared parameters");
+    app.footer(lockstep::kRanksHelp);
+    CLI11_PARSE(app, argc, argv);
+    if (options.tiny) options.megabytes = 2;
+    fs::create_directories(options.folder);
+    const std::string figures = options.memory ? bench_in_memory(options) : bench_disk(argc, argv, options);
+    if (!options.json.empty() && !figures.empty()) std::ofstream(options.json) << figures << '\n';
+    return 0;
+  });
 }

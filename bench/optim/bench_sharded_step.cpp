@@ -1,7 +1,10 @@
-// A step of AdamW on several ranks of a machine: each rank stepping its own copy by the same kernels, the ranks sharing
-// it out, and the same with shared parameters. No backward: gradients stay as they are.
+// The sum of all ranks' gradients and a step of AdamW, on several ranks: an all-reduce and each rank stepping its own
+// copy by LibTorch's optimizer or by the same kernels, the ranks sharing out the step after an all-reduce, the ranks
+// sharing out both, and the same with shared parameters where ranks share memory. No backward: every rank's gradients
+// are the same and stay as they are.
 //
-//     lockstep run -n 2 -- build/bin/bench_sharded_step [--rounds 20] [--width 2048] [--json FILE] [--tiny]
+//     lockstep run -n 2 -- build/bin/bench_sharded_step [--rounds 20] [--width 2048] [--threads 1] [--backend gloo]
+//         [--json FILE] [--tiny]
 //
 // The systems take turns, after all have come to the same bits. Rank 0's times, from when all ranks begin to when all
 // have ended.
@@ -26,10 +29,10 @@ using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
 
 struct Options {
-  int rounds = 20;
+  int rounds = 20, threads = 1;
   int64_t width = 2048;
   bool tiny = false;
-  std::string json;
+  std::string json, backend;
 };
 
 double median(std::vector<double> values) {
@@ -46,13 +49,15 @@ struct Contestant {
     torch::manual_seed(5);
     for (torch::Tensor& parameter : net->parameters()) {
       parameter.data().copy_(torch::randn_like(parameter) / 10);
-      parameter.mutable_grad() = torch::randn_like(parameter);
+      // Numbers of few bits, whose mean over ranks is the number itself.
+      parameter.mutable_grad() = (torch::randn_like(parameter) * 256).round() / 256;
     }
     const AdamWOptions defaults(1e-3);
     using Fused = lockstep::ZeroRedundancyOptimizer<AdamW>;
     if (system == "libtorch") optimizer = std::make_unique<AdamW>(net->parameters(), defaults);
     if (system == "alone") optimizer = std::make_unique<Fused>(net->parameters(), defaults);
-    if (system == "sharded") optimizer = std::make_unique<Fused>(model, defaults);
+    if (system == "reduced") model.register_comm_hook(lockstep::all_reduce_hook());
+    if (system == "sharded" || system == "reduced") optimizer = std::make_unique<Fused>(model, defaults);
     if (system == "shared")
       optimizer = std::make_unique<Fused>(model, defaults, lockstep::ZeroRedundancyOptions{.shared_parameters = true});
   }
@@ -68,6 +73,7 @@ using Contest = std::map<std::string, std::unique_ptr<Contestant>>;
 double timed(Contestant& contestant, const lockstep::Context& context) {
   context.group().barrier();
   const auto start = Clock::now();
+  contestant.model.reduce_gradients();  // of those that step by themselves
   contestant.optimizer->step();
   context.group().barrier();
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -87,8 +93,9 @@ void verify(Contest& contest, const lockstep::Context& context) {
 
 nlohmann::ordered_json measure(const Options& options, const lockstep::Context& context) {
   Contest contest;
-  for (const char* system : {"libtorch", "alone", "sharded", "shared"})
-    contest.emplace(system, std::make_unique<Contestant>(system, options, context));
+  for (const char* system : {"libtorch", "alone", "reduced", "sharded", "shared"})
+    if (context.group().backend() != "gloo" || std::string(system) != "shared")
+      contest.emplace(system, std::make_unique<Contestant>(system, options, context));
   verify(contest, context);
   std::map<std::string, std::vector<double>> times, ratios;
   for (int round = 0; round < options.rounds; ++round) {
@@ -120,12 +127,14 @@ int main(int argc, char** argv) try {
   CLI::App app{"A step of AdamW that ranks share out, beside each rank stepping its own copy."};
   app.add_option("--rounds", options.rounds, "Of five steps of each system")->check(CLI::Range(1, 100000));
   app.add_option("--width", options.width, "Of the middle layer")->check(CLI::Range(1, 100000));
+  app.add_option("--backend", options.backend, "As ContextOptions has it");
+  app.add_option("--threads", options.threads, "Of each rank")->check(CLI::Range(1, 1024));
   app.add_option("--json", options.json, "File for the figures");
   app.add_flag("--tiny", options.tiny, "To see that it works");
   CLI11_PARSE(app, argc, argv);
   if (options.tiny) options.rounds = 2, options.width = 64;
-  const lockstep::Context context(argc, argv, {.seed = 1});
-  torch::set_num_threads(1);
+  const lockstep::Context context(argc, argv, {.seed = 1, .backend = options.backend});
+  torch::set_num_threads(options.threads);
   const nlohmann::ordered_json rows = measure(options, context);
   if (!context.is_main()) return 0;
   for (const auto& row : rows)

@@ -14,9 +14,12 @@ from html import escape
 SYSTEMS = {
     "side_by_side": ("side by side, no communication", "#bbbbbb"),
     "side_by_side_fused": ("side by side, fused optimizer", "#777777"),
+    "side_by_side_python": ("side by side, in Python", "#9a9a80"),
     "lockstep": ("Lockstep", "#0b4f9e"),
     "lockstep_sharded": ("Lockstep, sharded step", "#117a8b"),
     "lockstep_shared": ("Lockstep, shared parameters", "#66b2b2"),
+    "python_attach": ("lockstep.attach() in Python", "#8a6fd1"),
+    "python_attach_zero": ("lockstep.attach(), sharded step, in Python", "#c7a8ef"),
     "pytorch_ddp_lockstep": ("PyTorch DDP on Lockstep's backend", "#4a9be8"),
     "c10d_reducer_gloo": ("c10d::Reducer on Gloo, C++", "#009e73"),
     "pytorch_ddp_gloo": ("PyTorch DDP on Gloo", "#d55e00"),

@@ -5,6 +5,10 @@
 namespace lockstep::bench {
 namespace {
 
+bool is_python(const std::string& system) {
+  return system.starts_with("pytorch_") || system.starts_with("python_") || system == "side_by_side_python";
+}
+
 bool runnable(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
 
 }  // namespace
@@ -16,17 +20,21 @@ System make_step_system(const std::string& system, const StepWork& work, const s
               .environment = {"OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1"},
               .settings = "",
               .missing = ""};
-  if (!system.starts_with("pytorch_")) {
+  if (!is_python(system)) {
     made.command.push_back(build + "/bin/step_worker");
     made.settings =
         system == "c10d_reducer_gloo" ? "c10d::Reducer, gradient_as_bucket_view, buckets of 1 and 25 MiB" : "defaults";
   } else {
     made.command.insert(made.command.end(), {python, BENCH_STEP_FOLDER "/step_worker.py"});
-    made.settings = "DistributedDataParallel(gradient_as_bucket_view=True), fused=True";
-    if (system == "pytorch_zero_gloo") made.settings += ", ZeroRedundancyOptimizer";
+    const bool attached = system.starts_with("python_");
+    made.settings = attached                  ? "lockstep.attach()"
+                    : is_side_by_side(system) ? "no communication"
+                                              : "DistributedDataParallel(gradient_as_bucket_view=True)";
+    made.settings += system == "python_attach_zero" ? "" : ", fused=True";
+    if (system == "pytorch_zero_gloo" || system == "python_attach_zero") made.settings += ", ZeroRedundancyOptimizer";
     if (!runnable(python))
       made.missing = "no " + python + ": LibTorch here is no part of a Python (--python names one)";
-    if (system == "pytorch_ddp_lockstep") {
+    if (attached || system == "pytorch_ddp_lockstep") {
       made.environment.push_back("PYTHONPATH=" + build + "/python/site");
       if (access((build + "/python/site/lockstep").c_str(), F_OK) != 0)
         made.missing = "no " + build + "/python/site (tests/python/package.py builds it)";

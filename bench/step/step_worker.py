@@ -1,4 +1,4 @@
-"""A rank that trains one model by PyTorch's DistributedDataParallel; the commands are step_job.h's, models models.cpp's."""
+"""A rank that trains one model by PyTorch's DistributedDataParallel or lockstep.attach(); the commands are step_job.h's, models models.cpp's."""
 
 import argparse
 import hashlib
@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, HEADS, TOKENS = 256, 4, 1000
-BACKENDS = {"pytorch_ddp_gloo": "gloo", "pytorch_zero_gloo": "gloo", "pytorch_ddp_lockstep": "lockstep"}
+BACKENDS = {"pytorch_ddp_gloo": "gloo", "pytorch_zero_gloo": "gloo", "pytorch_ddp_lockstep": "lockstep",
+            "python_attach": "lockstep", "python_attach_zero": "lockstep", "side_by_side_python": "gloo"}
 
 
 def formula(shape, key):
@@ -175,16 +176,29 @@ class Trainer:
         self.model = MODELS[options.model]()
         fill(self.model)
         self.batch = make_batch(options.model, rank)
-        self.shards_state = options.system == "pytorch_zero_gloo"
+        self.system = options.system
         self.optimizer_kind, self.optimizer_options = OPTIMIZERS[options.optimizer]
         self.replica = self.optimizer = None
 
     def attach(self):
         dist.barrier()
-        start = time.perf_counter()
-        self.replica = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        if self.system.startswith("python_attach"):
+            import lockstep
+
+            start = time.perf_counter()
+            replica = lockstep.attach(self.model)
+            self.replica = self.model
+        elif self.system == "side_by_side_python":
+            start = time.perf_counter()
+            self.replica = self.model
+        else:
+            start = time.perf_counter()
+            self.replica = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         taken = time.perf_counter() - start
-        if self.shards_state:
+        if self.system == "python_attach_zero":
+            options = {name: value for name, value in self.optimizer_options.items() if name != "fused"}
+            self.optimizer = lockstep.ZeroRedundancyOptimizer(replica, self.optimizer_kind, **options)
+        elif self.system == "pytorch_zero_gloo":
             self.optimizer = ZeroRedundancyOptimizer(self.model.parameters(), self.optimizer_kind, **self.optimizer_options)
         else:
             self.optimizer = self.optimizer_kind(self.model.parameters(), **self.optimizer_options)

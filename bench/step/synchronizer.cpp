@@ -44,7 +44,10 @@ class Fused : public Synchronizer {
 
 class Lockstep : public Synchronizer {
  public:
-  Lockstep(const std::shared_ptr<torch::nn::Module>& model, const Group& group) : replica_(model, group) {}
+  Lockstep(const std::shared_ptr<torch::nn::Module>& model, const Group& group, const CommHookPtr& hook = nullptr)
+      : replica_(model, group) {
+    replica_.register_comm_hook(hook);
+  }
 
  protected:
   DistributedDataParallel<std::shared_ptr<torch::nn::Module>> replica_;
@@ -128,6 +131,12 @@ std::unique_ptr<Synchronizer> attach(const std::string& system, const std::share
   if (system == "lockstep_sharded") return std::make_unique<LockstepSharded>(model, group, /*shared_parameters=*/false);
   if (system == "lockstep_shared") return std::make_unique<LockstepSharded>(model, group, /*shared_parameters=*/true);
   if (system == "lockstep") return std::make_unique<Lockstep>(model, group);
+  if (system == "lockstep_bf16")  // the hook on every rank's gradients, to compare with
+    return std::make_unique<Lockstep>(model, group, bf16_compress_hook());
+  if (system == "lockstep_bf16_between")
+    return std::make_unique<Lockstep>(model, group, between_machines_hook(bf16_compress_hook()));
+  if (system == "lockstep_power_sgd_between")
+    return std::make_unique<Lockstep>(model, group, between_machines_hook(power_sgd_hook({.start_iter = 2})));
   if (system == "c10d_reducer_gloo") return std::make_unique<C10dReducer>(model, group, folder);
   throw std::invalid_argument("no system is named " + system);
 }

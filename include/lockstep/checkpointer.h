@@ -26,6 +26,10 @@ struct CheckpointerOptions {
   /// Write on a thread, from a copy of the state: training stops only for the copy, which takes as much memory as the
   /// state.
   bool asynchronous = true;
+  /// Save every so many steps to the launcher's memory, for ranks that it restarts (docs/elasticity.md).
+  std::optional<int64_t> memory_every_n_steps;
+  /// Where no launcher holds such memory, or there is too little, warn and save to disk alone. false: throw Error.
+  bool disk_if_no_memory = false;
 };
 
 /// Something whose state can be in a checkpoint: `thing.state_dict()` gives a StateDict or an IValue,
@@ -42,6 +46,7 @@ template <typename T>
 concept HasReplicas = requires(T& model) {
   model.check_divergence();
   { *model.operator->() } -> std::convertible_to<torch::nn::Module&>;
+  { model.parameters_to_ignore() } -> std::convertible_to<std::vector<std::string>>;
 };
 
 /// Something of which each rank has its own part, and which knows how to use the parts of a different number of ranks.
@@ -93,7 +98,7 @@ class Checkpointer {
 
   /// Rank 0 makes `folder` if it does not exist. It must belong to this run alone. Throws Error on all ranks if it
   /// cannot be made, or cannot be written although saves by steps or minutes are wanted.
-  Checkpointer(std::string folder, Group group, CheckpointerOptions options = {});
+  Checkpointer(const std::string& folder, Group group, CheckpointerOptions options = {});
   /// Waits until the current write is done.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
@@ -110,7 +115,7 @@ class Checkpointer {
   /// scope.
   template <HasReplicas T>
   Checkpointer& add(const std::string& name, T& model) {
-    add(name, *model.operator->(), Scope::kRankZero);
+    add_replicas(name, *model.operator->(), model.parameters_to_ignore());
     return check_before_saves([&model] { model.check_divergence(); });
   }
   template <HasState T>
@@ -125,15 +130,16 @@ class Checkpointer {
   /// Every rank calls `check` before each save. If it throws, which it must then do on all ranks, nothing is saved.
   Checkpointer& check_before_saves(std::function<void()> check);
 
-  /// Loads the newest intact checkpoint; damaged ones are skipped with a warning. Returns false, and changes nothing,
-  /// if there is none. Throws Error on all ranks if it belongs to another program, listing everything that does not
-  /// fit, and if there are checkpoints but none is intact. What was loaded before an error stays loaded.
+  /// Loads the newest intact checkpoint, in memory or on disk; damaged ones are skipped with a warning. Returns false,
+  /// and changes nothing, if there is none. Throws Error on all ranks if it belongs to another program, listing
+  /// everything that does not fit, and if there are checkpoints but none is intact. What was loaded before an error
+  /// stays loaded.
   bool resume();
   /// The step of the checkpoint that was resumed, or 0.
   int64_t resumed_step() const;
 
-  /// Call it after every step: saves if a save is due, and returns whether it did. With every_minutes it asks rank 0
-  /// about once a second, or ten times per interval if that is shorter.
+  /// Call it after every step: saves to memory and to disk if that is due, and returns whether it did to disk. With
+  /// every_minutes it asks rank 0 about once a second, or ten times per interval if that is shorter.
   bool step(int64_t step);
   /// Saves now. `score` says how good it is, for keep_best. Throws Error on all ranks if the state cannot be obtained,
   /// or differs where it should be equal; it names the tensor and the rank. Disk failures are warnings.
@@ -142,6 +148,9 @@ class Checkpointer {
   void finish();
 
  private:
+  Checkpointer& add_replicas(const std::string& name, torch::nn::Module& module,
+                             const std::vector<std::string>& ignored);
+
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -18,7 +18,7 @@ struct GradientBucket {
   int64_t index;                  ///< buckets are reduced in this order, the same on every rank and in every step
   bool last;                      ///< of the step
   ReduceOp op;                    ///< what is wanted: kMean, or kSum (then the caller has weighted them)
-  at::Tensor gradients;           ///< [elements], all of them side by side
+  at::Tensor gradients;           ///< [elements], all of them side by side; zeros where a gap aligns the next
   std::vector<at::Tensor> parts;  ///< the gradient of each parameter, with its shape: pieces of `gradients`
 };
 
@@ -45,6 +45,10 @@ class CommHook {
   /// when backward has computed everything, again in bucket order: it waits, and leaves the same result in `gradients`
   /// on every rank. It may start more operations and wait for them; every rank then calls the group in the same order.
   virtual Finish reduce(const GradientBucket& bucket, const Group& group) = 0;
+
+  /// For virtual ranks (docs/exactness.md): the type in which a gradient of `type` travels, if all that this hook does
+  /// is to round every rank's gradient to that type before it is added. None: it cannot be used with virtual ranks.
+  virtual std::optional<at::ScalarType> travels_as(at::ScalarType) const { return std::nullopt; }
 
   /// What the hook remembers from step to step, for checkpoints: Checkpointer::add saves and resumes it. Error feedback
   /// belongs to one rank and one bucket, so every rank's state is saved, and it must be loaded with the same buckets.
@@ -89,6 +93,11 @@ struct TopKOptions {
 };
 /// Every rank sends its largest elements and their positions; elements that nobody sent become 0.
 [[nodiscard]] CommHookPtr top_k_hook(const TopKOptions& options = {});
+
+/// `inner` works on the part between machines alone: the ranks of a machine add their gradients exactly, in shared
+/// memory, `inner` sees these sums as if each machine were one rank, and its result goes to all ranks of the machine.
+/// On one machine this is all_reduce_hook(); with one rank on each machine it is `inner`.
+[[nodiscard]] CommHookPtr between_machines_hook(CommHookPtr inner);
 
 struct PostLocalSgdOptions {
   int64_t start_iter = 1000;      ///< steps of plain all-reduce before; PyTorch's start_localSGD_iter

@@ -10,9 +10,20 @@
 
 namespace lockstep {
 
+class VirtualRanks;
+struct AdoptedRanks;
+
 struct ContextOptions {
-  /// Seeds torch's generator with `seed + rank` on every rank. Unset: torch's own default.
+  /// Seeds torch's generator with `seed + rank` on every rank (with virtual ranks: docs/exactness.md). Unset: torch's
+  /// own default.
   std::optional<uint64_t> seed;
+  /// The number of virtual ranks: the run then gives the same bits on any number of ranks up to this one
+  /// (docs/exactness.md). Each rank works for a block of them in turn, and a step takes one micro-batch of each. 0:
+  /// what the environment says, else none (docs/environment.md). Fewer than ranks are an Error.
+  int virtual_ranks = 0;
+  /// Threads that one of torch's operators uses. 0: this rank's share of the cores or, with virtual ranks, 1, because
+  /// results depend on it. The environment may override it.
+  int threads = 0;
   /// How long to wait for all ranks to join. The environment may override it (docs/environment.md).
   std::chrono::milliseconds join_timeout = std::chrono::seconds(120);
   /// How long one collective may take before it fails, and so how long a rank may work alone, for example evaluate,
@@ -20,8 +31,8 @@ struct ContextOptions {
   /// (docs/launcher.md).
   std::chrono::milliseconds collective_timeout = std::chrono::minutes(30);
   /// The engine of the collectives; docs/backends.md names them. Empty: "shm" (shared memory) if all ranks are on one
-  /// machine, else an engine that works over the network. An engine that cannot serve these ranks is an Error on all of
-  /// them.
+  /// machine, "hierarchical" if several machines have several ranks, else an engine that works over the network alone.
+  /// An engine that cannot serve these ranks is an Error on all of them.
   std::string backend;
   /// Whether rank 0 prints to stderr, once, how the world was formed.
   bool announce = true;
@@ -36,8 +47,8 @@ inline constexpr int kPreempted = 60;
 ///
 /// The environment says where the ranks come from. The first of these that is present counts: `lockstep run`, torchrun
 /// (or its variables, set by hand), Open MPI, MPICH, Slurm; else it is a world of one. docs/environment.md names the
-/// variables. A world that is announced but cannot be formed is an Error on every rank that notices, never a smaller
-/// world.
+/// variables; mpi.h makes one of an MPI communicator. A world that is announced but cannot be formed is an Error on
+/// every rank that notices, never a smaller world.
 ///
 /// Every rank must construct one, and may construct another after it has been destroyed; two at once are an Error.
 /// Blocks until all ranks have joined or `join_timeout` has passed. The destructor waits for the others for a few
@@ -83,8 +94,24 @@ class Context {
   /// The group of all ranks.
   const Group& group() const;
 
+  /// The number of virtual ranks; 0: there are none.
+  int virtual_ranks() const;
+  /// The virtual ranks that this rank works for: from `first` up to, but not including, `last`.
+  struct Block {
+    int first, last;
+  };
+  Block virtual_block() const;
+  /// What is drawn from torch's generator, and the next backward, belong to this virtual rank of the block. Loaders
+  /// call it; a loop without one calls it before each micro-batch. Throws Error for another rank's.
+  void enter_virtual_rank(int virtual_rank);
+  /// What loaders need to know of virtual ranks; null: there are none.
+  const std::shared_ptr<VirtualRanks>& virtual_rank_state() const;
+
  private:
+  friend Context adopt_ranks(AdoptedRanks ranks, ContextOptions options);
   struct State;
+  explicit Context(std::unique_ptr<State> state);
+
   std::unique_ptr<State> state_;
 };
 

@@ -11,11 +11,16 @@ namespace lockstep {
 class Sampler;
 
 struct DataLoaderOptions {
-  /// Samples a batch on each rank. The batch of the whole world is world_size times as large.
+  /// Samples a batch on each rank. The batch of the whole world is world_size times as large. With virtual ranks,
+  /// "rank" in these comments means a virtual rank; a loader yields the batches of this rank's in turn
+  /// (docs/exactness.md).
   int64_t batch_size = 1;
   /// batch_size is the batch of the whole world, whatever the number of ranks. An error if it does not divide evenly
   /// among them.
   bool split_batches = false;
+  /// With virtual ranks: micro-batches of a virtual rank in a row, before those of this rank's next one. As many as
+  /// DistributedDataParallel::accumulate() says. No effect without virtual ranks.
+  int accumulate = 1;
   /// A new order in each epoch, the same on every rank and for every number of workers.
   bool shuffle = false;
   /// Takes the order from this sampler (sampler.h); every rank's must give the same order. Excludes `shuffle`.

@@ -52,7 +52,8 @@ class LoaderBase {
 
   /// The position of the newest pass, for a checkpoint: the epoch, how many of its samples are done on all ranks
   /// together (including the current batch), and what the order depends on, including a sampler's state. It is the same
-  /// on every rank, except in the last batch of a pass with `exactly_once`: use rank 0's then.
+  /// on every rank, except in the last batch of a pass with `exactly_once`: use rank 0's then. With virtual ranks
+  /// TORCH_CHECK fails within a step, where some of this rank's have had their batch and some have not.
   c10::IValue state_dict() const;
 
   /// Continues from there, on any number of ranks and with any batch size: the next pass has the rest of the epoch, in
@@ -83,6 +84,8 @@ class LoaderBase {
   const DataLoaderOptions& options() const { return options_; }
   int rank() const { return shard_.rank; }
   int world_size() const { return shard_.world_size; }
+  /// Whether the batches are those of several virtual ranks in turn.
+  bool serves_several_virtual_ranks() const;
 
   /// The current batch of the newest pass.
   struct BatchShare {
@@ -109,8 +112,12 @@ class LoaderBase {
   static int64_t samples_of(const Pass& pass);
 
   int64_t places() const;  ///< in the epoch's order
+  /// The parts of the data that this rank reads: its own, or those of its virtual ranks.
+  std::vector<Shard> shards() const;
+  int64_t shard_count() const;  ///< on all ranks together
+  int64_t batches_in(int64_t samples) const;
   std::vector<int64_t> order_of_sampler();
-  std::vector<int64_t> indices_of_pass();
+  std::vector<std::vector<int64_t>> indices_of_pass();  ///< by shard
 
   detail::BatchType type_;
   int64_t dataset_size_;

@@ -2,6 +2,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,6 +19,9 @@ using MetricValues = std::vector<std::pair<std::string, double>>;
 
 /// Counts on this rank, summed over all ranks when its Metrics are reduced: exact however unevenly samples are
 /// distributed. Each number is a double; counts are exact up to 2^53.
+///
+/// With virtual ranks, what is counted while a loader is at the batch of a virtual rank is kept apart, and the sum over
+/// all of them has the same bits on any number of ranks.
 ///
 /// Before it is reduced, a metric describes this rank's samples, afterwards those of all ranks. The next update starts
 /// a new count by itself, so the same objects can be used in every epoch.
@@ -50,9 +54,15 @@ class Metric {
  private:
   friend class Metrics;
   void set_reduced(const double* numbers);
+  void take_from_device() const;
+  /// What was counted for a virtual rank, or outside of any (-1).
+  std::vector<double> counted_for(int virtual_rank) const;
 
-  mutable std::vector<double> numbers_;
-  mutable at::Tensor on_device_;  // what is not yet in numbers_; undefined: nothing
+  mutable std::vector<double> numbers_;        // of virtual_rank_
+  int virtual_rank_ = -1;                      // whose micro-batch the last update belonged to; -1: there are none
+  std::map<int, std::vector<double>> others_;  // of other virtual ranks
+  mutable std::vector<double> sum_;            // what numbers() returned, if there are others
+  mutable at::Tensor on_device_;               // what is not yet in numbers_; undefined: nothing
   bool reduced_ = false;
 };
 
@@ -95,6 +105,8 @@ class Metrics {
  private:
   void insert(const std::string& name, std::unique_ptr<Metric> metric);
   void reduce(const Group& group, bool failed);
+  /// The sums over all virtual ranks, in the order of their tree, where a rank works for several.
+  std::vector<double> reduce_virtual_ranks(const Group& group, bool failed);
   std::vector<std::pair<std::string, std::unique_ptr<Metric>>> metrics_;
 };
 

@@ -42,6 +42,10 @@ class Replica {
   /// `n` >= 1. Divide the loss by n to get the mean over the n passes. If the data ends before n passes are complete,
   /// the next backward that reduces, or reduce_gradients(), reduces the rest.
   [[nodiscard]] Accumulation accumulate(int n);
+  /// Whether the last backward reduced gradients, so that it is time for optimizer.step() and zero_grad(). False after
+  /// a backward that no_sync() or accumulate() kept local and, where this rank works for several virtual ranks, until
+  /// all of them have run theirs.
+  [[nodiscard]] bool step_complete() const;
   /// Reduces what no_sync() or accumulate() left in .grad, without a backward. A rank that has run no backward since
   /// the last reduction takes part with zeros, and the mean counts it. Every rank must call it, or run a backward that
   /// reduces.
@@ -96,6 +100,8 @@ class Replica {
   void check_divergence_every(int every_n_steps);
   /// The same at once. Every rank must call it.
   void check_divergence() const;
+  /// Of the options.
+  const std::vector<std::string>& parameters_to_ignore() const;
 
   /// How gradients travel from the next backward on (comm_hook.h); null: the group's own reduction. Flags of unused
   /// parameters and what ranks tell each other travel separately, in a small message per bucket. No effect with a
@@ -108,6 +114,9 @@ class Replica {
   /// most `max_norm` (TORCH_CHECK fails while gradients wait that have not been reduced). Returns the norm before
   /// scaling, as torch::nn::utils::clip_grad_norm_ does. `norm_type` > 0, or infinity. No communication: gradients are
   /// the same on every rank. A norm that is not finite leaves NaN or zeros, as it does there.
+  ///
+  /// With an optimizer that sums gradients itself (zero_redundancy_optimizer.h) every rank calls it with the same
+  /// arguments, and waits for the others. It leaves no .grad; frozen parameters do not count.
   double clip_grad_norm(double max_norm, double norm_type = 2);
 
   /// What happens to steps with infinity or NaN in a gradient, from the next backward on. Costs one pass over the
@@ -130,14 +139,14 @@ class Replica {
   std::vector<std::vector<std::string>> bucket_parameters() const;
 
  protected:
+  struct State;
+  explicit Replica(std::unique_ptr<State> state);
   /// Throws if the group is gone or, on all ranks, if the module was edited without refresh().
   void before_forward();
   void check_not_moved_from() const { (void)*state_; }
 
  private:
-  struct State;
   friend State& state_of(const Replica& replica);
-  explicit Replica(std::unique_ptr<State> state);
 
   /// The State; TORCH_CHECK fails if the Replica was moved from.
   class Owner {

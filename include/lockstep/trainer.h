@@ -81,6 +81,13 @@ class Trainer {
   /// Attaches to the module as DistributedDataParallel does. TORCH_CHECK fails for invalid options.
   Trainer(std::shared_ptr<torch::nn::Module> module, torch::optim::Optimizer& optimizer, const Context& context,
           TrainerOptions options = {});
+  /// With a `model` that is attached to the module already, as an optimizer whose steps ranks share out needs:
+  ///
+  ///     lockstep::DistributedDataParallel model(net, context);
+  ///     lockstep::ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(1e-3));
+  ///     lockstep::Trainer trainer(net.ptr(), model, optimizer, context, {.epochs = 10});
+  Trainer(std::shared_ptr<torch::nn::Module> module, Replica& model, torch::optim::Optimizer& optimizer,
+          const Context& context, TrainerOptions options = {});
   ~Trainer();
 
   /// Runs lockstep::evaluate() after each epoch.

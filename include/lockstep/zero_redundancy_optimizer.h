@@ -1,26 +1,19 @@
 #pragma once
 
-#include <concepts>
+#include <functional>
 #include <memory>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/lbfgs.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
-
+#include <lockstep/elementwise_optimizers.h>
 #include <lockstep/master_weights.h>
 #include <lockstep/replica.h>
 
 namespace lockstep {
 
 struct ZeroRedundancyOptions {
-  /// For a model of several ranks: parameters lie once, in memory that all ranks map, so what one rank writes into them
-  /// is everybody's. false: each rank has its own copy, and the rank that steps a slice writes it into all of them.
+  /// For a model of several ranks: parameters lie once on each machine, in memory that all of its ranks map, so what
+  /// one rank writes into them is everybody's there. false: each rank has its own copy.
   bool shared_parameters = false;
   /// Keep float16 and bfloat16 parameters and their state in float as well, so that steps smaller than a parameter's
   /// last bit add up. The float copy is what the optimizer steps; the parameter is that rounded.
@@ -29,39 +22,23 @@ struct ZeroRedundancyOptions {
 
 namespace detail {
 
-/// Optimizers that treat each element by itself. LBFGS looks at all of them together.
-template <typename Optimizer>
-concept Elementwise =
-    std::derived_from<Optimizer, torch::optim::Optimizer> && !std::derived_from<Optimizer, torch::optim::LBFGS>;
-
-/// Which kernels step it. A class derived from one of these may do anything, so it keeps its own step().
-enum class FormulaKind { kNone, kSgd, kAdam, kAdamW };
-template <typename Optimizer>
-constexpr FormulaKind formula_kind() {
-  if (std::is_same_v<Optimizer, torch::optim::SGD>) return FormulaKind::kSgd;
-  if (std::is_same_v<Optimizer, torch::optim::Adam>) return FormulaKind::kAdam;
-  if (std::is_same_v<Optimizer, torch::optim::AdamW>) return FormulaKind::kAdamW;
-  return FormulaKind::kNone;
-}
-
-/// The optimizer that has these options.
-template <typename Options>
-struct OptimizerOf;
-template <>
-struct OptimizerOf<torch::optim::SGDOptions> : std::type_identity<torch::optim::SGD> {};
-template <>
-struct OptimizerOf<torch::optim::AdamOptions> : std::type_identity<torch::optim::Adam> {};
-template <>
-struct OptimizerOf<torch::optim::AdamWOptions> : std::type_identity<torch::optim::AdamW> {};
-template <>
-struct OptimizerOf<torch::optim::RMSpropOptions> : std::type_identity<torch::optim::RMSprop> {};
-template <>
-struct OptimizerOf<torch::optim::AdagradOptions> : std::type_identity<torch::optim::Adagrad> {};
-
 /// TORCH_CHECK fails for parameters and options that the kernels do not step.
 void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
 void fused_step(torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
 std::vector<at::Tensor> trained_parameters(const Replica& model);
+
+class SliceStep;
+struct DeleteSliceStep {
+  void operator()(SliceStep* step) const;
+};
+using SliceStepPtr = std::unique_ptr<SliceStep, DeleteSliceStep>;
+/// Null in a world of one, and where there are kernels (ShardedStep).
+SliceStepPtr step_by_slices(const Replica& model, const torch::optim::Optimizer& optimizer, FormulaKind kind,
+                            bool state_is_known, const ZeroRedundancyOptions& options);
+void step(SliceStep& slices, torch::optim::Optimizer& optimizer, const std::function<void()>& own_step);
+void check_state_is_known(const SliceStep& slices);
+void complete_state(SliceStep& slices);
+const Group* slice_holders(const SliceStep& slices);
 
 class ShardedStep;
 struct DeleteShardedStep {
@@ -69,20 +46,24 @@ struct DeleteShardedStep {
 };
 using ShardedStepPtr = std::unique_ptr<ShardedStep, DeleteShardedStep>;
 /// Null in a world of one.
-ShardedStepPtr shard(const Replica& model, const torch::optim::Optimizer& optimizer, FormulaKind kind,
+ShardedStepPtr shard(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
                      const ZeroRedundancyOptions& options);
-void step(ShardedStep& sharded, torch::optim::Optimizer& optimizer);
+void step(ShardedStep& sharded);
+void complete_state(ShardedStep& sharded);
+const Group* slice_holders(const ShardedStep& sharded);
+void move_to(ShardedStep& sharded, torch::optim::Optimizer& optimizer);
 
 }  // namespace detail
 
-/// One of LibTorch's optimizers with one state for all ranks of a machine, of which each rank steps its part:
+/// One of LibTorch's optimizers with one state for all ranks of a machine, or of a group whose ranks share no memory,
+/// of which each rank steps its part:
 ///
 ///     lockstep::DistributedDataParallel model(net, context);
 ///     lockstep::ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(1e-3));
 ///
 /// or alone, for the parameters of one process. Steps are taken by kernels that read and write everything once: SGD,
 /// Adam and AdamW, for parameters of float, double, float16 and bfloat16 on the CPU. Any other elementwise optimizer
-/// steps as it does by itself.
+/// steps as it does by itself, on the slices of a rank where there are several; docs/optimizers.md says what it may do.
 ///
 ///     lockstep::ZeroRedundancyOptimizer optimizer(net->parameters(), torch::optim::AdamWOptions(1e-3));
 ///
@@ -93,7 +74,10 @@ void step(ShardedStep& sharded, torch::optim::Optimizer& optimizer);
 ///
 /// step() changes nothing if it fails: a sparse gradient, a parameter that was moved to another device.
 template <detail::Elementwise Optimizer>
-class ZeroRedundancyOptimizer : public Optimizer, public detail::KeepsMasters {
+class ZeroRedundancyOptimizer : public Optimizer,
+                                public detail::KeepsMasters,
+                                public detail::KeepsSlices,
+                                public detail::AdoptsState {
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
  public:
@@ -107,12 +91,18 @@ class ZeroRedundancyOptimizer : public Optimizer, public detail::KeepsMasters {
       : Optimizer(groups, std::move(defaults)), options_(options) {
     detail::check_parameters(*this, kKind, options_);
   }
-  /// Steps what `model` trains, together with its other ranks, which must share memory. Every rank makes it and calls
-  /// step(), with the gradients that a backward has reduced, the same options and the same state; what differs is an
-  /// Error on all ranks. `model` outlives it.
+  /// Steps what `model` trains, together with its other ranks. Every rank makes it and calls
+  /// step(), with the same options and the same state; what differs is an Error on all ranks. `model` outlives it.
   ///
-  /// The parameters move into memory that the other ranks reach and back when this object goes: the tensors stay the
-  /// same, but views of them and what .data() gave before show the old memory.
+  /// Where there are kernels, step() from now on takes the mean (or sum) over the ranks, not backward: until then .grad
+  /// is what this rank has computed itself. Limit its norm by model.clip_grad_norm(), which every rank then calls and
+  /// which leaves no .grad. Errors and skipped steps of a reduction (NonFinitePolicy, skip_step()) come with step().
+  /// While `model` has a communication hook, and where several machines have several ranks, backward reduces gradients
+  /// as ever.
+  ///
+  /// The parameters move into other memory, that the ranks of the machine reach, and back when this object goes: the
+  /// tensors stay the same, but views of them and what .data() gave before show the old memory. Where ranks share no
+  /// memory, every rank calls whatever saves the state.
   template <typename OptimizerOptions>
   ZeroRedundancyOptimizer(const Replica& model, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
       : ZeroRedundancyOptimizer(model, Groups{detail::trained_parameters(model)}, std::move(defaults), options) {}
@@ -121,33 +111,70 @@ class ZeroRedundancyOptimizer : public Optimizer, public detail::KeepsMasters {
   ZeroRedundancyOptimizer(const Replica& model, const Groups& groups, OptimizerOptions defaults,
                           ZeroRedundancyOptions options = {})
       : ZeroRedundancyOptimizer(groups, std::move(defaults), options) {
-    sharded_ = detail::shard(model, *this, kKind, options_);
+    slices_ = detail::step_by_slices(model, *this, kKind, detail::state_is_known<Optimizer>(), options_);
+    if (!slices_) sharded_ = detail::shard(model, *this, kKind, options_);
+  }
+
+  ZeroRedundancyOptimizer(ZeroRedundancyOptimizer&& other) noexcept
+      : Optimizer(std::move(other)),
+        options_(other.options_),
+        sharded_(std::move(other.sharded_)),
+        slices_(std::move(other.slices_)) {
+    if (sharded_) detail::move_to(*sharded_, *this);
   }
 
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
-    if constexpr (kKind == detail::FormulaKind::kNone) {
-      return Optimizer::step(std::move(closure));
-    } else {
-      at::Tensor loss;
-      if (closure) {
-        const at::AutoGradMode enable_grad(true);
-        loss = closure();
-      }
-      if (sharded_)
-        detail::step(*sharded_, *this);
-      else
-        detail::fused_step(*this, kKind, options_);
-      return loss;
+    if (kKind == detail::FormulaKind::kNone && !slices_) return Optimizer::step(std::move(closure));
+    at::Tensor loss;
+    if (closure) {
+      const at::AutoGradMode enable_grad(true);
+      loss = closure();
     }
+    if (slices_)
+      detail::step(*slices_, *this, [this] { step_alone(); });
+    else if (sharded_)
+      detail::step(*sharded_);
+    else
+      step_alone();
+    return loss;
   }
 
+  void save(torch::serialize::OutputArchive& archive) const override {
+    complete_state();
+    Optimizer::save(archive);
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    check_state_is_known();
+    Optimizer::load(archive);
+  }
   bool keeps_masters() const override { return options_.master_weights; }
+  void check_state_is_known() const override {
+    if (slices_) detail::check_state_is_known(*slices_);
+  }
+  void complete_state() const override {
+    if (slices_) detail::complete_state(*slices_);
+    if (sharded_) detail::complete_state(*sharded_);
+  }
+  const Group* slice_holders() const override {
+    if (slices_) return detail::slice_holders(*slices_);
+    return sharded_ ? detail::slice_holders(*sharded_) : nullptr;
+  }
+  bool adopts_state() const override { return sharded_ != nullptr; }
 
  private:
   static constexpr detail::FormulaKind kKind = detail::formula_kind<Optimizer>();
 
+  /// Of what the groups hold, on this rank.
+  void step_alone() {
+    if constexpr (kKind == detail::FormulaKind::kNone)
+      Optimizer::step(nullptr);
+    else
+      detail::fused_step(*this, kKind, options_);
+  }
+
   ZeroRedundancyOptions options_;
   detail::ShardedStepPtr sharded_;
+  detail::SliceStepPtr slices_;
 };
 
 template <typename Parameters, typename OptimizerOptions>

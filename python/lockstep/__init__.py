@@ -1,11 +1,23 @@
-"""A shared-memory backend for torch.distributed: init_process_group("lockstep"), ranks of one machine, CPU tensors.
+"""Data-parallel training on CPUs: attach() for modules, and a backend for torch.distributed.
 
-`import torch` registers it by itself; nothing of this package needs to be imported.
+`import torch` registers the backend by itself: init_process_group("lockstep"), CPU tensors. Nothing of this package
+needs to be imported for it, and attach() and the rest are loaded when they are first used.
 """
 
 import os
 
-__all__ = ["register"]
+__version__ = "0.1.0"
+__all__ = ["Error", "Replica", "ZeroRedundancyOptimizer", "attach", "register"]
+
+_HOMES = {"Error": "_replica", "Replica": "_replica", "attach": "_replica", "ZeroRedundancyOptimizer": "_optimizer"}
+
+
+def __getattr__(name):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module("lockstep." + _HOMES[name]), name)
 
 
 def register():
@@ -22,7 +34,8 @@ def register():
     dist.Backend.register_backend("lockstep", _make_backend, devices=["cpu"])
 
 
-def _make_backend(store, rank, size, timeout):
+def _extension():
+    """lockstep._C. It is built for one release of torch."""
     import torch
 
     try:
@@ -30,4 +43,8 @@ def _make_backend(store, rank, size, timeout):
     except ImportError as error:
         raise ImportError(f"lockstep's extension does not match torch {torch.__version__}; build it again: "
                           f"pip install --no-build-isolation ./python ({error})") from error
-    return _C.make_backend(store, rank, size, timeout)
+    return _C
+
+
+def _make_backend(store, rank, size, timeout):
+    return _extension().make_backend(store, rank, size, timeout)

@@ -16,7 +16,9 @@ std::optional<std::string> read(const char* name) {
 Environment Environment::from_process() {
   return {
       .lockstep_store_fd = read("LOCKSTEP_STORE_FD"),
+      .lockstep_address = read("LOCKSTEP_ADDRESS"),
       .lockstep_page_fd = read("LOCKSTEP_PAGE_FD"),
+      .lockstep_memory_fd = read("LOCKSTEP_MEMORY_FD"),
       .lockstep_run_dir = read("LOCKSTEP_RUN_DIR"),
       .lockstep_terminal = read("LOCKSTEP_TERMINAL"),
       .lockstep_threads = read("LOCKSTEP_THREADS"),
@@ -46,10 +48,15 @@ Environment Environment::from_process() {
       .slurm_localid = read("SLURM_LOCALID"),
       .slurm_step_num_nodes = read("SLURM_STEP_NUM_NODES"),
       .omp_num_threads = read("OMP_NUM_THREADS"),
+      .lockstep_virtual_ranks = read("LOCKSTEP_VIRTUAL_RANKS"),
       .lockstep_join_timeout_s = read("LOCKSTEP_JOIN_TIMEOUT_S"),
+      .lockstep_machine = read("LOCKSTEP_MACHINE"),
       .malloc_trim_threshold_ = read("MALLOC_TRIM_THRESHOLD_"),
       .malloc_mmap_threshold_ = read("MALLOC_MMAP_THRESHOLD_"),
       .glibc_tunables = read("GLIBC_TUNABLES"),
+      .aten_cpu_capability = read("ATEN_CPU_CAPABILITY"),
+      .mkl_cbwr = read("MKL_CBWR"),
+      .onednn_max_cpu_isa = read("ONEDNN_MAX_CPU_ISA"),
       .lockstep_nightly = read("LOCKSTEP_NIGHTLY"),
       .lockstep_fuzz_seed = read("LOCKSTEP_FUZZ_SEED"),
   };

@@ -9,13 +9,15 @@ namespace lockstep {
 /// Nothing else in the project calls getenv.
 struct Environment {
   // Set by `lockstep run` for its ranks.
-  std::optional<std::string> lockstep_store_fd;  ///< inherited socket to the launcher's key-value store
-  std::optional<std::string> lockstep_page_fd;   ///< inherited memory in which ranks tell the launcher what they do
-  std::optional<std::string> lockstep_run_dir;   ///< folder of this run's files
-  std::optional<std::string> lockstep_terminal;  ///< columns of the launcher's terminal, where rank 0's output ends
-  std::optional<std::string> lockstep_threads;   ///< what it has set OMP_NUM_THREADS to
-  std::optional<std::string> lockstep_spawn;     ///< which call of lockstep::spawn this process is a rank of
-  std::optional<std::string> lockstep_debugged;  ///< a rank is under a debugger: no wait ends by time
+  std::optional<std::string> lockstep_store_fd;   ///< inherited socket to the launcher's key-value store
+  std::optional<std::string> lockstep_address;    ///< of this machine, to which ranks of the other machines connect
+  std::optional<std::string> lockstep_page_fd;    ///< inherited memory in which ranks tell the launcher what they do
+  std::optional<std::string> lockstep_memory_fd;  ///< inherited memory for checkpoints, which outlives the ranks
+  std::optional<std::string> lockstep_run_dir;    ///< folder of this run's files
+  std::optional<std::string> lockstep_terminal;   ///< columns of the launcher's terminal, where rank 0's output ends
+  std::optional<std::string> lockstep_threads;    ///< what it has set OMP_NUM_THREADS to
+  std::optional<std::string> lockstep_spawn;      ///< which call of lockstep::spawn this process is a rank of
+  std::optional<std::string> lockstep_debugged;   ///< a rank is under a debugger: no wait ends by time
 
   // torchrun's names, also set by `lockstep run`.
   std::optional<std::string> rank;
@@ -49,12 +51,20 @@ struct Environment {
   std::optional<std::string> slurm_step_num_nodes;
 
   std::optional<std::string> omp_num_threads;
+  std::optional<std::string> lockstep_virtual_ranks;   ///< the number of virtual ranks
   std::optional<std::string> lockstep_join_timeout_s;  ///< seconds to wait for all ranks to appear
+
+  std::optional<std::string> lockstep_machine;  ///< ranks where it differs do not share memory
 
   // glibc's, for its malloc.
   std::optional<std::string> malloc_trim_threshold_;
   std::optional<std::string> malloc_mmap_threshold_;
   std::optional<std::string> glibc_tunables;
+
+  // LibTorch's and its libraries', which choose the instructions that operators use.
+  std::optional<std::string> aten_cpu_capability;
+  std::optional<std::string> mkl_cbwr;
+  std::optional<std::string> onednn_max_cpu_isa;
 
   // Of tests.
   std::optional<std::string> lockstep_nightly;    ///< set: run the long versions

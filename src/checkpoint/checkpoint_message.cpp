@@ -48,7 +48,7 @@ CheckpointMessage CheckpointMessage::decode(std::string bytes, int rank) {
   const auto outcome = static_cast<uint8_t>(bytes[kMessageMagic.size()]);
   const size_t words = kMessageMagic.size() + 1, rest = bytes.size() - kMessageHeaderBytes;
   const uint64_t text_size = word_at(bytes, words + 8), state_size = word_at(bytes, words + 16);
-  refuse_unless(outcome <= static_cast<uint8_t>(Outcome::kDiverged));
+  refuse_unless(outcome <= static_cast<uint8_t>(Outcome::kInSlices));
   refuse_unless(text_size <= rest && state_size == rest - text_size);
   CheckpointMessage message{.outcome = static_cast<Outcome>(outcome),
                             .steps = static_cast<int64_t>(word_at(bytes, words)),

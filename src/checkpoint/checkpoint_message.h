@@ -13,6 +13,7 @@ struct CheckpointMessage {
     kNothing,   ///< no save is due, or there is no checkpoint
     kFailed,    ///< `text` says why
     kDiverged,  ///< `text` says what differs between ranks
+    kInSlices,  ///< all is well so far; now every rank sends rank 0 its slices
   };
 
   Outcome outcome = Outcome::kDone;

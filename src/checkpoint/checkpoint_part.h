@@ -1,5 +1,8 @@
 #pragma once
 
+#include <functional>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,11 +17,19 @@ struct CheckpointPart {
   std::string name;
   Checkpointer::Part part;
   Checkpointer::Scope scope;
+  /// A model whose parameters are equal on all ranks but for the ignored ones; null for other parts.
+  torch::nn::Module* replicas = nullptr;
+  std::set<std::string> ignored = {};
+  /// Its state as it lies in slices on the ranks of a group; none where a rank has all of it. Null: it never does.
+  std::function<std::optional<c10::IValue>(const Group& group)> save_in_slices = nullptr;
 };
 
 // Beside the parts, the dictionary in the file has these.
 constexpr const char* kStepKey = "step";
 constexpr const char* kRanksKey = "ranks";  ///< what each rank has of its own, a list of .pt files in uint8 tensors
+
+constexpr const char* kVirtualRanksKey = "virtual_ranks";  ///< their number; missing: there are none
+constexpr const char* kThreadsKey = "threads";             ///< that an operator used, with virtual ranks
 
 inline c10::impl::GenericDict new_dict() { return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get()); }
 

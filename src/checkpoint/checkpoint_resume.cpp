@@ -2,10 +2,14 @@
 
 #include <ATen/core/List.h>
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "base/error.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/packed_object.h"
 #include "checkpoint/random_states.h"
+#include "collectives/group_state.h"
 
 namespace lockstep {
 namespace {
@@ -34,21 +38,20 @@ std::optional<CheckpointManifest> newest_intact(const CheckpointFolder& folder) 
 /// Loads one rank's parts, and collects what does not fit.
 class PartLoader {
  public:
-  PartLoader(const std::vector<CheckpointPart>& parts, std::string path, const Group& group)
-      : parts_(parts), path_(std::move(path)), group_(group) {}
+  PartLoader(const std::vector<CheckpointPart>& parts, const Group& group) : parts_(parts), group_(group) {}
 
-  /// The step of the checkpoint.
-  int64_t load();
+  void load(const std::function<CheckpointImage()>& open);
+  /// Of the checkpoint.
+  int64_t step() const { return step_; }
   /// A line for each part that does not fit; "" if all do.
   const std::string& problems() const { return problems_; }
 
  private:
+  void check_virtual_ranks(const Dict& whole) const;
   void load_scope(const Dict& from, bool of_each_rank);
-  void load_from_other_ranks(const List& ranks);
+  void load_from_other_ranks(const CheckpointImage& image);
+  void restore_virtual_states(const CheckpointImage& image) const;
   void load_from_ranks(const CheckpointPart& part, const std::vector<Dict>& ranks);
-  Dict state_of_rank(const List& ranks, size_t rank) const {
-    return unpacked(ranks.get(rank).toTensor(), path_).toGenericDict();
-  }
   /// Notes it under the part's name if `body` throws.
   void try_part(const CheckpointPart& part, const std::function<void()>& body) {
     const std::string problem = failure_of(body);
@@ -61,24 +64,45 @@ class PartLoader {
   }
 
   const std::vector<CheckpointPart>& parts_;
-  const std::string path_;
   const Group& group_;
+  const std::shared_ptr<VirtualRanks> virtual_ranks_ = state_of(group_).virtual_ranks;  ///< null: none
+  int64_t step_ = 0;
   std::string problems_;
 };
 
-int64_t PartLoader::load() {
-  int64_t step = 0;
+void PartLoader::load(const std::function<CheckpointImage()>& open) {
   problems_ += failure_of([&] {
-    const Dict whole = load_object(path_, {.mmap = true}).toGenericDict();
-    load_scope(whole, /*of_each_rank=*/false);
-    step = whole.at(kStepKey).toInt();
-    const List ranks = whole.at(kRanksKey).toList();
-    if (static_cast<int>(ranks.size()) != group_.world_size()) return load_from_other_ranks(ranks);
-    const Dict own = state_of_rank(ranks, static_cast<size_t>(group_.rank()));
+    const CheckpointImage image = open();
+    check_virtual_ranks(image.whole);
+    load_scope(image.whole, /*of_each_rank=*/false);
+    step_ = image.whole.at(kStepKey).toInt();
+    if (static_cast<int>(image.ranks) != group_.world_size()) return load_from_other_ranks(image);
+    const Dict own = image.state_of_rank(static_cast<size_t>(group_.rank()));
     load_scope(own, /*of_each_rank=*/true);
-    restore_random_states(own);
+    virtual_ranks_ ? restore_virtual_states(image) : restore_random_states(own);
   });
-  return step;
+}
+
+/// Before anything is loaded: the bits of a run depend on both.
+void PartLoader::check_virtual_ranks(const Dict& whole) const {
+  const auto saved = [&](const char* key) { return whole.contains(key) ? whole.at(key).toInt() : 0; };
+  const int64_t mine = virtual_ranks_ ? virtual_ranks_->count() : 0, theirs = saved(kVirtualRanksKey);
+  const auto describe = [](int64_t count) {
+    return count == 0 ? std::string("no virtual ranks") : std::to_string(count) + " virtual ranks";
+  };
+  if (mine != theirs)
+    throw Error("the checkpoint is of a run with " + describe(theirs) + ", but this run has " + describe(mine) +
+                "; set ContextOptions::virtual_ranks, or LOCKSTEP_VIRTUAL_RANKS, as in that run");
+  if (mine != 0 && saved(kThreadsKey) != virtual_ranks_->threads())
+    throw Error("the checkpoint is of a run whose ranks used " + std::to_string(saved(kThreadsKey)) +
+                " threads each, but these use " + std::to_string(virtual_ranks_->threads()) +
+                ", which gives other bits; set ContextOptions::threads, or OMP_NUM_THREADS, as in that run");
+}
+
+void PartLoader::restore_virtual_states(const CheckpointImage& image) const {
+  std::vector<Dict> all;
+  for (size_t rank = 0; rank < image.ranks; ++rank) all.push_back(image.state_of_rank(rank));
+  restore_random_states(all, *virtual_ranks_);
 }
 
 void PartLoader::load_scope(const Dict& from, bool of_each_rank) {
@@ -87,22 +111,23 @@ void PartLoader::load_scope(const Dict& from, bool of_each_rank) {
 }
 
 /// The checkpoint is of another number of ranks: only parts that know how to share out their states are resumed.
-void PartLoader::load_from_other_ranks(const List& ranks) {
-  std::string left_out = "random states";
+void PartLoader::load_from_other_ranks(const CheckpointImage& image) {
+  std::string left_out = virtual_ranks_ ? "" : "random states";
+  if (virtual_ranks_) restore_virtual_states(image);
   std::vector<Dict> own;
   for (const CheckpointPart& part : parts_) {
     if (part.scope != Scope::kEachRank) continue;
     if (!part.part.load_from_ranks) {
-      left_out += ", `" + part.name + "`";
+      left_out += (left_out.empty() ? "`" : ", `") + part.name + "`";
       continue;
     }
     try_part(part, [&] {
-      while (own.size() < ranks.size()) own.push_back(state_of_rank(ranks, own.size()));
+      while (own.size() < image.ranks) own.push_back(image.state_of_rank(own.size()));
       load_from_ranks(part, own);
     });
   }
-  if (group_.rank() != 0) return;
-  TORCH_WARN("the checkpoint was saved by ", ranks.size(), " ranks and is resumed on ", group_.world_size(),
+  if (group_.rank() != 0 || left_out.empty()) return;
+  TORCH_WARN("the checkpoint was saved by ", image.ranks, " ranks and is resumed on ", group_.world_size(),
              ": what each rank had of its own is left out: ", left_out,
              own.empty() ? "" : "; what communication hooks had not sent yet is shared out among the ranks");
 }
@@ -113,39 +138,83 @@ void PartLoader::load_from_ranks(const CheckpointPart& part, const std::vector<D
   part.part.load_from_ranks(states);
 }
 
-/// The file of the newest intact checkpoint, the same on all ranks; "" where there is no checkpoint.
-std::string agree_on_file(const CheckpointFolder& folder, const Group& group) {
+CheckpointImage image_of_file(const std::string& path) {
+  CheckpointImage image;
+  image.whole = load_object(path, {.mmap = true}).toGenericDict();
+  const List ranks = image.whole.at(kRanksKey).toList();
+  image.ranks = ranks.size();
+  image.state_of_rank = [ranks, path](size_t rank) {
+    return unpacked(ranks.get(rank).toTensor(), path).toGenericDict();
+  };
+  return image;
+}
+
+/// What rank 0 has chosen.
+struct Choice {
+  std::string file;          ///< in the folder; empty: none
+  std::optional<int> slot;   ///< in memory, which comes first
+  int64_t step_on_disk = 0;  ///< of the newest in the folder
+
+  CheckpointMessage message() const {
+    return {.steps = slot ? 1 + *slot : 0, .text = file, .state = std::to_string(step_on_disk)};
+  }
+  static Choice of(const CheckpointMessage& message) {
+    Choice choice{.file = message.text, .slot = {}, .step_on_disk = std::atoll(message.state.c_str())};
+    if (message.steps > 0) choice.slot = static_cast<int>(message.steps - 1);
+    return choice;
+  }
+};
+
+/// Rank 0: memory, unless the folder has something newer that is intact.
+Choice choose(const CheckpointFolder& folder, const MemoryTier* memory) {
+  Choice choice;
+  const auto in_memory = memory != nullptr ? memory->newest_intact() : std::nullopt;
+  for (const CheckpointManifest& manifest : folder.list())
+    choice.step_on_disk = std::max(choice.step_on_disk, manifest.step);
+  if (in_memory) choice.slot = in_memory->slot;
+  if (in_memory && choice.step_on_disk <= in_memory->header.step) return choice;
+  std::optional<CheckpointManifest> on_disk;
+  const std::string problem = failure_of([&] { on_disk = newest_intact(folder); });
+  if (!problem.empty() && !in_memory) throw RefusedInput(problem);
+  if (on_disk && (!in_memory || on_disk->step > in_memory->header.step)) {
+    choice.slot.reset();
+    choice.file = on_disk->file;
+  }
+  return choice;
+}
+
+/// The same on all ranks.
+Choice agree(const CheckpointFolder& folder, const MemoryTier* memory, const Group& group) {
   CheckpointMessage chosen;
   if (group.rank() == 0)
-    chosen = attempt([&](CheckpointMessage& message) {
-      if (const auto manifest = newest_intact(folder))
-        message.text = manifest->file;
-      else
-        message.outcome = CheckpointMessage::Outcome::kNothing;
-    });
+    chosen = attempt([&](CheckpointMessage& message) { message = choose(folder, memory).message(); });
   chosen = CheckpointMessage::decode(group.broadcast_bytes(chosen.encode()), 0);
   if (chosen.outcome == CheckpointMessage::Outcome::kFailed) throw RefusedInput("cannot resume: " + chosen.text);
-  return chosen.text;
+  return Choice::of(chosen);
 }
 
 }  // namespace
 
 std::optional<ResumedCheckpoint> resume_parts(const std::vector<CheckpointPart>& parts, const CheckpointFolder& folder,
-                                              const Group& group) {
+                                              const MemoryTier* memory, const Group& group) {
+  const Choice choice = agree(folder, memory, group);
+  if (choice.file.empty() && !choice.slot) return {};
   CheckpointManifest manifest;
-  manifest.file = agree_on_file(folder, group);
-  if (manifest.file.empty()) return {};
-  ResumedCheckpoint resumed{.path = folder.path_of(manifest)};
-  PartLoader loader(parts, resumed.path, group);
-  resumed.step = loader.load();
-  const auto problems = group.all_gather_bytes(loader.problems());
+  manifest.file = choice.file;
+  ResumedCheckpoint resumed{.path = choice.slot ? "" : folder.path_of(manifest)};
+  PartLoader loader(parts, group);
+  loader.load([&] { return choice.slot ? memory->image(*choice.slot) : image_of_file(resumed.path); });
+  resumed.step = loader.step();
+  resumed.step_on_disk = choice.slot ? choice.step_on_disk : resumed.step;
+  const auto problems = group.all_gather_bytes(loader.problems());  // nobody reads memory any more after this
   std::string text;
   for (size_t rank = 0; rank < problems.size(); ++rank) {
     if (problems[rank].empty()) continue;
     const bool same = rank > 0 && problems[rank] == problems[0];
     text += "\n rank " + std::to_string(rank) + ": " + (same ? "the same as on rank 0" : problems[rank]);
   }
-  if (!text.empty()) throw RefusedInput("cannot resume from " + resumed.path + ":" + text);
+  const std::string name = choice.slot ? "the checkpoint in memory" : resumed.path;
+  if (!text.empty()) throw RefusedInput("cannot resume from " + name + ":" + text);
   return resumed;
 }
 

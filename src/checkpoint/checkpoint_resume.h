@@ -9,18 +9,21 @@
 
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/format/checkpoint_folder.h"
+#include "checkpoint/memory_tier.h"
 
 namespace lockstep {
 
 /// What was resumed.
 struct ResumedCheckpoint {
-  std::string path;
+  std::string path;  ///< empty: it was in memory
   int64_t step = 0;
+  int64_t step_on_disk = 0;  ///< of the newest in the folder; 0: there is none
 };
 
-/// Loads `parts` on all ranks from the newest intact checkpoint, which rank 0 chooses; empty where there is none.
-/// Throws RefusedInput on all ranks, listing what does not fit on each.
+/// Loads `parts` on all ranks from the newest intact checkpoint, which rank 0 chooses, in memory (null: there is no
+/// such tier) or in the folder; empty where there is none. Throws RefusedInput on all ranks, listing what does not fit
+/// on each.
 std::optional<ResumedCheckpoint> resume_parts(const std::vector<CheckpointPart>& parts, const CheckpointFolder& folder,
-                                              const Group& group);
+                                              const MemoryTier* memory, const Group& group);
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include "checkpoint/packed_object.h"
 #include "checkpoint/random_states.h"
 #include "checkpoint/state_comparison.h"
+#include "collectives/group_state.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {
@@ -19,33 +20,38 @@ using Dict = c10::impl::GenericDict;
 using Outcome = CheckpointMessage::Outcome;
 using Scope = Checkpointer::Scope;
 
-Dict state_of_rank(const std::vector<CheckpointPart>& parts) {
-  Dict own = new_dict();
-  save_random_states(own);
-  for (const CheckpointPart& part : parts)
-    if (part.scope == Scope::kEachRank) own.insert(part.name, part.part.save());
-  return own;
-}
+/// What this rank holds of the parts that have one state in the file. Rank 0's goes into it, and the slices of others.
+struct CommonState {
+  Dict parts = new_dict();
+  Dict in_slices = new_dict();  ///< those of them that lie in slices on all ranks
+};
 
-/// What this rank holds of the parts that have one state in the file; rank 0's goes into it.
-Dict common_state(const std::vector<CheckpointPart>& parts, bool is_main) {
-  Dict common = new_dict();
-  for (const CheckpointPart& part : parts)
-    if (part.scope == Scope::kAllRanks || (part.scope == Scope::kRankZero && is_main))
-      common.insert(part.name, part.part.save());
+CommonState common_state(const std::vector<CheckpointPart>& parts, const Group& group) {
+  CommonState common;
+  for (const CheckpointPart& part : parts) {
+    if (part.scope == Scope::kEachRank) continue;
+    const auto in_slices = part.save_in_slices ? part.save_in_slices(group) : std::nullopt;
+    if (in_slices) common.in_slices.insert(part.name, *in_slices);
+    if (part.scope == Scope::kAllRanks || group.rank() == 0)
+      common.parts.insert(part.name, in_slices ? *in_slices : part.part.save());
+  }
   return common;
 }
 
-std::string lines_to_compare(const std::vector<CheckpointPart>& parts, const Dict& common) {
-  Dict compared = new_dict();
+std::string lines_to_compare(const std::vector<CheckpointPart>& parts, const CommonState& common) {
+  Dict compared = new_dict(), in_slices = new_dict();
   for (const CheckpointPart& part : parts)
-    if (part.scope == Scope::kAllRanks) compared.insert(part.name, common.at(part.name));
-  return lines_of_state(compared);
+    if (part.scope == Scope::kAllRanks)
+      (common.in_slices.contains(part.name) ? in_slices : compared).insert(part.name, common.parts.at(part.name));
+  std::string lines = lines_of_state(compared);
+  if (!in_slices.empty()) lines += lines_of_state(in_slices, /*in_slices=*/true);
+  return lines;
 }
 
-Dict whole_state(const Dict& common, int64_t step, const std::vector<std::string>& own_states) {
+Dict whole_state(const Dict& common, int64_t step, const std::vector<std::string>& own_states,
+                 const VirtualRanks* virtual_ranks) {
   Dict whole = common.copy();
-  whole.insert(kStepKey, step);
+  insert_step(whole, step, virtual_ranks);
   c10::impl::GenericList ranks(c10::AnyType::get());
   for (const std::string& own : own_states) {
     at::Tensor bytes = at::empty({static_cast<int64_t>(own.size())}, at::kByte);
@@ -57,6 +63,21 @@ Dict whole_state(const Dict& common, int64_t step, const std::vector<std::string
 }
 
 }  // namespace
+
+Dict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks* virtual_ranks) {
+  Dict own = new_dict();
+  save_random_states(own, virtual_ranks);
+  for (const CheckpointPart& part : parts)
+    if (part.scope == Scope::kEachRank) own.insert(part.name, part.part.save());
+  return own;
+}
+
+void insert_step(Dict& whole, int64_t step, const VirtualRanks* virtual_ranks) {
+  whole.insert(kStepKey, step);
+  if (virtual_ranks == nullptr) return;
+  whole.insert(kVirtualRanksKey, static_cast<int64_t>(virtual_ranks->count()));
+  whole.insert(kThreadsKey, static_cast<int64_t>(virtual_ranks->threads()));
+}
 
 CheckpointSaver::CheckpointSaver(std::string folder, Group group, const CheckpointerOptions& options)
     : group_(std::move(group)), options_(options), folder_(std::move(folder)) {
@@ -75,21 +96,28 @@ void CheckpointSaver::wait() {
 
 CheckpointMessage CheckpointSaver::save(const std::vector<CheckpointPart>& parts, int64_t step,
                                         std::optional<double> score) {
-  Dict common = new_dict();
+  CommonState common;
   const auto own = attempt([&](CheckpointMessage& message) {
-    message.state = packed(state_of_rank(parts));
-    common = common_state(parts, is_main());
+    message.state = packed(state_of_rank(parts, state_of(group_).virtual_ranks.get()));
+    common = common_state(parts, group_);
     if (group_.world_size() > 1) message.text = lines_to_compare(parts, common);
   });
   auto sent = group_.gather_bytes(own.encode());
   CheckpointMessage result;
-  if (is_main()) result = collect(std::move(sent), common, step, score);
+  if (is_main()) result = collect(std::move(sent), common.parts, !common.in_slices.empty(), step, score);
+  result = CheckpointMessage::decode(group_.broadcast_bytes(result.encode()), 0);
+  if (result.outcome != Outcome::kInSlices) return result;
+  if (is_main())
+    result = attempt([&](CheckpointMessage&) { start_write(std::move(next_), step, score); });
+  else
+    send_slices(group_, ObjectWriter(common.in_slices).sliced());
   return CheckpointMessage::decode(group_.broadcast_bytes(result.encode()), 0);
 }
 
-/// Rank 0: starts to write what the ranks sent, unless one of them failed or they differ.
-CheckpointMessage CheckpointSaver::collect(std::vector<std::string> sent, const Dict& common, int64_t step,
-                                           std::optional<double> score) {
+/// Rank 0: starts to write what the ranks sent, unless one of them failed or they differ. `in_slices`: only prepares
+/// it.
+CheckpointMessage CheckpointSaver::collect(std::vector<std::string> sent, const Dict& common, bool in_slices,
+                                           int64_t step, std::optional<double> score) {
   return attempt([&](CheckpointMessage& result) {
     std::vector<std::string> states, lines;
     for (size_t rank = 0; rank < sent.size(); ++rank) {
@@ -103,16 +131,20 @@ CheckpointMessage CheckpointSaver::collect(std::vector<std::string> sent, const 
     }
     if (result.outcome == Outcome::kFailed) return;
     result.text = difference_of_lines(lines);
-    if (result.text.empty())
-      start_write(whole_state(common, step, states), step, score);
-    else
+    if (!result.text.empty()) {
       result.outcome = Outcome::kDiverged;
+      return;
+    }
+    auto next = std::make_unique<ObjectWriter>(whole_state(common, step, states, state_of(group_).virtual_ranks.get()));
+    if (!in_slices) return start_write(std::move(next), step, score);
+    next->bring_slices_from(group_);
+    next_ = std::move(next);
+    result.outcome = Outcome::kInSlices;
   });
 }
 
 /// Rank 0. What it throws is about the state; a disk that fails is no exception.
-void CheckpointSaver::start_write(const c10::IValue& object, int64_t step, std::optional<double> score) {
-  auto next = std::make_unique<ObjectWriter>(object);
+void CheckpointSaver::start_write(std::unique_ptr<ObjectWriter> next, int64_t step, std::optional<double> score) {
   wait();  // one at a time: the copy goes into the memory of the one before
   if (!options_.asynchronous) return write(*next, step, score);
   next->detach_from_tensors(snapshot_.get());

@@ -16,9 +16,16 @@
 
 namespace lockstep {
 
+/// What belongs to this rank alone: its random states and the parts added as kEachRank.
+/// `virtual_ranks`: null if there are none.
+c10::impl::GenericDict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks* virtual_ranks);
+/// The step, and of what run it is: with virtual ranks their number and that of threads.
+void insert_step(c10::impl::GenericDict& whole, int64_t step, const VirtualRanks* virtual_ranks);
+
 /// Saves on all ranks: each packs what is its own and sends it to rank 0, with a hash of every tensor that should be
 /// the same everywhere; rank 0 compares the hashes, reads and copies all tensors, and tells the others whether that
-/// went well; they go on training while a thread of rank 0 writes the copy.
+/// went well; they go on training while a thread of rank 0 writes the copy. Where each rank has a slice of an
+/// optimizer's state only, the others send theirs piece by piece while rank 0 copies or writes.
 class CheckpointSaver {
  public:
   /// Makes the folder now rather than at the first save, hours later. Throws StorageError on all ranks.
@@ -36,9 +43,9 @@ class CheckpointSaver {
  private:
   bool is_main() const { return group_.rank() == 0; }
   void wait();
-  CheckpointMessage collect(std::vector<std::string> sent, const c10::impl::GenericDict& common, int64_t step,
-                            std::optional<double> score);
-  void start_write(const c10::IValue& object, int64_t step, std::optional<double> score);
+  CheckpointMessage collect(std::vector<std::string> sent, const c10::impl::GenericDict& common, bool in_slices,
+                            int64_t step, std::optional<double> score);
+  void start_write(std::unique_ptr<ObjectWriter> next, int64_t step, std::optional<double> score);
   void write(const ObjectWriter& object, int64_t step, std::optional<double> score);
 
   const Group group_;
@@ -46,6 +53,7 @@ class CheckpointSaver {
 
   // Rank 0: the writer's while it runs, ours after wait().
   CheckpointFolder folder_;
+  std::unique_ptr<ObjectWriter> next_;  ///< waits for the other ranks' slices
   std::unique_ptr<ObjectWriter> snapshot_;
   std::string last_failure_;  // of the last save
 

@@ -5,6 +5,8 @@
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/checkpoint_resume.h"
 #include "checkpoint/checkpoint_saver.h"
+#include "checkpoint/memory_tier.h"
+#include "checkpoint/optimizer_state.h"
 #include "checkpoint/random_states.h"
 #include "checkpoint/save_schedule.h"
 #include "rank_page/operation_label.h"
@@ -13,8 +15,11 @@
 namespace lockstep {
 
 struct Checkpointer::State {
-  State(std::string folder, Group group_, const CheckpointerOptions& options)
-      : group(std::move(group_)), saver(std::move(folder), group, options), schedule(group, options) {}
+  State(const std::string& folder, Group group_, const CheckpointerOptions& options)
+      : group(std::move(group_)),
+        saver(folder, group, options),
+        schedule(group, options),
+        memory(MemoryTier::make(folder, group, options)) {}
 
   void save(int64_t step, std::optional<double> score);
   bool resume();
@@ -24,6 +29,7 @@ struct Checkpointer::State {
   std::vector<std::function<void()>> checks;  ///< before each save
   CheckpointSaver saver;
   SaveSchedule schedule;
+  const std::unique_ptr<MemoryTier> memory;  ///< null: disk alone
   int64_t resumed_step = 0;
 };
 
@@ -45,28 +51,34 @@ void Checkpointer::State::save(int64_t step, std::optional<double> score) {
 
 bool Checkpointer::State::resume() {
   const OperationLabel label("resuming");
-  const auto resumed = resume_parts(parts, saver.folder(), group);
+  const auto resumed = resume_parts(parts, saver.folder(), memory.get(), group);
   if (!resumed) return false;
   resumed_step = resumed->step;
-  schedule.start_after(resumed->step);
-  if (group.rank() == 0) own_page().note_checkpoint(resumed->path, resumed->step, Clock::now());
+  schedule.start_after(resumed->step_on_disk);
+  if (memory) memory->start_after(resumed->step);
+  if (resumed->path.empty()) own_page().note_memory_checkpoint(resumed->step);
+  if (group.rank() == 0 && !resumed->path.empty())
+    own_page().note_checkpoint(resumed->path, resumed->step, Clock::now());
   return true;
 }
 
-Checkpointer::Checkpointer(std::string folder, Group group, CheckpointerOptions options) {
+Checkpointer::Checkpointer(const std::string& folder, Group group, CheckpointerOptions options) {
   TORCH_CHECK(!options.every_steps || *options.every_steps > 0, "Checkpointer: every_steps is ", *options.every_steps,
               "; it must be at least 1");
   TORCH_CHECK(!options.every_minutes || *options.every_minutes > 0, "Checkpointer: every_minutes is ",
               *options.every_minutes, "; it must be above 0");
   TORCH_CHECK(options.keep_last > 0 && options.keep_best >= 0, "Checkpointer: keep_last is ", options.keep_last,
               " and keep_best ", options.keep_best, "; they must be at least 1 and 0");
-  state_ = std::make_unique<State>(std::move(folder), std::move(group), options);
+  TORCH_CHECK(!options.memory_every_n_steps || *options.memory_every_n_steps > 0,
+              "Checkpointer: memory_every_n_steps is ", *options.memory_every_n_steps, "; it must be at least 1");
+  state_ = std::make_unique<State>(folder, std::move(group), options);
 }
 
 Checkpointer::~Checkpointer() = default;
 
 Checkpointer& Checkpointer::add(const std::string& name, Part part, Scope scope) {
-  TORCH_CHECK(name != kStepKey && name != kRanksKey && name != kRandom && name != kRandomCuda && !name.empty(),
+  TORCH_CHECK(name != kStepKey && name != kRanksKey && name != kRandom && name != kRandomCuda &&
+                  name != kRandomVirtual && name != kVirtualRanksKey && name != kThreadsKey && !name.empty(),
               "Checkpointer: a part cannot be called `", name,
               "`, which the file needs for itself; choose another name");
   for (const auto& known : state_->parts)
@@ -83,10 +95,22 @@ Checkpointer& Checkpointer::add(const std::string& name, torch::nn::Module& modu
 }
 
 Checkpointer& Checkpointer::add(const std::string& name, torch::optim::Optimizer& optimizer, Scope scope) {
-  return add(name,
-             Part{.save = [&optimizer] { return optimizer_state_dict(optimizer); },
-                  .load = [&optimizer](const c10::IValue& state) { load_optimizer_state_dict(optimizer, state); }},
-             scope);
+  add(name,
+      Part{.save = [&optimizer] { return optimizer_state_dict(optimizer); },
+           .load = [&optimizer](const c10::IValue& state) { adopt_optimizer_state_dict(optimizer, state); }},
+      scope);
+  state_->parts.back().save_in_slices = [&optimizer](const Group& group) {
+    return optimizer_state_in_slices(optimizer, group);
+  };
+  return *this;
+}
+
+Checkpointer& Checkpointer::add_replicas(const std::string& name, torch::nn::Module& module,
+                                         const std::vector<std::string>& ignored) {
+  add(name, module, Scope::kRankZero);
+  state_->parts.back().replicas = &module;
+  state_->parts.back().ignored = {ignored.begin(), ignored.end()};
+  return *this;
 }
 
 Checkpointer& Checkpointer::check_before_saves(std::function<void()> check) {
@@ -99,6 +123,7 @@ bool Checkpointer::resume() { return state_->resume(); }
 int64_t Checkpointer::resumed_step() const { return state_->resumed_step; }
 
 bool Checkpointer::step(int64_t step) {
+  if (state_->memory && state_->memory->is_due(step)) state_->memory->save(state_->parts, step);
   if (!state_->schedule.is_due(step)) return false;
   state_->save(step, {});
   return true;

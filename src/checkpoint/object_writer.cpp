@@ -12,25 +12,40 @@
 
 namespace lockstep {
 namespace {
-std::string key_path(const std::string& place, const std::string& key) {
-  return place.empty() ? key : place + '.' + key;
-}
 
-std::string name_of(const std::string& place) { return place.empty() ? "the object" : "`" + place + "`"; }
+std::string text_of(const c10::IValue& key) { return key.isString() ? key.toStringRef() : std::to_string(key.toInt()); }
+
+at::Tensor as_tensor(const c10::Storage& storage) {
+  return at::empty({0}, at::kByte).set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
+}
 
 }  // namespace
 
+/// Where in the object a value is: it is put into words only for an error.
+struct ObjectWriter::Place {
+  const Place* outer = nullptr;  ///< null: it is the object
+  c10::IValue key;
+  int depth = 0;
+
+  Place inner(c10::IValue inner_key) const { return {this, std::move(inner_key), depth + 1}; }
+  std::string keys() const {
+    const std::string before = outer == nullptr ? "" : outer->keys();
+    return (before.empty() ? before : before + '.') + text_of(key);
+  }
+  std::string name() const { return outer == nullptr ? "the object" : "`" + keys() + "`"; }
+};
+
 ObjectWriter::ObjectWriter(const c10::IValue& object) {
   at::NoGradGuard no_grad;
-  add(object, "", 0);
+  add(object, {});
   pickle_ = pickle_writer_.finish();
 }
 
-void ObjectWriter::add(const c10::IValue& value, const std::string& place, int depth) {
-  TORCH_CHECK(depth < ObjectReader::kMaxDepth, "cannot save ", name_of(place), ": it is nested deeper than ",
+void ObjectWriter::add(const c10::IValue& value, const Place& place) {
+  TORCH_CHECK(place.depth < ObjectReader::kMaxDepth, "cannot save ", place.name(), ": it is nested deeper than ",
               ObjectReader::kMaxDepth, ", or contains itself");
   const auto add_all = [&](const auto& items) {
-    for (size_t i = 0; i < items.size(); ++i) add(c10::IValue(items[i]), key_path(place, std::to_string(i)), depth + 1);
+    for (size_t i = 0; i < items.size(); ++i) add(c10::IValue(items[i]), place.inner(static_cast<int64_t>(i)));
   };
   if (value.isNone()) {
     pickle_writer_.none();
@@ -53,29 +68,30 @@ void ObjectWriter::add(const c10::IValue& value, const std::string& place, int d
     add_all(value.toList().vec());
     pickle_writer_.end_list();
   } else if (value.isGenericDict()) {
-    add_dict(value, place, depth);
+    add_dict(value, place);
   } else {
-    TORCH_CHECK(false, "cannot save ", name_of(place), ": it is a ", value.tagKind(),
+    TORCH_CHECK(false, "cannot save ", place.name(), ": it is a ", value.tagKind(),
                 "; tensors, numbers, texts, None, lists, tuples and dictionaries of them can be saved");
   }
 }
 
-void ObjectWriter::add_dict(const c10::IValue& value, const std::string& place, int depth) {
+void ObjectWriter::add_dict(const c10::IValue& value, const Place& place) {
   pickle_writer_.begin_dict();
   for (const auto& item : value.toGenericDict()) {
     const c10::IValue& key = item.key();
-    TORCH_CHECK(key.isString() || key.isInt(), "cannot save ", name_of(place), ": a key of it is a ", key.tagKind(),
+    TORCH_CHECK(key.isString() || key.isInt(), "cannot save ", place.name(), ": a key of it is a ", key.tagKind(),
                 "; texts and whole numbers can be keys");
-    add(key, place, depth + 1);
-    add(item.value(), key_path(place, key.isString() ? key.toStringRef() : std::to_string(key.toInt())), depth + 1);
+    const Place inner = place.inner(key);
+    add(key, inner);
+    add(item.value(), inner);
   }
   pickle_writer_.end_dict();
 }
 
-void ObjectWriter::add_tensor(const at::Tensor& given, const std::string& place) {
-  TORCH_CHECK(given.defined(), "cannot save ", name_of(place), ": it is an undefined tensor");
+void ObjectWriter::add_tensor(const at::Tensor& given, const Place& place) {
+  TORCH_CHECK(given.defined(), "cannot save ", place.name(), ": it is an undefined tensor");
   const Dtype* dtype = dtype_of(given.scalar_type());
-  TORCH_CHECK(given.layout() == at::kStrided && dtype != nullptr && !given.is_meta(), "cannot save ", name_of(place),
+  TORCH_CHECK(given.layout() == at::kStrided && dtype != nullptr && !given.is_meta(), "cannot save ", place.name(),
               ": it is a ", given.toString(), " of layout ", given.layout(),
               "; plain tensors can be saved, so convert it first");
   at::Tensor tensor = given.detach();
@@ -93,38 +109,70 @@ void ObjectWriter::add_tensor(const at::Tensor& given, const std::string& place)
 size_t ObjectWriter::storage_of(const at::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
   const auto [found, is_new] = places_.emplace(storage.unsafeGetStorageImpl(), storages_.size());
-  if (is_new) {
-    kept_.push_back(storage);
-    const auto bytes = static_cast<int64_t>(storage.nbytes());
-    at::Tensor all = at::empty({0}, tensor.options().dtype(at::kByte).requires_grad(false));
-    all.set_(storage, 0, {bytes}, {1});
-    storages_.push_back(all.to(at::kCPU));
+  if (!is_new) return found->second;
+  kept_.push_back(storage);
+  if (storage.device().is_cpu()) {
+    storages_.push_back(storage);
+    return found->second;
   }
+  at::Tensor all = at::empty({0}, tensor.options().dtype(at::kByte).requires_grad(false));
+  all.set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
+  storages_.push_back(all.to(at::kCPU).storage());
   return found->second;
+}
+
+std::vector<c10::Storage> ObjectWriter::sliced() const {
+  std::vector<c10::Storage> sliced;
+  for (const c10::Storage& storage : kept_)
+    if (slices_of(storage) != nullptr) sliced.push_back(storage);
+  return sliced;
+}
+
+void ObjectWriter::bring_slices_from(const Group& group) {
+  std::vector<Slices> all;
+  for (const c10::Storage& storage : sliced()) all.push_back(*slices_of(storage));
+  others_ = std::make_unique<SliceStream>(group, std::move(all));
+}
+
+const Slices* ObjectWriter::slices(size_t storage) const {
+  return others_ != nullptr && storage < kept_.size() ? slices_of(kept_[storage]) : nullptr;
 }
 
 void ObjectWriter::detach_from_tensors(ObjectWriter* old) {
   for (size_t i = 0; i < storages_.size(); ++i) {
-    at::Tensor& bytes = storages_[i];
+    c10::Storage& bytes = storages_[i];
     // What came from another device is already a copy.
-    if (bytes.storage().unsafeGetStorageImpl() != kept_[i].unsafeGetStorageImpl()) continue;
-    at::Tensor copy;
-    if (old != nullptr && i < old->storages_.size() && old->storages_[i].sizes() == bytes.sizes())
+    if (bytes.unsafeGetStorageImpl() != kept_[i].unsafeGetStorageImpl()) continue;
+    c10::Storage copy;
+    if (old != nullptr && i < old->storages_.size() && old->storages_[i].nbytes() == bytes.nbytes())
       copy = std::move(old->storages_[i]);  // memory that was touched before costs no page faults
     else
-      copy = at::empty_like(bytes);
-    copy.copy_(bytes);
+      copy = at::empty({static_cast<int64_t>(bytes.nbytes())}, at::kByte).storage();
+    if (slices(i) == nullptr) {
+      as_tensor(copy).copy_(as_tensor(bytes));  // on as many threads as LibTorch uses
+    } else {
+      auto* to = static_cast<std::byte*>(copy.mutable_data());
+      others_->read(static_cast<const std::byte*>(bytes.data()), [&to](const void* data, size_t size) {
+        std::memcpy(to, data, size);
+        to += size;
+      });
+    }
     bytes = std::move(copy);
   }
   kept_.clear();
   places_.clear();
+  others_.reset();
 }
 
-void ObjectWriter::write(ByteSink& sink, const std::string& name) const {
-  PtWriter writer(sink, name, pickle_);
+void ObjectWriter::write(ByteSink& sink, const std::string& name, ZipWriter::Checksums checksums) const {
+  PtWriter writer(sink, name, pickle_, checksums);
   for (size_t i = 0; i < storages_.size(); ++i) {
     writer.begin_storage(std::to_string(i), storages_[i].nbytes());
-    writer.append(storages_[i].const_data_ptr(), storages_[i].nbytes());
+    if (slices(i) == nullptr)
+      writer.append(storages_[i].data(), storages_[i].nbytes());
+    else
+      others_->read(static_cast<const std::byte*>(storages_[i].data()),
+                    [&writer](const void* data, size_t size) { writer.append(data, size); });
     writer.end_storage();
   }
   writer.finish();
@@ -132,7 +180,7 @@ void ObjectWriter::write(ByteSink& sink, const std::string& name) const {
 
 uint64_t ObjectWriter::bytes() const {
   uint64_t sum = 0;
-  for (const at::Tensor& storage : storages_) sum += storage.nbytes();
+  for (const c10::Storage& storage : storages_) sum += storage.nbytes();
   return sum;
 }
 

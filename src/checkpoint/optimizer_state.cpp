@@ -8,9 +8,12 @@
 #include <ATen/core/grad_mode.h>
 
 #include <lockstep/checkpoint.h>
+#include <lockstep/master_weights.h>
 
 #include "base/error.h"
 #include "checkpoint/optimizer_kind.h"
+#include "checkpoint/optimizer_state.h"
+#include "collectives/group_state.h"
 
 namespace lockstep {
 namespace {
@@ -29,6 +32,15 @@ std::vector<Parameter> parameters_of(const Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups())
     for (const auto& tensor : group.params()) parameters.push_back({tensor, &group});
   return parameters;
+}
+
+/// Before state() is read to be saved.
+void complete(const Optimizer& optimizer) {
+  if (const auto* keeper = dynamic_cast<const detail::KeepsSlices*>(&optimizer)) keeper->complete_state();
+}
+/// Before state() is replaced.
+void check_known(const Optimizer& optimizer) {
+  if (const auto* keeper = dynamic_cast<const detail::KeepsSlices*>(&optimizer)) keeper->check_state_is_known();
 }
 
 std::string key_of(size_t place, const Field& field) { return std::to_string(place) + "." + field.name; }
@@ -56,9 +68,19 @@ at::TensorOptions options_of(const Kind& kind, const at::Tensor& parameter) {
   return kind.masters && is_16_bit ? parameter.options().dtype(at::kFloat) : parameter.options();
 }
 
+enum class Tensors { kCopy, kKeep };
+
+/// `value` in memory and layout of its own, or itself if it may be kept as it is.
+at::Tensor own(const at::Tensor& value, const at::TensorOptions& options, const at::Tensor& parameter,
+               Tensors tensors) {
+  if (tensors == Tensors::kKeep && value.options().type_equal(options)) return value;
+  return at::empty_like(parameter, options).copy_(value);
+}
+
 /// The state of the parameter at `place`, or null if the file has none; adds to `problems` and `used`.
 std::unique_ptr<OptimizerParamState> read_state(const Kind& kind, size_t place, const Parameter& parameter,
-                                                const StateDict& state, std::string& problems, size_t& used) {
+                                                const StateDict& state, Tensors tensors, std::string& problems,
+                                                size_t& used) {
   std::unique_ptr<OptimizerParamState> result;
   std::string missing;
   for (const Field& field : kind.fields) {
@@ -73,9 +95,8 @@ std::unique_ptr<OptimizerParamState> read_state(const Kind& kind, size_t place, 
     if (!problem.empty())
       problems += "\n  " + key_of(place, field) + ": " + problem;
     else
-      field.set(*result, field.is_scalar
-                             ? *value
-                             : at::empty_like(parameter.tensor, options_of(kind, parameter.tensor)).copy_(*value));
+      field.set(*result,
+                field.is_scalar ? *value : own(*value, options_of(kind, parameter.tensor), parameter.tensor, tensors));
   }
   if (result || kind.remembers_from_start) problems += missing;
   return result;
@@ -84,6 +105,7 @@ std::unique_ptr<OptimizerParamState> read_state(const Kind& kind, size_t place, 
 }  // namespace
 
 StateDict state_dict(const Optimizer& optimizer) {
+  complete(optimizer);
   const Kind kind = kind_of(optimizer);
   const auto parameters = parameters_of(optimizer);
   StateDict result;
@@ -103,13 +125,13 @@ namespace {
 using States = std::vector<std::unique_ptr<OptimizerParamState>>;
 
 /// Everything is built separately first, so that an error changes nothing.
-States read_states(const Kind& kind, const std::vector<Parameter>& parameters, const StateDict& state,
+States read_states(const Kind& kind, const std::vector<Parameter>& parameters, const StateDict& state, Tensors tensors,
                    std::string& problems) {
   at::NoGradGuard no_grad;
   States states;
   size_t used = 0;
   for (size_t i = 0; i < parameters.size(); ++i)
-    states.push_back(read_state(kind, i, parameters[i], state, problems, used));
+    states.push_back(read_state(kind, i, parameters[i], state, tensors, problems, used));
   if (used == state.size()) return states;
   std::set<std::string> known;
   for (size_t i = 0; i < parameters.size(); ++i)
@@ -223,15 +245,18 @@ StateDict flat_state(const Object& state, const std::map<int64_t, size_t>& place
 }  // namespace
 
 void load_state_dict(Optimizer& optimizer, const StateDict& state) {
+  check_known(optimizer);
   const Kind kind = kind_of(optimizer);
   const auto parameters = parameters_of(optimizer);
   std::string problems;
-  States states = read_states(kind, parameters, state, problems);
+  States states = read_states(kind, parameters, state, Tensors::kCopy, problems);
   check(problems);
   apply(optimizer, parameters, std::move(states));
 }
 
-c10::IValue optimizer_state_dict(const Optimizer& optimizer) {
+namespace {
+
+c10::IValue object_of(const Optimizer& optimizer) {
   const Kind kind = kind_of(optimizer);
   const auto parameters = parameters_of(optimizer);
   Object state = new_object();
@@ -261,7 +286,25 @@ c10::IValue optimizer_state_dict(const Optimizer& optimizer) {
   return result;
 }
 
-void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& object) {
+}  // namespace
+
+c10::IValue optimizer_state_dict(const Optimizer& optimizer) {
+  complete(optimizer);
+  return object_of(optimizer);
+}
+
+std::optional<c10::IValue> optimizer_state_in_slices(const Optimizer& optimizer, const Group& group) {
+  const auto* keeper = dynamic_cast<const detail::KeepsSlices*>(&optimizer);
+  const Group* const holders = keeper != nullptr ? keeper->slice_holders() : nullptr;
+  if (holders == nullptr || &state_of(*holders) != &state_of(group)) return std::nullopt;
+  keeper->check_state_is_known();
+  return object_of(optimizer);
+}
+
+namespace {
+
+void load(Optimizer& optimizer, const c10::IValue& object, Tensors tensors) {
+  check_known(optimizer);
   const Kind kind = kind_of(optimizer);
   const auto parameters = parameters_of(optimizer);
   c10::IValue state, group_list;
@@ -281,10 +324,21 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& object) 
   auto options = read_options(optimizer, kind, groups, problems);
   const auto places = places_of(groups, optimizer, problems);
   const StateDict flat = flat_state(state.toGenericDict(), places, problems);
-  States states = read_states(kind, parameters, flat, problems);
+  States states = read_states(kind, parameters, flat, tensors, problems);
   check(problems);
   apply(optimizer, parameters, std::move(states));
   for (size_t i = 0; i < groups.size(); ++i) optimizer.param_groups()[i].set_options(std::move(options[i]));
+}
+
+}  // namespace
+
+void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& object) {
+  load(optimizer, object, Tensors::kCopy);
+}
+
+void adopt_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& object) {
+  const auto* adopter = dynamic_cast<const detail::AdoptsState*>(&optimizer);
+  load(optimizer, object, adopter != nullptr && adopter->adopts_state() ? Tensors::kKeep : Tensors::kCopy);
 }
 
 }  // namespace lockstep

@@ -10,22 +10,24 @@
 
 #include "base/hash.h"
 #include "base/rank_names.h"
+#include "checkpoint/sliced_memory.h"
 
 namespace lockstep {
 namespace {
 
-std::string text_of_tensor(const at::Tensor& tensor) {
+std::string text_of_tensor(const at::Tensor& tensor, bool in_slices) {
   if (!tensor.defined()) return "undefined";
   std::ostringstream text;
   text << c10::toString(tensor.scalar_type()) << tensor.sizes();
+  if (in_slices && slices_of(tensor.storage()) != nullptr) return text.str();  // of each there is only one
   const at::Tensor dense = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
   StreamHash hash;
   hash.add(dense.const_data_ptr(), dense.nbytes());
   return text.str() + ' ' + hash.digits();
 }
 
-std::string text_of_leaf(const c10::IValue& value) {
-  if (value.isTensor()) return text_of_tensor(value.toTensor());
+std::string text_of_leaf(const c10::IValue& value, bool in_slices) {
+  if (value.isTensor()) return text_of_tensor(value.toTensor(), in_slices);
   if (value.isInt()) return std::to_string(value.toInt());
   if (value.isBool()) return value.toBool() ? "true" : "false";
   Hash hash;
@@ -40,28 +42,29 @@ std::string text_of_leaf(const c10::IValue& value) {
 
 std::string joined(const std::string& name, const std::string& key) { return name.empty() ? key : name + '.' + key; }
 
-void add_lines(const c10::IValue& value, const std::string& name, std::string& lines) {
+void add_lines(const c10::IValue& value, const std::string& name, bool in_slices, std::string& lines) {
   if (value.isGenericDict()) {
     for (const auto& item : value.toGenericDict()) {
       const bool text = item.key().isString();
       add_lines(item.value(), joined(name, text ? item.key().toStringRef() : std::to_string(item.key().toInt())),
-                lines);
+                in_slices, lines);
     }
     lines += name + "\tdictionary of " + std::to_string(value.toGenericDict().size()) + '\n';
   } else if (value.isList() || value.isTuple()) {
     const auto elements = value.isList() ? value.toList().vec() : value.toTupleRef().elements().vec();
-    for (size_t i = 0; i < elements.size(); ++i) add_lines(elements[i], joined(name, std::to_string(i)), lines);
+    for (size_t i = 0; i < elements.size(); ++i)
+      add_lines(elements[i], joined(name, std::to_string(i)), in_slices, lines);
     lines += name + "\tlist of " + std::to_string(elements.size()) + '\n';
   } else {
-    lines += name + '\t' + text_of_leaf(value) + '\n';
+    lines += name + '\t' + text_of_leaf(value, in_slices) + '\n';
   }
 }
 
 }  // namespace
 
-std::string lines_of_state(const c10::IValue& state) {
+std::string lines_of_state(const c10::IValue& state, bool in_slices) {
   std::string lines;
-  add_lines(state, "", lines);
+  add_lines(state, "", in_slices, lines);
   return lines;
 }
 

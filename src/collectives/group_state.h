@@ -12,6 +12,7 @@
 
 #include "base/mutex.h"
 #include "base/shared_segment.h"
+#include "base/virtual_ranks.h"
 #include "collectives/blocking_engine.h"
 #include "collectives/call_guard.h"
 
@@ -68,6 +69,7 @@ struct Group::State {
   std::shared_ptr<void> statistics = nullptr;     ///< what synchronised batch norms over this group share (src/nn)
   const unsigned generation = fork_generation();  ///< of the process that made the group
   CurrentCaller caller = {};
+  std::shared_ptr<VirtualRanks> virtual_ranks = nullptr;  ///< of the group of all ranks; null: the run has none
 
   /// Every call of the group holds the guard.
   CallGuard enter(const char* operation) { return CallGuard(caller, rank, generation, operation); }

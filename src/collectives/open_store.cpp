@@ -1,6 +1,5 @@
 #include "collectives/open_store.h"
 
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -46,22 +45,9 @@ StorePointer open_tcp(const World& world, std::chrono::milliseconds timeout) {
   }
 }
 
-/// A process between the launcher and this program may have closed the descriptor.
-FileDescriptor inherited_socket(int fd) {
-  int domain = 0;
-  socklen_t length = sizeof domain;
-  const bool is_open = ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 || errno != EBADF;
-  if (domain != AF_UNIX)
-    throw Error(
-        "LOCKSTEP_STORE_FD=" + std::to_string(fd) + " is " + (is_open ? "not a socket of `lockstep run`" : "not open") +
-        "; start the program with `lockstep run`, with nothing in between that closes descriptors (such as sudo), "
-        "or unset LOCKSTEP_STORE_FD");
-  return FileDescriptor(fd);
-}
-
 StorePointer open_new(const World& world, std::chrono::milliseconds timeout) {
   if (world.source == World::Source::kLauncher)
-    return c10::make_intrusive<KeyValueStore>(nullptr, inherited_socket(*world.store_fd), timeout);
+    return c10::make_intrusive<KeyValueStore>(nullptr, inherited_store_socket(*world.store_fd), timeout);
   if (!world.master_addr.empty()) return open_tcp(world, timeout);
   auto rendezvous = rendezvous_on_this_machine(starting_process(world.rank_variable), world.rank, Deadline(timeout));
   return c10::make_intrusive<KeyValueStore>(std::move(rendezvous.server), std::move(rendezvous.socket), timeout);
@@ -116,6 +102,7 @@ void forget_store() { kept_store().forget(); }
 
 std::string local_address(const World& world) {
   if (world.one_machine()) return "127.0.0.1";
+  if (!world.address.empty()) return world.address;
   return address_towards(world.master_addr, world.master_port);
 }
 

@@ -12,20 +12,24 @@
 
 #include "base/descriptor_limit.h"
 #include "base/environment.h"
+#include "base/machine_name.h"
 #include "base/shared_segment.h"
 #include "collectives/device_engine.h"
 #include "collectives/gloo/gloo_backend.h"
 #include "collectives/group_state.h"
+#include "collectives/hierarchical/hierarchical_backend.h"
 #include "collectives/nccl/nccl_backend.h"
 #include "collectives/open_store.h"
 #include "collectives/shm/backend/shm_backend.h"
 #include "collectives/shm/bootstrap.h"
 #include "collectives/shm/layout.h"
+#include "context/adopted_ranks.h"
 #include "context/device.h"
 #include "context/only_context.h"
 #include "context/roll_call.h"
 #include "context/start_ranks.h"
 #include "context/stop_request.h"
+#include "context/virtual_ranks_of_run.h"
 #include "nn/batch_norm_operator.h"
 #include "rank_page/error_file.h"
 #include "rank_page/rank_board.h"
@@ -40,35 +44,29 @@ constexpr std::chrono::seconds kFarewell{5};
 /// While a rank is stopped in a debugger, the others wait.
 constexpr std::chrono::hours kDebuggedTimeout{24 * 7};
 
-/// The environment's value, for users who cannot change the program, otherwise the program's.
-std::chrono::milliseconds join_timeout(const Environment& environment, const ContextOptions& options) {
-  if (!environment.lockstep_join_timeout_s) return options.join_timeout;
-  char* end = nullptr;
-  const double seconds = std::strtod(environment.lockstep_join_timeout_s->c_str(), &end);
-  if (*end != '\0' || !(seconds > 0 && seconds < 1e6))
-    throw Error("LOCKSTEP_JOIN_TIMEOUT_S=" + *environment.lockstep_join_timeout_s +
-                " is not a number of seconds above 0; set it to one, or unset it");
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-}
-
 /// Does not return in a process whose arguments make it the launcher of others.
 ContextOptions with_ranks_argument(int argc, char** argv, ContextOptions options) {
   if (options.ranks_argument) start_ranks_if_asked(argc, argv);
   return options;
 }
 
-int choose_threads(const RollCall& present, const Environment& environment) {
+int choose_threads(const RollCall& present, const ContextOptions& options, const Environment& environment) {
+  TORCH_CHECK(options.threads >= 0, "ContextOptions::threads is ", options.threads, "; it must be 0 or more");
   // The launcher's number holds for the cores that it assigned; something in between (taskset) may have changed them.
   if (!environment.omp_num_threads || environment.omp_num_threads == environment.lockstep_threads)
-    at::set_num_threads(present.threads);
+    at::set_num_threads(options.threads > 0 ? options.threads : options.virtual_ranks > 0 ? 1 : present.threads);
   return at::get_num_threads();
 }
 
 std::string choose_backend(const ContextOptions& options, const RollCall& present, int world_size) {
-  if (options.backend.empty()) return present.machines == 1 && world_size <= shm::kMaxRanks ? "shm" : "gloo";
-  if (options.backend == "shm" || options.backend == "gloo") return options.backend;
+  if (options.backend.empty()) {
+    if (present.machines == 1) return world_size <= shm::kMaxRanks ? "shm" : "gloo";
+    return present.most_on_a_machine > 1 ? "hierarchical" : "gloo";
+  }
+  for (const char* known : {"shm", "gloo", "hierarchical"})
+    if (options.backend == known) return known;
   throw Error("ContextOptions::backend is \"" + options.backend +
-              "\"; set it to \"shm\" or \"gloo\", or leave it empty");
+              "\"; set it to \"shm\", \"gloo\" or \"hierarchical\", or leave it empty");
 }
 
 /// `store` is the store of all ranks, in which their group forms while they join. Subgroups form later, in other
@@ -80,12 +78,20 @@ EngineFactories choose_engines(const World& world, const RollCall& present, cons
   factories.device = [timeout](c10::DeviceType device, const auto& shared, int rank, int size) {
     return nccl_engine::make_backend(device, shared, rank, size, timeout);
   };
-  if (choose_backend(options, present, world.world_size) == "shm") {
+  const std::string backend = choose_backend(options, present, world.world_size);
+  if (backend == "shm") {
     factories.cpu = [timeout, join, store](const auto& shared, int rank, int size) {
       return shm_engine::make_backend(shared, rank, size, timeout, "shm", false, shared == store ? join : timeout);
     };
+    return factories;
+  }
+  const std::string address = world.world_size > 1 ? local_address(world) : "";
+  if (backend == "hierarchical") {
+    factories.cpu = [address, timeout, join, store, machine = machine_name()](const auto& shared, int rank, int size) {
+      return hierarchical_engine::make_backend(shared, rank, size,
+                                               {machine, address, timeout, shared == store ? join : timeout});
+    };
   } else {
-    const std::string address = world.world_size > 1 ? local_address(world) : "";
     factories.cpu = [address, timeout](const auto& shared, int rank, int size) {
       return gloo_engine::make_backend(shared, rank, size, address, timeout);
     };
@@ -121,6 +127,17 @@ class Joining {
   bool done_ = false;
 };
 
+using Engines = std::function<EngineFactories(const RollCall& present)>;
+using Farewell = std::function<void(std::chrono::milliseconds)>;
+
+/// What holds from now on, before anything is opened.
+void settle(const World& world, const Environment& environment, ContextOptions& options) {
+  options.virtual_ranks = choose_virtual_ranks(options, environment, world.world_size);
+  options.join_timeout = join_timeout(environment, options.join_timeout);
+  if (environment.lockstep_debugged) options.join_timeout = options.collective_timeout = kDebuggedTimeout;
+  own_page().set_collective_timeout(options.collective_timeout);
+}
+
 }  // namespace
 
 struct Context::State {
@@ -131,10 +148,16 @@ struct Context::State {
   int exceptions;       ///< in flight when the ranks joined
   unsigned generation;  ///< of the process that joined
   c10::intrusive_ptr<c10d::Store> store;
+  std::function<void(std::chrono::milliseconds)> say_farewell;  ///< waits so long for the other ranks
   RollCall present;
   int threads;
   std::optional<Group> group;
   std::optional<StopRequest> stop_request;
+
+  /// Every rank calls it, with the store of all ranks.
+  static std::unique_ptr<State> join(OnlyContext only, const Environment& environment, World world,
+                                     const ContextOptions& options, const c10::intrusive_ptr<c10d::Store>& store,
+                                     const Engines& engines, const Farewell& farewell);
 
   void announce() const {
     if (!options.announce || world.rank != 0 || world.world_size == 1) return;
@@ -146,6 +169,27 @@ struct Context::State {
   }
 };
 
+std::unique_ptr<Context::State> Context::State::join(OnlyContext only, const Environment& environment, World world,
+                                                     const ContextOptions& options,
+                                                     const c10::intrusive_ptr<c10d::Store>& store,
+                                                     const Engines& engines, const Farewell& farewell) {
+  const RollCall present = wait_for_all_ranks(world, store, options.join_timeout);
+  world.local_rank = present.local_rank;
+  world.local_world_size = present.local_world_size;
+  remember_local_rank(present.local_rank);
+  const int threads = choose_threads(present, options, environment);
+  Group group = make_group(store, world.rank, world.world_size, engines(present));
+  std::unique_ptr<State> state(new State{std::move(only), world, options, environment.lockstep_run_dir.value_or(""),
+                                         std::uncaught_exceptions(), fork_generation(), store, farewell, present,
+                                         threads, std::move(group), std::nullopt});
+  if (options.virtual_ranks > 0)
+    lockstep::state_of(*state->group).virtual_ranks = make_virtual_ranks(options, *state->group, threads);
+  else if (options.seed)
+    at::manual_seed(*options.seed + static_cast<uint64_t>(world.rank));
+  note_uncaught_exceptions();
+  return state;
+}
+
 Context::Context(int argc, char** argv, ContextOptions options)
     : Context(with_ranks_argument(argc, argv, std::move(options))) {}
 
@@ -153,25 +197,49 @@ Context::Context(ContextOptions options) {
   OnlyContext only;
   const Environment environment = Environment::from_process();
   World world = discover_world(environment);
-  options.join_timeout = join_timeout(environment, options);
-  if (environment.lockstep_debugged) options.join_timeout = options.collective_timeout = kDebuggedTimeout;
-  own_page().set_collective_timeout(options.collective_timeout);
+  settle(world, environment, options);
   Joining joining;
   require_descriptors(descriptors_to_join(world), "joining " + std::to_string(world.world_size) + " ranks");
   auto store = open_fresh_store(world, options.join_timeout);
-  RollCall present = wait_for_all_ranks(world, store, options.join_timeout);
-  world.local_rank = present.local_rank;
-  world.local_world_size = present.local_world_size;
-  remember_local_rank(present.local_rank);
-  const int threads = choose_threads(present, environment);
-  Group group = make_group(store, world.rank, world.world_size, choose_engines(world, present, options, store));
-  state_.reset(new State{std::move(only), world, options, environment.lockstep_run_dir.value_or(""),
-                         std::uncaught_exceptions(), fork_generation(), store, present, threads, std::move(group),
-                         std::nullopt});
-  if (options.seed) at::manual_seed(*options.seed + static_cast<uint64_t>(rank()));
-  note_uncaught_exceptions();
+  const Engines engines = [&](const RollCall& present) { return choose_engines(world, present, options, store); };
+  const auto farewell = [world, store](std::chrono::milliseconds timeout) {
+    // Engines other than our own: a rank that closes its connections while a peer still reads from them can cut the
+    // peer off, so they close together.
+    if (store && timeout.count() > 0) lockstep::say_farewell(world, store, timeout);
+  };
+  state_ = State::join(std::move(only), environment, world, options, store, engines, farewell);
   joining.done();
   state_->announce();
+}
+
+Context::Context(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+Context adopt_ranks(AdoptedRanks ranks, ContextOptions options) {
+  OnlyContext only;
+  const Environment environment = Environment::from_process();
+  World world;
+  world.source = World::Source::kMpi;
+  world.rank = ranks.rank;
+  world.world_size = ranks.world_size;
+  settle(world, environment, options);
+  Joining joining;
+  if (world.world_size == 1) ranks.store.reset();
+  const Engines engines = [&](const RollCall& present) {
+    const auto timeout = options.collective_timeout;
+    const auto device = [timeout](c10::DeviceType type, const auto& store, int rank, int size) {
+      return nccl_engine::make_backend(type, store, rank, size, timeout);
+    };
+    return EngineFactories{.cpu = ranks.engine(options, present.machines == 1), .device = device};
+  };
+  Context context(
+      Context::State::join(std::move(only), environment, world, options, ranks.store, engines, ranks.say_farewell));
+  joining.done();
+  context.state_->announce();
+  return context;
+}
+
+std::chrono::milliseconds join_timeout_of(const ContextOptions& options) {
+  return join_timeout(Environment::from_process(), options.join_timeout);
 }
 
 Context::Context(Context&&) noexcept = default;
@@ -194,9 +262,7 @@ Context::~Context() {
   }
   own_page().set_phase(unwinding ? RankStatus::Phase::kLeftByException : RankStatus::Phase::kLeft);
   close(*state_->group);
-  // Engines other than our own: a rank that closes its connections while a peer still reads from them can cut the peer
-  // off, so they close together.
-  if (state_->store && !unwinding) say_farewell(state_->world, state_->store, kFarewell);
+  state_->say_farewell(unwinding ? std::chrono::milliseconds(0) : kFarewell);
   release_device_engines(*state_->group);
   forget_closed_groups();
 }
@@ -211,5 +277,19 @@ bool Context::stop_requested() {
   return state_->stop_request->heard(group());
 }
 const Group& Context::group() const { return *state_->group; }
+int Context::virtual_ranks() const { return state_->options.virtual_ranks; }
+const std::shared_ptr<VirtualRanks>& Context::virtual_rank_state() const {
+  return lockstep::state_of(group()).virtual_ranks;
+}
+Context::Block Context::virtual_block() const {
+  const auto& ranks = virtual_rank_state();
+  TORCH_CHECK(ranks, "virtual_block(): this run has no virtual ranks; set ContextOptions::virtual_ranks");
+  return {ranks->block().first, ranks->block().last};
+}
+void Context::enter_virtual_rank(int virtual_rank) {
+  TORCH_CHECK(virtual_rank_state(), "enter_virtual_rank(", virtual_rank,
+              "): this run has no virtual ranks; set ContextOptions::virtual_ranks");
+  virtual_rank_state()->enter(virtual_rank);
+}
 
 }  // namespace lockstep

@@ -1,10 +1,7 @@
 #include "context/roll_call.h"
 
-#include <unistd.h>
-
-#include <fstream>
+#include <algorithm>
 #include <map>
-#include <set>
 #include <sstream>
 #include <thread>
 
@@ -12,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/machine_name.h"
 #include "base/usable_cores.h"
 #include "collectives/cause.h"
 #include "collectives/open_store.h"
@@ -22,17 +20,6 @@ namespace lockstep {
 namespace {
 
 std::string key_of(int rank) { return "present/" + std::to_string(rank); }
-
-/// Distinguishes machines, and network namespaces, which are machines to everything that communicates.
-std::string machine_name() {
-  char host[256] = {};
-  ::gethostname(host, sizeof host - 1);
-  char space[64] = {};
-  const ssize_t length = ::readlink("/proc/self/ns/net", space, sizeof space - 1);
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return std::string(host) + "/" + boot + "/" + std::string(space, length > 0 ? length : 0);
-}
 
 /// "machine cpu cpu cpu ...": what a rank tells the others.
 std::string introduce() {
@@ -89,7 +76,7 @@ c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono
   if (world.world_size == 1) return {};
   for (const Deadline deadline(timeout);;) {
     const auto store = open_store(world, timeout);
-    shm_engine::Generation found;
+    Generation found;
     try {
       found = shm_engine::agree_on_generation(*store, world.rank, world.world_size, patience_of(world, timeout));
     } catch (const std::exception& cause) {
@@ -107,7 +94,7 @@ c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono
 RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
                             std::chrono::milliseconds timeout) {
   std::vector<std::vector<int>> masks;
-  std::set<std::string> machines;
+  std::map<std::string, int> machines;
   RollCall result;
   const std::string here = machine_name();
   if (store) {
@@ -118,7 +105,7 @@ RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::S
     std::istringstream text(store ? store->get_to_str(key_of(rank)) : introduce());
     std::string machine;
     text >> machine;
-    machines.insert(machine);
+    result.most_on_a_machine = std::max(result.most_on_a_machine, ++machines[machine]);
     if (machine != here) continue;
     if (rank == world.rank) result.local_rank = static_cast<int>(masks.size());
     masks.emplace_back(std::istream_iterator<int>(text), std::istream_iterator<int>());

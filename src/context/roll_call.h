@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -11,6 +12,7 @@ namespace lockstep {
 /// What a rank learns about the others when all have appeared.
 struct RollCall {
   int machines = 1;
+  int most_on_a_machine = 1;  ///< ranks
   int local_rank = 0;
   int local_world_size = 1;
   int threads = 1;  ///< this rank's fair share of its machine

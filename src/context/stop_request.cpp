@@ -49,13 +49,23 @@ StopRequest::StopRequest() {
 }
 
 bool StopRequest::heard(const Group& group) {
-  if (agreement_ && launchers_board() != nullptr && launchers_board()->world_size() == group.world_size())
+  const RankBoard* mine = launchers_board();
+  const bool several_machines = mine != nullptr && mine->head().several_machines.load() != 0;
+  if (agreement_ && mine != nullptr && !several_machines && mine->world_size() == group.world_size())
     return agreement_->should_stop();
   if (group.world_size() == 1) return asked.load() != 0;
-  const at::Tensor any = at::full({1}, asked.load(), at::kInt);
+  const bool told = several_machines && mine->head().stop_asked.load() != 0;
+  const at::Tensor any = at::full({1}, told ? 1 : asked.load(), at::kInt);
   const OperationLabel label("stop_requested()");
   group.all_reduce(any, ReduceOp::kMax);
-  return any.item<int>() != 0;
+  const bool stop = any.item<int>() != 0;
+  // The launcher looks there for whether this program asks, and whether it knows.
+  if (several_machines) {
+    const uint64_t call = own_page().stop_calls().fetch_add(1) + 1;
+    uint64_t none = 0;
+    if (stop) mine->head().stop_at.compare_exchange_strong(none, call);
+  }
+  return stop;
 }
 
 }  // namespace lockstep

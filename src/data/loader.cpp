@@ -10,10 +10,9 @@
 #include <limits>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/hash.h"
-#include "data/one_thread.h"
-#include "data/prefetcher.h"
+#include "base/virtual_ranks.h"
+#include "data/loader_pass.h"
 
 namespace lockstep {
 namespace {
@@ -25,7 +24,7 @@ DistributedSamplerOptions sampler_options(const DataLoaderOptions& options) {
           .exactly_once = options.exactly_once};
 }
 
-void check(const DataLoaderOptions& options, const Shard& shard, bool tensors_are_known) {
+void check(const DataLoaderOptions& options, const Shard& shard, int64_t shards, bool tensors_are_known) {
   TORCH_CHECK(options.batch_size > 0, "DataLoader: batch_size is ", options.batch_size,
               "; set it to the number of samples that each rank takes in a step, at least 1");
   TORCH_CHECK(options.workers >= 0, "DataLoader: workers is ", options.workers,
@@ -38,9 +37,12 @@ void check(const DataLoaderOptions& options, const Shard& shard, bool tensors_ar
               "DataLoader: the order is the sampler's, so shuffle has no effect; leave one of them out");
   TORCH_CHECK(shard.rank >= 0 && shard.rank < shard.world_size, "DataLoader: rank ", shard.rank,
               " is not in a world of ", shard.world_size);
-  TORCH_CHECK(!options.split_batches || options.batch_size % shard.world_size == 0,
-              "DataLoader: with split_batches the batch_size of ", options.batch_size, " is divided among ",
-              shard.world_size, " ranks, but does not divide evenly; set it to a multiple of ", shard.world_size,
+  TORCH_CHECK(options.accumulate > 0, "DataLoader: accumulate is ", options.accumulate,
+              "; set it to the number of micro-batches in a row, at least 1");
+  TORCH_CHECK(!options.split_batches || options.batch_size % shards == 0,
+              "DataLoader: with split_batches the batch_size of ", options.batch_size, " is divided among ", shards,
+              shard.virtual_ranks ? " virtual ranks" : " ranks",
+              ", but does not divide evenly; set it to a multiple of ", shards,
               ", or leave split_batches out and set each rank's");
   TORCH_CHECK(!options.pin_memory || at::hasCUDA(),
               "DataLoader: pin_memory needs CUDA, and this LibTorch or this machine has none; leave it out");
@@ -51,13 +53,6 @@ void check(const DataLoaderOptions& options, const Shard& shard, bool tensors_ar
               "list them; give it a member for_each_tensor (example_loader.h), or leave the options out");
 }
 
-/// A batch, and the time that a worker took to make it.
-struct MadeBatch {
-  std::shared_ptr<void> batch;
-  double reading_seconds = 0;
-  double transform_seconds = 0;
-};
-
 int64_t hash_of_order(const std::vector<int64_t>& order) {
   Hash hash;
   hash.add(order.data(), order.size() * sizeof(int64_t));
@@ -67,94 +62,6 @@ int64_t hash_of_order(const std::vector<int64_t>& order) {
 }  // namespace
 
 // ---- a pass ----
-
-/// The position of a pass. Shared by the pass, which advances it, and its loader, which may be asked for it.
-struct LoaderBase::Position {
-  int epoch;
-  int64_t start;      ///< positions in the order that were taken before the pass
-  int64_t taken = 0;  ///< samples that this rank has taken in the pass
-  bool complete = false;
-  BatchShare share = {};
-  LoaderStats stats = {};
-};
-
-struct LoaderBase::Pass {
-  Pass(const LoaderBase& loader, std::vector<int64_t> indices_, int64_t batches_)
-      : position(loader.position_),
-        type(loader.type_),
-        indices(std::move(indices_)),
-        options(loader.options_),
-        batch_size(loader.batch_size_),
-        all_places(loader.places() - loader.position_->start),
-        world_size(loader.world_size()),
-        seed(loader.options_.seed.value_or(loader.shard_.seed)),
-        start(Clock::now()),
-        batches(batches_, options.workers, int64_t{options.workers} * options.prefetch,
-                [this](int64_t n) { return make(n); }) {}
-
-  MadeBatch make(int64_t number) const {
-    if (options.workers > 0) compute_on_this_thread_only();
-    const int64_t first = number * batch_size;
-    const int64_t count = std::min<int64_t>(batch_size, static_cast<int64_t>(indices.size()) - first);
-    const auto begin = Clock::now();
-    Draw draw{.seed = seed, .epoch = position->epoch};
-    MadeBatch made{.batch = type.make(at::ArrayRef<int64_t>(indices.data() + first, count), draw)};
-    if (options.pin_memory)
-      type.for_each_tensor(made.batch.get(), [](at::Tensor& tensor) {
-        if (tensor.defined()) tensor = tensor.pin_memory();
-      });
-    made.transform_seconds = draw.transform_seconds;
-    made.reading_seconds = std::max(0.0, seconds_since(begin) - draw.transform_seconds);
-    return made;
-  }
-
-  /// Makes the next batch the current one, or ends the pass.
-  void advance() {
-    current = nullptr;
-    ended = batches.taken() == batches.count();
-    LoaderStats& stats = position->stats;
-    const int64_t taken = position->taken;
-    if (!ended) {
-      const auto begin = Clock::now();
-      MadeBatch made = batches.take();
-      stats.waiting_seconds += seconds_since(begin);
-      stats.reading_seconds += made.reading_seconds;
-      stats.transform_seconds += made.transform_seconds;
-      ++stats.batches;
-      current = std::move(made.batch);
-      if (options.device)
-        type.for_each_tensor(current.get(), [&](at::Tensor& tensor) {
-          if (tensor.defined()) tensor = tensor.to(*options.device, /*non_blocking=*/options.pin_memory);
-        });
-    }
-    stats.seconds = seconds_since(start);
-    position->taken = std::min(batches.taken() * batch_size, static_cast<int64_t>(indices.size()));
-    position->complete = batches.taken() == batches.count();
-    position->share = share(position->taken - taken);
-  }
-
-  BatchShare share(int64_t here) const {
-    const auto until = [&](int64_t batch) { return std::min(all_places, batch * batch_size * world_size); };
-    const auto batches_of = [&](int64_t places) { return (places + batch_size - 1) / batch_size; };
-    const bool even = !options.exactly_once ||
-                      batches_of(all_places / world_size) == batches_of((all_places + world_size - 1) / world_size);
-    if (ended) return {.on_all_ranks = even};
-    return {.here = here, .in_all = until(batches.taken()) - until(batches.taken() - 1), .on_all_ranks = even};
-  }
-
-  const std::shared_ptr<Position> position;
-  const detail::BatchType type;
-  const std::vector<int64_t> indices;
-  const DataLoaderOptions options;
-  const int64_t batch_size;
-  const int64_t all_places;  ///< in the order, from the start of the pass
-  const int64_t world_size;
-  const uint64_t seed;
-  const Clock::time_point start;
-  std::shared_ptr<void> current;
-  bool ended = false;
-  Prefetcher<MadeBatch> batches;  // last, so that its workers end before what they read is destroyed
-};
 
 void LoaderBase::advance(Pass& pass) { pass.advance(); }
 void* LoaderBase::current(const Pass& pass) { return pass.current.get(); }
@@ -197,54 +104,79 @@ std::vector<int64_t> LoaderBase::order_of_sampler() {
   return order;
 }
 
-std::vector<int64_t> LoaderBase::indices_of_pass() {
-  DistributedSampler dealt(places(), shard_, sampler_options(options_));
-  dealt.set_epoch(epoch_);
-  dealt.set_start(start_);
-  if (options_.sampler == nullptr) return dealt.indices();
-  const std::vector<int64_t> order = order_of_sampler();
-  std::vector<int64_t> indices = dealt.indices();  // not shuffled: positions in the order
-  for (int64_t& index : indices) index = order[static_cast<size_t>(index)];
-  return indices;
+std::vector<Shard> LoaderBase::shards() const {
+  if (!shard_.virtual_ranks) return {shard_};
+  std::vector<Shard> own;
+  const LeafRange block = shard_.virtual_ranks->block();
+  for (int v = block.first; v < block.last; ++v) own.emplace_back(v, shard_.virtual_ranks->count(), shard_.seed);
+  return own;
+}
+
+int64_t LoaderBase::shard_count() const {
+  return shard_.virtual_ranks ? shard_.virtual_ranks->count() : shard_.world_size;
+}
+
+bool LoaderBase::serves_several_virtual_ranks() const {
+  return shard_.virtual_ranks && !shard_.virtual_ranks->one_each();
+}
+
+int64_t LoaderBase::batches_in(int64_t samples) const {
+  return samples / batch_size_ + (!options_.drop_last && samples % batch_size_ != 0 ? 1 : 0);
+}
+
+std::vector<std::vector<int64_t>> LoaderBase::indices_of_pass() {
+  std::vector<int64_t> order;
+  if (options_.sampler != nullptr) order = order_of_sampler();
+  std::vector<std::vector<int64_t>> all;
+  for (const Shard& shard : shards()) {
+    DistributedSampler dealt(places(), shard, sampler_options(options_));
+    dealt.set_epoch(epoch_);
+    dealt.set_start(start_);
+    all.push_back(dealt.indices());
+    if (options_.sampler == nullptr) continue;
+    for (int64_t& index : all.back()) index = order[static_cast<size_t>(index)];  // not shuffled: places in the order
+  }
+  return all;
 }
 
 // ---- the loader ----
 
 LoaderBase::LoaderBase(detail::BatchType type, int64_t dataset_size, const Shard& shard, DataLoaderOptions options)
     : type_(std::move(type)), dataset_size_(dataset_size), shard_(shard), options_(std::move(options)) {
-  check(options_, shard_, type_.for_each_tensor != nullptr);
-  batch_size_ = options_.split_batches ? options_.batch_size / shard_.world_size : options_.batch_size;
+  check(options_, shard_, shard_count(), type_.for_each_tensor != nullptr);
+  batch_size_ = options_.split_batches ? options_.batch_size / shard_count() : options_.batch_size;
   if (options_.sampler != nullptr) sampler_ = std::make_shared<SamplerState>();
-  samples_ = DistributedSampler(places(), shard, sampler_options(options_)).size();
-  size_ = samples_ / batch_size_;
-  TORCH_CHECK(size_ > 0 || !options_.drop_last, "DataLoader: drop_last leaves no batch, because a rank's share is ",
-              samples_, " of ", places(), " samples, fewer than the batch_size of ", batch_size_,
-              "; lower the batch size, use fewer ranks, or leave drop_last out");
-  if (options_.drop_last)
-    samples_ = size_ * batch_size_;
-  else if (samples_ % batch_size_ != 0)
-    ++size_;
+  for (const Shard& own : shards()) {
+    const int64_t samples = DistributedSampler(places(), own, sampler_options(options_)).size();
+    const int64_t batches = batches_in(samples);
+    TORCH_CHECK(batches > 0 || !options_.drop_last, "DataLoader: drop_last leaves no batch, because a rank's share is ",
+                samples, " of ", places(), " samples, fewer than the batch_size of ", batch_size_,
+                "; lower the batch size, use fewer ranks, or leave drop_last out");
+    size_ += batches;
+    samples_ += options_.drop_last ? batches * batch_size_ : samples;
+  }
 }
 
 std::shared_ptr<LoaderBase::Pass> LoaderBase::begin_pass() {
-  const int64_t batches = steps_left();
-  std::vector<int64_t> indices = indices_of_pass();
+  std::vector<std::vector<int64_t>> indices = indices_of_pass();
   position_ =
       std::make_shared<Position>(Position{.epoch = epoch_, .start = start_, .stats = {.workers = options_.workers}});
   start_ = 0;
   if (epoch_count_ == 0) ++epoch_;
-  return std::make_shared<Pass>(*this, std::move(indices), batches);
+  return std::make_shared<Pass>(*this, std::move(indices));
 }
 
 int64_t LoaderBase::first_step() const {
-  const int64_t samples = batch_size_ * shard_.world_size;
-  return start_ / samples + (start_ % samples != 0 ? 1 : 0);
+  const int64_t samples = batch_size_ * shard_count();
+  return (start_ / samples + (start_ % samples != 0 ? 1 : 0)) * static_cast<int64_t>(shards().size());
 }
 
 int64_t LoaderBase::steps_left() const {
   if (start_ == 0) return size_;
-  const int64_t left = DistributedSampler(places() - start_, shard_, sampler_options(options_)).size();
-  return left / batch_size_ + (!options_.drop_last && left % batch_size_ != 0 ? 1 : 0);
+  int64_t batches = 0;
+  for (const Shard& own : shards())
+    batches += batches_in(DistributedSampler(places() - start_, own, sampler_options(options_)).size());
+  return batches;
 }
 
 LoaderStats LoaderBase::stats() const { return position_ != nullptr ? position_->stats : LoaderStats(); }
@@ -261,7 +193,10 @@ c10::IValue LoaderBase::state_dict() const {
   const bool current = position_ != nullptr && (epoch_count_ == 0 || position_->epoch == epoch_);
   if (current && start_ == 0) {
     epoch = position_->epoch + (position_->complete ? 1 : 0);
-    if (!position_->complete) samples = std::min(places(), position_->start + position_->taken * shard_.world_size);
+    TORCH_CHECK(!position_->within_step,
+                "the state of a DataLoader within a step, where some virtual ranks have had their micro-batch and some "
+                "have not; save it after the step (when DistributedDataParallel::step_complete() is true)");
+    if (!position_->complete) samples = std::min(places(), position_->start + position_->taken * shard_count());
   }
   c10::impl::GenericDict state(c10::AnyType::get(), c10::AnyType::get());
   state.insert("epoch", epoch);

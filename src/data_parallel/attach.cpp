@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/counted.h"
 #include "base/rank_names.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
@@ -36,11 +37,12 @@ void check(const DistributedDataParallelOptions& options) {
 }
 
 /// The options that must be the same on all ranks, one per line.
-std::string describe(const DistributedDataParallelOptions& options) {
+std::string describe(const DistributedDataParallelOptions& options, const VirtualRanks* virtual_ranks) {
   std::ostringstream text;
-  text << "first_bucket_cap_mb " << options.first_bucket_cap_mb << "\nbucket_cap_mb " << options.bucket_cap_mb
-       << "\nreduction " << static_cast<int>(options.reduction) << "\nbuffers " << static_cast<int>(options.buffers)
-       << "\ninit_sync " << options.init_sync << '\n';
+  text << "virtual_ranks " << (virtual_ranks ? virtual_ranks->count() : 0) << "\nfirst_bucket_cap_mb "
+       << options.first_bucket_cap_mb << "\nbucket_cap_mb " << options.bucket_cap_mb << "\nreduction "
+       << static_cast<int>(options.reduction) << "\nbuffers " << static_cast<int>(options.buffers) << "\ninit_sync "
+       << options.init_sync << '\n';
   for (const auto& name : options.delay_all_reduce_named_params) text << "delayed " << name << '\n';
   for (const auto& name : options.parameters_to_ignore) text << "ignored " << name << '\n';
   return text.str();
@@ -96,7 +98,7 @@ std::string edit_of(const char* kind, const NamedTensors& before, const NamedTen
 Replica::State::State(std::unique_ptr<Source> from, const Group& in, DistributedDataParallelOptions with)
     : group(in), options(std::move(with)) {
   check(options);
-  check_same_on_all_ranks(group, "option", describe(options));
+  check_same_on_all_ranks(group, "option", describe(options, lockstep::state_of(group).virtual_ranks.get()));
   number_ = ++state_of(group).replicas;
   attach(std::move(from));
   watch_.emplace([this] { watch_strangers(); });
@@ -146,8 +148,9 @@ NamedTensors Replica::State::to_follow(const NamedTensors& parameters) const {
 }
 
 void Replica::State::attach(std::unique_ptr<Source> from) {
-  TORCH_CHECK(passes.since_reduction == 0, "gradients of ", passes.since_reduction,
-              " backward passes wait in .grad; call reduce_gradients() before refresh()");
+  TORCH_CHECK(passes.since_reduction == 0, "gradients of ",
+              counted(passes.since_reduction, "backward pass", "backward passes"),
+              " wait in .grad; call reduce_gradients() before refresh()");
   TORCH_CHECK(join == nullptr,
               "refresh() was called within join(), where ranks that have run out of inputs cannot call it");
   const Source& now = from ? *from : *source;
@@ -196,11 +199,26 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
   buffers = new_buffers;
   next->equip(equipment);
   reducer.swap(next);
+  ++attachments;
   if (next) {
     reducer->succeed(*next);
     if (group.rank() == 0) untrained_.refreshed(trained, followed);
   }
   trained = std::move(followed);
+  follow_virtual_buffers();
+}
+
+bool Replica::State::several_virtual_ranks() const {
+  const auto& ranks = lockstep::state_of(group).virtual_ranks;
+  return ranks && !ranks->one_each();
+}
+
+void Replica::State::follow_virtual_buffers() {
+  if (!several_virtual_ranks() || buffers.empty()) return;
+  TORCH_CHECK(options.buffers == BufferPolicy::kFollowRankZero,
+              "where a rank works for several virtual ranks, buffers follow virtual rank 0; leave "
+              "DistributedDataParallelOptions::buffers at kFollowRankZero, or start as many ranks as virtual ranks");
+  virtual_buffers = std::make_unique<VirtualBuffers>(buffers, lockstep::state_of(group).virtual_ranks);
 }
 
 std::unique_ptr<Reducer> Replica::State::make_reducer(const NamedTensors& followed) {
@@ -211,6 +229,10 @@ std::unique_ptr<Reducer> Replica::State::make_reducer(const NamedTensors& follow
                       .reducing =
                           [this] {
                             if (statistics) statistics->announce_reduction();
+                          },
+                      .virtual_rank_done =
+                          [this](bool took_part, bool last) {
+                            if (virtual_buffers) virtual_buffers->virtual_rank_done(took_part, last);
                           }});
 }
 

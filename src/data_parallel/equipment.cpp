@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -7,6 +8,9 @@
 #include <lockstep/observer.h>
 #include <lockstep/replica.h>
 
+#include "base/counted.h"
+#include "collectives/group_state.h"
+#include "data_parallel/gradient_norm.h"
 #include "data_parallel/replica_state.h"
 
 // What a user may add to the reduction of gradients.
@@ -14,14 +18,16 @@
 namespace lockstep {
 namespace {
 
-/// All gradients, in pieces: a bucket as a whole if all its gradients lie in it, the others one by one.
+/// All gradients, in pieces: a bucket as a whole if all its gradients lie in it, the others one by one. In a world of
+/// one there are no buckets. `one_by_one`: none as a whole, so that sums over pieces do not depend on the number of
+/// ranks.
 std::vector<at::Tensor> pieces_of_gradients(const Reducer& reducer, const NamedTensors& followed,
-                                            const std::vector<at::Tensor>& others) {
+                                            const std::vector<at::Tensor>& others, bool one_by_one) {
   std::vector<at::Tensor> pieces;
   const auto add = [&](const at::Tensor& gradient) {
     if (gradient.defined() && gradient.numel() > 0) pieces.push_back(gradient);
   };
-  for (size_t b = 0; b < reducer.plan().size(); ++b) {
+  for (size_t b = 0; b < reducer.plan().size() && !one_by_one; ++b) {
     const Bucket& bucket = reducer.buckets()[b];
     bool whole = true;
     for (size_t slot = 0; slot < bucket.size(); ++slot) whole = whole && bucket.gradient_here(slot).defined();
@@ -31,10 +37,26 @@ std::vector<at::Tensor> pieces_of_gradients(const Reducer& reducer, const NamedT
     }
     for (const size_t parameter : reducer.plan()[b]) add(followed[parameter].second.grad());
   }
-  if (reducer.plan().empty())  // a world of one
+  if (reducer.plan().empty() || one_by_one)
     for (const auto& [name, tensor] : followed) add(tensor.grad());
   for (const at::Tensor& tensor : others) add(tensor.grad());
   return pieces;
+}
+
+/// Of gradients on the CPU the same bits as a step that ranks share out finds.
+double norm_of(const NamedTensors& followed, const std::vector<at::Tensor>& others,
+               const std::vector<at::Tensor>& pieces, double type) {
+  if (std::all_of(pieces.begin(), pieces.end(), GradientNorm::takes)) {
+    GradientNorm norm(type);
+    for (const auto& [name, tensor] : followed)
+      if (tensor.grad().defined()) norm.add(tensor.grad());
+    for (const at::Tensor& tensor : others)
+      if (tensor.grad().defined()) norm.add(tensor.grad());
+    return norm.norm();
+  }
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& piece : pieces) norms.push_back(at::norm(piece, type).to(at::kCPU, at::kDouble));
+  return at::norm(at::stack(norms), type).item<double>();
 }
 
 }  // namespace
@@ -42,8 +64,20 @@ std::vector<at::Tensor> pieces_of_gradients(const Reducer& reducer, const NamedT
 void Replica::register_comm_hook(std::shared_ptr<CommHook> hook) {
   Reducer::Equipment equipment = state_->equipment;
   equipment.hook = std::move(hook);
+  if (equipment.hook) state_->reducer->defer(nullptr);
   state_->reducer->equip(equipment);
   state_->equipment = std::move(equipment);
+  if (state_->is_deferred()) state_->reducer->defer(state_->deferral.step);
+}
+
+bool Replica::State::adds_leaves() const {
+  const auto& virtual_ranks = lockstep::state_of(group).virtual_ranks;
+  return virtual_ranks && !virtual_ranks->one_each();
+}
+
+void Replica::State::defer(Deferral to) {
+  deferral = std::move(to);
+  reducer->defer(is_deferred() ? deferral.step : nullptr);
 }
 
 std::shared_ptr<CommHook> Replica::comm_hook() const { return state_->equipment.hook; }
@@ -52,18 +86,18 @@ double Replica::clip_grad_norm(double max_norm, double norm_type) {
   TORCH_CHECK(max_norm >= 0 && norm_type > 0, "clip_grad_norm(", max_norm, ", ", norm_type,
               "): max_norm must not be negative, norm_type must be positive or infinity");
   TORCH_CHECK(state_->passes.since_reduction == 0, "clip_grad_norm: .grad holds gradients of ",
-              state_->passes.since_reduction,
-              " backward passes that are not reduced yet, so each rank would scale them differently; clip after the "
+              counted(state_->passes.since_reduction, "backward pass", "backward passes"),
+              " that are not reduced yet, so each rank would scale them differently; clip after the "
               "backward that reduces them, or call reduce_gradients() first");
+  if (state_->is_deferred()) return state_->deferral.clip_grad_norm(max_norm, norm_type);
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> others;
   for (const State::Known& one : state_->known)
     if (!one.followed) others.push_back(one.tensor);
-  const auto pieces = pieces_of_gradients(*state_->reducer, state_->trained, others);
+  const auto pieces = pieces_of_gradients(*state_->reducer, state_->trained, others,
+                                          lockstep::state_of(state_->group).virtual_ranks != nullptr);
   if (pieces.empty()) return 0;
-  std::vector<at::Tensor> norms;
-  for (const at::Tensor& piece : pieces) norms.push_back(at::norm(piece, norm_type).to(at::kCPU, at::kDouble));
-  const double total = at::norm(at::stack(norms), norm_type).item<double>();
+  const double total = norm_of(state_->trained, others, pieces, norm_type);
   const double factor = max_norm / (total + 1e-6);
   if (std::isnan(factor) || factor < 1)
     for (const at::Tensor& piece : pieces) piece.mul_(factor);

@@ -1,6 +1,9 @@
 #include <algorithm>
 
+#include <c10/util/ScopeExit.h>
+
 #include "collectives/coalesced.h"
+#include "collectives/group_state.h"
 #include "data_parallel/replica_state.h"
 #include "nn/batch_norm_operator.h"
 
@@ -50,10 +53,12 @@ class JoiningStatistics {
 
 void Replica::join(const std::function<void()>& body, const JoinOptions& options) {
   State& state = *state_;
-  if (!options.enable || state.group.world_size() == 1) return body();
+  const auto& virtual_ranks = lockstep::state_of(state.group).virtual_ranks;
+  const int count = virtual_ranks ? virtual_ranks->count() : state.group.world_size();
+  if (!options.enable || count == 1) return body();
   const JoiningReducer joining(*state.reducer, state.join, options);
   const JoiningStatistics joining_statistics(state.statistics, state.group);
-  state.last_active.assign(static_cast<size_t>(state.group.world_size()), true);
+  state.last_active.assign(static_cast<size_t>(count), true);
   body();
   // The others' reductions tell who still has inputs; join() ends with the round where no rank has any. Before each
   // reduction come the batch norms of their forward and backward.
@@ -61,10 +66,13 @@ void Replica::join(const std::function<void()>& body, const JoinOptions& options
     if (state.statistics) state.statistics->serve();
     const auto ranks = state.reducer->shadow();
     if (std::none_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; })) break;
+    state.shadowing = true;
+    const auto over = c10::make_scope_exit([&] { state.shadowing = false; });
     if (options.shadow) options.shadow();
   }
-  const auto last = std::find(state.last_active.begin(), state.last_active.end(), true) - state.last_active.begin();
-  broadcast_parameters(static_cast<int>(last));
+  const auto last =
+      static_cast<int>(std::find(state.last_active.begin(), state.last_active.end(), true) - state.last_active.begin());
+  broadcast_parameters(virtual_ranks ? virtual_ranks->owner(last) : last);
 }
 
 }  // namespace lockstep

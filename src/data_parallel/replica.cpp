@@ -42,6 +42,8 @@ Accumulation Replica::accumulate(int n) {
   return Accumulation(state_->shared_passes, n);
 }
 
+bool Replica::step_complete() const { return state_->passes.since_reduction == 0; }
+
 void Replica::reduce_gradients() { state_->reducer->reduce(); }
 
 void Replica::skip_step() {
@@ -105,6 +107,8 @@ void Replica::check_divergence_every(int every_n_steps) {
 
 void Replica::check_divergence() const { state_->check_divergence(); }
 
+const std::vector<std::string>& Replica::parameters_to_ignore() const { return state_->options.parameters_to_ignore; }
+
 double Replica::communication_seconds() const { return state_->reducer->waited_seconds(); }
 
 std::vector<std::vector<std::string>> Replica::bucket_parameters() const {
@@ -122,6 +126,7 @@ void Replica::before_forward() {
               "forward of a DistributedDataParallel whose group is gone: its Context was destroyed; let the Context "
               "outlive the model");
   if (!at::GradMode::is_enabled() || !state.source->is_training()) return;
+  if (state.virtual_buffers) state.virtual_buffers->before_forward();
   const std::string edit = state.inspect();
   if (!edit.empty()) state.reducer->fail(edit);
 }

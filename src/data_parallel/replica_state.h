@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "data_parallel/source.h"
 #include "data_parallel/tensor_memory.h"
 #include "data_parallel/untrained_watch.h"
+#include "data_parallel/virtual_buffers.h"
 #include "nn/statistics_exchange.h"
 #include "reducer/reducer.h"
 
@@ -38,6 +40,10 @@ struct Replica::State {
   void average(const NamedTensors& tensors, double share, int root);
   void check_divergence() const;
 
+  /// Whether this rank, or another, works for several virtual ranks: gradients are then added in backward, and no
+  /// optimizer can take their sum.
+  bool several_virtual_ranks() const;
+
   /// A parameter as it was when it was attached; none of this may change without refresh().
   struct Known {
     std::string name;
@@ -59,16 +65,37 @@ struct Replica::State {
   NamedTensors trained;  ///< the parameters that are followed, in the reducer's order
   Reducer::Equipment equipment{.hook = nullptr, .watch = nullptr, .timeline = std::make_shared<Timeline>()};
   std::unique_ptr<Reducer> reducer;
+  int attachments = 0;  ///< reducers so far, the same on all ranks
+
+  /// An optimizer that takes the sum of gradients in its own step, while there is no communication hook: backward then
+  /// leaves in .grad what this rank has computed itself.
+  struct Deferral {
+    const void* owner = nullptr;
+    Reducer::Step step = nullptr;  ///< for a rank that has run out of inputs; null: backward reduces
+    std::function<double(double max_norm, double norm_type)> clip_grad_norm = nullptr;
+  };
+  Deferral deferral;
+  /// Whether the optimizer takes the sum. Else backward does: for a communication hook, and where ranks work for
+  /// several virtual ranks.
+  bool is_deferred() const { return deferral.step != nullptr && equipment.hook == nullptr && !adds_leaves(); }
+  /// Whether this process adds the gradients of several virtual ranks.
+  bool adds_leaves() const;
+  /// Every rank calls it, between backward passes. An empty one: backward reduces again.
+  void defer(Deferral to);
+
+  std::unique_ptr<VirtualBuffers> virtual_buffers;  ///< null unless there are several virtual ranks and buffers
 
   int check_every = 0;
   int64_t reductions = 0;                          ///< since check_divergence_every() was called
   int64_t void_steps = 0;                          ///< steps that skip_step() has made void
   const JoinOptions* join = nullptr;               ///< within join()
+  bool shadowing = false;                          ///< within JoinOptions::shadow
   std::shared_ptr<StatisticsExchange> statistics;  ///< within join(): that of synchronised batch norms, or null
   std::vector<bool> last_active;                   ///< ranks that had inputs in the last reduction in which any had
 
  private:
   std::unique_ptr<Reducer> make_reducer(const NamedTensors& followed);
+  void follow_virtual_buffers();
   /// Before a backward: sets alarms on parameters of the module that are not followed.
   void watch_strangers();
   bool is_known(const at::Tensor& tensor) const { return impls_.contains(tensor.unsafeGetTensorImpl()); }

@@ -6,6 +6,7 @@
 
 #include "base/rank_names.h"
 #include "collectives/coalesced.h"
+#include "collectives/group_state.h"
 #include "data_parallel/divergence.h"
 #include "data_parallel/replica_state.h"
 #include "rank_page/operation_label.h"
@@ -35,12 +36,14 @@ void Replica::State::reduced(const std::vector<Facts>& ranks) {
   for (const Facts& facts : ranks) took_part.push_back(facts.took_part());
   const bool any = std::find(took_part.begin(), took_part.end(), true) != took_part.end();
   synchronize_buffers(any ? took_part : active);
+  if (virtual_buffers) virtual_buffers->step_done();
   if (check_every > 0 && all && ++reductions % check_every == 0) check_divergence();
 }
 
 void Replica::State::synchronize_buffers(const std::vector<bool>& counts) {
   if (buffers.empty() || group.world_size() == 1) return;
-  const auto root = static_cast<int>(std::find(counts.begin(), counts.end(), true) - counts.begin());
+  auto root = static_cast<int>(std::find(counts.begin(), counts.end(), true) - counts.begin());
+  if (const auto& ranks = lockstep::state_of(group).virtual_ranks) root = ranks->owner(root);
   const OperationLabel label("the buffers");
   switch (options.buffers) {
     case BufferPolicy::kNone:

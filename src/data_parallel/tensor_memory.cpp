@@ -133,4 +133,11 @@ void TensorMemory::end_step() {
   all.cache.end_step();
 }
 
+void TensorMemory::release_heap() const {
+  if (!keeps_) return;
+  Kept& all = kept();
+  const MutexLock lock(all.mutex);
+  if (all.heap) ::malloc_trim(0);
+}
+
 }  // namespace lockstep

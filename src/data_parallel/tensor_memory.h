@@ -19,6 +19,10 @@ class TensorMemory {
   /// memory again.
   void end_step();
 
+  /// What is free in malloc's heap now goes back to the kernel, holes included: after much was freed that no step will
+  /// take again, such as a model's parameters that have moved to other memory.
+  void release_heap() const;
+
  private:
   const bool keeps_;
 };

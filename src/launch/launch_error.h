@@ -18,10 +18,12 @@ enum ExitCode : int {
   kExitMismatch = 44,       ///< the ranks' collectives do not match
   kExitDiverged = 45,       ///< the replicas differ, or a value is not finite
   kExitNotStarted = 46,     ///< the program could not be started
-  kExitRefusedPeer = 47,    ///< authentication was refused; reserved
+  kExitRefusedPeer = 47,    ///< authentication was refused
   kExitStorage = 48,        ///< the run folder cannot be used
   kExitRefusedInput = 49,   ///< a file cannot be read, or is damaged or of another kind
   kExitResourceLimit = 50,  ///< no more processes, descriptors or memory
+  kExitTooFewRanks = 51,    ///< --elastic: fewer ranks than its minimum would remain
+  kExitMachineLost = 52,    ///< a machine of the run is out of reach
   kExitPreempted = 60,  ///< asked to leave (SIGTERM, SIGUSR1), and the state is saved; also a rank's own code for it
   kExitPreemptedUnsaved = 61,
   kExitOurBug = 70,

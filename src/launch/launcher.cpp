@@ -1,26 +1,24 @@
 #include "launch/launcher.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 
 #include "base/clock.h"
+#include "base/state_memory.h"
 #include "launch/diagnosis/failure_report.h"
 #include "launch/held_port.h"
 #include "launch/launch_error.h"
-#include "launch/process/team.h"
+#include "launch/poll_set.h"
+#include "launch/process/local_team.h"
 #include "launch/run_folder.h"
 #include "launch/run_record.h"
 #include "launch/run_state.h"
-#include "rank_page/error_file.h"
+#include "launch/start_record.h"
 
 // One thread, one poll loop. Each turn lists what to wait for (watch_all), waits, and lets each ready descriptor act.
 // Whatever decides about the run - ends, signals, time, what the ranks' pages say - goes as an event through next(),
@@ -35,69 +33,62 @@ constexpr std::chrono::seconds kFlushTimeout(30);
 
 class Launcher {
  public:
-  Launcher(const LaunchOptions& options, const EnvironmentBlock& environment);
+  Launcher(const LaunchOptions& options, const EnvironmentBlock& environment, RankPlaces* places);
   int run();
 
  private:
   void start_team();
 
-  void watch(int fd, short events, std::function<void(const pollfd&)> act);
   void watch_all();
   int wait_ms() const;
 
   void take_signals();
-  void note_end(Rank& rank);
-  void report_dropped_clients();
+  void take_events_of_team();
 
   void apply(const RunEvent& event);
   void carry_out(const RunAction& action);
   bool is_over() const { return state_.phase == RunState::Phase::kOver; }
-  RanksObserved observe() const {
-    return team_->observe(state_.wants_process_states(), state_.wants_processor_times());
-  }
+  RanksObserved observe() { return team_->observe(state_.wants_process_states(), state_.wants_processor_times()); }
 
   void conclude_run();
   FailureReport make_report(const Verdict& verdict, const RanksObserved& seen) const;
+  void record_start(const FailureReport& report, const RanksObserved& seen);
   std::string report_name() const;
   void write_report(const std::string& name);
   void end_run();
   void report_losses();
+  void restart();
   void mark_logs();
   void say(const std::string& text) { print("lockstep: " + text + "\n"); }
   void print(const std::string& lines) {
     if (!options_.in_process) display_.print(lines);
   }
 
-  const LaunchOptions options_;
+  LaunchOptions options_;  // `ranks` changes where a run is elastic
   const EnvironmentBlock environment_;
-  const std::vector<RankCommand> commands_;  // by rank
+  RankPlaces* const places_;           // null: this machine
+  std::vector<RankCommand> commands_;  // by rank
   const RunFolder folder_;
   const LauncherSettings settings_;
   Guard guard_;
   Display display_;
   TerminalInput input_;
   const HeldPort port_;
+  const FileDescriptor state_memory_ = StateMemory::make();  // outlives the ranks, for those of a restart
   const std::string run_id_ = new_run_id(std::chrono::system_clock::now(), ::getpid());
-  const MemoryKills memory_ = count_memory_kills();  // before the ranks
   RunState state_;
-  std::optional<Team> team_;
+  std::unique_ptr<Team> team_;
   std::optional<RunRecord> record_;  // in the folder, while the run lasts
 
-  std::vector<pollfd> polled_;
-  std::vector<std::function<void(const pollfd&)>> actions_;  // one for each of polled_
+  PollSet polled_;
   int wake_ups_ = 0;
   bool due_ = false;  // something has happened since the pages were last read
   std::optional<Deadline> flushed_by_;
   bool done_ = false;
+  double began_s_ = 0;  // the ranks that run now; wall clock
   std::string report_;  // of the last start
   int exit_code_ = kExitOk;
 };
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 /// Empty: there is no folder.
 std::string run_dir_of(const LaunchOptions& options) {
@@ -106,40 +97,67 @@ std::string run_dir_of(const LaunchOptions& options) {
   return default_run_dir(options.command[0], std::chrono::system_clock::now(), ::getpid());
 }
 
-Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environment)
+/// Elsewhere whoever starts the ranks plans them; here it only matters that there is such a program.
+LaunchOptions one_rank_of(LaunchOptions options) {
+  options.ranks = 1;
+  return options;
+}
+
+Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environment, RankPlaces* places)
     : options_(options),
       environment_(environment),
-      commands_(plan_ranks(options, environment)),
+      places_(places),
+      commands_(plan_ranks(places == nullptr ? options : one_rank_of(options), environment)),
       folder_(run_dir_of(options), !options.run_dir.empty()),
       display_(options.shown_ranks),
       state_(RunState::begin({.ranks = options.ranks,
                               .grace = options.grace,
                               .hang_timeout = options.hang_timeout,
-                              .max_restarts = options.max_restarts},
+                              .max_restarts = options.max_restarts,
+                              .restarts_per_hour = options.restarts_per_hour,
+                              .elastic = options.elastic},
                              Clock::now())) {
   if (options.debugged_rank) check_terminal_for_debugger();
-  for (const std::string& warning : plan_warnings(options)) say(warning);
-  std::error_code ignored;
-  // The report of an earlier run in this folder.
-  if (!folder_.path().empty()) std::filesystem::remove(folder_.path() + "/report.json", ignored);
+  check_elastic(options, environment);
+  if (places_ == nullptr)
+    for (const std::string& warning : plan_warnings(options, environment)) say(warning);
+  if (!folder_.path().empty()) forget_earlier_run(folder_.path());
   start_team();
 }
 
 void Launcher::start_team() {
+  began_s_ = seconds_since_1970();
   record_.reset();
   team_.reset();
-  team_.emplace(TeamSetup{.options = options_,
-                          .environment = environment_,
-                          .commands = commands_,
-                          .folder = folder_.path(),
-                          .settings = settings_,
-                          .guard = guard_,
-                          .display = display_,
-                          .input = input_,
-                          .master_port = port_.number(),
-                          .run_id = run_id_},
-                state_.restarts);
-  if (!folder_.path().empty()) record_.emplace(folder_.path(), team_->record());
+  const TeamSetup setup{.options = options_,
+                        .environment = environment_,
+                        .commands = commands_,
+                        .folder = folder_.path(),
+                        .settings = settings_,
+                        .guard = guard_,
+                        .display = display_,
+                        .input = input_,
+                        .memory_fd = state_memory_.get(),
+                        .master_port = port_.number(),
+                        .run_id = run_id_};
+  if (places_ == nullptr) {
+    team_ = std::make_unique<LocalTeam>(setup, state_.restarts);
+  } else {
+    try {
+      team_ = places_->start(setup, state_.restarts);
+    } catch (const LaunchError& error) {
+      places_->end(error.exit_code);
+      throw;
+    }
+  }
+  options_.ranks = state_.settings.ranks = static_cast<int>(team_->ranks().size());
+  if (!folder_.path().empty()) {
+    RunRecord::Contents contents = team_->record();
+    contents.elastic = options_.elastic;
+    if (places_ != nullptr) contents.launch_command = places_->launch_command();
+    contents.restarts = state_.restarts;
+    record_.emplace(folder_.path(), contents);
+  }
   if (!team_->has_board())
     say("the ranks have no pages, so only the order in which they end tells which failed first:  " +
         team_->board_failure());
@@ -148,13 +166,10 @@ void Launcher::start_team() {
 int Launcher::run() {
   while (!done_) {
     polled_.clear();
-    actions_.clear();
     watch_all();
-    const int ready = ::poll(polled_.data(), polled_.size(), wait_ms());
-    if (ready < 0 && errno != EINTR) throw_errno("polling");
+    polled_.wait(wait_ms());
     ++wake_ups_;
-    for (size_t i = 0; ready > 0 && i < polled_.size(); ++i)
-      if (polled_[i].revents != 0) actions_[i](polled_[i]);
+    take_events_of_team();
     display_.tick();
     const auto wake_at = state_.wake_at();
     if (!is_over() && (due_ || (wake_at && *wake_at <= Clock::now()))) {
@@ -164,36 +179,25 @@ int Launcher::run() {
     if (is_over() && !flushed_by_) end_run();
     if (is_over() && (!display_.pending() || flushed_by_->passed())) done_ = true;
   }
+  if (places_ != nullptr) places_->end(exit_code_);
   return exit_code_;
-}
-
-void Launcher::watch(int fd, short events, std::function<void(const pollfd&)> act) {
-  polled_.push_back({.fd = fd, .events = events, .revents = 0});
-  actions_.push_back(std::move(act));
 }
 
 void Launcher::watch_all() {
   // Signals first: where the launcher is told to stop in the turn in which a rank ends, the rank was told as well.
-  watch(settings_.signal_fd(), POLLIN, [this](const pollfd&) { take_signals(); });
+  polled_.add(settings_.signal_fd(), POLLIN, [this](const pollfd&) { take_signals(); });
   for (Sink* sink : {&display_.out(), &display_.err()})
-    if (sink->pending()) watch(sink->fd(), POLLOUT, [sink](const pollfd&) { sink->flush(); });
-  if (is_over()) return;
-  if (input_.fd() >= 0) watch(input_.fd(), input_.events(), [this](const pollfd&) { input_.pass_on(); });
-  for (auto& rank : team_->ranks()) {
-    for (auto& stream : rank.output.streams())
-      if (stream.wanted()) watch(stream.pipe.get(), POLLIN, [&](const pollfd&) { rank.output.read(stream); });
-    if (!rank.ended) watch(rank.process->pidfd(), POLLIN, [&](const pollfd&) { note_end(rank); });
-  }
-  team_->store().append_polled(polled_);
-  actions_.resize(polled_.size(), [this](const pollfd& ready) {
-    team_->store().handle(ready);
-    report_dropped_clients();
-  });
+    if (sink->pending()) polled_.add(sink->fd(), POLLOUT, [sink](const pollfd&) { sink->flush(); });
+  if (is_over() && places_ == nullptr) return;
+  if (input_.fd() >= 0 && !is_over())
+    polled_.add(input_.fd(), input_.events(), [this](const pollfd&) { input_.pass_on(); });
+  team_->watch(polled_);
 }
 
 int Launcher::wait_ms() const {
   std::optional<Clock::time_point> at = is_over() ? std::nullopt : state_.wake_at();
   if (const auto due = display_.due()) at = at ? std::min(*at, *due) : *due;
+  if (const auto due = team_->due(); due && !is_over()) at = at ? std::min(*at, *due) : *due;
   int wait = at ? Deadline(*at).remaining_ms() : -1;
   if (flushed_by_) wait = wait < 0 ? flushed_by_->remaining_ms() : std::min(wait, flushed_by_->remaining_ms());
   return wait;
@@ -203,6 +207,7 @@ void Launcher::take_signals() {
   while (const int signal = settings_.next_signal()) {
     if (signal == SIGCONT) {
       input_.resume();
+      due_ = true;  // `lockstep resize` wakes the launcher with it
       continue;
     }
     // The session that it was started from has ended: a run goes on without its terminal.
@@ -213,18 +218,20 @@ void Launcher::take_signals() {
   }
 }
 
-void Launcher::note_end(Rank& rank) {
-  auto end = team_->take_end(rank);
-  if (!end) return;
-  end->wake_up = wake_ups_;
-  due_ = true;
-  apply(RankEnded{*end});
-}
-
-void Launcher::report_dropped_clients() {
-  for (const auto& dropped : team_->store().take_dropped())
-    if (!dropped.reason.empty())
-      say("rank " + std::to_string(dropped.client) + " lost its connection to the key-value store: " + dropped.reason);
+void Launcher::take_events_of_team() {
+  team_->tick();
+  if (is_over()) return;
+  for (const std::string& message : team_->take_messages()) say(message);
+  // A scheduler signals all processes of a run: what comes from elsewhere is no second signal.
+  if (const int signal = team_->take_signal(); signal != 0 && state_.stop_signal == 0) {
+    due_ = true;
+    apply(SignalReceived{signal});
+  }
+  for (RankEnd end : team_->take_ends()) {
+    end.wake_up = wake_ups_;
+    due_ = true;
+    apply(RankEnded{end});
+  }
 }
 
 void Launcher::apply(const RunEvent& event) {
@@ -246,9 +253,7 @@ void Launcher::carry_out(const RunAction& action) {
     case RunAction::Kind::kConclude:
       return conclude_run();
     case RunAction::Kind::kRestart:
-      mark_logs();
-      exit_code_ = kExitOk;
-      return start_team();
+      return restart();
   }
 }
 
@@ -260,32 +265,40 @@ void Launcher::conclude_run() {
   const RanksObserved seen = observe();
   const FailureReport report = make_report(conclude(state_, seen.ranks), seen);
   team_->await_end();
-  exit_code_ = report.verdict.exit_code;
+  exit_code_ = exit_code_of(report);
+  record_start(report, seen);
+  if (state_.is_resizing()) return;
   if (exit_code_ == kExitOk) {
     if (state_.restarts > 0)
       say("succeeded after " + std::to_string(state_.restarts) + (state_.restarts == 1 ? " restart" : " restarts"));
     return;
   }
-  if (options_.on_failure) {
-    const auto& culprit = report.verdict.culprit;
-    std::string what = report.what;
-    // A rank that did not fail by itself is missed by others, or hung and was ended by us.
-    const bool by_itself = culprit && culprit->how.failed() && !culprit->stopped;
-    if (what.empty() && culprit) what = by_itself ? describe(culprit->how) : headline(report);
-    for (const auto& line : report.stall) what.append("\n").append(line);
-    if (!report.advice.empty()) what.append("\n").append(report.advice);
-    options_.on_failure({exit_code_, culprit ? culprit->rank : -1, what});
-  }
+  if (options_.on_failure) options_.on_failure(for_program(report));
   if (folder_.path().empty()) return;
   print(format(report));
   report_ = to_json(report);
-  if (!is_over()) write_report(report_name());
+  if (is_over()) return;
+  write_report(report_name());
+  prune_restart_reports(folder_.path(), state_.restarts + 1);
+}
+
+/// A run that was started once has no line: nothing more is to be told about it.
+void Launcher::record_start(const FailureReport& report, const RanksObserved& seen) {
+  if (folder_.path().empty() || (is_over() && state_.restarts == 0)) return;
+  StartRecord start{.number = state_.restarts,
+                    .ranks = options_.ranks,
+                    .began_s = began_s_,
+                    .ended_s = seconds_since_1970(),
+                    .first_step = seen.ranks[0].account.first_step,
+                    .exit_code = exit_code_,
+                    .culprit = report.verdict.culprit ? report.verdict.culprit->rank : -1,
+                    .resized = state_.is_resizing()};
+  for (const auto& rank : seen.ranks) start.steps = std::max(start.steps, rank.account.steps);
+  if (!append_start(folder_.path(), start)) say(folder_.path() + "/starts.jsonl could not be written");
 }
 
 /// A failure before a restart has a file of its own.
-std::string Launcher::report_name() const {
-  return is_over() ? "report.json" : "restart_" + std::to_string(state_.restarts + 1) + ".json";
-}
+std::string Launcher::report_name() const { return is_over() ? "report.json" : restart_report(state_.restarts + 1); }
 
 void Launcher::write_report(const std::string& name) {
   std::ofstream file(folder_.path() + "/" + name);
@@ -302,11 +315,13 @@ void Launcher::end_run() {
 FailureReport Launcher::make_report(const Verdict& verdict, const RanksObserved& seen) const {
   FailureReport report{.verdict = verdict,
                        .world_size = options_.ranks,
-                       .host = host_name(),
                        .program = commands_[0].program,
                        .command = own_command_line(),
+                       .goes_on = !is_over(),
                        .killed = state_.killed,
-                       .restarts = state_.restarts};
+                       .restarts = state_.restarts,
+                       .no_restart = state_.no_restart,
+                       .too_few_ranks = state_.too_few};
   if (!folder_.path().empty()) report.report_path = folder_.path() + "/" + report_name();
   if (team_->has_board())
     for (const auto& rank : seen.ranks) report.accounts.push_back(rank.account);
@@ -318,15 +333,15 @@ FailureReport Launcher::make_report(const Verdict& verdict, const RanksObserved&
   if (!verdict.culprit) return report;
   RankEnd& culprit = *report.verdict.culprit;
   const Rank& rank = team_->rank(culprit.rank);
-  culprit.pid = rank.process->pid();
-  report.program = commands_[static_cast<size_t>(culprit.rank)].program;
+  culprit.pid = rank.pid;
+  report.host = team_->host_of(culprit.rank);
+  report.program = commands_[places_ == nullptr ? static_cast<size_t>(culprit.rank) : 0].program;
   report.tail = rank.output.tail().lines();
   report.log_path = rank.output.log().path();
-  if (!folder_.path().empty()) report.what = read_error_file(Team::error_file(folder_.path(), culprit.rank));
+  report.what = team_->error_text(culprit.rank);
   const RankStatus& account = seen.ranks[static_cast<size_t>(culprit.rank)].account;
   if (report.what.empty() && account.failure != RankFailure::kPeer) report.what = account.failure_text;
-  report.memory = count_memory_kills();
-  report.memory.count -= std::min(report.memory.count, memory_.count);
+  report.memory = team_->memory_kills(culprit.rank);
   report.verdict.exit_code = final_exit_code(report);
   report.advice = advice_on_hang(report, state_.hang, options_);
   return report;
@@ -335,7 +350,7 @@ FailureReport Launcher::make_report(const Verdict& verdict, const RanksObserved&
 void Launcher::report_losses() {
   for (const auto& rank : team_->ranks()) {
     if (!rank.ended)
-      say("rank " + std::to_string(rank.number) + ", process " + std::to_string(rank.process->pid()) +
+      say("rank " + std::to_string(rank.number) + ", process " + std::to_string(rank.pid) +
           ", survives even SIGKILL; it is left behind");
     const RankLog& log = rank.output.log();
     if (log.dropped_lines() > 0)
@@ -343,6 +358,16 @@ void Launcher::report_losses() {
           " could not be written to its log: " + log.drop_reason());
   }
   if (const std::string losses = display_.losses(); !losses.empty()) say(losses);
+}
+
+void Launcher::restart() {
+  mark_logs();
+  exit_code_ = kExitOk;
+  if (options_.ranks != state_.settings.ranks) {
+    options_.ranks = state_.settings.ranks;
+    commands_ = plan_ranks(options_, environment_);
+  }
+  start_team();
 }
 
 /// A restarted program continues in the same files.
@@ -356,12 +381,12 @@ void Launcher::mark_logs() {
 
 }  // namespace
 
-int launch(const LaunchOptions& options, const EnvironmentBlock& environment) {
+int launch(const LaunchOptions& options, const EnvironmentBlock& environment, RankPlaces* places) {
   // Descriptors 0, 1 and 2 must be open, so that no pipe takes their place.
   int fd = ::open("/dev/null", O_RDWR);
   while (fd >= 0 && fd <= STDERR_FILENO) fd = ::dup(fd);
   FileDescriptor(fd).reset();
-  return Launcher(options, environment).run();
+  return Launcher(options, environment, places).run();
 }
 
 }  // namespace lockstep

@@ -43,6 +43,15 @@ int parse_number(const std::string& option, const std::string& text, int minimum
   return number;
 }
 
+RankRange parse_range(const std::string& option, const std::string& text) {
+  const std::string_view words = text;
+  const size_t colon = std::min(words.find(':'), words.size());
+  const RankRange range{read(words.substr(0, colon), 0), read(words.substr(std::min(colon + 1, words.size())), 0)};
+  if (range.min < 1 || range.max < range.min || range.max > kMaxRanks)
+    refuse(option, "MIN:MAX, the smallest and the largest number of ranks, such as 2:4", text);
+  return range;
+}
+
 std::vector<int> parse_ranks(const std::string& option, const std::string& text, int ranks) {
   const std::string wanted = "all, or ranks from 0 to " + std::to_string(ranks - 1) + " such as 0 or 0,2-5";
   std::vector<int> chosen;

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "launch/rank_range.h"
+
 namespace lockstep {
 
 // Parse the values of options of `lockstep run`. All throw LaunchError (bad command line) that names option, value and
@@ -15,6 +17,9 @@ std::chrono::milliseconds parse_seconds(const std::string& option, const std::st
 
 /// A whole number of [minimum, maximum].
 int parse_number(const std::string& option, const std::string& text, int minimum, int maximum);
+
+/// "2:4".
+RankRange parse_range(const std::string& option, const std::string& text);
 
 /// Ranks out of `ranks`: "all", or numbers and ranges ("0,2-5"). Ascending, each once.
 std::vector<int> parse_ranks(const std::string& option, const std::string& text, int ranks);

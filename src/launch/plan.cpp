@@ -14,8 +14,6 @@
 namespace lockstep {
 namespace {
 
-constexpr int kMaxRanks = 4096;  // far above any machine; catches a typing error
-
 /// Variables that this launcher sets or removes.
 constexpr std::string_view kReplaced[] = {
     "RANK",
@@ -29,7 +27,9 @@ constexpr std::string_view kReplaced[] = {
     "ROLE_RANK",
     "ROLE_WORLD_SIZE",
     "ROLE_NAME",
+    "LOCKSTEP_ADDRESS",
     "LOCKSTEP_DEBUGGED",
+    "LOCKSTEP_MEMORY_FD",
     "LOCKSTEP_PAGE_FD",
     "LOCKSTEP_RUN_DIR",
     "LOCKSTEP_STORE_FD",
@@ -74,17 +74,18 @@ EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankP
   };
   add("RANK", std::to_string(place.rank));
   add("WORLD_SIZE", std::to_string(place.world_size));
-  add("LOCAL_RANK", std::to_string(place.rank));
-  add("LOCAL_WORLD_SIZE", std::to_string(place.world_size));
+  const bool together = place.local_world_size == 0;
+  add("LOCAL_RANK", std::to_string(together ? place.rank : place.local_rank));
+  add("LOCAL_WORLD_SIZE", std::to_string(together ? place.world_size : place.local_world_size));
   // torchrun's other variables, for programs that look at them. Rank 0 of such a program opens the store; nothing
   // listens on the port before.
-  add("GROUP_RANK", "0");
-  add("GROUP_WORLD_SIZE", "1");
+  add("GROUP_RANK", std::to_string(place.node));
+  add("GROUP_WORLD_SIZE", std::to_string(place.nodes));
   add("ROLE_RANK", std::to_string(place.rank));
   add("ROLE_WORLD_SIZE", std::to_string(place.world_size));
   add("ROLE_NAME", "default");
   if (place.master_port > 0) {
-    add("MASTER_ADDR", "127.0.0.1");
+    add("MASTER_ADDR", place.master_address.empty() ? "127.0.0.1" : place.master_address);
     add("MASTER_PORT", std::to_string(place.master_port));
   }
   if (!place.run_id.empty()) add("TORCHELASTIC_RUN_ID", place.run_id);
@@ -92,9 +93,11 @@ EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankP
     add(kThreads, std::to_string(place.threads));
     add("LOCKSTEP_THREADS", std::to_string(place.threads));  // so that whoever reads the other knows whose it is
   }
+  if (!place.address.empty()) add("LOCKSTEP_ADDRESS", place.address);
   if (!place.run_dir.empty()) add("LOCKSTEP_RUN_DIR", place.run_dir);
   add("LOCKSTEP_STORE_FD", std::to_string(place.store_fd));
   if (place.page_fd >= 0) add("LOCKSTEP_PAGE_FD", std::to_string(place.page_fd));
+  if (place.memory_fd >= 0) add("LOCKSTEP_MEMORY_FD", std::to_string(place.memory_fd));
   if (!place.error_file.empty()) add("TORCHELASTIC_ERROR_FILE", place.error_file);
   add("TORCHELASTIC_RESTART_COUNT", std::to_string(place.restarts));
   add("TORCHELASTIC_MAX_RESTARTS", std::to_string(place.max_restarts));

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <chrono>
+#include <climits>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "launch/process/numa.h"
+#include "launch/rank_range.h"
 
 namespace lockstep {
 
@@ -24,11 +26,18 @@ enum class Binding {
   kNuma,  ///< those of its NUMA node, whose memory it takes first
 };
 
+constexpr int kMaxRanks = 4096;  ///< far above any machine; catches a typing error
+
+/// As a number of restarts: no limit.
+constexpr int kAnyNumber = INT_MAX;
+
 /// The options of `lockstep run`.
 struct LaunchOptions {
-  int ranks = 1;
+  int ranks = 1;  ///< to begin with, if it is elastic
   Binding bind = Binding::kNone;
-  int max_restarts = 0;
+  int max_restarts = 0;                            ///< after failures, in total; kAnyNumber: no limit
+  int restarts_per_hour = kAnyNumber;              ///< of these
+  std::optional<RankRange> elastic;                ///< how many ranks it may have; empty: `ranks`, always
   std::chrono::milliseconds hang_timeout{300000};  ///< kNever: a hang ends nothing
   std::string run_dir;                             ///< empty: a new folder under runs/
   std::string program;                             ///< path to execute; empty: found by command[0]
@@ -48,17 +57,24 @@ constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 7);
 /// An environment as exec takes it: NAME=value.
 using EnvironmentBlock = std::vector<std::string>;
 
-/// One rank's place in a run on one machine.
+/// One rank's place in a run.
 struct RankPlace {
   int rank = 0;
   int world_size = 1;
+  int local_rank = 0;        ///< among the ranks of its machine
+  int local_world_size = 0;  ///< 0: all ranks are on one machine, and local_rank is the rank
+  int node = 0;              ///< the number of its machine
+  int nodes = 1;
+  std::string address;  ///< of its machine, for connections from the others; empty: all ranks are here
   std::string run_dir;
   int store_fd = -1;       ///< the number under which the rank inherits its socket to the store
   int page_fd = -1;        ///< the number under which it inherits the board of pages; -1: none
+  int memory_fd = -1;      ///< the number under which it inherits the memory for checkpoints; -1: none
   std::string error_file;  ///< where it may write what ends it, in torchrun's form
   int restarts = 0;        ///< made before
   int max_restarts = 0;
-  int master_port = 0;                  ///< for programs that meet by torchrun's variables
+  std::string master_address;  ///< for programs that meet by torchrun's variables; empty: 127.0.0.1
+  int master_port = 0;
   std::string run_id;                   ///< the same for all ranks and restarts
   int threads = 0;                      ///< its share of the cores; 0: not set
   bool debugged = false;                ///< one of the ranks is debugged: waits must not time out

@@ -1,8 +1,10 @@
 #include "launch/run_record.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -47,6 +49,11 @@ bool is_there(const ProcessIdentity& process) {
 RunRecord::RunRecord(const std::string& folder, const Contents& contents) : path_(folder + "/run.json") {
   Json json = {{"launcher", to_json(contents.launcher)}, {"board_fd", contents.board_fd}, {"ranks", Json::array()}};
   for (const auto& rank : contents.ranks) json["ranks"].push_back(to_json(rank));
+  if (std::any_of(contents.hosts.begin(), contents.hosts.end(), [](const std::string& host) { return !host.empty(); }))
+    json["hosts"] = contents.hosts;
+  if (!contents.launch_command.empty()) json["launch_command"] = contents.launch_command;
+  json["restarts"] = contents.restarts;
+  if (contents.elastic) json["elastic"] = {{"min", contents.elastic->min}, {"max", contents.elastic->max}};
   const std::string bytes = json.dump(1) + "\n", partial = path_ + ".new";
   const FileDescriptor file(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   const bool written = file && ::write(file.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size());
@@ -68,6 +75,15 @@ RunRecord::Contents RunRecord::read(const std::string& folder) {
     Contents contents{.launcher = from_json(json.at("launcher")), .board_fd = json.at("board_fd").get<int>()};
     if (json.at("ranks").size() > kMostRanks) throw Error("it names too many ranks");
     for (const Json& rank : json.at("ranks")) contents.ranks.push_back(from_json(rank));
+    if (json.contains("hosts")) contents.hosts = json["hosts"].get<std::vector<std::string>>();
+    contents.hosts.resize(contents.ranks.size());
+    // It will be run: so only what this user has written counts.
+    struct stat status {};
+    if (::stat((folder + "/run.json").c_str(), &status) == 0 && status.st_uid == ::geteuid())
+      contents.launch_command = json.value("launch_command", "");
+    contents.restarts = json.at("restarts").get<int>();
+    if (json.contains("elastic"))
+      contents.elastic = {json["elastic"].at("min").get<int>(), json["elastic"].at("max").get<int>()};
     return contents;
   } catch (const std::exception& error) {
     throw Error(folder + "/run.json is not what `lockstep run` writes: " + error.what());

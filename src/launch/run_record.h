@@ -3,8 +3,11 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "launch/rank_range.h"
 
 namespace lockstep {
 
@@ -24,6 +27,10 @@ class RunRecord {
     ProcessIdentity launcher;
     int board_fd = -1;  ///< the launcher's descriptor of the board of pages; -1: none
     std::vector<ProcessIdentity> ranks;
+    std::vector<std::string> hosts;    ///< by rank; "" or none: this machine
+    std::string launch_command;        ///< by which a program starts on those hosts; "": there is none
+    std::optional<RankRange> elastic;  ///< how many ranks it may have
+    int restarts = 0;                  ///< starts before this one
   };
 
   RunRecord(const std::string& folder, const Contents& contents);

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "launch/launch_error.h"
+#include "launch/run_text.h"
 
 namespace lockstep {
 namespace {
@@ -26,7 +27,8 @@ constexpr seconds kFirstNote(5);
 constexpr int kNextNote = 5;  ///< times as long idle as at the note before
 /// A program that reports no steps counts as having made progress once its ranks have run for so long.
 constexpr seconds kSilentProgress(10);
-constexpr seconds kLongestPause(60);
+/// For ranks that will be started again: what they would do in a longer time helps nobody.
+constexpr milliseconds kGraceBeforeRestart(100);
 
 struct StateMachine {
   RunState state;
@@ -60,14 +62,18 @@ struct StateMachine {
   void watch_progress(const RanksObserved& event);
   void judge_running(const RanksObserved& event);
   void judge_missing_rank(const RanksObserved& event);
+  void consider_resizing(const RanksObserved& event);
+  void leave_one_out();
+  void ask_to_leave();
   void end(const RanksObserved& event);
+  void pause(int next_ranks, Clock::duration time);
   void restart();
-  bool may_restart(const RanksObserved& event) const;
+  bool has_progressed(const RanksObserved& event) const;
+  RestartDecision decide(const Verdict& verdict, const RanksObserved& event) const;
+  bool is_ended_by_signal() const { return state.stop_signal != 0 || (state.asked_at && !state.resize_to); }
 };
 
 bool asks_to_leave(int signal) { return signal == SIGTERM || signal == SIGUSR1; }
-
-std::string name_of(int signal) { return std::string("SIG") + ::sigabbrev_np(signal); }
 
 bool asks_for_stops(const std::vector<RankView>& ranks) {
   return std::any_of(ranks.begin(), ranks.end(), [](const RankView& rank) { return rank.account.stop_calls > 0; });
@@ -77,28 +83,6 @@ bool has_saved_since(const std::vector<RankView>& ranks, Clock::time_point since
   return std::any_of(ranks.begin(), ranks.end(), [&](const RankView& rank) {
     return !rank.account.checkpoint.empty() && rank.account.checkpoint_time >= since;
   });
-}
-
-std::string list_lines(const Stall& stall) {
-  std::string text;
-  for (const auto& line : stall.lines) text += "\n  " + line;
-  return text;
-}
-
-std::string in_seconds(Clock::duration time) {
-  const auto tenths = std::chrono::duration_cast<milliseconds>(time).count() / 100;
-  std::string text = std::to_string(tenths / 10);
-  if (tenths % 10 != 0) text += '.' + std::to_string(tenths % 10);
-  return text + " s";
-}
-
-/// How long the waiting ranks wait.
-std::string patience_text(const std::vector<RankView>& ranks) {
-  milliseconds longest(0);
-  for (const auto& rank : ranks)
-    if (waits(rank)) longest = std::max(longest, rank.account.collective_timeout);
-  if (longest == milliseconds(0)) return "the others wait until their collective's timeout";
-  return "the others wait for up to " + in_seconds(longest) + " (ContextOptions::collective_timeout)";
 }
 
 void StateMachine::on(const RankEnded& event) {
@@ -111,18 +95,19 @@ void StateMachine::on(const RankEnded& event) {
 void StateMachine::on(const SignalReceived& event) {
   const bool first = state.stop_signal == 0;
   if (first) state.stop_signal = event.signal;
+  state.resize_to.reset();
   switch (state.phase) {
     case Phase::kRunning:
       // The next look tells whether the ranks can be asked; until then the signal is only noted.
       if (!asks_to_leave(event.signal)) {
-        say(name_of(event.signal) + ": stopping the ranks");
+        say(signal_name(event.signal) + ": stopping the ranks");
         stop(event.signal == SIGINT ? SIGINT : SIGTERM);
       }
       return;
     case Phase::kLeaving:
       if (first && asks_to_leave(event.signal)) return;  // the ranks got it before: a scheduler signals all processes
       state.asked_twice = true;
-      say(name_of(event.signal) + ": stopping the ranks at once");
+      say(signal_name(event.signal) + ": stopping the ranks at once");
       return stop(SIGTERM);
     case Phase::kStopping:
       return kill();
@@ -139,25 +124,30 @@ void StateMachine::on(const RanksObserved& event) {
   // A rank that got the signal itself, from a scheduler, asks on behalf of all.
   if (event.stop_asked && !state.asked_at) {
     state.asked_at = now;
-    if (state.phase == Phase::kRunning) state.phase = Phase::kLeaving;
+    if (state.phase == Phase::kRunning) {
+      state.phase = Phase::kLeaving;
+      leave_one_out();
+    }
   }
   for (const auto& rank : event.ranks)
     if (event.stop_at != 0 && rank.account.stop_calls >= event.stop_at) state.told = true;
   if (state.phase == Phase::kRunning && state.stop_signal != 0 && !state.all_ended()) {
     if (asks_for_stops(event.ranks)) {
-      say(name_of(state.stop_signal) + ": the ranks are asked to save and leave; a second signal stops them at once");
-      state.phase = Phase::kLeaving;
-      state.asked_at = now;
-      act(Kind::kAskToLeave);
+      say(signal_name(state.stop_signal) +
+          ": the ranks are asked to save and leave; a second signal stops them at once");
+      ask_to_leave();
     } else {
-      say(name_of(state.stop_signal) + ": stopping the ranks");
+      say(signal_name(state.stop_signal) + ": stopping the ranks");
       stop(SIGTERM);
     }
   }
   if (is_up() && !state.all_ended()) {
+    consider_resizing(event);
     judge_running(event);
     if (state.phase == Phase::kRunning) judge_missing_rank(event);
     if (is_up()) watch_progress(event);
+    if (state.phase == Phase::kStopping && decide(conclude(state, event.ranks), event).restart)
+      state.deadline = now + std::min(state.settings.grace, kGraceBeforeRestart);
   }
   const bool late = state.deadline && now >= *state.deadline;
   if (state.phase == Phase::kPausing) {
@@ -220,8 +210,32 @@ void StateMachine::watch_progress(const RanksObserved& event) {
   say(found + (slow ? "; that is slow, not a hang: " + patience_text(event.ranks) : "") + list_lines(*stall));
 }
 
-bool StateMachine::may_restart(const RanksObserved& event) const {
-  if (state.restarts >= state.settings.max_restarts) return false;
+void StateMachine::ask_to_leave() {
+  state.phase = Phase::kLeaving;
+  state.asked_at = now;
+  act(Kind::kAskToLeave);
+}
+
+/// A rank got a signal of its own: its place is about to go.
+void StateMachine::leave_one_out() {
+  const int rest = state.settings.ranks - 1;
+  if (!state.settings.elastic || rest < state.settings.elastic->min || state.stop_signal != 0) return;
+  state.resize_to = rest;
+  say("a signal asks a rank to leave: the ranks save and leave, and the run goes on with " + std::to_string(rest));
+}
+
+void StateMachine::consider_resizing(const RanksObserved& event) {
+  const int wanted = event.resize_to;
+  const bool possible = state.settings.elastic && state.settings.elastic->contains(wanted) && state.stop_signal == 0;
+  if (!possible) return;
+  if (state.phase == Phase::kLeaving && state.resize_to) state.resize_to = wanted;
+  if (state.phase != Phase::kRunning || wanted == state.settings.ranks || !asks_for_stops(event.ranks)) return;
+  state.resize_to = wanted;
+  say("the ranks are asked to save and leave, so that the run can go on with " + std::to_string(wanted));
+  ask_to_leave();
+}
+
+bool StateMachine::has_progressed(const RanksObserved& event) const {
   bool silent = true;
   for (const auto& rank : event.ranks) {
     if (rank.account.steps > 0 || has_saved_since({rank}, state.started)) return true;
@@ -230,32 +244,70 @@ bool StateMachine::may_restart(const RanksObserved& event) const {
   return silent && now - state.started >= kSilentProgress;
 }
 
+/// What follows from the failure of these ranks.
+RestartDecision StateMachine::decide(const Verdict& verdict, const RanksObserved& event) const {
+  const bool failed = verdict.exit_code != kExitOk;
+  if (!failed || is_ended_by_signal()) return {};
+  Failure failure{
+      .at = now, .ranks = state.settings.ranks, .exit_code = verdict.exit_code, .progress = has_progressed(event)};
+  if (verdict.culprit) {
+    const RankStatus& account = event.ranks[static_cast<size_t>(verdict.culprit->rank)].account;
+    failure.rank = verdict.culprit->rank;
+    failure.how = verdict.culprit->how;
+    failure.text = account.failure_text;
+    // Only rank 0 knows the checkpoint that all went on from.
+    if (account.phase > RankStatus::Phase::kCommunicates)
+      failure.step = event.ranks[0].account.first_step + account.steps;
+  }
+  RestartDecision decision = decide_restart(state.settings.limits(), state.history, failure);
+  if (decision.restart && state.resize_to) decision.ranks = *state.resize_to;
+  return decision;
+}
+
 void StateMachine::end(const RanksObserved& event) {
   act(Kind::kConclude);
-  const bool failed = conclude(state, event.ranks).exit_code != kExitOk;
   state.deadline.reset();
   state.ended_as = state.phase;
   state.phase = Phase::kOver;
-  const bool asked = state.stop_signal != 0 || state.asked_at;
+  const Verdict verdict = conclude(state, event.ranks);
   // Nothing is started beside a rank that survived even SIGKILL.
-  if (!failed || state.settings.max_restarts == 0 || asked || !state.all_ended()) return;
-  if (!may_restart(event)) {
-    say(state.restarts >= state.settings.max_restarts
-            ? "no restart: all " + std::to_string(state.settings.max_restarts) + " of --max-restarts were made"
-            : "no restart: no step was made since the last start, so the same would happen again");
+  if (verdict.exit_code == kExitOk || is_ended_by_signal() || !state.all_ended()) return;
+  if (state.resize_to && !verdict.culprit) {
+    if (verdict.exit_code != kExitPreempted)
+      return say("the ranks left without saving, so the run does not go on with another number of them");
+    say("goes on with " + counted_ranks(*state.resize_to));
+    return pause(*state.resize_to, Clock::duration(0));
+  }
+  RestartDecision decision = decide(verdict, event);
+  if (!decision.restart) {
+    state.no_restart = decision.why;
+    state.too_few = decision.too_few;
+    if (!decision.why.empty()) say("no restart: " + decision.why);
     return;
   }
+  state.history.add(decision.failure);
+  const int limit = state.settings.max_restarts;
+  say("restart " + std::to_string(state.history.restarts) +
+      (limit == kAnyNumber ? "" : " of " + std::to_string(limit)) +
+      (decision.pause > Clock::duration(0) ? " in " + in_seconds(decision.pause) : "") +
+      (decision.ranks != decision.failure.ranks
+           ? " with " + std::to_string(decision.ranks) + (decision.ranks == 1 ? " rank" : " ranks")
+           : "") +
+      (decision.why.empty() ? "" : ": " + decision.why));
+  pause(decision.ranks, decision.pause);
+}
+
+void StateMachine::pause(int next_ranks, Clock::duration time) {
   state.phase = Phase::kPausing;
-  const Clock::duration pause =
-      std::min<Clock::duration>(seconds(1) * (1 << std::min(state.restarts, 6)), kLongestPause);
-  state.deadline = now + pause;
-  say("restart " + std::to_string(state.restarts + 1) + " of " + std::to_string(state.settings.max_restarts) + " in " +
-      in_seconds(pause));
+  state.next_ranks = next_ranks;
+  state.deadline = now + time;
 }
 
 void StateMachine::restart() {
   RunState fresh = RunState::begin(state.settings, now);
   fresh.restarts = state.restarts + 1;
+  fresh.settings.ranks = state.next_ranks;
+  fresh.history = std::move(state.history);
   state = std::move(fresh);
   act(Kind::kRestart);
 }

@@ -11,15 +11,20 @@
 #include "launch/diagnosis/progress_monitor.h"
 #include "launch/diagnosis/stall.h"
 #include "launch/diagnosis/verdict.h"
+#include "launch/restart_policy.h"
 
 namespace lockstep {
 
 /// The options that decide about a run.
 struct RunSettings {
-  int ranks = 1;
+  int ranks = 1;  ///< that run now, or ran last
   std::chrono::milliseconds grace{5000};
   std::chrono::milliseconds hang_timeout{300000};
   int max_restarts = 0;
+  int restarts_per_hour = kAnyNumber;
+  std::optional<RankRange> elastic;
+
+  RestartLimits limits() const { return {max_restarts, restarts_per_hour, elastic}; }
 };
 
 /// A run as its launcher sees it. It moves by next() alone.
@@ -27,11 +32,12 @@ struct RunSettings {
 ///   kRunning --a rank failed, a hang, a signal--> kStopping --all ended------------------------> kOver or kPausing
 ///   kRunning --all ended-----------------------------------------------------------------------> kOver or kPausing
 ///   kRunning --SIGTERM, SIGUSR1, if the program asks for stops--> kLeaving --all ended---------> kOver
+///   kRunning --another number of ranks is wanted, likewise--> kLeaving --all ended-------------> kPausing
 ///   kStopping --grace over, or a signal--> kKilling --all ended, or kKillTime over-------------> kOver or kPausing
 ///   kPausing --back-off over--> kRunning (restarted)        kPausing --a signal----------------> kOver
 ///
 /// In kRunning it also waits for a moment (settle_by) for the end of a rank that others accuse. kLeaving differs from
-/// kRunning only in how it ends.
+/// kRunning only in how it ends. Where a restart will follow, nothing has to unwind, and the grace is short.
 struct RunState {
   enum class Phase { kRunning, kLeaving, kStopping, kKilling, kPausing, kOver };
 
@@ -54,8 +60,14 @@ struct RunState {
   Clock::duration next_note{0};  ///< how long it is idle when the next note is due
   bool told_slow = false;        ///< the user knows that it has been idle for hang_timeout, but does not hang
 
+  std::optional<int> resize_to;  ///< they were asked to leave so that the run can go on with so many
+  int next_ranks = 0;            ///< while kPausing: of the next start
+  std::string no_restart;        ///< why the failure that ended them is not followed by a restart; may be empty
+  bool too_few = false;          ///< because fewer ranks than --elastic's minimum would remain
+
   // Of the whole run.
-  int restarts = 0;
+  int restarts = 0;  ///< starts after the first
+  RestartHistory history;
   int stop_signal = 0;                        ///< the first signal to the launcher
   std::optional<Clock::time_point> asked_at;  ///< when the ranks were asked to leave at a step of their choice
   bool asked_twice = false;
@@ -63,6 +75,8 @@ struct RunState {
 
   static RunState begin(const RunSettings& settings, Clock::time_point now);
   bool all_ended() const { return static_cast<int>(ends.size()) == settings.ranks; }
+  /// The ranks have saved and left, and the next start has another number of them.
+  bool is_resizing() const { return phase == Phase::kPausing && resize_to && ended_as == Phase::kLeaving; }
   /// When the next RanksObserved is due even if nothing else happens.
   std::optional<Clock::time_point> wake_at() const;
   /// Whether the next RanksObserved should have the states of processes, which cost system calls.
@@ -83,6 +97,7 @@ struct RanksObserved {
   bool stop_asked = false;       ///< on the board: by this launcher, or by a signal to a rank
   uint64_t stop_at = 0;          ///< on the board: the first call that tells the ranks to leave; 0: none yet
   bool processor_times = false;  ///< were sampled
+  int resize_to = 0;             ///< on the board: a number of ranks that `lockstep resize` asks for; 0: none
 };
 using RunEvent = std::variant<RankEnded, SignalReceived, RanksObserved>;
 
@@ -93,7 +108,7 @@ struct RunAction {
     kAskToLeave,  ///< on the board: the ranks choose the step
     kKill,        ///< SIGKILL to all ranks that run
     kConclude,    ///< all ranks have ended, or never will: pass on the rest of their output, and report
-    kRestart,     ///< start all ranks again
+    kRestart,     ///< start settings.ranks ranks again
   };
   Kind kind;
   int signal = 0;

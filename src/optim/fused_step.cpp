@@ -26,7 +26,7 @@ optim::Plan plan(torch::optim::Optimizer& optimizer, const Formula& formula, con
   const at::Tensor& parameter = intent.parameter;
   const bool master = masters && optim::is_16_bit(parameter.scalar_type());
   const int arrays = optim::state_arrays(intent.algorithm);
-  optim::Plan result = optim::plan_of(intent, master);
+  optim::Plan result = optim::plan_of(intent, optim::own_gradient(intent), master);
   if (arrays == 0 && !master) return result;
   auto& state = optim::state_of(optimizer, parameter, formula, master);
   const at::ScalarType dtype = master ? at::kFloat : parameter.scalar_type();

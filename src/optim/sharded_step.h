@@ -1,78 +1,85 @@
 #pragma once
 
-#include <array>
-#include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <lockstep/zero_redundancy_optimizer.h>
 
-#include "collectives/machine_memory.h"
-#include "data_parallel/replica_state.h"
+#include "optim/areas.h"
+#include "optim/gradient_sum.h"
 #include "optim/step_plan.h"
 
 namespace lockstep::detail {
 
-/// A step that the ranks of one machine share out.
+/// A step by kernels that ranks share out: of one machine, or, where they share no memory, of the group. Each steps its
+/// slices of the areas and writes what comes of it into all copies of its machine; without shared memory slices then
+/// go round. The optimizer's own map holds views of the areas' arrays.
 ///
-/// Parameters of one dtype lie side by side in an area, each at 64 bytes or a multiple, on every rank or once for all;
-/// rank r of N steps the r-th N-th of each area, and writes what comes of it into all copies. What is remembered of the
-/// parameters lies in arrays like the area, which all ranks map; the optimizer's own map holds views of them.
+/// Backward leaves each rank's gradients in its buckets (GradientSum), and the step takes their sum. With a
+/// communication hook, and where several machines take part, backward reduces them, and the step reads this rank's
+/// .grad: all machines do the same then.
 ///
 /// In a step the ranks first tell each other what they are about to do, so nobody still reads parameters when they are
 /// written, and in the end wait for each other, so everybody has all of them.
 class ShardedStep {
  public:
   /// Every rank makes it. `model` outlives it.
-  ShardedStep(const Replica& model, const torch::optim::Optimizer& optimizer, FormulaKind kind,
+  ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
               ZeroRedundancyOptions options);
-  /// Gives the parameters memory of their own again.
   ~ShardedStep();
   ShardedStep(const ShardedStep&) = delete;
   ShardedStep& operator=(const ShardedStep&) = delete;
 
-  /// Every rank calls it, with the optimizer that it was made for.
-  void step(torch::optim::Optimizer& optimizer);
+  /// Every rank calls it.
+  void step();
+  /// Makes the views in the optimizer's map whole, until the next step. Every rank calls it where ranks share no
+  /// memory.
+  void complete() { areas_.complete(); }
+  /// Null where each rank reaches all of the state.
+  const Group* slice_holders() const { return areas_.memory() == nullptr ? &group_ : nullptr; }
+  /// The optimizer was moved.
+  void move_to(torch::optim::Optimizer& optimizer) { optimizer_ = &optimizer; }
+  /// What this rank's steps have read and written so far: gradients, parameters and what is remembered of them.
+  int64_t bytes_moved() const { return bytes_moved_ + gradients_.bytes_moved(); }
 
  private:
-  struct Parameter {
-    std::string name;
-    at::Tensor tensor;
-    size_t area;
-    int64_t offset;   ///< in the area
-    at::Tensor here;  ///< its view of the area
-  };
-  struct Area {
-    at::ScalarType dtype;
-    bool masters;
-    int64_t elements = 0;
-    at::Tensor parameters;             ///< [elements]
-    std::vector<std::byte*> others;    ///< where it lies on the other ranks; empty where it is shared
-    std::array<at::Tensor, 3> arrays;  ///< of the state, [elements] each; undefined until the first is needed
-    at::Tensor master;
+  /// What a rank that takes part in a step does next; kFollow: what the others do.
+  enum class Action : int64_t { kFollow, kClip, kStep };
+  struct Request {
+    Action action;
+    double max_norm = 0, norm_type = 0;  ///< to clip
   };
 
-  void find_parameters(const torch::optim::Optimizer& optimizer, const NamedTensors& trained);
-  void move_in(size_t area);
+  /// The whole step of a rank that has run out of inputs.
+  std::vector<Facts> follow(Reducer::Share share);
+  double clip_grad_norm(double max_norm, double type);
+  void clip(const Request& request);
+  std::vector<optim::Intent> intents() const;
+  void take(const std::vector<optim::Intent>& intents);
+
+  // step_agreement.cpp
   /// What keeps this rank from stepping; empty if nothing does.
   std::string trouble(const torch::optim::Optimizer& optimizer) const;
-  /// Throws on all ranks if one of them is in trouble or about to do something else than the others.
-  void agree(const std::string& trouble, const std::vector<optim::Intent>& intents) const;
-  optim::Plan plan(torch::optim::Optimizer& optimizer, const optim::Intent& intent);
-  /// The view of `array` that belongs to a parameter; takes over what `held` has, this rank's slice of it.
-  at::Tensor adopt(at::Tensor& array, const Parameter& parameter, const at::Tensor& held, at::ScalarType dtype);
-  /// [begin, end) of a parameter's elements that this rank steps.
-  std::pair<int64_t, int64_t> slice_of(const Parameter& parameter) const;
+  /// Returns a row for each rank.
+  at::Tensor say(const Request& mine, const std::string& trouble, const std::vector<optim::Intent>& intents) const;
+  /// What all ranks do. Throws on all of them if one is in trouble or about to do something else than the others.
+  Request agree(const Request& mine, const std::string& trouble, const std::vector<optim::Intent>& intents) const;
 
-  const ReplicaState& model_;
+  bool has_masters(at::ScalarType dtype) const { return options_.master_weights && optim::is_16_bit(dtype); }
+  optim::Plan plan(torch::optim::Optimizer& optimizer, const optim::Intent& intent);
+  /// The view of an array that belongs to a parameter; takes over what `held` has, this rank's slice of it.
+  at::Tensor adopt(const std::string& name, const Areas::Parameter& parameter, const at::Tensor& held,
+                   at::ScalarType dtype);
+
+  ReplicaState& model_;
   const Formula& formula_;
   const ZeroRedundancyOptions options_;
   const Group group_;
-  MachineMemory& memory_;
-  std::vector<Parameter> parameters_;
-  std::vector<Area> areas_;
-  std::unordered_map<const c10::TensorImpl*, size_t> places_;  ///< in parameters_
+  torch::optim::Optimizer* optimizer_;
+  Areas areas_;
+  GradientSum gradients_;
+  double norm_ = 0;  ///< that clip_grad_norm() has found last
+  int64_t bytes_moved_ = 0;
 };
 
 }  // namespace lockstep::detail

@@ -1,12 +1,14 @@
 #include "optim/step_plan.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include "checkpoint/master_state.h"
 #include "collectives/core_types.h"
+#include "collectives/intra_op.h"
 #include "collectives/shm/stream_copy.h"
 
 namespace lockstep::optim {
@@ -14,8 +16,9 @@ namespace {
 
 /// What a thread takes at once: 256 KiB of floats, a multiple of every vector.
 constexpr int64_t kPieceElements = 64 << 10;
-/// What is copied while it is in the first-level cache.
-constexpr int64_t kCopiedElements = 2 << 10;
+/// What is added up before it is stepped, and copied afterwards, while it is in the first-level cache.
+constexpr int64_t kBlockElements = 512;
+constexpr size_t kLargestElement = 8;
 
 /// What is wrong with a parameter, as the end of a sentence; null if nothing is.
 const char* problem_with(const at::Tensor& parameter) {
@@ -35,28 +38,42 @@ const char* problem_with(const at::Tensor& parameter) {
   return nullptr;
 }
 
-void run_piece(const Plan& plan, int64_t begin, int64_t end) {
+/// Returns how many bytes it has read and written.
+size_t run_block(const Plan& plan, int64_t begin, int64_t end, const std::byte* gradient) {
   const auto at = static_cast<size_t>(begin) * plan.element, state_at = static_cast<size_t>(begin) * plan.state_element;
-  StepTask task{.gradient = static_cast<const std::byte*>(plan.gradient.const_data_ptr()) + at,
+  const auto count = static_cast<size_t>(end - begin);
+  StepTask task{.gradient = gradient,
                 .parameter = plan.parameter + at,
                 .master = plan.master == nullptr ? nullptr : plan.master + state_at,
                 .state = {},
-                .count = static_cast<size_t>(end - begin),
+                .count = count,
                 .constants = &plan.constants};
-  for (size_t a = 0; a < plan.arrays.size() && plan.arrays[a] != nullptr; ++a)
+  size_t states = plan.master == nullptr ? 0 : 1;
+  for (size_t a = 0; a < plan.arrays.size() && plan.arrays[a] != nullptr; ++a, ++states)
     task.state[a] = plan.arrays[a] + state_at;
   plan.function(task);
-  for (std::byte* copy : plan.copies)
-    shm::stream_copy(copy + at, plan.parameter + at, static_cast<size_t>(end - begin) * plan.element);
+  for (std::byte* copy : plan.copies) shm::stream_copy(copy + at, plan.parameter + at, count * plan.element);
+  return count *
+         (plan.element * (plan.gradient.parts.size() + 2 + plan.copies.size()) + 2 * states * plan.state_element);
 }
 
 struct Piece {
   const Plan* plan;
   int64_t begin, end;
 
-  void run() const {
-    const int64_t step = plan->copies.empty() ? kPieceElements : kCopiedElements;
-    for (int64_t at = begin; at < end; at += step) run_piece(*plan, at, std::min(end, at + step));
+  size_t run() const {
+    const GradientSource& gradient = plan->gradient;
+    const bool plain = gradient.is_plain();
+    const int64_t step = plain && plan->copies.empty() ? kPieceElements : kBlockElements;
+    alignas(64) std::array<std::byte, static_cast<size_t>(kBlockElements) * kLargestElement> scratch;
+    size_t bytes = 0;
+    for (int64_t from = begin; from < end; from += step) {
+      const int64_t to = std::min(end, from + step);
+      const size_t at = static_cast<size_t>(from) * plan->element;
+      if (!plain) gradient.load(scratch.data(), at, static_cast<size_t>(to - from));
+      bytes += run_block(*plan, from, to, plain ? gradient.parts.front() + at : scratch.data());
+    }
+    return bytes;
   }
 };
 
@@ -77,10 +94,15 @@ std::string problem_of(const torch::optim::Optimizer& optimizer) {
 }
 
 std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula) {
+  return intents_of(optimizer, formula, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
+}
+
+std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula,
+                               const std::function<bool(const at::Tensor&)>& is_stepped) {
   std::vector<Intent> intents;
   for (const auto& group : optimizer.param_groups())
     for (const at::Tensor& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
+      if (!is_stepped(parameter)) continue;
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
       const auto* state = found == optimizer.state().end() ? nullptr : found->second.get();
       intents.push_back({parameter, formula.algorithm(group.options()), formula.next(state, group.options())});
@@ -105,18 +127,24 @@ at::Tensor laid_out(const at::Tensor& tensor, at::ScalarType dtype, const at::Te
       .copy_(tensor);
 }
 
-Plan plan_of(const Intent& intent, bool master) {
+GradientSource own_gradient(const Intent& intent) {
+  const at::Tensor& parameter = intent.parameter;
+  const at::Tensor gradient = laid_out(parameter.grad(), parameter.scalar_type(), parameter);
+  return {.kept = gradient, .parts = {static_cast<const std::byte*>(gradient.const_data_ptr())}};
+}
+
+Plan plan_of(const Intent& intent, GradientSource gradient, bool master) {
   const at::ScalarType dtype = intent.parameter.scalar_type();
   return {.function = find_step(*to_core(dtype), intent.algorithm, master),
           .constants = intent.constants,
-          .gradient = laid_out(intent.parameter.grad(), dtype, intent.parameter),
+          .gradient = std::move(gradient),
           .parameter = static_cast<std::byte*>(intent.parameter.mutable_data_ptr()),
           .element = c10::elementSize(dtype),
           .state_element = c10::elementSize(master ? at::kFloat : dtype),
           .end = intent.parameter.numel()};
 }
 
-void run(const std::vector<Plan>& plans) {
+int64_t run(const std::vector<Plan>& plans) {
   std::vector<Piece> pieces;
   int64_t elements = 0;
   for (const Plan& plan : plans) {
@@ -124,13 +152,17 @@ void run(const std::vector<Plan>& plans) {
     for (int64_t begin = plan.begin; begin < plan.end; begin += kPieceElements)
       pieces.push_back({&plan, begin, std::min(plan.end, begin + kPieceElements)});
   }
-  if (pieces.empty()) return;
+  if (pieces.empty()) return 0;
+  std::atomic<size_t> bytes{0};
   const auto count = static_cast<int64_t>(pieces.size());
   // As many small ones to a thread as make one large one.
   const int64_t grain = std::max<int64_t>(1, count * kPieceElements / elements);
-  at::parallel_for(0, count, grain, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; ++i) pieces[static_cast<size_t>(i)].run();
+  intra_op_for(count, grain, [&](int64_t from, int64_t to) {
+    size_t mine = 0;
+    for (int64_t i = from; i < to; ++i) mine += pieces[static_cast<size_t>(i)].run();
+    bytes += mine;
   });
+  return static_cast<int64_t>(bytes);
 }
 
 }  // namespace lockstep::optim

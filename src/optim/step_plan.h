@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -8,17 +9,21 @@
 #include <torch/optim/optimizer.h>
 
 #include "optim/formula.h"
+#include "optim/gradient_source.h"
 
 namespace lockstep::optim {
 
 /// What a step does to one parameter, before its memory is looked at.
 struct Intent {
-  at::Tensor parameter;  ///< with a gradient
+  at::Tensor parameter;
   Algorithm algorithm;
   StepConstants constants;
 };
 
-/// One for each parameter that has a gradient, in the order of the groups.
+/// One for each parameter that is stepped, in the order of the groups.
+std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula,
+                               const std::function<bool(const at::Tensor&)>& is_stepped);
+/// Of those that have a .grad.
 std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula);
 
 /// The first thing that the kernels cannot step, as a sentence; empty if there is none.
@@ -37,7 +42,7 @@ at::Tensor laid_out(const at::Tensor& tensor, at::ScalarType dtype, const at::Te
 struct Plan {
   StepFunction function;
   StepConstants constants;
-  at::Tensor gradient;  ///< keeps what is read
+  GradientSource gradient;
   std::byte* parameter;
   std::byte* master = nullptr;
   std::array<std::byte*, 3> arrays{};
@@ -46,9 +51,12 @@ struct Plan {
   int64_t begin = 0, end;            ///< the elements that are stepped
 };
 /// `master`: Plan::master is going to be set.
-Plan plan_of(const Intent& intent, bool master);
+Plan plan_of(const Intent& intent, GradientSource gradient, bool master);
+/// What lies in .grad.
+GradientSource own_gradient(const Intent& intent);
 
-/// Steps them all; large ones in pieces that the intra-op threads share out.
-void run(const std::vector<Plan>& plans);
+/// Steps them all; large ones in pieces that the intra-op threads share out. Returns how many bytes it has read and
+/// written.
+int64_t run(const std::vector<Plan>& plans);
 
 }  // namespace lockstep::optim

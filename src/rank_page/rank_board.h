@@ -10,13 +10,15 @@ namespace lockstep {
 
 /// What precedes the pages.
 struct BoardHead {
-  static constexpr uint64_t kMagic = 0x3364726f616f'4b4c;
+  static constexpr uint64_t kMagic = 0x3464726f616f'4b4c;
 
   uint64_t magic = kMagic;
   std::atomic<uint32_t> stopping{0};  ///< the launcher is ending the run: SIGTERM ends a rank as it does any program
   // Of StopAgreement.
   std::atomic<uint32_t> stop_asked{0};
   std::atomic<uint64_t> stop_at{0};
+  std::atomic<uint32_t> resize_to{0};         ///< `lockstep resize` asks for so many ranks; 0: nobody asks
+  std::atomic<uint32_t> several_machines{0};  ///< the run has ranks whose pages are on other boards
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 

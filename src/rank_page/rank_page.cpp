@@ -105,7 +105,13 @@ void RankPage::note_error(RankFailure kind, int peer, std::string_view text) {
 void RankPage::note_checkpoint(std::string_view path, int64_t step, Clock::time_point now) {
   checkpoint_.store(path);
   checkpoint_step_.store(step, std::memory_order_relaxed);
+  if (steps_.load(std::memory_order_relaxed) == 0) first_step_.store(step, std::memory_order_relaxed);
   checkpoint_ns_.store(now.time_since_epoch().count(), std::memory_order_release);
+}
+
+void RankPage::note_memory_checkpoint(int64_t step) {
+  if (steps_.load(std::memory_order_relaxed) == 0) first_step_.store(step, std::memory_order_relaxed);
+  memory_steps_.store(step + 1, std::memory_order_release);
 }
 
 RankStatus RankPage::read(int world_size) const {
@@ -140,6 +146,8 @@ RankStatus RankPage::read(int world_size) const {
   account.collective_timeout = collective_timeout();
   account.beats = beats_.load(kRelaxed) + account.heartbeats;
   account.steps = steps_.load(kRelaxed);
+  account.first_step = first_step_.load(kRelaxed);
+  account.memory_step = memory_steps_.load(std::memory_order_acquire) - 1;
   account.stop_calls = stop_calls_.load(kRelaxed);
   const uint32_t error = error_.load(std::memory_order_acquire);
   if (error != 0) {
@@ -179,6 +187,14 @@ std::string RankStatus::Operation::text() const {
   if (shape.empty()) size = std::to_string(elements) + (elements == 1 ? " element" : " elements");
   for (size_t i = 0; i < shape.size(); ++i) size += (i == 0 ? "[" : ", ") + std::to_string(shape[i]);
   return name + " (" + dtype + " " + size + (shape.empty() ? ")" : "])") + purpose;
+}
+
+void RankPage::copy_from(const void* bytes, int64_t ahead_ns) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  std::memcpy(static_cast<void*>(this), bytes, sizeof *this);
+  for (std::atomic<int64_t>* time : {&started_ns_, &heartbeat_ns_, &checkpoint_ns_})
+    if (time->load(kRelaxed) != 0) time->fetch_sub(ahead_ns, kRelaxed);
+  if (version_.load(kRelaxed) % 2 != 0) version_.fetch_add(1, kRelaxed);  // the copy is not being written
 }
 
 }  // namespace lockstep

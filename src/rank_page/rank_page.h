@@ -59,9 +59,11 @@ struct RankStatus {
   Clock::time_point last_heartbeat;
   std::chrono::milliseconds collective_timeout{0};  ///< how long one of its collectives may take; 0: not known
   int64_t steps = 0;                                ///< training steps since it started
+  int64_t first_step = 0;                           ///< of the checkpoint that it went on from; 0: from none
   uint64_t stop_calls = 0;                          ///< how often it has asked whether to stop (StopAgreement)
   std::string checkpoint;                           ///< path of the newest complete checkpoint; empty: none known
   int64_t checkpoint_step = 0;
+  int64_t memory_step = -1;           ///< of the last checkpoint in the launcher's memory that has its part; -1: none
   Clock::time_point checkpoint_time;  ///< when it was written, or found
 
   /// How to read it once the rank has ended: an error after which nothing was done is the reason.
@@ -136,13 +138,19 @@ class RankPage {
     steps_.store(steps_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     beat();
   }
-  /// A complete checkpoint is on disk.
+  /// A complete checkpoint is on disk. Before the first step: the training goes on from it.
   void note_checkpoint(std::string_view path, int64_t step, Clock::time_point now);
+  /// This rank's part of a checkpoint lies in the launcher's memory. Before the first step as above.
+  void note_memory_checkpoint(int64_t step);
   /// For StopAgreement.
   std::atomic<uint64_t>& stop_calls() { return stop_calls_; }
   const std::atomic<uint64_t>& stop_calls() const { return stop_calls_; }
 
   RankStatus read(int world_size) const;
+
+  /// Replaces this page by a copy of another machine's, whose clock is `ahead_ns` ahead of this one's. For a launcher,
+  /// on a board that no rank writes to. `bytes`: kBytes.
+  void copy_from(const void* bytes, int64_t ahead_ns);
 
  private:
   uint64_t progress() const {
@@ -190,6 +198,8 @@ class RankPage {
   Text<1024> checkpoint_;
   std::atomic<int64_t> checkpoint_step_{0};
   std::atomic<int64_t> checkpoint_ns_{0};  ///< 0: none; written after the others
+  std::atomic<int64_t> first_step_{0};
+  std::atomic<int64_t> memory_steps_{0};  ///< one more than the step; 0: none
 
   Text<512> error_text_;
   std::atomic<uint64_t> error_progress_{0};

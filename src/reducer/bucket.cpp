@@ -6,6 +6,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "reducer/bucket_plan.h"
+
 namespace lockstep {
 namespace {
 
@@ -31,27 +33,48 @@ void* small_place(const at::Tensor& gradient) {
 Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group, int64_t notes) : missing_(parameters.size()) {
   at::NoGradGuard no_grad;
   const auto count = static_cast<int64_t>(parameters.size());
-  int64_t elements = 0;
-  for (const auto& parameter : parameters) elements += parameter.numel();
+  std::vector<int64_t> numbers;
+  for (const auto& parameter : parameters) numbers.push_back(parameter.numel());
+  const std::vector<int64_t> places = bucket_layout(numbers, parameters.front().element_size());
+  const int64_t elements = places.back();
   flat_ = group.allocate(elements + count + notes, parameters.front().options().requires_grad(false));
   gradients_ = flat_.narrow(0, 0, elements);
   tail_ = flat_.narrow(0, elements, count + notes);
   used_ = tail_.narrow(0, 0, count);
   notes_ = tail_.narrow(0, count, notes);
-  int64_t offset = 0;
-  for (auto& parameter : parameters) {
-    at::Tensor gradient = gradient_in(flat_, offset, parameter);
-    offset += parameter.numel();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor gradient = gradient_in(flat_, places[i], parameters[i]);
     void* const place = small_place(gradient);
-    slots_.push_back(
-        {.parameter = parameter, .gradient = std::move(gradient), .elements = parameter.numel(), .small_place = place});
+    slots_.push_back({.parameter = std::move(parameters[i]),
+                      .gradient = std::move(gradient),
+                      .elements = numbers[i],
+                      .small_place = place});
+  }
+  clear_gaps();
+}
+
+void Bucket::clear_gaps() const {
+  int64_t end = 0;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const int64_t begin = offset_of(i);
+    if (begin > end && flat_.is_cpu())
+      std::memset(
+          static_cast<std::byte*>(gradients_.mutable_data_ptr()) + static_cast<size_t>(end) * gradients_.itemsize(), 0,
+          static_cast<size_t>(begin - end) * gradients_.itemsize());
+    else if (begin > end)
+      gradients_.narrow(0, end, begin - end).zero_();
+    end = begin + slots_[i].elements;
   }
 }
 
 int64_t Bucket::bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
 
 const char* Bucket::problem(size_t index) const {
-  const at::Tensor& gradient = slots_[index].parameter.grad();
+  return gradient_problem(slots_[index].parameter, slots_[index].elements, flat_.device());
+}
+
+const char* gradient_problem(const at::Tensor& parameter, int64_t elements, at::Device device) {
+  const at::Tensor& gradient = parameter.grad();
   if (!gradient.defined()) return nullptr;
   if (gradient.layout() != at::kStrided)
     return "has a sparse gradient, which cannot be reduced; make the layer produce dense gradients (for an Embedding: "
@@ -59,7 +82,7 @@ const char* Bucket::problem(size_t index) const {
   if (gradient.requires_grad())
     return "has a gradient that is itself differentiable (backward with create_graph), which cannot be reduced; use "
            "autograd::grad on the inputs, or on the plain module, instead";
-  if (gradient.numel() != slots_[index].elements || gradient.device() != flat_.device())
+  if (gradient.numel() != elements || gradient.device() != device)
     return "has a gradient whose size or device is not the one that the parameter had when it was attached; call "
            "refresh() on all ranks";
   return nullptr;
@@ -109,6 +132,27 @@ const char* Bucket::fill(size_t index, bool used, bool counts) {
   return why;
 }
 
+at::Tensor Bucket::place_in(const at::Tensor& flat, size_t index) const {
+  const at::Tensor& gradient = slots_[index].gradient;
+  return gradient_in(flat, flat.storage_offset() + offset_of(index), gradient);
+}
+
+void Bucket::fill_sum(size_t index, const at::Tensor* sum, bool used) {
+  at::NoGradGuard no_grad;
+  Slot& slot = slots_[index];
+  if (!lies_here(slot.parameter.grad())) part_with_handles(slot);
+  slot.used = used;
+  used ? slot.kept.reset() : keep(slot);
+  if (sum != nullptr && sum->defined())
+    copy_in(slot, *sum);
+  else if (sum != nullptr)
+    slot.gradient.zero_();
+  // Whatever is accumulated after this is added to the sum where it lies here, and can be told apart where it does not.
+  if (used && sum != nullptr) slot.parameter.mutable_grad() = slot.gradient;
+  if (!slot.filled) --missing_;
+  slot.filled = true;
+}
+
 void Bucket::fill_with_zeros() {
   at::NoGradGuard no_grad;
   for (Slot& slot : slots_) {
@@ -147,6 +191,7 @@ void Bucket::launch(const Group& group, ReduceOp op) {
 void Bucket::launch_by(CommHook& hook, const Group& group, ReduceOp op, int64_t index, bool last) {
   at::NoGradGuard no_grad;
   write_flags();
+  clear_gaps();  // a hook that threw has not been waited for
   GradientBucket bucket{index, last, op, gradients_, {}};
   for (const Slot& slot : slots_) bucket.parts.push_back(slot.gradient);
   finish_ = hook.reduce(bucket, group);
@@ -162,7 +207,10 @@ void Bucket::let_go_of_gradients() {
 void Bucket::wait() {
   at::NoGradGuard no_grad;
   std::exchange(work_, std::nullopt)->wait();
-  if (const auto finish = std::exchange(finish_, nullptr)) finish();
+  if (const auto finish = std::exchange(finish_, nullptr)) {
+    finish();
+    clear_gaps();  // the norm of all gradients is that of the whole
+  }
 }
 
 at::Tensor Bucket::gradient_here(size_t index) const {
@@ -182,12 +230,9 @@ bool Bucket::take_late() {
 void Bucket::reduce_late(const Group& group, ReduceOp op, double weight) {
   at::NoGradGuard no_grad;
   const at::Tensor late = at::zeros_like(gradients_);
-  int64_t offset = 0;
-  for (Slot& slot : slots_) {
-    if (slot.late.defined()) gradient_in(late, offset, slot.gradient).copy_(slot.late);
-    offset += slot.gradient.numel();
-    slot.late.reset();
-  }
+  for (size_t i = 0; i < slots_.size(); ++i)
+    if (const at::Tensor gradient = std::exchange(slots_[i].late, at::Tensor()); gradient.defined())
+      place_in(late, i).copy_(gradient);
   if (weight != 1) weight == 0 ? late.zero_() : late.mul_(weight);
   group.all_reduce(late, op);
   gradients_.add_(late);

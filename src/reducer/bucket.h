@@ -12,8 +12,11 @@
 
 namespace lockstep {
 
-/// Gradients of several parameters side by side in one flat tensor, reduced as one message. After backward, each
-/// parameter's .grad is a view of it.
+/// Why the gradient of `parameter`, once of `elements` elements on `device`, cannot be reduced, or nullptr if it can.
+const char* gradient_problem(const at::Tensor& parameter, int64_t elements, at::Device device);
+
+/// Gradients of several parameters side by side in one flat tensor (bucket_layout), reduced as one message. After
+/// backward, each parameter's .grad is a view of it.
 ///
 /// Behind the gradients lies one element per parameter that says whether this rank used it. They are reduced together,
 /// so every rank learns without another message which parameters no rank used. Behind those lie elements for the
@@ -41,8 +44,15 @@ class Bucket {
   /// earlier reduction, which another rank contributes, so this rank contributes zeros. Returns nullptr, or the
   /// gradient's problem(); then the slot holds zeros.
   const char* fill(size_t slot, bool used, bool counts = true);
+  /// Fills the slot with `sum` instead, a sum over virtual ranks, of which some reached the parameter if `used`; zeros
+  /// where it is undefined. Null: a communication hook brings the content, and fills the whole bucket.
+  void fill_sum(size_t slot, const at::Tensor* sum, bool used);
   /// Fills all slots with zeros, as not used. Call it before the bucket is launched.
   void fill_with_zeros();
+  /// The piece of `flat`, which has the elements of gradients() in a row, where the slot's gradient lies, in its shape.
+  at::Tensor place_in(const at::Tensor& flat, size_t slot) const;
+  /// Where in gradients() the slot's gradient begins, in elements.
+  int64_t offset_of(size_t slot) const { return slots_[slot].gradient.storage_offset() - gradients_.storage_offset(); }
   bool filled(size_t slot) const { return slots_[slot].filled; }
   /// Whether it was filled in with what .grad still is, in this place.
   bool current(size_t slot) const {
@@ -105,6 +115,8 @@ class Bucket {
   /// own.
   void part_with_handles(Slot& slot);
   void keep(Slot& slot);
+  /// Between gradients there are zeros.
+  void clear_gaps() const;
   void write_flags();
   /// Gradients that arrive from now on must not be added to what is being reduced.
   void let_go_of_gradients();

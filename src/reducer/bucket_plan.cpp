@@ -25,4 +25,16 @@ std::vector<std::vector<size_t>> plan_buckets(const std::vector<ParameterSize>& 
   return plan;
 }
 
+std::vector<int64_t> bucket_layout(const std::vector<int64_t>& elements, size_t element_bytes) {
+  const auto aligned = static_cast<int64_t>(64 / element_bytes);
+  std::vector<int64_t> places;
+  int64_t end = 0;
+  for (const int64_t count : elements) {
+    places.push_back((end + aligned - 1) / aligned * aligned);
+    end = places.back() + count;
+  }
+  places.push_back(end);
+  return places;
+}
+
 }  // namespace lockstep

@@ -24,4 +24,8 @@ struct BucketLimits {
 /// same on every rank for the same input.
 std::vector<std::vector<size_t>> plan_buckets(const std::vector<ParameterSize>& parameters, BucketLimits limits);
 
+/// Where gradients of so many elements begin in their bucket, in elements: each at a multiple of 64 bytes, as the
+/// fastest kernels want it. And as the last number, how many elements they take.
+std::vector<int64_t> bucket_layout(const std::vector<int64_t>& elements, size_t element_bytes);
+
 }  // namespace lockstep

@@ -55,7 +55,7 @@ void Reducer::judge(const std::vector<Facts>& ranks) {
   for (size_t rank = 0; rank < ranks.size(); ++rank)
     if (ranks[rank].active && !ranks[rank].joining &&
         !std::all_of(ranks.begin(), ranks.end(), std::mem_fn(&Facts::active)))
-      throw Error("rank " + std::to_string(rank) +
+      throw Error(fixed_.row() + (" " + std::to_string(rank)) +
                   " ran a backward outside of join() while others have run out of inputs within it; every rank must "
                   "call join()");
   judge_passes(ranks);
@@ -66,12 +66,14 @@ void Reducer::judge_passes(const std::vector<Facts>& ranks) const {
   std::vector<int> passes;
   for (const Facts& facts : ranks) passes.push_back(facts.took_part() && facts.passes > 0 ? facts.passes : -1);
   const int first = *std::max_element(passes.begin(), passes.end());
+  const std::string where = fixed_.virtual_ranks ? "virtual " : "";
   for (const int other : passes)
     if (other != -1 && other != first)
       throw Error(
           "the ranks ran different numbers of backward passes before reducing gradients, beginning with those of " +
           (fixed_.plan.empty() ? "" : fixed_.names[fixed_.plan.front().front()]) + ": " + std::to_string(other) +
-          " on " + ranks_with(passes, other) + " and " + std::to_string(first) + " on " + ranks_with(passes, first) +
+          " on " + where + ranks_with(passes, other) + " and " + std::to_string(first) + " on " + where +
+          ranks_with(passes, first) +
           ". Every rank must run the same number, with no_sync() or accumulate() around the same passes.");
 }
 
@@ -97,7 +99,7 @@ void Reducer::finish_buckets(const std::vector<Facts>& ranks) {
     drop_gradients();
     if (equipment_.watch) equipment_.watch->begin();  // no gradient is left that it could report
   } else if (std::any_of(ranks.begin(), ranks.end(), std::mem_fn(&Facts::skipped))) {
-    agree_on_kept(kept, first_that_took_part(ranks));
+    agree_on_kept(kept, fixed_.rank_of_row(first_that_took_part(ranks)));
   }
 }
 

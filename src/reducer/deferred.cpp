@@ -14,14 +14,28 @@
 //   backward    fills buckets; .grad lies in them, this rank's own
 //   settle()    fills the rest; one small message carries all ranks' facts and which parameters have gradients.
 //               When it returns, every rank's buckets are filled
-//   the step    reads all ranks' buckets
-//   conclude()  a barrier: no rank reads the others' buckets any more
+//   the step    reads all ranks' buckets, or sends the sums round
+//   conclude()  a barrier where ranks read the others' buckets: no rank does any more
 
 namespace lockstep {
 
 void Reducer::set_aside_passes() {
   backward_.deferred_passes += passes_.since_reduction;
   passes_.since_reduction = 0;
+}
+
+void Reducer::skip_deferred() {
+  backward_.phase = Phase::kIdle;
+  backward_.skips = true;
+  // As many passes as the others run, in case that there is no step before the next backward.
+  passes_.since_reduction = std::max(passes_.reduce_every(), 1);
+  set_aside_passes();
+  drop_gradients();
+}
+
+bool Reducer::is_settled() const {
+  const MutexLock lock(mutex_);
+  return backward_.stage == Stage::kSettled;
 }
 
 std::vector<bool> Reducer::fill_deferred() {
@@ -74,6 +88,8 @@ Reducer::Settlement Reducer::settle(Share share) {
   const MutexLock lock(mutex_);
   at::NoGradGuard no_grad;
   backward_.phase = Phase::kIdle;
+  if (backward_.stage != Stage::kBegun) begin_reduction();  // a step without a backward
+  if (std::exchange(backward_.skips, false) && share == Share::kGradients) share = Share::kSkipped;
   if (share == Share::kGradients && fixed_.events.reducing) fixed_.events.reducing();
   set_aside_passes();
   prepare_message(share, backward_.deferred_passes);
@@ -95,15 +111,17 @@ Reducer::Settlement Reducer::settle(Share share) {
   } else if (equipment_.watch && equipment_.watch->policy() != NonFinitePolicy::kIgnore && judge_non_finite()) {
     settlement.is_void = true;
   }
+  backward_.stage = Stage::kSettled;
   return settlement;
 }
 
-void Reducer::conclude(const Settlement& settlement) {
+void Reducer::conclude(const Settlement& settlement, bool others_read) {
   const MutexLock lock(mutex_);
-  if (fixed_.group.world_size() > 1) {
+  if (others_read && fixed_.group.world_size() > 1) {
     const OperationLabel label("the end of an optimizer's step");
     fixed_.group.barrier();
   }
+  backward_.stage = Stage::kConcluded;
   // What a rank that did not take part holds belongs to no step; gradients that were weighted are no longer its own.
   if (!message_.facts.took_part() || (weight() != 1 && !buckets_.empty())) drop_gradients();
   for (Bucket& bucket : buckets_) bucket.reset();

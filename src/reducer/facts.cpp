@@ -57,9 +57,16 @@ int first_that_took_part(const std::vector<Facts>& ranks) {
 }
 
 void write_facts(const at::Tensor& table, int rank, const Facts& facts) {
+  write_facts(table, rank, std::vector<Facts>{facts});
+}
+
+void write_facts(const at::Tensor& table, int first, const std::vector<Facts>& rows) {
   at::Tensor values = at::zeros({table.numel()}, at::kFloat);
-  const Row row = encode(facts);
-  std::copy(row.begin(), row.end(), values.data_ptr<float>() + rank * kFactElements);
+  float* place = values.data_ptr<float>() + first * kFactElements;
+  for (const Facts& facts : rows) {
+    const Row row = encode(facts);
+    place = std::copy(row.begin(), row.end(), place);
+  }
   table.copy_(values);
 }
 

@@ -1,6 +1,7 @@
 #include "reducer/gradient_hook.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -8,6 +9,7 @@
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
@@ -18,11 +20,62 @@ namespace {
 
 using torch::autograd::variable_list;
 
+std::atomic<void (*)(const Error& error)> translation{nullptr};
+
+template <typename Function>
+void translating(const Function& function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    if (auto* translate = translation.load()) translate(error);
+    throw;
+  }
+}
+
+/// Calls a function with whether there is a gradient, before it is accumulated.
+class BeforeAccumulation final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit BeforeAccumulation(std::function<void(bool any)> arriving) : arriving_(std::move(arriving)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    translating([&] { arriving_(!gradients.empty() && gradients.front().defined()); });
+    return gradients;
+  }
+
+ private:
+  const std::function<void(bool any)> arriving_;
+};
+
+/// Adds a hook to a tensor's own, in C++ and in Python. Tensor::register_hook() drops those of Python when it makes
+/// the list for those of C++, so that list is made here, beside them; then it drops none, not this one either.
+torch::autograd::FunctionPreHook* add_hook(const at::Tensor& tensor, std::function<void(bool any)> arriving) {
+  auto* meta = torch::autograd::impl::materialize_autograd_meta(tensor);
+  if (!meta->cpp_hooks_list_) {
+    auto kept = std::exchange(meta->hooks_, {});
+    torch::autograd::impl::create_cpp_hook(tensor);
+    for (auto& hook : meta->hooks_) kept.push_back(std::move(hook));
+    meta->hooks_ = std::move(kept);
+  }
+  meta->hooks_.push_back(std::make_unique<BeforeAccumulation>(std::move(arriving)));
+  return meta->hooks_.back().get();
+}
+
+bool has_hook(const at::Tensor& tensor, const torch::autograd::FunctionPreHook* hook) {
+  const auto& hooks = torch::autograd::impl::hooks(tensor);
+  return std::any_of(hooks.begin(), hooks.end(), [&](const auto& one) {
+    return one.get() == hook &&
+           dynamic_cast<const BeforeAccumulation*>(one.get()) != nullptr;  // Python's may lie there
+  });
+}
+
+void remove_hook(const at::Tensor& tensor, const torch::autograd::FunctionPreHook* hook) {
+  std::erase_if(torch::autograd::impl::hooks(tensor), [&](const auto& one) { return one.get() == hook; });
+}
+
 class AfterAccumulation final : public torch::autograd::FunctionPostHook {
  public:
   explicit AfterAccumulation(std::function<void(bool any)> accumulated) : accumulated_(std::move(accumulated)) {}
   variable_list operator()(const variable_list& outputs, const variable_list& gradients) override {
-    accumulated_(!gradients.empty() && gradients.front().defined());
+    translating([&] { accumulated_(!gradients.empty() && gradients.front().defined()); });
     return outputs;
   }
 
@@ -150,13 +203,13 @@ GradientHook::GradientHook(const at::Tensor& parameter, GradientEvents events)
               "gradients can be followed only for leaf tensors that require grad");
   accumulator_.node = torch::autograd::impl::grad_accumulator(parameter);
   accumulator_.key = accumulator_.node->add_post_hook(std::make_unique<AfterAccumulation>(events_.accumulated));
-  arriving_key_ = parameter.register_hook([this](const at::TensorBase& gradient) { arriving(gradient.defined()); });
+  arriving_hook_ = add_hook(parameter, [this](bool any) { arriving(any); });
   followed().add(parameter);
 }
 
 GradientHook::~GradientHook() {
   followed().remove(parameter_);
-  parameter_.remove_hook(arriving_key_);
+  remove_hook(parameter_, arriving_hook_);
   accumulator_.node->del_post_hook(accumulator_.key);
   for (const Accumulator& one : earlier_) one.node->del_post_hook(one.key);
 }
@@ -181,6 +234,10 @@ bool GradientHook::is_captured() const {
                      [&](const Accumulator& one) { return lockstep::is_captured(chosen, one.node); });
 }
 
+void GradientHook::keep() {
+  if (!has_hook(parameter_, arriving_hook_)) arriving_hook_ = add_hook(parameter_, [this](bool any) { arriving(any); });
+}
+
 bool GradientHook::follows(const at::Tensor& parameter) { return followed().contains(parameter); }
 
 GradientAlarm::GradientAlarm(const at::Tensor& leaf, std::function<void()> arriving) : leaf_(leaf) {
@@ -188,7 +245,7 @@ GradientAlarm::GradientAlarm(const at::Tensor& leaf, std::function<void()> arriv
   if (!requires_grad && (leaf.is_inference() || !(leaf.is_floating_point() || leaf.is_complex()))) return;
   // A tensor keeps its hooks whether or not it requires grad, but accepts new ones only while it does.
   if (!requires_grad) leaf.set_requires_grad(true);
-  key_ = leaf.register_hook([this, arriving = std::move(arriving)](const at::TensorBase&) {
+  hook_ = add_hook(leaf, [this, arriving = std::move(arriving)](bool) {
     if (!GradientHook::follows(leaf_) && !is_captured(torch::autograd::get_current_graph_task_exec_info(),
                                                       torch::autograd::impl::try_get_grad_accumulator(leaf_)))
       arriving();
@@ -197,7 +254,7 @@ GradientAlarm::GradientAlarm(const at::Tensor& leaf, std::function<void()> arriv
 }
 
 GradientAlarm::~GradientAlarm() {
-  if (key_) leaf_.remove_hook(*key_);
+  if (hook_ != nullptr) remove_hook(leaf_, hook_);
 }
 
 BackwardWatch::BackwardWatch(std::function<void()> look) : look_(std::move(look)) {
@@ -230,11 +287,13 @@ void BackwardWatch::begin() {
 void at_end_of_backward(std::function<void(bool nested)> function) {
   torch::autograd::Engine::get_default_engine().queue_callback([function = std::move(function)] {
     // When a backward ends, no node is being evaluated on this thread, unless that node called the backward.
-    function(/*nested=*/static_cast<bool>(torch::autograd::get_current_node()));
+    translating([&] { function(/*nested=*/static_cast<bool>(torch::autograd::get_current_node())); });
   });
 }
 
 void at_end_of_outermost_backward(EndOfBackward end) { std::make_shared<Waiting>(std::move(end))->queue(); }
+
+void translate_errors_of_backward(void (*translate)(const Error& error)) { translation = translate; }
 
 int current_backward() { return torch::autograd::get_current_graph_task_id(); }
 

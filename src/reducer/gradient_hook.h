@@ -2,12 +2,13 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <thread>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <lockstep/error.h>
 
 // The only place that uses autograd's internals, whose types change between releases of LibTorch.
 
@@ -37,6 +38,8 @@ class GradientHook {
 
   /// Whether a GradientHook follows the parameter.
   static bool follows(const at::Tensor& parameter);
+  /// Python's first Tensor.register_hook() on a tensor drops the hooks that C++ has put on it. This puts it back.
+  void keep();
 
  private:
   /// A node that accumulates into .grad. Its pointer's type differs between releases; as long as we hold it, autograd
@@ -52,8 +55,8 @@ class GradientHook {
   const at::Tensor parameter_;
   const GradientEvents events_;
   Accumulator accumulator_;
-  std::vector<Accumulator> earlier_;  ///< of graphs that were built before a conversion
-  unsigned arriving_key_;
+  std::vector<Accumulator> earlier_;                 ///< of graphs that were built before a conversion
+  torch::autograd::FunctionPreHook* arriving_hook_;  ///< on the tensor
 };
 
 /// Calls `arriving` before a gradient is accumulated into a tensor that no GradientHook follows.
@@ -67,7 +70,7 @@ class GradientAlarm {
 
  private:
   const at::Tensor leaf_;
-  std::optional<unsigned> key_;  ///< none: it can never require grad
+  torch::autograd::FunctionPreHook* hook_ = nullptr;  ///< null: it can never require grad
 };
 
 /// Calls `look` before each backward that starts on the thread that made it, whatever graph it goes through, but not
@@ -100,6 +103,10 @@ struct EndOfBackward {
   std::function<void()> abandoned;  ///< an exception ended it; must not throw
 };
 void at_end_of_outermost_backward(EndOfBackward end);
+
+/// Every Error that backward() is about to throw is given to `translate` first, which may throw another exception
+/// instead: another language's. Call it before anything is followed.
+void translate_errors_of_backward(void (*translate)(const Error& error));
 
 /// A number that identifies the backward running on this thread.
 int current_backward();

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/rank_names.h"
+#include "collectives/group_state.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
@@ -34,9 +35,6 @@ std::string shortened(const std::string& name, size_t longest) {
   return name.size() <= longest ? name : "..." + name.substr(name.size() - longest + 3);
 }
 
-/// As Facts carry it: 0, or 1 to 255, then 1 again.
-int told(int passes) { return passes == 0 ? 0 : 1 + (passes - 1) % 255; }
-
 constexpr const char* kNothingForAHook =
     "an optimizer that sums gradients itself sends no buckets, so a communication hook would have no effect; remove "
     "the hook, or use another optimizer";
@@ -49,6 +47,7 @@ constexpr const char* kSameNumber =
 
 Reducer::Fixed::Fixed(const NamedTensors& parameters, Group over, Settings how, Events to)
     : group(std::move(over)), settings(how), events(std::move(to)), places(parameters.size()) {
+  if (const auto& known = state_of(group).virtual_ranks; known && !known->one_each()) virtual_ranks = known;
   for (const auto& [name, tensor] : parameters) {
     names.push_back(name);
     tensors.push_back(tensor);
@@ -61,7 +60,7 @@ Reducer::Fixed::Fixed(const NamedTensors& parameters, Group over, Settings how, 
 }
 
 ReduceOp Reducer::Fixed::op() const {
-  return settings.reduction == GradientReduction::kMean ? ReduceOp::kMean : ReduceOp::kSum;
+  return settings.reduction == GradientReduction::kMean && !virtual_ranks ? ReduceOp::kMean : ReduceOp::kSum;
 }
 
 std::string Reducer::Fixed::describe(size_t bucket, size_t longest_name) const {
@@ -78,8 +77,9 @@ Reducer::Reducer(const NamedTensors& parameters, Group group, Settings settings,
     for (const size_t parameter : members) tensors.push_back(fixed_.tensors[parameter]);
     const bool last = buckets_.size() + 1 == fixed_.plan.size();
     buckets_.emplace_back(std::move(tensors), fixed_.group,
-                          /*notes=*/last ? fixed_.group.world_size() * kFactElements : 0);
+                          /*notes=*/last ? fixed_.rows() * kFactElements : 0);
   }
+  make_virtual_step();
   backward_.used.resize(parameters.size());
   message_.facts.object = settings.object & 255;
   for (size_t i = 0; i < parameters.size(); ++i) follow(i, fixed_.tensors[i]);
@@ -89,7 +89,10 @@ void Reducer::follow(size_t parameter, const at::Tensor& tensor) {
   GradientEvents events{.before = nullptr,
                         .accumulated = [this, parameter](bool any) { on_gradient(parameter, any); },
                         .captured = [this] { on_captured(); }};
-  if (fixed_.rank_zero_adds_it()) events.before = [this, parameter] { forget_reduced(parameter); };
+  if (fixed_.virtual_ranks)
+    events.before = [this, parameter] { before_leaf_gradient(parameter); };
+  else if (fixed_.rank_zero_adds_it())
+    events.before = [this, parameter] { forget_reduced(parameter); };
   hooks_.push_back(std::make_unique<GradientHook>(tensor, std::move(events)));
 }
 
@@ -102,12 +105,15 @@ void Reducer::forget_reduced(size_t parameter) {
 void Reducer::equip(Equipment equipment) {
   const MutexLock lock(mutex_);
   TORCH_CHECK(!deferral_ || !equipment.hook, kNothingForAHook);
+  check_virtual(equipment.hook.get(), /*defers=*/false);
+  exchanges_.clear();
   equipment_ = std::move(equipment);
 }
 
 void Reducer::defer(Step step) {
   const MutexLock lock(mutex_);
   TORCH_CHECK(!step || !equipment_.hook, kNothingForAHook);
+  check_virtual(/*hook=*/nullptr, step != nullptr);
   for (const Bucket& bucket : buckets_)
     TORCH_CHECK(!step || bucket.gradients().is_cpu(),
                 "an optimizer that sums gradients itself needs parameters in CPU memory; some are on ",
@@ -126,6 +132,10 @@ void Reducer::set_joining(bool joining, bool divide_by_active) {
   message_.divide_by_active = divide_by_active;
 }
 
+void Reducer::keep_hooks() {
+  for (const auto& hook : hooks_) hook->keep();
+}
+
 void Reducer::notice() {
   const MutexLock lock(mutex_);
   if (backward_.phase != Phase::kInBackward) begin_backward();
@@ -136,6 +146,7 @@ void Reducer::on_gradient(size_t parameter, bool any) {
   if (backward_.phase != Phase::kInBackward) begin_backward();
   if (!any) return;
   backward_.used[parameter] = true;
+  if (virtual_) return on_leaf_gradient(parameter);
   if (!backward_.reduces) return;
   if (fixed_.plan.empty()) {
     if (equipment_.watch) equipment_.watch->look(parameter, fixed_.tensors[parameter].grad());
@@ -173,9 +184,11 @@ void Reducer::begin_reduction() {
         "or backward must call skip_step()";
     reduce_all(Share::kGradients);
   }
+  backward_.stage = Stage::kBegun;
   // A backward that an exception ended may have left buckets half filled.
   for (Bucket& bucket : buckets_) bucket.reset();
   backward_.launched = 0;
+  if (virtual_ && !virtual_->facts().empty()) return;  // within a step
   message_.trouble.clear();
   if (equipment_.watch && backward_.deferred_passes == 0) equipment_.watch->begin();
   if (equipment_.timeline) equipment_.timeline->begin(buckets_.size());
@@ -183,8 +196,10 @@ void Reducer::begin_reduction() {
 
 void Reducer::begin_backward() {
   begin_reduction();
+  backward_.skips = false;
   backward_.number = current_backward();
   backward_.reduces = passes_.reduce_every() > 0 && passes_.since_reduction + 1 >= passes_.reduce_every();
+  if (virtual_) begin_leaf_backward();
   backward_.phase = Phase::kInBackward;
   at_end_of_outermost_backward({.finished = [this] { finish(); },
                                 .nested =
@@ -204,6 +219,7 @@ void Reducer::finish() {
   const MutexLock lock(mutex_);
   backward_.phase = Phase::kIdle;
   ++passes_.since_reduction;
+  if (virtual_) return finish_leaf_backward();
   if (!backward_.reduces) return;
   if (deferral_)
     set_aside_passes();
@@ -221,16 +237,15 @@ void Reducer::reduce() {
 }
 
 void Reducer::skip() {
-  Step step;
-  {
-    const MutexLock lock(mutex_);
-    if (!backward_.interrupted()) begin_reduction();
-    message_.trouble.clear();
-    if (equipment_.watch) equipment_.watch->begin();
-    step = deferral_;
-    if (!step) reduce_all(Share::kSkipped);
-  }
-  if (step) step(Share::kSkipped);
+  const MutexLock lock(mutex_);
+  if (virtual_) return skip_leaf();
+  if (!backward_.interrupted()) begin_reduction();
+  message_.trouble.clear();
+  if (equipment_.watch) equipment_.watch->begin();
+  if (deferral_)
+    skip_deferred();
+  else
+    reduce_all(Share::kSkipped);
 }
 
 std::vector<Facts> Reducer::shadow() {
@@ -272,7 +287,8 @@ void Reducer::launch_buckets(bool at_end) {
 }
 
 double Reducer::weight() const {
-  return fixed_.settings.reduction == GradientReduction::kWeightedMean ? message_.facts.weight : 1;
+  // A virtual rank's gradients are multiplied before they are added.
+  return fixed_.settings.reduction == GradientReduction::kWeightedMean && !virtual_ ? message_.facts.weight : 1;
 }
 
 void Reducer::launch(Bucket& bucket) {
@@ -282,8 +298,9 @@ void Reducer::launch(Bucket& bucket) {
   try {
     const bool last = backward_.launched + 1 == buckets_.size();
     if (equipment_.timeline) equipment_.timeline->launched(backward_.launched);
-    if (equipment_.hook)
-      bucket.launch_by(*equipment_.hook, fixed_.group, fixed_.op(), static_cast<int64_t>(backward_.launched), last);
+    CommHook* const hook = virtual_ ? exchange_of(backward_.launched) : equipment_.hook.get();
+    if (hook != nullptr)
+      bucket.launch_by(*hook, fixed_.group, fixed_.op(), static_cast<int64_t>(backward_.launched), last);
     else
       bucket.launch(fixed_.group, fixed_.op());
   } catch (const Error& error) {
@@ -309,7 +326,7 @@ void Reducer::prepare_message(Share share, int passes) {
   mine.active = share != Share::kOutOfInputs;
   mine.skipped = share == Share::kSkipped;
   mine.spoiled = mine.skipped && backward_.launched > 0;
-  mine.passes = told(passes);
+  mine.passes = facts_of_passes(passes);
   mine.late = false;
   if (mine.active)  // an edit explains whatever else was found
     if (std::string edit = fixed_.events.inspect(); !edit.empty()) message_.trouble = std::move(edit);
@@ -335,7 +352,8 @@ std::vector<Facts> Reducer::exchange(Share share) {
 std::vector<Facts> Reducer::reduce_all(Share share) {
   backward_.phase = Phase::kIdle;
   if (share == Share::kGradients && fixed_.events.reducing) fixed_.events.reducing();
-  const std::vector<Facts> ranks = exchange(share);
+  const VirtualStep::Ending ending(virtual_.get());
+  const std::vector<Facts> ranks = virtual_ ? exchange_leaves(share) : exchange(share);
   passes_.since_reduction = 0;
   backward_.used.assign(backward_.used.size(), false);
   judge(ranks);
@@ -343,7 +361,9 @@ std::vector<Facts> Reducer::reduce_all(Share share) {
     const OperationLabel label("gradients that came late");
     for (Bucket& bucket : buckets_) bucket.reduce_late(fixed_.group, fixed_.op(), weight());
   }
-  if (const double scale = factor(ranks); scale != 1) {
+  if (const double scale = factor(ranks); virtual_) {
+    conclude_sums(scale);
+  } else if (scale != 1) {
     at::NoGradGuard no_grad;
     for (Bucket& bucket : buckets_) bucket.gradients().mul_(scale);
   }

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,7 +21,9 @@
 #include "reducer/facts.h"
 #include "reducer/gradient_hook.h"
 #include "reducer/non_finite.h"
+#include "reducer/piece_exchange.h"
 #include "reducer/timeline.h"
+#include "reducer/virtual_step.h"
 
 namespace lockstep {
 
@@ -46,6 +49,9 @@ namespace lockstep {
 ///
 /// Deferred: an optimizer may sum gradients itself (defer). Then backward only fills the buckets.
 ///
+/// Virtual ranks: where this process works for several of them (virtual_leaves.cpp), a reduction follows after a
+/// backward of each, and "all ranks" in facts and means are the virtual ranks.
+///
 /// All ranks must build it over the same parameters and run the same number of backward passes between reductions.
 /// Hooks run on the thread of the backward, or on several threads if the graph spans several devices. Events and
 /// communication hooks are called while the reducer's mutex is held.
@@ -58,6 +64,8 @@ class Reducer {
     std::function<void(const std::vector<Facts>& ranks)> reduced;
     /// Before this rank takes part in a reduction with gradients; may be null.
     std::function<void()> reducing = nullptr;
+    /// A virtual rank of several is done with its part of the step; may be null. `last`: the last one of this process.
+    std::function<void(bool took_part, bool last)> virtual_rank_done = nullptr;
   };
 
   struct Settings {
@@ -90,9 +98,13 @@ class Reducer {
   /// reducer's passes, and inspect() will report the parameters.
   void notice();
 
+  /// Call it before a forward in Python (GradientHook::keep).
+  void keep_hooks();
+
   /// Reduces what is in .grad, outside of a backward. Every rank calls it, or runs a backward that reduces.
   void reduce();
   /// Takes part in a reduction in place of this rank's backward, or of the rest of one that an exception ended.
+  /// Deferred: the next settle() will; until then this only leaves no .grad.
   void skip();
   /// Takes part in a reduction of the others without gradients. Returns the facts of all ranks.
   std::vector<Facts> shadow();
@@ -104,10 +116,10 @@ class Reducer {
   /// A whole step of an optimizer, from settle(share) to conclude(). Returns the facts of all ranks.
   using Step = std::function<std::vector<Facts>(Share share)>;
   /// From the next backward on, gradients stay in the buckets, and .grad is this rank's own: an optimizer takes the
-  /// sum, between settle() and conclude(). On a rank that brings no gradients, skip() and shadow() call `step`, so that
-  /// it does its part of the optimizer's step as well. Null: backward reduces again. All ranks call it, between
-  /// backward passes; the successor (succeed) inherits it. TORCH_CHECK fails if there is a communication hook or if
-  /// parameters are not in CPU memory.
+  /// sum, between settle() and conclude(). On a rank that has run out of inputs, shadow() calls `step`, so that it does
+  /// its part of the optimizer's step as well. Null: backward reduces again. All ranks call it, between backward
+  /// passes; the successor (succeed) inherits it. TORCH_CHECK fails if there is a communication hook or if parameters
+  /// are not in CPU memory.
   void defer(Step step);
 
   /// What all ranks know before an optimizer's step: the gradient is sum / divisor * factor.
@@ -122,9 +134,12 @@ class Reducer {
   /// zeros where they have no gradient, and no rank changes them before conclude(). Errors that a rank found in its
   /// backward are thrown on all ranks; then there is no conclude().
   Settlement settle(Share share = Share::kGradients);
-  /// After the step. When it returns, no rank reads the others' buckets any more. It sends the events of a reduction.
-  /// Leaves no .grad on a rank that did not take part, and none where gradients were multiplied by a weight.
-  void conclude(const Settlement& settlement);
+  /// Whether it has returned, and neither conclude() nor anything that changes the buckets has been called since.
+  bool is_settled() const;
+  /// After the step. When it returns, no rank reads the others' buckets any more; `others_read`: it waits for that. It
+  /// sends the events of a reduction. Leaves no .grad on a rank that did not take part, and none where gradients were
+  /// multiplied by a weight.
+  void conclude(const Settlement& settlement, bool others_read = true);
 
   /// Seconds backward has waited for communication so far.
   double waited_seconds() const { return waited_seconds_.load(std::memory_order_relaxed); }
@@ -136,6 +151,9 @@ class Reducer {
  private:
   enum class Phase { kIdle, kInBackward, kAbandoned };
   enum class Launching { kWhenFull, kAtEnd };
+  /// Of a deferred reduction: a backward, or what stands for it, has begun it; settle() has returned; so has
+  /// conclude().
+  enum class Stage { kConcluded, kBegun, kSettled };
 
   struct Place {
     size_t bucket, slot;
@@ -145,6 +163,11 @@ class Reducer {
   struct Fixed {
     Fixed(const NamedTensors& parameters, Group group, Settings settings, Events events);
     ReduceOp op() const;
+    /// Rows in the table of facts.
+    int rows() const { return virtual_ranks ? virtual_ranks->count() : group.world_size(); }
+    /// "rank" or "virtual rank", of a row.
+    const char* row() const { return virtual_ranks ? "virtual rank" : "rank"; }
+    int rank_of_row(int row) const { return virtual_ranks ? virtual_ranks->owner(row) : row; }
     /// For sums: the result of an earlier reduction is contributed by rank 0, and this is another rank.
     bool rank_zero_adds_it() const { return settings.reduction == GradientReduction::kSum && group.rank() != 0; }
     /// "bucket 1 of 2 (out.bias to second.weight)", with names cut to `longest_name`.
@@ -153,6 +176,7 @@ class Reducer {
     Group group;
     Settings settings;
     Events events;
+    std::shared_ptr<VirtualRanks> virtual_ranks;  ///< null: none, or each rank is one
     std::vector<std::string> names;
     std::vector<at::Tensor> tensors;
     std::vector<std::vector<size_t>> plan;
@@ -170,6 +194,8 @@ class Reducer {
     size_t launched = 0;      ///< buckets launched in it
     std::vector<bool> used;   ///< parameters that were reached since the last reduction
     int deferred_passes = 0;  ///< since the last settle()
+    bool skips = false;       ///< deferred: the next settle() is without this rank's gradients
+    Stage stage = Stage::kConcluded;
 
     /// Whether an exception ended it after it had launched buckets.
     bool interrupted() const { return phase != Phase::kIdle && launched > 0; }
@@ -219,10 +245,34 @@ class Reducer {
 
   // deferred.cpp
   void set_aside_passes() LOCKSTEP_REQUIRES(mutex_);
+  void skip_deferred() LOCKSTEP_REQUIRES(mutex_);
   /// Returns which parameters have gradients on this rank.
   std::vector<bool> fill_deferred() LOCKSTEP_REQUIRES(mutex_);
   /// Makes ranks and used those of all ranks.
   void exchange(Settlement& settlement) LOCKSTEP_REQUIRES(mutex_);
+
+  // virtual_leaves.cpp
+  void make_virtual_step();
+  /// TORCH_CHECK fails for what cannot be used with virtual ranks.
+  void check_virtual(const CommHook* hook, bool defers) const LOCKSTEP_REQUIRES(mutex_);
+  void before_leaf_gradient(size_t parameter);
+  std::optional<at::ScalarType> travels_as(at::ScalarType type) const LOCKSTEP_REQUIRES(mutex_);
+  VirtualStep::Leaf leaf_of(size_t parameter) const LOCKSTEP_REQUIRES(mutex_);
+  void begin_leaf_backward() LOCKSTEP_REQUIRES(mutex_);
+  void on_leaf_gradient(size_t parameter) LOCKSTEP_REQUIRES(mutex_);
+  void take_leaf(size_t parameter) LOCKSTEP_REQUIRES(mutex_);
+  /// Puts the parameter's partial sums into its bucket, or where they travel.
+  void fill_sum(size_t parameter) LOCKSTEP_REQUIRES(mutex_);
+  /// How the bucket's pieces travel; null: it is summed as it lies.
+  PieceExchange* exchange_of(size_t bucket) LOCKSTEP_REQUIRES(mutex_);
+  void end_leaf(Share share) LOCKSTEP_REQUIRES(mutex_);
+  /// Whether what .grad holds, or was added to it, is in its bucket.
+  bool lies_in_bucket(size_t parameter) const LOCKSTEP_REQUIRES(mutex_);
+  void finish_leaf_backward() LOCKSTEP_REQUIRES(mutex_);
+  void skip_leaf() LOCKSTEP_REQUIRES(mutex_);
+  std::vector<Facts> exchange_leaves(Share share) LOCKSTEP_REQUIRES(mutex_);
+  /// What is summed becomes the gradient, multiplied by `scale`.
+  void conclude_sums(double scale) LOCKSTEP_REQUIRES(mutex_);
 
   const Fixed fixed_;
   BackwardPasses& passes_;  ///< owned by the thread that calls backward
@@ -234,7 +284,10 @@ class Reducer {
   Equipment equipment_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<Bucket> buckets_ LOCKSTEP_GUARDED_BY(mutex_);
   uint64_t reductions_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
-  Step deferral_ LOCKSTEP_GUARDED_BY(mutex_);  ///< null: backward reduces
+  Step deferral_ LOCKSTEP_GUARDED_BY(mutex_);                         ///< null: backward reduces
+  std::unique_ptr<VirtualStep> virtual_ LOCKSTEP_GUARDED_BY(mutex_);  ///< null unless there are several virtual ranks
+  std::vector<std::unique_ptr<PieceExchange>> exchanges_ LOCKSTEP_GUARDED_BY(mutex_);  ///< by bucket; may be null
+  std::shared_ptr<void> leaf_watch_;
 
   std::vector<std::unique_ptr<GradientHook>> hooks_;  ///< last, so that they are destroyed first
 };

@@ -21,4 +21,8 @@ struct LocalRendezvous {
 /// the name, or if rank 0 has not come before the deadline.
 LocalRendezvous rendezvous_on_this_machine(const std::string& job, int rank, const Deadline& deadline);
 
+/// The socket to the launcher's store that this process inherited. Throws Error if a process between the launcher and
+/// this one has closed it.
+FileDescriptor inherited_store_socket(int fd);
+
 }  // namespace lockstep

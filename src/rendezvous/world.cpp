@@ -1,6 +1,7 @@
 #include "rendezvous/world.h"
 
 #include <charconv>
+#include <cstdlib>
 
 #include "base/error.h"
 
@@ -85,6 +86,7 @@ World from_launcher(const Environment& e) {
   World world = read_ranks(World::Source::kLauncher, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}, e.rank,
                            e.world_size, e.local_rank, e.local_world_size);
   world.store_fd = parse("LOCKSTEP_STORE_FD", *e.lockstep_store_fd, 0, 1 << 20);
+  world.address = e.lockstep_address.value_or("");
   return world;
 }
 
@@ -127,6 +129,8 @@ const char* name_of(World::Source source) {
       return "MPICH";
     case World::Source::kSlurm:
       return "Slurm";
+    case World::Source::kMpi:
+      return "an MPI communicator";
   }
   return "?";
 }
@@ -149,6 +153,16 @@ World discover_world(const Environment& e) {
                          e.slurm_procid, e.slurm_step_num_tasks, e.slurm_localid,
                          e.slurm_step_num_nodes == "1" ? e.slurm_step_num_tasks : std::nullopt, e);
   return {};
+}
+
+std::chrono::milliseconds join_timeout(const Environment& environment, std::chrono::milliseconds programs) {
+  if (!environment.lockstep_join_timeout_s) return programs;
+  char* end = nullptr;
+  const double seconds = std::strtod(environment.lockstep_join_timeout_s->c_str(), &end);
+  if (*end != '\0' || !(seconds > 0 && seconds < 1e6))
+    throw Error("LOCKSTEP_JOIN_TIMEOUT_S=" + *environment.lockstep_join_timeout_s +
+                " is not a number of seconds above 0; set it to one, or unset it");
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -9,7 +10,7 @@ namespace lockstep {
 
 /// Where this process stands among the ranks, as its environment says, and how the ranks can meet.
 struct World {
-  enum class Source { kAlone, kLauncher, kTorchrun, kOpenMpi, kMpich, kSlurm };
+  enum class Source { kAlone, kLauncher, kTorchrun, kOpenMpi, kMpich, kSlurm, kMpi };
 
   Source source = Source::kAlone;
   int rank = 0;
@@ -18,6 +19,7 @@ struct World {
   std::optional<int> local_world_size;
 
   std::optional<int> store_fd;  ///< kLauncher: inherited socket to the launcher's store
+  std::string address;          ///< kLauncher: of this machine, if there are others; they connect to it
   std::string master_addr;      ///< where a TCPStore listens, if one is needed
   int master_port = 0;
   bool store_is_hosted = false;  ///< kTorchrun: the agent serves the TCPStore; else rank 0 does
@@ -26,7 +28,8 @@ struct World {
 
   /// All ranks are on this machine, as the launcher says.
   bool one_machine() const {
-    return source == Source::kAlone || source == Source::kLauncher || local_world_size == world_size;
+    return source == Source::kAlone || local_world_size == world_size ||
+           (source == Source::kLauncher && !local_world_size);
   }
 
   bool operator==(const World&) const = default;
@@ -40,5 +43,9 @@ const char* name_of(World::Source source);
 /// Throws Error, naming the variable, its value and what to do, if a variable is missing, is not a number or
 /// contradicts another.
 World discover_world(const Environment& environment);
+
+/// How long to wait for all ranks: the environment's value, for users who cannot change the program, otherwise the
+/// program's. Throws Error if the variable is not a number of seconds above 0.
+std::chrono::milliseconds join_timeout(const Environment& environment, std::chrono::milliseconds programs);
 
 }  // namespace lockstep

@@ -74,6 +74,8 @@ std::string tiles(const RunData& run, const std::vector<ScalarChart>& charts) {
       add_tile(out, "Communication", percent(mean_communication_share(run)), "of the time of a step");
     add_tile(out, "Steps", with_thousands(static_cast<double>(first.last_step)),
              counted(static_cast<int64_t>(run.epochs.size()), "epoch"));
+    if (const EffectiveProgress progress = effective_progress(run.teams); run.teams.size() > 1 && progress.made > 0)
+      add_tile(out, "Steps kept", percent(progress.share()), "of those made");
     add_tile(out, "Training", minutes_and_seconds(first.seconds), "without evaluation");
   }
   return out == "<dl class=\"tiles\">" ? "" : out + "</dl>\n";
@@ -115,6 +117,7 @@ std::string draw_page(const PageContent& content) {
   page += communication_section(run);
   page += late_section(run);
   page += bucket_section(run);
+  page += starts_section(run);
   page += step_section(content.traces, run);
   page += system_section(run);
   page += command_section(content);

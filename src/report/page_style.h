@@ -46,7 +46,7 @@ svg .band{fill:currentColor;opacity:.18;stroke:none}
 svg .dot{fill:currentColor;stroke:none}
 svg .cross{stroke:var(--soft);stroke-width:1}
 .reduce{fill:var(--c1);background:var(--c1)}.queued{fill:var(--c1);background:var(--c1);opacity:.35}
-.arrive{fill:var(--c6);background:var(--c6)}.ready{fill:var(--ink)}.late{fill:var(--c2)}
+.arrive{fill:var(--c6);background:var(--c6)}.ready{fill:var(--ink);background:var(--ink)}.late{fill:var(--c2);background:var(--c2)}
 .compute{fill:var(--c3);background:var(--c3)}.wait{fill:var(--wait);background:var(--wait)}.still{fill:var(--still);background:var(--still)}
 table{border-collapse:collapse;width:100%;font-size:14px}
 th,td{text-align:left;vertical-align:top;padding:5px 0;border-top:1px solid var(--rule);overflow-wrap:anywhere}

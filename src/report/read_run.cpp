@@ -100,6 +100,7 @@ RunData read_run(const std::string& folder) {
       read_metrics(file, rank, run);
   }
   leave_out_former_ranks(run);
+  run.teams = starts_in(folder);
   bool has_events = false;
   for (const fs::path& place : {fs::path(folder), fs::path(folder) / "tensorboard"}) {
     for (const std::string& name : files_of(place)) {

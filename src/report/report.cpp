@@ -27,6 +27,7 @@ std::string name_of(const fs::path& folder) {
 std::string description_of(const std::string& name) {
   if (name.starts_with("trace_rank") && name.ends_with(".json")) return "trace: open it in ui.perfetto.dev";
   if (name.starts_with("metrics_rank") && name.ends_with(".jsonl")) return "metrics, JSON lines";
+  if (name == "starts.jsonl") return "starts by the launcher, JSON lines";
   if (name.starts_with("rank_") && name.ends_with(".log")) return "output of the rank";
   if (name.find(".tfevents.") != std::string::npos) return "TensorBoard event file";
   if (name.ends_with(".safetensors") || name.ends_with(".pt")) return "checkpoint";

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "report/curve.h"
+#include "report/starts.h"
 
 namespace lockstep {
 
@@ -56,6 +57,7 @@ struct RunData {
   std::vector<RankData> ranks;  ///< by rank; empty: only event files were found
   StartData start;
   int64_t starts = 0;                    ///< more than one: it was resumed
+  std::vector<TeamData> teams;           ///< the launcher's starts; empty: it started once, or something else did
   std::map<std::string, Curve> scalars;  ///< of the lowest rank, by name
   std::map<int64_t, int64_t> epochs;     ///< first step of each epoch
   ReductionData reductions;

@@ -198,6 +198,29 @@ std::string step_section(const std::map<int, TraceOfRank>& traces, const RunData
                                                               draw_step(*step, kNarrow, "narrow"));
 }
 
+std::string starts_section(const RunData& run) {
+  if (run.teams.size() < 2) return "";
+  const EffectiveProgress progress = effective_progress(run.teams);
+  int64_t failures = 0, resizes = 0, lost = 0;
+  for (const TeamData& team : run.teams) {
+    failures += team.culprit >= 0 ? 1 : 0;
+    resizes += team.resized ? 1 : 0;
+    lost += team.lost > 0 ? 1 : 0;
+  }
+  std::string text = counted(static_cast<int64_t>(run.teams.size()), "start") + ", " + counted(failures, "failure") +
+                     ", " + counted(resizes, "change") + " of the number of ranks that was asked for.";
+  if (progress.made > 0)
+    text += " Effective progress: " + with_thousands(static_cast<double>(progress.kept)) + " of " +
+            counted(progress.made, "step") + " made were kept, " + percent(progress.share()) + ".";
+  std::string legend = "<ul class=\"legend\">" + key("box compute", "ranks that train");
+  if (lost > 0) legend += key("box wait", "steps that were made again");
+  if (failures > 0) legend += key("box late", "a failure");
+  if (resizes > 0) legend += key("box ready", "another number was asked for");
+  return card({"Starts", "ranks", text, true}, legend + "</ul>" + draw_starts(run.teams, kWideFull, "wide") +
+                                                   draw_starts(run.teams, kMiddle, "middle") +
+                                                   draw_starts(run.teams, kNarrow, "narrow"));
+}
+
 std::string system_section(const RunData& run) {
   if (run.ranks.empty()) return missing("System", "Event files do not contain it; the files of a lockstep::RunLog do.");
   const StartData& start = run.start;

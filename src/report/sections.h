@@ -20,6 +20,7 @@ std::string communication_section(const RunData& run);
 std::string bucket_section(const RunData& run);
 std::string late_section(const RunData& run);
 std::string step_section(const std::map<int, TraceOfRank>& traces, const RunData& run);
+std::string starts_section(const RunData& run);
 std::string system_section(const RunData& run);
 std::string command_section(const PageContent& content);
 

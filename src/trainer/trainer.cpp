@@ -15,13 +15,14 @@
 namespace lockstep {
 
 struct Trainer::State {
-  State(std::shared_ptr<torch::nn::Module> module_, torch::optim::Optimizer& optimizer_, const Context& context_,
-        TrainerOptions options_)
+  State(std::shared_ptr<torch::nn::Module> module_, Replica* attached, torch::optim::Optimizer& optimizer_,
+        const Context& context_, TrainerOptions options_)
       : options(std::move(options_)),
         context(context_),
         module(std::move(module_)),
         optimizer(optimizer_),
-        model(module, context.group()),
+        own(attached == nullptr ? std::make_unique<Replica>(module, context.group()) : nullptr),
+        model(attached == nullptr ? *own : *attached),
         device(module->parameters().front().device()),
         scaler(context.group(), {.enabled = options.precision == Precision::kHalf}) {
     if (options.ema) ema.emplace(*module, *options.ema);
@@ -49,6 +50,7 @@ struct Trainer::State {
     if (auto local = model.no_sync(); true)
       for (size_t i = 0; i + 1 < batches.size(); ++i) backward(batches[i]);
     backward(batches.back());
+    if (!model.step_complete()) return sum.item<double>();  // other virtual ranks of this rank come first
     if (options.clip_grad_norm) {
       scaler.unscale(optimizer);
       model.clip_grad_norm(*options.clip_grad_norm);
@@ -78,14 +80,14 @@ struct Trainer::State {
         if (pass.ended()) break;
       }
       const double value = step(batches, samples);
-      loss_sum += value * static_cast<double>(samples);
-      loss_samples += samples;
+      loss_sum += value * static_cast<double>(samples), loss_samples += samples;
       line.loss(value);
       line.communication(model.communication_seconds());
       for (const Taken& done : batches) line.step(done.samples);
-      if (log) log->step(samples, {{"train/loss", value}, {"lr", optimizer.param_groups().front().options().get_lr()}});
+      if (log && model.step_complete())
+        log->step(samples, {{"train/loss", value}, {"lr", optimizer.param_groups().front().options().get_lr()}});
       left -= static_cast<int64_t>(batches.size());  // the last step gets the epoch's checkpoint
-      if (checkpointer && left > 0) checkpointer->step(result.steps);
+      if (checkpointer && left > 0 && model.step_complete()) checkpointer->step(result.steps);
       if (!pass.ended()) pass.advance();
     }
   }
@@ -151,7 +153,8 @@ struct Trainer::State {
   const Context& context;
   const std::shared_ptr<torch::nn::Module> module;
   torch::optim::Optimizer& optimizer;
-  Replica model;
+  const std::unique_ptr<Replica> own;  ///< null: `model` is the caller's
+  Replica& model;
   const at::Device device;
   GradScaler scaler;
   std::optional<Ema> ema;
@@ -168,8 +171,9 @@ struct Trainer::State {
   std::optional<Checkpointer> checkpointer;  ///< last: refers to the members above
 };
 
-Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, torch::optim::Optimizer& optimizer, const Context& context,
-                 TrainerOptions options) {
+namespace {
+
+void check(const torch::nn::Module* module, const torch::optim::Optimizer& optimizer, const TrainerOptions& options) {
   TORCH_CHECK(options.epochs > 0 && options.accumulate > 0, "Trainer: epochs and accumulate must be at least 1");
   TORCH_CHECK(options.patience >= 0, "Trainer: patience is ", options.patience, "; it must be 0 or more");
   TORCH_CHECK(options.patience == 0 || !options.score.empty(),
@@ -181,7 +185,19 @@ Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, torch::optim::Optimi
     for (const at::Tensor& one : group.params())
       held += std::any_of(parameters.begin(), parameters.end(), [&](const auto& other) { return other.is_same(one); });
   TORCH_CHECK(held > 0, "Trainer: the optimizer holds no parameter of the module; make it with module->parameters()");
-  state_ = std::make_unique<State>(std::move(module), optimizer, context, std::move(options));
+}
+
+}  // namespace
+
+Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, torch::optim::Optimizer& optimizer, const Context& context,
+                 TrainerOptions options) {
+  check(module.get(), optimizer, options);
+  state_ = std::make_unique<State>(std::move(module), nullptr, optimizer, context, std::move(options));
+}
+Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, Replica& model, torch::optim::Optimizer& optimizer,
+                 const Context& context, TrainerOptions options) {
+  check(module.get(), optimizer, options);
+  state_ = std::make_unique<State>(std::move(module), &model, optimizer, context, std::move(options));
 }
 
 Trainer::~Trainer() = default;
@@ -203,7 +219,8 @@ TrainerResult Trainer::fit_passes(LoaderBase& train, const std::function<Pass()>
   auto& state = *state_;
   const auto& options = state.options;
   TORCH_CHECK(state.result.epochs == 0 && state.result.steps == 0, "Trainer::fit() may be called only once");
-  const int64_t steps_an_epoch = (train.size() + options.accumulate - 1) / options.accumulate;
+  const auto [first, last] = state.context.virtual_ranks() > 0 ? state.context.virtual_block() : Context::Block{0, 1};
+  const int64_t steps_an_epoch = (train.size() / (last - first) + options.accumulate - 1) / options.accumulate;
   if (options.schedule) state.scheduler.emplace(state.optimizer, options.schedule(steps_an_epoch * options.epochs));
   if (!options.folder.empty()) state.resume(train);
   if (options.run_log) {

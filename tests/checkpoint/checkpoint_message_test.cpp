@@ -48,7 +48,7 @@ TEST(CheckpointMessage, WithWhatNoEncoderWritesIsRefused) {
     return bytes;
   };
   for (size_t at = 0; at < 4; ++at) EXPECT_THROW(CheckpointMessage::decode(with(at, '?'), 0), Error) << at;
-  for (const char outcome : {4, 5, -1}) EXPECT_THROW(CheckpointMessage::decode(with(4, outcome), 0), Error);
+  for (const char outcome : {5, 6, -1}) EXPECT_THROW(CheckpointMessage::decode(with(4, outcome), 0), Error);
   // Sizes that do not add up to what follows, up to those that only add up modulo 2^64.
   for (size_t at = 13; at < 29; ++at) EXPECT_THROW(CheckpointMessage::decode(with(at, '\x7f'), 0), Error) << at;
   std::string wraps = good;

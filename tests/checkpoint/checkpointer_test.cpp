@@ -472,7 +472,7 @@ TEST_F(CheckpointerTest, RefusesNamesThatAreTaken) {
 
 c10::impl::GenericDict random_states() {
   c10::impl::GenericDict states(c10::AnyType::get(), c10::AnyType::get());
-  save_random_states(states);
+  save_random_states(states, nullptr);
   return states;
 }
 

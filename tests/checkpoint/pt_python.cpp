@@ -10,8 +10,10 @@
 
 #include <lockstep/checkpointer.h>
 #include <lockstep/context.h>
+#include <lockstep/distributed_data_parallel.h>
 #include <lockstep/ema.h>
 #include <lockstep/error.h>
+#include <lockstep/zero_redundancy_optimizer.h>
 
 namespace {
 
@@ -59,6 +61,39 @@ void train(const std::vector<std::string>& words) {
   result.insert("optimizer", lockstep::optimizer_state_dict(*optimizer));
   result.insert("step", int64_t{first + steps});
   lockstep::save_object(result, result_path);
+}
+
+/// As train(), on several ranks that share out the optimizer's steps; a Checkpointer saves the result into a folder.
+template <typename Optimizer, typename Options>
+void train_sharded(const std::vector<std::string>& words, const Options& options) {
+  const lockstep::Context context({.announce = false});
+  auto net = network();
+  lockstep::DistributedDataParallel model(net, context);
+  lockstep::ZeroRedundancyOptimizer<Optimizer> optimizer(model, options, {.shared_parameters = words[7] == "shared"});
+  const auto state = load_object(words[2]).toGenericDict();
+  lockstep::load_state_dict(*net, lockstep::to_state_dict(state.at("model")));
+  lockstep::load_optimizer_state_dict(optimizer, state.at("optimizer"));
+  const auto data = load_object(words[3]).toGenericDict();
+  const int first = std::stoi(words[5]), steps = std::stoi(words[6]);
+  for (int step = first; step < first + steps; ++step) {
+    optimizer.zero_grad();
+    const at::Tensor loss = at::mse_loss(model(data.at("x").toTensor()[step]), data.at("y").toTensor()[step]);
+    loss.backward();
+    optimizer.step();
+    if (context.is_main()) std::printf("%.9g\n", loss.item<double>());
+  }
+  lockstep::Checkpointer checkpointer(words[4], context.group());
+  checkpointer.add("model", model).add("optimizer", optimizer);
+  checkpointer.save(first + steps);
+  checkpointer.finish();
+}
+
+/// The options come with the state.
+void train_sharded(const std::vector<std::string>& words) {
+  using namespace torch::optim;
+  if (words[1] == "SGD" || words[1] == "plainSGD") train_sharded<SGD>(words, SGDOptions(1));
+  if (words[1] == "Adam") train_sharded<Adam>(words, AdamOptions(1));
+  if (words[1] == "AdamW") train_sharded<AdamW>(words, AdamWOptions(1));
 }
 
 /// A tied and a plain network, saved as a user would.
@@ -127,6 +162,7 @@ int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
   try {
     if (words.at(0) == "train") train(words);
+    if (words[0] == "train-sharded") train_sharded(words);
     if (words[0] == "network") save_network(words.at(1));
     if (words[0] == "shared") save_shared(words.at(1));
     if (words[0] == "checkpoint") checkpoint(words.at(1));

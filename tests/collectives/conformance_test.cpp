@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/environment.h"
+#include "collectives/engines.h"
 #include "collectives/operations.h"
 #include "collectives/shm/bootstrap.h"
 #include "collectives/shm/group.h"
@@ -16,7 +17,7 @@
 
 // What every engine must do: every operation, dtype, reduce op and size on 1, 2, 3, 4 and 8 ranks, alone, in flight and
 // in several groups at once, compared with its definition computed by one process. A new engine takes one line in
-// kEngines. LOCKSTEP_NIGHTLY=1 tries every combination instead of every value.
+// engines.cpp. LOCKSTEP_NIGHTLY=1 tries every combination instead of every value.
 
 namespace lockstep {
 namespace {
@@ -26,23 +27,22 @@ using testing::operations;
 using testing::Started;
 using testing::Trial;
 
-const Engine kEngines[] = {{1, ""},     {2, "shm"},  {3, "shm"},  {4, "shm"}, {8, "shm"},
-                           {2, "gloo"}, {3, "gloo"}, {4, "gloo"}, {8, "gloo"}};
-
 bool nightly() { return Environment::from_process().lockstep_nightly.has_value(); }
 
 class Conformance : public ::testing::TestWithParam<Engine> {
  protected:
   static void on_ranks(const std::function<void(const Group&)>& body) {
-    testing::run_ranks(GetParam().world_size,
-                       [&](Context& context) {
-                         at::set_num_threads(1);
-                         body(context.group());
-                       },
-                       std::chrono::minutes(nightly() ? 25 : 2), {.backend = GetParam().backend, .announce = false});
+    testing::run_ranks(
+        GetParam().world_size,
+        [&](Context& context) {
+          at::set_num_threads(1);
+          body(context.group());
+        },
+        std::chrono::minutes(nightly() ? 25 : 2), {.backend = GetParam().backend, .announce = false},
+        GetParam().machines);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Engines, Conformance, ::testing::ValuesIn(kEngines),
+INSTANTIATE_TEST_SUITE_P(Engines, Conformance, ::testing::ValuesIn(testing::engines()),
                          [](const auto& instance) { return testing::name_of(instance.param); });
 
 /// Around every size, in bytes, at which the shared-memory engine switches its method; Gloo's are among them.
@@ -77,7 +77,7 @@ TEST_P(Conformance, EveryOperationDtypeAndReduceOp) {
         for (const auto& operation : operations())
           for (ReduceOp op : testing::kReduceOps) {
             if (!operation.reduces && op != ReduceOp::kSum) continue;
-            if (!testing::is_meaningful(op, dtype) || testing::is_refused_by(group.backend(), op, dtype)) continue;
+            if (!testing::is_meaningful(op, dtype)) continue;
             ++salt;
             for (bool resident : {false, true})
               if (nightly() || resident == (salt % 2 == 0))
@@ -185,8 +185,7 @@ std::vector<Started> start_many(const Group& group, int count, int salt) {
                 .resident = i % 2 == 1,
                 .salt = i};
     do trial.op = testing::kReduceOps[(static_cast<int>(trial.op) + i) % std::size(testing::kReduceOps)];
-    while (!testing::is_meaningful(trial.op, trial.dtype) ||
-           testing::is_refused_by(group.backend(), trial.op, trial.dtype));
+    while (!testing::is_meaningful(trial.op, trial.dtype));
     started.push_back(operation.start(group, trial));
   }
   return started;
@@ -240,7 +239,6 @@ TEST_P(Conformance, RanksHoldTheSameBits) {
         const at::Tensor all = group.all_gather(tensor);
         for (int rank = 0; rank < group.world_size(); ++rank)
           testing::expect_same(all[rank], tensor, "the bits of rank " + std::to_string(rank));
-        if (group.backend() == "gloo") continue;  // whose order depends on an element's place
         for (at::Tensor& input : inputs) input = input.to(dtype == at::kDouble ? at::kDouble : at::kFloat);
         testing::expect_same(tensor, testing::tree_sum(inputs).to(dtype),
                              "the sum in the order of the tree over the ranks");
@@ -252,14 +250,11 @@ TEST_P(Conformance, WhatMeansNothingIsRefused) {
   on_ranks([](const Group& group) {
     for (at::ScalarType dtype : testing::kDtypes)
       for (ReduceOp op : testing::kReduceOps) {
-        const bool refused = testing::is_refused_by(group.backend(), op, dtype);
-        if (testing::is_meaningful(op, dtype) && !refused) continue;
+        if (testing::is_meaningful(op, dtype)) continue;
         if (group.world_size() == 1 && at::isComplexType(dtype))
           continue;  // nothing is compared, so nothing is refused
         const at::Tensor tensor = testing::values_of(group.rank(), dtype, op, 10);
         EXPECT_ANY_THROW(group.all_reduce(tensor, op)) << c10::toString(dtype) << " " << testing::name_of(op);
-        if (refused && group.rank() == 0)
-          std::printf("SKIPPED BECAUSE Gloo does not reduce %s by %s\n", c10::toString(dtype), testing::name_of(op));
       }
     // The group still works.
     try_out(group, operations().front(), {.elements = 100});

@@ -5,7 +5,10 @@
 
 #include <torch/torch.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
 #include "base/clock.h"
+#include "collectives/gloo/flight_recorder.h"
 #include "support/ranks.h"
 
 // Collectives over Gloo that do not match, and ranks that do not come: who is named, and when.
@@ -134,6 +137,29 @@ TEST(GlooCalls, AFailureSaysWhereEveryRankIs) {
     for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text << "\nhas no " << part;
   };
   run_ranks(3, body, seconds(30), {.collective_timeout = seconds(1), .backend = "gloo", .announce = false});
+}
+
+/// A store whose server ends after some reports, as it does when it was a rank that has failed.
+class EndingStore : public c10d::HashStore {
+ public:
+  void set(const std::string& key, const std::vector<uint8_t>& data) override {
+    if (reports_left == 0) throw std::runtime_error("the server has ended");
+    --reports_left;
+    c10d::HashStore::set(key, data);
+  }
+  int reports_left = 3;
+};
+
+TEST(GlooCalls, WhatOthersHaveReportedIsKnownWhenTheStoreIsGone) {
+  const auto store = c10::make_intrusive<EndingStore>();
+  gloo_engine::FlightRecorder zero(store, 0, 3), one(store, 1, 3);
+  one.after_failure(one.add("barrier"), milliseconds(0));  // its report is the first of three
+  const auto began = Clock::now();
+  EXPECT_EQ(
+      zero.after_failure(zero.add("barrier"), seconds(20)),
+      "where the ranks are: ranks 0, 1 failed in operation 1, barrier; rank 2 reported nothing: it has ended, or does "
+      "something else");
+  EXPECT_LT(Clock::now() - began, seconds(10)) << "nobody can report to a store that is gone";
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ using testing::Engine;
 using testing::run_ranks;
 
 class Rules : public ::testing::TestWithParam<Engine> {};
-const Engine kTried[] = {{2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}};
+const Engine kTried[] = {
+    {2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}, {3, "hierarchical", "aab"}, {4, "hierarchical", "aabb"}};
 INSTANTIATE_TEST_SUITE_P(Engines, Rules, ::testing::ValuesIn(kTried),
                          [](const auto& instance) { return testing::name_of(instance.param); });
 

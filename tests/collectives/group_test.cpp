@@ -22,7 +22,7 @@ using testing::Engine;
 using testing::run_ranks;
 
 class Collectives : public ::testing::TestWithParam<Engine> {};
-const Engine kEngines[] = {{1, ""}, {2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}};
+const Engine kEngines[] = {{1, ""}, {2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}, {3, "hierarchical", "aab"}};
 INSTANTIATE_TEST_SUITE_P(Engines, Collectives, ::testing::ValuesIn(kEngines),
                          [](const auto& instance) { return testing::name_of(instance.param); });
 

@@ -212,10 +212,6 @@ bool is_meaningful(ReduceOp op, at::ScalarType dtype) {
   return true;
 }
 
-bool is_refused_by(const std::string& backend, ReduceOp op, at::ScalarType dtype) {
-  return backend == "gloo" && op == ReduceOp::kProduct && at::isComplexType(dtype);
-}
-
 at::Tensor values_of(int rank, at::ScalarType dtype, ReduceOp op, int64_t elements, int salt) {
   // A window into an endless sequence with a prime period, at a different position for every rank and salt.
   const int64_t skipped = (rank * 37 + salt * 11) % kPeriod;

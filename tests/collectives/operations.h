@@ -22,8 +22,6 @@ const char* name_of(ReduceOp op);
 
 /// Whether the operation is defined for the dtype, whatever the engine.
 bool is_meaningful(ReduceOp op, at::ScalarType dtype);
-/// What this engine cannot do. Every engine must do everything else.
-bool is_refused_by(const std::string& backend, ReduceOp op, at::ScalarType dtype);
 
 /// Whole numbers, different on every rank, whose reduction over up to 8 ranks is exact in every dtype: [elements].
 /// `salt` makes different operations' values different.

@@ -508,6 +508,24 @@ TEST_P(Backward, WeightedBySamplesIsTheMeanOverAllSamples) {
   });
 }
 
+TEST_P(Backward, LeavesGradientsAt64Bytes) {
+  run_ranks(GetParam(), [](Context& context) {
+    for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      torch::nn::Sequential net(torch::nn::Linear(6, 9), torch::nn::Tanh(), torch::nn::Linear(9, 3),
+                                torch::nn::Linear(3, 1));
+      net->to(type);
+      DistributedDataParallel model(net, context);
+      for (int step = 0; step < 2; ++step) {
+        model(batch(step, context.rank(), type).data).square().mean().backward();
+        for (const at::Tensor& parameter : net->parameters())
+          EXPECT_EQ(reinterpret_cast<uintptr_t>(parameter.grad().const_data_ptr()) % 64, 0u)
+              << parameter.sizes() << " of " << type;
+        net->zero_grad(step == 0);
+      }
+    }
+  });
+}
+
 TEST_P(Backward, DelayedAndIgnoredParameters) {
   run_ranks(GetParam(), [](Context& context) {
     auto net = make_net(), reference = make_net();

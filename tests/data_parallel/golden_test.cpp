@@ -26,8 +26,10 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const char* name :
        {"plain", "no_sync", "batch_norm", "branches", "shared", "recomputed", "several_forwards", "join", "weighted"})
-    for (const char* backend : {"shm", "gloo"})
-      for (int world_size : {2, 3}) cases.push_back({name, {world_size, backend}});
+    for (const Engine& engine :
+         {Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}, Engine{3, "hierarchical", "aab"},
+          Engine{4, "hierarchical", "aabb"}, Engine{4, "hierarchical", "aaab"}})
+      cases.push_back({name, engine});
   return cases;
 }
 

@@ -483,11 +483,11 @@ TEST_P(RandomPrograms, RaiseNoAlarmAndAgreeWithOneProcess) {
 }
 
 class Bits : public ::testing::TestWithParam<Engine> {};
-const Engine kEngines[] = {{2, "shm"}, {3, "shm"}, {4, "shm"}};
+const Engine kEngines[] = {{2, "shm"}, {3, "shm"}, {4, "shm"}, {3, "hierarchical", "aab"}, {4, "hierarchical", "aabb"}};
 INSTANTIATE_TEST_SUITE_P(Engines, Bits, ::testing::ValuesIn(kEngines),
                          [](const auto& instance) { return name_of(instance.param); });
 
-TEST_P(Bits, OfSharedMemoryAreThoseOfTheTreeAndOfEveryRun) {
+TEST_P(Bits, AreThoseOfTheTreeAndOfEveryRun) {
   run_ranks(GetParam(), [](Context& context) {
     auto model = make_model("shared"), other = make_model("shared");
     for (const double megabytes : {1e-6, 2e-4, 25.0, 25.0}) {

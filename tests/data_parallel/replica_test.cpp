@@ -15,7 +15,7 @@ namespace {
 using namespace testing;  // NOLINT
 
 class Replicas : public ::testing::TestWithParam<Engine> {};
-const Engine kEngines[] = {{1, ""}, {2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}};
+const Engine kEngines[] = {{1, ""}, {2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}, {3, "hierarchical", "aab"}};
 INSTANTIATE_TEST_SUITE_P(Engines, Replicas, ::testing::ValuesIn(kEngines),
                          [](const auto& instance) { return name_of(instance.param); });
 

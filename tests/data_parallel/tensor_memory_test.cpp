@@ -121,6 +121,21 @@ TEST(TensorMemory, GoesBackWithTheLastOwner) {
   }));
 }
 
+TEST(TensorMemory, OfMallocsHeapGoesBackOnRequest) {
+  EXPECT_TRUE(holds([] {
+    const TensorMemory memory(true);
+    const int64_t before = resident();
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < 48; ++i) tensors.push_back(floats(kLarge / 8).fill_(1));  // 512 KiB each: the heap's
+    const at::Tensor behind_them = floats(16).fill_(1);
+    tensors.clear();
+    constexpr int64_t kHalf = int64_t{12} << 20;
+    if (resident() - before < kHalf) return false;
+    memory.release_heap();
+    return resident() - before < kHalf && behind_them.sum().item<float>() == 16;
+  }));
+}
+
 TEST(TensorMemory, GoesBackWhileOnlyEvaluationRuns) {
   EXPECT_TRUE(holds([] {
     TensorMemory memory(true);

@@ -1,13 +1,11 @@
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <map>
-#include <regex>
 
 #include <lockstep/distributed_data_parallel.h>
 
-#include "base/clock.h"
 #include "data_parallel/models.h"
+#include "support/golden_message.h"
 #include "support/ranks.h"
 
 // Programs that use DistributedDataParallel incorrectly. Within two seconds, each must end on every rank with its
@@ -465,38 +463,6 @@ std::map<std::string, Program> all_programs() {
   return programs;
 }
 
-/// The lines of wrong_programs.txt: "name: text", or "name shm odd: text" for one engine and side. " ... " stands for
-/// anything, {odd}, {rest}, {all} and {last} for ranks.
-std::string golden(const std::string& name, const std::string& side) {
-  std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/data_parallel/wrong_programs.txt");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(": ");
-    if (line.substr(0, colon) == name || line.substr(0, colon) == name + " " + side) return line.substr(colon + 2);
-  }
-  return "no line in wrong_programs.txt";
-}
-
-std::string with_ranks(std::string text, int world_size) {
-  const std::string odd = "rank " + std::to_string(world_size - 1), rest = world_size == 2 ? "rank 0" : "ranks 0, 1";
-  text = std::regex_replace(text, std::regex("\\{odd\\}"), odd);
-  text = std::regex_replace(text, std::regex("\\{all\\}"), world_size == 2 ? "ranks 0, 1" : "ranks 0-2");
-  text = std::regex_replace(text, std::regex("\\{last\\}"), std::to_string(world_size - 1));
-  return std::regex_replace(text, std::regex("\\{rest\\}"), rest);
-}
-
-/// Whether `text` contains the parts of `pattern` between " ... " in this order, and begins with the first.
-bool matches(const std::string& text, const std::string& pattern) {
-  size_t at = 0;
-  for (size_t from = 0; from <= pattern.size();) {
-    const size_t to = std::min(pattern.find(" ... ", from), pattern.size());
-    const size_t found = text.find(pattern.substr(from, to - from), at);
-    if (found == std::string::npos || (from == 0 && found != 0)) return false;
-    at = found + to - from;
-    from = to + 5;
-  }
-  return true;
-}
-
 struct Case {
   std::string name;
   Engine engine;
@@ -521,22 +487,9 @@ TEST_P(WrongPrograms, EndOnEveryRankWithTheirMessage) {
   const Program program = all_programs().at(name);
   const auto body = [&](Context& context) {
     Wrong side(context);
-    const std::string expected =
-        with_ranks(golden(name, engine.backend + (side.odd ? " odd" : " rest")), engine.world_size);
     context.group().barrier();
-    const auto start = Clock::now();
-    const std::string where = "rank " + std::to_string(context.rank()) + " of " + name;
-    try {
-      program(side);
-      ADD_FAILURE() << where << " ended well";
-    } catch (const Error& error) {
-      EXPECT_TRUE(matches(error.what(), expected)) << where << " says\n" << error.what() << "\nnot\n" << expected;
-    } catch (const c10::Error& error) {
-      EXPECT_TRUE(matches(error.what_without_backtrace(), expected)) << where << " says\n"
-                                                                     << error.what_without_backtrace() << "\nnot\n"
-                                                                     << expected;
-    }
-    EXPECT_LT(seconds_since(start), 2) << where;
+    expect_golden_message("tests/data_parallel/wrong_programs.txt", name, engine, context.rank(),
+                          [&] { program(side); });
   };
   // The timeout is long, so no error is found by waiting for it.
   run_ranks(engine.world_size, body, std::chrono::seconds(30),

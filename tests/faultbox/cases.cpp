@@ -18,11 +18,11 @@ int64_t Draw::number(int64_t first, int64_t last) {
   return first + static_cast<int64_t>(engine_() % static_cast<uint64_t>(last - first + 1));
 }
 
-std::string Shared::reference(int ranks, int steps) {
+std::string Shared::reference(int ranks, int steps, const std::string& kind) {
   const std::lock_guard lock(mutex_);
-  std::string& hash = references_[{ranks, steps}];
+  std::string& hash = references_[{ranks, steps, kind}];
   if (!hash.empty()) return hash;
-  Run run({.ranks = ranks, .words = {"steps=" + std::to_string(steps)}});
+  Run run({.ranks = ranks, .words = {"steps=" + std::to_string(steps), kind}});
   const bool in_time = run.wait(kLongest);
   hash = run.result();
   const auto problems = run.audit();
@@ -75,18 +75,19 @@ void expect(Outcome& outcome, Run& run, const Expectation& expected) {
   add(problems, run.audit());
 }
 
-void expect_same_result(Outcome& outcome, Run& run, Shared& shared, int ranks, int steps) {
+void expect_same_result(Outcome& outcome, Run& run, Shared& shared, int ranks, int steps, const std::string& kind) {
   outcome.output = run.report().text;
   if (run.exit_code() != 0)
     outcome.problems.push_back("exit code " + std::to_string(run.exit_code()) + " instead of 0");
-  else if (run.result() != shared.reference(ranks, steps))
-    outcome.problems.push_back("its result is " + run.result() + ", not " + shared.reference(ranks, steps));
+  else if (const std::string expected = shared.reference(ranks, steps, kind); run.result() != expected)
+    outcome.problems.push_back("its result is " + run.result() + ", not " + expected);
   add(outcome.problems, run.audit());
 }
 
 const std::vector<Case>& all_cases() {
   static const std::vector<Case> cases = {
       {"kill", "SIGKILL of a random rank at a random instant", 50, 1000, 0, kill_case},
+      {"sharded", "SIGKILL of a rank of an optimizer whose steps ranks share out", 21, 300, 0, sharded_case},
       {"launcher", "SIGKILL of the launcher", 20, 200, 0, launcher_case},
       {"two", "two ranks killed together, or the second during the shutdown", 20, 200, 0, two_case},
       {"stop", "SIGSTOP, and SIGCONT later or never", 10, 100, 0, stop_case},
@@ -95,6 +96,9 @@ const std::vector<Case>& all_cases() {
       {"output", "a flood of output, a closed terminal, a full disk", 6, 20, 2, output_case},
       {"preempt", "SIGTERM or SIGUSR1 to the launcher or a rank", 10, 100, 0, preempt_case},
       {"restart", "a rank killed under --max-restarts 1: once, again, in every start", 8, 100, 0, restart_case},
+      {"elastic", "ranks killed, also in saves to memory, and resized, again and again under --elastic", 40, 500, 0,
+       elastic_case},
+      {"mlp", "a rank of an MLP of 5.8 million parameters killed; it goes on from memory", 2, 20, 1, mlp_case},
   };
   return cases;
 }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "faultbox/run.h"
@@ -37,6 +38,8 @@ struct Outcome {
   std::string skipped;                ///< why it could not be run
   std::optional<double> known_ms;     ///< from the fault to the launcher's first line about it
   std::optional<double> end_ms;       ///< from the fault to the launcher's end
+  int cut_saves = 0;                  ///< ranks that were killed in the middle of a save to memory
+  std::vector<double> next_step_ms;   ///< from each kill to the next finished step of a run that goes on
   std::string output;                 ///< of the launcher, for a failure
 };
 
@@ -44,13 +47,13 @@ struct Outcome {
 class Shared {
  public:
   explicit Shared(bool nightly_run) : nightly(nightly_run) {}
-  /// The result of a training of faultbox_rank without a fault. Throws if that fails.
-  std::string reference(int ranks, int steps);
+  /// The result of a training of faultbox_rank without a fault. Throws if that fails. `kind`: a word for it.
+  std::string reference(int ranks, int steps, const std::string& kind);
   const bool nightly;
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<int, int>, std::string> references_;  // guarded by mutex_
+  std::map<std::tuple<int, int, std::string>, std::string> references_;  // guarded by mutex_
 };
 
 struct Case {
@@ -74,7 +77,8 @@ struct Expectation {
 };
 void expect(Outcome& outcome, Run& run, const Expectation& expected);
 /// The run must have gone on as if nothing had happened.
-void expect_same_result(Outcome& outcome, Run& run, Shared& shared, int ranks, int steps);
+void expect_same_result(Outcome& outcome, Run& run, Shared& shared, int ranks, int steps,
+                        const std::string& kind = "sharded=none");
 void add(std::vector<std::string>& problems, const std::vector<std::string>& more);
 
 constexpr std::chrono::seconds kLongest{60};
@@ -82,6 +86,7 @@ constexpr int kSteps = 12;  ///< of a training
 inline std::string text(int64_t number) { return std::to_string(number); }
 
 Outcome kill_case(Shared& shared, Draw& draw, int instance);
+Outcome sharded_case(Shared& shared, Draw& draw, int instance);
 Outcome launcher_case(Shared& shared, Draw& draw, int instance);
 Outcome two_case(Shared& shared, Draw& draw, int instance);
 Outcome stop_case(Shared& shared, Draw& draw, int instance);
@@ -90,5 +95,7 @@ Outcome collectives_case(Shared& shared, Draw& draw, int instance);
 Outcome output_case(Shared& shared, Draw& draw, int instance);
 Outcome preempt_case(Shared& shared, Draw& draw, int instance);
 Outcome restart_case(Shared& shared, Draw& draw, int instance);
+Outcome elastic_case(Shared& shared, Draw& draw, int instance);
+Outcome mlp_case(Shared& shared, Draw& draw, int instance);
 
 }  // namespace lockstep::faultbox

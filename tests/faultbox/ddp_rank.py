@@ -1,6 +1,8 @@
 """The training of training_rank.cpp with PyTorch's DistributedDataParallel on Gloo, for torchrun: the same model, steps,
-faults and words of the command line (page, fault, rank, at=forward, step, steps)."""
+faults and words of the command line (page, fault, rank, at=forward, step, steps). With checkpoint=FILE it saves every
+epoch=N steps, goes on from the file, and writes a hash of its parameters to result=FILE."""
 
+import hashlib
 import mmap
 import os
 import signal
@@ -13,6 +15,7 @@ import torch.distributed as dist
 
 WORDS = dict(word.split("=", 1) for word in sys.argv[1:])
 RANK = int(os.environ["RANK"])
+MADE = 16 * 24  # FaultPage::made
 RANK_BYTES = 24  # FaultPage::Rank: int32 pid, uint32 place, int64 step, int64 fault_ns
 FORWARD, END = 3, 8
 
@@ -34,6 +37,10 @@ class Injector:
 
     def note(self, form, at, value):
         struct.pack_into(form, self.page, RANK * RANK_BYTES + at, value)
+
+    def count_step(self):
+        if RANK == 0:
+            struct.pack_into("<q", self.page, MADE, struct.unpack_from("<q", self.page, MADE)[0] + 1)
 
     def arrive(self, place, step):
         self.note("<q", 8, step)
@@ -62,14 +69,28 @@ def main():
     torch.manual_seed(1 + RANK)
     model = torch.nn.parallel.DistributedDataParallel(Net(), bucket_cap_mb=0.2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for step in range(int(WORDS.get("steps", 12))):
+    first, path, epoch = 0, WORDS.get("checkpoint"), int(WORDS.get("epoch", 50))
+    if path and os.path.exists(path):
+        saved = torch.load(path)
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        first = saved["step"]
+    for step in range(first, int(WORDS.get("steps", 12))):
         torch.manual_seed(1000 * step + RANK)
         data, target = torch.randn(32, 256), torch.randint(10, (32,))
         injector.arrive(FORWARD, step)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(data), target).backward()
         optimizer.step()
+        injector.count_step()
+        if path and RANK == 0 and (step + 1) % epoch == 0:
+            torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, path + ".new")
+            os.rename(path + ".new", path)
         time.sleep(int(WORDS.get("pause_ms", 0)) / 1000)
+    if RANK == 0 and "result" in WORDS:
+        digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.module.state_dict().values()))
+        with open(WORDS["result"], "w", encoding="utf-8") as file:
+            file.write(digest.hexdigest())
     dist.destroy_process_group()
     injector.arrive(END, 0)
 

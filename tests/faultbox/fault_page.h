@@ -17,11 +17,12 @@ enum class Place : uint32_t {
   kBucket,
   kOptimizer,
   kSave,
+  kMemorySave,
   kExit,
   kEnd,
 };
-constexpr std::array<const char*, 9> kPlaceNames = {"none",      "start", "rendezvous", "forward", "bucket",
-                                                    "optimizer", "save",  "exit",       "end"};
+constexpr std::array<const char*, 10> kPlaceNames = {"none",      "start", "rendezvous",  "forward", "bucket",
+                                                     "optimizer", "save",  "memory_save", "exit",    "end"};
 
 /// What the ranks tell the driver, in a file that all of them map: readable when they are dead. It is the driver's
 /// own knowledge of the truth, independent of what the launcher shares with its ranks.
@@ -31,10 +32,13 @@ struct FaultPage {
     std::atomic<pid_t> pid;
     std::atomic<Place> place;
     std::atomic<int64_t> step;
-    std::atomic<int64_t> fault_ns;  ///< CLOCK_MONOTONIC at which its fault happens; 0: none has been armed
+    std::atomic<int64_t> fault_ns;      ///< CLOCK_MONOTONIC at which its fault happens; 0: none has been armed
+    std::atomic<int64_t> die_at_write;  ///< elastic_rank dies before this write of a save to memory, from 1 on; 0: none
   };
   Rank ranks[kMostRanks];
+  std::atomic<int64_t> made;          ///< steps, in all starts, as rank 0 counts them
   std::atomic<int64_t> resumed_step;  ///< of the checkpoint that the run went on from, plus one
+  std::atomic<int64_t> cut_saves;     ///< ranks that died by their die_at_write
 };
 
 }  // namespace lockstep::faultbox

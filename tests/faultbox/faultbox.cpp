@@ -24,6 +24,7 @@
 #include "base/usable_cores.h"
 #include "faultbox/cases.h"
 #include "faultbox/compare.h"
+#include "faultbox/schedule.h"
 
 namespace lockstep::faultbox {
 namespace {
@@ -39,12 +40,13 @@ struct Options {
   std::string json;
   std::string compare;
   std::vector<std::string> faults;
+  bool schedule = false, tiny = false;
   int patience_s = 30;
 };
 
 struct Sum {
-  int tried = 0, right = 0, wrong = 0, missed = 0, ambiguous = 0, skipped = 0;
-  std::vector<double> known_ms, end_ms;
+  int tried = 0, right = 0, wrong = 0, missed = 0, ambiguous = 0, skipped = 0, cut_saves = 0;
+  std::vector<double> known_ms, end_ms, next_step_ms;
 };
 
 double median(std::vector<double> values) {
@@ -90,7 +92,9 @@ void count(Sum& sum, const Outcome& outcome) {
   ++(outcome.problems.empty() ? sum.right : sum.wrong);
   sum.missed += outcome.missed ? 1 : 0;
   sum.ambiguous += outcome.ambiguous ? 1 : 0;
+  sum.cut_saves += outcome.cut_saves;
   if (outcome.known_ms) sum.known_ms.push_back(*outcome.known_ms);
+  sum.next_step_ms.insert(sum.next_step_ms.end(), outcome.next_step_ms.begin(), outcome.next_step_ms.end());
   if (outcome.end_ms) sum.end_ms.push_back(*outcome.end_ms);
 }
 
@@ -159,12 +163,15 @@ size_t named_segments() {
 
 int run(const Options& options) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  if (options.schedule)
+    return compare_schedules(options.compare, options.seed, options.count < 0 ? 5 : options.count,
+                             options.tiny ? Schedule{.steps = 20, .kills = 1, .epoch = 4} : Schedule());
   if (!options.compare.empty())
     return compare(options.compare, options.faults, options.seed, options.count < 0 ? 20 : options.count,
                    options.patience_s);
   const bool nightly = std::getenv("LOCKSTEP_NIGHTLY") != nullptr;
   std::printf("seed %lu\n", static_cast<unsigned long>(options.seed));
-  std::string table;
+  std::string table, times;
   nlohmann::ordered_json json = nlohmann::json::object();
   const size_t segments = named_segments();
   int wrong = 0;
@@ -174,18 +181,26 @@ int run(const Options& options) {
       continue;
     Shared shared(nightly);
     const Sum sum = run_case(what, options, shared);
+    if (!sum.next_step_ms.empty())
+      times += std::string(what.name) + ": from a kill to the next finished step, median / longest of " +
+               std::to_string(sum.next_step_ms.size()) + ": " + cell(sum.next_step_ms) + " ms\n";
+    if (sum.cut_saves > 0)
+      times += std::string(what.name) +
+               ": ranks killed in the middle of a save to memory: " + std::to_string(sum.cut_saves) + "\n";
     std::array<char, 256> line{};
     std::snprintf(line.data(), line.size(), "%-12s %5d %5d %5d %8d %9d %7d  %16s  %16s\n", what.name, sum.tried,
                   sum.right, sum.wrong, sum.missed, sum.ambiguous, sum.skipped, cell(sum.known_ms).c_str(),
                   cell(sum.end_ms).c_str());
     table += line.data();
-    json[what.name] = {{"what", what.what},      {"tried", sum.tried},       {"right", sum.right},
-                       {"wrong", sum.wrong},     {"missed", sum.missed},     {"ambiguous", sum.ambiguous},
-                       {"skipped", sum.skipped}, {"known_ms", sum.known_ms}, {"end_ms", sum.end_ms}};
+    json[what.name] = {{"what", what.what},        {"tried", sum.tried},         {"right", sum.right},
+                       {"wrong", sum.wrong},       {"missed", sum.missed},       {"ambiguous", sum.ambiguous},
+                       {"skipped", sum.skipped},   {"cut_saves", sum.cut_saves}, {"next_step_ms", sum.next_step_ms},
+                       {"known_ms", sum.known_ms}, {"end_ms", sum.end_ms}};
     wrong += sum.wrong;
   }
   std::printf("case         tried right wrong too late ambiguous skipped  known, med / max    end, med / max (ms)\n%s",
               table.c_str());
+  std::printf("%s", times.c_str());
   if (named_segments() != segments) {
     std::printf("WRONG: named segments in /dev/shm: %zu, before: %zu\n", named_segments(), segments);
     ++wrong;
@@ -215,6 +230,10 @@ int main(int argc, char** argv) {
                  "Instead: compare with this Python's torchrun under the same faults, --count times each");
   app.add_option("--fault", options.faults, "The faults to compare (default: all)")
       ->check(CLI::IsMember(lockstep::faultbox::compared_faults()));
+  app.add_flag("--schedule", options.schedule,
+               "With --compare: kill ranks at the same steps under both launchers, and compare what is lost")
+      ->needs("--compare");
+  app.add_flag("--tiny", options.tiny, "With --schedule: one kill in 20 steps")->needs("--schedule");
   app.add_option("--patience", options.patience_s, "Seconds after which a compared run counts as hanging");
   CLI11_PARSE(app, argc, argv);
   return lockstep::faultbox::run(options);

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <thread>
 
 #include "faultbox/cases.h"
@@ -27,10 +28,11 @@ bool all_train(const Run& run, int ranks) {
   return true;
 }
 
-void expect_restart(Outcome& outcome, const Run& before, Shared& shared, int ranks) {
-  Run again({.ranks = ranks, .words = {"steps=" + text(kSteps)}, .folder = before.folder()});
+void expect_restart(Outcome& outcome, const Run& before, Shared& shared, int ranks,
+                    const std::string& sharded = "none") {
+  Run again({.ranks = ranks, .words = {"steps=" + text(kSteps), "sharded=" + sharded}, .folder = before.folder()});
   if (!again.wait(kLongest)) outcome.problems.emplace_back("the next start does not end");
-  expect_same_result(outcome, again, shared, ranks, kSteps);
+  expect_same_result(outcome, again, shared, ranks, kSteps, "sharded=" + sharded);
   outcome.drawn += ", gone on at step " + text(again.page().resumed_step.load() - 1);
 }
 
@@ -74,23 +76,23 @@ class Deaths {
   std::thread watch_;
 };
 
-}  // namespace
-
-Outcome kill_case(Shared& shared, Draw& draw, int instance) {
+/// A rank of a training that is killed in `place`.
+Outcome kill_in(Place place, const std::string& sharded, Shared& shared, Draw& draw) {
   const int ranks = draw_ranks(draw);
   const auto rank = static_cast<int>(draw.number(0, ranks - 1));
-  const auto place = static_cast<Place>(1 + instance % 7);  // each in turn
   const int64_t step = draw.number(0, kSteps - 1), bucket = draw.number(0, 5);
   const std::string at = kPlaceNames[static_cast<size_t>(place)];
   const int64_t delay_us = draw.number(0, place == Place::kStart                                 ? 150000
                                           : place == Place::kRendezvous || place == Place::kExit ? 30000
                                                                                                  : 2000);
+  // A sharded step must leave nothing half done in the checkpoint before it.
+  const bool restarts = place == Place::kSave || (sharded != "none" && place == Place::kOptimizer);
   Outcome outcome{.drawn = text(ranks) + " ranks, rank " + text(rank) + " in " + at + " of step " + text(step) +
                            ", bucket " + text(bucket) + ", after " + text(delay_us) + " us"};
   Run run({.ranks = ranks,
            .words = {"steps=" + text(kSteps), "fault=" + std::string(place == Place::kStart ? "none" : "kill"),
                      "rank=" + text(rank), "at=" + at, "step=" + text(step), "bucket=" + text(bucket),
-                     "delay_us=" + text(delay_us)}});
+                     "delay_us=" + text(delay_us), "sharded=" + sharded}});
   int64_t fault_ns = 0;
   if (place == Place::kStart) fault_ns = kill_in_start(run, rank, delay_us);
   if (!run.wait(kLongest)) outcome.problems.emplace_back("does not end");
@@ -99,11 +101,30 @@ Outcome kill_case(Shared& shared, Draw& draw, int instance) {
   // Only a process whose main is over may end before it is killed.
   if (place == Place::kExit && run.exit_code() == 0) {
     outcome.missed = true;
-    expect_same_result(outcome, run, shared, ranks, kSteps);
+    expect_same_result(outcome, run, shared, ranks, kSteps, "sharded=" + sharded);
     return outcome;
   }
   expect(outcome, run, {.codes = {41}, .culprits = {rank}, .fault_ns = fault_ns});
-  if (place == Place::kSave && outcome.problems.empty()) expect_restart(outcome, run, shared, ranks);
+  if (restarts && outcome.problems.empty()) expect_restart(outcome, run, shared, ranks, sharded);
+  return outcome;
+}
+
+}  // namespace
+
+Outcome kill_case(Shared& shared, Draw& draw, int instance) {
+  const Place place =
+      std::array{Place::kStart,     Place::kRendezvous, Place::kForward, Place::kBucket,
+                 Place::kOptimizer, Place::kSave,       Place::kExit}[static_cast<size_t>(instance % 7)];
+  return kill_in(place, "none", shared, draw);
+}
+
+/// Mostly within the step and the save after it.
+Outcome sharded_case(Shared& shared, Draw& draw, int instance) {
+  const Place place = std::array{Place::kOptimizer, Place::kSave,    Place::kOptimizer, Place::kBucket,
+                                 Place::kOptimizer, Place::kForward, Place::kExit}[static_cast<size_t>(instance % 7)];
+  const std::string sharded = draw.one_of<std::string>({"replicated", "shared"});
+  Outcome outcome = kill_in(place, sharded, shared, draw);
+  outcome.drawn = sharded + ", " + outcome.drawn;
   return outcome;
 }
 

@@ -1,5 +1,8 @@
 // A small training that uses what real ones use - DistributedDataParallel with several buckets, Checkpointer, resume -
 // and takes half a second: the program that faultbox breaks. Its result depends only on the numbers of ranks and steps.
+// `sharded=replicated` or `shared`: the ranks share out the steps of an AdamW.
+// `memory=1`: it also saves to the launcher's memory after each step. `net=mlp`: an MLP of 5.8 million parameters, and
+// LibTorch's AdamW.
 // `collectives=1`: instead of a training, the same collective over and over, and another one on one rank.
 
 #include <unistd.h>
@@ -7,6 +10,7 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <memory>
 #include <thread>
 
 #include <lockstep/lockstep.h>
@@ -20,21 +24,39 @@ using lockstep::faultbox::Injector;
 using lockstep::faultbox::Place;
 
 struct NetImpl : torch::nn::Module {
+  NetImpl(int64_t inputs, int64_t width)
+      : first(register_module("first", torch::nn::Linear(inputs, width))),
+        second(register_module("second", torch::nn::Linear(width, width))),
+        out(register_module("out", torch::nn::Linear(width, 10))) {}
   torch::Tensor forward(const torch::Tensor& x) { return out(torch::relu(second(torch::relu(first(x))))); }
-  torch::nn::Linear first{register_module("first", torch::nn::Linear(256, 256))};
-  torch::nn::Linear second{register_module("second", torch::nn::Linear(256, 256))};
-  torch::nn::Linear out{register_module("out", torch::nn::Linear(256, 10))};
+  torch::nn::Linear first, second, out;
 };
 TORCH_MODULE(Net);
+
+/// `sharded`: as train_fashion_mnist has it.
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const lockstep::DistributedDataParallel<Net>& model,
+                                                        const Net& net, const std::string& sharded, bool mlp) {
+  if (sharded == "none" && mlp)
+    return std::make_unique<torch::optim::AdamW>(net->parameters(), torch::optim::AdamWOptions(1e-3));
+  if (sharded == "none")
+    return std::make_unique<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  return std::make_unique<lockstep::ZeroRedundancyOptimizer<torch::optim::AdamW>>(
+      model, torch::optim::AdamWOptions(1e-3),
+      lockstep::ZeroRedundancyOptions{.shared_parameters = sharded == "shared"});
+}
 
 /// The exit code.
 int train(Injector& injector, lockstep::Context& context) {
   const int64_t steps = injector.number("steps", 12);
+  const bool in_memory = injector.number("memory", 0) != 0;
   const auto pause = std::chrono::milliseconds(injector.number("pause_ms", 0));
-  Net net;
-  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  const bool mlp = injector.word("net", "small") == "mlp";
+  const int64_t inputs = mlp ? 784 : 256;
+  Net net(inputs, mlp ? 2048 : 256);
   // Buckets of about one layer each.
-  lockstep::DistributedDataParallel model(net, context, {.first_bucket_cap_mb = 0.02, .bucket_cap_mb = 0.2});
+  const lockstep::DistributedDataParallelOptions small{.first_bucket_cap_mb = 0.02, .bucket_cap_mb = 0.2};
+  lockstep::DistributedDataParallel model(net, context, mlp ? lockstep::DistributedDataParallelOptions() : small);
+  const auto optimizer = make_optimizer(model, net, injector.word("sharded", "none"), mlp);
   int64_t step = 0, bucket = 0;
   for (auto& parameter : net->parameters())
     parameter.register_hook([&injector, &step, bucket = bucket++](const torch::Tensor& gradient) {
@@ -42,22 +64,36 @@ int train(Injector& injector, lockstep::Context& context) {
       return gradient;
     });
   lockstep::Checkpointer checkpointer(injector.word("checkpoints", context.run_dir() + "/checkpoints"), context.group(),
-                                      {.every_steps = 4});
-  checkpointer.add("model", *net).add("optimizer", optimizer);
+                                      {.every_steps = injector.number("every", 4),
+                                       .asynchronous = injector.number("asynchronous", 1) != 0,
+                                       .memory_every_n_steps = in_memory ? std::optional<int64_t>(1) : std::nullopt});
+  checkpointer.add("model", *net).add("optimizer", *optimizer);
+  // So that a save takes a while; whatever is torn is noticed.
+  const bool has_ballast = in_memory && !mlp;
+  torch::Tensor ballast = torch::zeros({has_ballast ? 4 << 20 : 0});
+  if (has_ballast)
+    checkpointer.add("ballast", lockstep::Checkpointer::Part{
+                                    .save = [&ballast] { return c10::IValue(ballast); },
+                                    .load = [&ballast](const c10::IValue& state) { ballast.copy_(state.toTensor()); }});
   if (checkpointer.resume()) step = checkpointer.resumed_step();
+  if (!ballast.eq(step).all().item<bool>())
+    throw std::runtime_error("the state of step " + std::to_string(step) + " is torn");
   if (context.is_main()) injector.page().resumed_step = step + 1;
   for (; step < steps; ++step) {
     // Data depend on rank and step alone, so a resumed run goes on with the same.
     torch::manual_seed(static_cast<uint64_t>(1000 * step + context.rank()));
-    const torch::Tensor data = torch::randn({32, 256}), target = torch::randint(10, {32}, torch::kLong);
+    const torch::Tensor data = torch::randn({32, inputs}), target = torch::randint(10, {32}, torch::kLong);
     injector.arrive(Place::kForward, step);
-    optimizer.zero_grad();
+    optimizer->zero_grad();
     const torch::Tensor loss = torch::nn::functional::cross_entropy(model(data), target);
     loss.backward();
     injector.arrive(Place::kOptimizer, step);
-    optimizer.step();
-    injector.arrive(Place::kSave, step);
+    optimizer->step();
+    if (context.is_main()) ++injector.page().made;
+    ballast.fill_(step + 1);
+    injector.arrive(in_memory ? Place::kMemorySave : Place::kSave, step);
     checkpointer.step(step + 1);
+    if (in_memory) injector.arrive(Place::kSave, step);
     if (injector.number("preempt", 0) != 0 && context.stop_requested()) {
       checkpointer.save(step + 1);
       checkpointer.finish();

@@ -31,12 +31,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const LaunchOptions& options = request.options;
       check(options.ranks >= 1 && options.max_restarts >= 0 && !options.command.empty());
       check(options.grace.count() >= 1 && options.hang_timeout.count() >= 1 && options.hang_timeout <= kNever);
-      for (const int rank : options.shown_ranks) check(rank >= 0 && rank < options.ranks);
+      check(!options.elastic || options.elastic->contains(options.ranks));
+      const int most = options.elastic ? options.elastic->max : options.ranks;
+      for (const int rank : options.shown_ranks) check(rank >= 0 && (rank < most || request.hosts));
       // The program's words are untouched.
       check(std::equal(options.command.rbegin(), options.command.rend(), words.rbegin()));
     }
   } catch (const LaunchError& error) {
-    check(error.exit_code == kExitBadCommandLine);
+    check(error.exit_code == kExitBadCommandLine || error.exit_code == kExitRefusedPeer);  // there is no key
   }
   try {
     const auto asked = find_ranks_argument(words, 4);

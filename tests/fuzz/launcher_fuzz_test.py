@@ -33,7 +33,7 @@ class Environment(FuzzTest):
 
 
 class CommandLine(FuzzTest):
-    words = ["-n", "auto", "--max-restarts", "--log-dir", "--run_dir", "--tee", "all", "0,1-2", "--grace", "--hang-timeout", "off", "--env",
+    words = ["-n", "auto", "--max-restarts", "--restarts-per-hour", "--elastic", "2:4", "--log-dir", "--run_dir", "--tee", "all", "0,1-2", "--grace", "--hang-timeout", "off", "--env",
              "A=b", "RANK=1", "--bind", "core", "numa", "none", "--debugger", "--dry-run", "--", "--ranks", "--ranks=2", "--nproc_per_node",
              "--standalone", "--no-python", "--help", "--nnodes", "\\x0a"]
 

@@ -1,4 +1,4 @@
-"""Writes ddp.safetensors: what PyTorch's DistributedDataParallel (Gloo, 2 and 3 ranks) computes for small models.
+"""Writes ddp.safetensors: what PyTorch's DistributedDataParallel (Gloo, 2 to 4 ranks) computes for small models.
 
     python3 tests/golden/write_ddp_golden.py
 
@@ -172,10 +172,10 @@ def write_safetensors(path, tensors):
         file.write(struct.pack("<Q", len(text)) + text + b"".join(blobs))
 
 
-def write_golden(file_name, names, run):
-    """Writes beside this file what run(name, rank, world) returns on rank 0, for each name on 2 and 3 ranks."""
+def write_golden(file_name, names, run, world_sizes=(2, 3)):
+    """Writes beside this file what run(name, rank, world) returns on rank 0, for each name on each number of ranks."""
     everything = {}
-    for world_size in (2, 3):
+    for world_size in world_sizes:
         with tempfile.TemporaryDirectory() as directory:
             mp.spawn(worker, (world_size, directory, list(names), run), nprocs=world_size)
             everything.update(torch.load(f"{directory}/out{world_size}.pt"))
@@ -184,4 +184,4 @@ def write_golden(file_name, names, run):
 
 
 if __name__ == "__main__":
-    write_golden("ddp.safetensors", CASES, run_case)
+    write_golden("ddp.safetensors", CASES, run_case, world_sizes=(2, 3, 4))

@@ -71,6 +71,34 @@ TEST(FailureReport, TellsWhatIsKnown) {
     EXPECT_NE(text.find(line), std::string::npos) << line << text;
 }
 
+TEST(FailureReport, TellsWhatIsInTheLaunchersMemory) {
+  FailureReport report = full_report();
+  const auto kept = [&] {
+    const std::string text = format(report);
+    const size_t at = text.find("  kept      ");
+    return text.substr(at, text.find('\n', at) - at);
+  };
+  for (auto& account : report.accounts) account.memory_step = 408;
+  report.accounts[1].memory_step = 407;  // it died in the save
+  report.goes_on = true;
+  EXPECT_EQ(kept(), "  kept      step 407 in the launcher's memory, step 400 in /run/step_400.pt");
+  auto json = nlohmann::json::parse(to_json(report));
+  EXPECT_EQ(json["state_kept"]["memory_step"], 407);
+  EXPECT_EQ(json["state_kept"]["step"], 400);
+  report.goes_on = false;
+  EXPECT_EQ(kept(),
+            "  kept      step 400 in /run/step_400.pt; step 407 was in the launcher's memory, which ends with it");
+  EXPECT_FALSE(nlohmann::json::parse(to_json(report))["state_kept"].contains("memory_step"));
+  report.accounts[0].checkpoint.clear();
+  EXPECT_EQ(kept(), "  kept      no checkpoint on disk; step 407 was in the launcher's memory, which ends with it");
+  EXPECT_TRUE(nlohmann::json::parse(to_json(report))["state_kept"].is_null());
+  report.goes_on = true;
+  EXPECT_EQ(kept(), "  kept      step 407 in the launcher's memory");
+  EXPECT_EQ(nlohmann::json::parse(to_json(report))["state_kept"], nlohmann::json({{"memory_step", 407}}));
+  report.accounts[3].memory_step = -1;
+  EXPECT_EQ(kept(), "  kept      no checkpoint that the launcher knows of") << "rank 3 had saved nothing";
+}
+
 TEST(FailureReport, ARankThatTheOthersMiss) {
   FailureReport report = full_report();
   report.verdict.culprit->how = {Kind::kExited, 0};

@@ -51,18 +51,18 @@ TEST(Launcher, ServesTheStore) {
   }
 }
 
-TEST(Launcher, ARankInheritsItsStoreItsPageAndNothingElseOfTheLaunchers) {
+TEST(Launcher, ARankInheritsItsStoreItsPageMemoryForItsStateAndNothingElseOfTheLaunchers) {
   // The shell opens a descriptor to list the folder, and has closed it when it tests the names.
   Launched run({"-n", "3", "--run-dir", "run", "sh", "-c",
                 "for fd in /proc/$$/fd/*; do [ -L $fd ] && echo ${fd##*/}; done; echo $LOCKSTEP_STORE_FD; echo "
-                "$LOCKSTEP_PAGE_FD"});
+                "$LOCKSTEP_PAGE_FD; echo $LOCKSTEP_MEMORY_FD"});
   EXPECT_EQ(run.wait().exit_code, 0);
   for (int rank = 0; rank < 3; ++rank) {
     std::istringstream log(run.log(rank));
     std::vector<int> numbers{std::istream_iterator<int>(log), {}};
-    ASSERT_GT(numbers.size(), 2U);
-    std::vector<int> expected = {0, 1, 2, numbers.end()[-2], numbers.end()[-1]};
-    numbers.resize(numbers.size() - 2);
+    ASSERT_GT(numbers.size(), 3U);
+    std::vector<int> expected = {0, 1, 2, numbers.end()[-3], numbers.end()[-2], numbers.end()[-1]};
+    numbers.resize(numbers.size() - 3);
     std::sort(numbers.begin(), numbers.end());
     std::sort(expected.begin(), expected.end());
     EXPECT_EQ(numbers, expected) << "rank " << rank;
@@ -119,7 +119,12 @@ TEST(Launcher, RefusalsNameOptionValueAndAdvice) {
       {{"--env", "WORLD_SIZE=2", "true"}, "WORLD_SIZE is set by the launcher"},
       {{"--debugger", "1", "true"}, "--debugger takes a whole number from 0 to 0; it got '1'"},
       {{"--debugger", "0", "true"}, "--debugger needs the terminal, but stdin is not one"},
-      {{"--nnodes=2", "true"}, "starts ranks on one machine"},
+      {{"--nnodes=2", "true"}, "--node-rank is missing; --nnodes, --node-rank and --rendezvous belong together"},
+      {{"--rdzv-endpoint=a:1", "true"}, "several machines meet by --hosts, or by --rendezvous HOST:PORT"},
+      {{"--hosts", "a:0", "true"}, "--hosts a takes a whole number from 1 to 4096; it got '0'"},
+      {{"--hosts", "a:1,a:2", "true"}, "--hosts: a is named twice; name each machine once, with all its ranks"},
+      {{"--hosts", "a:1", "--launch-command", " ", "true"}, "--launch-command is empty"},
+      {{"--hosts", "a:1", "--elastic", "1:2", "true"}, "--elastic works on one machine only"},
       {{"--bind", "cores", "true"}, "--bind takes none, core or numa; it got 'cores'; did you mean core?"},
       {{"-n", "2", "-n", "3", "true"}, "-n is given twice; leave one out"},
       {{"-n2", "--nproc_per_node=3", "true"}, "--nproc-per-node and -n are the same option; leave one out"},
@@ -200,9 +205,10 @@ TEST(Launcher, DryRunTellsAndStartsNothing) {
   EXPECT_TRUE(contains(result.out, "command     sh -c 'touch ran; echo it'\\''s'\n")) << result.out;
   EXPECT_TRUE(contains(result.out, " RANK=1 WORLD_SIZE=2 ")) << result.out;
   for (const char* variable :
-       {" LOCKSTEP_STORE_FD=(a descriptor) ", " LOCKSTEP_PAGE_FD=(a descriptor) ", " MASTER_ADDR=127.0.0.1 ",
-        " MASTER_PORT=(a free port) ", " TORCHELASTIC_ERROR_FILE=run/rank_1_error.json ",
-        " TORCHELASTIC_RUN_ID=(a new name) ", " TORCHELASTIC_MAX_RESTARTS=3\n", " OMP_NUM_THREADS=1 "})
+       {" LOCKSTEP_STORE_FD=(a descriptor) ", " LOCKSTEP_PAGE_FD=(a descriptor) ",
+        " LOCKSTEP_MEMORY_FD=(a descriptor) ", " MASTER_ADDR=127.0.0.1 ", " MASTER_PORT=(a free port) ",
+        " TORCHELASTIC_ERROR_FILE=run/rank_1_error.json ", " TORCHELASTIC_RUN_ID=(a new name) ",
+        " TORCHELASTIC_MAX_RESTARTS=3\n", " OMP_NUM_THREADS=1 "})
     EXPECT_TRUE(contains(result.out, variable)) << variable << result.out;
   EXPECT_FALSE(contains(result.out, "PATH=")) << "what is inherited is not shown";
   EXPECT_TRUE(contains(result.out, "  cpus        " + std::to_string(allowed_cpus()[0]))) << result.out;

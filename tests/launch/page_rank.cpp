@@ -101,6 +101,7 @@ void act(const std::string& word, int64_t number) {
   if (word == "terminate") std::terminate();
   if (word == "step") page.count_step();
   if (word == "checkpoint") page.note_checkpoint("/run/step.pt", number, Clock::now());
+  if (word == "memory") page.note_memory_checkpoint(number);
   if (word == "victim_of") page.fail(RankFailure::kPeer, static_cast<int>(number), "a peer is gone");
   if (word == "sleep") sleep_ms(number);
   if (word == "say") note("at " + std::to_string(number));

@@ -26,6 +26,27 @@ TEST(Plan, RankCount) {
     EXPECT_EQ(exit_code_of_throw([&] { parse_rank_count("-n", bad, 2); }), kExitBadCommandLine) << bad;
 }
 
+TEST(Plan, ARankOfSeveralMachinesKnowsItsMachine) {
+  const EnvironmentBlock block = rank_environment({"LOCKSTEP_ADDRESS=stale"}, {.rank = 3,
+                                                                               .world_size = 4,
+                                                                               .local_rank = 1,
+                                                                               .local_world_size = 2,
+                                                                               .node = 1,
+                                                                               .nodes = 2,
+                                                                               .address = "10.0.0.2",
+                                                                               .master_address = "10.0.0.1",
+                                                                               .master_port = 4000});
+  for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{{"RANK", "3"},
+                                                                                    {"LOCAL_RANK", "1"},
+                                                                                    {"LOCAL_WORLD_SIZE", "2"},
+                                                                                    {"GROUP_RANK", "1"},
+                                                                                    {"GROUP_WORLD_SIZE", "2"},
+                                                                                    {"LOCKSTEP_ADDRESS", "10.0.0.2"},
+                                                                                    {"MASTER_ADDR", "10.0.0.1"},
+                                                                                    {"MASTER_PORT", "4000"}})
+    EXPECT_EQ(find_variable(block, name, ""), value) << name;
+}
+
 TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {
   const EnvironmentBlock inherited = {
       "HOME=/home/a",         "RANK=7",       "MASTER_ADDR=elsewhere", "MASTER_PORT=29500", "RANKING=stays", "EMPTY=",
@@ -35,6 +56,7 @@ TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {
                                                         .run_dir = "/r",
                                                         .store_fd = 9,
                                                         .page_fd = 10,
+                                                        .memory_fd = 11,
                                                         .error_file = "/r/e",
                                                         .restarts = 1,
                                                         .max_restarts = 2,
@@ -56,6 +78,7 @@ TEST(Plan, ARankKnowsItsPlaceAndNoOtherLaunchers) {
                                "LOCKSTEP_RUN_DIR=/r",
                                "LOCKSTEP_STORE_FD=9",
                                "LOCKSTEP_PAGE_FD=10",
+                               "LOCKSTEP_MEMORY_FD=11",
                                "TORCHELASTIC_ERROR_FILE=/r/e",
                                "OMP_NUM_THREADS=4",
                                "LOCKSTEP_THREADS=4",

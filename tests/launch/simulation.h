@@ -36,7 +36,9 @@ class Simulation {
     return kinds;
   }
 
-  std::vector<Kind> look() { return feed(RanksObserved{ranks, stop_asked, stop_at, state_.wants_processor_times()}); }
+  std::vector<Kind> look() {
+    return feed(RanksObserved{ranks, stop_asked, stop_at, state_.wants_processor_times(), resize_to});
+  }
   std::vector<Kind> after(Clock::duration time) {
     now_ += time;
     return look();
@@ -71,6 +73,7 @@ class Simulation {
   std::vector<RankView> ranks;
   bool stop_asked = false;
   uint64_t stop_at = 0;
+  int resize_to = 0;
   std::vector<double> load;  ///< by rank: processors that it uses; 0 behind the last
   std::string said;
   int last_signal = 0;

@@ -61,6 +61,27 @@ const RankStatus kSilent{.pid = 1, .phase = RankStatus::Phase::kJoined};
 const RankStatus kOwn = says(RankFailure::kOwn, -1);
 RankStatus victim_of(int peer) { return says(RankFailure::kPeer, peer); }
 RankStatus left() { return {.pid = 1, .phase = RankStatus::Phase::kLeft}; }
+RankEnd lost(int rank, int wake_up) {
+  return {.rank = rank, .how = {Kind::kLost, 0}, .wake_up = wake_up, .lost = "node2 has not been heard of for 4 s"};
+}
+
+TEST(Verdict, ALostMachineIsOneCulprit) {
+  const Verdict verdict = judge({exited(0, 1, 5), lost(2, 5), lost(3, 5), exited(1, 1, 6)}, {});
+  EXPECT_EQ(verdict.culprit->rank, 2);
+  EXPECT_EQ(verdict.exit_code, kExitMachineLost);
+  EXPECT_TRUE(verdict.also_suspect.empty());
+  EXPECT_EQ(describe(*verdict.culprit, {}), "was lost with its machine: node2 has not been heard of for 4 s");
+}
+
+TEST(Verdict, ARankThatBlamesALostMachinesIsAVictim) {
+  const std::vector<RankStatus> accounts = {says(RankFailure::kPeer, 2), kSilent, kSilent};
+  const Verdict before = judge({exited(0, 1, 5)}, accounts);
+  EXPECT_EQ(before.culprit->rank, 2);
+  EXPECT_FALSE(before.settled);
+  const Verdict verdict = judge({exited(0, 1, 5), lost(2, 9)}, accounts);
+  EXPECT_EQ(verdict.culprit->rank, 2);
+  EXPECT_EQ(verdict.exit_code, kExitMachineLost);
+}
 
 TEST(Verdict, AVictimThatEndsFirstIsNotTheCulprit) {
   const std::vector<RankEnd> ends = {exited(0, 1, 1), exited(1, 7, 2)};

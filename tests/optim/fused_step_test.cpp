@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <functional>
 #include <sstream>
 
@@ -172,6 +173,22 @@ TEST(FusedStep, ThreadsChangeNoBit) {
     results.push_back(parameters[2].detach());
   }
   EXPECT_TRUE(results[0].equal(results[1]));
+}
+
+/// Nothing before the step uses more than one thread.
+TEST(FusedStep, UsesThreads) {
+  const auto threads = [] {
+    using Entries = std::filesystem::directory_iterator;
+    return std::distance(Entries("/proc/self/task"), Entries());
+  };
+  at::set_num_threads(1);
+  const Tensors parameters = make_parameters(at::kFloat);
+  ZeroRedundancyOptimizer optimizer(parameters, AdamWOptions(1e-2));
+  set_gradients(parameters, 0);
+  const auto before = threads();
+  at::set_num_threads(3);
+  optimizer.step();
+  EXPECT_EQ(threads(), before + 2);
 }
 
 TEST(FusedStep, FollowsAScheduleAndAClosure) {

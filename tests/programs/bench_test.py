@@ -8,10 +8,11 @@ import sys
 import tempfile
 import unittest
 
-from support import BIN, BUILD, SOURCE, environment, main, run
+import hosts_test
+from support import BIN, LOCKSTEP, BUILD, SOURCE, environment, main, python_with_torch, run
 
 BENCH = os.path.join(SOURCE, "bench")
-SYSTEMS = ("shm", "gloo", "mpich", "openmpi", "openmpi-debian", "impi")
+SYSTEMS = ("shm", "gloo", "lockstep-gloo", "mpich", "openmpi", "openmpi-debian", "impi")
 
 
 def prepared(system):
@@ -32,6 +33,43 @@ class Reports(unittest.TestCase):
         row = {"model": "mlp", "optimizer": "adamw", "system": "lockstep", "median_ms": 2.0, "min_ms": 1.0, "cpu_ms": 1.0, "ratio": 1.1, "attach_ms": 1.0, "peak_mib": 9}
         table = self.report("step", {"rows": [row], "failed": {"mlp, adamw, pytorch_ddp_gloo": "Numpy is not available"}})
         self.assertRegex(table, r"(?m)^mlp +adamw +pytorch_ddp_gloo +NOT MEASURED: Numpy is not available$")
+
+
+class BetweenHosts(unittest.TestCase):
+    def test_every_system_is_measured_at_every_size(self):
+        if not os.path.exists(os.path.join(BIN, "hosts_worker")):
+            self.skipTest("the benches are not built: -DLOCKSTEP_BUILD_BENCH=ON")
+        reason = hosts_test.why_not()
+        if reason:
+            self.skipTest(reason)
+        mpis = [mpi for mpi in ("openmpi", "mpich") if shutil.which("mpicxx." + mpi) and shutil.which("mpirun." + mpi)]
+        systems = ("hierarchical", "gloo", "c10d", *mpis)
+        for ranks in ((2, 2), (2, 1)):
+            with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+                table = run(sys.executable, os.path.join(BENCH, "hosts/bench_hosts.py"), "--build", BUILD, "--ranks", *ranks, "--sizes", 4, 65536,
+                            "--rounds", 1, "--seconds", 0.05, "--json", file.name, "--systems", *systems).stdout
+                figures = json.load(file)
+            self.assertEqual(figures["ranks"], list(ranks))
+            for system in systems:
+                for size in ("4", "65536"):
+                    self.assertEqual(len(figures["microseconds"][system][size]), 1)
+                    self.assertGreater(figures["microseconds"][system][size][0], 0)
+                self.assertIn(system, table)
+
+    def test_steps(self):
+        if not os.path.exists(os.path.join(BIN, "step_worker")):
+            self.skipTest("the benches are not built: -DLOCKSTEP_BUILD_BENCH=ON")
+        reason = hosts_test.why_not()
+        if reason:
+            self.skipTest(reason)
+        systems = ["lockstep", "lockstep_bf16_between", "lockstep_power_sgd_between"] + ["pytorch_ddp_gloo"] * bool(python_with_torch())
+        with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+            table = run(sys.executable, os.path.join(BENCH, "hosts/bench_hosts_step.py"), "--build", BUILD, "--ranks", 2, 1, "--model", "small_1000",
+                        "--rounds", 1, "--warm", 1, "--steps", 2, "--json", file.name, "--systems", *systems).stdout
+            figures = json.load(file)
+        for system in systems:
+            self.assertEqual(len(figures["milliseconds"][system]), 2)
+            self.assertIn(system, table)
 
 
 class Bench(unittest.TestCase):
@@ -131,6 +169,30 @@ class Bench(unittest.TestCase):
             self.assertLess(0, figures["seconds"][name][0])
         self.assertEqual(os.listdir(os.path.join(self.folder, "checkpoints")), [])
 
+    def test_checkpoint_in_memory(self):
+        folder = os.path.join(self.folder, "memory")
+        for ranks, *options in ((2, "--model", "mlp"), (3, "--model", "transformer", "--sharded")):
+            path = os.path.join(self.folder, "memory.json")
+            table = run(os.path.join(BIN, "bench_checkpoint"), "--memory", "--tiny", *options, "--ranks", ranks, "--folder", folder, "--json", path).stdout
+            self.assertIn("with a save to memory", table)
+            figures = self.read(path)
+            self.assertEqual(figures["ranks"], ranks)
+            self.assertLess(0, figures["save_seconds"])
+            # Two states, shared out; windows begin and end at whole pages, and records and what ranks have of their own take a little.
+            share = 2 * figures["state_mebibytes"] / ranks
+            self.assertLess(share - 1, figures["shared_memory_mebibytes"])
+            self.assertLess(figures["shared_memory_mebibytes"], share * 1.02 + 2)
+            self.assertLess(figures["own_memory_mebibytes"], 4, "a save takes a private copy")
+            self.assertEqual(os.listdir(folder), [])
+
+    def test_virtual_ranks(self):
+        path = os.path.join(self.folder, "virtual.json")
+        for each in (1, 3):
+            said = run(LOCKSTEP, "run", "-n", 2, "--log-dir", os.path.join(self.folder, f"virtual{each}"), "--", os.path.join(BIN, "bench_virtual_ranks"), "--model", "small_1000", "--each", each,
+                       "--rounds", 1, "--steps", 2, "--json", path).stdout
+            self.assertIn(f"2 ranks, {each} virtual ranks each", said)
+            self.assertAlmostEqual(self.read(path)["ratio"], self.read(path)["virtual_ranks_seconds"] / self.read(path)["accumulation_seconds"])
+
     def test_metrics(self):
         path = os.path.join(self.folder, "metrics.json")
         self.assertIn("updating 4 metrics", run(os.path.join(BIN, "bench_metrics"), "--tiny", "--json", path).stdout)
@@ -180,13 +242,56 @@ class Bench(unittest.TestCase):
 
     def test_sharded_step(self):
         path = os.path.join(self.folder, "sharded_step.json")
-        for ranks in (2, 3):
-            run(os.path.join(BIN, "lockstep"), "run", "-n", ranks, "--", os.path.join(BIN, "bench_sharded_step"), "--tiny", "--json", path)
+        for ranks, backend in ((2, "shm"), (3, "gloo")):
+            run(os.path.join(BIN, "lockstep"), "run", "-n", ranks, "--", os.path.join(BIN, "bench_sharded_step"), "--tiny",
+                "--backend", backend, "--json", path)
             rows = {row["system"]: row for row in self.read(path)}
-            self.assertEqual(set(rows), {"libtorch", "alone", "sharded", "shared"})
+            self.assertEqual(set(rows) - {"shared"}, {"libtorch", "alone", "reduced", "sharded"})
+            self.assertEqual("shared" in rows, backend == "shm")
             for row in rows.values():
                 self.assertEqual(row["ranks"], ranks)
                 self.assertLess(0, row["min_ms"])
+
+    def test_memory(self):
+        path = os.path.join(self.folder, "memory.json")
+        for ranks in (2, 3):
+            run(sys.executable, os.path.join(BENCH, "optim/bench_memory.py"), "--tiny", "--ranks", ranks, "--json", path, timeout=300)
+            rows = {row["system"]: row for row in self.read(path)["rows"]}
+            self.assertEqual(list(rows), ["libtorch", "sharded", "shared"])
+            # A tenth more than what is needed, and 8 MiB a rank for what LibTorch itself holds. Memory that the parameters have
+            # left would be 16 MiB a rank.
+            for system in ("sharded", "shared"):
+                self.assertLess(rows[system]["held_mib"], 1.1 * rows[system]["needed_mib"] + 8 * ranks, system)
+            self.assertLess(rows["sharded"]["held_mib"], rows["libtorch"]["held_mib"] + 8)
+            self.assertLess(rows["shared"]["held_mib"], min(rows[system]["held_mib"] for system in ("libtorch", "sharded")))
+            for system in ("sharded", "shared"):  # what is read of the file is never copied as a whole
+                self.assertLess(rows[system]["private_to_load_mib"], rows[system]["state_mib"] / 2, system)
+                self.assertLess(rows[system]["private_to_save_mib"], rows[system]["state_mib"] / 2, system)
+            self.assertEqual(rows["shared"]["ranks"], ranks)
+
+    def test_scale(self):
+        binary = os.path.join(BIN, "simulate_step")
+        if not os.path.exists(binary):
+            self.skipTest("SKIPPED BECAUSE SimGrid is not installed: apt-get install libsimgrid-dev")
+        work = os.path.join(self.folder, "work.txt")
+        with open(work, "w") as file:
+            file.write("link 1e9 1e-3\ncost 1e-2 1e-4 1e-9\nforward 1\nbucket 0.5 4e6\nrun 1 8 direct\n")
+            file.writelines(f"run {machines} 8 {algorithm}\n" for machines in (2, 8) for algorithm in ("direct", "ring", "halving_doubling", "tree"))
+        seconds = {tuple(line.split()[:2]): float(line.split()[2]) for line in run(binary, work).stdout.splitlines()}
+        alone = 1 + 0.5 + 1e-2 + 4e-3  # forward, backward, to meet, to add
+        whole, part = 4e6 / 1e9 + 1e-3 + 1e-4, 0.5e6 / 1e9 + 1e-3 + 1e-4  # a message of everything, of an eighth
+        for key, expected in ((("1", "direct"), alone), (("2", "direct"), alone + whole), (("2", "tree"), alone + 2 * whole),
+                              (("8", "tree"), alone + 6 * whole), (("8", "ring"), alone + 14 * part),
+                              (("8", "halving_doubling"), alone + 2 * (3.5e6 / 1e9 + 3 * 1.1e-3)),
+                              (("8", "direct"), alone + 2 * (3.5e6 / 1e9 + 1e-3 + 7e-4))):
+            self.assertAlmostEqual(seconds[key], expected, delta=1e-6, msg=key)
+        path, picture = os.path.join(self.folder, "scale.json"), os.path.join(self.folder, "scale.svg")
+        table = run(sys.executable, os.path.join(BENCH, "scale/scale.py"), "simulate", "--tiny", "--json", path, "--svg", picture, timeout=300).stdout
+        self.assertRegex(table, r"(?m)^left out: median \d+% off, at most \d+%$")
+        for row in self.read(path)["steps"]:
+            self.assertTrue(0 < row["efficiency"] <= 1, row)
+        with open(picture) as file:
+            self.assertIn("halving and doubling", file.read())
 
     def test_step(self):
         # Small models: the checks of results are the same for all.
@@ -196,15 +301,19 @@ class Bench(unittest.TestCase):
 
     def try_step(self, model, optimizer):
         path = os.path.join(self.folder, f"step_{model}.json")
+        in_cpp = ("side_by_side", "side_by_side_fused", "lockstep", "lockstep_sharded", "lockstep_shared", "c10d_reducer_gloo")
+        # Each system in Python once: two processes import torch.
+        in_python = {"sgd": ("pytorch_ddp_gloo", "pytorch_ddp_lockstep", "python_attach"),
+                     "adamw": ("pytorch_zero_gloo", "side_by_side_python", "python_attach_zero")}[optimizer]
         messages = run(os.path.join(BIN, "bench_step"), "--tiny", "--models", model, "--optimizers", optimizer, "--json", path,
-                       timeout=600).stderr
+                       "--systems", ",".join(in_cpp + in_python), timeout=600).stderr
         figures = self.read(path)
         rows = {row["system"]: row for row in figures["rows"]}
         for row in figures["rows"]:
             self.assertEqual((row["model"], row["optimizer"]), (model, optimizer))
-        for system in ("side_by_side", "side_by_side_fused", "lockstep", "lockstep_sharded", "lockstep_shared", "c10d_reducer_gloo"):
+        for system in in_cpp:
             self.assertIn(system, rows, figures["failed"])
-        for system in ("pytorch_ddp_gloo", "pytorch_zero_gloo", "pytorch_ddp_lockstep"):
+        for system in in_python:
             name = f"{model}, {optimizer}, {system}"
             reason = (figures["failed"] or {}).get(name)
             self.assertTrue((system in rows) != bool(reason), system)

@@ -187,12 +187,15 @@ own = torch.load(io.BytesIO(bytes(state["ranks"][0].tolist())))
 torch.set_rng_state(own["random"])
 """, self.path("run/step-000000000017.0.pt"))
 
-    def test_training_goes_on_in_the_other_language(self):
+    def make_data(self):
         self.in_python(NETWORK + """
 torch.manual_seed(1)
 torch.save({"model": net().state_dict()}, sys.argv[1])
 torch.save({"x": torch.randn(20, 8, 3), "y": torch.randn(20, 8, 2)}, sys.argv[2])
 """, self.path("start.pt"), self.path("data.pt"))
+
+    def test_training_goes_on_in_the_other_language(self):
+        self.make_data()
         python = lambda *words: [float(line) for line in self.in_python(TRAIN, *words).split()]
         cpp = lambda *words: [float(line) for line in run(PT, "train", *words, env=ONE_THREAD).stdout.split()]
         start, data, half, end = (self.path(name + ".pt") for name in ("start", "data", "half", "end"))
@@ -203,6 +206,21 @@ torch.save({"x": torch.randn(20, 8, 3), "y": torch.randn(20, 8, 2)}, sys.argv[2]
                 losses = first(kind, start, data, half, 0, 5) + second(kind, half, data, end, 5, 15)
                 for step, (one, other) in enumerate(zip(straight, losses, strict=True)):
                     self.assertLess(abs(one - other), 1e-6, f"{kind}, {name}, step {step}: {one} {other}")
+
+    def test_a_training_that_shares_out_its_steps_comes_from_python_and_goes_back(self):
+        self.make_data()
+        python = lambda *words: [float(line) for line in self.in_python(TRAIN, *words).split()]
+        start, data, half, end = (self.path(name + ".pt") for name in ("start", "data", "half", "end"))
+        for ranks, shared in ((2, "shared"), (3, "replicated")):
+            for kind in ("SGD", "plainSGD", "Adam", "AdamW"):
+                straight = python(kind, start, data, end, 0, 15)
+                folder = self.path(f"{kind}_{ranks}")
+                losses = python(kind, start, data, half, 0, 5)
+                losses += [float(line) for line in run(LOCKSTEP, "run", "-n", ranks, "--", PT, "train-sharded", kind, half, data,
+                                                       folder, 5, 5, shared, env=ONE_THREAD).stdout.split()]
+                losses += python(kind, os.path.join(folder, "step-000000000010.0.pt"), data, end, 10, 5)
+                for step, (one, other) in enumerate(zip(straight, losses, strict=True)):
+                    self.assertLess(abs(one - other), 2e-6, f"{kind}, {ranks} ranks, step {step}: {one} {other}")
 
     def test_averages_of_weights_load_alone_and_from_the_checkpoint(self):
         """Values are those of torch.optim.swa_utils after the same steps."""

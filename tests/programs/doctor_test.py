@@ -54,9 +54,34 @@ class Doctor(unittest.TestCase):
         self.assertTrue(any("may open only 900 files" in what for what in whats), whats)
         self.assertTrue(any("files may hold only 51200000 bytes" in what or "files may hold only 102400000 bytes" in what for what in whats), whats)
 
+    def test_bits_are_the_same_in_each_run_and_compared_with_another_machine_s(self):
+        here = json.loads(run(LOCKSTEP, "doctor", "--json", timeout=300).stdout)
+        bits = here["probe"]["bits"]
+        self.assertGreaterEqual(len(set(bits["operators"].values())), 13)
+        with tempfile.TemporaryDirectory() as folder:
+            other = os.path.join(folder, "other.json")
+
+            def compared(machine):
+                with open(other, "w") as file:
+                    file.write(machine)
+                return json.loads(run(LOCKSTEP, "doctor", "--json", "--compare", other, timeout=300).stdout)["findings"]
+
+            self.assertEqual(compared(json.dumps(here)), here["findings"])
+            there = json.loads(json.dumps(here))
+            there["probe"]["bits"]["operators"]["matmul"] = "0"
+            there["probe"]["torch"]["cpu_capability"] = "DEFAULT"
+            found = compared(json.dumps(there))[-1]
+            self.assertEqual(found["what"], "the other machine gives other bits in matmul")
+            self.assertIn('and "DEFAULT" there', found["advice"])
+            for garbage in ("", "[]", "{}", '{"probe": 1}', '{"probe": {"bits": {"operators": []}}}'):
+                self.assertIn("cannot be compared", compared(garbage)[-1]["what"], garbage)
+        capped = json.loads(run(LOCKSTEP, "doctor", "--json", timeout=300, env={**os.environ, "ATEN_CPU_CAPABILITY": "default"}).stdout)["probe"]["bits"]
+        self.assertEqual(capped["ATEN_CPU_CAPABILITY"], "default")
+        self.assertNotEqual(capped["operators"], bits["operators"])
+
     def test_the_block_is_for_people(self):
         result = run(os.path.join(BIN, "lockstep"), "doctor", timeout=300)
-        for word in ("LibTorch", "backends", "gradients", "bandwidth", "NUMA", "launchers", "GB/s"):
+        for word in ("LibTorch", "backends", "gradients", "bandwidth", "NUMA", "launchers", "GB/s", "bits"):
             self.assertIn(word, result.stdout)
 
 

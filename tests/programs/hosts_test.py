@@ -1,41 +1,60 @@
-"""Two hosts with two ranks each train over Gloo by torchrun's variables. The hosts are network namespaces joined by a
-veth pair, which only root can make."""
+"""Two and three hosts train, through shared memory on each host and Gloo between them: by torchrun's variables, by torchrun, and by one `lockstep run --hosts`. The hosts
+are network namespaces joined by veth pairs, which only root can make; some tests have one machine that passes for two."""
 
 import json
 import os
 import subprocess
+import time
 import unittest
 
-from support import TRAIN, ProgramTest, environment, main, python_with_torch, run
+from support import BIN, LOCKSTEP, TRAIN, ProgramTest, environment, main, marked_processes, python_with_torch, run
 
-ADDRESSES = ("10.213.7.1", "10.213.7.2")
+ADDRESSES = ("10.213.7.1", "10.213.7.2", "10.213.7.3")
 
 
 class Hosts:
-    """Two network namespaces that reach each other at ADDRESSES, and nothing else."""
+    """Network namespaces that reach each other at ADDRESSES, by a veth pair between each two, and nothing else."""
+
+    def __init__(self, count=2):
+        self.names = [f"lockstep-{os.getpid()}-{i}" for i in range(count)]
+        self.ends = {}
 
     def __enter__(self):
-        self.names = [f"lockstep-{os.getpid()}-{i}" for i in (0, 1)]
-        ends = [f"lk{os.getpid() % 100000}{i}" for i in "ab"]
         try:
             for name in self.names:
                 run("ip", "netns", "add", name)
-            run("ip", "link", "add", ends[0], "netns", self.names[0], "type", "veth", "peer", "name", ends[1], "netns", self.names[1])
-            for name, end, address in zip(self.names, ends, ADDRESSES):
-                run("ip", "-n", name, "address", "add", address + "/24", "dev", end)
-                run("ip", "-n", name, "link", "set", end, "up")
                 run("ip", "-n", name, "link", "set", "lo", "up")
+            for one in range(len(self.names)):
+                for other in range(one):
+                    self.join(one, other)
         except BaseException:
             self.__exit__()
             raise
         return self
 
+    def join(self, one, other):
+        ends = self.ends[one, other], self.ends[other, one] = [f"lk{os.getpid() % 10000}{a}{b}" for a, b in ((one, other), (other, one))]
+        run("ip", "link", "add", ends[0], "netns", self.names[one], "type", "veth", "peer", "name", ends[1], "netns", self.names[other])
+        for host, peer, end in ((one, other, ends[0]), (other, one, ends[1])):
+            run("ip", "-n", self.names[host], "address", "add", ADDRESSES[host] + "/32", "dev", end)
+            run("ip", "-n", self.names[host], "link", "set", end, "up")
+        for host, peer, end in ((one, other, ends[0]), (other, one, ends[1])):
+            run("ip", "-n", self.names[host], "route", "add", ADDRESSES[peer] + "/32", "dev", end, "src", ADDRESSES[host])
+
+    def cut(self, one, other):
+        run("ip", "-n", self.names[one], "link", "set", self.ends[one, other], "down")
+
     def __exit__(self, *_):
         for name in self.names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)  # takes its end of the pair along
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)  # takes its ends of the pairs along
 
     def on(self, host, *command):
         return ["ip", "netns", "exec", self.names[host], *map(str, command)]
+
+    def lockstep_run(self, slots, *rest):
+        """`lockstep run --hosts` on the first host."""
+        hosts = ",".join(f"{name}:{count}" for name, count in zip(self.names, slots))
+        return self.on(0, LOCKSTEP, "run", "--hosts", hosts, "--launch-command", "ip netns exec {host}", *rest)
 
 
 def why_not():
@@ -52,15 +71,15 @@ def why_not():
     return None
 
 
-class TwoHosts(ProgramTest):
+class HostsTest(ProgramTest):
     def setUp(self):
         reason = why_not()
         if reason:
             self.skipTest(reason)
         super().setUp()
 
-    def command(self, name):
-        return [TRAIN, "--data", self.data, "--epochs", "2", "--batch-size", "16", "--json",
+    def command(self, name, epochs=2):
+        return [TRAIN, "--data", self.data, "--epochs", epochs, "--batch-size", "16", "--json",
                 os.path.join(self.folder, name + ".json"), "--run-dir", os.path.join(self.folder, name)]
 
     def read(self, name):
@@ -79,6 +98,8 @@ class TwoHosts(ProgramTest):
         self.addCleanup(lambda: process.poll() is None and os.killpg(process.pid, 9))
         return process
 
+
+class TwoHosts(HostsTest):
     def test_two_ranks_on_each(self):
         with Hosts() as hosts:
             ranks = [self.start(*hosts.on(rank // 2, *self.command("by_hand")),
@@ -92,14 +113,64 @@ class TwoHosts(ProgramTest):
                     for line in run(*hosts.on(host, "ss", "-Hltn"), check=False).stdout.splitlines():
                         listening.add(line.split()[3].rsplit(":", 1)[0])
             outputs = self.wait_all(ranks)
-        self.assertIn("4 ranks on 2 machines by torchrun's variables, gloo", "".join(outputs))
+        self.assertIn("4 ranks on 2 machines by torchrun's variables, hierarchical", "".join(outputs))
         self.assertTrue(listening)
         self.assertLessEqual(listening, set(ADDRESSES))
         figures = self.read("by_hand")
         self.assertEqual((figures["world_size"], figures["test_samples"]), (4, 99))
-        same_machine = self.figures(os.path.join(os.path.dirname(TRAIN), "lockstep"), "run", "-n", 4, "--",
-                                    arguments=("--backend", "gloo"))
-        self.assertEqual(figures["train_loss"], same_machine["train_loss"])
+        same_machine = self.figures(LOCKSTEP, "run", "-n", 4, "--",
+                                    arguments=("--backend", "shm"))
+        self.assertEqual(figures["train_loss"], same_machine["train_loss"], "every sum is the same, bit by bit")
+
+    def test_three_ranks_and_one(self):
+        def train(name, backend, rank_of_second_host):
+            with Hosts() as hosts:
+                ranks = [self.start(*hosts.on(int(rank == rank_of_second_host), *self.command(name), "--backend", backend),
+                                    env=environment(RANK=str(rank), WORLD_SIZE="4", MASTER_ADDR=ADDRESSES[0], MASTER_PORT="29514",
+                                                    OMP_NUM_THREADS="1"))
+                         for rank in range(4)]
+                self.wait_all(ranks)
+            return self.read(name)["train_loss"]
+        self.assertEqual(train("three_and_one", "hierarchical", 3), train("in_turns", "hierarchical", 1))
+
+    def test_virtual_ranks_give_the_same_bits_as_on_one_machine(self):
+        exact = ("--virtual-ranks", 6)
+
+        def bits(figures):
+            return figures["parameters_hash"], figures["train_loss"]
+        alone = bits(self.figures(LOCKSTEP, "run", "-n", 1, "--", arguments=exact, name="alone"))
+        self.assertEqual(bits(self.figures(LOCKSTEP, "run", "-n", 4, "--", arguments=exact, name="one_machine")), alone)
+        for engine in ("hierarchical", "gloo"):
+            with Hosts() as hosts:
+                ranks = [self.start(*hosts.on(rank // 2, *self.command(engine), *exact, "--backend", engine),
+                                    env=environment(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2",
+                                                    MASTER_ADDR=ADDRESSES[0], MASTER_PORT="29516"))
+                         for rank in range(4)]
+                outputs = self.wait_all(ranks)
+            self.assertIn(f"4 ranks on 2 machines by torchrun's variables, {engine}", "".join(outputs))
+            self.assertEqual(bits(self.read(engine)), alone, engine)
+
+    def test_a_rank_that_is_killed_ends_both_hosts(self):
+        with Hosts() as hosts:
+            ranks = [self.start(*hosts.on(rank // 2, *self.command("killed", epochs=100000)),
+                                env=environment(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2",
+                                                MASTER_ADDR=ADDRESSES[0], MASTER_PORT="29515", OMP_NUM_THREADS="1"))
+                     for rank in range(4)]
+            metrics = os.path.join(self.folder, "killed", "metrics_rank0.jsonl")
+            began = time.monotonic()
+            while not os.path.exists(metrics):  # then they train
+                self.assertTrue(all(rank.poll() is None for rank in ranks) and time.monotonic() < began + 100)
+                time.sleep(0.1)
+            time.sleep(0.5)
+            os.killpg(ranks[3].pid, 9)
+            killed = time.monotonic()
+            outputs = [rank.communicate(timeout=60)[0] for rank in ranks[:3]]
+            self.assertLess(time.monotonic() - killed, 12)
+        for rank, output in zip(ranks, outputs):
+            self.assertNotEqual(rank.returncode, 0, output)
+            # Ranks that know of no other name 3 among several; and one that was late before says where it was then.
+            self.assertRegex(output, r"rank 3 \(.*\) ended while|ranks? (\d, )*3 (reported nothing: it has ended|last seen waiting in)",
+                             output)
 
     def test_torchrun_on_each(self):
         python = python_with_torch()
@@ -123,6 +194,67 @@ class TwoHosts(ProgramTest):
                 output = rank.communicate(timeout=60)[0]
                 self.assertNotEqual(rank.returncode, 0)
                 self.assertIn("2 of 4 ranks are there, missing 2, 3", output)
+
+
+class OneCommandTest(HostsTest):
+    """What tests of `lockstep run --hosts` share."""
+
+    def setUp(self):
+        super().setUp()
+        self.mark = "LOCKSTEP_TEST_MARK=" + self.folder
+
+    def begin(self, *command):
+        return self.start(*command, env=environment(LOCKSTEP_TEST_MARK=self.folder, OMP_NUM_THREADS="1"))
+
+    def nothing_left(self, seconds=2):
+        deadline = time.monotonic() + seconds
+        while marked_processes(self.mark) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertEqual(marked_processes(self.mark), {})
+
+    def train_for_ever(self, hosts, slots, *options):
+        """A training that has made steps."""
+        run_ = self.begin(*hosts.lockstep_run(slots, "--log-dir", "run", *options, "--", os.path.join(BIN, "train_until_stopped"), "checkpoints", 10 ** 9))
+        steps = 0
+        for line in run_.stdout:
+            steps += line.startswith("step ")  # after every tenth; it may go on from a checkpoint of another run
+            if steps == 5:
+                return run_
+        self.fail("the training ended")
+
+    def ended(self, process, code, seconds=60):
+        output = process.communicate(timeout=seconds)[0]
+        self.assertEqual(process.returncode, code, output)
+        return output
+
+
+class OneCommand(OneCommandTest):
+    def test_two_machines_have_the_bits_of_one(self):
+        with Hosts() as hosts:
+            process = self.begin(*hosts.lockstep_run((2, 2), "--log-dir", "run", "--", *self.command("hosts")))
+            listening = set()
+            while process.poll() is None:
+                for host in (0, 1):
+                    for line in run(*hosts.on(host, "ss", "-Hltn"), check=False).stdout.splitlines():
+                        listening.add(line.split()[3].rsplit(":", 1)[0])
+            output = self.ended(process, 0)
+        self.assertIn("4 ranks on 2 machines by lockstep run, hierarchical", output)
+        self.assertTrue(listening)
+        self.assertLessEqual(listening, set(ADDRESSES), "nothing listens for all networks, or on loopback")
+        same_machine = self.figures(LOCKSTEP, "run", "-n", 4, "--", arguments=("--backend", "shm"))
+        self.assertEqual(self.read("hosts")["train_loss"], same_machine["train_loss"], "every sum is the same, bit by bit")
+        self.nothing_left()
+
+
+class OneMachineAsTwo(ProgramTest):
+    """What can be tried anywhere: two agents of one machine, each with another LOCKSTEP_MACHINE."""
+
+    def test_two_machines_have_the_bits_of_one(self):
+        one_thread = ("--env", "OMP_NUM_THREADS=1")  # a machine of its own would use all its cores, and add up in another order
+        launcher = (LOCKSTEP, "run", "--hosts", "a:1,b:1", "--launch-command", "env LOCKSTEP_MACHINE={host}", *one_thread, "--")
+        as_two = self.figures(*launcher, name="as_two", arguments=("--backend", "gloo"))
+        as_one = self.figures(LOCKSTEP, "run", "-n", 2, *one_thread, "--", name="as_one", arguments=("--backend", "shm"))
+        self.assertEqual((as_two["world_size"], as_two["train_loss"]), (2, as_one["train_loss"]))
 
 
 if __name__ == "__main__":

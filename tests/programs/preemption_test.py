@@ -100,7 +100,7 @@ class Preemption(unittest.TestCase):
         self.assertIn("rank 1 of 2 failed first: killed by SIGKILL", said)
         self.assertRegex(said, r"last did  \w+ #\d+ \(")
         self.assertRegex(said, r"kept      step \d+ in .*checkpoints/")
-        self.assertIn("restart 1 of 1 in 1 s", said)
+        self.assertIn("restart 1 of 1\n", said)
         for log in self.logs(2):
             begins = re.findall(r"begins at (\d+)", log)
             self.assertEqual(len(begins), 2, log)
@@ -108,6 +108,20 @@ class Preemption(unittest.TestCase):
             self.assertGreaterEqual(int(begins[1]), 25)
             self.assertEqual(int(begins[1]) % 25, 0)
             self.assertIn("--- lockstep: restart 1 ---", log)
+
+    def test_a_signal_to_one_rank_of_an_elastic_run_leaves_one_out(self):
+        process = self.start(3, 400, "--elastic", "2:3")
+        self.wait_for_step(process, 30)
+        os.kill(self.rank(2), signal.SIGTERM)
+        out, said = self.ended(process, 0)
+        self.assertIn("a signal asks a rank to leave: the ranks save and leave, and the run goes on with 2", said)
+        logs = self.logs(3)
+        left = [int(re.search(r"leaves after (\d+)", log)[1]) for log in logs]
+        self.assertEqual(len(set(left)), 1)
+        for log in logs[:2]:
+            self.assertEqual(re.findall(r"begins at (\d+)", log), ["0", str(left[0])])
+            self.assertIn("done at 400", log)
+        self.assertNotIn("done at", logs[2])
 
     def test_a_stopped_rank_is_a_hang_that_is_named(self):
         process = self.start(3, FOREVER, "--hang-timeout", "3")

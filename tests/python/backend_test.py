@@ -15,8 +15,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
-import programs
-import training_programs
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "programs"))
+import hosts_test  # noqa: E402
+import programs  # noqa: E402
+import training_programs  # noqa: E402
 
 DEADLINE_S = 100
 
@@ -34,11 +36,11 @@ def join_group(rank, size, path, backend, function):
 class Ranks(unittest.TestCase):
     """Starts ranks with mp.spawn, all in one group of the backend, and ends them if they take too long."""
 
-    def spawn(self, size, function, backend="lockstep"):
+    def spawn(self, size, function, backend="lockstep", target=join_group, more=()):
         """Runs function(rank, size) on every rank; returns what each rank returned."""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "meet")
-            ranks = mp.spawn(join_group, (size, path, backend, function), nprocs=size, join=False)
+            ranks = mp.spawn(target, (size, path, backend, *more, function), nprocs=size, join=False)
             end = time.monotonic() + DEADLINE_S
             while not ranks.join(timeout=1):
                 if time.monotonic() > end:
@@ -111,6 +113,51 @@ class Training(Ranks):
         ours, gloo = (self.spawn(2, training_programs.train_fsdp2, backend) for backend in ("lockstep", "gloo"))
         for name, weight in gloo[0].items():
             torch.testing.assert_close(ours[0][name], weight)
+
+
+def join_from_machines(rank, size, path, backend, machines, function):
+    os.environ.update(LOCKSTEP_MACHINE=machines[rank], MASTER_ADDR="127.0.0.1")
+    join_group(rank, size, path, backend, function)
+
+
+class SeveralMachines(Ranks):
+    """Ranks that take themselves for ranks of different machines: the letters of `machines`, one a rank."""
+
+    def on(self, machines, function):
+        return self.spawn(len(machines), function, target=join_from_machines, more=(machines,))
+
+    def test_every_collective(self):
+        for machines in ("ab", "aab", "aaab"):
+            self.on(machines, programs.every_collective)
+
+    def test_futures_and_subgroups(self):
+        self.on("aab", programs.futures)
+        self.on("aba", programs.subgroups)
+
+    def test_ddp_communication_hooks(self):
+        self.on("aab", training_programs.communication_hooks)
+
+    def test_ddp_has_the_bits_of_one_machine(self):
+        for machines in ("aab", "aabb", "aaab"):
+            spread, together = (self.on(where, training_programs.train_ddp) for where in (machines, "a" * len(machines)))
+            for of_spread, of_together in zip(spread, together):
+                for name, weight in of_together.items():
+                    self.assertTrue(torch.equal(of_spread[name], weight), f"{machines}: {name}")
+
+    def test_torchrun_on_each_of_two_hosts(self):
+        reason = hosts_test.why_not()
+        if reason:
+            self.skipTest(reason)
+        with hosts_test.Hosts() as hosts:
+            agents = [subprocess.Popen(hosts.on(node, sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--node-rank", node,
+                                                "--nproc-per-node", 2, "--master-addr", hosts_test.ADDRESSES[0], "--master-port", 29517,
+                                                programs.__file__),
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for node in (0, 1)]
+            self.addCleanup(lambda: [agent.kill() for agent in agents if agent.poll() is None])
+            outputs = [agent.communicate(timeout=DEADLINE_S) for agent in agents]
+        for agent, (_, err) in zip(agents, outputs):
+            self.assertEqual(agent.returncode, 0, err)
+        self.assertEqual(sorted("".join(out for out, _ in outputs).split()), [f"{rank}:10.0" for rank in range(4)])
 
 
 class Launching(unittest.TestCase):

@@ -1,4 +1,5 @@
-"""accelerate and Lightning over the backend, in programs that import nothing from lockstep; results equal Gloo's."""
+"""accelerate, Lightning and transformers: over the backend, in programs that import nothing from lockstep, with results
+equal to Gloo's; and by lockstep.attach(), in the programs of python/examples."""
 
 import importlib.util
 import os
@@ -58,6 +59,26 @@ class Frameworks(unittest.TestCase):
 
     def test_lightning(self):
         self.compare("lightning")
+
+    def attach(self, framework):
+        if importlib.util.find_spec(framework) is None:
+            print(f"SKIPPED BECAUSE {framework} is not installed; scripts/setup --tests does it", flush=True)
+            self.skipTest(f"no {framework}")
+        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                               os.path.join(HERE, "both_ways.py"), f"with_{framework}"],
+                              capture_output=True, text=True, timeout=DEADLINE_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        for rank in range(2):
+            self.assertRegex(done.stdout, rf"(?m)^{rank}:\d+ equal$")
+
+    def test_attach_in_accelerate(self):
+        self.attach("accelerate")
+
+    def test_attach_in_lightning(self):
+        self.attach("lightning")
+
+    def test_attach_in_transformers(self):
+        self.attach("transformers")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ The folder then works on PYTHONPATH as an installed package does: `import torch`
 
 import glob
 import os
+import re
 import subprocess
 import sys
 
@@ -17,19 +18,32 @@ SITE = os.path.join(FOLDER, "site")
 
 
 def sources():
-    for pattern in ("python/*.*", "python/lockstep/*.*", "src/base/*.*", "src/collectives/shm/*.*",
-                    "src/collectives/shm/backend/*.*", "include/lockstep/error.h", "src/collectives/cause.h"):
+    for pattern in ("python/*.*", "python/lockstep/*.*", "src/*/*.*", "src/*/*/*.*", "include/lockstep/*.h"):
         yield from filter(os.path.isfile, glob.glob(os.path.join(SOURCE, pattern)))
 
 
-def is_current():
+def library(python):
+    """liblockstep.a of the build, if it is a plain one with the torch of `python`: compiling its files once is enough."""
+    path = os.path.join(BUILD, "src/liblockstep.a")
+    try:
+        with open(os.path.join(BUILD, "CMakeCache.txt")) as file:
+            cache = dict(re.findall(r"^(\w+):\w+=(.*)$", file.read(), re.MULTILINE))
+    except OSError:
+        return None
+    prefix = os.path.realpath(os.path.dirname(os.path.dirname(os.path.abspath(python))))
+    plain = cache.get("CMAKE_BUILD_TYPE") == "Release" and not cache.get("LOCKSTEP_SANITIZE")
+    return path if plain and os.path.exists(path) and cache.get("Torch_DIR", "").startswith(prefix + os.sep) else None
+
+
+def is_current(linked):
     built = glob.glob(os.path.join(SITE, "lockstep", "_C*.so"))
-    return bool(built) and os.path.getmtime(built[0]) > max(map(os.path.getmtime, sources()))
+    return bool(built) and os.path.getmtime(built[0]) > max(map(os.path.getmtime, [*sources(), *linked]))
 
 
 def build(python=sys.executable):
     """The folder for PYTHONPATH. Raises with pip's output if the package does not build."""
-    if not is_current():
+    built = [path for path in [library(python)] if path]
+    if not is_current(built):
         # A link to the sources beside a copy of the package: pip writes its build folder there, and nothing is left
         # in the source tree.
         tree = os.path.join(FOLDER, "tree")
@@ -42,7 +56,10 @@ def build(python=sys.executable):
             copy_if_changed(path, os.path.join(tree, os.path.relpath(path, SOURCE)))
         command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-build-isolation",
                    "--no-deps", "--upgrade", "--target", SITE, os.path.join(tree, "python")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1500)
+        environment = dict(os.environ)
+        if built:
+            environment["LOCKSTEP_LIBRARY"] = built[0]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1500, env=environment)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
     return SITE

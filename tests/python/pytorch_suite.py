@@ -1,6 +1,6 @@
-"""PyTorch's own distributed tests, run over the lockstep backend at world size 3.
+"""PyTorch's own distributed tests, run over the lockstep backend at world size 3, on one machine or several.
 
-    pytorch_suite.py gloo|mpi [-k NAME]...      tests that PyTorch lets a backend of that name run
+    pytorch_suite.py gloo|mpi [-k NAME]... [--machines aab]     tests that PyTorch lets a backend of that name run
 
 The suite decides by the backend's name which tests apply. So it is imported under a name it knows, and only then told
 to start its ranks, by fork, with ours. expected_failures.txt beside this file holds the tests that cannot pass, a
@@ -18,7 +18,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 LEAST = {"gloo": 103, "mpi": 12}
 
 
-def expected_failures(name):
+def expected_failures(names):
     """test -> reason, of the lines `name test: reason`."""
     failures = {}
     with open(os.path.join(HERE, "expected_failures.txt")) as file:
@@ -26,7 +26,7 @@ def expected_failures(name):
             if line.strip() and not line.startswith("#"):
                 test, reason = line.split(":", 1)
                 suite, test = test.split()
-                if suite == name:
+                if suite in names:
                     failures[test] = reason.strip()
     return failures
 
@@ -41,7 +41,7 @@ def import_suite(name):
     return suite
 
 
-def make_case(suite):
+def make_case(suite, machines):
     class LockstepTest(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
         def setUp(self):
             super().setUp()
@@ -51,6 +51,12 @@ def make_case(suite):
             import torch
 
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+        @classmethod
+        def _run(cls, rank, *arguments, **more):
+            if machines:
+                os.environ["LOCKSTEP_MACHINE"] = machines[rank]
+            super()._run(rank, *arguments, **more)
 
     return LockstepTest
 
@@ -79,6 +85,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=["gloo", "mpi"])
     parser.add_argument("-k", action="append", default=[], help="only tests whose name contains this")
+    parser.add_argument("--machines", default="", help="a letter for each rank, the same for those that share a machine")
     options = parser.parse_args()
     try:
         import expecttest  # noqa: F401 - the suite needs it
@@ -87,13 +94,13 @@ def main():
         print(f"SKIPPED BECAUSE {error}; scripts/setup --tests installs it")
         return 77
     suite = import_suite(options.name)
-    case = make_case(suite)
+    case = make_case(suite, options.machines)
     names = [name for name in unittest.TestLoader().getTestCaseNames(case)
              if applies(case, name, options.name) and (not options.k or any(part in name for part in options.k))]
     runner = unittest.TextTestRunner(verbosity=2, resultclass=Result)
     result = runner.run(unittest.TestSuite(case(name) for name in names))
     failed = {test._testMethodName for test, _ in result.failures + result.errors}
-    expected = expected_failures(options.name)
+    expected = expected_failures([options.name] + ["machines"] * bool(options.machines))
     surprises = sorted(failed - set(expected))
     passing = sorted(set(result.passed) & set(expected))
     for name in surprises:
@@ -102,9 +109,10 @@ def main():
         print(f"passed, take it off expected_failures.txt: {name}")
     print(f"torch {torch.__version__}, as {options.name}: {len(result.passed)} passed, {len(failed)} failed "
           f"({len(failed & set(expected))} as expected), {len(result.skipped)} skipped")
-    too_few = not options.k and len(result.passed) < LEAST[options.name]
+    least = LEAST[options.name] - len(expected_failures(["machines"])) * bool(options.machines)
+    too_few = not options.k and len(result.passed) < least
     if too_few:
-        print(f"at least {LEAST[options.name]} must pass")
+        print(f"at least {least} must pass")
     return 1 if surprises or passing or too_few else 0
 
 

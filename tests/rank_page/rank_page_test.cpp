@@ -198,6 +198,21 @@ TEST(RankPage, TellsWhatIsDone) {
   EXPECT_EQ(account.checkpoint_time.time_since_epoch().count(), 5);
 }
 
+TEST(RankPage, TellsWhatIsInTheLaunchersMemory) {
+  const auto page = std::make_unique<RankPage>();
+  EXPECT_EQ(page->read(1).memory_step, -1);
+  page->note_memory_checkpoint(0);
+  EXPECT_EQ(page->read(1).memory_step, 0);
+  page->note_memory_checkpoint(6);
+  EXPECT_EQ(page->read(1).first_step, 6) << "no step has been made: it goes on from there";
+  page->count_step();
+  page->note_memory_checkpoint(7);
+  const RankStatus account = page->read(1);
+  EXPECT_EQ(account.memory_step, 7);
+  EXPECT_EQ(account.first_step, 6);
+  EXPECT_EQ(account.checkpoint, "");
+}
+
 TEST(RankPage, AnythingMayStandInIt) {
   for (const int byte : {0xff, 0x80, 0x01, 0x7f}) {
     alignas(64) std::byte bytes[RankPage::kBytes];

@@ -26,6 +26,14 @@ TEST(BucketPlan, KindsNeverShareABucket) {
 
 TEST(BucketPlan, NothingMakesNoBucket) { EXPECT_TRUE(plan_buckets({}, {1, 1}).empty()); }
 
+TEST(BucketLayout, EveryGradientBeginsAt64Bytes) {
+  EXPECT_EQ(bucket_layout({10, 16, 1, 20480}, 4), (std::vector<int64_t>{0, 16, 32, 48, 20528}));
+  EXPECT_EQ(bucket_layout({10, 16, 1, 20480}, 2), (std::vector<int64_t>{0, 32, 64, 96, 20576}));
+  EXPECT_EQ(bucket_layout({3, 0, 5}, 8), (std::vector<int64_t>{0, 8, 8, 13}));
+  EXPECT_EQ(bucket_layout({7}, 16), (std::vector<int64_t>{0, 7}));
+  EXPECT_EQ(bucket_layout({100}, 1), (std::vector<int64_t>{0, 100}));
+}
+
 TEST(BucketPlan, EveryParameterIsInOneBucketOfItsKind) {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {

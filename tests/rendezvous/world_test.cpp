@@ -218,6 +218,16 @@ TEST(DiscoverWorld, HalfOfAPairIsNeverAWorldOfOne) {
   expect_failure({.lockstep_store_fd = "5", .rank = "0"}, {"WORLD_SIZE is not set although RANK is"});
 }
 
+TEST(DiscoverWorld, TheLauncherMayHaveRanksOnOtherMachines) {
+  EXPECT_TRUE(discover_world(of_lockstep()).one_machine());
+  const World world = discover_world(with(of_lockstep(), [](Environment& e) {
+    e.world_size = "4";
+    e.lockstep_address = "10.0.0.1";
+  }));
+  EXPECT_FALSE(world.one_machine());
+  EXPECT_EQ(world.address, "10.0.0.1");
+}
+
 TEST(DiscoverWorld, NumbersAreNumbers) {
   for (const char* value : {"abc", "2x", " 2", "+2", "2.0", "0x2", "-1", "0", "99999999999999999999", "1048577"})
     expect_failure(

@@ -52,6 +52,68 @@ TEST(Curve, KeepsMeansAndExtremesOfMoreThanItHolds) {
   EXPECT_EQ(curve.points().back().last, 99);
 }
 
+std::vector<TeamData> starts(const std::string& lines, int64_t left_out = 0) {
+  std::vector<TeamData> teams;
+  std::istringstream in(lines);
+  EXPECT_EQ(read_starts(in, teams), left_out);
+  return teams;
+}
+
+std::string start_line(int ranks, double began_s, double ended_s, int first_step, int steps, const std::string& end) {
+  return R"({"start":0,"ranks":)" + std::to_string(ranks) + R"(,"began_s":)" + std::to_string(began_s) +
+         R"(,"ended_s":)" + std::to_string(ended_s) + R"(,"first_step":)" + std::to_string(first_step) +
+         R"(,"steps":)" + std::to_string(steps) + "," + end + "}\n";
+}
+constexpr const char* kFailed = R"("exit_code":41,"culprit":1,"resized":false)";
+constexpr const char* kResized = R"("exit_code":60,"culprit":-1,"resized":true)";
+constexpr const char* kDone = R"("exit_code":0,"culprit":-1,"resized":false)";
+
+TEST(Starts, LostStepsAndEffectiveProgress) {
+  const auto teams =
+      starts(start_line(3, 1e9, 1e9 + 10, 0, 50, kFailed) + start_line(3, 1e9 + 11, 1e9 + 15, 48, 20, kResized) +
+             start_line(2, 1e9 + 16, 1e9 + 40, 68, 32, kDone));
+  ASSERT_EQ(teams.size(), 3U);
+  EXPECT_EQ(teams[0].lost, 2);
+  EXPECT_EQ(teams[1].lost, 0);
+  EXPECT_EQ(teams[2].lost, 0);
+  EXPECT_EQ(how_it_ended(teams[0]), "rank 1 failed (41)");
+  EXPECT_EQ(how_it_ended(teams[1]), "left for another number of ranks");
+  EXPECT_EQ(how_it_ended(teams[2]), "done");
+  const EffectiveProgress progress = effective_progress(teams);
+  EXPECT_EQ(progress.made, 102);
+  EXPECT_EQ(progress.kept, 100);
+  RunData run = read(run_line(0, 3));
+  run.teams = teams;
+  const std::string page = draw_page({.name = "run", .folder = "run", .run = run, .traces = {}, .files = {}});
+  for (const char* text : {"3 starts, 1 failure, 1 change", "100 of 102 steps made were kept, 98 %", "Steps kept",
+                           "start 1, 3 ranks: 50 steps from 0 in 10 s; rank 1 failed (41), 2 steps lost",
+                           "seconds since the first start", "steps that were made again"})
+    EXPECT_NE(page.find(text), std::string::npos) << text;
+  run.teams.resize(1);
+  EXPECT_EQ(draw_page({.name = "run", .folder = "run", .run = run, .traces = {}, .files = {}}).find("Starts"),
+            std::string::npos)
+      << "there is nothing to tell about one";
+}
+
+TEST(Starts, LinesMayHoldAnything) {
+  const auto teams = starts(
+      "{\n[]\n\"text\"\n\n{}\n"
+      R"({"ranks":-5,"began_s":1e300,"ended_s":-1,"first_step":1e30,"steps":"x","culprit":null})"
+      "\n",
+      3);
+  ASSERT_EQ(teams.size(), 2U);
+  EXPECT_EQ(teams[1].ranks, 1);
+  EXPECT_GE(teams[1].ended_s, teams[1].began_s);
+  EXPECT_EQ(teams[1].steps, 0);
+  EXPECT_FALSE(draw_starts(teams, 300, "narrow").empty());
+  EXPECT_FALSE(draw_starts({}, 300, "narrow").empty());
+  std::string many;
+  for (size_t i = 0; i < kMostTeams + 5; ++i) many += start_line(2, 1e9, 1e9 + 1, 0, static_cast<int>(i), kFailed);
+  const auto bounded = starts(many, 5);
+  EXPECT_EQ(bounded.size(), kMostTeams);
+  EXPECT_EQ(bounded.back().steps, static_cast<int64_t>(kMostTeams) + 4) << "the last one tells how far it came";
+}
+
 TEST(Curve, SmoothingKeepsAStraightLineAndItsEnds) {
   std::vector<Curve::Point> line;
   for (int i = 0; i < 50; ++i) line.push_back({.x = 1.0 * i, .mean = 3.0 * i, .count = 1});

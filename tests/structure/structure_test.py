@@ -22,7 +22,9 @@ MAY_INCLUDE = {
     "observe": {"base"},
     "report": {"observe", "base"},
     "launch": {"rendezvous", "rank_page", "base"},
+    "hosts": {"launch", "rendezvous", "base"},
     "collectives": {"rendezvous", "rank_page", "base"},
+    "c": {"collectives", "rendezvous", "rank_page", "base"},
     "data": {"base"},
     "reducer": {"collectives", "observe", "rank_page", "base"},
     "checkpoint": {"collectives", "rank_page", "base"},
@@ -40,21 +42,22 @@ HEADERS = {
     "observe": "observer progress reduction_stats",
     "launch": "spawn",
     "collectives": "group named_tensors state_dict",
+    "c": "c",
     "data": "collate data_loader data_loader_options dataset datasets distributed_sampler example_loader image_folder loader loader_stats sampler shard "
             "token_file transforms",
     "reducer": "backward_passes comm_hook gradient_reduction non_finite_policy",
     "checkpoint": "checkpoint checkpointer master_weights",
     "nn": "sync_batch_norm",
     "train": "autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups schedule",
-    "context": "context device heartbeat program rank_zero",
+    "context": "context device heartbeat mpi program rank_zero",
     "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options replica",
-    "optim": "zero_redundancy_optimizer",
+    "optim": "elementwise_optimizers zero_redundancy_optimizer",
     "run_log": "run_log summary_writer",
     "trainer": "trainer",
 }
 OWNER = {header: folder for folder, headers in HEADERS.items() for header in headers.split()}
-TORCH_FREE = ("src/base/", "src/rank_page/", "src/rendezvous/", "src/observe/", "src/report/", "src/optim/kernels/", "src/launch/", "src/collectives/shm/", "src/checkpoint/format/", "tools/")
-KNOWS_TORCH = ("src/collectives/shm/backend/", "tools/doctor_probe.cpp")
+TORCH_FREE = ("src/base/", "src/rank_page/", "src/rendezvous/", "src/observe/", "src/report/", "src/optim/kernels/", "src/launch/", "src/hosts/", "src/collectives/shm/", "src/c/", "src/checkpoint/format/", "src/checkpoint/memory/", "tools/")
+KNOWS_TORCH = ("src/collectives/shm/backend/", "tools/doctor_probe.cpp", "tools/result_bits.cpp")
 
 # What has one home: a pattern, the files it may stand in, and why.
 HOMES = [
@@ -62,11 +65,13 @@ HOMES = [
     (r"torch/csrc/autograd/", {"src/reducer/gradient_hook.h", "src/reducer/gradient_hook.cpp"},
      "autograd's internals drift between releases of LibTorch"),
     (r"ProcessGroupGloo", {"src/collectives/gloo/gloo_backend.cpp"}, "the engine's header needs stand-ins"),
+    (r"<mpi\.h>", {"include/lockstep/mpi.h", "src/collectives/mpi/mpi_port.h"}, "who includes it is bound to one MPI"),
     (r"ProcessGroupNCCL|USE_C10D_NCCL", {"src/collectives/nccl/nccl_backend.cpp"}, "the engine's header needs CUDA's"),
     (r"std::cout|\bprintf\(|\bputs\(", set(), "the library never writes to stdout"),
     # Called by itself or by its namespace; a group's abort() is another thing.
     (r"(^\s*|\bstd::|\s::)(exit|quick_exit|abort|terminate)\(", set(), "the library never ends the process"),
     (r"^\s*#\s*if", {
+        "include/lockstep/c.h",  # C++ and C read it
         "src/base/thread_annotations.h",  # what only Clang understands
         "src/collectives/shm/futex.h",  # the processor's pause instruction
         "src/base/shared_segment.cpp", "src/collectives/shm/peer_watch.cpp",  # what old kernel headers lack
@@ -144,7 +149,7 @@ class Structure(unittest.TestCase):
         wrong = [f"{path}: {line}" for path in paths for line in re.findall(r"#include.*", read(path))
                  if not re.match(r"#include <(lockstep/\w+\.h|torch/.*|\w+)>$", line)]
         self.assertEqual(wrong, [])
-        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 380)
+        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 405)
 
     def test_public_headers_name_no_engine_and_no_variable(self):
         variables = re.findall(r'read\("(\w+)"\)', read("src/base/environment.cpp"))
@@ -200,7 +205,7 @@ class Structure(unittest.TestCase):
                 continue
             text = read(path)
             for pattern, homes, why in HOMES:
-                if path.startswith(("src/launch/", "tools/")) and pattern not in EVERYWHERE:
+                if path.startswith(("src/launch/", "src/hosts/", "tools/")) and pattern not in EVERYWHERE:
                     continue
                 subject = text if "/" in pattern else code_of(text)
                 if path not in homes and re.search(pattern, subject, re.MULTILINE):

@@ -39,7 +39,8 @@ namespace {
 
 class RankProcesses {
  public:
-  RankProcesses(int count, const ContextOptions& options, const std::function<void(Context&)>& body) {
+  RankProcesses(int count, const ContextOptions& options, const std::string& machines,
+                const std::function<void(Context&)>& body) {
     std::fflush(nullptr);
     for (int rank = 0; rank < count; ++rank) {
       SocketPair sockets = make_socket_pair();
@@ -47,6 +48,7 @@ class RankProcesses {
       if (pid == 0) {
         server_ = {};
         sockets.first.reset();
+        if (!machines.empty()) ::setenv("LOCKSTEP_MACHINE", machines.substr(static_cast<size_t>(rank), 1).c_str(), 1);
         be_rank(rank, count, std::move(sockets.second), options, body);
       }
       server_.add_client(std::move(sockets.first));
@@ -98,17 +100,19 @@ class RankProcesses {
 }  // namespace
 
 void run_ranks(int count, const std::function<void(Context&)>& body, std::chrono::milliseconds timeout,
-               ContextOptions options) {
-  RankProcesses ranks(count, options, body);
+               ContextOptions options, const std::string& machines) {
+  RankProcesses ranks(count, options, machines, body);
   ranks.serve(Deadline(timeout));
 }
 
 std::string name_of(const Engine& engine) {
-  return std::to_string(engine.world_size) + (engine.backend.empty() ? "" : "_" + engine.backend);
+  return std::to_string(engine.world_size) + (engine.backend.empty() ? "" : "_" + engine.backend) +
+         (engine.machines.empty() ? "" : "_" + engine.machines);
 }
 
 void run_ranks(const Engine& engine, const std::function<void(Context&)>& body) {
-  run_ranks(engine.world_size, body, std::chrono::seconds(60), {.backend = engine.backend, .announce = false});
+  run_ranks(engine.world_size, body, std::chrono::seconds(60), {.backend = engine.backend, .announce = false},
+            engine.machines);
 }
 
 }  // namespace lockstep::testing

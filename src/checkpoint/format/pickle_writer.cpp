@@ -13,17 +13,19 @@ void put(std::string& text, T value) {
 
 }  // namespace
 
-bool PickleWriter::recall(const std::string& key) {
-  const auto found = memory_.find(key);
-  if (found == memory_.end()) return false;
-  text_ += 'j';
-  put(text_, found->second);
-  return true;
+bool PickleWriter::recall(std::string_view kind, std::string_view name) {
+  for (size_t place = 0; place < memory_.size(); ++place) {
+    if (memory_[place].second != name || memory_[place].first != kind) continue;
+    text_ += 'j';
+    put(text_, static_cast<uint32_t>(place));
+    return true;
+  }
+  return false;
 }
 
-void PickleWriter::remember(const std::string& key) {
+void PickleWriter::remember(std::string_view kind, std::string_view name) {
   const auto place = static_cast<uint32_t>(memory_.size());
-  memory_.emplace(key, place);
+  memory_.emplace_back(kind, name);
   text_ += 'r';
   put(text_, place);
 }
@@ -52,11 +54,14 @@ void PickleWriter::text(std::string_view value) {
   text_ += value;
 }
 
-void PickleWriter::global(const std::string& module, const std::string& name) {
-  const std::string key = module + ' ' + name;
-  if (recall(key)) return;
-  text_ += 'c' + module + '\n' + name + '\n';
-  remember(key);
+void PickleWriter::global(std::string_view module, std::string_view name) {
+  if (recall(module, name)) return;
+  text_ += 'c';
+  text_ += module;
+  text_ += '\n';
+  text_ += name;
+  text_ += '\n';
+  remember(module, name);
 }
 
 void PickleWriter::integers(const std::vector<int64_t>& values) {
@@ -77,10 +82,9 @@ void PickleWriter::tensor(const TensorRecord& tensor) {
         global("torch.storage", "UntypedStorage");
       text(tensor.storage);
     }
-    const std::string key = std::string("word ") + word;
-    if (recall(key)) continue;
+    if (recall("", word)) continue;
     text(word);
-    remember(key);
+    remember("", word);
   }
   integer(static_cast<int64_t>(tensor.storage_bytes / (typed ? tensor.dtype->bytes : 1)));
   text_ += "tQ";

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/format/dtype.h"
@@ -44,14 +44,14 @@ class PickleWriter {
   std::string finish() { return std::move(text_) + '.'; }
 
  private:
-  void global(const std::string& module, const std::string& name);
-  /// Stores what was written since `start` under `key`, so that later uses can refer to it.
-  bool recall(const std::string& key);
-  void remember(const std::string& key);
+  void global(std::string_view module, std::string_view name);
+  /// Stores what was written since `start` under this key, so that later uses can refer to it.
+  bool recall(std::string_view kind, std::string_view name);
+  void remember(std::string_view kind, std::string_view name);
   void integers(const std::vector<int64_t>& values);
 
   std::string text_;
-  std::unordered_map<std::string, uint32_t> memory_;
+  std::vector<std::pair<std::string, std::string>> memory_;  ///< by place; a pickle has about ten
 };
 
 }  // namespace lockstep

@@ -145,7 +145,8 @@ PtFile::PtFile(const ByteSource& source) : source_((refuse_other_formats(source)
   }
 }
 
-PtWriter::PtWriter(ByteSink& sink, std::string name, const std::string& pickle) : name_(std::move(name)), zip_(sink) {
+PtWriter::PtWriter(ByteSink& sink, std::string name, const std::string& pickle, ZipWriter::Checksums checksums)
+    : name_(std::move(name)), zip_(sink, checksums) {
   zip_.add(name_ + "/data.pkl", pickle);
   zip_.add(name_ + "/.format_version", "1");
   zip_.add(name_ + "/.storage_alignment", "64");

@@ -39,7 +39,8 @@ class PtFile {
 class PtWriter {
  public:
   /// `name` is the folder inside the archive: PyTorch takes the file's name without its ending.
-  PtWriter(ByteSink& sink, std::string name, const std::string& pickle);
+  PtWriter(ByteSink& sink, std::string name, const std::string& pickle,
+           ZipWriter::Checksums checksums = ZipWriter::Checksums::kAll);
   void begin_storage(const std::string& key, uint64_t bytes) { zip_.begin(name_ + "/data/" + key, bytes); }
   void append(const void* data, uint64_t size) { zip_.append(data, size); }
   void end_storage() { zip_.end(); }

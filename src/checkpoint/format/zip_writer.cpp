@@ -26,6 +26,8 @@ uint32_t crc_of(uint32_t before, const unsigned char* bytes, uint64_t size) {
 /// Little-endian numbers, one after the other.
 class Record {
  public:
+  /// In memory that is used again and again: a file may have thousands of them.
+  explicit Record(std::string& bytes) : bytes_(bytes) { bytes_.clear(); }
   Record& u16(uint64_t value) { return number(value, 2); }
   Record& u32(uint64_t value) { return number(value, 4); }
   Record& u64(uint64_t value) { return number(value, 8); }
@@ -33,14 +35,20 @@ class Record {
     bytes_ += value;
     return *this;
   }
+  Record& fill(uint64_t count, char value) {
+    bytes_.append(count, value);
+    return *this;
+  }
   const std::string& bytes() const { return bytes_; }
 
  private:
   Record& number(uint64_t value, int bytes) {
-    for (int i = 0; i < bytes; ++i) bytes_ += static_cast<char>(value >> 8 * i);
+    char text[8];
+    for (int i = 0; i < 8; ++i) text[i] = static_cast<char>(value >> 8 * i);
+    bytes_.append(text, static_cast<size_t>(bytes));
     return *this;
   }
-  std::string bytes_;
+  std::string& bytes_;
 };
 
 }  // namespace
@@ -52,30 +60,31 @@ void ZipWriter::put(const std::string& bytes) {
 
 void ZipWriter::add(const std::string& name, std::string_view content) {
   begin(name, content.size());
-  append(content.data(), content.size());
+  append(content.data(), content.size(), /*with_checksum=*/true);
   end();
 }
 
 void ZipWriter::begin(const std::string& name, uint64_t bytes) {
   const bool large = bytes >= kSmall;
-  Record extra;
+  Record extra(extra_);
   if (large) extra.u16(1).u16(16).u64(bytes).u64(bytes);
   // PyTorch's field "FB" fills up to the alignment.
   const uint64_t start = position_ + 30 + name.size() + extra.bytes().size() + 4;
   const uint64_t padding = (kAlignment - start % kAlignment) % kAlignment;
-  extra.u16(0x4246).u16(padding).text(std::string(padding, 'Z'));
+  extra.u16(0x4246).u16(padding).fill(padding, 'Z');
   entries_.push_back({name, position_, bytes, 0});
-  Record header;
+  Record header(record_);
   header.u32(0x04034b50).u16(large ? 45 : 0).u16(kFlags).u16(0).u32(0).u32(0);
   header.u32(large ? kSmall : 0).u32(large ? kSmall : 0).u16(name.size()).u16(extra.bytes().size());
   put(header.text(name).text(extra.bytes()).bytes());
   open_bytes_ = 0;
 }
 
-void ZipWriter::append(const void* data, uint64_t size) {
+void ZipWriter::append(const void* data, uint64_t size, bool with_checksum) {
   const auto* bytes = static_cast<const unsigned char*>(data);
-  const uint32_t before = entries_.back().crc;
   open_bytes_ += size;
+  if (!with_checksum) return sink_.write(data, size);
+  const uint32_t before = entries_.back().crc;
   std::future<uint32_t> sum;
   if (size >= kLarge) {
     try {  // beside the writing, which takes about as long
@@ -96,7 +105,7 @@ void ZipWriter::end() {
     throw std::logic_error("ZipWriter: an entry does not have the size it was started with");
   position_ += open_bytes_;
   combined_ = (combined_ ^ entry.crc) * 0x100000001b3 + entry.bytes;
-  Record descriptor;
+  Record descriptor(record_);
   descriptor.u32(0x08074b50).u32(entry.crc);
   if (entry.bytes >= kSmall)
     descriptor.u64(entry.bytes).u64(entry.bytes);
@@ -108,11 +117,11 @@ void ZipWriter::end() {
 void ZipWriter::finish() {
   const uint64_t start = position_;
   for (const Entry& entry : entries_) {
-    Record extra;
+    Record extra(extra_);
     if (entry.bytes >= kSmall) extra.u64(entry.bytes).u64(entry.bytes);
     if (entry.header >= kSmall) extra.u64(entry.header);
     const uint64_t extra_bytes = extra.bytes().empty() ? 0 : extra.bytes().size() + 4;
-    Record record;
+    Record record(record_);
     record.u32(0x02014b50).u16(0).u16(extra_bytes > 0 ? 45 : 0).u16(kFlags).u16(0).u32(0).u32(entry.crc);
     record.u32(std::min(entry.bytes, kSmall)).u32(std::min(entry.bytes, kSmall));
     record.u16(entry.name.size()).u16(extra_bytes).u16(0).u16(0).u16(0).u32(0).u32(std::min(entry.header, kSmall));
@@ -121,7 +130,7 @@ void ZipWriter::finish() {
     put(record.bytes());
   }
   const uint64_t end = position_, bytes = end - start, count = entries_.size();
-  Record tail;
+  Record tail(record_);
   tail.u32(0x06064b50).u64(44).u16(0x031e).u16(45).u32(0).u32(0).u64(count).u64(count).u64(bytes).u64(start);
   tail.u32(0x07064b50).u32(0).u64(end).u32(1);
   tail.u32(0x06054b50).u16(0).u16(0).u16(std::min<uint64_t>(count, 0xffff)).u16(std::min<uint64_t>(count, 0xffff));

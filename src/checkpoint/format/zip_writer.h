@@ -14,12 +14,16 @@ namespace lockstep {
 /// pieces on another thread.
 class ZipWriter {
  public:
-  explicit ZipWriter(ByteSink& sink) : sink_(sink) {}
+  enum class Checksums {
+    kAll,
+    kWholeEntries,  ///< of what add() gets; entries that come in pieces have none
+  };
+  explicit ZipWriter(ByteSink& sink, Checksums checksums = Checksums::kAll) : sink_(sink), checksums_(checksums) {}
 
   void add(const std::string& name, std::string_view content);
   /// The same in pieces: `bytes` is what they come to.
   void begin(const std::string& name, uint64_t bytes);
-  void append(const void* data, uint64_t size);
+  void append(const void* data, uint64_t size) { append(data, size, checksums_ == Checksums::kAll); }
   void end();
   /// The directory; nothing comes after it.
   void finish();
@@ -34,9 +38,12 @@ class ZipWriter {
     uint32_t crc;
   };
   void put(const std::string& bytes);
+  void append(const void* data, uint64_t size, bool with_checksum);
 
   ByteSink& sink_;
+  const Checksums checksums_;
   std::vector<Entry> entries_;
+  std::string record_, extra_;  ///< being put together
   uint64_t position_ = 0;
   uint64_t open_bytes_ = 0;  ///< written so far of the unfinished entry
   uint64_t combined_ = 0;

@@ -50,18 +50,18 @@ const std::string* FlightRecorder::Dump::text_of(uint64_t number) const {
   return now.number == number ? &now.text : nullptr;
 }
 
-FlightRecorder::Dumps FlightRecorder::exchange(const Dump& own) const {
-  Dumps dumps(static_cast<size_t>(world_size_));
+bool FlightRecorder::exchange(const Dump& own, Dumps& dumps) const {
+  dumps.resize(static_cast<size_t>(world_size_));
   dumps[static_cast<size_t>(rank_)] = own;
   try {
     store_->set(key(rank_), own.packed());
     for (int rank = 0; rank < world_size_; ++rank)
       if (rank != rank_ && store_->check({key(rank)}))
         dumps[static_cast<size_t>(rank)] = Dump::unpacked(store_->get_to_str(key(rank)));
+    return true;
   } catch (const std::exception&) {
-    // The store is gone, with the rank or the launcher that served it. What is known by now has to do.
+    return false;
   }
-  return dumps;
 }
 
 /// The first collective that two ranks recorded differently, worded as in shared memory. A collective keeps its number,
@@ -106,7 +106,9 @@ std::string FlightRecorder::positions(const Dumps& dumps) {
 }
 
 std::string FlightRecorder::compare(const Entry& entry) {
-  if (mismatch(exchange(own_dump(entry, /*has_failed=*/false))).empty()) return "";
+  Dumps dumps;
+  exchange(own_dump(entry, /*has_failed=*/false), dumps);
+  if (mismatch(dumps).empty()) return "";
   // The others find the same mismatch when they next look; then all of them can be named.
   return after_failure(entry, std::chrono::milliseconds(500));
 }
@@ -114,11 +116,12 @@ std::string FlightRecorder::compare(const Entry& entry) {
 std::string FlightRecorder::after_failure(const Entry& entry, std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);
   const Dump own = own_dump(entry, /*has_failed=*/true);
-  Dumps dumps = exchange(own);
+  Dumps dumps;
+  bool answers = exchange(own, dumps);
   const auto says_more = [](const auto& dump) { return !dump || !dump->has_failed; };
-  while (std::any_of(dumps.begin(), dumps.end(), says_more) && !deadline.passed()) {
+  while (answers && std::any_of(dumps.begin(), dumps.end(), says_more) && !deadline.passed()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    dumps = exchange(own);
+    answers = exchange(own, dumps);
   }
   std::string different = mismatch(dumps);
   if (different.empty()) return positions(dumps);

@@ -58,8 +58,9 @@ class FlightRecorder {
   using Dumps = std::vector<std::optional<Dump>>;
 
   std::string key(int rank) const { return "calls/" + std::to_string(rank); }
-  /// Reports what this rank does, and reads the others' reports.
-  Dumps exchange(const Dump& own) const;
+  /// Reports what this rank does, and reads the others' reports into `dumps`. False if the store is gone, with the rank
+  /// or the launcher that served it: `dumps` then holds what had been read before.
+  bool exchange(const Dump& own, Dumps& dumps) const;
   Dump own_dump(const Entry& entry, bool has_failed) const { return {has_failed, entry, history_}; }
   static std::string mismatch(const Dumps& dumps);
   static std::string positions(const Dumps& dumps);

@@ -1,6 +1,7 @@
 #include "collectives/gloo/gloo_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -9,11 +10,14 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "collectives/called_as.h"
 #include "collectives/cause.h"
 #include "collectives/core_types.h"
+#include "collectives/gloo/all_gather.h"
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/gloo/flight_recorder.h"
+#include "collectives/gloo/tree_reduction.h"
 
 // Gloo itself compares nothing: ranks that call different collectives take each other's data, or wait until the
 // timeout. Here each collective has a tag of its own, so that messages of different collectives never match. When one
@@ -78,56 +82,36 @@ class WatchedWork final : public c10d::Work {
   const Entry entry_;
 };
 
-/// A reduction whose operands travel in another form: converted before it starts, and back on the waiting thread.
-class ConvertedWork final : public c10d::Work {
- public:
-  ConvertedWork(c10::intrusive_ptr<c10d::Work> inner, std::function<void()> finish)
-      : inner_(std::move(inner)), finish_(std::move(finish)) {}
+/// The bit of a tag by which messages of collectives differ from those of the program.
+constexpr int kCollectiveTag = 1 << 30;
 
-  bool isCompleted() override { return inner_->isCompleted(); }
-  bool wait(std::chrono::milliseconds timeout) override {
-    const bool ok = inner_->wait(timeout);
-    if (auto finish = std::exchange(finish_, nullptr)) finish();
-    return ok;
-  }
+/// A collective of our own, on one of Gloo's threads: these take the collectives of a group in order, as on every rank,
+/// so the oldest one always makes progress.
+class MessagesWork final : public c10d::ProcessGroupGloo::AsyncWork {
+ public:
+  MessagesWork(std::shared_ptr<gloo::Context> context, c10d::OpType type, uint64_t sequence,
+               std::chrono::milliseconds timeout, at::Tensor input, const at::Tensor& output,
+               std::function<void()> body)
+      : AsyncWork(std::move(context), {{output}}, type, sequence, timeout),
+        input_(std::move(input)),
+        output_(output),
+        body_(std::move(body)) {}
+
+  void run() override { body_(); }
+  const std::vector<at::Tensor> getInputTensors() override { return {input_}; }
+  const std::vector<at::Tensor> getOutputTensors() override { return {output_}; }
 
  private:
-  const c10::intrusive_ptr<c10d::Work> inner_;
-  std::function<void()> finish_;
+  const at::Tensor input_, output_;
+  const std::function<void()> body_;
 };
 
-/// How a reduction that Gloo does not have is put to it.
-struct Wire {
-  at::Tensor tensor;  ///< what Gloo reduces; shares storage with the operand where it can
-  ReduceOp op;
-  std::function<void(at::Tensor)> restore;  ///< puts the result back into the operand; may be empty
-};
-
-Wire to_wire(const at::Tensor& operand, ReduceOp op, int world_size) {
-  Wire wire{operand, op, nullptr};
-  const bool mean = op == ReduceOp::AVG;
-  if (mean) wire.op = ReduceOp::SUM;
-  const auto dtype = operand.scalar_type();
-  if (dtype == at::kBool) {
-    // Bytes that are 0 or 1: any is their maximum, all is their minimum.
-    wire.tensor = operand.view(at::kByte);
-    const bool any = op == ReduceOp::SUM || op == ReduceOp::MAX || op == ReduceOp::BOR;
-    wire.op = any ? ReduceOp::MAX : ReduceOp::MIN;
-  } else if (dtype == at::kShort) {
-    // Sums and products wrap the same way after narrowing.
-    wire.tensor = operand.to(at::kInt);
-    wire.restore = [operand](const at::Tensor& result) { operand.copy_(result); };
-  } else if (operand.is_complex()) {
-    TORCH_CHECK(wire.op == ReduceOp::SUM,
-                "Gloo reduces complex tensors by sum and mean only; reduce the real and imaginary parts separately");
-    wire.tensor = at::view_as_real(operand);
-  }
-  if (mean)
-    wire.restore = [operand, world_size](const at::Tensor&) {
-      // ATen's complex division rounds more than once.
-      (operand.is_complex() ? at::view_as_real(operand) : operand).div_(world_size);
-    };
-  return wire;
+shm::ReduceFunction kernel_for(const at::Tensor& operand, const ReduceOp& op, int world_size) {
+  const auto type = to_core(operand.scalar_type());
+  const bool has_factor = op == ReduceOp::PREMUL_SUM;  // one for each rank
+  const auto kernel = type && !has_factor ? shm::find_reduce(*type, to_core(op), world_size) : nullptr;
+  TORCH_CHECK(kernel != nullptr, "Gloo reduces no ", operand.scalar_type(), " tensors by ", shm::name(to_core(op)));
+  return kernel;
 }
 
 /// What the ranks must agree on. Data that is only moved comes as bytes.
@@ -154,29 +138,22 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
       : ProcessGroupGloo(store, rank, world_size, std::move(options)), recorder_(std::move(recorder)) {}
 
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-    return reduce_all(text_of("all_reduce", tensors.at(0), options.reduceOp), tensors, options);
+    const at::Tensor& tensor = tensors.at(0);
+    return reduction(text_of("all_reduce", tensor, options.reduceOp), c10d::OpType::ALLREDUCE, options.reduceOp,
+                     {.kind = TreeReduction::Kind::kAllReduce, .input = tensor, .output = tensor});
   }
 
   Work reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
-    const Wire wire = to_wire(tensors.at(0), options.reduceOp, getSize());
-    Tensors operands{wire.tensor};
-    auto wire_options = options;
-    wire_options.reduceOp = wire.op;
-    const std::string text =
-        text_of("reduce", tensors.at(0), options.reduceOp) + " to " + std::to_string(options.rootRank);
-    return finish_with(watched(text, [&] { return ProcessGroupGloo::reduce(operands, wire_options); }), wire);
+    const at::Tensor& tensor = tensors.at(0);
+    const auto root = static_cast<int>(options.rootRank);
+    return reduction(text_of("reduce", tensor, options.reduceOp) + " to " + std::to_string(root), c10d::OpType::REDUCE,
+                     options.reduceOp,
+                     {.kind = TreeReduction::Kind::kReduce, .root = root, .input = tensor, .output = tensor});
   }
 
-  /// Gloo's own takes fewer dtypes and operations. Reducing everything gives the same bits as all_reduce.
   Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
-    Tensors all{input.clone()};
-    c10d::AllreduceOptions all_options;
-    all_options.reduceOp = options.reduceOp;
-    all_options.timeout = options.timeout;
-    auto work = reduce_all(text_of("reduce_scatter", output, options.reduceOp), all, all_options);
-    return c10::make_intrusive<ConvertedWork>(std::move(work), [this, output, reduced = all[0]] {
-      output.view(-1).copy_(reduced.view({getSize(), -1})[getRank()]);
-    });
+    return reduction(text_of("reduce_scatter", output, options.reduceOp), c10d::OpType::_REDUCE_SCATTER_BASE,
+                     options.reduceOp, {.kind = TreeReduction::Kind::kReduceScatter, .input = input, .output = output});
   }
 
   Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
@@ -184,9 +161,11 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
                    [&] { return ProcessGroupGloo::broadcast(tensors, options); });
   }
 
-  Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
-    return watched(text_of("all_gather", input),
-                   [&] { return ProcessGroupGloo::_allgather_base(output, input, options); });
+  Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& /*options*/) override {
+    return by_messages(text_of("all_gather", input), c10d::OpType::_ALLGATHER_BASE, input, output,
+                       [output, input, rank = getRank(), size = getSize()](const Messages& messages) {
+                         all_gather(output, input, rank, size, messages);
+                       });
   }
 
   Work gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
@@ -209,37 +188,87 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
 
   /// Writes in the caller's thread; all other operations write in threads that make_backend() has started.
   Work send(Tensors& tensors, int destination, int tag) override {
+    check_tag(tag);
     const BlockedSigpipe blocked;
+    const MutexLock lock(*starting_);
     return ProcessGroupGloo::send(tensors, destination, tag);
+  }
+
+  Work recv(Tensors& tensors, int source, int tag) override {
+    check_tag(tag);
+    const MutexLock lock(*starting_);
+    return ProcessGroupGloo::recv(tensors, source, tag);
   }
 
   Work barrier(const c10d::BarrierOptions& options) override {
     return watched("barrier()", [&] { return ProcessGroupGloo::barrier(options); });
   }
 
+  int64_t bytes_sent() const { return *sent_; }
+
  private:
+  static void check_tag(int tag) {
+    TORCH_CHECK(tag >= 0 && tag < kCollectiveTag, "a message's tag over Gloo is at least 0 and less than ",
+                kCollectiveTag, "; it is ", tag);
+  }
+
   template <typename Start>
   Work watched(std::string text, const Start& start) {
     Entry entry = recorder_->add(std::move(text));
+    const MutexLock lock(*starting_);
     collectiveCounter_ = recorder_->tag();
     return c10::make_intrusive<WatchedWork>(start(), c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this), recorder_,
                                             std::move(entry));
   }
 
-  Work reduce_all(const std::string& text, Tensors& tensors, const c10d::AllreduceOptions& options) {
-    const Wire wire = to_wire(tensors.at(0), options.reduceOp, getSize());
-    Tensors operands{wire.tensor};
-    auto wire_options = options;
-    wire_options.reduceOp = wire.op;
-    return finish_with(watched(text, [&] { return ProcessGroupGloo::allreduce(operands, wire_options); }), wire);
+  /// `task` without its ranks and kernel.
+  Work reduction(std::string text, c10d::OpType type, const ReduceOp& op, TreeReduction task) {
+    task.rank = getRank();
+    task.world_size = getSize();
+    task.kernel = kernel_for(task.input, op, task.world_size);
+    const at::Tensor input = task.input, output = task.output;
+    return by_messages(std::move(text), type, input, output,
+                       [task = std::move(task)](const Messages& messages) { run(task, messages); });
   }
 
-  static Work finish_with(Work work, const Wire& wire) {
-    if (!wire.restore) return work;
-    return c10::make_intrusive<ConvertedWork>(std::move(work), [wire] { wire.restore(wire.tensor); });
+  Work by_messages(std::string text, c10d::OpType type, const at::Tensor& input, const at::Tensor& output,
+                   std::function<void(const Messages&)> body) {
+    return watched(std::move(text), [&] {
+      auto work = c10::make_intrusive<MessagesWork>(
+          contexts_.front(), type, ++seq_, options_->timeout, input, output,
+          [body = std::move(body), own = messages(static_cast<int>(recorder_->tag()))] { body(own); });
+      enqueue(work);
+      return work;
+    });
+  }
+
+  /// The engine waits in its destructor for what is in its queue, and what is derived from it has gone by then.
+  Messages messages(int tag) {
+    const auto tag_of = [tag](Stage stage) {
+      constexpr int kStageTag = kCollectiveTag >> 1;
+      return kCollectiveTag | (stage == Stage::kResults ? kStageTag : 0) | (tag & (kStageTag - 1));
+    };
+    ProcessGroupGloo* const engine = this;
+    const auto starting = starting_;
+    return {.send =
+                [=, sent = sent_](const at::Tensor& bytes, int peer, Stage stage) {
+                  Tensors tensors{bytes};
+                  *sent += bytes.numel();
+                  const MutexLock lock(*starting);
+                  return engine->ProcessGroupGloo::send(tensors, peer, tag_of(stage));
+                },
+            .receive =
+                [=](const at::Tensor& bytes, int peer, Stage stage) {
+                  Tensors tensors{bytes};
+                  const MutexLock lock(*starting);
+                  return engine->ProcessGroupGloo::recv(tensors, peer, tag_of(stage));
+                }};
   }
 
   const std::shared_ptr<FlightRecorder> recorder_;
+  const std::shared_ptr<std::atomic<int64_t>> sent_ = std::make_shared<std::atomic<int64_t>>(0);
+  /// Held while anything is started: the engine's counters are for one thread, and its threads start messages, too.
+  const std::shared_ptr<Mutex> starting_ = std::make_shared<Mutex>();
 };
 
 auto options_for(const std::string& address, std::chrono::milliseconds timeout) {
@@ -263,5 +292,7 @@ c10::intrusive_ptr<c10d::Backend> make_plain_backend(const c10::intrusive_ptr<c1
   const BlockedSigpipe blocked;
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options_for(address, timeout));
 }
+
+int64_t bytes_sent(const c10d::Backend& backend) { return dynamic_cast<const GlooBackend&>(backend).bytes_sent(); }
 
 }  // namespace lockstep::gloo_engine

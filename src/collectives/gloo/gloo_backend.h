@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -8,9 +9,9 @@
 
 namespace lockstep::gloo_engine {
 
-/// LibTorch's Gloo over TCP, plus what it lacks: mean, bool, int16 and complex reductions, and errors that name the
-/// ranks that called something else. Connects all ranks of the group; every rank must call. `address` is the local
-/// address to bind to, never a wildcard.
+/// LibTorch's Gloo over TCP, plus what it lacks: reductions in the order of shared memory, in every dtype, and errors
+/// that name the ranks that called something else. Connects all ranks of the group; every rank must call. `address` is
+/// the local address to bind to, never a wildcard.
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                const std::string& address, std::chrono::milliseconds timeout);
 
@@ -18,5 +19,8 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
 c10::intrusive_ptr<c10d::Backend> make_plain_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                      int world_size, const std::string& address,
                                                      std::chrono::milliseconds timeout);
+
+/// What this rank's reductions and all_gathers have sent over a backend of make_backend() so far.
+int64_t bytes_sent(const c10d::Backend& backend);
 
 }  // namespace lockstep::gloo_engine

@@ -169,6 +169,11 @@ bool Group::try_progress() {
   return progress_locked();
 }
 
+void Group::share_out_by(ShareOut share_out) {
+  const Lock guard(*this);
+  share_out_ = std::move(share_out);
+}
+
 uint64_t Group::waiting_for() {
   const Lock guard(*this);
   return blocked_on_ | blocked_on_any_;

@@ -77,6 +77,10 @@ class Group {
   /// start() and wait(), without an allocation.
   void run(Request request, std::chrono::milliseconds timeout);
 
+  /// Large sums of resident buffers are taken in parts from now on: a thread that makes progress calls `share_out`, and
+  /// nothing that this runs may call the group. Without it, that thread does everything.
+  void share_out_by(ShareOut share_out);
+
   /// The ranks that this one was blocked on when it last tried to make progress, as bits. For reports.
   uint64_t waiting_for();
 
@@ -184,6 +188,7 @@ class Group {
   /// Of the others' resident areas.
   std::array<PopulatedRanges, kMaxRanks> populated_ LOCKSTEP_GUARDED_BY(mutex_);
   EagerRing eager_ LOCKSTEP_GUARDED_BY(mutex_);
+  ShareOut share_out_ LOCKSTEP_GUARDED_BY(mutex_);  ///< may be null
   /// Ranks that the last progress_locked() was blocked on, as bits.
   uint64_t blocked_on_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   uint64_t blocked_on_any_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  ///< any one of these would do

@@ -247,8 +247,10 @@ bool Group::move_in_place(Operation& operation) {
       const size_t in_segment = world_.geometry().resident_at() + at;
       populated_[static_cast<size_t>(r)].populate(world_.segment(r), in_segment + begin, in_segment + end);
     }
-    operation.reduce({buffers, size(), buffers, size(), (end - begin) / element_bytes(operation.request.type),
-                      operation.factors.data()});
+    const size_t element = element_bytes(operation.request.type);
+    reduce_in_parts(operation.reduce,
+                    {buffers, size(), buffers, size(), (end - begin) / element, operation.factors.data()}, element,
+                    share_out_);
     operation.slice_reduced = true;
     world_.mine().reduced.store(done, std::memory_order_seq_cst);
     world_.notify();

@@ -1,5 +1,8 @@
 #include "collectives/shm/reduce.h"
 
+#include <algorithm>
+
+#include "collectives/shm/layout.h"
 #include "collectives/shm/reduce_sets.h"
 
 namespace lockstep::shm {
@@ -47,6 +50,22 @@ ReduceFunction find_reduce(DataType type, ReduceOp op, int input_count, [[maybe_
   if (set == InstructionSet::kAvx2) return find_reduce_avx2(type, op, input_count);
 #endif
   return find_reduce_baseline(type, op, input_count);
+}
+
+void reduce_in_parts(ReduceFunction kernel, const Reduction& reduction, size_t element_bytes,
+                     const ShareOut& share_out) {
+  const size_t bytes = reduction.count * element_bytes;
+  if (!share_out || bytes < kSharedOutBytes) return kernel(reduction);
+  share_out((bytes + kPartBytes - 1) / kPartBytes, [&](size_t part) {
+    const size_t begin = part * kPartBytes;
+    void* outputs[kMaxRanks];
+    const void* inputs[kMaxRanks];
+    for (int i = 0; i < reduction.output_count; ++i) outputs[i] = static_cast<std::byte*>(reduction.outputs[i]) + begin;
+    for (int i = 0; i < reduction.input_count; ++i)
+      inputs[i] = static_cast<const std::byte*>(reduction.inputs[i]) + begin;
+    kernel({outputs, reduction.output_count, inputs, reduction.input_count,
+            std::min(kPartBytes, bytes - begin) / element_bytes, reduction.factors});
+  });
 }
 
 }  // namespace lockstep::shm

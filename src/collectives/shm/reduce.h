@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 #include "collectives/shm/element.h"
 
@@ -20,6 +21,16 @@ struct Reduction {
   const double* factors;  ///< kPremulSum: one for each input
 };
 using ReduceFunction = void (*)(const Reduction&);
+
+/// Calls run(part) for every part of [0, parts), on any threads, and returns when all calls have.
+using ShareOut = std::function<void(size_t parts, const std::function<void(size_t part)>& run)>;
+
+/// kernel(reduction), or if each output has kSharedOutBytes or more the same in parts: the bits are the same. A null
+/// `share_out` is none.
+void reduce_in_parts(ReduceFunction kernel, const Reduction& reduction, size_t element_bytes,
+                     const ShareOut& share_out);
+inline constexpr size_t kPartBytes = size_t{256} << 10;  ///< of each output
+inline constexpr size_t kSharedOutBytes = 2 * kPartBytes;
 
 /// Instruction sets that have their own kernels. All kernels give the same bits.
 enum class InstructionSet { kBaseline, kAvx2, kAvx512 };

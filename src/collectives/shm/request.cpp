@@ -47,11 +47,14 @@ const char* name(CalledAs call) {
       return "gather_object";
     case CalledAs::kScatterObject:
       return "scatter_object";
+    case CalledAs::kPartWithinMachine:
+      return "the part of an operation within this machine";
   }
   return "unknown operation";
 }
 
 std::string Header::text() const {
+  if (called_as() == CalledAs::kPartWithinMachine) return name(called_as());
   if (called_as() != CalledAs::kItself)
     return std::string(name(called_as())) + "(" + (has_root(kind()) ? "root " + std::to_string(root()) : "") + ")";
   if (kind() == OperationKind::kBarrier) return "barrier()";

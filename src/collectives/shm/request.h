@@ -37,6 +37,7 @@ enum class CalledAs : uint8_t {
   kAllGatherObject,
   kGatherObject,
   kScatterObject,
+  kPartWithinMachine,  ///< of an operation over several machines
 };
 const char* name(CalledAs call);
 

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <vector>
 
 #include "base/rank_names.h"
 #include "collectives/shm/request.h"
@@ -28,7 +29,13 @@ std::string last_announced(const World& world, int rank) {
                    : "the last operation it entered was " + announced(world, rank, last);
 }
 
-std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
+std::string rank_name(const World& world, int rank) { return "rank " + std::to_string(world.name_of(rank)); }
+
+std::string names_of(const World& world, uint64_t ranks) {
+  std::vector<int> names;
+  for (; ranks != 0; ranks &= ranks - 1) names.push_back(world.name_of(std::countr_zero(ranks)));
+  return rank_names(names);
+}
 
 std::string split_text(const World& world, int reporter, int culprit, uint64_t sequence) {
   // Both tables are in the eager area: counts to send to each rank, then counts to receive from each.
@@ -96,7 +103,7 @@ Verdict Verdict::declare(const World& world) const {
 }
 
 std::string Verdict::text(const World& world) const {
-  const std::string who = rank_name(reporter), other = rank_name(culprit);
+  const std::string who = rank_name(world, reporter), other = rank_name(world, culprit);
   const std::string where = announced(world, reporter, sequence);
   switch (cause) {
     case Cause::kNone:
@@ -121,7 +128,7 @@ std::string Verdict::text(const World& world) const {
     case Cause::kTimeout: {
       const uint64_t missing = world.control(reporter).missing.load(std::memory_order_acquire);
       return who + " gave up waiting in " + where + ": " + world.control(reporter).abort_text + ", missing " +
-             rank_names(missing) + kTimeoutHint;
+             names_of(world, missing) + kTimeoutHint;
     }
     case Cause::kAborted:
       return who + " aborted the group: " + world.control(reporter).abort_text;

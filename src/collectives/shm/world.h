@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/shared_segment.h"
@@ -43,6 +44,10 @@ class World {
   const std::shared_ptr<SharedSegment>& shared_segment(int rank) const { return segments_[static_cast<size_t>(rank)]; }
   SharedSegment& segment(int rank) const { return *segments_[static_cast<size_t>(rank)]; }
 
+  /// What messages call the group's ranks, where these are some of a larger group's: one number for each.
+  void call_ranks(std::vector<int> names) { names_ = std::move(names); }
+  int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<size_t>(rank)]; }
+
   /// The launcher's number for a rank of this group; -1 if there is no launcher, or it has no such rank.
   int launched_rank(int rank) const { return launched_ranks_[static_cast<size_t>(rank)]; }
   /// The same for ranks as bits. Ranks without a number, or with one above 63, are left out.
@@ -70,6 +75,7 @@ class World {
   std::vector<std::shared_ptr<SharedSegment>> segments_;
   std::vector<PeerWatch> watches_;
   std::vector<int> launched_ranks_;
+  std::vector<int> names_;
 };
 
 }  // namespace lockstep::shm

@@ -1,5 +1,7 @@
 #include "launch/diagnosis/failure_report.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -43,6 +45,15 @@ const RankStatus* newest_checkpoint(const FailureReport& report) {
   return newest;
 }
 
+/// The step whose checkpoint is whole in the launcher's memory; -1 without one. Each rank has kept the part of its last
+/// save and of the one before, and the rank that is behind is behind by one.
+int64_t step_in_memory(const FailureReport& report) {
+  const auto behind =
+      std::min_element(report.accounts.begin(), report.accounts.end(),
+                       [](const RankStatus& a, const RankStatus& b) { return a.memory_step < b.memory_step; });
+  return behind == report.accounts.end() ? -1 : behind->memory_step;
+}
+
 bool uses_pages(const FailureReport& report) {
   return std::any_of(report.accounts.begin(), report.accounts.end(), [](const RankStatus& account) {
     return account.phase != RankStatus::Phase::kUnknown || account.pid > 0;
@@ -72,9 +83,15 @@ constexpr const char* kNoPages = "unknown: the program has no lockstep::Context 
 
 std::string kept_text(const FailureReport& report) {
   if (!uses_pages(report)) return kNoPages;
-  if (const RankStatus* saved = newest_checkpoint(report))
-    return "step " + std::to_string(saved->checkpoint_step) + " in " + printable(saved->checkpoint);
-  return "no checkpoint that the launcher knows of";
+  const RankStatus* const saved = newest_checkpoint(report);
+  const int64_t in_memory = step_in_memory(report);
+  const std::string on_disk =
+      saved == nullptr ? "" : "step " + std::to_string(saved->checkpoint_step) + " in " + printable(saved->checkpoint);
+  if (in_memory < 0) return saved == nullptr ? "no checkpoint that the launcher knows of" : on_disk;
+  const std::string step = "step " + std::to_string(in_memory);
+  if (report.goes_on) return step + " in the launcher's memory" + (saved == nullptr ? "" : ", " + on_disk);
+  return (saved == nullptr ? "no checkpoint on disk" : on_disk) + "; " + step +
+         " was in the launcher's memory, which ends with it";
 }
 
 std::string last_text(const RankStatus& account) {
@@ -132,6 +149,7 @@ OrderedJson operation_json(const RankStatus& account) {
 const char* kind_name(ProcessEnd::Kind kind) {
   return kind == ProcessEnd::Kind::kExited      ? "exited"
          : kind == ProcessEnd::Kind::kSignalled ? "signalled"
+         : kind == ProcessEnd::Kind::kLost      ? "lost"
                                                 : "not started";
 }
 
@@ -142,12 +160,13 @@ OrderedJson culprit_json(const FailureReport& report) {
   OrderedJson json = {
       {"rank", culprit.rank}, {"host", report.host}, {"pid", culprit.pid}, {"headline", headline(report)}};
   json["what"] = report.what.empty() ? OrderedJson(nullptr) : OrderedJson(report.what);
-  json["end"] = culprit.ended ? OrderedJson{{"kind", kind_name(culprit.how.kind)},
-                                            {"value", culprit.how.value},
-                                            {"text", describe(culprit.how)},
-                                            {"asked_to_stop", culprit.stopped},
-                                            {"seconds", culprit.seconds}}
-                              : OrderedJson(nullptr);
+  json["end"] = culprit.ended
+                    ? OrderedJson{{"kind", kind_name(culprit.how.kind)},
+                                  {"value", culprit.how.value},
+                                  {"text", culprit.lost.empty() ? describe(culprit.how) : describe(culprit, {})},
+                                  {"asked_to_stop", culprit.stopped},
+                                  {"seconds", culprit.seconds}}
+                    : OrderedJson(nullptr);
   json["peak_bytes"] = culprit.peak_bytes;
   const RankStatus* account = account_of(report);
   json["last_collective"] = account != nullptr ? operation_json(*account) : nullptr;
@@ -190,7 +209,8 @@ std::string headline(const FailureReport& report) {
   if (verdict.exit_code == kExitNotStarted && culprit.how.kind == ProcessEnd::Kind::kExited && culprit.how.value == 127)
     if (const std::string library = missing_library(report.tail); !library.empty())
       return "could not start: the library " + library + " is missing";
-  if (account != nullptr && ended_by_exception(culprit, *account)) return describe(culprit, *account);
+  if (!culprit.lost.empty() || (account != nullptr && ended_by_exception(culprit, *account)))
+    return describe(culprit, account != nullptr ? *account : RankStatus{});
   return "failed first: " + describe(culprit.how) + (culprit.stopped ? ", after it was asked to stop" : "");
 }
 
@@ -233,6 +253,10 @@ int final_exit_code(const FailureReport& report) {
                                                                                     : verdict.exit_code;
 }
 
+int exit_code_of(const FailureReport& report) {
+  return report.too_few_ranks ? static_cast<int>(kExitTooFewRanks) : report.verdict.exit_code;
+}
+
 std::string format(const FailureReport& report) {
   Block block;
   if (report.verdict.culprit)
@@ -242,6 +266,7 @@ std::string format(const FailureReport& report) {
   if (!report.killed.empty())
     block.line("killed", "rank " + list_ranks(report.killed) + ", which did not stop when asked to");
   if (report.restarts > 0) block.line("restarts", std::to_string(report.restarts) + " before this");
+  if (!report.no_restart.empty()) block.line("ends", "no restart: " + printable(report.no_restart));
   block.line("kept", kept_text(report));
   if (!report.command.empty())
     block.line("next",
@@ -253,19 +278,21 @@ std::string format(const FailureReport& report) {
 
 std::string to_json(const FailureReport& report) {
   const Verdict& verdict = report.verdict;
-  OrderedJson json = {{"version", 1}, {"exit_code", verdict.exit_code}, {"world_size", report.world_size}};
+  OrderedJson json = {{"version", 1}, {"exit_code", exit_code_of(report)}, {"world_size", report.world_size}};
   json["culprit"] = culprit_json(report);
   json["how_known"] = how_known(report);
   json["also_suspect"] = verdict.also_suspect;
   json["stop_signal"] = report.stop_signal.empty() ? OrderedJson(nullptr) : OrderedJson(report.stop_signal);
   json["program"] = report.program;
   const RankStatus* saved = newest_checkpoint(report);
-  json["state_kept"] = saved != nullptr
-                           ? OrderedJson{{"checkpoint", saved->checkpoint}, {"step", saved->checkpoint_step}}
-                           : OrderedJson(nullptr);
+  const int64_t in_memory = report.goes_on ? step_in_memory(report) : -1;
+  json["state_kept"] = nullptr;
+  if (saved != nullptr) json["state_kept"] = {{"checkpoint", saved->checkpoint}, {"step", saved->checkpoint_step}};
+  if (in_memory >= 0) json["state_kept"]["memory_step"] = in_memory;
   json["next_command"] = report.command;
   json["advice"] = report.advice.empty() ? OrderedJson(nullptr) : OrderedJson(report.advice);
   json["restarts"] = report.restarts;
+  json["no_restart"] = report.no_restart.empty() ? OrderedJson(nullptr) : OrderedJson(report.no_restart);
   json["killed"] = report.killed;
   if (verdict.exit_code == kExitOutOfMemory) {
     json["memory"] = {{"kills", report.memory.count}, {"counted_in", report.memory.counted_in}};
@@ -281,6 +308,23 @@ std::string to_json(const FailureReport& report) {
                              {"heartbeats", report.accounts[rank].heartbeats},
                              {"last_collective", operation_json(report.accounts[rank])}});
   return json.dump(2, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace) + "\n";
+}
+
+RunFailure for_program(const FailureReport& report) {
+  const auto& culprit = report.verdict.culprit;
+  std::string what = report.what;
+  // A rank that did not fail by itself is missed by others, or hung and was ended by us.
+  const bool by_itself = culprit && culprit->how.failed() && !culprit->stopped;
+  if (what.empty() && culprit) what = by_itself ? describe(culprit->how) : headline(report);
+  for (const auto& line : report.stall) what.append("\n").append(line);
+  if (!report.advice.empty()) what.append("\n").append(report.advice);
+  return {exit_code_of(report), culprit ? culprit->rank : -1, what};
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
 }
 
 std::string own_command_line() {

@@ -21,19 +21,25 @@ struct FailureReport {
   std::string command;               ///< the launcher's, quoted for a shell
   std::string what;                  ///< the culprit's own words (an exception's text); may be empty
   std::vector<RankStatus> accounts;  ///< by rank; empty where there are no pages
+  bool goes_on = false;              ///< the ranks are started again, so the launcher's memory stays
   std::vector<std::string> stall;    ///< of a hang: what each rank was doing
   MemoryKills memory;                ///< since the start of the run
   std::string log_path;              ///< of the culprit; empty: it printed nothing
   std::string report_path;           ///< of this as JSON
   std::deque<std::string> tail;
-  std::vector<int> killed;  ///< ranks that did not stop when asked to
-  int restarts = 0;         ///< made before
-  std::string stop_signal;  ///< that ended the run; empty: none did
-  std::string advice;       ///< for a hang: what to do if the rank was at work; empty: nothing
+  std::vector<int> killed;     ///< ranks that did not stop when asked to
+  int restarts = 0;            ///< made before
+  std::string stop_signal;     ///< that ended the run; empty: none did
+  std::string no_restart;      ///< why the run is not started again; empty: it is, or nobody asked for that
+  bool too_few_ranks = false;  ///< because fewer than --elastic's minimum would remain
+  std::string advice;          ///< for a hang: what to do if the rank was at work; empty: nothing
 };
 
 /// The launcher's exit code: the verdict's, unless the output or the kernel's counts say otherwise.
 int final_exit_code(const FailureReport& report);
+
+/// That of final_exit_code(), in a report whose verdict has it, or kExitTooFewRanks.
+int exit_code_of(const FailureReport& report);
 
 /// What to do if the rank that seems to hang was at work: which timeout to raise. Empty: nothing. `hang`: what the
 /// launcher saw; empty where a collective's own timeout expired.
@@ -47,6 +53,11 @@ std::string format(const FailureReport& report);
 
 /// The same for programs: one JSON object. docs/launcher.md names its fields.
 std::string to_json(const FailureReport& report);
+
+/// For a program that started the ranks.
+RunFailure for_program(const FailureReport& report);
+
+std::string host_name();
 
 /// This process's command line, quoted for a shell.
 std::string own_command_line();

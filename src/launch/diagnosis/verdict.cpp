@@ -12,7 +12,10 @@ namespace {
 
 /// No other rank can end a rank like this. SIGABRT does not count: an exception that nobody catches ends in it, and
 /// that exception may be "connection closed".
-bool was_killed(const RankEnd& end) { return end.how.kind == ProcessEnd::Kind::kSignalled && end.how.value != SIGABRT; }
+bool was_killed(const RankEnd& end) {
+  return end.how.kind == ProcessEnd::Kind::kLost ||
+         (end.how.kind == ProcessEnd::Kind::kSignalled && end.how.value != SIGABRT);
+}
 
 /// The program was found before; what else can be wrong?
 const char* start_hint(int error) {
@@ -28,6 +31,8 @@ Verdict judge_by_order(const std::vector<RankEnd>& ends, const RankEnd& first) {
     if (end.how.failed() && end.wake_up == first.wake_up) together.push_back(end);
   if (std::any_of(together.begin(), together.end(), was_killed))
     std::erase_if(together, [](const RankEnd& end) { return !was_killed(end); });
+  // A lost machine takes all its ranks along.
+  if (together[0].how.kind == ProcessEnd::Kind::kLost) together.resize(1);
   Verdict verdict{.exit_code = exit_code_of(together[0].how, {}), .culprit = together[0]};
   for (size_t i = 1; i < together.size(); ++i) verdict.also_suspect.push_back(together[i].rank);
   std::sort(verdict.also_suspect.begin(), verdict.also_suspect.end());
@@ -183,6 +188,8 @@ int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail) {
       return kExitRankKilled;
     case ProcessEnd::Kind::kNotStarted:
       return kExitNotStarted;
+    case ProcessEnd::Kind::kLost:
+      return kExitMachineLost;
     case ProcessEnd::Kind::kExited:
       break;
   }
@@ -206,6 +213,7 @@ bool ended_by_exception(const RankEnd& end, const RankStatus& account) {
 }
 
 std::string describe(const RankEnd& end, const RankStatus& account) {
+  if (!end.lost.empty()) return describe(end.how) + ": " + printable(end.lost);
   if (!ended_by_exception(end, account)) return describe(end.how);
   const std::string& text = account.failure_text;
   return "threw: " + (text.empty() ? "an exception without a message" : printable(text.substr(0, text.find('\n'))));
@@ -217,6 +225,8 @@ std::string describe(const ProcessEnd& how) {
       return "exit code " + std::to_string(how.value);
     case ProcessEnd::Kind::kNotStarted:
       return std::string("could not be started: ") + std::strerror(how.value) + start_hint(how.value);
+    case ProcessEnd::Kind::kLost:
+      return "was lost with its machine";
     case ProcessEnd::Kind::kSignalled:
       break;
   }

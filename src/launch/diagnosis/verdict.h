@@ -22,6 +22,7 @@ struct RankEnd {
   int wake_up = 0;          ///< the launcher's wake-up that saw it: ends of one wake-up have no known order
   bool stopped = false;     ///< it had been asked to stop before
   uint64_t peak_bytes = 0;  ///< the most resident memory it, or a child it waited for, ever had
+  std::string lost;         ///< kLost: what is known of its machine
   bool ended = true;        ///< false: it is still running, and others accuse it
 };
 

@@ -24,15 +24,19 @@ void RankOutput::read(Stream& stream) {
   std::array<char, 64 << 10> piece;
   const ssize_t count = ::read(stream.pipe.get(), piece.data(), piece.size());
   if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+  const std::string_view bytes(piece.data(), count > 0 ? static_cast<size_t>(count) : 0);
+  if (bytes.empty()) stream.pipe.reset();
+  if (forward_) return forward_(static_cast<size_t>(&stream - streams_.data()), bytes);
+  if (!bytes.empty()) return take(stream, bytes);
   std::string lines;
-  if (count <= 0) {
-    stream.pipe.reset();
-    stream.lines.finish(lines);
-  } else {
-    const std::string_view bytes(piece.data(), static_cast<size_t>(count));
-    if (stream.sink != nullptr && stream.merger == nullptr) stream.sink->write(bytes);
-    stream.lines.feed(bytes, lines);
-  }
+  stream.lines.finish(lines);
+  keep(stream, lines);
+}
+
+void RankOutput::take(Stream& stream, std::string_view bytes) {
+  std::string lines;
+  if (stream.sink != nullptr && stream.merger == nullptr) stream.sink->write(bytes);
+  stream.lines.feed(bytes, lines);
   keep(stream, lines);
 }
 

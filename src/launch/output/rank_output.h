@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -36,6 +37,10 @@ class RankOutput {
   std::array<Stream, 2>& streams() { return streams_; }
   /// Reads one piece.
   void read(Stream& stream);
+  /// Takes a piece that came another way than through the pipe.
+  void take(Stream& stream, std::string_view bytes);
+  /// From now on what is read goes to `forward`, with the stream's number, and is not kept. Empty: the stream's end.
+  void forward(std::function<void(size_t stream, std::string_view bytes)> forward) { forward_ = std::move(forward); }
   /// Takes all that the pipes hold, ends the last lines and closes. Call it when the rank is gone.
   void finish();
 
@@ -48,6 +53,7 @@ class RankOutput {
   const int rank_;
   RankLog log_;
   std::array<Stream, 2> streams_;
+  std::function<void(size_t, std::string_view)> forward_;
   Tail tail_;
 };
 

@@ -1,6 +1,7 @@
 #include "launch/process/guard.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -16,7 +17,7 @@ namespace lockstep {
 namespace {
 
 /// The guard's process: reads groups (those to forget are negative) until the launcher is gone.
-[[noreturn]] void keep_guard(int pipe) {
+[[noreturn]] void keep_guard(int pipe, int patience_ms) {
   // Out of reach of signals to the launcher's group, and without its descriptors.
   ::setsid();
   ::prctl(PR_SET_NAME, "lockstep-guard");
@@ -25,12 +26,18 @@ namespace {
   std::vector<pid_t> groups;
   pid_t group;
   for (;;) {
+    pollfd polled{.fd = 0, .events = POLLIN, .revents = 0};
+    if (patience_ms > 0 && ::poll(&polled, 1, patience_ms) == 0) {
+      for (const pid_t left : groups) ::kill(-left, SIGKILL);
+      groups.clear();
+      continue;
+    }
     const ssize_t count = ::read(0, &group, sizeof group);
     if (count < 0 && errno == EINTR) continue;
     if (count != sizeof group) break;
     if (group > 0)
       groups.push_back(group);
-    else
+    else if (group < 0)
       std::erase(groups, -group);
   }
   for (const pid_t left : groups) ::kill(-left, SIGKILL);
@@ -39,7 +46,7 @@ namespace {
 
 }  // namespace
 
-Guard::Guard() {
+Guard::Guard(std::chrono::milliseconds patience) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0)
     throw LaunchError(kExitResourceLimit, std::string("making a pipe: ") + std::strerror(errno));
@@ -47,13 +54,18 @@ Guard::Guard() {
   pipe_ = FileDescriptor(ends[1]);
   pid_ = ::fork();
   if (pid_ < 0) throw LaunchError(kExitResourceLimit, std::string("starting a process: ") + std::strerror(errno));
-  if (pid_ == 0) keep_guard(read_end.get());
+  if (pid_ == 0) keep_guard(read_end.get(), static_cast<int>(patience.count()));
 }
 
 void Guard::forget(pid_t group) const {
   const pid_t gone = -group;
   // It cannot fail while the guard lives; if the guard was killed, there is nothing to forget.
   [[maybe_unused]] const ssize_t written = ::write(pipe_.get(), &gone, sizeof gone);
+}
+
+void Guard::beat() const {
+  const pid_t none = 0;
+  [[maybe_unused]] const ssize_t written = ::write(pipe_.get(), &none, sizeof none);
 }
 
 Guard::~Guard() {

@@ -2,6 +2,8 @@
 
 #include <sys/types.h>
 
+#include <chrono>
+
 #include "base/file_descriptor.h"
 
 namespace lockstep {
@@ -11,8 +13,9 @@ namespace lockstep {
 /// (PR_SET_PDEATHSIG), but not the processes that they started.
 class Guard {
  public:
-  /// Throws LaunchError if the system gives no more processes.
-  Guard();
+  /// With `patience` (0: none), it also kills them when it has not heard a beat for so long: an agent that is stopped
+  /// has lost its run, and nobody else can end its ranks. Throws LaunchError if the system gives no more processes.
+  explicit Guard(std::chrono::milliseconds patience = std::chrono::milliseconds(0));
   /// Ends the guard before it does anything.
   ~Guard();
   Guard(const Guard&) = delete;
@@ -23,6 +26,7 @@ class Guard {
   int registry() const { return pipe_.get(); }
   /// The group is gone, and its number may be used again. Call it while the leader is still a zombie.
   void forget(pid_t group) const;
+  void beat() const;
 
  private:
   pid_t pid_ = -1;

@@ -54,6 +54,7 @@ struct ProcessEnd {
     kExited,      ///< value: the exit code
     kSignalled,   ///< value: the signal
     kNotStarted,  ///< value: the errno of exec or of a call before it
+    kLost,        ///< its machine is out of reach, and how it ended is not known
   };
   Kind kind = Kind::kExited;
   int value = 0;

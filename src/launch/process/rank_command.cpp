@@ -1,12 +1,15 @@
 #include "launch/process/rank_command.h"
 
 #include <algorithm>
+#include <climits>
 #include <map>
 #include <sstream>
 
 #include "base/shell_word.h"
 #include "base/usable_cores.h"
 #include "launch/diagnosis/verdict.h"
+#include "launch/launch_error.h"
+#include "launch/option_values.h"
 #include "launch/process/debugger.h"
 #include "launch/process/numa.h"
 #include "launch/process/team.h"
@@ -14,11 +17,13 @@
 namespace lockstep {
 namespace {
 
+constexpr const char* kVirtualRanks = "LOCKSTEP_VIRTUAL_RANKS";
 constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
 
 /// Values that only a real start knows.
 const std::map<std::string, const char*> kMadeAtTheStart = {{"LOCKSTEP_STORE_FD", "(a descriptor)"},
                                                             {"LOCKSTEP_PAGE_FD", "(a descriptor)"},
+                                                            {"LOCKSTEP_MEMORY_FD", "(a descriptor)"},
                                                             {"MASTER_PORT", "(a free port)"},
                                                             {"TORCHELASTIC_RUN_ID", "(a new name)"}};
 
@@ -57,13 +62,30 @@ std::vector<RankCommand> plan_ranks(const LaunchOptions& options, const Environm
   return ranks;
 }
 
-std::vector<std::string> plan_warnings(const LaunchOptions& options) {
+void check_elastic(const LaunchOptions& options, const EnvironmentBlock& environment) {
+  if (!options.elastic) return;
+  LaunchOptions most = options;
+  most.ranks = options.elastic->max;
+  plan_ranks(most, environment);
+  const std::string virtual_ranks = find_variable(environment, kVirtualRanks, "");
+  if (virtual_ranks.empty()) return;
+  const int count = parse_number(kVirtualRanks, virtual_ranks, 1, INT_MAX);
+  if (count < most.ranks)
+    throw LaunchError(kExitBadCommandLine, "--elastic allows " + std::to_string(most.ranks) + " ranks, but there are " +
+                                               "only " + virtual_ranks + " virtual ranks; lower its maximum");
+}
+
+std::vector<std::string> plan_warnings(const LaunchOptions& options, const EnvironmentBlock& environment) {
   std::vector<std::string> warnings;
   const auto cpus = allowed_cpus();
   const double quota = cgroup_cpu_quota();
   const int threads = threads_per_rank(std::vector(static_cast<size_t>(options.ranks), cpus), 0, quota);
   const std::string crowding = oversubscription_warning(options.ranks, threads_per_rank({cpus}, 0, quota), threads);
   if (!crowding.empty()) warnings.push_back(crowding);
+  if (options.elastic && options.elastic->min < options.elastic->max &&
+      find_variable(environment, kVirtualRanks, "").empty())
+    warnings.emplace_back(
+        "--elastic without virtual ranks: when the number of ranks changes, so do the batch of a step and the results");
   if (options.bind == Binding::kNuma && usable_nodes(numa_nodes(), cpus).size() < 2)
     warnings.emplace_back(
         "--bind numa changes nothing: all usable cores belong to one NUMA node (--bind core gives each rank its own)");
@@ -73,7 +95,7 @@ std::vector<std::string> plan_warnings(const LaunchOptions& options) {
 std::string describe_plan(const LaunchOptions& options, const EnvironmentBlock& environment) {
   const auto commands = plan_ranks(options, environment);
   std::ostringstream text;
-  for (const std::string& warning : plan_warnings(options)) text << "# " << warning << "\n";
+  for (const std::string& warning : plan_warnings(options, environment)) text << "# " << warning << "\n";
   for (int rank = 0; rank < options.ranks; ++rank) {
     const RankCommand& command = commands[static_cast<size_t>(rank)];
     const std::string folder = options.run_dir.empty() ? "(a new folder under runs/)" : options.run_dir;
@@ -82,6 +104,7 @@ std::string describe_plan(const LaunchOptions& options, const EnvironmentBlock& 
                           .run_dir = folder,
                           .store_fd = 0,
                           .page_fd = 0,
+                          .memory_fd = 0,
                           .error_file = Team::error_file(folder, rank),
                           .max_restarts = options.max_restarts,
                           .master_port = 1,

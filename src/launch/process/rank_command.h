@@ -20,7 +20,9 @@ struct RankCommand {
 std::vector<RankCommand> plan_ranks(const LaunchOptions& options, const EnvironmentBlock& environment);
 
 /// Warnings for the user about options that this machine cannot serve, or serves badly.
-std::vector<std::string> plan_warnings(const LaunchOptions& options);
+std::vector<std::string> plan_warnings(const LaunchOptions& options, const EnvironmentBlock& environment);
+/// Throws LaunchError (bad command line) if a number of ranks that --elastic allows cannot be had.
+void check_elastic(const LaunchOptions& options, const EnvironmentBlock& environment);
 
 /// For --dry-run: each rank's command, what its environment gets, and its CPUs.
 std::string describe_plan(const LaunchOptions& options, const EnvironmentBlock& environment);

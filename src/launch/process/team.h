@@ -1,15 +1,18 @@
 #pragma once
 
 #include <deque>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
+#include "launch/diagnosis/memory_kills.h"
 #include "launch/output/display.h"
 #include "launch/output/rank_output.h"
 #include "launch/plan.h"
-#include "launch/process/debugger.h"
+#include "launch/poll_set.h"
 #include "launch/process/guard.h"
 #include "launch/process/process.h"
 #include "launch/process/rank_command.h"
@@ -17,16 +20,16 @@
 #include "launch/run_record.h"
 #include "launch/run_state.h"
 #include "rank_page/rank_board.h"
-#include "rendezvous/key_value_server.h"
 
 namespace lockstep {
 
-/// One rank's process and its output.
+/// One rank: its process, wherever that runs, and its output.
 struct Rank {
   Rank(int rank, std::string log_path) : number(rank), output(rank, std::move(log_path)) {}
 
   const int number;
-  std::optional<Process> process;
+  std::optional<Process> process;  ///< empty: it runs on another machine
+  pid_t pid = 0;
   RankOutput output;
   bool ended = false;
   ProcessEnd how;  ///< once it has ended
@@ -37,62 +40,92 @@ struct Rank {
 struct TeamSetup {
   const LaunchOptions& options;
   const EnvironmentBlock& environment;       ///< the launcher's own
-  const std::vector<RankCommand>& commands;  ///< by rank
+  const std::vector<RankCommand>& commands;  ///< of the ranks of this machine, in their order
   const std::string folder;                  ///< of the run
   const LauncherSettings& settings;
   const Guard& guard;
   Display& display;
   TerminalInput& input;  ///< becomes rank 0's
+  int memory_fd;         ///< of StateMemory; -1: there is none
   int master_port;
   const std::string run_id;
 };
 
-/// The ranks of one start and what belongs to it alone: processes, key-value store, board of pages. Passive:
-/// the owner polls the descriptors and calls.
+/// The ranks of one start and what belongs to it alone. Passive: the owner polls what watch() adds, calls tick() after
+/// every turn, and takes what has happened.
 class Team {
  public:
-  /// Starts all ranks. Throws LaunchError when that cannot be done.
-  Team(const TeamSetup& setup, int restarts);
+  virtual ~Team() = default;
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
 
   std::deque<Rank>& ranks() { return ranks_; }
-  const Rank& rank(int number) const { return ranks_[static_cast<size_t>(number)]; }
-  KeyValueServer& store() { return store_; }
+  const Rank& rank(int number) const { return ranks_[static_cast<size_t>(number - ranks_.front().number)]; }
   /// Why there is no board of pages; empty if there is one.
   const std::string& board_failure() const { return board_failure_; }
   bool has_board() const { return board_.has_value(); }
 
-  /// How a rank ended; empty while it runs, and after the first call that told it.
-  std::optional<RankEnd> take_end(Rank& rank);
+  virtual void watch(PollSet& polled) = 0;
+  /// When tick() has something to do; empty: not at any time.
+  virtual std::optional<Clock::time_point> due() const { return std::nullopt; }
+  virtual void tick() {}
+  /// The ranks that have ended since the last call, in the order in which that was seen.
+  std::vector<RankEnd> take_ends() { return std::exchange(ends_, {}); }
+  /// What the user is to be told.
+  std::vector<std::string> take_messages() { return std::exchange(messages_, {}); }
+  /// A signal to the run that came to another process than this one; 0: none.
+  int take_signal() { return std::exchange(signal_, 0); }
+
   /// What is known of the ranks now. `process_states`, `processor_times`: read from /proc, too.
-  RanksObserved observe(bool process_states, bool processor_times) const;
+  virtual RanksObserved observe(bool process_states, bool processor_times) = 0;
 
   /// Through the board: the ranks choose a step after which all leave.
-  void ask_to_leave();
+  virtual void ask_to_leave() = 0;
   /// For `lockstep status`, which finds the run by its folder.
   RunRecord::Contents record() const;
 
   /// Signals all running ranks to end.
-  void stop(int signal);
-  void kill();
+  virtual void stop(int signal) = 0;
+  virtual void kill() = 0;
   /// Kills what the ranks left behind in their process groups, and takes the rest of their output.
-  void finish();
+  virtual void finish() = 0;
   /// After finish(): waits until nothing is left, for a limited time.
-  void await_end();
+  virtual void await_end() = 0;
+
+  /// The machine that the rank runs on.
+  virtual std::string host_of(int rank) const = 0;
+  /// What the rank has written into its error file.
+  virtual std::string error_text(int rank) const = 0;
+  /// How often the kernel has killed for memory on the rank's machine since the start of the run.
+  virtual MemoryKills memory_kills(int rank) const = 0;
 
   /// The file where a rank may write what ended it.
   static std::string error_file(const std::string& folder, int rank);
+  static std::string log_file(const std::string& folder, int rank);
 
- private:
-  void start_rank(const TeamSetup& setup, int rank, int restarts);
-  void signal_running(int signal);
+ protected:
+  Team() = default;
+  /// What the rank's page says.
+  RankStatus account_of(const Rank& rank) const;
 
-  const LaunchOptions& options_;
-  const Guard& guard_;
-  KeyValueServer store_;
   std::optional<RankBoard> board_;
   std::string board_failure_;
-  std::optional<LentTerminal> lent_terminal_;  // to the debugger
-  std::deque<Rank> ranks_;                     // a deque, because Rank cannot move
+  std::deque<Rank> ranks_;  // a deque, because Rank cannot move
+  std::vector<RankEnd> ends_;
+  std::vector<std::string> messages_;
+  int signal_ = 0;
+};
+
+/// Where a run has its ranks, if not in processes that the launcher starts itself.
+class RankPlaces {
+ public:
+  virtual ~RankPlaces() = default;
+  /// Starts the ranks. Throws LaunchError when that cannot be done.
+  virtual std::unique_ptr<Team> start(const TeamSetup& setup, int restarts) = 0;
+  /// The template of the command that starts a program on another machine; empty: there is none.
+  virtual std::string launch_command() const = 0;
+  /// The run is over, or could not go on. Called once, after the last start.
+  virtual void end(int exit_code) = 0;
 };
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@ class AllReduceHook : public CommHook {
   Finish reduce(const GradientBucket& bucket, const Group& group) override {
     return reduce_plainly(bucket.gradients, bucket.op, group);
   }
+  std::optional<at::ScalarType> travels_as(at::ScalarType type) const override { return type; }
 };
 
 }  // namespace

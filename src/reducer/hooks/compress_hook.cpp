@@ -32,6 +32,11 @@ class CompressHook : public CommHook {
     };
   }
 
+  std::optional<at::ScalarType> travels_as(at::ScalarType type) const override {
+    if (inner_) return std::nullopt;
+    return at::isFloatingType(type) && c10::elementSize(type) > 2 ? dtype_ : type;
+  }
+
   StateDict state_dict() const override { return inner_ ? inner_->state_dict() : StateDict(); }
   void load_state_dict(const StateDict& state) override {
     inner_ ? inner_->load_state_dict(state) : CommHook::load_state_dict(state);

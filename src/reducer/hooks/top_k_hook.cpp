@@ -29,7 +29,9 @@ class TopKHook : public CommHook {
                   "top-k: the buckets are not those that its state was saved with");
       if (error.defined()) gradients.add_(error);
     }
-    const auto wanted = static_cast<int64_t>(std::ceil(options_.density * static_cast<double>(gradients.numel())));
+    int64_t elements = 0;  // without the gaps
+    for (const at::Tensor& part : bucket.parts) elements += part.numel();
+    const auto wanted = static_cast<int64_t>(std::ceil(options_.density * static_cast<double>(elements)));
     const int64_t count = std::clamp<int64_t>(wanted, 1, gradients.numel());
     const at::Tensor places = std::get<1>(gradients.abs().topk(count, 0, /*largest=*/true, /*sorted=*/false));
     const at::Tensor values = gradients.index_select(0, places);

@@ -67,6 +67,10 @@ at::Tensor gather_for_metrics(const Group& group, const LoaderBase& loader, cons
   TORCH_CHECK(loader.world_size() == group.world_size() && loader.rank() == group.rank(),
               "gather_for_metrics: the loader is rank ", loader.rank(), " of ", loader.world_size(),
               ", the group's is ", group.rank(), " of ", group.world_size());
+  TORCH_CHECK(
+      !loader.serves_several_virtual_ranks(),
+      "gather_for_metrics: ranks work for several virtual ranks one after the other, so there is no batch of all "
+      "of them; use Metrics (metrics.h), or gather without the loader");
   const LoaderBase::BatchShare share = loader.batch_share();
   TORCH_CHECK(share.on_all_ranks,
               "gather_for_metrics: with exactly_once ranks have different numbers of batches here, so some would wait "

@@ -14,6 +14,10 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <utility>
+
+#include "base/virtual_ranks.h"
+#include "collectives/group_state.h"
 
 namespace lockstep {
 
@@ -21,12 +25,21 @@ namespace lockstep {
 
 void Metric::reset() {
   std::fill(numbers_.begin(), numbers_.end(), 0.0);
+  others_.clear();
   on_device_.reset();
   reduced_ = false;
 }
 
 double* Metric::begin_update() {
   if (reduced_) reset();
+  const int current = VirtualRanks::current_of_process();
+  if (current == virtual_rank_) return numbers_.data();
+  take_from_device();
+  std::vector<double>& there = others_.try_emplace(current, numbers_.size(), 0.0).first->second;
+  std::vector<double> next = std::move(there);
+  others_.erase(current);
+  others_[virtual_rank_] = std::exchange(numbers_, std::move(next));
+  virtual_rank_ = current;
   return numbers_.data();
 }
 
@@ -35,18 +48,33 @@ void Metric::add(const at::Tensor& numbers) {
   on_device_ = on_device_.defined() ? on_device_ + numbers : numbers;
 }
 
+void Metric::take_from_device() const {
+  if (!on_device_.defined()) return;
+  const at::Tensor here = on_device_.cpu().contiguous();
+  const double* counted = here.const_data_ptr<double>();
+  for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i] += counted[i];
+  on_device_.reset();
+}
+
 const std::vector<double>& Metric::numbers() const {
-  if (on_device_.defined()) {
-    const at::Tensor here = on_device_.cpu().contiguous();
-    const double* counted = here.const_data_ptr<double>();
-    for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i] += counted[i];
-    on_device_.reset();
-  }
-  return numbers_;
+  take_from_device();
+  if (others_.empty()) return numbers_;
+  sum_ = numbers_;
+  for (const auto& [virtual_rank, counted] : others_)
+    for (size_t i = 0; i < sum_.size(); ++i) sum_[i] += counted[i];
+  return sum_;
+}
+
+std::vector<double> Metric::counted_for(int virtual_rank) const {
+  take_from_device();
+  if (virtual_rank == virtual_rank_) return numbers_;
+  const auto found = others_.find(virtual_rank);
+  return found != others_.end() ? found->second : std::vector<double>(numbers_.size());
 }
 
 void Metric::set_reduced(const double* numbers) {
   std::copy_n(numbers, numbers_.size(), numbers_.begin());
+  others_.clear();
   on_device_.reset();
   reduced_ = true;
 }
@@ -93,16 +121,56 @@ void Metrics::insert(const std::string& name, std::unique_ptr<Metric> metric) {
   metrics_.emplace_back(name, std::move(metric));
 }
 
+std::vector<double> Metrics::reduce_virtual_ranks(const Group& group, bool failed) {
+  const VirtualRanks& ranks = *state_of(group).virtual_ranks;
+  const LeafRange block = ranks.block();
+  const auto ranks_here = static_cast<size_t>(group.world_size()), own = static_cast<size_t>(group.rank());
+  std::vector<double> head(ranks_here);
+  head[own] = failed ? 1 : 0;
+  // A row for each virtual rank. What was counted outside of any goes with the block's first.
+  std::vector<double> rows;
+  const int most = (ranks.count() + ranks.world_size() - 1) / ranks.world_size();
+  size_t width = 0;
+  for (int v = block.first; v < block.first + most; ++v) {
+    const size_t begin = rows.size();
+    for (const auto& [name, metric] : metrics_) {
+      std::vector<double> counted = metric->counted_for(block.contains(v) ? v : -2);
+      const std::vector<double> outside = metric->counted_for(v == block.first ? -1 : -2);
+      for (size_t i = 0; i < counted.size(); ++i) rows.push_back(counted[i] + outside[i]);
+    }
+    width = rows.size() - begin;
+  }
+  const auto tensor_of = [](std::vector<double>& values) {
+    return at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::TensorOptions(at::kDouble));
+  };
+  group.all_reduce(tensor_of(head));
+  const at::Tensor all = group.all_gather(tensor_of(rows));
+  std::vector<at::Tensor> leaves;
+  for (int v = 0; v < ranks.count(); ++v) {
+    const int rank = ranks.owner(v), place = v - block_of(rank, ranks.world_size(), ranks.count()).first;
+    leaves.push_back(all[rank].narrow(0, static_cast<int64_t>(place * width), static_cast<int64_t>(width)));
+  }
+  for (const auto& [into, from] : plan_combination(ranks.count(), ranks.count()).sums)
+    leaves[static_cast<size_t>(into)].add_(leaves[static_cast<size_t>(from)]);
+  const double* sums = leaves.front().const_data_ptr<double>();
+  head.insert(head.end(), sums, sums + width);
+  return head;
+}
+
 void Metrics::reduce(const Group& group, bool failed) {
+  const auto& virtual_ranks = state_of(group).virtual_ranks;
+  const bool several = virtual_ranks && !virtual_ranks->one_each();
   std::vector<double> numbers(static_cast<size_t>(group.world_size()));
   numbers[static_cast<size_t>(group.rank())] = failed ? 1 : 0;
   for (const auto& [name, metric] : metrics_) {
     metric->begin_update();  // a rank without a sample since the last time has nothing to give
     numbers.insert(numbers.end(), metric->numbers().begin(), metric->numbers().end());
   }
-  const at::Tensor sum =
-      at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, at::TensorOptions(at::kDouble));
-  group.all_reduce(sum);
+  if (several)
+    numbers = reduce_virtual_ranks(group, failed);
+  else
+    group.all_reduce(
+        at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, at::TensorOptions(at::kDouble)));
   if (failed) return;
   for (int rank = 0; rank < group.world_size(); ++rank)
     if (numbers[static_cast<size_t>(rank)] != 0)

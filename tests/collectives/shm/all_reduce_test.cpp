@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <tuple>
 
 #include "base/error.h"
@@ -166,6 +168,39 @@ TEST_P(AllReduce, OneBufferUsedTwiceInFlightIsReducedTwice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, AllReduce, ::testing::ValuesIn(kRanks));
+
+/// What the group cuts up, run by two threads in turns.
+void check_sharing_out(int count) {
+  Expectations expectations;
+  with_group(count, [&](Group& group) {
+    size_t parts_run = 0;
+    group.share_out_by([&](size_t parts, const std::function<void(size_t)>& run) {
+      std::thread helper([&] {
+        for (size_t part = 1; part < parts; part += 2) run(part);
+      });
+      for (size_t part = 0; part < parts; part += 2) run(part);
+      helper.join();
+      parts_run += parts;
+    });
+    const auto ranks = static_cast<size_t>(group.size());
+    const auto parts_of = [&](DataType type, size_t bytes, Memory memory) {
+      parts_run = 0;
+      check_all_reduce(group, expectations, type, ReduceOp::kMean, bytes / element_bytes(type), memory, true, 23);
+      return parts_run;
+    };
+    const size_t large = ranks * (kSharedOutBytes + kPartBytes / 2), small = ranks * kSharedOutBytes / 2;
+    for (const DataType type : {DataType::kFloat32, DataType::kBFloat16}) {
+      EXPECT_EQ(parts_of(type, large, Memory::kResident), 3);
+      EXPECT_GT(parts_of(type, large + 24, Memory::kResident), 0);
+      EXPECT_EQ(parts_of(type, small, Memory::kResident), 0);
+      EXPECT_EQ(parts_of(type, large, Memory::kPrivate), 0);
+    }
+  });
+}
+
+TEST(AllReduceThreads, LargeSumsAreSharedOutBetweenThreads) {
+  for (const int ranks : {2, 3}) check_sharing_out(ranks);
+}
 
 }  // namespace
 }  // namespace lockstep::shm

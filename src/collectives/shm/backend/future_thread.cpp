@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{100};  ///< how often deadlines are checked while nothing happens
 
+thread_local bool completes_futures = false;
+
 }  // namespace
 
 struct FutureThread::State {
@@ -102,7 +104,10 @@ void FutureThread::end_all(std::chrono::milliseconds at_most) {
   }
 }
 
+bool FutureThread::is_running_here() { return completes_futures; }
+
 void FutureThread::run(const std::shared_ptr<State>& state) {
+  completes_futures = true;
   std::vector<c10::intrusive_ptr<ShmWork>> pending;
   bool abandons = false;
   for (;;) {

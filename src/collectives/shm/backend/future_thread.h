@@ -26,6 +26,8 @@ class FutureThread {
   bool add(const c10::intrusive_ptr<ShmWork>& work);
   /// Whether the caller is in a callback of one of these futures.
   bool is_this_thread() const;
+  /// Whether the caller is the thread of any group's futures.
+  static bool is_running_here();
 
   /// Ends all such threads of this process for good, before the interpreter shuts down: callbacks must neither run nor
   /// be freed while it does. Callbacks that run are waited for, at most this long; do not call it while holding a lock

@@ -1,6 +1,7 @@
 #include "collectives/machine_memory.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <optional>
@@ -22,11 +23,22 @@ constexpr size_t kInFront = 4096;  // the memory behind it stays page aligned
 
 /// A rank's part in it.
 struct Share {
-  std::shared_ptr<SharedSegment> segment;  ///< keeps the mapping
+  std::shared_ptr<SharedSegment> segment;  ///< keeps the mapping; null: the block is this rank's own
   std::byte* block;
-  ~Share() { reinterpret_cast<Owners*>(block)->count.fetch_sub(1, std::memory_order_acq_rel); }
+  ~Share() {
+    reinterpret_cast<Owners*>(block)->count.fetch_sub(1, std::memory_order_acq_rel);
+    if (!segment) std::free(block);
+  }
 };
 void delete_share(void* share) { delete static_cast<Share*>(share); }
+
+at::Tensor tensor_of(Share* share, int64_t elements, const at::TensorOptions& options) {
+  at::DataPtr data(share->block + kInFront, share, delete_share, at::kCPU);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(elements) * options.dtype().itemsize(), std::move(data),
+      /*allocator=*/nullptr, /*resizable=*/false);
+  return at::empty({0}, options).set_(at::Storage(std::move(storage)), 0, {elements}, {1});
+}
 
 }  // namespace
 
@@ -64,10 +76,7 @@ at::Tensor ShmBackend::allocate_together(int64_t elements, const at::TensorOptio
        .output = &place});
   if (place == kNone) throw LimitError("memory for all ranks together: " + failure);
   std::byte* block = shared_->group().memory_of(0, place);
-  at::DataPtr data(block + kInFront, new Share{shared_->group().segment_of(0), block}, delete_share, at::kCPU);
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
-                                                       /*allocator=*/nullptr, /*resizable=*/false);
-  return at::empty({0}, options).set_(at::Storage(std::move(storage)), 0, {elements}, {1});
+  return tensor_of(new Share{shared_->group().segment_of(0), block}, elements, options);
 }
 
 std::vector<std::byte*> ShmBackend::address_everywhere(const at::Tensor& mine) {
@@ -89,6 +98,18 @@ std::vector<std::byte*> ShmBackend::address_everywhere(const at::Tensor& mine) {
 }  // namespace lockstep::shm_engine
 
 namespace lockstep {
+
+at::Tensor allocate_alone(int64_t elements, const at::TensorOptions& options) {
+  using namespace shm_engine;  // NOLINT
+  const size_t bytes = static_cast<size_t>(elements) * options.dtype().itemsize();
+  const size_t all = (kInFront + bytes + kInFront - 1) / kInFront * kInFront;
+  auto* block = static_cast<std::byte*>(std::aligned_alloc(kInFront, all));
+  if (block == nullptr)
+    throw LimitError("memory for an optimizer: the machine has no " + std::to_string(bytes) + " bytes");
+  std::memset(block + kInFront, 0, bytes);
+  new (block) Owners{1};
+  return tensor_of(new Share{nullptr, block}, elements, options);
+}
 
 bool is_owned_together(const at::Tensor& tensor) {
   return tensor.has_storage() && tensor.storage().data_ptr().get_deleter() == shm_engine::delete_share;

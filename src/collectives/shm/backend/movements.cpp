@@ -1,6 +1,6 @@
 #include <ATen/ATen.h>
 
-#include "collectives/shm/backend/backend_class.h"
+#include "collectives/shm/backend/request_backend.h"
 
 namespace lockstep::shm_engine {
 
@@ -17,7 +17,7 @@ void check_like(const char* operation, const at::Tensor& tensor, const at::Tenso
 
 }  // namespace
 
-ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+RequestBackend::WorkPtr RequestBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor& tensor = only("broadcast", tensors);
   check_dense("broadcast", tensor);
   TensorRequest request(OpType::BROADCAST, "lockstep:broadcast", options);
@@ -31,7 +31,7 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
   return launch(std::move(request));
 }
 
-void ShmBackend::add_all_gather(TensorRequest& request, const at::Tensor& output, const at::Tensor& input) const {
+void RequestBackend::add_all_gather(TensorRequest& request, const at::Tensor& output, const at::Tensor& input) const {
   TORCH_CHECK_VALUE(output.numel() == input.numel() * getSize() && output.scalar_type() == input.scalar_type(),
                     "all_gather: the output must hold one input for each of ", getSize(), " ranks; it has ",
                     output.numel(), " elements of ", output.scalar_type(), " for inputs of ", input.numel(), " of ",
@@ -43,7 +43,7 @@ void ShmBackend::add_all_gather(TensorRequest& request, const at::Tensor& output
   request.result.push_back(output);
 }
 
-void ShmBackend::add_all_gather(TensorRequest& request, const Tensors& outputs, const at::Tensor& input) const {
+void RequestBackend::add_all_gather(TensorRequest& request, const Tensors& outputs, const at::Tensor& input) const {
   TORCH_CHECK_VALUE(outputs.size() == ranks(), "all_gather: needs one output for each of ", getSize(), " ranks, not ",
                     outputs.size());
   auto part = request.moving(OperationKind::kAllGather, input.scalar_type(), input.numel());
@@ -57,8 +57,8 @@ void ShmBackend::add_all_gather(TensorRequest& request, const Tensors& outputs, 
   request.result.insert(request.result.end(), outputs.begin(), outputs.end());
 }
 
-ShmBackend::WorkPtr ShmBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                          const c10d::AllgatherOptions& options) {
+RequestBackend::WorkPtr RequestBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                  const c10d::AllgatherOptions& options) {
   const at::Tensor& input = only("all_gather", inputs);
   check_dense("all_gather", input);
   TensorRequest request(OpType::ALLGATHER, "lockstep:all_gather", options);
@@ -67,8 +67,8 @@ ShmBackend::WorkPtr ShmBackend::allgather(std::vector<Tensors>& outputs, Tensors
   return launch(std::move(request));
 }
 
-ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                const c10d::AllgatherOptions& options) {
+RequestBackend::WorkPtr RequestBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                        const c10d::AllgatherOptions& options) {
   check_dense("all_gather_into_tensor", output);
   check_dense("all_gather_into_tensor", input);
   TensorRequest request(OpType::_ALLGATHER_BASE, "lockstep:_all_gather_base", options);
@@ -77,8 +77,8 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& 
   return launch(std::move(request));
 }
 
-ShmBackend::WorkPtr ShmBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                                                    const c10d::AllgatherOptions& options) {
+RequestBackend::WorkPtr RequestBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                            const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == ranks(), "all_gather_coalesced: needs one output list for each of ", getSize(),
                     " ranks, not ", outputs.size());
   TensorRequest request(OpType::ALLGATHER_COALESCED, "lockstep:all_gather", options);
@@ -95,8 +95,8 @@ ShmBackend::WorkPtr ShmBackend::allgather_coalesced(std::vector<Tensors>& output
   return launch(std::move(request));
 }
 
-ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                const c10d::AllgatherOptions& options) {
+RequestBackend::WorkPtr RequestBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                        const c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "all_gather_into_tensor_coalesced: ", outputs.size(),
                     " outputs for ", inputs.size(), " inputs");
   TensorRequest request(OpType::COALESCED, "lockstep:all_gather_into_tensor_coalesced", options);
@@ -109,8 +109,8 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs
   return launch(std::move(request));
 }
 
-ShmBackend::WorkPtr ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                       const c10d::GatherOptions& options) {
+RequestBackend::WorkPtr RequestBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                               const c10d::GatherOptions& options) {
   const at::Tensor& input = only("gather", inputs);
   check_dense("gather", input);
   TensorRequest request(OpType::GATHER, "lockstep:gather", options);
@@ -135,8 +135,8 @@ ShmBackend::WorkPtr ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& i
   return launch(std::move(request));
 }
 
-ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                        const c10d::ScatterOptions& options) {
+RequestBackend::WorkPtr RequestBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                const c10d::ScatterOptions& options) {
   const at::Tensor& output = only("scatter", outputs);
   check_dense("scatter", output);
   TensorRequest request(OpType::SCATTER, "lockstep:scatter", options);
@@ -161,9 +161,10 @@ ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
   return launch(std::move(request));
 }
 
-ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                              std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
-                                              const c10d::AllToAllOptions& options) {
+RequestBackend::WorkPtr RequestBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                      std::vector<int64_t>& output_splits,
+                                                      std::vector<int64_t>& input_splits,
+                                                      const c10d::AllToAllOptions& options) {
   check_dense("all_to_all_single", output);
   check_dense("all_to_all_single", input);
   TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), "all_to_all_single: input and output differ in dtype");
@@ -196,7 +197,8 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
   return launch(std::move(request));
 }
 
-ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+RequestBackend::WorkPtr RequestBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                                 const c10d::AllToAllOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == ranks() && inputs.size() == ranks(),
                     "all_to_all: needs one input and one output for each of ", getSize(), " ranks, not ", inputs.size(),
                     " and ", outputs.size());

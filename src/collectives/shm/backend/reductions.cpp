@@ -1,21 +1,21 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "collectives/shm/backend/backend_class.h"
+#include "collectives/shm/backend/request_backend.h"
 
 namespace lockstep::shm_engine {
 
 using c10d::OpType;
 using shm::OperationKind;
 
-void ShmBackend::add_all_reduce(TensorRequest& request, const at::Tensor& tensor, const c10d::ReduceOp& op) const {
+void RequestBackend::add_all_reduce(TensorRequest& request, const at::Tensor& tensor, const c10d::ReduceOp& op) const {
   auto part = request.reducing(OperationKind::kAllReduce, tensor.scalar_type(), tensor.numel(), op);
   part.input = part.output = request.output(tensor, /*load=*/true);
   request.parts.push_back(std::move(part));
   request.result.push_back(tensor);
 }
 
-ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+RequestBackend::WorkPtr RequestBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   at::Tensor& tensor = only("all_reduce", tensors);
   if (tensor.layout() != at::kStrided) return all_reduce_sparse(tensor, options);
   check_dense("all_reduce", tensor);
@@ -25,11 +25,12 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
   return launch(std::move(request));
 }
 
-ShmBackend::WorkPtr ShmBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+RequestBackend::WorkPtr RequestBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   return all_reduce_sparse(only("all_reduce", tensors), options);
 }
 
-ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+RequestBackend::WorkPtr RequestBackend::allreduce_coalesced(Tensors& tensors,
+                                                            const c10d::AllreduceCoalescedOptions& options) {
   TensorRequest request(OpType::ALLREDUCE_COALESCED, "lockstep:all_reduce", options);
   request.inputs = tensors;
   for (const auto& tensor : tensors) check_dense("all_reduce_coalesced", tensor);
@@ -37,7 +38,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d
   return launch(std::move(request));
 }
 
-ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+RequestBackend::WorkPtr RequestBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = only("reduce", tensors);
   check_dense("reduce", tensor);
   TensorRequest request(OpType::REDUCE, "lockstep:reduce", options);
@@ -51,8 +52,8 @@ ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
   return launch(std::move(request));
 }
 
-void ShmBackend::add_reduce_scatter(TensorRequest& request, const at::Tensor& output, const at::Tensor& input,
-                                    const c10d::ReduceOp& op) const {
+void RequestBackend::add_reduce_scatter(TensorRequest& request, const at::Tensor& output, const at::Tensor& input,
+                                        const c10d::ReduceOp& op) const {
   TORCH_CHECK_VALUE(input.numel() == output.numel() * getSize() && input.scalar_type() == output.scalar_type(),
                     "reduce_scatter: the input must hold one output for each of ", getSize(), " ranks; it has ",
                     input.numel(), " elements of ", input.scalar_type(), " for outputs of ", output.numel(), " of ",
@@ -64,8 +65,8 @@ void ShmBackend::add_reduce_scatter(TensorRequest& request, const at::Tensor& ou
   request.result.push_back(output);
 }
 
-ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                               const c10d::ReduceScatterOptions& options) {
+RequestBackend::WorkPtr RequestBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                       const c10d::ReduceScatterOptions& options) {
   const at::Tensor& output = only("reduce_scatter", outputs);
   const Tensors& blocks = only("reduce_scatter", inputs);
   check_dense("reduce_scatter", output);
@@ -87,8 +88,8 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, std::vector<Ten
   return launch(std::move(request));
 }
 
-ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                     const c10d::ReduceScatterOptions& options) {
+RequestBackend::WorkPtr RequestBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                             const c10d::ReduceScatterOptions& options) {
   check_dense("reduce_scatter_tensor", output);
   check_dense("reduce_scatter_tensor", input);
   TensorRequest request(OpType::_REDUCE_SCATTER_BASE, "lockstep:_reduce_scatter_base", options);
@@ -97,8 +98,8 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Ten
   return launch(std::move(request));
 }
 
-ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                const c10d::ReduceScatterOptions& options) {
+RequestBackend::WorkPtr RequestBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                        const c10d::ReduceScatterOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "reduce_scatter_tensor_coalesced: ", outputs.size(),
                     " outputs for ", inputs.size(), " inputs");
   TensorRequest request(OpType::COALESCED, "lockstep:reduce_scatter_tensor_coalesced", options);
@@ -111,7 +112,7 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs
   return launch(std::move(request));
 }
 
-at::Tensor ShmBackend::gather_rows(const at::Tensor& row, std::chrono::milliseconds timeout) {
+at::Tensor RequestBackend::gather_rows(const at::Tensor& row, std::chrono::milliseconds timeout) {
   std::vector<int64_t> shape{getSize()};
   shape.insert(shape.end(), row.sizes().begin(), row.sizes().end());
   at::Tensor rows = at::empty(shape, row.options()), input = row;
@@ -121,7 +122,7 @@ at::Tensor ShmBackend::gather_rows(const at::Tensor& row, std::chrono::milliseco
   return rows;
 }
 
-ShmBackend::WorkPtr ShmBackend::all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& options) {
+RequestBackend::WorkPtr RequestBackend::all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& options) {
   // Ranks hold different numbers of elements, so this takes three exchanges and waits for each.
   TORCH_CHECK_VALUE(tensor.layout() == at::kSparse && tensor.device().is_cpu(),
                     "all_reduce: takes dense and sparse COO tensors on the CPU, not ", tensor.layout());

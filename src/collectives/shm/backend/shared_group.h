@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "base/mutex.h"
+#include "collectives/intra_op.h"
 #include "collectives/shm/backend/future_thread.h"
 #include "collectives/shm/group.h"
 
@@ -18,7 +19,9 @@ class SharedGroup {
  public:
   /// `writes_page`: its operations are shown on this rank's page.
   explicit SharedGroup(shm::World world, bool writes_page = false)
-      : writes_page_(writes_page), group_(std::move(world)) {}
+      : writes_page_(writes_page), group_(std::move(world)) {
+    group_.share_out_by(share_out);
+  }
 
   bool writes_page() const { return writes_page_; }
   shm::Group& group() { return group_; }
@@ -56,6 +59,16 @@ class SharedGroup {
     std::vector<at::Tensor> tensors;
     Released& released;
   };
+
+  /// On the threads of LibTorch's operators, which belong to the thread that calls: they are idle while it is here. A
+  /// thread that completes futures would get others, beside those that compute.
+  static void share_out(size_t parts, const std::function<void(size_t)>& run) {
+    const auto some = [&](int64_t begin, int64_t end) {
+      for (int64_t part = begin; part < end; ++part) run(static_cast<size_t>(part));
+    };
+    const auto all = static_cast<int64_t>(parts);
+    FutureThread::is_running_here() ? some(0, all) : intra_op_for(all, 1, some);
+  }
 
   const bool writes_page_;
   Released released_;  // outlives the group

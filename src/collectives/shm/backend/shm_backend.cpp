@@ -61,7 +61,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
 }
 
 ShmBackend::ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout, std::string name)
-    : Backend(shared->group().rank(), shared->group().size()),
+    : RequestBackend(shared->group().rank(), shared->group().size()),
       shared_(std::move(shared)),
       name_(std::move(name)),
       timeout_(timeout) {}

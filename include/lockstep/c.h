@@ -1,0 +1,166 @@
+/* Lockstep for C, and for every language that can call C: the collectives of the ranks of one machine, on raw memory.
+ * Needs no LibTorch. Link liblockstep_c; docs/c.md explains everything on one page.
+ *
+ * Every function but the small queries returns LOCKSTEP_OK or another status; lockstep_last_error() then says what
+ * happened, to which rank, and what to do. The library throws nothing, never ends the process, installs no signal
+ * handler, starts no thread that outlives a call, and every wait ends.
+ *
+ * All ranks of a group call the same collectives in the same order. One thread at a time calls a group; different
+ * threads may use different groups at the same time. */
+#ifndef LOCKSTEP_C_H
+#define LOCKSTEP_C_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define LOCKSTEP_API __attribute__((visibility("default")))
+#else
+#define LOCKSTEP_API
+#endif
+
+#define LOCKSTEP_C_VERSION_MAJOR 1
+#define LOCKSTEP_C_VERSION_MINOR 0
+
+typedef int32_t lockstep_status;
+enum {
+  LOCKSTEP_OK = 0,
+  LOCKSTEP_INVALID_ARGUMENT = 1, /* this call is wrong; nothing was started, and the group is as it was */
+  LOCKSTEP_JOIN_FAILED = 2,      /* the ranks, or the members of a subgroup, could not meet */
+  LOCKSTEP_SEVERAL_MACHINES = 3, /* the launcher started ranks on other machines, too; this library works on one */
+  LOCKSTEP_RANK_GONE = 4,        /* a rank ended, or left the group, while others needed it */
+  LOCKSTEP_MISMATCH = 5,         /* the ranks' calls do not match */
+  LOCKSTEP_TIMED_OUT = 6,        /* the text names the ranks that did not come */
+  LOCKSTEP_ABORTED = 7,          /* a rank called lockstep_abort, or could not go on */
+  LOCKSTEP_OUT_OF_RESOURCES = 8, /* memory or descriptors */
+  LOCKSTEP_INTERNAL_ERROR = 9
+};
+
+typedef int32_t lockstep_dtype;
+enum {
+  LOCKSTEP_FLOAT32 = 0,
+  LOCKSTEP_FLOAT64 = 1,
+  LOCKSTEP_FLOAT16 = 2,
+  LOCKSTEP_BFLOAT16 = 3,
+  LOCKSTEP_INT8 = 4,
+  LOCKSTEP_UINT8 = 5,
+  LOCKSTEP_INT16 = 6,
+  LOCKSTEP_INT32 = 7,
+  LOCKSTEP_INT64 = 8
+};
+
+/* Sums of fp16, bf16 and fp32 are computed in fp32, along one tree over the ranks: all ranks and all runs get the same
+ * bits. The mean of integers is rounded towards zero. AND, OR and XOR are for integers. */
+typedef int32_t lockstep_op;
+enum {
+  LOCKSTEP_SUM = 0,
+  LOCKSTEP_MEAN = 1,
+  LOCKSTEP_PRODUCT = 2,
+  LOCKSTEP_MIN = 3,
+  LOCKSTEP_MAX = 4,
+  LOCKSTEP_AND = 5,
+  LOCKSTEP_OR = 6,
+  LOCKSTEP_XOR = 7
+};
+
+typedef struct lockstep_group lockstep_group;     /* ranks that work together: the world, or a part of it */
+typedef struct lockstep_request lockstep_request; /* a collective or message in flight */
+
+typedef struct lockstep_options {
+  size_t size;           /* sizeof(lockstep_options): later versions add fields at the end */
+  double join_timeout_s; /* how long to wait for all ranks; 0: 120 */
+  double timeout_s;      /* how long a collective or message may take; 0: 1800 */
+} lockstep_options;
+
+/* Why the last call of this thread that failed did so; "" if none has. Valid until this thread's next failure. */
+LOCKSTEP_API const char* lockstep_last_error(void);
+LOCKSTEP_API const char* lockstep_status_name(lockstep_status status); /* "LOCKSTEP_MISMATCH"; never null */
+LOCKSTEP_API int lockstep_c_version(void);                             /* major * 1000 + minor, of the library */
+
+/* Joins the ranks that `lockstep run`, torchrun, Open MPI, MPICH or Slurm started; a process that none of them started
+ * is a world of one. Returns when all ranks have joined. A process has one world at a time. `options` may be null. */
+LOCKSTEP_API lockstep_status lockstep_join(const lockstep_options* options, lockstep_group** world);
+/* Leaves a group and frees it, without waiting: no other rank has to be there. Pending operations fail, on the ranks
+ * that still need this one, too. Leave subgroups before the world. Null is ignored. */
+LOCKSTEP_API lockstep_status lockstep_leave(lockstep_group* group);
+/* Forms a group of those ranks that give the same color, ordered by key, then by rank. Every rank of `group` calls it;
+ * a rank with a negative color gets a null group. */
+LOCKSTEP_API lockstep_status lockstep_split(lockstep_group* group, int color, int key, lockstep_group** part);
+/* Ends the group on every rank: what is pending and comes later fails there with this text. */
+LOCKSTEP_API lockstep_status lockstep_abort(lockstep_group* group, const char* why);
+
+LOCKSTEP_API int lockstep_rank(const lockstep_group* group); /* -1 for null */
+LOCKSTEP_API int lockstep_size(const lockstep_group* group); /* -1 for null */
+
+/* Memory that this group's collectives use where it lies, without a copy. Aligned to a page. It is gone when the group
+ * is left. */
+LOCKSTEP_API lockstep_status lockstep_allocate(lockstep_group* group, size_t bytes, void** memory);
+LOCKSTEP_API lockstep_status lockstep_free(lockstep_group* group, void* memory);
+
+/* The collectives. `count` counts elements of one block and is the same on every rank. Input and output are one block
+ * each, or one for each rank, in rank order, where it says so. They may be the same memory where both are one block,
+ * and must not overlap otherwise. Null memory is allowed where nothing is read or written.
+ *
+ * `request` null: returns when this rank's part is done. Otherwise returns at once with a request, and the memory stays
+ * as it is until lockstep_wait(). */
+LOCKSTEP_API lockstep_status lockstep_barrier(lockstep_group* group, lockstep_request** request);
+LOCKSTEP_API lockstep_status lockstep_all_reduce(lockstep_group* group, const void* input, void* output, int64_t count,
+                                                 lockstep_dtype dtype, lockstep_op op, lockstep_request** request);
+/* Only the root's output is written. */
+LOCKSTEP_API lockstep_status lockstep_reduce(lockstep_group* group, const void* input, void* output, int64_t count,
+                                             lockstep_dtype dtype, lockstep_op op, int root,
+                                             lockstep_request** request);
+/* Input: a block for each rank. Output: this rank's block, reduced. */
+LOCKSTEP_API lockstep_status lockstep_reduce_scatter(lockstep_group* group, const void* input, void* output,
+                                                     int64_t count, lockstep_dtype dtype, lockstep_op op,
+                                                     lockstep_request** request);
+LOCKSTEP_API lockstep_status lockstep_broadcast(lockstep_group* group, void* data, int64_t count, lockstep_dtype dtype,
+                                                int root, lockstep_request** request);
+/* Output: a block for each rank. */
+LOCKSTEP_API lockstep_status lockstep_all_gather(lockstep_group* group, const void* input, void* output, int64_t count,
+                                                 lockstep_dtype dtype, lockstep_request** request);
+/* Output: a block for each rank, on the root. */
+LOCKSTEP_API lockstep_status lockstep_gather(lockstep_group* group, const void* input, void* output, int64_t count,
+                                             lockstep_dtype dtype, int root, lockstep_request** request);
+/* Input: a block for each rank, on the root. */
+LOCKSTEP_API lockstep_status lockstep_scatter(lockstep_group* group, const void* input, void* output, int64_t count,
+                                              lockstep_dtype dtype, int root, lockstep_request** request);
+/* Input and output: a block for each rank. */
+LOCKSTEP_API lockstep_status lockstep_all_to_all(lockstep_group* group, const void* input, void* output, int64_t count,
+                                                 lockstep_dtype dtype, lockstep_request** request);
+/* The same with blocks of different lengths: send_counts[r] elements go to rank r, receive_counts[r] come from it. The
+ * counts are copied. */
+LOCKSTEP_API lockstep_status lockstep_all_to_all_v(lockstep_group* group, const void* input, const int64_t* send_counts,
+                                                   void* output, const int64_t* receive_counts, lockstep_dtype dtype,
+                                                   lockstep_request** request);
+
+/* Messages between two ranks: those with one sender, receiver and tag arrive in order, and must have the count and
+ * dtype that the receiver expects. A small send is done before anybody receives it. */
+#define LOCKSTEP_ANY_RANK (-1)
+LOCKSTEP_API lockstep_status lockstep_send(lockstep_group* group, const void* data, int64_t count, lockstep_dtype dtype,
+                                           int to, int tag, lockstep_request** request);
+/* `from` may be LOCKSTEP_ANY_RANK. `source`, unless null, gets the sender, with a request in lockstep_wait(). */
+LOCKSTEP_API lockstep_status lockstep_recv(lockstep_group* group, void* data, int64_t count, lockstep_dtype dtype,
+                                           int from, int tag, int* source, lockstep_request** request);
+
+/* Sets *done to 1 if the request is done, or has failed, else to 0. Does what can be done meanwhile; never waits. */
+LOCKSTEP_API lockstep_status lockstep_test(lockstep_request* request, int* done);
+/* Returns when the request is done, frees it whatever the status, and sets it to null. If it takes longer than
+ * `seconds` (negative: the group's limit), the group ends on every rank. Every request is waited for once. */
+LOCKSTEP_API lockstep_status lockstep_wait(lockstep_request** request, double seconds);
+
+/* Whether the run is to stop: *stop gets the same answer on every rank that makes the same call. Every rank of `group`
+ * calls it equally often, say once a step. The request comes from `lockstep run`, when it is asked to end, or from
+ * lockstep_request_stop() on any rank, which a signal handler may call. */
+LOCKSTEP_API lockstep_status lockstep_stop_requested(lockstep_group* group, int* stop);
+LOCKSTEP_API void lockstep_request_stop(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,201 @@
+// lockstep._C: groups, replicas and their guards. Every call that may wait gives up Python's lock.
+
+#include <chrono>
+
+#include <pybind11/chrono.h>
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "collectives/group_state.h"
+#include "collectives/shm/backend/shm_backend.h"
+#include "data_parallel/replica_state.h"
+#include "python_module.h"
+#include "python_replica.h"
+
+namespace lockstep::python {
+namespace {
+
+namespace py = pybind11;
+
+using Unlocked = py::call_guard<py::gil_scoped_release>;
+
+/// One group for each of torch.distributed's, in memory that its ranks share.
+Group make_python_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                        std::chrono::milliseconds timeout) {
+  EngineFactories factories;
+  factories.cpu = [timeout](const auto& shared, int number, int size) {
+    return shm_engine::make_backend(shared, number, size, timeout);
+  };
+  factories.device = [](c10::DeviceType device, const auto&, int, int) -> c10::intrusive_ptr<c10d::Backend> {
+    TORCH_CHECK(false, "lockstep.attach() trains modules on the CPU, and a parameter is on ", device,
+                "; use torch's DistributedDataParallel for it");
+  };
+  return make_group(store, rank, world_size, std::move(factories));
+}
+
+DistributedDataParallelOptions options_of(const py::dict& from) {
+  DistributedDataParallelOptions options;
+  const auto take = [&](const char* name, auto& field) {
+    field = from[name].cast<std::remove_reference_t<decltype(field)>>();
+  };
+  take("first_bucket_cap_mb", options.first_bucket_cap_mb);
+  take("bucket_cap_mb", options.bucket_cap_mb);
+  take("init_sync", options.init_sync);
+  take("delay_all_reduce_named_params", options.delay_all_reduce_named_params);
+  take("parameters_to_ignore", options.parameters_to_ignore);
+  take("keep_freed_memory", options.keep_freed_memory);
+  options.reduction = from["reduction"].cast<GradientReduction>();
+  options.buffers = from["buffers"].cast<BufferPolicy>();
+  return options;
+}
+
+void bind_enums(py::module_& module) {
+  py::enum_<GradientReduction>(module, "GradientReduction")
+      .value("mean", GradientReduction::kMean)
+      .value("sum", GradientReduction::kSum)
+      .value("weighted_mean", GradientReduction::kWeightedMean);
+  py::enum_<BufferPolicy>(module, "BufferPolicy")
+      .value("follow_rank_zero", BufferPolicy::kFollowRankZero)
+      .value("mean", BufferPolicy::kMean)
+      .value("none", BufferPolicy::kNone);
+  py::enum_<NonFinitePolicy>(module, "NonFinitePolicy")
+      .value("ignore", NonFinitePolicy::kIgnore)
+      .value("skip", NonFinitePolicy::kSkip)
+      .value("raise", NonFinitePolicy::kRaise);
+}
+
+void bind_stats(py::module_& module) {
+  py::class_<BucketStats>(module, "BucketStats")
+      .def_readonly("parameters", &BucketStats::parameters)
+      .def_readonly("bytes", &BucketStats::bytes)
+      .def_readonly("ready_ms", &BucketStats::ready_ms)
+      .def_readonly("start_ms", &BucketStats::start_ms)
+      .def_readonly("end_ms", &BucketStats::end_ms)
+      .def_readonly("wait_ms", &BucketStats::wait_ms);
+  py::class_<ReductionStats>(module, "ReductionStats")
+      .def_readonly("reductions", &ReductionStats::reductions)
+      .def_readonly("bytes", &ReductionStats::bytes)
+      .def_readonly("backward_ms", &ReductionStats::backward_ms)
+      .def_readonly("wait_ms", &ReductionStats::wait_ms)
+      .def_readonly("overlap", &ReductionStats::overlap)
+      .def_readonly("buckets", &ReductionStats::buckets)
+      .def_readonly("wait_ms_by_rank", &ReductionStats::wait_ms_by_rank)
+      .def_readonly("times_last_by_rank", &ReductionStats::times_last_by_rank)
+      .def_readonly("reason", &ReductionStats::reason);
+}
+
+std::shared_ptr<PythonReplica> make_replica(const py::object& module, const Group& group, const py::dict& options) {
+  auto source = std::make_unique<PythonModule>(module);
+  DistributedDataParallelOptions with = options_of(options);
+  // Waits for the other ranks without the lock, and is destroyed with it.
+  std::shared_ptr<PythonReplica> replica;
+  {
+    const py::gil_scoped_release unlocked;
+    replica = std::make_shared<PythonReplica>(std::move(source), group, std::move(with));
+  }
+  return replica;
+}
+
+void join(PythonReplica& replica, const std::function<void()>& body, bool divide_by_initial_world_size,
+          bool throw_on_early_termination, const std::function<void()>& shadow) {
+  JoinOptions options;
+  options.divide_by_initial_world_size = divide_by_initial_world_size;
+  options.throw_on_early_termination = throw_on_early_termination;
+  options.shadow = shadow;
+  replica.join(body, options);
+}
+
+/// What backward throws goes through torch's bindings, which know nothing of Error; they hand over what is Python's.
+void raise_in_python(const Error& error) {
+  const py::gil_scoped_acquire lock;
+  py::object type = py::module_::import("lockstep._C").attr("Error");
+  PyErr_SetString(type.ptr(), error.what());
+  python_error raised;
+  raised.persist();
+  throw python_error(std::move(raised));
+}
+
+void bind_errors(py::module_& module) {
+  // As the backend's: a RuntimeError, too.
+  const py::object base = py::module_::import("torch.distributed").attr("DistBackendError");
+  auto& error = py::register_local_exception<Error>(module, "Error", base);
+  error.attr("__module__") = "lockstep";
+  // Misuse, with the type that torch gives it and without the C++ stack.
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const c10::Error&) {
+      torch::translate_exception_to_python(thrown);
+    }
+  });
+  translate_errors_of_backward(raise_in_python);
+}
+
+}  // namespace
+
+PythonReplica::PythonReplica(std::unique_ptr<PythonModule> source, const Group& group,
+                             DistributedDataParallelOptions options)
+    : PythonReplica([&] {
+        PythonModule* kept = source.get();
+        return std::pair(kept, std::make_unique<State>(std::move(source), group, std::move(options)));
+      }()) {}
+
+PythonReplica::PythonReplica(std::pair<PythonModule*, std::unique_ptr<State>> made)
+    : Replica(std::move(made.second)), source_(made.first) {}
+
+void PythonReplica::look() {
+  auto& state = state_of(*this);
+  if (!at::GradMode::is_enabled()) return;
+  source_->look();
+  if (!source_->is_training()) return;
+  state.reducer->keep_hooks();
+  if (state.group.is_open() && state.inspect().empty()) return;
+  const py::gil_scoped_release unlocked;
+  before_forward();
+}
+
+void bind_replica(py::module_& module) {
+  bind_errors(module);
+  bind_enums(module);
+  bind_stats(module);
+  py::class_<Group>(module, "Group")
+      .def("rank", &Group::rank)
+      .def("world_size", &Group::world_size)
+      .def("is_open", &Group::is_open)
+      .def(
+          "close", [](const Group& group) { lockstep::close(group); }, Unlocked());
+  module.def("make_group", &make_python_group, Unlocked());
+  module.def(
+      "make_single_group", [] { return make_group(nullptr, 0, 1, {}); }, Unlocked());
+  py::class_<PythonGuard>(module, "Guard").def("end", &PythonGuard::end);
+
+  py::class_<PythonReplica, std::shared_ptr<PythonReplica>>(module, "Replica")
+      .def(py::init(&make_replica))
+      .def("look", &PythonReplica::look)
+      .def("no_sync", [](PythonReplica& replica) { return PythonGuard(replica.no_sync()); })
+      .def("accumulate", [](PythonReplica& replica, int n) { return PythonGuard(replica.accumulate(n)); })
+      .def("step_complete", &PythonReplica::step_complete)
+      .def("reduce_gradients", &PythonReplica::reduce_gradients, Unlocked())
+      .def("skip_step", &PythonReplica::skip_step, Unlocked())
+      .def("set_weight", &PythonReplica::set_weight, Unlocked())
+      .def("join", &join, Unlocked())
+      .def("broadcast_parameters", &PythonReplica::broadcast_parameters, Unlocked())
+      .def("average_parameters", &PythonReplica::average_parameters, Unlocked())
+      .def(
+          "refresh", [](PythonReplica& replica) { replica.refresh(); }, Unlocked())
+      .def("check_divergence", &PythonReplica::check_divergence, Unlocked())
+      .def("check_divergence_every", &PythonReplica::check_divergence_every, Unlocked())
+      .def("clip_grad_norm", &PythonReplica::clip_grad_norm, Unlocked())
+      .def("set_non_finite_policy", &PythonReplica::set_non_finite_policy, Unlocked())
+      .def("skipped_steps", &PythonReplica::skipped_steps)
+      .def("stats", &PythonReplica::stats)
+      .def("set_rank_comparison", &PythonReplica::set_rank_comparison)
+      .def("communication_seconds", &PythonReplica::communication_seconds)
+      .def("bucket_parameters", &PythonReplica::bucket_parameters);
+}
+
+}  // namespace lockstep::python

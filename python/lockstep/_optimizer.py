@@ -1,0 +1,132 @@
+"""ZeroRedundancyOptimizer: one optimizer state for all ranks, of which each steps its part."""
+
+import weakref
+from typing import Any, Callable, Optional, Union
+
+import torch
+
+import lockstep
+from lockstep._replica import Replica
+
+_C = lockstep._extension()
+
+# What the kernels step, and what torch calls it. Adam may decay as AdamW does.
+_MAKERS = {torch.optim.SGD: _C.make_sgd, torch.optim.Adam: _C.make_adam, torch.optim.AdamW: _C.make_adamw}
+_NUMBERS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "momentum", "dampening", "nesterov")
+
+
+class ZeroRedundancyOptimizer(torch.optim.Optimizer):
+    """SGD, Adam or AdamW of torch.optim, whose step the ranks share out.
+
+        replica = lockstep.attach(model)
+        optimizer = lockstep.ZeroRedundancyOptimizer(replica, torch.optim.AdamW, lr=1e-3)
+        optimizer = lockstep.ZeroRedundancyOptimizer(replica, torch.optim.AdamW(groups, lr=1e-3))
+
+    The second form takes over an optimizer's parameter groups, options and state; it must hold every parameter that
+    the replica trains. It is a torch.optim.Optimizer to whoever asks: learning-rate schedulers change its groups, and
+    state_dict() and load_state_dict() have the format of the optimizer that it stands for, so either loads what the
+    other has saved. Every rank makes it and calls step(), with the same options.
+
+    step() takes the mean over the ranks, not backward: until then .grad is what this rank has computed itself. Limit
+    its norm by replica.clip_grad_norm(). The parameters move into memory that the other ranks reach: views of them
+    that were made before show the old memory. shared_parameters: they lie there once for all ranks.
+
+    `state` is filled by state_dict(). The formulas are torch's, without fused multiply-adds: results differ from
+    torch's in the last place.
+    """
+
+    def __init__(self, replica: Replica, optimizer: Union[type, torch.optim.Optimizer] = torch.optim.AdamW, *,
+                 shared_parameters: bool = False, **options: Any):
+        if isinstance(optimizer, torch.optim.Optimizer):
+            if options:
+                raise TypeError(f"ZeroRedundancyOptimizer: {', '.join(options)} given beside an optimizer; give options "
+                                "to that one, or pass its class")
+            inner = optimizer
+        else:
+            self._check(optimizer)
+            if replica.module is None:
+                raise RuntimeError("ZeroRedundancyOptimizer: the module that the replica was attached to is gone")
+            inner = optimizer((p for p in replica.module.parameters() if p.requires_grad), **options)
+        self._check(type(inner))
+        self._stepper = None
+        super().__init__(inner.param_groups, inner.defaults)
+        groups = [[p for p in group["params"] if p.requires_grad] for group in self.param_groups]
+        kind = type(inner)
+        if kind is torch.optim.Adam and any(group.get("decoupled_weight_decay") for group in self.param_groups):
+            kind = torch.optim.AdamW
+        self._options()  # refuses what the kernels do not know before the parameters move
+        self._kind = kind
+        self._replica = weakref.ref(replica)
+        self._stepper = _MAKERS[kind](replica._core, groups, shared_parameters)
+        replica._optimizers.add(self)
+        for parameter, state in inner.state.items():
+            self.state[parameter] = state
+        self._push()
+
+    @staticmethod
+    def _check(kind: Any) -> None:
+        if kind not in _MAKERS:
+            raise TypeError(f"ZeroRedundancyOptimizer steps torch.optim's SGD, Adam and AdamW, not {getattr(kind, '__name__', kind)}; "
+                            "use that one as it is: the parameters' .grad is the mean over the ranks")
+
+    def _options(self) -> list:
+        for group in self.param_groups:
+            for name in ("maximize", "differentiable"):
+                if group.get(name):
+                    raise ValueError(f"ZeroRedundancyOptimizer: there are no kernels for {name}=True; leave it out")
+        return [{name: _number(group[name]) for name in _NUMBERS if name in group} for group in self.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._stepper is None:
+            raise RuntimeError("this ZeroRedundancyOptimizer's replica was detached; make another optimizer")
+        self._stepper.step(self._options())
+        return loss
+
+    def state_dict(self) -> dict:
+        self._pull()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict)
+        self._push()
+
+    def add_param_group(self, param_group: dict) -> None:
+        if self._stepper is not None:
+            raise RuntimeError("ZeroRedundancyOptimizer: parameters have their places in memory of all ranks; make another "
+                               "optimizer with the new group, and load this one's state_dict()")
+        super().add_param_group(param_group)
+
+    def _pull(self) -> None:
+        if self._stepper is None:
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self._stepper.state(parameter)
+                if "step" in state:
+                    state["step"] = torch.tensor(float(state["step"]))
+                if state:
+                    self.state[parameter] = state
+
+    def _push(self) -> None:
+        for parameter, state in self.state.items():
+            if state:
+                self._stepper.load_state(parameter, {name: int(value) if name == "step" else value
+                                                     for name, value in state.items()})
+
+    def _detach(self) -> None:
+        """Gives the parameters memory of their own again, and keeps the state."""
+        if self._stepper is not None:
+            self._pull()
+            for state in self.state.values():
+                for name, value in state.items():
+                    state[name] = value.clone() if isinstance(value, torch.Tensor) else value
+            self._stepper = None
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value

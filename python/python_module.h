@@ -1,0 +1,54 @@
+#pragma once
+
+#include <vector>
+
+#include <pybind11/pybind11.h>
+
+#include "data_parallel/source.h"
+
+namespace lockstep::python {
+
+/// A Python nn.Module, as what a replica attaches to. It does not keep the module alive: the module keeps the replica.
+///
+/// An edit is looked for before a forward, where Python's lock is held anyway, and is_edited() says what was found: it
+/// is asked at the end of backward, which must not wait for other threads of Python.
+class PythonModule final : public Source {
+ public:
+  /// Needs Python's lock, like look().
+  explicit PythonModule(const pybind11::object& module) : module_(module) {}
+  ~PythonModule() override;
+  PythonModule(const PythonModule&) = delete;
+  PythonModule& operator=(const PythonModule&) = delete;
+
+  NamedTensors parameters() const override { return list("named_parameters"); }
+  NamedTensors buffers() const override { return list("named_buffers"); }
+  bool is_training() const override { return is_training_; }
+  bool is_edited() override { return edited_; }
+  void remember() override;
+
+  /// Looks at the next part of a large module, in microseconds.
+  void look();
+
+ private:
+  static constexpr size_t kModulesAtOnce = 64;
+
+  /// What a module held directly when remember() was called. Objects are compared, never used: the replica keeps the
+  /// tensors, and a module that is gone was replaced.
+  struct Layer {
+    pybind11::weakref module;
+    std::vector<const PyObject*> parameters, buffers, children;
+
+    static Layer of(const pybind11::handle& module);
+    bool is_edited() const;
+  };
+
+  NamedTensors list(const char* method) const;
+
+  pybind11::weakref module_;
+  std::vector<Layer> layers_;
+  size_t next_ = 0;
+  bool edited_ = false;
+  bool is_training_ = true;
+};
+
+}  // namespace lockstep::python

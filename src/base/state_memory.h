@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/file_descriptor.h"
+
+namespace lockstep {
+
+/// Memory that a launcher holds for the state of its ranks, so that it outlives them. It has no name. Its size is a
+/// range of addresses, sealed; the memory behind them is committed by the ranks as they need it.
+///
+///   records         2 slots of kMaxRanks records of kRecordBytes
+///   slot 0, slot 1  what ranks have in common, then what each rank has of its own
+///
+/// What lies there is said in checkpoint/memory/memory_slots.h.
+struct StateMemory {
+  static constexpr int kMaxRanks = 4096;
+  static constexpr uint64_t kRecordBytes = 128;
+  static constexpr uint64_t kRecordsBytes = 2 * kMaxRanks * kRecordBytes;
+  static constexpr uint64_t kCommonBytes = uint64_t{1} << 46;
+  static constexpr uint64_t kOwnBytes = uint64_t{1} << 34;
+  static constexpr uint64_t kSlotBytes = kCommonBytes + kMaxRanks * kOwnBytes;
+  static constexpr uint64_t kBytes = kRecordsBytes + 2 * kSlotBytes;
+
+  static constexpr uint64_t record_at(int slot, int rank) {
+    return static_cast<uint64_t>(slot * kMaxRanks + rank) * kRecordBytes;
+  }
+  static constexpr uint64_t common_at(int slot) { return kRecordsBytes + static_cast<uint64_t>(slot) * kSlotBytes; }
+  static constexpr uint64_t own_at(int slot, int rank) {
+    return common_at(slot) + kCommonBytes + static_cast<uint64_t>(rank) * kOwnBytes;
+  }
+
+  /// No descriptor if the system refuses it, as with a limit on the size of files (ulimit -f).
+  static FileDescriptor make();
+  /// Whether a descriptor is what make() gave: on its way to a rank something else may have got its number.
+  static bool is(int fd);
+};
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/summation_tree.h"
+
+namespace lockstep {
+
+/// The virtual ranks of a run, and the one that this process works for at the moment. Owned by the Context; its group,
+/// loaders, replicas and checkpoints share it. Used by the thread that trains.
+///
+/// A loader says which virtual rank its next batch belongs to (enter). Then the state of the random generator is put
+/// away and that of the other virtual rank is taken out, so what a virtual rank draws does not depend on the process
+/// that works for it. Between virtual ranks (leave) there is one more state, the process's own.
+class VirtualRanks {
+ public:
+  /// The process's random generator: its state as bytes.
+  struct Generator {
+    std::function<std::string()> read;
+    std::function<void(const std::string&)> write;
+  };
+  /// `states`: where the generator starts for each virtual rank of this process's block.
+  VirtualRanks(int count, int rank, int world_size, int threads, Generator generator, std::vector<std::string> states);
+
+  int count() const { return count_; }
+  int world_size() const { return world_size_; }
+  /// Threads that an operator uses, on every rank; 0: ranks differ.
+  int threads() const { return threads_; }
+  LeafRange block() const { return block_; }
+  int owner(int virtual_rank) const { return owner_of(virtual_rank, world_size_, count_); }
+  /// Each rank works for one virtual rank.
+  bool one_each() const { return count_ == world_size_; }
+  std::optional<int> current() const { return current_; }
+
+  /// `virtual_rank` is in block(). Nothing happens if it is the current one.
+  void enter(int virtual_rank) { change(virtual_rank); }
+  void leave() { change(std::nullopt); }
+
+  /// The generator's states: of the process itself, then of each virtual rank in its block.
+  std::vector<std::string> generator_states() const;
+  void set_generator_states(const std::vector<std::string>& states);
+
+  /// Called whenever the current virtual rank changes, before the generator's state does.
+  using Listener = std::function<void(std::optional<int> from, std::optional<int> to)>;
+  /// Calls `listener` as long as what it returns lives.
+  [[nodiscard]] std::shared_ptr<void> listen(Listener listener);
+
+  /// The virtual rank that this process works for, or -1: for code that has no Context at hand.
+  static int current_of_process();
+
+ private:
+  void change(std::optional<int> to);
+  std::string& state_of(std::optional<int> virtual_rank);
+
+  const int count_, world_size_, threads_;
+  const LeafRange block_;
+  const Generator generator_;
+  std::vector<std::string> states_;  ///< of the process, then of the block; that of the current one is out of date
+  std::optional<int> current_;
+  const std::shared_ptr<std::list<Listener>> listeners_ = std::make_shared<std::list<Listener>>();
+};
+
+}  // namespace lockstep

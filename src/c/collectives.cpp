@@ -1,0 +1,268 @@
+#include <cmath>
+#include <string>
+
+#include "c/guarded.h"
+#include "rank_page/rank_board.h"
+
+// Each call is checked, shown on the rank's page, and handed to the core of the shared-memory engine.
+
+namespace lockstep::c {
+namespace {
+
+using shm::OperationKind;
+using State = std::shared_ptr<GroupState>;
+
+constexpr int kDataTypes = LOCKSTEP_INT64 + 1, kOps = LOCKSTEP_XOR + 1;
+static_assert(static_cast<int>(shm::DataType::kInt64) == LOCKSTEP_INT64 &&
+              static_cast<int>(shm::DataType::kBFloat16) == LOCKSTEP_BFLOAT16);
+static_assert(static_cast<int>(shm::ReduceOp::kXor) == LOCKSTEP_XOR &&
+              static_cast<int>(shm::ReduceOp::kMax) == LOCKSTEP_MAX);
+
+/// Operations of this process, of all groups: the numbers on its page.
+std::atomic<uint64_t> operations{0};
+
+uint64_t note_start(const char* function, lockstep_dtype dtype, int64_t count) {
+  const uint64_t number = operations.fetch_add(1, std::memory_order_relaxed) + 1;
+  constexpr size_t kPrefix = sizeof "lockstep_" - 1;
+  own_page().start_operation(number, function + kPrefix, shm::name(static_cast<shm::DataType>(dtype)), count, &count, 1,
+                             coarse_now());
+  return number;
+}
+
+int64_t checked(const char* function, int64_t count, lockstep_dtype dtype) {
+  if (dtype < 0 || dtype >= kDataTypes)
+    refuse(function, "there is no dtype " + std::to_string(dtype) + "; take one of LOCKSTEP_FLOAT32 to LOCKSTEP_INT64");
+  if (count < 0) refuse(function, "the count is " + std::to_string(count) + "; it must not be negative");
+  if (static_cast<uint64_t>(count) > shm::kMaxCount)
+    refuse(function, std::to_string(count) + " elements are more than one call takes, which are " +
+                         std::to_string(shm::kMaxCount));
+  return count;
+}
+
+void check_op(const char* function, lockstep_op op, lockstep_dtype dtype) {
+  if (op < 0 || op >= kOps)
+    refuse(function, "there is no op " + std::to_string(op) + "; take one of LOCKSTEP_SUM to LOCKSTEP_XOR");
+  if (op >= LOCKSTEP_AND && dtype <= LOCKSTEP_BFLOAT16)
+    refuse(function, std::string(shm::name(static_cast<shm::ReduceOp>(op))) + " works on integers, not on " +
+                         shm::name(static_cast<shm::DataType>(dtype)));
+}
+
+void check_rank(const char* function, const State& state, const char* role, int rank) {
+  if (rank < 0 || rank >= state->group.size())
+    refuse(function, std::string("the ") + role + " is " + std::to_string(rank) + ", but this group has ranks 0 to " +
+                         std::to_string(state->group.size() - 1));
+}
+
+/// `needed`: this rank reads or writes it.
+void check_memory(const char* function, const char* role, const void* memory, bool needed) {
+  if (needed && memory == nullptr) refuse(function, std::string("the ") + role + " is null");
+}
+
+void hand_out(lockstep_request** request, const State& state, shm::WorkPtr work, uint64_t number, int* source) {
+  *request = new lockstep_request{state, std::move(work), number, source};
+}
+
+void run(const char* function, const State& state, shm::Request what, lockstep_request** request) {
+  const uint64_t number =
+      note_start(function, static_cast<lockstep_dtype>(what.type), static_cast<int64_t>(what.count));
+  if (request != nullptr) {
+    *request = nullptr;
+    return hand_out(request, state, state->group.start(std::move(what)), number, nullptr);
+  }
+  state->group.run(std::move(what), state->timeout);
+  own_page().finish_operation(number);
+}
+
+/// A collective with its memory: what all of them check.
+struct Call {
+  OperationKind kind;
+  const void* input;
+  void* output;
+  int64_t count;
+  lockstep_dtype dtype;
+  lockstep_op op = LOCKSTEP_SUM;
+  int root = 0;
+};
+
+void run(const char* function, const State& state, const Call& call, lockstep_request** request) {
+  const bool some = checked(function, call.count, call.dtype) > 0;
+  if (shm::is_reduction(call.kind)) check_op(function, call.op, call.dtype);
+  if (shm::has_root(call.kind)) check_rank(function, state, "root", call.root);
+  const bool root = call.root == state->group.rank();
+  const bool reads = call.kind != OperationKind::kScatter || root;
+  const bool writes = (call.kind != OperationKind::kReduce && call.kind != OperationKind::kGather) || root;
+  if (call.kind == OperationKind::kBroadcast) {
+    check_memory(function, "memory", call.output, some);
+  } else {
+    check_memory(function, "input", call.input, some && reads);
+    check_memory(function, "output", call.output, some && writes);
+  }
+  run(function, state,
+      {.kind = call.kind,
+       .type = static_cast<shm::DataType>(call.dtype),
+       .op = static_cast<shm::ReduceOp>(call.op),
+       .root = call.root,
+       .count = static_cast<size_t>(call.count),
+       .input = call.input,
+       .output = writes ? call.output : nullptr},
+      request);
+}
+
+lockstep_status collective(const char* function, lockstep_group* group, lockstep_request** request, const Call& call) {
+  return guarded(function, group, [&](const State& state) { run(function, state, call, request); });
+}
+
+std::vector<size_t> checked_counts(const char* function, const char* role, const int64_t* counts, int size,
+                                   lockstep_dtype dtype, int64_t& sum) {
+  if (counts == nullptr) refuse(function, std::string("the ") + role + " counts are null");
+  std::vector<size_t> all;
+  for (int r = 0; r < size; ++r) {
+    sum += checked(function, counts[r], dtype);
+    all.push_back(static_cast<size_t>(counts[r]));
+  }
+  return all;
+}
+
+void message(const char* function, const State& state, const void* data, int64_t count, lockstep_dtype dtype, int peer,
+             bool any) {
+  check_memory(function, "memory", data, checked(function, count, dtype) > 0);
+  if (any && peer == LOCKSTEP_ANY_RANK) return;
+  check_rank(function, state, "other rank", peer);
+  if (peer == state->group.rank()) refuse(function, "a rank cannot exchange messages with itself");
+}
+
+/// Waits for a message unless its request goes to the caller.
+void finish(const State& state, const shm::WorkPtr& work, uint64_t number, lockstep_request** request, int* source) {
+  if (request != nullptr) return hand_out(request, state, work, number, source);
+  state->group.wait(*work, state->timeout);
+  own_page().finish_operation(number);
+  if (source != nullptr) *source = static_cast<shm::Message&>(*work).source();
+}
+
+void wait(lockstep_request& request, double seconds) {
+  if (std::isnan(seconds)) refuse("lockstep_wait", "the number of seconds is not a number");
+  auto limit = request.state->timeout;
+  if (seconds >= 0 && seconds < 1e8) limit = std::chrono::milliseconds(std::llround(1000 * seconds));
+  own_page().set_waiting(true);
+  try {
+    request.state->group.wait(*request.work, limit);
+  } catch (...) {
+    own_page().set_waiting(false);
+    throw;
+  }
+  own_page().set_waiting(false);
+  own_page().finish_operation(request.number);
+  if (request.source != nullptr) *request.source = static_cast<shm::Message&>(*request.work).source();
+}
+
+}  // namespace
+}  // namespace lockstep::c
+
+using namespace lockstep::c;
+
+lockstep_status lockstep_barrier(lockstep_group* group, lockstep_request** request) {
+  return collective("lockstep_barrier", group, request, {OperationKind::kBarrier, nullptr, nullptr, 0, LOCKSTEP_UINT8});
+}
+
+lockstep_status lockstep_all_reduce(lockstep_group* group, const void* input, void* output, int64_t count,
+                                    lockstep_dtype dtype, lockstep_op op, lockstep_request** request) {
+  return collective("lockstep_all_reduce", group, request,
+                    {OperationKind::kAllReduce, input, output, count, dtype, op});
+}
+
+lockstep_status lockstep_reduce(lockstep_group* group, const void* input, void* output, int64_t count,
+                                lockstep_dtype dtype, lockstep_op op, int root, lockstep_request** request) {
+  return collective("lockstep_reduce", group, request, {OperationKind::kReduce, input, output, count, dtype, op, root});
+}
+
+lockstep_status lockstep_reduce_scatter(lockstep_group* group, const void* input, void* output, int64_t count,
+                                        lockstep_dtype dtype, lockstep_op op, lockstep_request** request) {
+  return collective("lockstep_reduce_scatter", group, request,
+                    {OperationKind::kReduceScatter, input, output, count, dtype, op});
+}
+
+lockstep_status lockstep_broadcast(lockstep_group* group, void* data, int64_t count, lockstep_dtype dtype, int root,
+                                   lockstep_request** request) {
+  return collective("lockstep_broadcast", group, request,
+                    {OperationKind::kBroadcast, data, data, count, dtype, LOCKSTEP_SUM, root});
+}
+
+lockstep_status lockstep_all_gather(lockstep_group* group, const void* input, void* output, int64_t count,
+                                    lockstep_dtype dtype, lockstep_request** request) {
+  return collective("lockstep_all_gather", group, request, {OperationKind::kAllGather, input, output, count, dtype});
+}
+
+lockstep_status lockstep_gather(lockstep_group* group, const void* input, void* output, int64_t count,
+                                lockstep_dtype dtype, int root, lockstep_request** request) {
+  return collective("lockstep_gather", group, request,
+                    {OperationKind::kGather, input, output, count, dtype, LOCKSTEP_SUM, root});
+}
+
+lockstep_status lockstep_scatter(lockstep_group* group, const void* input, void* output, int64_t count,
+                                 lockstep_dtype dtype, int root, lockstep_request** request) {
+  return collective("lockstep_scatter", group, request,
+                    {OperationKind::kScatter, input, output, count, dtype, LOCKSTEP_SUM, root});
+}
+
+lockstep_status lockstep_all_to_all(lockstep_group* group, const void* input, void* output, int64_t count,
+                                    lockstep_dtype dtype, lockstep_request** request) {
+  return collective("lockstep_all_to_all", group, request, {OperationKind::kAllToAll, input, output, count, dtype});
+}
+
+lockstep_status lockstep_all_to_all_v(lockstep_group* group, const void* input, const int64_t* send_counts,
+                                      void* output, const int64_t* receive_counts, lockstep_dtype dtype,
+                                      lockstep_request** request) {
+  const char* function = "lockstep_all_to_all_v";
+  return guarded(function, group, [&](const State& state) {
+    lockstep::shm::Request what{.kind = OperationKind::kAllToAllUneven,
+                                .type = static_cast<lockstep::shm::DataType>(dtype),
+                                .input = input,
+                                .output = output};
+    int64_t sent = 0, received = 0;
+    const int size = state->group.size();
+    what.make_pieces().send_counts = checked_counts(function, "send", send_counts, size, dtype, sent);
+    what.make_pieces().receive_counts = checked_counts(function, "receive", receive_counts, size, dtype, received);
+    check_memory(function, "input", input, sent > 0);
+    check_memory(function, "output", output, received > 0);
+    run(function, state, std::move(what), request);
+  });
+}
+
+lockstep_status lockstep_send(lockstep_group* group, const void* data, int64_t count, lockstep_dtype dtype, int to,
+                              int tag, lockstep_request** request) {
+  return guarded("lockstep_send", group, [&](const State& state) {
+    message("lockstep_send", state, data, count, dtype, to, /*any=*/false);
+    if (request != nullptr) *request = nullptr;
+    const auto type = static_cast<lockstep::shm::DataType>(dtype);
+    const uint64_t number = note_start("lockstep_send", dtype, count);
+    const auto bytes = static_cast<size_t>(count) * element_bytes(type);
+    finish(state, state->group.send(data, bytes, to, tag, nullptr, type), number, request, nullptr);
+  });
+}
+
+lockstep_status lockstep_recv(lockstep_group* group, void* data, int64_t count, lockstep_dtype dtype, int from, int tag,
+                              int* source, lockstep_request** request) {
+  return guarded("lockstep_recv", group, [&](const State& state) {
+    message("lockstep_recv", state, data, count, dtype, from, /*any=*/true);
+    if (request != nullptr) *request = nullptr;
+    const auto type = static_cast<lockstep::shm::DataType>(dtype);
+    const uint64_t number = note_start("lockstep_recv", dtype, count);
+    const auto bytes = static_cast<size_t>(count) * element_bytes(type);
+    finish(state, state->group.receive(data, bytes, from, tag, nullptr, type), number, request, source);
+  });
+}
+
+lockstep_status lockstep_test(lockstep_request* request, int* done) {
+  return guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
+    if (request == nullptr || done == nullptr) refuse("lockstep_test", "the request or done is null");
+    if (!request->work->done()) request->state->group.progress();
+    *done = request->work->done() ? 1 : 0;
+  });
+}
+
+lockstep_status lockstep_wait(lockstep_request** request, double seconds) {
+  if (request == nullptr || *request == nullptr)
+    return guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [] { refuse("lockstep_wait", "the request is null"); });
+  const std::unique_ptr<lockstep_request> waited(std::exchange(*request, nullptr));
+  return guarded(waited->state.get(), LOCKSTEP_INVALID_ARGUMENT, [&] { wait(*waited, seconds); });
+}

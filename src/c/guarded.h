@@ -1,0 +1,51 @@
+#pragma once
+
+#include <string>
+
+#include <lockstep/c.h>
+
+#include "base/error.h"
+#include "c/handles.h"
+
+namespace lockstep::c {
+
+/// An Error with its own status.
+class StatusError : public Error {
+ public:
+  StatusError(lockstep_status status, const std::string& text) : Error(text), status_(status) {}
+  lockstep_status status() const { return status_; }
+
+ private:
+  lockstep_status status_;
+};
+
+[[noreturn]] void refuse(const char* function, const std::string& why);
+
+/// To be called in a catch block: keeps the exception's text for lockstep_last_error, and returns its status.
+/// `state`: the group's, whose verdict says what an error of its core means; may be null.
+lockstep_status failed(const GroupState* state, lockstep_status otherwise) noexcept;
+
+/// Runs a function of the C interface: no exception leaves it.
+template <typename Call>
+lockstep_status guarded(const GroupState* state, lockstep_status otherwise, const Call& call) noexcept {
+  try {
+    call();
+    return LOCKSTEP_OK;
+  } catch (...) {
+    return failed(state, otherwise);
+  }
+}
+
+/// The same for a function of a group, which one thread at a time may call. `call` gets the group's state.
+template <typename Call>
+lockstep_status guarded(const char* function, lockstep_group* group, const Call& call) noexcept {
+  if (group == nullptr)
+    return guarded(nullptr, LOCKSTEP_INTERNAL_ERROR, [&] { refuse(function, "the group is null"); });
+  const std::shared_ptr<GroupState>& state = group->state;
+  return guarded(state.get(), LOCKSTEP_INVALID_ARGUMENT, [&] {
+    const CallGuard guard(state->caller, state->group.rank(), fork_generation(), function);
+    call(state);
+  });
+}
+
+}  // namespace lockstep::c

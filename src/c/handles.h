@@ -1,0 +1,39 @@
+#pragma once
+
+#include <lockstep/c.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "base/shared_segment.h"
+#include "collectives/call_guard.h"
+#include "collectives/shm/group.h"
+
+namespace lockstep::c {
+
+/// What a handle of a group and its requests share.
+struct GroupState {
+  GroupState(shm::World world, std::chrono::milliseconds timeout_, bool is_world_)
+      : group(std::move(world)), timeout(timeout_), is_world(is_world_) {}
+
+  shm::Group group;
+  const std::chrono::milliseconds timeout;
+  const bool is_world;
+  const unsigned generation = fork_generation();  ///< of the process that has the group's memory
+  CurrentCaller caller;
+};
+
+}  // namespace lockstep::c
+
+struct lockstep_group {
+  std::shared_ptr<lockstep::c::GroupState> state;
+};
+
+struct lockstep_request {
+  std::shared_ptr<lockstep::c::GroupState> state;
+  lockstep::shm::WorkPtr work;
+  uint64_t number = 0;    ///< on the rank's page
+  int* source = nullptr;  ///< of a receive
+};

@@ -1,0 +1,219 @@
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "c/guarded.h"
+#include "c/meet.h"
+#include "collectives/shm/bootstrap.h"
+#include "rank_page/rank_board.h"
+#include "rendezvous/world.h"
+
+namespace lockstep::c {
+namespace {
+
+constexpr double kJoinTimeout = 120, kTimeout = 1800;  // as Context's
+
+/// While a rank is stopped in a debugger, the others wait.
+constexpr std::chrono::hours kDebuggedTimeout{24 * 7};
+
+/// The process that has a world; 0: none. A child that it forks does not have one.
+std::atomic<pid_t> holder{0};
+
+/// Tells the launcher that this rank waits for the others, and takes it back if they do not meet.
+class Joining {
+ public:
+  Joining() {
+    if (holder.exchange(::getpid()) == ::getpid())
+      throw StatusError(LOCKSTEP_INVALID_ARGUMENT,
+                        "lockstep_join: this process has a world already, and can have one at a time; use that one, or "
+                        "leave it before you join again");
+    own_page().set_phase(RankStatus::Phase::kJoining);
+  }
+  ~Joining() {
+    own_page().set_phase(done_ ? RankStatus::Phase::kJoined : RankStatus::Phase::kUnknown);
+    if (!done_) holder = 0;
+  }
+  Joining(const Joining&) = delete;
+  void done() { done_ = true; }
+
+ private:
+  bool done_ = false;
+};
+
+/// What a program of any version of the header gives, with this version's defaults for what it does not know.
+lockstep_options complete(const lockstep_options* given) {
+  lockstep_options options{};
+  if (given == nullptr) return options;
+  if (given->size < sizeof options.size || given->size > 4096)
+    refuse("lockstep_join", "options->size is " + std::to_string(given->size) +
+                                "; set it to sizeof(lockstep_options), and the rest to zero or to what you want");
+  std::memcpy(&options, given, std::min(given->size, sizeof options));
+  return options;
+}
+
+std::chrono::milliseconds limit(const char* name, double seconds, double otherwise) {
+  if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e8)
+    refuse("lockstep_join", std::string(name) + " is " + std::to_string(seconds) +
+                                "; set it to a number of seconds, or to 0 for the usual " +
+                                std::to_string(static_cast<int>(otherwise)));
+  return std::chrono::milliseconds(std::max<int64_t>(1, std::llround(1000 * (seconds == 0 ? otherwise : seconds))));
+}
+
+lockstep_group* join(const lockstep_options& options) {
+  const Environment environment = Environment::from_process();
+  auto timeout = limit("timeout_s", options.timeout_s, kTimeout);
+  auto patience = join_timeout(environment, limit("join_timeout_s", options.join_timeout_s, kJoinTimeout));
+  if (environment.lockstep_debugged) timeout = patience = kDebuggedTimeout;
+  Joining joining;
+  const World world = discover_world_of_one_machine(environment);
+  own_page().set_collective_timeout(timeout);
+  Meeting meeting = meet(world, environment, patience);
+  auto group = std::make_unique<lockstep_group>();
+  group->state = std::make_shared<GroupState>(std::move(meeting.world), timeout, /*is_world=*/true);
+  group->state->group.run({.kind = shm::OperationKind::kBarrier}, patience);  // nobody needs the store any more
+  joining.done();
+  return group.release();
+}
+
+/// Texts of all ranks of a group, by two of its collectives.
+std::vector<std::string> gather_texts(GroupState& state, const std::string& mine) {
+  const auto size = static_cast<size_t>(state.group.size());
+  std::vector<int64_t> lengths(size);
+  const auto length = static_cast<int64_t>(mine.size());
+  state.group.run({.kind = shm::OperationKind::kAllGather,
+                   .type = shm::DataType::kInt64,
+                   .count = 1,
+                   .input = &length,
+                   .output = lengths.data()},
+                  state.timeout);
+  const auto longest = static_cast<size_t>(*std::max_element(lengths.begin(), lengths.end()));
+  std::string padded = mine, all(size * longest, '\0');
+  padded.resize(longest);
+  if (longest > 0)
+    state.group.run({.kind = shm::OperationKind::kAllGather,
+                     .type = shm::DataType::kUInt8,
+                     .count = longest,
+                     .input = padded.data(),
+                     .output = all.data()},
+                    state.timeout);
+  std::vector<std::string> texts;
+  for (size_t r = 0; r < size; ++r) texts.push_back(all.substr(r * longest, static_cast<size_t>(lengths[r])));
+  return texts;
+}
+
+/// The members of this rank's part, by their ranks in the whole, in the order of their new ranks.
+std::vector<size_t> members_of(GroupState& state, int color, int key) {
+  struct Choice {
+    int32_t color, key;
+  };
+  const Choice mine{color, key};
+  std::vector<Choice> all(static_cast<size_t>(state.group.size()));
+  state.group.run({.kind = shm::OperationKind::kAllGather,
+                   .type = shm::DataType::kInt32,
+                   .count = 2,
+                   .input = &mine,
+                   .output = all.data()},
+                  state.timeout);
+  std::vector<size_t> members;
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r].color == color) members.push_back(r);
+  std::stable_sort(members.begin(), members.end(), [&](size_t a, size_t b) { return all[a].key < all[b].key; });
+  return members;
+}
+
+/// Every rank of `whole` calls it, even without a color: the texts of all parts travel together.
+lockstep_group* split(GroupState& whole, int color, int key) {
+  const std::vector<size_t> members = members_of(whole, color, key);
+  size_t place = 0;
+  while (color >= 0 && members[place] != static_cast<size_t>(whole.group.rank())) ++place;
+  int rounds = 0;
+  const auto exchange = [&](const std::string& mine) {
+    const std::vector<std::string> all = gather_texts(whole, mine);
+    ++rounds;
+    std::vector<std::string> theirs;
+    for (const size_t member : members) theirs.push_back(all[member]);
+    return theirs;
+  };
+  std::unique_ptr<lockstep_group> part;
+  if (color >= 0) {
+    shm::World world = shm::bootstrap(static_cast<int>(place), static_cast<int>(members.size()), exchange);
+    part = std::make_unique<lockstep_group>();
+    part->state = std::make_shared<GroupState>(std::move(world), whole.timeout, /*is_world=*/false);
+  }
+  constexpr int kRounds = 2;  // of bootstrap()
+  while (rounds < kRounds) exchange("");
+  return part.release();
+}
+
+void leave(lockstep_group* group) {
+  const std::unique_ptr<lockstep_group> handle(group);
+  if (handle->state->is_world && holder.load() == ::getpid()) {
+    own_page().set_phase(RankStatus::Phase::kLeft);
+    holder = 0;
+  }
+  handle->state->group.leave();
+}
+
+}  // namespace
+}  // namespace lockstep::c
+
+using namespace lockstep::c;
+
+lockstep_status lockstep_join(const lockstep_options* options, lockstep_group** world) {
+  return guarded(nullptr, LOCKSTEP_JOIN_FAILED, [&] {
+    if (world == nullptr) refuse("lockstep_join", "world is null; give the place for the group");
+    *world = nullptr;
+    *world = join(complete(options));
+  });
+}
+
+lockstep_status lockstep_leave(lockstep_group* group) {
+  return guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
+    if (group != nullptr) leave(group);
+  });
+}
+
+lockstep_status lockstep_split(lockstep_group* group, int color, int key, lockstep_group** part) {
+  return guarded("lockstep_split", group, [&](const std::shared_ptr<GroupState>& state) {
+    if (part == nullptr) refuse("lockstep_split", "part is null; give the place for the new group");
+    *part = nullptr;
+    try {
+      *part = split(*state, color, key);
+    } catch (const lockstep::LimitError&) {
+      throw;
+    } catch (const lockstep::Error& error) {
+      if (lockstep::shm::Verdict::exists(state->group.world())) throw;
+      throw StatusError(LOCKSTEP_JOIN_FAILED, std::string("lockstep_split: ") + error.what());
+    }
+  });
+}
+
+lockstep_status lockstep_abort(lockstep_group* group, const char* why) {
+  if (group == nullptr)
+    return guarded(nullptr, LOCKSTEP_INTERNAL_ERROR, [] { refuse("lockstep_abort", "the group is null"); });
+  return guarded(group->state.get(), LOCKSTEP_INVALID_ARGUMENT,
+                 [&] { group->state->group.abort(why == nullptr ? "lockstep_abort was called" : why); });
+}
+
+int lockstep_rank(const lockstep_group* group) { return group == nullptr ? -1 : group->state->group.rank(); }
+int lockstep_size(const lockstep_group* group) { return group == nullptr ? -1 : group->state->group.size(); }
+
+lockstep_status lockstep_allocate(lockstep_group* group, size_t bytes, void** memory) {
+  const char* function = "lockstep_allocate";
+  return guarded(nullptr, LOCKSTEP_OUT_OF_RESOURCES, [&] {
+    if (group == nullptr) refuse(function, "the group is null");
+    if (memory == nullptr) refuse(function, "memory is null; give the place for the pointer");
+    *memory = nullptr;
+    if (bytes > size_t{1} << 46) refuse(function, std::to_string(bytes) + " bytes are more than any machine has");
+    *memory = group->state->group.allocate(bytes);
+  });
+}
+
+lockstep_status lockstep_free(lockstep_group* group, void* memory) {
+  return guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
+    if (group == nullptr) refuse("lockstep_free", "the group is null");
+    if (memory != nullptr) group->state->group.free(memory);
+  });
+}

@@ -1,0 +1,125 @@
+#include "checkpoint/memory/memory_slots.h"
+
+#include <algorithm>
+
+#include "base/hash.h"
+#include "base/state_memory.h"
+
+namespace lockstep {
+namespace {
+
+/// A record, word by word. `check` is a hash of the others, so that memory in which something else lies is no record.
+struct SlotRecord {
+  uint64_t sequence = 0;  ///< 0: being written, or never was
+  uint64_t step = 0, owner = 0, layout = 0, common_bytes = 0, own_bytes = 0, world_size = 0;
+
+  static constexpr int kWords = 8;
+
+  uint64_t check() const {
+    uint64_t value = Hash::kStart;
+    for (const uint64_t word : {sequence, step, owner, layout, common_bytes, own_bytes, world_size})
+      value = Hash::mixed(value, word);
+    return value;
+  }
+  SaveHeader header() const {
+    return {.step = static_cast<int64_t>(step), .owner = owner, .layout = layout, .common_bytes = common_bytes};
+  }
+};
+static_assert(SlotRecord::kWords * 8 <= StateMemory::kRecordBytes);
+
+uint64_t word_of(int slot, int rank, int word) {
+  return StateMemory::record_at(slot, rank) + static_cast<uint64_t>(word) * 8;
+}
+
+std::optional<SlotRecord> read_record(const SlotMemory& memory, int slot, int rank) {
+  const auto word = [&](int index) { return memory.load(word_of(slot, rank, index)); };
+  SlotRecord record{.sequence = word(0)};
+  if (record.sequence == 0) return {};
+  record.step = word(1);
+  record.owner = word(2);
+  record.layout = word(3);
+  record.common_bytes = word(4);
+  record.own_bytes = word(5);
+  record.world_size = word(6);
+  if (word(7) != record.check()) return {};
+  return record;
+}
+
+}  // namespace
+
+std::optional<WholeSlot> whole_slot(const SlotMemory& memory, int slot) {
+  const auto first = read_record(memory, slot, 0);
+  if (!first || first->world_size == 0 || first->world_size > StateMemory::kMaxRanks ||
+      first->common_bytes > StateMemory::kCommonBytes)
+    return {};
+  WholeSlot whole{.slot = slot, .sequence = first->sequence, .header = first->header(), .own_bytes = {}};
+  for (int rank = 0; rank < static_cast<int>(first->world_size); ++rank) {
+    const auto record = read_record(memory, slot, rank);
+    if (!record || record->sequence != first->sequence || record->world_size != first->world_size ||
+        record->header() != whole.header || record->own_bytes > StateMemory::kOwnBytes)
+      return {};
+    whole.own_bytes.push_back(record->own_bytes);
+  }
+  return whole;
+}
+
+std::vector<WholeSlot> whole_slots(const SlotMemory& memory) {
+  std::vector<WholeSlot> slots;
+  for (const int slot : {0, 1})
+    if (auto whole = whole_slot(memory, slot)) slots.push_back(std::move(*whole));
+  if (slots.size() == 2 && slots[0].sequence < slots[1].sequence) std::swap(slots[0], slots[1]);
+  return slots;
+}
+
+SlotTurn first_turn(const SlotMemory& memory) {
+  const auto whole = whole_slots(memory);
+  SlotTurn turn{.slot = whole.empty() ? 0 : 1 - whole.front().slot, .sequence = 1};
+  // Above every number in use, also by a save that did not end: its records must not complete a later one.
+  for (const int slot : {0, 1})
+    for (int rank = 0; rank < StateMemory::kMaxRanks; ++rank)
+      turn.sequence = std::max(turn.sequence, memory.load(word_of(slot, rank, 0)) + 1);
+  return turn;
+}
+
+int SlotWriter::unfinished_rank() const { return find_rank(/*differing=*/false); }
+
+int SlotWriter::differing_rank() const { return find_rank(/*differing=*/true); }
+
+int SlotWriter::find_rank(bool differing) const {
+  if (!last_) return -1;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const auto record = read_record(memory_, last_->slot, rank);
+    const bool done = record && record->sequence == last_->sequence;
+    if (differing ? done && record->header() != last_header_ : !done) return rank;
+  }
+  return -1;
+}
+
+void SlotWriter::begin() { memory_.store(word_of(turn_.slot, rank_, 0), 0); }
+
+void SlotWriter::write_common(uint64_t at, const void* data, uint64_t bytes) {
+  memory_.write(StateMemory::common_at(turn_.slot) + at, data, bytes);
+}
+
+void SlotWriter::write_own(uint64_t at, const void* data, uint64_t bytes) {
+  memory_.write(StateMemory::own_at(turn_.slot, rank_) + at, data, bytes);
+}
+
+void SlotWriter::finish(const SaveHeader& header, uint64_t own_bytes) {
+  const SlotRecord record{.sequence = turn_.sequence,
+                          .step = static_cast<uint64_t>(header.step),
+                          .owner = header.owner,
+                          .layout = header.layout,
+                          .common_bytes = header.common_bytes,
+                          .own_bytes = own_bytes,
+                          .world_size = static_cast<uint64_t>(world_size_)};
+  const uint64_t words[] = {record.step,      record.owner,      record.layout, record.common_bytes,
+                            record.own_bytes, record.world_size, record.check()};
+  for (int i = 1; i < SlotRecord::kWords; ++i) memory_.store(word_of(turn_.slot, rank_, i), words[i - 1]);
+  memory_.store(word_of(turn_.slot, rank_, 0), record.sequence);
+  last_ = turn_;
+  last_header_ = header;
+  turn_ = {.slot = 1 - turn_.slot, .sequence = turn_.sequence + 1};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/checkpointer.h>
+#include <lockstep/group.h>
+
+#include "checkpoint/checkpoint_image.h"
+#include "checkpoint/checkpoint_message.h"
+#include "checkpoint/checkpoint_part.h"
+#include "checkpoint/memory/mapped_slots.h"
+#include "checkpoint/memory/memory_slots.h"
+#include "checkpoint/object_writer.h"
+
+namespace lockstep {
+
+/// Checkpoints in the memory of the launcher, which ranks of a restart go on from.
+///
+/// What is equal on all ranks is one image, the bytes of a .pt file, of which each rank writes its range straight from
+/// the tensors; behind it each rank leaves what is its own, and rank 0 also what is taken from rank 0 alone. Ranks do
+/// not communicate for a save, except for the first one and when the image outgrows the memory that was committed.
+/// Which rank writes when is the business of SlotWriter. Each
+/// save compares everything but the bytes of tensors, and the first one of a start those as well.
+class MemoryTier {
+ public:
+  /// Null if the program wants none, or may do without and there is no memory for it (rank 0 warns). Otherwise throws
+  /// Error on all ranks. `folder` tells this Checkpointer from others.
+  static std::unique_ptr<MemoryTier> make(const std::string& folder, const Group& group,
+                                          const CheckpointerOptions& options);
+  ~MemoryTier();
+  MemoryTier(const MemoryTier&) = delete;
+  MemoryTier& operator=(const MemoryTier&) = delete;
+
+  bool is_due(int64_t step) const { return !gave_up_ && step - last_step_ >= every_; }
+  /// The state of `step` was saved or resumed.
+  void start_after(int64_t step) {
+    last_step_ = step;
+    gathered_ = false;  // some tensors are new
+  }
+  /// All ranks call it. Throws Error on all ranks if there is too little memory, unless the program may do without: it
+  /// then gives up. Throws Error on the ranks that notice it if ranks have different states.
+  void save(const std::vector<CheckpointPart>& parts, int64_t step);
+
+  /// While nobody saves: the newest that can be read.
+  std::optional<WholeSlot> newest_intact() const;
+  /// What is in a slot that is whole.
+  CheckpointImage image(int slot) const;
+
+ private:
+  MemoryTier(std::unique_ptr<MappedSlots> memory, uint64_t owner, const Group& group,
+             const CheckpointerOptions& options);
+
+  bool has_room(const c10::impl::GenericDict& state, const ObjectWriter& common, const ObjectWriter& own);
+  bool reserve(const c10::impl::GenericDict& common, uint64_t common_bytes, uint64_t own_bytes);
+  CheckpointMessage share(const std::function<void(CheckpointMessage&)>& say,
+                          const std::function<void(const std::vector<CheckpointMessage>&)>& look) const;
+  void check_room(const std::vector<CheckpointMessage>& ranks) const;
+  [[noreturn]] static void throw_difference(const std::string& what);
+  void open_windows(uint64_t common_bytes, uint64_t own_bytes);
+  void open_own_windows(uint64_t own_bytes);
+  void wait_for_last_save(int64_t step) const;
+  std::string problem_of(const WholeSlot& slot) const;
+
+  const Group group_;
+  const std::unique_ptr<MappedSlots> memory_;
+  const uint64_t owner_;
+  const int64_t every_;
+  const bool may_give_up_;
+  bool gave_up_ = false;
+  int64_t last_step_ = 0;
+  std::optional<SlotWriter> writer_;  // from the first save on
+  uint64_t common_capacity_ = 0;      // the same on all ranks
+  uint64_t own_capacity_ = 0;
+  bool gathered_ = false;         // the tensors lie in huge pages, as far as the kernel did it
+  uint64_t begin_ = 0, end_ = 0;  // this rank's range of the common image
+};
+
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <lockstep/group.h>
+
+#include "checkpoint/sliced_memory.h"
+
+namespace lockstep {
+
+/// What rank 0 lacks of memory that lies in slices on all ranks, piece by piece: rank 0 receives, the others call
+/// send_slices() with the same memory in the same order.
+class SliceStream {
+ public:
+  /// On rank 0.
+  SliceStream(Group group, std::vector<Slices> storages);
+  /// Receives what nobody has asked for, so that no rank waits with it.
+  ~SliceStream();
+  SliceStream(const SliceStream&) = delete;
+  SliceStream& operator=(const SliceStream&) = delete;
+
+  using Sink = std::function<void(const void* data, size_t bytes)>;
+  /// The next storage, from its begin to its end. `own` is where this rank has it.
+  void read(const std::byte* own, const Sink& sink);
+
+ private:
+  bool ended() const { return storage_ == storages_.size(); }
+  /// The next piece; it stays until the one after.
+  at::Tensor receive();
+
+  const Group group_;
+  const std::vector<Slices> storages_;
+  at::Tensor piece_;
+  // What comes next.
+  size_t storage_ = 0, at_ = 0;
+  int rank_ = 1;
+};
+
+/// On the other ranks.
+void send_slices(const Group& group, const std::vector<c10::Storage>& storages);
+
+}  // namespace lockstep

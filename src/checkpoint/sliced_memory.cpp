@@ -1,0 +1,61 @@
+#include "checkpoint/sliced_memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <ATen/ATen.h>
+
+namespace lockstep {
+namespace {
+
+struct SlicedMemory {
+  Slices slices;
+  void* address;
+
+  size_t size() const { return std::max<size_t>(slices.bytes * static_cast<size_t>(slices.ranks), 1); }
+  ~SlicedMemory() { ::munmap(address, size()); }
+};
+void delete_sliced_memory(void* memory) { delete static_cast<SlicedMemory*>(memory); }
+
+void forget_pages(std::byte* memory, size_t begin, size_t end) {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t first = (begin + page - 1) / page * page, last = end / page * page;
+  if (first >= last) return;
+  // The memory begins with a page. Where the kernel cannot, it keeps the pages, which nobody reads.
+  ::madvise(memory + first, last - first, MADV_DONTNEED);
+}
+
+}  // namespace
+
+at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int rank) {
+  const Slices slices{ranks, rank, static_cast<size_t>(elements) * c10::elementSize(dtype)};
+  auto sliced = std::make_unique<SlicedMemory>(SlicedMemory{slices, nullptr});
+  void* memory =
+      ::mmap(nullptr, sliced->size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  TORCH_CHECK(memory != MAP_FAILED, "no address space for ", sliced->size(),
+              " bytes of an optimizer: ", std::strerror(errno));
+  sliced->address = memory;
+  at::DataPtr data(memory, sliced.release(), delete_sliced_memory, at::kCPU);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                       slices.bytes * static_cast<size_t>(ranks), std::move(data),
+                                                       /*allocator=*/nullptr, /*resizable=*/false);
+  return at::empty({0}, at::dtype(dtype)).set_(at::Storage(std::move(storage)), 0, {elements * ranks}, {1});
+}
+
+const Slices* slices_of(const c10::Storage& storage) {
+  if (storage.data_ptr().get_deleter() != delete_sliced_memory) return nullptr;
+  return &static_cast<const SlicedMemory*>(storage.data_ptr().get_context())->slices;
+}
+
+void forget_other_slices(const at::Tensor& tensor) {
+  const Slices& slices = *slices_of(tensor.storage());
+  auto* memory = static_cast<std::byte*>(tensor.storage().mutable_data());
+  forget_pages(memory, 0, slices.begin());
+  forget_pages(memory, slices.begin() + slices.bytes, slices.bytes * static_cast<size_t>(slices.ranks));
+}
+
+}  // namespace lockstep

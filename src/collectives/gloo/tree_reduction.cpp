@@ -1,0 +1,177 @@
+#include "collectives/gloo/tree_reduction.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "collectives/operand.h"
+
+// Small operands go to everybody who wants the result, whole: one exchange. Of larger ones rank r sums slice r, as in
+// shared memory: it receives the others' slices, and sends them the sum, which is as many bytes as a ring sends.
+//
+// A slice travels in pieces. All pieces are sent at once, and wait at the sender until the receiver asks for them; it
+// asks for the next few while it adds the last. A sum is sent as soon as it is there. So a rank needs memory for a few
+// pieces of each peer, and adding and sending overlap.
+//
+// A slice of the result may arrive before this rank has noticed that its operand was sent, and overwrites that: whoever
+// sends the sum has received the operand. A rank that sends all of its operand to others and adds in place waits until
+// it was sent.
+
+namespace lockstep::gloo_engine {
+namespace {
+
+using Kind = TreeReduction::Kind;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+constexpr int64_t kPieceBytes = 1 << 20;
+/// Pieces of each peer that are asked for at a time.
+constexpr int64_t kAhead = 4;
+/// Whole operands go to everybody where a rank then receives up to so many bytes: measured (docs/backends.md).
+constexpr int64_t kDirectBytes = 1 << 20;
+
+struct Range {
+  int64_t begin = 0, end = 0;  ///< bytes
+
+  int64_t pieces() const { return (end - begin + kPieceBytes - 1) / kPieceBytes; }
+  Range piece(int64_t index) const {
+    const int64_t first = begin + index * kPieceBytes;
+    return {first, std::min(end, first + kPieceBytes)};
+  }
+  at::Tensor of(const at::Tensor& bytes) const { return bytes.narrow(0, begin, end - begin); }
+};
+
+void wait_for(std::vector<WorkPtr>& works) {
+  for (const WorkPtr& work : works) work->wait();
+  works.clear();
+}
+
+class Run {
+ public:
+  Run(const TreeReduction& task, const Messages& messages)
+      : task_(task),
+        messages_(messages),
+        input_(as_bytes(task.input)),
+        output_(as_bytes(task.output)),
+        direct_(task.kind != Kind::kReduceScatter && bytes_of(task.input) * (task.world_size - 1) <= kDirectBytes),
+        mine_(summed_by(task.rank)),
+        receives_(kAhead),
+        staging_(staging(std::min(mine_.pieces(), kAhead) * task.world_size * kPieceBytes)) {}
+
+  void carry_out() {
+    for (int64_t piece = 0; piece < std::min(mine_.pieces(), kAhead); ++piece) receive_operands(piece);
+    receive_results();
+    send_operands();
+    for (int64_t piece = 0; piece < mine_.pieces(); ++piece) {
+      wait_for(receives_[static_cast<size_t>(piece % kAhead)]);
+      if (direct_) wait_for(sends_[static_cast<size_t>(piece)]);
+      add(piece);
+      if (piece + kAhead < mine_.pieces()) receive_operands(piece + kAhead);
+      send_result(piece);
+    }
+    for (auto& works : sends_) wait_for(works);
+    wait_for(results_);
+  }
+
+ private:
+  /// What rank `rank` sums, in the operands.
+  Range summed_by(int rank) const {
+    const int64_t all = bytes_of(task_.input), size = task_.world_size;
+    if (task_.kind == Kind::kReduceScatter) return {all / size * rank, all / size * (rank + 1)};
+    if (direct_) return {0, task_.kind == Kind::kAllReduce || rank == task_.root ? all : 0};
+    // Whole elements of any dtype, and whole lines of the cache.
+    const int64_t slice = ((all + size - 1) / size + 63) / 64 * 64;
+    return {std::min(all, slice * rank), std::min(all, slice * (rank + 1))};
+  }
+
+  bool wants_result(int rank) const { return task_.kind == Kind::kAllReduce || rank == task_.root; }
+  bool exchanges_results() const { return !direct_ && task_.kind != Kind::kReduceScatter; }
+
+  /// Every other rank, each rank beginning with another.
+  template <typename Use>
+  void for_peers(const Use& use) const {
+    for (int i = 1; i < task_.world_size; ++i) use((task_.rank + i) % task_.world_size);
+  }
+
+  /// Where that piece of that rank's operand lies.
+  at::Tensor operand(int rank, int64_t piece) const {
+    const Range range = mine_.piece(piece);
+    if (rank == task_.rank) return range.of(input_);
+    return staging_.narrow(0, (piece % kAhead * task_.world_size + rank) * kPieceBytes, range.end - range.begin);
+  }
+
+  void receive_operands(int64_t piece) {
+    auto& works = receives_[static_cast<size_t>(piece % kAhead)];
+    for_peers([&](int peer) { works.push_back(messages_.receive(operand(peer, piece), peer, Stage::kOperands)); });
+  }
+
+  void receive_results() {
+    if (!exchanges_results() || !wants_result(task_.rank)) return;
+    for_peers([&](int peer) {
+      const Range range = summed_by(peer);
+      for (int64_t piece = 0; piece < range.pieces(); ++piece)
+        results_.push_back(messages_.receive(range.piece(piece).of(output_), peer, Stage::kResults));
+    });
+  }
+
+  void send_operands() {
+    // The first slice is the longest.
+    sends_.resize(static_cast<size_t>(summed_by(direct_ ? task_.root : 0).pieces()));
+    for (size_t piece = 0; piece < sends_.size(); ++piece)
+      for_peers([&](int peer) {
+        const Range range = summed_by(peer);
+        if (static_cast<int64_t>(piece) >= range.pieces()) return;
+        const at::Tensor bytes = range.piece(static_cast<int64_t>(piece)).of(input_);
+        sends_[piece].push_back(messages_.send(bytes, peer, Stage::kOperands));
+      });
+  }
+
+  void add(int64_t piece) const {
+    std::vector<const void*> inputs;
+    for (int rank = 0; rank < task_.world_size; ++rank) inputs.push_back(operand(rank, piece).const_data_ptr());
+    const at::Tensor sum = result(piece);
+    void* output = sum.mutable_data_ptr();
+    task_.kernel({.outputs = &output,
+                  .output_count = 1,
+                  .inputs = inputs.data(),
+                  .input_count = task_.world_size,
+                  .count = static_cast<size_t>(sum.numel()) / task_.input.element_size(),
+                  .factors = nullptr});
+  }
+
+  at::Tensor result(int64_t piece) const {
+    const Range range = mine_.piece(piece);
+    if (task_.kind != Kind::kReduceScatter) return range.of(output_);
+    return Range{range.begin - mine_.begin, range.end - mine_.begin}.of(output_);
+  }
+
+  void send_result(int64_t piece) {
+    if (!exchanges_results()) return;
+    for_peers([&](int peer) {
+      if (wants_result(peer)) results_.push_back(messages_.send(result(piece), peer, Stage::kResults));
+    });
+  }
+
+  /// This thread's memory for what it receives.
+  static at::Tensor staging(int64_t bytes) {
+    thread_local at::Tensor memory;
+    if (!memory.defined() || memory.numel() < bytes) memory = at::empty({bytes}, at::kByte);
+    return memory;
+  }
+
+  const TreeReduction& task_;
+  const Messages& messages_;
+  const at::Tensor input_, output_;  ///< their bytes
+  const bool direct_;
+  const Range mine_;                            ///< what this rank sums, in the operands
+  std::vector<std::vector<WorkPtr>> receives_;  ///< of operands, by piece modulo kAhead
+  std::vector<std::vector<WorkPtr>> sends_;     ///< of operands, by piece
+  std::vector<WorkPtr> results_;
+  const at::Tensor staging_;
+};
+
+}  // namespace
+
+void run(const TreeReduction& task, const Messages& messages) { Run(task, messages).carry_out(); }
+
+}  // namespace lockstep::gloo_engine

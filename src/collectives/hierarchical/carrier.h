@@ -1,0 +1,27 @@
+#pragma once
+
+#include <memory>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "collectives/hierarchical/progress.h"
+
+namespace lockstep::hierarchical_engine {
+
+/// Carries messages between all ranks of a group, on whatever machines.
+class Carrier {
+ public:
+  virtual ~Carrier() = default;
+  /// Start a message; `bytes` are contiguous. Messages between two ranks that have one tag arrive in the order in which
+  /// they were sent. A Work's wait takes a timeout, and ends when abort() is called.
+  virtual c10::intrusive_ptr<c10d::Work> send(const at::Tensor& bytes, int to, int tag) = 0;
+  virtual c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& bytes, int from, int tag) = 0;
+  /// This rank's operation has failed: the others must not wait for it. `some_peer` is any other rank.
+  virtual void break_off(int some_peer) = 0;
+  /// This rank leaves, having done its part in all operations.
+  virtual void leave() {}
+  /// Null: messages move by themselves.
+  virtual Progress* progress() { return nullptr; }
+};
+
+}  // namespace lockstep::hierarchical_engine

@@ -1,0 +1,119 @@
+#include "collectives/hierarchical/engine.h"
+
+#include "base/error.h"
+#include "collectives/cause.h"
+#include "collectives/gloo/blocked_sigpipe.h"
+#include "collectives/timeout_hint.h"
+#include "rank_page/rank_board.h"
+
+namespace lockstep::hierarchical_engine {
+namespace {
+
+/// How long a rank whose operation has failed waits for the others to say where they are.
+constexpr std::chrono::milliseconds kPatience{600};
+
+}  // namespace
+
+Engine::Engine(const Layout& layout, c10::intrusive_ptr<shm_engine::ShmBackend> shared,
+               std::shared_ptr<Carrier> between, const c10::intrusive_ptr<c10d::Store>& store,
+               std::chrono::milliseconds timeout)
+    : equipment_{.layout = layout,
+                 .order = SumOrder::over(layout),
+                 .machine = Machine(equipment_.layout, std::move(shared)),
+                 .links = Links(std::move(between)),
+                 .travelling = {},
+                 .adding = {}},
+      timeout_(timeout),
+      recorder_(store, layout.rank, layout.world_size()),
+      runner_([this] { watch(); }, progress(), /*waiters_run=*/this->shared() == nullptr || may_wait_in_memory()) {}
+
+Engine::~Engine() {
+  // What still runs must not wait for other ranks.
+  if (shared() != nullptr) shared()->shutdown();
+  equipment_.links.interrupt();
+}
+
+JobPtr Engine::start(shm::Request request, std::chrono::milliseconds timeout, bool at_once, std::function<void()> then,
+                     std::function<void()> at_end) {
+  require(shm::name(request.kind));
+  const MutexLock lock(mutex_);
+  if (request.kind == shm::OperationKind::kAllToAllUneven) request.count = 0;
+  const gloo_engine::Entry entry = recorder_.add(shm::Header(request).text());
+  auto job = std::make_shared<Job>();
+  job->run = [this, request = std::move(request), timeout, entry, tag = recorder_.tag(), then = std::move(then)] {
+    carry_out(request, timeout, entry, tag);
+    if (then) then();
+  };
+  job->at_end = std::move(at_end);
+  runner_.add(job, at_once);
+  return job;
+}
+
+void Engine::wait(const JobPtr& job) {
+  const gloo_engine::BlockedSigpipe blocked;
+  runner_.wait(job, nullptr);
+  if (job->error) std::rethrow_exception(job->error);
+}
+
+void Engine::leave() {
+  if (shared() != nullptr) shared()->shutdown();
+  equipment_.links.carrier().leave();
+}
+
+void Engine::abort(const std::string& why) {
+  if (shared() != nullptr) shared()->core().abort(why);
+  equipment_.links.interrupt();
+}
+
+void Engine::carry_out(const shm::Request& request, std::chrono::milliseconds timeout, const gloo_engine::Entry& entry,
+                       uint32_t tag) {
+  if (!failure_.empty()) throw Error("an earlier operation has ended the group: " + failure_);
+  {
+    const MutexLock lock(mutex_);
+    watched_ = &entry;
+  }
+  const auto started = Clock::now();
+  std::string cause;
+  bool is_late = false;  // and nobody has said so yet
+  try {
+    Operation(equipment_, request, tag, timeout).run();
+  } catch (const BrokenLink& broken) {
+    cause = broken.what();
+    is_late = Clock::now() - started >= timeout;
+  } catch (const Disagreement&) {
+    cause = "ranks of this machine called different operations";
+  } catch (const std::exception& exception) {
+    cause = cause_of(exception);
+  }
+  const MutexLock lock(mutex_);
+  watched_ = nullptr;
+  if (cause.empty()) return;
+  failure_ = explain(cause, entry, is_late);
+  throw Error(failure_);
+}
+
+std::string Engine::explain(const std::string& cause, const gloo_engine::Entry& entry, bool is_late) {
+  const Layout& layout = equipment_.layout;
+  equipment_.links.carrier().break_off(layout.on_rail(layout.here() == 0 ? 1 : 0, layout.local()));
+  std::string text = mismatch_;
+  if (text.empty()) {
+    text = cause + "; " + recorder_.after_failure(entry, kPatience);
+    if (is_late) text += kTimeoutHint;
+  }
+  // Before the core is told, which would count it as this rank's own fault.
+  own_page().fail(is_late ? RankFailure::kMissing : RankFailure::kPeer, -1, text);
+  if (shared() != nullptr) shared()->core().abort(mismatch_.empty() ? cause : mismatch_);
+  return text;
+}
+
+void Engine::watch() {
+  // Whoever explains a failure holds it, and may need this thread to move its messages.
+  if (!mutex_.try_lock()) return;
+  if (watched_ != nullptr && mismatch_.empty()) {
+    mismatch_ = recorder_.compare(*watched_);
+    if (!mismatch_.empty()) equipment_.links.interrupt();
+  }
+  mutex_.unlock();
+}
+
+}  // namespace lockstep::hierarchical_engine

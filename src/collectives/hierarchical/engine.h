@@ -1,0 +1,78 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/mutex.h"
+#include "collectives/gloo/flight_recorder.h"
+#include "collectives/hierarchical/carrier.h"
+#include "collectives/hierarchical/operation.h"
+#include "collectives/hierarchical/runner.h"
+#include "collectives/shm/backend/shm_backend.h"
+
+// Every operation becomes a Job of the group's Runner. As with Gloo, ranks compare what they called only when an
+// operation makes no progress, through the store (FlightRecorder); within a machine they compare at every meeting,
+// which costs nothing. When an operation fails on a rank, the rank ends the group for its machine and closes its
+// connections, so that all others fail at once instead of waiting; and then the ranks tell each other where they are.
+
+namespace lockstep::hierarchical_engine {
+
+/// The engine of a group, without c10d's interface. Works keep it.
+class Engine {
+ public:
+  Engine(const Layout& layout, c10::intrusive_ptr<shm_engine::ShmBackend> shared, std::shared_ptr<Carrier> between,
+         const c10::intrusive_ptr<c10d::Store>& store, std::chrono::milliseconds timeout);
+  ~Engine();
+  Engine(const Engine&) = delete;
+
+  const Layout& layout() const { return equipment_.layout; }
+  shm_engine::ShmBackend* shared() const { return equipment_.machine.shared(); }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  Runner& runner() { return runner_; }
+
+  /// Takes its place among the operations; `at_once`: the caller waits for it.
+  JobPtr start(shm::Request request, std::chrono::milliseconds timeout, bool at_once,
+               std::function<void()> then = nullptr, std::function<void()> at_end = nullptr);
+  /// Throws if this thread must not communicate. A callback may, whichever thread calls it: others move its messages.
+  void require(const char* operation) const {
+    if (progress() != nullptr && !Runner::is_calling_back()) progress()->require(operation);
+  }
+  void wait(const JobPtr& job);
+
+  /// Whether threads that communicate may wait in shared memory: not where one moves the messages of all groups, which
+  /// the rank that it waits for may wait for first.
+  bool may_wait_in_memory() const { return progress() == nullptr || !progress()->is_up_to_this_thread(); }
+
+  /// This rank has done its part in everything.
+  void leave();
+  /// Ends the group on every rank.
+  void abort(const std::string& why);
+
+ private:
+  Progress* progress() const { return equipment_.links.carrier().progress(); }
+  void carry_out(const shm::Request& request, std::chrono::milliseconds timeout, const gloo_engine::Entry& entry,
+                 uint32_t tag);
+  /// Ends the group here and for those that wait for this rank; returns what happened.
+  std::string explain(const std::string& cause, const gloo_engine::Entry& entry, bool is_late)
+      LOCKSTEP_REQUIRES(mutex_);
+  /// Called while an operation takes long, by a thread that does not run it.
+  void watch();
+
+  Equipment equipment_;
+  const std::chrono::milliseconds timeout_;
+  std::string failure_;  ///< of the first operation that failed; used by whoever runs a job
+
+  Mutex mutex_;
+  gloo_engine::FlightRecorder recorder_ LOCKSTEP_GUARDED_BY(mutex_);
+  const gloo_engine::Entry* watched_ LOCKSTEP_GUARDED_BY(mutex_) = nullptr;  ///< of the operation that runs
+  std::string mismatch_ LOCKSTEP_GUARDED_BY(mutex_);
+
+  Runner runner_;  ///< destroyed first
+};
+using EnginePtr = std::shared_ptr<Engine>;
+
+}  // namespace lockstep::hierarchical_engine

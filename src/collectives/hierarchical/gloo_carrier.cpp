@@ -1,0 +1,26 @@
+#include "collectives/hierarchical/gloo_carrier.h"
+
+#include <ATen/ATen.h>
+
+namespace lockstep::hierarchical_engine {
+
+c10::intrusive_ptr<c10d::Work> GlooCarrier::send(const at::Tensor& bytes, int to, int tag) {
+  std::vector<at::Tensor> tensors{bytes};
+  return engine_->send(tensors, to, tag);
+}
+
+c10::intrusive_ptr<c10d::Work> GlooCarrier::receive(const at::Tensor& bytes, int from, int tag) {
+  std::vector<at::Tensor> tensors{bytes};
+  return engine_->recv(tensors, from, tag);
+}
+
+void GlooCarrier::break_off(int some_peer) {
+  // Gloo closes all connections of a group when a wait of one has timed out; it has no other way to ask for that.
+  try {
+    receive(at::empty({1}, at::kByte), some_peer, 0x7fffffff)->wait(std::chrono::milliseconds(1));
+  } catch (const std::exception&) {
+    // What was wanted, or they were closed already.
+  }
+}
+
+}  // namespace lockstep::hierarchical_engine

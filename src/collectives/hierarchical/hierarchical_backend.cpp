@@ -1,0 +1,267 @@
+#include "collectives/hierarchical/hierarchical_backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <set>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/jit_type.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "base/error.h"
+#include "collectives/blocking_engine.h"
+#include "collectives/called_as.h"
+#include "collectives/core_types.h"
+#include "collectives/gloo/blocked_sigpipe.h"
+#include "collectives/gloo/gloo_backend.h"
+#include "collectives/hierarchical/engine.h"
+#include "collectives/hierarchical/gloo_carrier.h"
+#include "collectives/machine_memory.h"
+#include "collectives/shm/backend/shm_backend.h"
+#include "collectives/shm/backend/store_exchange.h"
+#include "collectives/shm/reduce.h"
+
+namespace lockstep::hierarchical_engine {
+namespace {
+
+using c10::intrusive_ptr;
+using shm_engine::TensorRequest;
+
+/// A longer timeout means "never", and would overflow the clock.
+constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
+
+class HierarchicalWork final : public c10d::Work {
+ public:
+  HierarchicalWork(EnginePtr engine, c10d::OpType type, std::vector<at::Tensor> result)
+      : Work(engine->layout().rank, type),
+        engine_(std::move(engine)),
+        result_(std::move(result)),
+        completed_future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+  void add(JobPtr job) { jobs_.push_back(std::move(job)); }
+  /// When the last job is done.
+  static void complete(const intrusive_ptr<c10::ivalue::Future>& future, const std::vector<at::Tensor>& result,
+                       const std::exception_ptr& error) {
+    if (error)
+      future->setError(error);
+    else
+      future->markCompleted(c10::IValue(result));
+  }
+  const intrusive_ptr<c10::ivalue::Future>& future() const { return completed_future_; }
+
+  /// Runs what has to be run until it is done; errors stay in the work.
+  void finish() {
+    const gloo_engine::BlockedSigpipe blocked;
+    for (const JobPtr& job : jobs_) engine_->runner().wait(job, nullptr);
+  }
+
+  bool isCompleted() override { return jobs_.empty() || engine_->runner().is_done(jobs_.back()); }
+  bool isSuccess() const override {
+    return std::all_of(jobs_.begin(), jobs_.end(),
+                       [&](const JobPtr& job) { return engine_->runner().is_done(job) && !job->error; });
+  }
+  bool wait(std::chrono::milliseconds timeout) override {
+    const gloo_engine::BlockedSigpipe blocked;
+    const Deadline deadline(timeout);
+    if (!isCompleted()) engine_->require("waiting for an operation");
+    for (const JobPtr& job : jobs_) {
+      if (!engine_->runner().wait(job, timeout == kNoTimeout ? nullptr : &deadline))
+        throw Error("the operation is not done after " + std::to_string(timeout.count()) + " ms");
+      if (job->error) std::rethrow_exception(job->error);
+    }
+    return true;
+  }
+  void synchronize() override { wait(kNoTimeout); }
+  void abort() override { engine_->abort("abort() was called on an operation"); }
+  std::vector<at::Tensor> result() override { return result_; }
+  intrusive_ptr<c10::ivalue::Future> getFuture() override { return completed_future_; }
+
+ private:
+  const EnginePtr engine_;
+  const std::vector<at::Tensor> result_;
+  const intrusive_ptr<c10::ivalue::Future> completed_future_;
+  std::vector<JobPtr> jobs_;
+};
+
+/// The shared memory of one machine's ranks is that of their own engine.
+class HierarchicalBackend final : public shm_engine::RequestBackend, public BlockingEngine, public MachineMemory {
+ public:
+  HierarchicalBackend(EnginePtr engine, std::shared_ptr<Carrier> messages, std::string name)
+      : RequestBackend(engine->layout().rank, engine->layout().world_size()),
+        engine_(std::move(engine)),
+        messages_(std::move(messages)),
+        name_(std::move(name)) {}
+
+  const std::string getBackendName() const override { return name_; }
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  bool supportsTensorAlloc(c10::DeviceIndex device) override {
+    return engine_->shared() != nullptr && engine_->shared()->supportsTensorAlloc(device);
+  }
+  at::Tensor allocateTensor(long elements, at::TensorOptions options) override {
+    return engine_->shared()->allocateTensor(elements, options);
+  }
+  void shutdown() override { engine_->leave(); }
+  void abort() override { engine_->abort("abort() was called on the group"); }
+
+  void run(shm::Request request) override {
+    request.called_as = called_as;
+    check(request);
+    engine_->wait(engine_->start(std::move(request), engine_->timeout(), /*at_once=*/true));
+  }
+
+  int ranks_here() const override { return engine_->layout().ranks_on(engine_->layout().here()); }
+  int rank_here() const override { return engine_->layout().local(); }
+
+  at::Tensor allocate_together(int64_t elements, const at::TensorOptions& options) override {
+    finish_earlier_operations();
+    at::Tensor memory;
+    std::string failure;
+    try {
+      memory = engine_->shared() != nullptr ? engine_->shared()->allocate_together(elements, options)
+                                            : allocate_alone(elements, options);
+    } catch (const LimitError& error) {
+      failure = error.what();
+    }
+    int32_t failed = failure.empty() ? 0 : 1;
+    run({.kind = shm::OperationKind::kAllReduce,
+         .type = shm::DataType::kInt32,
+         .op = shm::ReduceOp::kMax,
+         .count = 1,
+         .input = &failed,
+         .output = &failed});
+    if (failed == 0) return memory;
+    throw LimitError(failure.empty()
+                         ? "memory for the ranks of a machine together: another machine has not enough for " +
+                               std::to_string(elements) + " elements"
+                         : failure);
+  }
+
+  std::vector<std::byte*> address_everywhere(const at::Tensor& mine) override {
+    finish_earlier_operations();
+    if (engine_->shared() != nullptr) return engine_->shared()->address_everywhere(mine);
+    return {static_cast<std::byte*>(mine.mutable_data_ptr())};
+  }
+
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    TensorRequest request(c10d::OpType::BARRIER, "lockstep:barrier", options);
+    request.parts.emplace_back();
+    return launch(std::move(request));
+  }
+
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    engine_->require("send");
+    if (const int local = local_of(to); local >= 0) return engine_->shared()->send(tensors, local, tag);
+    const gloo_engine::BlockedSigpipe blocked;
+    return messages_->send(shm_engine::only("send", tensors), to, tag);
+  }
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    engine_->require("recv");
+    if (const int local = local_of(from); local >= 0) return engine_->shared()->recv(tensors, local, tag);
+    return messages_->receive(shm_engine::only("recv", tensors), from, tag);
+  }
+  WorkPtr recvAnysource(Tensors&, int) override {
+    TORCH_CHECK(false, "recv from any rank: ranks of several machines can only receive from a rank that they name");
+  }
+
+ protected:
+  WorkPtr launch(TensorRequest request) override {
+    for (const shm::Request& part : request.parts) check(part);
+    ++sequence_;
+    auto work = c10::make_intrusive<HierarchicalWork>(engine_, request.type, request.result);
+    const bool is_given = request.timeout != c10d::kUnsetTimeout && request.timeout != kNoTimeout;
+    const auto timeout = is_given ? std::min(request.timeout, kNever) : engine_->timeout();
+    auto kept = std::make_shared<Tensors>(std::move(request.tensors));
+    auto finish = [kept, steps = std::move(request.finish)] {
+      at::NoGradGuard no_grad;
+      for (const auto& step : steps) step();
+    };
+    const size_t count = request.parts.size();
+    if (count == 0) HierarchicalWork::complete(work->future(), request.result, nullptr);
+    for (size_t i = 0; i < count; ++i) {
+      const bool is_last = i + 1 == count;
+      // The job is known to itself only when it has been added; the future is completed on the thread that ran it.
+      auto place = std::make_shared<std::weak_ptr<Job>>();
+      std::function<void()> at_end;
+      if (is_last)
+        at_end = [place, future = work->future(), result = request.result] {
+          const JobPtr job = place->lock();
+          HierarchicalWork::complete(future, result, job ? job->error : nullptr);
+        };
+      work->add(engine_->start(
+          std::move(request.parts[i]), timeout, request.waits, is_last ? std::function<void()>(finish) : [kept] {},
+          std::move(at_end)));
+    }
+    // A callback of a future may wait for this one, and hold the thread that would run its jobs.
+    if (!request.waits && Runner::is_calling_back()) work->finish();
+    if (!request.waits) return work;
+    work->wait(kNoTimeout);
+    return {};
+  }
+
+ private:
+  /// After this no operation of this rank is using the machine's own engine, so the caller may.
+  void finish_earlier_operations() { run({}); }
+
+  /// Its number on this rank's machine, or -1 if messages to it go over the carrier: to a rank of another machine, or
+  /// to any where a wait in shared memory would hold up those of other groups.
+  int local_of(int rank) const {
+    const Layout& layout = engine_->layout();
+    TORCH_CHECK_VALUE(rank >= 0 && rank < getSize() && rank != getRank(), "rank ", rank,
+                      " is not another rank of the group");
+    if (layout.machine_of[static_cast<size_t>(rank)] != layout.here() || !engine_->may_wait_in_memory()) return -1;
+    return layout.local_of[static_cast<size_t>(rank)];
+  }
+
+  void check(const shm::Request& request) const {
+    TORCH_CHECK_VALUE(request.root >= 0 && request.root < getSize(), shm::name(request.kind), ": there is no rank ",
+                      request.root);
+    if (!shm::is_reduction(request.kind)) return;
+    const bool is_defined = shm::find_reduce(request.type, request.op, getSize()) != nullptr;
+    const bool is_split = request.op != shm::ReduceOp::kPremulSum &&
+                          (request.op != shm::ReduceOp::kMean ||
+                           shm::find_reduce(request.type, shm::ReduceOp::kAnd, getSize()) == nullptr);
+    TORCH_CHECK(is_defined && is_split, shm::name(request.kind), ": ", shm::name(request.op), " of ",
+                shm::name(request.type), " is not defined between several machines");
+  }
+
+  const EnginePtr engine_;
+  const std::shared_ptr<Carrier> messages_;  ///< send and receive; their tags are the callers' own
+  const std::string name_;
+  std::atomic<uint64_t> sequence_{0};  ///< collectives of c10d's interface that were started
+};
+
+}  // namespace
+
+intrusive_ptr<c10d::Backend> make_backend_over(Carriers carriers, const intrusive_ptr<c10d::Store>& store,
+                                               const Layout& layout, const Timeouts& timeouts,
+                                               const std::string& name) {
+  auto shared = form_machine(store, layout, timeouts.operation, timeouts.joining);
+  auto engine = std::make_shared<Engine>(layout, std::move(shared), std::move(carriers.collectives), store,
+                                         std::min(timeouts.operation, kNever));
+  return c10::make_intrusive<HierarchicalBackend>(std::move(engine), std::move(carriers.messages), name);
+}
+
+intrusive_ptr<c10d::Backend> make_backend(const intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                                          const Options& options) {
+  const auto machines = shm_engine::exchange_over(c10::make_intrusive<c10d::PrefixStore>("where", store), rank,
+                                                  world_size, options.join_timeout)(options.machine);
+  const Layout layout = Layout::of(rank, machines);
+  if (layout.machines() == 1 && world_size <= shm::kMaxRanks)
+    return shm_engine::make_backend(store, rank, world_size, options.timeout, "shm", false, options.join_timeout);
+  const int most = layout.most_on_a_machine();
+  if (most > shm::kMaxRanks && !options.gloo_alone)
+    throw Error("a machine has " + std::to_string(most) + " ranks, and shared memory serves at most " +
+                std::to_string(shm::kMaxRanks) + "; start fewer ranks on each machine");
+  if (options.gloo_alone && (most == 1 || most > shm::kMaxRanks))
+    return gloo_engine::make_backend(store, rank, world_size, options.address, options.timeout);
+  const auto connect = [&](const char* name) {
+    return std::make_shared<GlooCarrier>(gloo_engine::make_plain_backend(
+        c10::make_intrusive<c10d::PrefixStore>(name, store), rank, world_size, options.address, options.timeout));
+  };
+  Carriers carriers{.collectives = connect("between"), .messages = connect("messages")};
+  return make_backend_over(std::move(carriers), store, layout, {options.timeout, options.join_timeout}, "hierarchical");
+}
+
+}  // namespace lockstep::hierarchical_engine

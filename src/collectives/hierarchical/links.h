@@ -1,0 +1,56 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <lockstep/error.h>
+
+#include "base/mutex.h"
+#include "collectives/hierarchical/carrier.h"
+
+namespace lockstep::hierarchical_engine {
+
+/// A message did not come through: its connection has broken, or the time is over.
+struct BrokenLink : Error {
+  using Error::Error;
+};
+
+/// A message to or from a rank of another machine, under way.
+struct Transfer {
+  c10::intrusive_ptr<c10d::Work> work;
+  int peer = -1;
+  bool is_sent = false;
+};
+
+/// The connections to the ranks of other machines. Messages between two ranks that have one tag arrive in the order in
+/// which they were sent. Used by one thread at a time, except for interrupt().
+class Links {
+ public:
+  explicit Links(std::shared_ptr<Carrier> carrier) : carrier_(std::move(carrier)) {}
+
+  /// Start a message. The memory must stay until it is finished, or the carrier's break_off() was called.
+  Transfer send(const void* data, size_t bytes, int to, uint32_t tag);
+  Transfer receive(void* data, size_t bytes, int from, uint32_t tag);
+  /// Waits. Throws BrokenLink, naming the peer.
+  void finish(Transfer& transfer, std::chrono::milliseconds timeout);
+  void finish(std::vector<Transfer>& transfers, std::chrono::milliseconds timeout) {
+    for (Transfer& transfer : transfers) finish(transfer, timeout);
+    transfers.clear();
+  }
+
+  /// From any thread: the finish() under way, or the next one, throws.
+  void interrupt();
+  Carrier& carrier() const { return *carrier_; }
+
+ private:
+  std::shared_ptr<Carrier> carrier_;
+
+  Mutex mutex_;
+  c10::intrusive_ptr<c10d::Work> awaited_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool interrupted_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace lockstep::hierarchical_engine

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "collectives/hierarchical/layout.h"
+#include "collectives/shm/backend/backend_class.h"
+
+namespace lockstep::hierarchical_engine {
+
+/// What the ranks of a machine tell each other at every meeting. The first member must be the same on all.
+struct Card {
+  uint64_t tag = 0;
+  uint64_t place = 0;   ///< where the rank's data lies; Machine::at
+  uint64_t stride = 0;  ///< bytes from row to row
+  uint64_t rounds = 0;
+};
+
+/// The ranks that disagree at a meeting: their tags differ.
+struct Disagreement {};
+
+/// The ranks of this rank's machine, which reach each other's memory. A rank that is alone on its machine uses it too.
+class Machine {
+ public:
+  /// `shared` is undefined where this rank is alone.
+  Machine(const Layout& layout, c10::intrusive_ptr<shm_engine::ShmBackend> shared)
+      : layout_(layout), shared_(std::move(shared)) {}
+
+  int size() const { return layout_.ranks_on(layout_.here()); }
+  int local() const { return layout_.local(); }
+  shm_engine::ShmBackend* shared() const { return shared_.get(); }
+
+  /// Whether the others can reach this memory.
+  bool reaches(const void* memory, size_t bytes) const {
+    return !shared_ || shared_->core().is_resident(memory, bytes);
+  }
+  /// Memory that they can reach, for as long as an operation lasts: between its first and its last meeting.
+  std::byte* stage(size_t bytes);
+  /// How a Card names such memory.
+  uint64_t place_of(const void* memory) const;
+  /// Where it lies for this process.
+  std::byte* at(int local, uint64_t place) const;
+
+  /// Waits for all ranks of the machine, and returns their cards. Throws Disagreement on all of them.
+  std::vector<Card> meet(const Card& mine, std::chrono::milliseconds timeout) const;
+  /// Waits for all ranks of the machine.
+  void wait_for_all(std::chrono::milliseconds timeout) const;
+
+ private:
+  const Layout& layout_;
+  const c10::intrusive_ptr<shm_engine::ShmBackend> shared_;
+  at::Tensor stage_;
+};
+
+/// The ranks of this machine, as a group of its own; undefined if there is only this rank. All of them call it.
+c10::intrusive_ptr<shm_engine::ShmBackend> form_machine(const c10::intrusive_ptr<c10d::Store>& store,
+                                                        const Layout& layout, std::chrono::milliseconds timeout,
+                                                        std::chrono::milliseconds join_timeout);
+
+}  // namespace lockstep::hierarchical_engine

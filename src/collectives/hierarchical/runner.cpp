@@ -1,0 +1,154 @@
+#include "collectives/hierarchical/runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "collectives/gloo/blocked_sigpipe.h"
+
+namespace lockstep::hierarchical_engine {
+namespace {
+
+/// By the first look nearly every rank that is merely late has come.
+constexpr std::chrono::milliseconds kFirstLook{400}, kLongestPause{5000};
+
+thread_local bool calling_back = false;
+
+}  // namespace
+
+Runner::Runner(std::function<void()> watch, Progress* progress, bool waiters_run)
+    : watch_(std::move(watch)), progress_(progress), waiters_run_(waiters_run) {
+  const gloo_engine::BlockedSigpipe blocked;  // for good in the thread
+  thread_ = std::thread([this] { work(); });
+}
+
+Runner::~Runner() {
+  {
+    const MutexLock lock(mutex_);
+    ending_ = true;
+    queue_.clear();
+  }
+  due_.notify_all();
+  // The job at hand may wait for messages that only this thread can move.
+  const auto since = Clock::now();
+  while (progress_ != nullptr && progress_->is_up_to_this_thread() && !has_ended()) progress_->make(since);
+  thread_.join();
+}
+
+bool Runner::has_ended() {
+  const MutexLock lock(mutex_);
+  return ended_;
+}
+
+void Runner::add(JobPtr job, bool at_once) {
+  bool wake = false;
+  {
+    const MutexLock lock(mutex_);
+    queue_.push_back(std::move(job));
+    // A job that somebody waits for is run there, but somebody must watch it: the runner's thread looks now and then
+    // as long as there are such jobs, and is woken when it had stopped looking.
+    wake = !at_once || !waiters_run_ || dozing_;
+  }
+  if (wake) due_.notify_one();
+}
+
+void Runner::run_first(MutexLock& lock) {
+  current_ = queue_.front();
+  queue_.pop_front();
+  current_->started = Clock::now();
+  next_look_ = current_->started + kFirstLook;
+  ++runs_;
+  const JobPtr job = current_;
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    job->run();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  job->run = nullptr;
+  job->error = error;
+  job->is_done = true;
+  current_ = nullptr;
+  lock.unlock();
+  done_.notify_all();
+  if (job->at_end) {
+    const bool within_another = std::exchange(calling_back, true);
+    job->at_end();
+    calling_back = within_another;
+  }
+  lock.lock();
+}
+
+void Runner::look(MutexLock& lock) {
+  const auto now = Clock::now();
+  if (!current_ || watching_ || now < next_look_) return;
+  watching_ = true;
+  lock.unlock();
+  watch_();
+  lock.lock();
+  watching_ = false;
+  if (!current_) return;
+  // Looks after 0.4, 1.2, 3.6, ... seconds: the next one is twice as far away as the job is old.
+  next_look_ = now + std::clamp<Clock::duration>(2 * (now - current_->started), kFirstLook, kLongestPause);
+}
+
+void Runner::sleep(MutexLock& lock, std::condition_variable& notified, const Deadline* deadline) {
+  using std::chrono::milliseconds;
+  auto pause = kFirstLook;
+  if (current_)
+    pause = std::clamp(std::chrono::ceil<milliseconds>(next_look_ - Clock::now()), milliseconds(1), kLongestPause);
+  if (deadline != nullptr) pause = std::min(pause, milliseconds(deadline->remaining_ms()));
+  notified.wait_for(lock.native(), pause);
+}
+
+bool Runner::wait(const JobPtr& job, const Deadline* deadline) {
+  const bool moves = progress_ != nullptr && progress_->is_up_to_this_thread();
+  const bool runs = waiters_run_ || std::this_thread::get_id() == thread_.get_id();
+  const auto since = Clock::now();
+  MutexLock lock(mutex_);
+  while (!job->is_done) {
+    if (deadline != nullptr && deadline->passed()) return false;
+    look(lock);
+    if (job->is_done) break;
+    if (runs && !current_ && !queue_.empty()) {
+      run_first(lock);
+    } else if (moves) {
+      lock.unlock();
+      progress_->make(since);
+      lock.lock();
+    } else {
+      sleep(lock, done_, deadline);
+    }
+  }
+  if (!current_ && !queue_.empty()) due_.notify_one();
+  return true;
+}
+
+bool Runner::is_calling_back() { return calling_back; }
+
+bool Runner::is_done(const JobPtr& job) {
+  if (progress_ != nullptr) progress_->poll();
+  const MutexLock lock(mutex_);
+  return job->is_done;
+}
+
+void Runner::work() {
+  MutexLock lock(mutex_);
+  for (uint64_t seen = 0; !ending_;) {
+    if (!current_ && !queue_.empty()) {
+      run_first(lock);
+    } else if (current_ || seen != runs_) {
+      seen = runs_;
+      look(lock);
+      if (!ending_) sleep(lock, due_, nullptr);
+    } else {
+      dozing_ = true;
+      due_.wait(lock.native());
+      dozing_ = false;
+    }
+  }
+  ended_ = true;
+}
+
+}  // namespace lockstep::hierarchical_engine

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "collectives/hierarchical/progress.h"
+
+namespace lockstep::hierarchical_engine {
+
+/// An operation in its place among the others.
+struct Job {
+  std::function<void()> run;     ///< throws what went wrong
+  std::function<void()> at_end;  ///< then, on the thread that ran it, after is_done; may be empty
+  Clock::time_point started{};   ///< once it runs
+  std::exception_ptr error;      ///< once it is done
+  bool is_done = false;
+};
+using JobPtr = std::shared_ptr<Job>;
+
+/// Runs jobs one after the other, in the order in which they were added. A thread that waits for a job runs those that
+/// are due itself, if it may, which spares two wake-ups; a thread of the runner's runs them while nobody else does.
+/// Whoever waits without running anything watches the job that runs, now and then.
+class Runner {
+ public:
+  /// `watch` is called while the job at hand runs on another thread, when it has run for a while and then at growing
+  /// intervals, by one thread at a time. A thread to which `progress` is left
+  /// makes it while it waits; null: messages move by themselves.
+  /// `waiters_run`: threads that wait may run jobs. Not if jobs wait for other things than messages while only the
+  /// waiting thread can move those.
+  Runner(std::function<void()> watch, Progress* progress, bool waiters_run);
+  /// Waits for the job at hand, and forgets the others.
+  ~Runner();
+  Runner(const Runner&) = delete;
+
+  /// Any thread. `at_once`: somebody will wait for it immediately.
+  void add(JobPtr job, bool at_once);
+  /// Returns when the job is done, or at the deadline: false.
+  bool wait(const JobPtr& job, const Deadline* deadline);
+  bool is_done(const JobPtr& job);
+  /// Whether this thread is in a job's `at_end`, which may be the thread that has to run what is started there.
+  static bool is_calling_back();
+
+ private:
+  void work();
+  bool has_ended();
+  /// Runs the first job. The mutex is free in the meantime.
+  void run_first(MutexLock& lock) LOCKSTEP_REQUIRES(mutex_);
+  /// Watches the job at hand, if it is time.
+  void look(MutexLock& lock) LOCKSTEP_REQUIRES(mutex_);
+  /// Sleeps until it is notified, or it is time to look.
+  void sleep(MutexLock& lock, std::condition_variable& notified, const Deadline* deadline) LOCKSTEP_REQUIRES(mutex_);
+
+  const std::function<void()> watch_;
+  Progress* const progress_;
+  const bool waiters_run_;
+  Mutex mutex_;
+  std::condition_variable done_;  ///< a job is; for those that wait
+  std::condition_variable due_;   ///< one is to be run; for the runner's thread
+  std::deque<JobPtr> queue_ LOCKSTEP_GUARDED_BY(mutex_);
+  JobPtr current_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool watching_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  Clock::time_point next_look_ LOCKSTEP_GUARDED_BY(mutex_);  ///< at the job at hand
+  bool ending_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool ended_ LOCKSTEP_GUARDED_BY(mutex_) = false;   ///< the runner's thread has
+  bool dozing_ LOCKSTEP_GUARDED_BY(mutex_) = false;  ///< the runner's thread no longer looks by itself
+  uint64_t runs_ LOCKSTEP_GUARDED_BY(mutex_) = 0;    ///< jobs started
+  std::thread thread_;
+};
+
+}  // namespace lockstep::hierarchical_engine

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "base/mutex.h"
+
+namespace lockstep::mpi_engine {
+
+/// A rank's copy of what all ranks have written: keys with values, and counters. Who writes sends a note to all others,
+/// and each applies it to its copy. Notes of one rank arrive in the order in which it wrote; those of different ranks
+/// in any order, so only one rank may set a key, and a counter's value is what is known here by now. Any thread.
+class Board {
+ public:
+  /// Write here, and return the note for the others.
+  std::string set(const std::string& key, const std::string& value);
+  std::string add(const std::string& key, int64_t amount);
+  void apply(const std::string& note);
+
+  std::optional<std::string> get(const std::string& key) const;
+  void erase(const std::string& key);
+  size_t size() const;
+  /// Grows with every change.
+  uint64_t version() const { return version_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<uint64_t> version_{0};  ///< released after a change
+  mutable Mutex mutex_;
+  std::map<std::string, std::string> values_ LOCKSTEP_GUARDED_BY(mutex_);  ///< counters as text
+};
+
+}  // namespace lockstep::mpi_engine

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "base/mutex.h"
+#include "collectives/hierarchical/carrier.h"
+#include "collectives/mpi/pump.h"
+
+namespace lockstep::mpi_engine {
+
+/// Which ranks of a group no longer take part in it. MPI itself says nothing of a rank that only stops calling.
+class Endings {
+ public:
+  Endings(std::shared_ptr<Pump> pump, c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
+
+  /// This rank's operation has failed: all others fail, too.
+  void fail() {
+    pump_->keep_communicators();
+    tell("failed");
+  }
+  /// This rank has done its part: whoever waits for more from it fails.
+  void leave() { tell("left"); }
+  /// Why a message to or from `peer` will not come; empty while it may.
+  std::string reason(int peer);
+
+ private:
+  void tell(const char* how);
+
+  const std::shared_ptr<Pump> pump_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const int rank_;
+  Mutex mutex_;
+  bool told_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  uint64_t seen_ LOCKSTEP_GUARDED_BY(mutex_) = 0;             ///< version of the board
+  std::vector<std::string> how_ LOCKSTEP_GUARDED_BY(mutex_);  ///< each rank's ending
+  int failed_ LOCKSTEP_GUARDED_BY(mutex_) = -1;               ///< a rank that has
+};
+
+/// A communicator of a group's ranks.
+class MpiCarrier final : public hierarchical_engine::Carrier {
+ public:
+  /// The engine's tags have 31 bits, and are folded where MPI's have fewer; the program's are refused.
+  enum class Tags { kEngines, kPrograms };
+
+  /// `members`: the ranks' numbers in MPI. All of them call it.
+  MpiCarrier(std::shared_ptr<Pump> pump, std::shared_ptr<Endings> endings, const std::vector<int>& members, Tags tags,
+             std::chrono::milliseconds timeout);
+
+  c10::intrusive_ptr<c10d::Work> send(const at::Tensor& bytes, int to, int tag) override;
+  c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& bytes, int from, int tag) override;
+  void break_off(int some_peer) override;
+  void leave() override { endings_->leave(); }
+  hierarchical_engine::Progress* progress() override { return pump_.get(); }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> start(const at::Tensor& bytes, int peer, int tag, bool is_sent);
+
+  const std::shared_ptr<Pump> pump_;
+  const std::shared_ptr<Endings> endings_;
+  const Tags tags_;
+  const std::chrono::milliseconds timeout_;
+  const Port::Handle communicator_;
+};
+
+}  // namespace lockstep::mpi_engine

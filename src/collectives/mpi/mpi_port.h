@@ -1,0 +1,16 @@
+#pragma once
+
+#include <mpi.h>
+
+#include <chrono>
+#include <memory>
+
+#include "collectives/mpi/port.h"
+
+namespace lockstep::mpi_engine {
+
+/// A Port over a duplicate of `communicator`. All its ranks call it, on a thread that may call MPI. Throws Error if
+/// MPI is not initialized or has been finalized, or if not all ranks have come when the timeout has passed.
+std::unique_ptr<Port> open_port(MPI_Comm communicator, std::chrono::milliseconds timeout);
+
+}  // namespace lockstep::mpi_engine

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace lockstep::mpi_engine {
+
+/// What the engine needs of an MPI, without its header: a program that includes mpi.h is bound to one MPI, and the
+/// engine is not. mpi_port.cpp, in the library Lockstep::mpi, is the only implementation.
+///
+/// Its threads are the pump's affair. Calls throw Error with MPI's own text.
+class Port {
+ public:
+  /// An MPI_Comm or MPI_Request, whatever those are.
+  using Handle = uint64_t;
+
+  virtual ~Port() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  /// Any thread may call MPI at any time. If not, only the one that made the port may.
+  virtual bool takes_any_thread() const = 0;
+  /// MPI_THREAD_..., for messages.
+  virtual const char* thread_level() const = 0;
+  /// MPI has been finalized: nothing may be called any more.
+  virtual bool is_over() const = 0;
+  virtual int largest_tag() const = 0;
+
+  /// All ranks, in a communicator of our own; to be closed like others.
+  virtual Handle everybody() const = 0;
+  /// A communicator of these ranks in this order, which all call it at the same time.
+  virtual Handle open(const std::vector<int>& ranks) = 0;
+  /// Does nothing if a message has come that nobody has received: MPI hands it to the next communicator that gets the
+  /// number of this one.
+  virtual void close(Handle communicator) = 0;
+
+  /// Start a message. The memory stays until test() says that it is over, or give_up() was called.
+  virtual Handle send(Handle communicator, const void* data, size_t bytes, int to, int tag) = 0;
+  virtual Handle receive(Handle communicator, void* data, size_t bytes, int from, int tag) = 0;
+  /// Whether it is over; the handle is then no longer valid. Throws if it has failed, which ends it, too.
+  virtual bool test(Handle& message) = 0;
+  /// Ends it without success: what a receive has not got by now it will not get.
+  virtual void give_up(Handle& message, bool is_sent) = 0;
+
+  struct Arrival {
+    int from;
+    size_t bytes;
+  };
+  /// A message with this tag that could be received now, from whomever.
+  virtual std::optional<Arrival> arrival(Handle communicator, int tag) = 0;
+};
+
+}  // namespace lockstep::mpi_engine

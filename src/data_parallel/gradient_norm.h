@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+/// The norm of gradients on the CPU, as one vector. Each gradient counts in blocks of kBlock elements, in the order of
+/// its memory; the blocks are added one after the other. So the bits do not depend on who computes which block.
+class GradientNorm {
+ public:
+  static constexpr int64_t kBlock = 2048;
+  static int64_t blocks_of(int64_t elements) { return (elements + kBlock - 1) / kBlock; }
+  /// Whether it is one of those: float, double, float16 or bfloat16, without gaps, on the CPU.
+  static bool takes(const at::Tensor& gradient);
+
+  /// `type` > 0, or infinity.
+  explicit GradientNorm(double type) : type_(type) {}
+
+  /// What a block of up to kBlock elements contributes: the sum of |x|^type, or the largest |x|.
+  double of_block(at::ScalarType dtype, const void* elements, int64_t count) const;
+  /// Adds the next block.
+  void add(double block);
+  /// Adds all blocks of a gradient that it takes.
+  void add(const at::Tensor& gradient);
+  double norm() const;
+
+ private:
+  double type_, total_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/named_tensors.h>
+
+#include "base/virtual_ranks.h"
+
+namespace lockstep {
+
+/// The buffers of a module (running statistics) where a rank works for several virtual ranks. Each virtual rank's
+/// forward starts from the buffers that all had before the step; after the step they are those of the first virtual
+/// rank that took part, as if each were a process of its own.
+///
+/// What the buffers hold before a step is noted at its end, and again before the step's first forward: when a loader
+/// enters the first micro-batch, or at the first call of the model.
+class VirtualBuffers {
+ public:
+  VirtualBuffers(const NamedTensors& buffers, const std::shared_ptr<VirtualRanks>& ranks);
+
+  void before_forward();
+  /// A virtual rank has computed its gradients, or was skipped. `last`: of this rank in the step.
+  void virtual_rank_done(bool took_part, bool last);
+  /// The step is over; the buffers are those of the first virtual rank that took part.
+  void step_done();
+
+ private:
+  static void copy(std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from);
+
+  std::vector<at::Tensor> buffers_, before_, kept_;
+  bool is_kept_ = false;      ///< a virtual rank of this rank has taken part
+  bool untouched_ = true;     ///< no forward has run since the last step
+  bool within_step_ = false;  ///< a virtual rank of this rank is done
+  std::shared_ptr<void> listening_;
+};
+
+}  // namespace lockstep

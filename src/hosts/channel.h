@@ -1,0 +1,85 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/clock.h"
+#include "base/file_descriptor.h"
+#include "hosts/messages.h"
+#include "hosts/tls.h"
+#include "hosts/wire.h"
+
+namespace lockstep::hosts {
+
+/// How often each side of a channel says that it lives, and after how long a silence the other counts as gone.
+constexpr std::chrono::seconds kBeatEvery{1};
+constexpr std::chrono::milliseconds kSilence{4000};
+
+/// One authenticated connection between the coordinator and an agent. Never waits and never throws for what the other
+/// side does: its owner polls fd() for events(), calls act(), and takes the messages. One thread.
+class Channel {
+ public:
+  enum class State { kHandshake, kOpen, kClosed };
+
+  Channel(FileDescriptor socket, const Tls& tls);
+
+  State state() const { return state_; }
+  bool is_open() const { return state_ == State::kOpen; }
+  int fd() const { return socket_.get(); }
+  short events() const;
+  /// Goes on with the handshake, receives what is there, and sends what the socket takes.
+  void act();
+  /// Queues a message and sends what the socket takes.
+  template <typename Message>
+  void send(Kind kind, const Message& message) {
+    send_body(kind, encode(message));
+  }
+  void send(Kind kind) { send_body(kind, {}); }
+  /// Sends a beat if one is due.
+  void beat(Clock::time_point now);
+  Clock::time_point next_beat() const { return next_beat_; }
+
+  struct Message {
+    Kind kind;
+    std::string_view body;  ///< until the next call
+  };
+  /// The next message that has arrived whole. One that is longer than `limit` closes the channel.
+  std::optional<Message> next(size_t limit);
+
+  void close(const std::string& why);
+  /// Why it is closed.
+  const std::string& reason() const { return reason_; }
+  /// The other side has refused our key, or we have refused its.
+  bool key_was_refused() const { return key_refused_; }
+  Clock::time_point last_heard() const { return last_heard_; }
+  /// This process was stopped meanwhile: what the other side has sent may still come.
+  void forgive(Clock::time_point now) { last_heard_ = now; }
+  /// Bytes that the socket has not taken yet.
+  size_t queued() const { return outbox_.size() - sent_; }
+  /// Numeric addresses of both ends.
+  std::string local_address() const;
+  std::string peer_address() const;
+
+ private:
+  void send_body(Kind kind, std::string_view body);
+  void shake_hands();
+  void receive();
+  void flush();
+  /// After a call that did not succeed; false: the connection is over.
+  bool goes_on(int result);
+
+  FileDescriptor socket_;
+  const Side side_;
+  Tls::Session tls_;
+  State state_ = State::kHandshake;
+  std::string reason_;
+  bool key_refused_ = false;
+  bool wants_write_ = false;
+  std::string inbox_, outbox_;
+  size_t read_ = 0, sent_ = 0;  // of these, what has been taken
+  Clock::time_point last_heard_ = Clock::now();
+  Clock::time_point next_beat_ = Clock::now() + kBeatEvery;
+};
+
+}  // namespace lockstep::hosts

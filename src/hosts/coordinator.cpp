@@ -1,0 +1,322 @@
+#include "hosts/coordinator.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "base/printable.h"
+#include "hosts/hosts_team.h"
+#include "hosts/launch_command.h"
+#include "launch/launch_error.h"
+#include "launch/process/own_program.h"
+
+namespace lockstep::hosts {
+namespace {
+
+constexpr const char* kPath = "/usr/local/bin:/usr/bin:/bin";
+constexpr std::chrono::seconds kMissingNoteEvery(5);
+constexpr int kLaunchedInATurn = 8;
+constexpr int kMostNamed = 8;  ///< machines in one message
+/// For agents to take leave, and for the commands that started them to end.
+constexpr std::chrono::seconds kFarewell(3);
+
+void say(const TeamSetup& setup, const std::string& text) { setup.display.print("lockstep: " + text + "\n"); }
+
+struct Pipe {
+  FileDescriptor read, write;
+};
+
+Pipe make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    throw LaunchError(kExitResourceLimit, std::string("making a pipe: ") + std::strerror(errno));
+  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
+
+}  // namespace
+
+Coordinator::Coordinator(const CoordinatorOptions& options, const Key& key)
+    : options_(options), tls_(key, Side::kCoordinator), lobby_(tls_) {
+  for (size_t i = 0; i < options.hosts.size(); ++i) {
+    Node& node = nodes_.emplace_back();
+    node.number = static_cast<int>(i);
+    node.host = options.hosts[i];
+  }
+}
+
+Coordinator::~Coordinator() { end(kExitNotStarted); }
+
+std::unique_ptr<Team> Coordinator::start(const TeamSetup& setup, int restarts) {
+  gather(setup);
+  int world_size = 0;
+  for (Node& node : nodes_) {
+    node.first_rank = world_size;
+    world_size += node.host.slots;
+  }
+  if (world_size > kMaxRanks)
+    throw LaunchError(kExitNotStarted, "the machines offer " + std::to_string(world_size) + " ranks, and a run has " +
+                                           std::to_string(kMaxRanks) + " at most; give a smaller -n");
+  return std::make_unique<HostsTeam>(nodes_, lobby_, world_size, setup, restarts);
+}
+
+void Coordinator::open_door() {
+  if (lobby_.door().is_open()) return;
+  std::vector<std::string> names, addresses;
+  for (const Host& host : options_.hosts) names.push_back(host.name);
+  if (!options_.interface.empty())
+    addresses = {address_on(options_.interface)};
+  else
+    addresses = options_.rendezvous ? addresses_of_rendezvous(options_.rendezvous->host) : addresses_towards(names);
+  lobby_.door().open(addresses, options_.rendezvous ? options_.rendezvous->port : 0);
+}
+
+void Coordinator::gather(const TeamSetup& setup) {
+  for (Node& node : nodes_)
+    if (!node.is_ready()) node.lose();
+  const auto is_ready = [](const Node& node) { return node.is_ready(); };
+  std::deque<Node*> unlaunched;
+  if (!std::all_of(nodes_.begin(), nodes_.end(), is_ready)) {
+    open_door();
+    for (Node& node : nodes_)
+      if (!node.is_ready() && !comes_by_itself(node)) unlaunched.push_back(&node);
+  }
+  lobby_.door().expect(static_cast<size_t>(
+      std::count_if(nodes_.begin(), nodes_.end(), [&](const Node& one) { return !is_ready(one); })));
+  const auto began = Clock::now();
+  auto tell_at = began + kMissingNoteEvery;
+  while (!std::all_of(nodes_.begin(), nodes_.end(), is_ready)) {
+    const auto now = Clock::now();
+    if (now - began >= options_.patience)
+      throw LaunchError(
+          kExitNotStarted,
+          missing() + " did not come within " + std::to_string(options_.patience.count() / 1000) + " s; see whether " +
+              (options_.rendezvous ? "`lockstep run` was started there, with this rendezvous and key, and "
+                                   : "the launch command works by hand, and ") +
+              "whether the firewall lets it reach " + lobby_.door().endpoints().front().text() +
+              " (--interface chooses another network)");
+    if (now >= tell_at) {
+      say(setup, "waits for " + missing());
+      tell_at += kMissingNoteEvery;
+    }
+    // A few at a time, so that the first need not wait for the last.
+    for (int i = 0; i < kLaunchedInATurn && !unlaunched.empty(); ++i) {
+      launch_agent(*unlaunched.front(), setup);
+      unlaunched.pop_front();
+    }
+    turn(setup, unlaunched.empty() ? std::min(tell_at, began + options_.patience) : now);
+  }
+  lobby_.door().expect(0);
+  compare(setup);
+  // Where agents come by themselves, those that come too late are told why they cannot.
+  if (!options_.rendezvous) lobby_.door().close();
+}
+
+void Coordinator::launch_agent(Node& node, const TeamSetup& setup) {
+  std::string endpoints;
+  for (const Endpoint& endpoint : lobby_.door().endpoints())
+    endpoints += (endpoints.empty() ? "" : ",") + endpoint.text();
+  std::vector<std::string> words = {own_program(), "agent",  "--connect",
+                                    endpoints,     "--node", std::to_string(node.number)};
+  if (!options_.interface.empty()) words.insert(words.end(), {"--interface", options_.interface});
+  if (!options_.launch_command.empty()) words = launch_words(options_.launch_command, node.host.name, words);
+  Pipe input = make_pipe(), output = make_pipe();
+  ::fcntl(output.read.get(), F_SETFL, O_NONBLOCK);
+  const std::string key = tls_.key().text() + "\n";
+  if (::write(input.write.get(), key.data(), key.size()) != static_cast<ssize_t>(key.size()))
+    throw LaunchError(kExitResourceLimit, std::string("writing to a pipe: ") + std::strerror(errno));
+  node.process.emplace(ProcessStart{.program = find_program(words[0], find_variable(setup.environment, "PATH", kPath)),
+                                    .arguments = words,
+                                    .environment = setup.environment,
+                                    .input = input.read.get(),
+                                    .output = output.write.get(),
+                                    .error = output.write.get(),
+                                    .announce = setup.guard.registry()},
+                       setup.settings);
+  node.guard = &setup.guard;
+  node.output = std::move(output.read);
+  node.lines = {};
+  node.tail = {};
+}
+
+void Coordinator::turn(const TeamSetup& setup, Clock::time_point until) {
+  PollSet polled;
+  int signal = 0;
+  polled.add(setup.settings.signal_fd(), POLLIN, [&](const pollfd&) {
+    while (const int one = setup.settings.next_signal())
+      if (one != SIGCONT) signal = one;
+  });
+  lobby_.watch(polled);
+  for (Node& node : nodes_) {
+    if (node.channel)
+      polled.add(node.channel->fd(), node.channel->events(), [&node](const pollfd&) { node.channel->act(); });
+    if (node.output) polled.add(node.output.get(), POLLIN, [&node](const pollfd&) { node.read_output(); });
+    if (node.process && !node.process_end)
+      polled.add(node.process->pidfd(), POLLIN, [&node](const pollfd&) { node.process_end = node.process->end(); });
+    if (node.channel) until = std::min(until, node.channel->next_beat());
+  }
+  if (const auto due = lobby_.due()) until = std::min(until, *due);
+  polled.wait(Deadline(until).remaining_ms());
+  if (signal != 0) throw LaunchError(static_cast<ExitCode>(128 + signal), "stopped while it waited for " + missing());
+  lobby_.tick();
+  for (Arrival& arrival : lobby_.take_arrivals()) admit(std::move(arrival), setup);
+  if (const std::string news = lobby_.take_news(); !news.empty()) say(setup, news);
+  for (Node& node : nodes_) {
+    take_replies(node);
+    check_launched(node);
+  }
+}
+
+std::string Coordinator::objection(const Hello& hello, const std::string& command) const {
+  const int count = static_cast<int>(nodes_.size());
+  if (hello.protocol != kProtocol || hello.version != LOCKSTEP_VERSION)
+    return "it runs Lockstep " + printable(hello.version) + ", and the coordinator " LOCKSTEP_VERSION +
+           std::string("; install the same version on all machines");
+  if (hello.nodes != 0 && hello.nodes != count)
+    return "it was started with --nnodes " + std::to_string(hello.nodes) + ", and the coordinator with " +
+           std::to_string(count);
+  if (hello.node < 0 || hello.node >= count)
+    return "it was started with --node-rank " + std::to_string(hello.node) + ", but there are only " +
+           std::to_string(count) + " machines, counted from 0";
+  if (nodes_[static_cast<size_t>(hello.node)].channel)
+    return "there is a node " + std::to_string(hello.node) + " already, on " +
+           nodes_[static_cast<size_t>(hello.node)].host.name +
+           "; give each machine a --node-rank of its own, and each run a rendezvous";
+  if (!hello.command.empty() && hello.command != command)
+    return "it was started with another command: " + printable(hello.command) + " there, " + command + " here";
+  if (hello.slots < 0 || hello.slots > kMaxRanks) return "it offers an impossible number of ranks";
+  return "";
+}
+
+void Coordinator::admit(Arrival arrival, const TeamSetup& setup) {
+  const std::string why = objection(arrival.hello, command_text(setup.options.command));
+  if (!why.empty()) {
+    const std::string who = printable(arrival.hello.host) + " (" + arrival.channel->peer_address() + ")";
+    say(setup, who + " cannot take part: " + why);
+    return Lobby::send_away(*arrival.channel, kExitNotStarted, "this machine cannot take part: " + why);
+  }
+  Node& node = nodes_[static_cast<size_t>(arrival.hello.node)];
+  node.channel = std::move(arrival.channel);
+  if (comes_by_itself(node)) node.host = {printable(arrival.hello.host), std::max(arrival.hello.slots, 1)};
+  prepare(node, setup);
+}
+
+void Coordinator::prepare(Node& node, const TeamSetup& setup) const {
+  std::error_code ignored;
+  const bool own_place = comes_by_itself(node);
+  node.channel->send(Kind::kPrepare, Prepare{.command = setup.options.command,
+                                             .environment = own_place ? EnvironmentBlock() : setup.environment,
+                                             .folder = own_place ? "" : std::filesystem::current_path(ignored).string(),
+                                             .run_dir = setup.folder,
+                                             .keep_run_dir = !setup.options.run_dir.empty(),
+                                             .slots = node.host.slots,
+                                             .bind = static_cast<int>(setup.options.bind),
+                                             .max_restarts = setup.options.max_restarts,
+                                             .run_id = setup.run_id});
+}
+
+void Coordinator::take_replies(Node& node) {
+  if (!node.channel) return;
+  const auto now = Clock::now();
+  try {
+    while (const auto message = node.channel->next(kMaxFrameBytes)) {
+      if (message->kind == Kind::kReady) node.ready = decode<Ready>(message->body);
+      if (message->kind == Kind::kSignal)
+        throw LaunchError(static_cast<ExitCode>(128 + decode<Number>(message->body).value % 64),
+                          "stopped on " + node.host.name + " while it waited for " + missing());
+      if (message->kind != Kind::kFailed) continue;
+      const Failed failed = decode<Failed>(message->body);
+      throw LaunchError(static_cast<ExitCode>(failed.exit_code), node.host.name + ": " + printable(failed.text));
+    }
+  } catch (const ProtocolError& error) {
+    node.channel->close(error.what());
+  }
+  if (now - node.channel->last_heard() >= kSilence) node.channel->close("has not been heard of for 4 s");
+  node.channel->beat(now);
+  if (node.channel->state() == Channel::State::kClosed)
+    throw LaunchError(kExitMachineLost, node.host.name + " was lost before the run began: " + node.channel->reason());
+}
+
+void Coordinator::check_launched(Node& node) const {
+  if (node.is_ready() || !node.process_end) return;
+  if (node.output) node.read_output();
+  const std::string last = node.tail.lines().empty() ? "it printed nothing" : printable(node.tail.lines().back());
+  const bool refused = *node.process_end == ProcessEnd{ProcessEnd::Kind::kExited, kExitRefusedPeer};
+  const auto words = options_.launch_command.empty() ? std::vector<std::string>{own_program(), "agent"}
+                                                     : launch_words(options_.launch_command, node.host.name, {});
+  throw LaunchError(refused ? kExitRefusedPeer : kExitNotStarted, "no agent on " + node.host.name + ": `" +
+                                                                      command_text(words) + " ...` ended (" +
+                                                                      describe(*node.process_end) + "): " + last);
+}
+
+void Coordinator::compare(const TeamSetup& setup) const {
+  const Node& first = nodes_.front();
+  const bool loopback = is_loopback(first.ready->address);
+  std::string others;
+  for (const Node& node : nodes_) {
+    const Ready& ready = *node.ready;
+    if (ready.program_hash != first.ready->program_hash)
+      throw LaunchError(kExitNotStarted, node.host.name + " has another " + setup.options.command[0] + " than " +
+                                             first.host.name + " (SHA-256 " + ready.program_hash.substr(0, 12) +
+                                             " and " + first.ready->program_hash.substr(0, 12) +
+                                             "); copy the program to all machines");
+    if (is_loopback(ready.address) != loopback)
+      throw LaunchError(
+          kExitNotStarted,
+          node.host.name + " would use " + ready.address + ", and " + first.host.name + " " + first.ready->address +
+              ", which cannot reach each other; choose with --interface a network that " + "all machines share");
+    if (ready.processor != first.ready->processor) others += (others.empty() ? "" : ", ") + node.host.name;
+    for (const std::string& warning : ready.warnings) say(setup, node.host.name + ": " + printable(warning));
+  }
+  if (!others.empty())
+    say(setup, others + (others.find(',') == std::string::npos ? " has" : " have") + " another processor than " +
+                   first.host.name + ": results may differ in the last bits from those of equal machines");
+}
+
+std::string Coordinator::missing() const {
+  std::string text;
+  int count = 0;
+  for (const Node& node : nodes_) {
+    if (node.is_ready() || ++count > kMostNamed) continue;
+    const bool named = !comes_by_itself(node);
+    text += (text.empty() ? "" : ", ") + (named ? node.host.name : "node " + std::to_string(node.number));
+  }
+  if (count > kMostNamed) text += " and " + std::to_string(count - kMostNamed) + " more";
+  return text + " of " + std::to_string(nodes_.size()) + " machines";
+}
+
+void Coordinator::end(int exit_code) {
+  if (over_) return;
+  over_ = true;
+  const std::string text = exit_code == kExitOk ? ""
+                                                : "the run has ended with exit code " + std::to_string(exit_code) +
+                                                      "; the output of its coordinator says why";
+  PollSet polled;
+  const Deadline deadline(kFarewell);
+  for (Node& node : nodes_)
+    if (node.channel) node.channel->send(Kind::kOver, Over{.exit_code = exit_code, .text = text});
+  const auto is_gone = [](const Node& node) {
+    return (!node.channel || node.channel->state() == Channel::State::kClosed) && (!node.process || node.process_end);
+  };
+  while (!std::all_of(nodes_.begin(), nodes_.end(), is_gone) && !deadline.passed()) {
+    polled.clear();
+    for (Node& node : nodes_) {
+      if (node.channel && node.channel->state() != Channel::State::kClosed)
+        polled.add(node.channel->fd(), node.channel->events(), [&node](const pollfd&) {
+          node.channel->act();
+          while (node.channel->next(kMaxFrameBytes)) continue;
+        });
+      if (node.output) polled.add(node.output.get(), POLLIN, [&node](const pollfd&) { node.read_output(); });
+      if (node.process && !node.process_end)
+        polled.add(node.process->pidfd(), POLLIN, [&node](const pollfd&) { node.process_end = node.process->end(); });
+    }
+    polled.wait(deadline.remaining_ms());
+  }
+  for (Node& node : nodes_) node.lose();
+}
+
+}  // namespace lockstep::hosts

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hosts/addresses.h"
+#include "hosts/channel.h"
+#include "launch/poll_set.h"
+
+namespace lockstep::hosts {
+
+/// Where agents come in. A connection costs a descriptor until it says something, and a TLS handshake until it has
+/// shown the key or its time is over; there are at most so many of them at once
+/// beside the agents that are awaited, and a new one takes the place of the
+/// one that has taken longest. So strangers can neither fill the memory nor keep agents out, which try again.
+class Door {
+ public:
+  static constexpr size_t kMostWaiting = 64;
+  static constexpr std::chrono::milliseconds kHandshakeTime{3000};
+
+  explicit Door(const Tls& tls) : tls_(tls) {}
+
+  /// Opens it on a port (0: any) of these numeric addresses. Throws LaunchError.
+  void open(const std::vector<std::string>& addresses, int port);
+  void close();
+  /// So many agents are awaited, and may all come at once.
+  void expect(size_t agents) { expected_ = agents; }
+  bool is_open() const { return !listeners_.empty(); }
+  std::vector<Endpoint> endpoints() const;
+
+  void watch(PollSet& polled);
+  std::optional<Clock::time_point> due() const;
+  /// Closes what has taken too long.
+  void tick(Clock::time_point now);
+  /// Those that have shown the key since the last call.
+  std::vector<std::unique_ptr<Channel>> take_admitted() { return std::exchange(admitted_, {}); }
+
+  uint64_t turned_away() const { return turned_away_; }
+  const std::string& last_stranger() const { return last_stranger_; }
+
+ private:
+  struct Waiting {
+    FileDescriptor socket;  ///< until it says something
+    std::unique_ptr<Channel> channel;
+    Clock::time_point since;
+    std::string from;
+    bool over = false;
+  };
+
+  void accept_from(int listener);
+  void serve(Waiting& one);
+  void turn_away(Waiting& one);
+
+  const Tls& tls_;
+  std::vector<Listener> listeners_;
+  std::list<Waiting> waiting_;  // oldest first
+  std::vector<std::unique_ptr<Channel>> admitted_;
+  size_t expected_ = 0;
+  uint64_t turned_away_ = 0;
+  std::string last_stranger_;
+};
+
+}  // namespace lockstep::hosts

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep::hosts {
+
+/// A machine of a run and the number of ranks that it has.
+struct Host {
+  std::string name;
+  int slots = 1;
+  bool operator==(const Host&) const = default;
+};
+
+/// "node1:4,node2:4"; without a number a machine has `slots` ranks. A machine may be named once. Throws LaunchError
+/// (bad command line).
+std::vector<Host> parse_hosts(const std::string& text, int slots);
+
+/// mpirun's: a line for each machine, `node1 slots=4`; what follows a # does not count, nor does max_slots. Throws
+/// LaunchError (bad command line), naming the line.
+std::vector<Host> read_hostfile(const std::string& path, int slots);
+
+/// The names in a list as Slurm writes it: "node[01-03,07],login1" has five. Throws LaunchError (bad command line).
+std::vector<std::string> parse_slurm_nodes(const std::string& text);
+
+}  // namespace lockstep::hosts

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <array>
+#include <deque>
+#include <utility>
+
+#include "hosts/lobby.h"
+#include "hosts/node.h"
+#include "hosts/store_relay.h"
+#include "launch/process/team.h"
+#include "rendezvous/key_value_server.h"
+
+namespace lockstep::hosts {
+
+/// The ranks of one start on several machines, as their agents tell of them. Their pages are copied to a board of this
+/// machine, their output is shown and logged here, and their key-value store is served here.
+class HostsTeam final : public Team {
+ public:
+  /// `nodes` are ready, and have their ranks' numbers.
+  HostsTeam(std::deque<Node>& nodes, Lobby& lobby, int world_size, const TeamSetup& setup, int restarts);
+
+  void watch(PollSet& polled) override;
+  std::optional<Clock::time_point> due() const override;
+  void tick() override;
+  RanksObserved observe(bool process_states, bool processor_times) override;
+  void ask_to_leave() override;
+  void stop(int signal) override;
+  void kill() override;
+  void finish() override;
+  void await_end() override {}
+  std::string host_of(int rank) const override;
+  std::string error_text(int rank) const override;
+  MemoryKills memory_kills(int rank) const override;
+
+ private:
+  /// What an agent has told of one rank.
+  struct Told {
+    RankSeen seen;
+    std::string error_text;
+    MemoryKills memory;
+    std::array<std::string, 2> waiting;  ///< output that found no room
+  };
+
+  void start_on(Node& node, int world_size, const TeamSetup& setup, int restarts);
+  const Node& node_of(int rank) const;
+  Node& node_of(int rank) { return const_cast<Node&>(std::as_const(*this).node_of(rank)); }
+  /// The number, if it is that of a rank of this node. Throws ProtocolError.
+  static size_t check(const Node& node, int rank);
+  void take_messages_of(Node& node);
+  void take(Node& node, const Channel::Message& message);
+  void take_output(Node& node, const Output& output);
+  void take_pages(Node& node, const Pages& pages);
+  void take_seen(Node& node, const Seen& seen);
+  void take_end(Node& node, const Ended& ended);
+  /// Passes on what waits; `all`: whether or not there is room.
+  void show(Node& node, int rank, bool all);
+  void pass_on_output(Node& node);
+  void lose(Node& node, const std::string& why);
+  void tell_all(Kind kind);
+
+  std::deque<Node>& nodes_;
+  Lobby& lobby_;
+  KeyValueServer store_;
+  StoreRelay relay_;
+  std::vector<size_t> node_of_rank_;  // by rank
+  std::vector<Told> told_;            // by rank
+  std::vector<bool> finished_;
+  bool stop_asked_ = false;
+  uint64_t stop_at_ = 0;
+  std::vector<bool> looked_;  // nodes that have answered the last Look
+  std::optional<Look> look_;  // which is under way, or answered
+  Clock::time_point ticked_ = Clock::now();
+};
+
+}  // namespace lockstep::hosts

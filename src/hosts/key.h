@@ -1,0 +1,31 @@
+#pragma once
+
+#include <array>
+#include <string>
+
+namespace lockstep::hosts {
+
+/// What a run's agents prove that they have: 256 random bits, written as 64 hexadecimal digits.
+class Key {
+ public:
+  static constexpr size_t kBytes = 32;
+
+  /// A fresh one.
+  static Key generate();
+  /// Throws LaunchError (authentication refused) if `text` is not 64 digits; spaces around them do not count. `where`
+  /// is named.
+  static Key parse(const std::string& text, const std::string& where);
+  /// From a file that belongs to this user and that nobody else may read. Throws LaunchError (authentication refused).
+  static Key from_file(const std::string& path);
+  /// Reads a line from `fd`, waiting for at most ten seconds. Throws LaunchError (authentication refused).
+  static Key from_descriptor(int fd);
+  ~Key();
+
+  std::string text() const;
+  const unsigned char* data() const { return bytes_.data(); }
+
+ private:
+  std::array<unsigned char, kBytes> bytes_{};
+};
+
+}  // namespace lockstep::hosts

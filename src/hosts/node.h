@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "hosts/channel.h"
+#include "hosts/host_list.h"
+#include "launch/output/line_splitter.h"
+#include "launch/process/guard.h"
+#include "launch/process/process.h"
+
+namespace lockstep::hosts {
+
+/// A machine of a run, as the coordinator sees it.
+struct Node {
+  int number = 0;
+  Host host;
+  std::unique_ptr<Channel> channel;  ///< null: its agent has not come, or was lost
+  std::optional<Ready> ready;        ///< once it has said so
+  int first_rank = 0;
+
+  // The command that started the agent; empty where that came by itself.
+  std::optional<Process> process;
+  const Guard* guard = nullptr;  ///< of that process
+  std::optional<ProcessEnd> process_end;
+  FileDescriptor output;  ///< of the command, both streams
+  LineSplitter lines;
+  Tail tail;
+
+  bool is_ready() const { return channel && channel->is_open() && ready; }
+  bool has_rank(int rank) const { return rank >= first_rank && rank < first_rank + host.slots; }
+  /// Lines that the command has printed since the last call.
+  std::string read_output();
+  /// Forgets the agent.
+  void lose();
+};
+
+}  // namespace lockstep::hosts

@@ -1,0 +1,56 @@
+#include "hosts/program_facts.h"
+
+#include <openssl/evp.h>
+#include <sys/utsname.h>
+
+#include <array>
+#include <fstream>
+#include <memory>
+
+namespace lockstep::hosts {
+namespace {
+
+using Digest = std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)>;
+
+bool add_file(const Digest& digest, const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return false;
+  std::array<char, 64 << 10> piece;
+  while (file.read(piece.data(), piece.size()), file.gcount() > 0)
+    EVP_DigestUpdate(digest.get(), piece.data(), static_cast<size_t>(file.gcount()));
+  return true;
+}
+
+}  // namespace
+
+std::string program_hash(const std::string& program, const std::vector<std::string>& command) {
+  const Digest digest(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
+  if (!digest || EVP_DigestInit_ex(digest.get(), EVP_sha256(), nullptr) != 1 || !add_file(digest, program)) return "";
+  for (size_t i = 1; i < command.size(); ++i)
+    if (command[i].ends_with(".py") || command[i].ends_with(".sh")) {
+      add_file(digest, command[i]);
+      break;
+    }
+  std::array<unsigned char, EVP_MAX_MD_SIZE> bytes{};
+  unsigned int size = 0;
+  EVP_DigestFinal_ex(digest.get(), bytes.data(), &size);
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (unsigned int i = 0; i < size; ++i) {
+    text.push_back(kDigits[bytes[i] >> 4]);
+    text.push_back(kDigits[bytes[i] & 15]);
+  }
+  return text;
+}
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line))
+    if (line.starts_with("model name"))
+      if (const size_t colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
+  utsname names{};
+  return ::uname(&names) == 0 ? names.machine : "unknown";
+}
+
+}  // namespace lockstep::hosts

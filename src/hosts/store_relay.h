@@ -1,0 +1,42 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "base/file_descriptor.h"
+#include "launch/poll_set.h"
+
+namespace lockstep::hosts {
+
+/// Carries the ranks' connections to the key-value store over channels: on each side a rank has a socket of its own,
+/// and what comes out of it goes to the other side as messages.
+class StoreRelay {
+ public:
+  /// A rank's bytes, for the other side; none: its connection has ended.
+  using Send = std::function<void(int rank, std::string_view bytes)>;
+
+  explicit StoreRelay(Send send) : send_(std::move(send)) {}
+
+  /// Carries what goes through `socket` for `rank`.
+  void add(int rank, FileDescriptor socket);
+  /// `may_send`: whether the rank's channel takes more now.
+  void watch(PollSet& polled, const std::function<bool(int rank)>& may_send);
+  /// What has come from the other side; none: its connection has ended.
+  void deliver(int rank, std::string_view bytes);
+
+ private:
+  struct Connection {
+    FileDescriptor socket;
+    std::string queue;  ///< what the socket has not taken yet
+  };
+
+  void serve(int rank, short events);
+  void flush(int rank, Connection& connection);
+
+  Send send_;
+  std::map<int, Connection> connections_;  // by rank
+};
+
+}  // namespace lockstep::hosts

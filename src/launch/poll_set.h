@@ -1,0 +1,28 @@
+#pragma once
+
+#include <poll.h>
+
+#include <functional>
+#include <vector>
+
+namespace lockstep {
+
+/// What one turn of a poll loop waits for, and what each descriptor does when it is ready.
+class PollSet {
+ public:
+  using Act = std::function<void(const pollfd&)>;
+
+  void clear();
+  void add(int fd, short events, Act act);
+  /// The same act for all that `append` adds.
+  void add_all(const std::function<void(std::vector<pollfd>&)>& append, const Act& act);
+  /// Waits until something is ready, or for `timeout_ms` (-1: for as long as it takes), and lets what is ready act, in
+  /// the order in which it was added. An act must not add.
+  void wait(int timeout_ms);
+
+ private:
+  std::vector<pollfd> polled_;
+  std::vector<Act> acts_;  // one for each of polled_
+};
+
+}  // namespace lockstep

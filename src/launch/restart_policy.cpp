@@ -1,0 +1,121 @@
+#include "launch/restart_policy.h"
+
+#include <signal.h>
+
+#include <algorithm>
+
+#include "launch/launch_error.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::hours kMemory(1);
+/// For the pause.
+constexpr std::chrono::minutes kRecent(10);
+/// Of these failures the restart is immediate.
+constexpr int kImmediate = 3;
+constexpr std::chrono::milliseconds kFirstPause(250);
+constexpr Clock::duration kLongestPause = std::chrono::seconds(60);
+/// How often in a row a rank may be killed from outside in the same step.
+constexpr int kMostKillsInAStep = 3;
+/// Starts in a row without a step, all ended by SIGKILL.
+constexpr int kMostFruitless = 4;
+
+bool came_from_outside(const Failure& failure) {
+  return failure.how.kind == ProcessEnd::Kind::kLost ||
+         (failure.how.kind == ProcessEnd::Kind::kSignalled && failure.how.value == SIGKILL);
+}
+
+/// Of a process or its machine, rather than of what all ranks do.
+bool is_of_a_place(const Failure& failure) {
+  return failure.rank >= 0 && failure.exit_code >= kExitRankFailed && failure.exit_code <= kExitHang;
+}
+
+bool is_same(const Failure& one, const Failure& other) {
+  return one.step && one.step == other.step && one.rank == other.rank && one.exit_code == other.exit_code &&
+         one.how == other.how && one.text == other.text;
+}
+
+/// How often in a row, this time included, the run failed in this way.
+int times_in_a_row(const RestartHistory& history, const Failure& failure) {
+  const auto& before = history.failures;
+  const auto other =
+      std::find_if(before.rbegin(), before.rend(), [&](const Failure& one) { return !is_same(one, failure); });
+  return 1 + static_cast<int>(other - before.rbegin());
+}
+
+/// Failures since then, this one included.
+int since(const RestartHistory& history, const Failure& failure, Clock::duration time) {
+  return 1 + static_cast<int>(std::count_if(history.failures.begin(), history.failures.end(),
+                                            [&](const Failure& one) { return one.at + time > failure.at; }));
+}
+
+bool failed_here_before(const RestartHistory& history, const Failure& failure) {
+  return std::any_of(history.failures.begin(), history.failures.end(), [&](const Failure& one) {
+    return is_of_a_place(one) && one.rank == failure.rank && one.ranks == failure.ranks &&
+           one.at + kMemory > failure.at;
+  });
+}
+
+Clock::duration pause_after(const RestartHistory& history, const Failure& failure) {
+  const int fruitless = failure.progress ? 0 : history.fruitless + 1;
+  const int level = std::max(since(history, failure, kRecent) - kImmediate, fruitless - 1);
+  if (level <= 0) return Clock::duration(0);
+  return std::min<Clock::duration>(kFirstPause * (1 << std::min(level - 1, 12)), kLongestPause);
+}
+
+std::string times(int count) { return count == 2 ? "twice" : std::to_string(count) + " times"; }
+
+/// Why nothing may be started; empty: it may.
+std::string objection(const RestartLimits& limits, const RestartHistory& history, const Failure& failure) {
+  if (history.restarts >= limits.in_total)
+    return "all " + std::to_string(limits.in_total) + " of --max-restarts were made";
+  if (since(history, failure, kMemory) > limits.per_hour)
+    return std::to_string(limits.per_hour) +
+           " restarts were made within the last hour, as many as --restarts-per-hour " + "allows";
+  if (const int count = times_in_a_row(history, failure); count >= (came_from_outside(failure) ? kMostKillsInAStep : 2))
+    return "rank " + std::to_string(failure.rank) + " failed " + times(count) + " in step " +
+           std::to_string(*failure.step) + " with the same error: this is a bug, which a restart does not repair";
+  return "";
+}
+
+bool is_hopeless(const RestartHistory& history, const Failure& failure) {
+  if (failure.progress) return false;
+  return !history.has_progressed || !came_from_outside(failure) || history.fruitless + 1 >= kMostFruitless;
+}
+
+}  // namespace
+
+void RestartHistory::add(const Failure& failure) {
+  std::erase_if(failures, [&](const Failure& one) { return one.at + kMemory <= failure.at; });
+  failures.push_back(failure);
+  ++restarts;
+  fruitless = failure.progress ? 0 : fruitless + 1;
+  has_progressed = has_progressed || failure.progress;
+}
+
+RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory& history, const Failure& failure) {
+  RestartDecision decision{.ranks = failure.ranks, .failure = failure};
+  if (limits.in_total == 0 || limits.per_hour == 0) return decision;
+  decision.why = objection(limits, history, failure);
+  if (!decision.why.empty()) return decision;
+  if (limits.elastic && is_of_a_place(failure) && failed_here_before(history, failure)) {
+    const std::string who = "rank " + std::to_string(failure.rank) + " failed twice at its place";
+    decision.too_few = failure.ranks <= limits.elastic->min;
+    if (decision.too_few) {
+      decision.why = who + ", and without it fewer than the " + std::to_string(limits.elastic->min) +
+                     " ranks that --elastic demands would remain";
+      return decision;
+    }
+    decision.ranks = failure.ranks - 1;
+    decision.why = who + "; it is left out";
+  } else if (is_hopeless(history, failure)) {
+    decision.why = "no step was made since the last start, so the same would happen again";
+    return decision;
+  }
+  decision.restart = true;
+  decision.pause = pause_after(history, failure);
+  return decision;
+}
+
+}  // namespace lockstep

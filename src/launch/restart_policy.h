@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "launch/plan.h"
+#include "launch/process/process.h"
+#include "launch/rank_range.h"
+
+namespace lockstep {
+
+/// What the user allows.
+struct RestartLimits {
+  int in_total = 0;
+  int per_hour = kAnyNumber;
+  std::optional<RankRange> elastic;
+};
+
+/// One failure of a run, as far as later ones are compared with it.
+struct Failure {
+  Clock::time_point at;
+  int ranks = 1;  ///< of the team that failed
+  int rank = -1;  ///< the culprit; -1: none is known
+  int exit_code = 0;
+  ProcessEnd how;
+  std::string text;             ///< the culprit's page's
+  std::optional<int64_t> step;  ///< of the training, in which it failed; empty: the program does not say
+  bool progress = false;        ///< a step was made since the start
+};
+
+/// A run's failures and restarts. Keeps what happened within an hour, so it does not grow.
+struct RestartHistory {
+  std::vector<Failure> failures;  ///< after which the run was started again, oldest first
+  int restarts = 0;               ///< after failures
+  int fruitless = 0;              ///< starts in a row, up to now, that made no step
+  bool has_progressed = false;    ///< a step was made in some start
+
+  void add(const Failure& failure);
+};
+
+struct RestartDecision {
+  bool restart = false;
+  int ranks = 1;             ///< of the next team
+  Clock::duration pause{0};  ///< before it
+  std::string why;           ///< a change of the number of ranks, or why there is no restart; empty: nothing to say
+  bool too_few = false;      ///< no restart, because fewer ranks than --elastic's minimum would remain
+  Failure failure;           ///< that it is about
+};
+
+/// Whether, when and with how many ranks a run is started again after `failure`. A pure function.
+///
+/// - No more restarts than the limits allow.
+/// - The same rank that fails twice in a row in the same step with the same error has a bug, which a restart does not
+///   repair. A SIGKILL comes from outside (a scheduler, the kernel), so that three of them in a step are needed.
+/// - A start without a step means that the same would happen again, except after a SIGKILL of a run that has made steps
+///   before: it may have come during a restart.
+/// - With --elastic, a rank that fails twice within an hour at its place (its number, among the same number of ranks)
+/// is
+///   left out.
+/// - The first restarts are immediate. The pause grows with the failures of the last ten minutes, and with starts that
+///   make no step.
+RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory& history, const Failure& failure);
+
+}  // namespace lockstep

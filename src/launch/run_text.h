@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "launch/diagnosis/stall.h"
+
+namespace lockstep {
+
+// Words of the launcher's messages.
+
+/// "SIGTERM".
+std::string signal_name(int signal);
+/// "1.5 s".
+std::string in_seconds(Clock::duration time);
+/// "3 ranks".
+std::string counted_ranks(int ranks);
+/// Each of its lines on a new line, indented.
+std::string list_lines(const Stall& stall);
+/// How long the waiting ranks wait.
+std::string patience_text(const std::vector<RankView>& ranks);
+
+}  // namespace lockstep

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// One start of a run: its ranks, from their start to their end.
+struct StartRecord {
+  int number = 0;  ///< from 0 on
+  int ranks = 1;
+  double began_s = 0, ended_s = 0;  ///< wall clock, since 1970
+  int64_t first_step = 0;           ///< of the checkpoint that it went on from
+  int64_t steps = 0;                ///< that it made
+  int exit_code = 0;                ///< what the run would have ended with
+  int culprit = -1;                 ///< the rank that failed; -1: none
+  bool resized = false;             ///< it left so that the run could go on with another number of ranks
+};
+
+double seconds_since_1970();
+
+/// Adds a line to FOLDER/starts.jsonl. False: it cannot be written.
+bool append_start(const std::string& folder, const StartRecord& start);
+/// The name of the report of the failure before this restart, from 1 on.
+std::string restart_report(int restart);
+/// After it was written: a run that lives for months keeps the newest kRestartReports.
+void prune_restart_reports(const std::string& folder, int newest);
+constexpr int kRestartReports = 10;
+
+/// Its file of starts and its reports go.
+void forget_earlier_run(const std::string& folder);
+
+}  // namespace lockstep

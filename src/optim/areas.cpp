@@ -1,0 +1,175 @@
+#include "optim/areas.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "checkpoint/sliced_memory.h"
+#include "collectives/group_state.h"
+#include "data_parallel/gradient_norm.h"
+#include "data_parallel/same_model.h"
+#include "rank_page/operation_label.h"
+
+namespace lockstep::detail {
+namespace {
+
+static_assert(GradientNorm::kBlock % Areas::kAligned == 0);
+
+int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+}  // namespace
+
+Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer, const ZeroRedundancyOptions& options,
+             const std::string& kind)
+    : group_(model.group),
+      memory_(dynamic_cast<MachineMemory*>(state_of(group_).backend.get())),
+      ranks_(memory_ != nullptr ? memory_->ranks_here() : group_.world_size()),
+      rank_(memory_ != nullptr ? memory_->rank_here() : group_.rank()) {
+  const at::NoGradGuard no_grad;
+  TORCH_CHECK(
+      memory_ != nullptr || !options.shared_parameters,
+      "ZeroRedundancyOptimizer: shared_parameters = true needs ranks that share memory, and this group's engine is ",
+      group_.backend(), "; leave it false");
+  find_parameters(model.trained, optimizer);
+  check_same_on_all_ranks(group_, "option of the ZeroRedundancyOptimizer",
+                          c10::str("optimizer ", kind, "\nshared_parameters ", options.shared_parameters,
+                                   "\nmaster_weights ", options.master_weights, '\n'));
+  for (size_t area = 0; area < areas_.size(); ++area) {
+    lay_out(area);
+    move_in(area, options.shared_parameters);
+  }
+  model.memory.release_heap();  // where the parameters were
+}
+
+Areas::~Areas() {
+  const at::NoGradGuard no_grad;
+  for (Parameter& parameter : parameters_) {
+    if (!parameter.here.defined() || !parameter.tensor.is_alias_of(parameter.here)) continue;
+    try {
+      parameter.tensor.set_(parameter.here.clone());
+    } catch (const std::exception&) {  // no memory: it stays where it lies, which keeps that
+    }
+  }
+}
+
+void Areas::find_parameters(const NamedTensors& trained, const torch::optim::Optimizer& optimizer) {
+  std::unordered_map<const c10::TensorImpl*, std::string> names;
+  for (const auto& [name, tensor] : trained) names.emplace(tensor.unsafeGetTensorImpl(), name);
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& tensor : group.params()) {
+      const auto named = names.find(tensor.unsafeGetTensorImpl());
+      TORCH_CHECK(named != names.end(), "ZeroRedundancyOptimizer: a parameter of ", tensor.sizes(),
+                  " in the groups is none that the model trains on all ranks; give it an optimizer of its own");
+      auto area = std::find_if(areas_.begin(), areas_.end(),
+                               [&](const Area& one) { return one.dtype == tensor.scalar_type(); });
+      if (area == areas_.end()) area = areas_.insert(area, {.dtype = tensor.scalar_type()});
+      places_.emplace(named->first, parameters_.size());
+      parameters_.push_back(
+          {.name = named->second, .tensor = tensor, .area = static_cast<size_t>(area - areas_.begin())});
+      names.erase(named);
+    }
+  check_none_is_missing(trained);
+}
+
+void Areas::check_none_is_missing(const NamedTensors& trained) const {
+  constexpr int kNamed = 8;
+  std::string names;
+  int missing = 0;
+  for (const auto& [name, tensor] : trained)
+    if (!contains(tensor) && missing++ < kNamed) names += (missing > 1 ? ", " : "") + name;
+  if (missing > kNamed) names += " and " + std::to_string(missing - kNamed) + " more";
+  TORCH_CHECK(missing == 0, "ZeroRedundancyOptimizer: ", missing == 1 ? "parameter " : "parameters ", names,
+              missing == 1 ? " is" : " are",
+              " trained by the model and in none of the parameter groups; put all that the model trains into groups");
+}
+
+void Areas::lay_out(size_t index) {
+  constexpr int64_t kBlock = GradientNorm::kBlock;
+  Area& area = areas_[index];
+  int64_t all = 0, longest = kAligned;
+  for (const Parameter& parameter : parameters_)
+    if (parameter.area == index) {
+      all += rounded_up(parameter.tensor.numel(), kAligned);
+      longest = std::max(longest, rounded_up(parameter.tensor.numel(), kAligned));
+    }
+  // Before each cut a gap shorter than a block and than any parameter lets it fall between blocks, or parameters.
+  const int64_t gap = std::min(longest, kBlock);
+  area.slice = rounded_up((all + (ranks_ - 1) * gap + ranks_ - 1) / ranks_, gap == kBlock ? kBlock : kAligned);
+  area.slice = std::max(area.slice, gap);
+  int64_t next = 0;
+  for (Parameter& parameter : parameters_) {
+    if (parameter.area != index) continue;
+    const int64_t elements = parameter.tensor.numel(), cut = (next / area.slice + 1) * area.slice;
+    if (next + elements > cut) next = cut - (cut - next) / kBlock * kBlock;
+    parameter.offset = next;
+    parameter.begin = std::clamp<int64_t>(rank_ * area.slice - next, 0, elements);
+    parameter.end = std::clamp<int64_t>((rank_ + 1) * area.slice - next, 0, elements);
+    next += rounded_up(elements, kAligned);
+  }
+  TORCH_INTERNAL_ASSERT(next <= area.slice * ranks_);
+}
+
+void Areas::move_in(size_t index, bool shared) {
+  const OperationLabel label("the memory of a ZeroRedundancyOptimizer");
+  Area& area = areas_[index];
+  const int64_t elements = area.slice * ranks_;
+  area.parameters = shared ? memory_->allocate_together(elements, area.dtype) : group_.allocate(elements, area.dtype);
+  for (Parameter& parameter : parameters_) {
+    if (parameter.area != index) continue;
+    parameter.here = view(area.parameters, parameter);
+    if (!shared || rank_ == 0) parameter.here.copy_(parameter.tensor);
+  }
+  if (shared) group_.barrier();
+  for (Parameter& parameter : parameters_)
+    if (parameter.area == index)
+      parameter.tensor.set_(parameter.here.storage(), parameter.offset, parameter.here.sizes(),
+                            parameter.here.strides());
+  if (shared || memory_ == nullptr) return;
+  area.others = memory_->address_everywhere(area.parameters);
+  area.others.erase(area.others.begin() + rank_);
+}
+
+const at::Tensor& Areas::array(const Parameter& parameter, const std::string& name, at::ScalarType dtype) {
+  Area& area = areas_[parameter.area];
+  at::Tensor& array = area.arrays[name];
+  if (!array.defined())
+    array = memory_ != nullptr ? memory_->allocate_together(area.slice * ranks_, dtype)
+                               : sliced_zeros(area.slice, dtype, ranks_, rank_);
+  return array;
+}
+
+at::Tensor Areas::view(const at::Tensor& array, const Parameter& parameter) {
+  return at::empty({0}, array.options())
+      .set_(array.storage(), parameter.offset, parameter.tensor.sizes(), parameter.tensor.strides());
+}
+
+void Areas::gather(const at::Tensor& array, const Area& area) const {
+  group_.all_gather_into_tensor(array, array.narrow(0, rank_ * area.slice, area.slice));
+}
+
+void Areas::gather_parameters(const std::function<bool(const Parameter&)>& is_stepped) const {
+  if (memory_ != nullptr) return;
+  const OperationLabel label("the end of an optimizer's step");
+  std::vector<std::pair<const Parameter*, at::Tensor>> kept;  // what no rank has stepped stays each rank's own
+  for (const Parameter& parameter : parameters_)
+    if (!is_stepped(parameter)) kept.emplace_back(&parameter, parameter.here.clone());
+  for (const Area& area : areas_) gather(area.parameters, area);
+  for (const auto& [parameter, values] : kept) parameter->here.copy_(values);
+}
+
+void Areas::complete() {
+  if (memory_ != nullptr) return;
+  const OperationLabel label("the state of a ZeroRedundancyOptimizer, to be saved");
+  for (const Area& area : areas_)
+    for (const auto& [name, array] : area.arrays) gather(array, area);
+  is_complete_ = true;
+}
+
+void Areas::forget_others() {
+  if (!std::exchange(is_complete_, false)) return;
+  for (const Area& area : areas_)
+    for (const auto& [name, array] : area.arrays) forget_other_slices(array);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include "base/counted.h"
+#include "base/hash.h"
+#include "data_parallel/replica_state.h"
+#include "optim/areas.h"
+#include "optim/step_plan.h"
+
+// What both steps that ranks share out look at before they touch anything.
+
+namespace lockstep::detail {
+
+inline constexpr const char* kNoStepWithinJoin =
+    "ZeroRedundancyOptimizer::step() within join(): ranks that have run out of inputs would not call it; step with the "
+    "optimizer of each rank, made from the parameters";
+
+/// Of three places: gradients that were not reduced differ in them.
+inline uint64_t sample_of(const at::Tensor& gradient) {
+  uint64_t hash = Hash::kStart;
+  const auto* bytes = static_cast<const std::byte*>(gradient.const_data_ptr());
+  const size_t size = gradient.is_non_overlapping_and_dense() ? gradient.nbytes() : 0,
+               piece = std::min<size_t>(size, 8);
+  for (const size_t at : {size_t{0}, (size - piece) / 2, size - piece}) {
+    uint64_t word = 0;
+    if (piece > 0) std::memcpy(&word, bytes + at, piece);
+    hash = Hash::mixed(hash, word);
+  }
+  return hash;
+}
+
+/// What keeps a rank from stepping: gradients that wait, parameters that are not where the step has put them; empty if
+/// nothing does.
+inline std::string common_trouble(const ReplicaState& model, const torch::optim::Optimizer& optimizer,
+                                  const Areas& areas) {
+  if (model.passes.since_reduction != 0)
+    return "ZeroRedundancyOptimizer::step(): the gradients of " +
+           counted(model.passes.since_reduction, "backward pass", "backward passes") +
+           " wait in .grad, of this rank alone; step after the backward that reduces them, or call reduce_gradients() "
+           "first";
+  const std::string problem = optim::problem_of(optimizer);
+  if (!problem.empty()) return problem;
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& tensor : group.params())
+      if (!areas.contains(tensor))
+        return "ZeroRedundancyOptimizer: a parameter was added to its groups after it was made; make a new one, of all "
+               "parameters";
+  for (const auto& [name, tensor] : model.trained)
+    if (!areas.contains(tensor))
+      return "ZeroRedundancyOptimizer: refresh() has found parameter " + name +
+             ", which is not in its groups; make a new optimizer, of all parameters";
+  for (const Areas::Parameter& parameter : areas.parameters())
+    if (parameter.tensor.const_data_ptr() != parameter.here.const_data_ptr() ||
+        parameter.tensor.scalar_type() != parameter.here.scalar_type() ||
+        parameter.tensor.sizes() != parameter.here.sizes() || parameter.tensor.strides() != parameter.here.strides())
+      return "ZeroRedundancyOptimizer: parameter " + parameter.name +
+             " no longer lies where the optimizer has put it (to(), set_data(), or another tensor in its place); "
+             "make a new optimizer";
+  return "";
+}
+
+}  // namespace lockstep::detail

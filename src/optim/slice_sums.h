@@ -1,0 +1,38 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <lockstep/group.h>
+
+#include "optim/areas.h"
+
+namespace lockstep::detail {
+
+/// Sums of gradients for ranks that share no memory: each rank receives those of its slices. They come by
+/// reduce_scatters of a part of every rank's slice, two under way at once, so that one travels while the next is put
+/// together: memory for sums of one slice, and for two messages.
+class SliceSums {
+ public:
+  SliceSums(const Areas& areas, Group group) : areas_(areas), group_(std::move(group)) {}
+
+  /// Where a parameter's gradient lies on this rank, in the parameter's order of memory; null: no rank has one.
+  using PlaceOf = std::function<const std::byte*(const Areas::Parameter& parameter)>;
+  /// Every rank calls it.
+  void bring(const PlaceOf& place_of, ReduceOp op);
+
+  /// Where a parameter's sums would begin: those of this rank's slice are there, and memory for the others is not.
+  std::byte* place_of(const Areas::Parameter& parameter) const;
+
+ private:
+  void bring(size_t area, const PlaceOf& place_of, ReduceOp op);
+  /// What this rank has for elements [begin, begin + row.numel()) of an area; zeros where there is nothing.
+  void fill(const at::Tensor& row, size_t area, int64_t begin, const PlaceOf& place_of) const;
+
+  const Areas& areas_;
+  const Group group_;
+  std::vector<at::Tensor> sums_;  ///< by area, like it
+  at::Tensor staging_;            ///< bytes
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/comm_hook.h>
+
+#include "base/summation_tree.h"
+
+namespace lockstep {
+
+/// Sums one bucket over all virtual ranks where a group's own reduction cannot: because a rank brings several pieces,
+/// because the tree over the pieces is not that over the ranks, or because partial sums are wider than the bucket.
+///
+/// Each rank gets its slice of all pieces, adds them in the tree's order, and all get all slices: about as many bytes
+/// as a reduction that every rank does in slices, for each piece.
+class PieceExchange final : public CommHook {
+ public:
+  /// `conclude`: what the sums become; elementwise.
+  PieceExchange(const CombinePlan& plan, const Group& group, const at::Tensor& gradients,
+                std::function<at::Tensor(at::Tensor sum)> conclude);
+
+  /// This rank's piece: elements as in the bucket, in the type of the sums. To be filled before reduce().
+  at::Tensor piece(size_t number) const { return pieces_[static_cast<int64_t>(number)]; }
+
+  /// Leaves the result in the bucket's gradients.
+  Finish reduce(const GradientBucket& bucket, const Group& group) override;
+
+ private:
+  Finish reduce_as_ranks_do(const GradientBucket& bucket, const Group& group) const;
+
+  const CombinePlan& plan_;
+  const std::function<at::Tensor(at::Tensor)> conclude_;
+  std::vector<int64_t> counts_;  ///< pieces of each rank
+  int64_t slice_;                ///< elements of each rank's slice
+  at::Tensor pieces_;            ///< [this rank's pieces, ranks * slice]
+};
+
+}  // namespace lockstep

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "base/virtual_ranks.h"
+#include "reducer/facts.h"
+
+namespace lockstep {
+
+/// The gradients of one step of the virtual ranks that this process works for, on their way into sums: the leaves of
+/// the tree (base/summation_tree.h). Leaves come one after the other. Each parameter has a stack of partial sums, like
+/// the digits of a binary counter. After the last leaf these are the whole subtrees that this process brings.
+///
+/// Half precision is summed in fp32. A parameter that no leaf has reached yet has no tensors: they count as zeros.
+///
+/// A leaf is a rank in small: its .grad starts as it was before the step, and what it holds at the end is what the leaf
+/// contributes. Between leaves .grad is as before the step.
+class VirtualStep {
+ public:
+  struct Settings {
+    bool mean = true;            ///< the sum is divided by the number of virtual ranks
+    bool first_adds_it = false;  ///< only virtual rank 0 contributes what .grad held before the step
+  };
+  VirtualStep(std::shared_ptr<VirtualRanks> ranks, const std::vector<at::Tensor>& parameters, Settings settings);
+
+  VirtualRanks& ranks() const { return *ranks_; }
+  /// The virtual rank whose turn it is.
+  int virtual_rank() const { return ranks_->block().first + leaf_; }
+  bool begun() const { return begun_; }
+  bool at_last_leaf() const { return leaf_ + 1 == ranks_->block().size(); }
+  bool complete() const { return leaf_ == ranks_->block().size(); }
+
+  /// Before the step's first gradient. Remembers what .grad holds.
+  void begin();
+  /// Before a gradient is accumulated into .grad.
+  void before_accumulation(size_t parameter);
+
+  /// How a leaf counts.
+  struct Leaf {
+    double weight = 1;
+    std::optional<at::ScalarType> travels_as;  ///< compressed to this type, as a communication hook does it
+  };
+  /// The leaf has computed the parameter's gradient; `used` = false: it did not reach the parameter.
+  void take(size_t parameter, bool used, const Leaf& leaf);
+  bool taken(size_t parameter) const { return sums_[parameter].taken; }
+  bool any_taken() const;
+  /// A gradient that was accumulated after take().
+  bool is_late(size_t parameter) const;
+  void take_late(size_t parameter, const Leaf& leaf);
+  /// The leaf contributes nothing, unless it is taken already.
+  void take_nothing(size_t parameter);
+  /// Drops what the leaf has left in .grad.
+  void drop_leaf();
+  /// The next leaf's turn.
+  void end_leaf(const Facts& facts);
+
+  /// Of each leaf that has ended.
+  const std::vector<Facts>& facts() const { return facts_; }
+  /// Whether some leaf reached the parameter.
+  bool used(size_t parameter) const { return sums_[parameter].used; }
+  /// The partial sums, from left to right; undefined: zeros.
+  const std::vector<at::Tensor>& pieces(size_t parameter) const { return sums_[parameter].pieces; }
+  /// What the sum over all virtual ranks becomes; `sum` may be overwritten.
+  at::Tensor concluded(at::Tensor sum, at::ScalarType type, std::optional<at::ScalarType> travelled_as) const;
+  /// Whether a bucket of this type can be summed as it lies, by the group's own reduction.
+  bool sums_in_place(at::ScalarType type, std::optional<at::ScalarType> travels_as) const;
+  const CombinePlan& plan() const { return plan_; }
+
+  /// The step is over.
+  void reset();
+  /// Ends the step when the scope is left, by an exception as well.
+  class Ending {
+   public:
+    explicit Ending(VirtualStep* step) : step_(step) {}
+    ~Ending() {
+      if (step_ != nullptr) step_->reset();
+    }
+    Ending(const Ending&) = delete;
+
+   private:
+    VirtualStep* step_;
+  };
+
+  int passes = 0;          ///< backward passes of the present leaf
+  bool completes = false;  ///< the backward that is running completes the leaf
+  bool in_place = false;   ///< all buckets are summed as they lie, so they can be launched early
+  std::string trouble;     ///< what was wrong with the leaves that have ended
+
+ private:
+  struct Sum {
+    at::Tensor parameter;
+    at::Tensor before;               ///< .grad before the step
+    std::vector<at::Tensor> pieces;  ///< a stack
+    bool taken = false, used = false;
+  };
+  bool counts_before() const { return !settings_.first_adds_it || virtual_rank() == 0; }
+  at::Tensor summand(at::Tensor gradient, const Leaf& leaf) const;
+  void push(Sum& sum, at::Tensor value) const;
+
+  const std::shared_ptr<VirtualRanks> ranks_;
+  const Settings settings_;
+  const CombinePlan plan_;
+  std::vector<Sum> sums_;
+  std::vector<Facts> facts_;
+  int leaf_ = 0;
+  bool begun_ = false;
+};
+
+/// The type in which elements of `type` are summed.
+at::ScalarType sum_type(at::ScalarType type);
+
+}  // namespace lockstep

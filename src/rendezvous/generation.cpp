@@ -1,0 +1,109 @@
+// Only an answer shows that a key in the store comes from a live rank. So rank 0 asks:
+//
+//   rank r   draws a ticket: the next number of its own counter         meet/ticket/<r>
+//   rank 0   calls the last ticket of each rank, by its own ticket      meet/call/<r>/<ticket> = <ticket of rank 0>
+//   rank r   waits for the call of its ticket, and answers              meet/answer/<ticket of rank 0>/<r>
+//   rank 0   says so when all have answered                             meet/complete/<ticket of rank 0>
+//
+// A call for the ticket of a process that has ended gets no answer; when its successor draws the next ticket, rank 0
+// calls that one. A call comes after its ticket, so a rank that is called knows that rank 0 has been alive since. The
+// ticket of rank 0 is the number of the generation. meet/bell counts tickets and answers, so that rank 0 has to watch
+// only one key while it waits.
+
+#include "rendezvous/generation.h"
+
+#include <algorithm>
+#include <optional>
+#include <thread>
+
+#include "base/clock.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kBell = "meet/bell";
+
+std::string ticket_key(int rank) { return "meet/ticket/" + std::to_string(rank); }
+std::string call_key(int rank, const std::string& ticket) { return "meet/call/" + std::to_string(rank) + "/" + ticket; }
+std::string answer_key(const std::string& leader, int rank) {
+  return "meet/answer/" + leader + "/" + std::to_string(rank);
+}
+std::string complete_key(const std::string& leader) { return "meet/complete/" + leader; }
+std::string prefix_of(const std::string& leader) { return "start" + leader; }
+
+/// Reads a counter without creating it: some stores grow with every addition.
+std::string count_of(MeetingStore& store, const std::string& key) { return store.check(key) ? store.get(key) : ""; }
+
+/// Sleeps long enough to cost nothing, and for a small part of the time waited so far.
+void back_off(const Clock::time_point& start) {
+  const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
+  std::this_thread::sleep_for(
+      std::clamp(waited / 16, std::chrono::microseconds(100), std::chrono::microseconds(20'000)));
+}
+
+Generation lead(MeetingStore& store, int world_size, const Deadline& deadline) {
+  const auto start = Clock::now();
+  const std::string own = std::to_string(store.add(ticket_key(0), 1));
+  std::vector<std::string> called(static_cast<size_t>(world_size));
+  std::vector<int> missing;
+  for (int rank = 1; rank < world_size; ++rank) missing.push_back(rank);
+  for (std::optional<std::string> heard;; back_off(start)) {
+    if (std::string rung = count_of(store, kBell); rung != heard) {
+      heard = std::move(rung);
+      std::erase_if(missing, [&](int rank) { return store.check(answer_key(own, rank)); });
+      for (const int rank : missing) {
+        std::string& last = called[static_cast<size_t>(rank)];
+        std::string ticket = count_of(store, ticket_key(rank));
+        if (ticket != last) store.set(call_key(rank, ticket), own);
+        last = std::move(ticket);
+      }
+    }
+    if (missing.empty()) {
+      store.set(complete_key(own), "1");
+      return {.prefix = prefix_of(own), .missing = {}};
+    }
+    if (deadline.passed()) return {.prefix = "", .missing = std::move(missing)};
+  }
+}
+
+Generation follow(MeetingStore& store, int rank, int world_size, std::chrono::milliseconds timeout) {
+  const auto start = Clock::now();
+  const auto left = [&] {
+    const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
+    return std::max(timeout - passed, std::chrono::milliseconds(1));
+  };
+  // The ranks that have not written their key; rank 0 has none.
+  const auto without = [&](const auto& key) {
+    std::vector<int> missing;
+    for (int other = 1; other < world_size; ++other)
+      if (!store.check(key(other))) missing.push_back(other);
+    return missing;
+  };
+  const Deadline deadline(timeout);
+  const std::string call = call_key(rank, std::to_string(store.add(ticket_key(rank), 1)));
+  store.add(kBell, 1);
+  std::string leader;
+  try {
+    store.wait({call}, left());
+    leader = store.get(call);
+    store.set(answer_key(leader, rank), "1");
+    store.add(kBell, 1);
+    store.wait({complete_key(leader)}, left());
+  } catch (const std::exception&) {
+    if (!deadline.passed()) throw;
+    // Without rank 0, only those ranks are known to be missing that have never come.
+    std::vector<int> missing =
+        leader.empty() ? without(ticket_key) : without([&](int r) { return answer_key(leader, r); });
+    if (leader.empty() || missing.empty()) missing.insert(missing.begin(), 0);
+    return {.prefix = "", .missing = std::move(missing)};
+  }
+  return {.prefix = prefix_of(leader), .missing = {}};
+}
+
+}  // namespace
+
+Generation agree_on_generation(MeetingStore& store, int rank, int world_size, std::chrono::milliseconds timeout) {
+  return rank == 0 ? lead(store, world_size, Deadline(timeout)) : follow(store, rank, world_size, timeout);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "rendezvous/meeting_store.h"
+
+namespace lockstep {
+
+/// What the ranks that meet in a store have agreed on.
+struct Generation {
+  std::string prefix;        ///< of the keys that these ranks use, and no earlier ranks used
+  std::vector<int> missing;  ///< not empty: the timeout has passed, these ranks have not joined, and there is no prefix
+};
+
+/// Lets live ranks find each other in a store that may hold the keys of earlier ones: torchrun's agent keeps its store
+/// when it restarts its ranks, and a process can form the same group twice. Every rank calls it. No rank returns a
+/// prefix before all have called. The prefix is the same on all ranks, and has never been returned before in this
+/// store. Throws what the store throws, for example when its server is gone.
+Generation agree_on_generation(MeetingStore& store, int rank, int world_size, std::chrono::milliseconds timeout);
+
+}  // namespace lockstep

@@ -1,0 +1,370 @@
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <lockstep/checkpointer.h>
+#include <lockstep/data_loader.h>
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/ema.h>
+
+#include "base/state_memory.h"
+#include "checkpoint/failure.h"
+#include "data/numbers.h"
+#include "support/complaint.h"
+#include "support/ranks.h"
+#include "support/temporary_folder.h"
+
+// Ranks that end are started again in the same memory, as a launcher does it.
+
+namespace lockstep {
+namespace {
+
+using testing::failure;
+using testing::run_ranks;
+
+class MemoryTierTest : public ::testing::Test {
+ protected:
+  MemoryTierTest() : memory_(StateMemory::make()) {
+    ::setenv("LOCKSTEP_MEMORY_FD", std::to_string(memory_.get()).c_str(), 1);
+  }
+  ~MemoryTierTest() override { ::unsetenv("LOCKSTEP_MEMORY_FD"); }
+
+  std::string path() const { return (temporary_.path() / "checkpoints").string(); }
+
+  TemporaryFolder temporary_;
+  const FileDescriptor memory_;
+};
+
+struct WithNormImpl : torch::nn::Module {
+  at::Tensor forward(at::Tensor input) { return out(dropout(norm(hidden(std::move(input))).relu())); }
+  torch::nn::Linear hidden{register_module("hidden", torch::nn::Linear(6, 300))};
+  torch::nn::BatchNorm1d norm{register_module("norm", torch::nn::BatchNorm1d(300))};
+  torch::nn::Dropout dropout{register_module("dropout", torch::nn::Dropout(0.3))};
+  torch::nn::Linear out{register_module("out", torch::nn::Linear(300, 3))};
+};
+TORCH_MODULE(WithNorm);
+
+/// A training of all kinds of state.
+struct Training {
+  explicit Training(const Context& context, const std::string& folder, const CheckpointerOptions& options)
+      : loader(testing::Numbers(240), context, {.batch_size = 8, .shuffle = true}),
+        model(net, context),
+        optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2)),
+        ema(*net, {.decays = {0.9}}),
+        own(at::full({40}, context.rank(), at::kLong)),
+        noted(context.rank() == 0 ? 5 : -1),
+        checkpointer(folder, context.group(), options) {
+    checkpointer.add("model", model)
+        .add("optimizer", optimizer)
+        .add("ema", ema)
+        .add("loader", loader)
+        .add("steps", step_);
+    checkpointer.add("word", word);
+    const auto tensor = [](at::Tensor& value) {
+      return Checkpointer::Part{.save = [&value] { return c10::IValue(value); },
+                                .load = [&value](const c10::IValue& state) { value = state.toTensor(); }};
+    };
+    checkpointer.add("own", tensor(own), Checkpointer::Scope::kEachRank);
+    checkpointer.add("noted", noted, Checkpointer::Scope::kRankZero);
+  }
+  void train(int64_t last_step) {
+    for (const int epoch : loader.epochs(100)) {
+      (void)epoch;
+      for (auto& [data, target] : loader) {
+        if (step_ == last_step) return;
+        optimizer.zero_grad();
+        const at::Tensor input = at::rand({data.size(0), 6}) + data.to(at::kFloat).unsqueeze(1) / 240;
+        model(input).square().sum().backward();
+        optimizer.step();
+        ema.update();
+        own.add_(1);
+        ++noted;
+        word += 'x';
+        ++step_;
+        checkpointer.step(step_);
+        if (step_ == last_step) return;
+      }
+    }
+  }
+  std::string hash_of_all() {
+    StateDict all = with_prefix("model.", state_dict(*net));
+    all.update(with_prefix("optimizer.", state_dict(optimizer)));
+    all.update(with_prefix("ema.", to_state_dict(ema.state_dict().toGenericDict().at("averages").toList().get(0))));
+    all.insert("own", own);
+    all.insert("next", at::rand({4}));
+    return hash(all) + word + std::to_string(noted);
+  }
+
+  WithNorm net;
+  DataLoader loader;
+  DistributedDataParallel<WithNorm> model;
+  torch::optim::AdamW optimizer;
+  Ema ema;
+  at::Tensor own;
+  int64_t noted;
+  std::string word;
+  int64_t step_ = 0;
+  Checkpointer checkpointer;
+};
+
+const ContextOptions kSeeded{.seed = 3, .announce = false};
+
+TEST_F(MemoryTierTest, ARestartEndsWithTheBitsOfAnUndisturbedTraining) {
+  for (const int world_size : {1, 2, 3}) {
+    const std::string name = path() + std::to_string(world_size);
+    const auto note = [&](const Context& context, const char* run) {
+      return temporary_.path() / (run + std::to_string(world_size) + "." + std::to_string(context.rank()));
+    };
+    const auto minute = std::chrono::seconds(60);
+    run_ranks(
+        world_size,
+        [&](Context& context) {
+          Training straight(context, name + "straight", {});
+          straight.train(13);
+          std::ofstream(note(context, "straight")) << straight.hash_of_all();
+        },
+        minute, kSeeded);
+    for (const int64_t last : {5, 6, 13})
+      run_ranks(
+          world_size,
+          [&](Context& context) {
+            Training training(context, name, {.memory_every_n_steps = 1});
+            EXPECT_EQ(training.checkpointer.resume(), last != 5);
+            const int64_t before = last == 5 ? 0 : last == 6 ? 5 : 6;
+            EXPECT_EQ(training.checkpointer.resumed_step(), before);
+            EXPECT_EQ(training.step_, before);
+            training.train(last);
+            if (last != 13) return;
+            std::string expected;
+            std::ifstream(note(context, "straight")) >> expected;
+            const std::string got = training.hash_of_all();
+            EXPECT_EQ(context.rank() == 0 ? got : got.substr(0, 29),
+                      context.rank() == 0 ? expected : expected.substr(0, 29));
+          },
+          minute, kSeeded);
+    EXPECT_TRUE(std::filesystem::is_empty(name)) << "nothing was saved to disk";
+  }
+}
+
+TEST_F(MemoryTierTest, TheNewerOfMemoryAndDiskIsResumed) {
+  for (const int64_t on_disk : {2, 4, 6}) {
+    const std::string name = path() + std::to_string(on_disk);
+    run_ranks(2, [&](Context& context) {
+      int64_t step = 0;
+      Checkpointer checkpointer(name, context.group(), {.memory_every_n_steps = 2});
+      checkpointer.add("step_count", step);
+      EXPECT_FALSE(checkpointer.resume()) << "another folder's states are not this one's";
+      for (step = 1; step <= 5; ++step) checkpointer.step(step);
+      step = on_disk;
+      checkpointer.save(step);
+      checkpointer.finish();
+    });
+    run_ranks(2, [&](Context& context) {
+      int64_t step = 0;
+      Checkpointer checkpointer(name, context.group(), {.memory_every_n_steps = 2});
+      checkpointer.add("step_count", step);
+      EXPECT_TRUE(checkpointer.resume());
+      EXPECT_EQ(checkpointer.resumed_step(), std::max<int64_t>(on_disk, 4));
+      EXPECT_EQ(step, std::max<int64_t>(on_disk, 4));
+    });
+  }
+}
+
+TEST_F(MemoryTierTest, WhereWhatIsNewerOnDiskIsDamagedMemoryIsResumed) {
+  run_ranks(2, [&](Context& context) {
+    int64_t step = 3;
+    Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
+    checkpointer.add("step_count", step);
+    checkpointer.step(step);
+    checkpointer.save(++step);
+    checkpointer.finish();
+  });
+  for (const auto& entry : std::filesystem::directory_iterator(path()))
+    if (entry.path().extension() == ".pt") std::fstream(entry.path()).seekp(300) << "damage";
+  run_ranks(2, [&](Context& context) {
+    int64_t step = 0;
+    Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
+    checkpointer.add("step_count", step);
+    EXPECT_TRUE(checkpointer.resume());
+    EXPECT_EQ(step, 3);
+  });
+}
+
+TEST_F(MemoryTierTest, AnotherNumberOfRanksGoesOnFromWhatIsCommon) {
+  int before = 3;
+  for (const int world_size : {2, 1, 4}) {
+    const auto part = [](at::Tensor& value) {
+      return Checkpointer::Part{.save = [&value] { return c10::IValue(value); },
+                                .load = [&value](const c10::IValue& state) { value.copy_(state.toTensor()); }};
+    };
+    const auto run = [&](int ranks, bool resumes) {
+      run_ranks(ranks, [&](Context& context) {
+        const int64_t step = resumes ? 2 : 1;
+        at::Tensor big = at::zeros({100'003}), own = at::full({3}, -1);
+        Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
+        checkpointer.add("big", part(big)).add("own", part(own), Checkpointer::Scope::kEachRank);
+        EXPECT_EQ(checkpointer.resume(), resumes || before != 3);
+        if (resumes) EXPECT_TRUE(big.equal(at::arange(100'003).to(at::kFloat)));
+        if (resumes) EXPECT_TRUE(own.equal(at::full({3}, -1))) << "each rank's own is left out";
+        big.copy_(at::arange(100'003));
+        for (int64_t i = 0; i < 3; ++i) checkpointer.step(100 * before + 10 * step + i);
+      });
+    };
+    if (before == 3) run(before, false);
+    run(world_size, true);
+    before = world_size;
+  }
+}
+
+TEST_F(MemoryTierTest, AStateMayGrowBetweenSteps) {
+  const auto size_at = [](int64_t step) { return step * step * 9'000; };  // far more than the room that is left for it
+  run_ranks(3, [&](Context& context) {
+    at::Tensor all, own;
+    Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
+    const auto part = [](at::Tensor& value) {
+      return Checkpointer::Part{.save = [&value] { return c10::IValue(value); }, .load = [](const c10::IValue&) {}};
+    };
+    checkpointer.add("all", part(all)).add("own", part(own), Checkpointer::Scope::kEachRank);
+    for (int64_t step = 1; step <= 9; ++step) {
+      all = at::full({size_at(step)}, step);
+      own = at::full({size_at(step) + context.rank()}, step * 10 + context.rank());
+      checkpointer.step(step);
+    }
+  });
+  run_ranks(3, [&](Context& context) {
+    Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
+    at::Tensor all, own;
+    const auto part = [](at::Tensor& value) {
+      return Checkpointer::Part{.save = [] { return c10::IValue(); },
+                                .load = [&value](const c10::IValue& state) { value = state.toTensor(); }};
+    };
+    checkpointer.add("all", part(all)).add("own", part(own), Checkpointer::Scope::kEachRank);
+    ASSERT_TRUE(checkpointer.resume());
+    EXPECT_TRUE(all.equal(at::full({size_at(9)}, 9)));
+    EXPECT_TRUE(own.equal(at::full({size_at(9) + context.rank()}, 90 + context.rank())));
+  });
+}
+
+TEST_F(MemoryTierTest, RanksWithDifferentStatesAreAnError) {
+  run_ranks(2, [&](Context& context) {
+    double rate = 0.1;
+    Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
+    checkpointer.add("rate", rate);
+    checkpointer.step(1);
+    if (context.rank() == 1) rate = 0.2;
+    checkpointer.step(2);
+    EXPECT_EQ(failure([&] { checkpointer.step(3); }),
+              "a checkpoint in memory holds one state for all ranks, so it must be the same on all of them: the state "
+              "before step 3 has other numbers, strings, names or shapes on rank " +
+                  std::to_string(1 - context.rank()) + " than on rank " + std::to_string(context.rank()) +
+                  ". Add a part that may differ with Scope::kEachRank or "
+                  "Scope::kRankZero");
+  });
+}
+
+TEST_F(MemoryTierTest, TheFirstSaveComparesEveryBit) {
+  run_ranks(3, [&](Context& context) {
+    at::Tensor weights = at::ones({100});
+    if (context.rank() == 2) weights[41] = 2;
+    Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
+    checkpointer.add("weights", {.save = [&] { return c10::IValue(weights); }, .load = [](const c10::IValue&) {}});
+    const std::string text = failure([&] { checkpointer.step(1); });
+    EXPECT_NE(text.find("weights on rank 2 is not what it is on ranks 0, 1"), std::string::npos) << text;
+  });
+}
+
+TEST_F(MemoryTierTest, ParametersThatAModelIgnoresAreRankZeros) {
+  for (const bool resumes : {false, true}) {
+    run_ranks(3, [&](Context& context) {
+      torch::nn::Linear net(40, 9);
+      DistributedDataParallel<torch::nn::Linear> model(net, context, {.parameters_to_ignore = {"bias"}});
+      const at::Tensor weight = at::arange(360).view({9, 40}).to(at::kFloat);
+      Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
+      checkpointer.add("model", model);
+      if (resumes) {
+        ASSERT_TRUE(checkpointer.resume());
+        EXPECT_TRUE(net->weight.equal(weight));
+        EXPECT_TRUE(net->bias.equal(at::full({9}, 5.0F)));
+        return;
+      }
+      at::NoGradGuard no_grad;
+      net->weight.copy_(weight);
+      net->bias.fill_(5 + context.rank());
+      checkpointer.step(1);
+    });
+  }
+}
+
+TEST_F(MemoryTierTest, WithoutALauncherItIsAnErrorOrDiskAlone) {
+  ::unsetenv("LOCKSTEP_MEMORY_FD");
+  run_ranks(2, [&](Context& context) {
+    EXPECT_EQ(
+        failure([&] { Checkpointer(path(), context.group(), {.memory_every_n_steps = 1}); }),
+        "memory_every_n_steps: rank 0 cannot save to memory: no launcher holds memory for the states of this rank; "
+        "start the program by `lockstep run`, or alone with --ranks, without a limit on the size of files (ulimit "
+        "-f). With disk_if_no_memory = true checkpoints are then saved to disk alone");
+    int64_t step = 0;
+    Checkpointer checkpointer(path(), context.group(),
+                              {.every_steps = 2, .memory_every_n_steps = 1, .disk_if_no_memory = true});
+    checkpointer.add("step_count", step);
+    for (step = 1; step <= 3; ++step) EXPECT_EQ(checkpointer.step(step), step == 2);
+    checkpointer.finish();
+    EXPECT_TRUE(checkpointer.resume());
+    EXPECT_EQ(step, 2);
+  });
+}
+
+TEST_F(MemoryTierTest, TooLittleMemoryIsAnErrorWithBothSizesOrDiskAlone) {
+  run_ranks(2, [&](Context& context) {
+    // Nothing lies behind most of the tensor: it is as large as no machine is, and nobody reads it.
+    const at::Tensor vast = at::zeros({1}).expand({4});
+    const auto huge = [&] {
+      at::Tensor tensor = at::empty({0}, at::kByte);
+      tensor.set_(
+          c10::Storage(c10::Storage::use_byte_size_t(), size_t{1} << 44, at::DataPtr(vast.data_ptr(), at::kCPU)), 0,
+          {int64_t{1} << 44}, {1});
+      return tensor;
+    };
+    Checkpointer::Part part{.save = [&] { return c10::IValue(huge()); }, .load = [](const c10::IValue&) {}};
+    {
+      Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
+      checkpointer.add("vast", part);
+      const std::string text = failure([&] { checkpointer.step(1); });
+      EXPECT_EQ(text.find("no checkpoint in memory: two states in memory take 34078"), 0u) << text;
+      EXPECT_NE(text.find(" MiB, but only "), std::string::npos) << text;
+    }
+    Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1, .disk_if_no_memory = true});
+    checkpointer.add("vast", part);
+    EXPECT_EQ(failure([&] {
+                checkpointer.step(1);
+                checkpointer.step(2);
+              }),
+              "");
+  });
+}
+
+TEST_F(MemoryTierTest, MisuseIsNamed) {
+  run_ranks(2, [&](Context& context) {
+    EXPECT_EQ(testing::complaint([&] { Checkpointer(path(), context.group(), {.memory_every_n_steps = 0}); }),
+              "Checkpointer: memory_every_n_steps is 0; it must be at least 1");
+    Checkpointer first(path(), context.group(), {.memory_every_n_steps = 1});
+    const std::string text = failure([&] { Checkpointer(path() + "2", context.group(), {.memory_every_n_steps = 1}); });
+    EXPECT_NE(text.find("another Checkpointer of this process saves to memory; let one do it"), std::string::npos)
+        << text;
+    const auto alone = context.group().subgroup({1});
+    if (!alone) return;
+    const std::string other = failure([&] { Checkpointer(path() + "3", *alone, {.memory_every_n_steps = 1}); });
+    EXPECT_NE(other.find("the group is not that of all ranks of the launcher"), std::string::npos) << other;
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

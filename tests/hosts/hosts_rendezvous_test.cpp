@@ -1,0 +1,157 @@
+#include <gtest/gtest.h>
+
+#include "hosts/hosts_launched.h"
+
+// Machines on each of which a user, or Slurm, starts `lockstep run`.
+
+namespace lockstep::hosts {
+namespace {
+
+using Words = std::vector<std::string>;
+
+Launched::Options machine(const std::string& name) { return {.environment = {"LOCKSTEP_MACHINE=" + name}}; }
+
+TEST(HostsRendezvous, MachinesThatAreStartedOneByOneMeet) {
+  for (const int nodes : {2, 3}) {
+    const Rendezvous rendezvous;
+    std::vector<std::unique_ptr<Launched>> runs;
+    for (int node = nodes - 1; node >= 0; --node)
+      runs.push_back(std::make_unique<Launched>(
+          rendezvous.options(nodes, node,
+                             {"-n", std::to_string(1 + node % 2), "--tee", "all", "sh", "-c",
+                              "sleep 0.2; echo $RANK/$WORLD_SIZE $LOCAL_RANK $LOCKSTEP_MACHINE"}),
+          machine("m" + std::to_string(node))));
+    const auto result = runs.back()->wait();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(contains(result.out, nodes == 2 ? "[2] 2/3 1 m1\n" : "[3] 3/4 0 m2\n")) << result.out << result.err;
+    for (auto& run : runs)
+      if (run != runs.back()) {
+        EXPECT_EQ(run->wait().exit_code, 0);
+        EXPECT_TRUE(nothing_left(*run));
+      }
+  }
+}
+
+TEST(HostsRendezvous, AllMachinesEndWithTheRunsExitCode) {
+  const Rendezvous rendezvous;
+  const Words command = {"sh", "-c", "[ $RANK = 1 ] && exit 3; exec sleep 60"};
+  Launched second(rendezvous.options(2, 1, command)), first(rendezvous.options(2, 0, command));
+  const auto result = first.wait();
+  EXPECT_EQ(result.exit_code, 40);
+  EXPECT_TRUE(contains(result.err, "rank 1 of 2 failed first: exit code 3")) << result.err;
+  const auto other = second.wait();
+  EXPECT_EQ(other.exit_code, 40);
+  EXPECT_TRUE(contains(other.err, "the run has ended with exit code 40; the output of its coordinator says why"));
+}
+
+TEST(HostsRendezvous, AMachineWithoutItsCoordinatorEndsItsRanks) {
+  const Rendezvous rendezvous;
+  const Words command = {"sh", "-c", "echo up; exec sleep 60"};
+  Launched second(rendezvous.options(2, 1, command)), first(rendezvous.options(2, 0, command));
+  ASSERT_TRUE(first.wait_for("up"));
+  ASSERT_TRUE(eventually([&] { return second.processes().size() >= 3; }));
+  ::kill(first.pid(), SIGKILL);
+  const auto other = second.wait();
+  EXPECT_EQ(other.exit_code, 52);
+  EXPECT_TRUE(contains(other.err, "has lost the coordinator")) << other.err;
+  EXPECT_TRUE(nothing_left(second));
+}
+
+TEST(HostsRendezvous, SlurmsVariablesAreEnough) {
+  const Rendezvous rendezvous;
+  const auto slurm = [&](const std::string& node) {
+    return Launched::Options{.environment = {"SLURM_JOB_ID=" + std::to_string(::getpid()), "SLURM_STEP_ID=0",
+                                             "SLURM_STEP_NUM_NODES=2", "SLURM_STEP_NUM_TASKS=2", "SLURM_NODEID=" + node,
+                                             "SLURM_STEP_NODELIST=127.0.0.[1-2]", "LOCKSTEP_MACHINE=m" + node,
+                                             "LOCKSTEP_KEY_FILE=" + rendezvous.key_file}};
+  };
+  const Words command = {"-n", "1", LOCKSTEP_BIN_DIR "/store_rank"};
+  Launched second(command, slurm("1")), first(command, slurm("0"));
+  const auto result = first.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "3\n");
+  EXPECT_EQ(second.wait().exit_code, 0);
+  Launched many({"-n", "1", "true"},
+                {.environment = {"SLURM_STEP_ID=0", "SLURM_STEP_NUM_NODES=2", "SLURM_STEP_NUM_TASKS=4"}});
+  const auto refused = many.wait();
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_TRUE(contains(refused.err, "Slurm has started this command 4 times on 2 machines; start it once on each"))
+      << refused.err;
+}
+
+struct Wrong {
+  Words first, second;  ///< options of the two machines, instead of the right ones
+  int code;
+  std::string text;
+};
+
+TEST(HostsRendezvous, WrongSetupsAreNamed) {
+  const Rendezvous right, other;
+  const auto with = [&](Words words, const std::string& option, const std::string& value) {
+    *(std::find(words.begin(), words.end(), option) + 1) = value;
+    return words;
+  };
+  const Words first = right.options(2, 0, {"true"}), second = right.options(2, 1, {"true"});
+  const std::vector<Wrong> cases = {
+      {first, with(second, "--key-file", other.key_file), 47, "does not have this machine's key"},
+      {first, with(second, "--key-file", "/nowhere"), 47, "the key file /nowhere cannot be read"},
+      {first, with(second, "--nnodes", "3"), 46, "it was started with --nnodes 3, and the coordinator with 2"},
+      {first, right.options(2, 1, {"false"}), 46, "it was started with another command: false there, true here"},
+      {first, with(second, "--node-rank", "0"), 46, "the port is taken: another run may have its rendezvous there"},
+  };
+  for (const Wrong& wrong : cases) {
+    Launched coordinator(wrong.first, {.environment = {"LOCKSTEP_JOIN_TIMEOUT_S=20"}});
+    ASSERT_TRUE(eventually([&] { return !agents_of(coordinator).empty(); }));
+    Launched agent(wrong.second);
+    const auto result = agent.wait();
+    EXPECT_EQ(result.exit_code, wrong.code) << result.err;
+    EXPECT_TRUE(contains(result.err, wrong.text)) << result.err;
+    // The coordinator still waits for the right one.
+    Launched good(second);
+    EXPECT_EQ(good.wait().exit_code, 0) << wrong.text;
+    EXPECT_EQ(coordinator.wait().exit_code, 0) << wrong.text;
+  }
+}
+
+TEST(HostsRendezvous, AMachineWithAnotherProgramIsRefused) {
+  const Rendezvous rendezvous;
+  const auto makes_program = [](const std::string& text) {
+    return Launched::Options{.before = "printf '#!/bin/sh\\n" + text + "\\n' > train; chmod +x train"};
+  };
+  Launched second(rendezvous.options(2, 1, {"./train"}), makes_program("exit 0")),
+      first(rendezvous.options(2, 0, {"./train"}), makes_program("exit  0"));
+  const auto result = first.wait();
+  EXPECT_EQ(result.exit_code, 46);
+  EXPECT_TRUE(contains(result.err, " has another ./train than node 0 (SHA-256 ")) << result.err;
+  EXPECT_EQ(second.wait().exit_code, 46);
+}
+
+TEST(HostsRendezvous, AMachineThatComesTwiceOrTooLateIsToldWhy) {
+  const Rendezvous rendezvous;
+  const Words command = {"sh", "-c", "echo up; exec sleep 60"};
+  Launched first(rendezvous.options(2, 0, command)), second(rendezvous.options(2, 1, command));
+  ASSERT_TRUE(first.wait_for("up"));
+  Launched again(rendezvous.options(2, 1, command));
+  const auto result = again.wait();
+  EXPECT_EQ(result.exit_code, 46);
+  EXPECT_TRUE(contains(result.err, "has its node 1 already")) << result.err;
+  ::kill(first.pid(), SIGINT);
+  EXPECT_EQ(first.wait().exit_code, 130);
+  EXPECT_EQ(second.wait().exit_code, 130);
+}
+
+TEST(HostsRendezvous, AMachineThatDoesNotComeIsNamed) {
+  const Rendezvous rendezvous;
+  const Launched::Options hurry{.environment = {"LOCKSTEP_JOIN_TIMEOUT_S=1"}};
+  Launched first(rendezvous.options(2, 0, {"true"}), hurry);
+  const auto result = first.wait();
+  EXPECT_EQ(result.exit_code, 46);
+  EXPECT_TRUE(contains(result.err, "node 1 of 2 machines did not come within 1 s")) << result.err;
+  Launched second(rendezvous.options(2, 1, {"true"}), hurry);
+  const auto other = second.wait();
+  EXPECT_EQ(other.exit_code, 46);
+  EXPECT_TRUE(contains(other.err, "could not be reached within 1 s: Connection refused")) << other.err;
+}
+
+}  // namespace
+}  // namespace lockstep::hosts

@@ -1,0 +1,175 @@
+#include "launch/restart_policy.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "launch/launch_error.h"
+#include "launch/launched.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+constexpr ProcessEnd kKilled{ProcessEnd::Kind::kSignalled, SIGKILL};
+constexpr ProcessEnd kCode1{ProcessEnd::Kind::kExited, 1};
+
+/// A run that fails again and again.
+class FailingRun {
+ public:
+  explicit FailingRun(RestartLimits limits) : limits_(limits) {}
+
+  struct What {
+    int rank = 0;
+    ProcessEnd how = kKilled;
+    int64_t step = -1;  ///< -1: another one each time
+    bool progress = true;
+    std::string text = {};
+    Clock::duration after = seconds(1);
+    int ranks = 4;
+  };
+  RestartDecision fail(const What& what) {
+    now_ += what.after;
+    const int code = what.how == kKilled ? kExitRankKilled : kExitRankFailed;
+    const Failure failure{.at = now_,
+                          .ranks = what.ranks,
+                          .rank = what.rank,
+                          .exit_code = code,
+                          .how = what.how,
+                          .text = what.text,
+                          .step = what.step >= 0 ? what.step : 1000 + number_++,
+                          .progress = what.progress};
+    RestartDecision decision = decide_restart(limits_, history, failure);
+    if (decision.restart) history.add(failure);
+    return decision;
+  }
+
+  RestartHistory history;
+
+ private:
+  const RestartLimits limits_;
+  Clock::time_point now_{std::chrono::hours(100)};
+  int64_t number_ = 0;
+};
+
+TEST(RestartPolicy, NobodyAskedForRestarts) {
+  FailingRun run({});
+  const auto decision = run.fail({});
+  EXPECT_FALSE(decision.restart);
+  EXPECT_EQ(decision.why, "");
+  EXPECT_FALSE(FailingRun({.in_total = kAnyNumber, .per_hour = 0}).fail({}).restart);
+}
+
+TEST(RestartPolicy, ALimitInTotal) {
+  FailingRun run({.in_total = 2});
+  EXPECT_TRUE(run.fail({}).restart);
+  EXPECT_TRUE(run.fail({.after = minutes(600)}).restart);
+  const auto decision = run.fail({.after = minutes(600)});
+  EXPECT_FALSE(decision.restart);
+  EXPECT_EQ(decision.why, "all 2 of --max-restarts were made");
+}
+
+TEST(RestartPolicy, ALimitPerHourLastsForWeeks) {
+  FailingRun run({.in_total = kAnyNumber, .per_hour = 3});
+  for (int day = 0; day < 30; ++day)
+    for (int i = 0; i < 70; ++i) ASSERT_TRUE(run.fail({.rank = i % 4, .after = minutes(21)}).restart);
+  EXPECT_LE(run.history.failures.size(), 4U) << "no growth";
+  FailingRun bursts({.in_total = kAnyNumber, .per_hour = 3});
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(bursts.fail({.after = minutes(10)}).restart);
+  const auto decision = bursts.fail({.after = minutes(10)});
+  EXPECT_FALSE(decision.restart);
+  EXPECT_TRUE(contains(decision.why, "3 restarts were made within the last hour")) << decision.why;
+}
+
+TEST(RestartPolicy, TheSameErrorInTheSameStepIsABug) {
+  const FailingRun::What bug{.rank = 1, .how = kCode1, .step = 7, .text = "index out of range"};
+  FailingRun run({.in_total = 10});
+  EXPECT_TRUE(run.fail(bug).restart);
+  const auto decision = run.fail(bug);
+  EXPECT_FALSE(decision.restart);
+  EXPECT_EQ(decision.why,
+            "rank 1 failed twice in step 7 with the same error: this is a bug, which a restart does not repair");
+  // Each of these differs in one thing.
+  for (int difference = 0; difference < 4; ++difference) {
+    FailingRun other({.in_total = 10});
+    EXPECT_TRUE(other.fail(bug).restart);
+    FailingRun::What what = bug;
+    if (difference == 0) what.rank = 2;
+    if (difference == 1) what.step = 8;
+    if (difference == 2) what.text = "connection reset";
+    if (difference == 3) what.how = {ProcessEnd::Kind::kSignalled, SIGSEGV};
+    EXPECT_TRUE(other.fail(what).restart) << difference;
+    EXPECT_TRUE(other.fail(bug).restart) << difference << ": not in a row";
+  }
+}
+
+TEST(RestartPolicy, AKillComesFromOutside) {
+  FailingRun run({.in_total = 10});
+  EXPECT_TRUE(run.fail({.step = 7}).restart);
+  EXPECT_TRUE(run.fail({.step = 7}).restart) << "two may meet in one step";
+  EXPECT_TRUE(contains(run.fail({.step = 7}).why, "failed 3 times in step 7")) << "three do not by chance";
+}
+
+TEST(RestartPolicy, AStartWithoutAStep) {
+  FailingRun run({.in_total = 10});
+  EXPECT_TRUE(contains(run.fail({.progress = false}).why, "no step was made since the last start"));
+  EXPECT_TRUE(run.fail({}).restart);
+  EXPECT_TRUE(run.fail({.rank = 1, .progress = false}).restart) << "killed during the restart";
+  EXPECT_FALSE(run.fail({.rank = 2, .how = kCode1, .progress = false}).restart) << "ended by itself";
+  EXPECT_TRUE(run.fail({.rank = 2, .progress = false}).restart);
+  EXPECT_TRUE(run.fail({.rank = 3, .progress = false}).restart);
+  EXPECT_FALSE(run.fail({.rank = 0, .progress = false}).restart) << "four starts without a step";
+  EXPECT_TRUE(run.fail({}).restart);
+  EXPECT_TRUE(run.fail({.progress = false}).restart) << "a step in between";
+}
+
+TEST(RestartPolicy, ThePauseBeginsWithNothingAndGrows) {
+  FailingRun run({.in_total = kAnyNumber});
+  std::vector<int64_t> pauses;
+  for (int i = 0; i < 13; ++i) pauses.push_back(std::chrono::duration_cast<milliseconds>(run.fail({}).pause).count());
+  EXPECT_EQ(pauses, (std::vector<int64_t>{0, 0, 0, 250, 500, 1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000}));
+  EXPECT_EQ(run.fail({.after = minutes(11)}).pause, Clock::duration(0)) << "long ago";
+  EXPECT_EQ(run.fail({.progress = false}).pause, Clock::duration(0)) << "the first start without a step";
+  EXPECT_EQ(run.fail({.rank = 1, .progress = false}).pause, milliseconds(250));
+  EXPECT_EQ(run.fail({.rank = 2, .progress = false}).pause, milliseconds(500));
+}
+
+TEST(RestartPolicy, ARankThatFailsTwiceAtItsPlaceIsLeftOut) {
+  FailingRun run({.in_total = kAnyNumber, .elastic = RankRange{2, 4}});
+  EXPECT_EQ(run.fail({.rank = 3}).ranks, 4);
+  EXPECT_EQ(run.fail({.rank = 1}).ranks, 4);
+  auto decision = run.fail({.rank = 3});
+  EXPECT_TRUE(decision.restart);
+  EXPECT_EQ(decision.ranks, 3);
+  EXPECT_EQ(decision.why, "rank 3 failed twice at its place; it is left out");
+  EXPECT_EQ(run.fail({.rank = 1, .ranks = 3}).ranks, 3) << "places are numbered anew";
+  EXPECT_EQ(run.fail({.rank = 1, .after = minutes(61), .ranks = 3}).ranks, 3) << "long ago";
+  EXPECT_EQ(run.fail({.rank = 1, .ranks = 3}).ranks, 2);
+  EXPECT_EQ(run.fail({.rank = 0, .ranks = 2}).ranks, 2);
+  decision = run.fail({.rank = 0, .ranks = 2});
+  EXPECT_FALSE(decision.restart);
+  EXPECT_TRUE(decision.too_few);
+  EXPECT_EQ(
+      decision.why,
+      "rank 0 failed twice at its place, and without it fewer than the 2 ranks that --elastic demands would remain");
+}
+
+TEST(RestartPolicy, ARankThatCannotEvenStartIsLeftOut) {
+  FailingRun run({.in_total = kAnyNumber, .elastic = RankRange{1, 4}});
+  EXPECT_TRUE(run.fail({.rank = 2}).restart);
+  const auto decision = run.fail({.rank = 2, .how = kCode1, .progress = false});
+  EXPECT_TRUE(decision.restart);
+  EXPECT_EQ(decision.ranks, 3);
+}
+
+TEST(RestartPolicy, ABugIsNotLeftOut) {
+  const FailingRun::What bug{.rank = 1, .how = kCode1, .step = 7, .text = "index out of range"};
+  FailingRun run({.in_total = 10, .elastic = RankRange{1, 4}});
+  EXPECT_TRUE(run.fail(bug).restart);
+  EXPECT_TRUE(contains(run.fail(bug).why, "this is a bug"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,212 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <map>
+
+#include <lockstep/checkpoint.h>
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/ema.h>
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include "support/golden_message.h"
+#include "support/ranks.h"
+
+// Programs that use an optimizer of several ranks incorrectly. Within two seconds, each must end on every rank with its
+// message from wrong_optimizers.txt, and no parameter may have been stepped.
+
+namespace lockstep::wrong_optimizers_test {
+namespace {
+
+using namespace testing;  // NOLINT
+using torch::optim::AdamWOptions;
+using torch::optim::OptimizerParamGroup;
+
+struct NetImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return out(torch::tanh(fc(x))); }
+  torch::nn::Linear fc{register_module("fc", torch::nn::Linear(6, 4))};
+  torch::nn::Linear out{register_module("out", torch::nn::Linear(4, 3))};
+};
+TORCH_MODULE(Net);
+
+using Model = DistributedDataParallel<Net>;
+using AdamW = ZeroRedundancyOptimizer<torch::optim::AdamW>;
+using Groups = std::vector<OptimizerParamGroup>;
+
+/// One rank's side of a wrong program.
+struct Wrong {
+  explicit Wrong(Context& the_context) : context(the_context), model(net, the_context) {}
+
+  void backward() { model(at::ones({2, 6}, net->fc->weight.options())).square().mean().backward(); }
+  AdamW optimizer(ZeroRedundancyOptions options = {}) const { return AdamW(model, AdamWOptions(0.1), options); }
+  /// Makes an optimizer and a step, then `spoil`s something and steps again.
+  void spoil_step(const std::function<void(AdamW&)>& spoil, ZeroRedundancyOptions options = {}) {
+    AdamW adamw = optimizer(options);
+    backward();
+    adamw.step();
+    adamw.zero_grad();
+    backward();
+    before = net->out->weight.detach().clone();
+    spoil(adamw);
+    adamw.step();
+  }
+
+  Context& context;
+  Net net;
+  const bool odd = context.rank() == context.world_size() - 1;  ///< the last rank is the one that differs
+  Model model;
+  at::Tensor before;  ///< what the refused step must leave alone; undefined: there was none
+};
+
+using Program = std::function<void(Wrong&)>;
+using Programs = std::map<std::string, Program>;
+
+const Programs& programs_that_make() {
+  static const Programs kPrograms{
+      {"sharing_differs", [](Wrong& w) { w.optimizer({.shared_parameters = w.odd}); }},
+      {"masters_differ", [](Wrong& w) { w.optimizer({.master_weights = w.odd}); }},
+      {"kinds_differ",
+       [](Wrong& w) {
+         if (w.odd)
+           ZeroRedundancyOptimizer(w.model, torch::optim::SGDOptions(0.1));
+         else
+           w.optimizer();
+       }},
+      {"parameter_in_no_group",
+       [](Wrong& w) { AdamW(w.model, Groups{OptimizerParamGroup(w.net->fc->parameters())}, AdamWOptions(0.1)); }},
+      {"parameter_of_another_model",
+       [](Wrong& w) {
+         const Net other;
+         auto parameters = w.net->parameters();
+         parameters.push_back(other->out->bias);
+         AdamW(w.model, Groups{OptimizerParamGroup(parameters)}, AdamWOptions(0.1));
+       }},
+      {"frozen_parameter_in_a_group",
+       [](Wrong& w) {
+         w.net->fc->bias.set_requires_grad(false);
+         w.model.refresh();
+         AdamW(w.model, Groups{OptimizerParamGroup(w.net->parameters())}, AdamWOptions(0.1));
+       }},
+      {"averaged_shared_parameters",
+       [](Wrong& w) {
+         const AdamW adamw = w.optimizer({.shared_parameters = true});
+         w.model.average_parameters();
+       }},
+      {"averaged_weights_of_shared_parameters",
+       [](Wrong& w) {
+         Ema ema(*w.net);
+         const AdamW adamw = w.optimizer({.shared_parameters = true});
+         const auto averaged = ema.averaged_weights();
+       }},
+  };
+  return kPrograms;
+}
+
+const Programs& programs_that_step() {
+  static const Programs kPrograms{
+      {"rates_differ",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW& adamw) {
+           if (w.odd) adamw.param_groups()[0].options().set_lr(0.2);
+         });
+       }},
+      {"rates_of_shared_parameters_differ",
+       [](Wrong& w) {
+         const auto spoil = [&](AdamW& adamw) {
+           if (w.odd) adamw.param_groups()[0].options().set_lr(0.2);
+         };
+         w.spoil_step(spoil, {.shared_parameters = true});
+       }},
+      {"state_loaded_on_one_rank",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW& adamw) {
+           if (w.odd) load_state_dict(adamw, StateDict());
+         });
+       }},
+      {"gradients_that_wait",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW&) {
+           const auto local = w.model.no_sync();
+           w.backward();
+         });
+       }},
+      {"gradients_that_wait_on_one_rank",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW&) {
+           const auto local = w.model.no_sync();
+           if (w.odd) w.backward();
+         });
+       }},
+      {"converted", [](Wrong& w) { w.spoil_step([&](AdamW&) { w.net->fc->to(at::kDouble); }); }},
+      {"replaced_data_on_one_rank",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW&) {
+           if (w.odd) w.net->out->bias.set_data(at::ones({3}));
+         });
+       }},
+      {"group_added",
+       [](Wrong& w) {
+         w.spoil_step([](AdamW& adamw) { adamw.add_param_group(OptimizerParamGroup({at::ones({2})})); });
+       }},
+      {"layer_added_and_refreshed",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW& adamw) {
+           auto extra = w.net->register_module("extra", torch::nn::Linear(2, 2));
+           w.model.refresh();
+           adamw.add_param_group(OptimizerParamGroup(extra->parameters()));
+         });
+       }},
+      {"step_on_one_rank_alone",
+       [](Wrong& w) {
+         const AdamW adamw = w.optimizer();
+         w.backward();
+         if (w.odd) const_cast<AdamW&>(adamw).step();
+         w.context.group().barrier();
+       }},
+  };
+  return kPrograms;
+}
+
+Programs all_programs() {
+  Programs programs = programs_that_make();
+  programs.insert(programs_that_step().begin(), programs_that_step().end());
+  return programs;
+}
+
+struct Case {
+  std::string name;
+  Engine engine;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name << " " << name_of(c.engine); }
+};
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const auto& [name, program] : all_programs())
+    for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}, Engine{3, "gloo"}})
+      if (engine.backend == "shm" || name.find("shar") == std::string::npos) cases.push_back({name, engine});
+  return cases;
+}
+
+class WrongOptimizers : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, WrongOptimizers, ::testing::ValuesIn(all_cases()), [](const auto& instance) {
+  return instance.param.name + "_" + name_of(instance.param.engine);
+});
+
+TEST_P(WrongOptimizers, EndOnEveryRankWithTheirMessage) {
+  const auto& [name, engine] = GetParam();
+  const Program program = all_programs().at(name);
+  const auto body = [&](Context& context) {
+    Wrong side(context);
+    context.group().barrier();
+    expect_golden_message("tests/optim/wrong_optimizers.txt", name, engine, context.rank(), [&] { program(side); });
+    if (side.before.defined()) {
+      EXPECT_TRUE(side.net->out->weight.equal(side.before)) << "a refused step has stepped";
+    }
+  };
+  // The timeout is long, so no error is found by waiting for it.
+  run_ranks(engine.world_size, body, std::chrono::seconds(30),
+            {.collective_timeout = std::chrono::seconds(25), .backend = engine.backend, .announce = false});
+}
+
+}  // namespace
+}  // namespace lockstep::wrong_optimizers_test

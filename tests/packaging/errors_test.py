@@ -1,0 +1,59 @@
+"""docs/errors.md explains every message that the tests of wrong programs expect, every exit code and every status."""
+
+import os
+import re
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "programs"))
+from support import SOURCE, main  # noqa: E402
+
+sys.path.insert(0, os.path.join(SOURCE, "docs", "site"))
+import messages  # noqa: E402
+
+
+def read(name):
+    with open(os.path.join(SOURCE, name), encoding="utf-8") as file:
+        return file.read()
+
+
+def patterns(document):
+    """The messages that a page quotes, as regular expressions; `...` stands for anything."""
+    quoted = re.findall(r"(?m)^> (.+)$", document)
+    return {line: re.compile(".*".join(re.escape(part.strip()) for part in line.split("...")), re.DOTALL) for line in quoted}
+
+
+class Errors(unittest.TestCase):
+    def test_every_expected_message_is_explained_and_nothing_else(self):
+        known, used = patterns(read("docs/errors.md")), set()
+        goldens = [line.partition(": ")[2] for name in ("tests/data_parallel/wrong_programs.txt", "tests/optim/wrong_optimizers.txt")
+                   for line in read(name).splitlines() if line]
+        self.assertGreater(len(goldens), 80)
+        thrown = [text for area in messages.all_messages(SOURCE).values() for text in area]
+        for golden in goldens:
+            fitting = {line for line, pattern in known.items() if pattern.match(golden.strip())}
+            self.assertTrue(fitting, f"docs/errors.md does not explain: {golden}")
+            used |= fitting
+        for line in set(known) - used:
+            words = [part.strip() for part in line.split("...") if len(part.strip()) > 3]
+            self.assertTrue(any(all(word in text for word in words) for text in thrown), f"nothing throws what docs/errors.md explains: {line}")
+
+    def test_every_exit_code_and_status_is_there(self):
+        page = read("docs/errors.md")
+        codes = set(re.findall(r"kExit\w+ = (\d+)", read("src/launch/launch_error.h")))
+        self.assertGreater(len(codes), 12)
+        self.assertEqual(codes - {"0"}, set(re.findall(r"(?m)^\| (\d+) \|", page)))
+        statuses = set(re.findall(r"(LOCKSTEP_[A-Z_]+) = \d,?\s", re.search(r"lockstep_status;\nenum \{.*?\};", read("include/lockstep/c.h"), re.DOTALL).group(0)))
+        self.assertEqual(statuses - {"LOCKSTEP_OK"}, set(re.findall(r"(?m)^\| (LOCKSTEP_\w+) \|", page)))
+
+    def test_messages_are_found_in_the_sources(self):
+        texts = {text for area in messages.all_messages(SOURCE).values() for text in area}
+        self.assertGreater(len(texts), 300)
+        for expected in ("the module has no parameter that requires grad, so there is nothing to keep in step; use it without DistributedDataParallel",
+                         "this rank has left the group; make a new one"):
+            self.assertIn(expected, texts)
+        self.assertEqual(messages.message(' "a " + std::to_string(n) + " of " + (x ? "one" : "two") + "\\n"'), "a ... of ...one/two")
+
+
+if __name__ == "__main__":
+    main()

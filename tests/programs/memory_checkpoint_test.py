@@ -1,0 +1,110 @@
+"""Checkpoints in the launcher's memory: a rank dies, all are started again, and the run ends with the bits of an undisturbed one."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from support import BIN, LOCKSTEP, TRAIN, environment, main, marked_processes, run, write_small_data
+
+PROGRAM = os.path.join(BIN, "dies_and_goes_on")
+STEPS = 25  # every tenth is saved to disk
+
+
+class MemoryCheckpoint(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.environment = environment(LOCKSTEP_TEST_MARK=self.folder, OMP_NUM_THREADS="1")
+
+    def train(self, name, ranks, *death, restarts=1, code=0, launcher=True):
+        """The lines of each rank's log."""
+        command = [LOCKSTEP, "run", "-n", str(ranks), "--max-restarts", str(restarts), "--log-dir", name, "--", PROGRAM]
+        finished = run(*command, name + "_checkpoints", STEPS, *death, cwd=self.folder, env=self.environment, check=False, timeout=60)
+        self.assertEqual(finished.returncode, code, finished.stderr)
+        self.assertEqual(marked_processes(f"LOCKSTEP_TEST_MARK={self.folder}"), {})
+        return [self.log(name, rank) for rank in range(ranks)]
+
+    def log(self, name, rank):
+        with open(os.path.join(self.folder, name, f"rank_{rank}.log")) as file:
+            return [re.sub(r"^\S+Z ", "", line) for line in file.read().splitlines()]
+
+    @staticmethod
+    def numbers(lines, what):
+        return [int(found[1]) for line in lines if (found := re.match(what + r" (\d+)", line))]
+
+    @staticmethod
+    def end(lines):
+        return [line for line in lines if line.startswith("ends with ")]
+
+    def goes_on(self, ranks):
+        expected = [self.end(lines) for lines in self.train("straight", ranks)]
+        for place, death in (("forward", 17), ("save", 18), ("all", 2), ("save", 2)):
+            with self.subTest(ranks=ranks, place=place, step=death):
+                logs = self.train(f"{place}{death}", ranks, death, ranks - 1, place)
+                self.assertEqual([self.end(lines) for lines in logs], expected)
+                for lines in logs:
+                    self.assertEqual(self.numbers(lines, "begins at"), [0, death - 1])
+                    done = self.numbers(lines, "step")
+                    self.assertEqual(sorted(set(done)), list(range(1, STEPS + 1)))
+                    self.assertLessEqual(len(done), STEPS + 1, "more than one step was run twice")
+
+    def test_two_ranks_end_with_the_same_bits_wherever_one_dies(self):
+        self.goes_on(2)
+
+    def test_three_ranks_end_with_the_same_bits_wherever_one_dies(self):
+        self.goes_on(3)
+
+    def test_when_the_launcher_dies_the_next_start_goes_on_from_disk(self):
+        expected = [self.end(lines) for lines in self.train("straight", 2)]
+        command = [LOCKSTEP, "run", "-n", "2", "--log-dir", "killed", "--", PROGRAM, "killed_checkpoints", STEPS, 15, 0, "hold"]
+        process = subprocess.Popen([str(part) for part in command], cwd=self.folder, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(lambda: process.poll() is None and process.kill())
+        manifest = os.path.join(self.folder, "killed_checkpoints", "step-000000000010.0.json")
+        deadline = time.monotonic() + 60
+        while not os.path.exists(manifest) or "step 14 " not in "\n".join(self.log("killed", 0)):
+            self.assertLess(time.monotonic(), deadline, "there is no checkpoint")
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=30)
+        deadline = time.monotonic() + 5
+        while marked_processes(f"LOCKSTEP_TEST_MARK={self.folder}"):
+            self.assertLess(time.monotonic(), deadline, "ranks live on")
+            time.sleep(0.02)
+        logs = self.train("killed", 2)
+        self.assertEqual([self.end(lines)[-1:] for lines in logs], expected)
+        self.assertEqual(self.numbers(logs[0], "begins at")[-1], 10)
+
+    def test_the_example_ends_with_the_same_parameters(self):
+        write_small_data(self.folder)
+        hashes = {}
+        for name, *death in (("straight",), ("middle", "--die-at", 5, "--die-rank", 1), ("last_of_an_epoch", "--die-at", 8), ("second_epoch", "--die-at", 11)):
+            command = [LOCKSTEP, "run", "-n", "2", "--max-restarts", "1", "--log-dir", name, "--", TRAIN, "--data", self.folder, "--batch-size", "32"]
+            finished = run(*command, "--epochs", "2", "--memory-every", "1", "--json", name + ".json", *death, cwd=self.folder, env=self.environment)
+            self.assertEqual("restart 1 of 1" in finished.stderr, bool(death))
+            with open(os.path.join(self.folder, name + ".json")) as file:
+                figures = json.load(file)
+            self.assertEqual(len(figures["train_loss"]), 2)
+            hashes[name] = figures["parameters_hash"]
+        self.assertEqual(set(hashes.values()), {hashes["straight"]}, hashes)
+
+    def test_without_restarts_a_death_ends_the_run(self):
+        self.train("once", 2, 5, 1, "forward", restarts=0, code=41)
+
+    def test_a_program_that_starts_its_own_ranks_has_the_memory_too(self):
+        finished = run(PROGRAM, "own", STEPS, "--ranks", "2", cwd=self.folder, env=self.environment)
+        self.assertIn("ends with ", finished.stdout)
+
+    def test_alone_it_is_an_error_that_says_what_to_do(self):
+        finished = run(PROGRAM, "alone", STEPS, cwd=self.folder, env=self.environment, check=False)
+        self.assertNotEqual(finished.returncode, 0)
+        self.assertIn("no launcher holds memory for the states of this rank; start the program by `lockstep run`", finished.stderr)
+
+
+if __name__ == "__main__":
+    main()

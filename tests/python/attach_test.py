@@ -1,0 +1,131 @@
+"""lockstep.attach() and its optimizer as Python programs see them: gradients, edits, errors, lifetimes, launchers."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch
+
+import attach_programs
+import backend_test
+import optimizer_programs
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BUILD = os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(HERE, "../../build"))
+
+
+class Attach(backend_test.Ranks):
+    def test_two_ranks(self):
+        self.spawn(2, attach_programs.everything)
+
+    def test_three_ranks(self):
+        self.spawn(3, attach_programs.everything)
+
+    def test_over_a_group_of_gloo(self):
+        self.spawn(2, attach_programs.gradients, "gloo")
+
+    def test_alone(self):
+        model = attach_programs.network()
+        replica = lockstep_attach(model)
+        self.assertEqual((replica.rank, replica.world_size), (0, 1))
+        attach_programs.backward(model, 0, 0)
+        expected = attach_programs.network()
+        attach_programs.backward(expected, 0, 0)
+        for one, other in zip(model.parameters(), expected.parameters()):
+            self.assertTrue(torch.equal(one.grad, other.grad))
+
+
+class InShort(backend_test.Ranks):
+    """For make test; the others try all of it on two ranks and on three."""
+
+    def test_three_ranks(self):
+        self.spawn(3, in_short)
+
+
+def in_short(rank, size):
+    for function in (attach_programs.golden, attach_programs.gradients, attach_programs.checks, attach_programs.edits,
+                     attach_programs.lock_of_python, optimizer_programs.clipped, optimizer_programs.groups):
+        function(rank, size)
+
+
+class Optimizer(backend_test.Ranks):
+    def test_two_ranks(self):
+        self.spawn(2, optimizer_programs.everything)
+
+    def test_three_ranks(self):
+        self.spawn(3, optimizer_programs.everything)
+
+
+class Launchers(unittest.TestCase):
+    def run_attached(self, *command, code=0):
+        done = subprocess.run([*command], capture_output=True, text=True, timeout=backend_test.DEADLINE_S, cwd=self.folder.name)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.program = os.path.join(HERE, "attached.py")
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def launch(self, fault, code):
+        return self.run_attached(os.path.join(BUILD, "bin/lockstep"), "run", "-n", "3", "--run-dir", "run", "--tee", "all", "--", sys.executable,
+                                 self.program, fault, code=code)
+
+    def losses(self, done):
+        return sorted(line[line.index("loss"):] for line in done.stdout.splitlines() if "loss" in line)
+
+    def test_lockstep_run_and_torchrun_give_the_same(self):
+        ours = self.losses(self.launch("none", 0))
+        theirs = self.losses(self.run_attached(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
+                                               self.program, "none"))
+        self.assertEqual(len(ours), 3)
+        self.assertEqual(ours, theirs)
+
+    def test_a_killed_rank(self):
+        done = self.launch("killed", 41)
+        with open(os.path.join(self.folder.name, "run/report.json")) as file:
+            report = json.load(file)
+        self.assertEqual(report["culprit"]["rank"], 1, done.stderr)
+
+    def test_an_exception_in_a_step(self):
+        done = self.launch("exception", 40)
+        self.assertIn("ValueError: a bad batch", done.stderr)
+
+    def test_a_rank_that_leaves(self):
+        self.assertRegex(self.launch("leaves", 44).stderr, "rank 1 of 3 ended with exit code 0 while rank [02]")
+
+
+class Failures(backend_test.Ranks):
+    def test_a_killed_rank_is_named_within_a_second(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "meet")
+            codes = backend_test.end_of_ranks(be_killed, 3, path)
+            self.assertEqual(codes, [0, -9, 0])
+            for rank in (0, 2):
+                with open(f"{path}.{rank}") as file:
+                    self.assertLess(float(file.read()), 1)
+
+
+def be_killed(rank, size, path):
+    import torch.distributed as dist
+
+    dist.init_process_group("lockstep", init_method="file://" + path, rank=rank, world_size=size)
+    seconds, _ = attach_programs.be_killed(rank, size)
+    with open(f"{path}.{rank}", "w") as file:
+        file.write(str(seconds))
+    os._exit(0)  # nobody waits for a rank that is gone
+
+
+def lockstep_attach(model):
+    import lockstep
+
+    return lockstep.attach(model)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=["attach_test", "-v", *sys.argv[1:]])

@@ -1,0 +1,187 @@
+"""What ranks do in attach_test.py with ZeroRedundancyOptimizer: functions of (rank, size), as in attach_programs.py."""
+
+import copy
+import gc
+
+import torch
+from torch import nn
+
+import lockstep
+from attach_programs import backward, close, equal_on_all_ranks, mean_gradients, network, raises
+
+KINDS = [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2, "nesterov": True}), (torch.optim.SGD, {"lr": 0.1}),
+         (torch.optim.Adam, {"lr": 1e-2, "weight_decay": 1e-2}), (torch.optim.AdamW, {"lr": 1e-2, "amsgrad": True})]
+
+
+def reference(kind, options, size, steps, max_norm=None):
+    """The module and torch's optimizer after `steps` steps of one process with the ranks' mean gradients."""
+    model = network()
+    model.eval()
+    optimizer = kind(model.parameters(), **options)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for step in range(steps):
+        for parameter, gradient in zip(model.parameters(), mean_gradients(model, step, size)):
+            parameter.grad = gradient
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        scheduler.step()
+    return model, optimizer
+
+
+def train(model, optimizer, rank, steps, replica=None, max_norm=None):
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for step in range(steps):
+        optimizer.zero_grad()
+        backward(model, step, rank)
+        if max_norm is not None:
+            replica.clip_grad_norm(max_norm)
+        optimizer.step()
+        scheduler.step()
+
+
+def equals(model, expected, tolerance=1e-5):
+    for (name, one), other in zip(model.named_parameters(), expected.parameters()):
+        close(one.detach(), other.detach(), name, tolerance)
+    equal_on_all_ranks(model.parameters())
+
+
+def steps(rank, size):
+    """As torch's optimizer in one process, with a schedule; parameters once for all ranks or on each."""
+    for kind, options in KINDS:
+        for shared in (False, True):
+            model = network()
+            model.eval()
+            replica = lockstep.attach(model, bucket_cap_mb=0.05)
+            optimizer = lockstep.ZeroRedundancyOptimizer(replica, kind, shared_parameters=shared, **options)
+            train(model, optimizer, rank, 5)
+            expected, _ = reference(kind, options, size, 5)
+            assert optimizer.param_groups[0]["lr"] == options["lr"] / 4
+            equals(model, expected)
+            optimizer = replica = None
+
+
+def clipped(rank, size):
+    kind, options = KINDS[3]
+    model = network()
+    model.eval()
+    replica = lockstep.attach(model)
+    train(model, lockstep.ZeroRedundancyOptimizer(replica, kind, **options), rank, 4, replica, max_norm=0.05)
+    equals(model, reference(kind, options, size, 4, max_norm=0.05)[0])
+
+
+def same_state(one, other):
+    assert one["param_groups"] == other["param_groups"], (one["param_groups"], other["param_groups"])
+    assert one["state"].keys() == other["state"].keys()
+    for index, state in other["state"].items():
+        assert one["state"][index].keys() == state.keys(), (one["state"][index].keys(), state.keys())
+        for name, value in state.items():
+            close(one["state"][index][name], value, f"{index} {name}", 1e-5)
+
+
+def states(rank, size):
+    """state_dict() is that of torch's optimizer, on every rank all of it; each loads the other's."""
+    for kind, options in (KINDS[0], KINDS[2], KINDS[3]):
+        expected, torchs = reference(kind, options, size, 3)
+        model = network()
+        model.eval()
+        replica = lockstep.attach(model)
+        optimizer = lockstep.ZeroRedundancyOptimizer(replica, kind, **options)
+        train(model, optimizer, rank, 3)
+        saved = copy.deepcopy(optimizer.state_dict())
+        same_state(saved, torchs.state_dict())
+        kind(network().parameters(), **options).load_state_dict(saved)
+        # From torch's state on both go the same way; made from an optimizer with its state, too.
+        model.load_state_dict(expected.state_dict())
+        again = kind(model.parameters(), **options)
+        again.load_state_dict(torchs.state_dict())
+        optimizer.load_state_dict(torchs.state_dict())
+        for one in (optimizer, lambda: lockstep.ZeroRedundancyOptimizer(replica, again)):
+            one = one if one is optimizer else one()
+            weights = copy.deepcopy(model.state_dict())
+            one.zero_grad()
+            gradient = mean_gradients(model, 7, size)
+            backward(model, 7, rank)
+            one.step()
+            plain = network()
+            plain.load_state_dict(weights)
+            plain_optimizer = kind(plain.parameters(), **options)
+            plain_optimizer.load_state_dict(torchs.state_dict())
+            for parameter, mean in zip(plain.parameters(), gradient):
+                parameter.grad = mean
+            plain_optimizer.step()
+            equals(model, plain)
+            model.load_state_dict(weights)
+
+
+def groups(rank, size):
+    """Parameter groups of their own options, some of them frozen."""
+    model = network()
+    model.eval()
+    model[3].requires_grad_(False)
+    lists = [{"params": [p for p in model.parameters() if p.dim() > 1]},
+             {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0, "lr": 1e-3}]
+    replica = lockstep.attach(model)
+    frozen = model[3].weight.clone()
+    optimizer = lockstep.ZeroRedundancyOptimizer(replica, torch.optim.AdamW(lists, lr=1e-2, weight_decay=0.1))
+    plain = copy.deepcopy(model)
+    other = torch.optim.AdamW([{**group, "params": [p for p in plain.parameters() if (p.dim() > 1) == (i == 0)]}
+                               for i, group in enumerate(lists)], lr=1e-2, weight_decay=0.1)
+    for step in range(3):
+        for p in plain.parameters():
+            p.grad = None
+        trained = [p for p in plain.parameters() if p.requires_grad]
+        means = []
+        for r in range(size):
+            one = copy.deepcopy(plain)
+            backward(one, step, r)
+            means.append([p.grad for p in one.parameters() if p.requires_grad])
+        for parameter, parts in zip(trained, zip(*means)):
+            parameter.grad = sum(parts) / size
+        other.step()
+        optimizer.zero_grad()
+        backward(model, step, rank)
+        optimizer.step()
+    equals(model, plain)
+    assert torch.equal(model[3].weight, frozen)
+
+
+def refusals(rank, size):
+    model = network()
+    replica = lockstep.attach(model)
+    raises(TypeError, "not Adagrad", lockstep.ZeroRedundancyOptimizer, replica, torch.optim.Adagrad)
+    raises(ValueError, "maximize=True", lambda: lockstep.ZeroRedundancyOptimizer(replica, torch.optim.SGD, lr=0.1, maximize=True))
+    raises(RuntimeError, "trained by the model and in none of the parameter groups", lockstep.ZeroRedundancyOptimizer, replica,
+           torch.optim.SGD([model[0].weight], 0.1))
+    optimizer = lockstep.ZeroRedundancyOptimizer(replica, lr=1e-2)
+    raises(RuntimeError, "make another", optimizer.add_param_group, {"params": [torch.zeros(2, requires_grad=True)]})
+    optimizer.param_groups[0]["lr"] = 0.1 * (rank + 1)
+    backward(model, 0, rank)
+    raises(lockstep.Error, "rank", optimizer.step)
+
+
+def ends(rank, size):
+    """The parameters have memory of their own again, whoever goes first."""
+    model = network()
+    replica = lockstep.attach(model)
+    optimizer = lockstep.ZeroRedundancyOptimizer(replica, lr=1e-2, shared_parameters=True)
+    backward(model, 0, rank)
+    optimizer.step()
+    kept = copy.deepcopy(model.state_dict())
+    replica.detach()
+    raises(RuntimeError, "was detached", optimizer.step)
+    assert optimizer.state_dict()["state"][0]["step"] == 1
+    with torch.no_grad():
+        model[0].weight.add_(rank)
+    close(model[0].weight.detach(), kept["0.weight"] + rank)
+    replica = lockstep.attach(model)
+    optimizer = lockstep.ZeroRedundancyOptimizer(replica, torch.optim.SGD, lr=0.1)
+    model = replica = None
+    gc.collect()
+    optimizer = None
+    gc.collect()
+
+
+def everything(rank, size):
+    for function in (steps, clipped, states, groups, refusals, ends):
+        function(rank, size)

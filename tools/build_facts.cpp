@@ -1,0 +1,16 @@
+#include "build_facts.h"
+
+// The definitions are CMake's (tools/CMakeLists.txt).
+namespace lockstep {
+
+const char* build_facts() {
+  return "lockstep " LOCKSTEP_VERSION
+         "\n"
+         "built: " LOCKSTEP_BUILT_BY
+         "\n"
+         "LibTorch: " LOCKSTEP_BUILT_WITH_TORCH
+         "\n"
+         "engines: " LOCKSTEP_ENGINES;
+}
+
+}  // namespace lockstep

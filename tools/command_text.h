@@ -1,0 +1,37 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace lockstep {
+
+/// What a command line's description says, as texts: what `--help`, the completions and the manual are made of.
+struct OptionText {
+  std::vector<std::string> names;  ///< "-n", "--nproc-per-node"; none: a positional argument
+  std::string value;               ///< "DIR", "none|core|numa"; empty: it takes none
+  std::string description;
+  std::string default_value;
+
+  /// The words of `value` that may be written as they stand: "none", "core" and "numa".
+  std::vector<std::string> choices() const;
+  bool takes_folder() const { return value == "DIR" || value == "RUN"; }
+  bool takes_file() const { return value == "FILE" || value == "FROM" || value == "TO"; }
+};
+
+struct CommandText {
+  std::string name;
+  std::string description;
+  std::string usage;  ///< one line or several
+  std::vector<OptionText> options;
+  std::vector<OptionText> arguments;
+  std::string footer;
+};
+
+/// The commands of `lockstep` that --help shows. `run` has the options that run_options.h knows.
+std::vector<CommandText> describe_commands(const CLI::App& app);
+
+}  // namespace lockstep

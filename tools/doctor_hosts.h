@@ -1,0 +1,30 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// `lockstep doctor --hosts`: starts an agent on every machine, as `lockstep run --hosts` does, and lets every pair of
+/// machines measure its link.
+class DoctorHosts {
+ public:
+  void add_to(CLI::App& doctor);
+  bool asked_for() const { return hosts_ || hostfile_; }
+  /// Prints a table of the links and what is wrong with them, or one JSON object. Returns 0, or 1 where machines cannot
+  /// reach each other. Throws LaunchError.
+  int run(bool json) const;
+
+ private:
+  std::optional<std::string> hosts_, hostfile_, launch_command_, interface_;
+};
+
+/// What is wrong with links, by what probe_links() has found; `names` by rank. Each starts with the machines' names.
+struct LinkFindings {
+  std::vector<std::string> broken, slow;
+};
+LinkFindings judge_links(const std::string& found, const std::vector<std::string>& names);
+
+}  // namespace lockstep

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "launch/run_record.h"
+#include "rank_page/rank_board.h"
+
+namespace lockstep {
+
+/// A run that is going on, found by its folder.
+struct RunningRun {
+  RunRecord::Contents record;
+  std::optional<RankBoard> board;
+  std::string board_failure;  ///< why there is none
+
+  int ranks() const { return static_cast<int>(record.ranks.size()); }
+  RankStatus account_of(int rank) const { return board ? board->page(rank).read(ranks()) : RankStatus{}; }
+};
+
+/// Throws LaunchError (refused input) if no run is going on in `folder`.
+RunningRun find_run(const std::string& folder);
+
+}  // namespace lockstep
