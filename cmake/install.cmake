@@ -41,6 +41,7 @@ if(library_type STREQUAL STATIC_LIBRARY)
 else()
   set(lockstep_file liblockstep.so.${PROJECT_VERSION})
 endif()
+find_package(OpenSSL 3.0 REQUIRED)  # of lockstep_hosts
 configure_file(cmake/sbom.cmake.in ${PROJECT_BINARY_DIR}/sbom.cmake @ONLY)
 install(SCRIPT ${PROJECT_BINARY_DIR}/sbom.cmake COMPONENT sbom)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/lockstep RENAME copyright COMPONENT launcher)

@@ -132,10 +132,10 @@ class Bench {
     if (context_.world_size() == 1) return {0, 0};
     const torch::Tensor waited = torch::zeros({}, torch::kDouble);
     constexpr int kTimes = 500;
-    context_.group().all_gather(waited);
+    (void)context_.group().all_gather(waited);
     const auto start = Clock::now();
     const double before = cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
-    for (int i = 0; i < kTimes; ++i) context_.group().all_gather(waited);
+    for (int i = 0; i < kTimes; ++i) (void)context_.group().all_gather(waited);
     const double cpu = cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - before;
     return {seconds_since(start) * 1e6 / kTimes, cpu * 1e6 / kTimes};
   }

@@ -127,7 +127,7 @@ void operate(const lockstep::Group& group, const std::string& name) {
   else if (name == "reduce")
     group.reduce(one);
   else if (name == "all_gather")
-    group.all_gather(one);
+    (void)group.all_gather(one);
   else if (name == "gather")
     group.gather(one);
   else if (name == "scatter")

@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
 from support import BUILD, SOURCE, environment, main, run  # noqa: E402
 
 # What Debian's Depends must bring; everything else that a bare system lacks is a mistake.
-MAY_NEED = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libz.so.1", "ld-linux-x86-64.so.2"}
+MAY_NEED = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libz.so.1", "libssl.so.3", "libcrypto.so.3", "ld-linux-x86-64.so.2"}
 
 
 def needed(path):
@@ -77,7 +77,7 @@ class Packages(unittest.TestCase):
     def test_debian_knows_what_they_need(self):
         fields = run("dpkg-deb", "-f", self.deb).stdout
         depends, = re.findall(r"(?m)^Depends: (.*)$", fields)
-        self.assertEqual({part.split()[0] for part in depends.split(", ")}, {"libc6", "libgcc-s1", "libstdc++6", "zlib1g"})
+        self.assertEqual({part.split()[0] for part in depends.split(", ")}, {"libc6", "libgcc-s1", "libssl3", "libstdc++6", "zlib1g"})
         for name in ("bin/lockstep", "lib/liblockstep_c.so.1", "libexec/lockstep/lockstep-tour"):
             self.assertLessEqual(needed(self.path(name)), MAY_NEED, name)
 

