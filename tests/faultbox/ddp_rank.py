@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 WORDS = dict(word.split("=", 1) for word in sys.argv[1:])
 RANK = int(os.environ["RANK"])
-MADE = 16 * 24  # FaultPage::made
-RANK_BYTES = 24  # FaultPage::Rank: int32 pid, uint32 place, int64 step, int64 fault_ns
-FORWARD, END = 3, 8
+RANK_BYTES = 32  # FaultPage::Rank: int32 pid, uint32 place, int64 step, int64 fault_ns, int64 die_at_write
+MADE = 16 * RANK_BYTES  # FaultPage::made
+FORWARD, END = 3, 9
 
 
 class Net(torch.nn.Module):

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace lockstep::faultbox {
@@ -40,5 +41,9 @@ struct FaultPage {
   std::atomic<int64_t> resumed_step;  ///< of the checkpoint that the run went on from, plus one
   std::atomic<int64_t> cut_saves;     ///< ranks that died by their die_at_write
 };
+
+// ddp_rank.py writes it, too.
+static_assert(sizeof(FaultPage::Rank) == 32 && offsetof(FaultPage, made) == 16 * 32);
+static_assert(static_cast<int>(Place::kForward) == 3 && static_cast<int>(Place::kEnd) == 9);
 
 }  // namespace lockstep::faultbox

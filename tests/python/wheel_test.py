@@ -73,7 +73,7 @@ class Wheel(unittest.TestCase):
         with open(os.path.join(package, "__init__.pyi")) as file:
             names = [alias.asname for node in ast.parse(file.read()).body if isinstance(node, ast.ImportFrom) for alias in node.names if alias.asname]
         self.assertIn("attach", names)
-        self.run_python("-c", f"import lockstep; from lockstep import _C; [getattr(lockstep, name) for name in {names}]; "
+        self.run_python("-c", f"import torch, lockstep; from lockstep import _C; [getattr(lockstep, name) for name in {names}]; "
                               f"[getattr(getattr(_C, kind), name) for kind, names in {promised}.items() for name in names]; "
                               "assert sorted(lockstep.__all__) == sorted([*" + repr(names) + ", 'register'])")
 
