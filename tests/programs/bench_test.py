@@ -46,11 +46,14 @@ class BetweenHosts(unittest.TestCase):
         systems = ("hierarchical", "gloo", "c10d", *mpis)
         for ranks in ((2, 2), (2, 1)):
             with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
-                table = run(sys.executable, os.path.join(BENCH, "hosts/bench_hosts.py"), "--build", BUILD, "--ranks", *ranks, "--sizes", 4, 65536,
-                            "--rounds", 1, "--seconds", 0.05, "--json", file.name, "--systems", *systems).stdout
+                done = run(sys.executable, os.path.join(BENCH, "hosts/bench_hosts.py"), "--build", BUILD, "--ranks", *ranks, "--sizes", 4, 65536,
+                            "--rounds", 1, "--seconds", 0.05, "--json", file.name, "--systems", *systems, timeout=300)
                 figures = json.load(file)
+            table = done.stdout
             self.assertEqual(figures["ranks"], list(ranks))
             for system in systems:
+                if f"{system} is left out" in done.stderr and system in mpis:
+                    continue  # a peer's own fault, which the bench has said
                 for size in ("4", "65536"):
                     self.assertEqual(len(figures["microseconds"][system][size]), 1)
                     self.assertGreater(figures["microseconds"][system][size][0], 0)
