@@ -12,6 +12,8 @@ constexpr int kNoteTag = 1;
 constexpr unsigned kPollsForNotes = 16;
 constexpr const char* kFailures = "failures";  ///< on the board
 constexpr std::chrono::seconds kToGiveUp{5}, kToSendNotes{1}, kToReadNote{1};
+/// Between two polls of the pump's own thread, which matter only where nobody who waits polls more often.
+constexpr std::chrono::milliseconds kToKeepMoving{1};
 
 /// A thread that waits yields at first, because the rank that it waits for may need the core, and then sleeps, longer
 /// the longer it has waited.
@@ -28,10 +30,23 @@ Pump::Pump(std::unique_ptr<Port> port)
     : port_(std::move(port)),
       rank_(port_->rank()),
       world_size_(port_->world_size()),
-      largest_tag_(port_->largest_tag()) {}
+      largest_tag_(port_->largest_tag()) {
+  if (port_->takes_any_thread()) mover_ = std::thread([this] { keep_moving(); });
+}
 
 Pump::~Pump() {
-  if (fork_generation_ != fork_generation()) return;  // MPI belongs to the process that forked
+  if (fork_generation_ != fork_generation()) {  // MPI and the thread belong to the process that forked
+    if (mover_.joinable()) mover_.detach();
+    return;
+  }
+  if (mover_.joinable()) {
+    {
+      const MutexLock lock(mutex_);
+      ending_ = true;
+    }
+    started_.notify_one();
+    mover_.join();
+  }
   if (!may()) return;
   // Notes may still be on their way; of what else is left nobody waits for anything.
   const Deadline deadline{std::chrono::milliseconds(kToSendNotes)};
@@ -83,6 +98,7 @@ void Pump::make(Clock::time_point since) {
 bool Pump::poll() {
   if (!may()) return false;
   MutexLock lock(mutex_);
+  const bool rested = moving_.empty();
   bool moved = !posted_.empty();
   for (const MessagePtr& message : posted_) {
     start(*message);
@@ -93,8 +109,23 @@ bool Pump::poll() {
                     [this](const MessagePtr& message) LOCKSTEP_REQUIRES(mutex_) { return advance(*message); }) > 0)
     moved = true;
   if (!moved && ++polls_ % kPollsForNotes == 0) moved = read_notes();
+  if (rested && !moving_.empty() && mover_.joinable()) started_.notify_one();
   if (moved && sleepers_ > 0) moved_.notify_all();
   return moved;
+}
+
+void Pump::keep_moving() {
+  MutexLock lock(mutex_);
+  while (!ending_) {
+    if (moving_.empty()) {
+      started_.wait(lock.native());
+      continue;
+    }
+    started_.wait_for(lock.native(), kToKeepMoving);
+    lock.unlock();
+    poll();
+    lock.lock();
+  }
 }
 
 void Pump::look_for_notes() {

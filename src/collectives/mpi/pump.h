@@ -42,7 +42,9 @@ using MessagePtr = std::shared_ptr<Message>;
 
 /// Moves the messages of all groups of a program. MPI may allow calls from one thread only (MPI_THREAD_FUNNELED): then
 /// the others post messages, and that thread calls MPI for them whenever it starts, polls or waits for an operation of
-/// any group. So groups make progress together, and none waits for a thread that waits in another.
+/// any group. So groups make progress together, and none waits for a thread that waits in another. Where any thread may
+/// call MPI, threads may also wait in shared memory, where they call nothing: so a thread of the pump's polls now and
+/// then while messages are under way.
 ///
 /// It also passes notes between all ranks, which make up the Board.
 class Pump final : public hierarchical_engine::Progress {
@@ -91,6 +93,7 @@ class Pump final : public hierarchical_engine::Progress {
   bool advance(Message& message) LOCKSTEP_REQUIRES(mutex_);
   bool read_notes() LOCKSTEP_REQUIRES(mutex_);
   static void end(Message& message, const std::string& error);
+  void keep_moving();
 
   const std::unique_ptr<Port> port_;
   const int rank_, world_size_, largest_tag_;
@@ -100,6 +103,7 @@ class Pump final : public hierarchical_engine::Progress {
 
   Mutex mutex_;  ///< held during every call of MPI
   std::condition_variable moved_;
+  std::condition_variable started_;  ///< a message moves while nothing did, or the pump ends
   std::vector<MessagePtr> posted_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<MessagePtr> moving_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<Port::Handle> opened_ LOCKSTEP_GUARDED_BY(mutex_);
@@ -107,6 +111,8 @@ class Pump final : public hierarchical_engine::Progress {
   bool all_have_left_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   int sleepers_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   unsigned polls_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  bool ending_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::thread mover_;  ///< runs keep_moving(), if any thread may call MPI
 };
 
 }  // namespace lockstep::mpi_engine
