@@ -80,7 +80,7 @@ uint32_t plane(const lockstep::Context& context) {
   std::vector<float> inputs(kBatch * kWidth);
   for (float& value : inputs) value = uniform(state);
   const at::Tensor weights = torch::zeros({static_cast<int64_t>(kWidth)}).requires_grad_();
-  lockstep::DistributedDataParallel model({{"weights", weights}}, context);
+  lockstep::DistributedDataParallel model(lockstep::NamedTensors{{"weights", weights}}, context);
   lockstep::ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(0.1));
   for (size_t step = 1; step <= kSteps; ++step) {
     const at::Tensor gradient = torch::zeros_like(weights);
@@ -113,7 +113,7 @@ void print_stepped(const char* name, const lockstep::Context& context, Options o
     return values;
   };
   const at::Tensor weights = random(42).requires_grad_();
-  lockstep::DistributedDataParallel model({{"weights", weights}}, context);
+  lockstep::DistributedDataParallel model(lockstep::NamedTensors{{"weights", weights}}, context);
   lockstep::ZeroRedundancyOptimizer optimizer(model, options.weight_decay(1e-2));
   const double lr = options.lr();
   for (int step = 1; step <= 5; ++step) {
