@@ -67,6 +67,7 @@ void* allocate_together(const char* function, const State& state, size_t bytes) 
   std::vector<Wanted> all(static_cast<size_t>(group.size()));
   group.run({.kind = shm::OperationKind::kAllGather,
              .type = shm::DataType::kUInt8,
+             .called_as = shm::CalledAs::kAllocateTogether,
              .count = sizeof mine,
              .input = &mine,
              .output = all.data()},

@@ -170,6 +170,7 @@ void run(const Step& step, const State& state) {
   std::vector<Announced> all(static_cast<size_t>(group.size()));
   group.run({.kind = shm::OperationKind::kAllGather,
              .type = shm::DataType::kUInt8,
+             .called_as = shm::CalledAs::kShardedStep,
              .count = sizeof mine,
              .input = &mine,
              .output = all.data()},
