@@ -1,5 +1,5 @@
-/* AdamW whose step the ranks share out: weights and state lie once for all ranks, and each rank steps its part of them.
- * Fits a plane to samples that are each rank's own.   cc sharded_adamw.c -llockstep_c && lockstep run -n 2 -- ./a.out */
+/* AdamW whose step the ranks share out: weights and state lie once for all ranks, and each steps its part of them. Fits
+ * a plane to samples that are each rank's own.   cc sharded_adamw.c -llockstep_c && lockstep run -n 2 -- ./a.out */
 #include <lockstep/c.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -157,9 +157,9 @@ LOCKSTEP_API lockstep_status lockstep_test(lockstep_request* request, int* done)
  * `seconds` (negative: the group's limit), the group ends on every rank. Every request is waited for once. */
 LOCKSTEP_API lockstep_status lockstep_wait(lockstep_request** request, double seconds);
 
-/* One step of an optimizer, shared out between the ranks: each takes the mean of its slice of all ranks' gradients where
- * they lie, steps that slice, and writes it for everybody. Every rank calls it, with the same numbers; returns when all
- * parameters have been stepped. The bits are those of the C++ library's ZeroRedundancyOptimizer, on every processor.
+/* One step of an optimizer, shared out between the ranks: each takes the mean of its slice of all ranks' gradients
+ * where they lie, steps that slice, and writes it for everybody. Every rank calls it, with the same numbers; it returns
+ * when all parameters have been stepped. The bits are those of ZeroRedundancyOptimizer in C++, on every processor.
  *
  * Arrays are `count` floats, anywhere within an allocation of this group; parameters with options of their own are
  * stepped by a call of their own.

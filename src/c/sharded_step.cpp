@@ -192,18 +192,17 @@ lockstep_status lockstep_sharded_sgd(lockstep_group* group, const lockstep_sgd* 
   return guarded(function, group, [&](const State& state) {
     if (options == nullptr) refuse(function, "options is null; the learning rate stands there");
     const lockstep_sgd given = complete(function, "lockstep_sgd", *options);
-    const double most = HUGE_VAL;
+    const auto number = [&](const char* name, double value) { return checked(function, name, value, HUGE_VAL); };
     if (given.nesterov != 0 && (given.momentum == 0 || given.dampening != 0))
       refuse(function, "nesterov needs a momentum, and no dampening");
     run({.function = function,
          .algorithm = given.momentum == 0   ? Algorithm::kSgd
                       : given.nesterov != 0 ? Algorithm::kSgdNesterov
                                             : Algorithm::kSgdMomentum,
-         .constants = lockstep::optim::sgd_constants({.lr = checked(function, "lr", given.lr, most),
-                                                      .momentum = checked(function, "momentum", given.momentum, most),
-                                                      .dampening = checked(function, "dampening", given.dampening, most),
-                                                      .weight_decay = checked(function, "weight_decay",
-                                                                              given.weight_decay, most)},
+         .constants = lockstep::optim::sgd_constants({.lr = number("lr", given.lr),
+                                                      .momentum = number("momentum", given.momentum),
+                                                      .dampening = number("dampening", given.dampening),
+                                                      .weight_decay = number("weight_decay", given.weight_decay)},
                                                      step == 1),
          .parameters = parameters,
          .gradients = gradients,
@@ -220,16 +219,16 @@ lockstep_status lockstep_sharded_adam(lockstep_group* group, const lockstep_adam
   return guarded(function, group, [&](const State& state) {
     if (options == nullptr) refuse(function, "options is null; the learning rate stands there");
     const lockstep_adam given = complete(function, "lockstep_adam", *options);
-    const double most = HUGE_VAL;
+    const auto number = [&](const char* name, double value) { return checked(function, name, value, HUGE_VAL); };
     const size_t elements = checked_count(function, count, step);
     run({.function = function,
          .algorithm = max_exp_avg_sq == nullptr ? Algorithm::kAdam : Algorithm::kAdamAmsgrad,
          .constants = lockstep::optim::adam_constants(
-             {.lr = checked(function, "lr", given.lr, most),
+             {.lr = number("lr", given.lr),
               .beta1 = checked(function, "beta1", given.beta1, 1),
               .beta2 = checked(function, "beta2", given.beta2, 1),
-              .eps = checked(function, "eps", given.eps, most),
-              .weight_decay = checked(function, "weight_decay", given.weight_decay, most)},
+              .eps = number("eps", given.eps),
+              .weight_decay = number("weight_decay", given.weight_decay)},
              static_cast<double>(step), given.decoupled_weight_decay != 0),
          .parameters = parameters,
          .gradients = gradients,

@@ -117,7 +117,7 @@ static void refused_alone(lockstep_group* world, float* p, float* g, float* m) {
   const lockstep_status bad = LOCKSTEP_INVALID_ARGUMENT;
   const lockstep_sgd sgd = {sizeof sgd, 0.1, 0.9, 0, 0, 0}, empty = {0, 0.1, 0, 0, 0, 0};
   const lockstep_sgd negative = {sizeof sgd, -1, 0, 0, 0, 0}, eager = {sizeof sgd, 0.1, 0, 0, 0, 1};
-  const lockstep_adam adam = {sizeof adam, 0.1, 0.9, 0.99, 1e-8, 0, 1}, all_of_it = {sizeof adam, 0.1, 1, 0.99, 0, 0, 0};
+  const lockstep_adam adam = {sizeof adam, 0.1, 0.9, 0.99, 1e-8, 0, 1}, all_of_it = {sizeof adam, .1, 1, 0.99, 0, 0, 0};
   const lockstep_adam nothing = {sizeof adam, 0.1, 0.9, 0.99, NAN, 0, 0};
   static float foreign[kCount];
   float *freed = own(world), *state = own(world);
@@ -129,7 +129,7 @@ static void refused_alone(lockstep_group* world, float* p, float* g, float* m) {
   REFUSED(bad, "sizeof(lockstep_sgd)", lockstep_sharded_sgd(world, &empty, 1, p, g, m, kCount));
   REFUSED(bad, "lr is -1", lockstep_sharded_sgd(world, &negative, 1, p, g, m, kCount));
   REFUSED(bad, "nesterov needs a momentum", lockstep_sharded_sgd(world, &eager, 1, p, g, m, kCount));
-  REFUSED(bad, "beta1 is 1.000000; it must be", lockstep_sharded_adam(world, &all_of_it, 1, p, g, m, m, NULL, kCount));
+  REFUSED(bad, "beta1 is 1.000000; it must", lockstep_sharded_adam(world, &all_of_it, 1, p, g, m, m, NULL, kCount));
   REFUSED(bad, "eps is nan", lockstep_sharded_adam(world, &nothing, 1, p, g, m, m, NULL, kCount));
   REFUSED(bad, "the step is 0", lockstep_sharded_sgd(world, &sgd, 0, p, g, m, kCount));
   REFUSED(bad, "the count is -1", lockstep_sharded_sgd(world, &sgd, 1, p, g, m, -1));
@@ -157,17 +157,20 @@ static void refused_together(lockstep_group* world, float* p, float* g, float* m
   const int other = lockstep_rank(world) == lockstep_size(world) - 1;
   const lockstep_sgd sgd = {sizeof sgd, other ? 0.2 : 0.1, 0.9, 0, 0, 0}, same = {sizeof sgd, 0.1, 0.9, 0, 0, 0};
   const lockstep_sgd plain = {sizeof sgd, 0.1, other ? 0 : 0.9, 0, 0, 0};
+  const lockstep_adam adam = {sizeof adam, 0.1, 0.9, 0.9, 0, 0, 0};
   float *copy = own(world), *second = together(world);
   void* memory;
   char last[64];
   sprintf(last, "rank %d", lockstep_size(world) - 1);
-  REFUSED(differs, "steps 70000 parameters, and rank 0 70001", lockstep_sharded_sgd(world, &same, 1, p, g, m, kCount - other));
+  REFUSED(differs, "steps 70000 parameters, and rank 0 70001",
+          lockstep_sharded_sgd(world, &same, 1, p, g, m, kCount - other));
   CHECK(strstr(lockstep_last_error(), last) != NULL);
   REFUSED(differs, "has other options", lockstep_sharded_sgd(world, &sgd, 1, p, g, m, kCount));
-  REFUSED(differs, "is at another step", lockstep_sharded_adam(world, &(lockstep_adam){sizeof(lockstep_adam), 0.1, 0.9, 0.9, 0, 0, 0},
-                                                               1 + other, p, g, m, second, NULL, kCount));
+  REFUSED(differs, "is at another step",
+          lockstep_sharded_adam(world, &adam, 1 + other, p, g, m, second, NULL, kCount));
   REFUSED(differs, "another formula", lockstep_sharded_sgd(world, &plain, 1, p, g, m, kCount));
-  REFUSED(differs, "the parameters lie once for all ranks on rank 0", lockstep_sharded_sgd(world, &same, 1, other ? copy : p, g, m, kCount));
+  REFUSED(differs, "the parameters lie once for all ranks on rank 0",
+          lockstep_sharded_sgd(world, &same, 1, other ? copy : p, g, m, kCount));
   REFUSED(differs, "another place", lockstep_sharded_sgd(world, &same, 1, p, g, other ? second : m, kCount));
   REFUSED(differs, "wants 200 bytes, and rank 0 100", lockstep_allocate_together(world, other ? 200 : 100, &memory));
   CHECK(memory == NULL);
