@@ -11,8 +11,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "collectives/group_state.h"
-#include "collectives/shm/backend/shm_backend.h"
 #include "data_parallel/replica_state.h"
+#include "python_engine.h"
 #include "python_module.h"
 #include "python_replica.h"
 
@@ -23,12 +23,12 @@ namespace py = pybind11;
 
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
-/// One group for each of torch.distributed's, in memory that its ranks share.
+/// One group for each of torch.distributed's.
 Group make_python_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                         std::chrono::milliseconds timeout) {
   EngineFactories factories;
   factories.cpu = [timeout](const auto& shared, int number, int size) {
-    return shm_engine::make_backend(shared, number, size, timeout);
+    return make_engine(shared, number, size, timeout, EngineUse::kGroup);
   };
   factories.device = [](c10::DeviceType device, const auto&, int, int) -> c10::intrusive_ptr<c10d::Backend> {
     TORCH_CHECK(false, "lockstep.attach() trains modules on the CPU, and a parameter is on ", device,
@@ -166,6 +166,7 @@ void bind_replica(py::module_& module) {
       .def("rank", &Group::rank)
       .def("world_size", &Group::world_size)
       .def("is_open", &Group::is_open)
+      .def("backend", &Group::backend)
       .def(
           "close", [](const Group& group) { lockstep::close(group); }, Unlocked());
   module.def("make_group", &make_python_group, Unlocked());

@@ -2,28 +2,17 @@
 // and an exit handler that ends the backend's threads. It refuses to be loaded with a torch other than the one it was
 // built with: with a changed virtual table calls would silently reach the wrong function.
 
-#include <algorithm>
-#include <functional>
-
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
-#include "base/environment.h"
-#include "base/error.h"
-#include "base/machine_name.h"
 #include "base/usable_cores.h"
-#include "collectives/hierarchical/hierarchical_backend.h"
-#include "collectives/shm/backend/generation.h"
 #include "collectives/shm/backend/shm_backend.h"
-#include "collectives/shm/backend/store_exchange.h"
 #include "collectives/shm/layout.h"
 #include "collectives/shm/reduce.h"
-#include "collectives/tcp.h"
+#include "python_engine.h"
 #include "python_replica.h"
 
 namespace {
@@ -52,30 +41,10 @@ pybind11::dict describe() {
   return facts;
 }
 
-using Store = c10::intrusive_ptr<c10d::Store>;
-
-/// Whether the ranks of the group are on several machines. Ranks that met without MASTER_ADDR are on one: they need
-/// not ask each other, and if they are not, their hosts' names are in the error.
-bool on_several_machines(const Store& store, int rank, int world_size, std::chrono::milliseconds timeout) {
-  if (world_size == 1 || !lockstep::Environment::from_process().master_addr) return false;
-  const auto machines = lockstep::shm_engine::exchange_over(store, rank, world_size, timeout)(lockstep::machine_name());
-  return std::adjacent_find(machines.begin(), machines.end(), std::not_equal_to<>()) != machines.end();
-}
-
-c10::intrusive_ptr<c10d::Backend> make_backend(const Store& store, int rank, int world_size,
+c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                std::chrono::milliseconds timeout) {
-  if (!on_several_machines(store, rank, world_size, timeout))
-    return lockstep::shm_engine::make_backend(store, rank, world_size, timeout, "lockstep", /*writes_page=*/true);
-  // torchrun's agent keeps its store when it starts ranks again, and the engine's keys are always the same.
-  const auto found = lockstep::shm_engine::agree_on_generation(*store, rank, world_size, timeout);
-  if (!found.missing.empty())
-    throw lockstep::Error("rank " + std::to_string(found.missing.front()) +
-                          " did not come to form the group; see its output for why");
-  constexpr int kAnyPort = 9;  // nothing is sent there
-  const std::string master = *lockstep::Environment::from_process().master_addr;
-  return lockstep::hierarchical_engine::make_backend(
-      c10::make_intrusive<c10d::PrefixStore>(found.prefix, store), rank, world_size,
-      {lockstep::machine_name(), lockstep::address_towards(master, kAnyPort), timeout, timeout, /*gloo_alone=*/false});
+  using namespace lockstep::python;  // NOLINT
+  return make_engine(store, rank, world_size, timeout, EngineUse::kBackend);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-/* Lockstep for C, and for every language that can call C: the collectives of the ranks of one machine, on raw memory.
- * Needs no LibTorch. Link liblockstep_c; docs/c.md explains everything on one page.
+/* Lockstep for C, and for every language that can call C: the collectives of the ranks of one machine, and optimizers
+ * whose step they share out, on raw memory. Needs no LibTorch. Link liblockstep_c; docs/c.md explains it on one page.
  *
  * Every function but the small queries returns LOCKSTEP_OK or another status; lockstep_last_error() then says what
  * happened, to which rank, and what to do. The library throws nothing, never ends the process, installs no signal
@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 #define LOCKSTEP_C_VERSION_MAJOR 1
-#define LOCKSTEP_C_VERSION_MINOR 0
+#define LOCKSTEP_C_VERSION_MINOR 1
 
 typedef int32_t lockstep_status;
 enum {
@@ -99,6 +99,10 @@ LOCKSTEP_API int lockstep_size(const lockstep_group* group); /* -1 for null */
 /* Memory that this group's collectives use where it lies, without a copy. Aligned to a page. It is gone when the group
  * is left. */
 LOCKSTEP_API lockstep_status lockstep_allocate(lockstep_group* group, size_t bytes, void** memory);
+/* Memory that lies once for all ranks of the group, zeros at first: what one rank writes is everybody's. Aligned to a
+ * page, at an address of its own on each rank. Every rank calls it, with the same size; and then lockstep_free(). */
+LOCKSTEP_API lockstep_status lockstep_allocate_together(lockstep_group* group, size_t bytes, void** memory);
+/* Memory of either kind. For the second all ranks wait for each other, so nobody still uses it. Null is ignored. */
 LOCKSTEP_API lockstep_status lockstep_free(lockstep_group* group, void* memory);
 
 /* The collectives. `count` counts elements of one block and is the same on every rank. Input and output are one block
@@ -152,6 +156,36 @@ LOCKSTEP_API lockstep_status lockstep_test(lockstep_request* request, int* done)
 /* Returns when the request is done, frees it whatever the status, and sets it to null. If it takes longer than
  * `seconds` (negative: the group's limit), the group ends on every rank. Every request is waited for once. */
 LOCKSTEP_API lockstep_status lockstep_wait(lockstep_request** request, double seconds);
+
+/* One step of an optimizer, shared out between the ranks: each takes the mean of its slice of all ranks' gradients
+ * where they lie, steps that slice, and writes it for everybody. Every rank calls it, with the same numbers; it returns
+ * when all parameters have been stepped. The bits are those of ZeroRedundancyOptimizer in C++, on every processor.
+ *
+ * Arrays are `count` floats, anywhere within an allocation of this group; parameters with options of their own are
+ * stepped by a call of their own.
+ *   parameters  of lockstep_allocate_together(): once for all ranks; or of lockstep_allocate(): a copy on each rank,
+ *               with the same values
+ *   gradients   of lockstep_allocate(): this rank's. They stay as they are.
+ *   the others  what the optimizer remembers, of lockstep_allocate_together(): so it exists once. Zeros before step 1.
+ * step: 1, 2, 3 ... Where ranks differ, all get LOCKSTEP_MISMATCH, nothing is stepped, and the group goes on. */
+typedef struct lockstep_sgd {
+  size_t size; /* sizeof(lockstep_sgd): later versions add fields at the end */
+  double lr, momentum, dampening, weight_decay;
+  int64_t nesterov; /* 0 or 1 */
+} lockstep_sgd;
+/* momentum: may be null if options->momentum is 0. */
+LOCKSTEP_API lockstep_status lockstep_sharded_sgd(lockstep_group* group, const lockstep_sgd* options, int64_t step,
+                                                  float* parameters, const float* gradients, float* momentum,
+                                                  int64_t count);
+typedef struct lockstep_adam {
+  size_t size; /* sizeof(lockstep_adam) */
+  double lr, beta1, beta2, eps, weight_decay;
+  int64_t decoupled_weight_decay; /* 1: AdamW. 0: Adam, which adds the decay to the gradient */
+} lockstep_adam;
+/* max_exp_avg_sq: null, or AMSGrad's maximum. */
+LOCKSTEP_API lockstep_status lockstep_sharded_adam(lockstep_group* group, const lockstep_adam* options, int64_t step,
+                                                   float* parameters, const float* gradients, float* exp_avg,
+                                                   float* exp_avg_sq, float* max_exp_avg_sq, int64_t count);
 
 /* Whether the run is to stop: *stop gets the same answer on every rank that makes the same call. Every rank of `group`
  * calls it equally often, say once a step. The request comes from `lockstep run`, when it is asked to end, or from

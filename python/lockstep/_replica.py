@@ -39,7 +39,8 @@ def attach(module: torch.nn.Module, group: Optional[dist.ProcessGroup] = None, *
 
     Every rank calls it, with the same module and options; the ranks' parameters are compared, and set to rank 0's.
     `group` is one of torch.distributed; without it the default group, which is made if the environment names ranks
-    (`lockstep run`, torchrun), else this process alone. The ranks must be on one machine, parameters on the CPU.
+    (`lockstep run`, torchrun), else this process alone. Parameters are on the CPU. Ranks may be on several machines if
+    their environment has MASTER_ADDR, as those launchers set it.
 
     reduction: "mean", "sum" or "weighted_mean" (Replica.set_weight). buffers: "follow_rank_zero", "mean" or "none".
     """
@@ -219,7 +220,7 @@ def _choice(kind: Any, option: str, value: str) -> Any:
 
 
 def _group_of(group: Optional[dist.ProcessGroup]) -> Any:
-    """The group in shared memory that belongs to one of torch's."""
+    """The group of the C++ library that belongs to one of torch's."""
     global _alone
     if group is None:
         if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:

@@ -21,6 +21,8 @@ static_assert(static_cast<int>(shm::ReduceOp::kXor) == LOCKSTEP_XOR &&
 /// Operations of this process, of all groups: the numbers on its page.
 std::atomic<uint64_t> operations{0};
 
+}  // namespace
+
 uint64_t note_start(const char* function, lockstep_dtype dtype, int64_t count) {
   const uint64_t number = operations.fetch_add(1, std::memory_order_relaxed) + 1;
   constexpr size_t kPrefix = sizeof "lockstep_" - 1;
@@ -28,6 +30,8 @@ uint64_t note_start(const char* function, lockstep_dtype dtype, int64_t count) {
                              coarse_now());
   return number;
 }
+
+namespace {
 
 int64_t checked(const char* function, int64_t count, lockstep_dtype dtype) {
   if (dtype < 0 || dtype >= kDataTypes)

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <string>
 
 #include <lockstep/c.h>
@@ -20,6 +22,20 @@ class StatusError : public Error {
 };
 
 [[noreturn]] void refuse(const char* function, const std::string& why);
+
+/// What a program of any version of the header gives, with zeros for what its version does not know.
+template <typename Options>
+Options complete(const char* function, const char* type, const Options& given) {
+  Options options{};
+  if (given.size < sizeof options.size || given.size > 4096)
+    refuse(function, "options->size is " + std::to_string(given.size) + "; set it to sizeof(" + type +
+                         "), and the rest to zero or to what you want");
+  std::memcpy(&options, &given, std::min(given.size, sizeof options));
+  return options;
+}
+
+/// Shows an operation that begins on the rank's page; returns its number there. `function` begins with "lockstep_".
+uint64_t note_start(const char* function, lockstep_dtype dtype, int64_t count);
 
 /// To be called in a catch block: keeps the exception's text for lockstep_last_error, and returns its status.
 /// `state`: the group's, whose verdict says what an error of its core means; may be null.

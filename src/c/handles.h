@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/shared_segment.h"
+#include "c/memory.h"
 #include "collectives/call_guard.h"
 #include "collectives/shm/group.h"
 
@@ -23,6 +24,7 @@ struct GroupState {
   const bool is_world;
   const unsigned generation = fork_generation();  ///< of the process that has the group's memory
   CurrentCaller caller;
+  HandedOut handed_out;
 };
 
 }  // namespace lockstep::c

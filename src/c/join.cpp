@@ -42,17 +42,6 @@ class Joining {
   bool done_ = false;
 };
 
-/// What a program of any version of the header gives, with this version's defaults for what it does not know.
-lockstep_options complete(const lockstep_options* given) {
-  lockstep_options options{};
-  if (given == nullptr) return options;
-  if (given->size < sizeof options.size || given->size > 4096)
-    refuse("lockstep_join", "options->size is " + std::to_string(given->size) +
-                                "; set it to sizeof(lockstep_options), and the rest to zero or to what you want");
-  std::memcpy(&options, given, std::min(given->size, sizeof options));
-  return options;
-}
-
 std::chrono::milliseconds limit(const char* name, double seconds, double otherwise) {
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e8)
     refuse("lockstep_join", std::string(name) + " is " + std::to_string(seconds) +
@@ -165,7 +154,8 @@ lockstep_status lockstep_join(const lockstep_options* options, lockstep_group** 
   return guarded(nullptr, LOCKSTEP_JOIN_FAILED, [&] {
     if (world == nullptr) refuse("lockstep_join", "world is null; give the place for the group");
     *world = nullptr;
-    *world = join(complete(options));
+    *world = join(options == nullptr ? lockstep_options{}
+                                     : complete("lockstep_join", "lockstep_options", *options));
   });
 }
 
@@ -199,21 +189,3 @@ lockstep_status lockstep_abort(lockstep_group* group, const char* why) {
 
 int lockstep_rank(const lockstep_group* group) { return group == nullptr ? -1 : group->state->group.rank(); }
 int lockstep_size(const lockstep_group* group) { return group == nullptr ? -1 : group->state->group.size(); }
-
-lockstep_status lockstep_allocate(lockstep_group* group, size_t bytes, void** memory) {
-  const char* function = "lockstep_allocate";
-  return guarded(nullptr, LOCKSTEP_OUT_OF_RESOURCES, [&] {
-    if (group == nullptr) refuse(function, "the group is null");
-    if (memory == nullptr) refuse(function, "memory is null; give the place for the pointer");
-    *memory = nullptr;
-    if (bytes > size_t{1} << 46) refuse(function, std::to_string(bytes) + " bytes are more than any machine has");
-    *memory = group->state->group.allocate(bytes);
-  });
-}
-
-lockstep_status lockstep_free(lockstep_group* group, void* memory) {
-  return guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
-    if (group == nullptr) refuse("lockstep_free", "the group is null");
-    if (memory != nullptr) group->state->group.free(memory);
-  });
-}

@@ -1,8 +1,7 @@
 #include "optim/formula.h"
 
-#include <cmath>
-
 #include "checkpoint/master_state.h"
+#include "optim/kernels/step_constants.h"
 
 namespace lockstep {
 namespace {
@@ -44,10 +43,11 @@ class SgdFormula final : public FormulaOver<torch::optim::SGDParamState> {
   StepConstants next(const OptimizerParamState* state, const OptimizerOptions& options) const override {
     const auto& sgd = static_cast<const Options&>(options);
     const bool first = state == nullptr || !array(*state, 0).defined();
-    return {.weight_decay = sgd.weight_decay(),
-            .step_size = sgd.lr(),
-            .momentum = sgd.momentum(),
-            .dampened = first ? 1 : 1 - sgd.dampening()};
+    return optim::sgd_constants({.lr = sgd.lr(),
+                                 .momentum = sgd.momentum(),
+                                 .dampening = sgd.dampening(),
+                                 .weight_decay = sgd.weight_decay()},
+                                first);
   }
   void count(OptimizerParamState&) const override {}
 };
@@ -70,15 +70,9 @@ class AdamFormula final : public FormulaOver<State> {
     const auto& adam = static_cast<const Options&>(options);
     const auto [beta1, beta2] = adam.betas();
     const auto t = static_cast<double>(state == nullptr ? 1 : static_cast<const State&>(*state).step() + 1);
-    return {.weight_decay = decoupled ? 0 : adam.weight_decay(),
-            .decay = decoupled ? 1 - adam.lr() * adam.weight_decay() : 1,
-            .step_size = adam.lr() / (1 - std::pow(beta1, t)),
-            .momentum = beta1,
-            .dampened = 1 - beta1,
-            .beta2 = beta2,
-            .one_minus_beta2 = 1 - beta2,
-            .root = std::sqrt(1 - std::pow(beta2, t)),
-            .eps = adam.eps()};
+    return optim::adam_constants(
+        {.lr = adam.lr(), .beta1 = beta1, .beta2 = beta2, .eps = adam.eps(), .weight_decay = adam.weight_decay()}, t,
+        decoupled);
   }
   void count(OptimizerParamState& state) const override {
     auto& mine = static_cast<State&>(state);

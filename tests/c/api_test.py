@@ -44,6 +44,24 @@ class Launched(unittest.TestCase):
     def test_resident_memory(self):
         self.check("memory", (1, 2, 3))
 
+    def test_sharded_step(self):
+        """The weights are those of the C++ library's ZeroRedundancyOptimizer, to the last bit."""
+        for ranks in (1, 2, 3):
+            wanted = {line for line in run(LOCKSTEP, "run", "-n", ranks, "--", os.path.join(BIN, "c_reference"), "steps").stdout.splitlines()
+                      if line.endswith(f" over {ranks} ranks")}
+            self.assertEqual({line.split()[0] for line in wanted}, {"sgd", "momentum", "nesterov", "adam", "adamw"})
+            self.assertEqual(len({line.split()[1] for line in wanted}), 5)
+            found = launched(ranks, "sharded_step", timeout=60).stdout
+            self.assertEqual(found.count("sharded_step: ok"), ranks)
+            self.assertEqual({line[line.index("]") + 1:].strip() if line.startswith("[") else line for line in found.splitlines()
+                              if line.endswith(f" over {ranks} ranks")}, wanted)
+
+    def test_misuse_of_the_sharded_step(self):
+        self.check("sharded_misuse", (1, 2, 3))
+
+    def test_a_rank_that_goes_wrong_during_a_sharded_step(self):
+        self.check("sharded_faults")
+
     def test_misuse_is_refused(self):
         self.check("misuse", (1, 2, 3))
 

@@ -66,6 +66,13 @@ class Examples(unittest.TestCase):
             first, last = (float(loss) for loss in re.findall(r"loss (\S+)", text))
             self.assertLess(last, first / 10)
 
+    def test_c_with_a_sharded_step(self):
+        self.build("cc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", "-I" + os.path.join(SOURCE, "include"),
+                   os.path.join(EXAMPLES, "c/sharded_adamw.c"), "-o", "example", *LINK)
+        for text in self.check("plane", "./example"):
+            first, last = (float(loss) for loss in re.findall(r"loss (\S+)", text))
+            self.assertLess(last, first / 10)
+
     @needs("gfortran", "gfortran")
     def test_fortran(self):
         self.build("gfortran", "-Wall", "-O2", os.path.join(EXAMPLES, "fortran/sums.f90"), "-o", "example", *LINK)
@@ -93,7 +100,7 @@ class Examples(unittest.TestCase):
 
     def test_are_short(self):
         files = [path for folder in ("c", "fortran", "rust", "python-ctypes") for path in glob.glob(os.path.join(EXAMPLES, folder, "*"))]
-        self.assertEqual(len(files), 4)
+        self.assertEqual(len(files), 5)
         lengths = {os.path.basename(path): lines_of(path) for path in files}
         lengths["java"] = sum(lines_of(path) for path in glob.glob(os.path.join(EXAMPLES, "java", "*")))
         self.assertEqual({name: length for name, length in lengths.items() if length > 80}, {})

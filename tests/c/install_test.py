@@ -12,10 +12,9 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
 from support import BUILD, LOCKSTEP, SOURCE, main, run  # noqa: E402
 
 
-def block(language):
+def block(language, number=0):
     with open(os.path.join(SOURCE, "docs/c.md")) as file:
-        found, = re.findall(rf"^```{language}\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)
-    return found
+        return re.findall(rf"^```{language}\n(.*?)^```", file.read(), re.MULTILINE | re.DOTALL)[number]
 
 
 class Installed(unittest.TestCase):
@@ -64,6 +63,16 @@ class Installed(unittest.TestCase):
         for compiler in (["cc", "-x", "c", "-std=c99"], ["cc", "-x", "c", "-std=c17"], ["c++", "-x", "c++", "-std=c++11"]):
             subprocess.run([*compiler, "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", include, "-"],
                            input="#include <lockstep/c.h>\n", text=True, check=True, timeout=60)
+
+    def test_the_sharded_step_of_the_page_compiles(self):
+        around = """#include <lockstep/c.h>
+            void compute_gradient(const float* weights, float* gradient);
+            void train(lockstep_group* world, size_t bytes, int64_t count, int64_t steps);
+            void train(lockstep_group* world, size_t bytes, int64_t count, int64_t steps) { %s }"""
+        path = os.path.join(self.folder, "step.c")
+        with open(path, "w") as file:
+            file.write(around % block("c", 1))
+        run("cc", "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I" + os.path.join(self.prefix, "include"), path)
 
 
 if __name__ == "__main__":

@@ -73,12 +73,79 @@ uint32_t trained(const lockstep::Context& context) {
   return hash_of(weights.data(), weights.size());
 }
 
+/// What examples/c/sharded_adamw.c trains.
+uint32_t plane(const lockstep::Context& context) {
+  constexpr size_t kWidth = 64, kBatch = 128;
+  auto state = static_cast<uint32_t>(context.rank());
+  std::vector<float> inputs(kBatch * kWidth);
+  for (float& value : inputs) value = uniform(state);
+  const at::Tensor weights = torch::zeros({static_cast<int64_t>(kWidth)}).requires_grad_();
+  lockstep::DistributedDataParallel model(lockstep::NamedTensors{{"weights", weights}}, context);
+  lockstep::ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(0.1));
+  for (size_t step = 1; step <= kSteps; ++step) {
+    const at::Tensor gradient = torch::zeros_like(weights);
+    const auto *w = weights.const_data_ptr<float>(), *x = inputs.data();
+    for (size_t s = 0; s < kBatch; ++s, x += kWidth) {
+      float out = 0, target = 0;
+      for (size_t i = 0; i < kWidth; ++i) {
+        out += w[i] * x[i];
+        if (i < kWidth / 2) target += x[i];
+      }
+      const float slope = 2 * (out - target) / kBatch;
+      for (size_t i = 0; i < kWidth; ++i) gradient.mutable_data_ptr<float>()[i] += slope * x[i];
+    }
+    optimizer.zero_grad();
+    (weights * gradient).sum().backward();  // whose gradient it is
+    static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options()).lr(0.1 * (kSteps + 1 - step) /
+                                                                                       kSteps);
+    optimizer.step();
+  }
+  return hash_of(weights.const_data_ptr<float>(), kWidth);
+}
+
+/// What tests/c/sharded.c steps: made-up gradients, at a falling learning rate.
+template <typename Options>
+void print_stepped(const char* name, const lockstep::Context& context, Options options) {
+  constexpr int64_t kCount = 70001;
+  const auto random = [](uint32_t seed) {
+    const at::Tensor values = torch::empty({kCount});
+    for (int64_t i = 0; i < kCount; ++i) values.mutable_data_ptr<float>()[i] = uniform(seed);
+    return values;
+  };
+  const at::Tensor weights = random(42).requires_grad_();
+  lockstep::DistributedDataParallel model(lockstep::NamedTensors{{"weights", weights}}, context);
+  lockstep::ZeroRedundancyOptimizer optimizer(model, options.weight_decay(1e-2));
+  const double lr = options.lr();
+  for (int step = 1; step <= 5; ++step) {
+    optimizer.zero_grad();
+    (weights * random(static_cast<uint32_t>(1000 * step + context.rank()))).sum().backward();
+    static_cast<Options&>(optimizer.param_groups()[0].options()).lr(lr / step);
+    optimizer.step();
+  }
+  if (context.rank() == 0)
+    std::printf("%s %08x over %d ranks\n", name, hash_of(weights.const_data_ptr<float>(), kCount),
+                context.world_size());
+}
+
+void print_all_stepped(const lockstep::Context& context) {
+  using namespace torch::optim;
+  print_stepped("sgd", context, SGDOptions(0.1));
+  print_stepped("momentum", context, SGDOptions(0.1).momentum(0.9).dampening(0.5));
+  print_stepped("nesterov", context, SGDOptions(0.1).momentum(0.9).nesterov(true));
+  print_stepped("adam", context, AdamOptions(0.01).betas({0.9, 0.99}).amsgrad(true));
+  print_stepped("adamw", context, AdamWOptions(0.01).betas({0.9, 0.99}));
+}
+
 }  // namespace
 
-int main() {
+int main(int argc, char**) {
   const lockstep::Context context({.announce = false});
-  const uint32_t sum = sums(context), weights = trained(context);
+  if (argc > 1) {
+    print_all_stepped(context);
+    return 0;
+  }
+  const uint32_t sum = sums(context), weights = trained(context), flat = plane(context);
   if (context.rank() == 0)
-    std::printf("sums %08x over %d ranks\nweights %08x over %d ranks\n", sum, context.world_size(), weights,
-                context.world_size());
+    std::printf("sums %08x over %d ranks\nweights %08x over %d ranks\nplane %08x over %d ranks\n", sum,
+                context.world_size(), weights, context.world_size(), flat, context.world_size());
 }

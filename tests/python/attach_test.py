@@ -11,6 +11,7 @@ import torch
 
 import attach_programs
 import backend_test
+import hosts_test
 import optimizer_programs
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -59,6 +60,34 @@ class Optimizer(backend_test.Ranks):
         self.spawn(3, optimizer_programs.everything)
 
 
+class SeveralMachines(backend_test.Ranks):
+    """As in backend_test: ranks that take themselves for ranks of the machines that these letters name."""
+
+    def on(self, machines, function, backend="lockstep"):
+        return self.spawn(len(machines), function, backend, target=backend_test.join_from_machines, more=(machines,))
+
+    def test_in_short(self):
+        self.on("aab", attach_programs.engine_of_several_machines)
+
+    def test_two_and_one(self):
+        self.on("aab", attach_programs.on_several_machines)
+        self.on("aab", optimizer_programs.on_several_machines)
+
+    def test_one_rank_on_each(self):
+        for machines in ("ab", "abc"):
+            self.on(machines, attach_programs.on_several_machines)
+            self.on(machines, optimizer_programs.on_several_machines)
+
+    def test_over_a_group_of_gloo(self):
+        self.on("aab", attach_programs.gradients, "gloo")
+
+    def test_bits_are_those_of_one_machine(self):
+        for machines in ("ab", "aab", "abb"):
+            together = self.on("a" * len(machines), optimizer_programs.trained)
+            self.assertEqual(self.on(machines, optimizer_programs.trained), together)
+            self.assertEqual(together, together[:1] * len(machines))
+
+
 class Launchers(unittest.TestCase):
     def run_attached(self, *command, code=0):
         done = subprocess.run([*command], capture_output=True, text=True, timeout=backend_test.DEADLINE_S, cwd=self.folder.name)
@@ -86,6 +115,22 @@ class Launchers(unittest.TestCase):
         self.assertEqual(len(ours), 3)
         self.assertEqual(ours, theirs)
 
+    def test_torchrun_on_each_of_two_hosts(self):
+        reason = hosts_test.why_not()
+        if reason:
+            self.skipTest(reason)
+        with hosts_test.Hosts() as hosts:
+            agents = [subprocess.Popen(hosts.on(node, sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--node-rank", node,
+                                                "--nproc-per-node", 2 - node, "--master-addr", hosts_test.ADDRESSES[0], "--master-port", 29518,
+                                                self.program, "none"),
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder.name) for node in (0, 1)]
+            self.addCleanup(lambda: [agent.kill() for agent in agents if agent.poll() is None])
+            outputs = [agent.communicate(timeout=backend_test.DEADLINE_S) for agent in agents]
+        for agent, (_, err) in zip(agents, outputs):
+            self.assertEqual(agent.returncode, 0, err)
+        lines = [line[line.index("loss"):] for out, _ in outputs for line in out.splitlines() if "loss" in line]
+        self.assertEqual(sorted(lines), self.losses(self.launch("none", 0)))
+
     def test_a_killed_rank(self):
         done = self.launch("killed", 41)
         with open(os.path.join(self.folder.name, "run/report.json")) as file:
@@ -101,6 +146,12 @@ class Launchers(unittest.TestCase):
 
 
 class Failures(backend_test.Ranks):
+    def test_a_killed_rank_of_another_machine_is_an_error(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "meet")
+            codes = backend_test.end_of_ranks(be_killed_on_machines, 3, path)
+            self.assertEqual(codes, [0, -9, 0])
+
     def test_a_killed_rank_is_named_within_a_second(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "meet")
@@ -119,6 +170,11 @@ def be_killed(rank, size, path):
     with open(f"{path}.{rank}", "w") as file:
         file.write(str(seconds))
     os._exit(0)  # nobody waits for a rank that is gone
+
+
+def be_killed_on_machines(rank, size, path):
+    os.environ.update(LOCKSTEP_MACHINE="abb"[rank], MASTER_ADDR="127.0.0.1")
+    be_killed(rank, size, path)
 
 
 def lockstep_attach(model):

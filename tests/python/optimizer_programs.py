@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import hashlib
 
 import torch
 from torch import nn
@@ -180,6 +181,29 @@ def ends(rank, size):
     gc.collect()
     optimizer = None
     gc.collect()
+
+
+def trained(rank, size):
+    """The bits of the weights after some steps, and of what is remembered of them."""
+    kind, options = KINDS[3]
+    model = network()
+    replica = lockstep.attach(model, bucket_cap_mb=0.05)
+    optimizer = lockstep.ZeroRedundancyOptimizer(replica, kind, shared_parameters=True, **options)
+    train(model, optimizer, rank, 4)
+    state = optimizer.state_dict()["state"]
+    return hash_of([*model.parameters(), *(value for of_one in state.values() for value in of_one.values())])
+
+
+def hash_of(tensors):
+    hashed = hashlib.sha256()
+    for tensor in tensors:
+        hashed.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()
+
+
+def on_several_machines(rank, size):
+    for function in (steps, clipped, states, groups, refusals, ends):
+        function(rank, size)
 
 
 def everything(rank, size):

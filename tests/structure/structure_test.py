@@ -24,7 +24,7 @@ MAY_INCLUDE = {
     "launch": {"rendezvous", "rank_page", "base"},
     "hosts": {"launch", "rendezvous", "base"},
     "collectives": {"rendezvous", "rank_page", "base"},
-    "c": {"collectives", "rendezvous", "rank_page", "base"},
+    "c": {"optim", "collectives", "rendezvous", "rank_page", "base"},  # of optim the kernels: it links without torch
     "data": {"base"},
     "reducer": {"collectives", "observe", "rank_page", "base"},
     "checkpoint": {"collectives", "rank_page", "base"},

@@ -49,6 +49,10 @@ const char* name(CalledAs call) {
       return "scatter_object";
     case CalledAs::kPartWithinMachine:
       return "the part of an operation within this machine";
+    case CalledAs::kShardedStep:
+      return "sharded_step";
+    case CalledAs::kAllocateTogether:
+      return "allocate_together";
   }
   return "unknown operation";
 }

@@ -38,6 +38,8 @@ enum class CalledAs : uint8_t {
   kGatherObject,
   kScatterObject,
   kPartWithinMachine,  ///< of an operation over several machines
+  kShardedStep,
+  kAllocateTogether,
 };
 const char* name(CalledAs call);
 

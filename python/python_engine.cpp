@@ -1,0 +1,52 @@
+#include "python_engine.h"
+
+#include <algorithm>
+#include <functional>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "base/environment.h"
+#include "base/error.h"
+#include "base/machine_name.h"
+#include "collectives/hierarchical/hierarchical_backend.h"
+#include "collectives/shm/backend/generation.h"
+#include "collectives/shm/backend/shm_backend.h"
+#include "collectives/shm/backend/store_exchange.h"
+#include "collectives/tcp.h"
+
+namespace lockstep::python {
+namespace {
+
+using Store = c10::intrusive_ptr<c10d::Store>;
+
+/// Whether the ranks of the group are on several machines. Ranks that met without MASTER_ADDR are on one: they need
+/// not ask each other, and if they are not, their hosts' names are in the error.
+bool on_several_machines(const Store& store, int rank, int world_size, std::chrono::milliseconds timeout) {
+  if (world_size == 1 || !Environment::from_process().master_addr) return false;
+  const auto machines = shm_engine::exchange_over(store, rank, world_size, timeout)(machine_name());
+  return std::adjacent_find(machines.begin(), machines.end(), std::not_equal_to<>()) != machines.end();
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_engine(const Store& store, int rank, int world_size,
+                                              std::chrono::milliseconds timeout, EngineUse use) {
+  const bool is_backend = use == EngineUse::kBackend;
+  if (!on_several_machines(store, rank, world_size, timeout))
+    return shm_engine::make_backend(store, rank, world_size, timeout, is_backend ? "lockstep" : "shm", is_backend);
+  // torchrun's agent keeps its store when it starts ranks again, and the engine's keys are always the same.
+  const auto found = shm_engine::agree_on_generation(*store, rank, world_size, timeout);
+  if (!found.missing.empty())
+    throw Error("rank " + std::to_string(found.missing.front()) +
+                " did not come to form the group; see its output for why");
+  // Also where each rank has a machine to itself: over Gloo alone each would hold a slice of an optimizer's state, and
+  // state_dict() would be something that every rank calls.
+  constexpr int kAnyPort = 9;  // nothing is sent there
+  const std::string master = *Environment::from_process().master_addr;
+  return hierarchical_engine::make_backend(
+      c10::make_intrusive<c10d::PrefixStore>(found.prefix, store), rank, world_size,
+      {machine_name(), address_towards(master, kAnyPort), timeout, timeout, /*gloo_alone=*/false});
+}
+
+}  // namespace lockstep::python

@@ -1,0 +1,126 @@
+#include "c/memory.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "c/guarded.h"
+
+namespace lockstep::c {
+
+void HandedOut::add(void* memory, size_t bytes, Kind kind) {
+  const MutexLock lock(mutex_);
+  blocks_[static_cast<const std::byte*>(memory)] = {bytes, kind};
+}
+
+void HandedOut::remove(void* memory) {
+  const MutexLock lock(mutex_);
+  blocks_.erase(static_cast<const std::byte*>(memory));
+}
+
+std::optional<HandedOut::Kind> HandedOut::kind_of(const void* memory) const {
+  const MutexLock lock(mutex_);
+  const auto found = blocks_.find(static_cast<const std::byte*>(memory));
+  return found == blocks_.end() ? std::nullopt : std::optional(found->second.kind);
+}
+
+std::optional<HandedOut::Kind> HandedOut::holder_of(const void* begin, size_t bytes) const {
+  const MutexLock lock(mutex_);
+  auto next = blocks_.upper_bound(static_cast<const std::byte*>(begin));
+  if (next == blocks_.begin()) return std::nullopt;
+  const auto& [start, block] = *--next;
+  const auto before = static_cast<size_t>(static_cast<const std::byte*>(begin) - start);
+  if (before > block.bytes || bytes > block.bytes - before) return std::nullopt;
+  return block.kind;
+}
+
+namespace {
+
+using State = std::shared_ptr<GroupState>;
+
+void check(const char* function, size_t bytes, void** memory) {
+  if (memory == nullptr) refuse(function, "memory is null; give the place for the pointer");
+  *memory = nullptr;
+  if (bytes > size_t{1} << 46) refuse(function, std::to_string(bytes) + " bytes are more than any machine has");
+}
+
+/// What each rank tells the others of memory that they want together.
+struct Wanted {
+  uint64_t bytes;
+  uint64_t place;  ///< on rank 0: where it lies there, or kNowhere
+};
+
+void* allocate_together(const char* function, const State& state, size_t bytes) {
+  shm::Group& group = state->group;
+  Wanted mine{bytes, shm::kNowhere};
+  std::byte* block = nullptr;
+  std::string failure = "rank 0 has no memory for " + std::to_string(bytes) + " bytes; its text says why";
+  if (group.rank() == 0) {
+    try {
+      block = group.allocate(bytes);
+      std::memset(block, 0, bytes);
+      mine.place = group.offset_of(block);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  }
+  std::vector<Wanted> all(static_cast<size_t>(group.size()));
+  group.run({.kind = shm::OperationKind::kAllGather,
+             .type = shm::DataType::kUInt8,
+             .called_as = shm::CalledAs::kAllocateTogether,
+             .count = sizeof mine,
+             .input = &mine,
+             .output = all.data()},
+            state->timeout);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].bytes == all[0].bytes) continue;
+    if (block != nullptr) group.free(block);
+    throw StatusError(LOCKSTEP_MISMATCH, std::string(function) + ": rank " + std::to_string(rank) + " wants " +
+                                             std::to_string(all[rank].bytes) + " bytes, and rank 0 " +
+                                             std::to_string(all[0].bytes) + "; every rank asks for the same size");
+  }
+  if (all[0].place == shm::kNowhere) throw LimitError(std::string(function) + ": " + failure);
+  std::byte* memory = group.memory_of(0, all[0].place);
+  state->handed_out.add(memory, bytes, HandedOut::Kind::kTogether);
+  return memory;
+}
+
+}  // namespace
+}  // namespace lockstep::c
+
+using namespace lockstep::c;
+
+lockstep_status lockstep_allocate(lockstep_group* group, size_t bytes, void** memory) {
+  const char* function = "lockstep_allocate";
+  return guarded(nullptr, LOCKSTEP_OUT_OF_RESOURCES, [&] {
+    if (group == nullptr) refuse(function, "the group is null");
+    check(function, bytes, memory);
+    std::byte* block = group->state->group.allocate(bytes);
+    group->state->handed_out.add(block, bytes, HandedOut::Kind::kOwn);
+    *memory = block;
+  });
+}
+
+lockstep_status lockstep_allocate_together(lockstep_group* group, size_t bytes, void** memory) {
+  const char* function = "lockstep_allocate_together";
+  return guarded(function, group, [&](const State& state) {
+    check(function, bytes, memory);
+    *memory = allocate_together(function, state, bytes);
+  });
+}
+
+lockstep_status lockstep_free(lockstep_group* group, void* memory) {
+  const char* function = "lockstep_free";
+  if (group != nullptr && group->state->handed_out.kind_of(memory) == HandedOut::Kind::kTogether)
+    return guarded(function, group, [&](const State& state) {
+      state->group.run({.kind = lockstep::shm::OperationKind::kBarrier}, state->timeout);  // nobody uses it any more
+      state->handed_out.remove(memory);
+      if (state->group.rank() == 0) state->group.free(memory);
+    });
+  return guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
+    if (group == nullptr) refuse(function, "the group is null");
+    if (memory == nullptr) return;
+    group->state->handed_out.remove(memory);  // first: from then on another thread may get it
+    group->state->group.free(memory);
+  });
+}
