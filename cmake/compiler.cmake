@@ -9,6 +9,11 @@ if(LOCKSTEP_SANITIZE)
   add_link_options(-fsanitize=${LOCKSTEP_SANITIZE})
 endif()
 
+# x86-64's baseline has no fused multiply-add; where a processor has one, results must not depend on what is fused.
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  add_compile_options(-ffp-contract=off)
+endif()
+
 find_program(LOCKSTEP_CCACHE ccache)
 if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # A precompiled header can be cached only when ccache may trust its definitions and ignore its time stamps.
@@ -18,7 +23,7 @@ if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 find_program(LOCKSTEP_MOLD mold)
-if(LOCKSTEP_MOLD)
+if(LOCKSTEP_MOLD AND NOT CMAKE_CROSSCOMPILING)
   add_link_options(-fuse-ld=mold)
 endif()
 

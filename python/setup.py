@@ -24,6 +24,8 @@ CORE_FLAGS = ["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hid
 AVX2 = ["-mavx2", "-mf16c"]
 AVX512 = AVX2 + ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
 X86 = platform.machine() in ("x86_64", "AMD64")
+KERNELS = {"avx2.cpp": AVX2, "avx512.cpp": AVX512} if X86 else {"neon.cpp": []} if platform.machine() in ("aarch64", "arm64") else {}
+DEFINED = ["-DLOCKSTEP_X86_KERNELS"] if X86 else ["-DLOCKSTEP_NEON_KERNELS"] if KERNELS else []
 
 
 def files_of(name):
@@ -35,9 +37,9 @@ def files_of(name):
 def core_sources():
     """(file, its own flags) of everything that does not know torch."""
     for path in (path for name in CORE for path in files_of(name)):
-        kernels = {"avx2.cpp": AVX2, "avx512.cpp": AVX512}.get(path.rsplit("_", 1)[-1])
-        if kernels is None or X86:
-            yield path, (kernels or []) + (["-DLOCKSTEP_X86_KERNELS"] if X86 else [])
+        kind = path.rsplit("_", 1)[-1]
+        if kind in KERNELS or kind not in ("avx2.cpp", "avx512.cpp", "neon.cpp"):
+            yield path, KERNELS.get(kind, []) + DEFINED
 
 
 class Build(BuildExtension):

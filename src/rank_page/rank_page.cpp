@@ -57,6 +57,7 @@ void RankPage::start_operation(uint64_t sequence, const char* kind, const char* 
   };
   const uint32_t version = version_.load(kRelaxed);
   version_.store(version | 1, kRelaxed);
+  // With the acquire fence of read(): who sees one of the words below sees the odd version, too.
   std::atomic_thread_fence(std::memory_order_release);
   sequence_.store(sequence, kRelaxed);
   put(kind_, kind_literal_, kind);
@@ -70,13 +71,14 @@ void RankPage::start_operation(uint64_t sequence, const char* kind, const char* 
   waits_for_.store(0, kRelaxed);
   running_.store(1, kRelaxed);
   beat();
-  version_.store((version | 1) + 1, std::memory_order_release);
+  version_.store((version | 1) + 1, std::memory_order_release);  // to read(): all words above are in place
 }
 
 void RankPage::fail(RankFailure failure, int peer, std::string_view text, int opponent) {
   uint32_t nobody = 0;
   if (!failure_claim_.compare_exchange_strong(nobody, 1)) return;
   failure_text_.store(text);
+  // Here and below: a word that is released after its text, and that read() acquires before it.
   failure_.store(pack(failure, peer) | static_cast<uint64_t>(opponent + 1) << 32, std::memory_order_release);
 }
 
@@ -120,7 +122,7 @@ RankStatus RankPage::read(int world_size) const {
   account.pid = pid();
   account.phase = std::min(phase_.load(std::memory_order_acquire), RankStatus::Phase::kLeftByException);
   for (int turn = 0; turn < kReads; ++turn) {
-    const uint32_t before = version_.load(std::memory_order_acquire);
+    const uint32_t before = version_.load(std::memory_order_acquire);  // from the end of start_operation()
     RankStatus::Operation& operation = account.operation;
     operation.sequence = sequence_.load(kRelaxed);
     operation.kind = kind_.load();
@@ -133,7 +135,7 @@ RankStatus RankPage::read(int world_size) const {
     for (size_t i = 0; i < operation.shape.size(); ++i) operation.shape[i] = shape_[i].load(kRelaxed);
     account.waiting = waiting_.load(kRelaxed) != 0;
     account.waits_for = operation.running || account.waiting ? waits_for_.load(kRelaxed) : 0;
-    std::atomic_thread_fence(std::memory_order_acquire);
+    std::atomic_thread_fence(std::memory_order_acquire);  // with the release fence of start_operation()
     if (before % 2 == 0 && version_.load(kRelaxed) == before) break;
   }
   const uint64_t failure = failure_.load(std::memory_order_acquire);

@@ -102,12 +102,15 @@ std::byte* MappedSlots::place_of(uint64_t offset, uint64_t bytes) const {
 }
 
 uint64_t MappedSlots::load(uint64_t offset) const {
+  // From store(). Who loads a whole record finds all its words: its sequence is stored last (SlotWriter::finish()).
   return word_at(records_.data + offset).load(std::memory_order_acquire);
 }
 
 void MappedSlots::store(uint64_t offset, uint64_t word) {
+  // Releases what this rank wrote before, to load() in another process.
   word_at(records_.data + offset).store(word, std::memory_order_release);
-  // What comes next may be stores that bypass the caches, which a store to a word does not wait for, nor they for it.
+  // What comes next overwrites a state whose record says from now on that it is being written: the record must be seen
+  // first, for which a release is not enough; and on x86-64 stores that bypass the caches wait for nothing else.
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 

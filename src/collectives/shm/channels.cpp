@@ -48,6 +48,7 @@ MessagePtr Channels::receive(void* data, size_t bytes, int from, int64_t tag, st
 size_t Channels::write(int to, const void* data, size_t bytes) {
   Word& written = world_.mine().written[to].value;
   const uint64_t begin = written.load(std::memory_order_relaxed);
+  // From read(): those bytes may be written again.
   const uint64_t consumed = world_.control(to).consumed[world_.rank()].value.load(std::memory_order_acquire);
   const size_t count = std::min<size_t>(bytes, capacity_ - (begin - consumed));
   if (count == 0) return 0;
@@ -57,7 +58,7 @@ size_t Channels::write(int to, const void* data, size_t bytes) {
   std::memcpy(ring + at, data, first);
   std::memcpy(ring, static_cast<const std::byte*>(data) + first, count - first);
   at = (at + count) % capacity_;
-  written.store(begin + count, std::memory_order_seq_cst);
+  written.store(begin + count, std::memory_order_seq_cst);  // releases the bytes to read()
   world_.notify();
   return count;
 }
@@ -65,6 +66,7 @@ size_t Channels::write(int to, const void* data, size_t bytes) {
 size_t Channels::read(int from, void* data, size_t bytes) {
   Word& consumed = world_.mine().consumed[from].value;
   const uint64_t begin = consumed.load(std::memory_order_relaxed);
+  // From write(): those bytes are there.
   const uint64_t written = world_.control(from).written[world_.rank()].value.load(std::memory_order_acquire);
   const size_t count = std::min<size_t>(bytes, written - begin);
   if (count == 0) return 0;
@@ -74,7 +76,7 @@ size_t Channels::read(int from, void* data, size_t bytes) {
   std::memcpy(data, ring + at, first);
   std::memcpy(static_cast<std::byte*>(data) + first, ring, count - first);
   at = (at + count) % capacity_;
-  consumed.store(begin + count, std::memory_order_seq_cst);
+  consumed.store(begin + count, std::memory_order_seq_cst);  // releases the reads to write()
   world_.notify();
   return count;
 }
@@ -86,6 +88,7 @@ bool Channels::push(int to, uint64_t blocked_bit, uint64_t& blocked_on) {
     Message& message = *queue.front();
     if (!message.announced_) {
       const Envelope envelope(message.tag_, message.bytes_, message.type_);
+      // Only how much: write() and read() acquire for themselves, here and in open_incoming().
       const uint64_t used = world_.mine().written[to].value.load(std::memory_order_relaxed) -
                             world_.control(to).consumed[world_.rank()].value.load(std::memory_order_acquire);
       if (capacity_ - used < sizeof envelope) break;  // an envelope is written whole

@@ -42,7 +42,7 @@ bool Group::everyone_finished(uint64_t sequence) {
   for (int r = 0; r < size(); ++r) {
     uint64_t& known = finished_by_[static_cast<size_t>(r)];
     if (r == rank() || known >= sequence) continue;
-    known = world_.control(r).finished.load(std::memory_order_acquire);
+    known = world_.control(r).finished.load(std::memory_order_acquire);  // from finish(): its reads are over
     if (known >= sequence) continue;
     blocked_on_ |= world_.bit(r);
     all = false;
@@ -78,6 +78,7 @@ bool Group::announce(Operation& operation, bool head) {
     operation.transfer.pack(line.data, operation.transfer.block_bytes(), 0, operation.transfer.block_bytes());
   }
   line.header = operation.header.bits;
+  // Releases line and package to arrive(); seq_cst for notify(), as every word that a rank may sleep for.
   line.word.store(Announcement::pack(sequence, sequence - finished_), std::memory_order_seq_cst);
   operation.stage = Operation::Stage::kAnnounced;
   world_.notify();
@@ -137,7 +138,7 @@ bool Group::arrive(Operation& operation) {
   for (uint64_t missing = world_.others() & ~operation.arrived; missing != 0; missing &= missing - 1) {
     const int r = std::countr_zero(missing);
     const Line& line = world_.line(r, operation.sequence);
-    const uint64_t word = line.word.load(std::memory_order_acquire);
+    const uint64_t word = line.word.load(std::memory_order_acquire);  // from announce()
     if (Announcement::sequence(word) != operation.sequence) {
       blocked_on_ |= world_.bit(r);
       continue;
@@ -252,11 +253,13 @@ bool Group::move_in_place(Operation& operation) {
                     {buffers, size(), buffers, size(), (end - begin) / element, operation.factors.data()}, element,
                     share_out_);
     operation.slice_reduced = true;
+    // Releases the slice, in everyone's buffer, to the loads below.
     world_.mine().reduced.store(done, std::memory_order_seq_cst);
     world_.notify();
   }
   bool all = true;
   for (int r = 0; r < size(); ++r) {
+    // From the store above: all slices of this rank's buffer are sums, and nobody reads its input any longer.
     if (r == rank() || reached(world_.control(r).reduced.load(std::memory_order_acquire), done)) continue;
     blocked_on_ |= world_.bit(r);
     all = false;
@@ -271,6 +274,7 @@ void Group::finish(Operation& operation) {
   operation.request.keep_alive.reset();
   operation.rounds.reset();
   operation.succeed();
+  // Releases this rank's reads to everyone_finished() and may_fill(), which let others write there again.
   world_.mine().finished.store(finished_, std::memory_order_seq_cst);
   world_.notify();
   wake_own_sleepers();

@@ -82,6 +82,10 @@ void Group::sleep(const Work& work, std::chrono::microseconds at_most) {
   own_page().set_waits_for(world_.launched_ranks(blocked_on_ | blocked_on_any_));
   const uint32_t bell = mine.bell.load();
   mine.awaited.fetch_or(blocked_on_ | blocked_on_any_, std::memory_order_seq_cst);
+  // The loads that follow only acquire, which a weak processor may do before the store above is seen. With this fence
+  // either they see a peer's word, or that peer sees `awaited`, which notify() loads (seq_cst) after it stored the
+  // word.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   progress_locked();  // it may have come before anybody saw that this rank is about to sleep
   if (!work.done()) {
     const bool others = set_->progress_others(this);
@@ -91,7 +95,7 @@ void Group::sleep(const Work& work, std::chrono::microseconds at_most) {
     mutex_.lock();
     --sleepers_;
   }
-  if (sleepers_ == 0) mine.awaited.store(0);
+  if (sleepers_ == 0) mine.awaited.store(0);  // a hint: no order is needed
 }
 
 void Group::wake_own_sleepers() {
@@ -105,7 +109,8 @@ void Group::find_departed_peers() {
   const auto first_gone = [&](uint64_t ranks) {
     for (; ranks != 0; ranks &= ranks - 1)
       if (const int r = std::countr_zero(ranks);
-          world_.watch(r).gone() || world_.control(r).closed.load(std::memory_order_acquire) != 0)
+          world_.watch(r).gone() ||
+          world_.control(r).closed.load(std::memory_order_acquire) != 0)  // from leave(): all that it published before
         return r;
     return -1;
   };
@@ -130,7 +135,7 @@ void Group::time_out(const WaitPolicy& policy) {
   Control& mine = world_.mine();
   std::snprintf(mine.abort_text, sizeof mine.abort_text, "timeout after %.1f s",
                 static_cast<double>(policy.timeout().count()) / 1000);
-  mine.missing.store(blocked_on_ | blocked_on_any_);
+  mine.missing.store(blocked_on_ | blocked_on_any_);  // both: released by declare(), acquired by exists()
   const uint64_t sequence = queue_.empty() ? 0 : queue_.front()->sequence;
   Verdict{Verdict::Cause::kTimeout, rank(), rank(), sequence}.declare(world_);
   progress_locked();

@@ -19,7 +19,12 @@ bool is_supported(InstructionSet set) {
       return is_supported(InstructionSet::kAvx2) && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("avx512dq");
+    case InstructionSet::kNeon:
+      return false;
   }
+#endif
+#ifdef LOCKSTEP_NEON_KERNELS
+  if (set == InstructionSet::kNeon) return true;  // part of every processor of ARMv8-A that Linux runs on
 #endif
   return set == InstructionSet::kBaseline;
 }
@@ -27,6 +32,7 @@ bool is_supported(InstructionSet set) {
 InstructionSet best_instruction_set() {
   static const InstructionSet best = is_supported(InstructionSet::kAvx512) ? InstructionSet::kAvx512
                                      : is_supported(InstructionSet::kAvx2) ? InstructionSet::kAvx2
+                                     : is_supported(InstructionSet::kNeon) ? InstructionSet::kNeon
                                                                            : InstructionSet::kBaseline;
   return best;
 }
@@ -39,6 +45,8 @@ const char* name(InstructionSet set) {
       return "AVX2";
     case InstructionSet::kAvx512:
       return "AVX-512";
+    case InstructionSet::kNeon:
+      return "NEON";
   }
   return "unknown";
 }
@@ -48,6 +56,9 @@ ReduceFunction find_reduce(DataType type, ReduceOp op, int input_count, [[maybe_
 #ifdef LOCKSTEP_X86_KERNELS
   if (set == InstructionSet::kAvx512) return find_reduce_avx512(type, op, input_count);
   if (set == InstructionSet::kAvx2) return find_reduce_avx2(type, op, input_count);
+#endif
+#ifdef LOCKSTEP_NEON_KERNELS
+  if (set == InstructionSet::kNeon) return find_reduce_neon(type, op, input_count);
 #endif
   return find_reduce_baseline(type, op, input_count);
 }

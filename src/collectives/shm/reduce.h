@@ -32,8 +32,9 @@ void reduce_in_parts(ReduceFunction kernel, const Reduction& reduction, size_t e
 inline constexpr size_t kPartBytes = size_t{256} << 10;  ///< of each output
 inline constexpr size_t kSharedOutBytes = 2 * kPartBytes;
 
-/// Instruction sets that have their own kernels. All kernels give the same bits.
-enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
+/// Instruction sets that have their own kernels. All kernels give the same bits, on every processor; of a NaN it is
+/// only certain that it is one.
+enum class InstructionSet { kBaseline, kAvx2, kAvx512, kNeon };
 
 /// The best one that this processor and operating system can run.
 InstructionSet best_instruction_set();

@@ -9,6 +9,7 @@ namespace lockstep::shm {
 ReduceFunction find_reduce_baseline(DataType type, ReduceOp op, int input_count);
 ReduceFunction find_reduce_avx2(DataType type, ReduceOp op, int input_count);
 ReduceFunction find_reduce_avx512(DataType type, ReduceOp op, int input_count);
+ReduceFunction find_reduce_neon(DataType type, ReduceOp op, int input_count);
 
 /// What is not worth vectorizing: means of integers, products of complex numbers. Null for everything else.
 ReduceFunction find_reduce_rare(DataType type, ReduceOp op);

@@ -65,6 +65,8 @@ bool Rounds::all_reached(Word Control::*word, uint64_t ranks, uint64_t value, ui
   bool all = true;
   for (; ranks != 0; ranks &= ranks - 1) {
     const int r = std::countr_zero(ranks);
+    // From publish(): `filled`, `reduced`: data to read. `drained`, and `finished` from finish(): chunks to write
+    // again.
     if (reached((world_.control(r).*word).load(std::memory_order_acquire), value)) continue;
     blocked_on |= world_.bit(r);
     all = false;
@@ -102,7 +104,7 @@ bool Rounds::may_drain(uint64_t round, uint64_t& blocked_on) const {
 }
 
 void Rounds::publish(Word& word, uint64_t rounds) {
-  word.store(key(rounds), std::memory_order_seq_cst);
+  word.store(key(rounds), std::memory_order_seq_cst);  // releases what was written or read to all_reached()
   world_.notify();
 }
 

@@ -17,7 +17,7 @@ std::string announced(const World& world, int rank, uint64_t sequence) {
   if (sequence == 0) return "a send or receive";
   const Line& line = world.line(rank, sequence);
   std::string number = "operation " + std::to_string(sequence);
-  if (Announcement::sequence(line.word.load(std::memory_order_acquire)) != sequence) return number;
+  if (Announcement::sequence(line.word.load(std::memory_order_acquire)) != sequence) return number;  // from announce()
   return number + ", " + Header(line.header).text();
 }
 
@@ -97,6 +97,7 @@ Verdict Verdict::declare(const World& world) const {
   if (exists(world)) return current(world);
   uint64_t existing = 0;
   world.mine().stopped_at.store(sequence, std::memory_order_release);
+  // Releases all that the verdict refers to; exists() and current() acquire it.
   const bool first = world.verdict().compare_exchange_strong(existing, pack());
   world.notify_all();
   return first ? *this : unpack(existing, world);

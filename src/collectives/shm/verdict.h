@@ -31,6 +31,7 @@ struct Verdict {
 
   /// Makes this the group's verdict unless it has one, and wakes all ranks. Returns the group's verdict.
   Verdict declare(const World& world) const;
+  /// Acquires, from declare(), what it says: `stopped_at`, `missing` and `abort_text` of its reporter.
   static bool exists(const World& world) { return world.verdict().load(std::memory_order_acquire) != 0; }
   static Verdict current(const World& world) { return unpack(world.verdict().load(std::memory_order_acquire), world); }
 

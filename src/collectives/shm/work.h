@@ -12,6 +12,7 @@ namespace lockstep::shm {
 class Work {
  public:
   virtual ~Work() = default;
+  /// What is acquired here was released by succeed() or fail(), on the thread that made progress.
   bool done() const { return state_.load(std::memory_order_acquire) != State::kPending; }
   bool failed() const { return state_.load(std::memory_order_acquire) == State::kFailed; }
   /// Why; only after failed() said so.

@@ -10,5 +10,6 @@ namespace lockstep::optim {
 StepFunction find_step_baseline(shm::DataType type, Algorithm algorithm, bool with_master);
 StepFunction find_step_avx2(shm::DataType type, Algorithm algorithm, bool with_master);
 StepFunction find_step_avx512(shm::DataType type, Algorithm algorithm, bool with_master);
+StepFunction find_step_neon(shm::DataType type, Algorithm algorithm, bool with_master);
 
 }  // namespace lockstep::optim

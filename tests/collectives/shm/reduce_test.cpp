@@ -133,13 +133,17 @@ TEST_P(ReduceKernels, NanIsNotLostByMinAndMax) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sets, ReduceKernels,
-                         ::testing::Values(InstructionSet::kBaseline, InstructionSet::kAvx2, InstructionSet::kAvx512),
-                         [](const auto& set) {
-                           return std::string(set.param == InstructionSet::kBaseline ? "Baseline"
-                                              : set.param == InstructionSet::kAvx2   ? "Avx2"
-                                                                                     : "Avx512");
-                         });
+#ifdef __aarch64__
+constexpr InstructionSet kSets[] = {InstructionSet::kBaseline, InstructionSet::kNeon};
+#else
+constexpr InstructionSet kSets[] = {InstructionSet::kBaseline, InstructionSet::kAvx2, InstructionSet::kAvx512};
+#endif
+INSTANTIATE_TEST_SUITE_P(Sets, ReduceKernels, ::testing::ValuesIn(kSets), [](const auto& set) {
+  return std::string(set.param == InstructionSet::kBaseline ? "Baseline"
+                     : set.param == InstructionSet::kAvx2   ? "Avx2"
+                     : set.param == InstructionSet::kAvx512 ? "Avx512"
+                                                            : "Neon");
+});
 
 }  // namespace
 }  // namespace lockstep::shm

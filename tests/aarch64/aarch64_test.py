@@ -1,0 +1,49 @@
+"""The core on aarch64: its tests under qemu, and a program in C whose ranks are processes under this machine's launcher."""
+
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "programs"))
+from support import BUILD, LOCKSTEP, SOURCE, main, run  # noqa: E402
+
+CROSS_BUILD = os.path.join(BUILD, "aarch64")
+QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+
+
+class Aarch64(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        run("cmake", "--preset", "aarch64", "-S", SOURCE, "-B", CROSS_BUILD, cwd=SOURCE)
+        run("cmake", "--build", CROSS_BUILD, timeout=1800)
+
+    def test_it_is_aarch64(self):
+        header = open(os.path.join(CROSS_BUILD, "lib", "liblockstep_c.so"), "rb").read(20)
+        self.assertEqual(int.from_bytes(header[18:20], "little"), 183)  # EM_AARCH64
+
+    def test_the_core_and_its_kernels(self):
+        done = run("ctest", "--test-dir", CROSS_BUILD, "--output-on-failure", "--no-tests=error", "-LE", "thorough", timeout=1500)
+        self.assertIn("100% tests passed", done.stdout)
+
+    def test_neon_is_among_the_kernels(self):
+        for test in ("shm_reduce_test", "step_bits_test"):
+            done = run(*QEMU, os.path.join(CROSS_BUILD, "bin", test), "--gtest_filter=*Bits.AreTheSameOnEveryProcessor")
+            self.assertIn("NEON: compared", done.stdout)
+
+    def test_ranks_that_are_processes(self):
+        for test in ("every_collective", "in_flight", "messages", "memory"):
+            for ranks in (2, 3):
+                with self.subTest(test=test, ranks=ranks), tempfile.TemporaryDirectory(prefix="lockstep_test_") as folder:
+                    done = run(LOCKSTEP, "run", "-n", ranks, "--tee", "all", "--", *QEMU, os.path.join(CROSS_BUILD, "bin", "c_rank"), test,
+                               cwd=folder, timeout=120)
+                    self.assertEqual(done.stdout.count(f"{test}: ok"), ranks)
+
+
+if __name__ == "__main__":
+    missing = [name for name in ("aarch64-linux-gnu-g++", QEMU[0]) if shutil.which(name) is None]
+    if missing:
+        print(f"SKIPPED BECAUSE this machine has no {' and no '.join(missing)}; scripts/setup --thorough installs them")
+        sys.exit(77)
+    main()
