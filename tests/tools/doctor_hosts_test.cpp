@@ -58,14 +58,14 @@ TEST(DoctorHosts, TheDirectionThatAFirewallStopsIsNamed) {
 
 TEST(DoctorHosts, TheClockThatIsAheadIsNamed) {
   const char* advice = "'s: times in their logs do not fit together; let NTP set both";
-  EXPECT_EQ(judge({link(0, 1, 125e6, 125e6, 1.3)}).slow, Lines{std::string("node2 has a clock that is 1.3 s ahead of node1") + advice});
-  EXPECT_EQ(judge({link(0, 1, 125e6, 125e6, -90)}).slow, Lines{std::string("node1 has a clock that is 90.0 s ahead of node2") + advice});
+  EXPECT_EQ(judge(Json::array({link(0, 1, 125e6, 125e6, 1.3)})).slow, Lines{std::string("node2 has a clock that is 1.3 s ahead of node1") + advice});
+  EXPECT_EQ(judge(Json::array({link(0, 1, 125e6, 125e6, -90)})).slow, Lines{std::string("node1 has a clock that is 90.0 s ahead of node2") + advice});
 }
 
 TEST(DoctorHosts, ALinkThatBreaksIsSaid) {
   Json broke = link(0, 1, 0, 0);
   broke["broke"] = "the connection ended";
-  EXPECT_EQ(judge({broke}).broken,
+  EXPECT_EQ(judge(Json::array({broke})).broken,
             Lines{"node1 and node2 connect, but the link broke while it was measured: the connection ended"});
 }
 
