@@ -63,7 +63,7 @@ class Hosts:
 def why_not():
     if os.geteuid() != 0:
         return "network namespaces need root"
-    probe = f"lockstep-probe-{os.getpid()}"
+    probe = f"lockstep-probe-{os.getpid()}-{next(Hosts.made)}"
     try:
         made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
     except FileNotFoundError:
