@@ -2,20 +2,15 @@
 
 #include <algorithm>
 #include <map>
-#include <iterator>
 #include <sstream>
-#include <string_view>
 #include <thread>
 
-#include <ATen/Version.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/version.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/machine_name.h"
 #include "base/usable_cores.h"
-#include "base/version.h"
 #include "collectives/cause.h"
 #include "collectives/open_store.h"
 #include "collectives/shm/backend/generation.h"
@@ -26,20 +21,10 @@ namespace {
 
 std::string key_of(int rank) { return "present/" + std::to_string(rank); }
 
-/// Of the LibTorch that is loaded, which may be another than the one that this was compiled against.
-std::string libtorch_version() {
-  constexpr std::string_view kMark = "TORCH_VERSION=";
-  const std::string config = at::show_config();
-  const size_t at = config.find(kMark);
-  if (at == std::string::npos) return TORCH_VERSION;
-  const size_t begin = at + kMark.size();
-  return config.substr(begin, config.find_first_of(", \n", begin) - begin);
-}
-
-/// "machine Lockstep's-version LibTorch's-version cpu cpu cpu ...": what a rank tells the others.
+/// "machine cpu cpu cpu ...": what a rank tells the others.
 std::string introduce() {
   std::ostringstream text;
-  text << machine_name() << ' ' << library_version() << ' ' << libtorch_version();
+  text << machine_name();
   for (int cpu : allowed_cpus()) text << ' ' << cpu;
   return text.str();
 }
@@ -80,18 +65,6 @@ void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseco
   }
 }
 
-/// Every rank compares with rank 0, so all throw or none does.
-void compare_versions(int rank, const std::string& machine, const std::vector<std::string>& versions,
-                      const std::string& first_machine, const std::vector<std::string>& firsts) {
-  const auto host = [](const std::string& name) { return name.substr(0, name.find('/')); };
-  constexpr const char* kNames[] = {"Lockstep", "LibTorch"};
-  for (size_t i = 0; i < std::size(kNames); ++i)
-    if (versions[i] != firsts[i])
-      throw Error("rank " + std::to_string(rank) + " on " + host(machine) + " has " + kNames[i] + " " + versions[i] +
-                  ", and rank 0 on " + host(first_machine) + " has " + firsts[i] +
-                  "; install the same version on all machines");
-}
-
 /// Whether a store that broke before the ranks met may have been another program's.
 bool may_have_been_anothers(const World& world) {
   return world.rank != 0 && world.source != World::Source::kLauncher && !world.store_is_hosted;
@@ -124,8 +97,6 @@ RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::S
   std::map<std::string, int> machines;
   RollCall result;
   const std::string here = machine_name();
-  std::string first_machine;
-  std::vector<std::string> first_versions;
   if (store) {
     store->set(key_of(world.rank), introduce());
     wait_for_all(world, *store, timeout);
@@ -133,13 +104,7 @@ RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::S
   for (int rank = 0; rank < world.world_size; ++rank) {
     std::istringstream text(store ? store->get_to_str(key_of(rank)) : introduce());
     std::string machine;
-    std::vector<std::string> versions(2);
-    text >> machine >> versions[0] >> versions[1];
-    if (rank == 0) {
-      first_machine = machine;
-      first_versions = versions;
-    }
-    compare_versions(rank, machine, versions, first_machine, first_versions);
+    text >> machine;
     result.most_on_a_machine = std::max(result.most_on_a_machine, ++machines[machine]);
     if (machine != here) continue;
     if (rank == world.rank) result.local_rank = static_cast<int>(masks.size());

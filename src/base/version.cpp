@@ -1,7 +1,0 @@
-#include "base/version.h"
-
-namespace lockstep {
-
-const char* library_version() { return LOCKSTEP_VERSION; }
-
-}  // namespace lockstep
