@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "base/usable_cores.h"
+#include "hosts/hosts_plan.h"
 #include "launch/launch_error.h"
 #include "launch/launcher.h"
 #include "launch/process/rank_command.h"
@@ -14,6 +15,11 @@ namespace {
 
 int run_on_several_machines(const RunRequest& request, const EnvironmentBlock& environment) {
   const HostsRequest& asked = *request.hosts;
+  if (request.dry_run) {
+    std::cout << (asked.agent ? hosts::describe_agent(*asked.agent, request.options.command)
+                              : hosts::describe_hosts(*asked.coordinator, request.options.command));
+    return std::cout.flush() ? kExitOk : kExitStorage;
+  }
   const hosts::Key key = asked.key_file.empty() ? hosts::Key::generate() : hosts::Key::from_file(asked.key_file);
   if (asked.agent) return hosts::run_agent(*asked.agent, key, environment);
   hosts::Coordinator coordinator(*asked.coordinator, key);

@@ -191,13 +191,12 @@ void read_restarts(const Words& words, LaunchOptions& options) {
 }
 
 /// What only one machine can do so far.
-void refuse_on_several_machines(const Words& words, const RunRequest& request) {
+void refuse_on_several_machines(const Words& words) {
   const auto refuse_with = [](const char* option) {
     refuse(std::string(option) + " works on one machine only; leave it out, or run on one machine");
   };
   if (words.elastic) refuse_with("--elastic");
   if (!words.debugger.empty()) refuse_with("--debugger");
-  if (request.dry_run) refuse_with("--dry-run");
 }
 
 void read_words(const Words& words, int usable_cores, int gpus, const EnvironmentBlock& environment,
@@ -207,7 +206,7 @@ void read_words(const Words& words, int usable_cores, int gpus, const Environmen
   const int most = options.elastic ? options.elastic->max : 1;
   options.ranks = !words.ranks ? most : parse_rank_count("-n", *words.ranks, usable_cores, gpus);
   if (words.hosts.asked_for(environment)) {
-    refuse_on_several_machines(words, request);
+    refuse_on_several_machines(words);
     if (!words.ranks && HostsOptions::is_slurms(environment)) options.ranks = usable_cores;
     request.hosts = words.hosts.read(environment, options.command, options.ranks);
   }

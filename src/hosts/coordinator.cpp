@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "base/printable.h"
+#include "hosts/hosts_plan.h"
 #include "hosts/hosts_team.h"
 #include "hosts/launch_command.h"
 #include "launch/launch_error.h"
@@ -120,10 +121,7 @@ void Coordinator::launch_agent(Node& node, const TeamSetup& setup) {
   std::string endpoints;
   for (const Endpoint& endpoint : lobby_.door().endpoints())
     endpoints += (endpoints.empty() ? "" : ",") + endpoint.text();
-  std::vector<std::string> words = {own_program(), "agent",  "--connect",
-                                    endpoints,     "--node", std::to_string(node.number)};
-  if (!options_.interface.empty()) words.insert(words.end(), {"--interface", options_.interface});
-  if (!options_.launch_command.empty()) words = launch_words(options_.launch_command, node.host.name, words);
+  const auto words = agent_words(options_, static_cast<size_t>(node.number), endpoints);
   Pipe input = make_pipe(), output = make_pipe();
   ::fcntl(output.read.get(), F_SETFL, O_NONBLOCK);
   const std::string key = tls_.key().text() + "\n";

@@ -10,6 +10,9 @@ namespace {
 
 /// Accepted in one turn.
 constexpr int kAcceptedInATurn = 64;
+/// The same, and handshakes carried on in one turn, while no agent is awaited: the ranks' messages wait for the turn's
+/// end, and a handshake takes up to a millisecond. Each that is accepted may need two before it has shown the key.
+constexpr int kStrangersInATurn = 4, kServedInATurn = 8;
 
 }  // namespace
 
@@ -29,6 +32,7 @@ std::vector<Endpoint> Door::endpoints() const {
 }
 
 void Door::watch(PollSet& polled) {
+  served_ = 0;
   for (const Listener& listener : listeners_)
     polled.add(listener.socket.get(), POLLIN, [this, fd = listener.socket.get()](const pollfd&) { accept_from(fd); });
   for (Waiting& one : waiting_) {
@@ -39,7 +43,8 @@ void Door::watch(PollSet& polled) {
 }
 
 void Door::accept_from(int listener) {
-  for (int i = 0; i < kAcceptedInATurn; ++i) {
+  const int most = expected_ > 0 ? kAcceptedInATurn : kStrangersInATurn;
+  for (int i = 0; i < most; ++i) {
     sockaddr_storage from{};
     socklen_t length = sizeof from;
     FileDescriptor socket(
@@ -53,6 +58,7 @@ void Door::accept_from(int listener) {
 
 void Door::serve(Waiting& one) {
   if (one.over) return;
+  if (expected_ == 0 && ++served_ > kServedInATurn) return;  // the next turn finds it ready still
   if (!one.channel) one.channel = std::make_unique<Channel>(std::move(one.socket), tls_);
   one.channel->act();
   if (one.channel->state() == Channel::State::kHandshake) return;

@@ -15,7 +15,8 @@ namespace lockstep::hosts {
 /// Where agents come in. A connection costs a descriptor until it says something, and a TLS handshake until it has
 /// shown the key or its time is over; there are at most so many of them at once
 /// beside the agents that are awaited, and a new one takes the place of the
-/// one that has taken longest. So strangers can neither fill the memory nor keep agents out, which try again.
+/// one that has taken longest. So strangers can neither fill the memory nor keep agents out, which try again. While no
+/// agent is awaited a turn takes only a few steps for them, so that the run's messages do not wait.
 class Door {
  public:
   static constexpr size_t kMostWaiting = 64;
@@ -59,6 +60,7 @@ class Door {
   std::list<Waiting> waiting_;  // oldest first
   std::vector<std::unique_ptr<Channel>> admitted_;
   size_t expected_ = 0;
+  int served_ = 0;  // in this turn
   uint64_t turned_away_ = 0;
   std::string last_stranger_;
 };

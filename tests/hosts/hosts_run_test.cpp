@@ -32,6 +32,27 @@ TEST(HostsRun, RanksKnowTheirPlacesAndMeetInOneStore) {
   EXPECT_TRUE(contains(result.out, "[2] 2/3 0/1 1 b\n")) << result.out;
 }
 
+TEST(HostsRun, ADryRunTellsWhatItWouldStart) {
+  Launched run({"--hosts", "a:2,b:1", "--interface", "10.1.0.0/16", "--dry-run", "sh", "-c", "touch ran"});
+  const auto result = run.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(std::filesystem::is_empty(run.folder()));
+  EXPECT_TRUE(contains(result.out, "a: ranks 0 to 1\n  agent       ssh -o BatchMode=yes a /")) << result.out;
+  EXPECT_TRUE(contains(result.out, "/lockstep agent --connect ADDRESS:PORT --node 1 --interface 10.1.0.0/16\n"))
+      << result.out;
+  EXPECT_TRUE(contains(result.out, "b: rank 2\n")) << result.out;
+  EXPECT_TRUE(result.out.ends_with("all ranks\n  command     sh -c 'touch ran'\n")) << result.out;
+  const Rendezvous rendezvous;
+  const auto by_hand = [&](int node) {
+    return Launched(rendezvous.options(2, node, {"-n", "4", "--dry-run", "true"})).wait();
+  };
+  EXPECT_EQ(by_hand(0).out, "node 0: ranks 0 to 3\n  listens     " + rendezvous.place +
+                                "\nnode 1: ranks by its own -n\n  agent       `lockstep run` with --node-rank 1, "
+                                "started there by hand or by a scheduler\nall ranks\n  command     true\n");
+  EXPECT_EQ(by_hand(1).out,
+            "node 1 of 2: 4 ranks\n  joins       " + rendezvous.place + "\n  command     true\n");
+}
+
 TEST(HostsRun, TheKeyIsNowhereToBeSeen) {
   Launched run(on("a:1,b:1", {"sh", "-c", "echo up; exec sleep 60"}));
   ASSERT_TRUE(run.wait_for("up"));

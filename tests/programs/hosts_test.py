@@ -1,6 +1,7 @@
 """Two and three hosts train, through shared memory on each host and Gloo between them: by torchrun's variables, by torchrun, and by one `lockstep run --hosts`. The hosts
 are network namespaces joined by veth pairs, which only root can make; some tests have one machine that passes for two."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -15,8 +16,10 @@ ADDRESSES = ("10.213.7.1", "10.213.7.2", "10.213.7.3")
 class Hosts:
     """Network namespaces that reach each other at ADDRESSES, by a veth pair between each two, and nothing else."""
 
+    made = itertools.count()
+
     def __init__(self, count=2):
-        self.names = [f"lockstep-{os.getpid()}-{i}" for i in range(count)]
+        self.names = [f"lockstep-{os.getpid()}-{next(self.made)}" for _ in range(count)]
         self.ends = {}
 
     def __enter__(self):
@@ -60,7 +63,7 @@ class Hosts:
 def why_not():
     if os.geteuid() != 0:
         return "network namespaces need root"
-    probe = f"lockstep-probe-{os.getpid()}"
+    probe = f"lockstep-probe-{os.getpid()}-{next(Hosts.made)}"
     try:
         made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
     except FileNotFoundError:

@@ -1,10 +1,13 @@
 """Machines of a `lockstep run --hosts` are asked to leave, are cut off, die or lose a rank: what is said, how soon, and that nothing is left. In network namespaces."""
 
+import concurrent.futures
+import itertools
 import json
 import os
 import random
 import signal
 import time
+import unittest
 
 from hosts_test import Hosts, OneCommandTest
 from support import LOCKSTEP, main, marked_processes, run
@@ -40,7 +43,8 @@ class LostHosts(OneCommandTest):
         with Hosts() as hosts:
             process = self.train_for_ever(hosts, (1, 2))
             killed = time.monotonic()
-            self.lose_a_machine(hosts, process, None)
+            for pid in processes_of(hosts, 1):
+                kill_if_there(pid)
             output = self.ended(process, 52, 20)
             self.assertLess(time.monotonic() - killed, 6)
         self.assertIn("was lost with its machine: " + hosts.names[1], output)
@@ -64,61 +68,106 @@ class LostHosts(OneCommandTest):
         self.nothing_left()
 
     def test_whatever_dies_is_named_and_nothing_is_left(self):
-        """A rank, an agent, the coordinator, a link, or all processes of a machine, at a random moment of a training."""
         nightly = bool(os.environ.get("LOCKSTEP_NIGHTLY"))
-        seed = time.time_ns() if nightly else 18
-        chance = random.Random(seed)
-        faults = [self.lose_a_rank, self.lose_an_agent, self.lose_the_coordinator, self.lose_a_link, self.lose_a_machine]
-        for number in range(200 if nightly else len(faults)):
-            fault = faults[number % len(faults)]
-            with self.subTest(fault=fault.__name__, number=number, seed=seed), Hosts() as hosts:
-                process = self.train_for_ever(hosts, (2, 2))
-                time.sleep(chance.random())
-                began = time.monotonic()
-                code, words = fault(hosts, process, chance)
-                output = self.ended(process, code, 20)
-                # A link's loss is only seen by the silence, and what has hold of nobody any more kills itself after it.
-                self.assertLess(time.monotonic() - began, 6.5, output)
-                for word in words:
-                    self.assertIn(word, output)
-                self.nothing_left(max(0.1, began + 8.5 - time.monotonic()))
+        seed, count = time.time_ns(), 200 if nightly else 20
+        print(f"seed {seed}", flush=True)
+        drawn = random.Random(seed)
+        cases = [OneFault(kind, drawn.getrandbits(32)) for _, kind in zip(range(count), itertools.cycle(OneFault.KINDS))]
+        results = [unittest.TestResult() for _ in cases]
+        # Two at a time: most of a case is silence that has to last.
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda case, result: case.run(result), cases, results))
+        for case, result in zip(cases, results):
+            for _, trace in result.failures + result.errors:
+                self.fail(f"seed {seed}, {case}:\n{trace}")
+            self.assertEqual((result.testsRun, result.skipped), (1, []), str(case))
+        for kind in OneFault.KINDS:
+            took = sorted(case.took for case in cases if case.kind == kind)
+            print(f"{kind}: {len(took)} times, told after {took[len(took) // 2]:.1f} s, at most {took[-1]:.1f} s", flush=True)
 
-    def lose_a_rank(self, hosts, process, chance):
-        rank = chance.choice("0123")
-        os.kill(next(pid for pid, its in marked_processes(self.mark).items() if its == rank), signal.SIGKILL)
-        return 41, [f"rank {rank} of 4 failed first: killed by SIGKILL", f"on {hosts.names[int(rank) // 2]}, "]
 
-    def lose_an_agent(self, hosts, process, chance):
-        host = chance.choice((0, 1))
-        agents = [pid for pid in self.agents(hosts, host)]
-        os.kill(agents[0], signal.SIGKILL)
-        return 52, [f"was lost with its machine: {hosts.names[host]} is gone"]
+class OneFault(OneCommandTest):
+    """A rank, an agent, the coordinator, a link, or all processes of a machine, at a random moment of a training on two or three machines."""
 
-    def lose_the_coordinator(self, hosts, process, chance):
+    KINDS = ("rank", "agent", "coordinator", "link", "machine")
+
+    def __init__(self, kind, seed):
+        super().__init__("lose_it")
+        self.kind, self.seed, self.chance, self.took = kind, seed, random.Random(seed), 0
+
+    def __str__(self):
+        return f"a lost {self.kind} ({self.seed})"
+
+    def lose_it(self):
+        slots = self.chance.choice(((2, 2), (1, 2), (2, 1, 1)))
+        host_of = [host for host, count in enumerate(slots) for _ in range(count)]
+        with Hosts(len(slots)) as hosts:
+            process = self.train_for_ever(hosts, slots)
+            time.sleep(2 * self.chance.random())
+            began = time.monotonic()
+            code, words = getattr(self, "lose_" + self.kind)(hosts, process, host_of)
+            output = self.ended(process, code, 20)
+            self.took = time.monotonic() - began
+            # A link's loss is only seen by the silence, and what has hold of nobody any more kills itself after it.
+            self.assertLess(self.took, 6, output)
+            for word in words:
+                self.assertRegex(output, word)
+            self.nothing_left(max(0.1, began + 8.5 - time.monotonic()))
+            # Whatever has no mark: a process that is about to end shows no environment any more.
+            while (left := [pid for host in range(len(slots)) for pid in processes_of(hosts, host)]) and time.monotonic() < began + 8.5:
+                time.sleep(0.05)
+            self.assertEqual(left, [])
+
+    def lose_rank(self, hosts, process, host_of):
+        rank = self.chance.randrange(len(host_of))
+        os.kill(next(pid for pid, its in marked_processes(self.mark).items() if its == str(rank)), signal.SIGKILL)
+        return 41, [f"rank {rank} of {len(host_of)} failed first: killed by SIGKILL", f"on {hosts.names[host_of[rank]]}, "]
+
+    def lose_agent(self, hosts, process, host_of):
+        host = self.chance.choice(host_of)
+        os.kill(agents_of(hosts, host)[0], signal.SIGKILL)
+        return 52, [self.loss_of(hosts, host, host_of) + "is gone"]
+
+    def lose_coordinator(self, hosts, process, host_of):
         process.kill()
         return -signal.SIGKILL, []
 
-    def lose_a_link(self, hosts, process, chance):
-        hosts.cut(0, 1)
-        return 52, [f"was lost with its machine: {hosts.names[1]} has not been heard of for 4 s; it was "]
+    def lose_link(self, hosts, process, host_of):
+        host = self.chance.choice([host for host in host_of if host > 0])
+        hosts.cut(0, host)
+        return 52, [self.loss_of(hosts, host, host_of) + "has not been heard of for 4 s; it was "]
 
-    def lose_a_machine(self, hosts, process, chance):
-        for pid in run("ip", "netns", "pids", hosts.names[1]).stdout.split():
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # its agent's death has ended it
-        return 52, [f"was lost with its machine: {hosts.names[1]}"]
+    def lose_machine(self, hosts, process, host_of):
+        host = self.chance.choice([host for host in host_of if host > 0])  # the coordinator is on the first
+        for pid in processes_of(hosts, host):
+            kill_if_there(pid)
+        return 52, [self.loss_of(hosts, host, host_of)]
 
-    def agents(self, hosts, host):
-        """The agent of a machine, before its guard, which it has forked."""
-        found = []
-        for pid in map(int, run("ip", "netns", "pids", hosts.names[host]).stdout.split()):
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read().decode().split("\0")
-            if words[1:2] == ["agent"]:
-                found.append(pid)
-        return sorted(found)
+    def loss_of(self, hosts, host, host_of):
+        ranks = [str(rank) for rank, its in enumerate(host_of) if its == host]
+        return f"rank ({'|'.join(ranks)}) of {len(host_of)} was lost with its machine: {hosts.names[host]} "
+
+
+def processes_of(hosts, host):
+    return [int(pid) for pid in run("ip", "netns", "pids", hosts.names[host]).stdout.split()]
+
+
+def agents_of(hosts, host):
+    """The agent of a machine, before its guard, which it has forked."""
+    found = []
+    for pid in processes_of(hosts, host):
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().decode().split("\0")
+        if words[1:2] == ["agent"]:
+            found.append(pid)
+    return sorted(found)
+
+
+def kill_if_there(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # the death of another has ended it
 
 
 class DoctorOfHosts(OneCommandTest):

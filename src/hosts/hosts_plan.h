@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "hosts/agent.h"
+#include "hosts/coordinator.h"
+
+namespace lockstep::hosts {
+
+/// What the coordinator starts for machine `node`: the launch command's words, and behind them the agent's.
+/// `endpoints`: where it listens, separated by commas. Throws LaunchError (bad command line).
+std::vector<std::string> agent_words(const CoordinatorOptions& options, size_t node, const std::string& endpoints);
+
+/// For --dry-run: each machine's ranks, and what starts its agent; then the ranks' command. A port and an address that
+/// only a real start knows are named, not shown.
+std::string describe_hosts(const CoordinatorOptions& options, const std::vector<std::string>& command);
+
+/// The same on a machine that joins a coordinator.
+std::string describe_agent(const AgentOptions& options, const std::vector<std::string>& command);
+
+}  // namespace lockstep::hosts
