@@ -138,10 +138,9 @@ double GradientSum::norm_on_device(double type) {
   std::vector<at::Tensor> norms;  // read at once: each read of a device's memory waits for the device
   for (const Areas::Parameter& mine : areas_.parameters()) {
     const auto trained = index_of(mine.tensor);
-    if (trained && is_used(*trained) && mine.begin < mine.end)
-      norms.push_back(
-          at::linalg_vector_norm(sums_.mine(mine), type, std::nullopt, false, at::toOpMathType(mine.tensor.scalar_type()))
-              .to(at::kDouble));
+    if (!trained || !is_used(*trained) || mine.begin >= mine.end) continue;
+    const at::ScalarType computed = at::toOpMathType(mine.tensor.scalar_type());
+    norms.push_back(at::linalg_vector_norm(sums_.mine(mine), type, std::nullopt, false, computed).to(at::kDouble));
   }
   for (const auto& [name, parameter] : model_.trained) parameter.mutable_grad().reset();
   const at::Tensor contributions = at::zeros({static_cast<int64_t>(areas_.parameters().size())}, at::kDouble);

@@ -22,6 +22,7 @@ ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimize
       optimizer_(&optimizer),
       areas_(model_, optimizer, options, std::to_string(static_cast<int>(kind))),
       gradients_(model_, areas_) {
+  TORCH_INTERNAL_ASSERT(!areas_.on_device() || own_step_ != nullptr);
   if (areas_.on_device()) own_.emplace(areas_, kind_of(optimizer));
   ReplicaState::Deferral deferral{.owner = this};
   if (areas_.ranks() == group_.world_size()) {  // else backward reduces

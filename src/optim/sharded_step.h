@@ -15,9 +15,9 @@
 namespace lockstep::detail {
 
 /// A step that ranks share out: of one machine, or, where they share no memory, of the group. Each steps its slices of
-/// the areas, by kernels, and writes what comes of it into all copies of its machine; without shared memory slices then
-/// go round. The optimizer's own map holds views of the areas' arrays. On a device LibTorch's optimizer steps the slices
-/// instead of kernels (OwnStep).
+/// the areas by kernels and writes what comes of it into all copies of its machine; without shared memory slices then
+/// go round. The optimizer's own map holds views of the areas' arrays. On a device, without kernels, LibTorch's own
+/// optimizer steps the slices (OwnStep).
 ///
 /// Backward leaves each rank's gradients in its buckets (GradientSum), and the step takes their sum. With a
 /// communication hook, and where several machines take part, backward reduces them, and the step reads this rank's
@@ -27,9 +27,9 @@ namespace lockstep::detail {
 /// written, and in the end wait for each other, so everybody has all of them.
 class ShardedStep {
  public:
-  /// Every rank makes it. `model` outlives it.
+  /// Every rank makes it. `model` outlives it. `own_step`: what steps parameters on a device.
   ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
-              ZeroRedundancyOptions options, StepOfItself own_step);
+              ZeroRedundancyOptions options, StepOfItself own_step = nullptr);
   ~ShardedStep();
   ShardedStep(const ShardedStep&) = delete;
   ShardedStep& operator=(const ShardedStep&) = delete;
