@@ -166,7 +166,6 @@ void bind_replica(py::module_& module) {
       .def("rank", &Group::rank)
       .def("world_size", &Group::world_size)
       .def("is_open", &Group::is_open)
-      .def("backend", &Group::backend)
       .def(
           "close", [](const Group& group) { lockstep::close(group); }, Unlocked());
   module.def("make_group", &make_python_group, Unlocked());

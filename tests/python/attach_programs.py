@@ -293,17 +293,8 @@ def lock_of_python(rank, size):
     raise AssertionError(f"while a thread of rank 1 held the lock for {held} s, the last backward took {taken[0].item()} s on rank 0, {taken[1].item()} s there")
 
 
-def engine_of_several_machines(rank, size):
-    model = network()
-    replica = lockstep.attach(model)
-    assert replica._group.backend() == "hierarchical", replica._group.backend()
-    replica.detach()
-    gradients(rank, size)
-
-
 def on_several_machines(rank, size):
-    engine_of_several_machines(rank, size)
-    for function in (golden, accumulation, checks, edits):
+    for function in (golden, gradients, accumulation, checks, edits):
         function(rank, size)
 
 

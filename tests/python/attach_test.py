@@ -67,7 +67,7 @@ class SeveralMachines(backend_test.Ranks):
         return self.spawn(len(machines), function, backend, target=backend_test.join_from_machines, more=(machines,))
 
     def test_in_short(self):
-        self.on("aab", attach_programs.engine_of_several_machines)
+        self.on("aab", attach_programs.gradients)
 
     def test_two_and_one(self):
         self.on("aab", attach_programs.on_several_machines)
