@@ -11,26 +11,31 @@ from support import BUILD, LOCKSTEP, SOURCE, main, run  # noqa: E402
 
 CROSS_BUILD = os.path.join(BUILD, "aarch64")
 QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+# Those that an emulator runs in seconds. It is too slow for many ranks that spin on few cores (shm_all_reduce_test,
+# shm_collectives_test); instead c_rank runs every collective as processes.
+TESTS = ("base_test", "rank_page_test", "shm_reduce_test", "shm_message_test", "shm_failure_test", "shm_layout_test", "step_bits_test")
 
 
 class Aarch64(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         run("cmake", "--preset", "aarch64", "-S", SOURCE, "-B", CROSS_BUILD, cwd=SOURCE)
-        run("cmake", "--build", CROSS_BUILD, timeout=1800)
+        run("cmake", "--build", CROSS_BUILD, "--target", "lockstep_c", "c_rank", *TESTS, timeout=1800)
 
     def test_it_is_aarch64(self):
-        header = open(os.path.join(CROSS_BUILD, "lib", "liblockstep_c.so"), "rb").read(20)
+        with open(os.path.join(CROSS_BUILD, "lib", "liblockstep_c.so"), "rb") as file:
+            header = file.read(20)
         self.assertEqual(int.from_bytes(header[18:20], "little"), 183)  # EM_AARCH64
 
     def test_the_core_and_its_kernels(self):
-        done = run("ctest", "--test-dir", CROSS_BUILD, "--output-on-failure", "--no-tests=error", "-LE", "thorough", timeout=1500)
-        self.assertIn("100% tests passed", done.stdout)
+        for test in TESTS:
+            with self.subTest(test=test):
+                run(*QEMU, os.path.join(CROSS_BUILD, "bin", test), timeout=600)
 
     def test_neon_is_among_the_kernels(self):
-        for test in ("shm_reduce_test", "step_bits_test"):
-            done = run(*QEMU, os.path.join(CROSS_BUILD, "bin", test), "--gtest_filter=*Bits.AreTheSameOnEveryProcessor")
-            self.assertIn("NEON: compared", done.stdout)
+        for test, name in (("shm_reduce_test", "ReduceBits"), ("step_bits_test", "StepBits")):
+            done = run(*QEMU, os.path.join(CROSS_BUILD, "bin", test), f"--gtest_filter={name}.AreTheSameOnEveryProcessor")
+            self.assertIn("NEON: compared", done.stdout + done.stderr)
 
     def test_ranks_that_are_processes(self):
         for test in ("every_collective", "in_flight", "messages", "memory"):

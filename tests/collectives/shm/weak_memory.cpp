@@ -147,12 +147,12 @@ void WeakMemory::fence(int order) {
   if (dropped_.what == Dropped::What::kFences || Scheduler::active == nullptr || Scheduler::active->current() < 0)
     return;
   Rank& me = of_[Scheduler::active->current()];
-  if (acquires(order)) me.now.join(me.acquirable);
+  if (acquires(order) && dropped_.what != Dropped::What::kAcquireFences) me.now.join(me.acquirable);
   if (order == kSequential) {
     for (size_t i = 0; i < sequential_.stores.size(); ++i) me.now.of(i) = std::max(me.now.of(i), sequential_.stores[i]);
     for (size_t i = 0; i < me.now.stores.size(); ++i) sequential_.of(i) = std::max(sequential_.of(i), me.now.stores[i]);
   }
-  if (releases(order)) {
+  if (releases(order) && dropped_.what != Dropped::What::kReleaseFences) {
     me.released = me.now;
     ++me.now.epochs[Scheduler::active->current()];
   }

@@ -27,7 +27,15 @@ namespace lockstep::shm {
 /// Orders that are left out on purpose, to see that they are missed.
 struct Dropped {
   std::string word;  ///< a word's name as name_of() has it; empty: none
-  enum class What { kNothing, kRelease, kAcquire, kSequential, kFences } what = What::kNothing;
+  enum class What {
+    kNothing,
+    kRelease,
+    kAcquire,
+    kSequential,
+    kFences,
+    kReleaseFences,
+    kAcquireFences
+  } what = What::kNothing;
 };
 
 class WeakMemory {

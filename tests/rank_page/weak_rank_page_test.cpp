@@ -1,0 +1,101 @@
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+
+#include "collectives/shm/weak_memory.h"
+#include "rank_page/rank_page.h"
+
+// A rank writes its page while the launcher reads it, on memory that is as weak as ARM's or weaker: what is read
+// belongs together. collectives/shm/weak_memory.h says what the model allows.
+
+namespace lockstep {
+namespace {
+
+using shm::Dropped;
+using What = shm::Dropped::What;
+
+constexpr int kOperations = 4;
+constexpr const char* kKinds[] = {"all_reduce", "broadcast"};
+constexpr const char* kWhy = "a text of more than one word";
+
+void write(RankPage& page) {
+  for (uint64_t sequence = 1; sequence <= kOperations; ++sequence) {
+    const auto elements = static_cast<int64_t>(1000 * sequence);
+    page.start_operation(sequence, kKinds[sequence % 2], "Float", elements, &elements, 1, Clock::time_point());
+  }
+  page.fail(RankFailure::kOwn, -1, kWhy);
+}
+
+/// Empty if what was read belongs together.
+std::string difference(const RankStatus& status) {
+  const auto& operation = status.operation;
+  if (status.failure == RankFailure::kOwn && status.failure_text != kWhy) return "a failure without its text";
+  if (operation.sequence == 0) return "";
+  const auto elements = static_cast<int64_t>(1000 * operation.sequence);
+  if (operation.kind != kKinds[operation.sequence % 2]) return "the kind of another operation";
+  if (operation.elements != elements || operation.shape != std::vector<int64_t>{elements})
+    return "the size of another operation";
+  return "";
+}
+
+struct Outcome {
+  int executions = 0;
+  uint64_t stale_loads = 0;
+  std::string wrong;
+};
+
+Outcome explore(int executions, const Dropped& dropped) {
+  shm::Scheduler scheduler(2);
+  const auto page = std::make_unique<RankPage>();
+  shm::WeakMemory memory(2, [](size_t, size_t) { return std::string("a word"); });
+  memory.track(reinterpret_cast<std::byte*>(page.get()), sizeof *page);
+  Outcome outcome;
+  while (outcome.executions < executions && outcome.wrong.empty()) {
+    const auto seed = static_cast<unsigned>(outcome.executions++);
+    std::mt19937 random(seed);
+    constexpr unsigned kStay[] = {1, 3, 10, 40};
+    new (page.get()) RankPage();
+    memory.begin(seed, dropped);
+    const auto body = [&](int rank) {
+      if (rank == 0) return write(*page);
+      for (int i = 0; i < kOperations; ++i)
+        if (outcome.wrong.empty()) outcome.wrong = difference(page->read(2));
+    };
+    scheduler.run_at_random(body, /*victim=*/-1, 0, random, kStay[seed % 4]);
+    outcome.stale_loads += memory.stale_loads();
+    if (outcome.wrong.empty() && (!scheduler.finished(0) || !scheduler.finished(1)))
+      outcome.wrong = "somebody is stuck";
+    if (outcome.wrong.empty()) outcome.wrong = memory.race();
+  }
+  return outcome;
+}
+
+TEST(WeakRankPage, WhatIsReadBelongsTogether) {
+  const int executions = std::getenv("LOCKSTEP_NIGHTLY") != nullptr ? 50'000 : 1000;
+  const Outcome outcome = explore(executions, {});
+  EXPECT_EQ(outcome.wrong, "") << "in the execution with seed " << outcome.executions - 1;
+  EXPECT_GT(outcome.stale_loads, 0u);
+}
+
+class WeakRankPageOmissions : public ::testing::TestWithParam<Dropped> {};
+
+TEST_P(WeakRankPageOmissions, AreFound) {
+  const Outcome outcome = explore(2000, GetParam());
+  EXPECT_NE(outcome.wrong, "") << "in " << outcome.executions << " executions";
+  std::printf("found in execution %d: %s\n", outcome.executions, outcome.wrong.c_str());
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, WeakRankPageOmissions,
+                         ::testing::Values(Dropped{"a word", What::kRelease}, Dropped{"a word", What::kAcquire},
+                                           Dropped{"", What::kReleaseFences}, Dropped{"", What::kAcquireFences}),
+                         [](const auto& one) {
+                           return std::string(one.param.what == What::kRelease         ? "Releases"
+                                              : one.param.what == What::kAcquire       ? "Acquires"
+                                              : one.param.what == What::kReleaseFences ? "ReleaseFence"
+                                                                                       : "AcquireFence");
+                         });
+
+}  // namespace
+}  // namespace lockstep
