@@ -9,6 +9,7 @@
 #include <map>
 
 #include "base/socket.h"
+#include "base/state_memory.h"
 #include "hosts/connect.h"
 #include "hosts/program_facts.h"
 #include "hosts/store_relay.h"
@@ -84,6 +85,7 @@ class Agent {
   std::vector<RankCommand> commands_;
   std::optional<RunFolder> folder_;
   std::optional<HeldPort> port_;
+  const FileDescriptor state_memory_ = StateMemory::make();  // this machine's copy, for the ranks of a restart
   std::string address_, run_id_;
   Display display_{{}};
   TerminalInput input_;
@@ -267,7 +269,7 @@ void Agent::start(const Start& order) {
                                                   .guard = guard_,
                                                   .display = display_,
                                                   .input = input_,
-                                                  .memory_fd = -1,
+                                                  .memory_fd = state_memory_.get(),
                                                   .master_port = order.master_port,
                                                   .run_id = run_id_},
                                         order.restarts, std::move(share));
