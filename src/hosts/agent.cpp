@@ -239,9 +239,9 @@ void Agent::start(const Start& order) {
   untaken_ = 0;
   tell_at_ = seen_at_ = Clock::now();
   MachineShare share{.first_rank = order.first_rank,
-                     .count = options_.ranks,
+                     .count = order.slots,
                      .world_size = order.world_size,
-                     .node = agent_options_.node,
+                     .node = order.node,
                      .nodes = order.nodes,
                      .address = address_,
                      .master_address = order.master_address,
@@ -259,8 +259,10 @@ void Agent::start(const Start& order) {
   };
   share.takes_output = [this] { return untaken_ < kMostUntaken; };
   try {
-    if (order.world_size > kMaxRanks || order.first_rank < 0 || order.first_rank + options_.ranks > order.world_size)
+    if (order.world_size > kMaxRanks || order.first_rank < 0 || order.slots < 1 ||
+        order.first_rank > order.world_size - order.slots)
       throw ProtocolError("ranks that a run cannot have");
+    if (std::exchange(options_.ranks, order.slots) != order.slots) commands_ = plan_ranks(options_, environment_);
     team_ = std::make_unique<LocalTeam>(TeamSetup{.options = options_,
                                                   .environment = environment_,
                                                   .commands = commands_,

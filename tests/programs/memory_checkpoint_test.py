@@ -173,6 +173,59 @@ class OverMachines(MemoryRun):
                 self.assertEqual(self.numbers(lines, "begins at"), [0, 16])
             self.assertIn(says, "\n".join(logs[0]))
 
+    def test_the_ranks_that_are_left_have_the_states_of_all(self):
+        said = self.lose_machine("left", "a:2,b:2", 0, 17, 2, "--max-restarts", "1", "--elastic", "2:4", "--virtual-ranks", "4")
+        self.assertIn("restart 1 of 1 with 2 ranks: a machine is gone; its 2 ranks are left out", said)
+        logs = [self.log("left", rank) for rank in range(2)]
+        for lines in logs:
+            self.assertEqual(self.numbers(lines, "begins at"), [0, 16])
+            self.assertEqual(len(self.end(lines)), 1)
+
+    def train_exactly(self, name, *launcher):
+        command = [LOCKSTEP, "run", "--log-dir", name, "--virtual-ranks", "4", *launcher, "--", TRAIN, "--data", self.folder, "--batch-size", "16", "--epochs", "12",
+                   "--memory-every", "1", "--json", name + ".json"]
+        process = subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(lambda: process.poll() is None and process.kill())
+        return process
+
+    def figures_of(self, name, process):
+        said = process.communicate(timeout=100)[1]
+        self.assertEqual(process.returncode, 0, said)
+        with open(os.path.join(self.folder, name + ".json")) as file:
+            figures = json.load(file)
+        return said, (figures["parameters_hash"], figures["train_loss"])
+
+    @staticmethod
+    def text(path):
+        with open(path) as file:
+            return file.read()
+
+    def wait_for_training(self, name):
+        deadline = time.monotonic() + 60
+        metrics = os.path.join(self.folder, name, "metrics_rank0.jsonl")
+        while not os.path.exists(metrics) or '"step":6,' not in self.text(metrics):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        time.sleep(0.3)  # the coordinator hears ten times a second what the ranks do
+
+    def test_an_elastic_run_goes_on_without_a_machine(self):
+        write_small_data(self.folder)
+        expected = self.figures_of("alone", self.train_exactly("alone", "-n", "1"))[1]
+        for node in (1, 0):
+            name = f"without_{node}"
+            process = self.train_exactly(name, "--hosts", "a:2,b:2", "--launch-command", "env LOCKSTEP_MACHINE={host}", "--max-restarts", "1", "--elastic", "2:4")
+            self.wait_for_training(name)
+            os.kill(self.agent(node), signal.SIGKILL)
+            said, figures = self.figures_of(name, process)
+            self.assertEqual(figures, expected)
+            self.assertIn("restart 1 of 1 with 2 ranks: a machine is gone; its 2 ranks are left out", said)
+            self.assertIn("was lost with its machine", said)
+            with open(os.path.join(self.folder, name, "starts.jsonl")) as file:
+                starts = [json.loads(line) for line in file]
+            self.assertEqual([start["ranks"] for start in starts], [4, 2])
+            self.assertGreater(starts[1]["first_step"], 0)
+            self.assertLessEqual(starts[0]["first_step"] + starts[0]["steps"] - starts[1]["first_step"], 1, "more than one step was lost")
+
 
 if __name__ == "__main__":
     main()
