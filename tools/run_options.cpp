@@ -195,7 +195,6 @@ void refuse_on_several_machines(const Words& words) {
   const auto refuse_with = [](const char* option) {
     refuse(std::string(option) + " works on one machine only; leave it out, or run on one machine");
   };
-  if (words.elastic) refuse_with("--elastic");
   if (!words.debugger.empty()) refuse_with("--debugger");
 }
 
@@ -204,21 +203,23 @@ void read_words(const Words& words, int usable_cores, int gpus, const Environmen
   LaunchOptions& options = request.options;
   if (words.elastic) options.elastic = parse_range("--elastic", *words.elastic);
   const int most = options.elastic ? options.elastic->max : 1;
-  options.ranks = !words.ranks ? most : parse_rank_count("-n", *words.ranks, usable_cores, gpus);
-  if (words.hosts.asked_for(environment)) {
+  const bool on_hosts = words.hosts.asked_for(environment);
+  const int without = on_hosts ? 1 : most;  // of each machine
+  options.ranks = !words.ranks ? without : parse_rank_count("-n", *words.ranks, usable_cores, gpus);
+  if (on_hosts) {
     refuse_on_several_machines(words);
     if (!words.ranks && HostsOptions::is_slurms(environment)) options.ranks = usable_cores;
     request.hosts = words.hosts.read(environment, options.command, options.ranks);
   }
-  if (options.elastic && !options.elastic->contains(options.ranks))
-    refuse("-n asks for " + std::to_string(options.ranks) + " ranks, but --elastic allows " +
-           std::to_string(options.elastic->min) + " to " + std::to_string(most));
+  // Machines that come by themselves say then how many ranks they have.
+  const bool ranks_known = !request.hosts || (request.hosts->coordinator && !request.hosts->coordinator->rendezvous);
+  if (options.elastic && ranks_known && !options.elastic->contains(options.ranks))
+    refuse((on_hosts ? std::string("the machines have ") : "-n asks for ") + std::to_string(options.ranks) +
+           " ranks, but --elastic allows " + std::to_string(options.elastic->min) + " to " + std::to_string(most));
   options.bind = parse_binding(words.bind);
   read_restarts(words, options);
   options.grace = parse_seconds("--grace", words.grace, false);
   options.hang_timeout = parse_seconds("--hang-timeout", words.hang_timeout, true);
-  // Machines that come by themselves say then how many ranks they have.
-  const bool ranks_known = !request.hosts || !request.hosts->coordinator || !request.hosts->coordinator->rendezvous;
   options.shown_ranks = parse_ranks("--tee", words.tee, ranks_known ? std::max(options.ranks, most) : kMaxRanks);
   for (const auto& variable : words.variables) check_variable("--env", variable);
   request.variables = words.variables;

@@ -152,32 +152,31 @@ CheckpointImage image_of_file(const std::string& path) {
 /// What rank 0 has chosen.
 struct Choice {
   std::string file;          ///< in the folder; empty: none
-  std::optional<int> slot;   ///< in memory, which comes first
+  uint64_t sequence = 0;     ///< of the one in memory, which comes first; 0: none
   int64_t step_on_disk = 0;  ///< of the newest in the folder
 
   CheckpointMessage message() const {
-    return {.steps = slot ? 1 + *slot : 0, .text = file, .state = std::to_string(step_on_disk)};
+    return {.steps = static_cast<int64_t>(sequence), .text = file, .state = std::to_string(step_on_disk)};
   }
   static Choice of(const CheckpointMessage& message) {
-    Choice choice{.file = message.text, .slot = {}, .step_on_disk = std::atoll(message.state.c_str())};
-    if (message.steps > 0) choice.slot = static_cast<int>(message.steps - 1);
-    return choice;
+    return {.file = message.text,
+            .sequence = static_cast<uint64_t>(message.steps),
+            .step_on_disk = std::atoll(message.state.c_str())};
   }
 };
 
 /// Rank 0: memory, unless the folder has something newer that is intact.
-Choice choose(const CheckpointFolder& folder, const MemoryTier* memory) {
+Choice choose(const CheckpointFolder& folder, const std::optional<WholeSlot>& in_memory) {
   Choice choice;
-  const auto in_memory = memory != nullptr ? memory->newest_intact() : std::nullopt;
   for (const CheckpointManifest& manifest : folder.list())
     choice.step_on_disk = std::max(choice.step_on_disk, manifest.step);
-  if (in_memory) choice.slot = in_memory->slot;
+  if (in_memory) choice.sequence = in_memory->sequence;
   if (in_memory && choice.step_on_disk <= in_memory->header.step) return choice;
   std::optional<CheckpointManifest> on_disk;
   const std::string problem = failure_of([&] { on_disk = newest_intact(folder); });
   if (!problem.empty() && !in_memory) throw RefusedInput(problem);
   if (on_disk && (!in_memory || on_disk->step > in_memory->header.step)) {
-    choice.slot.reset();
+    choice.sequence = 0;
     choice.file = on_disk->file;
   }
   return choice;
@@ -185,9 +184,10 @@ Choice choose(const CheckpointFolder& folder, const MemoryTier* memory) {
 
 /// The same on all ranks.
 Choice agree(const CheckpointFolder& folder, const MemoryTier* memory, const Group& group) {
+  const auto in_memory = memory != nullptr ? memory->newest_intact() : std::nullopt;
   CheckpointMessage chosen;
   if (group.rank() == 0)
-    chosen = attempt([&](CheckpointMessage& message) { message = choose(folder, memory).message(); });
+    chosen = attempt([&](CheckpointMessage& message) { message = choose(folder, in_memory).message(); });
   chosen = CheckpointMessage::decode(group.broadcast_bytes(chosen.encode()), 0);
   if (chosen.outcome == CheckpointMessage::Outcome::kFailed) throw RefusedInput("cannot resume: " + chosen.text);
   return Choice::of(chosen);
@@ -198,14 +198,15 @@ Choice agree(const CheckpointFolder& folder, const MemoryTier* memory, const Gro
 std::optional<ResumedCheckpoint> resume_parts(const std::vector<CheckpointPart>& parts, const CheckpointFolder& folder,
                                               const MemoryTier* memory, const Group& group) {
   const Choice choice = agree(folder, memory, group);
-  if (choice.file.empty() && !choice.slot) return {};
+  if (choice.file.empty() && choice.sequence == 0) return {};
   CheckpointManifest manifest;
   manifest.file = choice.file;
-  ResumedCheckpoint resumed{.path = choice.slot ? "" : folder.path_of(manifest)};
+  const bool from_memory = choice.sequence != 0;
+  ResumedCheckpoint resumed{.path = from_memory ? "" : folder.path_of(manifest)};
   PartLoader loader(parts, group);
-  loader.load([&] { return choice.slot ? memory->image(*choice.slot) : image_of_file(resumed.path); });
+  loader.load([&] { return from_memory ? memory->image(choice.sequence) : image_of_file(resumed.path); });
   resumed.step = loader.step();
-  resumed.step_on_disk = choice.slot ? choice.step_on_disk : resumed.step;
+  resumed.step_on_disk = from_memory ? choice.step_on_disk : resumed.step;
   const auto problems = group.all_gather_bytes(loader.problems());  // nobody reads memory any more after this
   std::string text;
   for (size_t rank = 0; rank < problems.size(); ++rank) {
@@ -213,7 +214,7 @@ std::optional<ResumedCheckpoint> resume_parts(const std::vector<CheckpointPart>&
     const bool same = rank > 0 && problems[rank] == problems[0];
     text += "\n rank " + std::to_string(rank) + ": " + (same ? "the same as on rank 0" : problems[rank]);
   }
-  const std::string name = choice.slot ? "the checkpoint in memory" : resumed.path;
+  const std::string name = from_memory ? "the checkpoint in memory" : resumed.path;
   if (!text.empty()) throw RefusedInput("cannot resume from " + name + ":" + text);
   return resumed;
 }

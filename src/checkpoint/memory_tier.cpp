@@ -133,19 +133,23 @@ std::unique_ptr<MemoryTier> MemoryTier::make(const std::string& folder, const Gr
                                              const CheckpointerOptions& options) {
   if (!options.memory_every_n_steps) return nullptr;
   std::unique_ptr<MappedSlots> memory;
+  int first_rank = 0;  // of this machine
   const std::string problem = failure_of([&] {
     memory = open_memory(group);
+    first_rank = group.rank() - std::max(0, number_in(Environment::from_process().local_rank));
     if (in_use.exchange(true)) {
       memory.reset();
       throw Error("another Checkpointer of this process saves to memory; let one do it");
     }
   });
-  const auto problems = group.all_gather_bytes(problem);
-  for (size_t rank = 0; rank < problems.size(); ++rank) {
-    if (problems[rank].empty()) continue;
+  const auto said = group.all_gather_bytes(std::to_string(first_rank) + " " + problem);
+  std::vector<int> first_ranks;
+  for (size_t rank = 0; rank < said.size(); ++rank) {
+    first_ranks.push_back(std::atoi(said[rank].c_str()));
+    const std::string its = said[rank].substr(said[rank].find(' ') + 1);
+    if (its.empty()) continue;
     if (memory) in_use = false;
-    const std::string text =
-        "memory_every_n_steps: rank " + std::to_string(rank) + " cannot save to memory: " + problems[rank];
+    const std::string text = "memory_every_n_steps: rank " + std::to_string(rank) + " cannot save to memory: " + its;
     if (!options.disk_if_no_memory)
       throw Error(text + ". With disk_if_no_memory = true checkpoints are then saved to disk alone");
     if (group.rank() == 0) {
@@ -156,13 +160,15 @@ std::unique_ptr<MemoryTier> MemoryTier::make(const std::string& folder, const Gr
   Hash owner;
   owner.add(folder);
   return std::unique_ptr<MemoryTier>(
-      new MemoryTier(std::move(memory), std::strtoull(owner.digits().c_str(), nullptr, 16), group, options));
+      new MemoryTier(std::move(memory), MemoryMachines(std::move(first_ranks), group.rank()),
+                     std::strtoull(owner.digits().c_str(), nullptr, 16), group, options));
 }
 
-MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, uint64_t owner, const Group& group,
-                       const CheckpointerOptions& options)
+MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machines, uint64_t owner,
+                       const Group& group, const CheckpointerOptions& options)
     : group_(group),
       memory_(std::move(memory)),
+      machines_(std::move(machines)),
       owner_(owner),
       every_(*options.memory_every_n_steps),
       may_give_up_(options.disk_if_no_memory) {}
@@ -177,6 +183,10 @@ void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step) {
   // Where there is room for certain, nothing is counted beforehand: that takes as long as writing hundreds of headers.
   if ((!writer_ || common.most_bytes() > common_capacity_) && !has_room(state.common, common, own)) return;
   if (own.most_bytes() > own_capacity_) open_own_windows(own.most_bytes());
+  Hash hash;
+  hash.add(common.pickle());
+  const uint64_t layout = std::strtoull(hash.digits().c_str(), nullptr, 16);
+  machines_.exchange(group_, own, layout);
   wait_for_last_save(step);
   writer_->begin();
   RangeSink range(*writer_, &SlotWriter::write_common, begin_, end_);
@@ -184,13 +194,9 @@ void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step) {
   common.write(range, "state", kNoChecksums);
   RangeSink all(*writer_, &SlotWriter::write_own, 0, own_capacity_);
   own.write(all, "state", kNoChecksums);
-  Hash layout;
-  layout.add(common.pickle());
-  writer_->finish({.step = step,
-                   .owner = owner_,
-                   .layout = std::strtoull(layout.digits().c_str(), nullptr, 16),
-                   .common_bytes = range.position()},
-                  all.position());
+  const SaveHeader header{.step = step, .owner = owner_, .layout = layout, .common_bytes = range.position()};
+  writer_->finish(header, all.position());
+  machines_.keep(header);
   own_page().note_memory_checkpoint(step);
 }
 
@@ -207,6 +213,7 @@ bool MemoryTier::reserve(const MemoryDict& common, uint64_t common_bytes, uint64
       [&](CheckpointMessage& mine) {
         mine.text = std::to_string(common_bytes);
         mine.state = std::to_string(own_bytes);
+        mine.steps = static_cast<int64_t>(available_memory_bytes() + memory_->committed_bytes());
       },
       [&](const std::vector<CheckpointMessage>& ranks) { check_room(ranks); });
   if (room.outcome == Outcome::kDone)
@@ -222,7 +229,6 @@ bool MemoryTier::reserve(const MemoryDict& common, uint64_t common_bytes, uint64
     return false;
   }
   if (writer_) return true;
-  SlotTurn turn;
   const CheckpointMessage equal = share(
       [&](CheckpointMessage& mine) {
         if (group_.world_size() > 1) mine.text = lines_of_state(common);
@@ -232,12 +238,11 @@ bool MemoryTier::reserve(const MemoryDict& common, uint64_t common_bytes, uint64
         for (const CheckpointMessage& rank : ranks) lines.push_back(rank.text);
         const std::string difference = difference_of_lines(lines);
         if (!difference.empty()) throw Error(difference);
-        turn = first_turn(*memory_);
       });
   if (equal.outcome == Outcome::kFailed) throw_difference(equal.text);
-  const std::string chosen = group_.broadcast_bytes({reinterpret_cast<const char*>(&turn), sizeof turn});
-  std::memcpy(&turn, chosen.data(), std::min(sizeof turn, chosen.size()));
+  const SlotTurn turn = MemoryMachines::agree_on_turn(group_, *memory_);
   writer_.emplace(*memory_, group_.rank(), group_.world_size(), turn);
+  machines_.begin_keeping(*memory_, turn);
   return true;
 }
 
@@ -265,8 +270,11 @@ void MemoryTier::check_room(const std::vector<CheckpointMessage>& ranks) const {
     const auto common = std::strtoull(rank.text.c_str(), nullptr, 10);
     wanted = std::max<uint64_t>(wanted, 2 * with_room(common));
   }
-  for (const CheckpointMessage& rank : ranks) wanted += 2 * with_room(std::strtoull(rank.state.c_str(), nullptr, 10));
-  const uint64_t available = available_memory_bytes() + memory_->committed_bytes();
+  auto available = static_cast<uint64_t>(ranks[0].steps);  // on the machine that has least
+  for (const CheckpointMessage& rank : ranks) {
+    wanted += 2 * with_room(std::strtoull(rank.state.c_str(), nullptr, 10));
+    available = std::min(available, static_cast<uint64_t>(rank.steps));
+  }
   if (wanted > available)
     throw LimitError("two states in memory take " + in_mebibytes(wanted) + ", but only " + in_mebibytes(available) +
                      " are available");
@@ -280,7 +288,7 @@ void MemoryTier::throw_difference(const std::string& what) {
 
 void MemoryTier::open_windows(uint64_t common_bytes, uint64_t own_bytes) {
   constexpr uint64_t kLine = 64;
-  const auto rank = static_cast<uint64_t>(group_.rank()), ranks = static_cast<uint64_t>(group_.world_size());
+  const auto rank = static_cast<uint64_t>(machines_.rank_here()), ranks = static_cast<uint64_t>(machines_.ranks_here());
   common_capacity_ = with_room(common_bytes);
   const auto bound = [&](uint64_t of) {
     return of == ranks ? common_capacity_ : common_bytes * of / ranks / kLine * kLine;
@@ -320,13 +328,23 @@ void MemoryTier::wait_for_last_save(int64_t step) const {
 }
 
 std::optional<WholeSlot> MemoryTier::newest_intact() const {
+  if (machines_.several())
+    return machines_.newest_for_all(group_, *memory_, machines_.leads() ? intact_slots(2) : std::vector<WholeSlot>());
+  const auto slots = group_.rank() == 0 ? intact_slots(1) : std::vector<WholeSlot>();
+  return slots.empty() ? std::nullopt : std::optional(slots[0]);
+}
+
+std::vector<WholeSlot> MemoryTier::intact_slots(size_t most) const {
+  std::vector<WholeSlot> intact;
   for (WholeSlot& slot : whole_slots(*memory_)) {
-    if (slot.header.owner != owner_) continue;
+    if (slot.header.owner != owner_ || intact.size() == most) continue;
     const std::string problem = problem_of(slot);
-    if (problem.empty()) return std::move(slot);
-    TORCH_WARN("the checkpoint in memory of step ", slot.header.step, " is left out: ", problem);
+    if (problem.empty())
+      intact.push_back(std::move(slot));
+    else
+      TORCH_WARN("the checkpoint in memory of step ", slot.header.step, " is left out: ", problem);
   }
-  return {};
+  return intact;
 }
 
 std::string MemoryTier::problem_of(const WholeSlot& slot) const {
@@ -342,8 +360,10 @@ std::string MemoryTier::problem_of(const WholeSlot& slot) const {
   });
 }
 
-CheckpointImage MemoryTier::image(int slot) const {
-  const auto whole = whole_slot(*memory_, slot);
+CheckpointImage MemoryTier::image(uint64_t sequence) const {
+  std::optional<WholeSlot> whole;
+  for (WholeSlot& slot : whole_slots(*memory_))
+    if (slot.sequence == sequence) whole = std::move(slot);
   if (!whole) throw RefusedInput("the checkpoint in memory is gone");
   const auto read = [this](uint64_t offset, uint64_t bytes) {
     const SlotSource source("the checkpoint in memory", *memory_, offset, bytes);
@@ -353,7 +373,7 @@ CheckpointImage MemoryTier::image(int slot) const {
     return read(StateMemory::own_at(whole->slot, static_cast<int>(rank)), whole->own_bytes.at(rank));
   };
   CheckpointImage image;
-  image.whole = read(StateMemory::common_at(slot), whole->header.common_bytes);
+  image.whole = read(StateMemory::common_at(whole->slot), whole->header.common_bytes);
   image.ranks = whole->own_bytes.size();
   image.state_of_rank = [own](size_t rank) { return own(rank).at(kRanksKey).toGenericDict(); };
   const MemoryDict from_rank_zero = own(0).at(kRankZeroKey).toGenericDict();

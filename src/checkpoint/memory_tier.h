@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint_image.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/checkpoint_part.h"
+#include "checkpoint/memory_machines.h"
 #include "checkpoint/memory/mapped_slots.h"
 #include "checkpoint/memory/memory_slots.h"
 #include "checkpoint/object_writer.h"
@@ -23,7 +24,8 @@ namespace lockstep {
 ///
 /// What is equal on all ranks is one image, the bytes of a .pt file, of which each rank writes its range straight from
 /// the tensors; behind it each rank leaves what is its own, and rank 0 also what is taken from rank 0 alone. Ranks do
-/// not communicate for a save, except for the first one and when the image outgrows the memory that was committed.
+/// not communicate for a save, except for the first one and when the image outgrows the memory that was committed; on
+/// several machines each holds the whole, and ranks exchange what is their own (memory_machines.h).
 /// Which rank writes when is the business of SlotWriter. Each
 /// save compares everything but the bytes of tensors, and the first one of a start those as well.
 class MemoryTier {
@@ -46,13 +48,13 @@ class MemoryTier {
   /// then gives up. Throws Error on the ranks that notice it if ranks have different states.
   void save(const std::vector<CheckpointPart>& parts, int64_t step);
 
-  /// While nobody saves: the newest that can be read.
+  /// The newest that can be read, on every machine; for rank 0. All ranks call it, while nobody saves.
   std::optional<WholeSlot> newest_intact() const;
-  /// What is in a slot that is whole.
-  CheckpointImage image(int slot) const;
+  /// What is in the slot of that sequence, which is whole on this machine.
+  CheckpointImage image(uint64_t sequence) const;
 
  private:
-  MemoryTier(std::unique_ptr<MappedSlots> memory, uint64_t owner, const Group& group,
+  MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machines, uint64_t owner, const Group& group,
              const CheckpointerOptions& options);
 
   bool has_room(const c10::impl::GenericDict& state, const ObjectWriter& common, const ObjectWriter& own);
@@ -64,10 +66,12 @@ class MemoryTier {
   void open_windows(uint64_t common_bytes, uint64_t own_bytes);
   void open_own_windows(uint64_t own_bytes);
   void wait_for_last_save(int64_t step) const;
+  std::vector<WholeSlot> intact_slots(size_t most) const;
   std::string problem_of(const WholeSlot& slot) const;
 
   const Group group_;
   const std::unique_ptr<MappedSlots> memory_;
+  MemoryMachines machines_;
   const uint64_t owner_;
   const int64_t every_;
   const bool may_give_up_;

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "base/socket.h"
+#include "base/state_memory.h"
 #include "hosts/connect.h"
 #include "hosts/program_facts.h"
 #include "hosts/store_relay.h"
@@ -84,6 +85,7 @@ class Agent {
   std::vector<RankCommand> commands_;
   std::optional<RunFolder> folder_;
   std::optional<HeldPort> port_;
+  const FileDescriptor state_memory_ = StateMemory::make();  // this machine's copy, for the ranks of a restart
   std::string address_, run_id_;
   Display display_{{}};
   TerminalInput input_;
@@ -237,9 +239,9 @@ void Agent::start(const Start& order) {
   untaken_ = 0;
   tell_at_ = seen_at_ = Clock::now();
   MachineShare share{.first_rank = order.first_rank,
-                     .count = options_.ranks,
+                     .count = order.slots,
                      .world_size = order.world_size,
-                     .node = agent_options_.node,
+                     .node = order.node,
                      .nodes = order.nodes,
                      .address = address_,
                      .master_address = order.master_address,
@@ -257,8 +259,10 @@ void Agent::start(const Start& order) {
   };
   share.takes_output = [this] { return untaken_ < kMostUntaken; };
   try {
-    if (order.world_size > kMaxRanks || order.first_rank < 0 || order.first_rank + options_.ranks > order.world_size)
+    if (order.world_size > kMaxRanks || order.first_rank < 0 || order.slots < 1 ||
+        order.first_rank > order.world_size - order.slots)
       throw ProtocolError("ranks that a run cannot have");
+    if (std::exchange(options_.ranks, order.slots) != order.slots) commands_ = plan_ranks(options_, environment_);
     team_ = std::make_unique<LocalTeam>(TeamSetup{.options = options_,
                                                   .environment = environment_,
                                                   .commands = commands_,
@@ -267,7 +271,7 @@ void Agent::start(const Start& order) {
                                                   .guard = guard_,
                                                   .display = display_,
                                                   .input = input_,
-                                                  .memory_fd = -1,
+                                                  .memory_fd = state_memory_.get(),
                                                   .master_port = order.master_port,
                                                   .run_id = run_id_},
                                         order.restarts, std::move(share));

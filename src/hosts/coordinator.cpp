@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 
 #include "base/printable.h"
 #include "hosts/hosts_plan.h"
@@ -47,12 +48,15 @@ Coordinator::Coordinator(const CoordinatorOptions& options, const Key& key)
     Node& node = nodes_.emplace_back();
     node.number = static_cast<int>(i);
     node.host = options.hosts[i];
+    node.most_slots = node.host.slots;
   }
 }
 
 Coordinator::~Coordinator() { end(kExitNotStarted); }
 
 std::unique_ptr<Team> Coordinator::start(const TeamSetup& setup, int restarts) {
+  const auto& elastic = setup.options.elastic;
+  if (elastic && restarts > 0) share_out(setup.options.ranks);
   gather(setup);
   int world_size = 0;
   for (Node& node : nodes_) {
@@ -62,7 +66,41 @@ std::unique_ptr<Team> Coordinator::start(const TeamSetup& setup, int restarts) {
   if (world_size > kMaxRanks)
     throw LaunchError(kExitNotStarted, "the machines offer " + std::to_string(world_size) + " ranks, and a run has " +
                                            std::to_string(kMaxRanks) + " at most; give a smaller -n");
+  if (elastic && !elastic->contains(world_size))
+    throw LaunchError(kExitBadCommandLine, "the machines have " + std::to_string(world_size) +
+                                               " ranks, but --elastic allows " + std::to_string(elastic->min) + " to " +
+                                               std::to_string(elastic->max));
   return std::make_unique<HostsTeam>(nodes_, lobby_, world_size, setup, restarts);
+}
+
+void Coordinator::leave_out(int rank) {
+  for (Node& node : nodes_)
+    if (node.has_rank(rank)) node.leaves = true;
+}
+
+/// Of machines that are gone no rank stays, if the others have places enough.
+void Coordinator::share_out(int ranks) {
+  int places = 0;
+  for (const Node& node : nodes_) places += node.host.slots;
+  for (Node& node : nodes_) {
+    if (node.is_ready() || node.gone || places - node.host.slots < ranks) continue;
+    places -= std::exchange(node.host.slots, 0);
+    node.gone = true;
+    node.lose();
+  }
+  for (; places > ranks; --places) {
+    const auto may_go = [](const Node& node) { return node.leaves && node.has_ranks(); };
+    auto least = std::find_if(nodes_.rbegin(), nodes_.rend(), may_go);
+    if (least == nodes_.rend()) least = std::find_if(nodes_.rbegin(), nodes_.rend(), std::mem_fn(&Node::has_ranks));
+    --least->host.slots;
+    least->leaves = false;
+  }
+  for (Node& node : nodes_) {
+    node.leaves = false;
+    const int more = node.gone ? 0 : std::min(ranks - places, node.most_slots - node.host.slots);
+    node.host.slots += more;
+    places += more;
+  }
 }
 
 void Coordinator::open_door() {
@@ -78,13 +116,13 @@ void Coordinator::open_door() {
 
 void Coordinator::gather(const TeamSetup& setup) {
   for (Node& node : nodes_)
-    if (!node.is_ready()) node.lose();
-  const auto is_ready = [](const Node& node) { return node.is_ready(); };
+    if (node.is_awaited()) node.lose();
+  const auto is_ready = [](const Node& node) { return !node.is_awaited(); };
   std::deque<Node*> unlaunched;
   if (!std::all_of(nodes_.begin(), nodes_.end(), is_ready)) {
     open_door();
     for (Node& node : nodes_)
-      if (!node.is_ready() && !comes_by_itself(node)) unlaunched.push_back(&node);
+      if (node.is_awaited() && !comes_by_itself(node)) unlaunched.push_back(&node);
   }
   lobby_.door().expect(static_cast<size_t>(
       std::count_if(nodes_.begin(), nodes_.end(), [&](const Node& one) { return !is_ready(one); })));
@@ -180,6 +218,8 @@ std::string Coordinator::objection(const Hello& hello, const std::string& comman
   if (hello.node < 0 || hello.node >= count)
     return "it was started with --node-rank " + std::to_string(hello.node) + ", but there are only " +
            std::to_string(count) + " machines, counted from 0";
+  if (nodes_[static_cast<size_t>(hello.node)].gone)
+    return "it was lost, and the run goes on without it; `lockstep run` without it starts another";
   if (nodes_[static_cast<size_t>(hello.node)].channel)
     return "there is a node " + std::to_string(hello.node) + " already, on " +
            nodes_[static_cast<size_t>(hello.node)].host.name +
@@ -200,6 +240,7 @@ void Coordinator::admit(Arrival arrival, const TeamSetup& setup) {
   Node& node = nodes_[static_cast<size_t>(arrival.hello.node)];
   node.channel = std::move(arrival.channel);
   if (comes_by_itself(node)) node.host = {printable(arrival.hello.host), std::max(arrival.hello.slots, 1)};
+  node.most_slots = std::max(node.most_slots, node.host.slots);
   prepare(node, setup);
 }
 
@@ -240,7 +281,7 @@ void Coordinator::take_replies(Node& node) {
 }
 
 void Coordinator::check_launched(Node& node) const {
-  if (node.is_ready() || !node.process_end) return;
+  if (!node.is_awaited() || !node.process_end) return;
   if (node.output) node.read_output();
   const std::string last = node.tail.lines().empty() ? "it printed nothing" : printable(node.tail.lines().back());
   const bool refused = *node.process_end == ProcessEnd{ProcessEnd::Kind::kExited, kExitRefusedPeer};
@@ -252,10 +293,11 @@ void Coordinator::check_launched(Node& node) const {
 }
 
 void Coordinator::compare(const TeamSetup& setup) const {
-  const Node& first = nodes_.front();
+  const Node& first = *std::find_if(nodes_.begin(), nodes_.end(), std::mem_fn(&Node::is_ready));
   const bool loopback = is_loopback(first.ready->address);
   std::string others;
   for (const Node& node : nodes_) {
+    if (node.gone) continue;
     const Ready& ready = *node.ready;
     if (ready.program_hash != first.ready->program_hash)
       throw LaunchError(kExitNotStarted, node.host.name + " has another " + setup.options.command[0] + " than " +
@@ -279,7 +321,7 @@ std::string Coordinator::missing() const {
   std::string text;
   int count = 0;
   for (const Node& node : nodes_) {
-    if (node.is_ready() || ++count > kMostNamed) continue;
+    if (!node.is_awaited() || ++count > kMostNamed) continue;
     const bool named = !comes_by_itself(node);
     text += (text.empty() ? "" : ", ") + (named ? node.host.name : "node " + std::to_string(node.number));
   }

@@ -23,7 +23,7 @@ struct CoordinatorOptions {
 };
 
 /// Starts a run's ranks on several machines: by agents, which it starts itself or awaits, over channels that both sides
-/// have authenticated. Agents stay for the restarts of the run; those that were lost are started again.
+/// have authenticated. Agents stay for the restarts of the run; those that were lost are started again, or left out.
 class Coordinator final : public RankPlaces {
  public:
   /// `key`: of this run, or of the user.
@@ -31,11 +31,13 @@ class Coordinator final : public RankPlaces {
   ~Coordinator() override;
 
   std::unique_ptr<Team> start(const TeamSetup& setup, int restarts) override;
+  void leave_out(int rank) override;
   std::string launch_command() const override { return options_.launch_command; }
   void end(int exit_code) override;
 
  private:
   bool comes_by_itself(const Node& node) const { return options_.rendezvous && node.number > 0; }
+  void share_out(int ranks);
   void gather(const TeamSetup& setup);
   void open_door();
   void launch_agent(Node& node, const TeamSetup& setup);

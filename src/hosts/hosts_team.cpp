@@ -1,6 +1,7 @@
 #include "hosts/hosts_team.h"
 
 #include <algorithm>
+#include <climits>
 
 #include "base/printable.h"
 #include "base/socket.h"
@@ -49,16 +50,22 @@ HostsTeam::HostsTeam(std::deque<Node>& nodes, Lobby& lobby, int world_size, cons
     store_.add_client(std::move(server));
     relay_.add(number, std::move(relayed));
   }
-  for (Node& node : nodes_) start_on(node, world_size, setup, restarts);
+  for (Node& node : nodes_)
+    if (node.has_ranks()) start_on(node, world_size, setup, restarts);
 }
 
 void HostsTeam::start_on(Node& node, int world_size, const TeamSetup& setup, int restarts) {
-  Start order{.first_rank = node.first_rank,
-              .world_size = world_size,
-              .nodes = static_cast<int>(nodes_.size()),
-              .restarts = restarts,
-              .master_address = nodes_.front().ready->address,
-              .master_port = nodes_.front().ready->master_port};
+  const auto has_ranks = [](const Node& one) { return one.has_ranks(); };
+  const Node& first = node_of(0);
+  Start order{
+      .slots = node.host.slots,
+      .first_rank = node.first_rank,
+      .world_size = world_size,
+      .node = static_cast<int>(std::count_if(nodes_.begin(), nodes_.begin() + node.number, has_ranks)),
+      .nodes = static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(), has_ranks)),
+      .restarts = restarts,
+      .master_address = first.ready->address,
+      .master_port = first.ready->master_port};
   for (int rank = node.first_rank; node.has_rank(rank); ++rank)
     if (const auto columns = setup.display.columns_for(rank)) {
       order.terminal_rank = rank;
@@ -219,6 +226,7 @@ void HostsTeam::take_seen(Node& node, const Seen& seen) {
   stop_at_ = std::max(stop_at_, static_cast<uint64_t>(std::max<int64_t>(0, seen.stop_at)));
   if (!seen.stop_asked || stop_asked_) return;
   // A rank there has got a signal: those of the other machines leave with it.
+  node.leaves = true;
   ask_to_leave();
 }
 
@@ -267,7 +275,10 @@ void HostsTeam::lose(Node& node, const std::string& why) {
 RanksObserved HostsTeam::observe(bool process_states, bool processor_times) {
   RanksObserved seen;
   bool answered = look_.has_value();
-  for (const Node& node : nodes_) answered = answered && (!node.channel || looked_[static_cast<size_t>(node.number)]);
+  for (const Node& node : nodes_) {
+    answered = answered && (!node.channel || !node.has_ranks() || looked_[static_cast<size_t>(node.number)]);
+    if (!node.channel) seen.lost_ranks += node.host.slots;
+  }
   seen.processor_times = processor_times && answered && look_->processor_times;
   for (const Rank& rank : ranks_) {
     const RankSeen& told = told_[static_cast<size_t>(rank.number)].seen;
@@ -286,7 +297,20 @@ RanksObserved HostsTeam::observe(bool process_states, bool processor_times) {
   }
   seen.stop_asked = stop_asked_;
   seen.stop_at = stop_at_;
+  seen.resize_to = wanted_ranks();
   return seen;
+}
+
+/// What `lockstep resize` asks for, if the machines that are left have so many places.
+int HostsTeam::wanted_ranks() {
+  const int wanted = board_ ? static_cast<int>(std::min<uint32_t>(board_->head().resize_to.load(), INT_MAX)) : 0;
+  int places = 0;
+  for (const Node& node : nodes_) places += node.channel ? node.most_slots : 0;
+  if (wanted <= places) return wanted;
+  if (std::exchange(refused_, wanted) != wanted)
+    messages_.push_back(std::to_string(wanted) + " ranks are wanted, but the machines that are left have places for " +
+                        std::to_string(places));
+  return 0;
 }
 
 void HostsTeam::tell_all(Kind kind) {
@@ -311,7 +335,9 @@ void HostsTeam::finish() {
   tell_all(Kind::kFinish);
   const Deadline deadline(kFinishTime);
   PollSet polled;
-  const auto is_done = [&](const Node& node) { return !node.channel || finished_[static_cast<size_t>(node.number)]; };
+  const auto is_done = [&](const Node& node) {
+    return !node.channel || !node.has_ranks() || finished_[static_cast<size_t>(node.number)];
+  };
   while (!std::all_of(nodes_.begin(), nodes_.end(), is_done) && !deadline.passed()) {
     polled.clear();
     for (Node& node : nodes_)

@@ -56,6 +56,7 @@ class HostsTeam final : public Team {
   void show(Node& node, int rank, bool all);
   void pass_on_output(Node& node);
   void lose(Node& node, const std::string& why);
+  int wanted_ranks();
   void tell_all(Kind kind);
 
   std::deque<Node>& nodes_;
@@ -66,6 +67,7 @@ class HostsTeam final : public Team {
   std::vector<Told> told_;            // by rank
   std::vector<bool> finished_;
   bool stop_asked_ = false;
+  int refused_ = 0;  // number of ranks, of which the user was told that there cannot be so many
   uint64_t stop_at_ = 0;
   std::vector<bool> looked_;  // nodes that have answered the last Look
   std::optional<Look> look_;  // which is under way, or answered

@@ -7,7 +7,7 @@
 namespace lockstep::hosts {
 
 /// Grows with every change of what follows; both sides must have the same.
-constexpr int kProtocol = 1;
+constexpr int kProtocol = 2;
 
 constexpr size_t kMaxHelloBytes = 64 << 10;  ///< a frame's, before the agent has been welcomed
 constexpr size_t kMaxFrameBytes = 8 << 20;
@@ -92,8 +92,10 @@ struct Failed {
 using Over = Failed;
 
 struct Start {
+  int slots = 1;  ///< ranks here
   int first_rank = 0;
   int world_size = 1;
+  int node = 0;  ///< this machine's number among those that have ranks
   int nodes = 1;
   int restarts = 0;
   std::string master_address;
@@ -101,7 +103,7 @@ struct Start {
   int terminal_rank = -1;  ///< whose output ends on a terminal; -1: none
   int terminal_columns = 0;
   void fields(auto& wire) {
-    wire(first_rank), wire(world_size), wire(nodes), wire(restarts), wire(master_address), wire(master_port);
+    wire(slots), wire(first_rank), wire(world_size), wire(node), wire(nodes), wire(restarts), wire(master_address), wire(master_port);
     wire(terminal_rank), wire(terminal_columns);
   }
 };

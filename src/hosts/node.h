@@ -20,6 +20,11 @@ struct Node {
   std::optional<Ready> ready;        ///< once it has said so
   int first_rank = 0;
 
+  // Of a run that is elastic.
+  int most_slots = 0;   ///< ranks that it offered; host.slots are those that it has
+  bool gone = false;    ///< it was lost, and is left out for good
+  bool leaves = false;  ///< if the next start has fewer ranks, one of its places goes first
+
   // The command that started the agent; empty where that came by itself.
   std::optional<Process> process;
   const Guard* guard = nullptr;  ///< of that process
@@ -29,6 +34,8 @@ struct Node {
   Tail tail;
 
   bool is_ready() const { return channel && channel->is_open() && ready; }
+  bool is_awaited() const { return !gone && !is_ready(); }
+  bool has_ranks() const { return host.slots > 0; }
   bool has_rank(int rank) const { return rank >= first_rank && rank < first_rank + host.slots; }
   /// Lines that the command has printed since the last call.
   std::string read_output();

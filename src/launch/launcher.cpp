@@ -118,9 +118,11 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
                               .elastic = options.elastic},
                              Clock::now())) {
   if (options.debugged_rank) check_terminal_for_debugger();
-  check_elastic(options, environment);
+  check_elastic(options, environment, places_ == nullptr);
   if (places_ == nullptr)
     for (const std::string& warning : plan_warnings(options, environment)) say(warning);
+  else if (const std::string warning = elastic_warning(options, environment); !warning.empty())
+    say(warning);
   if (!folder_.path().empty()) forget_earlier_run(folder_.path());
   start_team();
 }
@@ -365,8 +367,9 @@ void Launcher::restart() {
   exit_code_ = kExitOk;
   if (options_.ranks != state_.settings.ranks) {
     options_.ranks = state_.settings.ranks;
-    commands_ = plan_ranks(options_, environment_);
+    if (places_ == nullptr) commands_ = plan_ranks(options_, environment_);
   }
+  if (places_ != nullptr && state_.left_out >= 0) places_->leave_out(state_.left_out);
   start_team();
 }
 

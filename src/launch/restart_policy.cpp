@@ -99,7 +99,13 @@ RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory
   if (limits.in_total == 0 || limits.per_hour == 0) return decision;
   decision.why = objection(limits, history, failure);
   if (!decision.why.empty()) return decision;
-  if (limits.elastic && is_of_a_place(failure) && failed_here_before(history, failure)) {
+  const int rest = failure.ranks - failure.lost_ranks;
+  if (limits.elastic && failure.lost_ranks > 0 && rest >= limits.elastic->min) {
+    decision.ranks = rest;
+    decision.why = std::string("a machine is gone; ") +
+                   (failure.lost_ranks == 1 ? "its rank is" : "its " + std::to_string(failure.lost_ranks) + " ranks are") +
+                   " left out";
+  } else if (limits.elastic && is_of_a_place(failure) && failed_here_before(history, failure)) {
     const std::string who = "rank " + std::to_string(failure.rank) + " failed twice at its place";
     decision.too_few = failure.ranks <= limits.elastic->min;
     if (decision.too_few) {
@@ -108,6 +114,7 @@ RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory
       return decision;
     }
     decision.ranks = failure.ranks - 1;
+    decision.left_out = failure.rank;
     decision.why = who + "; it is left out";
   } else if (is_hopeless(history, failure)) {
     decision.why = "no step was made since the last start, so the same would happen again";

@@ -29,6 +29,7 @@ struct Failure {
   std::string text;             ///< the culprit's page's
   std::optional<int64_t> step;  ///< of the training, in which it failed; empty: the program does not say
   bool progress = false;        ///< a step was made since the start
+  int lost_ranks = 0;           ///< that machines had which are gone now
 };
 
 /// A run's failures and restarts. Keeps what happened within an hour, so it does not grow.
@@ -44,6 +45,7 @@ struct RestartHistory {
 struct RestartDecision {
   bool restart = false;
   int ranks = 1;             ///< of the next team
+  int left_out = -1;         ///< the rank that it has no place for; -1: none, or those of machines that are gone
   Clock::duration pause{0};  ///< before it
   std::string why;           ///< a change of the number of ranks, or why there is no restart; empty: nothing to say
   bool too_few = false;      ///< no restart, because fewer ranks than --elastic's minimum would remain
@@ -58,8 +60,7 @@ struct RestartDecision {
 /// - A start without a step means that the same would happen again, except after a SIGKILL of a run that has made steps
 ///   before: it may have come during a restart.
 /// - With --elastic, a rank that fails twice within an hour at its place (its number, among the same number of ranks)
-/// is
-///   left out.
+///   is left out, and so are all ranks of a machine that is gone, at once, where enough remain.
 /// - The first restarts are immediate. The pause grows with the failures of the last ten minutes, and with starts that
 ///   make no step.
 RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory& history, const Failure& failure);

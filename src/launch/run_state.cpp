@@ -248,8 +248,11 @@ bool StateMachine::has_progressed(const RanksObserved& event) const {
 RestartDecision StateMachine::decide(const Verdict& verdict, const RanksObserved& event) const {
   const bool failed = verdict.exit_code != kExitOk;
   if (!failed || is_ended_by_signal()) return {};
-  Failure failure{
-      .at = now, .ranks = state.settings.ranks, .exit_code = verdict.exit_code, .progress = has_progressed(event)};
+  Failure failure{.at = now,
+                  .ranks = state.settings.ranks,
+                  .exit_code = verdict.exit_code,
+                  .progress = has_progressed(event),
+                  .lost_ranks = event.lost_ranks};
   if (verdict.culprit) {
     const RankStatus& account = event.ranks[static_cast<size_t>(verdict.culprit->rank)].account;
     failure.rank = verdict.culprit->rank;
@@ -290,10 +293,9 @@ void StateMachine::end(const RanksObserved& event) {
   say("restart " + std::to_string(state.history.restarts) +
       (limit == kAnyNumber ? "" : " of " + std::to_string(limit)) +
       (decision.pause > Clock::duration(0) ? " in " + in_seconds(decision.pause) : "") +
-      (decision.ranks != decision.failure.ranks
-           ? " with " + std::to_string(decision.ranks) + (decision.ranks == 1 ? " rank" : " ranks")
-           : "") +
+      (decision.ranks != decision.failure.ranks ? " with " + counted_ranks(decision.ranks) : "") +
       (decision.why.empty() ? "" : ": " + decision.why));
+  state.left_out = decision.left_out;
   pause(decision.ranks, decision.pause);
 }
 
@@ -307,6 +309,7 @@ void StateMachine::restart() {
   RunState fresh = RunState::begin(state.settings, now);
   fresh.restarts = state.restarts + 1;
   fresh.settings.ranks = state.next_ranks;
+  fresh.left_out = state.left_out;
   fresh.history = std::move(state.history);
   state = std::move(fresh);
   act(Kind::kRestart);

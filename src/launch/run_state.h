@@ -62,6 +62,7 @@ struct RunState {
 
   std::optional<int> resize_to;  ///< they were asked to leave so that the run can go on with so many
   int next_ranks = 0;            ///< while kPausing: of the next start
+  int left_out = -1;             ///< from kPausing on: the rank of the start before that has no place; -1: any
   std::string no_restart;        ///< why the failure that ended them is not followed by a restart; may be empty
   bool too_few = false;          ///< because fewer ranks than --elastic's minimum would remain
 
@@ -98,6 +99,7 @@ struct RanksObserved {
   uint64_t stop_at = 0;          ///< on the board: the first call that tells the ranks to leave; 0: none yet
   bool processor_times = false;  ///< were sampled
   int resize_to = 0;             ///< on the board: a number of ranks that `lockstep resize` asks for; 0: none
+  int lost_ranks = 0;            ///< of machines that are gone
 };
 using RunEvent = std::variant<RankEnded, SignalReceived, RanksObserved>;
 

@@ -16,7 +16,9 @@ PROGRAM = os.path.join(BIN, "dies_and_goes_on")
 STEPS = 25  # every tenth is saved to disk
 
 
-class MemoryCheckpoint(unittest.TestCase):
+class MemoryRun(unittest.TestCase):
+    """What tests on one machine and on several share."""
+
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
@@ -42,6 +44,8 @@ class MemoryCheckpoint(unittest.TestCase):
     def end(lines):
         return [line for line in lines if line.startswith("ends with ")]
 
+
+class MemoryCheckpoint(MemoryRun):
     def goes_on(self, ranks):
         expected = [self.end(lines) for lines in self.train("straight", ranks)]
         for place, death in (("forward", 17), ("save", 18), ("all", 2), ("save", 2)):
@@ -104,6 +108,123 @@ class MemoryCheckpoint(unittest.TestCase):
         finished = run(PROGRAM, "alone", STEPS, cwd=self.folder, env=self.environment, check=False)
         self.assertNotEqual(finished.returncode, 0)
         self.assertIn("no launcher holds memory for the states of this rank; start the program by `lockstep run`", finished.stderr)
+
+
+class OverMachines(MemoryRun):
+    """Several agents of this machine, each with another LOCKSTEP_MACHINE, hold memory of their own."""
+
+    def command(self, name, hosts, *options):
+        return [LOCKSTEP, "run", "--hosts", hosts, "--launch-command", "env LOCKSTEP_MACHINE={host}", "--log-dir", name, *options, "--", PROGRAM,
+                name + "_checkpoints", str(STEPS)]
+
+    def train_on(self, name, hosts, *death, options=("--max-restarts", "1")):
+        finished = run(*self.command(name, hosts, *options), *death, cwd=self.folder, env=self.environment, check=False, timeout=60)
+        self.assertEqual(finished.returncode, 0, finished.stderr)
+        self.assertEqual(marked_processes(f"LOCKSTEP_TEST_MARK={self.folder}"), {})
+        return [self.log(name, rank) for rank in range(sum(int(host.split(":")[1]) for host in hosts.split(",")))]
+
+    def agent(self, node):
+        """The agent of a machine, before its guard, which it forks."""
+        found = []
+        for pid in marked_processes(f"LOCKSTEP_TEST_MARK={self.folder}"):
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().decode().split("\0")
+            if words[1:2] == ["agent"] and words[words.index("--node") + 1] == str(node):
+                found.append(pid)
+        return min(found)
+
+    def lose_machine(self, name, hosts, node, step, rank, *options):
+        """The standard error of a run in which a rank waits in a step until a machine's agent is killed."""
+        process = subprocess.Popen([*self.command(name, hosts, *options), str(step), str(rank), "hold"], cwd=self.folder, env=self.environment,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(lambda: process.poll() is None and process.kill())
+        deadline = time.monotonic() + 60
+        log = os.path.join(self.folder, name, f"rank_{rank}.log")
+        while not os.path.exists(log) or "dies " not in "\n".join(self.log(name, rank)):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        time.sleep(0.3)  # the coordinator hears ten times a second what the ranks do
+        os.kill(self.agent(node), signal.SIGKILL)
+        said = process.communicate(timeout=60)[1]
+        self.assertEqual(process.returncode, 0, said)
+        return said
+
+    def test_ranks_die_anywhere(self):
+        for hosts, deaths in (("a:2,b:2", [("save", 18, 1)]), ("a:1,b:2", [("forward", 17, 2), ("save", 2, 0)])):
+            expected = [self.end(lines) for lines in self.train_on("straight_" + hosts, hosts)]
+            self.assertTrue(all(expected))
+            for place, step, rank in deaths:
+                with self.subTest(hosts=hosts, place=place):
+                    logs = self.train_on(f"{place}{step}_{hosts}", hosts, step, rank, place)
+                    self.assertEqual([self.end(lines) for lines in logs], expected)
+                    for lines in logs:
+                        self.assertEqual(self.numbers(lines, "begins at"), [0, step - 1])
+                        self.assertLessEqual(len(self.numbers(lines, "step")), STEPS + 1, "more than one step was run twice")
+
+    def test_a_machine_that_is_started_again_is_sent_the_state(self):
+        expected = [self.end(lines) for lines in self.train_on("straight", "a:1,b:2")]
+        for node, says in ((1, "the machines of ranks 1 do not hold the checkpoint in memory of step 16; that of rank 0 has sent it to them"),
+                           (0, "the machines of ranks 0 do not hold the checkpoint in memory of step 16; that of rank 1 has sent it to them")):
+            name = f"lost_{node}"
+            self.lose_machine(name, "a:1,b:2", node, 17, 2, "--max-restarts", "1")
+            logs = [self.log(name, rank) for rank in range(3)]
+            self.assertEqual([self.end(lines) for lines in logs], expected)
+            for lines in logs:
+                self.assertEqual(self.numbers(lines, "begins at"), [0, 16])
+            self.assertIn(says, "\n".join(logs[0]))
+
+    def test_the_ranks_that_are_left_have_the_states_of_all(self):
+        said = self.lose_machine("left", "a:2,b:2", 0, 17, 2, "--max-restarts", "1", "--elastic", "2:4", "--virtual-ranks", "4")
+        self.assertIn("restart 1 of 1 with 2 ranks: a machine is gone; its 2 ranks are left out", said)
+        logs = [self.log("left", rank) for rank in range(2)]
+        for lines in logs:
+            self.assertEqual(self.numbers(lines, "begins at"), [0, 16])
+            self.assertEqual(len(self.end(lines)), 1)
+
+    def train_exactly(self, name, *launcher):
+        command = [LOCKSTEP, "run", "--log-dir", name, "--virtual-ranks", "4", *launcher, "--", TRAIN, "--data", self.folder, "--batch-size", "16", "--epochs", "12",
+                   "--memory-every", "1", "--json", name + ".json"]
+        process = subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(lambda: process.poll() is None and process.kill())
+        return process
+
+    def figures_of(self, name, process):
+        said = process.communicate(timeout=100)[1]
+        self.assertEqual(process.returncode, 0, said)
+        with open(os.path.join(self.folder, name + ".json")) as file:
+            figures = json.load(file)
+        return said, (figures["parameters_hash"], figures["train_loss"])
+
+    @staticmethod
+    def text(path):
+        with open(path) as file:
+            return file.read()
+
+    def wait_for_training(self, name):
+        deadline = time.monotonic() + 60
+        metrics = os.path.join(self.folder, name, "metrics_rank0.jsonl")
+        while not os.path.exists(metrics) or '"step":6,' not in self.text(metrics):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        time.sleep(0.3)  # the coordinator hears ten times a second what the ranks do
+
+    def test_an_elastic_run_goes_on_without_a_machine(self):
+        write_small_data(self.folder)
+        expected = self.figures_of("alone", self.train_exactly("alone", "-n", "1"))[1]
+        for node in (1, 0):
+            name = f"without_{node}"
+            process = self.train_exactly(name, "--hosts", "a:2,b:2", "--launch-command", "env LOCKSTEP_MACHINE={host}", "--max-restarts", "1", "--elastic", "2:4")
+            self.wait_for_training(name)
+            os.kill(self.agent(node), signal.SIGKILL)
+            said, figures = self.figures_of(name, process)
+            self.assertEqual(figures, expected)
+            self.assertIn("restart 1 of 1 with 2 ranks: a machine is gone; its 2 ranks are left out", said)
+            self.assertIn("was lost with its machine", said)
+            with open(os.path.join(self.folder, name, "starts.jsonl")) as file:
+                starts = [json.loads(line) for line in file]
+            self.assertEqual([start["ranks"] for start in starts], [4, 2])
+            self.assertGreater(starts[1]["first_step"], 0)
+            self.assertLessEqual(starts[0]["first_step"] + starts[0]["steps"] - starts[1]["first_step"], 1, "more than one step was lost")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ std::byte* MappedSlots::place_of(uint64_t offset, uint64_t bytes) const {
     if (window.data != nullptr && offset >= window.offset && bytes <= window.bytes &&
         offset - window.offset <= window.bytes - bytes)
       return window.data + (offset - window.offset);
-  throw std::logic_error("MappedSlots: a write outside of the windows");
+  return nullptr;
 }
 
 uint64_t MappedSlots::load(uint64_t offset) const {
@@ -116,10 +116,22 @@ void MappedSlots::store(uint64_t offset, uint64_t word) {
 
 void MappedSlots::write(uint64_t offset, const void* data, uint64_t bytes) {
   std::byte* place = place_of(offset, bytes);
+  if (place == nullptr) return write_through(offset, static_cast<const char*>(data), bytes);
   if (bytes >= kWorthStreaming)
     shm::stream_copy_from_memory(place, static_cast<const std::byte*>(data), bytes);
   else
     std::memcpy(place, data, bytes);
+}
+
+void MappedSlots::write_through(uint64_t offset, const char* data, uint64_t bytes) const {
+  while (bytes > 0) {
+    const ssize_t done = ::pwrite(fd_, data, bytes, static_cast<off_t>(offset));
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) throw_errno<LimitError>("writing " + mebibytes(bytes) + " of a state to memory");
+    data += done;
+    offset += static_cast<uint64_t>(done);
+    bytes -= static_cast<uint64_t>(done);
+  }
 }
 
 void MappedSlots::read(uint64_t offset, void* to, uint64_t bytes) const {

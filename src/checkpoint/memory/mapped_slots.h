@@ -21,7 +21,7 @@ class MappedSlots final : public SlotMemory {
 
   uint64_t load(uint64_t offset) const override;
   void store(uint64_t offset, uint64_t word) override;
-  /// Within a window.
+  /// Within a window, or through the descriptor, which is slower.
   void write(uint64_t offset, const void* data, uint64_t bytes) override;
   void read(uint64_t offset, void* to, uint64_t bytes) const override;
 
@@ -43,6 +43,7 @@ class MappedSlots final : public SlotMemory {
   void unmap(Mapping& mapping);
   Mapping map(uint64_t offset, uint64_t bytes) const;
   std::byte* place_of(uint64_t offset, uint64_t bytes) const;
+  void write_through(uint64_t offset, const char* data, uint64_t bytes) const;
 
   const int fd_;
   const unsigned fork_generation_;

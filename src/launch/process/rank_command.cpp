@@ -62,17 +62,24 @@ std::vector<RankCommand> plan_ranks(const LaunchOptions& options, const Environm
   return ranks;
 }
 
-void check_elastic(const LaunchOptions& options, const EnvironmentBlock& environment) {
+void check_elastic(const LaunchOptions& options, const EnvironmentBlock& environment, bool here) {
   if (!options.elastic) return;
   LaunchOptions most = options;
   most.ranks = options.elastic->max;
-  plan_ranks(most, environment);
+  if (here) plan_ranks(most, environment);
   const std::string virtual_ranks = find_variable(environment, kVirtualRanks, "");
   if (virtual_ranks.empty()) return;
   const int count = parse_number(kVirtualRanks, virtual_ranks, 1, INT_MAX);
   if (count < most.ranks)
     throw LaunchError(kExitBadCommandLine, "--elastic allows " + std::to_string(most.ranks) + " ranks, but there are " +
                                                "only " + virtual_ranks + " virtual ranks; lower its maximum");
+}
+
+std::string elastic_warning(const LaunchOptions& options, const EnvironmentBlock& environment) {
+  if (!options.elastic || options.elastic->min == options.elastic->max ||
+      !find_variable(environment, kVirtualRanks, "").empty())
+    return "";
+  return "--elastic without virtual ranks: when the number of ranks changes, so do the batch of a step and the results";
 }
 
 std::vector<std::string> plan_warnings(const LaunchOptions& options, const EnvironmentBlock& environment) {
@@ -82,10 +89,7 @@ std::vector<std::string> plan_warnings(const LaunchOptions& options, const Envir
   const int threads = threads_per_rank(std::vector(static_cast<size_t>(options.ranks), cpus), 0, quota);
   const std::string crowding = oversubscription_warning(options.ranks, threads_per_rank({cpus}, 0, quota), threads);
   if (!crowding.empty()) warnings.push_back(crowding);
-  if (options.elastic && options.elastic->min < options.elastic->max &&
-      find_variable(environment, kVirtualRanks, "").empty())
-    warnings.emplace_back(
-        "--elastic without virtual ranks: when the number of ranks changes, so do the batch of a step and the results");
+  if (const std::string bits = elastic_warning(options, environment); !bits.empty()) warnings.push_back(bits);
   if (options.bind == Binding::kNuma && usable_nodes(numa_nodes(), cpus).size() < 2)
     warnings.emplace_back(
         "--bind numa changes nothing: all usable cores belong to one NUMA node (--bind core gives each rank its own)");

@@ -21,8 +21,12 @@ std::vector<RankCommand> plan_ranks(const LaunchOptions& options, const Environm
 
 /// Warnings for the user about options that this machine cannot serve, or serves badly.
 std::vector<std::string> plan_warnings(const LaunchOptions& options, const EnvironmentBlock& environment);
-/// Throws LaunchError (bad command line) if a number of ranks that --elastic allows cannot be had.
-void check_elastic(const LaunchOptions& options, const EnvironmentBlock& environment);
+/// Throws LaunchError (bad command line) if a number of ranks that --elastic allows cannot be had. `here`: all are on
+/// this machine.
+void check_elastic(const LaunchOptions& options, const EnvironmentBlock& environment, bool here);
+
+/// That the results depend on the number of ranks; empty: they do not, or it does not change.
+std::string elastic_warning(const LaunchOptions& options, const EnvironmentBlock& environment);
 
 /// For --dry-run: each rank's command, what its environment gets, and its CPUs.
 std::string describe_plan(const LaunchOptions& options, const EnvironmentBlock& environment);

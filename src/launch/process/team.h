@@ -120,8 +120,11 @@ class Team {
 class RankPlaces {
  public:
   virtual ~RankPlaces() = default;
-  /// Starts the ranks. Throws LaunchError when that cannot be done.
+  /// Starts the ranks: in a first start as many as there are places, later setup.options.ranks of them, if the run is
+  /// elastic. Throws LaunchError when that cannot be done.
   virtual std::unique_ptr<Team> start(const TeamSetup& setup, int restarts) = 0;
+  /// If the next start has fewer ranks, the place of this one of the last start goes first.
+  virtual void leave_out(int rank) = 0;
   /// The template of the command that starts a program on another machine; empty: there is none.
   virtual std::string launch_command() const = 0;
   /// The run is over, or could not go on. Called once, after the last start.
