@@ -22,9 +22,10 @@ struct ZeroRedundancyOptions {
 
 namespace detail {
 
-/// TORCH_CHECK fails for parameters and options that the kernels do not step.
+/// TORCH_CHECK fails for parameters and options that cannot be stepped.
 void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
-void fused_step(torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
+/// False: there are no kernels for where the parameters are, so nothing was done and the optimizer's own step() has to.
+bool fused_step(torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
 std::vector<at::Tensor> trained_parameters(const Replica& model);
 
 class SliceStep;
@@ -33,21 +34,24 @@ struct DeleteSliceStep {
 };
 using SliceStepPtr = std::unique_ptr<SliceStep, DeleteSliceStep>;
 /// Null in a world of one, and where there are kernels (ShardedStep).
-SliceStepPtr step_by_slices(const Replica& model, const torch::optim::Optimizer& optimizer, FormulaKind kind,
+SliceStepPtr step_by_slices(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
                             bool state_is_known, const ZeroRedundancyOptions& options);
-void step(SliceStep& slices, torch::optim::Optimizer& optimizer, const std::function<void()>& own_step);
+void step(SliceStep& slices, const std::function<void()>& own_step);
 void check_state_is_known(const SliceStep& slices);
 void complete_state(SliceStep& slices);
 const Group* slice_holders(const SliceStep& slices);
+void move_to(SliceStep& slices, torch::optim::Optimizer& optimizer);
 
 class ShardedStep;
 struct DeleteShardedStep {
   void operator()(ShardedStep* step) const;
 };
 using ShardedStepPtr = std::unique_ptr<ShardedStep, DeleteShardedStep>;
+/// What an optimizer's class does in step(), whatever a class derived from it does.
+using StepOfItself = void (*)(torch::optim::Optimizer& optimizer);
 /// Null in a world of one.
 ShardedStepPtr shard(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
-                     const ZeroRedundancyOptions& options);
+                     const ZeroRedundancyOptions& options, StepOfItself own_step);
 void step(ShardedStep& sharded);
 void complete_state(ShardedStep& sharded);
 const Group* slice_holders(const ShardedStep& sharded);
@@ -62,8 +66,9 @@ void move_to(ShardedStep& sharded, torch::optim::Optimizer& optimizer);
 ///     lockstep::ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(1e-3));
 ///
 /// or alone, for the parameters of one process. Steps are taken by kernels that read and write everything once: SGD,
-/// Adam and AdamW, for parameters of float, double, float16 and bfloat16 on the CPU. Any other elementwise optimizer
-/// steps as it does by itself, on the slices of a rank where there are several; docs/optimizers.md says what it may do.
+/// Adam and AdamW, for parameters of float, double, float16 and bfloat16 on the CPU. Any other elementwise optimizer,
+/// and each of them on a device, steps as it does by itself, on the slices of a rank where there are several;
+/// docs/optimizers.md says what it may do.
 ///
 ///     lockstep::ZeroRedundancyOptimizer optimizer(net->parameters(), torch::optim::AdamWOptions(1e-3));
 ///
@@ -72,7 +77,8 @@ void move_to(ShardedStep& sharded, torch::optim::Optimizer& optimizer);
 /// same bits on every processor, which differ from LibTorch's in the last place. 16-bit parameters are computed with in
 /// float and rounded once a step. Large parameters are stepped by the threads of at::set_num_threads().
 ///
-/// step() changes nothing if it fails: a sparse gradient, a parameter that was moved to another device.
+/// Parameters are all on the CPU or all on one device, for which neither option is there. step() changes nothing if it
+/// fails: a sparse gradient, a parameter that was moved to another device.
 template <detail::Elementwise Optimizer>
 class ZeroRedundancyOptimizer : public Optimizer,
                                 public detail::KeepsMasters,
@@ -112,7 +118,10 @@ class ZeroRedundancyOptimizer : public Optimizer,
                           ZeroRedundancyOptions options = {})
       : ZeroRedundancyOptimizer(groups, std::move(defaults), options) {
     slices_ = detail::step_by_slices(model, *this, kKind, detail::state_is_known<Optimizer>(), options_);
-    if (!slices_) sharded_ = detail::shard(model, *this, kKind, options_);
+    if (!slices_)
+      sharded_ = detail::shard(model, *this, kKind, options_, [](torch::optim::Optimizer& optimizer) {
+        static_cast<ZeroRedundancyOptimizer&>(optimizer).own_step();
+      });
   }
 
   ZeroRedundancyOptimizer(ZeroRedundancyOptimizer&& other) noexcept
@@ -121,6 +130,7 @@ class ZeroRedundancyOptimizer : public Optimizer,
         sharded_(std::move(other.sharded_)),
         slices_(std::move(other.slices_)) {
     if (sharded_) detail::move_to(*sharded_, *this);
+    if (slices_) detail::move_to(*slices_, *this);
   }
 
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
@@ -131,7 +141,7 @@ class ZeroRedundancyOptimizer : public Optimizer,
       loss = closure();
     }
     if (slices_)
-      detail::step(*slices_, *this, [this] { step_alone(); });
+      detail::step(*slices_, [this] { own_step(); });
     else if (sharded_)
       detail::step(*sharded_);
     else
@@ -166,11 +176,11 @@ class ZeroRedundancyOptimizer : public Optimizer,
 
   /// Of what the groups hold, on this rank.
   void step_alone() {
-    if constexpr (kKind == detail::FormulaKind::kNone)
-      Optimizer::step(nullptr);
-    else
-      detail::fused_step(*this, kKind, options_);
+    if constexpr (kKind != detail::FormulaKind::kNone)
+      if (detail::fused_step(*this, kKind, options_)) return;
+    own_step();
   }
+  void own_step() { Optimizer::step(nullptr); }
 
   ZeroRedundancyOptions options_;
   detail::ShardedStepPtr sharded_;

@@ -298,6 +298,13 @@ std::optional<c10::IValue> optimizer_state_in_slices(const Optimizer& optimizer,
   const Group* const holders = keeper != nullptr ? keeper->slice_holders() : nullptr;
   if (holders == nullptr || &state_of(*holders) != &state_of(group)) return std::nullopt;
   keeper->check_state_is_known();
+  const auto parameters = parameters_of(optimizer);
+  if (!parameters.empty() && !parameters.front().tensor.is_cpu()) {
+    // Memory of a device has no pages for slices that others hold. Every rank fetches them now, because not every one
+    // may be asked for its state next.
+    keeper->complete_state();
+    return std::nullopt;
+  }
   return object_of(optimizer);
 }
 

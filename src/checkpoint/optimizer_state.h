@@ -14,7 +14,8 @@ namespace lockstep {
 void adopt_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state);
 
 /// optimizer_state_dict() as it lies, without messages, where each rank of `group` has memory for a slice of it only
-/// (sliced_memory.h); none elsewhere.
+/// (sliced_memory.h); none elsewhere. On a device every rank then has the whole state, and a save() that follows sends
+/// nothing. Every rank calls it.
 std::optional<c10::IValue> optimizer_state_in_slices(const torch::optim::Optimizer& optimizer, const Group& group);
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include "collectives/group_state.h"
 #include "data_parallel/gradient_norm.h"
 #include "data_parallel/same_model.h"
+#include "optim/step_plan.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::detail {
@@ -23,10 +24,14 @@ int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * t
 Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer, const ZeroRedundancyOptions& options,
              const std::string& kind)
     : group_(model.group),
-      memory_(dynamic_cast<MachineMemory*>(state_of(group_).backend.get())),
+      device_(optim::device_of(optimizer)),
+      memory_(on_device() ? nullptr : dynamic_cast<MachineMemory*>(state_of(group_).backend.get())),
       ranks_(memory_ != nullptr ? memory_->ranks_here() : group_.world_size()),
       rank_(memory_ != nullptr ? memory_->rank_here() : group_.rank()) {
   const at::NoGradGuard no_grad;
+  TORCH_CHECK(!on_device() || !options.shared_parameters,
+              "ZeroRedundancyOptimizer: shared_parameters = true needs parameters on the CPU, and these are on ",
+              device_, "; leave it false");
   TORCH_CHECK(
       memory_ != nullptr || !options.shared_parameters,
       "ZeroRedundancyOptimizer: shared_parameters = true needs ranks that share memory, and this group's engine is ",
@@ -34,7 +39,8 @@ Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer
   find_parameters(model.trained, optimizer);
   check_same_on_all_ranks(group_, "option of the ZeroRedundancyOptimizer",
                           c10::str("optimizer ", kind, "\nshared_parameters ", options.shared_parameters,
-                                   "\nmaster_weights ", options.master_weights, '\n'));
+                                   "\nmaster_weights ", options.master_weights, "\ndevice ",
+                                   c10::DeviceTypeName(device_.type(), /*lower_case=*/true), '\n'));
   for (size_t area = 0; area < areas_.size(); ++area) {
     lay_out(area);
     move_in(area, options.shared_parameters);
@@ -114,7 +120,8 @@ void Areas::move_in(size_t index, bool shared) {
   const OperationLabel label("the memory of a ZeroRedundancyOptimizer");
   Area& area = areas_[index];
   const int64_t elements = area.slice * ranks_;
-  area.parameters = shared ? memory_->allocate_together(elements, area.dtype) : group_.allocate(elements, area.dtype);
+  area.parameters = shared ? memory_->allocate_together(elements, area.dtype)
+                           : group_.allocate(elements, at::device(device_).dtype(area.dtype));
   for (Parameter& parameter : parameters_) {
     if (parameter.area != index) continue;
     parameter.here = view(area.parameters, parameter);
@@ -134,9 +141,23 @@ const at::Tensor& Areas::array(const Parameter& parameter, const std::string& na
   Area& area = areas_[parameter.area];
   at::Tensor& array = area.arrays[name];
   if (!array.defined())
-    array = memory_ != nullptr ? memory_->allocate_together(area.slice * ranks_, dtype)
-                               : sliced_zeros(area.slice, dtype, ranks_, rank_);
+    array = memory_ != nullptr ? memory_->allocate_together(area.slice * ranks_, dtype) : own_zeros(area, dtype);
   return array;
+}
+
+at::Tensor Areas::own_zeros(const Area& area, at::ScalarType dtype) const {
+  if (on_device()) return at::zeros({area.slice}, at::device(device_).dtype(dtype));
+  return sliced_zeros(area.slice, dtype, ranks_, rank_);
+}
+
+at::Tensor Areas::own_slice(const at::Tensor& array, const Area& area) const {
+  return array.numel() == area.slice ? array : array.narrow(0, rank_ * area.slice, area.slice);
+}
+
+at::Tensor Areas::mine(const at::Tensor& array, const Parameter& parameter) const {
+  if (parameter.begin >= parameter.end) return array.narrow(0, 0, 0);
+  const int64_t slice = area_of(parameter).slice, first = array.numel() == slice ? rank_ * slice : 0;
+  return array.narrow(0, parameter.offset + parameter.begin - first, parameter.end - parameter.begin);
 }
 
 at::Tensor Areas::view(const at::Tensor& array, const Parameter& parameter) {
@@ -145,7 +166,13 @@ at::Tensor Areas::view(const at::Tensor& array, const Parameter& parameter) {
 }
 
 void Areas::gather(const at::Tensor& array, const Area& area) const {
-  group_.all_gather_into_tensor(array, array.narrow(0, rank_ * area.slice, area.slice));
+  group_.all_gather_into_tensor(array, own_slice(array, area));
+}
+
+at::Tensor Areas::whole(const at::Tensor& array, const Area& area) const {
+  const at::Tensor all = at::empty({area.slice * ranks_}, array.options());
+  group_.all_gather_into_tensor(all, own_slice(array, area));
+  return all;
 }
 
 void Areas::gather_parameters(const std::function<bool(const Parameter&)>& is_stepped) const {

@@ -19,7 +19,8 @@ namespace lockstep::detail {
 /// a slice for each rank that takes part: of this machine, where ranks share memory, else of the group. Parameters
 /// begin at multiples of kAligned elements, and a cut within a parameter is whole blocks of a GradientNorm from its
 /// beginning. What is remembered of parameters lies in arrays like the area: in memory that all ranks of the machine
-/// map, or, where they share none, in memory of which a rank fills its slice only.
+/// map, or, where they share none, in memory of which a rank fills its slice only. On a device, where the kernel does
+/// not leave out pages that nobody writes, an array is this rank's slice and nothing else.
 class Areas {
  public:
   /// Elements: 64 bytes or a multiple in every dtype. LibTorch's operators may round the last elements of a tensor,
@@ -53,6 +54,8 @@ class Areas {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Area>& areas() const { return areas_; }
   const Area& area_of(const Parameter& parameter) const { return areas_[parameter.area]; }
+  /// Whether the parameters are not on the CPU: then ranks share no memory of them.
+  bool on_device() const { return !device_.is_cpu(); }
   bool contains(const at::Tensor& tensor) const { return places_.contains(tensor.unsafeGetTensorImpl()); }
   /// Its number in parameters().
   size_t place_of(const at::Tensor& tensor) const { return places_.at(tensor.unsafeGetTensorImpl()); }
@@ -68,16 +71,21 @@ class Areas {
   const at::Tensor& array(const Parameter& parameter, const std::string& name, at::ScalarType dtype);
   /// A parameter's part of an array, in the parameter's shape.
   static at::Tensor view(const at::Tensor& array, const Parameter& parameter);
-  /// What this rank steps of it, flat.
-  static at::Tensor mine(const at::Tensor& array, const Parameter& parameter) {
-    return array.narrow(0, parameter.offset + parameter.begin, parameter.end - parameter.begin);
-  }
+  /// What this rank steps of it, flat. `array`: like the area, or this rank's slice of such a one.
+  at::Tensor mine(const at::Tensor& array, const Parameter& parameter) const;
+  /// This rank's slice of such an array.
+  at::Tensor own_slice(const at::Tensor& array, const Area& area) const;
+  /// An array of zeros for ranks that share no memory.
+  at::Tensor own_zeros(const Area& area, at::ScalarType dtype) const;
 
   /// Where ranks share no memory: every rank gets the others' slices of what `is_stepped`; else nothing is to be done.
   /// Every rank calls it.
   void gather_parameters(const std::function<bool(const Parameter&)>& is_stepped) const;
-  /// Makes the arrays whole, until forget_others(). Every rank calls it where ranks share no memory.
+  /// Makes the arrays whole, until forget_others(). Every rank calls it where ranks share no memory. Not on a device,
+  /// where arrays have no room for the other ranks' slices.
   void complete();
+  /// A new array with the slices of all ranks. Every rank calls it.
+  at::Tensor whole(const at::Tensor& array, const Area& area) const;
   /// Gives back the memory of the other ranks' slices of the arrays, if they are there.
   void forget_others();
 
@@ -90,6 +98,7 @@ class Areas {
   void gather(const at::Tensor& array, const Area& area) const;
 
   const Group group_;
+  const c10::Device device_;
   MachineMemory* const memory_;
   const int ranks_, rank_;
   bool is_complete_ = false;  ///< the arrays hold the other ranks' slices, too

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <vector>
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 #include <torch/optim/optimizer.h>
 
 #include "base/counted.h"
@@ -33,6 +34,36 @@ inline uint64_t sample_of(const at::Tensor& gradient) {
     hash = Hash::mixed(hash, word);
   }
   return hash;
+}
+
+/// Of all of its bytes; contiguous, of double.
+inline uint64_t hash_of_all(const at::Tensor& numbers) {
+  uint64_t hash = Hash::kStart;
+  const auto* words = static_cast<const std::byte*>(numbers.const_data_ptr());
+  for (int64_t i = 0; i < numbers.numel(); ++i) {
+    uint64_t word;
+    std::memcpy(&word, words + static_cast<size_t>(i) * sizeof word, sizeof word);
+    hash = Hash::mixed(hash, word);
+  }
+  return hash;
+}
+
+/// Of all of them, which are on one device. Elsewhere than on the CPU its memory is read once, because each read waits
+/// for the device.
+inline uint64_t sample_of(const std::vector<at::Tensor>& gradients) {
+  uint64_t hash = Hash::kStart;
+  std::vector<at::Tensor> elements;
+  for (const at::Tensor& gradient : gradients) {
+    if (gradient.is_cpu()) {
+      hash = Hash::mixed(hash, sample_of(gradient));
+      continue;
+    }
+    if (gradient.numel() == 0 || !gradient.is_non_overlapping_and_dense()) continue;
+    const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1});
+    for (const int64_t at : {int64_t{0}, gradient.numel() / 2, gradient.numel() - 1})
+      elements.push_back(flat.narrow(0, at, 1));
+  }
+  return elements.empty() ? hash : Hash::mixed(hash, hash_of_all(at::cat(elements).to(at::kCPU, at::kDouble)));
 }
 
 /// What keeps a rank from stepping: gradients that wait, parameters that are not where the step has put them; empty if

@@ -49,11 +49,17 @@ void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind
   if (kind == FormulaKind::kNone) return;
   const std::string problem = optim::problem_of(optimizer);
   TORCH_CHECK(problem.empty(), problem);
+  const c10::Device device = optim::device_of(optimizer);
+  TORCH_CHECK(device.is_cpu() || !options.master_weights,
+              "ZeroRedundancyOptimizer: master_weights needs the kernels, which step parameters on the CPU, and these "
+              "are on ",
+              device, "; keep the parameters in float and use autocast()");
 }
 
-void fused_step(torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options) {
+bool fused_step(torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options) {
   const at::NoGradGuard no_grad;
   check_parameters(optimizer, kind, options);
+  if (!optim::device_of(optimizer).is_cpu()) return false;
   const Formula& formula = formula_of(kind);
   const auto intents = optim::intents_of(optimizer, formula);
   std::vector<optim::Plan> plans;
@@ -61,6 +67,7 @@ void fused_step(torch::optim::Optimizer& optimizer, FormulaKind kind, const Zero
   optim::run(plans);
   for (const optim::Intent& intent : intents)
     if (!intent.parameter.is_inference()) intent.parameter.unsafeGetTensorImpl()->bump_version();
+  return true;
 }
 
 }  // namespace lockstep::detail

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 
 #include "collectives/core_types.h"
 #include "collectives/intra_op.h"
@@ -36,10 +38,12 @@ void GradientSum::bind() {
     const at::Tensor& gradients = model_.reducer->buckets()[b].gradients();
     buckets_.emplace_back(static_cast<size_t>(model_.group.world_size()));
     if (share_memory() && gradients.numel() > 0) buckets_.back() = areas_.memory()->address_everywhere(gradients);
-    if (!share_memory())
-      buckets_.back()[static_cast<size_t>(model_.group.rank())] = static_cast<std::byte*>(gradients.mutable_data_ptr());
-    for (size_t slot = 0; slot < plan[b].size(); ++slot)
-      places_[plan[b][slot]] = {.bucket = b, .offset = model_.reducer->buckets()[b].offset_of(slot), .first_block = 0};
+    for (size_t slot = 0; slot < plan[b].size(); ++slot) {
+      Place& place = places_[plan[b][slot]];
+      place = {.bucket = b, .offset = model_.reducer->buckets()[b].offset_of(slot), .first_block = 0};
+      if (!share_memory())
+        place.mine = gradients.narrow(0, place.offset, model_.trained[plan[b][slot]].second.numel());
+    }
   }
   blocks_ = 0;
   for (size_t i = 0; i < places_.size(); ++i) {
@@ -66,9 +70,9 @@ void GradientSum::collect() {
   if (share_memory() || std::exchange(collected_, true)) return;
   const OperationLabel label("the sums of gradients");
   sums_.bring(
-      [this](const Areas::Parameter& parameter) -> const std::byte* {
+      [this](const Areas::Parameter& parameter) -> const at::Tensor* {
         const auto trained = index_of(parameter.tensor);
-        return trained && is_used(*trained) ? place_of(*trained, model_.group.rank()) : nullptr;
+        return trained && is_used(*trained) ? &places_[*trained].mine : nullptr;
       },
       settlement_.divisor == 1 ? ReduceOp::kSum : ReduceOp::kMean);
 }
@@ -120,7 +124,39 @@ double GradientSum::contribution(const optim::GradientSource& source, size_t tra
   return norm.of_block(parameter.scalar_type(), elements, end - begin);
 }
 
+void GradientSum::apply_factors() {
+  for (const double factor : std::exchange(factors_, {})) sums_.multiply(factor);
+}
+
+at::Tensor GradientSum::slice_of(size_t trained) {
+  apply_factors();
+  return sums_.mine(areas_.parameter_of(model_.trained[trained].second));
+}
+
+double GradientSum::norm_on_device(double type) {
+  apply_factors();
+  std::vector<at::Tensor> norms;  // read at once: each read of a device's memory waits for the device
+  for (const Areas::Parameter& mine : areas_.parameters()) {
+    const auto trained = index_of(mine.tensor);
+    if (!trained || !is_used(*trained) || mine.begin >= mine.end) continue;
+    const at::ScalarType computed = at::toOpMathType(mine.tensor.scalar_type());
+    norms.push_back(at::linalg_vector_norm(sums_.mine(mine), type, std::nullopt, false, computed).to(at::kDouble));
+  }
+  for (const auto& [name, parameter] : model_.trained) parameter.mutable_grad().reset();
+  const at::Tensor contributions = at::zeros({static_cast<int64_t>(areas_.parameters().size())}, at::kDouble);
+  if (!norms.empty()) contributions.narrow(0, 0, static_cast<int64_t>(norms.size())).copy_(at::stack(norms));
+  const OperationLabel label("the norm of the gradients");
+  const at::Tensor all = model_.group.all_gather(contributions).view(-1);
+  GradientNorm norm(type);
+  for (int64_t i = 0; i < all.numel(); ++i) {
+    const double one = all.const_data_ptr<double>()[i];
+    norm.add(std::isinf(type) ? one : std::pow(one, type));
+  }
+  return norm.norm();
+}
+
 double GradientSum::norm(double type) {
+  if (areas_.on_device()) return norm_on_device(type);
   struct Block {
     const optim::GradientSource* source;
     size_t trained;

@@ -2,25 +2,28 @@
 
 #include <algorithm>
 #include <cmath>
-#include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include "checkpoint/master_state.h"
+#include "checkpoint/optimizer_kind.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::detail {
 
 ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
-                         ZeroRedundancyOptions options)
+                         ZeroRedundancyOptions options, StepOfItself own_step)
     : model_(state_of(model)),
       formula_(formula_of(kind)),
       options_(options),
       group_(model_.group),
+      own_step_(own_step),
       optimizer_(&optimizer),
       areas_(model_, optimizer, options, std::to_string(static_cast<int>(kind))),
       gradients_(model_, areas_) {
+  TORCH_INTERNAL_ASSERT(!areas_.on_device() || own_step_ != nullptr);
+  if (areas_.on_device()) own_.emplace(areas_, kind_of(optimizer));
   ReplicaState::Deferral deferral{.owner = this};
   if (areas_.ranks() == group_.world_size()) {  // else backward reduces
     deferral.step = [this](Reducer::Share share) { return follow(share); };
@@ -39,7 +42,7 @@ at::Tensor ShardedStep::adopt(const std::string& name, const Areas::Parameter& p
   if (held.defined() && held.is_alias_of(array)) return held;
   // New, or loaded: this rank brings its slice, which is all that it will read.
   if (const int64_t begin = parameter.begin, count = parameter.end - begin; count > 0) {
-    const at::Tensor mine = Areas::mine(array, parameter);
+    const at::Tensor mine = areas_.mine(array, parameter);
     if (held.defined())
       mine.copy_(optim::laid_out(held, dtype, parameter.tensor)
                      .as_strided({parameter.tensor.numel()}, {1})
@@ -88,18 +91,30 @@ std::vector<optim::Intent> ShardedStep::intents() const {
   });
 }
 
+void ShardedStep::step_by_kernels(const std::vector<optim::Intent>& intents) {
+  areas_.forget_others();
+  std::vector<optim::Plan> plans;
+  for (const optim::Intent& intent : intents) plans.push_back(plan(*optimizer_, intent));
+  bytes_moved_ += optim::run(plans);
+}
+
+void ShardedStep::step_by_itself(const Stepped& stepped) {
+  const auto gradient_of = [&](const Areas::Parameter& parameter) {
+    const at::Tensor& tensor = parameter.tensor;
+    if (!stepped.contains(tensor.unsafeGetTensorImpl())) return at::Tensor();
+    if (model_.is_deferred()) return gradients_.slice_of(*gradients_.index_of(tensor));
+    return flat_part(tensor.grad().to(tensor.scalar_type()), tensor, parameter.begin, parameter.end - parameter.begin);
+  };
+  own_->run(*optimizer_, gradient_of, [this] { own_step_(*optimizer_); });
+}
+
 void ShardedStep::take(const std::vector<optim::Intent>& intents) {
   const bool deferred = model_.is_deferred();
   if (!deferred || !gradients_.settlement().is_void) {
     if (deferred) gradients_.collect();
-    areas_.forget_others();
-    std::vector<optim::Plan> plans;
-    std::unordered_set<const c10::TensorImpl*> stepped;
-    for (const optim::Intent& intent : intents) {
-      plans.push_back(plan(*optimizer_, intent));
-      stepped.insert(intent.parameter.unsafeGetTensorImpl());
-    }
-    bytes_moved_ += optim::run(plans);
+    Stepped stepped;
+    for (const optim::Intent& intent : intents) stepped.insert(intent.parameter.unsafeGetTensorImpl());
+    own_ ? step_by_itself(stepped) : step_by_kernels(intents);
     areas_.gather_parameters(
         [&](const Areas::Parameter& parameter) { return stepped.contains(parameter.tensor.unsafeGetTensorImpl()); });
     for (const optim::Intent& intent : intents) intent.parameter.unsafeGetTensorImpl()->bump_version();
@@ -160,9 +175,9 @@ void ShardedStep::clip(const Request& request) {
 void DeleteShardedStep::operator()(ShardedStep* step) const { delete step; }
 
 ShardedStepPtr shard(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
-                     const ZeroRedundancyOptions& options) {
+                     const ZeroRedundancyOptions& options, StepOfItself own_step) {
   if (state_of(model).group.world_size() == 1) return nullptr;
-  return ShardedStepPtr(new ShardedStep(model, optimizer, kind, options));
+  return ShardedStepPtr(new ShardedStep(model, optimizer, kind, options, own_step));
 }
 
 void step(ShardedStep& sharded) { sharded.step(); }

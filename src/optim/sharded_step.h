@@ -1,19 +1,23 @@
 #pragma once
 
+#include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "optim/areas.h"
 #include "optim/gradient_sum.h"
+#include "optim/own_step.h"
 #include "optim/step_plan.h"
 
 namespace lockstep::detail {
 
-/// A step by kernels that ranks share out: of one machine, or, where they share no memory, of the group. Each steps its
-/// slices of the areas and writes what comes of it into all copies of its machine; without shared memory slices then
-/// go round. The optimizer's own map holds views of the areas' arrays.
+/// A step that ranks share out: of one machine, or, where they share no memory, of the group. Each steps its slices of
+/// the areas by kernels and writes what comes of it into all copies of its machine; without shared memory slices then
+/// go round. The optimizer's own map holds views of the areas' arrays. On a device, without kernels, LibTorch's own
+/// optimizer steps the slices (OwnStep).
 ///
 /// Backward leaves each rank's gradients in its buckets (GradientSum), and the step takes their sum. With a
 /// communication hook, and where several machines take part, backward reduces them, and the step reads this rank's
@@ -23,9 +27,9 @@ namespace lockstep::detail {
 /// written, and in the end wait for each other, so everybody has all of them.
 class ShardedStep {
  public:
-  /// Every rank makes it. `model` outlives it.
+  /// Every rank makes it. `model` outlives it. `own_step`: what steps parameters on a device.
   ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
-              ZeroRedundancyOptions options);
+              ZeroRedundancyOptions options, StepOfItself own_step = nullptr);
   ~ShardedStep();
   ShardedStep(const ShardedStep&) = delete;
   ShardedStep& operator=(const ShardedStep&) = delete;
@@ -34,7 +38,7 @@ class ShardedStep {
   void step();
   /// Makes the views in the optimizer's map whole, until the next step. Every rank calls it where ranks share no
   /// memory.
-  void complete() { areas_.complete(); }
+  void complete() { own_ ? own_->complete(*optimizer_) : areas_.complete(); }
   /// Null where each rank reaches all of the state.
   const Group* slice_holders() const { return areas_.memory() == nullptr ? &group_ : nullptr; }
   /// The optimizer was moved.
@@ -56,6 +60,9 @@ class ShardedStep {
   void clip(const Request& request);
   std::vector<optim::Intent> intents() const;
   void take(const std::vector<optim::Intent>& intents);
+  using Stepped = std::unordered_set<const c10::TensorImpl*>;
+  void step_by_kernels(const std::vector<optim::Intent>& intents);
+  void step_by_itself(const Stepped& stepped);
 
   // step_agreement.cpp
   /// What keeps this rank from stepping; empty if nothing does.
@@ -75,8 +82,10 @@ class ShardedStep {
   const Formula& formula_;
   const ZeroRedundancyOptions options_;
   const Group group_;
+  const StepOfItself own_step_;
   torch::optim::Optimizer* optimizer_;
   Areas areas_;
+  std::optional<OwnStep> own_;  ///< on a device, where there are no kernels
   GradientSum gradients_;
   double norm_ = 0;  ///< that clip_grad_norm() has found last
   int64_t bytes_moved_ = 0;

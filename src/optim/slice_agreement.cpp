@@ -46,14 +46,14 @@ std::string SliceStep::trouble(const torch::optim::Optimizer& optimizer) const {
 uint64_t SliceStep::hash_of_step(const torch::optim::Optimizer& optimizer) const {
   uint64_t hash = Hash::kStart;
   for (const auto& group : optimizer.param_groups()) {
-    for (const OptimizerOption& option : kind_ ? kind_->options : std::vector<OptimizerOption>{})
+    for (const OptimizerOption& option : slices_.kind() ? slices_.kind()->options : std::vector<OptimizerOption>{})
       hash = mixed_with(hash, option.get(group.options()));
     for (const at::Tensor& tensor : group.params()) {
       if (!tensor.grad().defined()) continue;
       hash = Hash::mixed(hash, areas_.place_of(tensor));
       const auto found = optimizer.state().find(tensor.unsafeGetTensorImpl());
-      if (!kind_ || found == optimizer.state().end()) continue;
-      for (const OptimizerField& field : kind_->fields) {
+      if (!slices_.kind() || found == optimizer.state().end()) continue;
+      for (const OptimizerField& field : slices_.kind()->fields) {
         const at::Tensor value = field.get(*found->second);
         hash = field.is_scalar ? mixed_with(hash, value) : Hash::mixed(hash, value.defined() ? 1 : 0);
       }
@@ -64,15 +64,14 @@ uint64_t SliceStep::hash_of_step(const torch::optim::Optimizer& optimizer) const
 
 void SliceStep::agree(const std::string& trouble, const torch::optim::Optimizer& optimizer) const {
   const OperationLabel label("what ranks say before an optimizer's step");
-  uint64_t gradients = Hash::kStart;
+  std::vector<at::Tensor> gradients;
   for (const Areas::Parameter& parameter : areas_.parameters())
-    if (trouble.empty() && parameter.tensor.grad().defined())
-      gradients = Hash::mixed(gradients, sample_of(parameter.tensor.grad()));
+    if (trouble.empty() && parameter.tensor.grad().defined()) gradients.push_back(parameter.tensor.grad());
   const at::Tensor mine = at::empty({3}, at::kLong);
   auto* said = mine.mutable_data_ptr<int64_t>();
   said[0] = trouble.empty() ? 0 : 1;
   said[1] = static_cast<int64_t>(trouble.empty() ? hash_of_step(optimizer) : 0);
-  said[2] = static_cast<int64_t>(gradients);
+  said[2] = static_cast<int64_t>(sample_of(gradients));
   const at::Tensor all = group_.all_gather(mine);
   if (all.select(1, 0).any().item<bool>()) {
     const auto texts = group_.all_gather_bytes(trouble);

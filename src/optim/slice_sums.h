@@ -16,22 +16,26 @@ class SliceSums {
  public:
   SliceSums(const Areas& areas, Group group) : areas_(areas), group_(std::move(group)) {}
 
-  /// Where a parameter's gradient lies on this rank, in the parameter's order of memory; null: no rank has one.
-  using PlaceOf = std::function<const std::byte*(const Areas::Parameter& parameter)>;
+  /// A parameter's gradient on this rank, flat, in the parameter's order of memory; null: no rank has one.
+  using GradientOf = std::function<const at::Tensor*(const Areas::Parameter& parameter)>;
   /// Every rank calls it.
-  void bring(const PlaceOf& place_of, ReduceOp op);
+  void bring(const GradientOf& gradient_of, ReduceOp op);
 
   /// Where a parameter's sums would begin: those of this rank's slice are there, and memory for the others is not.
   std::byte* place_of(const Areas::Parameter& parameter) const;
+  /// This rank's part of them, flat.
+  at::Tensor mine(const Areas::Parameter& parameter) const { return areas_.mine(sums_[parameter.area], parameter); }
+  /// All of this rank's.
+  void multiply(double factor);
 
  private:
-  void bring(size_t area, const PlaceOf& place_of, ReduceOp op);
+  void bring(size_t area, const GradientOf& gradient_of, ReduceOp op);
   /// What this rank has for elements [begin, begin + row.numel()) of an area; zeros where there is nothing.
-  void fill(const at::Tensor& row, size_t area, int64_t begin, const PlaceOf& place_of) const;
+  void fill(const at::Tensor& row, size_t area, int64_t begin, const GradientOf& gradient_of) const;
 
   const Areas& areas_;
   const Group group_;
-  std::vector<at::Tensor> sums_;  ///< by area, like it
+  std::vector<at::Tensor> sums_;  ///< by area: an array of it
   at::Tensor staging_;            ///< bytes
 };
 

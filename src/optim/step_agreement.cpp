@@ -50,12 +50,13 @@ std::string ShardedStep::trouble(const torch::optim::Optimizer& optimizer) const
 
 at::Tensor ShardedStep::say(const Request& mine, const std::string& trouble,
                             const std::vector<optim::Intent>& intents) const {
-  uint64_t steps = Hash::kStart, gradients = Hash::kStart;
+  uint64_t steps = Hash::kStart;
+  std::vector<at::Tensor> gradients;
   for (const optim::Intent& intent : intents) {
     steps = Hash::mixed(steps, areas_.place_of(intent.parameter));
     steps = Hash::mixed(steps, static_cast<uint64_t>(intent.algorithm));
     steps = Hash::mixed(steps, hash_of(intent.constants));
-    if (!model_.is_deferred()) gradients = Hash::mixed(gradients, sample_of(intent.parameter.grad()));
+    if (!model_.is_deferred()) gradients.push_back(intent.parameter.grad());
   }
   const at::Tensor row = at::empty({kColumns}, at::kLong);
   auto* said = row.mutable_data_ptr<int64_t>();
@@ -64,7 +65,7 @@ at::Tensor ShardedStep::say(const Request& mine, const std::string& trouble,
   said[kMaxNorm] = std::bit_cast<int64_t>(mine.max_norm);
   said[kNormType] = std::bit_cast<int64_t>(mine.norm_type);
   said[kSteps] = static_cast<int64_t>(steps);
-  said[kGradients] = static_cast<int64_t>(gradients);
+  said[kGradients] = static_cast<int64_t>(sample_of(gradients));
   return group_.all_gather(row);
 }
 

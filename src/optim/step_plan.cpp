@@ -21,8 +21,10 @@ constexpr int64_t kBlockElements = 512;
 constexpr size_t kLargestElement = 8;
 
 /// What is wrong with a parameter, as the end of a sentence; null if nothing is.
-const char* problem_with(const at::Tensor& parameter) {
-  if (!parameter.is_cpu()) return "is not on the CPU; step it with torch::optim's optimizer of the same name";
+const char* problem_with(const at::Tensor& parameter, c10::Device device) {
+  if (parameter.device() != device)
+    return "is on another device than the first one; step what is there with an optimizer of its own";
+  if (parameter.is_meta()) return "has no data (it is on the meta device); move it to the CPU or a device first";
   if (parameter.layout() != at::kStrided) return "is sparse; step it with torch::optim's optimizer of the same name";
   const at::ScalarType dtype = parameter.scalar_type();
   if (dtype != at::kFloat && dtype != at::kDouble && !is_16_bit(dtype))
@@ -33,7 +35,7 @@ const char* problem_with(const at::Tensor& parameter) {
   if (!gradient.defined()) return nullptr;
   if (gradient.layout() != at::kStrided)
     return "has a sparse gradient; make the layer produce dense ones (for an Embedding: sparse = false)";
-  if (!gradient.is_cpu() || gradient.sizes() != parameter.sizes() || gradient.is_complex())
+  if (gradient.device() != device || gradient.sizes() != parameter.sizes() || gradient.is_complex())
     return "has a gradient of another shape, device or kind than itself; call zero_grad() after to()";
   return nullptr;
 }
@@ -81,12 +83,19 @@ struct Piece {
 
 bool is_16_bit(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
+c10::Device device_of(const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups())
+    if (!group.params().empty()) return group.params().front().device();
+  return at::kCPU;
+}
+
 std::string problem_of(const torch::optim::Optimizer& optimizer) {
   const auto& groups = optimizer.param_groups();
+  const c10::Device device = device_of(optimizer);
   for (size_t g = 0; g < groups.size(); ++g)
     for (size_t i = 0; i < groups[g].params().size(); ++i) {
       const at::Tensor& parameter = groups[g].params()[i];
-      if (const char* problem = problem_with(parameter))
+      if (const char* problem = problem_with(parameter, device))
         return c10::str("ZeroRedundancyOptimizer: parameter ", i, " of group ", g, ", a ", parameter.toString(), " of ",
                         parameter.sizes(), ", ", problem);
     }
@@ -121,7 +130,8 @@ torch::optim::OptimizerParamState& state_of(torch::optim::Optimizer& optimizer, 
 }
 
 at::Tensor laid_out(const at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& like) {
-  if (tensor.scalar_type() == dtype && tensor.strides() == like.strides() && tensor.is_cpu() && !tensor.is_neg())
+  if (tensor.scalar_type() == dtype && tensor.strides() == like.strides() && tensor.device() == like.device() &&
+      !tensor.is_neg())
     return tensor;
   return at::empty_strided(like.sizes(), like.strides(), like.options().dtype(dtype).requires_grad(false))
       .copy_(tensor);

@@ -26,7 +26,11 @@ std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const F
 /// Of those that have a .grad.
 std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula);
 
-/// The first thing that the kernels cannot step, as a sentence; empty if there is none.
+/// Where the first of its parameters is; the CPU if it has none.
+c10::Device device_of(const torch::optim::Optimizer& optimizer);
+
+/// The first thing that keeps these parameters from being stepped, as a sentence; empty if there is none. Those on the
+/// CPU are stepped by kernels, those on a device by the optimizer itself, and all are in one place.
 std::string problem_of(const torch::optim::Optimizer& optimizer);
 
 bool is_16_bit(at::ScalarType dtype);

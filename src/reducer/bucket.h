@@ -65,6 +65,9 @@ class Bucket {
   /// sets it to zero before this rank's next gradient is added to it.
   void forget_reduced(size_t slot);
 
+  /// On a device: what this thread queues from now on comes after all that has filled the bucket.
+  void order_after_fills() { streams_.follow(); }
+
   /// Starts the reduction over all ranks. The bucket is full. A communication hook works on gradients() only; tail() is
   /// always reduced as it is, because flags would not survive compression.
   void launch(const Group& group, ReduceOp op);

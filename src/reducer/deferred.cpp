@@ -48,6 +48,7 @@ std::vector<bool> Reducer::fill_deferred() {
     if (!backward_.used[i] && fixed_.rank_zero_adds_it()) buckets_[bucket].forget_reduced(slot);
     fill(i, fixed_.tensors[i].grad().defined());
   }
+  for (Bucket& bucket : buckets_) bucket.order_after_fills();
   if (weight() != 1)
     for (Bucket& bucket : buckets_) weight() == 0 ? bucket.gradients().zero_() : bucket.gradients().mul_(weight());
   std::vector<bool> used;

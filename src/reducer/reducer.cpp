@@ -114,10 +114,6 @@ void Reducer::defer(Step step) {
   const MutexLock lock(mutex_);
   TORCH_CHECK(!step || !equipment_.hook, kNothingForAHook);
   check_virtual(/*hook=*/nullptr, step != nullptr);
-  for (const Bucket& bucket : buckets_)
-    TORCH_CHECK(!step || bucket.gradients().is_cpu(),
-                "an optimizer that sums gradients itself needs parameters in CPU memory; some are on ",
-                bucket.gradients().device());
   deferral_ = std::move(step);
 }
 

@@ -118,8 +118,7 @@ class Reducer {
   /// From the next backward on, gradients stay in the buckets, and .grad is this rank's own: an optimizer takes the
   /// sum, between settle() and conclude(). On a rank that has run out of inputs, shadow() calls `step`, so that it does
   /// its part of the optimizer's step as well. Null: backward reduces again. All ranks call it, between backward
-  /// passes; the successor (succeed) inherits it. TORCH_CHECK fails if there is a communication hook or if parameters
-  /// are not in CPU memory.
+  /// passes; the successor (succeed) inherits it. TORCH_CHECK fails if there is a communication hook.
   void defer(Step step);
 
   /// What all ranks know before an optimizer's step: the gradient is sum / divisor * factor.

@@ -2,71 +2,36 @@
 // on CUDA.
 
 #include <cmath>
-#include <filesystem>
 #include <limits>
 
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/sync_batch_norm.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "collectives/group_state.h"
 #include "data_parallel/models.h"
 #include "reducer/stream_order.h"
 #include "support/complaint.h"
+#include "support/device_ranks.h"
 #include "support/fake_device.h"
-#include "support/ranks.h"
 
 namespace lockstep::device_test {
 namespace {
 
 using testing::batch;
 using testing::formula;
-using testing::run_ranks;
-
-struct Where {
-  std::string device;
-  int world_size;
-};
-
-void PrintTo(const Where& where, std::ostream* out) { *out << where.device << " " << where.world_size; }
-
-/// Without initialising CUDA, because processes forked later could not use it then.
-int count_gpus() {
-  if (!at::detail::getCUDAHooks().hasCUDART()) return 0;
-  int gpus = 0;
-  while (std::filesystem::exists("/dev/nvidia" + std::to_string(gpus))) ++gpus;
-  return gpus;
-}
+using testing::Where;
 
 class OnDevice : public ::testing::TestWithParam<Where> {
  protected:
-  /// Ranks with a device each.
   static void on_ranks(const std::function<void(const Group&, at::Device)>& body) {
-    const auto [device, world_size] = GetParam();
-    if (device == "cuda" && count_gpus() < world_size)
-      GTEST_SKIP() << "SKIPPED BECAUSE " << world_size << " GPUs are needed, there are " << count_gpus()
-                   << " for this LibTorch: nothing was tried on CUDA";
-    run_ranks(world_size, [&, device = device](Context& context) {
-      at::set_num_threads(1);
-      if (device == "cuda") return body(context.group(), at::Device(at::kCUDA, context.local_rank()));
-      if (device == "cpu") return body(context.group(), at::kCPU);
-      const Group::State& state = state_of(context.group());
-      const auto factory = [cpu = state.factories.cpu](c10::DeviceType, const auto& store, int rank, int size) {
-        return testing::make_fake_device_backend(cpu(store, rank, size));
-      };
-      c10::intrusive_ptr<c10d::Store> store;
-      if (state.store) store = c10::make_intrusive<c10d::PrefixStore>("fake", state.store);
-      body(make_group(store, state.rank, state.world_size, {state.factories.cpu, factory}), testing::fake_device());
-    });
+    testing::run_device_ranks(GetParam(), body);
   }
 };
 const Where kPlaces[] = {{"cpu", 2}, {"fake", 1}, {"fake", 2}, {"fake", 3}, {"cuda", 1}, {"cuda", 2}};
 INSTANTIATE_TEST_SUITE_P(Places, OnDevice, ::testing::ValuesIn(kPlaces), [](const auto& instance) {
-  return instance.param.device + "_" + std::to_string(instance.param.world_size);
+  return name_of(instance.param);
 });
 
 void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {

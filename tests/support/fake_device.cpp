@@ -24,6 +24,12 @@ constexpr auto kType = c10::DeviceType::PrivateUse1;
 thread_local int current_stream = 0;
 std::mutex mutex;
 std::vector<std::pair<int, int>> waits;  // guarded by mutex
+FakeTraffic traffic;                     // guarded by mutex
+
+void count(int64_t FakeTraffic::*what, const at::Tensor& tensor) {
+  std::lock_guard lock(mutex);
+  traffic.*what += static_cast<int64_t>(tensor.nbytes());
+}
 
 c10::Stream stream_of(int id) { return c10::Stream(c10::Stream::UNSAFE, {kType, 0}, id); }
 
@@ -174,6 +180,7 @@ class FakeDeviceBackend final : public c10d::Backend {
 
   WorkPointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     Tensors here = all_seen(tensors);
+    for (const at::Tensor& tensor : here) count(&FakeTraffic::all_reduced, tensor);
     return cpu_->allreduce(here, options);
   }
   WorkPointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
@@ -198,11 +205,13 @@ class FakeDeviceBackend final : public c10d::Backend {
   }
   WorkPointer _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
     at::Tensor to = seen(output), from = seen(input);
+    count(&FakeTraffic::all_gathered, to);
     return cpu_->_allgather_base(to, from, options);
   }
   WorkPointer _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                    const c10d::ReduceScatterOptions& options) override {
     at::Tensor to = seen(output), from = seen(input);
+    count(&FakeTraffic::reduce_scattered, from);
     return cpu_->_reduce_scatter_base(to, from, options);
   }
   WorkPointer alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
@@ -230,6 +239,11 @@ c10::Device fake_device() { return {kType, static_cast<c10::DeviceIndex>(registe
 
 c10::intrusive_ptr<c10d::Backend> make_fake_device_backend(c10::intrusive_ptr<c10d::Backend> cpu) {
   return c10::make_intrusive<FakeDeviceBackend>(std::move(cpu));
+}
+
+FakeTraffic take_fake_traffic() {
+  std::lock_guard lock(mutex);
+  return std::exchange(traffic, {});
 }
 
 void set_fake_stream(int stream) { current_stream = stream; }

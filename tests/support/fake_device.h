@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,13 @@ c10::Device fake_device();
 
 /// An engine for its tensors; `cpu` does the work.
 c10::intrusive_ptr<c10d::Backend> make_fake_device_backend(c10::intrusive_ptr<c10d::Backend> cpu);
+
+/// Bytes of all ranks' parts together in what this process has asked such engines for.
+struct FakeTraffic {
+  int64_t all_reduced = 0, reduce_scattered = 0, all_gathered = 0;
+};
+/// Since the last call.
+FakeTraffic take_fake_traffic();
 
 /// This thread's current stream; 0 at first.
 void set_fake_stream(int stream);
