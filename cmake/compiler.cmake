@@ -33,3 +33,19 @@ function(lockstep_compile_quickly)
     target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   endforeach()
 endfunction()
+
+# lockstep_kernels(<target> <prefix> <options>): <prefix>_<instruction set>.cpp for each instruction set that the target's processor
+# may have, with the options and its own. python/setup.py repeats the flags.
+function(lockstep_kernels target prefix options)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    target_sources(${target} PRIVATE ${prefix}_avx2.cpp ${prefix}_avx512.cpp)
+    target_compile_definitions(${target} PRIVATE LOCKSTEP_X86_KERNELS)
+    set_source_files_properties(${prefix}_avx2.cpp PROPERTIES COMPILE_OPTIONS "${options};-mavx2;-mf16c")
+    set_source_files_properties(${prefix}_avx512.cpp PROPERTIES COMPILE_OPTIONS
+      "${options};-mavx2;-mf16c;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mprefer-vector-width=512")
+  elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
+    target_sources(${target} PRIVATE ${prefix}_neon.cpp)
+    target_compile_definitions(${target} PRIVATE LOCKSTEP_NEON_KERNELS)
+    set_source_files_properties(${prefix}_neon.cpp PROPERTIES COMPILE_OPTIONS "${options}")
+  endif()
+endfunction()
