@@ -119,6 +119,20 @@ void raise_in_python(const Error& error) {
   throw python_error(std::move(raised));
 }
 
+/// Whether a tensor's Python object is held by the tensor alone, as long as nobody else can reach the tensor: then none
+/// can begin to hold it, so its count is looked at without Python's lock. Backward must not wait for that lock, and
+/// without this answer it would copy every gradient that an optimizer of Python has looked at. Where torch keeps such
+/// objects otherwise (until 2.9 the object might hold the tensor, not the tensor the object), the answer is no.
+template <typename Slot>
+bool is_unused_wrapper(const Slot& slot) {
+  if constexpr (requires { slot.incref(); }) {
+    PyObject* const object = slot.load_pyobj();
+    return object != nullptr && Py_REFCNT(object) == 1;
+  } else {
+    return false;
+  }
+}
+
 void bind_errors(py::module_& module) {
   // As the backend's: a RuntimeError, too.
   const py::object base = py::module_::import("torch.distributed").attr("DistBackendError");
@@ -133,6 +147,8 @@ void bind_errors(py::module_& module) {
     }
   });
   translate_errors_of_backward(raise_in_python);
+  tell_unused_wrappers(
+      [](const at::Tensor& tensor) { return is_unused_wrapper(*tensor.unsafeGetTensorImpl()->pyobj_slot()); });
 }
 
 }  // namespace

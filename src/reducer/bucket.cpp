@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "reducer/bucket_plan.h"
+#include "reducer/gradient_hook.h"
 
 namespace lockstep {
 namespace {
@@ -100,7 +101,7 @@ void Bucket::copy_in(const Slot& slot, const at::Tensor& gradient) const {
 
 void Bucket::part_with_handles(Slot& slot) {
   // The reference count is in a cache line that is written below anyway, when .grad is set.
-  if (slot.gradient.use_count() == 1) return;
+  if (!is_held_elsewhere(slot.gradient)) return;
   at::Tensor theirs = std::exchange(slot.gradient, gradient_in(flat_, slot.gradient.storage_offset(), slot.gradient));
   theirs.set_(theirs.clone());
 }

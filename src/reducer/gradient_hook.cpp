@@ -21,6 +21,7 @@ namespace {
 using torch::autograd::variable_list;
 
 std::atomic<void (*)(const Error& error)> translation{nullptr};
+std::atomic<bool (*)(const at::Tensor& tensor)> unused_wrapper{nullptr};
 
 template <typename Function>
 void translating(const Function& function) {
@@ -294,6 +295,15 @@ void at_end_of_backward(std::function<void(bool nested)> function) {
 void at_end_of_outermost_backward(EndOfBackward end) { std::make_shared<Waiting>(std::move(end))->queue(); }
 
 void translate_errors_of_backward(void (*translate)(const Error& error)) { translation = translate; }
+
+bool is_held_elsewhere(const at::Tensor& tensor) {
+  const size_t handles = tensor.use_count();
+  if (handles != 2) return handles != 1;
+  const auto is_unused = unused_wrapper.load(std::memory_order_relaxed);
+  return is_unused == nullptr || !is_unused(tensor);
+}
+
+void tell_unused_wrappers(bool (*is_unused)(const at::Tensor& tensor)) { unused_wrapper = is_unused; }
 
 int current_backward() { return torch::autograd::get_current_graph_task_id(); }
 

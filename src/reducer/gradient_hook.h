@@ -108,6 +108,12 @@ void at_end_of_outermost_backward(EndOfBackward end);
 /// instead: another language's. Call it before anything is followed.
 void translate_errors_of_backward(void (*translate)(const Error& error));
 
+/// Whether there are handles on this tensor other than this one.
+bool is_held_elsewhere(const at::Tensor& tensor);
+/// What Python has once seen keeps its Python object, which counts as a handle for as long as the tensor lives. With
+/// this, one for which `is_unused` is true does not. It is called in backward, so it must not take a lock.
+void tell_unused_wrappers(bool (*is_unused)(const at::Tensor& tensor));
+
 /// A number that identifies the backward running on this thread.
 int current_backward();
 

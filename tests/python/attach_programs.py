@@ -11,6 +11,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -227,6 +228,28 @@ def edits(rank, size):
     equal_on_all_ranks([p.grad for p in model.parameters()])
 
 
+def held_gradients(rank, size):
+    """A gradient that the program keeps stays as it is; the others stay where they are, though Python has seen them."""
+    model = network()
+    lockstep.attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept, values, seen = {}, {}, {}
+    for step in range(4):
+        optimizer.zero_grad()  # sets them to None
+        backward(model, step, rank)
+        optimizer.step()
+        for name, parameter in model.named_parameters():
+            if name in seen and name not in kept:
+                assert seen[name]() is parameter.grad, f"step {step}: the gradient of {name} was copied to another tensor"
+            seen[name] = weakref.ref(parameter.grad)
+        for name, gradient in kept.items():
+            assert torch.equal(gradient, values[name]), f"step {step}: the gradient of {name} that was kept has changed"
+            assert model.get_parameter(name).grad is not gradient
+        kept = {name: parameter.grad for name, parameter in model.named_parameters() if step == 1 and "weight" in name}
+        values = {name: gradient.clone() for name, gradient in kept.items()}
+        parameter = None  # the loop's own
+
+
 def lifetimes(rank, size):
     """Either end may go first, and copies are plain modules."""
     model = network()
@@ -299,7 +322,7 @@ def on_several_machines(rank, size):
 
 
 def everything(rank, size):
-    for function in (golden, gradients, accumulation, checks, edits, lifetimes, lock_of_python):
+    for function in (golden, gradients, accumulation, checks, edits, held_gradients, lifetimes, lock_of_python):
         function(rank, size)
 
 

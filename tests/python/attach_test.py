@@ -48,7 +48,7 @@ class InShort(backend_test.Ranks):
 
 def in_short(rank, size):
     for function in (attach_programs.golden, attach_programs.gradients, attach_programs.checks, attach_programs.edits,
-                     attach_programs.lock_of_python, optimizer_programs.clipped, optimizer_programs.groups):
+                     attach_programs.held_gradients, attach_programs.lock_of_python, optimizer_programs.clipped, optimizer_programs.groups):
         function(rank, size)
 
 
