@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from support import LOCKSTEP, TRAIN, ProgramTest, environment, main, marked_processes, run, write_safetensors
+from support import LOCKSTEP, TRAIN, ProgramTest, environment, main, marked_processes, run, thorough, write_safetensors
 
 SOON = 8  # seconds; a tenth of a second on an idle machine
 STACKS = re.compile(r"frame #|Traceback|terminate called|what\(\):|Exception raised from|\.so[.+ (]|\[bt\]|0x[0-9a-f]{8}")
@@ -211,6 +211,7 @@ class BadInput(ProgramTest):
 
     # ---- checkpoints to resume from ----
 
+    @thorough
     def test_resuming_from_what_is_no_checkpoint(self):
         missing, text = self.path("missing.safetensors"), self.path("notes.txt")
         with open(text, "w") as file:
@@ -223,6 +224,7 @@ class BadInput(ProgramTest):
         self.program_refuses([f"cannot resume from {foreign}: the state does not fit the module:", "missing: features.0.weight",
                               "shape of classifier.2.bias: [11] given, [10] in the module", "unknown: extra"], "--resume", foreign)
 
+    @thorough
     def test_resuming_from_a_checkpoint_of_this_program(self):
         done = self.path("done")
         run(*self.train("--epochs", 1, "--run-dir", done), cwd=self.folder)

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import unittest
 
-from support import BIN, LOCKSTEP, environment, main, run
+from support import BIN, LOCKSTEP, environment, main, run, thorough
 
 
 class Doctor(unittest.TestCase):
@@ -54,6 +54,7 @@ class Doctor(unittest.TestCase):
         self.assertTrue(any("may open only 900 files" in what for what in whats), whats)
         self.assertTrue(any("files may hold only 51200000 bytes" in what or "files may hold only 102400000 bytes" in what for what in whats), whats)
 
+    @thorough
     def test_bits_are_the_same_in_each_run_and_compared_with_another_machine_s(self):
         here = json.loads(run(LOCKSTEP, "doctor", "--json", timeout=300).stdout)
         bits = here["probe"]["bits"]

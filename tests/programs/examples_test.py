@@ -105,6 +105,7 @@ class Examples(unittest.TestCase):
         loads = "import torch; print(*torch.load('ema/average.pt')['weight'].shape)"
         self.assertEqual(support.run(python, "-c", loads, cwd=self.folder).stdout, "1 8\n")
 
+    @support.thorough
     def test_train_torchscript(self):
         python = support.python_with_torch()
         if python is None or not os.path.isdir(support.DATA):
@@ -150,6 +151,7 @@ class Examples(unittest.TestCase):
         with tarfile.open(os.path.join(self.folder, "cifar-10-binary.tar.gz"), "w:gz") as archive:
             archive.add(folder, arcname="cifar-10-batches-bin")
 
+    @support.thorough
     def test_cifar10_resnet18(self):
         self.write_cifar()
         small = ["--folder", "run", "--width", 4, "--batch-size", 8]
@@ -180,6 +182,7 @@ class Examples(unittest.TestCase):
             self.assertIn("--ranks N|auto", said, example)
             self.refused(example, ["Run with --help for more information"], "--sideways")
 
+    @support.thorough
     def test_each_starts_its_own_ranks(self):
         for example in EXAMPLES:
             result = support.run(program(example), "--ranks", 0, check=False, cwd=self.folder)

@@ -52,6 +52,7 @@ class ExitCodes(unittest.TestCase):
         report = self.launched(50, "shared memory: wanted", "sh", "-c", f'[ $RANK = 0 ] || ulimit -f 8; exec {hello}')
         self.assertEqual(report["culprit"]["rank"], 1)  # the one with the limit, although both end because of it
 
+    @support.thorough
     def test_few_descriptors(self):
         # Joining used to spin for ever, or to end with 40 and a message about something else.
         hello = os.path.join(support.BIN, "hello_ranks")

@@ -8,7 +8,7 @@ import subprocess
 import time
 import unittest
 
-from support import BIN, LOCKSTEP, TRAIN, ProgramTest, environment, main, marked_processes, python_with_torch, run
+from support import BIN, LOCKSTEP, TRAIN, ProgramTest, environment, main, marked_processes, python_with_torch, run, thorough
 
 ADDRESSES = ("10.213.7.1", "10.213.7.2", "10.213.7.3")
 
@@ -136,6 +136,7 @@ class TwoHosts(HostsTest):
             return self.read(name)["train_loss"]
         self.assertEqual(train("three_and_one", "hierarchical", 3), train("in_turns", "hierarchical", 1))
 
+    @thorough
     def test_virtual_ranks_give_the_same_bits_as_on_one_machine(self):
         exact = ("--virtual-ranks", 6)
 
@@ -175,6 +176,7 @@ class TwoHosts(HostsTest):
             self.assertRegex(output, r"rank 3 \(.*\) ended while|ranks? (\d, )*3 (reported nothing: it has ended|last seen waiting in)",
                              output)
 
+    @thorough
     def test_torchrun_on_each(self):
         python = python_with_torch()
         if python is None:

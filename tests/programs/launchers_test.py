@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from support import LOCKSTEP, TRAIN, ProgramTest, environment, main, python_with_torch, run
+from support import LOCKSTEP, TRAIN, ProgramTest, environment, main, python_with_torch, run, thorough
 
 
 class Launchers(ProgramTest):
@@ -14,6 +14,7 @@ class Launchers(ProgramTest):
     def reference(self, ranks=2):
         return self.figures(LOCKSTEP, "run", "-n", ranks, "--", name=f"reference{ranks}")
 
+    @thorough
     def test_two_runs_end_with_the_same_bits_and_count_every_sample(self):
         for ranks in (1, 2, 3):
             first = self.reference(ranks)

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import time
 
-from support import BIN, LOCKSTEP, TRAIN, ProgramTest, environment, main, marked_processes, python_with_torch, run
+from support import BIN, LOCKSTEP, TRAIN, ProgramTest, environment, main, marked_processes, python_with_torch, run, thorough
 
 
 class OwnLauncher(ProgramTest):
+    @thorough
     def test_ranks_is_the_same_training_as_the_launcher_s(self):
         for ranks in (1, 2, 3):
             reference = self.figures(LOCKSTEP, "run", "-n", ranks, "--", name=f"reference{ranks}")
@@ -49,6 +50,7 @@ class OwnLauncher(ProgramTest):
             time.sleep(0.02)
         self.assertEqual(marked_processes(mark), {})
 
+    @thorough
     def test_a_python_program_meets_by_torchrun_s_variables(self):
         python = python_with_torch()
         if python is None:

@@ -11,7 +11,7 @@ import tempfile
 import time
 import unittest
 
-from support import BIN, LOCKSTEP, main, python_with_torch, run
+from support import BIN, LOCKSTEP, main, python_with_torch, run, thorough
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 VOID = {"meta", "link", "br", "hr", "img", "input"}  # what HTML closes by itself
@@ -278,6 +278,7 @@ class Browser(Report):
         self.assertAlmostEqual(float(tip[3]), 2.3 * math.exp(-5) + 0.3, delta=0.03)
         self.assertAlmostEqual(float(tip[5]), 2.4 * math.exp(-5) + 0.4, delta=0.01)
 
+    @thorough
     def test_curves_and_bars_are_there_in_both_themes(self):
         big_run(self.path("big"))
         self.report(self.path("big"))

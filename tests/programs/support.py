@@ -110,5 +110,24 @@ class ProgramTest(unittest.TestCase):
             return json.load(file)
 
 
+def thorough(test):
+    """Marks a test, or a class of tests, that is left to make test-thorough."""
+    test.thorough = True
+    return test
+
+
+class Loader(unittest.TestLoader):
+    def __init__(self, marked):
+        super().__init__()
+        self.marked = marked
+
+    def getTestCaseNames(self, case):
+        return [name for name in super().getTestCaseNames(case)
+                if self.marked == any(getattr(of, "thorough", False) for of in (case, getattr(case, name)))]
+
+
 def main():
-    unittest.main(argv=[sys.argv[0], "-v", *sys.argv[1:]])
+    """Runs a file's tests but the marked ones, or those alone: --thorough. A test that is named runs in any case."""
+    marked = "--thorough" in sys.argv
+    names = [argument for argument in sys.argv[1:] if argument != "--thorough"]
+    unittest.main(argv=[sys.argv[0], "-v", *names], testLoader=Loader(marked))

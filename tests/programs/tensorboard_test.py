@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import unittest
 
-from support import BIN, LOCKSTEP, SOURCE, main, python_with_torch, run
+from support import BIN, LOCKSTEP, SOURCE, main, python_with_torch, run, thorough
 
 WRITE_RUN = os.path.join(BIN, "write_run")
 
@@ -33,6 +33,7 @@ class RunLog(unittest.TestCase):
         with open(self.path("run", f"metrics_rank{rank}.jsonl"), encoding="utf-8") as file:
             return [json.loads(line) for line in file]
 
+    @thorough
     def test_the_real_tensorboard_reads_it(self):
         python = python_with_tensorboard()
         if not python:
