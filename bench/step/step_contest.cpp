@@ -14,6 +14,8 @@ namespace {
 constexpr size_t kFewestSteps = 3, kMostSteps = 60;
 /// Systems sum in another order and copy in another layout; the same step differs by rounding.
 constexpr double kLossTolerance = 1e-4;
+/// Of the small ResNet: weights that differ by 1e-7 have losses in the fourth step that differ by 4e-3, in doubles, too.
+constexpr size_t kStepsOfResnet = 2;
 
 double median(std::vector<double> values) {
   std::ranges::sort(values);
@@ -98,7 +100,8 @@ void StepContest::compare_losses(const Entry& entry) const {
       }
   };
   if (&entry != &entries_.front() && entries_.front().job) compare(entries_.front(), 1);
-  if (reference != nullptr) compare(*reference, options_.check_steps);
+  const size_t steps = work_.model == "resnet" ? std::min(kStepsOfResnet, options_.check_steps) : options_.check_steps;
+  if (reference != nullptr) compare(*reference, steps);
 }
 
 void StepContest::check(Entry& entry) {
