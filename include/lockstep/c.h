@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 #define LOCKSTEP_C_VERSION_MAJOR 1
-#define LOCKSTEP_C_VERSION_MINOR 1
+#define LOCKSTEP_C_VERSION_MINOR 2
 
 typedef int32_t lockstep_status;
 enum {
@@ -167,7 +167,13 @@ LOCKSTEP_API lockstep_status lockstep_wait(lockstep_request** request, double se
  *               with the same values
  *   gradients   of lockstep_allocate(): this rank's. They stay as they are.
  *   the others  what the optimizer remembers, of lockstep_allocate_together(): so it exists once. Zeros before step 1.
- * step: 1, 2, 3 ... Where ranks differ, all get LOCKSTEP_MISMATCH, nothing is stepped, and the group goes on. */
+ * step: 1, 2, 3 ... Where ranks differ, all get LOCKSTEP_MISMATCH, nothing is stepped, and the group goes on.
+ *
+ * The functions that end in _typed take parameters and gradients of LOCKSTEP_FLOAT32, FLOAT64, FLOAT16 or BFLOAT16,
+ * and the other arrays in the same dtype. `master` may be null. For 16-bit parameters it may be `count` floats of
+ * lockstep_allocate_together(), which keep what a parameter has no room for, so that steps below its last bit add up;
+ * the other arrays then are floats, too. Where a master does not round to its parameter, the parameter counts, so it
+ * may start as anything. */
 typedef struct lockstep_sgd {
   size_t size; /* sizeof(lockstep_sgd): later versions add fields at the end */
   double lr, momentum, dampening, weight_decay;
@@ -177,6 +183,10 @@ typedef struct lockstep_sgd {
 LOCKSTEP_API lockstep_status lockstep_sharded_sgd(lockstep_group* group, const lockstep_sgd* options, int64_t step,
                                                   float* parameters, const float* gradients, float* momentum,
                                                   int64_t count);
+LOCKSTEP_API lockstep_status lockstep_sharded_sgd_typed(lockstep_group* group, const lockstep_sgd* options,
+                                                        int64_t step, void* parameters, const void* gradients,
+                                                        void* momentum, float* master, int64_t count,
+                                                        lockstep_dtype dtype);
 typedef struct lockstep_adam {
   size_t size; /* sizeof(lockstep_adam) */
   double lr, beta1, beta2, eps, weight_decay;
@@ -186,6 +196,10 @@ typedef struct lockstep_adam {
 LOCKSTEP_API lockstep_status lockstep_sharded_adam(lockstep_group* group, const lockstep_adam* options, int64_t step,
                                                    float* parameters, const float* gradients, float* exp_avg,
                                                    float* exp_avg_sq, float* max_exp_avg_sq, int64_t count);
+LOCKSTEP_API lockstep_status lockstep_sharded_adam_typed(lockstep_group* group, const lockstep_adam* options,
+                                                         int64_t step, void* parameters, const void* gradients,
+                                                         void* exp_avg, void* exp_avg_sq, void* max_exp_avg_sq,
+                                                         float* master, int64_t count, lockstep_dtype dtype);
 
 /* Whether the run is to stop: *stop gets the same answer on every rank that makes the same call. Every rank of `group`
  * calls it equally often, say once a step. The request comes from `lockstep run`, when it is asked to end, or from

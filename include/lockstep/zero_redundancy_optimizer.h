@@ -26,6 +26,8 @@ namespace detail {
 void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
 /// False: there are no kernels for where the parameters are, so nothing was done and the optimizer's own step() has to.
 bool fused_step(torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
+/// own_step(), which is LibTorch's, on the masters of 16-bit parameters; these then are the masters rounded.
+void step_on_masters(torch::optim::Optimizer& optimizer, FormulaKind kind, const std::function<void()>& own_step);
 std::vector<at::Tensor> trained_parameters(const Replica& model);
 
 class SliceStep;
@@ -77,8 +79,8 @@ void move_to(ShardedStep& sharded, torch::optim::Optimizer& optimizer);
 /// same bits on every processor, which differ from LibTorch's in the last place. 16-bit parameters are computed with in
 /// float and rounded once a step. Large parameters are stepped by the threads of at::set_num_threads().
 ///
-/// Parameters are all on the CPU or all on one device, for which neither option is there. step() changes nothing if it
-/// fails: a sparse gradient, a parameter that was moved to another device.
+/// Parameters are all on the CPU or all on one device, for which there is no shared_parameters. step() changes nothing
+/// if it fails: a sparse gradient, a parameter that was moved to another device.
 template <detail::Elementwise Optimizer>
 class ZeroRedundancyOptimizer : public Optimizer,
                                 public detail::KeepsMasters,
@@ -144,8 +146,8 @@ class ZeroRedundancyOptimizer : public Optimizer,
       detail::step(*slices_, [this] { own_step(); });
     else if (sharded_)
       detail::step(*sharded_);
-    else
-      step_alone();
+    else if (!detail::fused_step(*this, kKind, options_))
+      own_step();
     return loss;
   }
 
@@ -175,12 +177,10 @@ class ZeroRedundancyOptimizer : public Optimizer,
   static constexpr detail::FormulaKind kKind = detail::formula_kind<Optimizer>();
 
   /// Of what the groups hold, on this rank.
-  void step_alone() {
-    if constexpr (kKind != detail::FormulaKind::kNone)
-      if (detail::fused_step(*this, kKind, options_)) return;
-    own_step();
+  void own_step() {
+    const auto step = [this] { Optimizer::step(nullptr); };
+    options_.master_weights ? detail::step_on_masters(*this, kKind, step) : step();
   }
-  void own_step() { Optimizer::step(nullptr); }
 
   ZeroRedundancyOptions options_;
   detail::ShardedStepPtr sharded_;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "c/guarded.h"
@@ -23,28 +24,37 @@ using optim::Algorithm;
 
 constexpr size_t kBlock = 512;        ///< elements
 constexpr size_t kSliceAligned = 64;  ///< elements: ranks write no cache line in common where arrays are page aligned
-constexpr int kStates = 3;
+constexpr size_t kStates = 3, kLargestElement = 8;
 
 /// What a rank gives: all but the arrays' places must be the same on all ranks.
 struct Step {
   const char* function;
   Algorithm algorithm;
   optim::StepConstants constants;
-  float* parameters;
-  const float* gradients;
-  std::array<float*, kStates> states;
+  std::byte* parameters;
+  const std::byte* gradients;
+  std::array<std::byte*, kStates> states;
+  std::byte* master;  ///< null: none
   size_t count;
+  shm::DataType type;  ///< of parameters and gradients
+
+  size_t state_arrays() const { return static_cast<size_t>(optim::state_arrays(algorithm)); }
+  shm::DataType state_type() const { return master == nullptr ? type : shm::DataType::kFloat32; }
+  size_t bytes() const { return count * shm::element_bytes(type); }
+  size_t state_bytes() const { return count * shm::element_bytes(state_type()); }
 };
 
 /// What ranks tell each other: bytes that are compared, and offsets in resident memory.
 struct Announced {
-  uint64_t count, algorithm;
+  uint64_t count, type, algorithm;
   optim::StepConstants constants;
-  uint64_t together;  ///< whether the parameters lie once for all ranks
+  uint64_t together;    ///< whether the parameters lie once for all ranks
+  uint64_t has_master;  ///< whether float copies are kept
   std::array<uint64_t, kStates> states;
+  uint64_t master;
   uint64_t parameters, gradients;
 };
-static_assert(sizeof(Announced) == 17 * sizeof(uint64_t), "there is no padding, so bytes may be compared");
+static_assert(sizeof(Announced) == 20 * sizeof(uint64_t), "there is no padding, so bytes may be compared");
 
 double checked(const char* function, const char* name, double value, double end) {
   if (!std::isfinite(value) || value < 0 || value >= end)
@@ -60,32 +70,54 @@ size_t checked_count(const char* function, int64_t count, int64_t step) {
   return static_cast<size_t>(count);
 }
 
+shm::DataType checked_type(const char* function, lockstep_dtype dtype, const void* master) {
+  if (dtype < LOCKSTEP_FLOAT32 || dtype > LOCKSTEP_BFLOAT16)
+    refuse(function, "the dtype is " + std::to_string(dtype) +
+                         "; parameters of LOCKSTEP_FLOAT32, FLOAT64, FLOAT16 and BFLOAT16 can be stepped");
+  const auto type = static_cast<shm::DataType>(dtype);
+  if (master != nullptr && dtype != LOCKSTEP_FLOAT16 && dtype != LOCKSTEP_BFLOAT16)
+    refuse(function, std::string("a master is for parameters of float16 and bfloat16, and these are ") +
+                         shm::name(type) + "; give null");
+  return type;
+}
+
 /// The array's offset in this rank's memory, or in rank 0's where it is together.
 uint64_t place_of(const shm::Group& group, const void* array, HandedOut::Kind kind) {
   const auto* owner = group.memory_of(kind == HandedOut::Kind::kTogether ? 0 : group.rank(), 0);
   return static_cast<uint64_t>(static_cast<const std::byte*>(array) - owner);
 }
 
-HandedOut::Kind checked_array(const Step& step, GroupState& state, const char* role, const float* array, bool own,
-                              bool together) {
+/// An array of step.count elements that a rank gives.
+struct Array {
+  const char* role;
+  const std::byte* begin;
+  shm::DataType type;
+};
+
+HandedOut::Kind checked_array(const Step& step, GroupState& state, const Array& array, bool own, bool together) {
   const std::string wanted = own && together ? "lockstep_allocate() or lockstep_allocate_together()"
                              : own           ? "lockstep_allocate()"
                                              : "lockstep_allocate_together()";
-  if (array == nullptr) refuse(step.function, std::string("the ") + role + " array is null; take it from " + wanted);
-  const auto kind = state.handed_out.holder_of(array, step.count * sizeof(float));
+  if (array.begin == nullptr)
+    refuse(step.function, std::string("the ") + array.role + " array is null; take it from " + wanted);
+  const size_t bytes = step.count * shm::element_bytes(array.type);
+  const auto kind = state.handed_out.holder_of(array.begin, bytes);
   if (!kind || (*kind == HandedOut::Kind::kOwn ? !own : !together))
-    refuse(step.function, std::string("the ") + role + " array of " + std::to_string(step.count) +
-                              " floats does not lie in memory from " + wanted +
+    refuse(step.function, std::string("the ") + array.role + " array of " + std::to_string(step.count) + " " +
+                              shm::name(array.type) + " (" + std::to_string(bytes) +
+                              " bytes) does not lie in memory from " + wanted +
                               " of this group, or that has been freed");
   return *kind;
 }
 
 void check_apart(const Step& step) {
-  std::vector<const float*> arrays{step.parameters, step.gradients};
-  for (int s = 0; s < optim::state_arrays(step.algorithm); ++s) arrays.push_back(step.states[static_cast<size_t>(s)]);
+  std::vector<std::pair<const std::byte*, size_t>> arrays{{step.parameters, step.bytes()},
+                                                          {step.gradients, step.bytes()}};
+  for (size_t s = 0; s < step.state_arrays(); ++s) arrays.emplace_back(step.states[s], step.state_bytes());
+  if (step.master != nullptr) arrays.emplace_back(step.master, step.state_bytes());
   std::sort(arrays.begin(), arrays.end());
   for (size_t i = 1; i < arrays.size(); ++i)
-    if (static_cast<size_t>(arrays[i] - arrays[i - 1]) < step.count)
+    if (static_cast<size_t>(arrays[i].first - arrays[i - 1].first) < arrays[i - 1].second)
       refuse(step.function, "two of the arrays overlap; each needs memory of its own");
 }
 
@@ -94,19 +126,26 @@ Announced announced(const Step& step, GroupState& state) {
   const bool adam = step.algorithm >= Algorithm::kAdam;
   Announced mine{};
   mine.count = step.count;
+  mine.type = static_cast<uint64_t>(step.type);
   mine.algorithm = static_cast<uint64_t>(step.algorithm);
   mine.constants = step.constants;
+  mine.has_master = step.master != nullptr ? 1 : 0;
   if (step.count == 0) return mine;
   const shm::Group& group = state.group;
-  const auto parameters = checked_array(step, state, "parameters", step.parameters, /*own=*/true, /*together=*/true);
-  const auto gradients = checked_array(step, state, "gradients", step.gradients, /*own=*/true, /*together=*/false);
+  const auto parameters =
+      checked_array(step, state, {"parameters", step.parameters, step.type}, /*own=*/true, /*together=*/true);
+  const auto gradients =
+      checked_array(step, state, {"gradients", step.gradients, step.type}, /*own=*/true, /*together=*/false);
   mine.together = parameters == HandedOut::Kind::kTogether ? 1 : 0;
   mine.parameters = place_of(group, step.parameters, parameters);
   mine.gradients = place_of(group, step.gradients, gradients);
-  for (size_t s = 0; s < static_cast<size_t>(optim::state_arrays(step.algorithm)); ++s)
-    mine.states[s] = place_of(
-        group, step.states[s],
-        checked_array(step, state, kNames[adam ? 1 : 0][s], step.states[s], /*own=*/false, /*together=*/true));
+  const auto place_of_state = [&](const char* role, const std::byte* array) {
+    return place_of(group, array,
+                    checked_array(step, state, {role, array, step.state_type()}, /*own=*/false, /*together=*/true));
+  };
+  for (size_t s = 0; s < step.state_arrays(); ++s)
+    mine.states[s] = place_of_state(kNames[adam ? 1 : 0][s], step.states[s]);
+  if (step.master != nullptr) mine.master = place_of_state("master", step.master);
   check_apart(step);
   return mine;
 }
@@ -120,13 +159,20 @@ std::string text_of(const char* what, uint64_t rank_has, uint64_t zero_has, size
 std::string difference(const Announced& zero, const Announced& other, size_t rank) {
   const std::string who = "rank " + std::to_string(rank);
   if (other.count != zero.count) return text_of(" parameters", other.count, zero.count, rank);
+  if (other.type != zero.type)
+    return who + " steps " + shm::name(static_cast<shm::DataType>(other.type)) + ", and rank 0 " +
+           shm::name(static_cast<shm::DataType>(zero.type));
+  if (other.has_master != zero.has_master)
+    return "rank " + std::to_string(zero.has_master != 0 ? rank : 0) + " gives no master, and rank " +
+           std::to_string(zero.has_master != 0 ? 0 : rank) + " does";
   if (other.algorithm != zero.algorithm) return who + " steps by another formula than rank 0";
   if (std::memcmp(&other.constants, &zero.constants, sizeof zero.constants) != 0)
     return who + " has other options, or is at another step, than rank 0";
   if (other.together != zero.together)
     return "the parameters lie once for all ranks on rank " + std::to_string(zero.together != 0 ? 0 : rank) +
            ", and in a copy of its own on rank " + std::to_string(zero.together != 0 ? rank : 0);
-  if (other.states != zero.states || (zero.together != 0 && other.parameters != zero.parameters))
+  if (other.states != zero.states || other.master != zero.master ||
+      (zero.together != 0 && other.parameters != zero.parameters))
     return who + " gives another place of the memory that is together than rank 0";
   return "";
 }
@@ -142,31 +188,33 @@ void step_slice(const Step& step, const shm::Group& group, const std::vector<Ann
   const auto ranks = static_cast<size_t>(group.size()), rank = static_cast<size_t>(group.rank());
   const size_t slice = shm::Geometry::round_up((step.count + ranks - 1) / ranks, kSliceAligned);
   const size_t begin = std::min(step.count, rank * slice), end = std::min(step.count, begin + slice);
-  const auto sum = shm::find_reduce(shm::DataType::kFloat32, shm::ReduceOp::kMean, group.size());
-  const auto formula = optim::find_step(shm::DataType::kFloat32, step.algorithm);
+  const size_t element = shm::element_bytes(step.type), state_element = shm::element_bytes(step.state_type());
+  const auto sum = shm::find_reduce(step.type, shm::ReduceOp::kMean, group.size());
+  const auto formula = optim::find_step(step.type, step.algorithm, /*with_master=*/step.master != nullptr);
   for (size_t at = begin; at < end; at += kBlock) {
-    const size_t count = std::min(kBlock, end - at), bytes = count * sizeof(float), offset = at * sizeof(float);
-    alignas(64) float mean[kBlock];
+    const size_t count = std::min(kBlock, end - at), bytes = count * element, offset = at * element;
+    alignas(64) std::byte mean[kBlock * kLargestElement];
     void* output = mean;
     std::array<const void*, shm::kMaxRanks> parts;
     for (size_t r = 0; r < ranks; ++r)
       parts[r] = group.memory_of(static_cast<int>(r), all[r].gradients) + offset;
     sum({&output, 1, parts.data(), group.size(), count, nullptr});
-    optim::StepTask task{mean, step.parameters + at, nullptr, {}, count, &step.constants};
-    for (size_t s = 0; s < static_cast<size_t>(optim::state_arrays(step.algorithm)); ++s)
-      task.state[s] = step.states[s] + at;
+    optim::StepTask task{mean, step.parameters + offset, nullptr, {}, count, &step.constants};
+    if (step.master != nullptr) task.master = step.master + at * state_element;
+    for (size_t s = 0; s < step.state_arrays(); ++s) task.state[s] = step.states[s] + at * state_element;
     formula(task);
     for (size_t r = 0; all[0].together == 0 && r < ranks; ++r)
       if (r != rank)
         shm::stream_copy(group.memory_of(static_cast<int>(r), all[r].parameters) + offset,
-                         reinterpret_cast<const std::byte*>(step.parameters + at), bytes);
+                         step.parameters + offset, bytes);
   }
 }
 
 void run(const Step& step, const State& state) {
   shm::Group& group = state->group;
   const Announced mine = announced(step, *state);
-  const uint64_t number = note_start(step.function, LOCKSTEP_FLOAT32, static_cast<int64_t>(step.count));
+  const uint64_t number =
+      note_start(step.function, static_cast<lockstep_dtype>(step.type), static_cast<int64_t>(step.count));
   std::vector<Announced> all(static_cast<size_t>(group.size()));
   group.run({.kind = shm::OperationKind::kAllGather,
              .type = shm::DataType::kUInt8,
@@ -181,6 +229,69 @@ void run(const Step& step, const State& state) {
   own_page().finish_operation(number);
 }
 
+/// The arrays that a program gives; `states`: as many as any formula has.
+struct Given {
+  void* parameters;
+  const void* gradients;
+  std::array<void*, kStates> states;
+  void* master;
+  int64_t count;
+  lockstep_dtype dtype;
+};
+
+Step step_of(const char* function, Algorithm algorithm, const optim::StepConstants& constants, const Given& given,
+             size_t count) {
+  const auto bytes = [](void* array) { return static_cast<std::byte*>(array); };
+  return {.function = function,
+          .algorithm = algorithm,
+          .constants = constants,
+          .parameters = bytes(given.parameters),
+          .gradients = static_cast<const std::byte*>(given.gradients),
+          .states = {bytes(given.states[0]), bytes(given.states[1]), bytes(given.states[2])},
+          .master = bytes(given.master),
+          .count = count,
+          .type = checked_type(function, given.dtype, given.master)};
+}
+
+lockstep_status sgd(const char* function, lockstep_group* group, const lockstep_sgd* options, int64_t step,
+                    const Given& arrays) {
+  return guarded(function, group, [&](const State& state) {
+    if (options == nullptr) refuse(function, "options is null; the learning rate stands there");
+    const lockstep_sgd given = complete(function, "lockstep_sgd", *options);
+    const auto number = [&](const char* name, double value) { return checked(function, name, value, HUGE_VAL); };
+    if (given.nesterov != 0 && (given.momentum == 0 || given.dampening != 0))
+      refuse(function, "nesterov needs a momentum, and no dampening");
+    const auto algorithm = given.momentum == 0   ? Algorithm::kSgd
+                           : given.nesterov != 0 ? Algorithm::kSgdNesterov
+                                                 : Algorithm::kSgdMomentum;
+    const auto constants = optim::sgd_constants({.lr = number("lr", given.lr),
+                                                 .momentum = number("momentum", given.momentum),
+                                                 .dampening = number("dampening", given.dampening),
+                                                 .weight_decay = number("weight_decay", given.weight_decay)},
+                                                step == 1);
+    run(step_of(function, algorithm, constants, arrays, checked_count(function, arrays.count, step)), state);
+  });
+}
+
+lockstep_status adam(const char* function, lockstep_group* group, const lockstep_adam* options, int64_t step,
+                     const Given& arrays) {
+  return guarded(function, group, [&](const State& state) {
+    if (options == nullptr) refuse(function, "options is null; the learning rate stands there");
+    const lockstep_adam given = complete(function, "lockstep_adam", *options);
+    const auto number = [&](const char* name, double value) { return checked(function, name, value, HUGE_VAL); };
+    const size_t count = checked_count(function, arrays.count, step);
+    const auto constants = optim::adam_constants({.lr = number("lr", given.lr),
+                                                  .beta1 = checked(function, "beta1", given.beta1, 1),
+                                                  .beta2 = checked(function, "beta2", given.beta2, 1),
+                                                  .eps = number("eps", given.eps),
+                                                  .weight_decay = number("weight_decay", given.weight_decay)},
+                                                 static_cast<double>(step), given.decoupled_weight_decay != 0);
+    run(step_of(function, arrays.states[2] == nullptr ? Algorithm::kAdam : Algorithm::kAdamAmsgrad, constants, arrays,
+                count),
+        state);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::c
 
@@ -188,52 +299,27 @@ using namespace lockstep::c;
 
 lockstep_status lockstep_sharded_sgd(lockstep_group* group, const lockstep_sgd* options, int64_t step,
                                      float* parameters, const float* gradients, float* momentum, int64_t count) {
-  const char* function = "lockstep_sharded_sgd";
-  return guarded(function, group, [&](const State& state) {
-    if (options == nullptr) refuse(function, "options is null; the learning rate stands there");
-    const lockstep_sgd given = complete(function, "lockstep_sgd", *options);
-    const auto number = [&](const char* name, double value) { return checked(function, name, value, HUGE_VAL); };
-    if (given.nesterov != 0 && (given.momentum == 0 || given.dampening != 0))
-      refuse(function, "nesterov needs a momentum, and no dampening");
-    run({.function = function,
-         .algorithm = given.momentum == 0   ? Algorithm::kSgd
-                      : given.nesterov != 0 ? Algorithm::kSgdNesterov
-                                            : Algorithm::kSgdMomentum,
-         .constants = lockstep::optim::sgd_constants({.lr = number("lr", given.lr),
-                                                      .momentum = number("momentum", given.momentum),
-                                                      .dampening = number("dampening", given.dampening),
-                                                      .weight_decay = number("weight_decay", given.weight_decay)},
-                                                     step == 1),
-         .parameters = parameters,
-         .gradients = gradients,
-         .states = {momentum},
-         .count = checked_count(function, count, step)},
-        state);
-  });
+  return sgd("lockstep_sharded_sgd", group, options, step,
+             {parameters, gradients, {momentum}, nullptr, count, LOCKSTEP_FLOAT32});
+}
+
+lockstep_status lockstep_sharded_sgd_typed(lockstep_group* group, const lockstep_sgd* options, int64_t step,
+                                           void* parameters, const void* gradients, void* momentum, float* master,
+                                           int64_t count, lockstep_dtype dtype) {
+  return sgd("lockstep_sharded_sgd_typed", group, options, step,
+             {parameters, gradients, {momentum}, master, count, dtype});
 }
 
 lockstep_status lockstep_sharded_adam(lockstep_group* group, const lockstep_adam* options, int64_t step,
                                       float* parameters, const float* gradients, float* exp_avg, float* exp_avg_sq,
                                       float* max_exp_avg_sq, int64_t count) {
-  const char* function = "lockstep_sharded_adam";
-  return guarded(function, group, [&](const State& state) {
-    if (options == nullptr) refuse(function, "options is null; the learning rate stands there");
-    const lockstep_adam given = complete(function, "lockstep_adam", *options);
-    const auto number = [&](const char* name, double value) { return checked(function, name, value, HUGE_VAL); };
-    const size_t elements = checked_count(function, count, step);
-    run({.function = function,
-         .algorithm = max_exp_avg_sq == nullptr ? Algorithm::kAdam : Algorithm::kAdamAmsgrad,
-         .constants = lockstep::optim::adam_constants(
-             {.lr = number("lr", given.lr),
-              .beta1 = checked(function, "beta1", given.beta1, 1),
-              .beta2 = checked(function, "beta2", given.beta2, 1),
-              .eps = number("eps", given.eps),
-              .weight_decay = number("weight_decay", given.weight_decay)},
-             static_cast<double>(step), given.decoupled_weight_decay != 0),
-         .parameters = parameters,
-         .gradients = gradients,
-         .states = {exp_avg, exp_avg_sq, max_exp_avg_sq},
-         .count = elements},
-        state);
-  });
+  return adam("lockstep_sharded_adam", group, options, step,
+              {parameters, gradients, {exp_avg, exp_avg_sq, max_exp_avg_sq}, nullptr, count, LOCKSTEP_FLOAT32});
+}
+
+lockstep_status lockstep_sharded_adam_typed(lockstep_group* group, const lockstep_adam* options, int64_t step,
+                                            void* parameters, const void* gradients, void* exp_avg, void* exp_avg_sq,
+                                            void* max_exp_avg_sq, float* master, int64_t count, lockstep_dtype dtype) {
+  return adam("lockstep_sharded_adam_typed", group, options, step,
+              {parameters, gradients, {exp_avg, exp_avg_sq, max_exp_avg_sq}, master, count, dtype});
 }

@@ -49,11 +49,6 @@ void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind
   if (kind == FormulaKind::kNone) return;
   const std::string problem = optim::problem_of(optimizer);
   TORCH_CHECK(problem.empty(), problem);
-  const c10::Device device = optim::device_of(optimizer);
-  TORCH_CHECK(device.is_cpu() || !options.master_weights,
-              "ZeroRedundancyOptimizer: master_weights needs the kernels, which step parameters on the CPU, and these "
-              "are on ",
-              device, "; keep the parameters in float and use autocast()");
 }
 
 bool fused_step(torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options) {

@@ -26,7 +26,10 @@ CONSTANTS = {
     "SUM": 0, "MEAN": 1, "PRODUCT": 2, "MIN": 3, "MAX": 4, "AND": 5, "OR": 6, "XOR": 7,
 }
 
-ADDED_BY_1_1 = ("lockstep_allocate_together", "lockstep_sharded_sgd", "lockstep_sharded_adam")
+ADDED = {
+    "lockstep_allocate_together": "1.1", "lockstep_sharded_sgd": "1.1", "lockstep_sharded_adam": "1.1",
+    "lockstep_sharded_sgd_typed": "1.2", "lockstep_sharded_adam_typed": "1.2",
+}
 
 
 def header():
@@ -56,10 +59,10 @@ def library_of_types(text, folder):
 class Abi(unittest.TestCase):
     def test_exports_what_the_header_declares_and_nothing_else(self):
         listing = subprocess.run(["nm", "-D", "--defined-only", LIBRARY], capture_output=True, text=True, check=True).stdout
-        symbols = {line.split()[-1] for line in listing.splitlines()} - {"LOCKSTEP_C_1.0", "LOCKSTEP_C_1.1"}
+        symbols = {line.split()[-1] for line in listing.splitlines()} - {"LOCKSTEP_C_1.0", "LOCKSTEP_C_1.1", "LOCKSTEP_C_1.2"}
         names = {name for _, name, _ in declared(header())}
         self.assertGreater(len(names), 25)
-        self.assertEqual(symbols, {f"{name}@@LOCKSTEP_C_{'1.1' if name in ADDED_BY_1_1 else '1.0'}" for name in names})
+        self.assertEqual(symbols, {f"{name}@@LOCKSTEP_C_{ADDED.get(name, '1.0')}" for name in names})
 
     def test_soname(self):
         dynamic = subprocess.run(["readelf", "-d", LIBRARY], capture_output=True, text=True, check=True).stdout

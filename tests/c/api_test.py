@@ -13,6 +13,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
 from support import BIN, LOCKSTEP, environment, main, run  # noqa: E402
 
 C_RANK = os.path.join(BIN, "c_rank")
+FORMULAS = ("sgd", "momentum", "nesterov", "adam", "adamw")
 
 
 def launched(ranks, test, **options):
@@ -46,15 +47,26 @@ class Launched(unittest.TestCase):
 
     def test_sharded_step(self):
         """The weights are those of the C++ library's ZeroRedundancyOptimizer, to the last bit."""
+        self.check_steps("steps", "sharded_step", set(FORMULAS))
+
+    def test_sharded_step_of_every_dtype(self):
+        """With masters and without: the weights are those of the C++ library's `master_weights`, too."""
+        types = ("float32", "float64", "float16", "bfloat16", "float16-master", "bfloat16-master")
+        self.check_steps("typed", "typed_step", {f"{formula}-{name}" for formula in FORMULAS for name in types})
+
+    def check_steps(self, by_cpp, by_c, names):
         for ranks in (1, 2, 3):
-            wanted = {line for line in run(LOCKSTEP, "run", "-n", ranks, "--", os.path.join(BIN, "c_reference"), "steps").stdout.splitlines()
+            wanted = {line for line in run(LOCKSTEP, "run", "-n", ranks, "--", os.path.join(BIN, "c_reference"), by_cpp).stdout.splitlines()
                       if line.endswith(f" over {ranks} ranks")}
-            self.assertEqual({line.split()[0] for line in wanted}, {"sgd", "momentum", "nesterov", "adam", "adamw"})
-            self.assertEqual(len({line.split()[1] for line in wanted}), 5)
-            found = launched(ranks, "sharded_step", timeout=60).stdout
-            self.assertEqual(found.count("sharded_step: ok"), ranks)
+            self.assertEqual({line.split()[0] for line in wanted}, names)
+            self.assertEqual(len({line.split()[1] for line in wanted}), len(names))
+            found = launched(ranks, by_c, timeout=60).stdout
+            self.assertEqual(found.count(f"{by_c}: ok"), ranks)
             self.assertEqual({line[line.index("]") + 1:].strip() if line.startswith("[") else line for line in found.splitlines()
                               if line.endswith(f" over {ranks} ranks")}, wanted)
+
+    def test_misuse_of_the_typed_step(self):
+        self.check("typed_misuse", (1, 2, 3))
 
     def test_misuse_of_the_sharded_step(self):
         self.check("sharded_misuse", (1, 2, 3))

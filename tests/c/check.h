@@ -29,6 +29,8 @@ void test_parts(lockstep_group* world);
 void test_threads(lockstep_group* world);
 void test_memory(lockstep_group* world);
 void test_sharded_step(lockstep_group* world);
+void test_typed_step(lockstep_group* world);
+void test_typed_misuse(lockstep_group* world);
 void test_sharded_misuse(lockstep_group* world);
 void test_sharded_faults(lockstep_group* world);
 void test_misuse(lockstep_group* world);

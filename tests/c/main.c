@@ -12,6 +12,8 @@ static const struct {
     {"threads", test_threads},
     {"memory", test_memory},
     {"sharded_step", test_sharded_step},
+    {"typed_step", test_typed_step},
+    {"typed_misuse", test_typed_misuse},
     {"sharded_misuse", test_sharded_misuse},
     {"sharded_faults", test_sharded_faults},
     {"misuse", test_misuse},

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include <lockstep/lockstep.h>
@@ -103,45 +104,84 @@ uint32_t plane(const lockstep::Context& context) {
   return hash_of(weights.const_data_ptr<float>(), kWidth);
 }
 
-/// What tests/c/sharded.c steps: made-up gradients, at a falling learning rate.
+constexpr int64_t kCount = 70001;
+
+uint16_t& bits_at(const at::Tensor& tensor, int64_t i) { return static_cast<uint16_t*>(tensor.mutable_data_ptr())[i]; }
+
+/// As tests/c/sharded.c and sharded_typed.c make them up; those of 16 bits are -0.5 to -0.25 and 0.25 to 0.5.
+at::Tensor random(uint32_t seed, at::ScalarType dtype) {
+  const at::Tensor values = torch::empty({kCount}, dtype);
+  for (int64_t i = 0; i < kCount; ++i) {
+    const float value = uniform(seed);
+    const uint32_t bits = seed >> 16;
+    if (dtype == at::kFloat)
+      values.mutable_data_ptr<float>()[i] = value;
+    else if (dtype == at::kDouble)
+      values.mutable_data_ptr<double>()[i] = value;
+    else
+      bits_at(values, i) =
+          static_cast<uint16_t>(dtype == at::kHalf ? (bits & 0x83FF) | 0x3400 : (bits & 0x807F) | 0x3E80);
+  }
+  return values;
+}
+
+uint32_t hash_of(const at::Tensor& values) {
+  if (values.element_size() > 2)
+    return hash_of(static_cast<const float*>(values.const_data_ptr()), values.nbytes() / sizeof(float));
+  uint32_t hash = 2166136261U;
+  for (int64_t i = 0; i < values.numel(); ++i) hash = (hash ^ bits_at(values, i)) * 16777619U;
+  return hash;
+}
+
+/// What tests/c/sharded.c and sharded_typed.c step: made-up gradients, at a falling learning rate.
 template <typename Options>
-void print_stepped(const char* name, const lockstep::Context& context, Options options) {
-  constexpr int64_t kCount = 70001;
-  const auto random = [](uint32_t seed) {
-    const at::Tensor values = torch::empty({kCount});
-    for (int64_t i = 0; i < kCount; ++i) values.mutable_data_ptr<float>()[i] = uniform(seed);
-    return values;
-  };
-  const at::Tensor weights = random(42).requires_grad_();
+void print_stepped(const std::string& name, const lockstep::Context& context, Options options, at::ScalarType dtype,
+                   bool masters) {
+  const at::Tensor weights = random(42, dtype).requires_grad_();
   lockstep::DistributedDataParallel model(lockstep::NamedTensors{{"weights", weights}}, context);
-  lockstep::ZeroRedundancyOptimizer optimizer(model, options.weight_decay(1e-2));
+  lockstep::ZeroRedundancyOptimizer optimizer(model, options.weight_decay(1e-2), {.master_weights = masters});
   const double lr = options.lr();
   for (int step = 1; step <= 5; ++step) {
     optimizer.zero_grad();
-    (weights * random(static_cast<uint32_t>(1000 * step + context.rank()))).sum().backward();
+    (weights * random(static_cast<uint32_t>(1000 * step + context.rank()), dtype)).sum().backward();
     static_cast<Options&>(optimizer.param_groups()[0].options()).lr(lr / step);
     optimizer.step();
   }
   if (context.rank() == 0)
-    std::printf("%s %08x over %d ranks\n", name, hash_of(weights.const_data_ptr<float>(), kCount),
-                context.world_size());
+    std::printf("%s %08x over %d ranks\n", name.c_str(), hash_of(weights), context.world_size());
 }
 
-void print_all_stepped(const lockstep::Context& context) {
+void print_all_stepped(const lockstep::Context& context, const std::string& suffix, at::ScalarType dtype,
+                       bool masters) {
   using namespace torch::optim;
-  print_stepped("sgd", context, SGDOptions(0.1));
-  print_stepped("momentum", context, SGDOptions(0.1).momentum(0.9).dampening(0.5));
-  print_stepped("nesterov", context, SGDOptions(0.1).momentum(0.9).nesterov(true));
-  print_stepped("adam", context, AdamOptions(0.01).betas({0.9, 0.99}).amsgrad(true));
-  print_stepped("adamw", context, AdamWOptions(0.01).betas({0.9, 0.99}));
+  const auto print = [&](const char* name, const auto& options) {
+    print_stepped(name + suffix, context, options, dtype, masters);
+  };
+  print("sgd", SGDOptions(0.1));
+  print("momentum", SGDOptions(0.1).momentum(0.9).dampening(0.5));
+  print("nesterov", SGDOptions(0.1).momentum(0.9).nesterov(true));
+  print("adam", AdamOptions(0.01).betas({0.9, 0.99}).amsgrad(true));
+  print("adamw", AdamWOptions(0.01).betas({0.9, 0.99}));
+}
+
+void print_all_typed(const lockstep::Context& context) {
+  print_all_stepped(context, "-float32", at::kFloat, /*masters=*/false);
+  print_all_stepped(context, "-float64", at::kDouble, /*masters=*/false);
+  for (const bool masters : {false, true}) {
+    print_all_stepped(context, masters ? "-float16-master" : "-float16", at::kHalf, masters);
+    print_all_stepped(context, masters ? "-bfloat16-master" : "-bfloat16", at::kBFloat16, masters);
+  }
 }
 
 }  // namespace
 
-int main(int argc, char**) {
+int main(int argc, char** argv) {
   const lockstep::Context context({.announce = false});
   if (argc > 1) {
-    print_all_stepped(context);
+    if (argv[1] == std::string("typed"))
+      print_all_typed(context);
+    else
+      print_all_stepped(context, "", at::kFloat, /*masters=*/false);
     return 0;
   }
   const uint32_t sum = sums(context), weights = trained(context), flat = plane(context);

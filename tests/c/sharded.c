@@ -136,7 +136,7 @@ static void refused_alone(lockstep_group* world, float* p, float* g, float* m) {
   REFUSED(bad, "the parameters array is null", lockstep_sharded_sgd(world, &sgd, 1, NULL, g, m, kCount));
   REFUSED(bad, "the momentum array is null", lockstep_sharded_sgd(world, &sgd, 1, p, g, NULL, kCount));
   REFUSED(bad, "the exp_avg_sq array is null", lockstep_sharded_adam(world, &adam, 1, p, g, m, NULL, NULL, kCount));
-  REFUSED(bad, "parameters array of 70001 floats does not lie in memory from lockstep_allocate() or",
+  REFUSED(bad, "parameters array of 70001 float32 (280004 bytes) does not lie in memory from lockstep_allocate() or",
           lockstep_sharded_sgd(world, &sgd, 1, foreign, g, m, kCount));
   REFUSED(bad, "gradients array", lockstep_sharded_sgd(world, &sgd, 1, p, foreign, m, kCount));
   REFUSED(bad, "gradients array", lockstep_sharded_sgd(world, &sgd, 1, p, m, m, kCount)); /* it is each rank's own */

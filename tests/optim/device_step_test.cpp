@@ -284,6 +284,78 @@ TEST_P(DeviceStep, BackwardReducesForACommunicationHook) {
   });
 }
 
+/// What masters are: float copies, which LibTorch's optimizer steps, and which the parameters are when rounded.
+template <typename Base, typename Options>
+void compare_masters(const Group& group, at::Device device, const Options& options, at::ScalarType dtype) {
+  SCOPED_TRACE(c10::str(typeid(Base).name(), ", ", dtype));
+  const Parameters mine(device, dtype), theirs(device, dtype), masters(device, at::kFloat);
+  masters.copy_from(theirs);
+  Model model(mine.named, group, kSmallBuckets), reference(theirs.named, group, kSmallBuckets);
+  const ZeroRedundancyOptions with{.master_weights = true};
+  ZeroRedundancyOptimizer<Base> sharded(model, groups_of(mine, options), options, with);
+  Base alone(groups_of(masters, options), options);
+  for (int step = 0; step < 8; ++step) {
+    if (step == 3) load_optimizer_state_dict(sharded, optimizer_state_dict(sharded));  // whole, and slices again
+    if (step == 5)  // what someone else writes into a parameter counts: a number to which no master rounds
+      for (const Parameters* parameters : {&mine, &theirs, &masters}) (*parameters)[1].data().fill_(8);
+    sharded.zero_grad();
+    for (const at::Tensor& tensor : theirs.tensors()) tensor.mutable_grad().reset();
+    mine.loss(step, group.rank()).backward();
+    theirs.loss(step, group.rank()).backward();
+    for (size_t i = 0; i < theirs.named.size(); ++i)
+      masters[i].mutable_grad() = theirs[i].grad().defined() ? theirs[i].grad().to(at::kFloat) : at::Tensor();
+    sharded.step();
+    alone.step();
+    theirs.copy_from(masters);
+  }
+  expect_same(mine, theirs, Same::kBits);
+  model.check_divergence();
+  const StateDict state = state_dict(sharded);
+  const StateDict expected = state_dict(alone);
+  for (const auto& item : expected) expect_same(state[item.key()], item.value(), Same::kBits, item.key());
+  size_t place = 0, found = 0;
+  for (const auto& one : alone.param_groups())
+    for (const at::Tensor& master : one.params()) {
+      const std::string key = std::to_string(place++) + ".master_param";
+      if (state.find(key) == nullptr) continue;  // of the parameter that nobody uses
+      EXPECT_EQ(state[key].sizes(), master.sizes()) << key;
+      expect_same(state[key], master, Same::kBits, key);
+      ++found;
+    }
+  EXPECT_EQ(found, theirs.named.size() - 1);
+  EXPECT_FALSE(masters[0].detach().cpu().equal(theirs[0].detach().to(at::kFloat).cpu())) << "nothing to keep";
+}
+
+TEST_P(DeviceStep, MastersAreFloatCopiesThatLibTorchSteps) {
+  on_ranks([](const Group& group, at::Device device) {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      compare_masters<torch::optim::SGD>(group, device, SGDOptions(0.1), dtype);
+      compare_masters<torch::optim::SGD>(group, device, SGDOptions(0.1).momentum(0.9).nesterov(true), dtype);
+      compare_masters<torch::optim::Adam>(group, device, AdamOptions(1e-2).amsgrad(true), dtype);
+      compare_masters<AdamW>(group, device, AdamWOptions(1e-2), dtype);
+    }
+  });
+}
+
+/// A momentum that begins after steps without one: LibTorch's starts it then.
+TEST_P(DeviceStep, AMomentumBeginsBesideMasters) {
+  on_ranks([](const Group& group, at::Device device) {
+    const Parameters parameters(device, at::kBFloat16);
+    Model model(parameters.named, group, kSmallBuckets);
+    ZeroRedundancyOptimizer optimizer(model, SGDOptions(0.1), {.master_weights = true});
+    for (int step = 0; step < 3; ++step) {
+      if (step == 1) static_cast<SGDOptions&>(optimizer.param_groups()[0].options()).momentum(0.9);
+      optimizer.zero_grad();
+      parameters.loss(step, group.rank()).backward();
+      optimizer.step();
+      const StateDict state = state_dict(optimizer);
+      EXPECT_EQ(state.find("0.momentum_buffer") != nullptr, step > 0);
+      EXPECT_NE(state.find("0.master_param"), nullptr);
+    }
+    model.check_divergence();
+  });
+}
+
 /// One parameter of 300,000 elements, so that gaps between slices count for little.
 struct Large {
   Large(const Group& group, at::Device device)
@@ -440,8 +512,8 @@ TEST_P(DeviceStep, RefusesWhatOnlyTheCpuHas) {
     if (group.world_size() > 1)
       has(complaint([&] { ZeroRedundancyOptimizer(model, AdamWOptions(0.1), {.shared_parameters = true}); }),
           "shared_parameters = true needs parameters on the CPU");
-    has(complaint([&] { ZeroRedundancyOptimizer(model, AdamWOptions(0.1), {.master_weights = true}); }),
-        "master_weights needs the kernels");
+    has(complaint([&] { ZeroRedundancyOptimizer(model, RMSpropOptions(0.1), {.master_weights = true}); }),
+        "master_weights needs SGD, Adam or AdamW");
     const std::vector<at::Tensor> mixed{at::ones({2}), parameters[0]};
     has(complaint([&] { ZeroRedundancyOptimizer(mixed, AdamWOptions(0.1)); }), "another device than the first one");
     // A step that one rank cannot take is refused on all, and changes nothing.

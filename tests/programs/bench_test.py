@@ -34,6 +34,22 @@ class Reports(unittest.TestCase):
         table = self.report("step", {"rows": [row], "failed": {"mlp, adamw, pytorch_ddp_gloo": "Numpy is not available"}})
         self.assertRegex(table, r"(?m)^mlp +adamw +pytorch_ddp_gloo +NOT MEASURED: Numpy is not available$")
 
+    def test_a_step_has_its_targets_beside_it(self):
+        def row(system, optimizer, model, ms):
+            return {"system": system, "optimizer": optimizer, "model": model, "median_ms": ms, "min_ms": 1.0, "cpu_ms": 1.0, "ratio": ms / 8,
+                    "attach_ms": 1.0, "peak_mib": 9}
+        rows = [row("side_by_side", "sgd", "small_1000", 8.0), row("lockstep", "sgd", "small_1000", 10.0), row("lockstep_shared", "sgd", "small_1000", 9.0),
+                row("python_attach", "sgd", "small_1000", 9.25), row("side_by_side_fused", "adamw", "mlp", 4.0), row("lockstep_shared", "adamw", "mlp", 5.0),
+                row("python_attach", "sgd", "mlp", 9.0), row("lockstep_sharded", "adamw", "mlp", 5.0)]
+        said = {tuple(line.split()[:3]): line.split("  ")[-1].strip()
+                for line in self.report("step", {"rows": rows, "failed": None}).splitlines()[1:]}
+        self.assertEqual(said["small_1000", "sgd", "lockstep"], "+2.00 ms beyond side by side, target < 1")
+        self.assertEqual(said["small_1000", "sgd", "lockstep_shared"], "0.90 of lockstep, target <= 1.00")
+        self.assertEqual(said["small_1000", "sgd", "python_attach"], "+1.25 ms beyond side by side, target < 1.5")
+        self.assertEqual(said["mlp", "adamw", "lockstep_shared"], "target <= 0.60; 1.25 of side_by_side_fused, target <= 0.97")
+        self.assertEqual(said["mlp", "sgd", "python_attach"], "target <= 1.20")
+        self.assertEqual(said["mlp", "adamw", "lockstep_sharded"], "9")
+
 
 class BetweenHosts(unittest.TestCase):
     def test_every_system_is_measured_at_every_size(self):
