@@ -14,6 +14,7 @@
 #include "hosts/hosts_plan.h"
 #include "hosts/hosts_team.h"
 #include "hosts/launch_command.h"
+#include "hosts/machine_places.h"
 #include "launch/launch_error.h"
 #include "launch/process/own_program.h"
 
@@ -78,28 +79,21 @@ void Coordinator::leave_out(int rank) {
     if (node.has_rank(rank)) node.leaves = true;
 }
 
-/// Of machines that are gone no rank stays, if the others have places enough.
 void Coordinator::share_out(int ranks) {
-  int places = 0;
-  for (const Node& node : nodes_) places += node.host.slots;
+  std::vector<MachinePlaces> machines;
+  for (const Node& node : nodes_)
+    machines.push_back({.ranks = node.host.slots,
+                        .most = node.gone ? 0 : node.most_slots,
+                        .lost = node.is_awaited(),
+                        .leaves = node.leaves});
+  const std::vector<int> shared = hosts::share_out(machines, ranks);
   for (Node& node : nodes_) {
-    if (node.is_ready() || node.gone || places - node.host.slots < ranks) continue;
-    places -= std::exchange(node.host.slots, 0);
+    const auto number = static_cast<size_t>(node.number);
+    node.host.slots = shared[number];
+    node.leaves = false;
+    if (!machines[number].lost || node.has_ranks()) continue;
     node.gone = true;
     node.lose();
-  }
-  for (; places > ranks; --places) {
-    const auto may_go = [](const Node& node) { return node.leaves && node.has_ranks(); };
-    auto least = std::find_if(nodes_.rbegin(), nodes_.rend(), may_go);
-    if (least == nodes_.rend()) least = std::find_if(nodes_.rbegin(), nodes_.rend(), std::mem_fn(&Node::has_ranks));
-    --least->host.slots;
-    least->leaves = false;
-  }
-  for (Node& node : nodes_) {
-    node.leaves = false;
-    const int more = node.gone ? 0 : std::min(ranks - places, node.most_slots - node.host.slots);
-    node.host.slots += more;
-    places += more;
   }
 }
 

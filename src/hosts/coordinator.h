@@ -37,6 +37,7 @@ class Coordinator final : public RankPlaces {
 
  private:
   bool comes_by_itself(const Node& node) const { return options_.rendezvous && node.number > 0; }
+  /// Before a restart of an elastic run, with this number of ranks.
   void share_out(int ranks);
   void gather(const TeamSetup& setup);
   void open_door();
