@@ -35,6 +35,13 @@ TEST(HostList, AHostfileIsMpirunsAndItsErrorsNameTheLine) {
     EXPECT_EQ(error.what(), path + " line 2: 'cores=4' is not known; a line is `node1 slots=4`");
   }
   EXPECT_THROW(read_hostfile("/nowhere", 1), LaunchError);
+  std::ofstream(path) << "node2\nnode1\nnode2\nnode2\n";
+  EXPECT_EQ(read_hostfile(path, 1), (std::vector<Host>{{"node2", 3}, {"node1", 1}})) << "PBS and LSF: a line a rank";
+  EXPECT_EQ(read_hostfile(path, 2), (std::vector<Host>{{"node2", 6}, {"node1", 2}}));
+  for (const char* twice : {"node1 slots=2\nnode1 slots=2\n", "node1\nnode1 slots=2\n", "node1 slots=2\nnode1\n"}) {
+    std::ofstream(path) << twice;
+    EXPECT_THROW(read_hostfile(path, 1), LaunchError) << twice;
+  }
 }
 
 TEST(HostList, SlurmsLists) {

@@ -54,6 +54,13 @@ inline bool all_say(const Launched& run, const std::string& text) {
   return eventually([&] { return contains(run.log(0), text) && contains(run.log(1), text); });
 }
 
+/// How often `part` is in `text`.
+inline int counted(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++count;
+  return count;
+}
+
 /// A rendezvous for machines that are started one by one: a port that is free now, and a key file.
 struct Rendezvous {
   TemporaryFolder folder;

@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
+#include <poll.h>
 
+#include "hosts/channel.h"
 #include "hosts/hosts_launched.h"
+#include "hosts/program_facts.h"
 
 // Machines on each of which a user, or Slurm, starts `lockstep run`.
 
@@ -110,6 +113,98 @@ TEST(HostsRendezvous, WrongSetupsAreNamed) {
     Launched good(second);
     EXPECT_EQ(good.wait().exit_code, 0) << wrong.text;
     EXPECT_EQ(coordinator.wait().exit_code, 0) << wrong.text;
+  }
+}
+
+/// An agent that says what the test wants: of another version, or on another kind of machine.
+class PlayedAgent {
+ public:
+  explicit PlayedAgent(const Rendezvous& rendezvous) : tls_(Key::from_file(rendezvous.key_file), Side::kAgent) {
+    const Deadline deadline(std::chrono::seconds(10));
+    std::string why;
+    FileDescriptor socket;
+    while (!(socket = connect_to(parse_endpoint("test", rendezvous.place), deadline, why)) && !deadline.passed())
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    channel_ = std::make_unique<Channel>(std::move(socket), tls_);
+  }
+
+  template <typename Message>
+  void send(Kind kind, const Message& message) {
+    while (channel_->state() == Channel::State::kHandshake && !deadline_.passed()) turn();
+    channel_->send(kind, message);
+  }
+  /// The body of the next message of this kind; others are passed over.
+  template <typename Message>
+  Message await(Kind kind) {
+    while (!deadline_.passed()) {
+      while (const auto message = channel_->next(kMaxFrameBytes))
+        if (message->kind == kind) return decode<Message>(message->body);
+      channel_->beat(Clock::now());
+      turn();
+    }
+    ADD_FAILURE() << "no message of kind " << static_cast<int>(kind) << ": " << channel_->reason();
+    return {};
+  }
+
+ private:
+  void turn() {
+    pollfd polled{.fd = channel_->fd(), .events = channel_->events(), .revents = 0};
+    ::poll(&polled, 1, 20);
+    channel_->act();
+  }
+
+  const Tls tls_;
+  const Deadline deadline_{std::chrono::seconds(10)};
+  std::unique_ptr<Channel> channel_;
+};
+
+TEST(HostsRendezvous, AnotherVersionIsNamedOnBothSides) {
+  for (const auto& [protocol, version] : {std::pair{kProtocol, "9.8.7"}, {kProtocol + 1, "9.8.7"}}) {
+    const Rendezvous rendezvous;
+    Launched first(rendezvous.options(2, 0, {"true"}));
+    PlayedAgent agent(rendezvous);
+    agent.send(Kind::kHello, Hello{.protocol = protocol, .version = version, .node = 1, .nodes = 2, .host = "node2"});
+    const Over over = agent.await<Over>(Kind::kOver);
+    EXPECT_EQ(over.exit_code, 46);
+    EXPECT_TRUE(contains(over.text, "this machine cannot take part: it runs Lockstep 9.8.7, and the coordinator "))
+        << over.text;
+    EXPECT_TRUE(contains(over.text, "; install the same version on all machines")) << over.text;
+    EXPECT_TRUE(first.wait_for("lockstep: node2 (127.0.0.1) cannot take part: it runs Lockstep 9.8.7")) << "and waits";
+    Launched second(rendezvous.options(2, 1, {"true"}));
+    EXPECT_EQ(second.wait().exit_code, 0);
+    EXPECT_EQ(first.wait().exit_code, 0);
+  }
+}
+
+TEST(HostsRendezvous, AnotherProcessorIsAWarning) {
+  const Rendezvous rendezvous;
+  Launched first(rendezvous.options(2, 0, {"true"}));
+  PlayedAgent agent(rendezvous);
+  agent.send(Kind::kHello,
+             Hello{.version = LOCKSTEP_VERSION, .node = 1, .nodes = 2, .slots = 1, .host = "node2", .command = "true"});
+  const Prepare plan = agent.await<Prepare>(Kind::kPrepare);
+  EXPECT_EQ(plan.command, Words{"true"});
+  const std::string hash = program_hash("/usr/bin/true", plan.command);
+  agent.send(Kind::kReady, Ready{.address = "127.0.0.1", .program_hash = hash, .processor = "Another CPU @ 1 GHz"});
+  EXPECT_TRUE(first.wait_for("lockstep: node2 has another processor than node 0: results may differ in the last bits"));
+  EXPECT_EQ(agent.await<Start>(Kind::kStart).first_rank, 1) << "and the run begins";
+}
+
+TEST(HostsLate, AMachineThatComesAMinuteLateIsWaitedFor) {
+  const Rendezvous rendezvous[2];  // at the first machine 1 is late, at the second machine 0
+  const auto start = [&](int late, int node) {
+    return std::make_unique<Launched>(rendezvous[1 - late].options(2, node, {"true"}));
+  };
+  const auto coordinator = start(1, 0), agent = start(0, 1);
+  std::this_thread::sleep_for(std::chrono::seconds(60));
+  for (const int late : {1, 0}) {
+    const auto other = start(late, late);
+    const auto result = (late == 1 ? coordinator : agent)->wait();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(other->wait().exit_code, 0);
+    const std::string note = late == 1 ? "lockstep: waits for node 1 of 2 machines\n"
+                                       : "lockstep: waits for the coordinator at " + rendezvous[1].place;
+    EXPECT_GE(counted(result.err, note), 11) << result.err;
   }
 }
 

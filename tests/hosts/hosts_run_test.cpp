@@ -212,12 +212,6 @@ TEST(HostsRun, StatusAndStacksTellOfRanksOnOtherMachines) {
   EXPECT_TRUE(contains(stacks.substr(second), " on b, step 0, in all_reduce")) << stacks;
 }
 
-int counted(const std::string& text, const std::string& part) {
-  int count = 0;
-  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++count;
-  return count;
-}
-
 TEST(HostsRun, TheDoctorMeasuresTheLinksOfEveryPair) {
   for (const auto& [hosts, pairs] : {std::pair{"a,b", 1}, {"a,b,c", 3}, {"a,b,c,d", 6}}) {
     const std::string line = std::string(LOCKSTEP_BIN_DIR "/lockstep doctor --hosts ") + hosts +
