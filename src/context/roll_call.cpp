@@ -1,16 +1,21 @@
 #include "context/roll_call.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <thread>
 
+#include <caffe2/core/common.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/version.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/machine_name.h"
 #include "base/usable_cores.h"
+#include "base/version.h"
 #include "collectives/cause.h"
 #include "collectives/open_store.h"
 #include "collectives/shm/backend/generation.h"
@@ -21,12 +26,34 @@ namespace {
 
 std::string key_of(int rank) { return "present/" + std::to_string(rank); }
 
-/// "machine cpu cpu cpu ...": what a rank tells the others.
+/// Of the LibTorch that is loaded, which may be another than the one that this was compiled against. at::show_config()
+/// says it too, and takes 0.4 ms.
+std::string libtorch_version() {
+  const auto& options = caffe2::GetBuildOptions();
+  const auto found = options.find("TORCH_VERSION");
+  return found == options.end() || found->second.empty() ? TORCH_VERSION : found->second;
+}
+
+/// What a rank tells the others.
+struct Introduction {
+  std::string machine;
+  std::string lockstep, libtorch;  // their versions
+  std::vector<int> cpus;
+};
+
 std::string introduce() {
   std::ostringstream text;
-  text << machine_name();
+  text << machine_name() << ' ' << library_version() << ' ' << libtorch_version();
   for (int cpu : allowed_cpus()) text << ' ' << cpu;
   return text.str();
+}
+
+Introduction introduction_in(const std::string& words) {
+  std::istringstream text(words);
+  Introduction one;
+  text >> one.machine >> one.lockstep >> one.libtorch;
+  one.cpus.assign(std::istream_iterator<int>(text), std::istream_iterator<int>());
+  return one;
 }
 
 /// Rank 0, which may serve the store, gives up last, so that the others still learn who is missing.
@@ -65,6 +92,20 @@ void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseco
   }
 }
 
+/// How `one`, of `rank`, differs from rank 0; empty: it does not.
+std::string other_version(int rank, const Introduction& one, const Introduction& first) {
+  const bool lockstep = one.lockstep != first.lockstep;
+  if (!lockstep && one.libtorch == first.libtorch) return "";
+  const auto host = [](const Introduction& of) { return of.machine.substr(0, of.machine.find('/')); };
+  const auto has = [&](const Introduction& of) {
+    return " on " + host(of) + " has " + (lockstep ? "Lockstep " + of.lockstep : "LibTorch " + of.libtorch);
+  };
+  return "rank " + std::to_string(rank) + has(one) + ", and rank 0" + has(first);
+}
+
+/// For rank 0, which may serve the store, after what makes all ranks throw: so long for the others to find it too.
+constexpr std::chrono::seconds kToFindOut(2);
+
 /// Whether a store that broke before the ranks met may have been another program's.
 bool may_have_been_anothers(const World& world) {
   return world.rank != 0 && world.source != World::Source::kLauncher && !world.store_is_hosted;
@@ -97,18 +138,24 @@ RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::S
   std::map<std::string, int> machines;
   RollCall result;
   const std::string here = machine_name();
+  std::optional<Introduction> first;
   if (store) {
     store->set(key_of(world.rank), introduce());
     wait_for_all(world, *store, timeout);
   }
   for (int rank = 0; rank < world.world_size; ++rank) {
-    std::istringstream text(store ? store->get_to_str(key_of(rank)) : introduce());
-    std::string machine;
-    text >> machine;
-    result.most_on_a_machine = std::max(result.most_on_a_machine, ++machines[machine]);
-    if (machine != here) continue;
+    Introduction one = introduction_in(store ? store->get_to_str(key_of(rank)) : introduce());
+    if (!first) first = one;
+    if (const std::string found = other_version(rank, one, *first); !found.empty()) {
+      // All compare all with rank 0, so all throw alike.
+      say_farewell(world, store, kToFindOut);
+      note_error(RankFailure::kMissing, rank, found);  // for the launcher: that rank does not join the others
+      throw Error(found + "; install the same version on all machines");
+    }
+    result.most_on_a_machine = std::max(result.most_on_a_machine, ++machines[one.machine]);
+    if (one.machine != here) continue;
     if (rank == world.rank) result.local_rank = static_cast<int>(masks.size());
-    masks.emplace_back(std::istream_iterator<int>(text), std::istream_iterator<int>());
+    masks.push_back(std::move(one.cpus));
   }
   result.machines = static_cast<int>(machines.size());
   result.threads = threads_per_rank(masks, result.local_rank, cgroup_cpu_quota());

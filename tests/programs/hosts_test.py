@@ -4,6 +4,7 @@ are network namespaces joined by veth pairs, which only root can make; some test
 import itertools
 import json
 import os
+import socket
 import subprocess
 import time
 import unittest
@@ -258,6 +259,27 @@ class OneMachineAsTwo(ProgramTest):
         as_two = self.figures(*launcher, name="as_two", arguments=("--backend", "gloo"))
         as_one = self.figures(LOCKSTEP, "run", "-n", 2, *one_thread, "--", name="as_one", arguments=("--backend", "shm"))
         self.assertEqual((as_two["world_size"], as_two["train_loss"]), (2, as_one["train_loss"]))
+
+    def test_another_libtorch_is_named(self):
+        other = f"[ $RANK = 1 ] && export LD_PRELOAD={BIN}/other_libtorch.so; exec {BIN}/hello_ranks"
+        said = r"rank 1 on \S+ has LibTorch 2\.0\.7, and rank 0 on \S+ has LibTorch 2\.1\d\.\d\S*; install the same version on all machines"
+        launched = run(LOCKSTEP, "run", "--hosts", "a:1,b:1", "--launch-command", "env LOCKSTEP_MACHINE={host}", "--", "sh", "-c", other,
+                       check=False, cwd=self.folder, env=environment())
+        self.assertEqual(launched.returncode, 46, launched.stderr)
+        self.assertRegex(launched.stderr, said)
+        self.assertRegex(launched.stderr, r"lockstep: rank 1 of 2 ")
+        # Without our launcher rank 0 serves the store, and stays until the others have read what they throw.
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        for round_ in range(3):
+            ranks = [subprocess.Popen(["sh", "-c", other], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder,
+                                      env=environment(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port))
+                     for rank in range(3)]
+            for rank in ranks:
+                error = rank.communicate(timeout=60)[1]
+                self.assertEqual(rank.returncode, 1, error)
+                self.assertRegex(error, said, round_)
 
 
 if __name__ == "__main__":
