@@ -96,9 +96,10 @@ void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseco
 std::string other_version(int rank, const Introduction& one, const Introduction& first) {
   const bool lockstep = one.lockstep != first.lockstep;
   if (!lockstep && one.libtorch == first.libtorch) return "";
-  const auto host = [](const Introduction& of) { return of.machine.substr(0, of.machine.find('/')); };
   const auto has = [&](const Introduction& of) {
-    return " on " + host(of) + " has " + (lockstep ? "Lockstep " + of.lockstep : "LibTorch " + of.libtorch);
+    const std::string given = of.machine.substr(of.machine.rfind('/') + 1);  // LOCKSTEP_MACHINE
+    const std::string machine = given.empty() ? of.machine.substr(0, of.machine.find('/')) : given;
+    return " on " + machine + " has " + (lockstep ? "Lockstep " + of.lockstep : "LibTorch " + of.libtorch);
   };
   return "rank " + std::to_string(rank) + has(one) + ", and rank 0" + has(first);
 }

@@ -267,6 +267,7 @@ class OneMachineAsTwo(ProgramTest):
                        check=False, cwd=self.folder, env=environment())
         self.assertEqual(launched.returncode, 46, launched.stderr)
         self.assertRegex(launched.stderr, said)
+        self.assertRegex(launched.stderr, r"rank 1 on b has .*, and rank 0 on a has ")
         self.assertRegex(launched.stderr, r"lockstep: rank 1 of 2 ")
         # Without our launcher rank 0 serves the store, and stays until the others have read what they throw.
         with socket.socket() as probe:
