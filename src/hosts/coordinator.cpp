@@ -122,7 +122,7 @@ void Coordinator::gather(const TeamSetup& setup) {
       std::count_if(nodes_.begin(), nodes_.end(), [&](const Node& one) { return !is_ready(one); })));
   const auto began = Clock::now();
   auto tell_at = began + kMissingNoteEvery;
-  while (!std::all_of(nodes_.begin(), nodes_.end(), is_ready)) {
+  while (!are_all_ready(setup)) {
     const auto now = Clock::now();
     if (now - began >= options_.patience)
       throw LaunchError(
@@ -244,12 +244,31 @@ void Coordinator::prepare(Node& node, const TeamSetup& setup) const {
   node.channel->send(Kind::kPrepare, Prepare{.command = setup.options.command,
                                              .environment = own_place ? EnvironmentBlock() : setup.environment,
                                              .folder = own_place ? "" : std::filesystem::current_path(ignored).string(),
+                                             .address = node.address,
                                              .run_dir = setup.folder,
                                              .keep_run_dir = !setup.options.run_dir.empty(),
                                              .slots = node.host.slots,
                                              .bind = static_cast<int>(setup.options.bind),
                                              .max_restarts = setup.options.max_restarts,
                                              .run_id = setup.run_id});
+}
+
+/// The route from this machine to itself does not tell how others reach it, where it has several addresses: its ranks
+/// use the one to which an agent of another machine has come.
+bool Coordinator::are_all_ready(const TeamSetup& setup) {
+  const auto is_awaited = [](const Node& node) { return node.is_awaited(); };
+  if (std::any_of(nodes_.begin(), nodes_.end(), is_awaited)) return false;
+  const auto elsewhere = std::find_if(nodes_.begin(), nodes_.end(),
+                                      [](const Node& node) { return node.channel && !node.is_here(); });
+  if (!options_.interface.empty() || elsewhere == nodes_.end()) return true;
+  const std::string address = elsewhere->channel->local_address();
+  for (Node& node : nodes_) {
+    if (!node.is_here() || node.ready->address == address || node.address == address) continue;
+    node.address = address;
+    node.ready.reset();
+    prepare(node, setup);
+  }
+  return std::none_of(nodes_.begin(), nodes_.end(), is_awaited);
 }
 
 void Coordinator::take_replies(Node& node) {

@@ -48,6 +48,7 @@ class Coordinator final : public RankPlaces {
   /// Why the agent is not wanted; empty: it is.
   std::string objection(const Hello& hello, const std::string& command) const;
   void prepare(Node& node, const TeamSetup& setup) const;
+  bool are_all_ready(const TeamSetup& setup);
   void take_replies(Node& node);
   void check_launched(Node& node) const;
   /// That all agents have the same program, and addresses that fit together.
