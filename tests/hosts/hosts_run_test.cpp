@@ -53,6 +53,25 @@ TEST(HostsRun, ADryRunTellsWhatItWouldStart) {
             "node 1 of 2: 4 ranks\n  joins       " + rendezvous.place + "\n  command     true\n");
 }
 
+/// The first recipe of docs/several_machines.md#a-rank-in-a-debugger.
+TEST(HostsRun, ARankMayStartItsDebuggerItself) {
+  if (::system("command -v gdb >/dev/null") != 0) GTEST_SKIP() << "SKIPPED BECAUSE there is no gdb";
+  const std::string page = read_file(LOCKSTEP_SOURCE_DIR "/docs/several_machines.md");
+  const std::string begin = "-- sh -c '", end = "' ./train --epochs 3\n";
+  const size_t from = page.find(begin), to = page.find(end, from);
+  ASSERT_NE(to, std::string::npos);
+  std::string script = page.substr(from + begin.size(), to - from - begin.size());
+  ASSERT_NE(script.find("$RANK != 3"), std::string::npos) << script;
+  script.replace(script.find("$RANK != 3"), 10, "$RANK != 1");
+  Launched run(on("a:1,b:1", {"sh", "-c", script, kPageRank, "join", "1:raise=11", "sleep=60000"}));
+  const auto result = run.wait(std::chrono::seconds(60));
+  EXPECT_EQ(result.exit_code, 40) << result.err;
+  EXPECT_TRUE(contains(result.err, "rank 1 of 2 failed first: exit code 255")) << result.err;
+  EXPECT_TRUE(contains(run.log(1), "received signal SIGSEGV")) << run.log(1);
+  EXPECT_TRUE(contains(result.err, " in main (")) << "its stack is in the block: " << result.err;
+  EXPECT_TRUE(nothing_left(run));
+}
+
 TEST(HostsRun, TheKeyIsNowhereToBeSeen) {
   Launched run(on("a:1,b:1", {"sh", "-c", "echo up; exec sleep 60"}));
   ASSERT_TRUE(run.wait_for("up"));
