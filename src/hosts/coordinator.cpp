@@ -15,6 +15,7 @@
 #include "hosts/hosts_team.h"
 #include "hosts/launch_command.h"
 #include "hosts/machine_places.h"
+#include "hosts/program_facts.h"
 #include "launch/launch_error.h"
 #include "launch/process/own_program.h"
 
@@ -308,14 +309,16 @@ void Coordinator::check_launched(Node& node) const {
 void Coordinator::compare(const TeamSetup& setup) const {
   const Node& first = *std::find_if(nodes_.begin(), nodes_.end(), std::mem_fn(&Node::is_ready));
   const bool loopback = is_loopback(first.ready->address);
+  const std::string script = script_of(setup.options.command);
   std::string others;
   for (const Node& node : nodes_) {
     if (node.gone) continue;
     const Ready& ready = *node.ready;
     if (ready.program_hash != first.ready->program_hash)
-      throw LaunchError(kExitNotStarted, node.host.name + " has another " + setup.options.command[0] + " than " +
-                                             first.host.name + " (SHA-256 " + ready.program_hash.substr(0, 12) +
-                                             " and " + first.ready->program_hash.substr(0, 12) +
+      throw LaunchError(kExitNotStarted, node.host.name + " has another " + setup.options.command[0] +
+                                             (script.empty() ? "" : " or " + script) + " than " + first.host.name +
+                                             " (SHA-256 " + ready.program_hash.substr(0, 12) + " and " +
+                                             first.ready->program_hash.substr(0, 12) +
                                              "); copy the program to all machines");
     if (is_loopback(ready.address) != loopback)
       throw LaunchError(

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <tuple>
+
 #include "hosts/channel.h"
 #include "hosts/hosts_launched.h"
 #include "hosts/program_facts.h"
@@ -90,12 +92,16 @@ struct Wrong {
 
 TEST(HostsRendezvous, WrongSetupsAreNamed) {
   const Rendezvous right, other;
-  const auto with = [&](Words words, const std::string& option, const std::string& value) {
-    *(std::find(words.begin(), words.end(), option) + 1) = value;
+  const auto with = [&](Words words, const std::string& name, const std::string& value) {
+    *(std::find(words.begin(), words.end(), name) + 1) = value;
     return words;
   };
   const Words first = right.options(2, 0, {"true"}), second = right.options(2, 1, {"true"});
+  Words without_key = second;
+  const auto option = std::find(without_key.begin(), without_key.end(), "--key-file");
+  without_key.erase(option, option + 2);
   const std::vector<Wrong> cases = {
+      {first, without_key, 47, "there is no key: give the same --key-file (or LOCKSTEP_KEY_FILE) on all machines"},
       {first, with(second, "--key-file", other.key_file), 47, "does not have this machine's key"},
       {first, with(second, "--key-file", "/nowhere"), 47, "the key file /nowhere cannot be read"},
       {first, with(second, "--nnodes", "3"), 46, "it was started with --nnodes 3, and the coordinator with 2"},
@@ -208,17 +214,20 @@ TEST(HostsLate, AMachineThatComesAMinuteLateIsWaitedFor) {
   }
 }
 
-TEST(HostsRendezvous, AMachineWithAnotherProgramIsRefused) {
-  const Rendezvous rendezvous;
-  const auto makes_program = [](const std::string& text) {
-    return Launched::Options{.before = "printf '#!/bin/sh\\n" + text + "\\n' > train; chmod +x train"};
+TEST(HostsRendezvous, AMachineWithAnotherProgramOrScriptIsRefused) {
+  const auto makes = [](const std::string& file, const std::string& text) {
+    return Launched::Options{.before = "printf '#!/bin/sh\\n" + text + "\\n' > " + file + "; chmod +x " + file};
   };
-  Launched second(rendezvous.options(2, 1, {"./train"}), makes_program("exit 0")),
-      first(rendezvous.options(2, 0, {"./train"}), makes_program("exit  0"));
-  const auto result = first.wait();
-  EXPECT_EQ(result.exit_code, 46);
-  EXPECT_TRUE(contains(result.err, " has another ./train than node 0 (SHA-256 ")) << result.err;
-  EXPECT_EQ(second.wait().exit_code, 46);
+  for (const auto& [command, file, named] : {std::tuple{Words{"./train"}, "train", "./train"},
+                                             {Words{"sh", "-e", "train.sh", "x.sh"}, "train.sh", "sh or train.sh"}}) {
+    const Rendezvous rendezvous;
+    Launched second(rendezvous.options(2, 1, command), makes(file, "exit 0")),
+        first(rendezvous.options(2, 0, command), makes(file, "exit  0"));
+    const auto result = first.wait();
+    EXPECT_EQ(result.exit_code, 46);
+    EXPECT_TRUE(contains(result.err, std::string(" has another ") + named + " than node 0 (SHA-256 ")) << result.err;
+    EXPECT_EQ(second.wait().exit_code, 46);
+  }
 }
 
 TEST(HostsRendezvous, AMachineThatComesTwiceOrTooLateIsToldWhy) {

@@ -260,6 +260,14 @@ TEST(HostsRun, AMachineThatCannotBeReachedIsNamedWithWhatWasSaid) {
                        "no agent on a: `sh -c 'echo no route to a >&2; exit 255' ...` ended (exit code 255): "
                        "no route to a"))
       << result.err;
+  if (::system("command -v ssh >/dev/null") == 0) {
+    Launched by_ssh({"--hosts", "127.0.0.1:1", "--launch-command", "ssh -o BatchMode=yes -p 1 {host}", "true"});
+    const auto unreached = by_ssh.wait();
+    EXPECT_EQ(unreached.exit_code, 46);
+    EXPECT_TRUE(contains(unreached.err, "no agent on 127.0.0.1: `ssh -o BatchMode=yes -p 1 127.0.0.1 ...` ended (exit "
+                                        "code 255): ssh: connect to host 127.0.0.1 port 1: Connection refused"))
+        << unreached.err;
+  }
   Launched silent({"--hosts", "a:1,b:1", "--launch-command", "sh -c 'exec sleep 60'", "true"},
                   {.environment = {"LOCKSTEP_JOIN_TIMEOUT_S=1"}});
   const auto waited = silent.wait();
