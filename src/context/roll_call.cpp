@@ -3,22 +3,19 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <optional>
 #include <sstream>
 #include <thread>
 
-#include <caffe2/core/common.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/version.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/machine_name.h"
 #include "base/usable_cores.h"
-#include "base/version.h"
 #include "collectives/cause.h"
 #include "collectives/open_store.h"
 #include "collectives/shm/backend/generation.h"
+#include "collectives/versions.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {
@@ -26,24 +23,16 @@ namespace {
 
 std::string key_of(int rank) { return "present/" + std::to_string(rank); }
 
-/// Of the LibTorch that is loaded, which may be another than the one that this was compiled against. at::show_config()
-/// says it too, and takes 0.4 ms.
-std::string libtorch_version() {
-  const auto& options = caffe2::GetBuildOptions();
-  const auto found = options.find("TORCH_VERSION");
-  return found == options.end() || found->second.empty() ? TORCH_VERSION : found->second;
-}
-
 /// What a rank tells the others.
 struct Introduction {
-  std::string machine;
-  std::string lockstep, libtorch;  // their versions
+  Versions versions;
   std::vector<int> cpus;
 };
 
 std::string introduce() {
+  const Versions own = Versions::loaded_here();
   std::ostringstream text;
-  text << machine_name() << ' ' << library_version() << ' ' << libtorch_version();
+  text << own.machine << ' ' << own.lockstep << ' ' << own.libtorch;
   for (int cpu : allowed_cpus()) text << ' ' << cpu;
   return text.str();
 }
@@ -51,7 +40,7 @@ std::string introduce() {
 Introduction introduction_in(const std::string& words) {
   std::istringstream text(words);
   Introduction one;
-  text >> one.machine >> one.lockstep >> one.libtorch;
+  text >> one.versions.machine >> one.versions.lockstep >> one.versions.libtorch;
   one.cpus.assign(std::istream_iterator<int>(text), std::istream_iterator<int>());
   return one;
 }
@@ -92,18 +81,6 @@ void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseco
   }
 }
 
-/// How `one`, of `rank`, differs from rank 0; empty: it does not.
-std::string other_version(int rank, const Introduction& one, const Introduction& first) {
-  const bool lockstep = one.lockstep != first.lockstep;
-  if (!lockstep && one.libtorch == first.libtorch) return "";
-  const auto has = [&](const Introduction& of) {
-    const std::string given = of.machine.substr(of.machine.rfind('/') + 1);  // LOCKSTEP_MACHINE
-    const std::string machine = given.empty() ? of.machine.substr(0, of.machine.find('/')) : given;
-    return " on " + machine + " has " + (lockstep ? "Lockstep " + of.lockstep : "LibTorch " + of.libtorch);
-  };
-  return "rank " + std::to_string(rank) + has(one) + ", and rank 0" + has(first);
-}
-
 /// For rank 0, which may serve the store, after what makes all ranks throw: so long for the others to find it too.
 constexpr std::chrono::seconds kToFindOut(2);
 
@@ -139,25 +116,22 @@ RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::S
   std::map<std::string, int> machines;
   RollCall result;
   const std::string here = machine_name();
-  std::optional<Introduction> first;
   if (store) {
     store->set(key_of(world.rank), introduce());
     wait_for_all(world, *store, timeout);
   }
+  std::vector<Versions> versions;
   for (int rank = 0; rank < world.world_size; ++rank) {
     Introduction one = introduction_in(store ? store->get_to_str(key_of(rank)) : introduce());
-    if (!first) first = one;
-    if (const std::string found = other_version(rank, one, *first); !found.empty()) {
-      // All compare all with rank 0, so all throw alike.
-      say_farewell(world, store, kToFindOut);
-      note_error(RankFailure::kMissing, rank, found);  // for the launcher: that rank does not join the others
-      throw Error(found + "; install the same version on all machines");
+    const std::string& machine = one.versions.machine;
+    result.most_on_a_machine = std::max(result.most_on_a_machine, ++machines[machine]);
+    if (machine == here) {
+      if (rank == world.rank) result.local_rank = static_cast<int>(masks.size());
+      masks.push_back(std::move(one.cpus));
     }
-    result.most_on_a_machine = std::max(result.most_on_a_machine, ++machines[one.machine]);
-    if (one.machine != here) continue;
-    if (rank == world.rank) result.local_rank = static_cast<int>(masks.size());
-    masks.push_back(std::move(one.cpus));
+    versions.push_back(std::move(one.versions));
   }
+  require_same_versions(versions, [&] { say_farewell(world, store, kToFindOut); });
   result.machines = static_cast<int>(machines.size());
   result.threads = threads_per_rank(masks, result.local_rank, cgroup_cpu_quota());
   // The launcher's numbers win: two torchrun agents on one machine count as two.
