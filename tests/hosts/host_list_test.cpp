@@ -77,6 +77,28 @@ TEST(Addresses, EndpointsAndInterfaces) {
   EXPECT_FALSE(addresses_towards({"no.such.host.invalid"}).empty()) << "a container's name means nothing here";
 }
 
+TEST(Addresses, ARendezvousIsOnThisMachine) {
+  EXPECT_EQ(addresses_of_rendezvous("127.0.0.1"), Words{"127.0.0.1"});
+  const Words own = own_addresses();
+  if (!own.empty()) {
+    EXPECT_EQ(addresses_of_rendezvous(own.front()), Words{own.front()});
+  }
+  const auto refusal = [](const std::string& host) {
+    try {
+      addresses_of_rendezvous(host);
+    } catch (const LaunchError& error) {
+      EXPECT_EQ(error.exit_code, kExitNotStarted);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refusal("192.0.2.1"),
+            "--rendezvous: 192.0.2.1 (192.0.2.1) is not an address of this machine, which has --node-rank 0; name this "
+            "machine");
+  EXPECT_EQ(refusal("no.such.host.invalid"),
+            "--rendezvous: the host name `no.such.host.invalid` cannot be resolved on this machine");
+}
+
 TEST(Addresses, APortThatIsTakenIsNamed) {
   const Listener first = listen_on("127.0.0.1", 0);
   try {

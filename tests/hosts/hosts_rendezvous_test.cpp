@@ -230,6 +230,29 @@ TEST(HostsRendezvous, AMachineWithAnotherProgramOrScriptIsRefused) {
   }
 }
 
+TEST(HostsRendezvous, StatusIsTheCoordinatorsAndStacksSayWhatToRunOnTheOtherMachine) {
+  const Rendezvous rendezvous;
+  const Words command = {kPageRank, "join", "start=12", "sleep=60000"};
+  Launched first(rendezvous.options(2, 0, command)), second(rendezvous.options(2, 1, command), machine("m1"));
+  std::string status;
+  ASSERT_TRUE(eventually([&] {
+    status = ask("status", first);
+    return contains(status, " on node 0  step 0, in all_reduce #12") && counted(status, "in all_reduce #12") == 2;
+  })) << status;
+  const std::string stacks = ask("stacks", first);
+  const size_t other = stacks.find("=== rank 1, process ");
+  ASSERT_NE(other, std::string::npos) << stacks;
+  const std::string pid = std::to_string(std::stoi(stacks.substr(other + 20)));
+  const std::string mark = "to see them, run on that machine: ";
+  const size_t at = stacks.find(mark, other);
+  ASSERT_NE(at, std::string::npos) << stacks;
+  const std::string line = stacks.substr(at + mark.size(), stacks.find('\n', at) - at - mark.size());
+  EXPECT_TRUE(line.ends_with("/lockstep agent --stacks " + pid)) << line;
+  const std::string seen = output_of(line + " 2>&1");
+  if (contains(seen, "neither eu-stack nor gdb")) GTEST_SKIP() << "SKIPPED BECAUSE no program here prints stacks";
+  EXPECT_TRUE(contains(seen, "nanosleep")) << seen;
+}
+
 TEST(HostsRendezvous, AMachineThatComesTwiceOrTooLateIsToldWhy) {
   const Rendezvous rendezvous;
   const Words command = {"sh", "-c", "echo up; exec sleep 60"};

@@ -1,7 +1,4 @@
 #include <gtest/gtest.h>
-#include <stdio.h>
-
-#include <array>
 
 #include "hosts/hosts_launched.h"
 
@@ -197,20 +194,6 @@ TEST(HostsRun, ALostMachineIsStartedAgainIfTheRunMayRestart) {
   const auto result = run.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_TRUE(all_say(run, "at 2")) << result.out << result.err;
-}
-
-std::string output_of(const std::string& line) {
-  FILE* pipe = ::popen(line.c_str(), "r");
-  std::string text;
-  std::array<char, 4096> piece{};
-  for (size_t count; (count = ::fread(piece.data(), 1, piece.size(), pipe)) > 0;) text.append(piece.data(), count);
-  ::pclose(pipe);
-  return text;
-}
-
-/// What a command of `lockstep` about a run prints.
-std::string ask(const std::string& command, const Launched& run) {
-  return output_of(LOCKSTEP_BIN_DIR "/lockstep " + command + " " + (run.folder() / "run").string() + " 2>&1");
 }
 
 TEST(HostsRun, StatusAndStacksTellOfRanksOnOtherMachines) {
