@@ -339,6 +339,11 @@ class OneMachineAsTwo(ProgramTest):
         as_two = self.figures(*launcher, name="as_two", arguments=("--backend", "gloo"))
         as_one = self.figures(LOCKSTEP, "run", "-n", 2, *one_thread, "--", name="as_one", arguments=("--backend", "shm"))
         self.assertEqual((as_two["world_size"], as_two["train_loss"]), (2, as_one["train_loss"]))
+        report = run(LOCKSTEP, "report", os.path.join(self.folder, "run_as_two")).stdout.strip()
+        with open(report, encoding="utf-8") as page:
+            text = page.read()
+        for rank in ("rank 0", "rank 1"):
+            self.assertIn(rank, text)
 
     def test_another_libtorch_is_named(self):
         other = f"[ $RANK = 1 ] && export LD_PRELOAD={BIN}/other_libtorch.so; exec {BIN}/hello_ranks"
