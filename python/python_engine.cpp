@@ -1,8 +1,9 @@
 #include "python_engine.h"
 
 #include <algorithm>
-#include <functional>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -14,18 +15,34 @@
 #include "collectives/shm/backend/shm_backend.h"
 #include "collectives/shm/backend/store_exchange.h"
 #include "collectives/tcp.h"
+#include "collectives/versions.h"
 
 namespace lockstep::python {
 namespace {
 
 using Store = c10::intrusive_ptr<c10d::Store>;
 
-/// Whether the ranks of the group are on several machines. Ranks that met without MASTER_ADDR are on one: they need
-/// not ask each other, and if they are not, their hosts' names are in the error.
+/// Whether the ranks of the group are on several machines, which must have the same versions installed. Ranks that met
+/// without MASTER_ADDR are on one machine: they need not ask each other, and if they are not, their hosts' names are in
+/// the error.
 bool on_several_machines(const Store& store, int rank, int world_size, std::chrono::milliseconds timeout) {
   if (world_size == 1 || !Environment::from_process().master_addr) return false;
-  const auto machines = shm_engine::exchange_over(store, rank, world_size, timeout)(machine_name());
-  return std::adjacent_find(machines.begin(), machines.end(), std::not_equal_to<>()) != machines.end();
+  const Versions own = Versions::loaded_here();
+  const auto exchange = shm_engine::exchange_over(store, rank, world_size, timeout);
+  std::vector<Versions> ranks;
+  for (const std::string& words : exchange(own.machine + " " + own.lockstep + " " + own.libtorch)) {
+    std::istringstream text(words);
+    Versions& one = ranks.emplace_back();
+    text >> one.machine >> one.lockstep >> one.libtorch;
+  }
+  require_same_versions(ranks, [&] {
+    try {
+      exchange("");  // afterwards all know, and rank 0, which may serve the store, may end
+    } catch (const Error&) {
+      // It has.
+    }
+  });
+  return std::any_of(ranks.begin(), ranks.end(), [&](const Versions& one) { return one.machine != own.machine; });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 import glob
 import os
 import platform
+import re
 
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
@@ -11,6 +12,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(os.path.dirname(HERE), "src")
 INCLUDES = [SOURCE, os.path.join(os.path.dirname(HERE), "include"), os.path.join(SOURCE, "collectives/gloo/headers")]
 
+with open(os.path.join(HERE, "pyproject.toml"), encoding="utf-8") as project:
+    VERSION = re.search(r'(?m)^version = "(.+)"', project.read()).group(1)
+
 LIBRARY = os.environ.get("LOCKSTEP_LIBRARY")  # liblockstep.a of a CMake build with the same torch: what it holds is not built again
 
 # As in the CMakeLists.txt of these folders: everything that knows no torch, ...
@@ -18,7 +22,7 @@ CORE = ["base", "rank_page", "rendezvous/generation", "rendezvous/text_exchange"
 # ... and what does; the files of one line are compiled as one, since reading torch's headers takes most of the time.
 TORCH = [["collectives/ancestor", "collectives/call_guard", "collectives/coalesced", "collectives/device_engine", "collectives/group",
           "collectives/group_objects", "collectives/group_state", "collectives/intra_op", "collectives/work", "collectives/single", "collectives/shm/backend",
-          "collectives/tcp", "collectives/gloo", "collectives/hierarchical"],
+          "collectives/tcp", "collectives/versions", "collectives/gloo", "collectives/hierarchical"],
          ["reducer", "reducer/hooks/all_reduce_hook"], ["data_parallel", "nn"], ["optim", "checkpoint/optimizer_kind", "checkpoint/sliced_memory"]]
 CORE_FLAGS = ["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"]
 AVX2 = ["-mavx2", "-mf16c"]
@@ -26,6 +30,7 @@ AVX512 = AVX2 + ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefe
 X86 = platform.machine() in ("x86_64", "AMD64")
 KERNELS = {"avx2.cpp": AVX2, "avx512.cpp": AVX512} if X86 else {"neon.cpp": []} if platform.machine() in ("aarch64", "arm64") else {}
 DEFINED = ["-DLOCKSTEP_X86_KERNELS"] if X86 else ["-DLOCKSTEP_NEON_KERNELS"] if KERNELS else []
+DEFINED = [*DEFINED, f'-DLOCKSTEP_VERSION="{VERSION}"']
 
 
 def files_of(name):

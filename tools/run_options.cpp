@@ -190,14 +190,6 @@ void read_restarts(const Words& words, LaunchOptions& options) {
     options.max_restarts = kAnyNumber;
 }
 
-/// What only one machine can do so far.
-void refuse_on_several_machines(const Words& words) {
-  const auto refuse_with = [](const char* option) {
-    refuse(std::string(option) + " works on one machine only; leave it out, or run on one machine");
-  };
-  if (!words.debugger.empty()) refuse_with("--debugger");
-}
-
 void read_words(const Words& words, int usable_cores, int gpus, const EnvironmentBlock& environment,
                 RunRequest& request) {
   LaunchOptions& options = request.options;
@@ -207,7 +199,11 @@ void read_words(const Words& words, int usable_cores, int gpus, const Environmen
   const int without = on_hosts ? 1 : most;  // of each machine
   options.ranks = !words.ranks ? without : parse_rank_count("-n", *words.ranks, usable_cores, gpus);
   if (on_hosts) {
-    refuse_on_several_machines(words);
+    // The terminal is the launcher's machine's; ranks have none, and over ssh neither have their agents.
+    if (!words.debugger.empty())
+      refuse(
+          "--debugger works on one machine only; on several a rank starts the debugger itself, or one is attached to it: "
+          "docs/several_machines.md#a-rank-in-a-debugger");
     if (!words.ranks && HostsOptions::is_slurms(environment)) options.ranks = usable_cores;
     request.hosts = words.hosts.read(environment, options.command, options.ranks);
   }

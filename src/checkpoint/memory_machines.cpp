@@ -205,7 +205,7 @@ std::string MemoryMachines::send(const Group& group, SlotMemory& memory, int roo
   if (const std::string failed = all_well(); !failed.empty()) return failed;
   for (size_t rank = 0; rank < writers.size(); ++rank) writers[rank].finish(slot.header, slot.own_bytes[rank]);
   group.barrier();  // nobody reads it before
-  if (rank_ == root) slot.slot = from;
+  if (!receives) slot.slot = from;
   return "";
 }
 

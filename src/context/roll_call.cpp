@@ -1,6 +1,7 @@
 #include "context/roll_call.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <sstream>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "collectives/cause.h"
 #include "collectives/open_store.h"
 #include "collectives/shm/backend/generation.h"
+#include "collectives/versions.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {
@@ -21,12 +23,26 @@ namespace {
 
 std::string key_of(int rank) { return "present/" + std::to_string(rank); }
 
-/// "machine cpu cpu cpu ...": what a rank tells the others.
+/// What a rank tells the others.
+struct Introduction {
+  Versions versions;
+  std::vector<int> cpus;
+};
+
 std::string introduce() {
+  const Versions own = Versions::loaded_here();
   std::ostringstream text;
-  text << machine_name();
+  text << own.machine << ' ' << own.lockstep << ' ' << own.libtorch;
   for (int cpu : allowed_cpus()) text << ' ' << cpu;
   return text.str();
+}
+
+Introduction introduction_in(const std::string& words) {
+  std::istringstream text(words);
+  Introduction one;
+  text >> one.versions.machine >> one.versions.lockstep >> one.versions.libtorch;
+  one.cpus.assign(std::istream_iterator<int>(text), std::istream_iterator<int>());
+  return one;
 }
 
 /// Rank 0, which may serve the store, gives up last, so that the others still learn who is missing.
@@ -65,6 +81,9 @@ void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseco
   }
 }
 
+/// For rank 0, which may serve the store, after what makes all ranks throw: so long for the others to find it too.
+constexpr std::chrono::seconds kToFindOut(2);
+
 /// Whether a store that broke before the ranks met may have been another program's.
 bool may_have_been_anothers(const World& world) {
   return world.rank != 0 && world.source != World::Source::kLauncher && !world.store_is_hosted;
@@ -101,15 +120,18 @@ RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::S
     store->set(key_of(world.rank), introduce());
     wait_for_all(world, *store, timeout);
   }
+  std::vector<Versions> versions;
   for (int rank = 0; rank < world.world_size; ++rank) {
-    std::istringstream text(store ? store->get_to_str(key_of(rank)) : introduce());
-    std::string machine;
-    text >> machine;
+    Introduction one = introduction_in(store ? store->get_to_str(key_of(rank)) : introduce());
+    const std::string& machine = one.versions.machine;
     result.most_on_a_machine = std::max(result.most_on_a_machine, ++machines[machine]);
-    if (machine != here) continue;
-    if (rank == world.rank) result.local_rank = static_cast<int>(masks.size());
-    masks.emplace_back(std::istream_iterator<int>(text), std::istream_iterator<int>());
+    if (machine == here) {
+      if (rank == world.rank) result.local_rank = static_cast<int>(masks.size());
+      masks.push_back(std::move(one.cpus));
+    }
+    versions.push_back(std::move(one.versions));
   }
+  require_same_versions(versions, [&] { say_farewell(world, store, kToFindOut); });
   result.machines = static_cast<int>(machines.size());
   result.threads = threads_per_rank(masks, result.local_rank, cgroup_cpu_quota());
   // The launcher's numbers win: two torchrun agents on one machine count as two.

@@ -24,7 +24,7 @@ struct RollCall {
 c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono::milliseconds timeout);
 
 /// Waits until every rank of the world has said that it is there. Every rank calls it. Throws Error, naming the missing
-/// ranks, when the timeout has passed.
+/// ranks, when the timeout has passed; on every rank, if one has another version of Lockstep or LibTorch than rank 0.
 RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
                             std::chrono::milliseconds timeout);
 

@@ -217,7 +217,10 @@ void Agent::prepare(Prepare plan) {
     run_id_ = plan.run_id;
     commands_ = plan_ranks(options_, environment_);
     folder_.emplace(plan.run_dir, plan.keep_run_dir);
-    address_ = agent_options_.interface.empty() ? channel_->local_address() : address_on(agent_options_.interface);
+    if (!agent_options_.interface.empty())
+      address_ = address_on(agent_options_.interface);
+    else
+      address_ = plan.address.empty() ? channel_->local_address() : plan.address;
     port_.emplace(address_);
     channel_->send(Kind::kReady, Ready{.address = address_,
                                        .master_port = port_->number(),

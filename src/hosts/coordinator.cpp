@@ -14,6 +14,8 @@
 #include "hosts/hosts_plan.h"
 #include "hosts/hosts_team.h"
 #include "hosts/launch_command.h"
+#include "hosts/machine_places.h"
+#include "hosts/program_facts.h"
 #include "launch/launch_error.h"
 #include "launch/process/own_program.h"
 
@@ -78,28 +80,21 @@ void Coordinator::leave_out(int rank) {
     if (node.has_rank(rank)) node.leaves = true;
 }
 
-/// Of machines that are gone no rank stays, if the others have places enough.
 void Coordinator::share_out(int ranks) {
-  int places = 0;
-  for (const Node& node : nodes_) places += node.host.slots;
+  std::vector<MachinePlaces> machines;
+  for (const Node& node : nodes_)
+    machines.push_back({.ranks = node.host.slots,
+                        .most = node.gone ? 0 : node.most_slots,
+                        .lost = node.is_awaited(),
+                        .leaves = node.leaves});
+  const std::vector<int> shared = hosts::share_out(machines, ranks);
   for (Node& node : nodes_) {
-    if (node.is_ready() || node.gone || places - node.host.slots < ranks) continue;
-    places -= std::exchange(node.host.slots, 0);
+    const auto number = static_cast<size_t>(node.number);
+    node.host.slots = shared[number];
+    node.leaves = false;
+    if (!machines[number].lost || node.has_ranks()) continue;
     node.gone = true;
     node.lose();
-  }
-  for (; places > ranks; --places) {
-    const auto may_go = [](const Node& node) { return node.leaves && node.has_ranks(); };
-    auto least = std::find_if(nodes_.rbegin(), nodes_.rend(), may_go);
-    if (least == nodes_.rend()) least = std::find_if(nodes_.rbegin(), nodes_.rend(), std::mem_fn(&Node::has_ranks));
-    --least->host.slots;
-    least->leaves = false;
-  }
-  for (Node& node : nodes_) {
-    node.leaves = false;
-    const int more = node.gone ? 0 : std::min(ranks - places, node.most_slots - node.host.slots);
-    node.host.slots += more;
-    places += more;
   }
 }
 
@@ -128,7 +123,7 @@ void Coordinator::gather(const TeamSetup& setup) {
       std::count_if(nodes_.begin(), nodes_.end(), [&](const Node& one) { return !is_ready(one); })));
   const auto began = Clock::now();
   auto tell_at = began + kMissingNoteEvery;
-  while (!std::all_of(nodes_.begin(), nodes_.end(), is_ready)) {
+  while (!are_all_ready(setup)) {
     const auto now = Clock::now();
     if (now - began >= options_.patience)
       throw LaunchError(
@@ -250,12 +245,31 @@ void Coordinator::prepare(Node& node, const TeamSetup& setup) const {
   node.channel->send(Kind::kPrepare, Prepare{.command = setup.options.command,
                                              .environment = own_place ? EnvironmentBlock() : setup.environment,
                                              .folder = own_place ? "" : std::filesystem::current_path(ignored).string(),
+                                             .address = node.address,
                                              .run_dir = setup.folder,
                                              .keep_run_dir = !setup.options.run_dir.empty(),
                                              .slots = node.host.slots,
                                              .bind = static_cast<int>(setup.options.bind),
                                              .max_restarts = setup.options.max_restarts,
                                              .run_id = setup.run_id});
+}
+
+/// The route from this machine to itself does not tell how others reach it, where it has several addresses: its ranks
+/// use the one to which an agent of another machine has come.
+bool Coordinator::are_all_ready(const TeamSetup& setup) {
+  const auto is_awaited = [](const Node& node) { return node.is_awaited(); };
+  if (std::any_of(nodes_.begin(), nodes_.end(), is_awaited)) return false;
+  const auto elsewhere = std::find_if(nodes_.begin(), nodes_.end(),
+                                      [](const Node& node) { return node.channel && !node.is_here(); });
+  if (!options_.interface.empty() || elsewhere == nodes_.end()) return true;
+  const std::string address = elsewhere->channel->local_address();
+  for (Node& node : nodes_) {
+    if (!node.is_here() || node.ready->address == address || node.address == address) continue;
+    node.address = address;
+    node.ready.reset();
+    prepare(node, setup);
+  }
+  return std::none_of(nodes_.begin(), nodes_.end(), is_awaited);
 }
 
 void Coordinator::take_replies(Node& node) {
@@ -295,14 +309,16 @@ void Coordinator::check_launched(Node& node) const {
 void Coordinator::compare(const TeamSetup& setup) const {
   const Node& first = *std::find_if(nodes_.begin(), nodes_.end(), std::mem_fn(&Node::is_ready));
   const bool loopback = is_loopback(first.ready->address);
+  const std::string script = script_of(setup.options.command);
   std::string others;
   for (const Node& node : nodes_) {
     if (node.gone) continue;
     const Ready& ready = *node.ready;
     if (ready.program_hash != first.ready->program_hash)
-      throw LaunchError(kExitNotStarted, node.host.name + " has another " + setup.options.command[0] + " than " +
-                                             first.host.name + " (SHA-256 " + ready.program_hash.substr(0, 12) +
-                                             " and " + first.ready->program_hash.substr(0, 12) +
+      throw LaunchError(kExitNotStarted, node.host.name + " has another " + setup.options.command[0] +
+                                             (script.empty() ? "" : " or " + script) + " than " + first.host.name +
+                                             " (SHA-256 " + ready.program_hash.substr(0, 12) + " and " +
+                                             first.ready->program_hash.substr(0, 12) +
                                              "); copy the program to all machines");
     if (is_loopback(ready.address) != loopback)
       throw LaunchError(

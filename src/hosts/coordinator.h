@@ -37,6 +37,7 @@ class Coordinator final : public RankPlaces {
 
  private:
   bool comes_by_itself(const Node& node) const { return options_.rendezvous && node.number > 0; }
+  /// Before a restart of an elastic run, with this number of ranks.
   void share_out(int ranks);
   void gather(const TeamSetup& setup);
   void open_door();
@@ -47,6 +48,7 @@ class Coordinator final : public RankPlaces {
   /// Why the agent is not wanted; empty: it is.
   std::string objection(const Hello& hello, const std::string& command) const;
   void prepare(Node& node, const TeamSetup& setup) const;
+  bool are_all_ready(const TeamSetup& setup);
   void take_replies(Node& node);
   void check_launched(Node& node) const;
   /// That all agents have the same program, and addresses that fit together.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "launch/launch_error.h"
@@ -66,6 +67,7 @@ std::vector<Host> read_hostfile(const std::string& path, int slots) {
   std::ifstream file(path);
   if (!file) refuse("--hostfile: " + path + " cannot be read");
   std::vector<Host> hosts;
+  std::set<std::string> counted_lines;  // machines with a number
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
     const std::string where = path + " line " + std::to_string(number);
@@ -73,11 +75,21 @@ std::vector<Host> read_hostfile(const std::string& path, int slots) {
     Host host{.name = "", .slots = slots};
     if (!(words >> host.name)) continue;
     std::string word;
+    bool counted = false;
     while (words >> word) {
       if (word.starts_with("max_slots=") || word.starts_with("max-slots=")) continue;
       if (!word.starts_with("slots=")) refuse(where + ": '" + word + "' is not known; a line is `node1 slots=4`");
       host.slots = parse_number(where + " slots", word.substr(6), 1, kMaxRanks);
+      counted = true;
     }
+    // The lists of PBS and LSF have a line for each rank.
+    const auto before =
+        std::find_if(hosts.begin(), hosts.end(), [&](const Host& one) { return one.name == host.name; });
+    if (before != hosts.end() && !counted && !counted_lines.contains(host.name)) {
+      before->slots = std::min(before->slots + slots, kMaxRanks + 1);  // more than a run may have is refused later
+      continue;
+    }
+    if (counted) counted_lines.insert(host.name);
     add_host(hosts, std::move(host), where);
   }
   if (hosts.empty()) refuse("--hostfile: " + path + " names no machine");

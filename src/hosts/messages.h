@@ -7,7 +7,7 @@
 namespace lockstep::hosts {
 
 /// Grows with every change of what follows; both sides must have the same.
-constexpr int kProtocol = 2;
+constexpr int kProtocol = 3;
 
 constexpr size_t kMaxHelloBytes = 64 << 10;  ///< a frame's, before the agent has been welcomed
 constexpr size_t kMaxFrameBytes = 8 << 20;
@@ -63,6 +63,7 @@ struct Prepare {
   std::vector<std::string> command;
   std::vector<std::string> environment;  ///< empty: the agent's own
   std::string folder;                    ///< to run in; empty: the agent's own
+  std::string address;                   ///< for its ranks; empty: that of its route to the coordinator
   std::string run_dir;
   bool keep_run_dir = false;
   int slots = 1;
@@ -70,8 +71,8 @@ struct Prepare {
   int max_restarts = 0;
   std::string run_id;
   void fields(auto& wire) {
-    wire(command), wire(environment), wire(folder), wire(run_dir), wire(keep_run_dir), wire(slots), wire(bind);
-    wire(max_restarts), wire(run_id);
+    wire(command), wire(environment), wire(folder), wire(address), wire(run_dir), wire(keep_run_dir), wire(slots);
+    wire(bind), wire(max_restarts), wire(run_id);
   }
 };
 

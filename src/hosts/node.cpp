@@ -27,6 +27,7 @@ std::string Node::read_output() {
 void Node::lose() {
   channel.reset();
   ready.reset();
+  address.clear();
   if (process && guard != nullptr) guard->forget(process->pid());
   process.reset();
   process_end.reset();

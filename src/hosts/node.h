@@ -18,6 +18,7 @@ struct Node {
   Host host;
   std::unique_ptr<Channel> channel;  ///< null: its agent has not come, or was lost
   std::optional<Ready> ready;        ///< once it has said so
+  std::string address;         ///< that it was told to use; empty: it chooses
   int first_rank = 0;
 
   // Of a run that is elastic.
@@ -39,6 +40,8 @@ struct Node {
   bool has_rank(int rank) const { return rank >= first_rank && rank < first_rank + host.slots; }
   /// Lines that the command has printed since the last call.
   std::string read_output();
+  /// Whether its agent runs on the coordinator's machine.
+  bool is_here() const { return channel && channel->peer_address() == channel->local_address(); }
   /// Forgets the agent.
   void lose();
 };

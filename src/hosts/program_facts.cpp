@@ -23,14 +23,16 @@ bool add_file(const Digest& digest, const std::string& path) {
 
 }  // namespace
 
+std::string script_of(const std::vector<std::string>& command) {
+  for (size_t i = 1; i < command.size(); ++i)
+    if (command[i].ends_with(".py") || command[i].ends_with(".sh")) return command[i];
+  return "";
+}
+
 std::string program_hash(const std::string& program, const std::vector<std::string>& command) {
   const Digest digest(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
   if (!digest || EVP_DigestInit_ex(digest.get(), EVP_sha256(), nullptr) != 1 || !add_file(digest, program)) return "";
-  for (size_t i = 1; i < command.size(); ++i)
-    if (command[i].ends_with(".py") || command[i].ends_with(".sh")) {
-      add_file(digest, command[i]);
-      break;
-    }
+  if (const std::string script = script_of(command); !script.empty()) add_file(digest, script);
   std::array<unsigned char, EVP_MAX_MD_SIZE> bytes{};
   unsigned int size = 0;
   EVP_DigestFinal_ex(digest.get(), bytes.data(), &size);

@@ -35,6 +35,13 @@ TEST(HostList, AHostfileIsMpirunsAndItsErrorsNameTheLine) {
     EXPECT_EQ(error.what(), path + " line 2: 'cores=4' is not known; a line is `node1 slots=4`");
   }
   EXPECT_THROW(read_hostfile("/nowhere", 1), LaunchError);
+  std::ofstream(path) << "node2\nnode1\nnode2\nnode2\n";
+  EXPECT_EQ(read_hostfile(path, 1), (std::vector<Host>{{"node2", 3}, {"node1", 1}})) << "PBS and LSF: a line a rank";
+  EXPECT_EQ(read_hostfile(path, 2), (std::vector<Host>{{"node2", 6}, {"node1", 2}}));
+  for (const char* twice : {"node1 slots=2\nnode1 slots=2\n", "node1\nnode1 slots=2\n", "node1 slots=2\nnode1\n"}) {
+    std::ofstream(path) << twice;
+    EXPECT_THROW(read_hostfile(path, 1), LaunchError) << twice;
+  }
 }
 
 TEST(HostList, SlurmsLists) {
@@ -68,6 +75,28 @@ TEST(Addresses, EndpointsAndInterfaces) {
   EXPECT_THROW(address_on("10.255.255.0/30"), LaunchError);
   EXPECT_EQ(addresses_towards({"127.0.0.1"}), Words{"127.0.0.1"});
   EXPECT_FALSE(addresses_towards({"no.such.host.invalid"}).empty()) << "a container's name means nothing here";
+}
+
+TEST(Addresses, ARendezvousIsOnThisMachine) {
+  EXPECT_EQ(addresses_of_rendezvous("127.0.0.1"), Words{"127.0.0.1"});
+  const Words own = own_addresses();
+  if (!own.empty()) {
+    EXPECT_EQ(addresses_of_rendezvous(own.front()), Words{own.front()});
+  }
+  const auto refusal = [](const std::string& host) {
+    try {
+      addresses_of_rendezvous(host);
+    } catch (const LaunchError& error) {
+      EXPECT_EQ(error.exit_code, kExitNotStarted);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refusal("192.0.2.1"),
+            "--rendezvous: 192.0.2.1 (192.0.2.1) is not an address of this machine, which has --node-rank 0; name this "
+            "machine");
+  EXPECT_EQ(refusal("no.such.host.invalid"),
+            "--rendezvous: the host name `no.such.host.invalid` cannot be resolved on this machine");
 }
 
 TEST(Addresses, APortThatIsTakenIsNamed) {

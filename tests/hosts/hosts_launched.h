@@ -1,8 +1,10 @@
 #pragma once
 
 #include <signal.h>
+#include <stdio.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -52,6 +54,28 @@ inline bool nothing_left(const Launched& run) {
 /// Whether both ranks of a run come to write `text`.
 inline bool all_say(const Launched& run, const std::string& text) {
   return eventually([&] { return contains(run.log(0), text) && contains(run.log(1), text); });
+}
+
+/// How often `part` is in `text`.
+inline int counted(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++count;
+  return count;
+}
+
+/// What a command line prints.
+inline std::string output_of(const std::string& line) {
+  FILE* pipe = ::popen(line.c_str(), "r");
+  std::string text;
+  std::array<char, 4096> piece{};
+  for (size_t count; (count = ::fread(piece.data(), 1, piece.size(), pipe)) > 0;) text.append(piece.data(), count);
+  ::pclose(pipe);
+  return text;
+}
+
+/// What a command of `lockstep` about a run prints.
+inline std::string ask(const std::string& command, const Launched& run) {
+  return output_of(LOCKSTEP_BIN_DIR "/lockstep " + command + " " + (run.folder() / "run").string() + " 2>&1");
 }
 
 /// A rendezvous for machines that are started one by one: a port that is free now, and a key file.

@@ -1,6 +1,11 @@
 #include <gtest/gtest.h>
+#include <poll.h>
 
+#include <tuple>
+
+#include "hosts/channel.h"
 #include "hosts/hosts_launched.h"
+#include "hosts/program_facts.h"
 
 // Machines on each of which a user, or Slurm, starts `lockstep run`.
 
@@ -87,12 +92,16 @@ struct Wrong {
 
 TEST(HostsRendezvous, WrongSetupsAreNamed) {
   const Rendezvous right, other;
-  const auto with = [&](Words words, const std::string& option, const std::string& value) {
-    *(std::find(words.begin(), words.end(), option) + 1) = value;
+  const auto with = [&](Words words, const std::string& name, const std::string& value) {
+    *(std::find(words.begin(), words.end(), name) + 1) = value;
     return words;
   };
   const Words first = right.options(2, 0, {"true"}), second = right.options(2, 1, {"true"});
+  Words without_key = second;
+  const auto option = std::find(without_key.begin(), without_key.end(), "--key-file");
+  without_key.erase(option, option + 2);
   const std::vector<Wrong> cases = {
+      {first, without_key, 47, "there is no key: give the same --key-file (or LOCKSTEP_KEY_FILE) on all machines"},
       {first, with(second, "--key-file", other.key_file), 47, "does not have this machine's key"},
       {first, with(second, "--key-file", "/nowhere"), 47, "the key file /nowhere cannot be read"},
       {first, with(second, "--nnodes", "3"), 46, "it was started with --nnodes 3, and the coordinator with 2"},
@@ -113,17 +122,135 @@ TEST(HostsRendezvous, WrongSetupsAreNamed) {
   }
 }
 
-TEST(HostsRendezvous, AMachineWithAnotherProgramIsRefused) {
+/// An agent that says what the test wants: of another version, or on another kind of machine.
+class PlayedAgent {
+ public:
+  explicit PlayedAgent(const Rendezvous& rendezvous) : tls_(Key::from_file(rendezvous.key_file), Side::kAgent) {
+    const Deadline deadline(std::chrono::seconds(10));
+    std::string why;
+    FileDescriptor socket;
+    while (!(socket = connect_to(parse_endpoint("test", rendezvous.place), deadline, why)) && !deadline.passed())
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    channel_ = std::make_unique<Channel>(std::move(socket), tls_);
+  }
+
+  template <typename Message>
+  void send(Kind kind, const Message& message) {
+    while (channel_->state() == Channel::State::kHandshake && !deadline_.passed()) turn();
+    channel_->send(kind, message);
+  }
+  /// The body of the next message of this kind; others are passed over.
+  template <typename Message>
+  Message await(Kind kind) {
+    while (!deadline_.passed()) {
+      while (const auto message = channel_->next(kMaxFrameBytes))
+        if (message->kind == kind) return decode<Message>(message->body);
+      channel_->beat(Clock::now());
+      turn();
+    }
+    ADD_FAILURE() << "no message of kind " << static_cast<int>(kind) << ": " << channel_->reason();
+    return {};
+  }
+
+ private:
+  void turn() {
+    pollfd polled{.fd = channel_->fd(), .events = channel_->events(), .revents = 0};
+    ::poll(&polled, 1, 20);
+    channel_->act();
+  }
+
+  const Tls tls_;
+  const Deadline deadline_{std::chrono::seconds(10)};
+  std::unique_ptr<Channel> channel_;
+};
+
+TEST(HostsRendezvous, AnotherVersionIsNamedOnBothSides) {
+  for (const auto& [protocol, version] : {std::pair{kProtocol, "9.8.7"}, {kProtocol + 1, "9.8.7"}}) {
+    const Rendezvous rendezvous;
+    Launched first(rendezvous.options(2, 0, {"true"}));
+    PlayedAgent agent(rendezvous);
+    agent.send(Kind::kHello, Hello{.protocol = protocol, .version = version, .node = 1, .nodes = 2, .host = "node2"});
+    const Over over = agent.await<Over>(Kind::kOver);
+    EXPECT_EQ(over.exit_code, 46);
+    EXPECT_TRUE(contains(over.text, "this machine cannot take part: it runs Lockstep 9.8.7, and the coordinator "))
+        << over.text;
+    EXPECT_TRUE(contains(over.text, "; install the same version on all machines")) << over.text;
+    EXPECT_TRUE(first.wait_for("lockstep: node2 (127.0.0.1) cannot take part: it runs Lockstep 9.8.7")) << "and waits";
+    Launched second(rendezvous.options(2, 1, {"true"}));
+    EXPECT_EQ(second.wait().exit_code, 0);
+    EXPECT_EQ(first.wait().exit_code, 0);
+  }
+}
+
+TEST(HostsRendezvous, AnotherProcessorIsAWarning) {
   const Rendezvous rendezvous;
-  const auto makes_program = [](const std::string& text) {
-    return Launched::Options{.before = "printf '#!/bin/sh\\n" + text + "\\n' > train; chmod +x train"};
+  Launched first(rendezvous.options(2, 0, {"true"}));
+  PlayedAgent agent(rendezvous);
+  agent.send(Kind::kHello,
+             Hello{.version = LOCKSTEP_VERSION, .node = 1, .nodes = 2, .slots = 1, .host = "node2", .command = "true"});
+  const Prepare plan = agent.await<Prepare>(Kind::kPrepare);
+  EXPECT_EQ(plan.command, Words{"true"});
+  const std::string hash = program_hash("/usr/bin/true", plan.command);
+  agent.send(Kind::kReady, Ready{.address = "127.0.0.1", .program_hash = hash, .processor = "Another CPU @ 1 GHz"});
+  EXPECT_TRUE(first.wait_for("lockstep: node2 has another processor than node 0: results may differ in the last bits"));
+  EXPECT_EQ(agent.await<Start>(Kind::kStart).first_rank, 1) << "and the run begins";
+}
+
+TEST(HostsLate, AMachineThatComesAMinuteLateIsWaitedFor) {
+  const Rendezvous rendezvous[2];  // at the first machine 1 is late, at the second machine 0
+  const auto start = [&](int late, int node) {
+    return std::make_unique<Launched>(rendezvous[1 - late].options(2, node, {"true"}));
   };
-  Launched second(rendezvous.options(2, 1, {"./train"}), makes_program("exit 0")),
-      first(rendezvous.options(2, 0, {"./train"}), makes_program("exit  0"));
-  const auto result = first.wait();
-  EXPECT_EQ(result.exit_code, 46);
-  EXPECT_TRUE(contains(result.err, " has another ./train than node 0 (SHA-256 ")) << result.err;
-  EXPECT_EQ(second.wait().exit_code, 46);
+  const auto coordinator = start(1, 0), agent = start(0, 1);
+  std::this_thread::sleep_for(std::chrono::seconds(60));
+  for (const int late : {1, 0}) {
+    const auto other = start(late, late);
+    const auto result = (late == 1 ? coordinator : agent)->wait();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(other->wait().exit_code, 0);
+    const std::string note = late == 1 ? "lockstep: waits for node 1 of 2 machines\n"
+                                       : "lockstep: waits for the coordinator at " + rendezvous[1].place;
+    EXPECT_GE(counted(result.err, note), 11) << result.err;
+  }
+}
+
+TEST(HostsRendezvous, AMachineWithAnotherProgramOrScriptIsRefused) {
+  const auto makes = [](const std::string& file, const std::string& text) {
+    return Launched::Options{.before = "printf '#!/bin/sh\\n" + text + "\\n' > " + file + "; chmod +x " + file};
+  };
+  for (const auto& [command, file, named] : {std::tuple{Words{"./train"}, "train", "./train"},
+                                             {Words{"sh", "-e", "train.sh", "x.sh"}, "train.sh", "sh or train.sh"}}) {
+    const Rendezvous rendezvous;
+    Launched second(rendezvous.options(2, 1, command), makes(file, "exit 0")),
+        first(rendezvous.options(2, 0, command), makes(file, "exit  0"));
+    const auto result = first.wait();
+    EXPECT_EQ(result.exit_code, 46);
+    EXPECT_TRUE(contains(result.err, std::string(" has another ") + named + " than node 0 (SHA-256 ")) << result.err;
+    EXPECT_EQ(second.wait().exit_code, 46);
+  }
+}
+
+TEST(HostsRendezvous, StatusIsTheCoordinatorsAndStacksSayWhatToRunOnTheOtherMachine) {
+  const Rendezvous rendezvous;
+  const Words command = {kPageRank, "join", "start=12", "sleep=60000"};
+  Launched first(rendezvous.options(2, 0, command)), second(rendezvous.options(2, 1, command), machine("m1"));
+  std::string status;
+  ASSERT_TRUE(eventually([&] {
+    status = ask("status", first);
+    return contains(status, " on node 0  step 0, in all_reduce #12") && counted(status, "in all_reduce #12") == 2;
+  })) << status;
+  const std::string stacks = ask("stacks", first);
+  const size_t other = stacks.find("=== rank 1, process ");
+  ASSERT_NE(other, std::string::npos) << stacks;
+  const std::string pid = std::to_string(std::stoi(stacks.substr(other + 20)));
+  const std::string mark = "to see them, run on that machine: ";
+  const size_t at = stacks.find(mark, other);
+  ASSERT_NE(at, std::string::npos) << stacks;
+  const std::string line = stacks.substr(at + mark.size(), stacks.find('\n', at) - at - mark.size());
+  EXPECT_TRUE(line.ends_with("/lockstep agent --stacks " + pid)) << line;
+  const std::string seen = output_of(line + " 2>&1");
+  if (contains(seen, "neither eu-stack nor gdb")) GTEST_SKIP() << "SKIPPED BECAUSE no program here prints stacks";
+  EXPECT_TRUE(contains(seen, "nanosleep")) << seen;
 }
 
 TEST(HostsRendezvous, AMachineThatComesTwiceOrTooLateIsToldWhy) {

@@ -1,7 +1,4 @@
 #include <gtest/gtest.h>
-#include <stdio.h>
-
-#include <array>
 
 #include "hosts/hosts_launched.h"
 
@@ -51,6 +48,25 @@ TEST(HostsRun, ADryRunTellsWhatItWouldStart) {
                                 "started there by hand or by a scheduler\nall ranks\n  command     true\n");
   EXPECT_EQ(by_hand(1).out,
             "node 1 of 2: 4 ranks\n  joins       " + rendezvous.place + "\n  command     true\n");
+}
+
+/// The first recipe of docs/several_machines.md#a-rank-in-a-debugger.
+TEST(HostsRun, ARankMayStartItsDebuggerItself) {
+  if (::system("command -v gdb >/dev/null") != 0) GTEST_SKIP() << "SKIPPED BECAUSE there is no gdb";
+  const std::string page = read_file(LOCKSTEP_SOURCE_DIR "/docs/several_machines.md");
+  const std::string begin = "-- sh -c '", end = "' ./train --epochs 3\n";
+  const size_t from = page.find(begin), to = page.find(end, from);
+  ASSERT_NE(to, std::string::npos);
+  std::string script = page.substr(from + begin.size(), to - from - begin.size());
+  ASSERT_NE(script.find("$RANK != 3"), std::string::npos) << script;
+  script.replace(script.find("$RANK != 3"), 10, "$RANK != 1");
+  Launched run(on("a:1,b:1", {"sh", "-c", script, kPageRank, "join", "1:raise=11", "sleep=60000"}));
+  const auto result = run.wait(std::chrono::seconds(60));
+  EXPECT_EQ(result.exit_code, 40) << result.err;
+  EXPECT_TRUE(contains(result.err, "rank 1 of 2 failed first: exit code 255")) << result.err;
+  EXPECT_TRUE(contains(run.log(1), "received signal SIGSEGV")) << run.log(1);
+  EXPECT_TRUE(contains(result.err, " in main (")) << "its stack is in the block: " << result.err;
+  EXPECT_TRUE(nothing_left(run));
 }
 
 TEST(HostsRun, TheKeyIsNowhereToBeSeen) {
@@ -180,20 +196,6 @@ TEST(HostsRun, ALostMachineIsStartedAgainIfTheRunMayRestart) {
   EXPECT_TRUE(all_say(run, "at 2")) << result.out << result.err;
 }
 
-std::string output_of(const std::string& line) {
-  FILE* pipe = ::popen(line.c_str(), "r");
-  std::string text;
-  std::array<char, 4096> piece{};
-  for (size_t count; (count = ::fread(piece.data(), 1, piece.size(), pipe)) > 0;) text.append(piece.data(), count);
-  ::pclose(pipe);
-  return text;
-}
-
-/// What a command of `lockstep` about a run prints.
-std::string ask(const std::string& command, const Launched& run) {
-  return output_of(LOCKSTEP_BIN_DIR "/lockstep " + command + " " + (run.folder() / "run").string() + " 2>&1");
-}
-
 TEST(HostsRun, StatusAndStacksTellOfRanksOnOtherMachines) {
   Launched run(on("a:1,b:1", {kPageRank, "join", "start=12", "sleep=60000"}));
   const auto at = [](const std::string& text, const char* mark) { return text.find(mark); };
@@ -210,12 +212,6 @@ TEST(HostsRun, StatusAndStacksTellOfRanksOnOtherMachines) {
   EXPECT_NE(stacks.substr(first, second - first).find("nanosleep"), std::string::npos) << stacks;
   EXPECT_NE(stacks.substr(second).find("nanosleep"), std::string::npos) << stacks;
   EXPECT_TRUE(contains(stacks.substr(second), " on b, step 0, in all_reduce")) << stacks;
-}
-
-int counted(const std::string& text, const std::string& part) {
-  int count = 0;
-  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++count;
-  return count;
 }
 
 TEST(HostsRun, TheDoctorMeasuresTheLinksOfEveryPair) {
@@ -247,6 +243,14 @@ TEST(HostsRun, AMachineThatCannotBeReachedIsNamedWithWhatWasSaid) {
                        "no agent on a: `sh -c 'echo no route to a >&2; exit 255' ...` ended (exit code 255): "
                        "no route to a"))
       << result.err;
+  if (::system("command -v ssh >/dev/null") == 0) {
+    Launched by_ssh({"--hosts", "127.0.0.1:1", "--launch-command", "ssh -o BatchMode=yes -p 1 {host}", "true"});
+    const auto unreached = by_ssh.wait();
+    EXPECT_EQ(unreached.exit_code, 46);
+    EXPECT_TRUE(contains(unreached.err, "no agent on 127.0.0.1: `ssh -o BatchMode=yes -p 1 127.0.0.1 ...` ended (exit "
+                                        "code 255): ssh: connect to host 127.0.0.1 port 1: Connection refused"))
+        << unreached.err;
+  }
   Launched silent({"--hosts", "a:1,b:1", "--launch-command", "sh -c 'exec sleep 60'", "true"},
                   {.environment = {"LOCKSTEP_JOIN_TIMEOUT_S=1"}});
   const auto waited = silent.wait();

@@ -15,6 +15,7 @@ using std::chrono::seconds;
 
 constexpr ProcessEnd kKilled{ProcessEnd::Kind::kSignalled, SIGKILL};
 constexpr ProcessEnd kCode1{ProcessEnd::Kind::kExited, 1};
+constexpr ProcessEnd kLost{ProcessEnd::Kind::kLost, 0};
 
 /// A run that fails again and again.
 class FailingRun {
@@ -29,10 +30,11 @@ class FailingRun {
     std::string text = {};
     Clock::duration after = seconds(1);
     int ranks = 4;
+    int lost_ranks = 0;
   };
   RestartDecision fail(const What& what) {
     now_ += what.after;
-    const int code = what.how == kKilled ? kExitRankKilled : kExitRankFailed;
+    const int code = what.how == kKilled ? kExitRankKilled : what.how == kLost ? kExitMachineLost : kExitRankFailed;
     const Failure failure{.at = now_,
                           .ranks = what.ranks,
                           .rank = what.rank,
@@ -40,7 +42,8 @@ class FailingRun {
                           .how = what.how,
                           .text = what.text,
                           .step = what.step >= 0 ? what.step : 1000 + number_++,
-                          .progress = what.progress};
+                          .progress = what.progress,
+                          .lost_ranks = what.lost_ranks};
     RestartDecision decision = decide_restart(limits_, history, failure);
     if (decision.restart) history.add(failure);
     return decision;
@@ -162,6 +165,53 @@ TEST(RestartPolicy, ARankThatCannotEvenStartIsLeftOut) {
   const auto decision = run.fail({.rank = 2, .how = kCode1, .progress = false});
   EXPECT_TRUE(decision.restart);
   EXPECT_EQ(decision.ranks, 3);
+}
+
+TEST(RestartPolicy, AMachineThatIsGoneIsLeftOutAtOnceWithAllItsRanks) {
+  FailingRun run({.in_total = kAnyNumber, .elastic = RankRange{2, 5}});
+  auto decision = run.fail({.rank = 3, .how = kLost, .ranks = 5, .lost_ranks = 2});
+  EXPECT_TRUE(decision.restart);
+  EXPECT_EQ(decision.ranks, 3);
+  EXPECT_EQ(decision.left_out, -1) << "its places are gone already";
+  EXPECT_EQ(decision.why, "a machine is gone; its 2 ranks are left out");
+  decision = run.fail({.rank = 2, .how = kLost, .progress = false, .ranks = 3, .lost_ranks = 1});
+  EXPECT_TRUE(decision.restart) << "the next start is another one";
+  EXPECT_EQ(decision.ranks, 2);
+  EXPECT_EQ(decision.why, "a machine is gone; its rank is left out");
+  // A rank failed, and by the time of the verdict a machine is gone, too.
+  FailingRun both({.in_total = kAnyNumber, .elastic = RankRange{1, 4}});
+  EXPECT_EQ(both.fail({.rank = 3}).ranks, 4);
+  decision = both.fail({.rank = 3, .lost_ranks = 2});
+  EXPECT_EQ(decision.ranks, 2) << "the machine's ranks, not one for each reason";
+  EXPECT_EQ(decision.left_out, -1);
+}
+
+TEST(RestartPolicy, AMachineIsStartedAgainWhereTooFewWouldRemain) {
+  for (const auto elastic : {std::optional<RankRange>(), std::optional<RankRange>(RankRange{3, 4})}) {
+    FailingRun run({.in_total = 2, .elastic = elastic});
+    const FailingRun::What gone{.rank = 2, .how = kLost, .lost_ranks = 2};
+    for (int i = 0; i < 2; ++i) {
+      const auto decision = run.fail(gone);
+      EXPECT_TRUE(decision.restart);
+      EXPECT_EQ(decision.ranks, 4) << "a machine that is lost twice has not failed at its place";
+      EXPECT_EQ(decision.why, "");
+      EXPECT_FALSE(decision.too_few);
+    }
+    EXPECT_EQ(run.fail(gone).why, "all 2 of --max-restarts were made") << "a machine counts as a failure";
+  }
+  FailingRun exact({.in_total = 1, .elastic = RankRange{2, 4}});
+  EXPECT_EQ(exact.fail({.rank = 2, .how = kLost, .lost_ranks = 2}).ranks, 2) << "as many as --elastic demands remain";
+}
+
+TEST(RestartPolicy, ALossComesFromOutside) {
+  const FailingRun::What gone{.rank = 2, .how = kLost, .step = 7, .lost_ranks = 2};
+  FailingRun run({.in_total = 10});
+  EXPECT_TRUE(run.fail(gone).restart);
+  EXPECT_TRUE(run.fail(gone).restart) << "two may meet in one step";
+  EXPECT_TRUE(contains(run.fail(gone).why, "failed 3 times in step 7")) << "three do not by chance";
+  FailingRun fresh({.in_total = 10});
+  EXPECT_FALSE(fresh.fail({.rank = 2, .how = kLost, .progress = false, .lost_ranks = 2}).restart)
+      << "no start has made a step";
 }
 
 TEST(RestartPolicy, ABugIsNotLeftOut) {

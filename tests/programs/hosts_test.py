@@ -4,6 +4,8 @@ are network namespaces joined by veth pairs, which only root can make; some test
 import itertools
 import json
 import os
+import re
+import socket
 import subprocess
 import time
 import unittest
@@ -60,6 +62,16 @@ class Hosts:
         return self.on(0, LOCKSTEP, "run", "--hosts", hosts, "--launch-command", "ip netns exec {host}", *rest)
 
 
+def listening_addresses(hosts, processes):
+    """Where anything listened on the hosts while any of the processes ran."""
+    found = set()
+    while any(process.poll() is None for process in processes):
+        for host in range(len(hosts.names)):
+            for line in run(*hosts.on(host, "ss", "-Hltn"), check=False).stdout.splitlines():
+                found.add(line.split()[3].rsplit(":", 1)[0])
+    return found
+
+
 def why_not():
     if os.geteuid() != 0:
         return "network namespaces need root"
@@ -110,11 +122,7 @@ class TwoHosts(HostsTest):
                                                 MASTER_ADDR=ADDRESSES[0], MASTER_PORT="29511", OMP_NUM_THREADS="1"))
                      for rank in range(4)]
             # While they run, nothing may listen on a wildcard address.
-            listening = set()
-            while any(rank.poll() is None for rank in ranks):
-                for host in (0, 1):
-                    for line in run(*hosts.on(host, "ss", "-Hltn"), check=False).stdout.splitlines():
-                        listening.add(line.split()[3].rsplit(":", 1)[0])
+            listening = listening_addresses(hosts, ranks)
             outputs = self.wait_all(ranks)
         self.assertIn("4 ranks on 2 machines by torchrun's variables, hierarchical", "".join(outputs))
         self.assertTrue(listening)
@@ -237,11 +245,7 @@ class OneCommand(OneCommandTest):
     def test_two_machines_have_the_bits_of_one(self):
         with Hosts() as hosts:
             process = self.begin(*hosts.lockstep_run((2, 2), "--log-dir", "run", "--", *self.command("hosts")))
-            listening = set()
-            while process.poll() is None:
-                for host in (0, 1):
-                    for line in run(*hosts.on(host, "ss", "-Hltn"), check=False).stdout.splitlines():
-                        listening.add(line.split()[3].rsplit(":", 1)[0])
+            listening = listening_addresses(hosts, [process])
             output = self.ended(process, 0)
         self.assertIn("4 ranks on 2 machines by lockstep run, hierarchical", output)
         self.assertTrue(listening)
@@ -249,6 +253,83 @@ class OneCommand(OneCommandTest):
         same_machine = self.figures(LOCKSTEP, "run", "-n", 4, "--", arguments=("--backend", "shm"))
         self.assertEqual(self.read("hosts")["train_loss"], same_machine["train_loss"], "every sum is the same, bit by bit")
         self.nothing_left()
+
+
+class Names(OneCommandTest):
+    """Names before addresses: what a machine's names mean on it and on the others, and which of its networks serves."""
+
+    HELLO = ["--tee", "all", "--", "sh", "-c", f"echo $RANK uses $LOCKSTEP_ADDRESS; exec {BIN}/hello_ranks"]
+
+    def knowing(self, hosts, host, names, *command):
+        """A command on a host that has these lines in /etc/hosts and asks no name server."""
+        mounts = ""
+        for name, text in {"hosts": names, "nsswitch.conf": "hosts: files\n"}.items():
+            path = os.path.join(self.folder, f"{name}-{host}")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            mounts += f"mount --bind {path} /etc/{name} && "
+        return hosts.on(host, "unshare", "-m", "sh", "-c", mounts + 'exec "$@"', "sh", *command)
+
+    def met(self, output):
+        """The addresses that ranks 0 and 1, on two machines, use; they have added up a number."""
+        self.assertIn("1 + ... + 2 = 3", output)
+        self.assertIn("2 ranks on 2 machines", output)
+        self.nothing_left()
+        used = dict(re.findall(r"(?m)^\[\d\] (\d) uses (\S+)$", output))
+        return [used["0"], used["1"]]
+
+    def meet(self, hosts, names, rendezvous):
+        """hello_ranks, one on each of two hosts, by --nnodes: the addresses used, and where anything listened meanwhile."""
+        key = os.path.join(self.folder, "key")
+        with open(os.open(key, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(os.urandom(32).hex())
+        runs = [self.begin(*self.knowing(hosts, node, names[node], LOCKSTEP, "run", "--nnodes", 2, "--node-rank", node, "--rendezvous", rendezvous,
+                                         "--key-file", key, *self.HELLO)) for node in (0, 1)]
+        listening = listening_addresses(hosts, runs)
+        outputs = [self.ended(one, 0) for one in runs]
+        return self.met(outputs[0]), listening
+
+    def test_debians_name_for_the_machine_itself(self):
+        everybodys = "127.0.0.1 localhost\n" + "".join(f"{address} node{i}\n" for i, address in enumerate(ADDRESSES[:2]))
+        names = [everybodys.replace(f"{address} node{i}", f"127.0.1.1 node{i}") for i, address in enumerate(ADDRESSES[:2])]
+        with Hosts() as hosts:
+            used, listening = self.meet(hosts, names, "node0:29521")
+            self.assertEqual(used, list(ADDRESSES[:2]))
+            self.assertLessEqual(listening, {*ADDRESSES, "127.0.1.1"})
+            resolvable = f"127.0.1.1 {hosts.names[0]}\n{ADDRESSES[1]} {hosts.names[1]}\n"
+            launched = self.begin(*self.knowing(hosts, 0, resolvable, *hosts.lockstep_run((1, 1), *self.HELLO)[4:]))
+            self.assertEqual(self.met(self.ended(launched, 0)), list(ADDRESSES[:2]))
+
+    def test_ipv6_alone(self):
+        with Hosts() as hosts:
+            for host, other in ((0, 1), (1, 0)):
+                end = hosts.ends[host, other]
+                run("ip", "-n", hosts.names[host], "-4", "address", "flush", "dev", end)
+                run("ip", "-n", hosts.names[host], "-6", "address", "add", f"fd00:213::{host + 1}/64", "dev", end, "nodad")
+            names = "::1 localhost\nfd00:213::1 node0\nfd00:213::2 node1\n"
+            for rendezvous in ("node0:29522", "[fd00:213::1]:29522"):
+                used, listening = self.meet(hosts, [names, names], rendezvous)
+                self.assertEqual(used, ["fd00:213::1", "fd00:213::2"])
+                self.assertLessEqual(listening, {"[fd00:213::1]", "[fd00:213::2]"})
+
+    def test_one_of_several_networks(self):
+        with Hosts() as hosts:
+            for host, other in ((0, 1), (1, 0)):
+                run("ip", "-n", hosts.names[host], "address", "add", f"10.214.{host}.1/32", "dev", "lo")
+                run("ip", "-n", hosts.names[host], "address", "add", f"10.215.7.{host + 1}/24", "dev", hosts.ends[host, other])
+            # Of the two addresses that the name has, the first leads nowhere from the other host.
+            names = f"10.214.0.1 node0\n{ADDRESSES[0]} node0\n"
+            used, listening = self.meet(hosts, [names, names], "node0:29523")
+            self.assertEqual(used, list(ADDRESSES[:2]), "the route to the coordinator chooses, and for its own machine that of the others to it")
+            self.assertLessEqual(listening, {"10.214.0.1", *ADDRESSES[:2]})
+            chosen = {"10.215.7.1", "10.215.7.2"}
+            launched = self.begin(*hosts.lockstep_run((1, 1), "--interface", "10.215.7.0/24", *self.HELLO))
+            self.assertLessEqual(listening_addresses(hosts, [launched]), chosen)
+            self.assertEqual(set(self.met(self.ended(launched, 0))), chosen)
+            name = hosts.ends[0, 1]  # which the other host's interface does not have
+            refused = self.begin(*hosts.lockstep_run((1, 1), "--interface", name, *self.HELLO))
+            self.assertIn(f"{hosts.names[1]}: --interface {name}: no interface of this machine that is up has that name, address or network; "
+                          "there are lo 127.0.0.1, ", self.ended(refused, 46))
 
 
 class OneMachineAsTwo(ProgramTest):
@@ -260,6 +341,33 @@ class OneMachineAsTwo(ProgramTest):
         as_two = self.figures(*launcher, name="as_two", arguments=("--backend", "gloo"))
         as_one = self.figures(LOCKSTEP, "run", "-n", 2, *one_thread, "--", name="as_one", arguments=("--backend", "shm"))
         self.assertEqual((as_two["world_size"], as_two["train_loss"]), (2, as_one["train_loss"]))
+        report = run(LOCKSTEP, "report", os.path.join(self.folder, "run_as_two")).stdout.strip()
+        with open(report, encoding="utf-8") as page:
+            text = page.read()
+        for rank in ("rank 0", "rank 1"):
+            self.assertIn(rank, text)
+
+    def test_another_libtorch_is_named(self):
+        other = f"[ $RANK = 1 ] && export LD_PRELOAD={BIN}/other_libtorch.so; exec {BIN}/hello_ranks"
+        said = r"rank 1 on \S+ has LibTorch 2\.0\.7, and rank 0 on \S+ has LibTorch 2\.1\d\.\d\S*; install the same version on all machines"
+        launched = run(LOCKSTEP, "run", "--hosts", "a:1,b:1", "--launch-command", "env LOCKSTEP_MACHINE={host}", "--", "sh", "-c", other,
+                       check=False, cwd=self.folder, env=environment())
+        self.assertEqual(launched.returncode, 46, launched.stderr)
+        self.assertRegex(launched.stderr, said)
+        self.assertRegex(launched.stderr, r"rank 1 on b has .*, and rank 0 on a has ")
+        self.assertRegex(launched.stderr, r"lockstep: rank 1 of 2 ")
+        # Without our launcher rank 0 serves the store, and stays until the others have read what they throw.
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        for round_ in range(3):
+            ranks = [subprocess.Popen(["sh", "-c", other], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder,
+                                      env=environment(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port))
+                     for rank in range(3)]
+            for rank in ranks:
+                error = rank.communicate(timeout=60)[1]
+                self.assertEqual(rank.returncode, 1, error)
+                self.assertRegex(error, said, round_)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 import functools
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -239,6 +241,31 @@ class UnderLockstepRun(unittest.TestCase):
             self.assertEqual(done.report["culprit"]["rank"], 1)
         self.report = getattr(done, "report", None)
         return block
+
+    def test_another_libtorch_is_named(self):
+        build = os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(os.path.dirname(programs.__file__), "../../build"))
+        program = ("import os, sys\n"
+                   "if os.environ['RANK'] == '1' and 'LD_PRELOAD' not in os.environ:\n"
+                   f"    os.environ['LD_PRELOAD'] = '{os.path.abspath(build)}/bin/other_libtorch.so'\n"
+                   "    os.execv(sys.executable, sys.orig_argv)\n"
+                   "import torch.distributed as dist\n"
+                   "dist.init_process_group('lockstep')\n")
+        said = (r"rank 1 on \S+ has LibTorch 2\.0\.7, and rank 0 on \S+ has LibTorch "
+                + re.escape(torch.__version__.split("+")[0]) + "; install the same version on all machines")
+        done = self.launch("-c", program, ranks=3)
+        self.assertEqual(done.returncode, 46, done.stderr)
+        self.assertRegex(done.stderr, said)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        # Rank 0 serves the store, and stays until the others know.
+        ranks = [subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True,
+                                  env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+                 for rank in range(3)]
+        for rank in ranks:
+            err = rank.communicate(timeout=DEADLINE_S)[1]
+            self.assertEqual(rank.returncode, 1, err)
+            self.assertRegex(err, said)
 
     def test_a_right_program_raises_no_alarm(self):
         block = self.train("lockstep", "none", 0, ranks=3, options=["--hang-timeout", "2"])

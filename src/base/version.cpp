@@ -1,0 +1,7 @@
+#include "base/version.h"
+
+namespace lockstep {
+
+const char* library_version() { return LOCKSTEP_VERSION; }
+
+}  // namespace lockstep
