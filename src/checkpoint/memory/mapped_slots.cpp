@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -15,6 +14,7 @@
 #include "base/huge_pages.h"
 #include "base/shared_segment.h"
 #include "base/state_memory.h"
+#include "checkpoint/memory/record_word.h"
 #include "collectives/shm/stream_copy.h"
 
 namespace lockstep {
@@ -25,10 +25,6 @@ constexpr uint64_t kWorthStreaming = 16 << 10;
 constexpr std::chrono::milliseconds kForHugePages(500);  // of a window, once: about as long as 256 MiB take
 
 std::string mebibytes(uint64_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
-
-std::atomic_ref<uint64_t> word_at(std::byte* place) {
-  return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(place));
-}
 
 }  // namespace
 
@@ -102,16 +98,11 @@ std::byte* MappedSlots::place_of(uint64_t offset, uint64_t bytes) const {
 }
 
 uint64_t MappedSlots::load(uint64_t offset) const {
-  // From store(). Who loads a whole record finds all its words: its sequence is stored last (SlotWriter::finish()).
-  return word_at(records_.data + offset).load(std::memory_order_acquire);
+  return load_record_word(records_.data + offset);
 }
 
 void MappedSlots::store(uint64_t offset, uint64_t word) {
-  // Releases what this rank wrote before, to load() in another process.
-  word_at(records_.data + offset).store(word, std::memory_order_release);
-  // What comes next overwrites a state whose record says from now on that it is being written: the record must be seen
-  // first, for which a release is not enough; and on x86-64 stores that bypass the caches wait for nothing else.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  store_record_word(records_.data + offset, word);
 }
 
 void MappedSlots::write(uint64_t offset, const void* data, uint64_t bytes) {

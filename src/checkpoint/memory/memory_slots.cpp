@@ -1,6 +1,7 @@
 #include "checkpoint/memory/memory_slots.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/hash.h"
 #include "base/state_memory.h"
@@ -95,7 +96,12 @@ int SlotWriter::find_rank(bool differing) const {
   return -1;
 }
 
-void SlotWriter::begin() { memory_.store(word_of(turn_.slot, rank_, 0), 0); }
+void SlotWriter::begin() {
+  memory_.store(word_of(turn_.slot, rank_, 0), 0);
+  // What comes next overwrites a state whose record says from now on that it is being written: the record must be seen
+  // first, for which a release is not enough; and on x86-64 stores that bypass the caches wait for nothing less.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
 
 void SlotWriter::write_common(uint64_t at, const void* data, uint64_t bytes) {
   memory_.write(StateMemory::common_at(turn_.slot) + at, data, bytes);
