@@ -1,5 +1,7 @@
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <optional>
 
@@ -237,6 +239,43 @@ TEST(ShardedStep, SharedParametersAreEverybodys) {
       model.broadcast_parameters();
       EXPECT_EQ(net->last->bias[0].item<float>(), 7);
       context.group().barrier();
+    });
+}
+
+/// How a child ends that reads a tensor's first element, and then writes it; 0: as it should.
+int status_of_child_with(const at::Tensor& tensor) {
+  const auto before = tensor.detach().cpu().flatten()[0].item<float>();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::signal(SIGSEGV, SIG_DFL);
+    auto* const first = static_cast<volatile float*>(tensor.mutable_data_ptr());
+    const bool is_seen = *first == before;
+    *first = before + 1;
+    ::_exit(is_seen ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  return status;
+}
+
+TEST(ShardedStep, AForkedChildSeesWhatIsTheRanksOwn) {
+  for (const int ranks : {2, 3})
+    run_ranks(ranks, [](Context& context) {
+      for (const bool shared : {false, true}) {
+        const Net net = make_net(at::kFloat);
+        DistributedDataParallel model(net, context);
+        const at::Tensor& weight = net->last->weight;
+        {
+          const ZeroRedundancyOptimizer optimizer(model, AdamWOptions(1e-2), {.shared_parameters = shared});
+          const at::Tensor clone = weight.detach().clone();
+          const bool is_anothers = shared && context.rank() != 0;
+          EXPECT_EQ(status_of_child_with(weight) == 0, !is_anothers) << context.rank();
+          EXPECT_EQ(status_of_child_with(clone), 0);
+          EXPECT_TRUE(weight.equal(clone)) << "a child has written it";
+          context.group().barrier();
+        }
+        EXPECT_EQ(status_of_child_with(weight), 0);  // it lies in memory of its own again
+      }
     });
 }
 
