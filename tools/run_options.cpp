@@ -202,8 +202,8 @@ void read_words(const Words& words, int usable_cores, int gpus, const Environmen
     // The terminal is the launcher's machine's; ranks have none, and over ssh neither have their agents.
     if (!words.debugger.empty())
       refuse(
-          "--debugger works on one machine only; on several a rank starts the debugger itself, or one is attached to it: "
-          "docs/several_machines.md#a-rank-in-a-debugger");
+          "--debugger works on one machine only; on several a rank starts the debugger itself, or one is attached to "
+          "it: docs/several_machines.md#a-rank-in-a-debugger");
     if (!words.ranks && HostsOptions::is_slurms(environment)) options.ranks = usable_cores;
     request.hosts = words.hosts.read(environment, options.command, options.ranks);
   }

@@ -39,7 +39,8 @@ std::string common_image(int64_t step, uint64_t bytes) {
 }
 
 std::string own_text(int64_t step, int rank) {
-  return "step " + std::to_string(step) + " of rank " + std::to_string(rank) + std::string(static_cast<size_t>(rank), '!');
+  const std::string longer(static_cast<size_t>(rank), '!');
+  return "step " + std::to_string(step) + " of rank " + std::to_string(rank) + longer;
 }
 
 std::string read(const SlotMemory& memory, uint64_t offset, uint64_t bytes) {
@@ -237,7 +238,8 @@ class Full final : public SlotMemory {
 };
 
 TEST(MemoryMachines, AStateThatCannotBeSentIsWholeNowhereElse) {
-  with_memories({{{5}, {0}}, {}, {{4}, {0}}}, [&](Context& context, MappedSlots& memory, const MemoryMachines& machines) {
+  const std::vector<Held> held = {{{5}, {0}}, {}, {{4}, {0}}};
+  with_memories(held, [&](Context& context, MappedSlots& memory, const MemoryMachines& machines) {
     Full full(memory);
     SlotMemory& used = context.rank() == 1 ? static_cast<SlotMemory&>(full) : memory;
     EXPECT_FALSE(machines.newest_for_all(context.group(), used, whole_slots(used))) << "on no machine";

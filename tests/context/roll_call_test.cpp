@@ -42,7 +42,8 @@ TEST(RollCall, OtherVersionsAreNamed) {
   EXPECT_EQ(said_of(equal, rank("node3", lockstep, torch)), "");
   const std::string other_torch = said_of(equal, rank("node3", lockstep, "2.10.1"));
   EXPECT_NE(other_torch.find("rank 2 on node3 has LibTorch 2.10.1, and rank 0 on "), std::string::npos) << other_torch;
-  EXPECT_NE(other_torch.find(" has LibTorch " + torch + "; install the same version on all machines"), std::string::npos)
+  EXPECT_NE(other_torch.find(" has LibTorch " + torch + "; install the same version on all machines"),
+            std::string::npos)
       << other_torch;
   const std::string other_lockstep = said_of(rank("node2", "9.9.9", torch), equal);
   EXPECT_NE(other_lockstep.find("rank 1 on node2 has Lockstep 9.9.9, and rank 0 on "), std::string::npos)
