@@ -201,7 +201,7 @@ class TwoHosts(HostsTest):
         with Hosts() as hosts:
             ranks = [self.start(*hosts.on(0, *self.command("missing")),
                                 env=environment(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2",
-                                                MASTER_ADDR=ADDRESSES[0], MASTER_PORT="29513", LOCKSTEP_JOIN_TIMEOUT_S="3"))
+                                                MASTER_ADDR=ADDRESSES[0], MASTER_PORT="29513", LOCKSTEP_JOIN_TIMEOUT_S="8"))
                      for rank in range(2)]
             for rank in ranks:
                 output = rank.communicate(timeout=60)[0]
