@@ -3,7 +3,6 @@
 
 set(lockstep_torch ${LOCKSTEP_AARCH64_ROOT}/torch)
 if(NOT EXISTS ${lockstep_torch}/lib/libtorch_cpu.so)
-  set(Torch_FOUND FALSE)
   message(FATAL_ERROR "${LOCKSTEP_AARCH64_ROOT} holds no LibTorch for aarch64; scripts/setup --aarch64 downloads one.")
 endif()
 include(${lockstep_torch}/share/cmake/Torch/TorchConfigVersion.cmake)
