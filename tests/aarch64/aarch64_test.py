@@ -11,9 +11,15 @@ from support import BUILD, LOCKSTEP, SOURCE, main, run  # noqa: E402
 
 CROSS_BUILD = os.path.join(BUILD, "aarch64")
 QEMU = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
-# Those that an emulator runs in seconds. It is too slow for many ranks that spin on few cores (shm_all_reduce_test,
-# shm_collectives_test); instead c_rank runs every collective as processes.
-TESTS = ("base_test", "rank_page_test", "shm_reduce_test", "shm_message_test", "shm_failure_test", "shm_layout_test", "step_bits_test")
+# By name, with the filter of what is run. Left out is what qemu 7.2 is too slow for: mapping terabytes of addresses, during
+# which its memory grows by some 70 MiB a second, and sums of every kind on four and eight ranks, of which the longest takes
+# 4 minutes where a test has 100 s.
+TESTS = {
+    "base_test": "*", "rank_page_test": "*", "shm_reduce_test": "*", "shm_message_test": "*", "shm_failure_test": "*", "shm_layout_test": "*",
+    "shared_segment_test": "-*TooLittleMemory*:*WhatFails*",
+    "shm_all_reduce_test": "-*EveryTypeAndOperation/3:*EveryTypeAndOperation/4",
+    "shm_collectives_test": "-*ReduceAndReduceScatter/4:*EveryReductionOfEveryType/4",
+    "memory_slots_test": "*", "step_bits_test": "*"}
 
 
 class Aarch64(unittest.TestCase):
@@ -28,9 +34,9 @@ class Aarch64(unittest.TestCase):
         self.assertEqual(int.from_bytes(header[18:20], "little"), 183)  # EM_AARCH64
 
     def test_the_core_and_its_kernels(self):
-        for test in TESTS:
+        for test, chosen in TESTS.items():
             with self.subTest(test=test):
-                run(*QEMU, os.path.join(CROSS_BUILD, "bin", test), timeout=600)
+                run(*QEMU, os.path.join(CROSS_BUILD, "bin", test), f"--gtest_filter={chosen}", timeout=900)
 
     def test_neon_is_among_the_kernels(self):
         for test, name in (("shm_reduce_test", "ReduceBits"), ("step_bits_test", "StepBits")):
