@@ -11,8 +11,12 @@ class Launchers(ProgramTest):
         for key in ("world_size", "test_samples", "test_accuracy", "train_loss", "parameters_hash"):
             self.assertEqual(figures[key], reference[key], key)
 
+    references = {}  # by number of ranks: the same for all tests, since the data are
+
     def reference(self, ranks=2):
-        return self.figures(LOCKSTEP, "run", "-n", ranks, "--", name=f"reference{ranks}")
+        if ranks not in self.references:
+            self.references[ranks] = self.figures(LOCKSTEP, "run", "-n", ranks, "--", name=f"reference{ranks}")
+        return self.references[ranks]
 
     @thorough
     def test_two_runs_end_with_the_same_bits_and_count_every_sample(self):
@@ -73,7 +77,7 @@ class Launchers(ProgramTest):
         self.expect_same(self.figures("sh", "-c", script, "sh"), self.reference())
 
     def test_nothing_is_left_in_the_working_folder(self):
-        self.reference()
+        self.figures(LOCKSTEP, "run", "-n", 2, "--", name="reference2")
         left = set(os.listdir(self.folder)) - {"data", "run_reference2", "reference2.json"}
         self.assertEqual(left, {"runs"} & left)
 
