@@ -1,0 +1,120 @@
+"""Elastic runs with checkpoints in memory over machines, which are network namespaces: whatever is lost, the run goes on with fewer ranks and ends with the bits of one rank alone."""
+
+import json
+import os
+import re
+import signal
+import time
+
+from hosts_test import ADDRESSES, Hosts, OneCommandTest
+from lost_hosts_test import agents_of, kill_if_there, processes_of
+from support import LOCKSTEP, TRAIN, main, marked_processes
+
+RENDEZVOUS = ADDRESSES[0] + ":29517"  # in a network of its own
+
+
+class ElasticHosts(OneCommandTest):
+    def training(self, name, sharded):
+        return ["--log-dir", name, "--virtual-ranks", 4, "--", TRAIN, "--data", self.data, "--batch-size", 16, "--epochs", 12,
+                "--memory-every", 1, "--optimizer", "adamw", "--sharded", sharded, "--json", name + ".json"]
+
+    def start_on(self, hosts, name, sharded, restarts, by_hand=False):
+        elastic = ("--elastic", "2:4", "--max-restarts", restarts)
+        if not by_hand:
+            return [self.begin(*hosts.lockstep_run((2, 2), *elastic, *self.training(name, sharded)))]
+        key = os.path.join(self.folder, "key")
+        with open(os.open(key, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+            file.write(os.urandom(32).hex() + "\n")
+        return [self.begin(*hosts.on(node, LOCKSTEP, "run", "--nnodes", 2, "--node-rank", node, "--rendezvous", RENDEZVOUS, "--key-file",
+                                     key, "-n", 2, *elastic, *self.training(name, sharded))) for node in (0, 1)]
+
+    def bits(self, name):
+        figures = self.read(name)
+        return figures["parameters_hash"], figures["train_loss"]
+
+    def bits_of_one_rank(self, sharded):
+        self.ended(self.begin(LOCKSTEP, "run", "-n", 1, *self.training("alone", sharded)), 0)
+        return self.bits("alone")
+
+    def starts(self, name):
+        with open(os.path.join(self.folder, name, "starts.jsonl")) as file:
+            return [json.loads(line) for line in file]
+
+    def rank(self, number):
+        return next((pid for pid, its in marked_processes(self.mark).items() if its == str(number)), None)
+
+    def wait_for_training(self, process, name, ranks, after):
+        """Until all of this number of ranks, started anew, have made steps after one that has been made."""
+        metrics = os.path.join(self.folder, name, "metrics_rank0.jsonl")
+        deadline = time.monotonic() + 60
+        while True:
+            self.assertIsNone(process.poll())
+            self.assertLess(time.monotonic(), deadline, name)
+            steps = [0]
+            if os.path.exists(metrics):
+                with open(metrics) as file:
+                    steps += [int(found[1]) for line in file if (found := re.search(r'"step":(\d+),', line))]
+            if steps[-1] >= after + 4 and len(set(marked_processes(self.mark).values()) - {None}) == ranks:
+                time.sleep(0.3)  # the coordinator hears ten times a second what the ranks do
+                return steps[-1]
+            time.sleep(0.02)
+
+    def judge(self, name, process, expected, ranks):
+        output = self.ended(process, 0, 120)
+        self.assertEqual(self.bits(name), expected, output)
+        starts = self.starts(name)
+        self.assertEqual([start["ranks"] for start in starts], ranks, output)
+        for before, after in zip(starts, starts[1:]):
+            self.assertGreater(after["first_step"], before["first_step"], "the state in memory was lost")
+            self.assertLessEqual(before["first_step"] + before["steps"] - after["first_step"], 1, "more than one step was lost")
+        self.nothing_left(8)
+        return output
+
+    def goes_on_without(self, lose, sharded="none", by_hand=False):
+        """All ranks but the two of the second machine end with the bits of one rank."""
+        expected = self.bits_of_one_rank(sharded)
+        with Hosts() as hosts:
+            processes = self.start_on(hosts, "lost", sharded, 1, by_hand)
+            self.wait_for_training(processes[0], "lost", 4, 0)
+            lose(hosts)
+            output = self.judge("lost", processes[0], expected, [4, 2])
+            self.assertIn("a machine is gone; its 2 ranks are left out", output)
+            self.assertIn("was lost with its machine", output)
+            for lost in processes[1:]:
+                self.ended(lost, -signal.SIGKILL)
+            self.assertEqual([pid for host in (0, 1) for pid in processes_of(hosts, host)], [])
+
+    @staticmethod
+    def lose_machine(hosts):
+        for pid in processes_of(hosts, 1):
+            kill_if_there(pid)
+
+    @staticmethod
+    def lose_agent(hosts):
+        os.kill(agents_of(hosts, 1)[0], signal.SIGKILL)
+
+    def test_a_machine_is_lost(self):
+        self.goes_on_without(self.lose_machine)
+
+    def test_an_agent_is_killed_under_a_sharded_optimizer(self):
+        self.goes_on_without(self.lose_agent, "replicated")
+
+    def test_a_machine_is_lost_under_a_sharded_optimizer_with_shared_parameters(self):
+        self.goes_on_without(self.lose_machine, "shared")
+
+    def test_a_machine_that_was_started_by_hand_is_lost(self):
+        self.goes_on_without(self.lose_machine, by_hand=True)
+
+    def test_a_rank_that_is_killed_twice_costs_its_machine_a_place(self):
+        expected = self.bits_of_one_rank("none")
+        with Hosts() as hosts:
+            process, = self.start_on(hosts, "twice", "none", 2)
+            step = 0
+            for _ in range(2):
+                step = self.wait_for_training(process, "twice", 4, step)
+                os.kill(self.rank(3), signal.SIGKILL)
+            self.judge("twice", process, expected, [4, 4, 3])
+
+
+if __name__ == "__main__":
+    main()
