@@ -133,9 +133,9 @@ void operate(const lockstep::Group& group, const std::string& name) {
   else if (name == "scatter")
     group.scatter(one, all);
   else if (name == "reduce_scatter")
-    group.reduce_scatter(all);
+    (void)group.reduce_scatter(all);
   else if (name == "all_to_all")
-    group.all_to_all(all);
+    (void)group.all_to_all(all);
   else if (name == "barrier")
     group.barrier();
   else
