@@ -3,7 +3,9 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
+#include <utility>
 
 namespace lockstep::hosts {
 namespace {
@@ -12,7 +14,22 @@ namespace {
 constexpr int kAcceptedInATurn = 64;
 /// The same, and handshakes carried on in one turn, while no agent is awaited: the ranks' messages wait for the turn's
 /// end, and a handshake takes up to a millisecond. Each that is accepted may need two before it has shown the key.
-constexpr int kStrangersInATurn = 4, kServedInATurn = 8;
+constexpr int kStrangersInATurn = 4, kServedInATurn = 2;
+/// After such a turn they are left alone for so many times as long as it took.
+constexpr int kRest = 9;
+
+/// Adds the time of a block to `spent`.
+class Timed {
+ public:
+  explicit Timed(Clock::duration& spent) : spent_(spent) {}
+  ~Timed() { spent_ += Clock::now() - start_; }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  Clock::duration& spent_;
+  const Clock::time_point start_ = Clock::now();
+};
 
 }  // namespace
 
@@ -33,6 +50,8 @@ std::vector<Endpoint> Door::endpoints() const {
 
 void Door::watch(PollSet& polled) {
   served_ = 0;
+  if (const auto spent = std::exchange(spent_, {}); spent.count() > 0) resting_until_ = Clock::now() + kRest * spent;
+  if (is_resting()) return;
   for (const Listener& listener : listeners_)
     polled.add(listener.socket.get(), POLLIN, [this, fd = listener.socket.get()](const pollfd&) { accept_from(fd); });
   for (Waiting& one : waiting_) {
@@ -43,6 +62,7 @@ void Door::watch(PollSet& polled) {
 }
 
 void Door::accept_from(int listener) {
+  const Timed timed(spent_);
   const int most = expected_ > 0 ? kAcceptedInATurn : kStrangersInATurn;
   for (int i = 0; i < most; ++i) {
     sockaddr_storage from{};
@@ -59,6 +79,7 @@ void Door::accept_from(int listener) {
 void Door::serve(Waiting& one) {
   if (one.over) return;
   if (expected_ == 0 && ++served_ > kServedInATurn) return;  // the next turn finds it ready still
+  const Timed timed(spent_);
   if (!one.channel) one.channel = std::make_unique<Channel>(std::move(one.socket), tls_);
   one.channel->act();
   if (one.channel->state() == Channel::State::kHandshake) return;
@@ -74,8 +95,10 @@ void Door::turn_away(Waiting& one) {
 }
 
 std::optional<Clock::time_point> Door::due() const {
-  if (waiting_.empty()) return std::nullopt;
-  return waiting_.front().since + kHandshakeTime;
+  std::optional<Clock::time_point> at;
+  if (!waiting_.empty()) at = waiting_.front().since + kHandshakeTime;
+  if (is_resting()) at = at ? std::min(*at, resting_until_) : resting_until_;
+  return at;
 }
 
 void Door::tick(Clock::time_point now) {

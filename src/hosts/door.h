@@ -13,10 +13,10 @@
 namespace lockstep::hosts {
 
 /// Where agents come in. A connection costs a descriptor until it says something, and a TLS handshake until it has
-/// shown the key or its time is over; there are at most so many of them at once
-/// beside the agents that are awaited, and a new one takes the place of the
-/// one that has taken longest. So strangers can neither fill the memory nor keep agents out, which try again. While no
-/// agent is awaited a turn takes only a few steps for them, so that the run's messages do not wait.
+/// shown the key or its time is over; there are at most so many of them at once beside the agents that are awaited, and
+/// a new one takes the place of the one that has taken longest. So strangers can neither fill the memory nor keep
+/// agents out, which try again. While no agent is awaited they get a tenth of the time, so that the run's messages
+/// hardly wait for them.
 class Door {
  public:
   static constexpr size_t kMostWaiting = 64;
@@ -51,6 +51,7 @@ class Door {
     bool over = false;
   };
 
+  bool is_resting() const { return expected_ == 0 && Clock::now() < resting_until_; }
   void accept_from(int listener);
   void serve(Waiting& one);
   void turn_away(Waiting& one);
@@ -61,6 +62,8 @@ class Door {
   std::vector<std::unique_ptr<Channel>> admitted_;
   size_t expected_ = 0;
   int served_ = 0;  // in this turn
+  Clock::duration spent_{};  // in this turn
+  Clock::time_point resting_until_{};
   uint64_t turned_away_ = 0;
   std::string last_stranger_;
 };
