@@ -31,11 +31,12 @@ class LostHosts(OneCommandTest):
             process = self.train_for_ever(hosts, (1, 1))
             ranks = marked_processes(self.mark)
             self.assertEqual(set(ranks.values()) - {None}, {"0", "1"})
+            time.sleep(0.5)  # what ranks are in is told every 0.1 s
             hosts.cut(0, 1)
             cut = time.monotonic()
             output = self.ended(process, 52, 20)
             self.assertLess(time.monotonic() - cut, 8)
-            self.assertRegex(output, f"{hosts.names[1]} has not been heard of for 4 s; it was (in|done with) all_reduce")
+            self.assertRegex(output, rf"{hosts.names[1]} has not been heard of for 4 s; it was (in|done with) \w+")
             self.assertIn("rank 1 of 2 was lost with its machine", output)
             self.nothing_left(max(0.1, cut + 8 - time.monotonic()))
 
