@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/usable_cores.h"
+#include "base/version.h"
 
 namespace lockstep {
 namespace {
@@ -61,7 +62,7 @@ SystemFacts system_facts() {
       .pid = ::getpid(),
       .folder = std::filesystem::current_path(ignored).string(),
       .command = command_line(),
-      .lockstep_version = LOCKSTEP_VERSION,
+      .lockstep_version = library_version(),
   };
 }
 
