@@ -18,12 +18,14 @@ constexpr std::chrono::milliseconds kFirstPause(250);
 constexpr Clock::duration kLongestPause = std::chrono::seconds(60);
 /// How often in a row a rank may be killed from outside in the same step.
 constexpr int kMostKillsInAStep = 3;
-/// Starts in a row without a step, all ended by SIGKILL.
+/// Starts in a row without a step, all ended from outside.
 constexpr int kMostFruitless = 4;
 
+/// A rank dies of a signal that asks it to leave when it has not yet joined, so that nothing listens for it.
 bool came_from_outside(const Failure& failure) {
-  return failure.how.kind == ProcessEnd::Kind::kLost ||
-         (failure.how.kind == ProcessEnd::Kind::kSignalled && failure.how.value == SIGKILL);
+  const ProcessEnd& how = failure.how;
+  return how.kind == ProcessEnd::Kind::kLost ||
+         (how.kind == ProcessEnd::Kind::kSignalled && (how.value == SIGKILL || asks_to_leave(how.value)));
 }
 
 /// Of a process or its machine, rather than of what all ranks do.
@@ -85,6 +87,8 @@ bool is_hopeless(const RestartHistory& history, const Failure& failure) {
 }
 
 }  // namespace
+
+bool asks_to_leave(int signal) { return signal == SIGTERM || signal == SIGUSR1; }
 
 void RestartHistory::add(const Failure& failure) {
   std::erase_if(failures, [&](const Failure& one) { return one.at + kMemory <= failure.at; });

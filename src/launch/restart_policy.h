@@ -12,6 +12,9 @@
 
 namespace lockstep {
 
+/// What schedulers send before they kill: SIGTERM and SIGUSR1.
+bool asks_to_leave(int signal);
+
 /// What the user allows.
 struct RestartLimits {
   int in_total = 0;
@@ -56,9 +59,10 @@ struct RestartDecision {
 ///
 /// - No more restarts than the limits allow.
 /// - The same rank that fails twice in a row in the same step with the same error has a bug, which a restart does not
-///   repair. A SIGKILL comes from outside (a scheduler, the kernel), so that three of them in a step are needed.
-/// - A start without a step means that the same would happen again, except after a SIGKILL of a run that has made steps
-///   before: it may have come during a restart.
+///   repair. SIGKILL, SIGTERM and SIGUSR1 come from outside (a scheduler, the kernel), so that three of them in a step
+///   are needed.
+/// - A start without a step means that the same would happen again, except after such a signal to a run that has made
+///   steps before: it may have come during a restart.
 /// - With --elastic, a rank that fails twice within an hour at its place (its number, among the same number of ranks)
 ///   is left out, and so are all ranks of a machine that is gone, at once, where enough remain.
 /// - The first restarts are immediate. The pause grows with the failures of the last ten minutes, and with starts that

@@ -73,8 +73,6 @@ struct StateMachine {
   bool is_ended_by_signal() const { return state.stop_signal != 0 || (state.asked_at && !state.resize_to); }
 };
 
-bool asks_to_leave(int signal) { return signal == SIGTERM || signal == SIGUSR1; }
-
 bool asks_for_stops(const std::vector<RankView>& ranks) {
   return std::any_of(ranks.begin(), ranks.end(), [](const RankView& rank) { return rank.account.stop_calls > 0; });
 }

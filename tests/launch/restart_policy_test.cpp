@@ -128,6 +128,19 @@ TEST(RestartPolicy, AStartWithoutAStep) {
   EXPECT_TRUE(run.fail({.progress = false}).restart) << "a step in between";
 }
 
+TEST(RestartPolicy, ASignalThatAsksToLeaveMayComeBeforeARankListens) {
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    const ProcessEnd how{ProcessEnd::Kind::kSignalled, signal};
+    FailingRun run({.in_total = 10});
+    EXPECT_FALSE(run.fail({.how = how, .progress = false}).restart) << "no step was made ever";
+    EXPECT_TRUE(run.fail({.how = how}).restart);
+    EXPECT_TRUE(run.fail({.how = how, .progress = false}).restart) << "during the restart";
+  }
+  FailingRun run({.in_total = 10});
+  EXPECT_TRUE(run.fail({}).restart);
+  EXPECT_FALSE(run.fail({.how = {ProcessEnd::Kind::kSignalled, SIGSEGV}, .progress = false}).restart);
+}
+
 TEST(RestartPolicy, ThePauseBeginsWithNothingAndGrows) {
   FailingRun run({.in_total = kAnyNumber});
   std::vector<int64_t> pauses;
