@@ -2,27 +2,23 @@
 
 #include <unistd.h>
 
-#include <fstream>
 #include <iterator>
 #include <sstream>
 #include <vector>
 
+#include "base/proc_file.h"
+
 namespace lockstep {
 namespace {
 
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 bool has_variable(int pid, const std::string& variable) {
-  const std::string environment = '\0' + read_file("/proc/" + std::to_string(pid) + "/environ");
+  const std::string environment = '\0' + read_proc_file("/proc/" + std::to_string(pid) + "/environ");
   return environment.find('\0' + variable + '=') != std::string::npos;
 }
 
 /// The fields of /proc/<pid>/stat from the third on; the second, the name, may contain anything.
 std::vector<std::string> stat_fields(int pid) {
-  const std::string stat = read_file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string stat = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
   const size_t name_end = stat.rfind(')');
   if (name_end == std::string::npos) return {};
   std::istringstream stream(stat.substr(name_end + 1));

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file_descriptor.h"
+#include "base/proc_file.h"
 
 namespace lockstep {
 namespace {
@@ -30,8 +31,7 @@ ProcessIdentity from_json(const Json& json) {
 }  // namespace
 
 ProcessIdentity identify(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string stat{std::istreambuf_iterator<char>(file), {}};
+  const std::string stat = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
   const size_t name_end = stat.rfind(')');  // the name may contain anything
   if (name_end == std::string::npos) return {pid, 0};
   std::istringstream fields(stat.substr(name_end + 1));

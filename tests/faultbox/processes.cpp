@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/proc_file.h"
 
 namespace lockstep::faultbox {
 namespace {
@@ -26,7 +27,7 @@ struct Stat {
 };
 
 std::optional<Stat> stat_of(pid_t pid) {
-  const std::string text = read_file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
   const size_t end = text.rfind(')');  // the name before it may hold anything
   if (end == std::string::npos) return std::nullopt;
   Stat stat;
@@ -66,7 +67,7 @@ bool eventually(const std::function<bool()>& condition, std::chrono::millisecond
 std::vector<pid_t> marked_processes(const std::string& mark) {
   std::vector<pid_t> found;
   for (const pid_t pid : all_processes()) {
-    const std::string block = '\0' + read_file("/proc/" + std::to_string(pid) + "/environ");
+    const std::string block = '\0' + read_proc_file("/proc/" + std::to_string(pid) + "/environ");
     if (block.find('\0' + mark + '\0') == std::string::npos) continue;
     const auto stat = stat_of(pid);
     if (stat && stat->state != 'Z' && stat->state != 'X') found.push_back(pid);
@@ -75,13 +76,13 @@ std::vector<pid_t> marked_processes(const std::string& mark) {
 }
 
 std::string variable_of(pid_t pid, const std::string& name) {
-  const std::string block = '\0' + read_file("/proc/" + std::to_string(pid) + "/environ");
+  const std::string block = '\0' + read_proc_file("/proc/" + std::to_string(pid) + "/environ");
   const size_t at = block.find('\0' + name + '=');
   return at == std::string::npos ? "" : block.c_str() + at + 2 + name.size();
 }
 
 std::string describe_process(pid_t pid) {
-  std::string words = read_file("/proc/" + std::to_string(pid) + "/cmdline");
+  std::string words = read_proc_file("/proc/" + std::to_string(pid) + "/cmdline");
   std::replace(words.begin(), words.end(), '\0', ' ');
   const auto stat = stat_of(pid);
   return std::to_string(pid) + ' ' + (stat ? stat->state : '?') + ' ' + words.substr(0, 100);
@@ -98,7 +99,7 @@ Holdings holdings_of(const std::vector<pid_t>& processes) {
       if (target.starts_with("socket:[")) holdings.sockets.insert(std::strtoull(target.c_str() + 8, nullptr, 10));
       if (target.starts_with("/dev/shm/") && !target.ends_with(" (deleted)")) holdings.named_segments.push_back(target);
     }
-    std::istringstream maps(read_file(folder + "/maps"));
+    std::istringstream maps(read_proc_file(folder + "/maps"));
     for (std::string line; std::getline(maps, line);)
       if (const size_t at = line.find("/dev/shm/"); at != std::string::npos && !line.ends_with(" (deleted)"))
         holdings.named_segments.push_back(line.substr(at));
@@ -109,7 +110,7 @@ Holdings holdings_of(const std::vector<pid_t>& processes) {
 std::vector<std::string> sockets_in_kernel(const std::set<ino_t>& sockets, bool any_state) {
   std::vector<std::string> found;
   const auto look = [&](const std::string& table, size_t state_at, const std::string& listening, size_t inode_at) {
-    std::istringstream lines(read_file("/proc/self/net/" + table));
+    std::istringstream lines(read_proc_file("/proc/self/net/" + table));
     std::string line;
     std::getline(lines, line);  // the heading
     while (std::getline(lines, line)) {

@@ -5,10 +5,9 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 
+#include "base/proc_file.h"
 #include "base/usable_cores.h"
 #include "launch/launch_error.h"
 #include "launch/launcher.h"
@@ -52,8 +51,7 @@ std::string own_program() {
 }
 
 std::vector<std::string> own_arguments() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const std::string bytes = read_proc_file("/proc/self/cmdline");
   std::vector<std::string> arguments;
   for (size_t start = 0; start < bytes.size(); start += arguments.back().size() + 1)
     arguments.emplace_back(bytes.c_str() + start);

@@ -1,0 +1,26 @@
+#include "base/proc_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "base/file_descriptor.h"
+
+namespace lockstep {
+
+std::string read_proc_file(const std::string& path) {
+  std::string bytes;
+  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return bytes;
+  char piece[4096];
+  for (;;) {
+    const ssize_t count = ::read(file.get(), piece, sizeof piece);
+    if (count > 0)
+      bytes.append(piece, static_cast<size_t>(count));
+    else if (count == 0 || errno != EINTR)
+      return bytes;
+  }
+}
+
+}  // namespace lockstep

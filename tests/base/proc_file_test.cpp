@@ -1,0 +1,27 @@
+#include "base/proc_file.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iterator>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+TEST(ProcFile, AllOfAFileWhoseSizeTheKernelDoesNotTell) {
+  std::ifstream file("/proc/cpuinfo");
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_NE(read_proc_file("/proc/cpuinfo").find(bytes.substr(0, bytes.find('\n'))), std::string::npos);
+  EXPECT_TRUE(read_proc_file("/proc/self/stat").starts_with(std::to_string(::getpid()) + " ("));
+  EXPECT_GT(read_proc_file("/proc/self/smaps").size(), 4096U);
+}
+
+TEST(ProcFile, WhatCannotBeReadIsEmpty) {
+  EXPECT_EQ(read_proc_file("/proc/0/stat"), "");
+  EXPECT_EQ(read_proc_file("/proc/self/mem"), "") << "opens, but nothing can be read at 0, as of a process that is gone";
+}
+
+}  // namespace
+}  // namespace lockstep
