@@ -9,6 +9,7 @@
 #include <lockstep/checkpointer.h>
 #include <lockstep/group.h>
 
+#include "base/virtual_ranks.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/format/checkpoint_folder.h"

@@ -23,10 +23,14 @@ namespace lockstep {
 void Reducer::make_virtual_step() {
   const auto& ranks = fixed_.virtual_ranks;
   if (!ranks) return;
-  virtual_ = std::make_unique<VirtualStep>(
+  auto step = std::make_unique<VirtualStep>(
       ranks, fixed_.tensors,
       VirtualStep::Settings{.mean = fixed_.settings.reduction == GradientReduction::kMean,
                             .first_adds_it = fixed_.settings.reduction == GradientReduction::kSum});
+  {
+    const MutexLock lock(mutex_);
+    virtual_ = std::move(step);
+  }
   leaf_watch_ = ranks->listen([this](std::optional<int> from, std::optional<int>) {
     const MutexLock lock(mutex_);
     // The data ended in the middle of an accumulation.
@@ -126,7 +130,7 @@ PieceExchange* Reducer::exchange_of(size_t bucket) {
   if (!exchange)
     exchange = std::make_unique<PieceExchange>(
         virtual_->plan(), fixed_.group, gradients,
-        [this, type, travelling](const at::Tensor& sum) { return virtual_->concluded(sum, type, travelling); });
+        [step = virtual_.get(), type, travelling](const at::Tensor& sum) { return step->concluded(sum, type, travelling); });
   return exchange.get();
 }
 
