@@ -91,14 +91,6 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   return report.asked_for() ? report.run() : files.run();
 }
 
-/// What ends with an error, to stderr.
-int refuse(const std::vector<std::string>& words, const std::string& text, int exit_code) {
-  // What an agent says is passed on by the coordinator, which names the page for both.
-  const bool is_agent = !words.empty() && words[0] == "agent";
-  std::cerr << (is_agent ? "lockstep: " + text + "\n" : lockstep::ending_text(text, exit_code));
-  return exit_code;
-}
-
 }  // namespace
 
 int main(int argc, char** argv, char** environment) {
@@ -109,12 +101,14 @@ int main(int argc, char** argv, char** environment) {
     for (char** variable = environment; *variable != nullptr; ++variable) block.emplace_back(*variable);
     return run(words, block, commands);
   } catch (const LaunchError& error) {
-    const std::string text = error.what();
-    const std::string usage = error.exit_code == kExitBadCommandLine ? "\n" + usage_for(words, commands) : "";
-    return refuse(words, text + usage.substr(0, usage.find_last_not_of('\n') + 1), error.exit_code);
+    std::cerr << "lockstep: " << error.what() << "\n";
+    if (error.exit_code == kExitBadCommandLine) std::cerr << usage_for(words, commands);
+    return error.exit_code;
   } catch (const lockstep::Error& error) {
-    return refuse(words, error.what(), lockstep::kExitResourceLimit);
+    std::cerr << "lockstep: " << error.what() << "\n";
+    return lockstep::kExitResourceLimit;
   } catch (const std::exception& error) {
-    return refuse(words, std::string(error.what()) + "\nlockstep: this is a bug in the launcher", lockstep::kExitOurBug);
+    std::cerr << "lockstep: " << error.what() << "\nlockstep: this is a bug in the launcher\n";
+    return lockstep::kExitOurBug;
   }
 }

@@ -36,12 +36,4 @@ class LaunchError : public Error {
   const ExitCode exit_code;
 };
 
-/// Where to read what to do.
-inline std::string errors_page(int exit_code) { return "docs/errors.md, exit code " + std::to_string(exit_code); }
-
-/// What `lockstep` prints when it ends with this code: the text, and the page.
-inline std::string ending_text(const std::string& text, int exit_code) {
-  return "lockstep: " + text + "\n  page      " + errors_page(exit_code) + "\n";
-}
-
 }  // namespace lockstep

@@ -29,10 +29,10 @@ int launch_and_report(const RanksArgument& asked) {
     options.grace = asked.grace.value_or(options.grace);
     return launch(options, own_environment());
   } catch (const LaunchError& error) {
-    std::cerr << ending_text(error.what(), error.exit_code);
+    std::cerr << "lockstep: " << error.what() << "\n";
     return error.exit_code;
   } catch (const Error& error) {
-    std::cerr << ending_text(error.what(), kExitResourceLimit);
+    std::cerr << "lockstep: " << error.what() << "\n";
     return kExitResourceLimit;
   }
 }
@@ -76,7 +76,7 @@ void become_launcher_if_asked(const std::vector<std::string>& arguments, const s
     std::cout.flush();
     code = launch_and_report(*asked);
   } catch (const LaunchError& error) {
-    std::cerr << ending_text(error.what(), error.exit_code);
+    std::cerr << "lockstep: " << error.what() << "\n";
     code = error.exit_code;
   }
   std::exit(code);
