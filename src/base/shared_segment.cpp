@@ -98,8 +98,9 @@ Copied& copied() {
 /// The kernel copies a page when the child writes it; copying everything now could take seconds and gigabytes.
 void map_copies() LOCKSTEP_REQUIRES(copied().mutex) {
   for (const SharedSegment* segment : copied().segments)
-    ::mmap(segment->data(), segment->committed(), PROT_READ | PROT_WRITE,
-           MAP_PRIVATE | MAP_FIXED_NOREPLACE | MAP_NORESERVE, segment->fd(), 0);
+    // Where this fails the child has no memory there, and faults if it looks.
+    static_cast<void>(::mmap(segment->data(), segment->committed(), PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_FIXED_NOREPLACE | MAP_NORESERVE, segment->fd(), 0));
   copied().segments.clear();  // its own children inherit the copies
 }
 

@@ -17,7 +17,7 @@ namespace lockstep {
 struct StateMemory {
   static constexpr int kMaxRanks = 4096;
   static constexpr uint64_t kRecordBytes = 128;
-  static constexpr uint64_t kRecordsBytes = 2 * kMaxRanks * kRecordBytes;
+  static constexpr uint64_t kRecordsBytes = uint64_t{2} * kMaxRanks * kRecordBytes;
   static constexpr uint64_t kCommonBytes = uint64_t{1} << 46;
   static constexpr uint64_t kOwnBytes = uint64_t{1} << 34;
   static constexpr uint64_t kSlotBytes = kCommonBytes + kMaxRanks * kOwnBytes;

@@ -166,7 +166,7 @@ std::string difference(const Announced& zero, const Announced& other, size_t ran
     return "rank " + std::to_string(zero.has_master != 0 ? rank : 0) + " gives no master, and rank " +
            std::to_string(zero.has_master != 0 ? 0 : rank) + " does";
   if (other.algorithm != zero.algorithm) return who + " steps by another formula than rank 0";
-  if (std::memcmp(&other.constants, &zero.constants, sizeof zero.constants) != 0)
+  if (other.constants != zero.constants)
     return who + " has other options, or is at another step, than rank 0";
   if (other.together != zero.together)
     return "the parameters lie once for all ranks on rank " + std::to_string(zero.together != 0 ? 0 : rank) +

@@ -36,7 +36,8 @@ void add_numbers(std::vector<std::string>& names, const std::string& prefix, con
   for (int number = low; number <= high && names.size() < kMostHosts; ++number) {
     std::string digits = std::to_string(number);
     if (digits.size() < first.size()) digits.insert(0, first.size() - digits.size(), '0');
-    names.push_back(prefix + digits + suffix);
+    names.push_back(prefix);
+    names.back().append(digits).append(suffix);
   }
 }
 
@@ -76,10 +77,11 @@ std::vector<Host> read_hostfile(const std::string& path, int slots) {
     if (!(words >> host.name)) continue;
     std::string word;
     bool counted = false;
+    const std::string what = where + " slots";
     while (words >> word) {
       if (word.starts_with("max_slots=") || word.starts_with("max-slots=")) continue;
       if (!word.starts_with("slots=")) refuse(where + ": '" + word + "' is not known; a line is `node1 slots=4`");
-      host.slots = parse_number(where + " slots", word.substr(6), 1, kMaxRanks);
+      host.slots = parse_number(what, word.substr(6), 1, kMaxRanks);
       counted = true;
     }
     // The lists of PBS and LSF have a line for each rank.

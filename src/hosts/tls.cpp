@@ -42,7 +42,7 @@ int find_key(SSL* ssl, const unsigned char* identity, size_t length, SSL_SESSION
 
 }  // namespace
 
-Tls::Tls(Key key, Side side) : key_(key), side_(side), context_(SSL_CTX_new(TLS_method())) {
+Tls::Tls(const Key& key, Side side) : key_(key), side_(side), context_(SSL_CTX_new(TLS_method())) {
   SSL_CTX* context = context_.get();
   if (context == nullptr || SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) != 1 ||
       SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) != 1 || SSL_CTX_set_ciphersuites(context, kCipher) != 1)

@@ -15,7 +15,7 @@ enum class Side { kCoordinator, kAgent };
 /// There are no certificates, tickets or early data: whoever does not have the key does not get through the handshake.
 class Tls {
  public:
-  Tls(Key key, Side side);
+  Tls(const Key& key, Side side);
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
 

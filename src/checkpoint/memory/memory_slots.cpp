@@ -26,7 +26,7 @@ struct SlotRecord {
     return {.step = static_cast<int64_t>(step), .owner = owner, .layout = layout, .common_bytes = common_bytes};
   }
 };
-static_assert(SlotRecord::kWords * 8 <= StateMemory::kRecordBytes);
+static_assert(SlotRecord::kWords * uint64_t{8} <= StateMemory::kRecordBytes);
 
 uint64_t word_of(int slot, int rank, int word) {
   return StateMemory::record_at(slot, rank) + static_cast<uint64_t>(word) * 8;

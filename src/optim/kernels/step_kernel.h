@@ -30,6 +30,8 @@ struct StepConstants {
   double one_minus_beta2 = 1;
   double root = 1;  ///< sqrt(1 - beta2^t)
   double eps = 0;
+
+  bool operator==(const StepConstants&) const = default;
 };
 
 /// One step of a run of elements of one parameter.
