@@ -6,8 +6,8 @@ import re
 import signal
 import time
 
-from hosts_test import ADDRESSES, Hosts, OneCommandTest
-from lost_hosts_test import agents_of, kill_if_there, processes_of
+from hosts_test import ADDRESSES, Hosts, OneCommandTest, kill_if_there, processes_of
+from lost_hosts_test import agents_of
 from support import LOCKSTEP, TRAIN, main, marked_processes
 
 RENDEZVOUS = ADDRESSES[0] + ":29517"  # in a network of its own

@@ -30,6 +30,11 @@ def environment(**more):
     return clean
 
 
+def dies_with_us(*command):
+    """The command, killed when the thread that starts it ends: a test that is killed cleans nothing up. What the command starts is its own affair."""
+    return ["setpriv", "--pdeathsig", "KILL", "--", *map(str, command)]
+
+
 def run(*command, timeout=120, env=None, cwd=None, check=True):
     """Runs a command; after `timeout` seconds it is killed, with everything it started. Returns the finished process."""
     process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
