@@ -6,14 +6,16 @@ import re
 import signal
 import time
 
-from hosts_test import ADDRESSES, Hosts, OneCommandTest
-from lost_hosts_test import agents_of, kill_if_there, processes_of
-from support import LOCKSTEP, TRAIN, main, marked_processes
+from hosts_test import ADDRESSES, Hosts, OneCommandTest, kill_if_there, processes_of
+from lost_hosts_test import agents_of
+from support import BIN, LOCKSTEP, TRAIN, main, marked_processes
 
 RENDEZVOUS = ADDRESSES[0] + ":29517"  # in a network of its own
 
 
 class ElasticHosts(OneCommandTest):
+    known = {}
+
     def training(self, name, sharded):
         return ["--log-dir", name, "--virtual-ranks", 4, "--", TRAIN, "--data", self.data, "--batch-size", 16, "--epochs", 12,
                 "--memory-every", 1, "--optimizer", "adamw", "--sharded", sharded, "--json", name + ".json"]
@@ -33,8 +35,10 @@ class ElasticHosts(OneCommandTest):
         return figures["parameters_hash"], figures["train_loss"]
 
     def bits_of_one_rank(self, sharded):
-        self.ended(self.begin(LOCKSTEP, "run", "-n", 1, *self.training("alone", sharded)), 0)
-        return self.bits("alone")
+        if sharded not in self.known:
+            self.ended(self.begin(LOCKSTEP, "run", "-n", 1, *self.training("alone", sharded)), 0)
+            self.known[sharded] = self.bits("alone")
+        return self.known[sharded]
 
     def starts(self, name):
         with open(os.path.join(self.folder, name, "starts.jsonl")) as file:
@@ -70,8 +74,8 @@ class ElasticHosts(OneCommandTest):
         self.nothing_left(8)
         return output
 
-    def goes_on_without(self, lose, sharded="none", by_hand=False):
-        """All ranks but the two of the second machine end with the bits of one rank."""
+    def goes_on_without(self, lose, sharded="none", by_hand=False, its_end=-signal.SIGKILL):
+        """All ranks but the two of the second machine end with the bits of one rank; what was started on it by hand ends with `its_end`."""
         expected = self.bits_of_one_rank(sharded)
         with Hosts() as hosts:
             processes = self.start_on(hosts, "lost", sharded, 1, by_hand)
@@ -81,8 +85,15 @@ class ElasticHosts(OneCommandTest):
             self.assertIn("a machine is gone; its 2 ranks are left out", output)
             self.assertIn("was lost with its machine", output)
             for lost in processes[1:]:
-                self.ended(lost, -signal.SIGKILL)
-            self.assertEqual([pid for host in (0, 1) for pid in processes_of(hosts, host)], [])
+                self.ended(lost, its_end)
+            self.no_process_on(hosts)
+
+    def no_process_on(self, hosts, seconds=2):
+        """Not even one without a mark: a process that is about to end shows no environment any more."""
+        deadline = time.monotonic() + seconds
+        while (left := [pid for host in (0, 1) for pid in processes_of(hosts, host)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertEqual(left, [])
 
     @staticmethod
     def lose_machine(hosts):
@@ -95,6 +106,60 @@ class ElasticHosts(OneCommandTest):
 
     def test_a_machine_is_lost(self):
         self.goes_on_without(self.lose_machine)
+
+    @staticmethod
+    def lose_link(hosts):
+        hosts.cut(0, 1)
+
+    def test_an_agent_is_killed(self):
+        self.goes_on_without(self.lose_agent)
+
+    def test_a_link_is_cut(self):
+        """Either side lives, but only the coordinator's goes on."""
+        self.goes_on_without(self.lose_link, by_hand=True, its_end=52)
+
+    def test_the_machine_with_the_coordinator_is_lost(self):
+        with Hosts() as hosts:
+            first, second = self.start_on(hosts, "headless", "none", 1, by_hand=True)
+            self.wait_for_training(first, "headless", 4, 0)
+            lost = time.monotonic()
+            for pid in processes_of(hosts, 0):
+                kill_if_there(pid)
+            output = self.ended(second, 52, 20)
+            self.assertLess(time.monotonic() - lost, 6)
+            self.assertIn(" has lost the coordinator: ", output)
+            self.ended(first, -signal.SIGKILL)
+            self.nothing_left(max(0.1, lost + 8.5 - time.monotonic()))
+            self.no_process_on(hosts)
+
+    def test_another_number_of_ranks_is_asked_for(self):
+        expected = self.bits_of_one_rank("none")
+        with Hosts() as hosts:
+            process, = self.start_on(hosts, "resized", "none", 0)
+            step = self.wait_for_training(process, "resized", 4, 0)
+            for ranks in (2, 3):
+                resized = self.begin(*hosts.on(0, LOCKSTEP, "resize", "resized", ranks))
+                self.ended(resized, 0)
+                step = self.wait_for_training(process, "resized", ranks, step)
+            self.judge("resized", process, expected, [4, 2, 3])
+
+    def test_a_rank_is_killed_while_it_saves(self):
+        def end_of_ranks(name, *death):
+            process = self.begin(*hosts.lockstep_run((2, 2), "--log-dir", name, "--elastic", "2:4", "--max-restarts", 1, "--",
+                                                     os.path.join(BIN, "dies_and_goes_on"), name + "_checkpoints", 24, *death))
+            output = self.ended(process, 0)
+            logs = []
+            for rank in range(4):
+                with open(os.path.join(self.folder, name, f"rank_{rank}.log")) as file:
+                    logs.append(file.read())
+            ends = [re.findall(r"(?m)ends with .*$", log) for log in logs]
+            self.assertTrue(all(len(end) == 1 for end in ends), output)
+            return ends, [[int(step) for step in re.findall(r"begins at (\d+)", log)] for log in logs]
+        with Hosts() as hosts:
+            expected, starts = end_of_ranks("straight")
+            self.assertEqual(starts, [[0]] * 4)
+            for rank in (1, 3):
+                self.assertEqual(end_of_ranks(f"killed_{rank}", 18, rank, "save"), (expected, [[0, 17]] * 4))
 
     def test_an_agent_is_killed_under_a_sharded_optimizer(self):
         self.goes_on_without(self.lose_agent, "replicated")

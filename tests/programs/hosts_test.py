@@ -5,12 +5,13 @@ import itertools
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
 import unittest
 
-from support import BIN, LOCKSTEP, TRAIN, ProgramTest, environment, main, marked_processes, python_with_torch, run, thorough
+from support import BIN, LOCKSTEP, TRAIN, ProgramTest, dies_with_us, environment, main, marked_processes, python_with_torch, run, thorough
 
 ADDRESSES = ("10.213.7.1", "10.213.7.2", "10.213.7.3")
 
@@ -53,6 +54,12 @@ class Hosts:
         for name in self.names:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)  # takes its ends of the pairs along
 
+    def kill_all(self):
+        """Kills what runs on the hosts: also what has left the group and the session of whoever started it."""
+        for host in range(len(self.names)):
+            for pid in processes_of(self, host):
+                kill_if_there(pid)
+
     def on(self, host, *command):
         return ["ip", "netns", "exec", self.names[host], *map(str, command)]
 
@@ -60,6 +67,17 @@ class Hosts:
         """`lockstep run --hosts` on the first host."""
         hosts = ",".join(f"{name}:{count}" for name, count in zip(self.names, slots))
         return self.on(0, LOCKSTEP, "run", "--hosts", hosts, "--launch-command", "ip netns exec {host}", *rest)
+
+
+def processes_of(hosts, host):
+    return [int(pid) for pid in run("ip", "netns", "pids", hosts.names[host]).stdout.split()]
+
+
+def kill_if_there(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # the death of another has ended it
 
 
 def listening_addresses(hosts, processes):
@@ -108,8 +126,8 @@ class HostsTest(ProgramTest):
         return outputs
 
     def start(self, *command, env=None):
-        process = subprocess.Popen([str(part) for part in command], env=env or environment(), stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, cwd=self.folder, start_new_session=True)
+        process = subprocess.Popen(dies_with_us(*command), env=env or environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                   cwd=self.folder, start_new_session=True)
         self.addCleanup(lambda: process.poll() is None and os.killpg(process.pid, 9))
         return process
 

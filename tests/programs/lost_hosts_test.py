@@ -9,7 +9,7 @@ import signal
 import time
 import unittest
 
-from hosts_test import Hosts, OneCommandTest
+from hosts_test import Hosts, OneCommandTest, kill_if_there, processes_of
 from support import LOCKSTEP, main, marked_processes, run
 
 
@@ -149,10 +149,6 @@ class OneFault(OneCommandTest):
         return f"rank ({'|'.join(ranks)}) of {len(host_of)} was lost with its machine: {hosts.names[host]} "
 
 
-def processes_of(hosts, host):
-    return [int(pid) for pid in run("ip", "netns", "pids", hosts.names[host]).stdout.split()]
-
-
 def agents_of(hosts, host):
     """The agent of a machine, before its guard, which it has forked."""
     found = []
@@ -162,13 +158,6 @@ def agents_of(hosts, host):
         if words[1:2] == ["agent"]:
             found.append(pid)
     return sorted(found)
-
-
-def kill_if_there(pid):
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # the death of another has ended it
 
 
 class DoctorOfHosts(OneCommandTest):

@@ -30,9 +30,14 @@ def environment(**more):
     return clean
 
 
+def dies_with_us(*command):
+    """The command, killed when the thread that starts it ends: a test that is killed cleans nothing up. What the command starts is its own affair."""
+    return ["setpriv", "--pdeathsig", "KILL", "--", *map(str, command)]
+
+
 def run(*command, timeout=120, env=None, cwd=None, check=True):
     """Runs a command; after `timeout` seconds it is killed, with everything it started. Returns the finished process."""
-    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    process = subprocess.Popen(dies_with_us(*command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env=env or environment(), cwd=cwd, start_new_session=True, stdin=subprocess.DEVNULL)
     try:
         out, err = process.communicate(timeout=timeout)

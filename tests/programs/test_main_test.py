@@ -1,8 +1,11 @@
 """The tests' own main() and the count of their results: each test is a process, a crash or a hang is a failure."""
 
 import os
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from xml.sax.saxutils import escape
 
@@ -29,6 +32,32 @@ class TestMain(unittest.TestCase):
         shards = [run("env", "GTEST_TOTAL_SHARDS=2", f"GTEST_SHARD_INDEX={shard}", SAMPLE, "--gtest_filter=*Passes*").stdout for shard in (0, 1)]
         self.assertTrue("Sample.Passes (" in shards[0] and "Sample.PassesAlone (" in shards[1], shards)
         self.assertEqual(run(SAMPLE, "--gtest_filter=Nothing.*", check=False).returncode, 1)
+
+    def test_a_killed_tests_programs_die_with_it(self):
+        test = f"import sys; sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r}); import subprocess, support\n" \
+               "child = subprocess.Popen(support.dies_with_us('sleep', 300), start_new_session=True)\n" \
+               "print(child.pid, flush=True); child.wait()"
+        with subprocess.Popen([sys.executable, "-c", test], stdout=subprocess.PIPE, text=True) as killed:
+            child = int(killed.stdout.readline())
+            self.addCleanup(lambda: self.runs(child) and os.kill(child, signal.SIGKILL))
+            deadline = time.monotonic() + 20
+            while self.runs(child) != "sleep":  # before, it has not said yet with whom it dies
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
+            killed.kill()
+        while self.runs(child):
+            self.assertLess(time.monotonic(), deadline, "it lives on")
+            time.sleep(0.01)
+
+    @staticmethod
+    def runs(pid):
+        """The name of what a process runs; none once it has ended, reaped or not."""
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+                name, state = file.read().split("(", 1)[1].rsplit(") ", 1)
+            return None if state[0] in "ZX" else name
+        except FileNotFoundError:
+            return None
 
     def count(self, *entries):
         """The count for ctest entries (name, status, output)."""
