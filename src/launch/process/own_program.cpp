@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "base/usable_cores.h"
+#include "launch/error_page.h"
 #include "launch/launch_error.h"
 #include "launch/launcher.h"
 #include "launch/ranks_argument.h"
@@ -18,6 +19,11 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kSelf = "/proc/self/exe";
+
+int print_error(const Error& error, int exit_code) {
+  std::cerr << "lockstep: " << error.what() << "\n" << page_line(exit_code);
+  return exit_code;
+}
 
 /// As the launcher's main() does it.
 int launch_and_report(const RanksArgument& asked) {
@@ -30,11 +36,9 @@ int launch_and_report(const RanksArgument& asked) {
     options.grace = asked.grace.value_or(options.grace);
     return launch(options, own_environment());
   } catch (const LaunchError& error) {
-    std::cerr << "lockstep: " << error.what() << "\n";
-    return error.exit_code;
+    return print_error(error, error.exit_code);
   } catch (const Error& error) {
-    std::cerr << "lockstep: " << error.what() << "\n";
-    return kExitResourceLimit;
+    return print_error(error, kExitResourceLimit);
   }
 }
 
@@ -78,8 +82,7 @@ void become_launcher_if_asked(const std::vector<std::string>& arguments, const s
     std::cout.flush();
     code = launch_and_report(*asked);
   } catch (const LaunchError& error) {
-    std::cerr << "lockstep: " << error.what() << "\n";
-    code = error.exit_code;
+    code = print_error(error, error.exit_code);
   }
   std::exit(code);
 }
