@@ -108,7 +108,8 @@ int main(int argc, char** argv, char** environment) {
     for (char** variable = environment; *variable != nullptr; ++variable) block.emplace_back(*variable);
     return run(words, block, commands);
   } catch (const LaunchError& error) {
-    return print_error(error, error.exit_code == kExitBadCommandLine ? usage_for(words, commands) : "", error.exit_code);
+    const bool usage = error.exit_code == kExitBadCommandLine;
+    return print_error(error, usage ? usage_for(words, commands) : "", error.exit_code);
   } catch (const lockstep::Error& error) {
     return print_error(error, "", lockstep::kExitResourceLimit);
   } catch (const std::exception& error) {

@@ -51,7 +51,8 @@ TEST(RunProgram, PrintsWhatItsBodyThrowsBehindTheProgramsName) {
     return 0;
   });
   EXPECT_EQ(misuse.code, 1);
-  EXPECT_EQ(misuse.said, "train: epochs must be at least 1\n  page      docs/errors.md, exit code 40\n") << "without a stack trace";
+  EXPECT_EQ(misuse.said, "train: epochs must be at least 1\n  page      docs/errors.md, exit code 40\n")
+      << "without a stack trace";
 }
 
 TEST(RunProgram, RefusesRanksInARank) {

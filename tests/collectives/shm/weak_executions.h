@@ -15,8 +15,8 @@ struct WeakOutcome {
   std::string wrong;  ///< of the last execution; empty: none was
 };
 
-/// Up to `executions` of them, or until one goes wrong: `body(rank, wrong)` says so, a rank is stuck, or there is a race.
-/// `start` makes what ranks share anew, before each.
+/// Up to `executions` of them, or until one goes wrong: `body(rank, wrong)` says so, a rank is stuck, or there is a
+/// race. `start` makes what ranks share anew, before each.
 inline WeakOutcome explore(WeakMemory& memory, int ranks, int executions, const Dropped& dropped,
                            const std::function<void()>& start,
                            const std::function<void(int rank, std::string& wrong)>& body) {
