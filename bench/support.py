@@ -1,5 +1,7 @@
-"""What the bench scripts share: paths, facts about the machine, and running a command with a deadline."""
+"""What the bench scripts share: paths, options, facts about the machine, running a command with a deadline, and the end of a report."""
 
+import argparse
+import json
 import os
 import platform
 import signal
@@ -49,3 +51,25 @@ def host_facts():
                 break
     return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "kernel": platform.release(),
             "load_average": round(os.getloadavg()[0], 2)}
+
+
+def options_of(document, rounds):
+    """The options of a bench that runs every case once a round."""
+    parser = argparse.ArgumentParser(description=document.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--json", help="file for the figures")
+    parser.add_argument("--tiny", action="store_true", help="one round: does it work at all?")
+    options = parser.parse_args()
+    if options.tiny:
+        options.rounds = 1
+    return options
+
+
+def finish(options, figures):
+    """Says what was not measured, and writes the file of figures if it is asked for."""
+    for name, reason in figures["missing"].items():
+        print(f"{name}: not measured: {reason}")
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(figures, file, indent=2)
+            file.write("\n")

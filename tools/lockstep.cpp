@@ -7,6 +7,7 @@
 #include "describing_commands.h"
 #include "doctor_command.h"
 #include "file_commands.h"
+#include "launch/error_page.h"
 #include "launch/launch_error.h"
 #include "nearest_name.h"
 #include "report_command.h"
@@ -44,6 +45,12 @@ std::string usage_for(const std::vector<std::string>& words, const std::vector<s
   if (std::find(commands.begin(), commands.end(), command) != commands.end())
     return "`lockstep " + command + " --help` lists its options.\n";
   return "Usage: lockstep COMMAND ...; `lockstep --help` lists the commands.\n";
+}
+
+/// Prints an error, what there is to add to it, and the page that explains it; returns the exit code.
+int print_error(const std::exception& error, const std::string& more, int exit_code) {
+  std::cerr << "lockstep: " << error.what() << "\n" << more << lockstep::page_line(exit_code);
+  return exit_code;
 }
 
 /// Runs what the command line asks for. `commands` becomes the names of what there is.
@@ -101,14 +108,11 @@ int main(int argc, char** argv, char** environment) {
     for (char** variable = environment; *variable != nullptr; ++variable) block.emplace_back(*variable);
     return run(words, block, commands);
   } catch (const LaunchError& error) {
-    std::cerr << "lockstep: " << error.what() << "\n";
-    if (error.exit_code == kExitBadCommandLine) std::cerr << usage_for(words, commands);
-    return error.exit_code;
+    const bool usage = error.exit_code == kExitBadCommandLine;
+    return print_error(error, usage ? usage_for(words, commands) : "", error.exit_code);
   } catch (const lockstep::Error& error) {
-    std::cerr << "lockstep: " << error.what() << "\n";
-    return lockstep::kExitResourceLimit;
+    return print_error(error, "", lockstep::kExitResourceLimit);
   } catch (const std::exception& error) {
-    std::cerr << "lockstep: " << error.what() << "\nlockstep: this is a bug in the launcher\n";
-    return lockstep::kExitOurBug;
+    return print_error(error, "lockstep: this is a bug in the launcher\n", lockstep::kExitOurBug);
   }
 }

@@ -7,8 +7,6 @@ rounds.
 takes. Each rank adds up one number and checks the sum. The promise: the whole takes at most 15 ms.
 """
 
-import argparse
-import json
 import os
 import re
 import shutil
@@ -19,7 +17,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from support import BIN, LOCKSTEP, host_facts, run  # noqa: E402
+from support import BIN, LOCKSTEP, finish, host_facts, options_of, run  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FIRST_SUM = os.path.join(BIN, "first_sum")
@@ -78,26 +76,17 @@ def row(name, pairs):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--json", help="file for the figures")
-    parser.add_argument("--tiny", action="store_true", help="one round: does it work at all?")
-    options = parser.parse_args()
+    options = options_of(__doc__, 20)
     facts = host_facts()
     with tempfile.TemporaryDirectory(prefix="lockstep_bench_") as folder:
         found, missing = cases(folder)
-        times = measure(found, 1 if options.tiny else options.rounds, folder)
+        times = measure(found, options.rounds, folder)
     rows = [row(name, times[name]) for name, _ in found]
     print(f"{'to the first all_reduce, ms':<36}{'whole':>9}{'min':>9}{'ranks':>9}{'min':>9}{'target':>9}")
     for r in rows:
         target = f"<= {r['target_ms']}" if r["target_ms"] else ""
         print(f"{r['case']:<36}{r['whole_ms']:>9.1f}{r['whole_min_ms']:>9.1f}{r['ranks_ms']:>9.1f}{r['ranks_min_ms']:>9.1f}{target:>9}")
-    for name, reason in missing.items():
-        print(f"{name}: not measured: {reason}")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"host": facts, "rows": rows, "missing": missing}, file, indent=2)
-            file.write("\n")
+    finish(options, {"host": facts, "rows": rows, "missing": missing})
 
 
 if __name__ == "__main__":

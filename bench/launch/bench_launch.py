@@ -6,8 +6,6 @@ A round runs every case once; medians over the rounds. `true` shows the launcher
 joins two ranks and adds up one number. The promise: two ranks of an empty training program are done within a second.
 """
 
-import argparse
-import json
 import os
 import statistics
 import sys
@@ -15,7 +13,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from support import BIN, LOCKSTEP, host_facts, python_with_torch, run  # noqa: E402
+from support import BIN, LOCKSTEP, finish, host_facts, options_of, python_with_torch, run  # noqa: E402
 
 ONE_ALL_REDUCE = os.path.join(BIN, "one_all_reduce")
 TARGET_MS = {"lockstep run -n 2 -- one_all_reduce": 1000}
@@ -52,14 +50,10 @@ def measure(found, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--json", help="file for the figures")
-    parser.add_argument("--tiny", action="store_true", help="one round: does it work at all?")
-    options = parser.parse_args()
+    options = options_of(__doc__, 10)
     found, missing = cases()
     facts = host_facts()
-    times = measure(found, 1 if options.tiny else options.rounds)
+    times = measure(found, options.rounds)
     rows = [{"case": name, "ranks": ranks, "median_ms": round(statistics.median(times[name]), 2),
              "min_ms": round(min(times[name]), 2), "max_ms": round(max(times[name]), 2), "target_ms": TARGET_MS.get(name)}
             for name, ranks, _ in found]
@@ -68,12 +62,7 @@ def main():
     for row in rows:
         target = f"< {row['target_ms']}" if row["target_ms"] else ""
         print(f"{row['case']:<46}{row['median_ms']:>9.1f}{row['min_ms']:>9.1f}{row['max_ms']:>9.1f}{target:>9}")
-    for name, reason in missing.items():
-        print(f"{name}: not measured: {reason}")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"host": facts, "rounds": len(times[found[0][0]]), "rows": rows, "missing": missing}, file, indent=2)
-            file.write("\n")
+    finish(options, {"host": facts, "rounds": options.rounds, "rows": rows, "missing": missing})
 
 
 if __name__ == "__main__":

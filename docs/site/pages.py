@@ -39,6 +39,11 @@ def relinked(text):
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", text)
 
 
+def with_anchors(text):
+    """errors.md, each row of whose exit codes has an anchor: errors.html#exit-code-49."""
+    return re.sub(r"(?m)^\| (\d+) \|", r'| <a id="exit-code-\1"></a>\1 |', text)
+
+
 def linked_index(text, pages):
     """api.md, whose names lead to the pages of their headers."""
     lines, header = [], None
@@ -109,6 +114,8 @@ def main(launcher, folder):
             shutil.copy(path, os.path.join(folder, name))
         if name.endswith(".md"):
             text = relinked(read(f"docs/{name}"))
+            if name == "errors.md":
+                text = with_anchors(text)
             write(folder, name, linked_index(text, api) if name == "api.md" else text)
             names.add(name.removesuffix(".md"))
     write(folder, "readme.md", relinked(read("README.md")))

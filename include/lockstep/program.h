@@ -20,7 +20,7 @@ namespace lockstep {
 /// the options that go with it, and nothing runs twice. In a rank --ranks is an Error.
 ///
 /// Returns what `body` returns. An exception that leaves `body` is printed to stderr behind the program's name (a
-/// c10::Error without its stack trace), and 1 is returned.
+/// c10::Error without its stack trace) and, unless `lockstep run` names it, before the page about it; 1 is returned.
 int run_program(int argc, char** argv, const std::function<int()>& body);
 
 /// What --ranks does, for the --help of a program.

@@ -8,8 +8,17 @@
 #include <c10/util/Exception.h>
 
 #include "context/start_ranks.h"
+#include "launch/error_page.h"
 
 namespace lockstep {
+namespace {
+
+int print_error(const std::string& program, const char* text) {
+  std::fprintf(stderr, "%s: %s\n%s", program.c_str(), text, page_line_of_exception(text).c_str());
+  return 1;
+}
+
+}  // namespace
 
 int run_program(int argc, char** argv, const std::function<int()>& body) {
   const std::string name = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "program";
@@ -17,11 +26,10 @@ int run_program(int argc, char** argv, const std::function<int()>& body) {
     start_ranks_if_asked(argc, argv);
     return body();
   } catch (const c10::Error& error) {
-    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what_without_backtrace());
+    return print_error(name, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
+    return print_error(name, error.what());
   }
-  return 1;
 }
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 
 #include "base/socket.h"
 #include "base/state_memory.h"
+#include "base/version.h"
 #include "hosts/connect.h"
 #include "hosts/program_facts.h"
 #include "hosts/store_relay.h"
@@ -103,7 +104,7 @@ class Agent {
 
 void Agent::greet() {
   channel_ = connect_to_coordinator(agent_options_, tls_, settings_, connected_by_);
-  channel_->send(Kind::kHello, Hello{.version = LOCKSTEP_VERSION,
+  channel_->send(Kind::kHello, Hello{.version = library_version(),
                                      .node = agent_options_.node,
                                      .nodes = agent_options_.nodes,
                                      .slots = agent_options_.slots,

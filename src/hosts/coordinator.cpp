@@ -11,6 +11,7 @@
 #include <functional>
 
 #include "base/printable.h"
+#include "base/version.h"
 #include "hosts/hosts_plan.h"
 #include "hosts/hosts_team.h"
 #include "hosts/launch_command.h"
@@ -204,9 +205,9 @@ void Coordinator::turn(const TeamSetup& setup, Clock::time_point until) {
 
 std::string Coordinator::objection(const Hello& hello, const std::string& command) const {
   const int count = static_cast<int>(nodes_.size());
-  if (hello.protocol != kProtocol || hello.version != LOCKSTEP_VERSION)
-    return "it runs Lockstep " + printable(hello.version) + ", and the coordinator " LOCKSTEP_VERSION +
-           std::string("; install the same version on all machines");
+  if (hello.protocol != kProtocol || hello.version != library_version())
+    return "it runs Lockstep " + printable(hello.version) + ", and the coordinator " + library_version() +
+           "; install the same version on all machines";
   if (hello.nodes != 0 && hello.nodes != count)
     return "it was started with --nnodes " + std::to_string(hello.nodes) + ", and the coordinator with " +
            std::to_string(count);

@@ -3,8 +3,7 @@
 #include <stddef.h>
 
 #include "check.h"
-
-enum { kCount = 70001, kSteps = 5 };
+#include "formulas.h"
 
 static float uniform(uint32_t* state) {
   *state = *state * 1664525u + 1013904223u;
@@ -40,19 +39,10 @@ static float* together(lockstep_group* group) {
   return memory;
 }
 
-enum { kPlain, kMomentum, kNesterov, kAdam, kAdamW, kFormulas };
-static const char* const kNames[] = {"sgd", "momentum", "nesterov", "adam", "adamw"};
-
 static void take_step(lockstep_group* group, int formula, int step, float* parameters, const float* gradients,
                       float* const* states) {
-  lockstep_sgd sgd = {sizeof sgd, 0, 0, 0, 1e-2, 0};
-  lockstep_adam adam = {sizeof adam, 0, 0.9, 0.99, 1e-8, 1e-2, 0};
-  sgd.lr = 0.1 / step;
-  adam.lr = 0.01 / step;
-  if (formula == kMomentum || formula == kNesterov) sgd.momentum = 0.9;
-  if (formula == kMomentum) sgd.dampening = 0.5;
-  sgd.nesterov = formula == kNesterov;
-  adam.decoupled_weight_decay = formula == kAdamW;
+  const lockstep_sgd sgd = sgd_of(formula, step);
+  const lockstep_adam adam = adam_of(formula, step);
   if (formula < kAdam)
     OK(lockstep_sharded_sgd(group, &sgd, step, parameters, gradients, formula == kPlain ? NULL : states[0], kCount));
   else

@@ -3,6 +3,7 @@
 
 #include <tuple>
 
+#include "base/version.h"
 #include "hosts/channel.h"
 #include "hosts/hosts_launched.h"
 #include "hosts/program_facts.h"
@@ -187,7 +188,7 @@ TEST(HostsRendezvous, AnotherProcessorIsAWarning) {
   Launched first(rendezvous.options(2, 0, {"true"}));
   PlayedAgent agent(rendezvous);
   agent.send(Kind::kHello,
-             Hello{.version = LOCKSTEP_VERSION, .node = 1, .nodes = 2, .slots = 1, .host = "node2", .command = "true"});
+             Hello{.version = library_version(), .node = 1, .nodes = 2, .slots = 1, .host = "node2", .command = "true"});
   const Prepare plan = agent.await<Prepare>(Kind::kPrepare);
   EXPECT_EQ(plan.command, Words{"true"});
   const std::string hash = program_hash("/usr/bin/true", plan.command);

@@ -10,6 +10,7 @@ from support import SOURCE, main  # noqa: E402
 
 sys.path.insert(0, os.path.join(SOURCE, "docs", "site"))
 import messages  # noqa: E402
+import pages  # noqa: E402
 
 
 def read(name):
@@ -45,6 +46,17 @@ class Errors(unittest.TestCase):
         self.assertEqual(codes - {"0"}, set(re.findall(r"(?m)^\| (\d+) \|", page)))
         statuses = set(re.findall(r"(LOCKSTEP_[A-Z_]+) = \d,?\s", re.search(r"lockstep_status;\nenum \{.*?\};", read("include/lockstep/c.h"), re.DOTALL).group(0)))
         self.assertEqual(statuses - {"LOCKSTEP_OK"}, set(re.findall(r"(?m)^\| (LOCKSTEP_\w+) \|", page)))
+
+    def test_the_page_that_programs_name_has_their_row(self):
+        named = re.compile(r"(docs/\w+\.md), exit code (\d*)")
+        found = {}
+        for name in ("src/launch/error_page.cpp", "python/lockstep/__main__.py"):
+            found[name] = named.findall(read(name))
+            self.assertTrue(found[name], name)
+        self.assertEqual({page for each in found.values() for page, _ in each}, {"docs/errors.md"})
+        rows = re.findall(r'(?m)^\| <a id="exit-code-(\d+)"></a>(\d+) \|', pages.with_anchors(read("docs/errors.md")))
+        self.assertEqual(rows, [(code, code) for code, _ in rows])
+        self.assertLessEqual({code for each in found.values() for _, code in each if code}, {code for code, _ in rows})
 
     def test_messages_are_found_in_the_sources(self):
         texts = {text for area in messages.all_messages(SOURCE).values() for text in area}

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 
-from support import LOCKSTEP, TRAIN, ProgramTest, environment, main, marked_processes, run, thorough, write_safetensors
+from support import LOCKSTEP, SOURCE, TRAIN, ProgramTest, environment, main, marked_processes, run, thorough, write_safetensors
 
 SOON = 8  # seconds; a tenth of a second on an idle machine
 STACKS = re.compile(r"frame #|Traceback|terminate called|what\(\):|Exception raised from|\.so[.+ (]|\[bt\]|0x[0-9a-f]{8}")
+PAGE = re.compile(r"(?m)^  page      (docs/\w+\.md), exit code (\d+)$")
 
 
 def free_port():
@@ -34,6 +35,15 @@ class BadInput(ProgramTest):
     def environment(self, **more):
         return environment(LOCKSTEP_TEST_MARK=self.folder, **{"OMP_NUM_THREADS": "1", **more})
 
+    def explained_by(self, said):
+        """The exit code under which a page explains the error; it is named once, and the page has it."""
+        pages = PAGE.findall(said)
+        self.assertEqual(len(pages), 1, said)
+        document, code = pages[0]
+        with open(os.path.join(SOURCE, document), encoding="utf-8") as file:
+            self.assertRegex(file.read(), rf"(?m)^\| {code} \| .+ \| .+ \|$")
+        return int(code)
+
     def refused(self, command, code, parts, env=None, cwd=None, seconds=SOON):
         """The command ends in time with `code`, prints all of `parts`, shows no stack, trains nothing, leaves nothing."""
         start = time.monotonic()
@@ -45,6 +55,8 @@ class BadInput(ProgramTest):
         self.assertEqual(result.returncode, code, said)
         self.assertIsNone(STACKS.search(said), said)
         self.assertNotRegex(result.stdout + said, r"epoch \d|loss \d")
+        if command[0] == LOCKSTEP:
+            self.assertEqual(self.explained_by(said), code, said)
         self.assertLess(took, seconds, command)
         self.assertEqual(marked_processes(self.mark), {})
         return said
@@ -57,6 +69,8 @@ class BadInput(ProgramTest):
         command = self.train("--run-dir", run_dir or self.run_dir, *arguments, data=data)
         said = self.refused(command, 1, ["train_fashion_mnist: ", *parts])
         self.assertEqual(len(said.splitlines()), said.count("\n  ") + 1, said)  # one message, of one line or with a list
+        self.assertEqual(self.explained_by(said), code, said)  # what the launcher would end with
+        self.assertRegex(said.splitlines()[-1], PAGE)
         self.refused([LOCKSTEP, "run", "-n", 2, "--run-dir", self.path("launched"), "--", *command], code,
                      ["of 2 failed first: exit code 1", *parts])
         self.assertFalse(os.path.exists(os.path.join(self.run_dir, "checkpoint.safetensors")))
@@ -151,6 +165,16 @@ class BadInput(ProgramTest):
     def test_number_of_ranks(self):
         for count in ("0", "-1", "x", "2x", "1.5", "", "99999999999"):
             self.refused([LOCKSTEP, "run", "-n", count, "--", *self.train()], 2, ["a whole number from 1 to", f"'{count}'", "Usage: "])
+
+    def test_commands(self):
+        for words, code, part in ((["rnu"], 2, "unknown command 'rnu'"), (["report", "--foo"], 2, "has no option --foo"),
+                                  (["inspect"], 2, "FILE is required"), (["inspect", "missing.pt"], 49, "cannot read missing.pt"),
+                                  (["report", "missing"], 49, "there is no folder missing"),
+                                  (["status", "missing"], 49, "no run is going on in this folder")):
+            said = self.refused([LOCKSTEP, *words], code, [part])
+            self.assertRegex(said.splitlines()[-1], PAGE)
+        said = self.refused(self.train("--ranks", "x"), 2, ["it got 'x'"])
+        self.assertEqual(self.explained_by(said), 2)
 
     def test_more_ranks_than_cores_are_warned_of_and_run(self):
         bound = "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); os.execv(sys.argv[1], sys.argv[1:])"
@@ -258,10 +282,10 @@ class BadInput(ProgramTest):
                                  ({"LOCKSTEP_STORE_FD": "77"}, ["RANK and WORLD_SIZE are not set although LOCKSTEP_STORE_FD=77 is"]),
                                  ({"RANK": "0", "WORLD_SIZE": "1", "LOCKSTEP_JOIN_TIMEOUT_S": "2m"},
                                   ["LOCKSTEP_JOIN_TIMEOUT_S=2m is not a number of seconds"])):
-            self.refused(self.train(), 1, parts, env=variables)
+            self.assertEqual(self.explained_by(self.refused(self.train(), 1, parts, env=variables)), 40)
 
-    def ranks_that_wait(self, variables_of_rank, parts_of_rank):
-        """Starts the ranks at once; each must give up in time, and say what `parts_of_rank` has for it."""
+    def ranks_that_wait(self, variables_of_rank, parts_of_rank, code):
+        """Starts the ranks at once; each must give up in time, and say what `parts_of_rank` has for it, and `code`'s page."""
         start = time.monotonic()
         ranks = [subprocess.Popen([str(part) for part in self.train()], cwd=self.folder, stderr=subprocess.PIPE, text=True,
                                   env=self.environment(LOCKSTEP_JOIN_TIMEOUT_S="2", **variables_of_rank(rank)))
@@ -272,6 +296,7 @@ class BadInput(ProgramTest):
             for part in parts:
                 self.assertIn(part, said)
             self.assertIsNone(STACKS.search(said), said)
+            self.assertEqual(self.explained_by(said), code, said)
         self.assertLess(time.monotonic() - start, 3 + SOON)
 
     def worlds_of_three(self):
@@ -284,12 +309,12 @@ class BadInput(ProgramTest):
         for name, variables in self.worlds_of_three():
             with self.subTest(name):
                 self.ranks_that_wait(variables, {0: ["after 2 s 2 of 3 ranks are there, missing 1"],
-                                                 2: ["after 2 s 2 of 3 ranks are there, missing 1"]})
+                                                 2: ["after 2 s 2 of 3 ranks are there, missing 1"]}, 46)
 
     def test_a_rank_0_that_never_comes_is_named(self):
         for name, variables in self.worlds_of_three():
             with self.subTest(name):
-                self.ranks_that_wait(variables, {1: ["rank 0", "see the output of rank 0", "LOCKSTEP_JOIN_TIMEOUT_S"]})
+                self.ranks_that_wait(variables, {1: ["rank 0", "see the output of rank 0", "LOCKSTEP_JOIN_TIMEOUT_S"]}, 40)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "collectives/shm/weak_memory.h"
+#include "collectives/shm/weak_executions.h"
 #include "rank_page/rank_page.h"
 
 // A rank writes its page while the launcher reads it, on memory that is as weak as ARM's or weaker: what is read
@@ -40,41 +40,21 @@ std::string difference(const RankStatus& status) {
   return "";
 }
 
-struct Outcome {
-  int executions = 0;
-  uint64_t stale_loads = 0;
-  std::string wrong;
-};
-
-Outcome explore(int executions, const Dropped& dropped) {
-  shm::Scheduler scheduler(2);
+shm::WeakOutcome explore(int executions, const Dropped& dropped) {
   const auto page = std::make_unique<RankPage>();
   shm::WeakMemory memory(2, [](size_t, size_t) { return std::string("a word"); });
   memory.track(reinterpret_cast<std::byte*>(page.get()), sizeof *page);
-  Outcome outcome;
-  while (outcome.executions < executions && outcome.wrong.empty()) {
-    const auto seed = static_cast<unsigned>(outcome.executions++);
-    std::mt19937 random(seed);
-    constexpr unsigned kStay[] = {1, 3, 10, 40};
-    new (page.get()) RankPage();
-    memory.begin(seed, dropped);
-    const auto body = [&](int rank) {
-      if (rank == 0) return write(*page);
-      for (int i = 0; i < kOperations; ++i)
-        if (outcome.wrong.empty()) outcome.wrong = difference(page->read(2));
-    };
-    scheduler.run_at_random(body, /*victim=*/-1, 0, random, kStay[seed % 4]);
-    outcome.stale_loads += memory.stale_loads();
-    if (outcome.wrong.empty() && (!scheduler.finished(0) || !scheduler.finished(1)))
-      outcome.wrong = "somebody is stuck";
-    if (outcome.wrong.empty()) outcome.wrong = memory.race();
-  }
-  return outcome;
+  const auto body = [&](int rank, std::string& wrong) {
+    if (rank == 0) return write(*page);
+    for (int i = 0; i < kOperations; ++i)
+      if (wrong.empty()) wrong = difference(page->read(2));
+  };
+  return shm::explore(memory, 2, executions, dropped, [&] { new (page.get()) RankPage(); }, body);
 }
 
 TEST(WeakRankPage, WhatIsReadBelongsTogether) {
   const int executions = std::getenv("LOCKSTEP_NIGHTLY") != nullptr ? 50'000 : 1000;
-  const Outcome outcome = explore(executions, {});
+  const shm::WeakOutcome outcome = explore(executions, {});
   EXPECT_EQ(outcome.wrong, "") << "in the execution with seed " << outcome.executions - 1;
   EXPECT_GT(outcome.stale_loads, 0u);
 }
@@ -82,7 +62,7 @@ TEST(WeakRankPage, WhatIsReadBelongsTogether) {
 class WeakRankPageOmissions : public ::testing::TestWithParam<Dropped> {};
 
 TEST_P(WeakRankPageOmissions, AreFound) {
-  const Outcome outcome = explore(2000, GetParam());
+  const shm::WeakOutcome outcome = explore(2000, GetParam());
   EXPECT_NE(outcome.wrong, "") << "in " << outcome.executions << " executions";
   std::printf("found in execution %d: %s\n", outcome.executions, outcome.wrong.c_str());
 }

@@ -12,6 +12,7 @@
 
 #include "base/printable.h"
 #include "base/shell_word.h"
+#include "launch/error_page.h"
 #include "launch/launch_error.h"
 
 namespace lockstep {
@@ -272,7 +273,7 @@ std::string format(const FailureReport& report) {
     block.line("next",
                report.command + (newest_checkpoint(report) != nullptr ? "   (resumes, if the program does)" : ""));
   if (!report.report_path.empty()) block.line("report", report.report_path);
-  if (report.verdict.culprit) block.line("page", "docs/errors.md, exit code " + std::to_string(exit_code_of(report)));
+  if (report.verdict.culprit) block.text += page_line(exit_code_of(report));
   if (report.verdict.culprit) add_tail(block, report);
   return block.text;
 }

@@ -42,26 +42,6 @@ Verdict judge_by_order(const std::vector<RankEnd>& ends, const RankEnd& first) {
 /// The code for a rank that others gave up waiting for.
 int exit_code_of_missing(const RankStatus& account) { return is_before_join(account) ? kExitNotStarted : kExitHang; }
 
-/// The code of a failure whose kind the rank itself noted; empty where its end alone decides.
-std::optional<int> exit_code_of(const RankStatus& account) {
-  switch (account.failure) {
-    case RankFailure::kMissing:
-      return exit_code_of_missing(account);
-    case RankFailure::kDiverged:
-      return kExitDiverged;
-    case RankFailure::kMismatch:
-      return kExitMismatch;
-    case RankFailure::kStorage:
-      return kExitStorage;
-    case RankFailure::kInput:
-      return kExitRefusedInput;
-    case RankFailure::kLimit:
-      return kExitResourceLimit;
-    default:
-      return std::nullopt;
-  }
-}
-
 bool is_own(RankFailure failure) {
   return failure == RankFailure::kOwn || failure == RankFailure::kStorage || failure == RankFailure::kInput ||
          failure == RankFailure::kLimit;
@@ -121,7 +101,7 @@ std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<
 int exit_code_of(const RankEnd* end, const RankStatus& account, RankFailure accusation) {
   if (accusation == RankFailure::kMismatch) return kExitMismatch;
   const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
-  if (const auto known = exit_code_of(account); known && !killed) return *known;
+  if (const auto known = noted_exit_code(account); known && !killed) return *known;
   if (end != nullptr && ended_by_exception(*end, account)) return kExitRankFailed;
   if (end != nullptr && end->how.failed() && !end->stopped) return exit_code_of(end->how, {});
   if (is_own(account.failure) || account.phase == RankStatus::Phase::kLeftByException) return kExitRankFailed;
@@ -156,7 +136,7 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankStatus>& a
     const RankStatus& account = accounts[static_cast<size_t>(start)];
     Verdict verdict = by_order;
     const int otherwise = ended_by_exception(*verdict.culprit, account) ? kExitRankFailed : verdict.exit_code;
-    verdict.exit_code = exit_code_of(account).value_or(otherwise);
+    verdict.exit_code = noted_exit_code(account).value_or(otherwise);
     if (verdict.exit_code == kExitHang) verdict.testimony = account.failure_text;
     if (!chain) blame_for_coming_late(verdict, accounts);
     return verdict;
@@ -180,6 +160,25 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankStatus>& a
           .witness = chain->witness,
           .testimony = witness.failure_text,
           .opponent = opponent};
+}
+
+std::optional<int> noted_exit_code(const RankStatus& account) {
+  switch (account.failure) {
+    case RankFailure::kMissing:
+      return exit_code_of_missing(account);
+    case RankFailure::kDiverged:
+      return kExitDiverged;
+    case RankFailure::kMismatch:
+      return kExitMismatch;
+    case RankFailure::kStorage:
+      return kExitStorage;
+    case RankFailure::kInput:
+      return kExitRefusedInput;
+    case RankFailure::kLimit:
+      return kExitResourceLimit;
+    default:
+      return std::nullopt;
+  }
 }
 
 int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail) {

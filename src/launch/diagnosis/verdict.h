@@ -51,6 +51,9 @@ struct Verdict {
 /// peer that they cannot name and that does not show up, the order of the ends decides as above.
 Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankStatus>& accounts);
 
+/// The code of a failure whose kind the rank itself noted; empty where its end alone decides.
+std::optional<int> noted_exit_code(const RankStatus& account);
+
 /// A rank that ended with 127 because the dynamic loader did not find a library was never started.
 int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail);
 

@@ -9,6 +9,7 @@
 
 #include "base/proc_file.h"
 #include "base/usable_cores.h"
+#include "launch/error_page.h"
 #include "launch/launch_error.h"
 #include "launch/launcher.h"
 #include "launch/ranks_argument.h"
@@ -17,6 +18,11 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kSelf = "/proc/self/exe";
+
+int print_error(const Error& error, int exit_code) {
+  std::cerr << "lockstep: " << error.what() << "\n" << page_line(exit_code);
+  return exit_code;
+}
 
 /// As the launcher's main() does it.
 int launch_and_report(const RanksArgument& asked) {
@@ -29,11 +35,9 @@ int launch_and_report(const RanksArgument& asked) {
     options.grace = asked.grace.value_or(options.grace);
     return launch(options, own_environment());
   } catch (const LaunchError& error) {
-    std::cerr << "lockstep: " << error.what() << "\n";
-    return error.exit_code;
+    return print_error(error, error.exit_code);
   } catch (const Error& error) {
-    std::cerr << "lockstep: " << error.what() << "\n";
-    return kExitResourceLimit;
+    return print_error(error, kExitResourceLimit);
   }
 }
 
@@ -76,8 +80,7 @@ void become_launcher_if_asked(const std::vector<std::string>& arguments, const s
     std::cout.flush();
     code = launch_and_report(*asked);
   } catch (const LaunchError& error) {
-    std::cerr << "lockstep: " << error.what() << "\n";
-    code = error.exit_code;
+    code = print_error(error, error.exit_code);
   }
   std::exit(code);
 }

@@ -11,7 +11,7 @@
 #include "base/state_memory.h"
 #include "checkpoint/memory/memory_slots.h"
 #include "checkpoint/memory/record_word.h"
-#include "collectives/shm/weak_memory.h"
+#include "collectives/shm/weak_executions.h"
 
 // Checkpoints in memory, on memory that is as weak as ARM's or weaker (collectives/shm/weak_memory.h). Two ranks save; a
 // third looks at any time and, as the model lets it, at stores that passed each other. What it sees is what is left if
@@ -159,45 +159,33 @@ class Seen final : public SlotMemory {
   bool at_one_time_ = false;
 };
 
-struct Outcome {
-  int executions = 0;
-  uint64_t stale_loads = 0, looks = 0;
-  std::string wrong;  ///< of the last execution; empty: none was
+struct Outcome : shm::WeakOutcome {
+  uint64_t looks = 0;
 };
 
-/// Up to `executions` of them, or until one goes wrong.
 Outcome explore(int executions, const Dropped& dropped) {
-  shm::Scheduler scheduler(kWriters + 1);
   SharedSlots slots;
   shm::WeakMemory memory(kWriters + 1, SharedSlots::name_of);
   memory.track(slots.begin(), SharedSlots::bytes());
-  Outcome outcome;
-  while (outcome.executions < executions && outcome.wrong.empty()) {
-    const auto seed = static_cast<unsigned>(outcome.executions++);
-    std::mt19937 random(seed);
-    constexpr unsigned kStay[] = {1, 3, 10, 40, 150};
+  const auto start = [&] {
     slots.clear();
     for (int rank = 0; rank < kWriters; ++rank) {
       SlotWriter writer(slots, rank, kWriters, {.slot = 0, .sequence = 1});
       for (int64_t step = 1; step <= kBefore; ++step) save(writer, rank, step);
     }
-    memory.begin(seed, dropped);
-    const auto body = [&](int rank) {
-      if (rank != kReader) return write(slots, rank);
-      for (int i = 0; i < kLooks; ++i) {
-        const Seen seen(slots);
-        if (!seen.at_one_time()) continue;
-        ++outcome.looks;
-        if (outcome.wrong.empty()) outcome.wrong = seen.fault();
-      }
-    };
-    scheduler.run_at_random(body, /*victim=*/-1, 0, random, kStay[seed % 5]);
-    outcome.stale_loads += memory.stale_loads();
-    for (int rank = 0; rank <= kReader; ++rank)
-      if (outcome.wrong.empty() && !scheduler.finished(rank)) outcome.wrong = "somebody is stuck";
-    if (outcome.wrong.empty()) outcome.wrong = memory.race();
-  }
-  return outcome;
+  };
+  uint64_t looks = 0;
+  const auto body = [&](int rank, std::string& wrong) {
+    if (rank != kReader) return write(slots, rank);
+    for (int i = 0; i < kLooks; ++i) {
+      const Seen seen(slots);
+      if (!seen.at_one_time()) continue;
+      ++looks;
+      if (wrong.empty()) wrong = seen.fault();
+    }
+  };
+  const auto outcome = shm::explore(memory, kWriters + 1, executions, dropped, start, body);
+  return {outcome, looks};
 }
 
 TEST(WeakSlots, OneIsWholeAtAnyTime) {

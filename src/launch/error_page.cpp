@@ -1,0 +1,21 @@
+#include "launch/error_page.h"
+
+#include "launch/diagnosis/verdict.h"
+#include "launch/launch_error.h"
+#include "rank_page/rank_board.h"
+
+namespace lockstep {
+
+std::string page_of(int exit_code) { return "docs/errors.md, exit code " + std::to_string(exit_code); }
+
+std::string page_line(int exit_code) { return "  page      " + page_of(exit_code) + "\n"; }
+
+std::string page_line_of_exception(std::string_view text) {
+  if (launchers_board() != nullptr) return "";
+  // Nobody else reads this page, so it judges itself as the launcher would.
+  RankPage& page = own_page();
+  page.fail_by_exception(text, false);
+  return page_line(noted_exit_code(page.read(1).at_end()).value_or(kExitRankFailed));
+}
+
+}  // namespace lockstep
