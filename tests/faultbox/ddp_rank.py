@@ -1,5 +1,5 @@
 """The training of training_rank.cpp with PyTorch's DistributedDataParallel on Gloo, for torchrun: the same model, steps,
-faults and words of the command line (page, fault, rank, at=forward, step, steps). With checkpoint=FILE it saves every
+faults and words of the command line (page, fault, rank, at=forward, step, steps, kill_steps). With checkpoint=FILE it saves every
 epoch=N steps, goes on from the file, and writes a hash of its parameters to result=FILE."""
 
 import hashlib
@@ -17,6 +17,7 @@ WORDS = dict(word.split("=", 1) for word in sys.argv[1:])
 RANK = int(os.environ["RANK"])
 RANK_BYTES = 32  # FaultPage::Rank: int32 pid, uint32 place, int64 step, int64 fault_ns, int64 die_at_write
 MADE = 16 * RANK_BYTES  # FaultPage::made
+MADE_BEFORE, KILLS = MADE + 24, MADE + 32
 FORWARD, END = 3, 9
 
 
@@ -33,18 +34,30 @@ class Injector:
     def __init__(self):
         with open(WORDS["page"], "r+b") as file:
             self.page = mmap.mmap(file.fileno(), 0)
+        if RANK == 0:
+            struct.pack_into("<q", self.page, MADE_BEFORE, self.number_at(MADE))
         self.note("<i", 0, os.getpid())
 
     def note(self, form, at, value):
         struct.pack_into(form, self.page, RANK * RANK_BYTES + at, value)
 
+    def number_at(self, at):
+        return struct.unpack_from("<q", self.page, at)[0]
+
     def count_step(self):
         if RANK == 0:
-            struct.pack_into("<q", self.page, MADE, struct.unpack_from("<q", self.page, MADE)[0] + 1)
+            struct.pack_into("<q", self.page, MADE, self.number_at(MADE) + 1)
+
+    def wait_for_kill(self, step):
+        for kill, at in enumerate(filter(None, WORDS.get("kill_steps", "").split(","))):
+            while int(at) == step and self.number_at(KILLS) <= kill:
+                time.sleep(0.001)
 
     def arrive(self, place, step):
         self.note("<q", 8, step)
         self.note("<I", 4, place)
+        if place == FORWARD:
+            self.wait_for_kill(step)
         if place != FORWARD or int(WORDS.get("rank", -1)) != RANK or int(WORDS.get("step", 0)) != step:
             return
         fault = WORDS.get("fault", "none")

@@ -40,10 +40,13 @@ struct FaultPage {
   std::atomic<int64_t> made;          ///< steps, in all starts, as rank 0 counts them
   std::atomic<int64_t> resumed_step;  ///< of the checkpoint that the run went on from, plus one
   std::atomic<int64_t> cut_saves;     ///< ranks that died by their die_at_write
+  std::atomic<int64_t> made_before;   ///< `made` when the rank 0 of this start began
+  std::atomic<int64_t> kills;         ///< that the driver has done: ranks with kill_steps= wait for each at its step
 };
 
 // ddp_rank.py writes it, too.
-static_assert(sizeof(FaultPage::Rank) == 32 && offsetof(FaultPage, made) == 16 * 32);
+static_assert(sizeof(FaultPage::Rank) == 32 && offsetof(FaultPage, made) == 16 * 32 &&
+              offsetof(FaultPage, made_before) == 16 * 32 + 24 && offsetof(FaultPage, kills) == 16 * 32 + 32);
 static_assert(static_cast<int>(Place::kForward) == 3 && static_cast<int>(Place::kEnd) == 9);
 
 }  // namespace lockstep::faultbox

@@ -9,12 +9,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 namespace lockstep::faultbox {
@@ -94,6 +97,7 @@ Injector::Injector(int argc, char** argv) {
   }
   if (memory == MAP_FAILED) throw std::runtime_error("faultbox: cannot map the page " + path);
   page_ = static_cast<FaultPage*>(memory);
+  if (rank_ == 0) page_->made_before = page_->made.load();
   mine().pid = ::getpid();
 }
 
@@ -109,9 +113,17 @@ int64_t Injector::number(const std::string& name, int64_t otherwise) const {
 
 void Injector::note_fault() { mine().fault_ns = now_ns(); }
 
+void Injector::wait_for_kill(int64_t step) const {
+  std::istringstream steps(word("kill_steps", ""));
+  std::string next;
+  for (int64_t kill = 0; std::getline(steps, next, ','); ++kill)
+    while (std::stoll(next) == step && page_->kills <= kill) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 void Injector::arrive(Place place, int64_t step, int64_t bucket) {
   mine().step = step;
   mine().place = place;
+  if (place == Place::kForward) wait_for_kill(step);
   if (!chosen_ || word("at", "") != kPlaceNames[static_cast<size_t>(place)]) return;
   const bool stepless = place == Place::kStart || place == Place::kRendezvous || place == Place::kExit;
   if (!stepless && step != number("step", 0)) return;

@@ -12,7 +12,8 @@ namespace lockstep::faultbox {
 /// command line asks for when the rank gets there. Without torch.
 ///
 /// Words of the command line are NAME=VALUE: page (file), fault, rank (who has it), at (a Place), step, bucket,
-/// delay_us, bytes, always (1: in every start of the program, else in the first alone).
+/// delay_us, bytes, always (1: in every start of the program, else in the first alone), kill_steps (numbers, commas
+/// between: the rank waits in the forward of each until the driver has done that kill).
 class Injector {
  public:
   Injector(int argc, char** argv);
@@ -33,6 +34,7 @@ class Injector {
 
  private:
   void inject();
+  void wait_for_kill(int64_t step) const;
 
   std::map<std::string, std::string> words_;
   int rank_ = 0;

@@ -226,7 +226,7 @@ bool Run::is_over(int64_t start_ns, milliseconds timeout) const {
 
 bool Run::wait_until(const std::function<bool()>& condition, milliseconds timeout) {
   for (const int64_t start = now_ns(); !condition();) {
-    if (reap() || is_over(start, timeout)) return false;
+    if (reap() || is_over(start, timeout)) return condition();  // it may have come true just before the end
     take(1);
   }
   return true;

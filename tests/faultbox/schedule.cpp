@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <map>
 #include <stdexcept>
 
 #include "faultbox/cases.h"
@@ -28,9 +29,10 @@ struct Loss {
   bool ended_well = false;
 };
 
-/// Kills the rank, and waits until all that was lost has been made again. False: that did not come to pass.
+/// Kills the rank, which waits for it, and waits until all that was lost has been made again. False: that did not come
+/// to pass.
 bool kill_and_wait(Run& run, const Kill& kill, Loss& loss) {
-  const FaultPage& page = run.page();
+  FaultPage& page = run.page();
   const auto &its = page.ranks[kill.rank], &first = page.ranks[0];
   // A step that is made again does not count: the schedule goes by the training, not by the clock.
   if (!run.wait_until([&] { return its.place.load() == Place::kForward && its.step.load() >= kill.step; }, kPatience))
@@ -39,11 +41,13 @@ bool kill_and_wait(Run& run, const Kill& kill, Loss& loss) {
   const pid_t before = first.pid;
   const auto seconds = [&] { return static_cast<double>(now_ns() - at_ns) / 1e9; };
   ::kill(its.pid, SIGKILL);
+  ++page.kills;
   if (!run.wait_until([&] { return first.pid != before; }, kPatience)) return false;
-  const int64_t made = page.made;  // the rank 0 before may still have finished the step in hand
-  if (!run.wait_until([&] { return page.made > made; }, kPatience)) return false;
+  // The rank 0 before may still have finished the step in hand.
+  if (!run.wait_until([&] { return page.made > page.made_before; }, kPatience)) return false;
   loss.to_next_step.push_back(seconds());
-  if (!run.wait_until([&] { return first.step.load() > reached; }, kPatience)) return false;
+  const auto further = [&] { return first.step.load() > reached || first.place.load() == Place::kEnd; };
+  if (!run.wait_until(further, kPatience)) return false;
   loss.seconds += seconds();
   return true;
 }
@@ -52,7 +56,9 @@ Loss run_schedule(const std::string& python, const Schedule& schedule, const std
   RunPlan plan{
       .ranks = kScheduleRanks, .options = {"--max-restarts", "9"}, .folder = std::make_shared<TemporaryFolder>()};
   const auto path = [&](const char* name) { return (plan.folder->path() / name).string(); };
-  plan.words = {"steps=" + text(schedule.steps), "pause_ms=20"};
+  std::string steps;
+  for (const Kill& kill : kills) steps += (steps.empty() ? "" : ",") + text(kill.step);
+  plan.words = {"steps=" + text(schedule.steps), "pause_ms=20", "kill_steps=" + steps};
   if (python.empty()) {
     plan.words.insert(plan.words.end(), {"every=1", "asynchronous=0"});
   } else {
@@ -93,11 +99,15 @@ std::string range_of(std::vector<double> values, int digits) {
   return cell.data();
 }
 
+/// At different steps, in their order.
 std::vector<Kill> drawn(Draw& draw, const Schedule& schedule) {
+  std::map<int64_t, int> rank_at;
+  while (static_cast<int>(rank_at.size()) < schedule.kills) {
+    const int64_t step = draw.number(5, schedule.steps - 5);
+    rank_at[step] = static_cast<int>(draw.number(0, kScheduleRanks - 1));
+  }
   std::vector<Kill> kills;
-  for (int i = 0; i < schedule.kills; ++i)
-    kills.push_back({draw.number(5, schedule.steps - 5), static_cast<int>(draw.number(0, kScheduleRanks - 1))});
-  std::sort(kills.begin(), kills.end(), [](const Kill& one, const Kill& other) { return one.step < other.step; });
+  for (const auto& [step, rank] : rank_at) kills.push_back({step, rank});
   return kills;
 }
 

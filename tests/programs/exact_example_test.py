@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 import unittest
 
 from support import LOCKSTEP, TRAIN, environment, main, run, write_small_data
@@ -55,8 +56,11 @@ class ExactExample(unittest.TestCase):
             self.assertEqual(died, straight)
 
     def test_a_resize_changes_no_parameter(self):
-        epochs = 40
-        run(*self.command("straight", "-n", 1, epochs=epochs), timeout=120)
+        began = time.monotonic()
+        self.train("short", "-n", 1)
+        seconds = (time.monotonic() - began) / 2
+        epochs = max(6, min(40, round(20 / seconds)))  # enough for two resizes, on slow machines too
+        run(*self.command("straight", "-n", 1, epochs=epochs), timeout=300)
         process = subprocess.Popen(self.command("resized", "-n", 2, "--elastic", "1:4", options=("--memory-every", 1), epochs=epochs),
                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment())
         self.addCleanup(process.stdout.close)
@@ -66,7 +70,7 @@ class ExactExample(unittest.TestCase):
             run(LOCKSTEP, "resize", os.path.join(self.folder, "resized"), ranks, timeout=60)
         for _ in process.stdout:
             pass
-        self.assertEqual(process.wait(timeout=120), 0)
+        self.assertEqual(process.wait(timeout=300), 0)
         self.assertEqual(self.figures("resized")["parameters_hash"], self.figures("straight")["parameters_hash"])
         self.assertEqual(self.figures("resized")["world_size"], 1)
 
