@@ -1,6 +1,5 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <iostream>
 
 #include "agent_command.h"
 #include "build_facts.h"
@@ -45,12 +44,6 @@ std::string usage_for(const std::vector<std::string>& words, const std::vector<s
   if (std::find(commands.begin(), commands.end(), command) != commands.end())
     return "`lockstep " + command + " --help` lists its options.\n";
   return "Usage: lockstep COMMAND ...; `lockstep --help` lists the commands.\n";
-}
-
-/// Prints an error, what there is to add to it, and the page that explains it; returns the exit code.
-int print_error(const std::exception& error, const std::string& more, int exit_code) {
-  std::cerr << "lockstep: " << error.what() << "\n" << more << lockstep::page_line(exit_code);
-  return exit_code;
 }
 
 /// Runs what the command line asks for. `commands` becomes the names of what there is.
@@ -109,10 +102,10 @@ int main(int argc, char** argv, char** environment) {
     return run(words, block, commands);
   } catch (const LaunchError& error) {
     const bool usage = error.exit_code == kExitBadCommandLine;
-    return print_error(error, usage ? usage_for(words, commands) : "", error.exit_code);
+    return lockstep::print_launcher_error(error, error.exit_code, usage ? usage_for(words, commands) : "");
   } catch (const lockstep::Error& error) {
-    return print_error(error, "", lockstep::kExitResourceLimit);
+    return lockstep::print_launcher_error(error, lockstep::kExitResourceLimit);
   } catch (const std::exception& error) {
-    return print_error(error, "lockstep: this is a bug in the launcher\n", lockstep::kExitOurBug);
+    return lockstep::print_launcher_error(error, lockstep::kExitOurBug, "lockstep: this is a bug in the launcher\n");
   }
 }

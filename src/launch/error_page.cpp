@@ -1,14 +1,21 @@
 #include "launch/error_page.h"
 
+#include <iostream>
+
 #include "launch/diagnosis/verdict.h"
 #include "launch/launch_error.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {
 
-std::string page_of(int exit_code) { return "docs/errors.md, exit code " + std::to_string(exit_code); }
+std::string page_line(int exit_code) {
+  return "  page      docs/errors.md, exit code " + std::to_string(exit_code) + "\n";
+}
 
-std::string page_line(int exit_code) { return "  page      " + page_of(exit_code) + "\n"; }
+int print_launcher_error(const std::exception& error, int exit_code, const std::string& more) {
+  std::cerr << "lockstep: " << error.what() << "\n" << more << page_line(exit_code);
+  return exit_code;
+}
 
 std::string page_line_of_exception(std::string_view text) {
   if (launchers_board() != nullptr) return "";

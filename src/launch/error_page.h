@@ -1,15 +1,17 @@
 #pragma once
 
+#include <exception>
 #include <string>
 #include <string_view>
 
 namespace lockstep {
 
-/// Where the documents explain an error, by the launcher's code for it: "docs/errors.md, exit code 49".
-std::string page_of(int exit_code);
-
-/// The last line of what a program prints about an error: "  page      docs/errors.md, exit code 49\n".
+/// The last line of what a program prints about an error, where the documents explain it by the launcher's code:
+/// "  page      docs/errors.md, exit code 49\n".
 std::string page_line(int exit_code);
+
+/// Prints an error that ends the launcher, what there is to add to it (whole lines), and its page; returns the code.
+int print_launcher_error(const std::exception& error, int exit_code, const std::string& more = "");
 
 /// page_line() for an exception that ends the calling process, which no launcher of Lockstep watches: with the code
 /// that `lockstep run` would end with if this rank failed first. Empty under a launcher, whose block names the page.

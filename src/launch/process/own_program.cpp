@@ -19,11 +19,6 @@ namespace {
 
 constexpr const char* kSelf = "/proc/self/exe";
 
-int print_error(const Error& error, int exit_code) {
-  std::cerr << "lockstep: " << error.what() << "\n" << page_line(exit_code);
-  return exit_code;
-}
-
 /// As the launcher's main() does it.
 int launch_and_report(const RanksArgument& asked) {
   try {
@@ -35,9 +30,9 @@ int launch_and_report(const RanksArgument& asked) {
     options.grace = asked.grace.value_or(options.grace);
     return launch(options, own_environment());
   } catch (const LaunchError& error) {
-    return print_error(error, error.exit_code);
+    return print_launcher_error(error, error.exit_code);
   } catch (const Error& error) {
-    return print_error(error, kExitResourceLimit);
+    return print_launcher_error(error, kExitResourceLimit);
   }
 }
 
@@ -80,7 +75,7 @@ void become_launcher_if_asked(const std::vector<std::string>& arguments, const s
     std::cout.flush();
     code = launch_and_report(*asked);
   } catch (const LaunchError& error) {
-    code = print_error(error, error.exit_code);
+    code = print_launcher_error(error, error.exit_code);
   }
   std::exit(code);
 }
