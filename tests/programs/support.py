@@ -36,7 +36,9 @@ def dies_with_us(*command):
 
 
 def run(*command, timeout=120, env=None, cwd=None, check=True):
-    """Runs a command; after `timeout` seconds it is killed, with everything it started. Returns the finished process."""
+    """Runs a command; after `timeout` seconds (of a quiet machine: other hosts, with other tests beside, get three times as many) it is killed, with
+    everything it started. Returns the finished process."""
+    timeout *= 3
     process = subprocess.Popen(dies_with_us(*command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env=env or environment(), cwd=cwd, start_new_session=True, stdin=subprocess.DEVNULL)
     try:
