@@ -17,7 +17,7 @@ std::vector<std::weak_ptr<const Listener>> listeners LOCKSTEP_GUARDED_BY(listene
 std::shared_ptr<const void> on_broadcast(Listener listener) {
   auto kept = std::make_shared<const Listener>(std::move(listener));
   const MutexLock lock(listeners_mutex);
-  std::erase_if(listeners, [](const auto& listener) { return listener.expired(); });
+  std::erase_if(listeners, [](const auto& known) { return known.expired(); });
   listeners.push_back(kept);
   return kept;
 }

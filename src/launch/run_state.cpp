@@ -119,6 +119,7 @@ void StateMachine::on(const SignalReceived& event) {
 }
 
 void StateMachine::on(const RanksObserved& event) {
+  state.program_asks = state.program_asks || asks_for_stops(event.ranks);
   // A rank that got the signal itself, from a scheduler, asks on behalf of all.
   if (event.stop_asked && !state.asked_at) {
     state.asked_at = now;
@@ -130,7 +131,7 @@ void StateMachine::on(const RanksObserved& event) {
   for (const auto& rank : event.ranks)
     if (event.stop_at != 0 && rank.account.stop_calls >= event.stop_at) state.told = true;
   if (state.phase == Phase::kRunning && state.stop_signal != 0 && !state.all_ended()) {
-    if (asks_for_stops(event.ranks)) {
+    if (state.program_asks) {
       say(signal_name(state.stop_signal) +
           ": the ranks are asked to save and leave; a second signal stops them at once");
       ask_to_leave();
@@ -309,6 +310,7 @@ void StateMachine::restart() {
   fresh.settings.ranks = state.next_ranks;
   fresh.left_out = state.left_out;
   fresh.history = std::move(state.history);
+  fresh.program_asks = state.program_asks;
   state = std::move(fresh);
   act(Kind::kRestart);
 }

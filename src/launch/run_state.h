@@ -72,7 +72,8 @@ struct RunState {
   int stop_signal = 0;                        ///< the first signal to the launcher
   std::optional<Clock::time_point> asked_at;  ///< when the ranks were asked to leave at a step of their choice
   bool asked_twice = false;
-  bool told = false;  ///< a rank has read that it is to leave
+  bool told = false;          ///< a rank has read that it is to leave
+  bool program_asks = false;  ///< for stops, in this start or one before: ranks that were just started again will
 
   static RunState begin(const RunSettings& settings, Clock::time_point now);
   bool all_ended() const { return static_cast<int>(ends.size()) == settings.ranks; }

@@ -167,6 +167,21 @@ TEST_F(Preempted, ARankThatFailsMeanwhileIsNamed) {
   EXPECT_EQ(conclude(run.state(), run.ranks).culprit->rank, 1);
 }
 
+TEST(RunState, RanksThatWereJustStartedAgainAreAskedToo) {
+  Simulation run({.ranks = 2, .max_restarts = 3});
+  for (auto& rank : run.ranks) rank.account.stop_calls = 3;
+  train(run);
+  run.end(1, killed(SIGKILL));
+  run.end(0, killed(SIGTERM));
+  EXPECT_EQ(run.look(), Kinds{Kind::kRestart});
+  run.ranks.assign(2, RankView{});
+  EXPECT_EQ(run.signal(SIGTERM), Kinds{Kind::kAskToLeave}) << "they have not asked yet";
+  run.stop_asked = true;
+  run.end(0, exited(kExitPreempted));
+  EXPECT_EQ(run.end(1, exited(kExitPreempted)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.code(), kExitPreempted);
+}
+
 TEST(RunState, ASignalToOneRankAsksAll) {
   Simulation run({.ranks = 2});
   train(run);
