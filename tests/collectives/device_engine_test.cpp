@@ -89,7 +89,7 @@ TEST(DeviceEngine, IsMadeByTheFirstTensorOnADevice) {
   EXPECT_EQ(fake.device[0]->operations, 3);
   EXPECT_EQ(fake.cpu->operations, told);
   fake.group.all_reduce(at::ones({2}));
-  fake.group.all_gather_bytes("bytes");
+  (void)fake.group.all_gather_bytes("bytes");
   EXPECT_EQ(fake.device[0]->operations, 3);
   EXPECT_EQ(fake.group.backend(), "fake");
 }
@@ -117,10 +117,10 @@ TEST(DeviceEngine, WantsInputAndOutputOnOneDevice) {
   };
   EXPECT_EQ(said(at::empty({2, 3}), on_a_device({3})), "the input is on meta, the output is on cpu; move one of them");
   EXPECT_EQ(said(on_a_device({2, 3}), at::empty({3})), "the input is on cpu, the output is on meta; move one of them");
-  EXPECT_NE(complaint([&] { fake.group.gather_async(at::empty({2, 3}), on_a_device({3})); }), "");
-  EXPECT_NE(complaint([&] { fake.group.scatter_async(at::empty({3}), on_a_device({2, 3})); }), "");
-  EXPECT_NE(complaint([&] { fake.group.reduce_scatter_tensor(at::empty({3}), on_a_device({2, 3})); }), "");
-  EXPECT_NE(complaint([&] { fake.group.all_to_all_async(at::empty({2}), on_a_device({2})); }), "");
+  EXPECT_NE(complaint([&] { (void)fake.group.gather_async(at::empty({2, 3}), on_a_device({3})); }), "");
+  EXPECT_NE(complaint([&] { (void)fake.group.scatter_async(at::empty({3}), on_a_device({2, 3})); }), "");
+  EXPECT_NE(complaint([&] { (void)fake.group.reduce_scatter_tensor(at::empty({3}), on_a_device({2, 3})); }), "");
+  EXPECT_NE(complaint([&] { (void)fake.group.all_to_all_async(at::empty({2}), on_a_device({2})); }), "");
   EXPECT_TRUE(fake.device.empty());
 }
 

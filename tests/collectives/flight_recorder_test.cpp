@@ -42,12 +42,12 @@ const std::vector<Pair>& pairs() {
       {"operations", "barrier()", "reduce_scatter(Float, 50 elements, sum)",
        [](const Group& group, const at::Tensor&) { group.barrier(); },
        [](const Group& group, const at::Tensor& data) {
-         group.reduce_scatter(data.narrow(0, 0, 50).expand({group.world_size(), 50}).contiguous());
+         (void)group.reduce_scatter(data.narrow(0, 0, 50).expand({group.world_size(), 50}).contiguous());
        }},
       {"one_of_several", "all_gather(400 bytes)", "all_reduce(Float, 100 elements, sum)",
        [](const Group& group, const at::Tensor& data) {
          const Work one = group.all_reduce_async(data.clone()), two = group.all_reduce_async(data.clone());
-         group.all_gather(data);
+         (void)group.all_gather(data);
          one.wait(), two.wait();
        },
        [](const Group& group, const at::Tensor& data) {

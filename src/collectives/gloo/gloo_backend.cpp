@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "collectives/called_as.h"
 #include "collectives/cause.h"
 #include "collectives/core_types.h"
+#include "collectives/data_port.h"
 #include "collectives/gloo/all_gather.h"
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/gloo/flight_recorder.h"
@@ -271,26 +273,66 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   const std::shared_ptr<Mutex> starting_ = std::make_shared<Mutex>();
 };
 
-auto options_for(const std::string& address, std::chrono::milliseconds timeout) {
+std::string to_text(const std::vector<Connection>& connections) {
+  std::string text;
+  for (const Connection& one : connections) text += one.from + " " + one.to + "\n";
+  return text;
+}
+
+std::vector<Connection> to_connections(const std::string& text) {
+  std::vector<Connection> connections;
+  std::istringstream words(text);
+  for (Connection one; words >> one.from >> one.to;) connections.push_back(one);
+  return connections;
+}
+
+/// Shuts out who is no rank, once all ranks are connected. All ranks call.
+void close_port(const DataPort& port, c10d::Store& store, int rank, int world_size) {
+  const auto key = [](int of) { return "data_port/made/" + std::to_string(of); };
+  const std::string mine = to_text(port.made());
+  store.set(key(rank), std::vector<uint8_t>(mine.begin(), mine.end()));
+  std::vector<Connection> made;
+  for (int other = 0; other < world_size; ++other) {
+    const std::vector<uint8_t> text = store.get(key(other));
+    for (Connection& one : to_connections({text.begin(), text.end()})) made.push_back(std::move(one));
+  }
+  const Strangers strangers = port.close(made);
+  for (const Connection& one : strangers.shut_down)
+    TORCH_WARN(one.from, " had connected to the data port ", one.to, " of rank ", rank,
+               " and is no rank; it was shut down. If it had taken a rank's place, the group's operations fail");
+  if (!strangers.untold.empty())
+    TORCH_WARN("the network translates addresses between the ranks, so rank ", rank, " cannot tell strangers from ranks ",
+               "among the ", strangers.untold.size(), " connections to its data port");
+}
+
+/// An engine with its own port, to which only ranks are connected.
+template <typename Make>
+c10::intrusive_ptr<c10d::Backend> connected(c10d::Store& store, int rank, int world_size, const std::string& address,
+                                            std::chrono::milliseconds timeout, const Make& make) {
+  const BlockedSigpipe blocked;
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-  return options;
+  const DataPort port([&] { options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address)); });
+  c10::intrusive_ptr<c10d::Backend> engine = make(std::move(options));
+  close_port(port, store, rank, world_size);
+  return engine;
 }
 
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                const std::string& address, std::chrono::milliseconds timeout) {
-  const BlockedSigpipe blocked;
-  auto recorder = std::make_shared<FlightRecorder>(store, rank, world_size);
-  return c10::make_intrusive<GlooBackend>(store, rank, world_size, options_for(address, timeout), std::move(recorder));
+  return connected(*store, rank, world_size, address, timeout, [&](auto options) {
+    auto recorder = std::make_shared<FlightRecorder>(store, rank, world_size);
+    return c10::make_intrusive<GlooBackend>(store, rank, world_size, std::move(options), std::move(recorder));
+  });
 }
 
 c10::intrusive_ptr<c10d::Backend> make_plain_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                      int world_size, const std::string& address,
                                                      std::chrono::milliseconds timeout) {
-  const BlockedSigpipe blocked;
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options_for(address, timeout));
+  return connected(*store, rank, world_size, address, timeout, [&](auto options) {
+    return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, std::move(options));
+  });
 }
 
 int64_t bytes_sent(const c10d::Backend& backend) { return dynamic_cast<const GlooBackend&>(backend).bytes_sent(); }

@@ -1,0 +1,161 @@
+#include "collectives/data_port.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+
+namespace lockstep {
+namespace {
+
+/// For connections that the kernel has accepted and Gloo's thread is about to.
+constexpr std::chrono::milliseconds kBacklog(100);
+
+std::string text(const sockaddr_storage& address) {
+  char host[INET6_ADDRSTRLEN] = "";
+  if (address.ss_family == AF_INET) {
+    const auto& four = reinterpret_cast<const sockaddr_in&>(address);
+    ::inet_ntop(AF_INET, &four.sin_addr, host, sizeof host);
+    return std::string(host) + ":" + std::to_string(ntohs(four.sin_port));
+  }
+  const auto& six = reinterpret_cast<const sockaddr_in6&>(address);
+  if (IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) {
+    ::inet_ntop(AF_INET, &six.sin6_addr.s6_addr[12], host, sizeof host);
+    return std::string(host) + ":" + std::to_string(ntohs(six.sin6_port));
+  }
+  ::inet_ntop(AF_INET6, &six.sin6_addr, host, sizeof host);  // without the scope, which has another name elsewhere
+  return "[" + std::string(host) + "]:" + std::to_string(ntohs(six.sin6_port));
+}
+
+/// Empty: it has none.
+std::string end_of(int socket, int (*name)(int, sockaddr*, socklen_t*)) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (name(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+  return address.ss_family == AF_INET || address.ss_family == AF_INET6 ? text(address) : "";
+}
+
+int option(int socket, int name) {
+  int value = 0;
+  socklen_t length = sizeof value;
+  return ::getsockopt(socket, SOL_SOCKET, name, &value, &length) == 0 ? value : -1;
+}
+
+/// Calls `use` with each descriptor of this process that is a socket, and its inode.
+void for_each_socket(const std::function<void(int fd, unsigned long inode)>& use) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/fd"), ::closedir);
+  while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
+    const int fd = std::atoi(entry->d_name);
+    struct stat file {};
+    if (entry->d_name[0] != '.' && ::fstat(fd, &file) == 0 && S_ISSOCK(file.st_mode)) use(fd, file.st_ino);
+  }
+}
+
+/// Gloo owns the socket and may not find it closed, but the kernel can drop all that comes to it.
+void let_nobody_in(int listener) {
+  sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
+  const sock_fprog program{.len = 1, .filter = &drop};
+  ::setsockopt(listener, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+}
+
+void await_empty_backlog(int listener) {
+  for (const Deadline deadline{kBacklog}; !deadline.passed();) {
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    // Of a listener, how many connections wait to be accepted.
+    if (::getsockopt(listener, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 || info.tcpi_unacked == 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+bool contains(const std::vector<Connection>& all, const Connection& one) {
+  return std::find(all.begin(), all.end(), one) != all.end();
+}
+
+}  // namespace
+
+Strangers find_strangers(const std::vector<Connection>& accepted, const std::vector<Connection>& made) {
+  std::vector<Connection> unknown;
+  for (const Connection& one : accepted)
+    if (!contains(made, one)) unknown.push_back(one);
+  // A rank's connection that arrived from elsewhere is one of the unknown.
+  const bool translated = std::any_of(made.begin(), made.end(), [&](const Connection& one) {
+    return std::any_of(accepted.begin(), accepted.end(), [&](const Connection& other) { return other.to == one.to; }) &&
+           !contains(accepted, one);
+  });
+  if (translated) return {.shut_down = {}, .untold = std::move(unknown)};
+  return {.shut_down = std::move(unknown), .untold = {}};
+}
+
+DataPort::DataPort(const std::function<void()>& open) {
+  static Mutex one_at_a_time;
+  const MutexLock lock(one_at_a_time);
+  for_each_socket([&](int, unsigned long inode) { before_.insert(inode); });
+  open();
+  listeners_ = new_sockets();
+  std::erase_if(listeners_, [](const Socket& socket) { return !socket.listens; });
+}
+
+std::vector<DataPort::Socket> DataPort::new_sockets() const {
+  std::vector<Socket> sockets;
+  for_each_socket([&](int number, unsigned long inode) {
+    if (before_.contains(inode)) return;
+    Socket socket{.fd = FileDescriptor(::fcntl(number, F_DUPFD_CLOEXEC, 0))};
+    const int fd = socket.fd.get();
+    if (!socket.fd || option(fd, SO_TYPE) != SOCK_STREAM) return;
+    socket.listens = option(fd, SO_ACCEPTCONN) == 1;
+    socket.ends = {.from = end_of(fd, &::getsockname), .to = end_of(fd, &::getpeername)};
+    if (!socket.ends.from.empty() && (socket.listens || !socket.ends.to.empty())) sockets.push_back(std::move(socket));
+  });
+  return sockets;
+}
+
+std::vector<Connection> DataPort::made() const {
+  const auto sockets = new_sockets();
+  std::unordered_set<std::string> listening;
+  for (const Socket& socket : sockets)
+    if (socket.listens) listening.insert(socket.ends.from);
+  std::vector<Connection> made;
+  for (const Socket& socket : sockets)
+    if (!listening.contains(socket.ends.from)) made.push_back(socket.ends);
+  return made;
+}
+
+Strangers DataPort::close(const std::vector<Connection>& made) const {
+  Strangers all;
+  for (const Socket& listener : listeners_) {
+    const std::string& port = listener.ends.from;
+    const auto leads_here = [&](const Connection& one) { return one.to == port; };
+    if (listeners_.size() > 1 && std::none_of(made.begin(), made.end(), leads_here)) continue;
+    let_nobody_in(listener.fd.get());
+    await_empty_backlog(listener.fd.get());
+    const std::vector<Socket> sockets = new_sockets();
+    std::vector<Connection> accepted;
+    for (const Socket& socket : sockets)
+      if (!socket.listens && socket.ends.from == port) accepted.push_back({.from = socket.ends.to, .to = port});
+    Strangers found = find_strangers(accepted, made);
+    for (const Socket& socket : sockets)
+      if (contains(found.shut_down, {.from = socket.ends.to, .to = socket.ends.from}))
+        ::shutdown(socket.fd.get(), SHUT_RDWR);
+    all.shut_down.insert(all.shut_down.end(), found.shut_down.begin(), found.shut_down.end());
+    all.untold.insert(all.untold.end(), found.untold.begin(), found.untold.end());
+  }
+  return all;
+}
+
+}  // namespace lockstep
