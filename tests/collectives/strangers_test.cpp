@@ -1,14 +1,9 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
-#include <fstream>
-#include <set>
-#include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/torch.h>
@@ -16,6 +11,7 @@
 #include "base/clock.h"
 #include "base/file_descriptor.h"
 #include "collectives/gloo/gloo_backend.h"
+#include "support/listening_ports.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -28,27 +24,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// The port of 127.0.0.1 on which the process listens; 0: on none.
-int listening_port(pid_t pid) {
-  const std::string folder = "/proc/" + std::to_string(pid);
-  std::set<unsigned long> inodes;
-  std::error_code gone;
-  for (const auto& entry : std::filesystem::directory_iterator(folder + "/fd", gone)) {
-    struct stat file {};
-    if (::stat(entry.path().c_str(), &file) == 0 && S_ISSOCK(file.st_mode)) inodes.insert(file.st_ino);
-  }
-  std::ifstream table(folder + "/net/tcp");
-  std::string line;
-  while (std::getline(table, line)) {
-    std::istringstream words(line);
-    std::string slot, local, remote, state, queues, timer, retransmits, uid, timeout;
-    unsigned long inode = 0;
-    words >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> uid >> timeout >> inode;
-    if (state == "0A" && inodes.contains(inode)) return std::stoi(local.substr(local.find(':') + 1), nullptr, 16);
-  }
-  return 0;
-}
-
 FileDescriptor connect_as(int64_t number, int port) {
   sockaddr_in address{.sin_family = AF_INET, .sin_port = htons(static_cast<uint16_t>(port))};
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -59,12 +34,12 @@ FileDescriptor connect_as(int64_t number, int port) {
 }
 
 void be_stranger(c10d::Store& store, pid_t rank_0) {
-  int port = 0;
-  for (const Deadline deadline{seconds(20)}; port == 0 && !deadline.passed(); port = listening_port(rank_0))
+  std::vector<int> ports;
+  for (const Deadline deadline{seconds(20)}; ports.empty() && !deadline.passed(); ports = listening_ports(rank_0))
     std::this_thread::sleep_for(milliseconds(1));
-  ASSERT_NE(port, 0);
+  ASSERT_EQ(ports.size(), 1U);
   std::vector<FileDescriptor> sockets;
-  for (int64_t number = 0; number < 8; ++number) sockets.push_back(connect_as(number, port));
+  for (int64_t number = 0; number < 8; ++number) sockets.push_back(connect_as(number, ports[0]));
   store.set("stranger is in", std::string("1"));
   for (const FileDescriptor& socket : sockets) {
     const timeval patience{.tv_sec = 20, .tv_usec = 0};

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "hosts/hosts_launched.h"
+#include "support/listening_ports.h"
 
 // Runs on several machines, which are all this one: each agent has another LOCKSTEP_MACHINE.
 
@@ -86,6 +87,16 @@ TEST(HostsRun, TheKeyIsNowhereToBeSeen) {
     }
   }
   EXPECT_GE(seen, 10);
+}
+
+TEST(HostsRun, NobodyListensOnceAllMachinesAreThere) {
+  Launched waits({"--hosts", "a:1,b:1", "--launch-command", "sh -c 'exec sleep 60'", "true"});
+  EXPECT_TRUE(eventually([&] { return !listening_ports(waits.pid()).empty(); }));
+  Launched run(on("a:1,b:2", {kPageRank, "join", "train"}));
+  ASSERT_TRUE(run.wait_for("training"));
+  const auto pids = run.processes();
+  EXPECT_GE(pids.size(), 6U);
+  for (const pid_t pid : pids) EXPECT_EQ(listening_ports(pid), std::vector<int>()) << pid;
 }
 
 TEST(HostsRun, AFailureEndsAllAndNamesTheMachine) {
