@@ -192,8 +192,8 @@ std::string format_diagnosis(const Json& facts, const std::vector<Finding>& find
   line("system", machine["system"]["distribution"].get<std::string>() + ", " +
                      machine["system"]["kernel"].get<std::string>() + ", glibc " +
                      machine["system"]["glibc"].get<std::string>());
-  line("processor",
-       machine["processor"]["name"].get<std::string>() + ", " + machine["processor"]["vectors"].get<std::string>());
+  const std::string vectors = machine["processor"]["vectors"];
+  line("processor", machine["processor"]["name"].get<std::string>() + (vectors.empty() ? "" : ", " + vectors));
   line("cores", describe_cores(machine["cores"]));
   line("NUMA", std::to_string(machine["numa_nodes"].size()) + (machine["numa_nodes"].size() == 1 ? " node" : " nodes"));
   line("memory", describe_memory(machine["memory"]));

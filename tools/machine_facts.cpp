@@ -12,6 +12,7 @@
 #include <set>
 #include <sstream>
 
+#include "base/processor.h"
 #include "base/shared_segment.h"
 #include "base/usable_cores.h"
 #include "capture.h"
@@ -44,9 +45,10 @@ Json limit_of(__rlimit_resource resource) {
 
 /// The vector instructions that sums in shared memory use here.
 std::string vector_instructions() {
-  std::istringstream flags(value_in("/proc/cpuinfo", "flags", ':'));
+  std::istringstream flags(value_in("/proc/cpuinfo", "flags", ':') + " " + value_in("/proc/cpuinfo", "Features", ':'));
   const std::set<std::string> found{std::istream_iterator<std::string>(flags), {}};
-  return found.contains("avx512f") && found.contains("avx512bw") ? "AVX-512" : found.contains("avx2") ? "AVX2" : "";
+  if (found.contains("avx512f") && found.contains("avx512bw")) return "AVX-512";
+  return found.contains("avx2") ? "AVX2" : found.contains("asimd") ? "NEON" : "";
 }
 
 /// The first line that `command` prints; empty where there is no such program.
@@ -120,7 +122,7 @@ Json machine_facts() {
        {{"kernel", std::string(system.sysname) + " " + system.release + " " + system.machine},
         {"distribution", value_in("/etc/os-release", "PRETTY_NAME", '=')},
         {"glibc", ::gnu_get_libc_version()}}},
-      {"processor", {{"name", value_in("/proc/cpuinfo", "model name", ':')}, {"vectors", vector_instructions()}}},
+      {"processor", {{"name", processor_name()}, {"vectors", vector_instructions()}}},
       {"cores",
        {{"usable", usable.size()},
         {"online", ::sysconf(_SC_NPROCESSORS_ONLN)},

@@ -8,6 +8,7 @@
 #include <iostream>
 #include <map>
 
+#include "base/processor.h"
 #include "base/socket.h"
 #include "base/state_memory.h"
 #include "base/version.h"

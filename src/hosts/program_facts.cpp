@@ -1,7 +1,6 @@
 #include "hosts/program_facts.h"
 
 #include <openssl/evp.h>
-#include <sys/utsname.h>
 
 #include <array>
 #include <fstream>
@@ -43,16 +42,6 @@ std::string program_hash(const std::string& program, const std::vector<std::stri
     text.push_back(kDigits[bytes[i] & 15]);
   }
   return text;
-}
-
-std::string processor_name() {
-  std::ifstream file("/proc/cpuinfo");
-  std::string line;
-  while (std::getline(file, line))
-    if (line.starts_with("model name"))
-      if (const size_t colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
-  utsname names{};
-  return ::uname(&names) == 0 ? names.machine : "unknown";
 }
 
 }  // namespace lockstep::hosts

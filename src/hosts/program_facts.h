@@ -12,7 +12,4 @@ std::string script_of(const std::vector<std::string>& command);
 /// program cannot be read.
 std::string program_hash(const std::string& program, const std::vector<std::string>& command);
 
-/// The name of this machine's processor, as the kernel has it.
-std::string processor_name();
-
 }  // namespace lockstep::hosts

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/processor.h"
 #include "base/usable_cores.h"
 #include "base/version.h"
 
@@ -25,12 +26,6 @@ std::string system_name() {
   std::string name = line_after("/etc/os-release", "PRETTY_NAME=");
   if (name.size() >= 2 && name.front() == '"' && name.back() == '"') name = name.substr(1, name.size() - 2);
   return name;
-}
-
-std::string cpu_model() {
-  const std::string rest = line_after("/proc/cpuinfo", "model name");
-  const size_t start = rest.find_first_not_of("\t :");
-  return start == std::string::npos ? "" : rest.substr(start);
 }
 
 int64_t memory_bytes() {
@@ -56,7 +51,7 @@ SystemFacts system_facts() {
       .host = named ? names.nodename : "",
       .system = system_name(),
       .kernel = named ? std::string(names.sysname) + " " + names.release + " " + names.machine : "",
-      .cpu = cpu_model(),
+      .cpu = processor_name(),
       .usable_cores = static_cast<int>(allowed_cpus().size()),
       .memory_bytes = memory_bytes(),
       .pid = ::getpid(),
