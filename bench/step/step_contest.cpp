@@ -14,7 +14,8 @@ namespace {
 constexpr size_t kFewestSteps = 3, kMostSteps = 60;
 /// Systems sum in another order and copy in another layout; the same step differs by rounding.
 constexpr double kLossTolerance = 1e-4;
-/// Of the small ResNet: weights that differ by 1e-7 have losses in the fourth step that differ by 4e-3, in doubles, too.
+/// Of the small ResNet: weights that differ by 1e-7 have losses in the fourth step that differ by 4e-3, in doubles,
+/// too.
 constexpr size_t kStepsOfResnet = 2;
 
 double median(std::vector<double> values) {

@@ -23,4 +23,10 @@ std::string read_proc_file(const std::string& path) {
   }
 }
 
+std::string process_stat(int pid) {
+  const std::string stat = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
+  const size_t name_end = stat.rfind(')');
+  return name_end == std::string::npos ? "" : stat.substr(name_end + 1);
+}
+
 }  // namespace lockstep

@@ -8,4 +8,8 @@ namespace lockstep {
 /// (ESRCH), for which a std::ifstream's iterator would throw. Empty: there is no such file, or it may not be read.
 std::string read_proc_file(const std::string& path);
 
+/// What /proc/<pid>/stat has behind the process's name, which may contain anything: its state, parent, group and so on,
+/// with spaces between. Empty: there is no such process.
+std::string process_stat(int pid);
+
 }  // namespace lockstep

@@ -154,8 +154,7 @@ lockstep_status lockstep_join(const lockstep_options* options, lockstep_group** 
   return guarded(nullptr, LOCKSTEP_JOIN_FAILED, [&] {
     if (world == nullptr) refuse("lockstep_join", "world is null; give the place for the group");
     *world = nullptr;
-    *world = join(options == nullptr ? lockstep_options{}
-                                     : complete("lockstep_join", "lockstep_options", *options));
+    *world = join(options == nullptr ? lockstep_options{} : complete("lockstep_join", "lockstep_options", *options));
   });
 }
 

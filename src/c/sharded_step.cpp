@@ -165,8 +165,7 @@ std::string difference(const Announced& zero, const Announced& other, size_t ran
     return "rank " + std::to_string(zero.has_master != 0 ? rank : 0) + " gives no master, and rank " +
            std::to_string(zero.has_master != 0 ? 0 : rank) + " does";
   if (other.algorithm != zero.algorithm) return who + " steps by another formula than rank 0";
-  if (other.constants != zero.constants)
-    return who + " has other options, or is at another step, than rank 0";
+  if (other.constants != zero.constants) return who + " has other options, or is at another step, than rank 0";
   if (other.together != zero.together)
     return "the parameters lie once for all ranks on rank " + std::to_string(zero.together != 0 ? 0 : rank) +
            ", and in a copy of its own on rank " + std::to_string(zero.together != 0 ? rank : 0);
@@ -195,8 +194,7 @@ void step_slice(const Step& step, const shm::Group& group, const std::vector<Ann
     alignas(64) std::byte mean[kBlock * kLargestElement];
     void* output = mean;
     std::array<const void*, shm::kMaxRanks> parts;
-    for (size_t r = 0; r < ranks; ++r)
-      parts[r] = group.memory_of(static_cast<int>(r), all[r].gradients) + offset;
+    for (size_t r = 0; r < ranks; ++r) parts[r] = group.memory_of(static_cast<int>(r), all[r].gradients) + offset;
     sum({&output, 1, parts.data(), group.size(), count, nullptr});
     optim::StepTask task{mean, step.parameters + offset, nullptr, {}, count, &step.constants};
     if (step.master != nullptr) task.master = step.master + at * state_element;
@@ -204,8 +202,8 @@ void step_slice(const Step& step, const shm::Group& group, const std::vector<Ann
     formula(task);
     for (size_t r = 0; all[0].together == 0 && r < ranks; ++r)
       if (r != rank)
-        shm::stream_copy(group.memory_of(static_cast<int>(r), all[r].parameters) + offset,
-                         step.parameters + offset, bytes);
+        shm::stream_copy(group.memory_of(static_cast<int>(r), all[r].parameters) + offset, step.parameters + offset,
+                         bytes);
   }
 }
 

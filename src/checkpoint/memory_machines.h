@@ -12,11 +12,11 @@
 
 namespace lockstep {
 
-/// Where a run has several machines, each has memory of its own for checkpoints, and in it a whole copy of the state, so
-/// that a machine may be lost with its memory: its ranks write the common image among themselves, and each of them keeps
-/// the records and own states of some ranks of the other machines beside its own. A save has the same sequence
-/// everywhere, and each begins with an exchange of own states, so a rank that begins to write knows that the save before
-/// is whole on every machine; so is then always one of the same sequence.
+/// Where a run has several machines, each has memory of its own for checkpoints, and in it a whole copy of the state,
+/// so that a machine may be lost with its memory: its ranks write the common image among themselves, and each of them
+/// keeps the records and own states of some ranks of the other machines beside its own. A save has the same sequence
+/// everywhere, and each begins with an exchange of own states, so a rank that begins to write knows that the save
+/// before is whole on every machine; so is then always one of the same sequence.
 class MemoryMachines {
  public:
   /// `first_ranks`: by rank, the first rank of its machine. `rank`: this one.

@@ -164,8 +164,8 @@ std::unique_ptr<MemoryTier> MemoryTier::make(const std::string& folder, const Gr
                      std::strtoull(owner.digits().c_str(), nullptr, 16), group, options));
 }
 
-MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machines, uint64_t owner,
-                       const Group& group, const CheckpointerOptions& options)
+MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machines, uint64_t owner, const Group& group,
+                       const CheckpointerOptions& options)
     : group_(group),
       memory_(std::move(memory)),
       machines_(std::move(machines)),

@@ -13,9 +13,9 @@
 #include "checkpoint/checkpoint_image.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/checkpoint_part.h"
-#include "checkpoint/memory_machines.h"
 #include "checkpoint/memory/mapped_slots.h"
 #include "checkpoint/memory/memory_slots.h"
+#include "checkpoint/memory_machines.h"
 #include "checkpoint/object_writer.h"
 
 namespace lockstep {

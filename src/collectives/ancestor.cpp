@@ -16,12 +16,9 @@ bool has_variable(int pid, const std::string& variable) {
   return environment.find('\0' + variable + '=') != std::string::npos;
 }
 
-/// The fields of /proc/<pid>/stat from the third on; the second, the name, may contain anything.
+/// The fields of /proc/<pid>/stat from the third on.
 std::vector<std::string> stat_fields(int pid) {
-  const std::string stat = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
-  const size_t name_end = stat.rfind(')');
-  if (name_end == std::string::npos) return {};
-  std::istringstream stream(stat.substr(name_end + 1));
+  std::istringstream stream(process_stat(pid));
   return {std::istream_iterator<std::string>(stream), {}};
 }
 

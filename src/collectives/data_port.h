@@ -26,8 +26,8 @@ struct Strangers {
 Strangers find_strangers(const std::vector<Connection>& accepted, const std::vector<Connection>& made);
 
 /// The port on which a group of Gloo is connected. Gloo listens there as long as the group lives, and takes whoever
-/// comes for a rank. Here the kernel lets nobody in once all ranks are there, and whoever came before that is found: each
-/// rank looks at its own sockets, and the ranks tell each other over their store what they have connected.
+/// comes for a rank. Here the kernel lets nobody in once all ranks are there, and whoever came before that is found:
+/// each rank looks at its own sockets, and the ranks tell each other over their store what they have connected.
 class DataPort {
  public:
   /// `open` lets Gloo begin to listen.

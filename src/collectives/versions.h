@@ -15,8 +15,8 @@ struct Versions {
 };
 
 /// Throws Error, naming both sides, if a rank has other versions than rank 0. Ranks that call it with the same
-/// `versions`, by rank, all throw or none does. `leave` is called before that: a rank that serves the others stays until
-/// they know. It does not throw.
+/// `versions`, by rank, all throw or none does. `leave` is called before that: a rank that serves the others stays
+/// until they know. It does not throw.
 void require_same_versions(const std::vector<Versions>& versions, const std::function<void()>& leave);
 
 }  // namespace lockstep

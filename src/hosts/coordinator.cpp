@@ -260,8 +260,8 @@ void Coordinator::prepare(Node& node, const TeamSetup& setup) const {
 bool Coordinator::are_all_ready(const TeamSetup& setup) {
   const auto is_awaited = [](const Node& node) { return node.is_awaited(); };
   if (std::any_of(nodes_.begin(), nodes_.end(), is_awaited)) return false;
-  const auto elsewhere = std::find_if(nodes_.begin(), nodes_.end(),
-                                      [](const Node& node) { return node.channel && !node.is_here(); });
+  const auto elsewhere =
+      std::find_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.channel && !node.is_here(); });
   if (!options_.interface.empty() || elsewhere == nodes_.end()) return true;
   const std::string address = elsewhere->channel->local_address();
   for (Node& node : nodes_) {

@@ -61,7 +61,7 @@ class Door {
   std::list<Waiting> waiting_;  // oldest first
   std::vector<std::unique_ptr<Channel>> admitted_;
   size_t expected_ = 0;
-  int served_ = 0;  // in this turn
+  int served_ = 0;           // in this turn
   Clock::duration spent_{};  // in this turn
   Clock::time_point resting_until_{};
   uint64_t turned_away_ = 0;

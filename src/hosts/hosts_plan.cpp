@@ -16,8 +16,7 @@ std::string ranks_text(int first, int count) {
 }  // namespace
 
 std::vector<std::string> agent_words(const CoordinatorOptions& options, size_t node, const std::string& endpoints) {
-  std::vector<std::string> words = {own_program(), "agent",  "--connect",
-                                    endpoints,     "--node", std::to_string(node)};
+  std::vector<std::string> words = {own_program(), "agent", "--connect", endpoints, "--node", std::to_string(node)};
   if (!options.interface.empty()) words.insert(words.end(), {"--interface", options.interface});
   if (options.launch_command.empty()) return words;
   return launch_words(options.launch_command, options.hosts.at(node).name, words);

@@ -57,15 +57,14 @@ HostsTeam::HostsTeam(std::deque<Node>& nodes, Lobby& lobby, int world_size, cons
 void HostsTeam::start_on(Node& node, int world_size, const TeamSetup& setup, int restarts) {
   const auto has_ranks = [](const Node& one) { return one.has_ranks(); };
   const Node& first = node_of(0);
-  Start order{
-      .slots = node.host.slots,
-      .first_rank = node.first_rank,
-      .world_size = world_size,
-      .node = static_cast<int>(std::count_if(nodes_.begin(), nodes_.begin() + node.number, has_ranks)),
-      .nodes = static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(), has_ranks)),
-      .restarts = restarts,
-      .master_address = first.ready->address,
-      .master_port = first.ready->master_port};
+  Start order{.slots = node.host.slots,
+              .first_rank = node.first_rank,
+              .world_size = world_size,
+              .node = static_cast<int>(std::count_if(nodes_.begin(), nodes_.begin() + node.number, has_ranks)),
+              .nodes = static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(), has_ranks)),
+              .restarts = restarts,
+              .master_address = first.ready->address,
+              .master_port = first.ready->master_port};
   for (int rank = node.first_rank; node.has_rank(rank); ++rank)
     if (const auto columns = setup.display.columns_for(rank)) {
       order.terminal_rank = rank;

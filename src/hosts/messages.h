@@ -104,7 +104,8 @@ struct Start {
   int terminal_rank = -1;  ///< whose output ends on a terminal; -1: none
   int terminal_columns = 0;
   void fields(auto& wire) {
-    wire(slots), wire(first_rank), wire(world_size), wire(node), wire(nodes), wire(restarts), wire(master_address), wire(master_port);
+    wire(slots), wire(first_rank), wire(world_size), wire(node), wire(nodes), wire(restarts), wire(master_address),
+        wire(master_port);
     wire(terminal_rank), wire(terminal_columns);
   }
 };

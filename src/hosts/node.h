@@ -18,7 +18,7 @@ struct Node {
   Host host;
   std::unique_ptr<Channel> channel;  ///< null: its agent has not come, or was lost
   std::optional<Ready> ready;        ///< once it has said so
-  std::string address;         ///< that it was told to use; empty: it chooses
+  std::string address;               ///< that it was told to use; empty: it chooses
   int first_rank = 0;
 
   // Of a run that is elastic.

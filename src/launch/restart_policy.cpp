@@ -106,9 +106,10 @@ RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory
   const int rest = failure.ranks - failure.lost_ranks;
   if (limits.elastic && failure.lost_ranks > 0 && rest >= limits.elastic->min) {
     decision.ranks = rest;
-    decision.why = std::string("a machine is gone; ") +
-                   (failure.lost_ranks == 1 ? "its rank is" : "its " + std::to_string(failure.lost_ranks) + " ranks are") +
-                   " left out";
+    decision.why =
+        std::string("a machine is gone; ") +
+        (failure.lost_ranks == 1 ? "its rank is" : "its " + std::to_string(failure.lost_ranks) + " ranks are") +
+        " left out";
   } else if (limits.elastic && is_of_a_place(failure) && failed_here_before(history, failure)) {
     const std::string who = "rank " + std::to_string(failure.rank) + " failed twice at its place";
     decision.too_few = failure.ranks <= limits.elastic->min;

@@ -31,10 +31,7 @@ ProcessIdentity from_json(const Json& json) {
 }  // namespace
 
 ProcessIdentity identify(pid_t pid) {
-  const std::string stat = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
-  const size_t name_end = stat.rfind(')');  // the name may contain anything
-  if (name_end == std::string::npos) return {pid, 0};
-  std::istringstream fields(stat.substr(name_end + 1));
+  std::istringstream fields(process_stat(pid));
   std::string field;
   for (int number = 3; number <= 21; ++number) fields >> field;
   ProcessIdentity process{pid, 0};

@@ -37,10 +37,10 @@ Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer
       "ZeroRedundancyOptimizer: shared_parameters = true needs ranks that share memory, and this group's engine is ",
       group_.backend(), "; leave it false");
   find_parameters(model.trained, optimizer);
-  check_same_on_all_ranks(group_, "option of the ZeroRedundancyOptimizer",
-                          c10::str("optimizer ", kind, "\nshared_parameters ", options.shared_parameters,
-                                   "\nmaster_weights ", options.master_weights, "\ndevice ",
-                                   c10::DeviceTypeName(device_.type(), /*lower_case=*/true), '\n'));
+  check_same_on_all_ranks(
+      group_, "option of the ZeroRedundancyOptimizer",
+      c10::str("optimizer ", kind, "\nshared_parameters ", options.shared_parameters, "\nmaster_weights ",
+               options.master_weights, "\ndevice ", c10::DeviceTypeName(device_.type(), /*lower_case=*/true), '\n'));
   for (size_t area = 0; area < areas_.size(); ++area) {
     lay_out(area);
     move_in(area, options.shared_parameters);

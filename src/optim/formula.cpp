@@ -43,11 +43,9 @@ class SgdFormula final : public FormulaOver<torch::optim::SGDParamState> {
   StepConstants next(const OptimizerParamState* state, const OptimizerOptions& options) const override {
     const auto& sgd = static_cast<const Options&>(options);
     const bool first = state == nullptr || !array(*state, 0).defined();
-    return optim::sgd_constants({.lr = sgd.lr(),
-                                 .momentum = sgd.momentum(),
-                                 .dampening = sgd.dampening(),
-                                 .weight_decay = sgd.weight_decay()},
-                                first);
+    return optim::sgd_constants(
+        {.lr = sgd.lr(), .momentum = sgd.momentum(), .dampening = sgd.dampening(), .weight_decay = sgd.weight_decay()},
+        first);
   }
   void count(OptimizerParamState&) const override {}
 };

@@ -43,9 +43,8 @@ class Masters {
   void exchange(at::Tensor& place) {
     One one{.place = &place, .parameter = place, .master = {}, .state = take(place)};
     if (auto* known = dynamic_cast<Master*>(one.state.get())) one.master = known->master_param;
-    one.master = one.master.defined()
-                     ? optim::laid_out(one.master, at::kFloat, place)
-                     : at::zeros_like(place, place.options().dtype(at::kFloat).requires_grad(false));
+    one.master = one.master.defined() ? optim::laid_out(one.master, at::kFloat, place)
+                                      : at::zeros_like(place, place.options().dtype(at::kFloat).requires_grad(false));
     // Where it does not round to the parameter, someone else has written that, and the parameter counts.
     const at::Tensor is_current = one.master.to(place.scalar_type()).eq(place);
     one.master.copy_(at::where(is_current, one.master, place.to(at::kFloat)));

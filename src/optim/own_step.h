@@ -19,8 +19,8 @@ at::Tensor flat_part(const at::Tensor& tensor, const at::Tensor& parameter, int6
 /// in the slice take the parameters' places in the optimizer's groups, flat, with the same part of the gradient.
 ///
 /// Where it is known what is remembered of parameters, the optimizer's map holds it between steps, in the areas'
-/// arrays: views of them in the parameters' shapes; on a device this rank's parts, flat, until complete(). A master is one
-/// of these arrays: own_step() that steps masters finds it in the map.
+/// arrays: views of them in the parameters' shapes; on a device this rank's parts, flat, until complete(). A master is
+/// one of these arrays: own_step() that steps masters finds it in the map.
 class OwnStep {
  public:
   /// `kind`: what is remembered; none: only the optimizer knows, and it belongs to the slices.

@@ -28,8 +28,8 @@ namespace lockstep::detail {
 class ShardedStep {
  public:
   /// Every rank makes it. `model` outlives it. `own_step`: what steps parameters on a device.
-  ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
-              ZeroRedundancyOptions options, StepOfItself own_step = nullptr);
+  ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind, ZeroRedundancyOptions options,
+              StepOfItself own_step = nullptr);
   ~ShardedStep();
   ShardedStep(const ShardedStep&) = delete;
   ShardedStep& operator=(const ShardedStep&) = delete;

@@ -44,8 +44,8 @@ void SliceSums::bring(const GradientOf& gradient_of, ReduceOp op) {
     for (const Areas::Area& area : areas_.areas())
       most = std::max(most, static_cast<int64_t>(area.parameters.nbytes()));
     if (areas_.areas().empty()) return;
-    staging_ = at::empty({std::min(kStagingBytes, 2 * most)},
-                         areas_.areas().front().parameters.options().dtype(at::kByte));
+    staging_ =
+        at::empty({std::min(kStagingBytes, 2 * most)}, areas_.areas().front().parameters.options().dtype(at::kByte));
   }
   for (size_t area = 0; area < areas_.areas().size(); ++area) bring(area, gradient_of, op);
 }

@@ -128,9 +128,10 @@ PieceExchange* Reducer::exchange_of(size_t bucket) {
   exchanges_.resize(buckets_.size());
   auto& exchange = exchanges_[bucket];
   if (!exchange)
-    exchange = std::make_unique<PieceExchange>(
-        virtual_->plan(), fixed_.group, gradients,
-        [step = virtual_.get(), type, travelling](const at::Tensor& sum) { return step->concluded(sum, type, travelling); });
+    exchange = std::make_unique<PieceExchange>(virtual_->plan(), fixed_.group, gradients,
+                                               [step = virtual_.get(), type, travelling](const at::Tensor& sum) {
+                                                 return step->concluded(sum, type, travelling);
+                                               });
   return exchange.get();
 }
 

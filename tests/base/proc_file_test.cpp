@@ -1,10 +1,12 @@
 #include "base/proc_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <string>
 
 namespace lockstep {
@@ -18,9 +20,21 @@ TEST(ProcFile, AllOfAFileWhoseSizeTheKernelDoesNotTell) {
   EXPECT_GT(read_proc_file("/proc/self/smaps").size(), 4096U);
 }
 
+TEST(ProcFile, TheStatOfAProcessIsReadBehindItsName) {
+  ASSERT_EQ(::prctl(PR_SET_NAME, ") Z 1 (", 0, 0, 0), 0);
+  std::istringstream fields(process_stat(::getpid()));
+  std::string state;
+  int parent = 0;
+  fields >> state >> parent;
+  EXPECT_EQ(state, "R");
+  EXPECT_EQ(parent, ::getppid());
+  EXPECT_EQ(process_stat(0), "");
+}
+
 TEST(ProcFile, WhatCannotBeReadIsEmpty) {
   EXPECT_EQ(read_proc_file("/proc/0/stat"), "");
-  EXPECT_EQ(read_proc_file("/proc/self/mem"), "") << "opens, but nothing can be read at 0, as of a process that is gone";
+  EXPECT_EQ(read_proc_file("/proc/self/mem"), "")
+      << "opens, but nothing can be read at 0, as of a process that is gone";
 }
 
 }  // namespace

@@ -6,7 +6,8 @@ namespace lockstep {
 namespace {
 
 TEST(Processor, IsNamedAsItsKernelNamesIt) {
-  EXPECT_EQ(processor_name_in("processor\t: 0\nmodel\t\t: 1\nmodel name\t: AMD EPYC 9R14\nprocessor\t: 1\nmodel name\t: another\n"),
+  EXPECT_EQ(processor_name_in(
+                "processor\t: 0\nmodel\t\t: 1\nmodel name\t: AMD EPYC 9R14\nprocessor\t: 1\nmodel name\t: another\n"),
             "AMD EPYC 9R14");
   EXPECT_EQ(processor_name_in("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU architecture: 8\n"
                               "CPU variant\t: 0x3\nCPU part\t: 0xd0c\nCPU revision\t: 1\n"),

@@ -97,8 +97,8 @@ uint32_t plane(const lockstep::Context& context) {
     }
     optimizer.zero_grad();
     (weights * gradient).sum().backward();  // whose gradient it is
-    static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options()).lr(0.1 * (kSteps + 1 - step) /
-                                                                                       kSteps);
+    static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options())
+        .lr(0.1 * (kSteps + 1 - step) / kSteps);
     optimizer.step();
   }
   return hash_of(weights.const_data_ptr<float>(), kWidth);
@@ -147,8 +147,7 @@ void print_stepped(const std::string& name, const lockstep::Context& context, Op
     static_cast<Options&>(optimizer.param_groups()[0].options()).lr(lr / step);
     optimizer.step();
   }
-  if (context.rank() == 0)
-    std::printf("%s %08x over %d ranks\n", name.c_str(), hash_of(weights), context.world_size());
+  if (context.rank() == 0) std::printf("%s %08x over %d ranks\n", name.c_str(), hash_of(weights), context.world_size());
 }
 
 void print_all_stepped(const lockstep::Context& context, const std::string& suffix, at::ScalarType dtype,

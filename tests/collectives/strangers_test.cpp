@@ -3,10 +3,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <torch/torch.h>
 #include <cerrno>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/torch.h>
 
 #include "base/clock.h"
 #include "base/file_descriptor.h"

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/version.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "base/error.h"
 #include "base/version.h"

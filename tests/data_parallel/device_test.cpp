@@ -30,9 +30,8 @@ class OnDevice : public ::testing::TestWithParam<Where> {
   }
 };
 const Where kPlaces[] = {{"cpu", 2}, {"fake", 1}, {"fake", 2}, {"fake", 3}, {"cuda", 1}, {"cuda", 2}};
-INSTANTIATE_TEST_SUITE_P(Places, OnDevice, ::testing::ValuesIn(kPlaces), [](const auto& instance) {
-  return name_of(instance.param);
-});
+INSTANTIATE_TEST_SUITE_P(Places, OnDevice, ::testing::ValuesIn(kPlaces),
+                         [](const auto& instance) { return name_of(instance.param); });
 
 void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {
   EXPECT_TRUE(at::equal(actual.cpu(), expected)) << "got\n" << actual.cpu() << "\nexpected\n" << expected;

@@ -27,11 +27,10 @@ struct Stat {
 };
 
 std::optional<Stat> stat_of(pid_t pid) {
-  const std::string text = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
-  const size_t end = text.rfind(')');  // the name before it may hold anything
-  if (end == std::string::npos) return std::nullopt;
+  const std::string text = process_stat(pid);
+  if (text.empty()) return std::nullopt;
   Stat stat;
-  std::istringstream(text.substr(end + 1)) >> stat.state >> stat.parent;
+  std::istringstream(text) >> stat.state >> stat.parent;
   return stat;
 }
 

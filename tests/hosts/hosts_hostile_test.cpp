@@ -145,8 +145,8 @@ void judge_steps(const std::string& times, const Span& before, const std::vector
   for (const auto& [where, steps] : rows)
     std::printf("median step, %s: %.2f ms (%zu steps, the longest %.1f ms)\n", where, ms(median(*steps)), steps->size(),
                 ms(steps->back()));
-  // Within noise, 0.6 to 1.1 times the control's, since strangers have a tenth of the coordinator's time. It was 2.5 times
-  // while a turn carried on 8 handshakes, and 0.4 s while it carried on as many as there were.
+  // Within noise, 0.6 to 1.1 times the control's, since strangers have a tenth of the coordinator's time. It was 2.5
+  // times while a turn carried on 8 handshakes, and 0.4 s while it carried on as many as there were.
   EXPECT_LT(median(attacked), median(control) * 3 / 2 + 20000);
   EXPECT_LT(attacked.back(), 2500000) << "a stranger may be silent for 3 s, and nobody may wait for it";
 }

@@ -187,8 +187,9 @@ TEST(HostsRendezvous, AnotherProcessorIsAWarning) {
   const Rendezvous rendezvous;
   Launched first(rendezvous.options(2, 0, {"true"}));
   PlayedAgent agent(rendezvous);
-  agent.send(Kind::kHello,
-             Hello{.version = library_version(), .node = 1, .nodes = 2, .slots = 1, .host = "node2", .command = "true"});
+  agent.send(
+      Kind::kHello,
+      Hello{.version = library_version(), .node = 1, .nodes = 2, .slots = 1, .host = "node2", .command = "true"});
   const Prepare plan = agent.await<Prepare>(Kind::kPrepare);
   EXPECT_EQ(plan.command, Words{"true"});
   const std::string hash = program_hash("/usr/bin/true", plan.command);

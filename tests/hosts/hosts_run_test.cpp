@@ -47,8 +47,7 @@ TEST(HostsRun, ADryRunTellsWhatItWouldStart) {
   EXPECT_EQ(by_hand(0).out, "node 0: ranks 0 to 3\n  listens     " + rendezvous.place +
                                 "\nnode 1: ranks by its own -n\n  agent       `lockstep run` with --node-rank 1, "
                                 "started there by hand or by a scheduler\nall ranks\n  command     true\n");
-  EXPECT_EQ(by_hand(1).out,
-            "node 1 of 2: 4 ranks\n  joins       " + rendezvous.place + "\n  command     true\n");
+  EXPECT_EQ(by_hand(1).out, "node 1 of 2: 4 ranks\n  joins       " + rendezvous.place + "\n  command     true\n");
 }
 
 /// The first recipe of docs/several_machines.md#a-rank-in-a-debugger.
@@ -258,8 +257,9 @@ TEST(HostsRun, AMachineThatCannotBeReachedIsNamedWithWhatWasSaid) {
     Launched by_ssh({"--hosts", "127.0.0.1:1", "--launch-command", "ssh -o BatchMode=yes -p 1 {host}", "true"});
     const auto unreached = by_ssh.wait();
     EXPECT_EQ(unreached.exit_code, 46);
-    EXPECT_TRUE(contains(unreached.err, "no agent on 127.0.0.1: `ssh -o BatchMode=yes -p 1 127.0.0.1 ...` ended (exit "
-                                        "code 255): ssh: connect to host 127.0.0.1 port 1: Connection refused"))
+    EXPECT_TRUE(contains(unreached.err,
+                         "no agent on 127.0.0.1: `ssh -o BatchMode=yes -p 1 127.0.0.1 ...` ended (exit "
+                         "code 255): ssh: connect to host 127.0.0.1 port 1: Connection refused"))
         << unreached.err;
   }
   Launched silent({"--hosts", "a:1,b:1", "--launch-command", "sh -c 'exec sleep 60'", "true"},

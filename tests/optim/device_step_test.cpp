@@ -45,8 +45,8 @@ struct Parameters {
   at::Tensor operator[](size_t i) const { return named[i].second; }
   at::Tensor loss(int step, int rank) const {
     const at::Tensor input = at::sin(at::arange(4 * 67, at::kDouble).view({4, 67}) * (0.1 * (rank + 1)) + step);
-    at::Tensor hidden = at::linear(input.to(named[0].second.scalar_type()).to(named[0].second.device()), (*this)[0],
-                                   (*this)[1]);
+    at::Tensor hidden =
+        at::linear(input.to(named[0].second.scalar_type()).to(named[0].second.device()), (*this)[0], (*this)[1]);
     if (rank % 2 == 0 && step % 2 == 0) hidden = hidden + (*this)[2];
     return at::linear(at::tanh(hidden), (*this)[4], (*this)[5]).square().mean();
   }
@@ -168,8 +168,8 @@ TEST_P(DeviceStep, EveryOptimizerStepsAsItDoesOnEachRank) {
   on_ranks([](const Group& group, at::Device device) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
       compare_optimizers<torch::optim::SGD>(group, device, SGDOptions(0.1), dtype);
-      compare_optimizers<torch::optim::SGD>(
-          group, device, SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01), dtype);
+      compare_optimizers<torch::optim::SGD>(group, device,
+                                            SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01), dtype);
       compare_optimizers<torch::optim::Adam>(group, device, AdamOptions(1e-2).amsgrad(true), dtype);
       compare_optimizers<AdamW>(group, device, AdamWOptions(1e-2), dtype);
       compare_optimizers<torch::optim::RMSprop>(group, device, RMSpropOptions(1e-2).momentum(0.5), dtype);

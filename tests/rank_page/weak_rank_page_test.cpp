@@ -49,7 +49,8 @@ shm::WeakOutcome explore(int executions, const Dropped& dropped) {
     for (int i = 0; i < kOperations; ++i)
       if (wrong.empty()) wrong = difference(page->read(2));
   };
-  return shm::explore(memory, 2, executions, dropped, [&] { new (page.get()) RankPage(); }, body);
+  return shm::explore(
+      memory, 2, executions, dropped, [&] { new (page.get()) RankPage(); }, body);
 }
 
 TEST(WeakRankPage, WhatIsReadBelongsTogether) {

@@ -48,7 +48,8 @@ TEST(DoctorHosts, TheDirectionThatAFirewallStopsIsNamed) {
       "firewalls, on all ports"};
   EXPECT_EQ(judge({link(0, 1), blocked, link(1, 2)}).broken, expected);
   // One that nothing passes has no rate, which is no slow link besides.
-  const Json dead = {{"low", 0}, {"high", 2}, {"low_cannot_reach_high", "refused"}, {"high_cannot_reach_low", "refused"}};
+  const Json dead = {
+      {"low", 0}, {"high", 2}, {"low_cannot_reach_high", "refused"}, {"high_cannot_reach_low", "refused"}};
   const LinkFindings found = judge({link(0, 1), dead, link(1, 2)});
   ASSERT_EQ(found.broken.size(), 2u);
   EXPECT_TRUE(found.broken[0].starts_with("node1 cannot connect to node3: refused; "));
@@ -58,8 +59,10 @@ TEST(DoctorHosts, TheDirectionThatAFirewallStopsIsNamed) {
 
 TEST(DoctorHosts, TheClockThatIsAheadIsNamed) {
   const char* advice = "'s: times in their logs do not fit together; let NTP set both";
-  EXPECT_EQ(judge(Json::array({link(0, 1, 125e6, 125e6, 1.3)})).slow, Lines{std::string("node2 has a clock that is 1.3 s ahead of node1") + advice});
-  EXPECT_EQ(judge(Json::array({link(0, 1, 125e6, 125e6, -90)})).slow, Lines{std::string("node1 has a clock that is 90.0 s ahead of node2") + advice});
+  EXPECT_EQ(judge(Json::array({link(0, 1, 125e6, 125e6, 1.3)})).slow,
+            Lines{std::string("node2 has a clock that is 1.3 s ahead of node1") + advice});
+  EXPECT_EQ(judge(Json::array({link(0, 1, 125e6, 125e6, -90)})).slow,
+            Lines{std::string("node1 has a clock that is 90.0 s ahead of node2") + advice});
 }
 
 TEST(DoctorHosts, ALinkThatBreaksIsSaid) {

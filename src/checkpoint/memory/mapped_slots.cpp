@@ -97,13 +97,9 @@ std::byte* MappedSlots::place_of(uint64_t offset, uint64_t bytes) const {
   return nullptr;
 }
 
-uint64_t MappedSlots::load(uint64_t offset) const {
-  return load_record_word(records_.data + offset);
-}
+uint64_t MappedSlots::load(uint64_t offset) const { return load_record_word(records_.data + offset); }
 
-void MappedSlots::store(uint64_t offset, uint64_t word) {
-  store_record_word(records_.data + offset, word);
-}
+void MappedSlots::store(uint64_t offset, uint64_t word) { store_record_word(records_.data + offset, word); }
 
 void MappedSlots::write(uint64_t offset, const void* data, uint64_t bytes) {
   std::byte* place = place_of(offset, bytes);

@@ -301,8 +301,9 @@ void close_port(const DataPort& port, c10d::Store& store, int rank, int world_si
     TORCH_WARN(one.from, " had connected to the data port ", one.to, " of rank ", rank,
                " and is no rank; it was shut down. If it had taken a rank's place, the group's operations fail");
   if (!strangers.untold.empty())
-    TORCH_WARN("the network translates addresses between the ranks, so rank ", rank, " cannot tell strangers from ranks ",
-               "among the ", strangers.untold.size(), " connections to its data port");
+    TORCH_WARN("the network translates addresses between the ranks, so rank ", rank,
+               " cannot tell strangers from ranks ", "among the ", strangers.untold.size(),
+               " connections to its data port");
 }
 
 /// An engine with its own port, to which only ranks are connected.

@@ -1,18 +1,15 @@
 #include "launch/process/process_table.h"
 
 #include <dirent.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
 
-#include "base/file_descriptor.h"
+#include "base/proc_file.h"
 
 namespace lockstep {
 namespace {
@@ -25,18 +22,11 @@ struct Stat {
 };
 
 std::optional<Stat> stat_of(pid_t pid) {
-  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
-  const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  char text[1024];
-  const ssize_t count = file ? ::read(file.get(), text, sizeof text - 1) : -1;
-  if (count <= 0) return std::nullopt;
-  text[count] = '\0';
-  const char* name_end = std::strrchr(text, ')');  // the name may contain anything
-  if (name_end == nullptr) return std::nullopt;
+  const std::string text = process_stat(pid);
   Stat stat{.pid = pid};
   unsigned long user = 0, system = 0;
   long user_of_children = 0, system_of_children = 0;
-  const int found = std::sscanf(name_end + 1, " %c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld", &stat.state,
+  const int found = std::sscanf(text.c_str(), " %c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %ld %ld", &stat.state,
                                 &stat.parent, &stat.group, &user, &system, &user_of_children, &system_of_children);
   if (found != 7) return std::nullopt;
   stat.ticks = user + system + static_cast<uint64_t>(user_of_children + system_of_children);

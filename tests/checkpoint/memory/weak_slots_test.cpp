@@ -13,9 +13,9 @@
 #include "checkpoint/memory/record_word.h"
 #include "collectives/shm/weak_executions.h"
 
-// Checkpoints in memory, on memory that is as weak as ARM's or weaker (collectives/shm/weak_memory.h). Two ranks save; a
-// third looks at any time and, as the model lets it, at stores that passed each other. What it sees is what is left if
-// both ranks die at the moment that the last of these stores describes: one slot is whole, and holds what it says.
+// Checkpoints in memory, on memory that is as weak as ARM's or weaker (collectives/shm/weak_memory.h). Two ranks save;
+// a third looks at any time and, as the model lets it, at stores that passed each other. What it sees is what is left
+// if both ranks die at the moment that the last of these stores describes: one slot is whole, and holds what it says.
 
 namespace lockstep {
 namespace {
