@@ -1,18 +1,8 @@
-# cmake -DFOLDER=<share> -P launcher_pages.cmake -- <command that runs lockstep>: what packages hold besides the launcher.
-set(lockstep)
-foreach(index RANGE 1 ${CMAKE_ARGC})
-  if(after)
-    list(APPEND lockstep ${CMAKE_ARGV${index}})
-  endif()
-  if("${CMAKE_ARGV${index}}" STREQUAL "--")
-    set(after ON)
-  endif()
-endforeach()
-
+# cmake -DFOLDER=<share> "-DLOCKSTEP=<command that runs lockstep>" -P launcher_pages.cmake: what packages hold besides the launcher.
 function(write_page name)
   get_filename_component(folder ${FOLDER}/${name} DIRECTORY)
   file(MAKE_DIRECTORY ${folder})
-  execute_process(COMMAND ${lockstep} ${ARGN} OUTPUT_FILE ${FOLDER}/${name} COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(COMMAND ${LOCKSTEP} ${ARGN} OUTPUT_FILE ${FOLDER}/${name} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 write_page(man/man1/lockstep.1 man)
 write_page(man/man1/lockstep-run.1 man run)
