@@ -54,7 +54,7 @@ void be_stranger(c10d::Store& store, pid_t rank_0) {
 void be_rank(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   if (rank == 1) store->wait({"stranger is in"}, seconds(20));
   ::testing::internal::CaptureStderr();
-  const auto engine = gloo_engine::make_backend(store, rank, 2, "127.0.0.1", seconds(5));
+  const auto engine = gloo_engine::make_backend(store, rank, 2, "127.0.0.1", seconds(20));
   const std::string said = ::testing::internal::GetCapturedStderr();
   if (rank == 0) {
     EXPECT_NE(said.find("and is no rank; it was shut down"), std::string::npos) << said;
