@@ -1,9 +1,9 @@
 #include "collectives/data_port.h"
 
-#include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -26,28 +26,19 @@ namespace {
 /// For connections that the kernel has accepted and Gloo's thread is about to.
 constexpr std::chrono::milliseconds kBacklog(100);
 
-std::string text(const sockaddr_storage& address) {
-  char host[INET6_ADDRSTRLEN] = "";
-  if (address.ss_family == AF_INET) {
-    const auto& four = reinterpret_cast<const sockaddr_in&>(address);
-    ::inet_ntop(AF_INET, &four.sin_addr, host, sizeof host);
-    return std::string(host) + ":" + std::to_string(ntohs(four.sin_port));
-  }
-  const auto& six = reinterpret_cast<const sockaddr_in6&>(address);
-  if (IN6_IS_ADDR_V4MAPPED(&six.sin6_addr)) {
-    ::inet_ntop(AF_INET, &six.sin6_addr.s6_addr[12], host, sizeof host);
-    return std::string(host) + ":" + std::to_string(ntohs(six.sin6_port));
-  }
-  ::inet_ntop(AF_INET6, &six.sin6_addr, host, sizeof host);  // without the scope, which has another name elsewhere
-  return "[" + std::string(host) + "]:" + std::to_string(ntohs(six.sin6_port));
-}
-
 /// Empty: it has none.
 std::string end_of(int socket, int (*name)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage address{};
+  auto* const place = reinterpret_cast<sockaddr*>(&address);
   socklen_t length = sizeof address;
-  if (name(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
-  return address.ss_family == AF_INET || address.ss_family == AF_INET6 ? text(address) : "";
+  if (name(socket, place, &length) != 0 || (address.ss_family != AF_INET && address.ss_family != AF_INET6)) return "";
+  char text[NI_MAXHOST], port[NI_MAXSERV];
+  if (getnameinfo(place, length, text, sizeof text, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) return "";
+  std::string host = text;
+  host = host.substr(0, host.find('%'));  // the scope has another name elsewhere
+  const std::string mapped = "::ffff:";   // a socket for IPv6 that IPv4 came to
+  if (host.starts_with(mapped) && host.find('.') != std::string::npos) host.erase(0, mapped.size());
+  return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + port;
 }
 
 int option(int socket, int name) {
