@@ -12,6 +12,7 @@
 #include <set>
 #include <sstream>
 
+#include "base/proc_file.h"
 #include "base/processor.h"
 #include "base/shared_segment.h"
 #include "base/usable_cores.h"
@@ -23,19 +24,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// The value behind "key<separator>" in a file of such lines; empty where it is not.
-std::string value_in(const char* path, const std::string& key, char separator) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    const size_t at = line.find(separator);
-    if (at == std::string::npos || line.substr(0, line.find_last_not_of(" \t", at - 1) + 1) != key) continue;
-    std::string value = line.substr(at + 1);
-    value.erase(0, value.find_first_not_of(" \t\""));
-    return value.substr(0, value.find_last_not_of("\" \t") + 1);
-  }
-  return "";
-}
-
 Json limit_of(__rlimit_resource resource) {
   rlimit limit{};
   ::getrlimit(resource, &limit);
@@ -45,7 +33,8 @@ Json limit_of(__rlimit_resource resource) {
 
 /// The vector instructions that sums in shared memory use here.
 std::string vector_instructions() {
-  std::istringstream flags(value_in("/proc/cpuinfo", "flags", ':') + " " + value_in("/proc/cpuinfo", "Features", ':'));
+  const std::string cpuinfo = read_proc_file("/proc/cpuinfo");
+  std::istringstream flags(value_in(cpuinfo, "flags", ':') + " " + value_in(cpuinfo, "Features", ':'));
   const std::set<std::string> found{std::istream_iterator<std::string>(flags), {}};
   if (found.contains("avx512f") && found.contains("avx512bw")) return "AVX-512";
   return found.contains("avx2") ? "AVX2" : found.contains("asimd") ? "NEON" : "";
@@ -120,7 +109,7 @@ Json machine_facts() {
   return {
       {"system",
        {{"kernel", std::string(system.sysname) + " " + system.release + " " + system.machine},
-        {"distribution", value_in("/etc/os-release", "PRETTY_NAME", '=')},
+        {"distribution", value_in(read_proc_file("/etc/os-release"), "PRETTY_NAME", '=')},
         {"glibc", ::gnu_get_libc_version()}}},
       {"processor", {{"name", processor_name()}, {"vectors", vector_instructions()}}},
       {"cores",

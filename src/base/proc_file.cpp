@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <sstream>
 
 #include "base/file_descriptor.h"
 
@@ -21,6 +22,18 @@ std::string read_proc_file(const std::string& path) {
     else if (count == 0 || errno != EINTR)
       return bytes;
   }
+}
+
+std::string value_in(const std::string& text, const std::string& key, char separator) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t at = line.find(separator);
+    if (at == std::string::npos || line.substr(0, line.find_last_not_of(" \t", at - 1) + 1) != key) continue;
+    std::string value = line.substr(at + 1);
+    value.erase(0, value.find_first_not_of(" \t\""));
+    return value.substr(0, value.find_last_not_of("\" \t") + 1);
+  }
+  return "";
 }
 
 std::string process_stat(int pid) {

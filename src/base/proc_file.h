@@ -8,6 +8,10 @@ namespace lockstep {
 /// (ESRCH), for which a std::ifstream's iterator would throw. Empty: there is no such file, or it may not be read.
 std::string read_proc_file(const std::string& path);
 
+/// The value of the first line "key<separator>value" of such a file's text, without the blanks and quotes around it.
+/// Empty: there is none.
+std::string value_in(const std::string& text, const std::string& key, char separator);
+
 /// What /proc/<pid>/stat has behind the process's name, which may contain anything: its state, parent, group and so on,
 /// with spaces between. Empty: there is no such process.
 std::string process_stat(int pid);

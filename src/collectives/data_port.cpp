@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -18,6 +19,8 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/descriptor_limit.h"
+#include "base/error.h"
 #include "base/mutex.h"
 
 namespace lockstep {
@@ -50,7 +53,8 @@ int option(int socket, int name) {
 /// Calls `use` with each descriptor of this process that is a socket, and its inode.
 void for_each_socket(const std::function<void(int fd, unsigned long inode)>& use) {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/fd"), ::closedir);
-  while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
+  if (!folder) throw_errno_or_limit("looking at the connections of a group");
+  while (const dirent* entry = ::readdir(folder.get())) {
     const int fd = std::atoi(entry->d_name);
     struct stat file {};
     if (entry->d_name[0] != '.' && ::fstat(fd, &file) == 0 && S_ISSOCK(file.st_mode)) use(fd, file.st_ino);
@@ -61,7 +65,8 @@ void for_each_socket(const std::function<void(int fd, unsigned long inode)>& use
 void let_nobody_in(int listener) {
   sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
   const sock_fprog program{.len = 1, .filter = &drop};
-  ::setsockopt(listener, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+  if (::setsockopt(listener, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) != 0)
+    throw_errno("closing the data port of a group");
 }
 
 void await_empty_backlog(int listener) {
@@ -98,32 +103,34 @@ DataPort::DataPort(const std::function<void()>& open) {
   const MutexLock lock(one_at_a_time);
   for_each_socket([&](int, unsigned long inode) { before_.insert(inode); });
   open();
-  listeners_ = new_sockets();
-  std::erase_if(listeners_, [](const Socket& socket) { return !socket.listens; });
+  for_each_new_socket([&](Socket&& socket) {
+    if (socket.listens) listeners_.push_back(std::move(socket));
+  });
 }
 
-std::vector<DataPort::Socket> DataPort::new_sockets() const {
-  std::vector<Socket> sockets;
+void DataPort::for_each_new_socket(const std::function<void(Socket&&)>& use) const {
   for_each_socket([&](int number, unsigned long inode) {
     if (before_.contains(inode)) return;
     Socket socket{.fd = FileDescriptor(::fcntl(number, F_DUPFD_CLOEXEC, 0))};
     const int fd = socket.fd.get();
+    if (!socket.fd && errno != EBADF) throw_errno_or_limit("looking at the connections of a group");
     if (!socket.fd || option(fd, SO_TYPE) != SOCK_STREAM) return;
     socket.listens = option(fd, SO_ACCEPTCONN) == 1;
     socket.ends = {.from = end_of(fd, &::getsockname), .to = end_of(fd, &::getpeername)};
-    if (!socket.ends.from.empty() && (socket.listens || !socket.ends.to.empty())) sockets.push_back(std::move(socket));
+    if (!socket.ends.from.empty() && (socket.listens || !socket.ends.to.empty())) use(std::move(socket));
   });
-  return sockets;
 }
 
 std::vector<Connection> DataPort::made() const {
-  const auto sockets = new_sockets();
   std::unordered_set<std::string> listening;
-  for (const Socket& socket : sockets)
-    if (socket.listens) listening.insert(socket.ends.from);
   std::vector<Connection> made;
-  for (const Socket& socket : sockets)
-    if (!listening.contains(socket.ends.from)) made.push_back(socket.ends);
+  for_each_new_socket([&](const Socket& socket) {
+    if (socket.listens)
+      listening.insert(socket.ends.from);
+    else
+      made.push_back(socket.ends);
+  });
+  std::erase_if(made, [&](const Connection& one) { return listening.contains(one.from); });
   return made;
 }
 
@@ -135,14 +142,17 @@ Strangers DataPort::close(const std::vector<Connection>& made) const {
     if (listeners_.size() > 1 && std::none_of(made.begin(), made.end(), leads_here)) continue;
     let_nobody_in(listener.fd.get());
     await_empty_backlog(listener.fd.get());
-    const std::vector<Socket> sockets = new_sockets();
+    const auto for_each_accepted = [&](const std::function<void(const Connection&, int)>& use) {
+      for_each_new_socket([&](const Socket& socket) {
+        if (!socket.listens && socket.ends.from == port) use({.from = socket.ends.to, .to = port}, socket.fd.get());
+      });
+    };
     std::vector<Connection> accepted;
-    for (const Socket& socket : sockets)
-      if (!socket.listens && socket.ends.from == port) accepted.push_back({.from = socket.ends.to, .to = port});
+    for_each_accepted([&](const Connection& one, int) { accepted.push_back(one); });
     Strangers found = find_strangers(accepted, made);
-    for (const Socket& socket : sockets)
-      if (contains(found.shut_down, {.from = socket.ends.to, .to = socket.ends.from}))
-        ::shutdown(socket.fd.get(), SHUT_RDWR);
+    for_each_accepted([&](const Connection& one, int socket) {
+      if (contains(found.shut_down, one)) ::shutdown(socket, SHUT_RDWR);
+    });
     all.shut_down.insert(all.shut_down.end(), found.shut_down.begin(), found.shut_down.end());
     all.untold.insert(all.untold.end(), found.untold.begin(), found.untold.end());
   }

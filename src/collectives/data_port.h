@@ -33,11 +33,14 @@ class DataPort {
   /// `open` lets Gloo begin to listen.
   explicit DataPort(const std::function<void()>& open);
 
-  /// The connections that this process has made since then. Call it once Gloo has connected all ranks.
+  /// The connections that this process has made since then. Call it once Gloo has connected all ranks. Throws
+  /// LimitError if no descriptor is left to look at them, since a connection that is not told of would be taken for a
+  /// stranger's.
   std::vector<Connection> made() const;
 
   /// `made`: by all ranks of the group. From here on the port takes no connection, and those that no rank has made are
   /// shut down: if one of them has taken the place of a rank, the group's operations fail.
+  /// Throws Error if the kernel does not take it.
   Strangers close(const std::vector<Connection>& made) const;
 
  private:
@@ -47,7 +50,8 @@ class DataPort {
     bool listens = false;
     Connection ends;  ///< as seen from here: from this end
   };
-  std::vector<Socket> new_sockets() const;
+  /// Calls `use` with each that has come since the beginning. Holds one more descriptor at a time.
+  void for_each_new_socket(const std::function<void(Socket&&)>& use) const;
 
   std::unordered_set<unsigned long> before_;  ///< inodes
   std::vector<Socket> listeners_;             ///< Gloo's; others if the program began to listen at that very moment

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/proc_file.h"
 #include "base/processor.h"
 #include "base/usable_cores.h"
 #include "base/version.h"
@@ -14,23 +15,9 @@
 namespace lockstep {
 namespace {
 
-/// The rest of the first line that starts with `start`.
-std::string line_after(const char* path, const std::string& start) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with(start)) return line.substr(start.size());
-  return "";
-}
-
-std::string system_name() {
-  std::string name = line_after("/etc/os-release", "PRETTY_NAME=");
-  if (name.size() >= 2 && name.front() == '"' && name.back() == '"') name = name.substr(1, name.size() - 2);
-  return name;
-}
-
 int64_t memory_bytes() {
   int64_t kibibytes = 0;
-  std::istringstream(line_after("/proc/meminfo", "MemTotal:")) >> kibibytes;
+  std::istringstream(value_in(read_proc_file("/proc/meminfo"), "MemTotal", ':')) >> kibibytes;
   return kibibytes * 1024;
 }
 
@@ -49,7 +36,7 @@ SystemFacts system_facts() {
   std::error_code ignored;
   return {
       .host = named ? names.nodename : "",
-      .system = system_name(),
+      .system = value_in(read_proc_file("/etc/os-release"), "PRETTY_NAME", '='),
       .kernel = named ? std::string(names.sysname) + " " + names.release + " " + names.machine : "",
       .cpu = processor_name(),
       .usable_cores = static_cast<int>(allowed_cpus().size()),

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "collectives/tcp.h"
@@ -87,6 +89,21 @@ TEST(DataPort, LetsNobodyInAndShutsDownWhoIsNoRank) {
     const FileDescriptor late = port.connect(200);
     EXPECT_EQ(port.accepted(), 2U);
   }
+}
+
+TEST(DataPort, WithoutADescriptorToLookNothingIsConcluded) {
+  Port port("127.0.0.1");
+  const DataPort closing([&] { port.open(); });
+  const FileDescriptor rank = port.connect(10000);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none_left = before;
+  none_left.rlim_cur = static_cast<rlim_t>(FileDescriptor(::dup(rank.get())).get());
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none_left), 0);
+  EXPECT_THROW(closing.made(), LimitError);
+  EXPECT_THROW(closing.close({}), LimitError);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_FALSE(is_shut_down(rank));
 }
 
 TEST(DataPort, AnotherPortOfTheProgramIsLeftAlone) {

@@ -69,7 +69,7 @@ class Frameworks(unittest.TestCase):
                               capture_output=True, text=True, timeout=DEADLINE_S)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         for rank in range(2):
-            self.assertRegex(done.stdout, rf"(?m)^{rank}:\d+ equal$")
+            self.assertRegex(done.stdout, rf"(?<!\d){rank}:\d+ equal\n")  # a rank may print between a line and its end
 
     def test_attach_in_accelerate(self):
         self.attach("accelerate")

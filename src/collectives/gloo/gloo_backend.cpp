@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <lockstep/error.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "base/clock.h"
@@ -20,6 +21,7 @@
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/gloo/flight_recorder.h"
 #include "collectives/gloo/tree_reduction.h"
+#include "collectives/shm/backend/store_exchange.h"
 
 // Gloo itself compares nothing: ranks that call different collectives take each other's data, or wait until the
 // timeout. Here each collective has a tag of its own, so that messages of different collectives never match. When one
@@ -287,34 +289,33 @@ std::vector<Connection> to_connections(const std::string& text) {
 }
 
 /// Shuts out who is no rank, once all ranks are connected. All ranks call.
-void close_port(const DataPort& port, c10d::Store& store, int rank, int world_size) {
-  const auto key = [](int of) { return "data_port/made/" + std::to_string(of); };
-  const std::string mine = to_text(port.made());
-  store.set(key(rank), std::vector<uint8_t>(mine.begin(), mine.end()));
+void close_port(const DataPort& port, const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                std::chrono::milliseconds timeout) {
+  const auto tell_all =
+      shm_engine::exchange_over(c10::make_intrusive<c10d::PrefixStore>("data_port", store), rank, world_size, timeout);
   std::vector<Connection> made;
-  for (int other = 0; other < world_size; ++other) {
-    const std::vector<uint8_t> text = store.get(key(other));
-    for (Connection& one : to_connections({text.begin(), text.end()})) made.push_back(std::move(one));
-  }
+  for (const std::string& text : tell_all(to_text(port.made())))
+    for (Connection& one : to_connections(text)) made.push_back(std::move(one));
   const Strangers strangers = port.close(made);
   for (const Connection& one : strangers.shut_down)
     TORCH_WARN(one.from, " had connected to the data port ", one.to, " of rank ", rank,
                " and is no rank; it was shut down. If it had taken a rank's place, the group's operations fail");
   if (!strangers.untold.empty())
     TORCH_WARN("the network translates addresses between the ranks, so rank ", rank,
-               " cannot tell strangers from ranks ", "among the ", strangers.untold.size(),
+               " cannot tell strangers from ranks among the ", strangers.untold.size(),
                " connections to its data port");
 }
 
 /// An engine with its own port, to which only ranks are connected.
 template <typename Make>
-c10::intrusive_ptr<c10d::Backend> connected(c10d::Store& store, int rank, int world_size, const std::string& address,
-                                            std::chrono::milliseconds timeout, const Make& make) {
+c10::intrusive_ptr<c10d::Backend> connected(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                                            const std::string& address, std::chrono::milliseconds timeout,
+                                            const Make& make) {
   const BlockedSigpipe blocked;
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   const DataPort port([&] { options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address)); });
   c10::intrusive_ptr<c10d::Backend> engine = make(std::move(options));
-  close_port(port, store, rank, world_size);
+  close_port(port, store, rank, world_size, timeout);
   return engine;
 }
 
@@ -322,7 +323,7 @@ c10::intrusive_ptr<c10d::Backend> connected(c10d::Store& store, int rank, int wo
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                const std::string& address, std::chrono::milliseconds timeout) {
-  return connected(*store, rank, world_size, address, timeout, [&](auto options) {
+  return connected(store, rank, world_size, address, timeout, [&](auto options) {
     auto recorder = std::make_shared<FlightRecorder>(store, rank, world_size);
     return c10::make_intrusive<GlooBackend>(store, rank, world_size, std::move(options), std::move(recorder));
   });
@@ -331,7 +332,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
 c10::intrusive_ptr<c10d::Backend> make_plain_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                      int world_size, const std::string& address,
                                                      std::chrono::milliseconds timeout) {
-  return connected(*store, rank, world_size, address, timeout, [&](auto options) {
+  return connected(store, rank, world_size, address, timeout, [&](auto options) {
     return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, std::move(options));
   });
 }
