@@ -11,6 +11,7 @@
 #include "collectives/cause.h"
 #include "collectives/key_value_store.h"
 #include "collectives/tcp.h"
+#include "rank_page/rank_board.h"
 #include "rendezvous/local_rendezvous.h"
 
 namespace lockstep {
@@ -37,11 +38,14 @@ StorePointer open_tcp(const World& world, std::chrono::milliseconds timeout) {
     listener.release();  // the server owns it now
     return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + world.job, std::move(store));
   } catch (const std::exception& cause) {
-    throw Error("rank " + std::to_string(world.rank) + " cannot reach " +
-                (world.store_is_hosted ? "torchrun's store" : "rank 0") + " at MASTER_ADDR=" + world.master_addr +
-                " MASTER_PORT=" + std::to_string(world.master_port) + " within " +
-                std::to_string(timeout.count() / 1000) + " s: " + cause_of(cause) +
-                "; see the output of rank 0 for the reason, or raise LOCKSTEP_JOIN_TIMEOUT_S if it starts slowly");
+    const std::string text =
+        "rank " + std::to_string(world.rank) + " cannot reach " +
+        (world.store_is_hosted ? "torchrun's store" : "rank 0") + " at MASTER_ADDR=" + world.master_addr +
+        " MASTER_PORT=" + std::to_string(world.master_port) + " within " + std::to_string(timeout.count() / 1000) +
+        " s: " + cause_of(cause) +
+        "; see the output of rank 0 for the reason, or raise LOCKSTEP_JOIN_TIMEOUT_S if it starts slowly";
+    own_page().fail(RankFailure::kMissing, world.store_is_hosted ? -1 : 0, text);
+    throw Error(text);
   }
 }
 

@@ -61,7 +61,7 @@ class Agent {
   void turn();
   void take_signals();
   void take(const Channel::Message& message);
-  void prepare(Prepare plan);
+  void prepare(const Prepare& plan);
   void start(const Start& order);
   void finish();
   void fail(const LaunchError& error);
@@ -203,7 +203,7 @@ void Agent::fail(const LaunchError& error) {
   channel_->send(Kind::kFailed, Failed{.exit_code = error.exit_code, .text = error.what()});
 }
 
-void Agent::prepare(Prepare plan) {
+void Agent::prepare(const Prepare& plan) {
   try {
     std::error_code error;
     if (!plan.folder.empty()) std::filesystem::current_path(plan.folder, error);

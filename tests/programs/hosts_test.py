@@ -26,6 +26,7 @@ class Hosts:
         self.ends = {}
 
     def __enter__(self):
+        forget_hosts_of_the_dead()
         try:
             for name in self.names:
                 run("ip", "netns", "add", name)
@@ -67,6 +68,14 @@ class Hosts:
         """`lockstep run --hosts` on the first host."""
         hosts = ",".join(f"{name}:{count}" for name, count in zip(self.names, slots))
         return self.on(0, LOCKSTEP, "run", "--hosts", hosts, "--launch-command", "ip netns exec {host}", *rest)
+
+
+def forget_hosts_of_the_dead():
+    """A test that is killed leaves the names of its namespaces."""
+    for name in os.listdir("/run/netns") if os.path.isdir("/run/netns") else []:
+        made = re.fullmatch(r"lockstep-(?:probe-)?(\d+)-\d+", name)
+        if made and not os.path.isdir(f"/proc/{made[1]}"):
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
 def processes_of(hosts, host):
