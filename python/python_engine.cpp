@@ -30,11 +30,9 @@ bool on_several_machines(const Store& store, int rank, int world_size, std::chro
   const Versions own = Versions::loaded_here();
   const auto exchange = shm_engine::exchange_over(store, rank, world_size, timeout);
   std::vector<Versions> ranks;
-  for (const std::string& words : exchange(own.machine + " " + own.lockstep + " " + own.libtorch)) {
-    std::istringstream text(words);
-    Versions& one = ranks.emplace_back();
-    text >> one.machine >> one.lockstep >> one.libtorch;
-  }
+  std::ostringstream own_words;
+  own_words << own;
+  for (const std::string& words : exchange(own_words.str())) std::istringstream(words) >> ranks.emplace_back();
   require_same_versions(ranks, [&] {
     try {
       exchange("");  // afterwards all know, and rank 0, which may serve the store, may end
@@ -42,6 +40,7 @@ bool on_several_machines(const Store& store, int rank, int world_size, std::chro
       // It has.
     }
   });
+  warn_of_other_processors(ranks, rank);
   return std::any_of(ranks.begin(), ranks.end(), [&](const Versions& one) { return one.machine != own.machine; });
 }
 

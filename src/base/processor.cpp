@@ -2,9 +2,13 @@
 
 #include <sys/utsname.h>
 
+#include <fstream>
+#include <set>
+
 #include "base/proc_file.h"
 
 namespace lockstep {
+
 std::string processor_name_in(const std::string& cpuinfo) {
   if (std::string name = value_in(cpuinfo, "model name", ':'); !name.empty()) return name;
   const std::string part = value_in(cpuinfo, "CPU part", ':');
@@ -14,9 +18,24 @@ std::string processor_name_in(const std::string& cpuinfo) {
 }
 
 std::string processor_name() {
-  if (std::string name = processor_name_in(read_proc_file("/proc/cpuinfo")); !name.empty()) return name;
+  std::string first_ones(4096, '\0');  // a machine of hundreds of processors takes milliseconds to write them all
+  std::ifstream file("/proc/cpuinfo");
+  file.read(first_ones.data(), static_cast<std::streamsize>(first_ones.size()));
+  first_ones.resize(static_cast<size_t>(file.gcount()));
+  if (std::string name = processor_name_in(first_ones); !name.empty()) return name;
   utsname names{};
   return ::uname(&names) == 0 ? names.machine : "unknown";
+}
+
+std::string warning_of_other_processors(const std::vector<MachineProcessor>& machines) {
+  std::set<std::string> named;
+  std::string others;
+  for (const auto& [machine, processor] : machines)
+    if (processor != machines.front().processor && named.insert(machine).second)
+      others += (others.empty() ? "" : ", ") + machine;
+  if (others.empty()) return "";
+  return others + (named.size() == 1 ? " has" : " have") + " another processor than " + machines.front().machine +
+         ": results may differ in the last bits from those of equal machines";
 }
 
 }  // namespace lockstep

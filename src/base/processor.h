@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -10,5 +11,12 @@ std::string processor_name();
 /// From the text of /proc/cpuinfo: the model's name or, of ARM's processors, which have none there, the numbers that
 /// their implementer gives them ("ARM, implementer 0x41, part 0xd0c, variant 0x3"). Empty if it has neither.
 std::string processor_name_in(const std::string& cpuinfo);
+
+struct MachineProcessor {
+  std::string machine, processor;
+};
+
+/// What to warn of if not all machines have the first one's kind; else empty. A machine may be there several times.
+std::string warning_of_other_processors(const std::vector<MachineProcessor>& machines);
 
 }  // namespace lockstep

@@ -1,11 +1,18 @@
 #include "collectives/versions.h"
 
+#include <c10/util/Exception.h>
 #include <caffe2/core/common.h>
 #include <torch/version.h>
 
+#include <iomanip>
+#include <istream>
+#include <ostream>
+
 #include "base/error.h"
 #include "base/machine_name.h"
+#include "base/processor.h"
 #include "base/version.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {
@@ -24,7 +31,16 @@ std::string shown_machine(const std::string& machine) {
 
 }  // namespace
 
-Versions Versions::loaded_here() { return {machine_name(), library_version(), libtorch_version()}; }
+Versions Versions::loaded_here() { return {machine_name(), library_version(), libtorch_version(), processor_name()}; }
+
+std::ostream& operator<<(std::ostream& text, const Versions& versions) {
+  return text << versions.machine << ' ' << versions.lockstep << ' ' << versions.libtorch << ' '
+              << std::quoted(versions.processor);
+}
+
+std::istream& operator>>(std::istream& text, Versions& versions) {
+  return text >> versions.machine >> versions.lockstep >> versions.libtorch >> std::quoted(versions.processor);
+}
 
 void require_same_versions(const std::vector<Versions>& versions, const std::function<void()>& leave) {
   const Versions& first = versions.front();
@@ -41,6 +57,13 @@ void require_same_versions(const std::vector<Versions>& versions, const std::fun
     note_error(RankFailure::kMissing, static_cast<int>(rank), found);  // for the launcher: that rank does not join
     throw Error(found + "; install the same version on all machines");
   }
+}
+
+void warn_of_other_processors(const std::vector<Versions>& versions, int rank) {
+  if (rank != 0 || launchers_board() != nullptr) return;
+  std::vector<MachineProcessor> processors;
+  for (const Versions& one : versions) processors.push_back({shown_machine(one.machine), one.processor});
+  if (const std::string warning = warning_of_other_processors(processors); !warning.empty()) TORCH_WARN_ONCE(warning);
 }
 
 }  // namespace lockstep

@@ -30,9 +30,8 @@ struct Introduction {
 };
 
 std::string introduce() {
-  const Versions own = Versions::loaded_here();
   std::ostringstream text;
-  text << own.machine << ' ' << own.lockstep << ' ' << own.libtorch;
+  text << Versions::loaded_here();
   for (int cpu : allowed_cpus()) text << ' ' << cpu;
   return text.str();
 }
@@ -40,7 +39,7 @@ std::string introduce() {
 Introduction introduction_in(const std::string& words) {
   std::istringstream text(words);
   Introduction one;
-  text >> one.versions.machine >> one.versions.lockstep >> one.versions.libtorch;
+  text >> one.versions;
   one.cpus.assign(std::istream_iterator<int>(text), std::istream_iterator<int>());
   return one;
 }
@@ -132,6 +131,7 @@ RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::S
     versions.push_back(std::move(one.versions));
   }
   require_same_versions(versions, [&] { say_farewell(world, store, kToFindOut); });
+  warn_of_other_processors(versions, world.rank);
   result.machines = static_cast<int>(machines.size());
   result.threads = threads_per_rank(masks, result.local_rank, cgroup_cpu_quota());
   // The launcher's numbers win: two torchrun agents on one machine count as two.

@@ -11,6 +11,7 @@
 #include <functional>
 
 #include "base/printable.h"
+#include "base/processor.h"
 #include "base/version.h"
 #include "hosts/hosts_plan.h"
 #include "hosts/hosts_team.h"
@@ -311,7 +312,7 @@ void Coordinator::compare(const TeamSetup& setup) const {
   const Node& first = *std::find_if(nodes_.begin(), nodes_.end(), std::mem_fn(&Node::is_ready));
   const bool loopback = is_loopback(first.ready->address);
   const std::string script = script_of(setup.options.command);
-  std::string others;
+  std::vector<MachineProcessor> processors;
   for (const Node& node : nodes_) {
     if (node.gone) continue;
     const Ready& ready = *node.ready;
@@ -326,12 +327,10 @@ void Coordinator::compare(const TeamSetup& setup) const {
           kExitNotStarted,
           node.host.name + " would use " + ready.address + ", and " + first.host.name + " " + first.ready->address +
               ", which cannot reach each other; choose with --interface a network that " + "all machines share");
-    if (ready.processor != first.ready->processor) others += (others.empty() ? "" : ", ") + node.host.name;
+    processors.push_back({node.host.name, ready.processor});
     for (const std::string& warning : ready.warnings) say(setup, node.host.name + ": " + printable(warning));
   }
-  if (!others.empty())
-    say(setup, others + (others.find(',') == std::string::npos ? " has" : " have") + " another processor than " +
-                   first.host.name + ": results may differ in the last bits from those of equal machines");
+  if (const std::string warning = warning_of_other_processors(processors); !warning.empty()) say(setup, warning);
 }
 
 std::string Coordinator::missing() const {

@@ -17,5 +17,14 @@ TEST(Processor, IsNamedAsItsKernelNamesIt) {
   EXPECT_NE(processor_name(), "");
 }
 
+TEST(Processor, OthersThanTheFirstAreWarnedOf) {
+  EXPECT_EQ(warning_of_other_processors({}), "");
+  EXPECT_EQ(warning_of_other_processors({{"a", "x y"}, {"a", "x y"}, {"b", "x y"}}), "");
+  const std::string why = ": results may differ in the last bits from those of equal machines";
+  EXPECT_EQ(warning_of_other_processors({{"a", "x"}, {"b", "y"}, {"b", "y"}}), "b has another processor than a" + why);
+  EXPECT_EQ(warning_of_other_processors({{"a", "x"}, {"b", "y"}, {"c", ""}}),
+            "b, c have another processor than a" + why);
+}
+
 }  // namespace
 }  // namespace lockstep

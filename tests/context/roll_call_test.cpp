@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "base/error.h"
+#include "base/processor.h"
 #include "base/version.h"
 
 // The ranks of other machines are played by this one, which writes their introductions.
@@ -15,7 +16,8 @@ namespace {
 
 constexpr std::chrono::seconds kTimeout(5);
 
-/// What rank 0 of three throws when the others are `machine version-of-Lockstep version-of-LibTorch cpus`; "": nothing.
+/// What rank 0 of three throws when the others are `machine version-of-Lockstep version-of-LibTorch "processor" cpus`;
+/// "": nothing.
 std::string said_of(const std::string& second, const std::string& third) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   store->set("present/1", second);
@@ -36,7 +38,7 @@ std::string said_of(const std::string& second, const std::string& third) {
 TEST(RollCall, OtherVersionsAreNamed) {
   const std::string lockstep = library_version(), torch = TORCH_VERSION;
   const auto rank = [](const std::string& machine, const std::string& its_lockstep, const std::string& its_torch) {
-    return machine + " " + its_lockstep + " " + its_torch + " 0 1";
+    return machine + " " + its_lockstep + " " + its_torch + " \"" + processor_name() + "\" 0 1";
   };
   const std::string equal = rank("node2", lockstep, torch);
   EXPECT_EQ(said_of(equal, rank("node3", lockstep, torch)), "");
@@ -48,6 +50,14 @@ TEST(RollCall, OtherVersionsAreNamed) {
   const std::string other_lockstep = said_of(rank("node2", "9.9.9", torch), equal);
   EXPECT_NE(other_lockstep.find("rank 1 on node2 has Lockstep 9.9.9, and rank 0 on "), std::string::npos)
       << other_lockstep;
+}
+
+TEST(RollCall, OtherProcessorsAreWarnedOf) {
+  const std::string versions = std::string(library_version()) + " " TORCH_VERSION;
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(said_of("node2 " + versions + " \"another kind\" 0", "node3 " + versions + " \"\" 0"), "");
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("node2, node3 have another processor than "), std::string::npos) << said;
 }
 
 }  // namespace
