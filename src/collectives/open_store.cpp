@@ -38,23 +38,28 @@ StorePointer open_tcp(const World& world, std::chrono::milliseconds timeout) {
     listener.release();  // the server owns it now
     return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + world.job, std::move(store));
   } catch (const std::exception& cause) {
-    const std::string text =
-        "rank " + std::to_string(world.rank) + " cannot reach " +
-        (world.store_is_hosted ? "torchrun's store" : "rank 0") + " at MASTER_ADDR=" + world.master_addr +
-        " MASTER_PORT=" + std::to_string(world.master_port) + " within " + std::to_string(timeout.count() / 1000) +
-        " s: " + cause_of(cause) +
-        "; see the output of rank 0 for the reason, or raise LOCKSTEP_JOIN_TIMEOUT_S if it starts slowly";
-    own_page().fail(RankFailure::kMissing, world.store_is_hosted ? -1 : 0, text);
-    throw Error(text);
+    throw Error("rank " + std::to_string(world.rank) + " cannot reach " +
+                (world.store_is_hosted ? "torchrun's store" : "rank 0") + " at MASTER_ADDR=" + world.master_addr +
+                " MASTER_PORT=" + std::to_string(world.master_port) + " within " +
+                std::to_string(timeout.count() / 1000) + " s: " + cause_of(cause) +
+                "; see the output of rank 0 for the reason, or raise LOCKSTEP_JOIN_TIMEOUT_S if it starts slowly");
   }
+}
+
+StorePointer open_on_this_machine(const World& world, std::chrono::milliseconds timeout) {
+  auto rendezvous = rendezvous_on_this_machine(starting_process(world.rank_variable), world.rank, Deadline(timeout));
+  return c10::make_intrusive<KeyValueStore>(std::move(rendezvous.server), std::move(rendezvous.socket), timeout);
 }
 
 StorePointer open_new(const World& world, std::chrono::milliseconds timeout) {
   if (world.source == World::Source::kLauncher)
     return c10::make_intrusive<KeyValueStore>(nullptr, inherited_store_socket(*world.store_fd), timeout);
-  if (!world.master_addr.empty()) return open_tcp(world, timeout);
-  auto rendezvous = rendezvous_on_this_machine(starting_process(world.rank_variable), world.rank, Deadline(timeout));
-  return c10::make_intrusive<KeyValueStore>(std::move(rendezvous.server), std::move(rendezvous.socket), timeout);
+  try {
+    return world.master_addr.empty() ? open_on_this_machine(world, timeout) : open_tcp(world, timeout);
+  } catch (const Error& error) {
+    if (world.rank != 0) own_page().fail(RankFailure::kMissing, 0, error.what());
+    throw;
+  }
 }
 
 /// The store that this process has opened. It outlives the Context: the launcher's socket exists only once, and a rank

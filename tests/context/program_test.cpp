@@ -69,20 +69,5 @@ TEST(RunProgram, RefusesRanksInARank) {
   EXPECT_EQ(run_as({"train", "--", "--ranks", "3"}, [] { return 7; }).code, 7) << "after -- it is the program's own";
 }
 
-TEST(RunProgram, NamesThePageOfRanksThatDoNotJoin) {
-  ::setenv("RANK", "1", 1);
-  ::setenv("WORLD_SIZE", "2", 1);
-  ::setenv("MASTER_ADDR", "127.0.0.1", 1);
-  ::setenv("MASTER_PORT", "1", 1);  // where nobody listens
-  ::setenv("LOCKSTEP_JOIN_TIMEOUT_S", "1", 1);
-  const Ended ended = run_as({"train"}, [] {
-    Context context;
-    return 0;
-  });
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_TRUE(ended.said.starts_with("train: rank 1 cannot reach rank 0 at MASTER_ADDR=127.0.0.1")) << ended.said;
-  EXPECT_TRUE(ended.said.ends_with("  page      docs/errors.md, exit code 46\n")) << ended.said;
-}
-
 }  // namespace
 }  // namespace lockstep

@@ -314,7 +314,7 @@ class BadInput(ProgramTest):
     def test_a_rank_0_that_never_comes_is_named(self):
         for name, variables in self.worlds_of_three():
             with self.subTest(name):
-                self.ranks_that_wait(variables, {1: ["rank 0", "see the output of rank 0", "LOCKSTEP_JOIN_TIMEOUT_S"]}, 40)
+                self.ranks_that_wait(variables, {1: ["rank 0", "see the output of rank 0", "LOCKSTEP_JOIN_TIMEOUT_S"]}, 46)
 
 
 if __name__ == "__main__":
