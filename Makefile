@@ -3,6 +3,7 @@
 RANKS ?= 2
 EPOCHS ?= 4
 JOBS ?= $(shell nproc)
+TEST_OPTIONS ?=
 BUILD := build
 
 .PHONY: all help setup build train test test-thorough test-nightly bench docs format lint clean
@@ -43,7 +44,7 @@ test: setup $(BUILD)/build.ninja
 	  wait $$installing && exit $$built
 	@! grep -qs '^LOCKSTEP_MPICXX_.*-NOTFOUND' $(BUILD)/CMakeCache.txt || \
 	  { cmake --preset release > $(BUILD)/configure.log && cmake --build $(BUILD) --target all -j $(JOBS); }
-	@scripts/test
+	@scripts/test $(TEST_OPTIONS)
 
 # Configured once more, for clang may just have come.
 thorough_build = scripts/setup --thorough && cmake --preset release > $(BUILD)/configure.log && \
@@ -51,7 +52,7 @@ thorough_build = scripts/setup --thorough && cmake --preset release > $(BUILD)/c
 
 test-thorough: setup $(BUILD)/build.ninja
 	@$(thorough_build)
-	@scripts/test --thorough
+	@scripts/test --thorough $(TEST_OPTIONS)
 
 test-nightly: setup $(BUILD)/build.ninja
 	@$(thorough_build)

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <lockstep/cxx20.h>
+
 #include <optional>
 
 #include <c10/core/DeviceType.h>
@@ -10,7 +12,7 @@ namespace lockstep {
 struct AutocastOptions {
   c10::DeviceType device = c10::kCPU;
   /// bfloat16 or half. Unset: torch's default for the device, bfloat16 on CPUs and half on CUDA.
-  std::optional<c10::ScalarType> dtype;
+  std::optional<c10::ScalarType> dtype{};
   /// False: within an enclosing guard, compute in the tensors' own dtypes again.
   bool enabled = true;
   /// Cast each parameter once until the outermost guard ends, not once per use.

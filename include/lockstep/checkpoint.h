@@ -23,10 +23,10 @@ struct LoadStateOptions {
 
 /// What load_state_dict found.
 struct LoadStateReport {
-  std::vector<std::string> missing;     ///< names in the module but not in the state
-  std::vector<std::string> unexpected;  ///< names in the state but not in the module
+  std::vector<std::string> missing{};     ///< names in the module but not in the state
+  std::vector<std::string> unexpected{};  ///< names in the state but not in the module
   /// The prefix that was removed from names, such as "module." of Python's DistributedDataParallel; usually empty.
-  std::string removed_prefix;
+  std::string removed_prefix{};
 };
 
 /// Copies the tensors into the module's. If names do not match, the prefixes that Python's wrappers leave (`module.`
@@ -60,8 +60,8 @@ void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IV
 
 /// What a checkpoint file holds.
 struct Checkpoint {
-  StateDict tensors;
-  std::map<std::string, std::string> metadata;  ///< texts, such as the epoch
+  StateDict tensors{};
+  std::map<std::string, std::string> metadata{};  ///< texts, such as the epoch
 };
 
 /// The file name decides the format: a .safetensors file, which Python's safetensors package can read, or a .pt (or

@@ -16,9 +16,9 @@ namespace lockstep {
 
 struct CheckpointerOptions {
   /// Save when this many steps have been made since the last checkpoint. Unset: not by steps.
-  std::optional<int64_t> every_steps;
+  std::optional<int64_t> every_steps{};
   /// Save when this many minutes have passed on rank 0. Unset: not by time.
-  std::optional<double> every_minutes;
+  std::optional<double> every_minutes{};
   /// Checkpoints to keep: the newest, and those with the best score.
   int keep_last = 2;
   int keep_best = 1;
@@ -27,7 +27,7 @@ struct CheckpointerOptions {
   /// state.
   bool asynchronous = true;
   /// Save every so many steps to the launcher's memory, for ranks that it restarts (docs/elasticity.md).
-  std::optional<int64_t> memory_every_n_steps;
+  std::optional<int64_t> memory_every_n_steps{};
   /// Where no launcher holds such memory, or there is too little, warn and save to disk alone. false: throw Error.
   bool disk_if_no_memory = false;
 };

@@ -100,8 +100,8 @@ struct TopKOptions {
 [[nodiscard]] CommHookPtr between_machines_hook(CommHookPtr inner);
 
 struct PostLocalSgdOptions {
-  int64_t start_iter = 1000;      ///< steps of plain all-reduce before; PyTorch's start_localSGD_iter
-  std::optional<Group> subgroup;  ///< ranks that keep averaging gradients among themselves; unset: none do
+  int64_t start_iter = 1000;        ///< steps of plain all-reduce before; PyTorch's start_localSGD_iter
+  std::optional<Group> subgroup{};  ///< ranks that keep averaging gradients among themselves; unset: none do
 };
 /// After `start_iter` steps gradients stay with each rank (or its subgroup): a PeriodicModelAverager averages
 /// parameters instead.

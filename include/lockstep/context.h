@@ -16,7 +16,7 @@ struct AdoptedRanks;
 struct ContextOptions {
   /// Seeds torch's generator with `seed + rank` on every rank (with virtual ranks: docs/exactness.md). Unset: torch's
   /// own default.
-  std::optional<uint64_t> seed;
+  std::optional<uint64_t> seed{};
   /// The number of virtual ranks: the run then gives the same bits on any number of ranks up to this one
   /// (docs/exactness.md). Each rank works for a block of them in turn, and a step takes one micro-batch of each. 0:
   /// what the environment says, else none (docs/environment.md). Fewer than ranks are an Error.
@@ -33,7 +33,7 @@ struct ContextOptions {
   /// The engine of the collectives; docs/backends.md names them. Empty: "shm" (shared memory) if all ranks are on one
   /// machine, "hierarchical" if several machines have several ranks, else an engine that works over the network alone.
   /// An engine that cannot serve these ranks is an Error on all of them.
-  std::string backend;
+  std::string backend{};
   /// Whether rank 0 prints to stderr, once, how the world was formed.
   bool announce = true;
   /// Whether Context(argc, argv) obeys `--ranks N`.

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <lockstep/cxx20.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -37,11 +39,11 @@ struct DataLoaderOptions {
   /// How many batches each worker may be ahead of the loop.
   int prefetch = 2;
   /// Seed of the shuffle and of random transforms; must be the same on every rank. Unset: the context's.
-  std::optional<uint64_t> seed;
+  std::optional<uint64_t> seed{};
   /// Put batches into page-locked memory on the workers, so that copies to a GPU need not wait. Needs CUDA.
   bool pin_memory = false;
   /// The device of the batches. A copy to a GPU goes onto its current stream, without waiting if memory is pinned.
-  std::optional<c10::Device> device;
+  std::optional<c10::Device> device{};
 };
 
 }  // namespace lockstep

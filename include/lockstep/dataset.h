@@ -1,5 +1,7 @@
 #pragma once
 
+#include <lockstep/cxx20.h>
+
 #include <cstdint>
 #include <functional>
 
@@ -10,8 +12,8 @@ namespace lockstep {
 
 /// Several samples: the first dimension of both tensors counts them.
 struct Batch {
-  at::Tensor data;
-  at::Tensor target;
+  at::Tensor data{};
+  at::Tensor target{};
 
   /// Calls `visit` for both.
   void for_each_tensor(const std::function<void(at::Tensor&)>& visit) {

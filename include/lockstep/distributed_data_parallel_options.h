@@ -27,9 +27,9 @@ struct DistributedDataParallelOptions {
   /// Set parameters and buffers to rank 0's when attaching. False: you guarantee that all ranks hold the same.
   bool init_sync = true;
   /// These parameters are reduced last, whatever their place in the module.
-  std::vector<std::string> delay_all_reduce_named_params;
+  std::vector<std::string> delay_all_reduce_named_params{};
   /// Parameters and buffers to leave alone: they are not compared, broadcast or reduced.
-  std::vector<std::string> parameters_to_ignore;
+  std::vector<std::string> parameters_to_ignore{};
   /// Keep the memory of freed CPU tensors for the next ones, so that no step waits for fresh pages: in the whole
   /// process, until the last object with this option is gone. It never overrides malloc's variables, a malloc other
   /// than glibc's, or a CPU allocator that the user has set (docs/step.md). Ranks may differ.
@@ -52,7 +52,7 @@ struct JoinOptions {
   bool enable = true;
   /// Runs on a rank that has run out, after each reduction of the others. Match their other collectives (metrics) here,
   /// and call the optimizer's step, so that its state follows theirs.
-  std::function<void()> shadow;
+  std::function<void()> shadow{};
 };
 
 }  // namespace lockstep

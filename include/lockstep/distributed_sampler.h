@@ -12,7 +12,7 @@ struct DistributedSamplerOptions {
   /// A new order in each epoch, the same on every rank. False: 0, 1, 2, ...
   bool shuffle = true;
   /// Must be the same on every rank. Unset: the shard's.
-  std::optional<uint64_t> seed;
+  std::optional<uint64_t> seed{};
   /// Leave out samples at the end of the order that do not divide evenly among the ranks, instead of repeating some.
   bool drop_last = false;
   /// Neither repeat nor leave out samples: each is on exactly one rank, and the first ranks may have one more than the

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <lockstep/cxx20.h>
+
 namespace lockstep {
 
 /// What a reduction makes of the ranks' gradients g_r.

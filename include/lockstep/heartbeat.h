@@ -1,5 +1,7 @@
 #pragma once
 
+#include <lockstep/cxx20.h>
+
 namespace lockstep {
 
 /// Says that this rank is making progress while others wait for it. Call it during long work in which this rank mostly

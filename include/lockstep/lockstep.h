@@ -2,6 +2,8 @@
 
 /// All of Lockstep. Narrower headers compile faster.
 
+#include <lockstep/cxx20.h>
+
 #include <lockstep/assert_equal.h>
 #include <lockstep/autocast.h>
 #include <lockstep/checkpoint.h>
@@ -37,6 +39,7 @@
 #include <lockstep/summary_writer.h>
 #include <lockstep/sync_batch_norm.h>
 #include <lockstep/token_file.h>
+#include <lockstep/torch_data.h>
 #include <lockstep/trainer.h>
 #include <lockstep/transforms.h>
 #include <lockstep/zero_redundancy_optimizer.h>

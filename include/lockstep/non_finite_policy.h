@@ -1,5 +1,7 @@
 #pragma once
 
+#include <lockstep/cxx20.h>
+
 namespace lockstep {
 
 /// What happens to a step in which a gradient of any rank contains infinity or NaN. All ranks do the same.

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <lockstep/cxx20.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -10,11 +12,11 @@ namespace lockstep {
 
 /// Something that took time on one rank.
 struct Span {
-  std::string name;      ///< "backward", "bucket 2", "wait"
-  std::string lane;      ///< spans in one lane do not overlap
+  std::string name{};    ///< "backward", "bucket 2", "wait"
+  std::string lane{};    ///< spans in one lane do not overlap
   int64_t begin_ns = 0;  ///< on the machine's steady clock, which all its processes share
   int64_t end_ns = 0;
-  std::vector<std::pair<std::string, std::string>> facts;  ///< name and value
+  std::vector<std::pair<std::string, std::string>> facts{};  ///< name and value
 };
 
 /// Receives what happens. Called on the thread that does the work; must not throw.

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <lockstep/cxx20.h>
+
 #include <functional>
 
 namespace lockstep {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <lockstep/cxx20.h>
+
 #include <cstdint>
 #include <iterator>
 #include <memory>
@@ -12,7 +14,7 @@ class ProgressDisplay;
 
 struct ProgressOptions {
   /// Shown instead of "epoch 2/5", for example "test".
-  std::string label;
+  std::string label{};
 };
 
 /// One line on stderr that shows the progress of a pass:
@@ -27,7 +29,7 @@ struct ProgressOptions {
 class ProgressLine {
  public:
   struct Pass {
-    std::string label;       ///< instead of the epoch
+    std::string label{};     ///< instead of the epoch
     int epoch = 0;           ///< counts from 0
     int epochs = 0;          ///< 0: not known
     int64_t steps = 0;       ///< in this pass, including first_step

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <lockstep/cxx20.h>
+
 #include <chrono>
 #include <cstdint>
 #include <initializer_list>
@@ -18,7 +20,7 @@ class SummaryWriter;
 struct RunLogOptions {
   /// Folder of the files; made if it does not exist. Empty: the launcher's run folder, or else runs/<name of the
   /// program>.
-  std::string folder;
+  std::string folder{};
   /// Let rank 0 also write TensorBoard event files, to the subfolder tensorboard.
   bool tensorboard = true;
   /// Steps taken before this program started: a resumed run continues the count.

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <lockstep/cxx20.h>
+
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -42,8 +44,8 @@ enum class AnnealStrategy { kCos, kLinear };
 /// PyTorch's options, except that max_lr may be omitted.
 struct OneCycleOptions {
   int64_t total_steps;
-  std::optional<double> max_lr;  ///< unset: each group's own rate
-  double pct_start = 0.3;        ///< share of the steps in which the rate rises
+  std::optional<double> max_lr{};  ///< unset: each group's own rate
+  double pct_start = 0.3;          ///< share of the steps in which the rate rises
   AnnealStrategy anneal_strategy = AnnealStrategy::kCos;
   bool cycle_momentum = true;  ///< momentum falls while the rate rises, and vice versa
   double base_momentum = 0.85;

@@ -13,7 +13,7 @@ namespace lockstep {
 struct SpawnOptions {
   /// The ranks' arguments, after the program's name. With `same_arguments` they are those of this process.
   bool same_arguments = true;
-  std::vector<std::string> arguments;
+  std::vector<std::string> arguments{};
   /// How long a standstill may last before the ranks are ended as hanging: some wait for a rank that neither computes
   /// nor calls heartbeat() (docs/launcher.md). milliseconds::max(): forever.
   std::chrono::milliseconds hang_timeout = std::chrono::minutes(5);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <lockstep/cxx20.h>
+
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -16,7 +18,7 @@ class Context;
 
 struct SummaryWriterOptions {
   /// Appended to the file's name.
-  std::string filename_suffix;
+  std::string filename_suffix{};
   /// An event waits in memory at most this long if others follow it.
   std::chrono::milliseconds flush_interval = std::chrono::seconds(2);
   /// With a Context: write on every rank, each to its own file, instead of on rank 0 only.

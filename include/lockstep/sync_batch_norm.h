@@ -13,7 +13,8 @@ struct Module;
 namespace lockstep {
 
 /// Makes every BatchNorm1d, 2d and 3d in `module` take its statistics in training over the batches of all ranks of
-/// `group`, as if their samples were one batch. Returns the number of such layers.
+/// `group`, as if their samples were one batch. Returns the number of such layers. A module without any stays as it is:
+/// the result is 0, and rank 0 warns once by TORCH_WARN.
 ///
 ///     Net net;                                              // its forward calls bn->forward(x), as ever
 ///     lockstep::convert_sync_batchnorm(*net, context.group());
@@ -27,9 +28,9 @@ namespace lockstep {
 /// Exact for uneven batches, including ranks without samples ([0, channels, ...]). A rank with a single value per
 /// channel is refused by torch's own forward; declare a SyncBatchNorm for that.
 ///
-/// TORCH_CHECK fails, and nothing is converted, if there is no batch norm, or if converting one would have no effect or
-/// an unknown one: a class derived from BatchNorm, whose forward may do anything, or a layer with neither parameters
-/// nor running statistics, which could not be recognised.
+/// TORCH_CHECK fails, and nothing is converted, if converting a layer would have no effect or an unknown one: a class
+/// derived from BatchNorm, whose forward may do anything, or a layer with neither parameters nor running statistics,
+/// which could not be recognised. Ranks with different numbers of layers are an Error on all of them.
 ///
 /// Every rank must call it, with equal modules. Afterwards forward and backward of each layer are collectives, of one
 /// message each, which every rank must run in the same order, even with an empty batch. The layers of a group have a

@@ -31,35 +31,35 @@ struct TrainerOptions {
   /// Batches per step of the optimizer. Each sample has the same weight, even if the last step of an epoch has fewer
   /// batches.
   int accumulate = 1;
-  std::optional<double> clip_grad_norm;
+  std::optional<double> clip_grad_norm{};
   Precision precision = Precision::kFloat;
   /// Makes the schedule of the learning rate for the optimizer steps of the whole training. Null: the rate stays as it
   /// is.
-  std::function<Schedule(int64_t steps)> schedule;
-  std::optional<EmaOptions> ema;  ///< average weights, and evaluate with the first of the averages
-  std::string score;              ///< name of the metric that tells how good an epoch is; empty: none
-  int patience = 0;               ///< stop after so many epochs in a row without a better score; 0: never
-  std::string folder;             ///< of checkpoints, which are resumed if there are any; empty: none are written
+  std::function<Schedule(int64_t steps)> schedule{};
+  std::optional<EmaOptions> ema{};  ///< average weights, and evaluate with the first of the averages
+  std::string score{};              ///< name of the metric that tells how good an epoch is; empty: none
+  int patience = 0;                 ///< stop after so many epochs in a row without a better score; 0: never
+  std::string folder{};             ///< of checkpoints, which are resumed if there are any; empty: none are written
   /// For checkpoints besides the one after each epoch. Also says whether a higher score is better.
   CheckpointerOptions checkpoints = {.every_minutes = 10};
-  std::optional<RunLogOptions> run_log;  ///< by default, in the folder of the checkpoints
-  bool progress = true;                  ///< a line on rank 0's stderr
+  std::optional<RunLogOptions> run_log{};  ///< by default, in the folder of the checkpoints
+  bool progress = true;                    ///< a line on rank 0's stderr
 };
 
 /// A completed epoch: the same on every rank.
 struct EpochResult {
-  int epoch;             ///< counts from 0
-  double loss;           ///< mean over the samples of all ranks, each at the time it was trained on
-  MetricValues values;   ///< of the evaluation
-  bool is_best = false;  ///< its score is the best so far
+  int epoch = 0;          ///< counts from 0
+  double loss = 0;        ///< mean over the samples of all ranks, each at the time it was trained on
+  MetricValues values{};  ///< of the evaluation
+  bool is_best = false;   ///< its score is the best so far
 };
 
 struct TrainerResult {
   int epochs = 0;     ///< that are over
   int64_t steps = 0;  ///< of the optimizer, including those that a GradScaler skipped
   double best_score = std::numeric_limits<double>::quiet_NaN();
-  int best_epoch = -1;        ///< counts from 0; -1: there was no score
-  std::string stopped_early;  ///< why; empty: all epochs are done
+  int best_epoch = -1;          ///< counts from 0; -1: there was no score
+  std::string stopped_early{};  ///< why; empty: all epochs are done
 };
 
 /// The usual loop, made from the parts in the other headers. Its source is short: copy it if you need more.

@@ -6,8 +6,8 @@
 #include <lockstep/assert_equal.h>
 #include <lockstep/error.h>
 
+#include "base/first_difference.h"
 #include "data_parallel/divergence.h"
-#include "data_parallel/same_model.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep {

@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <string>
-#include <vector>
 
 #include <lockstep/group.h>
 #include <lockstep/named_tensors.h>
@@ -17,8 +16,5 @@ void check_same_on_all_ranks(const Group& group, const std::string& kind, const 
 
 /// The same for lines of text.
 void check_same_on_all_ranks(const Group& group, const std::string& kind, const std::string& lines);
-
-/// The first difference between ranks' descriptions, or an empty string. Line i of a description is tensor i.
-std::string first_difference(const std::string& kind, const std::vector<std::string>& descriptions);
 
 }  // namespace lockstep

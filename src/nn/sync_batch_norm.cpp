@@ -1,11 +1,14 @@
 #include <lockstep/sync_batch_norm.h>
 
+#include <string>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/api/module.h>
+
+#include <lockstep/error.h>
 
 #include "nn/batch_norm_operator.h"
 #include "nn/batch_statistics.h"
@@ -39,12 +42,28 @@ void look_at_any(FoundLayers& found, const std::string& name, const std::shared_
       look_at<BatchNorm3dImpl>(found, name, module);
 }
 
+/// Ranks whose modules differ would wait for each other in the first forward, or train other things.
+void check_same_number(const FoundLayers& found, const Group& group) {
+  const auto mine = static_cast<int64_t>(found.layers.size());
+  const at::Tensor all = group.all_gather(at::full({1}, mine, at::kLong));
+  for (int rank = 0; rank < group.world_size(); ++rank)
+    if (const auto others = all[rank].item<int64_t>(); others != all[0].item<int64_t>())
+      throw Error("convert_sync_batchnorm: the module of rank " + std::to_string(rank) + " has " +
+                  std::to_string(others) + " batch norms, that of rank 0 has " +
+                  std::to_string(all[0].item<int64_t>()) + "; all ranks must convert the same module");
+}
+
 int64_t convert(const FoundLayers& found, const Group& group) {
+  check_same_number(found, group);
   TORCH_CHECK(found.problems.empty(),
               "convert_sync_batchnorm: nothing was converted, because for some layers the conversion would have no "
               "effect or an unknown one:",
               found.problems);
-  TORCH_CHECK(!found.layers.empty(), "convert_sync_batchnorm: the module has no BatchNorm1d, 2d or 3d");
+  if (found.layers.empty()) {
+    if (group.rank() == 0)
+      TORCH_WARN("convert_sync_batchnorm: the module has no BatchNorm1d, 2d or 3d, so there was nothing to do");
+    return 0;
+  }
   const auto exchange = StatisticsExchange::of(group);
   for (const FoundLayer& layer : found.layers) {
     if (group.world_size() == 1) break;  // this rank's batch is the whole batch

@@ -219,11 +219,33 @@ TEST(ConvertSyncBatchNorm, RefusesWhatItCannotDo) {
                              "3 has neither parameters nor running statistics"})
       EXPECT_NE(text.find(part), std::string::npos) << part << "\nis not in\n" << text;
     torch::nn::Sequential without(torch::nn::Linear(2, 4), torch::nn::InstanceNorm1d(4));
-    EXPECT_NE(complaint([&] { convert_sync_batchnorm(*without, context.group()); }).find("has no BatchNorm"),
-              std::string::npos);
+    EXPECT_EQ(convert_sync_batchnorm(*without, context.group()), 0);
     // Nothing was converted: ranks would wait for each other here.
     if (context.rank() == 0) net[1]->as<torch::nn::BatchNorm1d>()->forward(at::rand({3, 4}));
   });
+}
+
+/// As PyTorch's: a model without batch norm is a model with nothing to convert, virtual ranks or not.
+TEST(ConvertSyncBatchNorm, LeavesAModelWithoutBatchNormAsItIs) {
+  run_ranks(2, [](Context& context) {
+    torch::nn::Sequential without(torch::nn::Linear(2, 4));
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(convert_sync_batchnorm(*without, context.group()), 0);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(said.find("has no BatchNorm1d, 2d or 3d, so there was nothing to do") != std::string::npos,
+              context.rank() == 0)
+        << said;
+  });
+}
+
+TEST(ConvertSyncBatchNorm, IsAnErrorOnAllRanksIfOneHasOtherLayers) {
+  for (const int ranks : {2, 3})
+    run_ranks(ranks, [](Context& context) {
+      torch::nn::Sequential net(torch::nn::Linear(2, 4));
+      if (context.rank() == 1) net->push_back(torch::nn::BatchNorm1d(4));
+      const std::string text = complaint([&] { convert_sync_batchnorm(*net, context.group()); });
+      EXPECT_NE(text.find("the module of rank 1 has 1 batch norms, that of rank 0 has 0"), std::string::npos) << text;
+    });
 }
 
 TEST(SyncBatchNormAtTheEdge, OneValueOnEachOfTwoRanksIsEnoughAndOneInAllIsNot) {

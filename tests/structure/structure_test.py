@@ -38,13 +38,13 @@ MAY_INCLUDE = {
 }
 # Public header -> the folder under src/ that answers for it.
 HEADERS = {
-    "base": "error",
+    "base": "cxx20 error",
     "observe": "observer progress reduction_stats",
     "launch": "spawn",
     "collectives": "group named_tensors state_dict",
     "c": "c",
     "data": "collate data_loader data_loader_options dataset datasets distributed_sampler example_loader image_folder loader loader_stats sampler shard "
-            "token_file transforms",
+            "token_file torch_data transforms",
     "reducer": "backward_passes comm_hook gradient_reduction non_finite_policy",
     "checkpoint": "checkpoint checkpointer master_weights",
     "nn": "sync_batch_norm",
@@ -72,6 +72,7 @@ HOMES = [
     (r"(^\s*|\bstd::|\s::)(exit|quick_exit|abort|terminate)\(", set(), "the library never ends the process"),
     (r"^\s*#\s*if", {
         "include/lockstep/c.h",  # C++ and C read it
+        "include/lockstep/cxx20.h",  # what is said to an older standard
         "src/base/thread_annotations.h",  # what only Clang understands
         "src/collectives/shm/futex.h",  # the processor's pause instruction
         "src/base/shared_segment.cpp", "src/collectives/shm/peer_watch.cpp",  # what old kernel headers lack

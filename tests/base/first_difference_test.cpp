@@ -1,8 +1,8 @@
-#include "data_parallel/same_model.h"
+#include "base/first_difference.h"
 
 #include <gtest/gtest.h>
 
-namespace lockstep::same_model_test {
+namespace lockstep::first_difference_test {
 namespace {
 
 TEST(FirstDifference, NoneWhereAllAgree) {
@@ -20,4 +20,4 @@ TEST(FirstDifference, SaysWhereAListIsShorter) {
 }
 
 }  // namespace
-}  // namespace lockstep::same_model_test
+}  // namespace lockstep::first_difference_test

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/api/include/torch/data/datasets/base.h>
+#include <torch/csrc/api/include/torch/types.h>
+
+#include <lockstep/dataset.h>
+
+namespace lockstep::datasets {
+
+/// A dataset of torch::data, with or without `.map(...)`, as one that a DataLoader shares out among the ranks:
+///
+///     auto images = torch::data::datasets::MNIST(folder).map(torch::data::transforms::Normalize<>(0.1307, 0.3081));
+///     lockstep::DataLoader train(lockstep::datasets::TorchData(std::move(images)), context,
+///                                {.batch_size = 64, .shuffle = true});
+///
+/// A list of examples becomes a batch of their tensors, stacked; a batch that torch::data::transforms::Stack has made
+/// is taken as it is. Examples without a target have an undefined one. The order, the batches and the workers are
+/// DataLoader's: torch's samplers and loaders are not needed.
+///
+/// As under torch's own loader, every worker uses a copy of the dataset: copies must give the same samples. What random
+/// transforms of torch::data draw depends on the worker that they run on, so it differs from run to run; those of
+/// transforms.h do not.
+///
+/// TORCH_CHECK fails for a dataset that does not know its size. Datasets that choose the samples themselves (streams,
+/// chunks, shared ones) do not compile: no rank could be given a share of one.
+template <typename D>
+class TorchData : public Dataset {
+  static_assert(std::same_as<typename D::BatchRequestType, at::ArrayRef<size_t>> && !D::is_stateful,
+                "TorchData needs a dataset that is asked for samples by their indices: a stream or a chunk dataset "
+                "chooses them itself");
+  static_assert(std::copy_constructible<D>, "TorchData needs a dataset that can be copied, one for each worker");
+
+ public:
+  explicit TorchData(D dataset) : source_(std::make_shared<Source>(std::move(dataset))) {
+    const auto size = source_->original.size();
+    TORCH_CHECK(size.has_value(), "TorchData: the dataset does not know its size");
+    size_ = static_cast<int64_t>(*size);
+  }
+
+  int64_t size() const override { return size_; }
+  Batch get(at::ArrayRef<int64_t> indices) const override {
+    const std::vector<size_t> wanted(indices.begin(), indices.end());
+    std::unique_ptr<D> dataset = source_->take();
+    auto made = dataset->get_batch(wanted);
+    source_->put_back(std::move(dataset));
+    return batch_of(made);
+  }
+
+ private:
+  /// The dataset, and the copies that no worker uses at the moment.
+  struct Source {
+    explicit Source(D dataset) : original(std::move(dataset)) {}
+    std::unique_ptr<D> take() {
+      const std::scoped_lock lock(mutex);
+      if (idle.empty()) return std::make_unique<D>(original);
+      std::unique_ptr<D> dataset = std::move(idle.back());
+      idle.pop_back();
+      return dataset;
+    }
+    void put_back(std::unique_ptr<D> dataset) {
+      const std::scoped_lock lock(mutex);
+      idle.push_back(std::move(dataset));
+    }
+
+    D original;
+    std::mutex mutex;
+    std::vector<std::unique_ptr<D>> idle;
+  };
+
+  /// A batch, or a list of examples.
+  template <typename Made>
+  static Batch batch_of(const Made& made) {
+    Batch batch;
+    if constexpr (requires { made.data; }) {
+      static_assert(std::same_as<std::remove_cvref_t<decltype(made.data)>, at::Tensor>, "TorchData: data is a tensor");
+      batch.data = made.data;
+      if constexpr (requires { made.target; }) batch.target = made.target;
+    } else if constexpr (std::same_as<Made, at::Tensor>) {
+      batch.data = made;
+    } else {
+      std::vector<at::Tensor> data, targets;
+      for (const auto& example : made) {
+        const Batch one = batch_of(example);
+        data.push_back(one.data);
+        if (one.target.defined()) targets.push_back(one.target);
+      }
+      batch.data = torch::stack(data);
+      if (!targets.empty()) batch.target = torch::stack(targets);
+    }
+    return batch;
+  }
+
+  std::shared_ptr<Source> source_;
+  int64_t size_ = 0;
+};
+
+}  // namespace lockstep::datasets

@@ -1,0 +1,135 @@
+"""Runs the entries of ctest that are wanted, and counts the tests in them. Called by scripts/test.
+
+    run_tests.py                 all but the long ones
+    run_tests.py --thorough      the long ones: label `thorough`
+    run_tests.py --nightly       everything, with the longest counts
+
+    --once-more        an entry that failed runs once more, alone. If it passes then, it counts as passed, but it is listed
+                       with its first failure, and more than two such entries fail the run (count_tests.py).
+    --half COMMIT      only half of the entries: of two that take about as long, one, drawn by the commit's hash. Whoever
+                       names the commit gets the same half; over a few commits every entry has had its turn.
+    --share F          of all entries, where a half would take too long: at most this share, drawn in the same way
+    --build FOLDER     the build; by default `build`
+
+Results are in BUILD/test.xml, or test-thorough.xml or test-nightly.xml, those of second runs in *-again-N.xml beside it.
+"""
+
+import argparse
+import glob
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import count_tests  # noqa: E402
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+NOISE = re.compile(r"^ *Start +\d+:|^ *\d+/\d+ Test .* Passed|^Test project|^Internal ctest")
+MOST_REPEATED = 6  # if more entries fail, something is broken: they are not run again
+
+
+class Runner:
+    def __init__(self, build, name):
+        self.build, self.result = build, os.path.join(build, f"{name}.xml")
+        self.log = os.path.join(build, f"{name}.log")
+        for path in [self.result, *self.again()]:
+            if os.path.exists(path):
+                os.remove(path)
+
+    def again(self):
+        return sorted(glob.glob(self.result.removesuffix(".xml") + "-again-*.xml"))
+
+    def ctest(self, choice, result, jobs):
+        """Prints what is more than a passed entry; all of it goes to the log."""
+        # Outputs are kept whole: GoogleTests are counted in them, and they say why a test was skipped.
+        command = ["ctest", "--test-dir", self.build, "--output-on-failure", "--no-tests=error", "-j", str(jobs), *choice, "--output-junit", result,
+                   "--test-output-size-passed", "10000000", "--test-output-size-failed", "10000000"]
+        with open(self.log, "a", encoding="utf-8") as log, \
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:
+            for line in process.stdout:
+                log.write(line)
+                if not NOISE.search(line):
+                    print(line, end="", flush=True)
+        return process.returncode
+
+    def run(self, choice):
+        open(self.log, "w").close()
+        # One more at a time than there are cores, since many tests wait.
+        return self.ctest(choice, self.result, len(os.sched_getaffinity(0)) + 1)
+
+    def run_failed_once_more(self):
+        failed = failed_entries(self.result)
+        if len(failed) > MOST_REPEATED:
+            print(f"{len(failed)} entries failed; so many are not run once more")
+            return
+        for number, entry in enumerate(failed):
+            print(f"{entry} failed; once more, alone:", flush=True)
+            self.ctest(["-R", f"^{re.escape(entry)}$"], self.result.removesuffix(".xml") + f"-again-{number}.xml", 1)
+
+
+def failed_entries(path):
+    if not os.path.exists(path):
+        return []
+    return [entry.get("name") for entry in ElementTree.parse(path).getroot().iter("testcase")
+            if count_tests.outcome_of(entry) == "failed"]
+
+
+def entries_of(build, choice):
+    """[(name, cost)] of the entries that ctest would run; the cost is a guess, 0 where nobody made one."""
+    listing = json.loads(subprocess.run(["ctest", "--test-dir", build, *choice, "--show-only=json-v1"], capture_output=True, text=True, check=True).stdout)
+    return [(test["name"], next((float(one["value"]) for one in test.get("properties", []) if one["name"] == "COST"), 0.0)) for test in listing["tests"]]
+
+
+def drawn(entries, commit, share=0.5):
+    """Of each two entries that cost about as much, one: [names]. Below a half, fewer of these."""
+    def number(name):
+        return hashlib.sha256(f"{commit} {name}".encode()).hexdigest()
+
+    ordered = sorted(entries, key=lambda entry: (-entry[1], entry[0]))
+    half = [min((name for name, _ in ordered[i:i + 2]), key=number) for i in range(0, len(ordered), 2)]
+    most = max(1, int(len(entries) * share + 0.5))
+    return sorted(sorted(half, key=number)[:most])
+
+
+def half_of(build, choice, commit, share):
+    """The choice of ctest that runs the drawn entries only."""
+    entries = entries_of(build, choice)
+    chosen = drawn(entries, commit, share)
+    left_out = sorted({name for name, _ in entries} - set(chosen))
+    print(f"{len(chosen)} of {len(entries)} long entries, drawn by commit {commit[:12]}: {' '.join(chosen)}")
+    print(f"LEFT OUT, the turn of other commits: {' '.join(left_out)}", flush=True)
+    return [*choice, "-R", "^(" + "|".join(map(re.escape, chosen)) + ")$"]
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(prog="scripts/test")
+    parser.add_argument("--thorough", action="store_true")
+    parser.add_argument("--nightly", action="store_true")
+    parser.add_argument("--once-more", action="store_true")
+    parser.add_argument("--half", metavar="COMMIT")
+    parser.add_argument("--share", type=float, default=0.5)
+    parser.add_argument("--build", default=os.path.join(SOURCE, "build"))
+    asked = parser.parse_args(arguments)
+    name, choice = "test", ["-LE", "thorough|nightly"]
+    if asked.thorough:
+        name, choice = "test-thorough", ["-L", "thorough"]
+    elif asked.nightly:
+        name, choice = "test-nightly", []
+        os.environ["LOCKSTEP_NIGHTLY"] = "1"
+    runner = Runner(os.path.abspath(asked.build), name)
+    if asked.half:
+        choice = half_of(runner.build, choice, asked.half, asked.share)
+    status = runner.run(choice)
+    if asked.once_more:
+        runner.run_failed_once_more()
+        status = 0  # the count knows both runs
+    counted = count_tests.main([runner.result, *runner.again()])
+    return 1 if counted or status else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
