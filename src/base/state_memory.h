@@ -11,6 +11,7 @@ namespace lockstep {
 /// range of addresses, sealed; the memory behind them is committed by the ranks as they need it.
 ///
 ///   records         2 slots of kMaxRanks records of kRecordBytes
+///   place           where on disk the states belong, for a launcher whose ranks do not start again
 ///   slot 0, slot 1  what ranks have in common, then what each rank has of its own
 ///
 /// What lies there is said in checkpoint/memory/memory_slots.h.
@@ -18,15 +19,19 @@ struct StateMemory {
   static constexpr int kMaxRanks = 4096;
   static constexpr uint64_t kRecordBytes = 128;
   static constexpr uint64_t kRecordsBytes = uint64_t{2} * kMaxRanks * kRecordBytes;
+  static constexpr uint64_t kPlaceBytes = 8192;
   static constexpr uint64_t kCommonBytes = uint64_t{1} << 46;
   static constexpr uint64_t kOwnBytes = uint64_t{1} << 34;
   static constexpr uint64_t kSlotBytes = kCommonBytes + kMaxRanks * kOwnBytes;
-  static constexpr uint64_t kBytes = kRecordsBytes + 2 * kSlotBytes;
+  static constexpr uint64_t kBytes = kRecordsBytes + kPlaceBytes + 2 * kSlotBytes;
 
   static constexpr uint64_t record_at(int slot, int rank) {
     return static_cast<uint64_t>(slot * kMaxRanks + rank) * kRecordBytes;
   }
-  static constexpr uint64_t common_at(int slot) { return kRecordsBytes + static_cast<uint64_t>(slot) * kSlotBytes; }
+  static constexpr uint64_t place_at() { return kRecordsBytes; }
+  static constexpr uint64_t common_at(int slot) {
+    return kRecordsBytes + kPlaceBytes + static_cast<uint64_t>(slot) * kSlotBytes;
+  }
   static constexpr uint64_t own_at(int slot, int rank) {
     return common_at(slot) + kCommonBytes + static_cast<uint64_t>(rank) * kOwnBytes;
   }

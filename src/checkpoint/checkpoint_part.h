@@ -10,6 +10,8 @@
 
 #include <lockstep/checkpointer.h>
 
+#include "checkpoint/memory/state_keys.h"
+
 namespace lockstep {
 
 /// One part of the program's state, under its name in the file.
@@ -26,8 +28,6 @@ struct CheckpointPart {
 
 // Beside the parts, the dictionary in the file has these.
 constexpr const char* kStepKey = "step";
-constexpr const char* kRanksKey = "ranks";  ///< what each rank has of its own, a list of .pt files in uint8 tensors
-
 constexpr const char* kVirtualRanksKey = "virtual_ranks";  ///< their number; missing: there are none
 constexpr const char* kThreadsKey = "threads";             ///< that an operator used, with virtual ranks
 

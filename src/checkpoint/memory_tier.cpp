@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <thread>
 
 #include "base/clock.h"
@@ -30,7 +31,6 @@ using MemoryDict = c10::impl::GenericDict;
 using Outcome = CheckpointMessage::Outcome;
 using Scope = Checkpointer::Scope;
 
-constexpr const char* kRankZeroKey = "rank_zero";  ///< in rank 0's own state: what is taken from it alone
 constexpr auto kNoChecksums = ZipWriter::Checksums::kWholeEntries;
 constexpr std::chrono::milliseconds kForHugePages(500);  // of the tensors, once
 constexpr std::chrono::seconds kLongestWait(300);        // where collectives have no timeout of their own
@@ -57,6 +57,12 @@ std::unique_ptr<MappedSlots> open_memory(const Group& group) {
       group.world_size() > StateMemory::kMaxRanks)
     throw Error("the group is not that of all ranks of the launcher; give the Checkpointer the group of the Context");
   return std::make_unique<MappedSlots>(fd);
+}
+
+uint64_t owner_of(const std::string& folder) {
+  Hash hash;
+  hash.add(folder);
+  return std::strtoull(hash.digits().c_str(), nullptr, 16);
 }
 
 struct SplitState {
@@ -157,19 +163,17 @@ std::unique_ptr<MemoryTier> MemoryTier::make(const std::string& folder, const Gr
     }
     return nullptr;
   }
-  Hash owner;
-  owner.add(folder);
-  return std::unique_ptr<MemoryTier>(
-      new MemoryTier(std::move(memory), MemoryMachines(std::move(first_ranks), group.rank()),
-                     std::strtoull(owner.digits().c_str(), nullptr, 16), group, options));
+  return std::unique_ptr<MemoryTier>(new MemoryTier(
+      std::move(memory), MemoryMachines(std::move(first_ranks), group.rank()), folder, group, options));
 }
 
-MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machines, uint64_t owner, const Group& group,
-                       const CheckpointerOptions& options)
+MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machines, const std::string& folder,
+                       const Group& group, const CheckpointerOptions& options)
     : group_(group),
       memory_(std::move(memory)),
       machines_(std::move(machines)),
-      owner_(owner),
+      folder_(std::filesystem::absolute(folder).lexically_normal().string()),
+      owner_(owner_of(folder)),
       every_(*options.memory_every_n_steps),
       may_give_up_(options.disk_if_no_memory) {}
 
@@ -241,6 +245,7 @@ bool MemoryTier::reserve(const MemoryDict& common, uint64_t common_bytes, uint64
       });
   if (equal.outcome == Outcome::kFailed) throw_difference(equal.text);
   const SlotTurn turn = MemoryMachines::agree_on_turn(group_, *memory_);
+  if (machines_.leads()) note_place(*memory_, owner_, folder_);
   writer_.emplace(*memory_, group_.rank(), group_.world_size(), turn);
   machines_.begin_keeping(*memory_, turn);
   return true;

@@ -54,7 +54,7 @@ class MemoryTier {
   CheckpointImage image(uint64_t sequence) const;
 
  private:
-  MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machines, uint64_t owner, const Group& group,
+  MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machines, const std::string& folder, const Group& group,
              const CheckpointerOptions& options);
 
   bool has_room(const c10::impl::GenericDict& state, const ObjectWriter& common, const ObjectWriter& own);
@@ -72,6 +72,7 @@ class MemoryTier {
   const Group group_;
   const std::unique_ptr<MappedSlots> memory_;
   MemoryMachines machines_;
+  const std::string folder_;  ///< of the checkpoints on disk, from the root on
   const uint64_t owner_;
   const int64_t every_;
   const bool may_give_up_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <future>
 #include <iostream>
 #include <map>
 
@@ -12,6 +13,7 @@
 #include "base/socket.h"
 #include "base/state_memory.h"
 #include "base/version.h"
+#include "checkpoint/memory/kept_state.h"
 #include "hosts/connect.h"
 #include "hosts/program_facts.h"
 #include "hosts/store_relay.h"
@@ -64,6 +66,8 @@ class Agent {
   void prepare(const Prepare& plan);
   void start(const Start& order);
   void finish();
+  void keep(const Keep& order);
+  void tell_kept();
   void fail(const LaunchError& error);
   void tell();
   void tell_pages();
@@ -100,6 +104,8 @@ class Agent {
   Clock::time_point tell_at_{}, seen_at_{};
   size_t untaken_ = 0;
 
+  std::future<KeptState> kept_;  // being written, when the run has given up
+
   std::optional<int> exit_code_;
 };
 
@@ -130,6 +136,7 @@ void Agent::turn() {
   const Clock::time_point heard_by = channel_->last_heard() + kSilence;
   Clock::time_point wake_at = std::min(channel_->next_beat(), heard_by);
   if (team_) wake_at = std::min(wake_at, tell_at_);
+  if (kept_.valid()) wake_at = std::min(wake_at, Clock::now() + kTellEvery);
   polled_.wait(Deadline(wake_at).remaining_ms());
   try {
     while (!exit_code_) {
@@ -140,6 +147,7 @@ void Agent::turn() {
     }
     if (exit_code_) return;
     if (team_) tell();
+    tell_kept();
   } catch (const ProtocolError& error) {
     channel_->close(error.what());
   }
@@ -173,6 +181,8 @@ void Agent::take(const Channel::Message& message) {
     case Kind::kTaken:
       untaken_ -= std::min(untaken_, static_cast<size_t>(std::max<int64_t>(0, decode<Number>(message.body).value)));
       return;
+    case Kind::kKeep:
+      return keep(decode<Keep>(message.body));
     case Kind::kBeat:
       return;
     default:
@@ -218,7 +228,7 @@ void Agent::prepare(const Prepare& plan) {
     options_.shown_ranks.clear();
     run_id_ = plan.run_id;
     commands_ = plan_ranks(options_, environment_);
-    folder_.emplace(plan.run_dir, plan.keep_run_dir);
+    folder_.emplace(plan.run_dir, plan.keep_run_dir, RunFolder::Use::kShared);
     if (!agent_options_.interface.empty())
       address_ = address_on(agent_options_.interface);
     else
@@ -296,6 +306,22 @@ void Agent::finish() {
   team_.reset();
   relay_.reset();
   channel_->send(Kind::kFinished);
+}
+
+/// On a thread of its own: it may take longer than the coordinator waits for a beat. No ranks run meanwhile.
+void Agent::keep(const Keep& order) {
+  kept_ = std::async(std::launch::async,
+                     [this, order] { return keep_state(state_memory_.get(), order.other_folder, order.is_sound); });
+}
+
+void Agent::tell_kept() {
+  if (!kept_.valid() || kept_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return;
+  const KeptState kept = kept_.get();
+  channel_->send(Kind::kKept, Kept{.step = kept.step,
+                                   .path_step = kept.path_step,
+                                   .path = kept.path,
+                                   .problem = kept.problem,
+                                   .written = kept.written});
 }
 
 void Agent::tell() {

@@ -15,6 +15,7 @@
 #include "base/version.h"
 #include "hosts/hosts_plan.h"
 #include "hosts/hosts_team.h"
+#include "hosts/keep_states.h"
 #include "hosts/launch_command.h"
 #include "hosts/machine_places.h"
 #include "hosts/program_facts.h"
@@ -343,6 +344,10 @@ std::string Coordinator::missing() const {
   }
   if (count > kMostNamed) text += " and " + std::to_string(count - kMostNamed) + " more";
   return text + " of " + std::to_string(nodes_.size()) + " machines";
+}
+
+KeptState Coordinator::keep_state(const std::string& other_folder, bool is_sound) {
+  return keep_states(nodes_, other_folder, is_sound);
 }
 
 void Coordinator::end(int exit_code) {

@@ -33,6 +33,7 @@ class Coordinator final : public RankPlaces {
   std::unique_ptr<Team> start(const TeamSetup& setup, int restarts) override;
   void leave_out(int rank) override;
   std::string launch_command() const override { return options_.launch_command; }
+  KeptState keep_state(const std::string& other_folder, bool is_sound) override;
   void end(int exit_code) override;
 
  private:

@@ -7,7 +7,7 @@
 namespace lockstep::hosts {
 
 /// Grows with every change of what follows; both sides must have the same.
-constexpr int kProtocol = 3;
+constexpr int kProtocol = 4;
 
 constexpr size_t kMaxHelloBytes = 64 << 10;  ///< a frame's, before the agent has been welcomed
 constexpr size_t kMaxFrameBytes = 8 << 20;
@@ -25,6 +25,7 @@ enum class Kind : uint8_t {
   kEnded,     ///< Ended
   kFinished,  ///< nothing: all that the ranks printed has been sent, and no process of them is left
   kSignal,    ///< Number: a signal to the agent
+  kKept,      ///< Kept, in answer to Keep
   // From the coordinator.
   kPrepare,  ///< Prepare
   kStart,    ///< Start
@@ -34,6 +35,7 @@ enum class Kind : uint8_t {
   kAsk,      ///< nothing: the ranks are asked to leave
   kLook,     ///< Look: a Seen with all that it asks for
   kFinish,   ///< nothing
+  kKeep,     ///< Keep: the run gives up, and the state in this machine's memory is to be written
   kOver,     ///< Over: the run has ended, or the agent is not wanted
   // From both.
   kStore,  ///< Store
@@ -108,6 +110,20 @@ struct Start {
         wire(master_port);
     wire(terminal_rank), wire(terminal_columns);
   }
+};
+
+struct Keep {
+  std::string other_folder;
+  bool is_sound = true;
+  void fields(auto& wire) { wire(other_folder), wire(is_sound); }
+};
+
+/// A KeptState.
+struct Kept {
+  int64_t step = -1, path_step = 0;
+  std::string path, problem;
+  bool written = false;
+  void fields(auto& wire) { wire(step), wire(path_step), wire(path), wire(problem), wire(written); }
 };
 
 struct Started {

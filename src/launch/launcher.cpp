@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 
 #include "base/clock.h"
 #include "base/state_memory.h"
@@ -16,9 +14,11 @@
 #include "launch/poll_set.h"
 #include "launch/process/local_team.h"
 #include "launch/run_folder.h"
+#include "launch/run_journal.h"
 #include "launch/run_record.h"
 #include "launch/run_state.h"
-#include "launch/start_record.h"
+#include "launch/run_text.h"
+#include "launch/state_keeper.h"
 
 // One thread, one poll loop. Each turn lists what to wait for (watch_all), waits, and lets each ready descriptor act.
 // Whatever decides about the run - ends, signals, time, what the ranks' pages say - goes as an event through next(),
@@ -50,16 +50,15 @@ class Launcher {
   bool is_over() const { return state_.phase == RunState::Phase::kOver; }
   RanksObserved observe() { return team_->observe(state_.wants_process_states(), state_.wants_processor_times()); }
 
-  void conclude_run();
-  FailureReport make_report(const Verdict& verdict, const RanksObserved& seen) const;
-  void record_start(const FailureReport& report, const RanksObserved& seen);
-  std::string report_name() const;
-  void write_report(const std::string& name);
+  void gather_evidence();
+  void report_start();
+  FailureReport make_report() const;
+  void record_start();
+  int next_restart() const { return is_over() ? 0 : state_.restarts + 1; }
   void end_run();
-  void report_losses();
   void restart();
-  void mark_logs();
-  void say(const std::string& text) { print("lockstep: " + text + "\n"); }
+  void give_up(int exit_code);
+  void say(const std::string& text);
   void print(const std::string& lines) {
     if (!options_.in_process) display_.print(lines);
   }
@@ -69,6 +68,7 @@ class Launcher {
   RankPlaces* const places_;           // null: this machine
   std::vector<RankCommand> commands_;  // by rank
   const RunFolder folder_;
+  RunJournal journal_{folder_.path(), !options_.run_dir.empty()};
   const LauncherSettings settings_;
   Guard guard_;
   Display display_;
@@ -76,6 +76,7 @@ class Launcher {
   const HeldPort port_;
   const FileDescriptor state_memory_ = StateMemory::make();  // outlives the ranks, for those of a restart
   const std::string run_id_ = new_run_id(std::chrono::system_clock::now(), ::getpid());
+  StateKeeper keeper_;
   RunState state_;
   std::unique_ptr<Team> team_;
   std::optional<RunRecord> record_;  // in the folder, while the run lasts
@@ -86,16 +87,10 @@ class Launcher {
   std::optional<Deadline> flushed_by_;
   bool done_ = false;
   double began_s_ = 0;  // the ranks that run now; wall clock
-  std::string report_;  // of the last start
+  RanksObserved evidence_;  // of the last start, as are these
+  FailureReport report_;
   int exit_code_ = kExitOk;
 };
-
-/// Empty: there is no folder.
-std::string run_dir_of(const LaunchOptions& options) {
-  if (options.in_process) return "";
-  if (!options.run_dir.empty()) return options.run_dir;
-  return default_run_dir(options.command[0], std::chrono::system_clock::now(), ::getpid());
-}
 
 /// Elsewhere whoever starts the ranks plans them; here it only matters that there is such a program.
 LaunchOptions one_rank_of(LaunchOptions options) {
@@ -108,8 +103,9 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
       environment_(environment),
       places_(places),
       commands_(plan_ranks(places == nullptr ? options : one_rank_of(options), environment)),
-      folder_(run_dir_of(options), !options.run_dir.empty()),
+      folder_(run_dir_of(options), !options.run_dir.empty(), RunFolder::Use::kAlone),
       display_(options.shown_ranks),
+      keeper_(state_memory_.get(), places, folder_.path()),
       state_(RunState::begin({.ranks = options.ranks,
                               .grace = options.grace,
                               .hang_timeout = options.hang_timeout,
@@ -123,7 +119,6 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
     for (const std::string& warning : plan_warnings(options, environment)) say(warning);
   else if (const std::string warning = elastic_warning(options, environment); !warning.empty())
     say(warning);
-  if (!folder_.path().empty()) forget_earlier_run(folder_.path());
   start_team();
 }
 
@@ -142,15 +137,17 @@ void Launcher::start_team() {
                         .memory_fd = state_memory_.get(),
                         .master_port = port_.number(),
                         .run_id = run_id_};
-  if (places_ == nullptr) {
-    team_ = std::make_unique<LocalTeam>(setup, state_.restarts);
-  } else {
-    try {
+  try {
+    if (places_ == nullptr)
+      team_ = std::make_unique<LocalTeam>(setup, state_.restarts);
+    else
       team_ = places_->start(setup, state_.restarts);
-    } catch (const LaunchError& error) {
-      places_->end(error.exit_code);
-      throw;
-    }
+  } catch (const Error& error) {
+    const auto* const known = dynamic_cast<const LaunchError*>(&error);
+    const int code = known != nullptr ? known->exit_code : kExitResourceLimit;
+    if (state_.restarts > 0) give_up(code);
+    if (places_ != nullptr) places_->end(code);
+    throw;
   }
   options_.ranks = state_.settings.ranks = static_cast<int>(team_->ranks().size());
   if (!folder_.path().empty()) {
@@ -160,6 +157,9 @@ void Launcher::start_team() {
     contents.restarts = state_.restarts;
     record_.emplace(folder_.path(), contents);
   }
+  std::vector<long> pids;
+  for (const Rank& rank : team_->ranks()) pids.push_back(rank.pid);
+  journal_.started(state_.restarts, pids);
   if (!team_->has_board())
     say("the ranks have no pages, so only the order in which they end tells which failed first:  " +
         team_->board_failure());
@@ -232,6 +232,7 @@ void Launcher::take_events_of_team() {
   for (RankEnd end : team_->take_ends()) {
     end.wake_up = wake_ups_;
     due_ = true;
+    journal_.rank_ended(end.rank, describe(end.how), end.how.failed());
     apply(RankEnded{end});
   }
 }
@@ -253,117 +254,130 @@ void Launcher::carry_out(const RunAction& action) {
     case RunAction::Kind::kKill:
       return team_->kill();
     case RunAction::Kind::kConclude:
-      return conclude_run();
+      return gather_evidence();
+    case RunAction::Kind::kReport:
+      return report_start();
     case RunAction::Kind::kRestart:
       return restart();
   }
 }
 
 /// All ranks have ended, or never will: nothing more is awaited from them.
-void Launcher::conclude_run() {
+void Launcher::gather_evidence() {
   team_->finish();
   display_.finish();
-  report_losses();
-  const RanksObserved seen = observe();
-  const FailureReport report = make_report(conclude(state_, seen.ranks), seen);
-  team_->await_end();
-  exit_code_ = exit_code_of(report);
-  record_start(report, seen);
-  if (state_.is_resizing()) return;
-  if (exit_code_ == kExitOk) {
-    if (state_.restarts > 0)
-      say("succeeded after " + std::to_string(state_.restarts) + (state_.restarts == 1 ? " restart" : " restarts"));
-    return;
+  for (const std::string& line : team_->losses()) say(line);
+  if (const std::string losses = display_.losses(); !losses.empty()) say(losses);
+  evidence_ = observe();
+  for (const auto& rank : team_->ranks()) {
+    if (!rank.ended || !rank.how.failed()) continue;
+    RankView& view = evidence_.ranks[static_cast<size_t>(rank.number)];
+    view.memory = team_->memory_kills(rank.number);
+    view.library_missing = !missing_library(rank.output.tail().lines()).empty();
   }
-  if (options_.on_failure) options_.on_failure(for_program(report));
-  if (folder_.path().empty()) return;
-  print(format(report));
-  report_ = to_json(report);
-  if (is_over()) return;
-  write_report(report_name());
-  prune_restart_reports(folder_.path(), state_.restarts + 1);
+  apply(EvidenceGathered{evidence_});
 }
 
-/// A run that was started once has no line: nothing more is to be told about it.
-void Launcher::record_start(const FailureReport& report, const RanksObserved& seen) {
-  if (folder_.path().empty() || (is_over() && state_.restarts == 0)) return;
+void Launcher::report_start() {
+  team_->await_end();
+  keeper_.note(evidence_.ranks);
+  report_ = make_report();
+  exit_code_ = exit_code_of(report_);
+  if (is_over() && exit_code_ != kExitOk) {
+    keeper_.keep(exit_code_);
+    report_.left = keeper_.left();
+  }
+  record_start();
+  if (state_.is_resizing()) return;
+  if (exit_code_ == kExitOk) {
+    const std::string starts = earlier_starts(state_.restarts_after_failures(), state_.resizes);
+    if (!starts.empty()) say("succeeded after " + starts);
+    return;
+  }
+  if (options_.on_failure) options_.on_failure(for_program(report_));
+  if (folder_.path().empty()) return;
+  print(format(report_));
+  if (!is_over()) journal_.write_report(report_, next_restart());
+}
+
+void Launcher::record_start() {
   StartRecord start{.number = state_.restarts,
                     .ranks = options_.ranks,
                     .began_s = began_s_,
                     .ended_s = seconds_since_1970(),
-                    .first_step = seen.ranks[0].account.first_step,
+                    .first_step = evidence_.ranks[0].account.first_step,
                     .exit_code = exit_code_,
-                    .culprit = report.verdict.culprit ? report.verdict.culprit->rank : -1,
+                    .culprit = report_.verdict.culprit ? report_.verdict.culprit->rank : -1,
                     .resized = state_.is_resizing()};
-  for (const auto& rank : seen.ranks) start.steps = std::max(start.steps, rank.account.steps);
-  if (!append_start(folder_.path(), start)) say(folder_.path() + "/starts.jsonl could not be written");
-}
-
-/// A failure before a restart has a file of its own.
-std::string Launcher::report_name() const { return is_over() ? "report.json" : restart_report(state_.restarts + 1); }
-
-void Launcher::write_report(const std::string& name) {
-  std::ofstream file(folder_.path() + "/" + name);
-  if (!(file << report_).flush()) say(folder_.path() + "/" + name + " could not be written");
+  for (const auto& rank : evidence_.ranks) start.steps = std::max(start.steps, rank.account.steps);
+  journal_.start_ended(start, report_, is_over());
 }
 
 void Launcher::end_run() {
   flushed_by_.emplace(kFlushTimeout);
-  if (exit_code_ == kExitOk) return;
-  write_report(report_name());
-  say("ends with exit code " + std::to_string(exit_code_));
+  if (exit_code_ != kExitOk) {
+    if (report_.goes_on) {  // a signal came before the next start
+      report_.goes_on = false;
+      report_.report_path = journal_.report_path(0);
+      give_up(exit_code_);
+      report_.left = keeper_.left();
+    }
+    journal_.write_report(report_, 0);
+    say("ends with exit code " + std::to_string(exit_code_));
+  }
+  journal_.run_ended(exit_code_);
 }
 
-FailureReport Launcher::make_report(const Verdict& verdict, const RanksObserved& seen) const {
-  FailureReport report{.verdict = verdict,
+/// No start follows the one that was reported.
+void Launcher::give_up(int exit_code) {
+  keeper_.keep(exit_code);
+  say("kept: " + describe(keeper_.left(), /*goes_on=*/false));
+}
+
+void Launcher::say(const std::string& text) {
+  journal_.said(text);
+  print("lockstep: " + text + "\n");
+  for (const std::string& trouble : journal_.take_troubles()) print("lockstep: " + trouble + "\n");
+}
+
+FailureReport Launcher::make_report() const {
+  FailureReport report{.verdict = state_.verdict,
                        .world_size = options_.ranks,
                        .program = commands_[0].program,
                        .command = own_command_line(),
+                       .left = keeper_.left(),
                        .goes_on = !is_over(),
                        .killed = state_.killed,
-                       .restarts = state_.restarts,
+                       .restarts = state_.restarts_after_failures(),
+                       .resizes = state_.resizes,
                        .no_restart = state_.no_restart,
                        .too_few_ranks = state_.too_few};
-  if (!folder_.path().empty()) report.report_path = folder_.path() + "/" + report_name();
+  report.report_path = journal_.report_path(next_restart());
   if (team_->has_board())
-    for (const auto& rank : seen.ranks) report.accounts.push_back(rank.account);
+    for (const auto& rank : evidence_.ranks) report.accounts.push_back(rank.account);
   if (state_.stop_signal != 0)
-    report.stop_signal = std::string("SIG") + ::sigabbrev_np(state_.stop_signal);
+    report.stop_signal = signal_name(state_.stop_signal);
   else if (state_.asked_at)
     report.stop_signal = "a signal to a rank";
   if (state_.hang) report.stall = state_.hang->lines;
-  if (!verdict.culprit) return report;
+  if (!report.verdict.culprit) return report;
   RankEnd& culprit = *report.verdict.culprit;
   const Rank& rank = team_->rank(culprit.rank);
+  const RankView& seen = evidence_.ranks[static_cast<size_t>(culprit.rank)];
   culprit.pid = rank.pid;
   report.host = team_->host_of(culprit.rank);
   report.program = commands_[places_ == nullptr ? static_cast<size_t>(culprit.rank) : 0].program;
   report.tail = rank.output.tail().lines();
   report.log_path = rank.output.log().path();
   report.what = team_->error_text(culprit.rank);
-  const RankStatus& account = seen.ranks[static_cast<size_t>(culprit.rank)].account;
-  if (report.what.empty() && account.failure != RankFailure::kPeer) report.what = account.failure_text;
-  report.memory = team_->memory_kills(culprit.rank);
-  report.verdict.exit_code = final_exit_code(report);
+  if (report.what.empty() && seen.account.failure != RankFailure::kPeer) report.what = seen.account.failure_text;
+  report.memory = seen.memory;
   report.advice = advice_on_hang(report, state_.hang, options_);
   return report;
 }
 
-void Launcher::report_losses() {
-  for (const auto& rank : team_->ranks()) {
-    if (!rank.ended)
-      say("rank " + std::to_string(rank.number) + ", process " + std::to_string(rank.pid) +
-          ", survives even SIGKILL; it is left behind");
-    const RankLog& log = rank.output.log();
-    if (log.dropped_lines() > 0)
-      say(std::to_string(log.dropped_lines()) + " lines of rank " + std::to_string(rank.number) +
-          " could not be written to its log: " + log.drop_reason());
-  }
-  if (const std::string losses = display_.losses(); !losses.empty()) say(losses);
-}
-
 void Launcher::restart() {
-  mark_logs();
+  team_->mark_logs("--- lockstep: restart " + std::to_string(state_.restarts) + " ---\n");
   exit_code_ = kExitOk;
   if (options_.ranks != state_.settings.ranks) {
     options_.ranks = state_.settings.ranks;
@@ -371,15 +385,6 @@ void Launcher::restart() {
   }
   if (places_ != nullptr && state_.left_out >= 0) places_->leave_out(state_.left_out);
   start_team();
-}
-
-/// A restarted program continues in the same files.
-void Launcher::mark_logs() {
-  for (const auto& rank : team_->ranks()) {
-    if (rank.output.log().path().empty()) continue;
-    RankLog log(rank.output.log().path());
-    log.add("--- lockstep: restart " + std::to_string(state_.restarts) + " ---\n");
-  }
 }
 
 }  // namespace

@@ -10,16 +10,10 @@ namespace lockstep {
 namespace {
 
 constexpr std::chrono::hours kMemory(1);
-/// For the pause.
-constexpr std::chrono::minutes kRecent(10);
-/// Of these failures the restart is immediate.
+/// Of so many failures in a row without progress the restart is immediate.
 constexpr int kImmediate = 3;
 constexpr std::chrono::milliseconds kFirstPause(250);
 constexpr Clock::duration kLongestPause = std::chrono::seconds(60);
-/// How often in a row a rank may be killed from outside in the same step.
-constexpr int kMostKillsInAStep = 3;
-/// Starts in a row without a step, all ended from outside.
-constexpr int kMostFruitless = 4;
 
 /// A rank dies of a signal that asks it to leave when it has not yet joined, so that nothing listens for it.
 bool came_from_outside(const Failure& failure) {
@@ -46,10 +40,10 @@ int times_in_a_row(const RestartHistory& history, const Failure& failure) {
   return 1 + static_cast<int>(other - before.rbegin());
 }
 
-/// Failures since then, this one included.
-int since(const RestartHistory& history, const Failure& failure, Clock::duration time) {
+/// Failures, this one included.
+int within_the_hour(const RestartHistory& history, const Failure& failure) {
   return 1 + static_cast<int>(std::count_if(history.failures.begin(), history.failures.end(),
-                                            [&](const Failure& one) { return one.at + time > failure.at; }));
+                                            [&](const Failure& one) { return one.at + kMemory > failure.at; }));
 }
 
 bool failed_here_before(const RestartHistory& history, const Failure& failure) {
@@ -59,31 +53,26 @@ bool failed_here_before(const RestartHistory& history, const Failure& failure) {
   });
 }
 
+/// Steps that are made over and over are no progress, either.
 Clock::duration pause_after(const RestartHistory& history, const Failure& failure) {
   const int fruitless = failure.progress ? 0 : history.fruitless + 1;
-  const int level = std::max(since(history, failure, kRecent) - kImmediate, fruitless - 1);
+  const int level = std::max(fruitless, times_in_a_row(history, failure)) - kImmediate;
   if (level <= 0) return Clock::duration(0);
   return std::min<Clock::duration>(kFirstPause * (1 << std::min(level - 1, 12)), kLongestPause);
 }
-
-std::string times(int count) { return count == 2 ? "twice" : std::to_string(count) + " times"; }
 
 /// Why nothing may be started; empty: it may.
 std::string objection(const RestartLimits& limits, const RestartHistory& history, const Failure& failure) {
   if (history.restarts >= limits.in_total)
     return "all " + std::to_string(limits.in_total) + " of --max-restarts were made";
-  if (since(history, failure, kMemory) > limits.per_hour)
+  if (within_the_hour(history, failure) > limits.per_hour)
     return std::to_string(limits.per_hour) +
            " restarts were made within the last hour, as many as --restarts-per-hour " + "allows";
-  if (const int count = times_in_a_row(history, failure); count >= (came_from_outside(failure) ? kMostKillsInAStep : 2))
-    return "rank " + std::to_string(failure.rank) + " failed " + times(count) + " in step " +
+  if (came_from_outside(failure)) return "";
+  if (times_in_a_row(history, failure) > 1)
+    return "rank " + std::to_string(failure.rank) + " failed twice in step " +
            std::to_string(*failure.step) + " with the same error: this is a bug, which a restart does not repair";
   return "";
-}
-
-bool is_hopeless(const RestartHistory& history, const Failure& failure) {
-  if (failure.progress) return false;
-  return !history.has_progressed || !came_from_outside(failure) || history.fruitless + 1 >= kMostFruitless;
 }
 
 }  // namespace
@@ -95,7 +84,6 @@ void RestartHistory::add(const Failure& failure) {
   failures.push_back(failure);
   ++restarts;
   fruitless = failure.progress ? 0 : fruitless + 1;
-  has_progressed = has_progressed || failure.progress;
 }
 
 RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory& history, const Failure& failure) {
@@ -110,7 +98,8 @@ RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory
         std::string("a machine is gone; ") +
         (failure.lost_ranks == 1 ? "its rank is" : "its " + std::to_string(failure.lost_ranks) + " ranks are") +
         " left out";
-  } else if (limits.elastic && is_of_a_place(failure) && failed_here_before(history, failure)) {
+  } else if (limits.elastic && is_of_a_place(failure) && failed_here_before(history, failure) &&
+             (failure.ranks > limits.elastic->min || !came_from_outside(failure))) {
     const std::string who = "rank " + std::to_string(failure.rank) + " failed twice at its place";
     decision.too_few = failure.ranks <= limits.elastic->min;
     if (decision.too_few) {
@@ -121,7 +110,7 @@ RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory
     decision.ranks = failure.ranks - 1;
     decision.left_out = failure.rank;
     decision.why = who + "; it is left out";
-  } else if (is_hopeless(history, failure)) {
+  } else if (!failure.progress && !came_from_outside(failure)) {
     decision.why = "no step was made since the last start, so the same would happen again";
     return decision;
   }

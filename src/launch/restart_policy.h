@@ -40,7 +40,6 @@ struct RestartHistory {
   std::vector<Failure> failures;  ///< after which the run was started again, oldest first
   int restarts = 0;               ///< after failures
   int fruitless = 0;              ///< starts in a row, up to now, that made no step
-  bool has_progressed = false;    ///< a step was made in some start
 
   void add(const Failure& failure);
 };
@@ -58,15 +57,15 @@ struct RestartDecision {
 /// Whether, when and with how many ranks a run is started again after `failure`. A pure function.
 ///
 /// - No more restarts than the limits allow.
-/// - The same rank that fails twice in a row in the same step with the same error has a bug, which a restart does not
-///   repair. SIGKILL, SIGTERM and SIGUSR1 come from outside (a scheduler, the kernel), so that three of them in a step
-///   are needed.
-/// - A start without a step means that the same would happen again, except after such a signal to a run that has made
-///   steps before: it may have come during a restart.
+/// - What comes from outside (SIGKILL, by the kernel for memory, too; SIGTERM and SIGUSR1 of a scheduler; a machine that
+///   is lost) says nothing about the program: within the limits it is always followed by a restart.
+/// - The same rank that fails by itself twice in a row in the same step with the same error has a bug, which a restart
+///   does not repair.
+/// - A rank that fails by itself in a start without a step would do so again.
 /// - With --elastic, a rank that fails twice within an hour at its place (its number, among the same number of ranks)
 ///   is left out, and so are all ranks of a machine that is gone, at once, where enough remain.
-/// - The first restarts are immediate. The pause grows with the failures of the last ten minutes, and with starts that
-///   make no step.
+/// - The first restarts are immediate. The pause grows with starts in a row that make no step, and with failures in a
+///   row in the same step.
 RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory& history, const Failure& failure);
 
 }  // namespace lockstep

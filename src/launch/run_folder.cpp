@@ -1,5 +1,7 @@
 #include "launch/run_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -7,12 +9,19 @@
 #include <filesystem>
 
 #include "launch/launch_error.h"
+#include "launch/run_record.h"
 
 namespace lockstep {
 
 namespace fs = std::filesystem;
 
-RunFolder::RunFolder(const std::string& path, bool keep_if_empty) : keep_if_empty_(keep_if_empty) {
+std::string run_dir_of(const LaunchOptions& options) {
+  if (options.in_process) return "";
+  if (!options.run_dir.empty()) return options.run_dir;
+  return default_run_dir(options.command[0], std::chrono::system_clock::now(), ::getpid());
+}
+
+RunFolder::RunFolder(const std::string& path, bool keep_if_empty, Use use) : keep_if_empty_(keep_if_empty) {
   if (path.empty()) return;
   std::error_code error;
   path_ = fs::absolute(path, error).lexically_normal().string();
@@ -20,9 +29,28 @@ RunFolder::RunFolder(const std::string& path, bool keep_if_empty) : keep_if_empt
   std::error_code ignored;
   made_parent_ = !fs::exists(parent, ignored);
   if (!error) fs::create_directories(path_, error);
-  if (error) throw LaunchError(kExitStorage, "cannot make the run folder " + path_ + ": " + error.message());
-  if (::access(path_.c_str(), W_OK | X_OK) != 0)
-    throw LaunchError(kExitStorage, "cannot write to the run folder " + path_ + ": " + std::strerror(errno));
+  const auto refuse = [&](const char* what, const std::string& why) {
+    throw LaunchError(kExitStorage, std::string("cannot ") + what + " the run folder " + path_ + ": " + why +
+                                        "; choose another with --run-dir FOLDER");
+  };
+  if (error) refuse("make", error.message());
+  if (::access(path_.c_str(), W_OK | X_OK) != 0) refuse("write to", std::strerror(errno));
+  if (use == Use::kAlone) lock();
+}
+
+/// The lock ends with the process. On file systems without locks there is none.
+void RunFolder::lock() {
+  lock_ = FileDescriptor(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!lock_ || ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+  keep_if_empty_ = true;  // it is the other's
+  std::string who = "another launcher";
+  try {
+    who += ", process " + std::to_string(RunRecord::read(path_).launcher.pid) + ",";
+  } catch (const Error&) {
+    // It has not started its ranks yet.
+  }
+  throw LaunchError(kExitStorage, who + " uses the run folder " + path_ +
+                                      "; give each run a folder of its own with --run-dir FOLDER, or none");
 }
 
 RunFolder::~RunFolder() {

@@ -2,14 +2,24 @@
 
 #include <string>
 
+#include "base/file_descriptor.h"
+#include "launch/plan.h"
+
 namespace lockstep {
+
+/// Where a run's files go, by its options; empty: there is no folder.
+std::string run_dir_of(const LaunchOptions& options);
 
 /// The folder for a run's files. It is made, or found to be writable, before any rank starts; a folder that nobody
 /// asked for (no --run-dir) is removed in the end if it is empty.
 class RunFolder {
  public:
+  enum class Use {
+    kAlone,   ///< a launcher's: another one is refused while this object lives
+    kShared,  ///< of an agent, beside the launcher's
+  };
   /// Empty path: no folder. Throws LaunchError (storage).
-  RunFolder(const std::string& path, bool keep_if_empty);
+  RunFolder(const std::string& path, bool keep_if_empty, Use use);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -18,7 +28,10 @@ class RunFolder {
   const std::string& path() const { return path_; }
 
  private:
+  void lock();
+
   std::string path_;
+  FileDescriptor lock_;
   bool keep_if_empty_;
   bool made_parent_ = false;
 };

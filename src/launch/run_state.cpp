@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "launch/conclusion.h"
 #include "launch/launch_error.h"
 #include "launch/run_text.h"
 
@@ -38,6 +39,7 @@ struct StateMachine {
   void act(Kind kind, std::string text = "", int signal = 0) { actions.push_back({kind, signal, std::move(text)}); }
   void say(std::string text) { act(Kind::kSay, std::move(text)); }
 
+  bool is_done() const { return state.phase == Phase::kConcluding || state.phase == Phase::kOver; }
   bool is_up() const { return state.phase == Phase::kRunning || state.phase == Phase::kLeaving; }
 
   void stop(int signal) {
@@ -65,7 +67,8 @@ struct StateMachine {
   void consider_resizing(const RanksObserved& event);
   void leave_one_out();
   void ask_to_leave();
-  void end(const RanksObserved& event);
+  void on(const EvidenceGathered& event);
+  void decide_what_follows(const RanksObserved& event);
   void pause(int next_ranks, Clock::duration time);
   void restart();
   bool has_progressed(const RanksObserved& event) const;
@@ -75,12 +78,6 @@ struct StateMachine {
 
 bool asks_for_stops(const std::vector<RankView>& ranks) {
   return std::any_of(ranks.begin(), ranks.end(), [](const RankView& rank) { return rank.account.stop_calls > 0; });
-}
-
-bool has_saved_since(const std::vector<RankView>& ranks, Clock::time_point since) {
-  return std::any_of(ranks.begin(), ranks.end(), [&](const RankView& rank) {
-    return !rank.account.checkpoint.empty() && rank.account.checkpoint_time >= since;
-  });
 }
 
 void StateMachine::on(const RankEnded& event) {
@@ -113,6 +110,7 @@ void StateMachine::on(const SignalReceived& event) {
       state.phase = Phase::kOver;
       return;
     case Phase::kKilling:
+    case Phase::kConcluding:
     case Phase::kOver:
       return;
   }
@@ -151,8 +149,11 @@ void StateMachine::on(const RanksObserved& event) {
   const bool late = state.deadline && now >= *state.deadline;
   if (state.phase == Phase::kPausing) {
     if (late) restart();
-  } else if (state.phase != Phase::kOver && (state.all_ended() || (late && state.phase == Phase::kKilling))) {
-    end(event);
+  } else if (!is_done() && (state.all_ended() || (late && state.phase == Phase::kKilling))) {
+    state.deadline.reset();
+    state.ended_as = state.phase;
+    state.phase = Phase::kConcluding;
+    act(Kind::kConclude);
   } else if (state.phase == Phase::kStopping && late) {
     kill();
   }
@@ -266,18 +267,22 @@ RestartDecision StateMachine::decide(const Verdict& verdict, const RanksObserved
   return decision;
 }
 
-void StateMachine::end(const RanksObserved& event) {
-  act(Kind::kConclude);
-  state.deadline.reset();
-  state.ended_as = state.phase;
+void StateMachine::on(const EvidenceGathered& event) {
   state.phase = Phase::kOver;
-  const Verdict verdict = conclude(state, event.ranks);
+  state.verdict = conclude(state, event.seen.ranks);
+  act(Kind::kReport);
+  decide_what_follows(event.seen);
+}
+
+void StateMachine::decide_what_follows(const RanksObserved& event) {
+  const Verdict& verdict = state.verdict;
   // Nothing is started beside a rank that survived even SIGKILL.
   if (verdict.exit_code == kExitOk || is_ended_by_signal() || !state.all_ended()) return;
   if (state.resize_to && !verdict.culprit) {
     if (verdict.exit_code != kExitPreempted)
       return say("the ranks left without saving, so the run does not go on with another number of them");
     say("goes on with " + counted_ranks(*state.resize_to));
+    if (has_progressed(event)) state.history.fruitless = 0;
     return pause(*state.resize_to, Clock::duration(0));
   }
   RestartDecision decision = decide(verdict, event);
@@ -307,32 +312,13 @@ void StateMachine::pause(int next_ranks, Clock::duration time) {
 void StateMachine::restart() {
   RunState fresh = RunState::begin(state.settings, now);
   fresh.restarts = state.restarts + 1;
+  fresh.resizes = state.resizes + (state.is_resizing() ? 1 : 0);
   fresh.settings.ranks = state.next_ranks;
   fresh.left_out = state.left_out;
   fresh.history = std::move(state.history);
   fresh.program_asks = state.program_asks;
   state = std::move(fresh);
   act(Kind::kRestart);
-}
-
-/// From a program that was asked to leave, these codes are no failure.
-bool is_leaving(const ProcessEnd& how) {
-  return how.kind == ProcessEnd::Kind::kExited && (how.value == kExitPreempted || how.value == kExitPreemptedUnsaved);
-}
-
-/// The exit code of a run that was asked to end before any rank had failed.
-int exit_code_of_stop(const RunState& state, const std::vector<RankView>& ranks, bool all_well) {
-  if (state.stop_signal != 0 && !asks_to_leave(state.stop_signal)) return 128 + state.stop_signal;
-  const bool left = std::any_of(state.ends.begin(), state.ends.end(), [](const RankEnd& end) {
-    return end.how.kind == ProcessEnd::Kind::kExited && end.how.value == kExitPreempted;
-  });
-  const bool saved = left || (state.asked_at && has_saved_since(ranks, *state.asked_at));
-  if (saved && !state.asked_twice) return kExitPreempted;
-  // It was ending anyway.
-  const Phase phase = state.ended_as.value_or(state.phase);
-  const bool unmoved = phase == Phase::kRunning || phase == Phase::kLeaving;
-  if (all_well && unmoved && !state.told) return kExitOk;
-  return kExitPreemptedUnsaved;
 }
 
 }  // namespace
@@ -369,32 +355,6 @@ Transition next(RunState state, const RunEvent& event, Clock::time_point now) {
   StateMachine mover{std::move(state), now};
   std::visit([&](const auto& what) { mover.on(what); }, event);
   return {std::move(mover.state), std::move(mover.actions)};
-}
-
-Verdict conclude(const RunState& state, const std::vector<RankView>& ranks) {
-  std::vector<RankStatus> accounts;
-  for (const auto& rank : ranks) accounts.push_back(rank.account);
-  if (state.hang) {
-    const RankEnd* end = find_end(state.ends, state.hang->culprit);
-    return {.exit_code = kExitHang,
-            .culprit = end != nullptr ? *end : RankEnd{.rank = state.hang->culprit, .ended = false},
-            .testimony = state.hang->what};
-  }
-  if (state.missing)
-    return {.exit_code = kExitNotStarted,
-            .culprit = *find_end(state.ends, state.missing->rank),
-            .witness = state.missing->witness,
-            .testimony = "it waits for all ranks to join"};
-  const bool asked = state.stop_signal != 0 || state.asked_at;
-  std::vector<RankEnd> ends = state.ends;
-  if (asked)
-    for (RankEnd& end : ends)
-      if (is_leaving(end.how)) end.how.value = 0;
-  const auto first = std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return end.how.failed(); });
-  const bool failed = first != ends.end();
-  // Ranks that fail after they were told to stop fail because of that.
-  if (!asked || (failed && !first->stopped)) return judge(ends, accounts);
-  return {.exit_code = exit_code_of_stop(state, ranks, !failed)};
 }
 
 }  // namespace lockstep

@@ -29,17 +29,18 @@ struct RunSettings {
 
 /// A run as its launcher sees it. It moves by next() alone.
 ///
-///   kRunning --a rank failed, a hang, a signal--> kStopping --all ended------------------------> kOver or kPausing
-///   kRunning --all ended-----------------------------------------------------------------------> kOver or kPausing
-///   kRunning --SIGTERM, SIGUSR1, if the program asks for stops--> kLeaving --all ended---------> kOver
-///   kRunning --another number of ranks is wanted, likewise--> kLeaving --all ended-------------> kPausing
-///   kStopping --grace over, or a signal--> kKilling --all ended, or kKillTime over-------------> kOver or kPausing
-///   kPausing --back-off over--> kRunning (restarted)        kPausing --a signal----------------> kOver
+///   kRunning --a rank failed, a hang, a signal--> kStopping --all ended---------------> kConcluding
+///   kRunning --all ended--------------------------------------------------------------> kConcluding
+///   kRunning --SIGTERM, SIGUSR1, if the program asks for stops--> kLeaving --all ended-> kConcluding
+///   kRunning --another number of ranks is wanted, likewise--> kLeaving --all ended----> kConcluding
+///   kStopping --grace over, or a signal--> kKilling --all ended, or kKillTime over----> kConcluding
+///   kConcluding --all evidence is there--> kPausing, if another start follows, or kOver
+///   kPausing --back-off over--> kRunning (restarted)        kPausing --a signal-------> kOver
 ///
 /// In kRunning it also waits for a moment (settle_by) for the end of a rank that others accuse. kLeaving differs from
 /// kRunning only in how it ends. Where a restart will follow, nothing has to unwind, and the grace is short.
 struct RunState {
-  enum class Phase { kRunning, kLeaving, kStopping, kKilling, kPausing, kOver };
+  enum class Phase { kRunning, kLeaving, kStopping, kKilling, kConcluding, kPausing, kOver };
 
   RunSettings settings;
   Phase phase = Phase::kRunning;
@@ -55,6 +56,7 @@ struct RunState {
   std::optional<Clock::time_point> missing_counts_at;  ///< a rank is missing, and ends the run from then on
   bool may_miss_a_rank = false;                        ///< a rank may come to be missing
   std::optional<Phase> ended_as;                       ///< the phase in which the last rank ended
+  Verdict verdict;                                     ///< from the end of kConcluding on
 
   ProgressMonitor progress;
   Clock::duration next_note{0};  ///< how long it is idle when the next note is due
@@ -68,6 +70,7 @@ struct RunState {
 
   // Of the whole run.
   int restarts = 0;  ///< starts after the first
+  int resizes = 0;   ///< of these, those that followed a resize rather than a failure
   RestartHistory history;
   int stop_signal = 0;                        ///< the first signal to the launcher
   std::optional<Clock::time_point> asked_at;  ///< when the ranks were asked to leave at a step of their choice
@@ -78,7 +81,11 @@ struct RunState {
   static RunState begin(const RunSettings& settings, Clock::time_point now);
   bool all_ended() const { return static_cast<int>(ends.size()) == settings.ranks; }
   /// The ranks have saved and left, and the next start has another number of them.
-  bool is_resizing() const { return phase == Phase::kPausing && resize_to && ended_as == Phase::kLeaving; }
+  bool is_resizing() const {
+    return phase == Phase::kPausing && resize_to && ended_as == Phase::kLeaving && !verdict.culprit;
+  }
+  /// Starts of this run before the present one that followed a failure.
+  int restarts_after_failures() const { return restarts - resizes; }
   /// When the next RanksObserved is due even if nothing else happens.
   std::optional<Clock::time_point> wake_at() const;
   /// Whether the next RanksObserved should have the states of processes, which cost system calls.
@@ -102,7 +109,12 @@ struct RanksObserved {
   int resize_to = 0;             ///< on the board: a number of ranks that `lockstep resize` asks for; 0: none
   int lost_ranks = 0;            ///< of machines that are gone
 };
-using RunEvent = std::variant<RankEnded, SignalReceived, RanksObserved>;
+/// The answer to kConclude: what is known of the ranks when nothing more is awaited from them, RankView's last fields
+/// included.
+struct EvidenceGathered {
+  RanksObserved seen;
+};
+using RunEvent = std::variant<RankEnded, SignalReceived, RanksObserved, EvidenceGathered>;
 
 struct RunAction {
   enum class Kind {
@@ -110,7 +122,8 @@ struct RunAction {
     kSignal,      ///< signal, to all ranks that run, and SIGCONT for those that are stopped
     kAskToLeave,  ///< on the board: the ranks choose the step
     kKill,        ///< SIGKILL to all ranks that run
-    kConclude,    ///< all ranks have ended, or never will: pass on the rest of their output, and report
+    kConclude,    ///< all ranks have ended, or never will: pass on the rest of their output, and gather the evidence
+    kReport,      ///< the verdict, and whether another start follows, are in the state
     kRestart,     ///< start settings.ranks ranks again
   };
   Kind kind;
@@ -127,7 +140,7 @@ struct Transition {
 /// What follows from an event. A pure function, the clock included.
 Transition next(RunState state, const RunEvent& event, Clock::time_point now);
 
-/// The result of the run, or of its ranks before a restart.
+/// The result of the run, or of its ranks before a restart, from all that is known. A pure function.
 Verdict conclude(const RunState& state, const std::vector<RankView>& ranks);
 
 }  // namespace lockstep

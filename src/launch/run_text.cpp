@@ -11,6 +11,14 @@ std::string signal_name(int signal) { return std::string("SIG") + ::sigabbrev_np
 
 std::string counted_ranks(int ranks) { return std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"); }
 
+std::string earlier_starts(int restarts, int resizes) {
+  std::string text;
+  if (restarts > 0) text = std::to_string(restarts) + (restarts == 1 ? " restart" : " restarts");
+  if (resizes > 0)
+    text += (text.empty() ? "" : " and ") + std::to_string(resizes) + (resizes == 1 ? " resize" : " resizes");
+  return text;
+}
+
 std::string list_lines(const Stall& stall) {
   std::string text;
   for (const auto& line : stall.lines) text += "\n  " + line;

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 namespace lockstep {
@@ -11,21 +10,18 @@ namespace {
 
 const std::string kReportStart = "restart_";
 
-std::string path_in(const std::string& folder) { return folder + "/starts.jsonl"; }
-
 }  // namespace
 
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-bool append_start(const std::string& folder, const StartRecord& start) {
+std::string line_of_start(const StartRecord& start) {
   const nlohmann::ordered_json line = {
       {"start", start.number},        {"ranks", start.ranks},           {"began_s", start.began_s},
       {"ended_s", start.ended_s},     {"first_step", start.first_step}, {"steps", start.steps},
       {"exit_code", start.exit_code}, {"culprit", start.culprit},       {"resized", start.resized}};
-  std::ofstream file(path_in(folder), std::ios::app);
-  return static_cast<bool>((file << line.dump() + "\n").flush());
+  return line.dump() + "\n";
 }
 
 std::string restart_report(int restart) { return kReportStart + std::to_string(restart) + ".json"; }
@@ -38,7 +34,7 @@ void prune_restart_reports(const std::string& folder, int newest) {
 
 void forget_earlier_run(const std::string& folder) {
   std::error_code ignored;
-  std::filesystem::remove(path_in(folder), ignored);
+  std::filesystem::remove(folder + "/starts.jsonl", ignored);
   std::filesystem::remove(folder + "/report.json", ignored);
   std::vector<std::filesystem::path> reports;
   for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {

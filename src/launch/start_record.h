@@ -20,8 +20,8 @@ struct StartRecord {
 
 double seconds_since_1970();
 
-/// Adds a line to FOLDER/starts.jsonl. False: it cannot be written.
-bool append_start(const std::string& folder, const StartRecord& start);
+/// Its line in starts.jsonl.
+std::string line_of_start(const StartRecord& start);
 /// The name of the report of the failure before this restart, from 1 on.
 std::string restart_report(int restart);
 /// After it was written: a run that lives for months keeps the newest kRestartReports.

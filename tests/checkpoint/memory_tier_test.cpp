@@ -17,6 +17,7 @@
 
 #include "base/state_memory.h"
 #include "checkpoint/failure.h"
+#include "checkpoint/memory/kept_state.h"
 #include "data/numbers.h"
 #include "support/complaint.h"
 #include "support/ranks.h"
@@ -32,15 +33,30 @@ using testing::run_ranks;
 
 class MemoryTierTest : public ::testing::Test {
  protected:
-  MemoryTierTest() : memory_(StateMemory::make()) {
-    ::setenv("LOCKSTEP_MEMORY_FD", std::to_string(memory_.get()).c_str(), 1);
-  }
+  MemoryTierTest() { start_anew(); }
   ~MemoryTierTest() override { ::unsetenv("LOCKSTEP_MEMORY_FD"); }
 
   std::string path() const { return (temporary_.path() / "checkpoints").string(); }
 
+  /// Another launcher.
+  void start_anew() {
+    memory_ = StateMemory::make();
+    ::setenv("LOCKSTEP_MEMORY_FD", std::to_string(memory_.get()).c_str(), 1);
+  }
+  /// What a launcher does that gives up, and what it needs for that.
+  void give_up(const std::string& folder, int64_t step) {
+    EXPECT_EQ(newest_step_in_memory(memory_.get()), step);
+    const KeptState kept = keep_state(memory_.get(), "", /*is_sound=*/true);
+    EXPECT_EQ(kept.problem, "");
+    EXPECT_TRUE(kept.written);
+    EXPECT_EQ(kept.step, step);
+    EXPECT_EQ(std::filesystem::path(kept.path).parent_path(), folder);
+    start_anew();
+  }
+  void test_restarts(bool with_new_launchers);
+
   TemporaryFolder temporary_;
-  const FileDescriptor memory_;
+  FileDescriptor memory_;
 };
 
 struct WithNormImpl : torch::nn::Module {
@@ -117,7 +133,7 @@ struct Training {
 
 const ContextOptions kSeeded{.seed = 3, .announce = false};
 
-TEST_F(MemoryTierTest, ARestartEndsWithTheBitsOfAnUndisturbedTraining) {
+void MemoryTierTest::test_restarts(bool with_new_launchers) {
   for (const int world_size : {1, 2, 3}) {
     const std::string name = path() + std::to_string(world_size);
     const auto note = [&](const Context& context, const char* run) {
@@ -132,7 +148,8 @@ TEST_F(MemoryTierTest, ARestartEndsWithTheBitsOfAnUndisturbedTraining) {
           std::ofstream(note(context, "straight")) << straight.hash_of_all();
         },
         minute, kSeeded);
-    for (const int64_t last : {5, 6, 13})
+    for (const int64_t last : {5, 6, 13}) {
+      if (with_new_launchers && last != 5) give_up(name, last == 6 ? 5 : 6);
       run_ranks(
           world_size,
           [&](Context& context) {
@@ -150,8 +167,81 @@ TEST_F(MemoryTierTest, ARestartEndsWithTheBitsOfAnUndisturbedTraining) {
                       context.rank() == 0 ? expected : expected.substr(0, 29));
           },
           minute, kSeeded);
-    EXPECT_TRUE(std::filesystem::is_empty(name)) << "nothing was saved to disk";
+    }
+    EXPECT_EQ(std::filesystem::is_empty(name), !with_new_launchers) << "the ranks save nothing to disk";
   }
+}
+
+TEST_F(MemoryTierTest, ARestartEndsWithTheBitsOfAnUndisturbedTraining) { test_restarts(false); }
+
+TEST_F(MemoryTierTest, WhatALauncherThatGivesUpLeavesOnDiskIsAsGood) { test_restarts(true); }
+
+TEST_F(MemoryTierTest, WhatIsLeftInMemoryGoesWhereItBelongsOrElsewhere) {
+  const auto save = [&](int64_t step_in_memory, int64_t step_on_disk) {
+    run_ranks(2, [&](Context& context) {
+      int64_t step = step_in_memory;
+      Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
+      checkpointer.add("step_count", step);
+      checkpointer.step(step);
+      if (step_on_disk > 0) checkpointer.save(step = step_on_disk);
+      checkpointer.finish();
+    });
+  };
+  const auto files_in = [](const std::string& folder) {
+    int64_t count = 0;
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, none)) count += entry.path().extension() == ".pt";
+    return count;
+  };
+  const std::string other = (temporary_.path() / "other").string();
+  EXPECT_EQ(keep_state(memory_.get(), other, true).step, -1) << "nothing was saved";
+  EXPECT_EQ(keep_state(-1, other, true).step, -1) << "there is no memory";
+  save(3, 4);
+  KeptState kept = keep_state(memory_.get(), other, true);
+  EXPECT_FALSE(kept.written) << "what is on disk is newer";
+  EXPECT_EQ(kept.path_step, 4);
+  EXPECT_EQ(files_in(path()), 1);
+  save(5, 0);
+  kept = keep_state(memory_.get(), other, false);
+  EXPECT_TRUE(kept.written);
+  EXPECT_EQ(std::filesystem::path(kept.path).parent_path(), other) << "a state that may be wrong is resumed by nobody";
+  EXPECT_EQ(files_in(path()), 1);
+  // Its folder has gone, and a file lies there.
+  std::filesystem::remove_all(path());
+  std::filesystem::remove_all(other);
+  std::ofstream(path()) << "a file";
+  kept = keep_state(memory_.get(), other, true);
+  EXPECT_EQ(std::filesystem::path(kept.path).parent_path(), other);
+  EXPECT_NE(kept.problem, "");
+  kept = keep_state(memory_.get(), "", true);
+  EXPECT_EQ(kept.path, "");
+  EXPECT_EQ(kept.step, 5);
+  EXPECT_NE(kept.problem, "");
+}
+
+TEST_F(MemoryTierTest, WhatIsLeftInMemoryIsResumedByAnotherNumberOfRanks) {
+  const auto part = [](at::Tensor& value) {
+    return Checkpointer::Part{.save = [&value] { return c10::IValue(value); },
+                              .load = [&value](const c10::IValue& state) { value.copy_(state.toTensor()); }};
+  };
+  const auto run = [&](int ranks, const std::function<void(Checkpointer&, at::Tensor&)>& body) {
+    run_ranks(ranks, [&](Context& context) {
+      at::Tensor big = at::zeros({100'003}), own = at::full({3}, context.rank());
+      Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
+      checkpointer.add("big", part(big)).add("own", part(own), Checkpointer::Scope::kEachRank);
+      body(checkpointer, big);
+    });
+  };
+  run(3, [](Checkpointer& checkpointer, at::Tensor& big) {
+    big.copy_(at::arange(100'003));
+    checkpointer.step(7);
+  });
+  give_up(path(), 7);
+  run(2, [](Checkpointer& checkpointer, at::Tensor& big) {
+    EXPECT_TRUE(checkpointer.resume());
+    EXPECT_EQ(checkpointer.resumed_step(), 7);
+    EXPECT_TRUE(big.equal(at::arange(100'003).to(at::kFloat)));
+  });
 }
 
 TEST_F(MemoryTierTest, TheNewerOfMemoryAndDiskIsResumed) {

@@ -118,6 +118,32 @@ TEST(ElasticState, AFailureDuringAResizeRestartsWithTheNewNumber) {
   EXPECT_EQ(run.state().history.restarts, 1);
 }
 
+/// The first second after a resize: no step has been made in this start, and the one before ended without a failure.
+TEST(ElasticState, AKillRightAfterAResizeIsOneRestart) {
+  for (const int wanted : {2, 4}) {
+    Simulation run({.ranks = 3, .max_restarts = 2, .elastic = RankRange{2, 4}});
+    train_and_ask(run);
+    run.resize_to = wanted;
+    run.look();
+    leave(run);
+    run.resize_to = 0;
+    EXPECT_EQ(run.look(), Kinds{Kind::kRestart});
+    EXPECT_EQ(run.state().resizes, 1);
+    EXPECT_EQ(run.state().restarts_after_failures(), 0);
+    for (int time = 1; time <= 2; ++time) {
+      new_team(run);
+      run.look();
+      EXPECT_EQ(run.end(1, killed(SIGKILL)), Kinds{Kind::kSignal});
+      for (int rank = 0; rank < wanted; ++rank)
+        if (rank != 1) run.end(rank, killed(SIGTERM));
+      EXPECT_FALSE(run.state().is_resizing());
+      EXPECT_EQ(run.look(), Kinds{Kind::kRestart}) << run.said;
+      EXPECT_EQ(run.state().restarts_after_failures(), time);
+    }
+    EXPECT_EQ(run.state().resizes, 1);
+  }
+}
+
 TEST(ElasticState, ASignalDuringAResizeEndsTheRun) {
   for (const bool late : {false, true}) {
     Simulation run({.ranks = 2, .elastic = RankRange{2, 4}});
@@ -158,7 +184,7 @@ TEST(ElasticState, FewerThanTheMinimumHaveAVerdictOfTheirOwn) {
   for (int time = 0; time < 2; ++time) {
     train(run);
     run.ranks[1].account.steps += time;
-    run.end(1, killed(SIGKILL));
+    run.end(1, exited(1));
     run.end(0, killed(SIGTERM));
     if (time == 0) {
       EXPECT_EQ(run.look(), Kinds{Kind::kRestart});

@@ -55,8 +55,7 @@ FailureReport full_report() {
   culprit.phase = RankStatus::Phase::kJoined;
   culprit.operation = {
       .sequence = 12, .kind = "all_reduce", .dtype = "Float", .shape = {64, 10}, .elements = 640, .running = true};
-  report.accounts[0].checkpoint = "/run/step_400.pt";
-  report.accounts[0].checkpoint_step = 400;
+  report.left = {.path = "/run/step_400.pt", .step = 400};
   report.verdict.witness = 3;
   report.verdict.testimony = "rank 1 has left\x1b[31m";
   report.restarts = 2;
@@ -68,7 +67,7 @@ TEST(FailureReport, TellsWhatIsKnown) {
   for (const char* line :
        {"  what      out of range\n", "  known by  rank 3, which says: rank 1 has left\\x1b[31m\n",
         "  last did  all_reduce #12 (Float [64, 10]), not finished\n", "  kept      step 400 in /run/step_400.pt\n",
-        "  restarts  2 before this\n", "  next      lockstep run -n 4 train   (resumes, if the program does)\n"})
+        "  restarts  2 restarts before this\n", "  next      lockstep run -n 4 train   (resumes, if the program does)\n"})
     EXPECT_NE(text.find(line), std::string::npos) << line << text;
 }
 
@@ -79,25 +78,38 @@ TEST(FailureReport, TellsWhatIsInTheLaunchersMemory) {
     const size_t at = text.find("  kept      ");
     return text.substr(at, text.find('\n', at) - at);
   };
-  for (auto& account : report.accounts) account.memory_step = 408;
-  report.accounts[1].memory_step = 407;  // it died in the save
+  report.left.in_memory = 407;
   report.goes_on = true;
   EXPECT_EQ(kept(), "  kept      step 407 in the launcher's memory, step 400 in /run/step_400.pt");
   auto json = nlohmann::json::parse(to_json(report));
   EXPECT_EQ(json["state_kept"]["memory_step"], 407);
   EXPECT_EQ(json["state_kept"]["step"], 400);
-  report.goes_on = false;
-  EXPECT_EQ(kept(),
-            "  kept      step 400 in /run/step_400.pt; step 407 was in the launcher's memory, which ends with it");
-  EXPECT_FALSE(nlohmann::json::parse(to_json(report))["state_kept"].contains("memory_step"));
-  report.accounts[0].checkpoint.clear();
-  EXPECT_EQ(kept(), "  kept      no checkpoint on disk; step 407 was in the launcher's memory, which ends with it");
-  EXPECT_TRUE(nlohmann::json::parse(to_json(report))["state_kept"].is_null());
-  report.goes_on = true;
+  report.left.path.clear();
   EXPECT_EQ(kept(), "  kept      step 407 in the launcher's memory");
   EXPECT_EQ(nlohmann::json::parse(to_json(report))["state_kept"], nlohmann::json({{"memory_step", 407}}));
-  report.accounts[3].memory_step = -1;
-  EXPECT_EQ(kept(), "  kept      no checkpoint that the launcher knows of") << "rank 3 had saved nothing";
+  report.left = {};
+  EXPECT_EQ(kept(), "  kept      no checkpoint that the launcher knows of");
+}
+
+TEST(FailureReport, TellsWhereTheStateInMemoryWentWhenTheRunGaveUp) {
+  FailureReport report = full_report();
+  report.left = {.path = "/run/step_407.pt", .step = 407, .in_memory = 407, .written = true};
+  EXPECT_TRUE(format(report).find("  kept      step 407 in /run/step_407.pt, written from the launcher's memory now\n") !=
+              std::string::npos)
+      << format(report);
+  const auto json = nlohmann::json::parse(to_json(report))["state_kept"];
+  EXPECT_EQ(json["checkpoint"], "/run/step_407.pt");
+  EXPECT_EQ(json["written_from_memory"], true);
+  EXPECT_FALSE(json.contains("memory_step"));
+  const auto left = [](const StateLeft& state) { return describe(state, /*goes_on=*/false); };
+  EXPECT_EQ(left({.path = "/a", .step = 400, .in_memory = 407, .problem = "the disk is full"}),
+            "step 400 in /a; step 407 was in the launcher's memory and could not be written (the disk is full)");
+  EXPECT_EQ(left({.in_memory = 407, .problem = "the disk is full"}),
+            "no checkpoint on disk; step 407 was in the launcher's memory and could not be written (the disk is full)");
+  EXPECT_EQ(left({.path = "/b", .step = 407, .in_memory = 407, .written = true, .problem = "no place in /a"}),
+            "step 407 in /b, written from the launcher's memory now (no place in /a)");
+  EXPECT_EQ(left({.path = "/a", .step = 410, .in_memory = 407}), "step 410 in /a");
+  EXPECT_EQ(left({}), "");
 }
 
 TEST(FailureReport, ARankThatTheOthersMiss) {
@@ -160,27 +172,17 @@ TEST(FailureReport, ARunThatWasToldToEnd) {
   EXPECT_EQ(nlohmann::json::parse(to_json(report))["culprit"], nullptr);
 }
 
-TEST(FailureReport, ExitCodes) {
+TEST(FailureReport, TellsOfAKillForMemory) {
   FailureReport report = small_report();
-  EXPECT_EQ(final_exit_code(report), kExitRankFailed);
-  report.verdict.culprit->how = {Kind::kExited, 127};
-  report.tail = {"x: error while loading shared libraries: liby.so: no such file"};
-  EXPECT_EQ(final_exit_code(report), kExitNotStarted);
-  report.verdict.exit_code = kExitRankKilled;
+  report.verdict.exit_code = kExitOutOfMemory;
   report.verdict.culprit->how = {Kind::kSignalled, SIGKILL};
-  EXPECT_EQ(final_exit_code(report), kExitRankKilled);
-  report.memory = {.count = 1, .counted_in = "the cgroup /x", .limit_bytes = 512 << 20};
   report.verdict.culprit->peak_bytes = 500 << 20;
-  report.verdict.exit_code = final_exit_code(report);
-  EXPECT_EQ(report.verdict.exit_code, kExitOutOfMemory);
+  report.memory = {.count = 1, .counted_in = "the cgroup /x", .limit_bytes = 512 << 20};
   EXPECT_NE(
       format(report).find("memory    killed for memory: the cgroup /x counts 1 such kill since the start; the limit is "
                           "512 MiB; this rank had at most 500 MiB in memory\n"),
       std::string::npos)
       << format(report);
-  report.verdict.exit_code = kExitRankKilled;
-  report.verdict.culprit->how = {Kind::kSignalled, SIGSEGV};
-  EXPECT_EQ(final_exit_code(report), kExitRankKilled) << "of something else, whatever the kernel counts";
 }
 
 class FakeMachine {

@@ -132,7 +132,10 @@ TEST(LauncherElastic, ARankThatFailsTwiceAtItsPlaceIsLeftOut) {
   EXPECT_EQ(starts[1]["culprit"], 2);
   EXPECT_EQ(starts[1]["first_step"], 1);
   EXPECT_EQ(starts[2]["ranks"], 2);
-  Launched few({"--elastic", "3:3", "--run-dir", "run", "sh", "-c", program});
+  // A rank that ends by itself; of a kill from outside, any number would be worth a restart.
+  const std::string by_itself = std::string("exec ") + kRank + " join checkpoint=$TORCHELASTIC_RESTART_COUNT step " +
+                                "sleep=100 2:exit=3 sleep=300";
+  Launched few({"--elastic", "3:3", "--run-dir", "run", "sh", "-c", by_itself});
   result = few.wait();
   EXPECT_EQ(result.exit_code, 51) << result.err;
   EXPECT_TRUE(contains(result.err,
@@ -160,9 +163,6 @@ TEST(LauncherElastic, TheSameStepIsRecognizedWhereRanksGoOnFromMemory) {
   const auto result = run.wait();
   EXPECT_EQ(result.exit_code, 40);
   EXPECT_TRUE(contains(result.err, "no restart: rank 1 failed twice in step 3 with the same error")) << result.err;
-  EXPECT_TRUE(contains(result.err, "kept      step 2 in the launcher's memory\n")) << result.err;
-  EXPECT_TRUE(contains(result.err, "kept      no checkpoint on disk; step 2 was in the launcher's memory, which"))
-      << result.err;
   const auto starts = starts_of(run);
   ASSERT_EQ(starts.size(), 2U);
   EXPECT_EQ(starts[1]["first_step"], 2);

@@ -155,15 +155,14 @@ TEST(LauncherPage, RestartsAfterProgress) {
 }
 
 TEST(LauncherPage, ASignalBetweenTwoStartsEndsTheRun) {
-  // Each start goes on from another step: the same error in the same one would be a bug.
-  Launched run({"--max-restarts", "9", "--run-dir", "run", "sh", "-c",
-                "exec " LOCKSTEP_BIN_DIR "/page_rank join checkpoint=$TORCHELASTIC_RESTART_COUNT step exit=3"});
+  // Killed from outside before it makes a step.
+  Launched run({"--max-restarts", "9", "--run-dir", "run", LOCKSTEP_BIN_DIR "/page_rank", "join", "raise=9"});
   ASSERT_TRUE(run.wait_for("restart 6 of 9 in 1 s"));
   ::kill(run.pid(), SIGINT);
   const auto result = run.wait();
-  EXPECT_EQ(result.exit_code, 40);
+  EXPECT_EQ(result.exit_code, 41);
   EXPECT_LT(result.seconds, 6);
-  EXPECT_EQ(report_of(run)["exit_code"], 40);
+  EXPECT_EQ(report_of(run)["exit_code"], 41);
   EXPECT_EQ(report_of(run)["restarts"], 5);
 }
 

@@ -29,10 +29,13 @@ class Simulation {
     for (const auto& action : transition.actions) {
       if (action.kind == Kind::kSay)
         said += action.text + "\n";
-      else
+      else if (action.kind != Kind::kReport)
         kinds.push_back(action.kind);
       last_signal = action.kind == Kind::kSignal ? action.signal : last_signal;
     }
+    // Nothing lies between the order to gather the evidence and the evidence.
+    if (!kinds.empty() && kinds.back() == Kind::kConclude)
+      feed(EvidenceGathered{{.ranks = ranks, .stop_asked = stop_asked, .stop_at = stop_at, .resize_to = resize_to}});
     return kinds;
   }
 

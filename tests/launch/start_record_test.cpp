@@ -36,7 +36,7 @@ TEST(StartRecord, WhatAnEarlierRunLeftGoes) {
   for (const std::string& name : others) std::ofstream(folder.path() / name) << "mine";
   for (const char* name : {"report.json", "restart_1.json", "restart_4711.json"})
     std::ofstream(folder.path() / name) << "old";
-  ASSERT_TRUE(append_start(folder.path(), {}));
+  std::ofstream(folder.path() / "starts.jsonl") << line_of_start({});
   forget_earlier_run(folder.path());
   EXPECT_EQ(names_in(folder.path()), others);
 }

@@ -273,12 +273,12 @@ TEST(Verdict, AKillIsNobodysConsequence) {
 }
 
 TEST(Verdict, ExitCodes) {
-  EXPECT_EQ(exit_code_of({Kind::kExited, 1}, {}), kExitRankFailed);
-  EXPECT_EQ(exit_code_of({Kind::kExited, 127}, {"sh: foo: not found"}), kExitRankFailed);
-  EXPECT_EQ(exit_code_of({Kind::kExited, 127}, {"x: error while loading shared libraries: liby.so: no such file"}),
-            kExitNotStarted);
-  EXPECT_EQ(exit_code_of({Kind::kSignalled, SIGSEGV}, {}), kExitRankKilled);
-  EXPECT_EQ(exit_code_of({Kind::kNotStarted, ENOEXEC}, {}), kExitNotStarted);
+  EXPECT_EQ(exit_code_of({Kind::kExited, 1}), kExitRankFailed);
+  EXPECT_EQ(exit_code_of({Kind::kExited, 127}), kExitRankFailed);
+  EXPECT_EQ(exit_code_of({Kind::kSignalled, SIGSEGV}), kExitRankKilled);
+  EXPECT_EQ(exit_code_of({Kind::kNotStarted, ENOEXEC}), kExitNotStarted);
+  EXPECT_EQ(missing_library({"a", "x: error while loading shared libraries: liby.so: no such file"}), "liby.so");
+  EXPECT_EQ(missing_library({"sh: foo: not found"}), "");
 }
 
 TEST(Verdict, NamesEnds) {

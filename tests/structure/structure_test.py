@@ -21,8 +21,8 @@ MAY_INCLUDE = {
     "rendezvous": {"base"},
     "observe": {"base"},
     "report": {"observe", "base"},
-    "launch": {"rendezvous", "rank_page", "base"},
-    "hosts": {"launch", "rendezvous", "base"},
+    "launch": {"checkpoint", "rendezvous", "rank_page", "base"},  # of checkpoint what needs no torch: it links without
+    "hosts": {"launch", "checkpoint", "rendezvous", "base"},  # as launch
     "collectives": {"rendezvous", "rank_page", "base"},
     "c": {"optim", "collectives", "rendezvous", "rank_page", "base"},  # of optim the kernels: it links without torch
     "data": {"base"},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 
 #include "base/hash.h"
 #include "base/state_memory.h"
@@ -70,6 +71,38 @@ std::vector<WholeSlot> whole_slots(const SlotMemory& memory) {
     if (auto whole = whole_slot(memory, slot)) slots.push_back(std::move(*whole));
   if (slots.size() == 2 && slots[0].sequence < slots[1].sequence) std::swap(slots[0], slots[1]);
   return slots;
+}
+
+namespace {
+
+/// In front of the folder's characters. `check` is a hash of the others and of them.
+struct Place {
+  uint64_t owner = 0, size = 0, check = 0;
+};
+
+uint64_t check_of(const Place& place, const std::string& folder) {
+  Hash hash;
+  hash.add(folder);
+  return Hash::mixed(Hash::mixed(std::strtoull(hash.digits().c_str(), nullptr, 16), place.owner), place.size);
+}
+
+}  // namespace
+
+void note_place(SlotMemory& memory, uint64_t owner, const std::string& folder) {
+  Place place{.owner = owner, .size = folder.size()};
+  if (folder.size() > StateMemory::kPlaceBytes - sizeof place) return;
+  place.check = check_of(place, folder);
+  memory.write(StateMemory::place_at() + sizeof place, folder.data(), folder.size());
+  memory.write(StateMemory::place_at(), &place, sizeof place);
+}
+
+std::string place_of(const SlotMemory& memory, uint64_t owner) {
+  Place place;
+  memory.read(StateMemory::place_at(), &place, sizeof place);
+  if (place.owner != owner || place.size > StateMemory::kPlaceBytes - sizeof place) return "";
+  std::string folder(place.size, '\0');
+  memory.read(StateMemory::place_at() + sizeof place, folder.data(), folder.size());
+  return place.check == check_of(place, folder) ? folder : "";
 }
 
 SlotTurn first_turn(const SlotMemory& memory) {

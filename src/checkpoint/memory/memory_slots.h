@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "checkpoint/memory/slot_memory.h"
@@ -55,6 +56,11 @@ struct SlotTurn {
 std::optional<WholeSlot> whole_slot(const SlotMemory& memory, int slot);
 /// All that are whole, newest first.
 std::vector<WholeSlot> whole_slots(const SlotMemory& memory);
+/// Notes where on disk the states of `owner` belong: a folder of checkpoints, from the root on. One rank of a machine
+/// calls it, before the first save of a start. A path that is too long is not noted.
+void note_place(SlotMemory& memory, uint64_t owner, const std::string& folder);
+/// What was noted for this owner; empty: nothing.
+std::string place_of(const SlotMemory& memory, uint64_t owner);
 /// For the first save after a start of the ranks. One rank calls it while none saves, and tells the others.
 SlotTurn first_turn(const SlotMemory& memory);
 

@@ -14,6 +14,7 @@
 #include "base/shell_word.h"
 #include "launch/error_page.h"
 #include "launch/launch_error.h"
+#include "launch/run_text.h"
 
 namespace lockstep {
 namespace {
@@ -37,24 +38,6 @@ const RankStatus* account_of(const FailureReport& report) {
   return rank < report.accounts.size() ? &report.accounts[rank] : nullptr;
 }
 
-/// The newest checkpoint that any rank knows of; null without one.
-const RankStatus* newest_checkpoint(const FailureReport& report) {
-  const RankStatus* newest = nullptr;
-  for (const auto& account : report.accounts)
-    if (!account.checkpoint.empty() && (newest == nullptr || account.checkpoint_step > newest->checkpoint_step))
-      newest = &account;
-  return newest;
-}
-
-/// The step whose checkpoint is whole in the launcher's memory; -1 without one. Each rank has kept the part of its last
-/// save and of the one before, and the rank that is behind is behind by one.
-int64_t step_in_memory(const FailureReport& report) {
-  const auto behind =
-      std::min_element(report.accounts.begin(), report.accounts.end(),
-                       [](const RankStatus& a, const RankStatus& b) { return a.memory_step < b.memory_step; });
-  return behind == report.accounts.end() ? -1 : behind->memory_step;
-}
-
 bool uses_pages(const FailureReport& report) {
   return std::any_of(report.accounts.begin(), report.accounts.end(), [](const RankStatus& account) {
     return account.phase != RankStatus::Phase::kUnknown || account.pid > 0;
@@ -69,30 +52,12 @@ std::string memory_text(const FailureReport& report) {
   return text + "; this rank had at most " + mebibytes(report.verdict.culprit->peak_bytes) + " in memory";
 }
 
-/// The library that the dynamic loader did not find; empty: it names none.
-std::string missing_library(const std::deque<std::string>& tail) {
-  constexpr std::string_view kWords = "error while loading shared libraries: ";
-  for (const std::string& line : tail)
-    if (const size_t at = line.find(kWords); at != std::string::npos) {
-      const size_t name = at + kWords.size();
-      return printable(line.substr(name, line.find(':', name) - name));
-    }
-  return "";
-}
-
 constexpr const char* kNoPages = "unknown: the program has no lockstep::Context to tell the launcher";
 
 std::string kept_text(const FailureReport& report) {
-  if (!uses_pages(report)) return kNoPages;
-  const RankStatus* const saved = newest_checkpoint(report);
-  const int64_t in_memory = step_in_memory(report);
-  const std::string on_disk =
-      saved == nullptr ? "" : "step " + std::to_string(saved->checkpoint_step) + " in " + printable(saved->checkpoint);
-  if (in_memory < 0) return saved == nullptr ? "no checkpoint that the launcher knows of" : on_disk;
-  const std::string step = "step " + std::to_string(in_memory);
-  if (report.goes_on) return step + " in the launcher's memory" + (saved == nullptr ? "" : ", " + on_disk);
-  return (saved == nullptr ? "no checkpoint on disk" : on_disk) + "; " + step +
-         " was in the launcher's memory, which ends with it";
+  const std::string known = describe(report.left, report.goes_on);
+  if (!known.empty()) return known;
+  return uses_pages(report) ? "no checkpoint that the launcher knows of" : kNoPages;
 }
 
 std::string last_text(const RankStatus& account) {
@@ -174,6 +139,16 @@ OrderedJson culprit_json(const FailureReport& report) {
   return json;
 }
 
+OrderedJson state_json(const FailureReport& report) {
+  const StateLeft& left = report.left;
+  OrderedJson json = nullptr;
+  if (!left.path.empty())
+    json = {{"checkpoint", left.path}, {"step", left.step}, {"written_from_memory", left.written}};
+  if (report.goes_on && left.in_memory >= 0) json["memory_step"] = left.in_memory;
+  if (!report.goes_on && !left.problem.empty()) json["problem"] = left.problem;
+  return json;
+}
+
 OrderedJson how_known(const FailureReport& report) {
   const Verdict& verdict = report.verdict;
   if (!verdict.culprit) return nullptr;
@@ -183,6 +158,20 @@ OrderedJson how_known(const FailureReport& report) {
 }
 
 }  // namespace
+
+std::string describe(const StateLeft& left, bool goes_on) {
+  const std::string in_memory = "step " + std::to_string(left.in_memory);
+  std::string on_disk = "step " + std::to_string(left.step) + " in " + printable(left.path);
+  if (left.written) on_disk += ", written from the launcher's memory now";
+  if (left.path.empty()) on_disk.clear();
+  if (goes_on && left.in_memory >= 0)
+    return in_memory + " in the launcher's memory" + (on_disk.empty() ? "" : ", " + on_disk);
+  const std::string but = left.problem.empty() ? "" : " (" + printable(left.problem) + ")";
+  if (left.in_memory >= 0 && (left.path.empty() || left.in_memory > left.step))
+    return (on_disk.empty() ? "no checkpoint on disk" : on_disk) + "; " + in_memory +
+           " was in the launcher's memory and could not be written" + but;
+  return on_disk.empty() ? "" : on_disk + but;
+}
 
 std::string headline(const FailureReport& report) {
   const Verdict& verdict = report.verdict;
@@ -243,17 +232,6 @@ std::string advice_on_hang(const FailureReport& report, const std::optional<Stal
          in_brackets(options.hang_timeout) + "; the others wait for at most " + collective;
 }
 
-int final_exit_code(const FailureReport& report) {
-  const Verdict& verdict = report.verdict;
-  if (!verdict.culprit || !verdict.culprit->ended || verdict.culprit->stopped) return verdict.exit_code;
-  const ProcessEnd& how = verdict.culprit->how;
-  if (verdict.exit_code == kExitRankFailed && how.kind == ProcessEnd::Kind::kExited)
-    return exit_code_of(how, report.tail);
-  const bool sigkill = how.kind == ProcessEnd::Kind::kSignalled && how.value == SIGKILL;
-  return verdict.exit_code == kExitRankKilled && sigkill && report.memory.count > 0 ? kExitOutOfMemory
-                                                                                    : verdict.exit_code;
-}
-
 int exit_code_of(const FailureReport& report) {
   return report.too_few_ranks ? static_cast<int>(kExitTooFewRanks) : report.verdict.exit_code;
 }
@@ -266,12 +244,13 @@ std::string format(const FailureReport& report) {
     block.text = "lockstep: ended by " + report.stop_signal + "\n";
   if (!report.killed.empty())
     block.line("killed", "rank " + list_ranks(report.killed) + ", which did not stop when asked to");
-  if (report.restarts > 0) block.line("restarts", std::to_string(report.restarts) + " before this");
+  if (const std::string starts = earlier_starts(report.restarts, report.resizes); !starts.empty())
+    block.line("restarts", starts + " before this");
   if (!report.no_restart.empty()) block.line("ends", "no restart: " + printable(report.no_restart));
   block.line("kept", kept_text(report));
   if (!report.command.empty())
     block.line("next",
-               report.command + (newest_checkpoint(report) != nullptr ? "   (resumes, if the program does)" : ""));
+               report.command + (report.left.path.empty() ? "" : "   (resumes, if the program does)"));
   if (!report.report_path.empty()) block.line("report", report.report_path);
   if (report.verdict.culprit) block.text += page_line(exit_code_of(report));
   if (report.verdict.culprit) add_tail(block, report);
@@ -286,14 +265,11 @@ std::string to_json(const FailureReport& report) {
   json["also_suspect"] = verdict.also_suspect;
   json["stop_signal"] = report.stop_signal.empty() ? OrderedJson(nullptr) : OrderedJson(report.stop_signal);
   json["program"] = report.program;
-  const RankStatus* saved = newest_checkpoint(report);
-  const int64_t in_memory = report.goes_on ? step_in_memory(report) : -1;
-  json["state_kept"] = nullptr;
-  if (saved != nullptr) json["state_kept"] = {{"checkpoint", saved->checkpoint}, {"step", saved->checkpoint_step}};
-  if (in_memory >= 0) json["state_kept"]["memory_step"] = in_memory;
+  json["state_kept"] = state_json(report);
   json["next_command"] = report.command;
   json["advice"] = report.advice.empty() ? OrderedJson(nullptr) : OrderedJson(report.advice);
   json["restarts"] = report.restarts;
+  json["resizes"] = report.resizes;
   json["no_restart"] = report.no_restart.empty() ? OrderedJson(nullptr) : OrderedJson(report.no_restart);
   json["killed"] = report.killed;
   if (verdict.exit_code == kExitOutOfMemory) {

@@ -12,6 +12,18 @@
 
 namespace lockstep {
 
+/// The state of a training that outlives its ranks, as far as the launcher knows.
+struct StateLeft {
+  std::string path;  ///< of the newest complete checkpoint on disk; empty: none is known
+  int64_t step = -1;
+  int64_t in_memory = -1;  ///< the step of the newest in the launcher's memory; -1: there is none
+  bool written = false;    ///< the one on disk was written from memory when the run gave up
+  std::string problem;     ///< why the one in memory is not on disk, or not where it belongs
+};
+
+/// In words; empty: nothing is known. `goes_on`: the ranks are started again, so the memory stays.
+std::string describe(const StateLeft& left, bool goes_on);
+
 /// Everything the user is told about a run that failed.
 struct FailureReport {
   Verdict verdict;
@@ -21,6 +33,7 @@ struct FailureReport {
   std::string command;               ///< the launcher's, quoted for a shell
   std::string what;                  ///< the culprit's own words (an exception's text); may be empty
   std::vector<RankStatus> accounts;  ///< by rank; empty where there are no pages
+  StateLeft left;
   bool goes_on = false;              ///< the ranks are started again, so the launcher's memory stays
   std::vector<std::string> stall;    ///< of a hang: what each rank was doing
   MemoryKills memory;                ///< since the start of the run
@@ -28,17 +41,15 @@ struct FailureReport {
   std::string report_path;           ///< of this as JSON
   std::deque<std::string> tail;
   std::vector<int> killed;     ///< ranks that did not stop when asked to
-  int restarts = 0;            ///< made before
+  int restarts = 0;            ///< made before, after failures
+  int resizes = 0;             ///< made before: starts with another number of ranks, after none
   std::string stop_signal;     ///< that ended the run; empty: none did
   std::string no_restart;      ///< why the run is not started again; empty: it is, or nobody asked for that
   bool too_few_ranks = false;  ///< because fewer than --elastic's minimum would remain
   std::string advice;          ///< for a hang: what to do if the rank was at work; empty: nothing
 };
 
-/// The launcher's exit code: the verdict's, unless the output or the kernel's counts say otherwise.
-int final_exit_code(const FailureReport& report);
-
-/// That of final_exit_code(), in a report whose verdict has it, or kExitTooFewRanks.
+/// The launcher's exit code: the verdict's, or kExitTooFewRanks.
 int exit_code_of(const FailureReport& report);
 
 /// What to do if the rank that seems to hang was at work: which timeout to raise. Empty: nothing. `hang`: what the

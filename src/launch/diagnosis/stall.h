@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "launch/diagnosis/memory_kills.h"
 #include "rank_page/rank_page.h"
 
 namespace lockstep {
@@ -17,6 +18,10 @@ struct RankView {
   char process_state = 0;  ///< as in /proc/<pid>/stat: 'T' is stopped; 0: not read
   /// What its processes have used so far (processor_times()); empty: not sampled, or not visible.
   std::optional<Clock::duration> processor_time;
+
+  // Of a rank that has ended, once nothing more is awaited from it (EvidenceGathered).
+  MemoryKills memory;           ///< by the kernel on its machine since the start of the ranks
+  bool library_missing = false;  ///< its last lines say that the dynamic loader did not find one
 };
 
 bool is_stopped(const RankView& rank);

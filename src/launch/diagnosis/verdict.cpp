@@ -33,7 +33,7 @@ Verdict judge_by_order(const std::vector<RankEnd>& ends, const RankEnd& first) {
     std::erase_if(together, [](const RankEnd& end) { return !was_killed(end); });
   // A lost machine takes all its ranks along.
   if (together[0].how.kind == ProcessEnd::Kind::kLost) together.resize(1);
-  Verdict verdict{.exit_code = exit_code_of(together[0].how, {}), .culprit = together[0]};
+  Verdict verdict{.exit_code = exit_code_of(together[0].how), .culprit = together[0]};
   for (size_t i = 1; i < together.size(); ++i) verdict.also_suspect.push_back(together[i].rank);
   std::sort(verdict.also_suspect.begin(), verdict.also_suspect.end());
   return verdict;
@@ -103,7 +103,7 @@ int exit_code_of(const RankEnd* end, const RankStatus& account, RankFailure accu
   const bool killed = end != nullptr && was_killed(*end) && !end->stopped;
   if (const auto known = noted_exit_code(account); known && !killed) return *known;
   if (end != nullptr && ended_by_exception(*end, account)) return kExitRankFailed;
-  if (end != nullptr && end->how.failed() && !end->stopped) return exit_code_of(end->how, {});
+  if (end != nullptr && end->how.failed() && !end->stopped) return exit_code_of(end->how);
   if (is_own(account.failure) || account.phase == RankStatus::Phase::kLeftByException) return kExitRankFailed;
   if (accusation == RankFailure::kMissing) return exit_code_of_missing(account);
   // A rank that ended with 0 or left the group in good order made fewer collectives than the others.
@@ -181,7 +181,7 @@ std::optional<int> noted_exit_code(const RankStatus& account) {
   }
 }
 
-int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail) {
+int exit_code_of(const ProcessEnd& how) {
   switch (how.kind) {
     case ProcessEnd::Kind::kSignalled:
       return kExitRankKilled;
@@ -192,10 +192,17 @@ int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail) {
     case ProcessEnd::Kind::kExited:
       break;
   }
-  const bool library_missing = how.value == 127 && std::any_of(tail.begin(), tail.end(), [](const std::string& line) {
-                                 return line.find("error while loading shared libraries") != std::string::npos;
-                               });
-  return how.value == 0 ? kExitOk : library_missing ? kExitNotStarted : kExitRankFailed;
+  return how.value == 0 ? kExitOk : kExitRankFailed;
+}
+
+std::string missing_library(const std::deque<std::string>& tail) {
+  constexpr std::string_view kWords = "error while loading shared libraries: ";
+  for (const std::string& line : tail)
+    if (const size_t at = line.find(kWords); at != std::string::npos) {
+      const size_t name = at + kWords.size();
+      return printable(line.substr(name, line.find(':', name) - name));
+    }
+  return "";
 }
 
 bool is_before_join(const RankStatus& account) {

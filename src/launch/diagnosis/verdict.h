@@ -54,8 +54,12 @@ Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankStatus>& a
 /// The code of a failure whose kind the rank itself noted; empty where its end alone decides.
 std::optional<int> noted_exit_code(const RankStatus& account);
 
-/// A rank that ended with 127 because the dynamic loader did not find a library was never started.
-int exit_code_of(const ProcessEnd& how, const std::deque<std::string>& tail);
+/// From the end of the process alone.
+int exit_code_of(const ProcessEnd& how);
+
+/// The library that the dynamic loader did not find, from the last lines of a rank that ended with 127; empty: it names
+/// none. Such a rank was never started.
+std::string missing_library(const std::deque<std::string>& tail);
 
 /// Whether it ended with an exception that nobody caught, rather than by a signal that looks like one.
 bool ended_by_exception(const RankEnd& end, const RankStatus& account);

@@ -30,6 +30,28 @@ RankStatus Team::account_of(const Rank& rank) const {
   return last_word ? account.at_end() : account;
 }
 
+std::vector<std::string> Team::losses() const {
+  std::vector<std::string> lines;
+  for (const auto& rank : ranks_) {
+    if (!rank.ended)
+      lines.push_back("rank " + std::to_string(rank.number) + ", process " + std::to_string(rank.pid) +
+                      ", survives even SIGKILL; it is left behind");
+    const RankLog& log = rank.output.log();
+    if (log.dropped_lines() > 0)
+      lines.push_back(std::to_string(log.dropped_lines()) + " lines of rank " + std::to_string(rank.number) +
+                      " could not be written to its log: " + log.drop_reason());
+  }
+  return lines;
+}
+
+void Team::mark_logs(const std::string& mark) const {
+  for (const auto& rank : ranks_) {
+    if (rank.output.log().path().empty()) continue;
+    RankLog log(rank.output.log().path());
+    log.add(mark);
+  }
+}
+
 RunRecord::Contents Team::record() const {
   RunRecord::Contents contents{.launcher = identify(::getpid()), .board_fd = board_ ? board_->fd() : -1};
   for (const auto& rank : ranks_) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "checkpoint/memory/kept_state.h"
 #include "launch/diagnosis/memory_kills.h"
 #include "launch/output/display.h"
 #include "launch/output/rank_output.h"
@@ -76,6 +77,11 @@ class Team {
   /// A signal to the run that came to another process than this one; 0: none.
   int take_signal() { return std::exchange(signal_, 0); }
 
+  /// Once finish() was called: what was lost, a line each.
+  std::vector<std::string> losses() const;
+  /// A restarted program continues in the same logs.
+  void mark_logs(const std::string& mark) const;
+
   /// What is known of the ranks now. `process_states`, `processor_times`: read from /proc, too.
   virtual RanksObserved observe(bool process_states, bool processor_times) = 0;
 
@@ -127,6 +133,8 @@ class RankPlaces {
   virtual void leave_out(int rank) = 0;
   /// The template of the command that starts a program on another machine; empty: there is none.
   virtual std::string launch_command() const = 0;
+  /// What keep_state() does, on the machines that hold the states. Called before end(), while no rank runs.
+  virtual KeptState keep_state(const std::string& other_folder, bool is_sound) = 0;
   /// The run is over, or could not go on. Called once, after the last start.
   virtual void end(int exit_code) = 0;
 };

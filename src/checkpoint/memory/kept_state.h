@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep {
+
+/// What has become of the newest state in a launcher's memory when its run ended.
+struct KeptState {
+  int64_t step = -1;     ///< of that state; -1: there is none
+  std::string path;      ///< of the checkpoint that holds it, or of a newer one; empty: there is none
+  int64_t path_step = 0;
+  bool written = false;  ///< by this call; otherwise that checkpoint was there
+  std::string problem;   ///< why it is not in the folder where it belongs; may be empty
+};
+
+/// The step of the newest whole state in the memory under this descriptor (StateMemory); -1: there is none.
+int64_t newest_step_in_memory(int memory);
+
+/// Writes the newest whole state in memory as a checkpoint that Checkpointer::resume() reads, in the folder of the
+/// Checkpointer that saved it, unless that has one as new. Where this cannot be done, or `is_sound` is false (a state
+/// that is not to be resumed by itself), it is written to `other_folder`, if that is not empty. No process of the run
+/// is left when this is called. Never throws: `problem` says what went wrong.
+KeptState keep_state(int memory, const std::string& other_folder, bool is_sound);
+
+}  // namespace lockstep

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <deque>
+#include <string>
+
+#include "checkpoint/memory/kept_state.h"
+#include "hosts/node.h"
+
+namespace lockstep::hosts {
+
+/// Lets the agents write what is in their machines' memory, one after the other, so that those that share a file system
+/// write it once. Each machine has a whole copy of the state, if not of the same step: the newest counts.
+KeptState keep_states(std::deque<Node>& nodes, const std::string& other_folder, bool is_sound);
+
+}  // namespace lockstep::hosts

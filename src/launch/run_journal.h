@@ -1,0 +1,44 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launch/diagnosis/failure_report.h"
+#include "launch/start_record.h"
+
+namespace lockstep {
+
+/// The files in a run's folder that tell programs what happens: events.jsonl as it goes, starts.jsonl after each start,
+/// a report after each failure. docs/launcher.md names their fields. Without a folder nothing is written. What cannot
+/// be written is told once by take_troubles(), and the run goes on.
+class RunJournal {
+ public:
+  /// What an earlier run has left in the folder goes. Empty: no folder. `asked_for`: the user named it; otherwise
+  /// events are kept back until one is worth a file, so that nothing is left of a run of which nothing is to be told.
+  RunJournal(const std::string& folder, bool asked_for);
+
+  void started(int start, const std::vector<long>& pids);
+  void rank_ended(int rank, const std::string& how, bool failed);
+  void said(const std::string& text);
+  /// A start has ended. `record` says how; the verdict is the report's.
+  void start_ended(const StartRecord& record, const FailureReport& report, bool is_last);
+  void run_ended(int exit_code);
+
+  /// A failure before restart number `restart` has a file of its own; 0: the end of the run.
+  std::string report_path(int restart) const;
+  void write_report(const FailureReport& report, int restart);
+
+  std::vector<std::string> take_troubles() { return std::exchange(troubles_, {}); }
+
+ private:
+  void add_event(const std::string& line, bool worth_a_file);
+  void add(const std::string& file, const std::string& lines);
+
+  const std::string folder_;
+  bool writes_events_;
+  std::string kept_back_;
+  std::vector<std::string> troubles_, told_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+#include "launch/state_keeper.h"
+
+#include <algorithm>
+
+#include "launch/launch_error.h"
+
+namespace lockstep {
+namespace {
+
+/// The step whose checkpoint is whole in memory; -1 without one. Each rank has kept its part of its last save and of
+/// the one before, and the rank that is behind is behind by one.
+int64_t whole_step(const std::vector<RankView>& ranks) {
+  const auto behind = std::min_element(ranks.begin(), ranks.end(), [](const RankView& a, const RankView& b) {
+    return a.account.memory_step < b.account.memory_step;
+  });
+  return behind == ranks.end() ? -1 : behind->account.memory_step;
+}
+
+}  // namespace
+
+StateKeeper::StateKeeper(int memory, RankPlaces* places, const std::string& run_folder)
+    : memory_(memory), places_(places), folder_(run_folder.empty() ? "" : run_folder + "/kept_state") {}
+
+void StateKeeper::note(const std::vector<RankView>& ranks) {
+  for (const RankView& rank : ranks) {
+    if (rank.account.checkpoint.empty() || rank.account.checkpoint_step < left_.step) continue;
+    left_.path = rank.account.checkpoint;
+    left_.step = rank.account.checkpoint_step;
+  }
+  const int64_t now = places_ == nullptr ? newest_step_in_memory(memory_) : whole_step(ranks);
+  left_.in_memory = std::max(left_.in_memory, now);
+}
+
+void StateKeeper::keep(int exit_code) {
+  if (left_.written) return;
+  const bool is_sound = exit_code != kExitDiverged;
+  const KeptState kept =
+      places_ != nullptr ? places_->keep_state(folder_, is_sound) : keep_state(memory_, folder_, is_sound);
+  left_.in_memory = std::max(left_.in_memory, kept.step);
+  left_.problem = kept.problem;
+  if (kept.path.empty()) return;
+  left_.path = kept.path;
+  left_.step = kept.path_step;
+  left_.written = kept.written;
+}
+
+}  // namespace lockstep
