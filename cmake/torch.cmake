@@ -20,3 +20,6 @@ if(Torch_VERSION VERSION_LESS 2.11 OR Torch_VERSION VERSION_GREATER_EQUAL 2.14)
   message(FATAL_ERROR "Lockstep needs LibTorch 2.11 to 2.13; ${Torch_DIR} holds ${Torch_VERSION}.")
 endif()
 message(STATUS "LibTorch ${Torch_VERSION} in ${Torch_DIR}")
+# Where what is installed here finds it. CMake's own INSTALL_RPATH_USE_LINK_PATH leaves out folders within the project,
+# and LibTorch from the wheel lies in one: .venv.
+set(LOCKSTEP_TORCH_RPATH $<TARGET_FILE_DIR:torch_cpu>)

@@ -13,11 +13,10 @@ namespace lockstep {
 struct OptionText {
   std::vector<std::string> names;  ///< "-n", "--nproc-per-node"; none: a positional argument
   std::string value;               ///< "DIR", "none|core|numa"; empty: it takes none
+  std::vector<std::string> words;  ///< that it may be, as they stand: "none", "core" and "numa"; empty: others
   std::string description;
   std::string default_value;
 
-  /// The words of `value` that may be written as they stand: "none", "core" and "numa".
-  std::vector<std::string> choices() const;
   bool takes_folder() const { return value == "DIR" || value == "RUN"; }
   bool takes_file() const { return value == "FILE" || value == "FROM" || value == "TO"; }
 };
@@ -31,7 +30,7 @@ struct CommandText {
   std::string footer;
 };
 
-/// The commands of `lockstep` that --help shows. `run` has the options that run_options.h knows.
+/// The commands of `lockstep`. `run` has the options that run_options.h knows.
 std::vector<CommandText> describe_commands(const CLI::App& app);
 
 }  // namespace lockstep

@@ -47,7 +47,7 @@ _lockstep_paths() {
 }
 
 _lockstep() {
-  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} options= valued= argument=
+  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} options= valued= argument= words=
   COMPREPLY=()
   if [[ $word == = ]]; then word=
   elif [[ $before == = ]]; then before=${COMP_WORDS[COMP_CWORD - 2]}; fi
@@ -66,17 +66,20 @@ std::string bash_values(const std::vector<CommandText>& commands) {
         cases += "_lockstep_paths -d \"$word\"; ";
       else if (option.takes_file() || option.value == "PATH")
         cases += "_lockstep_paths -f \"$word\"; ";
-      else if (!option.choices().empty())
-        cases += "COMPREPLY=($(compgen -W '" + joined(option.choices(), " ") + "' -- \"$word\")); ";
+      else if (!option.words.empty())
+        cases += "COMPREPLY=($(compgen -W '" + joined(option.words, " ") + "' -- \"$word\")); ";
       cases += "return ;;\n";
     }
   return "  case \"${COMP_WORDS[1]} $before\" in\n" + cases + "  esac\n";
 }
 
+/// What a description says first.
+std::string first_sentence(const std::string& text) { return text.substr(0, text.find(". ")); }
+
 /// For '...' in zsh, within [...] of _arguments.
 std::string zsh_text(const std::string& text) {
   std::string result;
-  for (const char letter : text.substr(0, text.find(". "))) {
+  for (const char letter : first_sentence(text)) {
     if (letter == '\'')
       result += "'\\''";
     else if (letter == '[' || letter == ']' || letter == ':' || letter == '\\')
@@ -94,8 +97,8 @@ std::string zsh_value(const OptionText& option) {
     action = "_files -/";
   else if (option.takes_file() || option.value == "PATH")
     action = "_files";
-  else if (!option.choices().empty())
-    action = "(" + joined(option.choices(), " ") + ")";
+  else if (!option.words.empty())
+    action = "(" + joined(option.words, " ") + ")";
   return ":" + zsh_text(option.value) + ":" + action;
 }
 
@@ -114,6 +117,82 @@ std::string zsh_options(const CommandText& command) {
   return specs;
 }
 
+/// Whether the program of `lockstep run` is still to come, and what completes once it is there.
+constexpr const char* kFishProgram = R"(
+# The place of the program among the words before the cursor; fails where it is still to come.
+function __lockstep_program
+    set -l words (commandline -opc)
+    set -l at 3
+    while test $at -le (count $words)
+        switch $words[$at]
+            case --
+                test $at -lt (count $words); and echo (math $at + 1); and return
+                return 1
+            case '-*'
+                contains -- $words[$at] $__lockstep_valued; and set at (math $at + 1)
+            case '*'
+                echo $at
+                return
+        end
+        set at (math $at + 1)
+    end
+    return 1
+end
+
+function __lockstep_arguments
+    set -l words (commandline -opc)
+    set -l at (__lockstep_program); or return
+    complete -C (string join ' ' -- (string escape -- $words[$at..-1]) (commandline -ct))
+end
+
+function __lockstep_is
+    set -l words (commandline -opc)
+    test (count $words) -gt 1; and test $words[2] = $argv[1]; or return 1
+    test $words[2] != run; or not __lockstep_program >/dev/null
+end
+
+function __lockstep_has_program
+    set -l words (commandline -opc)
+    test (count $words) -gt 1; and test $words[2] = run; and __lockstep_program >/dev/null
+end
+
+complete -c lockstep -f
+complete -c lockstep -n __lockstep_has_program -a '(__lockstep_arguments)'
+complete -c lockstep -n '__lockstep_is run' -a '(__fish_complete_command)' -d program
+complete -c lockstep -n '__lockstep_is run' -F
+)";
+
+/// Within '...' in fish.
+std::string fish_text(const std::string& text) {
+  std::string result;
+  for (const char letter : text) {
+    if (letter == '\'' || letter == '\\') result += '\\';
+    result += letter;
+  }
+  return result;
+}
+
+/// What may stand after an option or as an argument: words, folders, files, or what nobody can guess.
+std::string fish_values(const OptionText& option) {
+  if (!option.words.empty()) return " -f -a '" + joined(option.words, " ") + "'";
+  if (option.takes_folder()) return " -f -a '(__fish_complete_directories)'";
+  return option.takes_file() || option.value == "PATH" ? " -F" : " -f";
+}
+
+std::string fish_options(const CommandText& command) {
+  std::string lines;
+  const std::string start = "complete -c lockstep -n '__lockstep_is " + command.name + "'";
+  for (const OptionText& option : command.options) {
+    lines += start;
+    for (const std::string& name : option.names)
+      lines += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
+    if (!option.value.empty()) lines += " -r" + fish_values(option);
+    lines += " -d '" + fish_text(first_sentence(option.description)) + "'\n";
+  }
+  for (const OptionText& argument : command.arguments) lines += start + fish_values(argument) + "\n";
+  return lines;
+}
+
 }  // namespace
 
 std::string bash_completion(const std::vector<CommandText>& commands) {
@@ -125,6 +204,8 @@ std::string bash_completion(const std::vector<CommandText>& commands) {
              "'\n      valued='" + joined(all_names(command, true), " ") + "'\n";
     if (!command.arguments.empty() && command.arguments[0].takes_folder()) cases += "      argument=-d\n";
     if (!command.arguments.empty() && command.arguments[0].takes_file()) cases += "      argument=-f\n";
+    if (!command.arguments.empty() && !command.arguments[0].words.empty())
+      cases += "      words='" + joined(command.arguments[0].words, " ") + "'\n";
     cases += "      ;;\n";
   }
   return std::string(kBashStart) + "  if ((COMP_CWORD == 1)); then\n    COMPREPLY=($(compgen -W '" +
@@ -132,6 +213,7 @@ std::string bash_completion(const std::vector<CommandText>& commands) {
          cases + "  esac\n" + "  if [[ ${COMP_WORDS[1]} == run ]]; then\n" + kBashProgram + "  fi\n" +
          bash_values(commands) +
          "  if [[ $word == -* ]]; then COMPREPLY=($(compgen -W \"$options\" -- \"$word\"))\n"
+         "  elif [[ $words ]]; then COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
          "  elif [[ $argument ]]; then _lockstep_paths $argument \"$word\"; fi\n}\ncomplete -F _lockstep lockstep\n";
 }
 
@@ -154,6 +236,21 @@ std::string zsh_completion(const std::vector<CommandText>& commands) {
          cases +
          "  esac\n}\n\nif [[ $funcstack[1] == _lockstep ]]; then _lockstep \"$@\"; else compdef _lockstep lockstep; "
          "fi\n";
+}
+
+std::string fish_completion(const std::vector<CommandText>& commands) {
+  std::string script = "# Completes lockstep in fish. `lockstep completion fish` prints it.\nset -g __lockstep_valued";
+  for (const CommandText& command : commands)
+    if (command.name == "run") script += " " + joined(all_names(command, true), " ");
+  script += std::string("\n") + kFishProgram;
+  for (const CommandText& command : commands)
+    script += "complete -c lockstep -n 'test (count (commandline -opc)) -eq 1' -a " + command.name + " -d '" +
+              fish_text(first_sentence(command.description)) + "'\n";
+  script += "complete -c lockstep -n 'test (count (commandline -opc)) -eq 1' -s h -l help -d 'The commands'\n"
+            "complete -c lockstep -n 'test (count (commandline -opc)) -eq 1' -l version -d "
+            "'The version, and how it was built'\n";
+  for (const CommandText& command : commands) script += fish_options(command);
+  return script;
 }
 
 }  // namespace lockstep

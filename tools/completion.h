@@ -7,8 +7,9 @@
 
 namespace lockstep {
 
-/// The script that completes `lockstep` in bash, and the one for zsh.
+/// The scripts that complete `lockstep` in bash, zsh and fish.
 std::string bash_completion(const std::vector<CommandText>& commands);
 std::string zsh_completion(const std::vector<CommandText>& commands);
+std::string fish_completion(const std::vector<CommandText>& commands);
 
 }  // namespace lockstep

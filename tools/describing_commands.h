@@ -2,11 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
+
+#include "command_text.h"
 
 namespace lockstep {
 
-/// `lockstep completion bash|zsh` and `lockstep man [run]`, which --help does not list: packages install what they
-/// print.
+/// `lockstep completion bash|zsh|fish` and `lockstep man [run]`; packages install what they print.
 class DescribingCommands {
  public:
   explicit DescribingCommands(CLI::App& app);
@@ -16,6 +18,8 @@ class DescribingCommands {
   int run() const;
 
  private:
+  std::string script(const std::vector<CommandText>& commands) const;
+
   const CLI::App& app_;
   CLI::App* completion_;
   CLI::App* manual_;

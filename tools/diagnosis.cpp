@@ -60,7 +60,7 @@ void judge_machine(const Json& machine, std::vector<Finding>& findings) {
 void judge_probe(const Json& probe, std::vector<Finding>& findings) {
   const std::string version = probe["torch"]["version"];
   if (!version.starts_with("2.11.") && !version.starts_with("2.12.") && !version.starts_with("2.13."))
-    findings.push_back({Level::kWarning, "LibTorch " + version + "is not supported; Lockstep is made for 2.11 to 2.13",
+    findings.push_back({Level::kWarning, "LibTorch " + version + " is not supported; Lockstep is made for 2.11 to 2.13",
                         "set TORCH_DIR to one of these and build again"});
   const double difference = probe["gradients"]["relative_difference"];
   if (!(difference <= kGradientTolerance))
@@ -89,7 +89,7 @@ std::vector<Finding> diagnose(const Json& facts) {
   std::vector<Finding> findings;
   judge_machine(facts["machine"], findings);
   if (facts["probe"].is_null())
-    findings.push_back({Level::kBroken, facts["probe_failure"], facts["probe_advice"]});
+    findings.push_back({facts["probe_missing"] == true ? Level::kNote : Level::kBroken, facts["probe_failure"], facts["probe_advice"]});
   else
     judge_probe(facts["probe"], findings);
   if (const std::string failure = facts["gloo_failure"]; !failure.empty())
@@ -111,7 +111,7 @@ std::string describe_bits(const Json& bits) {
   Hash all;
   for (const auto& [name, hash] : bits["operators"].items()) all.add(name + hash.get<std::string>());
   const auto others = bits["other_bits_with_two_threads"].get<std::vector<std::string>>();
-  return all.digits().substr(0, 8) + " with one thread (docs/exactness.md); " +
+  return all.digits().substr(0, 8) + " with one thread; " +
          (others.empty() ? "the same with two" : "two threads give others in " + list(others));
 }
 
@@ -144,7 +144,7 @@ std::vector<Finding> compare_bits(const Json& facts, const Json& other) {
   return {{Level::kNote, "the other machine gives other bits in " + list(differ),
            (advice.empty() ? "the processors are of different kinds" : advice) +
                ". Runs that must be exact stay on one kind, or set ATEN_CPU_CAPABILITY=avx2, MKL_CBWR=AVX2,STRICT and "
-               "ONEDNN_MAX_CPU_ISA=AVX2 on both (docs/exactness.md)"}};
+               "ONEDNN_MAX_CPU_ISA=AVX2 on both"}};
 }
 
 namespace {
@@ -210,6 +210,8 @@ std::string format_diagnosis(const Json& facts, const std::vector<Finding>& find
                           number("%.2g", probe["gradients"]["relative_difference"]));
     line("bandwidth", describe_all_reduce(probe["all_reduce"]));
     line("bits", describe_bits(probe["bits"]));
+  } else if (facts["probe_missing"] == true) {
+    line("LibTorch", "not looked at (see the note)");
   }
   if (findings.empty()) text += "  findings    none\n";
   for (const Finding& finding : findings)

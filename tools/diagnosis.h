@@ -15,7 +15,7 @@ struct Finding {
 };
 
 /// Judges what `doctor` has gathered: {"machine": machine_facts(), "probe": the probe's object or null,
-/// "probe_failure": text, "gloo_failure": text}. A pure function.
+/// "probe_missing": whether there is no probe, "probe_failure": text, "gloo_failure": text}. A pure function.
 std::vector<Finding> diagnose(const nlohmann::json& facts);
 
 /// Where another machine, whose `lockstep doctor --json` said `other`, gives other bits than this one, and so where a

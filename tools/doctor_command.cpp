@@ -44,30 +44,49 @@ Json run_probe(const std::string& launcher, const std::string& probe, const std:
   return Json();
 }
 
-Json gather() {
-  const std::string launcher = own_program();
-  Json facts = {{"lockstep", LOCKSTEP_VERSION}, {"machine", machine_facts()}, {"probe", nullptr},
-                {"probe_failure", ""},          {"probe_advice", ""},         {"gloo_failure", ""}};
+/// The library that the dynamic loader names in what a program said; empty: none.
+std::string missing_library(const std::string& said) {
+  constexpr std::string_view kWords = "error while loading shared libraries: ";
+  const size_t at = said.find(kWords);
+  if (at == std::string::npos) return "";
+  const size_t name = at + kWords.size();
+  return said.substr(name, said.find(':', name) - name);
+}
+
+/// What the probe tells, or why it does not, into `facts`.
+void ask_probe(const std::string& launcher, Json& facts) {
   const std::string probe = find_probe(launcher);
   if (probe.empty()) {
-    facts["probe_failure"] =
-        std::string(kProbe) + " is missing: it is neither beside " + launcher + " nor in ../libexec/lockstep";
+    facts["probe_missing"] = true;
+    facts["probe_failure"] = std::string("what needs LibTorch was not looked at: ") + kProbe + " is neither beside " +
+                             launcher + " nor in ../libexec/lockstep";
     facts["probe_advice"] =
-        "build it (ninja lockstep_doctor_probe), or install Lockstep from its build folder (cmake --install); packages "
-        "do "
-        "not have it, because it links LibTorch by its path";
-    return facts;
+        "nothing is wrong with that: packages do not have it, because it links one machine's LibTorch by its path. "
+        "The doctor of a build folder has it (build/bin/lockstep doctor), and `cmake --install` installs it";
+    return;
   }
   std::string failure;
   facts["probe"] = run_probe(launcher, probe, "", failure);
   if (facts["probe"].is_null()) {
-    facts["probe_failure"] = "two ranks of " + probe + " do not work: " + failure;
-    facts["probe_advice"] = "run ` " + launcher + " run -n 2 " + probe + "` and see what it prints";
-    return facts;
+    const std::string library = missing_library(failure);
+    facts["probe_failure"] =
+        "two ranks of " + probe + " do not work: " + (library.empty() ? failure : "they do not find " + library);
+    facts["probe_advice"] = library.empty()
+                                ? "run `" + launcher + " run -n 2 " + probe + "` and see what it prints"
+                                : "if LibTorch was moved or removed since this was built, build and install Lockstep "
+                                  "again; to try another one: LD_LIBRARY_PATH=<its lib folder> " +
+                                      launcher + " doctor";
+    return;
   }
   failure.clear();
   if (const Json gloo = run_probe(launcher, probe, "gloo", failure); gloo.is_null() || gloo["works"] != true)
     facts["gloo_failure"] = failure.empty() ? "its sums are wrong" : failure;
+}
+
+Json gather() {
+  Json facts = {{"lockstep", LOCKSTEP_VERSION}, {"machine", machine_facts()}, {"probe", nullptr},  {"probe_missing", false},
+                {"probe_failure", ""},          {"probe_advice", ""},         {"gloo_failure", ""}};
+  ask_probe(own_program(), facts);
   return facts;
 }
 

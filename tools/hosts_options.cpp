@@ -42,20 +42,25 @@ bool is_slurm_step(const EnvironmentBlock& environment) {
 void HostsOptions::add_to(CLI::App& app) {
   app.add_option("--hosts", hosts_, "Machines and their ranks; an agent is started on each (docs/several_machines.md)")
       ->type_name("NODE1:4,NODE2:4");
-  app.add_option("--hostfile", hostfile_, "The same from a file, as mpirun has it: a line `node1 slots=4` for each");
+  app.add_option("--hostfile", hostfile_, "The same from a file, as mpirun has it: a line `node1 slots=4` for each")
+      ->type_name("FILE");
   app.add_option("--launch-command", launch_command_, "What starts an agent on {host}; the agent's own command follows")
+      ->type_name("TEMPLATE")
       ->default_str(hosts::kDefaultLaunchCommand);
   app.add_option("--interface", interface_,
                  "The interface, address or network (10.0.0.0/24) that the machines use between them. Default: that "
                  "of the route to the coordinator")
       ->type_name("NAME");
   app.add_option("--nnodes", nodes_,
-                 "Number of machines, on each of which the user or a scheduler starts this command");
-  app.add_option("--node-rank", node_, "With --nnodes: this machine's number; 0 has the coordinator");
+                 "Number of machines, on each of which the user or a scheduler starts this command")
+      ->type_name("M");
+  app.add_option("--node-rank", node_, "With --nnodes: this machine's number; 0 has the coordinator")
+      ->type_name("R");
   app.add_option("--rendezvous", rendezvous_, "With --nnodes: an address of machine 0 and a port that is free there")
       ->type_name("HOST:PORT");
   app.add_option("--key-file", key_file_,
-                 "With --nnodes: the key that the machines have in common; else LOCKSTEP_KEY_FILE");
+                 "With --nnodes: the key that the machines have in common; else LOCKSTEP_KEY_FILE")
+      ->type_name("FILE");
 }
 
 bool HostsOptions::is_slurms(const EnvironmentBlock& environment) { return is_slurm_step(environment); }

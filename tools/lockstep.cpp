@@ -1,11 +1,17 @@
+#include <poll.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <iostream>
 
 #include "agent_command.h"
 #include "build_facts.h"
 #include "describing_commands.h"
 #include "doctor_command.h"
+#include "explain_command.h"
 #include "file_commands.h"
+#include "help_text.h"
 #include "launch/error_page.h"
 #include "launch/launch_error.h"
 #include "nearest_name.h"
@@ -57,6 +63,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   if (!words.empty() && words[0] == "agent")
     return lockstep::agent_command({words.begin() + 1, words.end()}, environment);
   CLI::App app("Lockstep: distributed data-parallel training for C++ on stock LibTorch", "lockstep");
+  app.formatter(std::make_shared<lockstep::HelpFormatter>());
   app.set_version_flag("--version", lockstep::build_facts());
   app.require_subcommand(1);
   app.add_subcommand("run", "Start a program as several ranks, on this machine or on several");
@@ -66,6 +73,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   const lockstep::StatusCommand status(app);
   const lockstep::ResizeCommand resize(app);
   const lockstep::TourCommand tour(app);
+  const lockstep::ExplainCommand explain(app);
   const lockstep::DescribingCommands describing(app);
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     commands.push_back(command->get_name());
@@ -87,8 +95,18 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   if (status.asked_for()) return status.run();
   if (resize.asked_for()) return resize.run();
   if (tour.asked_for()) return tour.run();
+  if (explain.asked_for()) return explain.run();
   if (describing.asked_for()) return describing.run();
   return report.asked_for() ? report.run() : files.run();
+}
+
+/// Says it if what a command printed did not reach stdout. A reader that has left (`| head -1`) knows.
+int finished(int code) {
+  if (code != lockstep::kExitStorage || std::cout) return code;
+  pollfd out{STDOUT_FILENO, POLLOUT, 0};
+  const bool nobody_reads = ::poll(&out, 1, 0) == 1 && (out.revents & (POLLERR | POLLHUP)) != 0;
+  if (!nobody_reads) std::cerr << "lockstep: the output could not be written to stdout\n" << lockstep::page_line(code);
+  return code;
 }
 
 }  // namespace
@@ -99,7 +117,7 @@ int main(int argc, char** argv, char** environment) {
   try {
     lockstep::EnvironmentBlock block;
     for (char** variable = environment; *variable != nullptr; ++variable) block.emplace_back(*variable);
-    return run(words, block, commands);
+    return finished(run(words, block, commands));
   } catch (const LaunchError& error) {
     const bool usage = error.exit_code == kExitBadCommandLine;
     return lockstep::print_launcher_error(error, error.exit_code, usage ? usage_for(words, commands) : "");

@@ -47,7 +47,7 @@ RunningRun look_again(const std::string& folder, const ProcessIdentity& launcher
 
 constexpr const char* kNeverAsks =
     "the program has made steps, but does not ask Context::stop_requested(), so that it cannot be stopped between two "
-    "of them; let its loop ask after each step, save and leave (docs/launcher.md, Preemption)";
+    "of them; let its loop ask after each step, save and leave (lockstep explain 61)";
 
 /// Whether some rank asks for stops. Throws if the program has made steps without asking.
 bool asks_for_stops(const RunningRun& run) {

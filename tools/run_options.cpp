@@ -2,10 +2,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <memory>
 #include <optional>
 
+#include "help_text.h"
 #include "launch/launch_error.h"
 #include "launch/option_values.h"
 #include "nearest_name.h"
@@ -13,31 +15,36 @@
 namespace lockstep {
 
 const char* const kRunUsage =
-    "Usage: lockstep run [-n N|auto] [--elastic MIN:MAX] [--max-restarts K] [--restarts-per-hour K] [--log-dir DIR]\n"
-    "                    [--tee all|0|1,2] [--grace S] [--hang-timeout S|off] [--env NAME=VALUE]\n"
-    "                    [--bind none|core|numa] [--virtual-ranks V] [--debugger RANK] [--dry-run]\n"
-    "                    [--hosts NODE1:4,NODE2:4 | --hostfile FILE] [--launch-command TEMPLATE] [--interface NAME]\n"
-    "                    [--nnodes M --node-rank R --rendezvous HOST:PORT --key-file FILE]\n"
-    "                    [--] PROGRAM [ARGS...]\n";
+    "Usage: lockstep run [-n N|auto] [--elastic MIN:MAX] [--max-restarts K]\n"
+    "                    [--restarts-per-hour K] [--log-dir DIR] [--tee all|0|1,2]\n"
+    "                    [--grace S] [--hang-timeout S|off] [--env NAME=VALUE]\n"
+    "                    [--bind none|core|numa] [--virtual-ranks V] [--debugger RANK]\n"
+    "                    [--hosts NODE1:4,NODE2:4 | --hostfile FILE]\n"
+    "                    [--launch-command TEMPLATE] [--interface NAME]\n"
+    "                    [--nnodes M --node-rank R --rendezvous HOST:PORT]\n"
+    "                    [--key-file FILE] [--dry-run] [--] PROGRAM [ARGS...]\n";
 
 namespace {
 
 constexpr const char* kFooter = R"(
-The output of rank 0, or of the ranks of --tee, is shown here; that of every rank is kept in DIR/rank_<n>.log.
-Rank 0 gets the input. When a rank fails, the launcher stops the others and reports the first failure.
+The output of rank 0, or of the ranks of --tee, is shown here; that of every
+rank is kept in DIR/rank_<n>.log. Rank 0 gets the input. When a rank fails, the
+launcher stops the others and reports the first failure.
 
-Exit codes:
-   0  all ranks ended with 0               47  authentication was refused
-   2  bad command line                     48  the run folder cannot be used
-  40  a rank failed by itself              49  no loadable checkpoint, or an input was refused
-  41  a rank was killed by a signal        50  a limit of the system was reached
-  42  a rank was killed for memory         51  fewer ranks than --elastic's minimum would remain
-  43  the ranks made no progress           52  a machine was lost
-  44  the collectives do not match         60  preempted; the state was saved
-  45  the replicas diverged                61  preempted; the state was not saved
-  46  the program could not be started     70  a bug in the launcher
+Exit codes (`lockstep explain CODE` says what to do):
+   0  all ranks ended with 0            47  authentication was refused
+   2  bad command line                  48  the run folder cannot be used
+  40  a rank failed by itself           49  data or a checkpoint was refused
+  41  a rank was killed by a signal     50  a limit of the system was reached
+  42  a rank was killed for memory      51  too few ranks for --elastic's minimum
+  43  the ranks made no progress        52  a machine was lost
+  44  the collectives do not match      60  preempted; the state was saved
+  45  the replicas diverged             61  preempted; the state was not saved
+  46  the program could not be started  70  a bug in the launcher
   128 + n  the launcher was stopped by SIGINT or SIGHUP, signal n (130: Ctrl-C)
-A failure is reported in one block and in DIR/report.json. SIGTERM and SIGUSR1 ask the ranks to save and leave.
+A failure is reported in one block and in DIR/report.json, and what happens is
+written to DIR/events.jsonl as it happens. SIGTERM and SIGUSR1 ask the ranks to
+save and leave.
 )";
 
 constexpr int kMaxRestarts = 1000;
@@ -45,7 +52,7 @@ constexpr int kMaxVirtualRanks = 65536;
 constexpr const char* kElasticRestartsPerHour = "10";
 
 /// CLI11 has no word for "the rest is a command".
-class RunFormatter : public CLI::Formatter {
+class RunFormatter : public HelpFormatter {
  public:
   std::string make_usage(const CLI::App*, std::string) const override { return kRunUsage; }
 };
@@ -61,7 +68,7 @@ struct Words {
 };
 
 void add_options(CLI::App& app, RunRequest& request, Words& words) {
-  app.add_option("-n,--nproc-per-node", words.ranks,
+  app.add_option("-n,--nproc-per-node,--np", words.ranks,
                  "Number of ranks. auto (torchrun: cpu): one for each usable core; gpu: one for each GPU")
       ->type_name("N|auto|gpu")
       ->default_str("1");
@@ -110,16 +117,27 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
   app.add_flag("--standalone,--no-python", words.ignored, "Accepted because torchrun has them; no effect");
 }
 
+[[noreturn]] void refuse(const std::string& text) { throw LaunchError(kExitBadCommandLine, text); }
+
+/// mpirun's -np, which would be -n with the value "p": "-np" -> "--np", "-np4" -> "--np=4". Other words stay.
+std::string without_mpis_np(const std::string& word) {
+  if (!word.starts_with("-np")) return word;
+  const std::string value = word.substr(3);
+  if (value.empty() || value[0] == '=') return "--np" + value;
+  const bool fits = std::isdigit(static_cast<unsigned char>(value[0])) != 0 || value == "auto" || value == "gpu";
+  if (!fits) refuse("there is no option " + word + "; write -np N");
+  return "--np=" + value;
+}
+
 /// "--max_restarts=1" -> "--max-restarts=1".
-std::string with_dashes(const std::string& word) {
+std::string with_dashes(const std::string& written) {
+  const std::string word = without_mpis_np(written);
   if (!word.starts_with("--")) return word;
   std::string result = word;
   std::replace(result.begin(), result.begin() + static_cast<ptrdiff_t>(std::min(word.find('='), word.size())), '_',
                '-');
   return result;
 }
-
-[[noreturn]] void refuse(const std::string& text) { throw LaunchError(kExitBadCommandLine, text); }
 
 /// torchrun's options that mean nothing here get a better answer than "not expected".
 std::string hint_for(const std::string& word) {
@@ -203,7 +221,7 @@ void read_words(const Words& words, int usable_cores, int gpus, const Environmen
     if (!words.debugger.empty())
       refuse(
           "--debugger works on one machine only; on several a rank starts the debugger itself, or one is attached to "
-          "it: docs/several_machines.md#a-rank-in-a-debugger");
+          "it (lockstep explain debugger)");
     if (!words.ranks && HostsOptions::is_slurms(environment)) options.ranks = usable_cores;
     request.hosts = words.hosts.read(environment, options.command, options.ranks);
   }

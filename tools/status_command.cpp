@@ -20,6 +20,7 @@
 #include "report/starts.h"
 #include "report/text.h"
 #include "running_run.h"
+#include "running_runs.h"
 #include "stacks.h"
 
 namespace lockstep {
@@ -115,6 +116,32 @@ void show_status(const RunningRun& run, const std::string& folder) {
   }
 }
 
+/// The run's folder, and how far it is: "of 2 to 4 ranks" is what --elastic allows.
+void show_all() {
+  size_t shown = 0;
+  for (const std::string& folder : folders_of_running_runs()) {
+    std::optional<RunningRun> run;
+    try {
+      run = find_run(folder);
+    } catch (const LaunchError&) {
+      continue;  // it has ended meanwhile
+    }
+    int64_t step = 0;
+    for (int rank = 0; rank < run->ranks(); ++rank) {
+      const RankStatus account = run->account_of(rank);
+      step = std::max(step, account.first_step + account.steps);
+    }
+    std::cout << printable(folder) << "  launcher " << run->record.launcher.pid << ", "
+              << counted(run->ranks(), "rank");
+    if (const auto& range = run->record.elastic) std::cout << " (" << range->min << " to " << range->max << ")";
+    std::cout << (run->board ? ", step " + std::to_string(step) : "");
+    if (run->record.restarts > 0) std::cout << ", start " << run->record.restarts + 1;
+    std::cout << "\n";
+    ++shown;
+  }
+  if (shown == 0) std::cout << "no run of this user is going on on this machine\n";
+}
+
 /// On the machine of the rank, by a command that starts there as the agents did.
 bool print_stacks_on(const std::string& host, const RunningRun& run, pid_t pid) {
   const std::vector<std::string> agent = {own_program(), "agent", "--stacks", std::to_string(pid)};
@@ -147,10 +174,20 @@ int show_stacks(const RunningRun& run) {
 StatusCommand::StatusCommand(CLI::App& app)
     : status_(app.add_subcommand("status", "Show what each rank of a run is doing now, and which ranks it waits for")),
       stacks_(app.add_subcommand("stacks", "The same, with the stacks of all threads (uses eu-stack or gdb)")) {
-  for (CLI::App* command : {status_, stacks_}) command->add_option("RUN", folder_, "The run's folder")->required();
+  for (CLI::App* command : {status_, stacks_}) command->add_option("RUN", folder_, "The run's folder");
+  status_->add_flag("--all", all_, "A line for each run of this user that was started on this machine and goes on");
 }
 
 int StatusCommand::run() const {
+  if (all_ && !folder_.empty())
+    throw LaunchError(kExitBadCommandLine, "`lockstep status` takes a run's folder or --all, not both");
+  if (all_) {
+    show_all();
+    return std::cout.flush() ? kExitOk : kExitStorage;
+  }
+  if (folder_.empty())
+    throw LaunchError(kExitBadCommandLine,
+                      "which run? Give its folder; `lockstep status --all` lists the folders of those that go on");
   const RunningRun run = find_run(folder_);
   int code = kExitOk;
   if (stacks_->parsed())

@@ -5,7 +5,8 @@
 
 namespace lockstep {
 
-/// `lockstep status RUN` and `lockstep stacks RUN`: what each rank of a run is doing now.
+/// `lockstep status RUN` and `lockstep stacks RUN`: what each rank of a run is doing now. `lockstep status --all`: the
+/// runs that are going on.
 class StatusCommand {
  public:
   explicit StatusCommand(CLI::App& app);
@@ -18,6 +19,7 @@ class StatusCommand {
   CLI::App* status_;
   CLI::App* stacks_;
   std::string folder_;
+  bool all_ = false;
 };
 
 }  // namespace lockstep

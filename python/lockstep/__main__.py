@@ -15,7 +15,7 @@ def main() -> int:
         core = lockstep._extension()
     except ImportError as error:
         print(f"torch     {torch.__version__}: {error}")
-        print("page      docs/errors.md, exit code 46")
+        print("explain   lockstep explain 46")
         return 1
     facts = core.describe()
     quota = f", a quota of {facts['cpu_quota']:g} CPUs' time" if facts["cpu_quota"] else ""

@@ -9,7 +9,7 @@
 namespace lockstep {
 
 std::string page_line(int exit_code) {
-  return "  page      docs/errors.md, exit code " + std::to_string(exit_code) + "\n";
+  return "  explain   lockstep explain " + std::to_string(exit_code) + "\n";
 }
 
 int print_launcher_error(const std::exception& error, int exit_code, const std::string& more) {

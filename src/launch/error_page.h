@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// The last line of what a program prints about an error, where the documents explain it by the launcher's code:
-/// "  page      docs/errors.md, exit code 49\n".
+/// The last line of what a program prints about an error: the command that explains it by the launcher's code, and
+/// prints the row of docs/errors.md, which is not installed: "  explain   lockstep explain 49\n".
 std::string page_line(int exit_code);
 
 /// Prints an error that ends the launcher, what there is to add to it (whole lines), and its page; returns the code.

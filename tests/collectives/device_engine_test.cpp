@@ -190,7 +190,7 @@ TEST(NcclEngine, SaysWhatIsMissingWhereItCannotBe) {
   EXPECT_TRUE(
       said ==
           "this Lockstep was built without NCCL, so it communicates tensors on the CPU only, not on cuda; build "
-          "it with a LibTorch for CUDA and with nccl.h (docs/backends.md), or move the tensor to the CPU" ||
+          "it with a LibTorch for CUDA and with nccl.h, or move the tensor to the CPU" ||
       said.find("no GPUs found") != std::string::npos)
       << said;
 }

@@ -45,13 +45,13 @@ TEST(RunProgram, ReturnsWhatItsBodyReturns) {
 TEST(RunProgram, PrintsWhatItsBodyThrowsBehindTheProgramsName) {
   const Ended world = run_as({"bin/train"}, []() -> int { throw Error("the file is short"); });
   EXPECT_EQ(world.code, 1);
-  EXPECT_EQ(world.said, "train: the file is short\n  page      docs/errors.md, exit code 40\n");
+  EXPECT_EQ(world.said, "train: the file is short\n  explain   lockstep explain 40\n");
   const Ended misuse = run_as({"bin/train"}, []() -> int {
     TORCH_CHECK(false, "epochs must be at least 1");
     return 0;
   });
   EXPECT_EQ(misuse.code, 1);
-  EXPECT_EQ(misuse.said, "train: epochs must be at least 1\n  page      docs/errors.md, exit code 40\n")
+  EXPECT_EQ(misuse.said, "train: epochs must be at least 1\n  explain   lockstep explain 40\n")
       << "without a stack trace";
 }
 
@@ -64,7 +64,7 @@ TEST(RunProgram, RefusesRanksInARank) {
     const Ended ended = run_as(words, must_not_run);
     EXPECT_EQ(ended.code, 1);
     EXPECT_TRUE(ended.said.starts_with("train: --ranks 3 is for a program that is started alone")) << ended.said;
-    EXPECT_TRUE(ended.said.ends_with("leave --ranks out\n  page      docs/errors.md, exit code 40\n")) << ended.said;
+    EXPECT_TRUE(ended.said.ends_with("leave --ranks out\n  explain   lockstep explain 40\n")) << ended.said;
   }
   EXPECT_EQ(run_as({"train", "--", "--ranks", "3"}, [] { return 7; }).code, 7) << "after -- it is the program's own";
 }

@@ -40,7 +40,7 @@ TEST(FailureReport, OneBlock) {
             "  kept      unknown: the program has no lockstep::Context to tell the launcher\n"
             "  next      lockstep run -n 4 train\n"
             "  report    /run/report.json\n"
-            "  page      docs/errors.md, exit code 40\n"
+            "  explain   lockstep explain 40\n"
             "  log       /run/rank_1.log\n"
             "  its last 2 lines:\n"
             "  | a\n"

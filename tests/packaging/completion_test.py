@@ -1,4 +1,4 @@
-"""What is made of the launcher's own description: completions for bash and zsh, manual pages, and what --version says."""
+"""What is made of the launcher's own description: completions for bash, zsh and fish, manual pages, and what --version says."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import unittest
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "programs"))
 from support import BIN, LOCKSTEP, main, run  # noqa: E402
 
-COMMANDS = {"run", "inspect", "convert", "doctor", "report", "status", "stacks", "resize", "tour"}
+COMMANDS = {"run", "inspect", "convert", "doctor", "report", "status", "stacks", "resize", "tour", "explain", "completion", "man"}
 # bash splits words at = as well.
 BASH = r"""
 source "$1"; shift
@@ -20,6 +20,10 @@ _lockstep
 printf '%s\n' "${COMPREPLY[@]}"
 """
 # A second zsh on a terminal of its own, whose line is completed as if somebody pressed the key.
+FISH = r"""
+source $argv[1]
+complete -C $argv[2]
+"""
 ZSH = r"""
 zmodload zsh/zpty
 zpty shell zsh -f -i
@@ -91,6 +95,32 @@ class Described(unittest.TestCase):
                 result = subprocess.run(["zsh", "-f", "-c", ZSH], capture_output=True, text=True, timeout=30, cwd=self.folder,
                                         env={**os.environ, "FOLDER": self.folder, "LINE": line, "TERM": "dumb"})
                 self.assertLessEqual(expected, set(re.findall(r"[\w-]+", result.stdout)), result.stdout + result.stderr)
+
+    def test_fish(self):
+        script = self.write("lockstep.fish", "completion", "fish")
+        if shutil.which("fish") is None:
+            self.skipTest("fish is not installed")
+        run("fish", "--no-config", "-n", script)
+        os.mkdir(os.path.join(self.folder, "runs"))
+        for name in ("train", "text.pt"):
+            open(os.path.join(self.folder, name), "w").close()
+        os.chmod(os.path.join(self.folder, "train"), 0o755)
+        for line, expected in (("lockstep re", {"report", "resize"}), ("lockstep run --bi", {"--bind"}), ("lockstep run --bind ", {"none", "core", "numa"}),
+                               ("lockstep run --bind=n", {"--bind=none", "--bind=numa"}), ("lockstep run -n ", {"auto", "gpu"}),
+                               ("lockstep run --dr", {"--dry-run"}), ("lockstep run --grace ", set()), ("lockstep status ", {"runs/"}),
+                               ("lockstep inspect te", {"text.pt"}), ("lockstep run -n 2 ./trai", {"./train"}), ("lockstep run -- ./trai", {"./train"}),
+                               ("lockstep run -n 2 train --bi", set()), ("lockstep run -- train te", {"text.pt"}),
+                               ("lockstep completion ", {"bash", "zsh", "fish"}), ("lockstep man stat", {"status"}), ("lockstep --ver", {"--version"})):
+            with self.subTest(line=line):
+                said = run("fish", "--no-config", "-c", FISH, script, line, cwd=self.folder).stdout
+                self.assertEqual({found.partition("\t")[0] for found in said.splitlines()}, expected)
+        for command in COMMANDS:
+            said = run("fish", "--no-config", "-c", FISH, script, f"lockstep {command} --", cwd=self.folder).stdout
+            self.assertLessEqual(option_names(command), {found.partition("\t")[0] for found in said.splitlines()}, command)
+
+    def test_arguments_that_are_words_are_completed(self):
+        self.assertEqual(self.completed("completion", ""), {"bash", "zsh", "fish"})
+        self.assertEqual(self.completed("man", "sta"), {"status", "stacks"})
 
     def test_manual_pages(self):
         pages = [self.write("lockstep.1", "man"), self.write("lockstep-run.1", "man", "run")]

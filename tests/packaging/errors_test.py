@@ -47,16 +47,26 @@ class Errors(unittest.TestCase):
         statuses = set(re.findall(r"(LOCKSTEP_[A-Z_]+) = \d,?\s", re.search(r"lockstep_status;\nenum \{.*?\};", read("include/lockstep/c.h"), re.DOTALL).group(0)))
         self.assertEqual(statuses - {"LOCKSTEP_OK"}, set(re.findall(r"(?m)^\| (LOCKSTEP_\w+) \|", page)))
 
-    def test_the_page_that_programs_name_has_their_row(self):
-        named = re.compile(r"(docs/\w+\.md), exit code (\d*)")
-        found = {}
-        for name in ("src/launch/error_page.cpp", "python/lockstep/__main__.py"):
-            found[name] = named.findall(read(name))
-            self.assertTrue(found[name], name)
-        self.assertEqual({page for each in found.values() for page, _ in each}, {"docs/errors.md"})
+    def test_what_programs_tell_users_to_ask_for_is_there(self):
         rows = re.findall(r'(?m)^\| <a id="exit-code-(\d+)"></a>(\d+) \|', pages.with_anchors(read("docs/errors.md")))
         self.assertEqual(rows, [(code, code) for code, _ in rows])
-        self.assertLessEqual({code for each in found.values() for _, code in each if code}, {code for code, _ in rows})
+        asked = {}
+        for name in ("src/launch/error_page.cpp", "python/lockstep/__main__.py", "tools/resize_command.cpp"):
+            asked[name] = re.findall(r"lockstep explain (\d*)", read(name))
+            self.assertTrue(asked[name], name)
+        self.assertLessEqual({code for each in asked.values() for code in each if code}, {code for code, _ in rows})
+
+    def test_messages_name_no_document_because_none_is_installed(self):
+        # But --help and the manual may say where the documents of the project are.
+        general = {"tools/manual.cpp", "tools/run_options.cpp", "tools/hosts_options.cpp"}
+        for top in ("src", "tools"):
+            for root, _, names in os.walk(os.path.join(SOURCE, top)):
+                for name in names:
+                    path = os.path.relpath(os.path.join(root, name), SOURCE)
+                    if not name.endswith((".cpp", ".h")) or path in general:
+                        continue
+                    code = re.sub(r"(?m)^\s*//.*$|\s//.*$", "", read(path))
+                    self.assertEqual(re.findall(r'"[^"\n]*docs/[^"\n]*"', code), [], path)
 
     def test_messages_are_found_in_the_sources(self):
         texts = {text for area in messages.all_messages(SOURCE).values() for text in area}

@@ -54,7 +54,7 @@ class Packages(unittest.TestCase):
         for name in ("bin/lockstep", "lib/liblockstep.a", "lib/liblockstep_c.so.1", "libexec/lockstep/lockstep-tour", "include/lockstep/lockstep.h", "include/lockstep/c.h",
                      "lib/cmake/Lockstep/LockstepConfig.cmake", "lib/cmake/LockstepC/LockstepCConfig.cmake", "lib/pkgconfig/lockstep_c.pc",
                      "share/man/man1/lockstep.1", "share/man/man1/lockstep-run.1", "share/bash-completion/completions/lockstep",
-                     "share/zsh/vendor-completions/_lockstep", "share/doc/lockstep/copyright", "share/doc/lockstep/sbom.cdx.json"):
+                     "share/zsh/vendor-completions/_lockstep", "share/fish/vendor_completions.d/lockstep.fish", "share/doc/lockstep/copyright", "share/doc/lockstep/sbom.cdx.json"):
             self.assertIn(name, files)
         with tarfile.open(self.tar) as archive:
             inside = {name.partition("/")[2] for name in archive.getnames() if not archive.getmember(name).isdir()}

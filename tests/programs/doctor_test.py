@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import unittest
 
-from support import BIN, LOCKSTEP, environment, main, run, thorough
+from support import BIN, BUILD, LOCKSTEP, environment, main, run, thorough
 
 
 class Doctor(unittest.TestCase):
@@ -27,14 +27,39 @@ class Doctor(unittest.TestCase):
             if shutil.which(name):
                 self.assertIn(package, found["machine"]["launchers"][name])
 
-    def test_a_missing_helper_is_said_and_counts_as_broken(self):
+    def test_without_its_helper_as_in_a_package_nothing_is_broken(self):
         with tempfile.TemporaryDirectory() as folder:
             alone = shutil.copy(LOCKSTEP, folder)
+            said = run(alone, "doctor").stdout
+            self.assertNotIn("broken", said)
+            self.assertIn("  LibTorch    not looked at", said)
+            self.assertIn("note: what needs LibTorch was not looked at: lockstep-doctor-probe is neither beside", said)
+            self.assertIn("-> nothing is wrong with that: packages do not have it", said)
+            self.assertIn("  cores ", said)
+            levels = {finding["level"] for finding in json.loads(run(alone, "doctor", "--json").stdout)["findings"]}
+            self.assertNotIn("broken", levels)
+
+    def test_it_works_where_cmake_has_installed_it(self):
+        # README installs with `cmake --install`. LibTorch may lie within the project (.venv), whose folders CMake by itself keeps no path to.
+        with tempfile.TemporaryDirectory() as folder:
+            for component in ("launcher", "this_machine"):
+                run("cmake", "--install", BUILD, "--prefix", folder, "--component", component)
+            result = run(os.path.join(folder, "bin", "lockstep"), "doctor", "--json", check=False, timeout=300)
+            found = json.loads(result.stdout)
+            broken = [finding for finding in found["findings"] if finding["level"] == "broken"]
+            self.assertEqual((result.returncode, broken), (0, []), result.stdout)
+            self.assertEqual(found["probe"]["backend"], "shm")
+
+    def test_a_helper_without_its_libtorch_says_what_to_do(self):
+        with tempfile.TemporaryDirectory() as folder:
+            alone, probe = shutil.copy(LOCKSTEP, folder), os.path.join(folder, "lockstep-doctor-probe")
+            with open(probe, "w") as file:
+                file.write("#!/bin/sh\necho 'x: error while loading shared libraries: libtorch_cpu.so: cannot open shared object file' >&2\nexit 127\n")
+            os.chmod(probe, 0o755)
             result = run(alone, "doctor", check=False)
             self.assertEqual(result.returncode, 1)
-            self.assertIn("lockstep-doctor-probe is missing: it is neither beside", result.stdout)
-            self.assertIn("-> build it", result.stdout)
-            self.assertIn("  cores ", result.stdout)
+            self.assertIn(f"broken: two ranks of {probe} do not work: they do not find libtorch_cpu.so\n", result.stdout)
+            self.assertIn("LD_LIBRARY_PATH=", result.stdout)
 
     def test_a_helper_that_fails_is_said(self):
         with tempfile.TemporaryDirectory() as folder:

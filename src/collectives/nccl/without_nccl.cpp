@@ -12,7 +12,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(c10::DeviceType device, const c10
                                                std::chrono::milliseconds) {
   throw Error("this Lockstep was built without NCCL, so it communicates tensors on the CPU only, not on " +
               c10::DeviceTypeName(device, /*lower_case=*/true) +
-              "; build it with a LibTorch for CUDA and with nccl.h (docs/backends.md), or move the tensor to the CPU");
+              "; build it with a LibTorch for CUDA and with nccl.h, or move the tensor to the CPU");
 }
 
 }  // namespace lockstep::nccl_engine
