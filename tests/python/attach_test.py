@@ -19,7 +19,7 @@ import misuse_programs
 import optimizer_programs
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-BUILD = os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(HERE, "../../build"))
+BUILD = os.path.abspath(os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(HERE, "../../build")))
 
 
 class Attach(backend_test.Ranks):
