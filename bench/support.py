@@ -11,7 +11,7 @@ import sys
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(SOURCE, "scripts"))
 from python_with_torch import python_with_torch  # noqa: E402, F401
-BUILD = os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(SOURCE, "build"))
+BUILD = os.path.abspath(os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(SOURCE, "build")))
 BIN = os.path.join(BUILD, "bin")
 LOCKSTEP = os.path.join(BIN, "lockstep")
 

@@ -23,9 +23,7 @@ namespace py = pybind11;
 
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
-/// One group for each of torch.distributed's.
-Group make_python_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-                        std::chrono::milliseconds timeout) {
+EngineFactories factories_of(std::chrono::milliseconds timeout) {
   EngineFactories factories;
   factories.cpu = [timeout](const auto& shared, int number, int size) {
     return make_engine(shared, number, size, timeout, EngineUse::kGroup);
@@ -34,7 +32,23 @@ Group make_python_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, 
     TORCH_CHECK(false, "lockstep.attach() trains modules on the CPU, and a parameter is on ", device,
                 "; use torch's DistributedDataParallel for it");
   };
-  return make_group(store, rank, world_size, std::move(factories));
+  return factories;
+}
+
+/// For a group of torch.distributed with another engine.
+Group make_python_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                        std::chrono::milliseconds timeout) {
+  return make_group(store, rank, world_size, factories_of(timeout));
+}
+
+/// Over the engine of a group of torch.distributed, if it is one of ours: what the program calls in either is compared
+/// as one sequence, and what that group knows of its ranks is known here. None if it is another's.
+std::optional<Group> make_group_within(const c10::intrusive_ptr<c10d::Backend>& engine,
+                                       const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+                                       std::chrono::milliseconds timeout, bool has_timeout_of_its_own) {
+  auto shared = shared_engine(engine, has_timeout_of_its_own ? std::optional(timeout) : std::nullopt);
+  if (!shared) return std::nullopt;
+  return make_group_over(std::move(shared), store, rank, world_size, factories_of(timeout));
 }
 
 DistributedDataParallelOptions options_of(const py::dict& from) {
@@ -119,6 +133,17 @@ void raise_in_python(const Error& error) {
   throw python_error(std::move(raised));
 }
 
+/// Called within Python's first Tensor.register_hook() on a tensor, which drops the hook of a replica: it is put back by
+/// the main thread, before it goes on with the program.
+void restore_hooks_soon() {
+  Py_AddPendingCall(
+      [](void*) {
+        GradientHook::restore_dropped();
+        return 0;
+      },
+      nullptr);
+}
+
 /// Whether a tensor's Python object is held by the tensor alone, as long as nobody else can reach the tensor: then none
 /// can begin to hold it, so its count is looked at without Python's lock. Backward must not wait for that lock, and
 /// without this answer it would copy every gradient that an optimizer of Python has looked at. Where torch keeps such
@@ -147,6 +172,7 @@ void bind_errors(py::module_& module) {
     }
   });
   translate_errors_of_backward(raise_in_python);
+  tell_dropped_hooks(restore_hooks_soon);
   tell_unused_wrappers(
       [](const at::Tensor& tensor) { return is_unused_wrapper(*tensor.unsafeGetTensorImpl()->pyobj_slot()); });
 }
@@ -164,15 +190,12 @@ PythonReplica::PythonReplica(std::pair<PythonModule*, std::unique_ptr<State>> ma
     : Replica(std::move(made.second)), source_(made.first) {}
 
 void PythonReplica::look() {
-  auto& state = state_of(*this);
-  if (!at::GradMode::is_enabled()) return;
+  (void)state_of(*this);
+  GradientHook::restore_dropped();  // another thread than the main one may have dropped them
   source_->look();
-  if (!source_->is_training()) return;
-  state.reducer->keep_hooks();
-  if (state.group.is_open() && state.inspect().empty()) return;
-  const py::gil_scoped_release unlocked;
-  before_forward();
 }
+
+void PythonReplica::expect(const std::vector<at::Tensor>& tensors) { state_of(*this).expect(tensors); }
 
 void bind_replica(py::module_& module) {
   bind_errors(module);
@@ -185,6 +208,7 @@ void bind_replica(py::module_& module) {
       .def(
           "close", [](const Group& group) { lockstep::close(group); }, Unlocked());
   module.def("make_group", &make_python_group, Unlocked());
+  module.def("make_group_within", &make_group_within, Unlocked());
   module.def(
       "make_single_group", [] { return make_group(nullptr, 0, 1, {}); }, Unlocked());
   py::class_<PythonGuard>(module, "Guard").def("end", &PythonGuard::end);
@@ -192,6 +216,7 @@ void bind_replica(py::module_& module) {
   py::class_<PythonReplica, std::shared_ptr<PythonReplica>>(module, "Replica")
       .def(py::init(&make_replica))
       .def("look", &PythonReplica::look)
+      .def("expect", &PythonReplica::expect)
       .def("no_sync", [](PythonReplica& replica) { return PythonGuard(replica.no_sync()); })
       .def("accumulate", [](PythonReplica& replica, int n) { return PythonGuard(replica.accumulate(n)); })
       .def("step_complete", &PythonReplica::step_complete)

@@ -12,6 +12,7 @@
 #include "base/machine_name.h"
 #include "collectives/hierarchical/hierarchical_backend.h"
 #include "collectives/shm/backend/generation.h"
+#include "collectives/shm/backend/request_backend.h"
 #include "collectives/shm/backend/shm_backend.h"
 #include "collectives/shm/backend/store_exchange.h"
 #include "collectives/tcp.h"
@@ -63,6 +64,13 @@ c10::intrusive_ptr<c10d::Backend> make_engine(const Store& store, int rank, int 
   return hierarchical_engine::make_backend(
       c10::make_intrusive<c10d::PrefixStore>(found.prefix, store), rank, world_size,
       {machine_name(), address_towards(master, kAnyPort), timeout, timeout, /*gloo_alone=*/false});
+}
+
+c10::intrusive_ptr<c10d::Backend> shared_engine(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                                std::optional<std::chrono::milliseconds> timeout) {
+  if (auto within = shm_engine::share_group_of(*backend, timeout)) return within;
+  const bool is_between_machines = dynamic_cast<const shm_engine::RequestBackend*>(backend.get()) != nullptr;
+  return is_between_machines && !timeout ? backend : c10::intrusive_ptr<c10d::Backend>();
 }
 
 }  // namespace lockstep::python

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -16,5 +17,10 @@ enum class EngineUse {
 /// and Gloo between them. Every rank calls it; waits for the others, without Python's lock.
 c10::intrusive_ptr<c10d::Backend> make_engine(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                               std::chrono::milliseconds timeout, EngineUse use);
+
+/// For a Group, the engine of torch's `backend` if that is one of these: the calls of both are one sequence. Null if it
+/// is another's, or has another timeout and cannot be given one.
+c10::intrusive_ptr<c10d::Backend> shared_engine(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                                std::optional<std::chrono::milliseconds> timeout);
 
 }  // namespace lockstep::python

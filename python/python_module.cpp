@@ -44,13 +44,11 @@ void PythonModule::remember() {
   const py::object module = module_();
   if (module.is_none()) return;
   for (const py::handle& one : module.attr("modules")()) layers_.push_back(Layer::of(one));
-  is_training_ = module.attr("training").cast<bool>();
 }
 
 void PythonModule::look() {
   const py::object module = module_();
   if (module.is_none()) return;
-  is_training_ = module.attr("training").cast<bool>();
   for (size_t looked = 0; looked < std::min(kModulesAtOnce, layers_.size()) && !edited_; ++looked) {
     next_ = (next_ + 1) % layers_.size();
     edited_ = layers_[next_].is_edited();

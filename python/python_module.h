@@ -10,8 +10,9 @@ namespace lockstep::python {
 
 /// A Python nn.Module, as what a replica attaches to. It does not keep the module alive: the module keeps the replica.
 ///
-/// An edit is looked for before a forward, where Python's lock is held anyway, and is_edited() says what was found: it
-/// is asked at the end of backward, which must not wait for other threads of Python.
+/// An edit is looked for where Python's lock is held anyway, before an optimizer's step, and is_edited() says what was
+/// found: it is asked at the end of backward, which must not wait for other threads of Python. Most edits are known
+/// before that: torch tells _replica.py of everything that a module registers.
 class PythonModule final : public Source {
  public:
   /// Needs Python's lock, like look().
@@ -22,7 +23,6 @@ class PythonModule final : public Source {
 
   NamedTensors parameters() const override { return list("named_parameters"); }
   NamedTensors buffers() const override { return list("named_buffers"); }
-  bool is_training() const override { return is_training_; }
   bool is_edited() override { return edited_; }
   void remember() override;
 
@@ -48,7 +48,6 @@ class PythonModule final : public Source {
   std::vector<Layer> layers_;
   size_t next_ = 0;
   bool edited_ = false;
-  bool is_training_ = true;
 };
 
 }  // namespace lockstep::python

@@ -17,8 +17,10 @@ class PythonReplica : public Replica {
  public:
   PythonReplica(std::unique_ptr<PythonModule> source, const Group& group, DistributedDataParallelOptions options);
 
-  /// The module is about to compute. Throws Error on all ranks if the module was edited without refresh().
+  /// Looks for edits of the module, which the next backward reports. Needs Python's lock.
   void look();
+  /// The module is about to hold these tensors, too.
+  void expect(const std::vector<at::Tensor>& tensors);
 
  private:
   explicit PythonReplica(std::pair<PythonModule*, std::unique_ptr<State>> made);

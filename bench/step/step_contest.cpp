@@ -11,7 +11,10 @@
 namespace lockstep::bench {
 namespace {
 
-constexpr size_t kFewestSteps = 3, kMostSteps = 60;
+constexpr size_t kFewestSteps = 2, kMostSteps = 60;
+/// Memory grows over the first steps; where one takes long, the first few have to do.
+constexpr size_t kFewestSettling = 3;
+constexpr double kSettlingMs = 1000;
 /// Systems sum in another order and copy in another layout; the same step differs by rounding.
 constexpr double kLossTolerance = 1e-4;
 /// Of the small ResNet: weights that differ by 1e-7 have losses in the fourth step that differ by 4e-3, in doubles,
@@ -63,8 +66,12 @@ void StepContest::everybody(size_t first, Step step) {
 }
 
 void StepContest::run() {
-  everybody(0, [&](Entry& entry) { start(entry, folder_); });
-  everybody(0, [&](Entry& entry) { check(entry); });
+  // One after the other: while a system's memory is watched, nothing else runs, nor does any watch go on.
+  everybody(0, [&](Entry& entry) {
+    start(entry, folder_);
+    check(entry);
+    if (options_.rounds == 0) entry.job.reset();
+  });
   for (int round = 0; round < options_.rounds; ++round) {
     std::fprintf(stderr, "%s, %s, round %d of %d\n", work_.model.c_str(), work_.optimizer.c_str(), round + 1,
                  options_.rounds);
@@ -80,9 +87,13 @@ void StepContest::start(Entry& entry, const std::string& folder) {
   entry.attach_ms = entry.job->attach();
 }
 
+bool StepContest::is_checked(const Entry& entry) const {
+  return !entry.check.losses.empty() && !failed_.contains(full_name(entry));
+}
+
 const StepContest::Entry* StepContest::reference_for_losses(const Entry& entry) const {
   for (const Entry& other : entries_)
-    if (&other != &entry && other.job && !other.check.losses.empty() &&
+    if (&other != &entry && is_checked(other) &&
         is_side_by_side(other.system.name) == is_side_by_side(entry.system.name))
       return &other;
   return nullptr;
@@ -100,7 +111,7 @@ void StepContest::compare_losses(const Entry& entry) const {
                           std::to_string(theirs));
       }
   };
-  if (&entry != &entries_.front() && entries_.front().job) compare(entries_.front(), 1);
+  if (&entry != &entries_.front() && is_checked(entries_.front())) compare(entries_.front(), 1);
   const size_t steps = work_.model == "resnet" ? std::min(kStepsOfResnet, options_.check_steps) : options_.check_steps;
   if (reference != nullptr) compare(*reference, steps);
 }
@@ -116,7 +127,9 @@ void StepContest::check(Entry& entry) {
       if (hash != weights.front())
         entry.job->fail("wrong: replicas differ after " + std::to_string(options_.check_steps) + " steps");
   compare_losses(entry);
-  if (options_.settling_steps > 0) entry.job->time(options_.settling_steps - 1, 1);
+  const auto settling = std::min(options_.settling_steps,
+                                 std::max(kFewestSettling, static_cast<size_t>(kSettlingMs / entry.estimate_ms)));
+  if (options_.settling_steps > 0) entry.job->time(settling - 1, 1);
   entry.peak_mib = entry.job->peak();
 }
 

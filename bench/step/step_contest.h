@@ -13,14 +13,14 @@
 namespace lockstep::bench {
 
 struct StepContestOptions {
-  int rounds = 8;
-  double slice_ms = 1000;  ///< for one system in one round
+  int rounds = 5;          ///< 0: nothing is timed, and no two systems are there at the same time
+  double slice_ms = 250;   ///< for one system in one round
   size_t check_steps = 5;
-  size_t settling_steps = 12;  ///< more of them, before the peak of memory is known: it grows over the first steps
+  size_t settling_steps = 12;  ///< more of them, or a second, before the peak of memory is known
 };
 
-/// One model trained by all systems in interleaved rounds; who goes first changes from round to round, only one system
-/// is awake at a time. Before anything is timed, all replicas of a system must hold the same bits and all systems must
+/// One model trained by all systems in interleaved rounds; who goes first changes from round to round, and only one
+/// system is awake at a time, from its start on. Before anything is timed, all replicas of a system must hold the same bits and all systems must
 /// have the same losses, step by step and rank by rank. A system that breaks is out, with its reason kept.
 class StepContest {
  public:
@@ -53,6 +53,7 @@ class StepContest {
   template <typename Step>
   void everybody(size_t first, Step step);
   std::string full_name(const Entry& entry) const;
+  bool is_checked(const Entry& entry) const;
   const Entry* reference_for_losses(const Entry& entry) const;
 
   const StepWork work_;

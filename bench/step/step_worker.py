@@ -11,7 +11,6 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -159,10 +158,13 @@ class PeakMemory:
         self.thread.start()
 
     def watch(self):
-        while not self.ended.wait(0.002):
+        pause = 0.002
+        while not self.ended.wait(pause):
+            start = time.perf_counter()
             with open("/proc/self/smaps_rollup") as file:
                 held = sum(int(line.split()[1]) for line in file if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
             self.peak = max(self.peak, held)
+            pause = max(0.002, 4 * (time.perf_counter() - start))
 
     def stop(self):
         self.ended.set()
@@ -199,6 +201,8 @@ class Trainer:
             options = {name: value for name, value in self.optimizer_options.items() if name != "fused"}
             self.optimizer = lockstep.ZeroRedundancyOptimizer(replica, self.optimizer_kind, **options)
         elif self.system == "pytorch_zero_gloo":
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
             self.optimizer = ZeroRedundancyOptimizer(self.model.parameters(), self.optimizer_kind, **self.optimizer_options)
         else:
             self.optimizer = self.optimizer_kind(self.model.parameters(), **self.optimizer_options)

@@ -12,6 +12,10 @@ __all__ = ["Error", "Replica", "ZeroRedundancyOptimizer", "attach", "register"]
 _HOMES = {"Error": "_replica", "Replica": "_replica", "attach": "_replica", "ZeroRedundancyOptimizer": "_optimizer"}
 
 
+def __dir__():
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name):
     if name not in _HOMES:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")

@@ -6,12 +6,13 @@ from typing import Any, Callable, Optional, Union
 import torch
 
 import lockstep
-from lockstep._replica import Replica
+from lockstep._replica import Replica, _replicas
 
 _C = lockstep._extension()
 
 # What the kernels step, and what torch calls it. Adam may decay as AdamW does.
 _MAKERS = {torch.optim.SGD: _C.make_sgd, torch.optim.Adam: _C.make_adam, torch.optim.AdamW: _C.make_adamw}
+_ONLY_TORCHS = ("optimizer_class", "process_group", "parameters_as_bucket_view", "overlap_with_ddp")
 _NUMBERS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "momentum", "dampening", "nesterov")
 
 
@@ -37,6 +38,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     def __init__(self, replica: Replica, optimizer: Union[type, torch.optim.Optimizer] = torch.optim.AdamW, *,
                  shared_parameters: bool = False, **options: Any):
+        self._check_arguments(replica, options)
         if isinstance(optimizer, torch.optim.Optimizer):
             if options:
                 raise TypeError(f"ZeroRedundancyOptimizer: {', '.join(options)} given beside an optimizer; give options "
@@ -44,9 +46,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             inner = optimizer
         else:
             self._check(optimizer)
-            if replica.module is None:
-                raise RuntimeError("ZeroRedundancyOptimizer: the module that the replica was attached to is gone")
-            inner = optimizer((p for p in replica.module.parameters() if p.requires_grad), **options)
+            inner = optimizer([parameter for _, parameter in replica._trained()], **options)
         self._check(type(inner))
         self._stepper = None
         super().__init__(inner.param_groups, inner.defaults)
@@ -56,12 +56,34 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             kind = torch.optim.AdamW
         self._options()  # refuses what the kernels do not know before the parameters move
         self._kind = kind
-        self._replica = weakref.ref(replica)
+        self._ids = {id(p) for group in groups for p in group}
         self._stepper = _MAKERS[kind](replica._core, groups, shared_parameters)
         replica._optimizers.add(self)
+        replica._steps_by = weakref.ref(self)
         for parameter, state in inner.state.items():
             self.state[parameter] = state
         self._push()
+
+    @staticmethod
+    def _check_arguments(replica: Any, options: dict) -> None:
+        torchs = [name for name in _ONLY_TORCHS if name in options]
+        if torchs or not isinstance(replica, Replica):
+            what = f"{', '.join(torchs)} of torch's" if torchs else f"{type(replica).__name__} as its first argument"
+            raise TypeError(f"lockstep.ZeroRedundancyOptimizer does not take {what}. It takes the Replica that lockstep.attach(model) returns, "
+                            "then the optimizer's class and its options: ZeroRedundancyOptimizer(replica, torch.optim.AdamW, lr=1e-3)")
+        if replica.module is None:
+            raise RuntimeError("ZeroRedundancyOptimizer: the module that the replica was attached to is gone")
+        if replica not in _replicas:
+            raise RuntimeError("ZeroRedundancyOptimizer: this Replica was detached from its module; attach again")
+
+    def _check_steps_alone(self, other: torch.optim.Optimizer) -> None:
+        """Refuses a step of another optimizer over the same parameters: their .grad is this rank's own."""
+        if other is self or self._stepper is None or any(held is self for held in vars(other).values()):  # one that wraps this
+            return
+        if any(id(parameter) in self._ids for group in other.param_groups for parameter in group["params"]):
+            raise RuntimeError(f"{type(other).__name__}.step(): its parameters are stepped by another optimizer, a lockstep.ZeroRedundancyOptimizer. "
+                               "While that one is there, .grad is what this rank has computed itself. Step that one; or delete it, and what "
+                               "holds it (a scheduler), before the backward whose gradients this one is to step")
 
     @staticmethod
     def _check(kind: Any) -> None:

@@ -3,29 +3,30 @@
 import atexit
 import contextlib
 import datetime
-import os
+import threading
 import weakref
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, Union
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import lockstep
+from lockstep import _groups
 
 _C = lockstep._extension()
 
 Error = _C.Error
 
-_groups: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()  # by torch's process group
 _replicas: "weakref.WeakSet[Replica]" = weakref.WeakSet()
-_alone: Any = None
-_TIMEOUT = datetime.timedelta(minutes=30)  # of one collective, as torch's; `lockstep run` finds ranks that hang sooner
+_of_module: "weakref.WeakKeyDictionary[torch.nn.Module, Replica]" = weakref.WeakKeyDictionary()  # keeps them alive
 
 
-def attach(module: torch.nn.Module, group: Optional[dist.ProcessGroup] = None, *, first_bucket_cap_mb: float = 1,
-           bucket_cap_mb: float = 25, reduction: str = "mean", buffers: str = "follow_rank_zero",
-           init_sync: bool = True, delay_all_reduce_named_params: Sequence[str] = (),
-           parameters_to_ignore: Sequence[str] = (), keep_freed_memory: bool = True) -> "Replica":
+def attach(module: torch.nn.Module, group: Optional[dist.ProcessGroup] = None, *,
+           timeout: Optional[datetime.timedelta] = None, first_bucket_cap_mb: float = 1, bucket_cap_mb: float = 25,
+           reduction: str = "mean", buffers: str = "follow_rank_zero", init_sync: bool = True,
+           delay_all_reduce_named_params: Sequence[str] = (), parameters_to_ignore: Sequence[str] = (),
+           keep_freed_memory: bool = True) -> "Replica":
     """Trains one module on all ranks: after every backward, each parameter's .grad is the mean over the ranks.
 
         model = Net()
@@ -34,8 +35,8 @@ def attach(module: torch.nn.Module, group: Optional[dist.ProcessGroup] = None, *
         ...                                               # the loop of one process
 
     The module is not wrapped: its names, its state_dict() and its methods stay as they were, and an optimizer may be
-    made before or after. Parameters that a rank does not use, and graphs that change, need no option. The module keeps
-    the Replica that this returns until detach(); whoever wants its methods keeps it, too.
+    made before or after. Parameters that a rank does not use, and graphs that change, need no option. The Replica that
+    this returns lives as long as the module, or until detach(); whoever wants its methods keeps it, too.
 
     Every rank calls it, with the same module and options; the ranks' parameters are compared, and set to rank 0's.
     `group` is one of torch.distributed; without it the default group, which is made if the environment names ranks
@@ -43,17 +44,16 @@ def attach(module: torch.nn.Module, group: Optional[dist.ProcessGroup] = None, *
     their environment has MASTER_ADDR, as those launchers set it.
 
     reduction: "mean", "sum" or "weighted_mean" (Replica.set_weight). buffers: "follow_rank_zero", "mean" or "none".
+    timeout: of one collective; without it the group's. All modules that are attached to a group have the same.
     """
+    _check(module)
+    _check_names(module, parameters_to_ignore)
     options = dict(first_bucket_cap_mb=first_bucket_cap_mb, bucket_cap_mb=bucket_cap_mb,
                    reduction=_choice(_C.GradientReduction, "reduction", reduction),
                    buffers=_choice(_C.BufferPolicy, "buffers", buffers), init_sync=init_sync,
                    delay_all_reduce_named_params=list(delay_all_reduce_named_params),
                    parameters_to_ignore=list(parameters_to_ignore), keep_freed_memory=keep_freed_memory)
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"lockstep.attach() takes a torch.nn.Module, not {type(module).__name__}")
-    if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError("lockstep.attach(): scripted modules take no hooks; attach to the module that this one was made from")
-    return Replica(module, _group_of(group), options)
+    return Replica(module, _groups.of(group, timeout), options)
 
 
 class Replica:
@@ -66,15 +66,28 @@ class Replica:
         self._group = group
         self._core = _C.Replica(module, group, options)
         self._optimizers: "weakref.WeakSet[Any]" = weakref.WeakSet()
+        self._steps_by: Callable[[], Any] = lambda: None  # the last of them, if it is still there
         self._module = weakref.ref(module)
-        self._hook = module.register_forward_pre_hook(_BeforeForward(self))
+        self._ignored = set(options["parameters_to_ignore"])
+        self._note_layers()
+        _watch()
         _replicas.add(self)
+        _of_module[module] = self
+
+    def __repr__(self) -> str:
+        module = self.module
+        name = "a module that is gone" if module is None else type(module).__name__
+        state = ", detached" if isinstance(self._core, _Detached) else ""
+        return f"<lockstep.Replica of {name}, rank {self.rank} of {self.world_size}{state}>"
 
     def detach(self) -> None:
         """Leaves the module as it is; its gradients stay with each rank from now on. May be called again."""
         for optimizer in list(self._optimizers):
             optimizer._detach()
-        self._hook.remove()
+        _replicas.discard(self)
+        module = self.module
+        if module is not None and _of_module.get(module) is self:
+            del _of_module[module]
         self._core = _Detached()
 
     @property
@@ -145,6 +158,7 @@ class Replica:
     def refresh(self) -> None:
         """Attaches to the module as it is now, after an edit or a change of requires_grad. Every rank calls it."""
         self._core.refresh()
+        self._note_layers()
 
     def check_divergence(self) -> None:
         """Compares all parameters and buffers, bit by bit; the Error names the tensor and the odd rank out."""
@@ -158,6 +172,20 @@ class Replica:
         """As torch.nn.utils.clip_grad_norm_; with a ZeroRedundancyOptimizer it takes its place, on every rank."""
         return self._core.clip_grad_norm(max_norm, norm_type)
 
+    def clip_grad_norm_(self, parameters: Union[torch.Tensor, Iterable[torch.Tensor]], max_norm: float, norm_type: float = 2.0,
+                        error_if_nonfinite: bool = False, foreach: Optional[bool] = None) -> torch.Tensor:
+        """clip_grad_norm() with the arguments and the result of torch.nn.utils.clip_grad_norm_, for what calls that one:
+        `accelerator.clip_grad_norm_ = replica.clip_grad_norm_`. `parameters` are all that the replica trains."""
+        given = {id(tensor) for tensor in ([parameters] if isinstance(parameters, torch.Tensor) else parameters)}
+        for name, tensor in self._trained():
+            if id(tensor) not in given:
+                raise ValueError(f"Replica.clip_grad_norm_(): {name} is not among the parameters; the norm is that of all gradients which "
+                                 "the replica averages")
+        norm = torch.tensor(self._core.clip_grad_norm(float(max_norm), float(norm_type)))
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(f"the norm of the gradients is {norm.item()}, so they cannot be clipped")
+        return norm
+
     def set_non_finite_policy(self, policy: str) -> None:
         """What a step with infinity or NaN in a gradient does on all ranks: "ignore", "skip" or "raise"."""
         self._core.set_non_finite_policy(_choice(_C.NonFinitePolicy, "policy", policy))
@@ -167,7 +195,18 @@ class Replica:
         return self._core.skipped_steps()
 
     def stats(self) -> Any:
-        """What reductions have cost so far: a ReductionStats."""
+        """What reductions have cost this rank so far. An object with
+
+            reductions         how many there were
+            bytes              of one of them: what this rank gives to the others
+            backward_ms        mean, from the first gradient to the end of the last bucket
+            wait_ms            mean, the part of it in which this rank waited
+            overlap            the share of the communication during which backward went on computing; 1 is all of it
+            buckets            of the last reduction, each with parameters (names), bytes, and ready_ms, start_ms, end_ms and
+                               wait_ms, in milliseconds since its backward began
+            wait_ms_by_rank    mean of each rank, and times_last_by_rank, both after set_rank_comparison(True)
+            reason             the rank that came last most often, in words; empty if none stands out
+        """
         return self._core.stats()
 
     def set_rank_comparison(self, on: bool) -> None:
@@ -188,23 +227,32 @@ class Replica:
     def __reduce__(self) -> Any:
         raise TypeError("a lockstep.Replica belongs to its process and cannot be pickled; save the module's state_dict()")
 
+    def _trained(self) -> list:
+        """(name, parameter) of those whose gradients are averaged."""
+        module = self.module
+        named = [] if module is None else module.named_parameters()
+        return [(name, tensor) for name, tensor in named if tensor.requires_grad and name not in self._ignored]
 
-class _BeforeForward:
-    """The module's hook: notices an edit before the ranks compute different things. A copy of the module has a copy
-    that does nothing, since nobody has attached to it."""
+    def _note_layers(self) -> None:
+        module = self.module
+        self._layers = set() if module is None else {id(layer) for layer in module.modules()}
 
-    def __init__(self, replica: Optional[Replica] = None):
-        self.replica = replica
+    def _before_registration(self, module: torch.nn.Module, value: Any) -> None:
+        """`module` is about to get another layer, parameter or buffer."""
+        if id(module) not in self._layers:
+            return
+        tensors = [] if value is None else [value]
+        if isinstance(value, torch.nn.Module):
+            self._layers.update(id(layer) for layer in value.modules())
+            tensors = list(value.parameters())
+        self._core.expect([tensor for tensor in tensors if not torch.nn.parameter.is_lazy(tensor)])
 
-    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
-        if self.replica is not None and not torch.compiler.is_compiling():
-            self.replica._core.look()
-
-    def __deepcopy__(self, memo: dict) -> "_BeforeForward":
-        return _BeforeForward()
-
-    def __reduce__(self) -> Any:
-        return _BeforeForward, ()
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Any optimizer of torch.optim is about to step."""
+        self._core.look()
+        owner = self._steps_by()
+        if owner is not None:
+            owner._check_steps_alone(optimizer)
 
 
 class _Detached:
@@ -219,22 +267,71 @@ def _choice(kind: Any, option: str, value: str) -> Any:
     return choices[value]
 
 
-def _group_of(group: Optional[dist.ProcessGroup]) -> Any:
-    """The group of the C++ library that belongs to one of torch's."""
-    global _alone
-    if group is None:
-        if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            dist.init_process_group("lockstep")
-        if not dist.is_initialized():
-            _alone = _alone if _alone is not None and _alone.is_open() else _C.make_single_group()
-            return _alone
-        group = dist.group.WORLD
-    if group not in _groups:
-        if dist.get_rank(group) < 0:
-            raise ValueError("lockstep.attach(): this process is no rank of the group; call it on the group's ranks only")
-        store = dist.PrefixStore("lockstep.attach", dist.distributed_c10d._get_process_group_store(group))
-        _groups[group] = _C.make_group(store, dist.get_rank(group), dist.get_world_size(group), _TIMEOUT)
-    return _groups[group]
+def _check(module: Any) -> None:
+    """Refuses what cannot be attached to."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"lockstep.attach() takes a torch.nn.Module, not {type(module).__name__}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError("lockstep.attach(): scripted modules take no hooks; attach to the module that this one was made from")
+    for name, layer in module.named_modules():
+        if isinstance(layer, DistributedDataParallel):
+            what = f"its layer {name}" if name else "this module"
+            raise TypeError(f"lockstep.attach(): {what} is a DistributedDataParallel, which averages the gradients itself; leave "
+                            "DistributedDataParallel out, and attach to the module that it was given")
+    lazy = [name for named in (module.named_parameters(), module.named_buffers()) for name, tensor in named
+            if torch.nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise RuntimeError(f"lockstep.attach(): {', '.join(lazy)} of a lazy layer have no shape yet; run one forward on every rank "
+                           "before you attach")
+
+
+def _check_names(module: torch.nn.Module, ignored: Sequence[str]) -> None:
+    known = {name for named in (module.named_parameters(), module.named_buffers()) for name, _ in named}
+    for name in ignored:
+        if name not in known:
+            raise ValueError(f"lockstep.attach(): parameters_to_ignore names {name!r}, which is no parameter and no buffer of the module")
+
+
+# What torch tells of all modules and optimizers of the process. The module itself gets no hook: it stays one that can be
+# pickled, scripted and called with other parameters.
+
+_watching = threading.Lock()
+
+
+def _watch() -> None:
+    """From now on, once."""
+    if not _watching.acquire(blocking=False):
+        return
+    from torch.nn.modules import module
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    module.register_module_parameter_registration_hook(_before_registration)
+    module.register_module_buffer_registration_hook(_before_registration)
+    module.register_module_module_registration_hook(_before_registration)
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_registration(module: torch.nn.Module, name: str, value: Any) -> None:
+    if isinstance(module, DistributedDataParallel) and isinstance(value, torch.nn.Module):
+        _refuse_wrapping(value)
+    for replica in list(_replicas):
+        replica._before_registration(module, value)
+
+
+def _refuse_wrapping(module: torch.nn.Module) -> None:
+    """DistributedDataParallel is about to take this module: both would average the gradients."""
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    taken = {id(tensor) for name, tensor in module.named_parameters() if name not in ignored}
+    for replica in list(_replicas):
+        for name, tensor in replica._trained():
+            if id(tensor) in taken:
+                raise RuntimeError(f"DistributedDataParallel: parameter {name} is averaged over the ranks by lockstep.attach() already; "
+                                   "use one of the two: leave DistributedDataParallel out, or detach() the Replica first")
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for replica in list(_replicas):
+        replica._before_step(optimizer)
 
 
 @atexit.register
@@ -242,5 +339,4 @@ def _leave() -> None:
     """Before the interpreter takes objects apart in any order; ranks that wait for this one then hear of it."""
     for replica in list(_replicas):
         replica.detach()
-    for group in list(_groups.values()):
-        group.close()
+    _groups.close()

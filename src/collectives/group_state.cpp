@@ -32,12 +32,17 @@ void Membership::close() {
 
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
                  std::shared_ptr<Membership> membership) {
-  const bool alone = world_size == 1;
-  const auto backend = alone ? single_engine::make_backend() : factories.cpu(store, rank, world_size);
-  const std::string name = backend->getBackendName();
-  auto* blocking = dynamic_cast<BlockingEngine*>(backend.get());
-  auto state = std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(factories), backend, name,
-                                                           blocking, membership, alone ? backend : nullptr});
+  auto engine = world_size == 1 ? single_engine::make_backend() : factories.cpu(store, rank, world_size);
+  return make_group_over(std::move(engine), store, rank, world_size, std::move(factories), std::move(membership));
+}
+
+Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                      int world_size, EngineFactories factories, std::shared_ptr<Membership> membership) {
+  const std::string name = engine->getBackendName();
+  auto* blocking = dynamic_cast<BlockingEngine*>(engine.get());
+  auto state =
+      std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(factories), engine, name, blocking,
+                                                  membership, world_size == 1 ? engine : nullptr});
   membership->add(state);
   return Group(std::move(state));
 }

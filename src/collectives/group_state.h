@@ -80,6 +80,11 @@ struct Group::State {
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
                  std::shared_ptr<Membership> membership = std::make_shared<Membership>());
 
+/// The same over an engine that is there already.
+Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                      int world_size, EngineFactories factories,
+                      std::shared_ptr<Membership> membership = std::make_shared<Membership>());
+
 /// This rank leaves. From now on is_open() is false, for copies and subgroups too. Where the engine can tell the other
 /// ranks, those that wait for this one hear of it now.
 void close(const Group& group);

@@ -120,6 +120,8 @@ void Replica::State::compare(const NamedTensors& parameters, const NamedTensors&
                 "computed from, or detach() it and set requires_grad");
     TORCH_CHECK(is_known(tensor) || !GradientHook::follows(tensor), "parameter ", name,
                 " is attached to a DistributedDataParallel already; destroy that one first, or refresh() it");
+    TORCH_CHECK(is_known(tensor) || !GradientHook::is_reduced_by_c10d(tensor), "the gradients of parameter ", name,
+                " are averaged by torch's DistributedDataParallel (c10d::Reducer) already; use one of the two");
   }
 }
 
@@ -242,6 +244,13 @@ void Replica::State::watch_strangers() {
   strangers_.clear();
   for (const auto& [name, tensor] : without(source->parameters(), options.parameters_to_ignore))
     if (!is_known(tensor) && tensor.requires_grad())
+      strangers_.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->notice(); }));
+}
+
+void Replica::State::expect(const std::vector<at::Tensor>& tensors) {
+  edited_ = true;
+  for (const at::Tensor& tensor : tensors)
+    if (!is_known(tensor) && tensor.is_leaf() && tensor.requires_grad())
       strangers_.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->notice(); }));
 }
 

@@ -29,6 +29,9 @@ struct Replica::State {
   void attach(std::unique_ptr<Source> from);
   /// What was changed in the module since attach() without a refresh(); empty if nothing.
   std::string inspect();
+  /// The source is about to hold these: inspect() looks whether it does, and a backward that reaches nothing but them is
+  /// noticed.
+  void expect(const std::vector<at::Tensor>& tensors);
   /// Throws on all ranks if inspect() finds something on one of them. Every rank calls it.
   void check_not_edited();
 

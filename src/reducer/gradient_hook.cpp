@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
 #include "base/mutex.h"
 
@@ -22,6 +23,7 @@ using torch::autograd::variable_list;
 
 std::atomic<void (*)(const Error& error)> translation{nullptr};
 std::atomic<bool (*)(const at::Tensor& tensor)> unused_wrapper{nullptr};
+std::atomic<void (*)()> restore_later{nullptr};
 
 template <typename Function>
 void translating(const Function& function) {
@@ -33,10 +35,17 @@ void translating(const Function& function) {
   }
 }
 
-/// Calls a function with whether there is a gradient, before it is accumulated.
+/// Calls a function with whether there is a gradient, before it is accumulated; and another, if there is one, when it is
+/// taken off the tensor by anybody else than remove_hook().
 class BeforeAccumulation final : public torch::autograd::FunctionPreHook {
  public:
-  explicit BeforeAccumulation(std::function<void(bool any)> arriving) : arriving_(std::move(arriving)) {}
+  BeforeAccumulation(std::function<void(bool any)> arriving, std::function<void()> dropped)
+      : arriving_(std::move(arriving)), dropped_(std::move(dropped)) {}
+  ~BeforeAccumulation() override {
+    if (dropped_) dropped_();
+  }
+  BeforeAccumulation(const BeforeAccumulation&) = delete;
+  void forget() { dropped_ = nullptr; }
   variable_list operator()(const variable_list& gradients) override {
     translating([&] { arriving_(!gradients.empty() && gradients.front().defined()); });
     return gradients;
@@ -44,11 +53,13 @@ class BeforeAccumulation final : public torch::autograd::FunctionPreHook {
 
  private:
   const std::function<void(bool any)> arriving_;
+  std::function<void()> dropped_;
 };
 
 /// Adds a hook to a tensor's own, in C++ and in Python. Tensor::register_hook() drops those of Python when it makes
 /// the list for those of C++, so that list is made here, beside them; then it drops none, not this one either.
-torch::autograd::FunctionPreHook* add_hook(const at::Tensor& tensor, std::function<void(bool any)> arriving) {
+torch::autograd::FunctionPreHook* add_hook(const at::Tensor& tensor, std::function<void(bool any)> arriving,
+                                           std::function<void()> dropped = nullptr) {
   auto* meta = torch::autograd::impl::materialize_autograd_meta(tensor);
   if (!meta->cpp_hooks_list_) {
     auto kept = std::exchange(meta->hooks_, {});
@@ -56,20 +67,16 @@ torch::autograd::FunctionPreHook* add_hook(const at::Tensor& tensor, std::functi
     for (auto& hook : meta->hooks_) kept.push_back(std::move(hook));
     meta->hooks_ = std::move(kept);
   }
-  meta->hooks_.push_back(std::make_unique<BeforeAccumulation>(std::move(arriving)));
+  meta->hooks_.push_back(std::make_unique<BeforeAccumulation>(std::move(arriving), std::move(dropped)));
   return meta->hooks_.back().get();
 }
 
-bool has_hook(const at::Tensor& tensor, const torch::autograd::FunctionPreHook* hook) {
-  const auto& hooks = torch::autograd::impl::hooks(tensor);
-  return std::any_of(hooks.begin(), hooks.end(), [&](const auto& one) {
-    return one.get() == hook &&
-           dynamic_cast<const BeforeAccumulation*>(one.get()) != nullptr;  // Python's may lie there
-  });
-}
-
 void remove_hook(const at::Tensor& tensor, const torch::autograd::FunctionPreHook* hook) {
-  std::erase_if(torch::autograd::impl::hooks(tensor), [&](const auto& one) { return one.get() == hook; });
+  std::erase_if(torch::autograd::impl::hooks(tensor), [&](const auto& one) {
+    if (one.get() != hook) return false;
+    if (auto* const own = dynamic_cast<BeforeAccumulation*>(one.get())) own->forget();
+    return true;
+  });
 }
 
 class AfterAccumulation final : public torch::autograd::FunctionPostHook {
@@ -151,6 +158,17 @@ Followed& followed() {
   return *kFollowed;
 }
 
+/// The GradientHooks whose hook on the tensor was dropped.
+struct Dropped {
+  Mutex mutex;
+  std::vector<GradientHook*> list LOCKSTEP_GUARDED_BY(mutex);
+};
+
+Dropped& dropped() {
+  static auto* const kDropped = new Dropped;
+  return *kDropped;
+}
+
 struct Watches {
   Mutex mutex;
   std::vector<const BackwardWatch*> list LOCKSTEP_GUARDED_BY(mutex);
@@ -204,13 +222,18 @@ GradientHook::GradientHook(const at::Tensor& parameter, GradientEvents events)
               "gradients can be followed only for leaf tensors that require grad");
   accumulator_.node = torch::autograd::impl::grad_accumulator(parameter);
   accumulator_.key = accumulator_.node->add_post_hook(std::make_unique<AfterAccumulation>(events_.accumulated));
-  arriving_hook_ = add_hook(parameter, [this](bool any) { arriving(any); });
+  put_on_tensor();
   followed().add(parameter);
 }
 
 GradientHook::~GradientHook() {
   followed().remove(parameter_);
-  remove_hook(parameter_, arriving_hook_);
+  {
+    Dropped& all = dropped();
+    const MutexLock lock(all.mutex);
+    std::erase(all.list, this);
+  }
+  if (arriving_hook_ != nullptr) remove_hook(parameter_, arriving_hook_);
   accumulator_.node->del_post_hook(accumulator_.key);
   for (const Accumulator& one : earlier_) one.node->del_post_hook(one.key);
 }
@@ -235,22 +258,46 @@ bool GradientHook::is_captured() const {
                      [&](const Accumulator& one) { return lockstep::is_captured(chosen, one.node); });
 }
 
-void GradientHook::keep() {
-  if (!has_hook(parameter_, arriving_hook_)) arriving_hook_ = add_hook(parameter_, [this](bool any) { arriving(any); });
+void GradientHook::put_on_tensor() {
+  const auto note_drop = [this] {
+    arriving_hook_ = nullptr;
+    {
+      Dropped& all = dropped();
+      const MutexLock lock(all.mutex);
+      all.list.push_back(this);
+    }
+    if (auto* later = restore_later.load()) later();
+  };
+  arriving_hook_ = add_hook(parameter_, [this](bool any) { arriving(any); }, note_drop);
+}
+
+void GradientHook::restore_dropped() {
+  Dropped& all = dropped();
+  const MutexLock lock(all.mutex);
+  for (GradientHook* hook : std::exchange(all.list, {})) hook->put_on_tensor();
 }
 
 bool GradientHook::follows(const at::Tensor& parameter) { return followed().contains(parameter); }
+
+bool GradientHook::is_reduced_by_c10d(const at::Tensor& parameter) {
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  // Nobody else in LibTorch puts this kind of hook on such a node.
+  return node && std::any_of(node->post_hooks().begin(), node->post_hooks().end(), [](const auto& hook) {
+           return dynamic_cast<const torch::autograd::utils::LambdaPostHook*>(hook.get()) != nullptr;
+         });
+}
 
 GradientAlarm::GradientAlarm(const at::Tensor& leaf, std::function<void()> arriving) : leaf_(leaf) {
   const bool requires_grad = leaf.requires_grad();
   if (!requires_grad && (leaf.is_inference() || !(leaf.is_floating_point() || leaf.is_complex()))) return;
   // A tensor keeps its hooks whether or not it requires grad, but accepts new ones only while it does.
   if (!requires_grad) leaf.set_requires_grad(true);
-  hook_ = add_hook(leaf, [this, arriving = std::move(arriving)](bool) {
+  const auto alarm = [this, arriving = std::move(arriving)](bool) {
     if (!GradientHook::follows(leaf_) && !is_captured(torch::autograd::get_current_graph_task_exec_info(),
                                                       torch::autograd::impl::try_get_grad_accumulator(leaf_)))
       arriving();
-  });
+  };
+  hook_ = add_hook(leaf, alarm, [this] { hook_ = nullptr; });
   if (!requires_grad) leaf.set_requires_grad(false);
 }
 
@@ -295,6 +342,8 @@ void at_end_of_backward(std::function<void(bool nested)> function) {
 void at_end_of_outermost_backward(EndOfBackward end) { std::make_shared<Waiting>(std::move(end))->queue(); }
 
 void translate_errors_of_backward(void (*translate)(const Error& error)) { translation = translate; }
+
+void tell_dropped_hooks(void (*later)()) { restore_later = later; }
 
 bool is_held_elsewhere(const at::Tensor& tensor) {
   const size_t handles = tensor.use_count();

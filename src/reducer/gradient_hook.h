@@ -38,8 +38,10 @@ class GradientHook {
 
   /// Whether a GradientHook follows the parameter.
   static bool follows(const at::Tensor& parameter);
-  /// Python's first Tensor.register_hook() on a tensor drops the hooks that C++ has put on it. This puts it back.
-  void keep();
+  /// Whether c10d's Reducer, and so torch's DistributedDataParallel, reduces its gradient.
+  static bool is_reduced_by_c10d(const at::Tensor& parameter);
+  /// Puts the hooks back that were dropped (tell_dropped_hooks). Not to be called while a backward runs through them.
+  static void restore_dropped();
 
  private:
   /// A node that accumulates into .grad. Its pointer's type differs between releases; as long as we hold it, autograd
@@ -51,6 +53,7 @@ class GradientHook {
 
   void arriving(bool any);
   bool is_captured() const;
+  void put_on_tensor();
 
   const at::Tensor parameter_;
   const GradientEvents events_;
@@ -107,6 +110,11 @@ void at_end_of_outermost_backward(EndOfBackward end);
 /// Every Error that backward() is about to throw is given to `translate` first, which may throw another exception
 /// instead: another language's. Call it before anything is followed.
 void translate_errors_of_backward(void (*translate)(const Error& error));
+
+/// Python's first Tensor.register_hook() on a tensor drops the hooks that C++ has put on it. `later` is called then, in
+/// the middle of it: it has GradientHook::restore_dropped() called as soon as that is over. Call it before anything is
+/// followed.
+void tell_dropped_hooks(void (*later)());
 
 /// Whether there are handles on this tensor other than this one.
 bool is_held_elsewhere(const at::Tensor& tensor);

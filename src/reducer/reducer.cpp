@@ -128,10 +128,6 @@ void Reducer::set_joining(bool joining, bool divide_by_active) {
   message_.divide_by_active = divide_by_active;
 }
 
-void Reducer::keep_hooks() {
-  for (const auto& hook : hooks_) hook->keep();
-}
-
 void Reducer::notice() {
   const MutexLock lock(mutex_);
   if (backward_.phase != Phase::kInBackward) begin_backward();

@@ -98,9 +98,6 @@ class Reducer {
   /// reducer's passes, and inspect() will report the parameters.
   void notice();
 
-  /// Call it before a forward in Python (GradientHook::keep).
-  void keep_hooks();
-
   /// Reduces what is in .grad, outside of a backward. Every rank calls it, or runs a backward that reduces.
   void reduce();
   /// Takes part in a reduction in place of this rank's backward, or of the rest of one that an exception ended.

@@ -357,19 +357,32 @@ struct Large : torch::nn::Module {
   }
 };
 
-// The target is 1 s on a quiet machine (bench_step prints the time that each model takes to attach); the bound here is
-// for busy machines.
-TEST(AttachingALargeModel, TakesSecondsAtMost) {
+/// How long this thread has waited for a processor so far.
+double seconds_in_queue() {
+  std::ifstream file("/proc/thread-self/schedstat");
+  double running_ns = 0, waiting_ns = 0;
+  file >> running_ns >> waiting_ns;
+  return waiting_ns / 1e9;
+}
+
+// As docs/step.md says. What other programs take of the processors does not count: each rank waits for the other as long
+// as that one waits for a processor.
+TEST(AttachingALargeModel, TakesLessThanASecond) {
   if (std::getenv("LOCKSTEP_NIGHTLY") == nullptr)
     GTEST_SKIP() << "SKIPPED BECAUSE 100 M parameters on two ranks (2 GiB) are for make test-nightly";
   run_ranks({2, "shm"}, [](Context& context) {
     const auto model = std::make_shared<Large>();
     context.group().barrier();
+    const double queued = seconds_in_queue();
     const auto start = Clock::now();
     const DistributedDataParallel replica(model, context);
     const double seconds = seconds_since(start);
-    EXPECT_LT(seconds, 5);
-    if (context.is_main()) std::printf("attaching 100 M parameters took %.2f s\n", seconds);
+    at::Tensor in_queue = at::scalar_tensor(seconds_in_queue() - queued, at::kDouble);
+    context.group().all_reduce(in_queue);
+    EXPECT_LT(seconds - in_queue.item<double>(), 1);
+    if (context.is_main())
+      std::printf("attaching 100 M parameters took %.2f s, of which the ranks waited %.2f s for processors\n", seconds,
+                  in_queue.item<double>());
   });
 }
 

@@ -51,6 +51,56 @@ class Reports(unittest.TestCase):
         self.assertEqual(said["mlp", "adamw", "lockstep_sharded"], "9")
 
 
+# Answers as step_worker.py does, and writes what it is asked.
+FAKE_WORKER = """#!{python}
+import os, socket, sys
+options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+answers = {{"attach": "attached 1", "check": "losses" + " 1" * 5 + " weights same", "peak": "peak_mib 20", "time": "times 1 1 cpu 1"}}
+with socket.socket(socket.AF_UNIX) as connection, open({log!r}, "a", buffering=1) as log:
+    connection.connect(options["--socket"])
+    with connection.makefile("rw", buffering=1) as lines:
+        log.write("hello " + options["--system"] + chr(10))
+        lines.write("hello " + os.environ["RANK"] + " fake" + chr(10))
+        for line in lines:
+            log.write(line.split()[0] + " " + options["--system"] + chr(10))
+            if line.startswith("quit"):
+                break
+            verb, *numbers = line.split()
+            answer = "times" + " 1" * int(numbers[1]) + " cpu 1" if verb == "time" else answers[verb]
+            lines.write(answer + chr(10))
+"""
+
+
+class Steps(unittest.TestCase):
+    def test_memory_is_watched_one_system_after_the_other(self):
+        """All at once, each worker had a thread that read its pages' state all the time: with twelve systems a bench of ten minutes."""
+        if not os.path.exists(os.path.join(BIN, "bench_step")):
+            self.skipTest("the benches are not built: -DLOCKSTEP_BUILD_BENCH=ON")
+        with tempfile.TemporaryDirectory() as folder:
+            worker, log, figures = (os.path.join(folder, name) for name in ("worker", "log", "figures.json"))
+            with open(worker, "w") as file:
+                file.write(FAKE_WORKER.format(python=sys.executable, log=log))
+            os.chmod(worker, 0o755)
+            run(os.path.join(BIN, "bench_step"), "--rounds", 2, "--models", "mlp", "--systems", "side_by_side_python,pytorch_ddp_gloo",
+                "--python", worker, "--json", figures)
+            with open(log) as file:
+                said = file.read().splitlines()
+            with open(figures) as file:
+                rows = json.load(file)["rows"]
+        self.assertEqual([row["peak_mib"] for row in rows], [20, 20])
+        watched = [index for index, line in enumerate(said) if line == "peak side_by_side_python"]
+        self.assertEqual(len(watched), 2, said)
+        self.assertGreater(said.index("hello pytorch_ddp_gloo"), watched[-1], said)
+        self.assertGreater(said.index("quit side_by_side_python"), said.index("peak pytorch_ddp_gloo"), said)
+
+    def test_a_relative_build_folder(self):
+        """pip builds the Python package in a folder of its own, where a relative one is another."""
+        for folder, module in (("bench", "support"), ("tests/programs", "support"), ("tests/python", "package")):
+            said = run(sys.executable, "-c", f"import {module}; print({module}.BUILD)", cwd=SOURCE,
+                       env=environment(LOCKSTEP_BUILD_DIR="build", PYTHONPATH=os.path.join(SOURCE, folder))).stdout
+            self.assertEqual(said.strip(), os.path.join(SOURCE, "build"))
+
+
 class BetweenHosts(unittest.TestCase):
     def test_every_system_is_measured_at_every_size(self):
         if not os.path.exists(os.path.join(BIN, "hosts_worker")):

@@ -1,21 +1,25 @@
 """lockstep.attach() and its optimizer as Python programs see them: gradients, edits, errors, lifetimes, launchers."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 import torch
 
 import attach_programs
 import backend_test
+import end_programs
 import hosts_test
+import misuse_programs
 import optimizer_programs
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-BUILD = os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(HERE, "../../build"))
+BUILD = os.path.abspath(os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(HERE, "../../build")))
 
 
 class Attach(backend_test.Ranks):
@@ -143,6 +147,92 @@ class Launchers(unittest.TestCase):
 
     def test_a_rank_that_leaves(self):
         self.assertRegex(self.launch("leaves", 44).stderr, "rank 1 of 3 ended with exit code 0 while rank [02]")
+
+
+class Misuse(backend_test.Ranks):
+    def test_two_ranks(self):
+        self.spawn(2, misuse_programs.everything)
+
+    def test_three_ranks(self):
+        self.spawn(3, misuse_programs.everything)
+
+    def test_over_a_group_of_gloo(self):
+        self.spawn(2, misuse_programs.other_optimizers, "gloo")
+        self.spawn(3, misuse_programs.changed_gradients, "gloo")
+
+    def test_on_several_machines(self):
+        self.spawn(3, misuse_programs.changed_gradients, target=backend_test.join_from_machines, more=("aab",))
+        self.spawn(2, misuse_programs.edits, target=backend_test.join_from_machines, more=("ab",))
+
+
+class Ends(unittest.TestCase):
+    """Whoever waits for a rank that does not come is told so, within five seconds."""
+
+    def told(self, size, function, backend="lockstep", machines=None, within_s=5.0):
+        """What each rank was told."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "meet")
+            target = functools.partial(meet_an_end, backend=backend, machines=machines, function=function)
+            self.assertEqual(backend_test.end_of_ranks(target, size, path), [0] * size)
+            results = [torch.load(f"{path}.{rank}") for rank in range(size)]
+        for rank, (seconds, text) in enumerate(results):
+            if text is not None:
+                self.assertLess(seconds, within_s + WAITS_S.get(function, 0), f"rank {rank}: {text}")
+        return [text for _, text in results]
+
+    def everywhere(self, function, backends=("lockstep", "gloo")):
+        for backend in backends:
+            for size in (2, 3):
+                yield backend, self.told(size, function, backend)
+        if "lockstep" in backends:
+            yield "lockstep", self.told(3, function, machines="aab")
+
+    def test_a_rank_that_left_before_attaching(self):
+        for backend, said in self.everywhere(end_programs.leaves_before_attaching):
+            for rank, text in enumerate(said):
+                if rank != 1:
+                    self.assertRegex(text, "[Rr]ank 1" if backend == "lockstep" or rank == 0 else "rank 0")
+
+    def test_a_rank_that_calls_another_collective(self):
+        for function in (end_programs.attaches_while_another_does_something_else, end_programs.steps_while_another_does_something_else):
+            for _, said in self.everywhere(function, ["lockstep"]):
+                for text in said:
+                    self.assertRegex(text, "(?s)barrier.*all_|all_.*barrier")
+
+    def test_the_timeout(self):
+        for function in (end_programs.waits_as_long_as_the_group, end_programs.waits_as_long_as_it_is_told):
+            for _, said in self.everywhere(function):
+                self.assertRegex(said[0], "after 2.0 s|2000|timed? ?out")
+
+    def test_a_group_that_was_destroyed(self):
+        for text in self.told(2, end_programs.trains_after_the_group_was_destroyed):
+            self.assertIn("left the group", text)
+
+    def test_ctrl_c(self):
+        for function in (end_programs.waits_in_attach, end_programs.waits_in_backward, end_programs.waits_in_a_barrier):
+            for size, machines in ((2, None), (3, None), (3, "aba")):
+                first, *others = self.told(size, function, machines=machines)
+                self.assertRegex(first, r"^interrupted after 0\.\d+ s")
+                for text in others:
+                    self.assertTrue(text is None or "rank 0" in text, text)
+
+
+# What a program waits for by itself.
+WAITS_S = {end_programs.waits_as_long_as_the_group: 2, end_programs.waits_as_long_as_it_is_told: 2, end_programs.waits_in_attach: 5,
+           end_programs.waits_in_backward: 5, end_programs.waits_in_a_barrier: 5}
+
+
+def meet_an_end(rank, size, path, backend, machines, function):
+    import torch.distributed as dist
+
+    if machines is not None:
+        os.environ.update(LOCKSTEP_MACHINE=machines[rank], MASTER_ADDR="127.0.0.1")
+    torch.set_num_threads(1)
+    dist.init_process_group(backend, init_method="file://" + path, rank=rank, world_size=size)
+    start = time.monotonic()
+    text = function(rank, size, backend)
+    torch.save((time.monotonic() - start, text), f"{path}.{rank}")
+    os._exit(0)  # nobody waits for a rank that is gone
 
 
 class Failures(backend_test.Ranks):

@@ -15,7 +15,8 @@ namespace lockstep::shm_engine {
 /// Launches every operation in the core. Only sparse reductions and the monitored barrier wait.
 class ShmBackend final : public RequestBackend, public BlockingEngine, public MachineMemory {
  public:
-  ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout, std::string name);
+  /// `writes_page`: the operations of this object are shown on the rank's page.
+  ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page = false);
 
   // shm_backend.cpp
   const std::string getBackendName() const override { return name_; }
@@ -42,6 +43,7 @@ class ShmBackend final : public RequestBackend, public BlockingEngine, public Ma
 
   /// The group's core, for an engine that is made of this one.
   shm::Group& core() { return shared_->group(); }
+  const SharedGroupPtr& shared() const { return shared_; }
 
   // blocking.cpp, with finish_now
   void run(shm::Request request) override;
@@ -72,6 +74,7 @@ class ShmBackend final : public RequestBackend, public BlockingEngine, public Ma
 
   const SharedGroupPtr shared_;
   const std::string name_;
+  const bool writes_page_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<uint64_t> sequence_{0};  ///< operations started
 

@@ -30,7 +30,7 @@ bool ShmBackend::is_immediate(const TensorRequest& request) {
 
 void ShmBackend::finish_now(TensorRequest request) {
   const uint64_t sequence = ++sequence_;
-  const bool shown = shared_->writes_page();
+  const bool shown = writes_page_;
   if (shown) note_start(&request, request.title, request.inputs, sequence);
   try {
     shared_->group().run(std::move(request.parts.front()), bounded(request.timeout));

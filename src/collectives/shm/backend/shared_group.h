@@ -17,13 +17,8 @@ namespace lockstep::shm_engine {
 /// keep tensors, would keep it forever. Any thread may use it.
 class SharedGroup {
  public:
-  /// `writes_page`: its operations are shown on this rank's page.
-  explicit SharedGroup(shm::World world, bool writes_page = false)
-      : writes_page_(writes_page), group_(std::move(world)) {
-    group_.share_out_by(share_out);
-  }
+  explicit SharedGroup(shm::World world) : group_(std::move(world)) { group_.share_out_by(share_out); }
 
-  bool writes_page() const { return writes_page_; }
   shm::Group& group() { return group_; }
   FutureThread& futures() { return futures_; }
 
@@ -70,7 +65,6 @@ class SharedGroup {
     FutureThread::is_running_here() ? some(0, all) : intra_op_for(all, 1, some);
   }
 
-  const bool writes_page_;
   Released released_;  // outlives the group
   shm::Group group_;
   FutureThread futures_;  // destroyed first

@@ -57,13 +57,22 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
   options.timeout = std::min(join, options.timeout);
   auto world = shm::bootstrap(rank, world_size, exchange_over(store, rank, world_size, join), options);
   if (writes_page) own_page().communicates();
-  return c10::make_intrusive<ShmBackend>(std::make_shared<SharedGroup>(std::move(world), writes_page), timeout, name);
+  return c10::make_intrusive<ShmBackend>(std::make_shared<SharedGroup>(std::move(world)), timeout, name, writes_page);
 }
 
-ShmBackend::ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout, std::string name)
+c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
+                                                 std::optional<std::chrono::milliseconds> timeout) {
+  auto* const own = dynamic_cast<ShmBackend*>(&backend);
+  if (own == nullptr) return {};
+  return c10::make_intrusive<ShmBackend>(own->shared(),
+                                         std::min(timeout.value_or(own->getBackendOptions()->timeout), kLongest), "shm");
+}
+
+ShmBackend::ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page)
     : RequestBackend(shared->group().rank(), shared->group().size()),
       shared_(std::move(shared)),
       name_(std::move(name)),
+      writes_page_(writes_page),
       timeout_(timeout) {}
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
@@ -92,7 +101,8 @@ ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request) {
 ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request, std::vector<shm::WorkPtr> works) {
   const bool waits = request.waits;
   const auto timeout = bounded(request.timeout);
-  WorkPtr work = c10::make_intrusive<ShmWork>(shared_, std::move(request), std::move(works), timeout, ++sequence_);
+  WorkPtr work = c10::make_intrusive<ShmWork>(shared_, std::move(request), std::move(works), timeout, ++sequence_,
+                                               writes_page_);
   {
     const MutexLock lock(mutex_);
     if (coalescing_) {
@@ -141,13 +151,13 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(const c10::intrusive_ptr<c10
   const auto place = std::find(ranks.begin(), ranks.end(), getRank());
   if (place == ranks.end()) return nullptr;
   return make_backend(store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()),
-                      options ? options->timeout : timeout_.load(), name_, shared_->writes_page());
+                      options ? options->timeout : timeout_.load(), name_, writes_page_);
 }
 
 c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const c10::intrusive_ptr<Options>& options, const int& rank,
                                                     const int& size) {
-  return make_backend(store, rank, size, options ? options->timeout : timeout_.load(), name_, shared_->writes_page());
+  return make_backend(store, rank, size, options ? options->timeout : timeout_.load(), name_, writes_page_);
 }
 
 void ShmBackend::shutdown() { shared_->group().leave(); }

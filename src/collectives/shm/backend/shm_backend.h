@@ -21,6 +21,12 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
                                                bool writes_page = false,
                                                std::optional<std::chrono::milliseconds> join_timeout = std::nullopt);
 
+/// Another backend of the ranks of `backend`, in the same group of the core: what both are called for is compared across
+/// ranks as one sequence of operations. It does not write the page. Null if `backend` is another engine. `timeout`:
+/// null, that of `backend`.
+c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
+                                                 std::optional<std::chrono::milliseconds> timeout);
+
 /// Ends the threads that complete futures, before the interpreter shuts down: no callback runs or is freed afterwards.
 /// Callbacks that run are waited for, at most this long. Futures that are not complete fail; futures of later
 /// operations are completed before they are returned.

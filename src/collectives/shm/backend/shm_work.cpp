@@ -19,17 +19,18 @@ std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& i
 }  // namespace
 
 ShmWork::ShmWork(SharedGroupPtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
-                 std::chrono::milliseconds timeout, uint64_t sequence)
+                 std::chrono::milliseconds timeout, uint64_t sequence, bool shown)
     : Work(shared->group().rank(), request.type, at::hasCallbacks() ? request.title : nullptr,
            profiled(request.inputs)),
       shared_(std::move(shared)),
       timeout_(timeout),
       sequence_(sequence),
+      shown_(shown),
       deadline_(timeout),
       works_(std::move(works)),
       finish_(std::move(request.finish)),
       result_(std::move(request.result)) {
-  if (shared_->writes_page()) note_start(this, request.title, request.inputs, sequence);
+  if (shown_) note_start(this, request.title, request.inputs, sequence);
 }
 
 shm::Work* ShmWork::first_pending() const {
@@ -58,7 +59,7 @@ void ShmWork::settle() {
     completed_ = true;
     settled_.store(true, std::memory_order_release);
   }
-  if (shared_->writes_page()) note_end(this, sequence_, exception_ != nullptr);
+  if (shown_) note_end(this, sequence_, exception_ != nullptr);
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   shared_->free_released();
   if (!future) return;

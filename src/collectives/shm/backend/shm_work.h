@@ -20,9 +20,9 @@ namespace lockstep::shm_engine {
 /// back, and the future is completed. All waiting is bounded by the operation's timeout.
 class ShmWork final : public c10d::Work {
  public:
-  /// `works` are those of the request's parts, which have been started.
+  /// `works` are those of the request's parts, which have been started. `shown`: on the rank's page.
   ShmWork(SharedGroupPtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
-          std::chrono::milliseconds timeout, uint64_t sequence);
+          std::chrono::milliseconds timeout, uint64_t sequence, bool shown);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -52,6 +52,7 @@ class ShmWork final : public c10d::Work {
   const SharedGroupPtr shared_;
   const std::chrono::milliseconds timeout_;
   const uint64_t sequence_;
+  const bool shown_;
   const Deadline deadline_;
   const std::vector<shm::WorkPtr> works_;
 
