@@ -63,7 +63,9 @@ void warn_of_other_processors(const std::vector<Versions>& versions, int rank) {
   if (rank != 0 || launchers_board() != nullptr) return;
   std::vector<MachineProcessor> processors;
   for (const Versions& one : versions) processors.push_back({shown_machine(one.machine), one.processor});
-  if (const std::string warning = warning_of_other_processors(processors); !warning.empty()) TORCH_WARN_ONCE(warning);
+  if (const std::string warning = warning_of_other_processors(processors); !warning.empty()) {
+    TORCH_WARN_ONCE(warning);
+  }
 }
 
 }  // namespace lockstep

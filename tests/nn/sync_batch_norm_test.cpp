@@ -229,9 +229,9 @@ TEST(ConvertSyncBatchNorm, RefusesWhatItCannotDo) {
 TEST(ConvertSyncBatchNorm, LeavesAModelWithoutBatchNormAsItIs) {
   run_ranks(2, [](Context& context) {
     torch::nn::Sequential without(torch::nn::Linear(2, 4));
-    testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStderr();
     EXPECT_EQ(convert_sync_batchnorm(*without, context.group()), 0);
-    const std::string said = testing::internal::GetCapturedStderr();
+    const std::string said = ::testing::internal::GetCapturedStderr();
     EXPECT_EQ(said.find("has no BatchNorm1d, 2d or 3d, so there was nothing to do") != std::string::npos,
               context.rank() == 0)
         << said;

@@ -1,5 +1,6 @@
 """Lockstep's sources within another project, by add_subdirectory and by FetchContent, and as a shared library."""
 
+import json
 import os
 import re
 import shutil
@@ -50,8 +51,8 @@ class Subproject(unittest.TestCase):
         for name, content in (("train.cpp", program), ("CMakeLists.txt", self.project(how))):
             with open(os.path.join(self.folder, name), "w") as file:
                 file.write(content)
-        return run("cmake", "-G", "Ninja", "-B", "build", f"-DTorch_DIR={torch_folder()}", "-DCMAKE_BUILD_TYPE=Release", *options,
-                   cwd=self.folder, timeout=200)
+        return run("cmake", "-G", "Ninja", "-B", "build", f"-DTorch_DIR={torch_folder()}", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+                   *options, cwd=self.folder, timeout=200)
 
     def test_only_what_is_needed_is_built(self):
         for how in (BY_SUBDIRECTORY, BESIDE_ITS_OWN_TORCH, BY_FETCH_CONTENT):
@@ -62,6 +63,10 @@ class Subproject(unittest.TestCase):
                 self.assertIn("train", names)
                 self.assertTrue(any(name.endswith("bin/lockstep") for name in names), names)
                 self.assertEqual([name for name in names if name.endswith(("_test", "hello_ranks", "bench_step"))], [])
+                # The project's warnings are about its own files.
+                with open(os.path.join(self.folder, "build/compile_commands.json")) as file:
+                    command, = (entry["command"] for entry in json.load(file) if entry["file"].endswith("/train.cpp"))
+                self.assertIn(f"-isystem {SOURCE}/include ", command)
                 # The project's own binaries and installation stay its own.
                 installs = run("cmake", "--install", "build", "--prefix", "prefix", cwd=self.folder).stdout
                 self.assertNotIn("lockstep", installs)

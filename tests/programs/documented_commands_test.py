@@ -83,6 +83,7 @@ class DocumentedCommands(unittest.TestCase):
                 with self.subTest(document=document, commands=block["commands"]):
                     done = run(*self.shell, self.prefix + block["commands"], timeout=LONGEST_S, env=self.environment, check=False)
                     self.assertEqual(done.returncode, 0, done.stdout[-4000:] + done.stderr[-4000:])
+                    self.assertNotRegex(done.stdout + done.stderr, r"(?m)^\S+:\d+:\d+: warning:.*", "a build that a newcomer runs prints no warning")
                     ran += 1
         for line in left_out:
             print(f"SKIPPED BECAUSE of a block that is not run: {line}")

@@ -1,0 +1,111 @@
+"""The public headers in a program that is compiled with warnings as errors, in any order, alone, and by an older standard."""
+
+import concurrent.futures
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "programs"))
+from support import BUILD, SOURCE, main, run, thorough  # noqa: E402
+
+INCLUDE = os.path.join(SOURCE, "include")
+# mpi.h needs an MPI; tests/mpi compiles it.
+HEADERS = sorted(name for name in os.listdir(os.path.join(INCLUDE, "lockstep")) if name.endswith(".h") and name != "mpi.h")
+WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wpedantic", "-Werror")
+# Members that a program must give, so that -Wextra is right to miss them.
+WANTED = {"OneCycleOptions": "total_steps"}
+
+
+def read(*path):
+    with open(os.path.join(SOURCE, *path), encoding="utf-8") as file:
+        return file.read()
+
+
+def compile_command():
+    """What compiles a file of the examples, without its files and warnings: with the precompiled <torch/torch.h>."""
+    with open(os.path.join(BUILD, "compile_commands.json"), encoding="utf-8") as file:
+        entry = next(entry for entry in json.load(file) if "/hello_ranks" in entry["file"])
+    command = re.sub(r"^.*?(\S*[cg]\+\+\S*) ", r"\1 ", entry["command"])  # without ccache
+    command = re.sub(r" -o \S+| -c \S+| -W\S+| -fpch-preprocess", "", command)
+    return command.split()
+
+
+def options():
+    """(header, struct, members) of the public structs of options."""
+    for header in HEADERS:
+        for struct in re.finditer(r"^struct (\w+Options) \{\n(.*?)^\};", read("include/lockstep", header), re.MULTILINE | re.DOTALL):
+            code = re.sub(r"//[^\n]*", "", struct[2])
+            members = re.findall(r"(\w+)(?: = [^;]*|\{[^;]*\})?;", code)
+            yield header, struct[1], members
+
+
+class Headers(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.command = compile_command()
+
+    def compiled(self, name, program, *flags, command=None):
+        path = os.path.join(self.folder, name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(program)
+        return run(*(command or self.command), *WARNINGS, "-fsyntax-only", *flags, path, check=False, timeout=300)
+
+    def test_together_in_both_orders_with_options_by_name(self):
+        """A program may name any one option, {.seed = 42}, without a warning about the others."""
+        lines, seen = [], 0
+        for header, struct, members in options():
+            spaces = re.findall(r"^namespace ([\w:]+) \{|^struct (" + struct + r") \{", read("include/lockstep", header), re.MULTILINE)
+            space = spaces[[name for _, name in spaces].index(struct) - 1][0].removeprefix("lockstep::")
+            space = "lockstep" if space == "lockstep" else f"lockstep::{space}"
+            for member in (members[0], members[-1]):
+                seen += 1
+                given = f".{WANTED[struct]} = 1, " if WANTED.get(struct, member) != member else ""
+                lines.append(f"[[maybe_unused]] const {space}::{struct} options_{seen}{{{given}.{member} = {{}}}};")
+        self.assertGreater(seen, 40)
+        includes = [f"#include <lockstep/{name}>" for name in HEADERS]
+        for name, order in (("forwards.cpp", includes), ("backwards.cpp", includes[::-1])):
+            done = self.compiled(name, "\n".join([*order, *lines]) + "\n")
+            self.assertEqual(done.returncode, 0, done.stderr[:4000])
+
+    def test_readme_s_program(self):
+        program, = re.findall(r"^```cpp\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
+        done = self.compiled("train.cpp", program)
+        self.assertEqual(done.returncode, 0, done.stderr[:4000])
+
+    def test_an_older_standard_is_told_in_one_sentence(self):
+        without = [word for word in self.command if not word.startswith("-std=") and word != "-include" and not word.endswith("cmake_pch.hxx")]
+        done = self.compiled("old.cpp", "#include <lockstep/context.h>\n", "-std=c++17", command=without)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn('#error "Lockstep needs C++20: compile with -std=c++20', done.stderr)
+        self.assertEqual(len(re.findall(r"error:", done.stderr)), 2, done.stderr)  # the sentence, and the end of the compilation
+        # Every other header comes to the same sentence, before any code of its own.
+        for name in HEADERS:
+            if name not in ("c.h", "cxx20.h", "lockstep.h"):
+                first = re.search(r"#include <lockstep/(\w+)\.h>|^namespace lockstep", read("include/lockstep", name), re.MULTILINE)
+                self.assertTrue(first and first[1], f"{name} includes neither cxx20.h nor a header that does")
+
+    @thorough
+    def test_each_one_alone(self):
+        """Without the precompiled header, which might hold what a header forgets to include."""
+        command = [word for word in self.command if word != "-include" and not word.endswith("cmake_pch.hxx")]
+
+        def alone(name):
+            done = self.compiled(name.replace(".h", ".cpp"), f"#include <lockstep/{name}>\n", command=command)
+            return name, done.stderr if done.returncode else ""
+
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            wrong = {name: said[:2000] for name, said in pool.map(alone, HEADERS) if said}
+        self.assertEqual(wrong, {})
+        c = subprocess.run(["cc", "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-x", "c", os.path.join(INCLUDE, "lockstep/c.h")],
+                           capture_output=True, text=True)
+        self.assertEqual(c.returncode, 0, c.stderr)
+
+
+if __name__ == "__main__":
+    main()
