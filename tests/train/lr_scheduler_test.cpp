@@ -82,7 +82,9 @@ TEST(Schedules, HaveTheRatesOfPyTorchForEachGroup) {
         ASSERT_NEAR(scheduler.get_last_lr()[group], expected, 1e-12 * expected + 1e-14 * kRates[group])
             << name << ", step " << step << ", group " << group;
       }
-      if (momenta) ASSERT_NEAR(momentum_of(optimizer, 1), (*momenta)[step].item<double>(), 1e-12) << name << step;
+      if (momenta) {
+        ASSERT_NEAR(momentum_of(optimizer, 1), (*momenta)[step].item<double>(), 1e-12) << name << step;
+      }
     }
   }
   EXPECT_EQ(compared, golden.size());

@@ -12,14 +12,14 @@ namespace {
 thread_local int allocations_left = -1;  // of this thread, before one fails; -1: all succeed
 }
 
-void* operator new(size_t bytes) {
+[[gnu::noinline]] void* operator new(size_t bytes) {  // inlined, the pair would look mismatched to the compiler
   if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
   void* memory = std::malloc(bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 // What must happen when ranks disagree, stay away or leave: every rank fails soon, with a text that names them.
 namespace lockstep::shm {
