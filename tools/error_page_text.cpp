@@ -230,7 +230,7 @@ ErrorPageText read_error_page(const std::string& markdown) {
 std::string list_explained(const ErrorPageText& page, size_t columns) {
   std::string text = wrapped("`lockstep explain` says more about an exit code, a section or a message:", columns) + "\n";
   text += "  lockstep explain 49\n  lockstep explain shared memory\n";
-  text += "  lockstep explain \"the ranks do not hold the same model: ...\"\n\nExit codes of lockstep run:\n";
+  text += "  lockstep explain \"the ranks do not hold the same model\"\n\nExit codes of lockstep run:\n";
   for (const Row& row : page.rows) {
     if (!row.is_exit_code()) continue;
     const std::string name = row.name.size() < 3 ? std::string(3 - row.name.size(), ' ') + row.name : row.name;

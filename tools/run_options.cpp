@@ -18,11 +18,12 @@ const char* const kRunUsage =
     "Usage: lockstep run [-n N|auto] [--elastic MIN:MAX] [--max-restarts K]\n"
     "                    [--restarts-per-hour K] [--log-dir DIR] [--tee all|0|1,2]\n"
     "                    [--grace S] [--hang-timeout S|off] [--env NAME=VALUE]\n"
-    "                    [--bind none|core|numa] [--virtual-ranks V] [--debugger RANK]\n"
+    "                    [--bind none|core|numa] [--virtual-ranks V]\n"
+    "                    [--debugger RANK] [--dry-run]\n"
     "                    [--hosts NODE1:4,NODE2:4 | --hostfile FILE]\n"
     "                    [--launch-command TEMPLATE] [--interface NAME]\n"
     "                    [--nnodes M --node-rank R --rendezvous HOST:PORT]\n"
-    "                    [--key-file FILE] [--dry-run] [--] PROGRAM [ARGS...]\n";
+    "                    [--key-file FILE] [--] PROGRAM [ARGS...]\n";
 
 namespace {
 
@@ -36,7 +37,7 @@ Exit codes (`lockstep explain CODE` says what to do):
    2  bad command line                  48  the run folder cannot be used
   40  a rank failed by itself           49  data or a checkpoint was refused
   41  a rank was killed by a signal     50  a limit of the system was reached
-  42  a rank was killed for memory      51  too few ranks for --elastic's minimum
+  42  a rank was killed for memory      51  fewer ranks than --elastic demands
   43  the ranks made no progress        52  a machine was lost
   44  the collectives do not match      60  preempted; the state was saved
   45  the replicas diverged             61  preempted; the state was not saved
