@@ -101,6 +101,7 @@ EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankP
   if (!place.error_file.empty()) add("TORCHELASTIC_ERROR_FILE", place.error_file);
   add("TORCHELASTIC_RESTART_COUNT", std::to_string(place.restarts));
   add("TORCHELASTIC_MAX_RESTARTS", std::to_string(place.max_restarts));
+  if (!place.mark.empty()) block.push_back(place.mark);
   if (place.debugged) add("LOCKSTEP_DEBUGGED", "1");
   if (place.terminal_columns) add("LOCKSTEP_TERMINAL", std::to_string(*place.terminal_columns));
   return block;

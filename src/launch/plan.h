@@ -76,6 +76,7 @@ struct RankPlace {
   std::string master_address;  ///< for programs that meet by torchrun's variables; empty: 127.0.0.1
   int master_port = 0;
   std::string run_id;                   ///< the same for all ranks and restarts
+  std::string mark;                     ///< Guard::mark(); empty: none
   int threads = 0;                      ///< its share of the cores; 0: not set
   bool debugged = false;                ///< one of the ranks is debugged: waits must not time out
   std::optional<int> terminal_columns;  ///< if the rank's output is shown on a terminal

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -15,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/proc_file.h"
+#include "base/process_search.h"
 
 namespace lockstep::faultbox {
 namespace {
@@ -34,18 +34,6 @@ std::optional<Stat> stat_of(pid_t pid) {
   return stat;
 }
 
-std::vector<pid_t> all_processes() {
-  std::vector<pid_t> pids;
-  std::error_code error;
-  for (fs::directory_iterator entry("/proc", error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    pid_t pid = 0;
-    const auto read = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (read.ec == std::errc() && read.ptr == name.data() + name.size()) pids.push_back(pid);
-  }
-  return pids;
-}
-
 }  // namespace
 
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
@@ -63,16 +51,7 @@ bool eventually(const std::function<bool()>& condition, std::chrono::millisecond
   return true;
 }
 
-std::vector<pid_t> marked_processes(const std::string& mark) {
-  std::vector<pid_t> found;
-  for (const pid_t pid : all_processes()) {
-    const std::string block = '\0' + read_proc_file("/proc/" + std::to_string(pid) + "/environ");
-    if (block.find('\0' + mark + '\0') == std::string::npos) continue;
-    const auto stat = stat_of(pid);
-    if (stat && stat->state != 'Z' && stat->state != 'X') found.push_back(pid);
-  }
-  return found;
-}
+std::vector<pid_t> marked_processes(const std::string& mark) { return processes_with(mark); }
 
 std::string variable_of(pid_t pid, const std::string& name) {
   const std::string block = '\0' + read_proc_file("/proc/" + std::to_string(pid) + "/environ");

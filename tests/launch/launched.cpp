@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/process_search.h"
 
 namespace lockstep {
 
@@ -160,14 +161,6 @@ std::string Launched::log(int rank) const {
   return text;
 }
 
-std::vector<pid_t> Launched::processes() const {
-  std::vector<pid_t> found;
-  for (const auto& entry : fs::directory_iterator("/proc")) {
-    const std::string name = entry.path().filename().string();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    if (read_file(entry.path() / "environ").find(mark_ + '\0') != std::string::npos) found.push_back(std::stoi(name));
-  }
-  return found;
-}
+std::vector<pid_t> Launched::processes() const { return processes_with(mark_); }
 
 }  // namespace lockstep

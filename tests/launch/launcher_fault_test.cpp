@@ -64,6 +64,43 @@ TEST(LauncherFault, VictimsAreNotBlamed) {
   EXPECT_TRUE(contains(result.err, "rank 2 of 3 failed first: killed by SIGKILL")) << result.err;
 }
 
+/// Of every start, of a run that is well and of one that fails, and of a launcher inside another; and a rank is not such a one.
+TEST(LauncherFault, WhatHasLeftTheSessionIsEndedWithTheRun) {
+  const std::string leaves = "setsid sleep 60 >/dev/null 2>&1 & setsid setsid sleep 61 >/dev/null 2>&1 & ";
+  struct Case {
+    std::vector<std::string> arguments;
+    int code;
+  };
+  const std::string inner = LOCKSTEP_BIN_DIR "/lockstep run -n 1 --run-dir inner_$RANK sh -c '" + leaves + "exit 0'; ";
+  for (const auto& [arguments, code] :
+       {Case{{"-n", "2", "sh", "-c", leaves + "exit 0"}, 0}, Case{{"-n", "2", "sh", "-c", leaves + "exit 3"}, 40},
+        Case{{"-n", "2", "sh", "-c", inner + leaves + "exit 0"}, 0},
+        Case{{"-n", "1", "--max-restarts", "2", "sh", "-c",
+              leaves + "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && kill -KILL $$; exit 0"},
+             0}}) {
+    Launched run(arguments);
+    const auto result = run.wait();
+    EXPECT_EQ(result.exit_code, code) << result.err;
+    EXPECT_TRUE(run.processes().empty()) << describe(run);
+  }
+}
+
+TEST(LauncherFault, WhatHasLeftTheSessionEndsWithTheLauncher) {
+  Launched run({"-n", "2", "sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & echo ready; sleep 60"});
+  ASSERT_TRUE(run.wait_for("ready"));
+  ::kill(run.pid(), SIGKILL);
+  run.wait();
+  EXPECT_TRUE(all_gone(run)) << describe(run);
+}
+
+TEST(LauncherFault, AnotherRunsProcessesAreLeftAlone) {
+  Launched other({"-n", "2", "sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & echo ready; sleep 60"});
+  ASSERT_TRUE(other.wait_for("ready"));
+  const size_t before = other.processes().size();
+  EXPECT_EQ(Launched({"-n", "2", "sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & exit 0"}).wait().exit_code, 0);
+  EXPECT_EQ(other.processes().size(), before);
+}
+
 TEST(LauncherFault, AnIgnoredSigchldHidesNoEnd) {
   Launched run({"-n", "2", "sh", "-c", "[ $RANK = 0 ] || exit 3; exec sleep 60"}, {.before = "trap '' CHLD"});
   const auto result = run.wait();

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -82,17 +83,39 @@ def write_safetensors(path, tensors, metadata=None):
         file.write(struct.pack("<Q", len(text)) + text + data)
 
 
+def is_in_exec(pid):
+    """Whether a process shows no environment because an exec has not put it in place yet; one that was started with none shows where that ends."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    is_ending_or_of_the_kernel = 0x4 | 0x200000
+    return fields[0] not in (b"Z", b"X") and not int(fields[6]) & is_ending_or_of_the_kernel and int(fields[48]) == 0
+
+
 def marked_processes(mark):
-    """Living processes that were started with `mark`, a NAME=value, in their environment; rank by pid."""
+    """Living processes that were started with `mark`, a NAME=value, in their environment; rank by pid. As src/base/process_search.h has it."""
     found = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                variables = file.read().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        if mark in variables:
-            found[int(pid)] = next((v[len("RANK="):] for v in variables if v.startswith("RANK=")), None)
+    asked = list(filter(str.isdigit, os.listdir("/proc")))
+    deadline = time.monotonic() + 0.5
+    while asked:
+        later = []
+        for pid in asked:
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    block = file.read()
+            except OSError:
+                continue
+            variables = block.decode(errors="replace").split("\0")
+            if mark in variables:
+                found[int(pid)] = next((v[len("RANK="):] for v in variables if v.startswith("RANK=")), None)
+            elif not block and is_in_exec(pid):
+                later.append(pid)
+        if time.monotonic() > deadline:
+            break
+        asked = later
+        time.sleep(0.001 if later else 0)
     return found
 
 

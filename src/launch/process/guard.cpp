@@ -9,15 +9,46 @@
 
 #include <cerrno>
 #include <cstring>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "base/clock.h"
+#include "base/process_search.h"
 #include "launch/launch_error.h"
 
 namespace lockstep {
 namespace {
 
+/// After the launcher's end; it takes a look at all processes each time.
+constexpr std::chrono::milliseconds kStraysTime(2000);
+
+std::string new_launcher_mark() {
+  return "LOCKSTEP_LAUNCHER_" + std::to_string(::getpid()) + "_" +
+         std::to_string(Clock::now().time_since_epoch().count()) + "=1";
+}
+
+/// What was killed may have started others just before.
+void kill_marked(const std::string& mark, std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  for (;;) {
+    const auto left = processes_with(mark, std::chrono::milliseconds(deadline.remaining_ms()));
+    for (const pid_t pid : left) {
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, WNOHANG);  // an orphan comes to the launcher
+    }
+    if (left.empty() || deadline.passed()) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void kill_all(const std::vector<pid_t>& groups, const std::string& mark) {
+  for (const pid_t left : groups) ::kill(-left, SIGKILL);
+  kill_marked(mark, kStraysTime);
+}
+
 /// The guard's process: reads groups (those to forget are negative) until the launcher is gone.
-[[noreturn]] void keep_guard(int pipe, int patience_ms) {
+[[noreturn]] void keep_guard(int pipe, int patience_ms, const std::string& mark) {
   // Out of reach of signals to the launcher's group, and without its descriptors.
   ::setsid();
   ::prctl(PR_SET_NAME, "lockstep-guard");
@@ -28,8 +59,7 @@ namespace {
   for (;;) {
     pollfd polled{.fd = 0, .events = POLLIN, .revents = 0};
     if (patience_ms > 0 && ::poll(&polled, 1, patience_ms) == 0) {
-      for (const pid_t left : groups) ::kill(-left, SIGKILL);
-      groups.clear();
+      kill_all(std::exchange(groups, {}), mark);
       continue;
     }
     const ssize_t count = ::read(0, &group, sizeof group);
@@ -40,13 +70,13 @@ namespace {
     else if (group < 0)
       std::erase(groups, -group);
   }
-  for (const pid_t left : groups) ::kill(-left, SIGKILL);
+  kill_all(groups, mark);
   ::_exit(0);
 }
 
 }  // namespace
 
-Guard::Guard(std::chrono::milliseconds patience) {
+Guard::Guard(std::chrono::milliseconds patience) : mark_(new_launcher_mark()) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0)
     throw LaunchError(kExitResourceLimit, std::string("making a pipe: ") + std::strerror(errno));
@@ -54,7 +84,7 @@ Guard::Guard(std::chrono::milliseconds patience) {
   pipe_ = FileDescriptor(ends[1]);
   pid_ = ::fork();
   if (pid_ < 0) throw LaunchError(kExitResourceLimit, std::string("starting a process: ") + std::strerror(errno));
-  if (pid_ == 0) keep_guard(read_end.get(), static_cast<int>(patience.count()));
+  if (pid_ == 0) keep_guard(read_end.get(), static_cast<int>(patience.count()), mark_);
 }
 
 void Guard::forget(pid_t group) const {
@@ -67,6 +97,8 @@ void Guard::beat() const {
   const pid_t none = 0;
   [[maybe_unused]] const ssize_t written = ::write(pipe_.get(), &none, sizeof none);
 }
+
+void Guard::kill_strays(std::chrono::milliseconds timeout) const { kill_marked(mark_, timeout); }
 
 Guard::~Guard() {
   ::kill(pid_, SIGKILL);

@@ -77,6 +77,7 @@ RankPlace LocalTeam::place_of(const TeamSetup& setup, int rank, int restarts) co
           .master_address = share_.master_address,
           .master_port = setup.master_port,
           .run_id = setup.run_id,
+          .mark = guard_.mark(),
           .threads = setup.commands[static_cast<size_t>(local_rank)].threads,
           .debugged = options_.debugged_rank.has_value(),
           .terminal_columns = debugged ? std::nullopt : columns};
@@ -227,6 +228,7 @@ void LocalTeam::await_end() {
   for (auto& rank : ranks_)
     while (!rank.process->group_is_gone() && !deadline.passed())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  guard_.kill_strays(kGroupTimeout);
 }
 
 std::string LocalTeam::host_of(int) const { return host_name(); }

@@ -1,15 +1,14 @@
 #include "launch/process/process_table.h"
 
-#include <dirent.h>
+#include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
-#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
 
 #include "base/proc_file.h"
+#include "base/process_search.h"
 
 namespace lockstep {
 namespace {
@@ -33,16 +32,11 @@ std::optional<Stat> stat_of(pid_t pid) {
   return stat;
 }
 
-std::vector<Stat> all_processes() {
-  std::vector<Stat> processes;
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), ::closedir);
-  while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
-    char* end = nullptr;
-    const long pid = std::strtol(entry->d_name, &end, 10);
-    if (pid <= 0 || *end != '\0') continue;
-    if (const auto stat = stat_of(static_cast<pid_t>(pid))) processes.push_back(*stat);
-  }
-  return processes;
+std::vector<Stat> stats_of_all() {
+  std::vector<Stat> stats;
+  for (const pid_t pid : all_processes())
+    if (const auto stat = stat_of(pid)) stats.push_back(*stat);
+  return stats;
 }
 
 constexpr size_t kNobody = ~size_t{0};
@@ -84,14 +78,14 @@ char process_state(pid_t pid) {
 }
 
 bool group_lives(pid_t group) {
-  for (const Stat& process : all_processes())
+  for (const Stat& process : stats_of_all())
     if (process.group == group && process.state != 'Z' && process.state != 'X') return true;
   return false;
 }
 
 std::vector<Clock::duration> processor_times(const std::vector<ProcessFamily>& families) {
   static const auto ticks_per_second = static_cast<uint64_t>(::sysconf(_SC_CLK_TCK));
-  const auto processes = all_processes();
+  const auto processes = stats_of_all();
   Owners owners(processes, families);
   std::vector<uint64_t> ticks(families.size());
   for (const Stat& process : processes)

@@ -1,0 +1,87 @@
+#include "base/process_search.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <sstream>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/file_descriptor.h"
+#include "base/proc_file.h"
+
+// An exec gives a process a new memory before it puts arguments and environment there; until then
+// /proc/<pid>/environ is empty and the end of the environment in /proc/<pid>/stat is 0. That of a process that was
+// started with no variable at all is not.
+
+namespace lockstep {
+namespace {
+
+enum class Answer { kYes, kNo, kNotYet };
+
+/// Of /proc/<pid>/stat, counted from the state on.
+constexpr size_t kFlagsField = 6, kEnvironmentEndField = 48;
+constexpr uint64_t kIsEnding = 0x4, kIsOfTheKernel = 0x200000;
+
+bool is_in_exec(pid_t pid) {
+  std::istringstream stat(process_stat(pid));
+  std::string state;
+  stat >> state;
+  if (state.empty() || state == "Z" || state == "X") return false;
+  uint64_t value = 0;
+  for (size_t field = 1; field <= kEnvironmentEndField; ++field) {
+    // Some fields are negative, which these two never are.
+    std::string word;
+    if (!(stat >> word)) return false;
+    value = std::strtoull(word.c_str(), nullptr, 10);
+    if (field == kFlagsField && (value & (kIsEnding | kIsOfTheKernel)) != 0) return false;
+  }
+  return value == 0;
+}
+
+Answer has_variable(pid_t pid, const std::string& variable) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/environ";
+  if (!FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC))) return Answer::kNo;
+  const std::string block = read_proc_file(path);
+  if (block.empty()) return is_in_exec(pid) ? Answer::kNotYet : Answer::kNo;
+  if (('\0' + block).find('\0' + variable + '\0') == std::string::npos) return Answer::kNo;
+  const std::string stat = process_stat(pid);
+  const size_t state = stat.find_first_not_of(' ');
+  return state == std::string::npos || stat[state] == 'Z' || stat[state] == 'X' ? Answer::kNo : Answer::kYes;
+}
+
+}  // namespace
+
+std::vector<pid_t> all_processes() {
+  std::vector<pid_t> processes;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), ::closedir);
+  while (const dirent* entry = folder ? ::readdir(folder.get()) : nullptr) {
+    char* end = nullptr;
+    const long pid = std::strtol(entry->d_name, &end, 10);
+    if (pid > 0 && *end == '\0') processes.push_back(static_cast<pid_t>(pid));
+  }
+  return processes;
+}
+
+std::vector<pid_t> processes_with(const std::string& variable, std::chrono::milliseconds patience) {
+  std::vector<pid_t> found, asked = all_processes();
+  for (const Deadline deadline(patience);;) {
+    std::vector<pid_t> later;
+    for (const pid_t pid : asked) {
+      const Answer answer = has_variable(pid, variable);
+      if (answer == Answer::kYes) found.push_back(pid);
+      if (answer == Answer::kNotYet) later.push_back(pid);
+    }
+    if (later.empty() || deadline.passed()) break;
+    asked = std::move(later);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace lockstep
