@@ -34,6 +34,8 @@ class Metric {
 
   /// Appends its values, each named `name` or `name` and a suffix.
   virtual void append_values(const std::string& name, MetricValues& values) const = 0;
+  /// What must be equal on all ranks besides the type: "top_k 1". Empty: nothing.
+  virtual std::string options() const { return {}; }
   /// Forgets everything.
   void reset();
 
@@ -90,8 +92,8 @@ class Metrics {
   }
 
   /// Sums what was counted since the last time over all ranks. A collective: every rank of `group` calls it, with the
-  /// same metrics in the same order; it is one all-reduce of all their numbers. Throws Error like every collective, and
-  /// also if another rank called reduce_failed.
+  /// same metrics (names, types, options) in the same order; it is one all-reduce of all their numbers, or two if there
+  /// are many. Throws Error like every collective, and also if another rank called reduce_failed, or has other metrics.
   void reduce(const Group& group);
   /// Instead of reduce, on a rank that has no result: the other ranks do not wait for it, but throw an Error that names
   /// it. Itself throws only what a collective may throw.
@@ -106,7 +108,9 @@ class Metrics {
   void insert(const std::string& name, std::unique_ptr<Metric> metric);
   void reduce(const Group& group, bool failed);
   /// The sums over all virtual ranks, in the order of their tree, where a rank works for several.
-  std::vector<double> reduce_virtual_ranks(const Group& group, bool failed);
+  std::vector<double> reduce_virtual_ranks(const Group& group) const;
+  /// A line for each metric: name, type, options.
+  std::string description() const;
   std::vector<std::pair<std::string, std::unique_ptr<Metric>>> metrics_;
 };
 
@@ -116,7 +120,7 @@ class Mean : public Metric {
   Mean() : Metric(2) {}
   /// `weight` is the number of samples that the value is a mean of.
   void update(double value, int64_t weight = 1);
-  /// A tensor of one element; if it has several, each counts with `weight`.
+  /// A tensor of one element; if it has several, each counts with `weight`. TORCH_CHECK fails for an undefined one.
   void update(const at::Tensor& value, int64_t weight = 1);
   double value() const;
   /// The sum of all weights.
@@ -151,6 +155,7 @@ class Accuracy : public Metric {
   int64_t correct() const;
   int64_t count() const;
   void append_values(const std::string& name, MetricValues& values) const override;
+  std::string options() const override;
 
  private:
   AccuracyOptions options_;
@@ -176,6 +181,7 @@ class ConfusionMatrix : public Metric {
   int64_t support(int64_t of) const;
   /// `name`_accuracy, and `name`_precision, _recall and _f1: means over the classes that occur.
   void append_values(const std::string& name, MetricValues& values) const override;
+  std::string options() const override;
 
  private:
   double at(int64_t row, int64_t column) const { return numbers()[static_cast<size_t>(row * classes_ + column)]; }

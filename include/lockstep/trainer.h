@@ -111,8 +111,9 @@ class Trainer {
   void save_averages(const std::string& path, size_t which = 0) const;
 
   /// Trains until all epochs are done or the score stops improving. `loss` returns the mean over its batch, which is on
-  /// the parameters' device. The module stays in train() or eval() as the caller left it. Every rank calls it, once. If
-  /// it throws, checkpoints already written stay.
+  /// the parameters' device: TORCH_CHECK fails for anything but one number that depends on parameters. The module stays
+  /// in train() or eval() as the caller left it. Every rank calls it, once. Throws Error on all ranks if their options
+  /// differ, naming the first that does. If it throws, checkpoints already written stay.
   template <std::derived_from<LoaderBase> Loader, std::invocable<BatchOf<Loader>&> Loss>
   TrainerResult fit(Loader& train, Loss&& loss) {
     return fit_passes(train, [&] {

@@ -12,6 +12,8 @@
 #include <lockstep/progress.h>
 #include <lockstep/rank_zero.h>
 
+#include "trainer/trainer_agreement.h"
+
 namespace lockstep {
 
 struct Trainer::State {
@@ -37,12 +39,23 @@ struct Trainer::State {
     return body();
   }
 
+  static void check_loss(const at::Tensor& loss) {
+    TORCH_CHECK(loss.defined(), "Trainer::fit(): the loss is an undefined tensor; return the mean over the batch");
+    TORCH_CHECK(loss.numel() == 1, "Trainer::fit(): the loss has the shape ", loss.sizes(),
+                "; return one number, the mean over the batch");
+    TORCH_CHECK(loss.requires_grad(),
+                "Trainer::fit(): the loss depends on no parameter, so there is nothing to train; was it detached, or "
+                "computed under NoGradGuard?");
+  }
+
   /// One step of the optimizer. Returns the mean loss of this rank's samples.
   double step(const std::vector<Taken>& batches, int64_t samples) {
     optimizer.zero_grad();
     const at::Tensor sum = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble));
     const auto backward = [&](const Taken& batch) {
       at::Tensor share = in_precision(batch.loss);
+      check_loss(share);
+      share = share.reshape({});
       if (batches.size() > 1) share = share * (static_cast<double>(batch.samples) / static_cast<double>(samples));
       scaler.scale(share).backward();
       sum.add_(share.detach());
@@ -120,7 +133,7 @@ struct Trainer::State {
   bool judge(double& score) {
     score = from_rank_zero(context.group(), [&] { return score; });
     const bool better = options.checkpoints.higher_is_better ? score > result.best_score : score < result.best_score;
-    const bool is_best = !std::isnan(score) && (better || result.best_epoch < 0);
+    const bool is_best = std::isfinite(score) && (better || result.best_epoch < 0);
     waited = is_best ? 0 : waited + 1;
     if (is_best) result.best_score = score, result.best_epoch = result.epochs - 1;
     return is_best;
@@ -143,6 +156,13 @@ struct Trainer::State {
     if (ema) checkpointer->add("ema", *ema);
     hook = model.comm_hook();
     if (hook && hook->state_dict().size() > 0) checkpointer->add("communication_hook", *hook);
+    const int ranks = context.world_size();
+    checkpointer->add("accumulate", Checkpointer::Part{[this, ranks] {
+                                                         return state_of_accumulation(options.accumulate, ranks);
+                                                       },
+                                                       [this, ranks](const c10::IValue& saved) {
+                                                         check_accumulation(saved, options.accumulate, ranks);
+                                                       }});
     checkpointer->add("epochs", result.epochs).add("steps", result.steps).add("waited", waited);
     checkpointer->add("best_score", result.best_score).add("best_epoch", result.best_epoch);
     checkpointer->add("loss_sum", loss_sum, kEachRank).add("loss_samples", loss_samples, kEachRank);
@@ -221,7 +241,11 @@ TrainerResult Trainer::fit_passes(LoaderBase& train, const std::function<Pass()>
   TORCH_CHECK(state.result.epochs == 0 && state.result.steps == 0, "Trainer::fit() may be called only once");
   const auto [first, last] = state.context.virtual_ranks() > 0 ? state.context.virtual_block() : Context::Block{0, 1};
   const int64_t steps_an_epoch = (train.size() / (last - first) + options.accumulate - 1) / options.accumulate;
-  if (options.schedule) state.scheduler.emplace(state.optimizer, options.schedule(steps_an_epoch * options.epochs));
+  const int64_t steps = steps_an_epoch * options.epochs;
+  const std::optional<Schedule> schedule =
+      options.schedule ? std::optional(options.schedule(steps)) : std::optional<Schedule>();
+  check_agreement(state.context.group(), options, schedule ? &*schedule : nullptr, steps, state.metrics != nullptr);
+  if (schedule) state.scheduler.emplace(state.optimizer, *schedule);
   if (!options.folder.empty()) state.resume(train);
   if (options.run_log) {
     RunLogOptions log = *options.run_log;

@@ -484,6 +484,64 @@ TEST_P(TrainerTest, SavesItsAveragesByOneCall) {
   });
 }
 
+/// Options that differ by rank: weights went apart, or ranks waited for each other, without a word.
+TEST_P(TrainerTest, OptionsThatDifferAreNamedOnAllRanks) {
+  const auto body = [](Context& context) {
+    const bool odd = context.rank() == context.world_size() - 1;
+    const auto refused = [&](const TrainerOptions& others, const TrainerOptions& mine) {
+      Training training(context, odd ? mine : others);
+      return failure([&] { training.fit(); });
+    };
+    const auto expect_named = [&](const TrainerOptions& others, const TrainerOptions& mine, const std::string& part) {
+      const std::string text = refused(others, mine);
+      EXPECT_NE(text.find("different TrainerOptions: option"), std::string::npos) << part << text;
+      EXPECT_NE(text.find(part), std::string::npos) << part << text;
+      EXPECT_NE(text.find("on rank " + std::to_string(context.world_size() - 1)), std::string::npos) << text;
+    };
+    expect_named({.clip_grad_norm = 1}, {.clip_grad_norm = 0.5}, "`clip_grad_norm: 1` on rank");
+    expect_named({}, {.clip_grad_norm = 0.5}, "`clip_grad_norm: none` on rank");
+    expect_named({.epochs = 1}, {.epochs = 2}, "`epochs: 2`");
+    expect_named({}, {.precision = Precision::kBFloat16}, "precision");
+    expect_named({}, {.ema = EmaOptions{}}, "`ema: true`");
+    expect_named({.ema = EmaOptions{}}, {.ema = EmaOptions{.decays = {0.9}}}, "ema.decays");
+    expect_named({.score = "error"}, {.score = "error", .patience = 2}, "patience");
+    expect_named({}, {.schedule = [](int64_t) { return constant_lr(0.5); }}, "`schedule: true`");
+    expect_named({.schedule = [](int64_t) { return step_lr(3); }},
+                 {.schedule = [](int64_t) { return step_lr(4); }}, "schedule at step 3, for a rate of 1");
+    EXPECT_EQ(refused({}, {}), "");
+  };
+  for (const char* backend : {"shm", "gloo"})
+    if (GetParam() > 1) run_ranks(testing::Engine{GetParam(), backend}, body);
+}
+
+TEST_P(TrainerTest, ALossThatIsNoNumberIsNamed) {
+  on_ranks([](Context& context) {
+    DataLoader train(Points(24), context, {.batch_size = 4});
+    const auto refused = [&](const std::function<at::Tensor(const at::Tensor& outputs)>& loss) {
+      Net net;
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      Trainer trainer(net.ptr(), optimizer, context, {.progress = false});
+      return misuse([&] { trainer.fit(train, [&](Batch& batch) { return loss(net(batch.data)); }); });
+    };
+    EXPECT_NE(refused([](const at::Tensor&) { return at::Tensor(); }).find("an undefined tensor"), std::string::npos);
+    EXPECT_NE(refused([](const at::Tensor& outputs) { return outputs; }).find("shape [4, 1]; return one number"),
+              std::string::npos);
+    EXPECT_NE(refused([](const at::Tensor& outputs) { return outputs.detach().sum(); }).find("on no parameter"),
+              std::string::npos);
+    EXPECT_EQ(refused([](const at::Tensor& outputs) { return outputs.mean().view({1}); }), "") << "one number";
+  });
+}
+
+TEST_P(TrainerTest, ResumesWithTheAccumulationOfTheRun) {
+  on_ranks([&](Context& context) {
+    Training(context, {.epochs = 1, .accumulate = 2, .folder = folder()}).fit();
+    const std::string text =
+        failure([&] { Training(context, {.epochs = 2, .accumulate = 3, .folder = folder()}).fit(); });
+    EXPECT_NE(text.find("accumulate = 2, but this one has 3"), std::string::npos) << text;
+    EXPECT_EQ(Training(context, {.epochs = 2, .accumulate = 2, .folder = folder()}).fit().result.epochs, 2);
+  });
+}
+
 TEST_P(TrainerTest, RefusesWhatMakesNoSense) {
   on_ranks([](Context& context) {
     const auto refused = [&](const TrainerOptions& options) {

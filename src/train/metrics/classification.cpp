@@ -58,6 +58,10 @@ void Accuracy::append_values(const std::string& name, MetricValues& values) cons
   values.emplace_back(name, value());
 }
 
+std::string Accuracy::options() const {
+  return "top_k " + std::to_string(options_.top_k) + ", ignore_index " + std::to_string(options_.ignore_index);
+}
+
 // ---- ConfusionMatrix: rows of counts ----
 
 ConfusionMatrix::ConfusionMatrix(int64_t classes, int64_t ignore_index)
@@ -128,6 +132,10 @@ double ConfusionMatrix::f1(int64_t of) const {
 int64_t ConfusionMatrix::support(int64_t of) const {
   TORCH_CHECK_INDEX(of >= 0 && of < classes_, "class ", of, " of ", classes_);
   return std::llround(row_sum(of));
+}
+
+std::string ConfusionMatrix::options() const {
+  return std::to_string(classes_) + " classes, ignore_index " + std::to_string(ignore_index_);
 }
 
 void ConfusionMatrix::append_values(const std::string& name, MetricValues& values) const {

@@ -1,6 +1,8 @@
 // Every number of every metric travels as a double in one all-reduce: sums of counts are exact there up to 2^53, and
 // two collectives, one for integers, would cost twice the time. In front lie as many numbers as there are ranks: rank
-// r's is 1 if it has failed.
+// r's is a hash of what it counts, or says that it has failed. The message with them has the same size whatever is
+// counted, so that ranks that count different things learn of it there; what does not fit into it follows in a second
+// one, once it is known that all ranks have as much.
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -14,12 +16,36 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <typeinfo>
 #include <utility>
 
+#include <c10/util/Type.h>
+
+#include "base/first_difference.h"
+#include "base/hash.h"
 #include "base/virtual_ranks.h"
 #include "collectives/group_state.h"
+#include "rank_page/operation_label.h"
 
 namespace lockstep {
+namespace {
+
+constexpr size_t kNumbersInFirstMessage = 64;
+constexpr double kFailed = -1;
+
+at::Tensor tensor_of(double* numbers, size_t count) {
+  return at::from_blob(numbers, {static_cast<int64_t>(count)}, at::TensorOptions(at::kDouble));
+}
+
+/// A whole number above 0, small enough for a double, that differs where texts do.
+double number_of(const std::string& text) {
+  Hash hash;
+  hash.add(text);
+  return static_cast<double>((std::strtoull(hash.digits().c_str(), nullptr, 16) >> 13) + 1);
+}
+
+}  // namespace
 
 // ---- Metric ----
 
@@ -92,6 +118,7 @@ void Mean::update(double value, int64_t weight) {
 
 void Mean::update(const at::Tensor& value, int64_t weight) {
   TORCH_CHECK(weight >= 0, "Mean: the weight is ", weight, ", expected none below 0");
+  TORCH_CHECK(value.defined(), "Mean: the value is an undefined tensor; was it moved from, or never computed?");
   const at::NoGradGuard no_grad;
   if (value.numel() == 0 || weight == 0) {
     begin_update();
@@ -121,12 +148,19 @@ void Metrics::insert(const std::string& name, std::unique_ptr<Metric> metric) {
   metrics_.emplace_back(name, std::move(metric));
 }
 
-std::vector<double> Metrics::reduce_virtual_ranks(const Group& group, bool failed) {
+std::string Metrics::description() const {
+  std::string lines;
+  for (const auto& [name, metric] : metrics_) {
+    const Metric& counted = *metric;
+    const std::string options = counted.options();
+    lines += name + ": " + c10::demangle(typeid(counted).name()) + (options.empty() ? "" : "(" + options + ")") + '\n';
+  }
+  return lines;
+}
+
+std::vector<double> Metrics::reduce_virtual_ranks(const Group& group) const {
   const VirtualRanks& ranks = *state_of(group).virtual_ranks;
   const LeafRange block = ranks.block();
-  const auto ranks_here = static_cast<size_t>(group.world_size()), own = static_cast<size_t>(group.rank());
-  std::vector<double> head(ranks_here);
-  head[own] = failed ? 1 : 0;
   // A row for each virtual rank. What was counted outside of any goes with the block's first.
   std::vector<double> rows;
   const int most = (ranks.count() + ranks.world_size() - 1) / ranks.world_size();
@@ -140,11 +174,7 @@ std::vector<double> Metrics::reduce_virtual_ranks(const Group& group, bool faile
     }
     width = rows.size() - begin;
   }
-  const auto tensor_of = [](std::vector<double>& values) {
-    return at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::TensorOptions(at::kDouble));
-  };
-  group.all_reduce(tensor_of(head));
-  const at::Tensor all = group.all_gather(tensor_of(rows));
+  const at::Tensor all = group.all_gather(tensor_of(rows.data(), rows.size()));
   std::vector<at::Tensor> leaves;
   for (int v = 0; v < ranks.count(); ++v) {
     const int rank = ranks.owner(v), place = v - block_of(rank, ranks.world_size(), ranks.count()).first;
@@ -153,30 +183,40 @@ std::vector<double> Metrics::reduce_virtual_ranks(const Group& group, bool faile
   for (const auto& [into, from] : plan_combination(ranks.count(), ranks.count()).sums)
     leaves[static_cast<size_t>(into)].add_(leaves[static_cast<size_t>(from)]);
   const double* sums = leaves.front().const_data_ptr<double>();
-  head.insert(head.end(), sums, sums + width);
-  return head;
+  return {sums, sums + width};
 }
 
 void Metrics::reduce(const Group& group, bool failed) {
+  const OperationLabel label("Metrics::reduce()");
   const auto& virtual_ranks = state_of(group).virtual_ranks;
   const bool several = virtual_ranks && !virtual_ranks->one_each();
-  std::vector<double> numbers(static_cast<size_t>(group.world_size()));
-  numbers[static_cast<size_t>(group.rank())] = failed ? 1 : 0;
+  const std::string counted = description();
+  const auto ranks = static_cast<size_t>(group.world_size()), first = ranks + kNumbersInFirstMessage;
+  std::vector<double> numbers(ranks);
+  numbers[static_cast<size_t>(group.rank())] = failed ? kFailed : number_of(counted);
   for (const auto& [name, metric] : metrics_) {
     metric->begin_update();  // a rank without a sample since the last time has nothing to give
-    numbers.insert(numbers.end(), metric->numbers().begin(), metric->numbers().end());
+    if (!several) numbers.insert(numbers.end(), metric->numbers().begin(), metric->numbers().end());
   }
-  if (several)
-    numbers = reduce_virtual_ranks(group, failed);
-  else
-    group.all_reduce(
-        at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, at::TensorOptions(at::kDouble)));
+  if (numbers.size() < first) numbers.resize(first);
+  group.all_reduce(tensor_of(numbers.data(), first));
   if (failed) return;
-  for (int rank = 0; rank < group.world_size(); ++rank)
-    if (numbers[static_cast<size_t>(rank)] != 0)
+  for (size_t rank = 0; rank < ranks; ++rank)
+    if (numbers[rank] == kFailed)
       throw Error("rank " + std::to_string(group.rank()) + ": the metrics cannot be reduced, because rank " +
                   std::to_string(rank) + " failed before; its own message says why");
-  const double* next = numbers.data() + group.world_size();
+  if (std::any_of(numbers.begin(), numbers.begin() + group.world_size(), [&](double n) { return n != numbers[0]; }))
+    throw Error("the metrics cannot be reduced, because ranks count different things: " +
+                first_difference("metric", group.all_gather_bytes(counted)) +
+                ". Every rank must add the same metrics, with the same options, in the same order");
+  if (several) {
+    const std::vector<double> sums = reduce_virtual_ranks(group);
+    numbers.resize(ranks);
+    numbers.insert(numbers.end(), sums.begin(), sums.end());
+  } else if (numbers.size() > first) {
+    group.all_reduce(tensor_of(numbers.data() + first, numbers.size() - first));
+  }
+  const double* next = numbers.data() + ranks;
   for (const auto& [name, metric] : metrics_) {
     metric->set_reduced(next);
     next += metric->numbers_.size();

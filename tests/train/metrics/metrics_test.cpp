@@ -47,6 +47,7 @@ TEST(Mean, WeighsByCount) {
   mean.update(at::empty({0}), 4);
   EXPECT_DOUBLE_EQ(mean.value(), 2.6);
   EXPECT_THROW(mean.update(1.0, -1), c10::Error);
+  EXPECT_THROW(mean.update(at::Tensor()), c10::Error) << "counted for nothing, as an empty one";
   mean.reset();
   EXPECT_EQ(mean.count(), 0);
 }
@@ -229,6 +230,48 @@ TEST(Metrics, SumOverRanksWithUnevenCounts) {
       for (const std::string& text : texts) EXPECT_EQ(text, metrics.to_string());
       EXPECT_THROW(metrics.add("loss", Mean()), c10::Error);
     });
+}
+
+/// Of the same size, they were summed without a word; of different sizes, the message spoke of bytes.
+TEST(Metrics, OnesThatDifferByRankAreNamedOnAllRanks) {
+  using Fill = std::function<void(Metrics&)>;
+  const auto body = [](Context& context) {
+    const int last = context.world_size() - 1;
+    const auto expect_named = [&](const Fill& others, const Fill& odd, const std::string& part) {
+      Metrics metrics;
+      (context.rank() == last ? odd : others)(metrics);
+      const std::string text = failure([&] { metrics.reduce(context.group()); });
+      EXPECT_NE(text.find("ranks count different things: metric "), std::string::npos) << part << text;
+      EXPECT_NE(text.find(part), std::string::npos) << part << text;
+      EXPECT_NE(text.find("on rank " + std::to_string(last)), std::string::npos) << text;
+    };
+    const auto mean = [](const char* name) { return [name](Metrics& m) { m.add(name, Mean()).update(1.0); }; };
+    const auto both = [](bool turned) {
+      return [turned](Metrics& m) {
+        for (const char* name : {turned ? "b" : "a", turned ? "a" : "b"}) m.add(name, Mean()).update(*name);
+      };
+    };
+    expect_named(both(false), both(true), "metric 0 is `a: lockstep::Mean` on");
+    expect_named(mean("a"), [](Metrics& m) { m.add("a", Perplexity()); }, "`a: lockstep::Perplexity` on");
+    expect_named(mean("a"), mean("b"), "`b: lockstep::Mean` on");
+    expect_named(mean("a"), both(false), "metric 1 is `nothing (it has 1)` on");
+    expect_named([](Metrics& m) { m.add("a", Accuracy()); }, [](Metrics& m) { m.add("a", Accuracy({.top_k = 5})); },
+                 "`a: lockstep::Accuracy(top_k 5, ignore_index -100)` on");
+    expect_named([](Metrics& m) { m.add("a", ConfusionMatrix(3)); }, [](Metrics& m) { m.add("a", ConfusionMatrix(30)); },
+                 "`a: lockstep::ConfusionMatrix(30 classes, ignore_index -100)` on");
+    // Ranks that were told can go on; what does not fit into the first message comes whole.
+    Metrics metrics;
+    auto& matrix = metrics.add("kinds", ConfusionMatrix(30));
+    auto& loss = metrics.add("loss", Mean());
+    const at::Tensor classes = at::arange(30);
+    matrix.update(classes, classes);
+    loss.update(context.rank());
+    metrics.reduce(context.group());
+    EXPECT_TRUE(at::equal(matrix.counts(), at::eye(30, at::kLong) * context.world_size()));
+    EXPECT_DOUBLE_EQ(loss.value(), last / 2.0);
+  };
+  for (const int ranks : {2, 3})
+    for (const char* backend : {"shm", "gloo"}) run_ranks(testing::Engine{ranks, backend}, body);
 }
 
 // ---- evaluation ----

@@ -1,0 +1,118 @@
+#include "trainer/trainer_agreement.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include <ATen/core/Dict.h>
+
+#include <lockstep/error.h>
+
+#include "base/first_difference.h"
+
+namespace lockstep {
+namespace {
+
+/// Lines of "name: value", with every digit of a number.
+class OptionLines {
+ public:
+  OptionLines() { text_.precision(17); }
+
+  template <typename T>
+  void add(const std::string& name, const T& value) {
+    text_ << name << ": " << value << '\n';
+  }
+  template <typename T>
+  void add(const std::string& name, const std::optional<T>& value) {
+    value ? add(name, *value) : add(name, "none");
+  }
+  void add(const std::string& name, bool value) { add(name, value ? "true" : "false"); }
+  void add(const std::string& name, const char* value) { text_ << name << ": " << value << '\n'; }
+  std::string text() const { return text_.str(); }
+
+ private:
+  std::ostringstream text_;
+};
+
+void add_ema(OptionLines& lines, const std::optional<EmaOptions>& ema) {
+  lines.add("ema", ema.has_value());
+  if (!ema) return;
+  lines.add("ema.decays", at::ArrayRef<double>(ema->decays));
+  lines.add("ema.warm_up", ema->warm_up);
+  lines.add("ema.warmup_gamma", ema->warmup_gamma);
+  lines.add("ema.warmup_power", ema->warmup_power);
+  lines.add("ema.min_decay", ema->min_decay);
+  lines.add("ema.update_after_step", ema->update_after_step);
+  lines.add("ema.average_buffers", ema->average_buffers);
+}
+
+void add_checkpoints(OptionLines& lines, const TrainerOptions& options) {
+  lines.add("folder", options.folder.empty() ? "none" : "given");
+  lines.add("checkpoints.every_steps", options.checkpoints.every_steps);
+  lines.add("checkpoints.every_minutes", options.checkpoints.every_minutes);
+  lines.add("checkpoints.higher_is_better", options.checkpoints.higher_is_better);
+  lines.add("checkpoints.memory_every_n_steps", options.checkpoints.memory_every_n_steps);
+  lines.add("checkpoints.disk_if_no_memory", options.checkpoints.disk_if_no_memory);
+}
+
+/// A function cannot be compared; its values at steps from all over the training can.
+void add_schedule(OptionLines& lines, const Schedule* schedule, int64_t steps) {
+  constexpr int64_t kLooks = 16;
+  lines.add("schedule", schedule != nullptr);
+  if (schedule == nullptr || steps < 1) return;
+  lines.add("steps of the schedule", steps);
+  for (int64_t look = 0; look < std::min(kLooks, steps); ++look) {
+    const int64_t step = steps <= kLooks ? look : look * (steps - 1) / (kLooks - 1);
+    const std::string at = "schedule at step " + std::to_string(step);
+    lines.add(at + ", for a rate of 1", schedule->rate(1, step));
+    if (schedule->momentum) lines.add(at + ", momentum", schedule->momentum(step));
+  }
+}
+
+}  // namespace
+
+void check_agreement(const Group& group, const TrainerOptions& options, const Schedule* schedule, int64_t steps,
+                     bool evaluates) {
+  if (group.world_size() == 1) return;
+  OptionLines lines;
+  lines.add("epochs", options.epochs);
+  lines.add("accumulate", options.accumulate);
+  lines.add("clip_grad_norm", options.clip_grad_norm);
+  lines.add("precision", options.precision == Precision::kFloat      ? "kFloat"
+                         : options.precision == Precision::kBFloat16 ? "kBFloat16"
+                                                                     : "kHalf");
+  add_ema(lines, options.ema);
+  lines.add("score", options.score);
+  lines.add("patience", options.patience);
+  add_checkpoints(lines, options);
+  lines.add("run_log", options.run_log.has_value());
+  lines.add("evaluate_on() called", evaluates);
+  add_schedule(lines, schedule, steps);
+  const std::string difference = first_difference("option", group.all_gather_bytes(lines.text()));
+  if (difference.empty()) return;
+  throw Error("Trainer::fit(): ranks have different TrainerOptions: " + difference +
+              ". Every rank must give the same ones: take them from the command line, or from rank 0 (from_rank_zero)");
+}
+
+c10::IValue state_of_accumulation(int accumulate, int world_size) {
+  c10::impl::GenericDict state(c10::AnyType::get(), c10::AnyType::get());
+  state.insert(std::string("batches"), static_cast<int64_t>(accumulate));
+  state.insert(std::string("ranks"), static_cast<int64_t>(world_size));
+  return state;
+}
+
+void check_accumulation(const c10::IValue& saved, int accumulate, int world_size) {
+  const auto number = [&](const char* name) {
+    if (!saved.isGenericDict()) throw Error("is no dictionary");
+    const auto state = saved.toGenericDict();
+    const auto found = state.find(std::string(name));
+    if (found == state.end() || !found->value().isInt()) throw Error("has no number `" + std::string(name) + "`");
+    return found->value().toInt();
+  };
+  // Another number of ranks may well accumulate another number of batches, so that a step is of as many samples.
+  if (number("ranks") != world_size || number("batches") == accumulate) return;
+  throw Error("it was saved by a run with TrainerOptions::accumulate = " + std::to_string(number("batches")) +
+              ", but this one has " + std::to_string(accumulate) +
+              ", so its steps would not go on from those; set it as in that run, or train in another folder");
+}
+
+}  // namespace lockstep
