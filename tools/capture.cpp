@@ -3,10 +3,11 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -20,24 +21,41 @@ namespace {
 
 constexpr size_t kKeptBytes = 1 << 20;
 
+constexpr int kObjectionEveryMs = 20;
+
+/// The child between fork and exec: system calls only. Returns when something fails.
+void become(char* const* arguments, int out, int err, pid_t parent) {
+  if (::setpgid(0, 0) != 0 || ::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
+  if (::getppid() != parent) ::_exit(1);  // it died before the line above
+  const int null = ::open("/dev/null", O_RDONLY);
+  if (null < 0 || ::dup2(null, 0) < 0 || ::dup2(out, 1) < 0 || ::dup2(err, 2) < 0) return;
+  ::signal(SIGPIPE, SIG_DFL);
+  ::execvp(arguments[0], arguments);
+}
+
 /// Starts it as the leader of a group of its own. Returns 0 where that fails, with `failure` set.
 pid_t start(const std::vector<std::string>& command, int out, int err, std::string& failure) {
   std::vector<char*> arguments;
   for (const auto& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&actions, out, 1);
-  ::posix_spawn_file_actions_adddup2(&actions, err, 2);
-  ::posix_spawnattr_init(&attributes);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-  pid_t pid = 0;
-  const int error = ::posix_spawnp(&pid, arguments[0], &actions, &attributes, arguments.data(), ::environ);
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::posix_spawnattr_destroy(&attributes);
-  if (error == 0) return pid;
+  std::array<int, 2> report{};
+  if (::pipe2(report.data(), O_CLOEXEC) != 0) {
+    failure = std::strerror(errno);
+    return 0;
+  }
+  const FileDescriptor report_read(report[0]);
+  FileDescriptor report_write(report[1]);
+  const pid_t parent = ::getpid(), pid = ::fork();
+  int error = errno;
+  if (pid == 0) {
+    become(arguments.data(), out, err, parent);
+    error = errno;
+    [[maybe_unused]] const ssize_t written = ::write(report[1], &error, sizeof error);
+    ::_exit(127);
+  }
+  report_write.reset();
+  if (pid > 0 && ::read(report_read.get(), &error, sizeof error) != sizeof error) return pid;
+  if (pid > 0) ::waitpid(pid, nullptr, 0);
   failure = std::strerror(error);
   return 0;
 }
@@ -51,7 +69,8 @@ void read_into(FileDescriptor& pipe, std::string& text) {
 
 }  // namespace
 
-Captured capture(const std::vector<std::string>& command, std::chrono::milliseconds timeout) {
+Captured capture(const std::vector<std::string>& command, std::chrono::milliseconds timeout,
+                 const std::function<std::string()>& objection) {
   Captured result;
   std::array<int, 2> out{}, err{};
   if (::pipe2(out.data(), O_CLOEXEC) != 0) return {.failure = std::strerror(errno)};
@@ -64,20 +83,23 @@ Captured capture(const std::vector<std::string>& command, std::chrono::milliseco
   err_write.reset();
 
   const Deadline deadline(timeout);
-  while ((out_read || err_read) && !deadline.passed()) {
+  std::string objected;
+  while ((out_read || err_read) && !deadline.passed() && objected.empty()) {
     std::array<pollfd, 2> polled = {pollfd{out_read.get(), POLLIN, 0}, pollfd{err_read.get(), POLLIN, 0}};
-    ::poll(polled.data(), polled.size(), deadline.remaining_ms());
+    const int wait = deadline.remaining_ms();
+    ::poll(polled.data(), polled.size(), objection ? std::min(wait, kObjectionEveryMs) : wait);
+    if (objection) objected = objection();
     if (polled[0].revents != 0) read_into(out_read, result.out);
     if (polled[1].revents != 0) read_into(err_read, result.err);
   }
   int status = 0;
   bool killed = false;
   while (::waitpid(pid, &status, WNOHANG) == 0) {
-    if (deadline.passed() && !killed) killed = ::kill(-pid, SIGKILL) == 0;
+    if ((deadline.passed() || !objected.empty()) && !killed) killed = ::kill(-pid, SIGKILL) == 0;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   if (killed)
-    result.failure = "it was not done after " + std::to_string(timeout.count() / 1000) + " s";
+    result.failure = !objected.empty() ? objected : "it was not done after " + std::to_string(timeout.count() / 1000) + " s";
   else
     result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return result;

@@ -2,9 +2,14 @@
 
 #include <sys/types.h>
 
+#include <chrono>
+
 namespace lockstep {
 
-/// Prints the stacks of all threads of a process of this machine; false: that was not possible, and it was said why.
+/// No process stands still for longer while its stacks are read.
+constexpr std::chrono::seconds kLongestStop(5);
+
+/// Prints the stacks of all threads of a process of this machine; false: that was not possible, or not all, and it was said why.
 /// Throws LaunchError (not started) where there is no program that can.
 bool print_stacks(pid_t pid);
 

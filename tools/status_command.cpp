@@ -27,7 +27,7 @@ namespace lockstep {
 namespace {
 
 /// For the stacks of one rank, and for the way to its machine.
-constexpr std::chrono::seconds kRemoteTimeout(70);
+constexpr std::chrono::seconds kRemoteTimeout(130);
 constexpr size_t kShownStarts = 6;  ///< the last ones, the one that goes on included
 
 /// The process that computes: the one that writes the page, where the rank's own only started it (a shell).
@@ -157,13 +157,15 @@ bool print_stacks_on(const std::string& host, const RunningRun& run, pid_t pid) 
 
 int show_stacks(const RunningRun& run) {
   bool complete = true;
+  std::cout << "Each rank stands still while its stacks are read, one after the other, for " << kLongestStop.count()
+            << " s at most.\n";
   for (int rank = 0; rank < static_cast<int>(run.record.ranks.size()); ++rank) {
     const RankStatus account = run.account_of(rank);
     const std::string& host = run.record.hosts[static_cast<size_t>(rank)];
     const pid_t pid = process_of(run, rank, account);
     std::cout << "=== rank " << rank << ", process " << pid << " "
               << (host.empty() ? name_of(process_state(pid)) : "on " + printable(host)) << ", " << describe(account)
-              << "\n";
+              << std::endl;
     complete = (host.empty() ? print_stacks(pid) : print_stacks_on(host, run, pid)) && complete;
   }
   return complete ? kExitOk : kExitRefusedInput;
