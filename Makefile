@@ -4,9 +4,10 @@ RANKS ?= 2
 EPOCHS ?= 4
 JOBS ?= $(shell nproc)
 TEST_OPTIONS ?=
+HOURS ?= 2
 BUILD := build
 
-.PHONY: all help setup build train test test-thorough test-nightly bench docs format lint clean
+.PHONY: all help setup build train test test-thorough test-nightly soak bench docs format lint clean
 
 all: build
 
@@ -16,6 +17,7 @@ help:
 	@echo "make test                        builds and runs every test, in minutes"
 	@echo "make test-thorough               the long counts after it: kills, fuzzers, PyTorch's own suite, the benches"
 	@echo "make test-nightly                all with the longest counts, and under sanitizers"
+	@echo "make soak [HOURS=2]              trainings with a fault a minute; writes its table into docs/reliability.md"
 	@echo "make bench                       what is measured, as in the README"
 	@echo "make docs                        the documents as a site, in build/docs/html; it needs no network"
 	@echo "make format, make lint           clang-format; clang-tidy, thread safety and the structure checks"
@@ -53,6 +55,10 @@ thorough_build = scripts/setup --thorough && cmake --preset release > $(BUILD)/c
 test-thorough: setup $(BUILD)/build.ninja
 	@$(thorough_build)
 	@scripts/test --thorough $(TEST_OPTIONS)
+
+soak: setup $(BUILD)/build.ninja
+	@cmake --build $(BUILD) --target lockstep_cli train_fashion_mnist -j $(JOBS)
+	@scripts/soak --hours $(HOURS) --table docs/reliability.md
 
 test-nightly: setup $(BUILD)/build.ninja
 	@$(thorough_build)

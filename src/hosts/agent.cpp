@@ -15,6 +15,7 @@
 #include "base/version.h"
 #include "checkpoint/memory/kept_state.h"
 #include "hosts/connect.h"
+#include "hosts/machine_environment.h"
 #include "hosts/program_facts.h"
 #include "hosts/store_relay.h"
 #include "launch/diagnosis/failure_report.h"
@@ -37,20 +38,6 @@ constexpr std::chrono::milliseconds kGuardPatience(6000);
 /// Output on its way that the coordinator has not taken yet.
 constexpr size_t kMostUntaken = 1 << 20;
 constexpr size_t kMostToSend = 4 << 20;
-
-/// Variables that say something about one machine, or one login, alone: the agent's own values hold.
-constexpr const char* kOfAMachine[] = {"LOCKSTEP_MACHINE", "HOSTNAME",      "TMPDIR",     "XDG_RUNTIME_DIR",
-                                       "SSH_CONNECTION",   "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_TTY"};
-
-EnvironmentBlock environment_here(const EnvironmentBlock& coordinators, const EnvironmentBlock& own) {
-  EnvironmentBlock here = coordinators;
-  for (const std::string name : kOfAMachine) {
-    const auto has_name = [&](const std::string& variable) { return variable.starts_with(name + "="); };
-    std::erase_if(here, has_name);
-    std::copy_if(own.begin(), own.end(), std::back_inserter(here), has_name);
-  }
-  return here;
-}
 
 class Agent {
  public:

@@ -225,5 +225,11 @@ TEST(MemoryKills, OfVersionOne) {
   EXPECT_EQ(machine.count().limit_bytes, 2097152U);
 }
 
+TEST(FailureReport, AWordThatIsPastedIsTheSameWord) {
+  EXPECT_EQ(pasted_word("it's"), "'it'\\''s'");
+  EXPECT_EQ(pasted_word("a\nb'c\\\x1b[31m"), "$'a\\nb\\'c\\\\\\x1b[31m'");
+  EXPECT_EQ(pasted_word("caf\xc3\xa9\t"), "$'caf\\xc3\\xa9\\x09'");
+}
+
 }  // namespace
 }  // namespace lockstep::failure_report_test

@@ -305,14 +305,31 @@ std::string host_name() {
   return name.data();
 }
 
+std::string pasted_word(const std::string& word) {
+  if (printable(word) == word) return shell_word(word);
+  std::string quoted = "$'";
+  for (const char letter : word) {
+    std::array<char, 8> code{};
+    std::snprintf(code.data(), code.size(), "\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(letter)));
+    const bool plain = letter >= ' ' && letter < 0x7f;
+    if (letter == '\n')
+      quoted += "\\n";
+    else if (letter == '\'' || letter == '\\')
+      quoted.append("\\").push_back(letter);
+    else
+      plain ? quoted.push_back(letter) : static_cast<void>(quoted.append(code.data()));
+  }
+  return quoted + "'";
+}
+
 std::string own_command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string line, word;
   while (std::getline(file, word, '\0')) {
     if (!line.empty()) line += ' ';
-    line += shell_word(word);
+    line += pasted_word(word);
   }
-  return printable(line);
+  return line;
 }
 
 }  // namespace lockstep

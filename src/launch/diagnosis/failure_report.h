@@ -70,7 +70,10 @@ RunFailure for_program(const FailureReport& report);
 
 std::string host_name();
 
-/// This process's command line, quoted for a shell.
+/// A word in one line that is safe on a terminal, and the same word when it is pasted into bash or zsh.
+std::string pasted_word(const std::string& word);
+
+/// This process's command line of such words.
 std::string own_command_line();
 
 }  // namespace lockstep

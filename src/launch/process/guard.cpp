@@ -8,14 +8,13 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/process_search.h"
-#include "launch/launch_error.h"
+#include "launch/launch_limits.h"
 
 namespace lockstep {
 namespace {
@@ -78,12 +77,11 @@ void kill_all(const std::vector<pid_t>& groups, const std::string& mark) {
 
 Guard::Guard(std::chrono::milliseconds patience) : mark_(new_launcher_mark()) {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0)
-    throw LaunchError(kExitResourceLimit, std::string("making a pipe: ") + std::strerror(errno));
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw_limit("making a pipe");
   const FileDescriptor read_end(ends[0]);
   pipe_ = FileDescriptor(ends[1]);
   pid_ = ::fork();
-  if (pid_ < 0) throw LaunchError(kExitResourceLimit, std::string("starting a process: ") + std::strerror(errno));
+  if (pid_ < 0) throw_limit("starting a process");
   if (pid_ == 0) keep_guard(read_end.get(), static_cast<int>(patience.count()), mark_);
 }
 

@@ -13,14 +13,20 @@
 
 #include "base/socket.h"
 #include "launch/diagnosis/failure_report.h"
-#include "launch/launch_error.h"
+#include "launch/launch_limits.h"
 #include "launch/process/process_table.h"
+#include "launch/run_text.h"
 #include "rank_page/error_file.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::chrono::milliseconds kGroupTimeout(500);
+/// Of this process for a rank that runs: its two outputs, its connection to the store, its process, and why it could not be
+/// started.
+constexpr size_t kDescriptorsOfARank = 5;
+/// The ends that become a rank's, while it is started.
+constexpr size_t kDescriptorsOfAStart = 6;
 
 /// Empty when the rank inherits the launcher's.
 FileDescriptor input_of(const TeamSetup& setup, int rank, bool share) {
@@ -30,7 +36,7 @@ FileDescriptor input_of(const TeamSetup& setup, int rank, bool share) {
     return input;
   }
   input = FileDescriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!input) throw LaunchError(kExitResourceLimit, std::string("opening /dev/null: ") + std::strerror(errno));
+  if (!input) throw_limit("opening /dev/null");
   return input;
 }
 
@@ -49,6 +55,8 @@ LocalTeam::LocalTeam(const TeamSetup& setup, int restarts, MachineShare share)
   } catch (const Error& error) {
     board_failure_ = error.what();  // programs that need little memory can still run
   }
+  require_for_launch(kDescriptorsOfARank * static_cast<size_t>(share_.count) + kDescriptorsOfAStart,
+                     "starting " + counted_ranks(share_.count));
   for (int rank = share_.first_rank; rank < share_.first_rank + share_.count; ++rank) {
     std::error_code ignored;
     std::filesystem::remove(error_file(folder_, rank), ignored);  // of an earlier start

@@ -12,16 +12,11 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/error.h"
-#include "launch/launch_error.h"
+#include "launch/launch_limits.h"
 #include "launch/process/numa.h"
 
 namespace lockstep {
 namespace {
-
-[[noreturn]] void throw_limit(const char* what) {
-  throw LaunchError(kExitResourceLimit, std::string(what) + ": " + std::strerror(errno));
-}
 
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
   std::vector<char*> result;
