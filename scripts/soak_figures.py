@@ -43,7 +43,7 @@ class Samples:
         try:
             before = len(record["ranks"])
             taken = {"memory": resident_kb(pid), "descriptors": len(os.listdir(f"/proc/{pid}/fd")), "processes": children_of(pid),
-                     "files": sum(len(files) for _, _, files in os.walk(training.folder))}
+                     "files": sum(len(files) for folder in (training.folder, training.run) for _, _, files in os.walk(folder))}
             after = len(training.record()["ranks"])
         except (OSError, KeyError, TypeError):
             return  # between two starts, or over

@@ -1,17 +1,23 @@
 #include "launch/run_journal.h"
 
-#include <algorithm>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/file_descriptor.h"
 
 namespace lockstep {
 namespace {
 
 using EventJson = nlohmann::ordered_json;
+
+constexpr size_t kMostUnwritten = 1 << 20;  ///< of a file; later lines are lost
 
 std::string line_of(const EventJson& json) {
   return json.dump(-1, ' ', /*ensure_ascii=*/false, EventJson::error_handler_t::replace) + "\n";
@@ -35,13 +41,23 @@ void RunJournal::add_event(const std::string& line, bool worth_a_file) {
   if (writes_events_) add("events.jsonl", std::exchange(kept_back_, {}));
 }
 
-/// A line that is cut short by a full disk would spoil the next one, so nothing is written after it.
+/// Whole lines or none: one that is cut short by a full disk would spoil the next. What could not be written is when there is
+/// room again.
 void RunJournal::add(const std::string& file, const std::string& lines) {
-  if (folder_.empty() || std::find(told_.begin(), told_.end(), file) != told_.end()) return;
-  std::ofstream stream(folder_ + "/" + file, std::ios::app);
-  if ((stream << lines).flush()) return;
-  told_.push_back(file);
-  troubles_.push_back(folder_ + "/" + file + " could not be written");
+  if (folder_.empty()) return;
+  Unwritten& unwritten = unwritten_[file];
+  if (unwritten.lines.size() + lines.size() <= kMostUnwritten) unwritten.lines += lines;
+  const std::string path = folder_ + "/" + file;
+  const FileDescriptor stream(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  struct stat before {};
+  const bool writable = stream && ::fstat(stream.get(), &before) == 0;
+  const auto size = static_cast<ssize_t>(unwritten.lines.size());
+  if (writable && ::write(stream.get(), unwritten.lines.data(), unwritten.lines.size()) == size) {
+    unwritten.lines.clear();
+    return;
+  }
+  if (writable && ::ftruncate(stream.get(), before.st_size) != 0) unwritten.lines.clear();
+  if (!std::exchange(unwritten.told, true)) troubles_.push_back(path + " could not be written");
 }
 
 void RunJournal::started(int start, const std::vector<long>& pids) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +12,7 @@ namespace lockstep {
 
 /// The files in a run's folder that tell programs what happens: events.jsonl as it goes, starts.jsonl after each start,
 /// a report after each failure. docs/launcher.md names their fields. Without a folder nothing is written. What cannot
-/// be written is told once by take_troubles(), and the run goes on.
+/// be written is told once by take_troubles(), and the run goes on; lines are written later, if there is room again.
 class RunJournal {
  public:
   /// What an earlier run has left in the folder goes. Empty: no folder. `asked_for`: the user named it; otherwise
@@ -38,7 +39,12 @@ class RunJournal {
   const std::string folder_;
   bool writes_events_;
   std::string kept_back_;
-  std::vector<std::string> troubles_, told_;
+  struct Unwritten {
+    std::string lines;
+    bool told = false;
+  };
+  std::map<std::string, Unwritten> unwritten_;  // by the file's name
+  std::vector<std::string> troubles_;
 };
 
 }  // namespace lockstep
