@@ -30,6 +30,9 @@ struct CheckpointerOptions {
   std::optional<int64_t> memory_every_n_steps{};
   /// Where no launcher holds such memory, or there is too little, warn and save to disk alone. false: throw Error.
   bool disk_if_no_memory = false;
+  /// For a run that does not resume: with its first step() or save() it removes the checkpoints that another run left in
+  /// the folder. false: that run's would be taken for the newest, so saves are refused until the steps are above theirs.
+  bool replace_old_run = false;
 };
 
 /// Something whose state can be in a checkpoint: `thing.state_dict()` gives a StateDict or an IValue,
@@ -139,10 +142,13 @@ class Checkpointer {
   int64_t resumed_step() const;
 
   /// Call it after every step: saves to memory and to disk if that is due, and returns whether it did to disk. With
-  /// every_minutes it asks rank 0 about once a second, or ten times per interval if that is shorter.
+  /// every_minutes it asks rank 0 about once a second, or ten times per interval if that is shorter. Throws Error for a
+  /// step below 0, and for one that is not above those that another run left in the folder.
   bool step(int64_t step);
-  /// Saves now. `score` says how good it is, for keep_best. Throws Error on all ranks if the state cannot be obtained,
-  /// or differs where it should be equal; it names the tensor and the rank. Disk failures are warnings.
+  /// Saves now. `score` says how good it is, for keep_best; one that is not finite warns, and counts as none. Throws
+  /// Error on all ranks if the state cannot be obtained, or differs where it should be equal (it names the tensor and
+  /// the rank), if ranks have different steps, scores or parts, while the model has averaged weights, and if the step is
+  /// below this run's last save, or not above what another run left in the folder. Disk failures are warnings.
   void save(int64_t step, std::optional<double> score = {});
   /// Waits until everything is written. Throws Error on all ranks if the last save failed.
   void finish();

@@ -71,7 +71,7 @@ class Ema {
   /// While the guard lives, the module has the weights of average `which`; afterwards it has exactly its own again, and
   /// changes made meanwhile are lost. This happens in place, in the tensors that optimizers and DistributedDataParallel
   /// hold. Only one guard may exist at a time. Meanwhile TORCH_CHECK fails in update(), state_dict() and
-  /// load_state_dict(), because a checkpoint would store the averages as the model.
+  /// load_state_dict(), and a Checkpointer throws Error, because a checkpoint would store the averages as the model.
   [[nodiscard]] Guard averaged_weights(size_t which = 0);
 
   /// {"updates": n, "decays": [...], "averages": [{name: tensor}, ...]}
@@ -110,6 +110,7 @@ class Ema::Guard {
 
   Ema& ema_;
   std::vector<std::pair<at::Tensor, at::Tensor>> own_;  ///< the module's tensors, and copies of what they held
+  std::vector<const void*> storages_;                   ///< of the module's tensors
 };
 
 }  // namespace lockstep

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include <lockstep/checkpoint.h>
@@ -70,17 +72,22 @@ Checkpoint load_pt(const FileSource& source) {
   return checkpoint;
 }
 
-void add_tensors(const c10::IValue& object, const std::string& name, StateDict& state) {
+void add_tensors(const c10::IValue& object, const std::string& name, std::vector<const void*>& around,
+                 StateDict& state) {
   if (object.isTensor()) {
     state.insert(name, object.toTensor());
     return;
   }
   if (!object.isGenericDict())
     throw Error("`" + name + "` is a " + object.tagKind() + ", where a tensor or a dictionary of tensors is needed");
+  if (std::find(around.begin(), around.end(), object.internalToPointer()) != around.end())
+    throw Error("`" + name + "` contains itself");
+  around.push_back(object.internalToPointer());
   for (const auto& item : object.toGenericDict()) {
     const std::string key = item.key().isString() ? item.key().toStringRef() : std::to_string(item.key().toInt());
-    add_tensors(item.value(), name.empty() ? key : name + '.' + key, state);
+    add_tensors(item.value(), name.empty() ? key : name + '.' + key, around, state);
   }
+  around.pop_back();
 }
 
 }  // namespace
@@ -128,7 +135,8 @@ StateDict to_state_dict(const c10::IValue& object) {
   StateDict state;
   if (!object.isGenericDict())
     throw Error(std::string("a dictionary of tensors is needed, this is a ") + object.tagKind().c_str());
-  add_tensors(object, "", state);
+  std::vector<const void*> around;  // the dictionaries that are being read
+  add_tensors(object, "", around, state);
   return state;
 }
 

@@ -184,6 +184,8 @@ Choice choose(const CheckpointFolder& folder, const std::optional<WholeSlot>& in
 
 /// The same on all ranks.
 Choice agree(const CheckpointFolder& folder, const MemoryTier* memory, const Group& group) {
+  // A rank may still be writing its part of the last save, which counts only when all have.
+  if (memory != nullptr) group.barrier();
   const auto in_memory = memory != nullptr ? memory->newest_intact() : std::nullopt;
   CheckpointMessage chosen;
   if (group.rank() == 0)

@@ -3,10 +3,15 @@
 #include <ATen/ATen.h>
 #include <ATen/core/List.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
 #include <cstring>
 
+#include "base/borrowed_weights.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/rank_names.h"
 #include "checkpoint/packed_object.h"
 #include "checkpoint/random_states.h"
 #include "checkpoint/state_comparison.h"
@@ -48,6 +53,34 @@ std::string lines_to_compare(const std::vector<CheckpointPart>& parts, const Com
   return lines;
 }
 
+void refuse_borrowed(const c10::IValue& value, const std::string& name) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.defined() && tensor.has_storage() && is_borrowed(tensor.storage().unsafeGetStorageImpl()))
+      throw Error("`" + name + "` has averaged weights now, which a run would go on from; save when the guard of "
+                  "Ema::averaged_weights() is gone. lockstep::save(ema.averaged_state(), path) writes the averages");
+  } else if (value.isGenericDict()) {
+    for (const auto& item : value.toGenericDict())
+      refuse_borrowed(item.value(), item.key().isString() ? name + '.' + item.key().toStringRef() : name);
+  }
+}
+
+std::string text_of_score(std::optional<double> score) {
+  if (!score) return "none";
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", *score);
+  return text;
+}
+
+/// Says what is not the same on all ranks; "" if it is.
+std::string difference_of(const std::string& what, const std::vector<std::string>& ranks) {
+  for (const std::string& other : ranks)
+    if (other != ranks[0])
+      return "ranks save different " + what + ": " + ranks[0] + " on " + ranks_with(ranks, ranks[0]) + " and " + other +
+             " on " + ranks_with(ranks, other) + "; every rank must make the same call";
+  return "";
+}
+
 Dict whole_state(const Dict& common, int64_t step, const std::vector<std::string>& own_states,
                  const VirtualRanks* virtual_ranks) {
   Dict whole = common.copy();
@@ -72,6 +105,11 @@ Dict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks*
   return own;
 }
 
+void check_own_weights(const Dict& state) {
+  if (!any_borrowed()) return;
+  for (const auto& part : state) refuse_borrowed(part.value(), part.key().toStringRef());
+}
+
 void insert_step(Dict& whole, int64_t step, const VirtualRanks* virtual_ranks) {
   whole.insert(kStepKey, step);
   if (virtual_ranks == nullptr) return;
@@ -81,11 +119,24 @@ void insert_step(Dict& whole, int64_t step, const VirtualRanks* virtual_ranks) {
 
 CheckpointSaver::CheckpointSaver(std::string folder, Group group, const CheckpointerOptions& options)
     : group_(std::move(group)), options_(options), folder_(std::move(folder)) {
-  const auto made = attempt([&](CheckpointMessage&) {
-    if (is_main()) folder_.make(options_.every_steps || options_.every_minutes);
+  const auto made = attempt([&](CheckpointMessage& message) {
+    message.steps = -1;
+    if (!is_main()) return;
+    folder_.make(options_.every_steps || options_.every_minutes);
+    for (const CheckpointManifest& manifest : folder_.list()) message.steps = std::max(message.steps, manifest.step);
   });
   const auto told = CheckpointMessage::decode(group_.broadcast_bytes(made.encode()), 0);
   if (told.outcome == Outcome::kFailed) throw StorageError("checkpoints cannot be written: " + told.text);
+  step_found_ = told.steps;
+}
+
+void CheckpointSaver::clear_folder() {
+  const auto cleared = attempt([&](CheckpointMessage&) {
+    if (is_main()) folder_.clear();
+  });
+  const auto told = CheckpointMessage::decode(group_.broadcast_bytes(cleared.encode()), 0);
+  if (told.outcome == Outcome::kFailed) throw StorageError("the old run cannot be replaced: " + told.text);
+  step_found_ = -1;
 }
 
 CheckpointSaver::~CheckpointSaver() { wait(); }
@@ -95,17 +146,26 @@ void CheckpointSaver::wait() {
 }
 
 CheckpointMessage CheckpointSaver::save(const std::vector<CheckpointPart>& parts, int64_t step,
-                                        std::optional<double> score) {
+                                        std::optional<double> score, const std::string& problem) {
   CommonState common;
-  const auto own = attempt([&](CheckpointMessage& message) {
-    message.state = packed(state_of_rank(parts, state_of(group_).virtual_ranks.get()));
+  auto own = attempt([&](CheckpointMessage& message) {
+    if (!problem.empty()) throw Error(problem);
+    const Dict own_state = state_of_rank(parts, state_of(group_).virtual_ranks.get());
+    check_own_weights(own_state);
+    message.state = packed(own_state);
     common = common_state(parts, group_);
-    if (group_.world_size() > 1) message.text = lines_to_compare(parts, common);
+    check_own_weights(common.parts);
+    if (group_.world_size() > 1) message.text = text_of_score(score) + '\n' + lines_to_compare(parts, common);
   });
+  own.steps = step;
   auto sent = group_.gather_bytes(own.encode());
   CheckpointMessage result;
   if (is_main()) result = collect(std::move(sent), common.parts, !common.in_slices.empty(), step, score);
   result = CheckpointMessage::decode(group_.broadcast_bytes(result.encode()), 0);
+  if (is_main() && score && !std::isfinite(*score) && result.outcome != Outcome::kFailed) {
+    TORCH_WARN("the score of the checkpoint of step ", step, " is ", *score,
+               ", which says nothing about how good it is, so it has none");
+  }
   if (result.outcome != Outcome::kInSlices) return result;
   if (is_main())
     result = attempt([&](CheckpointMessage&) { start_write(std::move(next_), step, score); });
@@ -119,17 +179,25 @@ CheckpointMessage CheckpointSaver::save(const std::vector<CheckpointPart>& parts
 CheckpointMessage CheckpointSaver::collect(std::vector<std::string> sent, const Dict& common, bool in_slices,
                                            int64_t step, std::optional<double> score) {
   return attempt([&](CheckpointMessage& result) {
-    std::vector<std::string> states, lines;
+    std::vector<std::string> states, lines, scores, steps, failures;
     for (size_t rank = 0; rank < sent.size(); ++rank) {
       auto message = CheckpointMessage::decode(std::move(sent[rank]), static_cast<int>(rank));
       if (message.outcome == Outcome::kFailed) {
         result.outcome = Outcome::kFailed;
         result.text += "\n  rank " + std::to_string(rank) + ": " + message.text;
+        failures.push_back(message.text);
       }
       states.push_back(std::move(message.state));
-      lines.push_back(std::move(message.text));
+      steps.push_back(std::to_string(message.steps));
+      const size_t end = std::min(message.text.find('\n'), message.text.size());
+      scores.push_back(message.text.substr(0, end));
+      lines.push_back(message.text.erase(0, std::min(end + 1, message.text.size())));
     }
+    if (const std::string other = difference_of("steps", steps); !other.empty()) throw Error(other);
+    if (failures.size() == sent.size() && std::count(failures.begin(), failures.end(), failures[0]) == std::ssize(sent))
+      result.text = failures[0];
     if (result.outcome == Outcome::kFailed) return;
+    if (const std::string other = difference_of("scores", scores); !other.empty()) throw Error(other);
     result.text = difference_of_lines(lines);
     if (!result.text.empty()) {
       result.outcome = Outcome::kDiverged;

@@ -1,7 +1,10 @@
 #include <lockstep/checkpointer.h>
 
+#include <utility>
+
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/first_difference.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/checkpoint_resume.h"
 #include "checkpoint/checkpoint_saver.h"
@@ -17,29 +20,87 @@ namespace lockstep {
 struct Checkpointer::State {
   State(const std::string& folder, Group group_, const CheckpointerOptions& options)
       : group(std::move(group_)),
+        path(folder),
+        replace_old_run(options.replace_old_run),
         saver(folder, group, options),
         schedule(group, options),
         memory(MemoryTier::make(folder, group, options)) {}
 
   void save(int64_t step, std::optional<double> score);
+  bool step(int64_t step);
   bool resume();
+  void compare_parts();
+  void begin_run();
+  std::string problem_of(int64_t step) const;
 
   const Group group;
+  const std::string path;
+  const bool replace_old_run;
   std::vector<CheckpointPart> parts;
   std::vector<std::function<void()>> checks;  ///< before each save
   CheckpointSaver saver;
   SaveSchedule schedule;
   const std::unique_ptr<MemoryTier> memory;  ///< null: disk alone
   int64_t resumed_step = 0;
+  int64_t newest = -1;  ///< step that this run has saved or resumed; -1: none
+  bool parts_compared = false;
 };
+
+namespace {
+
+const char* scope_name(Checkpointer::Scope scope) {
+  using enum Checkpointer::Scope;
+  return scope == kAllRanks ? "kAllRanks" : scope == kEachRank ? "kEachRank" : "kRankZero";
+}
+
+}  // namespace
+
+/// Once, before the parts are used for the first time: in another order, equal parts would look different. All ranks
+/// call it.
+void Checkpointer::State::compare_parts() {
+  if (std::exchange(parts_compared, true) || group.world_size() == 1) return;
+  std::string lines;
+  for (const CheckpointPart& part : parts) lines += part.name + ", " + scope_name(part.scope) + '\n';
+  const std::string difference = first_difference("part", group.all_gather_bytes(lines));
+  if (difference.empty()) return;
+  parts_compared = false;
+  throw Error("ranks have added different parts to the Checkpointer: " + difference +
+              ". Every rank must add the same parts, in the same order and with the same scope");
+}
+
+/// Before a step is counted for the first time. All ranks call it.
+void Checkpointer::State::begin_run() {
+  if (replace_old_run && newest < 0 && saver.step_found() >= 0) saver.clear_folder();
+}
+
+/// Why this run has no such step; "" if it may have.
+std::string Checkpointer::State::problem_of(int64_t step) const {
+  constexpr int64_t kMost = 999'999'999'999;  // whose digits a file's name has
+  if (step < 0 || step > kMost)
+    return "the step is " + std::to_string(step) + "; steps count from 0 to " + std::to_string(kMost);
+  if (step < newest)
+    return "this run has already saved step " + std::to_string(newest) +
+           ", which would be resumed instead; steps must ascend, and resume() goes back to a checkpoint";
+  if (newest < 0 && step <= saver.step_found())
+    return "the folder " + path + " holds step " + std::to_string(saver.step_found()) +
+           " of another run, which would be resumed instead. Call resume() before the first step to go on with that "
+           "run, give this one a folder of its own, or remove the old one's checkpoints with "
+           "CheckpointerOptions::replace_old_run";
+  return "";
+}
 
 void Checkpointer::State::save(int64_t step, std::optional<double> score) {
   using Outcome = CheckpointMessage::Outcome;
+  compare_parts();
+  begin_run();
   for (const auto& check : checks) check();
   const OperationLabel label("a checkpoint");
-  const CheckpointMessage result = saver.save(parts, step, score);
-  schedule.start_after(step);
-  if (result.outcome == Outcome::kDone) return;
+  const CheckpointMessage result = saver.save(parts, step, score, problem_of(step));
+  if (result.outcome == Outcome::kDone) {
+    schedule.start_after(step);
+    newest = step;
+    return;
+  }
   const std::string text = "the state of step " + std::to_string(step) + " cannot be saved: " + result.text;
   if (result.outcome == Outcome::kFailed) throw Error(text);
   own_page().fail(RankFailure::kDiverged, -1, text);
@@ -49,11 +110,29 @@ void Checkpointer::State::save(int64_t step, std::optional<double> score) {
               "rank's, or with Scope::kRankZero, which saves rank 0's without comparing");
 }
 
+bool Checkpointer::State::step(int64_t step) {
+  begin_run();
+  const bool to_memory = memory && memory->is_due(step);
+  if (to_memory || newest < 0 || step < 0)
+    if (const std::string problem = problem_of(step); !problem.empty())
+      throw Error("Checkpointer::step(" + std::to_string(step) + "): " + problem);
+  if (to_memory) {
+    compare_parts();
+    memory->save(parts, step);
+    newest = step;
+  }
+  if (!schedule.is_due(step)) return false;
+  save(step, {});
+  return true;
+}
+
 bool Checkpointer::State::resume() {
   const OperationLabel label("resuming");
+  compare_parts();
+  saver.wait();  // the newest may be on its way to the disk
   const auto resumed = resume_parts(parts, saver.folder(), memory.get(), group);
   if (!resumed) return false;
-  resumed_step = resumed->step;
+  resumed_step = newest = resumed->step;
   schedule.start_after(resumed->step_on_disk);
   if (memory) memory->start_after(resumed->step);
   if (resumed->path.empty()) own_page().note_memory_checkpoint(resumed->step);
@@ -122,12 +201,7 @@ bool Checkpointer::resume() { return state_->resume(); }
 
 int64_t Checkpointer::resumed_step() const { return state_->resumed_step; }
 
-bool Checkpointer::step(int64_t step) {
-  if (state_->memory && state_->memory->is_due(step)) state_->memory->save(state_->parts, step);
-  if (!state_->schedule.is_due(step)) return false;
-  state_->save(step, {});
-  return true;
-}
+bool Checkpointer::step(int64_t step) { return state_->step(step); }
 
 void Checkpointer::save(int64_t step, std::optional<double> score) { state_->save(step, score); }
 

@@ -26,10 +26,17 @@ struct ObjectWriter::Place {
   const Place* outer = nullptr;  ///< null: it is the object
   c10::IValue key;
   int depth = 0;
+  const void* container = nullptr;  ///< the list, tuple or dictionary that it is in
 
-  Place inner(c10::IValue inner_key) const { return {this, std::move(inner_key), depth + 1}; }
+  Place inner(c10::IValue inner_key, const c10::IValue& in) const {
+    return {this, std::move(inner_key), depth + 1, in.internalToPointer()};
+  }
+  bool is_in(const void* other) const {
+    return outer != nullptr && (container == other || outer->is_in(other));
+  }
   std::string keys() const {
-    const std::string before = outer == nullptr ? "" : outer->keys();
+    if (outer == nullptr) return "";
+    const std::string before = outer->keys();
     return (before.empty() ? before : before + '.') + text_of(key);
   }
   std::string name() const { return outer == nullptr ? "the object" : "`" + keys() + "`"; }
@@ -43,9 +50,12 @@ ObjectWriter::ObjectWriter(const c10::IValue& object) {
 
 void ObjectWriter::add(const c10::IValue& value, const Place& place) {
   TORCH_CHECK(place.depth < ObjectReader::kMaxDepth, "cannot save ", place.name(), ": it is nested deeper than ",
-              ObjectReader::kMaxDepth, ", or contains itself");
+              ObjectReader::kMaxDepth);
+  const bool is_container = value.isTuple() || value.isList() || value.isGenericDict();
+  TORCH_CHECK(!is_container || !place.is_in(value.internalToPointer()), "cannot save ", place.name(),
+              ": it contains itself");
   const auto add_all = [&](const auto& items) {
-    for (size_t i = 0; i < items.size(); ++i) add(c10::IValue(items[i]), place.inner(static_cast<int64_t>(i)));
+    for (size_t i = 0; i < items.size(); ++i) add(c10::IValue(items[i]), place.inner(static_cast<int64_t>(i), value));
   };
   if (value.isNone()) {
     pickle_writer_.none();
@@ -81,7 +91,7 @@ void ObjectWriter::add_dict(const c10::IValue& value, const Place& place) {
     const c10::IValue& key = item.key();
     TORCH_CHECK(key.isString() || key.isInt(), "cannot save ", place.name(), ": a key of it is a ", key.tagKind(),
                 "; texts and whole numbers can be keys");
-    const Place inner = place.inner(key);
+    const Place inner = place.inner(key, value);
     add(key, inner);
     add(item.value(), inner);
   }

@@ -8,6 +8,7 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 
+#include "base/error.h"
 #include "base/hash.h"
 #include "base/rank_names.h"
 #include "checkpoint/sliced_memory.h"
@@ -42,29 +43,51 @@ std::string text_of_leaf(const c10::IValue& value, bool in_slices) {
 
 std::string joined(const std::string& name, const std::string& key) { return name.empty() ? key : name + '.' + key; }
 
-void add_lines(const c10::IValue& value, const std::string& name, bool in_slices, std::string& lines) {
+/// The containers that a value lies in, from the inside out.
+struct Containers {
+  const Containers* outer;
+  const void* container;
+
+  bool have(const void* other) const {
+    return container == other || (outer != nullptr && outer->have(other));
+  }
+};
+
+void add_lines(const c10::IValue& value, const std::string& name, bool in_slices, const Containers* around,
+               std::string& lines) {
+  const bool is_container = value.isGenericDict() || value.isList() || value.isTuple();
+  const Containers inside{around, is_container ? value.internalToPointer() : nullptr};
+  if (is_container && around != nullptr && around->have(inside.container))
+    throw Error("`" + name + "` contains itself");
   if (value.isGenericDict()) {
     for (const auto& item : value.toGenericDict()) {
       const bool text = item.key().isString();
       add_lines(item.value(), joined(name, text ? item.key().toStringRef() : std::to_string(item.key().toInt())),
-                in_slices, lines);
+                in_slices, &inside, lines);
     }
     lines += name + "\tdictionary of " + std::to_string(value.toGenericDict().size()) + '\n';
   } else if (value.isList() || value.isTuple()) {
     const auto elements = value.isList() ? value.toList().vec() : value.toTupleRef().elements().vec();
     for (size_t i = 0; i < elements.size(); ++i)
-      add_lines(elements[i], joined(name, std::to_string(i)), in_slices, lines);
+      add_lines(elements[i], joined(name, std::to_string(i)), in_slices, &inside, lines);
     lines += name + "\tlist of " + std::to_string(elements.size()) + '\n';
   } else {
     lines += name + '\t' + text_of_leaf(value, in_slices) + '\n';
   }
 }
 
+/// What a line is about, in words where it has no name: the whole, or no line at all.
+std::string name_of(std::string_view line) {
+  if (line.empty()) return "nothing more";
+  const std::string name(line.substr(0, line.find('\t')));
+  return name.empty() ? "the end of the state" : name;
+}
+
 }  // namespace
 
 std::string lines_of_state(const c10::IValue& state, bool in_slices) {
   std::string lines;
-  add_lines(state, "", in_slices, lines);
+  add_lines(state, "", in_slices, nullptr, lines);
   return lines;
 }
 
@@ -86,10 +109,11 @@ std::string difference_of_lines(const std::vector<std::string>& ranks) {
     if (votes(usual) == static_cast<std::ptrdiff_t>(ranks.size())) continue;
     std::vector<bool> odd;
     for (const std::string_view line : at_this_place) odd.push_back(line != usual);
-    const auto named =
-        std::find_if(at_this_place.begin(), at_this_place.end(), [](auto line) { return !line.empty(); });
-    const std::string name(named->substr(0, named->find('\t')));
-    return name + " on " + rank_names(odd) + " is not what it is on " + ranks_with(at_this_place, usual);
+    const auto other = std::find_if(at_this_place.begin(), at_this_place.end(), [&](auto line) { return line != usual; });
+    const std::string name = name_of(usual), others = name_of(*other);
+    if (name == others) return name + " on " + rank_names(odd) + " is not what it is on " + ranks_with(at_this_place, usual);
+    return "some entries are missing, or stand in another order: " + others + " on " + rank_names(odd) +
+           " is where " + name + " is on " + ranks_with(at_this_place, usual);
   }
   return "";
 }

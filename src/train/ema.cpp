@@ -13,6 +13,7 @@
 #include <lockstep/checkpoint.h>
 #include <lockstep/error.h>
 
+#include "base/borrowed_weights.h"
 #include "base/broadcast_notice.h"
 #include "collectives/machine_memory.h"
 
@@ -172,8 +173,12 @@ Ema::Guard Ema::averaged_weights(size_t which) {
 
 Ema::Guard::Guard(Ema& ema, size_t which) : ema_(ema) {
   at::NoGradGuard no_grad;
-  for (const Tracked& tracked : ema.tracked_)
-    if (!tracked.averages.empty()) own_.emplace_back(tracked.live, tracked.live.detach().clone());
+  for (const Tracked& tracked : ema.tracked_) {
+    if (tracked.averages.empty()) continue;
+    own_.emplace_back(tracked.live, tracked.live.detach().clone());
+    storages_.push_back(tracked.live.storage().unsafeGetStorageImpl());
+  }
+  note_borrowed(storages_);
   ema_.swapped_ = true;
   for (const Tracked& tracked : ema.tracked_)
     if (!tracked.averages.empty()) at::Tensor(tracked.live).copy_(tracked.averages[which]);
@@ -182,6 +187,7 @@ Ema::Guard::Guard(Ema& ema, size_t which) : ema_(ema) {
 Ema::Guard::~Guard() {
   at::NoGradGuard no_grad;
   for (const auto& [live, held] : own_) at::Tensor(live).copy_(held);
+  note_given_back(storages_);
   ema_.swapped_ = false;
 }
 

@@ -315,7 +315,8 @@ TEST_F(CheckpointerTest, WhatShouldBeTheSameOnAllRanksIsComparedBeforeASave) {
       double best = std::numeric_limits<double>::quiet_NaN();  // the same as itself
       std::string name = "a";
       const auto failure_of_save = [&](Checkpointer::Scope scope) {
-        Checkpointer checkpointer(path() + std::to_string(context.world_size()), context.group());
+        Checkpointer checkpointer(path() + std::to_string(context.world_size()), context.group(),
+                                  {.replace_old_run = true});
         checkpointer.add("net", *net, scope).add("optimizer", optimizer, scope).add("ema", ema, scope);
         checkpointer.add("best", best, scope).add("name", name, scope);
         return failure([&] {
@@ -346,7 +347,8 @@ TEST_F(CheckpointerTest, WhatShouldBeTheSameOnAllRanksIsComparedBeforeASave) {
       }
       if (odd) net->weight.data().fill_(3);
       Ema other(*net);
-      Checkpointer checkpointer(path() + std::to_string(context.world_size()), context.group());
+      Checkpointer checkpointer(path() + std::to_string(context.world_size()), context.group(),
+                                {.replace_old_run = true});
       checkpointer.add("other", other);
       const std::string text = failure([&] { checkpointer.save(1); });
       EXPECT_NE(text.find("other.averages.0.weight" + rest), std::string::npos) << text;

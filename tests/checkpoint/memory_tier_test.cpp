@@ -252,9 +252,9 @@ TEST_F(MemoryTierTest, TheNewerOfMemoryAndDiskIsResumed) {
       Checkpointer checkpointer(name, context.group(), {.memory_every_n_steps = 2});
       checkpointer.add("step_count", step);
       EXPECT_FALSE(checkpointer.resume()) << "another folder's states are not this one's";
-      for (step = 1; step <= 5; ++step) checkpointer.step(step);
-      step = on_disk;
-      checkpointer.save(step);
+      for (step = 1; step <= on_disk; ++step) checkpointer.step(step);
+      checkpointer.save(--step);
+      while (++step <= 5) checkpointer.step(step);
       checkpointer.finish();
     });
     run_ranks(2, [&](Context& context) {

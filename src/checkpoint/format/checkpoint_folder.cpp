@@ -176,6 +176,14 @@ CheckpointManifest CheckpointFolder::add(int64_t step, std::optional<double> sco
   return manifest;
 }
 
+void CheckpointFolder::clear() {
+  if (files().empty()) return;
+  lock();
+  prune(0, 0, true);
+  const auto left = list();
+  if (!left.empty()) throw StorageError("cannot remove the old checkpoint " + path_of(left.front()));
+}
+
 void CheckpointFolder::prune(int last, int best, bool higher_is_better) const {
   const std::vector<CheckpointManifest> all = list();
   std::set<std::string> kept;

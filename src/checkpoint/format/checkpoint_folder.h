@@ -50,6 +50,9 @@ class CheckpointFolder {
   /// be removed stays. Only the process that writes may call it.
   void prune(int last, int best, bool higher_is_better) const;
 
+  /// Removes all checkpoints, and what interrupted saves left. Throws Error if another process writes, or if one stays.
+  void clear();
+
   std::string path_of(const CheckpointManifest& manifest) const { return path_ + '/' + manifest.file; }
 
  private:

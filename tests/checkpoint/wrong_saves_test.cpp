@@ -1,0 +1,304 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <thread>
+
+#include <ATen/ATen.h>
+#include <ATen/core/List.h>
+#include <torch/nn.h>
+
+#include <lockstep/checkpointer.h>
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/ema.h>
+
+#include "base/state_memory.h"
+#include "checkpoint/failure.h"
+#include "support/ranks.h"
+#include "support/temporary_folder.h"
+
+// Saves that would put something else into the file than the program means: each is an error on all ranks.
+
+namespace lockstep {
+namespace {
+
+using testing::Engine;
+using testing::failure;
+using testing::run_ranks;
+using Scope = Checkpointer::Scope;
+
+class WrongSaves : public ::testing::TestWithParam<Engine> {
+ protected:
+  std::string path(const std::string& name = "checkpoints") const { return (temporary_.path() / name).string(); }
+  static int last(const Context& context) { return context.world_size() - 1; }
+  static void expect_in(const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << "`" << part << "` is not in: " << text;
+  }
+  /// All ranks wait until the folder is as they left it.
+  static void settle(const Context& context, Checkpointer& checkpointer) {
+    checkpointer.finish();
+    context.group().barrier();
+  }
+
+  TemporaryFolder temporary_;
+};
+INSTANTIATE_TEST_SUITE_P(Engines, WrongSaves,
+                         ::testing::Values(Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}),
+                         [](const auto& info) { return testing::name_of(info.param); });
+
+TEST_P(WrongSaves, ANewRunInAnOldFolder) {
+  run_ranks(GetParam(), [&](Context& context) {
+    int64_t value = 10;
+    {
+      Checkpointer old(path(), context.group());
+      old.add("value", value);
+      old.save(10);
+      settle(context, old);
+    }
+    {
+      Checkpointer anew(path(), context.group(), {.every_steps = 2});
+      anew.add("value", value);
+      for (const auto& call : std::vector<std::function<void()>>{
+               [&] { anew.save(4); }, [&] { anew.save(10); }, [&] { anew.step(1); }, [&] { anew.step(2); }}) {
+        const std::string text = failure(call);
+        for (const char* part : {"holds step 10 of another run", "resume()", "a folder of its own", "replace_old_run"})
+          expect_in(text, part);
+        expect_in(text, path());
+      }
+      value = 11;
+      EXPECT_TRUE(anew.step(11)) << "which is newer";
+      settle(context, anew);
+    }
+    {
+      Checkpointer going_on(path(), context.group());
+      going_on.add("value", value);
+      EXPECT_TRUE(going_on.resume());
+      EXPECT_EQ(value, 11);
+      going_on.save(11, 0.5);  // the same step, now with a score
+      EXPECT_NE(failure([&] { going_on.save(10); }).find("has already saved step 11"), std::string::npos);
+      going_on.save(12);
+      settle(context, going_on);
+    }
+    Checkpointer replacing(path(), context.group(), {.replace_old_run = true});
+    value = 1;
+    replacing.add("value", value);
+    EXPECT_FALSE(replacing.step(1)) << "nothing is due";
+    EXPECT_TRUE(std::filesystem::is_empty(path()));
+    replacing.save(2);
+    replacing.save(3);
+    settle(context, replacing);
+    value = 0;
+    EXPECT_TRUE(replacing.resume());
+    EXPECT_EQ(replacing.resumed_step(), 3);
+    EXPECT_EQ(value, 1);
+  });
+}
+
+TEST_P(WrongSaves, ReplacingLeavesWhatIsResumed) {
+  run_ranks(GetParam(), [&](Context& context) {
+    int64_t value = 1;
+    for (const int64_t step : {1, 2, 3}) {
+      Checkpointer checkpointer(path(), context.group(), {.keep_last = 9, .replace_old_run = true});
+      checkpointer.add("value", value);
+      EXPECT_EQ(checkpointer.resume(), step > 1);
+      checkpointer.save(step);
+      settle(context, checkpointer);
+    }
+    for (const char* file : {"step-000000000001.0.pt", "step-000000000003.0.pt"})
+      EXPECT_TRUE(std::filesystem::exists(path() + '/' + file)) << file;
+  });
+}
+
+TEST_P(WrongSaves, StepsThatCannotBe) {
+  run_ranks(GetParam(), [&](Context& context) {
+    int64_t value = 0;
+    Checkpointer checkpointer(path(), context.group(), {.every_steps = 1});
+    checkpointer.add("value", value);
+    for (const int64_t step : {int64_t{-1}, std::numeric_limits<int64_t>::min(), int64_t{1'000'000'000'000}}) {
+      expect_in(failure([&] { checkpointer.save(step); }), "the step is " + std::to_string(step));
+      expect_in(failure([&] { checkpointer.step(step); }), "the step is " + std::to_string(step));
+    }
+    const bool odd = context.rank() == last(context);
+    const std::string text = failure([&] { checkpointer.save(odd ? 2 : 1); });
+    expect_in(text, "ranks save different steps: 1 on rank");
+    expect_in(text, "and 2 on rank " + std::to_string(last(context)));
+    expect_in(failure([&] { checkpointer.save(odd ? -2 : 1); }), "ranks save different steps: 1 on rank");
+    expect_in(failure([&] { checkpointer.step(odd ? 4 : 3); }), "ranks save different steps: 3 on rank");
+    checkpointer.save(0);
+    checkpointer.save(1);
+    settle(context, checkpointer);
+  });
+}
+
+TEST_P(WrongSaves, ScoresThatDifferOrAreNoNumber) {
+  run_ranks(GetParam(), [&](Context& context) {
+    int64_t value = 0;
+    Checkpointer checkpointer(path(), context.group(), {.keep_last = 1, .keep_best = 1, .asynchronous = false});
+    checkpointer.add("value", value);
+    const bool odd = context.rank() == last(context);
+    const auto on_odd = [&](std::optional<double> of_odd) {
+      return failure([&] { checkpointer.save(1, odd ? of_odd : 0.5); });
+    };
+    expect_in(on_odd(0.25), "ranks save different scores: 0.5 on rank");
+    expect_in(on_odd(0.25), "0.25 on rank " + std::to_string(last(context)));
+    expect_in(on_odd({}), "none on rank " + std::to_string(last(context)));
+    expect_in(on_odd(std::nextafter(0.5, 1)), "0.50000000000000011 on rank");
+    checkpointer.save(1, 0.5);
+    ::testing::internal::CaptureStderr();
+    int64_t step = 2;
+    for (const double score : {std::numeric_limits<double>::infinity(), std::nan("")}) checkpointer.save(step++, score);
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    checkpointer.save(step++, 0.25);
+    settle(context, checkpointer);
+    if (context.rank() != 0) return;
+    expect_in(said, "the score of the checkpoint of step 2 is inf");
+    expect_in(said, "the score of the checkpoint of step 3 is nan");
+    EXPECT_TRUE(std::filesystem::exists(path() + "/step-000000000001.0.pt")) << "the best that has a score";
+  });
+}
+
+TEST_P(WrongSaves, PartsThatDiffer) {
+  run_ranks(GetParam(), [&](Context& context) {
+    const bool odd = context.rank() == last(context);
+    int64_t a = 1, b = 2;
+    using Fill = std::function<void(Checkpointer&)>;
+    const auto refused = [&](const Fill& others, const Fill& mine, const std::string& part) {
+      Checkpointer checkpointer(path(), context.group());
+      (odd ? mine : others)(checkpointer);
+      for (const std::string& text : {failure([&] { checkpointer.save(1); }), failure([&] { checkpointer.resume(); })}) {
+        expect_in(text, "ranks have added different parts to the Checkpointer: part ");
+        expect_in(text, part);
+        expect_in(text, "on rank " + std::to_string(last(context)));
+      }
+    };
+    const auto add_both = [&](Checkpointer& to) { to.add("a", a).add("b", b); };
+    refused(add_both, [&](Checkpointer& to) { to.add("b", b).add("a", a); }, "part 0 is `a, kAllRanks` on rank");
+    refused(add_both, [&](Checkpointer& to) { to.add("a", a).add("b", b, Scope::kEachRank); }, "`b, kEachRank` on rank");
+    refused(add_both, [&](Checkpointer& to) { to.add("a", a); }, "`nothing (it has 1)` on rank");
+  });
+}
+
+/// Of dictionaries below a part: the message had an empty name.
+TEST_P(WrongSaves, EntriesThatOneRankLacks) {
+  run_ranks(GetParam(), [&](Context& context) {
+    const bool odd = context.rank() == last(context);
+    const auto refused = [&](const StateDict& others, const StateDict& mine) {
+      Checkpointer checkpointer(path(), context.group());
+      checkpointer.add("part", {.save = [&] { return to_object(odd ? mine : others); }, .load = [](const auto&) {}});
+      return failure([&] { checkpointer.save(1); });
+    };
+    const at::Tensor one = at::ones({1});
+    const std::string rank = " on rank " + std::to_string(last(context));
+    expect_in(refused({{"a", one}}, {}), "part" + rank + " is where part.a is on rank");
+    expect_in(refused({{"a", one}, {"b", one}}, {{"b", one}, {"a", one}}), "part.b" + rank + " is where part.a is on");
+    expect_in(refused({{"a", one}}, {{"a", at::zeros({1})}}), "part.a" + rank + " is not what it is on rank");
+  });
+}
+
+TEST_P(WrongSaves, WhatContainsItself) {
+  run_ranks(GetParam(), [&](Context& context) {
+    c10::impl::GenericList list(c10::AnyType::get());
+    list.push_back(list);
+    list.push_back(list);  // twice: a limit of depth alone would take for ever
+    c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+    dict.insert(std::string("self"), dict);
+    for (const Scope scope : {Scope::kAllRanks, Scope::kEachRank, Scope::kRankZero})
+      for (const c10::IValue& value : {c10::IValue(list), c10::IValue(dict)}) {
+        Checkpointer checkpointer(path(), context.group(), {.asynchronous = false});
+        checkpointer.add("part", {.save = [&] { return value; }, .load = [](const auto&) {}}, scope);
+        expect_in(failure([&] { checkpointer.save(1); }), "contains itself");
+      }
+    EXPECT_THROW(save_object(list, path("list.pt")), c10::Error);
+    EXPECT_NE(failure([&] { (void)to_state_dict(dict); }).find("contains itself"), std::string::npos);
+    // What is there twice, but not within itself, is no such thing.
+    c10::impl::GenericList both(c10::AnyType::get()), inner(c10::AnyType::get());
+    inner.push_back(int64_t{1});
+    both.push_back(inner);
+    both.push_back(inner);
+    Checkpointer checkpointer(path(), context.group());
+    checkpointer.add("part", {.save = [&] { return c10::IValue(both); }, .load = [](const auto&) {}});
+    checkpointer.save(1);
+    settle(context, checkpointer);
+  });
+}
+
+TEST_P(WrongSaves, AveragesInTheModelsPlace) {
+  run_ranks(GetParam(), [&](Context& context) {
+    torch::nn::Linear net(3, 2), other(3, 2);
+    DistributedDataParallel model(net, context), with_guard(other, context);
+    Ema ema(*net), of_other(*other);
+    at::NoGradGuard(), net->weight.add_(1);
+    ema.update();
+    Checkpointer replicas(path("replicas"), context.group()), module(path("module"), context.group());
+    Checkpointer own(path("own"), context.group());
+    replicas.add("model", model);
+    module.add("net", *net);
+    own.add("net", *net, Scope::kEachRank);
+    {
+      const auto elsewhere = of_other.averaged_weights();
+      for (Checkpointer* each : {&replicas, &module, &own}) each->save(1);
+      const auto guard = ema.averaged_weights();
+      for (Checkpointer* each : {&replicas, &module, &own})
+        expect_in(failure([&] { each->save(2); }), "has averaged weights now, which a run would go on from");
+      lockstep::save(state_dict(*net), path("averages" + std::to_string(context.rank()) + ".pt"));  // which somebody wants
+    }
+    for (Checkpointer* each : {&replicas, &module, &own}) {
+      each->save(3);
+      settle(context, *each);
+    }
+  });
+}
+
+/// Rank 0 chose before the others had written their part of the last save, and took the one before.
+class ResumesAtOnce : public WrongSaves {
+ protected:
+  ResumesAtOnce() : memory_(StateMemory::make()) {
+    ::setenv("LOCKSTEP_MEMORY_FD", std::to_string(memory_.get()).c_str(), 1);
+  }
+  ~ResumesAtOnce() override { ::unsetenv("LOCKSTEP_MEMORY_FD"); }
+
+  FileDescriptor memory_;
+};
+INSTANTIATE_TEST_SUITE_P(Engines, ResumesAtOnce,
+                         ::testing::Values(Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}),
+                         [](const auto& info) { return testing::name_of(info.param); });
+
+TEST_P(ResumesAtOnce, WhatTheSlowestRankHasSaved) {
+  run_ranks(GetParam(), [&](Context& context) {
+    int64_t value = 0;
+    Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
+    checkpointer.add("value", value);
+    for (int64_t step = 1; step <= 6; ++step) {
+      value = 100 + step;
+      if (context.rank() == static_cast<int>(step) % context.world_size())
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      checkpointer.step(step);
+      value = -1;
+      EXPECT_TRUE(checkpointer.resume());
+      EXPECT_EQ(checkpointer.resumed_step(), step);
+      EXPECT_EQ(value, 100 + step);
+    }
+  });
+}
+
+TEST_P(ResumesAtOnce, WhatIsOnItsWayToTheDisk) {
+  run_ranks(GetParam(), [&](Context& context) {
+    at::Tensor large = at::zeros({1 << 21});
+    Checkpointer checkpointer(path("disk"), context.group());
+    checkpointer.add("large", {.save = [&] { return c10::IValue(large); },
+                               .load = [&](const c10::IValue& state) { large.copy_(state.toTensor()); }});
+    for (int64_t step = 1; step <= 4; ++step) {
+      large.fill_(static_cast<double>(step));
+      checkpointer.save(step);
+      large.zero_();
+      EXPECT_TRUE(checkpointer.resume());
+      EXPECT_EQ(checkpointer.resumed_step(), step);
+      EXPECT_EQ(large[5].item<float>(), static_cast<float>(step));
+    }
+    checkpointer.finish();
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
