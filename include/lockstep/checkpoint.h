@@ -1,7 +1,12 @@
 #pragma once
 
+#include <cfloat>
+#include <concepts>
+#include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -102,5 +107,39 @@ void save_object(const c10::IValue& object, const std::string& path);
 
 /// 16 hexadecimal digits that depend on names, dtypes, shapes and every bit of the tensors: equal states, equal hash.
 [[nodiscard]] std::string hash(const StateDict& state);
+
+namespace detail {
+/// A variable of the program as a part of a checkpoint, and back. Throws Error for what the file has of another kind,
+/// and for numbers that the variable, or the file, cannot hold.
+int64_t whole_number_of(const c10::IValue& state, int64_t least, int64_t most);
+double number_of(const c10::IValue& state, double most);
+bool bool_of(const c10::IValue& state);
+std::string string_of(const c10::IValue& state);
+void check_whole_number(uint64_t value);
+template <typename T>
+c10::IValue saved_value(const T& value) {
+  if constexpr (std::is_integral_v<T> && !std::same_as<T, bool>) {
+    if constexpr (std::numeric_limits<T>::digits > 63) check_whole_number(value);
+    return static_cast<int64_t>(value);
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return static_cast<double>(value);
+  } else {
+    return value;
+  }
+}
+template <typename T>
+void load_value(const c10::IValue& state, T& value) {
+  using Limits = std::numeric_limits<T>;
+  if constexpr (std::same_as<T, std::string>)
+    value = string_of(state);
+  else if constexpr (std::same_as<T, bool>)
+    value = bool_of(state);
+  else if constexpr (std::is_floating_point_v<T>)
+    value = static_cast<T>(number_of(state, Limits::digits < 53 ? static_cast<double>(Limits::max()) : DBL_MAX));
+  else
+    value = static_cast<T>(whole_number_of(state, static_cast<int64_t>(Limits::min()),
+                                           Limits::digits > 63 ? INT64_MAX : static_cast<int64_t>(Limits::max())));
+}
+}  // namespace detail
 
 }  // namespace lockstep

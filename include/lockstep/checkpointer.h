@@ -125,7 +125,7 @@ class Checkpointer {
   requires(!std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer>)
       Checkpointer& add(const std::string& name, T& thing,
                         Scope scope = HasStateOfRanks<T> ? Scope::kEachRank : Scope::kAllRanks);
-  /// A number or string of the program.
+  /// A number or string of the program. resume() throws Error for a number that the variable cannot hold.
   template <typename T>
   requires(std::is_arithmetic_v<T> || std::same_as<T, std::string>) Checkpointer& add(const std::string& name, T& value,
                                                                                       Scope scope = Scope::kAllRanks);
@@ -186,21 +186,10 @@ requires(!std::derived_from<T, torch::nn::Module> &&
 template <typename T>
 requires(std::is_arithmetic_v<T> ||
          std::same_as<T, std::string>) Checkpointer& Checkpointer::add(const std::string& name, T& value, Scope scope) {
-  Part part;
-  if constexpr (std::same_as<T, std::string>) {
-    part.save = [&value] { return c10::IValue(value); };
-    part.load = [&value](const c10::IValue& state) { value = state.toStringRef(); };
-  } else if constexpr (std::same_as<T, bool>) {
-    part.save = [&value] { return c10::IValue(value); };
-    part.load = [&value](const c10::IValue& state) { value = state.toBool(); };
-  } else if constexpr (std::is_floating_point_v<T>) {
-    part.save = [&value] { return c10::IValue(static_cast<double>(value)); };
-    part.load = [&value](const c10::IValue& state) { value = static_cast<T>(state.toDouble()); };
-  } else {
-    part.save = [&value] { return c10::IValue(static_cast<int64_t>(value)); };
-    part.load = [&value](const c10::IValue& state) { value = static_cast<T>(state.toInt()); };
-  }
-  return add(name, std::move(part), scope);
+  return add(name,
+             Part{.save = [&value] { return detail::saved_value(value); },
+                  .load = [&value](const c10::IValue& state) { detail::load_value(state, value); }},
+             scope);
 }
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <tuple>
@@ -63,6 +64,10 @@ auto default_collate(std::vector<E> examples) {
   } else if constexpr (std::same_as<E, bool> || std::same_as<E, float> || std::same_as<E, double>) {
     return detail::tensor_of(examples);
   } else if constexpr (std::integral<E>) {
+    if constexpr (std::numeric_limits<E>::digits > 63)
+      for (const E example : examples)
+        TORCH_CHECK(example <= static_cast<E>(std::numeric_limits<int64_t>::max()), "default_collate: ", example,
+                    " does not fit into int64; give the loader a function that makes a batch of such numbers");
     return detail::tensor_of(std::vector<int64_t>(examples.begin(), examples.end()));
   } else if constexpr (detail::kIsMap<E>) {
     using Value = decltype(default_collate(std::declval<std::vector<typename E::mapped_type>>()));

@@ -23,7 +23,7 @@ struct EmaOptions {
   bool warm_up = false;
   double warmup_gamma = 1;
   double warmup_power = 2.0 / 3;
-  double min_decay = 0;
+  double min_decay = 0;  ///< at least 0 and below 1
   /// During this many first updates the averages are the model itself.
   int64_t update_after_step = 0;
   /// Average floating-point buffers, such as the running statistics of batch norm, like parameters. False: the averaged
@@ -49,7 +49,8 @@ struct EmaOptions {
 /// bit. It may be made before DistributedDataParallel or after it: until the first update() the averages follow the
 /// weights that DistributedDataParallel or broadcast_parameters() sets to one rank's. A Checkpointer compares them. The
 /// Ema covers the parameters and buffers that the module has when it is made, and expects them to keep their device and
-/// dtype. Make a new one after layers were added or replaced. Averages of 16-bit parameters have 32 bits, so that small
+/// dtype. Make a new one after layers were added or replaced: for a module that is held by a shared_ptr, TORCH_CHECK
+/// fails in the next call (of update(), in the first) that finds another parameter or buffer. Averages of 16-bit parameters have 32 bits, so that small
 /// steps are not lost. Used by one thread.
 class Ema {
  public:
@@ -88,8 +89,10 @@ class Ema {
   void track(const StateDict& tensors, bool average);
   void check_not_swapped(const char* operation) const;
   void check_place(size_t which) const;
+  void check_covers_module(const char* operation) const;
 
   EmaOptions options_;
+  std::weak_ptr<const torch::nn::Module> module_;  ///< null: nobody knows whether it has other tensors now
   std::vector<Tracked> tracked_;
   std::vector<std::pair<std::string, size_t>> names_;  ///< each name's index in tracked_
   int64_t updates_ = 0;

@@ -204,6 +204,8 @@ c10::IValue LoaderBase::state_dict() const {
   state.insert("dataset_size", dataset_size_);
   state.insert("seed", static_cast<int64_t>(options_.seed.value_or(shard_.seed)));
   state.insert("shuffle", options_.shuffle);
+  state.insert("drop_last", options_.drop_last);
+  state.insert("exactly_once", options_.exactly_once);
   if (options_.sampler == nullptr) return state;
   const bool in_the_middle = samples > 0 && sampler_->epoch == epoch;
   state.insert("places", places());
@@ -228,11 +230,13 @@ void LoaderBase::load_state_dict(const c10::IValue& state) {
     throw Error(options_.sampler != nullptr
                     ? "the checkpoint is from a DataLoader without a sampler, but this one has a sampler"
                     : "the checkpoint is from a DataLoader with a sampler, but this one has none");
-  for (const char* key : {"dataset_size", "seed", "shuffle", "places"}) {
+  for (const std::string key : {"dataset_size", "seed", "shuffle", "places", "drop_last", "exactly_once"}) {
     if (!own.contains(key)) continue;
+    // States that were saved before these were in them.
+    if ((key == "drop_last" || key == "exactly_once") && !given.contains(key)) continue;
     const int64_t mine = own.at(key).isBool() ? int64_t{own.at(key).toBool()} : own.at(key).toInt();
     if (value(key) != mine)
-      throw Error("the checkpoint is from a DataLoader whose " + std::string(key) + " was " +
+      throw Error("the checkpoint is from a DataLoader whose " + key + " was " +
                   std::to_string(value(key)) + ", not " + std::to_string(mine) +
                   "; samples would be lost or seen twice");
   }

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/printable.h"
+
 namespace lockstep {
 namespace {
 
@@ -15,7 +17,7 @@ std::string print(const char* format, auto... values) {
 }
 
 std::string epoch_text(const ProgressState& state) {
-  if (!state.label.empty()) return state.label;
+  if (!state.label.empty()) return printable(state.label);
   const std::string epoch = "epoch " + std::to_string(state.epoch + 1);
   return state.epochs > 0 ? epoch + "/" + std::to_string(state.epochs) : epoch;
 }

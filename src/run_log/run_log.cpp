@@ -45,11 +45,16 @@ std::string file_of(const std::string& folder, const std::string& name, int rank
   return (fs::path(folder) / (name + "_rank" + std::to_string(rank) + ending)).string();
 }
 
+RunLogOptions checked(const RunLogOptions& options) {
+  TORCH_CHECK(options.first_step >= 0, "RunLog: first_step is ", options.first_step, "; steps count from 0");
+  return options;
+}
+
 }  // namespace
 
 struct RunLog::State {
   State(const Context& context, const RunLogOptions& given, const SystemFacts& system)
-      : options(given),
+      : options(checked(given)),
         folder(made(folder_of(context, given, system))),
         rank(context.rank()),
         world_size(context.world_size()),
@@ -152,17 +157,21 @@ void RunLog::watch(Replica& model) {
 }
 
 void RunLog::epoch(int64_t number) {
+  TORCH_CHECK(number >= 0, "RunLog::epoch: ", number, "; epochs count from 0");
   state_->write_rates();
   state_->place.epoch = number;
   state_->mark = Clock::now();
 }
 
 void RunLog::step(int64_t samples, Scalars scalars) {
+  TORCH_CHECK(samples >= 0, "RunLog::step: ", samples, " samples; expected none below 0");
   state_->count_step(samples);
   for (const auto& [name, value] : scalars) state_->scalar(name, value, state_->place.step);
 }
 
 void RunLog::scalar(std::string_view name, double value, std::optional<int64_t> step) {
+  TORCH_CHECK(step.value_or(0) >= 0, "RunLog::scalar: `", name, "` at step ", step.value_or(0),
+              "; steps count from 0");
   state_->scalar(name, value, step.value_or(state_->place.step));
 }
 

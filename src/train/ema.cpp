@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -76,14 +77,20 @@ StateDict named(const auto& list) {
 }  // namespace
 
 Ema::Ema(const torch::nn::Module& module, EmaOptions options)
-    : Ema(named(module.named_parameters()), named(module.named_buffers()), std::move(options)) {}
+    : Ema(named(module.named_parameters()), named(module.named_buffers()), std::move(options)) {
+  module_ = module.weak_from_this();
+}
 
 Ema::Ema(StateDict parameters, StateDict buffers, EmaOptions options) : options_(std::move(options)) {
   TORCH_CHECK(!options_.decays.empty(), "Ema: decays is empty; there is nothing to average");
   for (const double decay : options_.decays)
     TORCH_CHECK(decay >= 0 && decay < 1, "Ema: a decay must be at least 0 and below 1, such as 0.9999; not ", decay);
-  TORCH_CHECK(options_.warmup_gamma > 0 && options_.warmup_power > 0 && options_.update_after_step >= 0,
-              "Ema: warmup_gamma and warmup_power must be above 0, update_after_step at least 0");
+  TORCH_CHECK(options_.warmup_gamma > 0 && std::isfinite(options_.warmup_gamma) && options_.warmup_power > 0 &&
+                  std::isfinite(options_.warmup_power) && options_.update_after_step >= 0,
+              "Ema: warmup_gamma and warmup_power must be above 0, update_after_step at least 0; they are ",
+              options_.warmup_gamma, ", ", options_.warmup_power, " and ", options_.update_after_step);
+  TORCH_CHECK(options_.min_decay >= 0 && options_.min_decay < 1, "Ema: min_decay must be at least 0 and below 1, not ",
+              options_.min_decay);
   track(parameters, true);
   track(buffers, options_.average_buffers);
   TORCH_CHECK(!tracked_.empty(), "Ema: the module has neither parameters nor buffers");
@@ -120,8 +127,29 @@ double Ema::decay_at(double decay, int64_t update) const {
   return std::max(std::min(risen, decay), options_.min_decay);
 }
 
+void Ema::check_covers_module(const char* operation) const {
+  const auto module = module_.lock();
+  if (module == nullptr) return;
+  std::map<std::string, size_t> known(names_.begin(), names_.end());
+  const auto look_at = [&](const auto& tensors) {
+    for (const auto& item : tensors) {
+      if (!item.value().defined()) continue;
+      const auto found = known.find(item.key());
+      TORCH_CHECK(found != known.end() && same_memory(tracked_[found->second].live, item.value()), operation, ": `",
+                  item.key(), "` is not what it was when the Ema was made; make a new one after layers were added or "
+                  "replaced");
+      known.erase(found);
+    }
+  };
+  look_at(module->named_parameters());
+  look_at(module->named_buffers());
+  TORCH_CHECK(known.empty(), operation, ": the module no longer has `", known.begin()->first,
+              "`, which it had when the Ema was made; make a new one after layers were removed");
+}
+
 void Ema::update() {
   check_not_swapped("update()");
+  if (updates_ == 0) check_covers_module("Ema::update()");
   at::NoGradGuard no_grad;
   ++updates_;
   before_first_update_.reset();
@@ -149,6 +177,7 @@ void Ema::check_not_swapped(const char* operation) const {
 
 StateDict Ema::averaged_state(size_t which) const {
   check_place(which);
+  check_covers_module("Ema::averaged_state()");
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> copies;  // tensors that share memory share it again
   for (const Tracked& tracked : tracked_) {
@@ -163,6 +192,7 @@ StateDict Ema::averaged_state(size_t which) const {
 Ema::Guard Ema::averaged_weights(size_t which) {
   check_place(which);
   check_not_swapped("averaged_weights()");
+  check_covers_module("Ema::averaged_weights()");
   for (const Tracked& tracked : tracked_)
     TORCH_CHECK(!is_owned_together(tracked.live),
                 "averaged_weights(): the weights lie in memory that all ranks share, so ranks would exchange them for "
@@ -193,6 +223,7 @@ Ema::Guard::~Guard() {
 
 c10::IValue Ema::state_dict() const {
   check_not_swapped("state_dict()");
+  check_covers_module("Ema::state_dict()");
   c10::impl::GenericList decays(c10::AnyType::get()), averages(c10::AnyType::get());
   for (size_t i = 0; i < options_.decays.size(); ++i) {
     StateDict state;
@@ -210,6 +241,7 @@ c10::IValue Ema::state_dict() const {
 
 void Ema::load_state_dict(const c10::IValue& object) {
   check_not_swapped("load_state_dict()");
+  check_covers_module("Ema::load_state_dict()");
   if (!object.isGenericDict()) throw Error("the state of the averages must be a dictionary");
   const Object state = object.toGenericDict();
   const c10::IValue updates = ema_entry(state, "updates");

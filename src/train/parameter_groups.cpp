@@ -8,6 +8,12 @@ using torch::optim::OptimizerParamGroup;
 
 std::vector<OptimizerParamGroup> parameter_groups(const NamedTensors& parameters,
                                                   const std::vector<ParameterRule>& rules) {
+  for (size_t i = 0; i < rules.size(); ++i) {
+    TORCH_CHECK(rules[i].matches != nullptr, "parameter_groups: the rule `", rules[i].name, "` (number ", i,
+                ") has no predicate; give it a function of a name and a parameter, such as is_bias_or_norm");
+    TORCH_CHECK(rules[i].options != nullptr, "parameter_groups: the rule `", rules[i].name, "` (number ", i,
+                ") has no options");
+  }
   std::vector<std::vector<at::Tensor>> members(rules.size());
   std::set<const c10::TensorImpl*> seen;
   std::string problems;

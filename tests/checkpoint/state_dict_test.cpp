@@ -190,5 +190,35 @@ TEST(Hash, DependsOnEveryPart) {
   EXPECT_NE(hash({{"a", values}, {"b", -values}}), hash({{"b", -values}, {"a", values}}));
 }
 
+/// LibTorch's own message had no name, and the tensors before it had changed.
+TEST(LoadStateDict, TensorsThatCannotBeCopiedAreNamedAndNothingChanges) {
+  torch::nn::Linear net(3, 2);
+  const std::string before = hash(state_dict(*net));
+  const auto refused = [&](const at::Tensor& bias) {
+    return failure([&] { load_state_dict(*net, {{"weight", at::ones({2, 3})}, {"bias", bias}}); });
+  };
+  const auto meta = at::TensorOptions(at::kMeta);
+  EXPECT_NE(refused(at::ones({2}).to_sparse()).find("bias: Sparse given, Strided in the module"), std::string::npos);
+  EXPECT_NE(refused(at::empty({2}, meta)).find("bias: given on the meta device"), std::string::npos);
+  EXPECT_NE(refused(at::Tensor()).find("bias: an undefined tensor given"), std::string::npos);
+  EXPECT_EQ(hash(state_dict(*net)), before);
+  EXPECT_EQ(refused(at::ones({1}).expand({2})), "") << "what is given may repeat its elements";
+
+  struct Odd : torch::nn::Module {
+    explicit Odd(const at::Tensor& second) {
+      register_buffer("first", at::zeros({2}));
+      register_buffer("second", second);
+    }
+  };
+  for (const auto& [second, part] : std::vector<std::pair<at::Tensor, std::string>>{
+           {at::zeros({1}).expand({4}), "second: its elements share memory in the module (expand())"},
+           {at::zeros({4}, meta), "second: on the meta device in the module"}}) {
+    Odd odd(second);
+    const std::string text = failure([&] { load_state_dict(odd, {{"first", at::ones({2})}, {"second", at::ones({4})}}); });
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+    EXPECT_TRUE(at::equal(odd.buffers()[0], at::zeros({2}))) << "the first has changed";
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

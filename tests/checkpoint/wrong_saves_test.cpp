@@ -300,5 +300,51 @@ TEST_P(ResumesAtOnce, WhatIsOnItsWayToTheDisk) {
   });
 }
 
+/// 300 in an int8 was 44; another type was LibTorch's "please report a bug to PyTorch".
+TEST_P(WrongSaves, NumbersThatTheVariableCannotHold) {
+  run_ranks(GetParam(), [&](Context& context) {
+    int step = 0;
+    const auto resumed = [&](auto saved, auto into) {
+      {
+        Checkpointer from(path(), context.group(), {.replace_old_run = true});
+        from.add("part", saved);
+        from.save(++step);
+        settle(context, from);
+      }
+      Checkpointer to(path(), context.group());
+      to.add("part", into);
+      return failure([&] {
+        to.resume();
+        EXPECT_EQ(static_cast<double>(into), static_cast<double>(saved));
+      });
+    };
+    expect_in(resumed(int64_t{300}, int8_t{0}), "the checkpoint has 300 here, but the program's variable holds -128 to 127");
+    expect_in(resumed(int64_t{-1}, uint8_t{0}), "has -1 here");
+    expect_in(resumed(int64_t{-1}, uint64_t{0}), "has -1 here");
+    expect_in(resumed(1e300, 1.0f), "has 1e+300 here");
+    expect_in(resumed(2.5, 1), "has a Double here, but the program's variable is a whole number");
+    expect_in(resumed(true, 1), "has a Bool here");
+    expect_in(resumed(1, true), "has a Int here, but the program's variable is a bool");
+    EXPECT_EQ(resumed(int64_t{127}, int8_t{0}), "");
+    EXPECT_EQ(resumed(uint64_t{1} << 62, uint64_t{0}), "");
+    EXPECT_EQ(resumed(7, 1.0), "");
+    EXPECT_EQ(resumed(std::numeric_limits<double>::infinity(), 1.0f), "");
+    uint64_t most = UINT64_MAX;
+    torch::nn::Linear net(2, 2);
+    Checkpointer checkpointer(path(), context.group(), {.replace_old_run = true});
+    checkpointer.add("most", most);
+    expect_in(failure([&] { checkpointer.save(1); }), "18446744073709551615");
+    Checkpointer words(path("words"), context.group()), model(path("words"), context.group());
+    std::string text = "text";
+    words.add("part", text);
+    words.save(1);
+    settle(context, words);
+    model.add("part", *net);
+    const std::string refused = failure([&] { model.resume(); });
+    expect_in(refused, "`part`: a dictionary of tensors is needed, this is a String");
+    EXPECT_EQ(refused.find("report a bug"), std::string::npos) << refused;
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

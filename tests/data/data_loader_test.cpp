@@ -4,6 +4,7 @@
 
 #include <lockstep/data_loader.h>
 #include <lockstep/datasets.h>
+#include <lockstep/error.h>
 #include <lockstep/progress.h>
 
 #include <algorithm>
@@ -451,6 +452,29 @@ TEST(DataLoader, IsFarFasterThanTraining) {
     EXPECT_EQ(samples, 60000);
     EXPECT_GT(rate, 50000) << "training takes some 10,000 a second";
   }
+}
+
+TEST(DataLoaderState, OptionsThatChangeWhichSamplesCountAreCompared) {
+  const auto loader = [](bool drop_last, bool exactly_once) {
+    return DataLoader(Numbers(10), Shard(0, 1), {.batch_size = 3, .drop_last = drop_last, .exactly_once = exactly_once});
+  };
+  const c10::IValue plain = loader(false, false).state_dict();
+  const auto refused = [&](bool drop_last, bool exactly_once, const c10::IValue& state) {
+    auto other = loader(drop_last, exactly_once);
+    try {
+      other.load_state_dict(state);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refused(false, false, plain), "");
+  EXPECT_NE(refused(true, false, plain).find("whose drop_last was 0, not 1"), std::string::npos);
+  EXPECT_NE(refused(false, true, plain).find("whose exactly_once was 0, not 1"), std::string::npos);
+  auto old = plain.toGenericDict().copy();  // of a release that did not write them
+  old.erase(std::string("drop_last"));
+  old.erase(std::string("exactly_once"));
+  EXPECT_EQ(refused(true, false, old), "");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <lockstep/progress.h>
 #include <lockstep/transforms.h>
 
+#include <limits>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -241,6 +242,14 @@ TEST(ExampleLoader, TheProgressLineCountsItsSamples) {
   EXPECT_NE(text.find("step 6/6"), std::string::npos) << text;
   auto iterator = loader.begin();
   EXPECT_EQ(iterator.samples(), 4);
+}
+
+TEST(DefaultCollate, NumbersThatFitIntoNoTensorAreNamed) {
+  const auto most = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(default_collate(std::vector<uint64_t>{1, most})[1].item<int64_t>(), std::numeric_limits<int64_t>::max());
+  EXPECT_NE(complaint([&] { default_collate(std::vector<uint64_t>{1, UINT64_MAX}); }).find("18446744073709551615 does not fit"),
+            std::string::npos);
+  EXPECT_NE(complaint([&] { default_collate(std::vector<uint64_t>{most + 1}); }), "");
 }
 
 }  // namespace

@@ -4,9 +4,11 @@
 #include <lockstep/data_loader.h>
 #include <lockstep/datasets.h>
 #include <lockstep/error.h>
+#include <lockstep/image_folder.h>
 #include <lockstep/transforms.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 #include <thread>
@@ -319,6 +321,18 @@ TEST(CIFAR, BatchesAsTorchvisionMakesThem) {
   EXPECT_EQ(datasets::CIFAR100(folder.path(), kTrain, {.coarse = true}).get({0}).target.item<int64_t>(), 19);
   folder.write("train.bin", std::string(1, '\x14') + std::string(1, '\x63') + record.substr(1));
   EXPECT_NE(failure_of<Error>([&] { datasets::CIFAR100(folder.path(), kTrain); }).find("label 20"), std::string::npos);
+}
+
+TEST(Normalize, DeviationsThatMakeNoNumbersAreRefused) {
+  const float nan = std::nanf(""), infinite = std::numeric_limits<float>::infinity();
+  for (const float wrong : {0.0f, nan, infinite}) {
+    EXPECT_THROW(Normalize({0.5f}, {wrong}), c10::Error) << wrong;
+    EXPECT_THROW(datasets::ImageFolder("nowhere", {.standard_deviation = {0.2f, wrong, 0.2f}}), c10::Error) << wrong;
+  }
+  for (const float wrong : {nan, infinite}) {
+    EXPECT_THROW(Normalize({wrong}, {0.5f}), c10::Error) << wrong;
+    EXPECT_THROW(datasets::ImageFolder("nowhere", {.mean = {0.2f, 0.2f, wrong}}), c10::Error) << wrong;
+  }
 }
 
 }  // namespace

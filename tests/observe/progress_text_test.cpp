@@ -55,6 +55,16 @@ TEST(ProgressText, NeverWiderThanTheTerminal) {
   EXPECT_EQ(progress_text(state, 7), "step 18");
 }
 
+TEST(ProgressText, ALabelCannotSteerTheTerminal) {
+  ProgressState state;
+  state.steps = 3;
+  state.label = "a\nb\x1b[2J";
+  const std::string text = progress_text(state, 200);
+  EXPECT_EQ(text.find('\n'), std::string::npos);
+  EXPECT_EQ(text.find('\x1b'), std::string::npos);
+  EXPECT_NE(text.find("a\\x0ab"), std::string::npos) << text;
+}
+
 TEST(ProgressText, Losses) {
   ProgressState state = training();
   const auto loss = [&](double value) {

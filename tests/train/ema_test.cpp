@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -9,6 +12,7 @@
 
 #include "checkpoint/failure.h"
 #include "data_parallel/models.h"
+#include "support/complaint.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -249,6 +253,46 @@ TEST(EmaTest, MadeBeforeDistributedDataParallelItIsTheSameOnAllRanks) {
     };
     run_ranks(ranks, body, std::chrono::seconds(60), {.seed = 7, .announce = false});
   }
+}
+
+TEST(EmaTest, OptionsThatMakeNoAverageAreRefused) {
+  Weights model;
+  for (const double wrong : {2.0, 1.0, -3.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    EXPECT_THROW(Ema(*model, {.warm_up = true, .min_decay = wrong}), c10::Error) << wrong;
+    EXPECT_THROW(Ema(*model, {.decays = {wrong}}), c10::Error) << wrong;
+  }
+  for (const double wrong : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    EXPECT_THROW(Ema(*model, {.warmup_gamma = wrong}), c10::Error) << wrong;
+    EXPECT_THROW(Ema(*model, {.warmup_power = wrong}), c10::Error) << wrong;
+  }
+}
+
+/// It averaged a part, and saved what the model could not load.
+TEST(EmaTest, LayersThatCameOrWentSinceItWasMadeAreNamed) {
+  using Change = std::function<void(torch::nn::Sequential&)>;
+  const auto text_of = [](const Change& change, const std::function<void(Ema&)>& use, int updates) {
+    torch::nn::Sequential model(torch::nn::Linear(2, 2), torch::nn::Linear(2, 1));
+    Ema ema(*model);
+    for (int i = 0; i < updates; ++i) ema.update();
+    change(model);
+    return testing::complaint([&] { use(ema); });
+  };
+  const Change add = [](auto& model) { model->push_back(torch::nn::Linear(1, 1)); };
+  const Change replace = [](auto& model) { model->replace_module("1", torch::nn::Linear(2, 1).ptr()); };
+  const Change remove = [](auto& model) { model->unregister_module("1"); };
+  const std::vector<std::function<void(Ema&)>> uses = {
+      [](Ema& ema) { (void)ema.averaged_state(); }, [](Ema& ema) { (void)ema.averaged_weights(); },
+      [](Ema& ema) { (void)ema.state_dict(); }, [](Ema& ema) { ema.load_state_dict({}); }};
+  for (const int updates : {0, 3})
+    for (const auto& use : uses) {
+      EXPECT_NE(text_of(add, use, updates).find("`2.weight` is not what it was when the Ema was made"), std::string::npos);
+      EXPECT_NE(text_of(replace, use, updates).find("`1.weight` is not what it was"), std::string::npos);
+      EXPECT_NE(text_of(remove, use, updates).find("no longer has `1.bias`"), std::string::npos);
+    }
+  const auto update = [](Ema& ema) { ema.update(); };
+  EXPECT_NE(text_of(add, update, 0).find("make a new one"), std::string::npos) << "the first update sees it";
+  const Change moved = [](auto& model) { model->template parameters()[0].set_data(at::ones({2, 2})); };
+  EXPECT_EQ(text_of(moved, update, 0), "") << "the tensors are the same, wherever they lie";
 }
 
 }  // namespace

@@ -86,5 +86,12 @@ TEST(ParameterGroups, WhatMatchesNothingOrTwiceIsListed) {
   EXPECT_NE(complaint([&] { parameter_groups(*net, {}); }), "");
 }
 
+TEST(ParameterGroups, ARuleWithoutPredicateIsNamed) {
+  Net net;
+  const SGDOptions options(0.1);
+  const std::string text = complaint([&] { parameter_groups(*net, {{"all", is_bias_or_norm, options}, {"rest", nullptr, options}}); });
+  EXPECT_NE(text.find("the rule `rest` (number 1) has no predicate"), std::string::npos) << text;
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -563,5 +563,19 @@ TEST_P(TrainerTest, RefusesWhatMakesNoSense) {
   });
 }
 
+TEST(RunLogMisuse, StepsAndSamplesBelowZeroAreRefused) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Context& context) {
+    const std::string path = (folder.path() / "log").string();
+    EXPECT_NE(misuse([&] { RunLog(context, {.folder = path, .first_step = -1}); }).find("first_step is -1"), std::string::npos);
+    RunLog log(context, {.folder = path});
+    EXPECT_NE(misuse([&] { log.step(-1); }).find("-1 samples"), std::string::npos);
+    EXPECT_NE(misuse([&] { log.epoch(-2); }).find("-2"), std::string::npos);
+    EXPECT_NE(misuse([&] { log.scalar("loss", 1, -3); }).find("`loss` at step -3"), std::string::npos);
+    log.step(1, {{"loss", 1}});
+    log.scalar("loss", 1, 0);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "data/file_content.h"
@@ -57,6 +58,12 @@ ImageFolder::ImageFolder(const std::filesystem::path& root, ImageFolderOptions o
   TORCH_CHECK(
       options.height >= 1 && options.width >= 1 && options.height <= kGreatestSide && options.width <= kGreatestSide,
       "ImageFolder: images of ", options.height, " x ", options.width, ", expected sides of 1 to ", kGreatestSide);
+  for (size_t channel = 0; channel < 3 && !options.as_bytes; ++channel) {
+    const float mean = options.mean[channel], deviation = options.standard_deviation[channel];
+    TORCH_CHECK(std::isfinite(mean) && std::isfinite(deviation) && deviation != 0, "ImageFolder: mean ", mean,
+                " and standard_deviation ", deviation, " of channel ", channel,
+                "; expected numbers, and a deviation other than 0");
+  }
   content_ = std::make_shared<const Content>(Content{.root = root,
                                                      .options = options,
                                                      .listing = list_images(root),
