@@ -39,15 +39,6 @@ struct Trainer::State {
     return body();
   }
 
-  static void check_loss(const at::Tensor& loss) {
-    TORCH_CHECK(loss.defined(), "Trainer::fit(): the loss is an undefined tensor; return the mean over the batch");
-    TORCH_CHECK(loss.numel() == 1, "Trainer::fit(): the loss has the shape ", loss.sizes(),
-                "; return one number, the mean over the batch");
-    TORCH_CHECK(loss.requires_grad(),
-                "Trainer::fit(): the loss depends on no parameter, so there is nothing to train; was it detached, or "
-                "computed under NoGradGuard?");
-  }
-
   /// One step of the optimizer. Returns the mean loss of this rank's samples.
   double step(const std::vector<Taken>& batches, int64_t samples) {
     optimizer.zero_grad();
@@ -156,13 +147,7 @@ struct Trainer::State {
     if (ema) checkpointer->add("ema", *ema);
     hook = model.comm_hook();
     if (hook && hook->state_dict().size() > 0) checkpointer->add("communication_hook", *hook);
-    const int ranks = context.world_size();
-    checkpointer->add("accumulate", Checkpointer::Part{[this, ranks] {
-                                                         return state_of_accumulation(options.accumulate, ranks);
-                                                       },
-                                                       [this, ranks](const c10::IValue& saved) {
-                                                         check_accumulation(saved, options.accumulate, ranks);
-                                                       }});
+    checkpointer->add("accumulate", accumulation_part(options.accumulate, context.world_size()));
     checkpointer->add("epochs", result.epochs).add("steps", result.steps).add("waited", waited);
     checkpointer->add("best_score", result.best_score).add("best_epoch", result.best_epoch);
     checkpointer->add("loss_sum", loss_sum, kEachRank).add("loss_samples", loss_samples, kEachRank);

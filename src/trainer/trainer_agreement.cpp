@@ -93,6 +93,8 @@ void check_agreement(const Group& group, const TrainerOptions& options, const Sc
               ". Every rank must give the same ones: take them from the command line, or from rank 0 (from_rank_zero)");
 }
 
+namespace {
+
 c10::IValue state_of_accumulation(int accumulate, int world_size) {
   c10::impl::GenericDict state(c10::AnyType::get(), c10::AnyType::get());
   state.insert(std::string("batches"), static_cast<int64_t>(accumulate));
@@ -100,6 +102,7 @@ c10::IValue state_of_accumulation(int accumulate, int world_size) {
   return state;
 }
 
+/// Throws Error if as many ranks took another number of batches.
 void check_accumulation(const c10::IValue& saved, int accumulate, int world_size) {
   const auto number = [&](const char* name) {
     if (!saved.isGenericDict()) throw Error("is no dictionary");
@@ -113,6 +116,22 @@ void check_accumulation(const c10::IValue& saved, int accumulate, int world_size
   throw Error("it was saved by a run with TrainerOptions::accumulate = " + std::to_string(number("batches")) +
               ", but this one has " + std::to_string(accumulate) +
               ", so its steps would not go on from those; set it as in that run, or train in another folder");
+}
+
+}  // namespace
+
+Checkpointer::Part accumulation_part(int accumulate, int world_size) {
+  return {.save = [=] { return state_of_accumulation(accumulate, world_size); },
+          .load = [=](const c10::IValue& saved) { check_accumulation(saved, accumulate, world_size); }};
+}
+
+void check_loss(const at::Tensor& loss) {
+  TORCH_CHECK(loss.defined(), "Trainer::fit(): the loss is an undefined tensor; return the mean over the batch");
+  TORCH_CHECK(loss.numel() == 1, "Trainer::fit(): the loss has the shape ", loss.sizes(),
+              "; return one number, the mean over the batch");
+  TORCH_CHECK(loss.requires_grad(),
+              "Trainer::fit(): the loss depends on no parameter, so there is nothing to train; was it detached, or "
+              "computed under NoGradGuard?");
 }
 
 }  // namespace lockstep

@@ -12,9 +12,11 @@ namespace lockstep {
 void check_agreement(const Group& group, const TrainerOptions& options, const Schedule* schedule, int64_t steps,
                      bool evaluates);
 
-/// What a checkpoint keeps of how batches make steps: how many make one, and on how many ranks.
-c10::IValue state_of_accumulation(int accumulate, int world_size);
-/// Throws Error if that many ranks took another number of batches: the steps of the checkpoint would be others.
-void check_accumulation(const c10::IValue& saved, int accumulate, int world_size);
+/// For a checkpoint: how many batches make a step, and on how many ranks. Loading it throws Error if that many ranks took
+/// another number of batches: the steps of the checkpoint would be others.
+Checkpointer::Part accumulation_part(int accumulate, int world_size);
+
+/// TORCH_CHECK fails unless it is one number that can be differentiated.
+void check_loss(const at::Tensor& loss);
 
 }  // namespace lockstep
