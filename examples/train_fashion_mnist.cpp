@@ -155,7 +155,9 @@ class Training {
   }
 
   void report(int epochs, const std::string& folder) {
-    const double rate = static_cast<double>(epochs * train_.samples() * context_.world_size()) / seconds_;
+    // Where virtual ranks cannot be shared out evenly, this rank has more of the samples than others.
+    const int shares = context_.virtual_ranks() == 0 ? context_.world_size() : context_.virtual_ranks();
+    const double rate = static_cast<double>(epochs * train_.samples() * shares) / virtual_ranks_here() / seconds_;
     training_files::report(options_, {.world_size = context_.world_size(),
                                       .epochs = epochs,
                                       .seconds = seconds_,

@@ -70,6 +70,7 @@ inline void report(const TrainingOptions& options, const Outcome& run) {
                           {"test_accuracy", run.test_accuracy},
                           {"test_samples", run.test_samples},
                           {"train_loss", run.train_loss},
+                          {"seconds", run.seconds},
                           {"samples_per_second", run.samples_per_second},
                           {"communication_share", run.communication_share},
                           {"parameters_hash", run.parameters_hash}});

@@ -50,6 +50,13 @@ RunLogOptions checked(const RunLogOptions& options) {
   return options;
 }
 
+/// Where virtual ranks cannot be shared out evenly, the first ranks have more of them.
+double share_of(const Context& context) {
+  if (context.virtual_ranks() == 0) return 1.0 / context.world_size();
+  const auto block = context.virtual_block();
+  return static_cast<double>(block.last - block.first) / context.virtual_ranks();
+}
+
 }  // namespace
 
 struct RunLog::State {
@@ -58,6 +65,7 @@ struct RunLog::State {
         folder(made(folder_of(context, given, system))),
         rank(context.rank()),
         world_size(context.world_size()),
+        share(share_of(context)),
         file(file_of(folder, "metrics", context.rank(), ".jsonl"), given.flush_interval),
         place{.step = given.first_step, .epoch = 0} {
     if (options.tensorboard && context.is_main()) {
@@ -101,7 +109,7 @@ struct RunLog::State {
     if (taken.steps == 0) return;
     file.steps(place, taken);
     if (taken.seconds > 0) {
-      writer.add_scalar("rates/samples_per_second", static_cast<double>(taken.samples * world_size) / taken.seconds,
+      writer.add_scalar("rates/samples_per_second", static_cast<double>(taken.samples) / share / taken.seconds,
                         place.step);
       if (model != nullptr)
         writer.add_scalar("rates/communication_share", taken.communication_s / taken.seconds, place.step);
@@ -125,6 +133,7 @@ struct RunLog::State {
   const RunLogOptions options;
   const std::string folder;
   const int rank, world_size;
+  const double share;  ///< of all samples, that this rank has
   MetricsFile file;
   SummaryWriter writer;
   TrainingPlace place;

@@ -44,6 +44,12 @@ class ExactExample(unittest.TestCase):
         self.assertEqual(shared, found[0])
         self.assertEqual(self.train("gloo_sharded", "-n", 3, options=(*options, "--backend", "gloo")), found[0])
 
+    def test_the_rate_counts_each_sample_once_however_the_virtual_ranks_are_shared_out(self):
+        for ranks in (1, 3, 4):
+            self.train(f"rate{ranks}", "-n", ranks)
+            figures = self.figures(f"rate{ranks}")
+            self.assertAlmostEqual(figures["samples_per_second"] * figures["seconds"], 2 * 512, places=3)
+
     def test_any_engine_gives_the_same_parameters_and_losses(self):
         straight = self.train("straight", "-n", 1)
         for ranks, engine in ((2, "gloo"), (3, "gloo"), (4, "hierarchical")):
