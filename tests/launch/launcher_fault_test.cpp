@@ -1,8 +1,11 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <sstream>
 #include <thread>
 
+#include "base/proc_file.h"
+#include "base/process_search.h"
 #include "launch/launched.h"
 
 // A rank fails, the user interrupts, the launcher is killed: which rank is named, and that nothing is left.
@@ -83,6 +86,23 @@ TEST(LauncherFault, WhatHasLeftTheSessionIsEndedWithTheRun) {
     EXPECT_EQ(result.exit_code, code) << result.err;
     EXPECT_TRUE(run.processes().empty()) << describe(run);
   }
+}
+
+TEST(LauncherFault, WhatWasEndedWithAStartIsNoZombieOfTheNext) {
+  Launched run({"-n", "2", "--max-restarts", "3", "sh", "-c",
+                "setsid sleep 60 >/dev/null 2>&1 & [ $TORCHELASTIC_RESTART_COUNT = 3 ] || kill -KILL $$; echo re\"\"ady; sleep 60"});
+  ASSERT_TRUE(run.wait_for("ready"));
+  int children = 0;
+  for (const pid_t pid : all_processes()) {
+    std::istringstream stat(process_stat(pid));
+    std::string state;
+    pid_t parent = 0;
+    stat >> state >> parent;
+    if (parent != run.pid()) continue;
+    ++children;
+    EXPECT_NE(state, "Z") << pid;
+  }
+  EXPECT_GE(children, 3) << "the ranks and the guard";
 }
 
 TEST(LauncherFault, WhatHasLeftTheSessionEndsWithTheLauncher) {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -27,17 +28,23 @@ std::string new_launcher_mark() {
          std::to_string(Clock::now().time_since_epoch().count()) + "=1";
 }
 
-/// What was killed may have started others just before.
+/// What was killed may have started others just before. An orphan comes to the launcher, which would keep it as a zombie.
 void kill_marked(const std::string& mark, std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);
+  std::set<pid_t> killed;
+  const auto wait = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
   for (;;) {
     const auto left = processes_with(mark, std::chrono::milliseconds(deadline.remaining_ms()));
-    for (const pid_t pid : left) {
-      ::kill(pid, SIGKILL);
-      ::waitpid(pid, nullptr, WNOHANG);  // an orphan comes to the launcher
-    }
-    if (left.empty() || deadline.passed()) return;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (const pid_t pid : left) ::kill(pid, SIGKILL);
+    killed.insert(left.begin(), left.end());
+    if (left.empty() || deadline.passed()) break;
+    wait();
+  }
+  const auto is_reaped = [](pid_t pid) { return ::waitpid(pid, nullptr, WNOHANG) != 0; };
+  for (;;) {
+    std::erase_if(killed, is_reaped);
+    if (killed.empty() || deadline.passed()) return;
+    wait();
   }
 }
 
