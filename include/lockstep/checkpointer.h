@@ -100,7 +100,7 @@ class Checkpointer {
   };
 
   /// Rank 0 makes `folder` if it does not exist. It must belong to this run alone. Throws Error on all ranks if it
-  /// cannot be made, or cannot be written although saves by steps or minutes are wanted.
+  /// cannot be made, or cannot be written although saves by steps or minutes are wanted, or if ranks' options differ.
   Checkpointer(const std::string& folder, Group group, CheckpointerOptions options = {});
   /// Waits until the current write is done.
   ~Checkpointer();

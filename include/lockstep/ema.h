@@ -50,8 +50,8 @@ struct EmaOptions {
 /// weights that DistributedDataParallel or broadcast_parameters() sets to one rank's. A Checkpointer compares them. The
 /// Ema covers the parameters and buffers that the module has when it is made, and expects them to keep their device and
 /// dtype. Make a new one after layers were added or replaced: for a module that is held by a shared_ptr, TORCH_CHECK
-/// fails in the next call (of update(), in the first) that finds another parameter or buffer. Averages of 16-bit parameters have 32 bits, so that small
-/// steps are not lost. Used by one thread.
+/// fails in the next call (of update(), in the first) that finds another parameter or buffer. Averages of 16-bit
+/// parameters have 32 bits, so that small steps are not lost. Used by one thread.
 class Ema {
  public:
   explicit Ema(const torch::nn::Module& module, EmaOptions options = {});

@@ -31,7 +31,7 @@ struct Checkpointer::State {
   bool resume();
   void compare_parts();
   void begin_run();
-  std::string problem_of(int64_t step) const;
+  void check_step(int64_t step) const;
 
   const Group group;
   const std::string path;
@@ -47,6 +47,21 @@ struct Checkpointer::State {
 };
 
 namespace {
+
+/// Options by which ranks decide for themselves when to meet. All ranks call it.
+void compare_options(const Group& group, const CheckpointerOptions& options) {
+  if (group.world_size() == 1) return;
+  const auto text = [](const auto& value) { return value ? std::to_string(*value) : "none"; };
+  const std::string lines = "every_steps: " + text(options.every_steps) + "\nevery_minutes: " +
+                            text(options.every_minutes) + "\nmemory_every_n_steps: " +
+                            text(options.memory_every_n_steps) + "\ndisk_if_no_memory: " +
+                            std::to_string(options.disk_if_no_memory) + "\nreplace_old_run: " +
+                            std::to_string(options.replace_old_run);
+  const std::string difference = first_difference("option", group.all_gather_bytes(lines));
+  if (difference.empty()) return;
+  throw Error("ranks have different CheckpointerOptions: " + difference +
+              ". Ranks save together, so every rank must give the same ones");
+}
 
 const char* scope_name(Checkpointer::Scope scope) {
   using enum Checkpointer::Scope;
@@ -73,20 +88,19 @@ void Checkpointer::State::begin_run() {
   if (replace_old_run && newest < 0 && saver.step_found() >= 0) saver.clear_folder();
 }
 
-/// Why this run has no such step; "" if it may have.
-std::string Checkpointer::State::problem_of(int64_t step) const {
+/// Throws Error for a step that this run cannot have.
+void Checkpointer::State::check_step(int64_t step) const {
   constexpr int64_t kMost = 999'999'999'999;  // whose digits a file's name has
   if (step < 0 || step > kMost)
-    return "the step is " + std::to_string(step) + "; steps count from 0 to " + std::to_string(kMost);
+    throw Error("the step is " + std::to_string(step) + "; steps count from 0 to " + std::to_string(kMost));
   if (step < newest)
-    return "this run has already saved step " + std::to_string(newest) +
-           ", which would be resumed instead; steps must ascend, and resume() goes back to a checkpoint";
+    throw Error("this run has already saved step " + std::to_string(newest) +
+                ", which would be resumed instead; steps must ascend, and resume() goes back to a checkpoint");
   if (newest < 0 && step <= saver.step_found())
-    return "the folder " + path + " holds step " + std::to_string(saver.step_found()) +
-           " of another run, which would be resumed instead. Call resume() before the first step to go on with that "
-           "run, give this one a folder of its own, or remove the old one's checkpoints with "
-           "CheckpointerOptions::replace_old_run";
-  return "";
+    throw Error("the folder " + path + " holds step " + std::to_string(saver.step_found()) +
+                " of another run, which would be resumed instead. Call resume() before the first step to go on with "
+                "that run, give this one a folder of its own, or remove the old one's checkpoints with "
+                "CheckpointerOptions::replace_old_run");
 }
 
 void Checkpointer::State::save(int64_t step, std::optional<double> score) {
@@ -95,7 +109,7 @@ void Checkpointer::State::save(int64_t step, std::optional<double> score) {
   begin_run();
   for (const auto& check : checks) check();
   const OperationLabel label("a checkpoint");
-  const CheckpointMessage result = saver.save(parts, step, score, problem_of(step));
+  const CheckpointMessage result = saver.save(parts, step, score, failure_of([&] { check_step(step); }));
   if (result.outcome == Outcome::kDone) {
     schedule.start_after(step);
     newest = step;
@@ -114,7 +128,7 @@ bool Checkpointer::State::step(int64_t step) {
   begin_run();
   const bool to_memory = memory && memory->is_due(step);
   if (to_memory || newest < 0 || step < 0)
-    if (const std::string problem = problem_of(step); !problem.empty())
+    if (const std::string problem = failure_of([&] { check_step(step); }); !problem.empty())
       throw Error("Checkpointer::step(" + std::to_string(step) + "): " + problem);
   if (to_memory) {
     compare_parts();
@@ -142,6 +156,7 @@ bool Checkpointer::State::resume() {
 }
 
 Checkpointer::Checkpointer(const std::string& folder, Group group, CheckpointerOptions options) {
+  compare_options(group, options);
   TORCH_CHECK(!options.every_steps || *options.every_steps > 0, "Checkpointer: every_steps is ", *options.every_steps,
               "; it must be at least 1");
   TORCH_CHECK(!options.every_minutes || *options.every_minutes > 0, "Checkpointer: every_minutes is ",

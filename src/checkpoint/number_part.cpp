@@ -9,7 +9,8 @@ namespace lockstep::detail {
 namespace {
 
 [[noreturn]] void refuse_kind(const c10::IValue& state, const char* wanted) {
-  throw Error(std::string("the checkpoint has a ") + state.tagKind() + " here, but the program's variable is a " + wanted);
+  throw Error(std::string("the checkpoint has a ") + state.tagKind() + " here, but the program's variable is a " +
+              wanted);
 }
 
 template <typename Number>

@@ -31,9 +31,7 @@ struct ObjectWriter::Place {
   Place inner(c10::IValue inner_key, const c10::IValue& in) const {
     return {this, std::move(inner_key), depth + 1, in.internalToPointer()};
   }
-  bool is_in(const void* other) const {
-    return outer != nullptr && (container == other || outer->is_in(other));
-  }
+  bool is_in(const void* other) const { return outer != nullptr && (container == other || outer->is_in(other)); }
   std::string keys() const {
     if (outer == nullptr) return "";
     const std::string before = outer->keys();

@@ -75,7 +75,8 @@ Normalize::Normalize(at::ArrayRef<float> mean, at::ArrayRef<float> standard_devi
     : mean_(mean.vec()), standard_deviation_(standard_deviation.vec()) {
   TORCH_CHECK(!mean.empty() && mean.size() == standard_deviation.size(), "Normalize: ", mean.size(), " means and ",
               standard_deviation.size(), " standard deviations; expected one of each, or one per channel");
-  for (const float each : standard_deviation) TORCH_CHECK(std::isfinite(each) && each != 0, "Normalize: a standard deviation is ", each);
+  for (const float each : standard_deviation)
+    TORCH_CHECK(std::isfinite(each) && each != 0, "Normalize: a standard deviation is ", each);
   for (const float each : mean) TORCH_CHECK(std::isfinite(each), "Normalize: a mean is ", each);
   values_ = std::make_shared<const PixelValues>(mean, standard_deviation);
 }

@@ -229,7 +229,8 @@ TrainerResult Trainer::fit_passes(LoaderBase& train, const std::function<Pass()>
   const int64_t steps = steps_an_epoch * options.epochs;
   const std::optional<Schedule> schedule =
       options.schedule ? std::optional(options.schedule(steps)) : std::optional<Schedule>();
-  check_agreement(state.context.group(), options, schedule ? &*schedule : nullptr, steps, state.metrics != nullptr);
+  check_agreement(state.context.group(), options, state.optimizer, schedule ? &*schedule : nullptr, steps,
+                  state.metrics != nullptr);
   if (schedule) state.scheduler.emplace(state.optimizer, *schedule);
   if (!options.folder.empty()) state.resume(train);
   if (options.run_log) {

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <sstream>
+#include <typeinfo>
 
 #include <ATen/core/Dict.h>
+#include <c10/util/Type.h>
 
 #include <lockstep/error.h>
 
 #include "base/first_difference.h"
+#include "checkpoint/optimizer_kind.h"
 
 namespace lockstep {
 namespace {
@@ -68,10 +71,26 @@ void add_schedule(OptionLines& lines, const Schedule* schedule, int64_t steps) {
   }
 }
 
+void add_optimizer(OptionLines& lines, const torch::optim::Optimizer& optimizer) {
+  lines.add("optimizer", c10::demangle(typeid(optimizer).name()));
+  std::vector<OptimizerOption> known;
+  try {
+    known = kind_of(optimizer).options;
+  } catch (const c10::Error&) {  // a user's own: of its options there is nothing to read
+  }
+  const auto& groups = optimizer.param_groups();
+  lines.add("parameter groups", groups.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const std::string name = "optimizer's group " + std::to_string(i) + ", ";
+    lines.add(name + "parameters", groups[i].params().size());
+    for (const OptimizerOption& option : known) lines.add(name + option.name, option.get(groups[i].options()));
+  }
+}
+
 }  // namespace
 
-void check_agreement(const Group& group, const TrainerOptions& options, const Schedule* schedule, int64_t steps,
-                     bool evaluates) {
+void check_agreement(const Group& group, const TrainerOptions& options, const torch::optim::Optimizer& optimizer,
+                     const Schedule* schedule, int64_t steps, bool evaluates) {
   if (group.world_size() == 1) return;
   OptionLines lines;
   lines.add("epochs", options.epochs);
@@ -87,9 +106,10 @@ void check_agreement(const Group& group, const TrainerOptions& options, const Sc
   lines.add("run_log", options.run_log.has_value());
   lines.add("evaluate_on() called", evaluates);
   add_schedule(lines, schedule, steps);
+  add_optimizer(lines, optimizer);
   const std::string difference = first_difference("option", group.all_gather_bytes(lines.text()));
   if (difference.empty()) return;
-  throw Error("Trainer::fit(): ranks have different TrainerOptions: " + difference +
+  throw Error("Trainer::fit(): ranks train by different options: " + difference +
               ". Every rank must give the same ones: take them from the command line, or from rank 0 (from_rank_zero)");
 }
 

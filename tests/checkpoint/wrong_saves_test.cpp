@@ -158,6 +158,26 @@ TEST_P(WrongSaves, ScoresThatDifferOrAreNoNumber) {
   });
 }
 
+TEST_P(WrongSaves, OptionsThatDiffer) {
+  run_ranks(GetParam(), [&](Context& context) {
+    const bool odd = context.rank() == last(context);
+    const auto refused = [&](const CheckpointerOptions& others, const CheckpointerOptions& mine) {
+      return failure([&] { Checkpointer(path(), context.group(), odd ? mine : others); });
+    };
+    const std::string rank = "on rank " + std::to_string(last(context));
+    for (const auto& [mine, part] : std::vector<std::pair<CheckpointerOptions, std::string>>{
+             {{.every_steps = 3}, "`every_steps: 3` "}, {{.every_steps = -1}, "`every_steps: -1` "},
+             {{}, "`every_steps: none` "}, {{.every_steps = 2, .every_minutes = 1}, "`every_minutes: 1.000000` "},
+             {{.every_steps = 2, .memory_every_n_steps = 1}, "`memory_every_n_steps: 1` "},
+             {{.every_steps = 2, .replace_old_run = true}, "`replace_old_run: 1` "}}) {
+      const std::string text = refused({.every_steps = 2}, mine);
+      expect_in(text, "ranks have different CheckpointerOptions: option ");
+      expect_in(text, part + rank);
+    }
+    EXPECT_EQ(refused({.keep_last = 1}, {.keep_last = 2}), "") << "which is rank 0's business";
+  });
+}
+
 TEST_P(WrongSaves, PartsThatDiffer) {
   run_ranks(GetParam(), [&](Context& context) {
     const bool odd = context.rank() == last(context);

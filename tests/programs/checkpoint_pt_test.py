@@ -403,6 +403,41 @@ one, other = torch.load(sys.argv[1]), torch.load(sys.argv[2])
 assert set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
 """, self.path("shared.pt"), self.path("flat.pt"))
 
+    def test_convert_writes_what_load_reads_of_views_with_turned_signs(self):
+        self.in_python("""
+import sys, torch
+c = torch.tensor([1 + 2j, -3 - 1j, 0.5 + 0j, -0.0 + 4j])
+big = torch.complex(torch.randn(9000), torch.randn(9000))
+torch.save({"conj": c.conj(), "imag": c.clone().conj().imag, "strided": big.view(90, 100).t().conj(), "both": torch._neg_view(big.conj()),
+            "neg": torch._neg_view(torch.randn(5, dtype=torch.bfloat16)), "double": c.to(torch.complex128).conj()[1:]}, sys.argv[1])
+""", self.path("views.pt"))
+        run(LOCKSTEP, "convert", self.path("views.pt"), self.path("plain.pt"))
+        self.in_python("""
+import sys, torch
+one, other = torch.load(sys.argv[1]), torch.load(sys.argv[2])
+bits = lambda t: torch.view_as_real(t) if t.is_complex() else t
+for name in one:
+    assert not other[name].is_conj() and not other[name].is_neg(), name
+    a, b = bits(one[name].resolve_conj().resolve_neg().contiguous()), bits(other[name])
+    assert torch.equal(a, b) and torch.equal(torch.signbit(a), torch.signbit(b)), name
+assert set(one) == set(other)
+""", self.path("views.pt"), self.path("plain.pt"))
+
+    def test_inspect_lists_what_has_one_name(self):
+        self.in_python("""
+import sys, torch
+torch.save({"a.b": torch.zeros(2), "a": {"b": torch.zeros(3)}, "c": {"d": 1}, "c.d": 2, "a.b (2)": 7}, sys.argv[1])
+""", self.path("twice.pt"))
+        text = run(LOCKSTEP, "inspect", self.path("twice.pt")).stdout
+        self.assertRegex(text, r"(?m)^a\.b +float32 +\[2\] +8$")
+        self.assertRegex(text, r"(?m)^a\.b \(3\) +float32 +\[3\] +12$")
+        self.assertRegex(text, r"(?m)^c\.d = 1$")
+        self.assertRegex(text, r"(?m)^c\.d \(2\) = 2$")
+        self.assertRegex(text, r"(?m)^a\.b \(2\) = 7$")
+        result = run(LOCKSTEP, "convert", self.path("twice.pt"), self.path("once.pt"), check=False)
+        self.assertEqual(result.returncode, 49)
+        self.assertIn("two things in it are called", result.stderr)
+
     def test_safetensors_own_package(self):
         if not self.has("safetensors.torch"):
             self.skipTest("no package safetensors: scripts/setup --tests installs it")

@@ -494,7 +494,7 @@ TEST_P(TrainerTest, OptionsThatDifferAreNamedOnAllRanks) {
     };
     const auto expect_named = [&](const TrainerOptions& others, const TrainerOptions& mine, const std::string& part) {
       const std::string text = refused(others, mine);
-      EXPECT_NE(text.find("different TrainerOptions: option"), std::string::npos) << part << text;
+      EXPECT_NE(text.find("ranks train by different options: option"), std::string::npos) << part << text;
       EXPECT_NE(text.find(part), std::string::npos) << part << text;
       EXPECT_NE(text.find("on rank " + std::to_string(context.world_size() - 1)), std::string::npos) << text;
     };
@@ -509,6 +509,10 @@ TEST_P(TrainerTest, OptionsThatDifferAreNamedOnAllRanks) {
     expect_named({.schedule = [](int64_t) { return step_lr(3); }},
                  {.schedule = [](int64_t) { return step_lr(4); }}, "schedule at step 3, for a rate of 1");
     EXPECT_EQ(refused({}, {}), "");
+    Training stepping(context, {});
+    if (odd) stepping.optimizer->param_groups()[0].options().set_lr(0.05);
+    const std::string text = failure([&] { stepping.fit(); });
+    EXPECT_NE(text.find("optimizer's group 0, lr: 0.05"), std::string::npos) << text;
   };
   for (const char* backend : {"shm", "gloo"})
     if (GetParam() > 1) run_ranks(testing::Engine{GetParam(), backend}, body);

@@ -1,5 +1,6 @@
 #include "checkpoint/format/contents.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -36,20 +37,74 @@ std::string text_of(const PickleTree& tree, const Node& node) {
   }
 }
 
-Contents::Contents(const std::string& path) : source_(path) {
+namespace {
+
+/// Gives the later of things with one name a number.
+void number_names(std::vector<Leaf>& leaves) {
+  std::map<std::string, int> seen;
+  for (const Leaf& leaf : leaves) ++seen[leaf.name];
+  std::map<std::string, int> used;
+  for (Leaf& leaf : leaves) {
+    if (seen[leaf.name] == 1) continue;
+    int& number = used[leaf.name];
+    if (++number == 1) continue;
+    std::string name;
+    do name = leaf.name + " (" + std::to_string(number) + ")";
+    while (seen.contains(name) && ++number > 0);
+    seen[name] = 1;
+    leaf.name = name;
+  }
+}
+
+/// The values of a tensor that PyTorch keeps as the conjugate, or the negative, of what is in its memory: the signs of
+/// some components turned.
+class TurnedSigns {
+ public:
+  explicit TurnedSigns(const PickledTensor& tensor) {
+    const std::string name = tensor.dtype->name;
+    const bool complex = name.starts_with("complex");
+    component_ = complex ? tensor.dtype->bytes / 2 : tensor.dtype->bytes;
+    const bool conj = tensor.conj && complex;  // a real number is its own conjugate
+    first_ = tensor.neg;
+    second_ = complex ? conj != tensor.neg : tensor.neg;
+    const bool known = complex || name == "float16" || name == "bfloat16" || name == "float32" || name == "float64";
+    possible_ = known || !tensor.neg;
+  }
+  bool any() const { return first_ || second_; }
+  /// False: of this dtype nobody says how to turn a sign.
+  bool possible() const { return possible_; }
+  /// `bytes`: whole elements.
+  std::string turned(const char* bytes, uint64_t size) const {
+    std::string values(bytes, size);
+    for (uint64_t at = 0, place = 0; at + component_ <= size; at += component_, ++place)
+      if (char& top = values[at + component_ - 1]; place % 2 == 0 ? first_ : second_) top = static_cast<char>(top ^ 0x80);
+    return values;
+  }
+
+ private:
+  uint64_t component_ = 1;
+  bool first_ = false, second_ = false, possible_ = false;  ///< of each two components
+};
+
+}  // namespace
+
+Contents::Contents(const std::string& path, Repeated repeated) : source_(path) {
   if (is_pt_file(source_))
-    list_pt();
+    list_pt(repeated);
   else
     list_safetensors();
 }
 
-void Contents::list_pt() {
+void Contents::list_pt(Repeated repeated) {
   pt_ = std::make_unique<PtFile>(source_);
   const PickleTree& tree = pt_->tree();
   try {
     std::vector<Leaf> leaves = leaves_of(tree);
-    if (const std::string* name = name_given_twice(leaves))
-      throw RefusedInput("two things in it are called `" + *name + "` when keys are joined by dots");
+    if (const std::string* name = name_given_twice(leaves)) {
+      if (repeated == Repeated::kRefused)
+        throw RefusedInput("two things in it are called `" + *name + "` when keys are joined by dots");
+      number_names(leaves);
+    }
     for (Leaf& leaf : leaves) {
       const Node& node = tree[leaf.node];
       if (node.kind != NodeKind::kTensor) {
@@ -101,10 +156,18 @@ void Contents::read(size_t tensor, const std::function<void(const char*, uint64_
   }
   if (!is_pt()) return take(memory_.data(), memory_.size());
   const PickledTensor& pickled = *pickled_[tensor];
-  if (pickled.conj || pickled.neg)
-    source_.refuse("`" + entry.name + "` is kept as the conjugate or negative of its values; resolve it in Python " +
-                   "first (tensor.resolve_conj().resolve_neg())");
-  for_each_run(pt_->tree(), pickled, memory_.data(), take);
+  const TurnedSigns signs(pickled);
+  if (!signs.possible())
+    source_.refuse("`" + entry.name + "` is kept as the negative of its values, which are " + pickled.dtype->name +
+                   "; resolve it in Python first (tensor.resolve_neg())");
+  if (!signs.any()) return for_each_run(pt_->tree(), pickled, memory_.data(), take);
+  for_each_run(pt_->tree(), pickled, memory_.data(), [&](const char* bytes, uint64_t size) {
+    constexpr uint64_t kPiece = 64 << 10;  // a multiple of every element's size
+    for (uint64_t at = 0; at < size; at += kPiece) {
+      const std::string values = signs.turned(bytes + at, std::min(kPiece, size - at));
+      take(values.data(), values.size());
+    }
+  });
 }
 
 }  // namespace lockstep

@@ -16,8 +16,11 @@ namespace lockstep {
 /// A .pt or .safetensors file as a flat list: names are keys joined by dots, whatever is not a tensor is a string.
 class Contents {
  public:
+  /// What to do where two things have one name when keys are joined by dots: throw Error, or number the later ones,
+  /// "a.b (2)", which is for people to read.
+  enum class Repeated { kRefused, kNumbered };
   /// Throws Error naming the file.
-  explicit Contents(const std::string& path);
+  explicit Contents(const std::string& path, Repeated repeated = Repeated::kRefused);
 
   bool is_pt() const { return pt_ != nullptr; }
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
@@ -32,7 +35,7 @@ class Contents {
   void read(size_t tensor, const std::function<void(const char*, uint64_t)>& take) const;
 
  private:
-  void list_pt();
+  void list_pt(Repeated repeated);
   void list_safetensors();
 
   const FileSource source_;

@@ -26,7 +26,7 @@ std::string padded(const std::string& text, size_t width) {
 }  // namespace
 
 void inspect_file(const std::string& path, const std::function<void(const std::string&)>& write) {
-  const Contents contents(path);
+  const Contents contents(path, Contents::Repeated::kNumbered);
   size_t name_width = 4, dtype_width = 8, shape_width = 5;
   for (const TensorEntry& tensor : contents.tensors()) {
     name_width = std::max(name_width, std::min(printable(tensor.name.substr(0, kMaxColumn)).size(), kMaxColumn));
