@@ -99,7 +99,8 @@ Captured capture(const std::vector<std::string>& command, std::chrono::milliseco
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   if (killed)
-    result.failure = !objected.empty() ? objected : "it was not done after " + std::to_string(timeout.count() / 1000) + " s";
+    result.failure =
+        !objected.empty() ? objected : "it was not done after " + std::to_string(timeout.count() / 1000) + " s";
   else
     result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return result;

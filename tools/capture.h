@@ -15,8 +15,8 @@ struct Captured {
 };
 
 /// Runs `command` (found by PATH) with an empty stdin, without a shell. When `timeout` passes it is killed, with its
-/// process group; when this process ends, the program itself is. Of each stream the first MiB is kept. `objection`, asked
-/// every 20 ms, says why it must be killed now; empty: it need not.
+/// process group; when this process ends, the program itself is. Of each stream the first MiB is kept. `objection`,
+/// asked every 20 ms, says why it must be killed now; empty: it need not.
 Captured capture(const std::vector<std::string>& command, std::chrono::milliseconds timeout,
                  const std::function<std::string()>& objection = {});
 

@@ -20,9 +20,9 @@
 #include "launch/launch_error.h"
 #include "launch/process/process_table.h"
 
-// A process stands still while a program reads its stacks, and its parent does not hear of its death meanwhile. gdb left
-// to itself reads the symbols of all libraries in that time, which for LibTorch's takes many seconds. So it is told of
-// them before it attaches. eu-stack holds one thread at a time.
+// A process stands still while a program reads its stacks, and its parent does not hear of its death meanwhile. gdb
+// left to itself reads the symbols of all libraries in that time, which for LibTorch's takes many seconds. So it is
+// told of them before it attaches. eu-stack holds one thread at a time.
 
 namespace lockstep {
 namespace {
@@ -35,8 +35,8 @@ bool has_program(const std::string& program) {
   return capture({program, "--version"}, std::chrono::seconds(5)).exit_code == 0;
 }
 
-/// By how much a library that is mapped from its first byte on at `start` lies above the addresses in its file; empty: it
-/// is no library.
+/// By how much a library that is mapped from its first byte on at `start` lies above the addresses in its file; empty:
+/// it is no library.
 std::optional<uint64_t> load_bias(const std::string& path, uint64_t start) {
   std::ifstream file(path, std::ios::binary);
   Elf64_Ehdr head{};

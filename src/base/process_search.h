@@ -11,10 +11,10 @@ namespace lockstep {
 /// The numbers of all processes that /proc shows, in ascending order.
 std::vector<pid_t> all_processes();
 
-/// The living processes that were started with `variable`, a whole "NAME=value", in their environment, wherever they went
-/// since: in another group, session or parent. Of other users' processes it sees none. A process in the middle of an exec
-/// shows no environment, whatever it had and will have; such ones are looked at again until they show one or have ended, for
-/// up to `patience`, after which they do not count. Looks at every process of the machine.
+/// The living processes that were started with `variable`, a whole "NAME=value", in their environment, wherever they
+/// went since: in another group, session or parent. Of other users' processes it sees none. A process in the middle of
+/// an exec shows no environment, whatever it had and will have; such ones are looked at again until they show one or
+/// have ended, for up to `patience`, after which they do not count. Looks at every process of the machine.
 std::vector<pid_t> processes_with(const std::string& variable,
                                   std::chrono::milliseconds patience = std::chrono::milliseconds(500));
 

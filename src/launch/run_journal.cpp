@@ -41,8 +41,8 @@ void RunJournal::add_event(const std::string& line, bool worth_a_file) {
   if (writes_events_) add("events.jsonl", std::exchange(kept_back_, {}));
 }
 
-/// Whole lines or none: one that is cut short by a full disk would spoil the next. What could not be written is when there is
-/// room again.
+/// Whole lines or none: one that is cut short by a full disk would spoil the next. What could not be written is when
+/// there is room again.
 void RunJournal::add(const std::string& file, const std::string& lines) {
   if (folder_.empty()) return;
   Unwritten& unwritten = unwritten_[file];

@@ -67,7 +67,7 @@ TEST(LauncherFault, VictimsAreNotBlamed) {
   EXPECT_TRUE(contains(result.err, "rank 2 of 3 failed first: killed by SIGKILL")) << result.err;
 }
 
-/// Of every start, of a run that is well and of one that fails, and of a launcher inside another; and a rank is not such a one.
+/// Of every start, of a run that is well and of one that fails, and of a launcher inside another.
 TEST(LauncherFault, WhatHasLeftTheSessionIsEndedWithTheRun) {
   const std::string leaves = "setsid sleep 60 >/dev/null 2>&1 & setsid setsid sleep 61 >/dev/null 2>&1 & ";
   struct Case {
@@ -90,7 +90,8 @@ TEST(LauncherFault, WhatHasLeftTheSessionIsEndedWithTheRun) {
 
 TEST(LauncherFault, WhatWasEndedWithAStartIsNoZombieOfTheNext) {
   Launched run({"-n", "2", "--max-restarts", "3", "sh", "-c",
-                "setsid sleep 60 >/dev/null 2>&1 & [ $TORCHELASTIC_RESTART_COUNT = 3 ] || kill -KILL $$; echo re\"\"ady; sleep 60"});
+                "setsid sleep 60 >/dev/null 2>&1 & [ $TORCHELASTIC_RESTART_COUNT = 3 ] || kill -KILL $$; "
+                "echo re\"\"ady; sleep 60"});
   ASSERT_TRUE(run.wait_for("ready"));
   int children = 0;
   for (const pid_t pid : all_processes()) {

@@ -9,9 +9,9 @@
 
 namespace lockstep {
 
-/// A small second process that outlives the launcher by an instant: if the launcher dies without having
-/// ended it first (SIGKILL), it kills the process groups of the ranks, and whoever has left them but still carries this
-/// launcher's mark. The kernel then kills the ranks themselves (PR_SET_PDEATHSIG), but not the processes that they started.
+/// A small second process that outlives the launcher by an instant: if the launcher dies without having ended it first
+/// (SIGKILL), it kills the process groups of the ranks, and whoever has left them but still carries this launcher's
+/// mark. The kernel then kills the ranks themselves (PR_SET_PDEATHSIG), but not the processes that they started.
 class Guard {
  public:
   /// With `patience` (0: none), it also kills them when it has not heard a beat for so long: an agent that is stopped
@@ -29,8 +29,8 @@ class Guard {
   void forget(pid_t group) const;
   void beat() const;
 
-  /// "NAME=value", of no other launcher: what ranks have in their environment, and with it all that they start. Its name
-  /// is of this launcher alone, so that what a launcher below this one starts has both.
+  /// "NAME=value", of no other launcher: what ranks have in their environment, and with it all that they start. Its
+  /// name is of this launcher alone, so that what a launcher below this one starts has both.
   const std::string& mark() const { return mark_; }
   /// Kills what the ranks have started that has left their groups (setsid), for up to `timeout`. For after their end.
   void kill_strays(std::chrono::milliseconds timeout) const;

@@ -22,8 +22,8 @@ namespace lockstep {
 namespace {
 
 constexpr std::chrono::milliseconds kGroupTimeout(500);
-/// Of this process for a rank that runs: its two outputs, its connection to the store, its process, and why it could not be
-/// started.
+/// Of this process for a rank that runs: its two outputs, its connection to the store, its process, and why it could
+/// not be started.
 constexpr size_t kDescriptorsOfARank = 5;
 /// The ends that become a rank's, while it is started.
 constexpr size_t kDescriptorsOfAStart = 6;
