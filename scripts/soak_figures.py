@@ -8,6 +8,8 @@ BEGIN, END = "<!-- soak: written by make soak -->", "<!-- soak: end -->"
 # What is measured, in which unit, and by how much it may differ from begin to end of a launcher's life: what is freed returns to malloc, not always to the
 # kernel, and a file may be open at that instant.
 MEASURED = {"memory": ("KiB", 1024), "descriptors": ("descriptors", 1), "processes": ("processes", 1), "files": ("files", 2)}
+# Files that come with a first restart or a rank and then stay as many: the newest ten reports, and what each rank has.
+BOUNDED = re.compile(r"restart_\d+\.json|starts\.jsonl|rank_\d+(\.log|_error\.json)|metrics_rank\d+\.jsonl")
 WARM_UP = 5  # samples of a launcher that do not count: its buffers come with the first lines
 
 
@@ -43,7 +45,7 @@ class Samples:
         try:
             before = len(record["ranks"])
             taken = {"memory": resident_kb(pid), "descriptors": len(os.listdir(f"/proc/{pid}/fd")), "processes": children_of(pid),
-                     "files": sum(len(files) for folder in (training.folder, training.run) for _, _, files in os.walk(folder))}
+                     "files": sum(not BOUNDED.fullmatch(name) for folder in (training.folder, training.run) for _, _, files in os.walk(folder) for name in files)}
             after = len(training.record()["ranks"])
         except (OSError, KeyError, TypeError):
             return  # between two starts, or over
@@ -80,7 +82,7 @@ def fit(groups):
 def table(figures):
     faults = ", ".join(f"{count} x {kind}" for kind, count in sorted(figures["faults"].items()))
     rows = [("time", f"{figures['hours']:.2f} hours, seed {figures['seed']}, {figures['machine']}"),
-            ("faults", f"{sum(figures['faults'].values())}: {faults}"),
+            ("faults", f"{sum(figures['faults'].values())}, one in {figures['every_s']:.0f} s: {faults}"),
             ("trainings that ended with the bits of an undisturbed one", f"{figures['trainings']} of {figures['trainings']}"),
             ("effective steps", f"{figures['effective']:.1%}: {figures['steps_needed']:,} needed, {figures['steps_made']:,} made")]
     for name, found in figures["growth"].items():

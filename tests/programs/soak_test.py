@@ -41,7 +41,7 @@ class Figures(unittest.TestCase):
 
     def test_the_table_takes_the_place_of_the_last_one(self):
         growth = {"memory": {"per_hour": 1.25, "grown": 0.5, "allowed": 1024, "unit": "KiB", "life_s": 600, "samples": 90}}
-        figures = {"hours": 2, "seed": 7, "machine": "2 cores", "faults": {"kill": 3, "stop": 1}, "trainings": 5, "steps_needed": 990, "steps_made": 1000,
+        figures = {"hours": 2, "seed": 7, "every_s": 60, "machine": "2 cores", "faults": {"kill": 3, "stop": 1}, "trainings": 5, "steps_needed": 990, "steps_made": 1000,
                    "effective": 0.99, "growth": growth, "left_out": {"full disk": "no root"}}
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "page.md")
@@ -53,7 +53,7 @@ class Figures(unittest.TestCase):
                 text = file.read()
         self.assertTrue(text.startswith("before\n") and text.endswith("\nafter\n"))
         self.assertNotIn("old", text)
-        self.assertEqual(text.count("| faults | 4: 3 x kill, 1 x stop |"), 1)
+        self.assertEqual(text.count("| faults | 4, one in 60 s: 3 x kill, 1 x stop |"), 1)
         self.assertIn("| effective steps | 99.0%: 990 needed, 1,000 made |", text)
         self.assertIn("| left out: full disk | no root |", text)
 
