@@ -29,6 +29,10 @@ def children_of(pid):
     return count
 
 
+def files_in(folder):
+    return sum(not BOUNDED.fullmatch(name) for _, _, files in os.walk(folder) for name in files)
+
+
 class Samples:
     """Of launchers, every few seconds. A launcher holds more for more ranks, so their number is fitted, too."""
 
@@ -45,7 +49,7 @@ class Samples:
         try:
             before = len(record["ranks"])
             taken = {"memory": resident_kb(pid), "descriptors": len(os.listdir(f"/proc/{pid}/fd")), "processes": children_of(pid),
-                     "files": sum(not BOUNDED.fullmatch(name) for folder in (training.folder, training.run) for _, _, files in os.walk(folder) for name in files)}
+                     "files": files_in(training.folder) + files_in(training.run)}
             after = len(training.record()["ranks"])
         except (OSError, KeyError, TypeError):
             return  # between two starts, or over
