@@ -36,7 +36,7 @@ struct GradScalerOptions {
 ///
 /// All ranks skip the same steps and have the same scale, whichever rank found infinity and whether or not its
 /// gradients were averaged (no_sync, post-local SGD, parameters_to_ignore). For this, unscale(), or a step() without
-/// it, is a collective of 8 bytes, which every rank must call, also from the `shadow` of join().
+/// it, is a collective of 16 bytes, which every rank must call, also from the `shadow` of join().
 ///
 /// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them; step() says
 /// so.

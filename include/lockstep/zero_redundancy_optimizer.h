@@ -93,7 +93,6 @@ class ZeroRedundancyOptimizer : public Optimizer,
   ZeroRedundancyOptimizer(std::vector<at::Tensor> parameters, OptimizerOptions defaults,
                           ZeroRedundancyOptions options = {})
       : ZeroRedundancyOptimizer(Groups{std::move(parameters)}, std::move(defaults), options) {}
-  /// With groups of their own options.
   template <typename OptimizerOptions>
   ZeroRedundancyOptimizer(const Groups& groups, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
       : Optimizer(groups, std::move(defaults)), options_(options) {
@@ -130,12 +129,14 @@ class ZeroRedundancyOptimizer : public Optimizer,
       : Optimizer(std::move(other)),
         options_(other.options_),
         sharded_(std::move(other.sharded_)),
-        slices_(std::move(other.slices_)) {
+        slices_(std::move(other.slices_)),
+        moved_from_(std::exchange(other.moved_from_, true)) {
     if (sharded_) detail::move_to(*sharded_, *this);
     if (slices_) detail::move_to(*slices_, *this);
   }
 
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
+    TORCH_CHECK(!moved_from_, "ZeroRedundancyOptimizer::step(): it was moved from; step the one that it became");
     if (kKind == detail::FormulaKind::kNone && !slices_) return Optimizer::step(std::move(closure));
     at::Tensor loss;
     if (closure) {
@@ -185,6 +186,7 @@ class ZeroRedundancyOptimizer : public Optimizer,
   ZeroRedundancyOptions options_;
   detail::ShardedStepPtr sharded_;
   detail::SliceStepPtr slices_;
+  bool moved_from_ = false;
 };
 
 template <typename Parameters, typename OptimizerOptions>

@@ -101,7 +101,10 @@ Replica::State::State(std::unique_ptr<Source> from, const Group& in, Distributed
   check_same_on_all_ranks(group, "option", describe(options, lockstep::state_of(group).virtual_ranks.get()));
   number_ = ++state_of(group).replicas;
   attach(std::move(from));
-  watch_.emplace([this] { watch_strangers(); });
+  watch_.emplace([this] {
+    watch_strangers();
+    if (deferral.backward_begins) deferral.backward_begins();
+  });
 }
 
 void Replica::State::compare(const NamedTensors& parameters, const NamedTensors& new_buffers) const {

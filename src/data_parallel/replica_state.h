@@ -42,6 +42,11 @@ struct Replica::State {
   void synchronize_buffers(const std::vector<bool>& counts);
   void average(const NamedTensors& tensors, double share, int root);
   void check_divergence() const;
+  /// The check of check_divergence_every(), if it is due, before an optimizer writes parameters of all ranks. Every rank
+  /// calls it, in a step in which all have inputs.
+  void check_before_step() const;
+  /// Whether the object still is; optimizers hold it.
+  const std::shared_ptr<const bool> alive = std::make_shared<const bool>(true);
 
   /// Whether this rank, or another, works for several virtual ranks: gradients are then added in backward, and no
   /// optimizer can take their sum.
@@ -76,6 +81,7 @@ struct Replica::State {
     const void* owner = nullptr;
     Reducer::Step step = nullptr;  ///< for a rank that has run out of inputs; null: backward reduces
     std::function<double(double max_norm, double norm_type)> clip_grad_norm = nullptr;
+    std::function<void()> backward_begins = nullptr;  ///< on the thread that made the replica; may throw
   };
   Deferral deferral;
   /// Whether the optimizer takes the sum. Else backward does: for a communication hook, and where ranks work for

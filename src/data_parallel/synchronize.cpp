@@ -37,7 +37,13 @@ void Replica::State::reduced(const std::vector<Facts>& ranks) {
   const bool any = std::find(took_part.begin(), took_part.end(), true) != took_part.end();
   synchronize_buffers(any ? took_part : active);
   if (virtual_buffers) virtual_buffers->step_done();
-  if (check_every > 0 && all && ++reductions % check_every == 0) check_divergence();
+  // Where an optimizer sums gradients, it has looked before it wrote parameters of all ranks.
+  if (check_every > 0 && all && ++reductions % check_every == 0 && !is_deferred()) check_divergence();
+}
+
+void Replica::State::check_before_step() const {
+  // A deferred reduction is counted after the step.
+  if (check_every > 0 && (reductions + (is_deferred() ? 1 : 0)) % check_every == 0) check_divergence();
 }
 
 void Replica::State::synchronize_buffers(const std::vector<bool>& counts) {

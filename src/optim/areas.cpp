@@ -5,6 +5,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "base/error.h"
+#include "base/first_difference.h"
+#include "base/rank_names.h"
 #include "checkpoint/sliced_memory.h"
 #include "collectives/group_state.h"
 #include "data_parallel/gradient_norm.h"
@@ -16,6 +19,27 @@ namespace lockstep::detail {
 namespace {
 
 static_assert(GradientNorm::kBlock % Areas::kAligned == 0);
+
+/// Runs `body` on all ranks; where it fails on some, all throw.
+void run_together(const Group& group, const std::function<void()>& body) {
+  std::string mine;
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    mine = error.what_without_backtrace();
+  }
+  const auto problems = group.all_gather_bytes(mine);
+  TORCH_CHECK(mine.empty(), mine);
+  for (const std::string& problem : problems)
+    if (!problem.empty()) throw Error(ranks_with(problems, problem) + ": " + problem);
+}
+
+/// The bytes between the first element of a tensor and its last.
+size_t extent_of(const at::Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return static_cast<size_t>(last + 1) * tensor.itemsize();
+}
 
 int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
@@ -36,7 +60,11 @@ Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer
       memory_ != nullptr || !options.shared_parameters,
       "ZeroRedundancyOptimizer: shared_parameters = true needs ranks that share memory, and this group's engine is ",
       group_.backend(), "; leave it false");
-  find_parameters(model.trained, optimizer);
+  run_together(group_, [&] {
+    find_parameters(model.trained, optimizer);
+    check_none_overlap(model);
+  });
+  check_same_places(optimizer);
   check_same_on_all_ranks(
       group_, "option of the ZeroRedundancyOptimizer",
       c10::str("optimizer ", kind, "\nshared_parameters ", options.shared_parameters, "\nmaster_weights ",
@@ -76,6 +104,44 @@ void Areas::find_parameters(const NamedTensors& trained, const torch::optim::Opt
       names.erase(named);
     }
   check_none_is_missing(trained);
+}
+
+void Areas::check_none_overlap(const ReplicaState& model) const {
+  struct Extent {
+    const std::byte *begin, *end;
+    const std::string* name;
+    bool moves;
+  };
+  std::vector<Extent> extents;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    if (tensor.device() != device_ || tensor.layout() != at::kStrided || tensor.numel() == 0) return;
+    const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+    extents.push_back({begin, begin + extent_of(tensor), &name, contains(tensor)});
+  };
+  for (const auto& one : model.known) add(one.name, one.tensor);
+  for (const auto& [name, tensor] : model.buffers) add(name, tensor);
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  for (size_t i = 1, reaches = 0; i < extents.size(); ++i) {  // extents[reaches] ends last of those before
+    const Extent &before = extents[reaches], &now = extents[i];
+    TORCH_CHECK(now.begin >= before.end || !(now.moves || before.moves), "ZeroRedundancyOptimizer: ", *before.name,
+                " and ", *now.name,
+                " lie in the same memory (set_data(), or views of one tensor), and would be parted where the optimizer "
+                "keeps parameters; register one tensor under both names, or let each rank step its own copy with an "
+                "optimizer made from the parameters");
+    if (now.end > before.end) reaches = i;
+  }
+}
+
+void Areas::check_same_places(const torch::optim::Optimizer& optimizer) const {
+  std::string lines;
+  for (size_t g = 0; g < optimizer.param_groups().size(); ++g)
+    for (const at::Tensor& tensor : optimizer.param_groups()[g].params())
+      lines += parameter_of(tensor).name + " of group " + std::to_string(g) + '\n';
+  const std::string difference = first_difference("parameter", group_.all_gather_bytes(lines));
+  if (difference.empty()) return;
+  throw Error("the ranks gave their ZeroRedundancyOptimizer other parameters, or in another order: " + difference +
+              ". Each rank steps a part of all of them, so every rank must list the same ones in the same groups and in "
+              "the same order");
 }
 
 void Areas::check_none_is_missing(const NamedTensors& trained) const {

@@ -91,6 +91,10 @@ class Areas {
 
  private:
   void find_parameters(const NamedTensors& trained, const torch::optim::Optimizer& optimizer);
+  /// Fails if memory of one is memory of another tensor of the model: moving would part them. Names both.
+  void check_none_overlap(const ReplicaState& model) const;
+  /// Throws on all ranks if they list other parameters, or in another order. Every rank calls it.
+  void check_same_places(const torch::optim::Optimizer& optimizer) const;
   /// Fails if the groups lack parameters that the model trains. Names them.
   void check_none_is_missing(const NamedTensors& trained) const;
   void lay_out(size_t area);

@@ -13,6 +13,7 @@
 #include "data_parallel/replica_state.h"
 #include "optim/areas.h"
 #include "optim/step_plan.h"
+#include "reducer/gradient_marks.h"
 
 // What both steps that ranks share out look at before they touch anything.
 
@@ -22,19 +23,7 @@ inline constexpr const char* kNoStepWithinJoin =
     "ZeroRedundancyOptimizer::step() within join(): ranks that have run out of inputs would not call it; step with the "
     "optimizer of each rank, made from the parameters";
 
-/// Of three places: gradients that were not reduced differ in them.
-inline uint64_t sample_of(const at::Tensor& gradient) {
-  uint64_t hash = Hash::kStart;
-  const auto* bytes = static_cast<const std::byte*>(gradient.const_data_ptr());
-  const size_t size = gradient.is_non_overlapping_and_dense() ? gradient.nbytes() : 0,
-               piece = std::min<size_t>(size, 8);
-  for (const size_t at : {size_t{0}, (size - piece) / 2, size - piece}) {
-    uint64_t word = 0;
-    if (piece > 0) std::memcpy(&word, bytes + at, piece);
-    hash = Hash::mixed(hash, word);
-  }
-  return hash;
-}
+using lockstep::sample_of;
 
 /// Of all of its bytes; contiguous, of double.
 inline uint64_t hash_of_all(const at::Tensor& numbers) {
@@ -64,6 +53,24 @@ inline uint64_t sample_of(const std::vector<at::Tensor>& gradients) {
       elements.push_back(flat.narrow(0, at, 1));
   }
   return elements.empty() ? hash : Hash::mixed(hash, hash_of_all(at::cat(elements).to(at::kCPU, at::kDouble)));
+}
+
+inline constexpr const char* kModelIsGone =
+    "ZeroRedundancyOptimizer::step(): the DistributedDataParallel that it was made from is gone; keep that alive for as "
+    "long as the optimizer steps, in a member declared before it, say";
+
+inline constexpr const char* kOtherParameters =
+    ": something other than this step has changed a copy on one rank since the last step. Change the model in the same "
+    "way on every rank; broadcast_parameters() sets all copies to one rank's, average_parameters() to the mean";
+
+/// Of three places of each parameter; on a device, where reading waits, of three places of all of one dtype.
+inline uint64_t sample_of_parameters(const Areas& areas) {
+  std::vector<at::Tensor> sampled;
+  if (areas.on_device())
+    for (const Areas::Area& area : areas.areas()) sampled.push_back(area.parameters);
+  else
+    for (const Areas::Parameter& parameter : areas.parameters()) sampled.push_back(parameter.tensor);
+  return sample_of(sampled);
 }
 
 /// What keeps a rank from stepping: gradients that wait, parameters that are not where the step has put them; empty if

@@ -12,9 +12,18 @@
 
 namespace lockstep::detail {
 
+namespace {
+
+bool all_have_inputs(const std::vector<Facts>& ranks) {
+  return std::all_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; });
+}
+
+}  // namespace
+
 ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
                          ZeroRedundancyOptions options, StepOfItself own_step)
     : model_(state_of(model)),
+      model_is_there_(model_.alive),
       formula_(formula_of(kind)),
       options_(options),
       group_(model_.group),
@@ -28,12 +37,27 @@ ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimize
   if (areas_.ranks() == group_.world_size()) {  // else backward reduces
     deferral.step = [this](Reducer::Share share) { return follow(share); };
     deferral.clip_grad_norm = [this](double max_norm, double type) { return clip_grad_norm(max_norm, type); };
+    deferral.backward_begins = [this] { backward_begins(); };
   }
   model_.defer(std::move(deferral));
 }
 
 ShardedStep::~ShardedStep() {
-  if (model_.deferral.owner == this) model_.defer({});
+  if (!model_is_there_.expired() && model_.deferral.owner == this) model_.defer({});
+}
+
+void ShardedStep::check_model() const {
+  TORCH_CHECK(!model_is_there_.expired(), kModelIsGone);
+}
+
+void ShardedStep::backward_begins() {
+  const uint64_t now = sample();
+  TORCH_CHECK(!sample_at_backward_ || *sample_at_backward_ == now || !model_.reducer->awaits_step(),
+              "parameters were changed after a backward, but not by step() of the ZeroRedundancyOptimizer that was made "
+              "from this model: while it is there, backward leaves each rank's own gradients in .grad, and only its "
+              "step() takes their mean, so ranks that step by another optimizer train apart. Call its step(), or "
+              "destroy it; to leave out a step, call skip_step()");
+  sample_at_backward_ = now;
 }
 
 at::Tensor ShardedStep::adopt(const std::string& name, const Areas::Parameter& parameter, const at::Tensor& held,
@@ -127,11 +151,13 @@ void ShardedStep::take(const std::vector<optim::Intent>& intents) {
 
 void ShardedStep::step() {
   const at::NoGradGuard no_grad;
+  check_model();
   if (model_.shadowing && model_.is_deferred()) return;  // it has followed the others
   const std::string problem = trouble(*optimizer_);
   if (model_.is_deferred()) gradients_.settle(Reducer::Share::kGradients);
   const auto what = problem.empty() ? intents() : std::vector<optim::Intent>{};
   agree({.action = Action::kStep}, problem, what);
+  if (!model_.is_deferred() || all_have_inputs(gradients_.settlement().ranks)) model_.check_before_step();
   take(what);
 }
 

@@ -67,17 +67,20 @@ void SliceStep::agree(const std::string& trouble, const torch::optim::Optimizer&
   std::vector<at::Tensor> gradients;
   for (const Areas::Parameter& parameter : areas_.parameters())
     if (trouble.empty() && parameter.tensor.grad().defined()) gradients.push_back(parameter.tensor.grad());
-  const at::Tensor mine = at::empty({3}, at::kLong);
+  const at::Tensor mine = at::empty({4}, at::kLong);
   auto* said = mine.mutable_data_ptr<int64_t>();
   said[0] = trouble.empty() ? 0 : 1;
   said[1] = static_cast<int64_t>(trouble.empty() ? hash_of_step(optimizer) : 0);
   said[2] = static_cast<int64_t>(sample_of(gradients));
+  said[3] = static_cast<int64_t>(sample_of_parameters(areas_));
   const at::Tensor all = group_.all_gather(mine);
   if (all.select(1, 0).any().item<bool>()) {
     const auto texts = group_.all_gather_bytes(trouble);
     const auto& first = *std::find_if(texts.begin(), texts.end(), [](const auto& text) { return !text.empty(); });
     throw Error(ranks_with(texts, first) + ": " + first);
   }
+  if (const std::string odd = ranks_unlike_rank_zero(all, 3); !odd.empty())
+    throw Error("ZeroRedundancyOptimizer: " + odd + " has other parameters than rank 0" + kOtherParameters);
   if (const std::string odd = ranks_unlike_rank_zero(all, 1); !odd.empty())
     throw Error("ZeroRedundancyOptimizer: " + odd +
                 " would step other parameters than rank 0, at another rate or from another state; set options and load "

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "collectives/shm/stream_copy.h"
+#include "optim/common_trouble.h"
 #include "optim/step_plan.h"
 #include "rank_page/operation_label.h"
 
@@ -12,6 +13,7 @@ namespace lockstep::detail {
 SliceStep::SliceStep(const Replica& model, torch::optim::Optimizer& optimizer, bool state_is_known,
                      const ZeroRedundancyOptions& options)
     : model_(state_of(model)),
+      model_is_there_(model_.alive),
       group_(model_.group),
       optimizer_(&optimizer),
       areas_(model_, optimizer, options, typeid(optimizer).name()),
@@ -19,7 +21,9 @@ SliceStep::SliceStep(const Replica& model, torch::optim::Optimizer& optimizer, b
 
 void SliceStep::step(const std::function<void()>& own_step) {
   const at::NoGradGuard no_grad;
+  TORCH_CHECK(!model_is_there_.expired(), kModelIsGone);
   agree(trouble(*optimizer_), *optimizer_);
+  model_.check_before_step();
   areas_.forget_others();
   const auto gradient_of = [](const Areas::Parameter& parameter) {
     const at::Tensor& gradient = parameter.tensor.grad();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include <lockstep/zero_redundancy_optimizer.h>
@@ -45,6 +46,7 @@ class SliceStep {
   void spread() const;
 
   const ReplicaState& model_;
+  const std::weak_ptr<const bool> model_is_there_;
   const Group group_;
   torch::optim::Optimizer* optimizer_;
   Areas areas_;

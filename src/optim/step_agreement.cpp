@@ -28,7 +28,7 @@ uint64_t hash_of(const optim::StepConstants& constants) {
 }
 
 /// Of what a rank says.
-enum Column : int64_t { kTrouble, kAction, kMaxNorm, kNormType, kSteps, kGradients, kColumns };
+enum Column : int64_t { kTrouble, kAction, kMaxNorm, kNormType, kSteps, kGradients, kParameters, kColumns };
 
 /// A column of the rows, one number a rank.
 std::vector<int64_t> column(const at::Tensor& rows, int64_t index) {
@@ -66,6 +66,7 @@ at::Tensor ShardedStep::say(const Request& mine, const std::string& trouble,
   said[kNormType] = std::bit_cast<int64_t>(mine.norm_type);
   said[kSteps] = static_cast<int64_t>(steps);
   said[kGradients] = static_cast<int64_t>(sample_of(gradients));
+  said[kParameters] = static_cast<int64_t>(sample());
   return group_.all_gather(row);
 }
 
@@ -97,6 +98,7 @@ ShardedStep::Request ShardedStep::agree(const Request& mine, const std::string& 
     refuse_odd(what, false, " has called clip_grad_norm() with other arguments", kSameCalls);
   const Request agreed{static_cast<Action>(actions[leader]), std::bit_cast<double>(column(all, kMaxNorm)[leader]),
                        std::bit_cast<double>(column(all, kNormType)[leader])};
+  refuse_odd(kParameters, true, " has other parameters", kOtherParameters);
   if (agreed.action != Action::kStep) return agreed;
   refuse_odd(kSteps, true, " would step other parameters",
              ", at another rate or from another state; set options and load states on every rank, take no gradients "

@@ -59,6 +59,21 @@ void Reducer::judge(const std::vector<Facts>& ranks) {
                   " ran a backward outside of join() while others have run out of inputs within it; every rank must "
                   "call join()");
   judge_passes(ranks);
+  judge_idle(ranks);
+}
+
+void Reducer::judge_idle(const std::vector<Facts>& ranks) const {
+  std::vector<bool> idle, busy;
+  for (const Facts& facts : ranks) {
+    idle.push_back(facts.took_part() && facts.idle);
+    busy.push_back(facts.took_part() && !facts.idle);
+  }
+  const auto any = [](const std::vector<bool>& of) { return std::find(of.begin(), of.end(), true) != of.end(); };
+  if (any(idle) && any(busy))
+    throw Error("an optimizer's step: no backward ran since the last one on " + rank_names(idle) + ", but some did on " +
+                rank_names(busy) +
+                "; every rank must run the same number of backward passes. A rank that has nothing to contribute calls "
+                "skip_step() in place of its backward; where batches run out, run the loop within join()");
 }
 
 void Reducer::judge_passes(const std::vector<Facts>& ranks) const {

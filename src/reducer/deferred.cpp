@@ -22,6 +22,37 @@ namespace lockstep {
 void Reducer::set_aside_passes() {
   backward_.deferred_passes += passes_.since_reduction;
   passes_.since_reduction = 0;
+  backward_.marks = marks();
+}
+
+std::vector<uint64_t> Reducer::marks() const {
+  std::vector<uint64_t> marks(fixed_.places.size());
+  for (size_t i = 0; i < marks.size() && !buckets_.empty(); ++i)
+    if (const auto [bucket, slot] = fixed_.places[i]; buckets_[bucket].current(slot))
+      marks[i] = mark_of(fixed_.tensors[i].grad());
+  return marks;
+}
+
+void Reducer::accept(const TensorSet& parameters) {
+  const MutexLock lock(mutex_);
+  if (deferral_ && parameters.contains(fixed_.tensors.front().unsafeGetTensorImpl())) backward_.marks = marks();
+}
+
+std::string Reducer::change_of_gradients() const {
+  constexpr const char* kAdvice =
+      " was changed between backward and the step of the ZeroRedundancyOptimizer. There .grad is what this rank alone "
+      "has computed, and the mean of what was clipped or scaled on each rank is not the mean, clipped; limit the norm "
+      "by model.clip_grad_norm(), which every rank calls, or pass a loss that is scaled";
+  const std::vector<uint64_t> now = marks();
+  for (size_t i = 0; i < now.size(); ++i)  // a gradient that was dropped counts as none
+    if (now[i] != backward_.marks[i] && fixed_.tensors[i].grad().defined())
+      return ".grad of parameter " + fixed_.names[i] + kAdvice;
+  return "";
+}
+
+bool Reducer::awaits_step() const {
+  const MutexLock lock(mutex_);
+  return deferral_ && backward_.deferred_passes > 0 && !backward_.skips;
 }
 
 void Reducer::skip_deferred() {
@@ -89,11 +120,16 @@ Reducer::Settlement Reducer::settle(Share share) {
   const MutexLock lock(mutex_);
   at::NoGradGuard no_grad;
   backward_.phase = Phase::kIdle;
-  if (backward_.stage != Stage::kBegun) begin_reduction();  // a step without a backward
+  const bool idle = backward_.stage != Stage::kBegun;  // a step without a backward
+  if (idle) begin_reduction();
   if (std::exchange(backward_.skips, false) && share == Share::kGradients) share = Share::kSkipped;
   if (share == Share::kGradients && fixed_.events.reducing) fixed_.events.reducing();
+  if (backward_.deferred_passes > 0 && passes_.since_reduction == 0 && share == Share::kGradients &&
+      message_.trouble.empty())
+    message_.trouble = change_of_gradients();
   set_aside_passes();
   prepare_message(share, backward_.deferred_passes);
+  message_.facts.idle = idle;
   Settlement settlement;
   settlement.used = fill_deferred();
   message_.facts.trouble = !message_.trouble.empty();

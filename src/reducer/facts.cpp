@@ -19,7 +19,7 @@ Row encode(const Facts& facts) {
   Row row{};
   row[kFlags] = static_cast<uint8_t>((facts.active ? 1 : 0) | (facts.joining ? 2 : 0) | (facts.trouble ? 4 : 0) |
                                      (facts.late ? 8 : 0));
-  row[kSkip] = static_cast<uint8_t>((facts.skipped ? 1 : 0) | (facts.spoiled ? 2 : 0));
+  row[kSkip] = static_cast<uint8_t>((facts.skipped ? 1 : 0) | (facts.spoiled ? 2 : 0) | (facts.idle ? 4 : 0));
   row[kPasses] = facts.passes & 15;
   row[kPasses + 1] = facts.passes >> 4 & 15;
   row[kObject] = facts.object & 15;
@@ -37,6 +37,7 @@ Facts decode(const Row& row) {
   facts.late = (row[kFlags] & 8) != 0;
   facts.skipped = (row[kSkip] & 1) != 0;
   facts.spoiled = (row[kSkip] & 2) != 0;
+  facts.idle = (row[kSkip] & 4) != 0;
   facts.passes = row[kPasses] | row[kPasses + 1] << 4;
   facts.object = row[kObject] | row[kObject + 1] << 4;
   uint64_t bits = 0;

@@ -14,6 +14,7 @@ struct Facts {
   bool active = true;    ///< false: it is out of inputs and takes part only for the others
   bool skipped = false;  ///< it contributes nothing to this step
   bool spoiled = false;  ///< it skips, but had sent a part of its gradients before
+  bool idle = false;     ///< an optimizer's step began on it without a backward since the last one
   bool joining = false;  ///< it is within join(), where ranks may become inactive
   bool trouble = false;  ///< it found an error that all ranks must throw
   bool late = false;     ///< it has gradients that came after their bucket had been launched

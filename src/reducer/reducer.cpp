@@ -311,6 +311,7 @@ void Reducer::succeed(const Reducer& before) {
   backward_.deferred_passes = before.backward_.deferred_passes;
   if (fixed_.plan.empty()) return;
   for (const auto& [bucket, slot] : fixed_.places) buckets_[bucket].adopt(slot, /*reduced=*/!deferral_);
+  backward_.marks = marks();
 }
 
 void Reducer::prepare_message(Share share, int passes) {
@@ -319,7 +320,7 @@ void Reducer::prepare_message(Share share, int passes) {
   mine.skipped = share == Share::kSkipped;
   mine.spoiled = mine.skipped && backward_.launched > 0;
   mine.passes = facts_of_passes(passes);
-  mine.late = false;
+  mine.late = mine.idle = false;
   if (mine.active)  // an edit explains whatever else was found
     if (std::string edit = fixed_.events.inspect(); !edit.empty()) message_.trouble = std::move(edit);
 }

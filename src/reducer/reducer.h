@@ -20,6 +20,7 @@
 #include "reducer/bucket_plan.h"
 #include "reducer/facts.h"
 #include "reducer/gradient_hook.h"
+#include "reducer/gradient_marks.h"
 #include "reducer/non_finite.h"
 #include "reducer/piece_exchange.h"
 #include "reducer/timeline.h"
@@ -130,6 +131,8 @@ class Reducer {
   /// zeros where they have no gradient, and no rank changes them before conclude(). Errors that a rank found in its
   /// backward are thrown on all ranks; then there is no conclude().
   Settlement settle(Share share = Share::kGradients);
+  /// Whether backward passes wait for settle(), and this rank takes part in it.
+  bool awaits_step() const;
   /// Whether it has returned, and neither conclude() nor anything that changes the buckets has been called since.
   bool is_settled() const;
   /// After the step. When it returns, no rank reads the others' buckets any more; `others_read`: it waits for that. It
@@ -191,6 +194,7 @@ class Reducer {
     std::vector<bool> used;   ///< parameters that were reached since the last reduction
     int deferred_passes = 0;  ///< since the last settle()
     bool skips = false;       ///< deferred: the next settle() is without this rank's gradients
+    std::vector<uint64_t> marks;  ///< deferred: of the gradients after the last backward (mark_of), by parameter
     Stage stage = Stage::kConcluded;
 
     /// Whether an exception ended it after it had launched buckets.
@@ -230,6 +234,7 @@ class Reducer {
   void judge(const std::vector<Facts>& ranks) LOCKSTEP_REQUIRES(mutex_);
   void judge_objects(const std::vector<Facts>& ranks) const;
   void judge_passes(const std::vector<Facts>& ranks) const;
+  void judge_idle(const std::vector<Facts>& ranks) const;
   /// What the reduced gradients are multiplied by.
   double factor(const std::vector<Facts>& ranks) const LOCKSTEP_REQUIRES(mutex_);
   /// Leaves the reduced gradients in .grad, or none.
@@ -241,6 +246,12 @@ class Reducer {
 
   // deferred.cpp
   void set_aside_passes() LOCKSTEP_REQUIRES(mutex_);
+  /// If `parameters` are its own, what was done to their gradients since backward is no error.
+  void accept(const TensorSet& parameters);
+  /// Of the gradients that lie in their buckets; 0 for others.
+  std::vector<uint64_t> marks() const LOCKSTEP_REQUIRES(mutex_);
+  /// What somebody else has done to the gradients since backward; empty if nothing.
+  std::string change_of_gradients() const LOCKSTEP_REQUIRES(mutex_);
   void skip_deferred() LOCKSTEP_REQUIRES(mutex_);
   /// Returns which parameters have gradients on this rank.
   std::vector<bool> fill_deferred() LOCKSTEP_REQUIRES(mutex_);
@@ -285,6 +296,7 @@ class Reducer {
   std::vector<std::unique_ptr<PieceExchange>> exchanges_ LOCKSTEP_GUARDED_BY(mutex_);  ///< by bucket; may be null
   std::shared_ptr<void> leaf_watch_;
 
+  const AcceptingGradients accepting_{[this](const TensorSet& parameters) { accept(parameters); }};
   std::vector<std::unique_ptr<GradientHook>> hooks_;  ///< last, so that they are destroyed first
 };
 

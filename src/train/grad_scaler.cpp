@@ -10,14 +10,22 @@
 #include <lockstep/error.h>
 
 #include "rank_page/operation_label.h"
+#include "reducer/gradient_marks.h"
 
 namespace lockstep {
 namespace {
 
 using Object = c10::impl::GenericDict;
 
+/// A scale is a float.
+void check_scale(const char* what, double scale) {
+  const auto rounded = static_cast<float>(scale);
+  TORCH_CHECK(std::isfinite(rounded) && rounded > 0, what, " is ", scale,
+              "; it must be above 0 and within the range of float");
+}
+
 void check(const GradScalerOptions& options) {
-  TORCH_CHECK(std::isfinite(options.init_scale) && options.init_scale > 0, "GradScaler: init_scale must be above 0");
+  check_scale("GradScaler: init_scale", options.init_scale);
   TORCH_CHECK(options.growth_factor > 1 && options.backoff_factor > 0 && options.backoff_factor < 1 &&
                   options.growth_interval > 0,
               "GradScaler: growth_factor must be above 1, backoff_factor between 0 and 1, growth_interval above 0");
@@ -82,10 +90,23 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
                                                                : "were already unscaled since the last update()");
   const at::Tensor found = unscale_local(optimizer);
   const OperationLabel label("the gradient scaler");
-  if (group_) group_->all_reduce(found, ReduceOp::kMax);
+  if (group_) {
+    // With the largest scale and the largest of their negatives: gradients divided by different numbers have no mean.
+    const at::Tensor said = at::cat({found, at::tensor({scale_, -scale_})});
+    group_->all_reduce(said, ReduceOp::kMax);
+    found.copy_(said.narrow(0, 0, 2));
+    if (const auto largest = said[2].item<float>(), smallest = -said[3].item<float>(); largest != smallest)
+      throw Error(c10::str("GradScaler: the ranks have different scales, from ", smallest, " to ", largest,
+                           "; make it with the same options and load the same state on every rank, and give update() "
+                           "the same new_scale"));
+  }
   TORCH_CHECK(found[1].item<float>() > 0,
               "GradScaler: no parameter of the optimizer has a gradient; call backward() first. With "
               "set_non_finite_policy(NonFinitePolicy::kSkip) it is already gone: use either the scaler or the policy");
+  TensorSet parameters;
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& parameter : group.params()) parameters.insert(parameter.unsafeGetTensorImpl());
+  accept_gradients(parameters);
   found_[&optimizer] = {.infinity = found[0].item<float>() > 0};
 }
 
@@ -109,7 +130,7 @@ void GradScaler::update(std::optional<double> new_scale) {
       std::any_of(found_.begin(), found_.end(), [](const auto& entry) { return entry.second.infinity; });
   found_.clear();
   if (new_scale) {
-    TORCH_CHECK(std::isfinite(*new_scale) && *new_scale > 0, "update(", *new_scale, "): a scale must be above 0");
+    check_scale("update(): new_scale", *new_scale);
     scale_ = static_cast<float>(*new_scale);
   } else if (infinity) {
     scale_ = static_cast<float>(static_cast<double>(scale_) * options_.backoff_factor);

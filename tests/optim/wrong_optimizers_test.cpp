@@ -3,12 +3,14 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 
 #include <lockstep/checkpoint.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/ema.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include "support/complaint.h"
 #include "support/golden_message.h"
 #include "support/ranks.h"
 
@@ -87,6 +89,22 @@ const Programs& programs_that_make() {
          w.model.refresh();
          AdamW(w.model, Groups{OptimizerParamGroup(w.net->parameters())}, AdamWOptions(0.1));
        }},
+      {"groups_in_another_order",
+       [](Wrong& w) {
+         Groups groups{OptimizerParamGroup(w.net->fc->parameters()), OptimizerParamGroup(w.net->out->parameters())};
+         if (w.odd) std::swap(groups[0], groups[1]);
+         AdamW(w.model, groups, AdamWOptions(0.1));
+       }},
+      {"overlapping_parameters",
+       [](Wrong& w) {
+         w.net->out->bias.set_data(w.net->fc->bias.detach().narrow(0, 1, 3));
+         w.optimizer();
+       }},
+      {"parameter_of_another_model_on_one_rank",
+       [](Wrong& w) {
+         const Net other;
+         AdamW(w.model, Groups{OptimizerParamGroup((w.odd ? other : w.net)->parameters())}, AdamWOptions(0.1));
+       }},
       {"averaged_shared_parameters",
        [](Wrong& w) {
          const AdamW adamw = w.optimizer({.shared_parameters = true});
@@ -121,6 +139,55 @@ const Programs& programs_that_step() {
        [](Wrong& w) {
          w.spoil_step([&](AdamW& adamw) {
            if (w.odd) load_state_dict(adamw, StateDict());
+         });
+       }},
+      {"another_optimizer_steps",
+       [](Wrong& w) {
+         const AdamW adamw = w.optimizer();
+         torch::optim::SGD sgd(w.net->parameters(), 0.1);
+         w.backward();
+         sgd.step();
+         sgd.zero_grad();
+         w.before = w.net->out->weight.detach().clone();
+         w.backward();
+       }},
+      {"clipped_by_torch",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW&) { torch::nn::utils::clip_grad_norm_(w.net->parameters(), 0.01); });
+       }},
+      {"gradient_replaced_on_one_rank",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW&) {
+           if (w.odd) w.net->fc->bias.mutable_grad() = w.net->fc->bias.grad() * 2;
+         });
+       }},
+      {"no_backward_on_one_rank",
+       [](Wrong& w) {
+         AdamW adamw = w.optimizer();
+         w.backward();
+         adamw.step();
+         w.before = w.net->out->weight.detach().clone();
+         if (!w.odd) w.backward();
+         adamw.step();
+       }},
+      {"changed_on_one_rank",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW&) {
+           if (w.odd) w.net->fc->bias.data().mul_(2);
+         });
+       }},
+      {"one_element_changed_on_one_rank",
+       [](Wrong& w) {
+         w.model.check_divergence_every(1);
+         w.spoil_step([&](AdamW&) {
+           if (w.odd) w.net->fc->weight.data()[1][1].add_(1);
+         });
+       }},
+      {"moved_from",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW& adamw) {
+           const AdamW now(std::move(adamw));
+           adamw.step();
          });
        }},
       {"gradients_that_wait",
@@ -206,6 +273,36 @@ TEST_P(WrongOptimizers, EndOnEveryRankWithTheirMessage) {
   // The timeout is long, so no error is found by waiting for it.
   run_ranks(engine.world_size, body, std::chrono::seconds(30),
             {.collective_timeout = std::chrono::seconds(25), .backend = engine.backend, .announce = false});
+}
+
+/// An optimizer that is declared before its model goes after it.
+template <typename Options>
+void outlive_the_model(Context& context, const Options& options) {
+  using Optimizer = decltype(ZeroRedundancyOptimizer(std::declval<const Model&>(), options));
+  std::optional<Optimizer> optimizer;
+  const Net net;
+  {
+    Model model(net, context);
+    optimizer.emplace(model, options);
+    model(at::ones({2, 6})).square().mean().backward();
+    optimizer->step();
+  }
+  const at::Tensor before = net->out->weight.detach().clone();
+  const std::string text = complaint([&] { optimizer->step(); });
+  EXPECT_NE(text.find("the DistributedDataParallel that it was made from is gone"), std::string::npos) << text;
+  optimizer.reset();
+  EXPECT_TRUE(net->out->weight.equal(before)) << "its memory is the module's own again";
+}
+
+TEST(WrongOptimizers, MayOutliveTheirModelButNotStep) {
+  for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}})
+    run_ranks(
+        engine.world_size,
+        [](Context& context) {
+          outlive_the_model(context, torch::optim::AdamWOptions(0.1));
+          outlive_the_model(context, torch::optim::RMSpropOptions(0.1));
+        },
+        std::chrono::seconds(30), {.backend = engine.backend, .announce = false});
 }
 
 }  // namespace

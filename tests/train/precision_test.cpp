@@ -194,6 +194,30 @@ TEST(GradScalerTest, AnOverflowOnOneRankMakesAllRanksSkip) {
     });
 }
 
+TEST(GradScalerTest, RefusesScalesThatDifferByRankOrAreNoFloats) {
+  for (const double scale : {1e300, 1e-60, 0.0, -1.0, std::numeric_limits<double>::quiet_NaN()})
+    EXPECT_THROW(GradScaler({.init_scale = scale}), c10::Error) << scale;
+  for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}})
+    run_ranks(
+        engine.world_size,
+        [](Context& context) {
+          const at::Tensor weight = at::ones({2}).requires_grad_();
+          torch::optim::SGD optimizer({weight}, 0.1);
+          GradScaler scaler(context.group(), {.init_scale = context.rank() == 1 ? 256.0 : 65536.0});
+          scaler.scale(weight.sum()).backward();
+          try {
+            scaler.step(optimizer);
+            ADD_FAILURE() << "it stepped";
+          } catch (const Error& error) {
+            EXPECT_NE(std::string(error.what()).find("the ranks have different scales, from 256 to 65536"),
+                      std::string::npos)
+                << error.what();
+          }
+          EXPECT_TRUE(weight.equal(at::ones({2})));
+        },
+        std::chrono::seconds(20), {.backend = engine.backend, .announce = false});
+}
+
 TEST(GradScalerTest, WorksWithDistributedDataParallelAndClipping) {
   run_ranks(3, [](Context& context) {
     auto model = make_model("plain"), plain = make_model("plain");

@@ -1,0 +1,39 @@
+#include "reducer/gradient_marks.h"
+
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+
+namespace lockstep {
+namespace {
+
+struct Registry {
+  Mutex mutex;
+  std::vector<const AcceptingGradients*> list LOCKSTEP_GUARDED_BY(mutex);
+};
+
+Registry& registry() {
+  static auto* const kRegistry = new Registry;
+  return *kRegistry;
+}
+
+}  // namespace
+
+AcceptingGradients::AcceptingGradients(std::function<void(const TensorSet& parameters)> accept)
+    : accept_(std::move(accept)) {
+  const MutexLock lock(registry().mutex);
+  registry().list.push_back(this);
+}
+
+AcceptingGradients::~AcceptingGradients() {
+  const MutexLock lock(registry().mutex);
+  std::erase(registry().list, this);
+}
+
+void accept_gradients(const TensorSet& parameters) {
+  const MutexLock lock(registry().mutex);
+  for (const AcceptingGradients* one : registry().list) one->accept_(parameters);
+}
+
+}  // namespace lockstep
