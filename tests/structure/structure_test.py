@@ -29,10 +29,10 @@ MAY_INCLUDE = {
     "reducer": {"collectives", "observe", "rank_page", "base"},
     "checkpoint": {"collectives", "rank_page", "base"},
     "nn": {"collectives", "rank_page", "base"},
-    "train": {"data", "checkpoint", "collectives", "rank_page", "base"},
+    "train": {"reducer", "data", "checkpoint", "collectives", "rank_page", "base"},
     "context": {"launch", "nn", "collectives", "rendezvous", "rank_page", "base"},
     "data_parallel": {"context", "reducer", "nn", "collectives", "observe", "rank_page", "base"},
-    "optim": {"data_parallel", "checkpoint", "collectives", "rank_page", "base"},
+    "optim": {"reducer", "data_parallel", "checkpoint", "collectives", "rank_page", "base"},
     "run_log": {"data_parallel", "context", "observe", "base"},
     "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "base"},
 }
