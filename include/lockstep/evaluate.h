@@ -30,7 +30,7 @@ class EvaluationMode {
 };
 
 namespace detail {
-/// Misuse is a c10::Error on every rank.
+/// Misuse is a c10::Error on every rank; throws Error on all ranks if their loaders differ.
 void check_evaluation(const LoaderBase& loader, const Group& group);
 }  // namespace detail
 
@@ -42,7 +42,7 @@ void check_evaluation(const LoaderBase& loader, const Group& group);
 ///       accuracy.update(net(batch.data), batch.target);
 ///     });
 ///
-/// Every rank calls it; its one collective comes after the loop. `loader` must be made with `exactly_once` and with the
+/// Every rank calls it; its collectives come before the loop, where loaders are compared, and after it. `loader` must be made with `exactly_once` and with the
 /// ranks of `group`. If `step` or the loader throws on one rank, that rank rethrows the exception, and all others throw
 /// an Error that names the rank. `step` must not call collectives, because ranks may have different numbers of batches.
 /// `loader` is a DataLoader or an ExampleLoader.

@@ -12,6 +12,7 @@
 #include <lockstep/progress.h>
 #include <lockstep/rank_zero.h>
 
+#include "train/same_data.h"
 #include "trainer/trainer_agreement.h"
 
 namespace lockstep {
@@ -72,7 +73,9 @@ struct Trainer::State {
     ProgressLine line;
     if (options.progress)
       line = ProgressLine({"", epoch, options.epochs, before + left, before, context.rank(), context.world_size()});
-    for (const Pass pass = begin(); !pass.ended();) {
+    const Pass pass = begin();
+    check_same_data(context.group(), train, LoaderFacts::kPlace);
+    while (!pass.ended()) {
       std::vector<Taken> batches;
       int64_t samples = 0;
       // Do not advance yet: in a checkpoint the loader must not be ahead of the training.

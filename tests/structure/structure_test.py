@@ -150,9 +150,9 @@ class Structure(unittest.TestCase):
         paths = ["src/trainer/trainer.cpp", "include/lockstep/trainer.h"]  # the loop; not what its ranks must agree on
         wrong = [f"{path}: {line}" for path in paths for line in re.findall(r"#include.*", read(path))
                  if not re.match(r"#include <(lockstep/\w+\.h|torch/.*|\w+)>$", line)
-                 and line != '#include "trainer/trainer_agreement.h"']
+                 and line not in ('#include "trainer/trainer_agreement.h"', '#include "train/same_data.h"')]
         self.assertEqual(wrong, [])
-        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 415)
+        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 420)
 
     def test_public_headers_name_no_engine_and_no_variable(self):
         variables = re.findall(r'read\("(\w+)"\)', read("src/base/environment.cpp"))

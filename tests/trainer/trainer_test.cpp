@@ -518,24 +518,6 @@ TEST_P(TrainerTest, OptionsThatDifferAreNamedOnAllRanks) {
     if (GetParam() > 1) run_ranks(testing::Engine{GetParam(), backend}, body);
 }
 
-TEST_P(TrainerTest, ALossThatIsNoNumberIsNamed) {
-  on_ranks([](Context& context) {
-    DataLoader train(Points(24), context, {.batch_size = 4});
-    const auto refused = [&](const std::function<at::Tensor(const at::Tensor& outputs)>& loss) {
-      Net net;
-      torch::optim::SGD optimizer(net->parameters(), 0.1);
-      Trainer trainer(net.ptr(), optimizer, context, {.progress = false});
-      return misuse([&] { trainer.fit(train, [&](Batch& batch) { return loss(net(batch.data)); }); });
-    };
-    EXPECT_NE(refused([](const at::Tensor&) { return at::Tensor(); }).find("an undefined tensor"), std::string::npos);
-    EXPECT_NE(refused([](const at::Tensor& outputs) { return outputs; }).find("shape [4, 1]; return one number"),
-              std::string::npos);
-    EXPECT_NE(refused([](const at::Tensor& outputs) { return outputs.detach().sum(); }).find("on no parameter"),
-              std::string::npos);
-    EXPECT_EQ(refused([](const at::Tensor& outputs) { return outputs.mean().view({1}); }), "") << "one number";
-  });
-}
-
 TEST_P(TrainerTest, ResumesWithTheAccumulationOfTheRun) {
   on_ranks([&](Context& context) {
     Training(context, {.epochs = 1, .accumulate = 2, .folder = folder()}).fit();
@@ -564,20 +546,6 @@ TEST_P(TrainerTest, RefusesWhatMakesNoSense) {
     Training twice(context, {});
     twice.fit();
     EXPECT_NE(misuse([&] { twice.fit(); }).find("called only once"), std::string::npos);
-  });
-}
-
-TEST(RunLogMisuse, StepsAndSamplesBelowZeroAreRefused) {
-  const TemporaryFolder folder;
-  run_ranks(2, [&](Context& context) {
-    const std::string path = (folder.path() / "log").string();
-    EXPECT_NE(misuse([&] { RunLog(context, {.folder = path, .first_step = -1}); }).find("first_step is -1"), std::string::npos);
-    RunLog log(context, {.folder = path});
-    EXPECT_NE(misuse([&] { log.step(-1); }).find("-1 samples"), std::string::npos);
-    EXPECT_NE(misuse([&] { log.epoch(-2); }).find("-2"), std::string::npos);
-    EXPECT_NE(misuse([&] { log.scalar("loss", 1, -3); }).find("`loss` at step -3"), std::string::npos);
-    log.step(1, {{"loss", 1}});
-    log.scalar("loss", 1, 0);
   });
 }
 

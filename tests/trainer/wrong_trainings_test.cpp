@@ -1,0 +1,131 @@
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include <lockstep/lockstep.h>
+
+#include "checkpoint/failure.h"
+#include "support/complaint.h"
+#include "support/ranks.h"
+#include "support/temporary_folder.h"
+
+// Trainings that rest on a mistake: each is an error on all ranks.
+
+namespace lockstep {
+namespace {
+
+using testing::complaint;
+using testing::failure;
+using testing::run_ranks;
+
+/// Points and their sums.
+class SummedPoints : public Dataset {
+ public:
+  explicit SummedPoints(int64_t count) : data_(at::arange(count * 4, at::kFloat).view({count, 4}).sin()) {}
+  int64_t size() const override { return data_.size(0); }
+  Batch get(at::ArrayRef<int64_t> indices) const override {
+    const at::Tensor chosen = data_.index_select(0, at::tensor(indices, at::kLong));
+    return {chosen, chosen.sum(1, true)};
+  }
+
+ private:
+  const at::Tensor data_;
+};
+
+class WrongTrainings : public ::testing::TestWithParam<testing::Engine> {
+ protected:
+  void on_ranks(const std::function<void(Context&)>& body) const { run_ranks(GetParam(), body); }
+};
+INSTANTIATE_TEST_SUITE_P(Engines, WrongTrainings,
+                         ::testing::Values(testing::Engine{2, "shm"}, testing::Engine{3, "shm"},
+                                           testing::Engine{2, "gloo"}, testing::Engine{3, "gloo"}),
+                         [](const auto& info) { return testing::name_of(info.param); });
+
+/// In an order of its own, or from another seed or dataset.
+struct Turned : Sampler {
+  Turned(int64_t count, bool turned) : count_(count), turned_(turned) {}
+  int64_t size() const override { return count_; }
+  std::vector<int64_t> order(int epoch) override {
+    std::vector<int64_t> all(static_cast<size_t>(count_));
+    for (int64_t i = 0; i < count_; ++i) all[static_cast<size_t>(turned_ && epoch > 0 ? count_ - 1 - i : i)] = i;
+    return all;
+  }
+
+ private:
+  const int64_t count_;
+  const bool turned_;
+};
+
+TEST_P(WrongTrainings, LoadersThatDifferAreNamedOnAllRanks) {
+  on_ranks([](Context& context) {
+    const bool odd = context.rank() == context.world_size() - 1;
+    const auto refused = [&](int64_t samples, DataLoaderOptions options, bool evaluates) {
+      torch::nn::Linear net(4, 1);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      DataLoader loader(SummedPoints(samples), context, std::move(options));
+      Metrics metrics;
+      metrics.add("error", Mean());
+      if (evaluates)
+        return failure([&] {
+          evaluate(*net, loader, context.group(), metrics, [&](Batch& batch) { net(batch.data); });
+        });
+      Trainer trainer(net.ptr(), optimizer, context, {.epochs = 2, .progress = false});
+      return failure([&] {
+        trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); });
+      });
+    };
+    const std::string rank = " on rank " + std::to_string(context.world_size() - 1) + " is not what it is on rank";
+    const auto expect_named = [&](int64_t samples, const DataLoaderOptions& options, const std::string& part) {
+      for (const bool evaluates : {false, true}) {
+        DataLoaderOptions mine = options;
+        mine.exactly_once = evaluates;
+        const std::string text = refused(samples, mine, evaluates);
+        EXPECT_NE(text.find("would deal out different epochs"), std::string::npos) << part << text;
+        EXPECT_NE(text.find(part + rank), std::string::npos) << part << text;
+      }
+    };
+    expect_named(odd ? 24 : 26, {.batch_size = 2}, "dataset_size");
+    expect_named(24, {.batch_size = odd ? 2 : 3}, "batch_size");
+    expect_named(24, {.batch_size = 2, .shuffle = odd}, "shuffle");
+    expect_named(24, {.batch_size = 2, .shuffle = true, .seed = odd ? 1 : 2}, "seed");
+    const std::string text = refused(24, {.batch_size = 2, .sampler = std::make_shared<Turned>(24, odd)}, false);
+    EXPECT_NE(text.find("order" + rank), std::string::npos) << text;
+    EXPECT_EQ(refused(24, {.batch_size = 2, .sampler = std::make_shared<Turned>(24, true)}, false), "");
+  });
+}
+
+TEST_P(WrongTrainings, ALossThatIsNoNumberIsNamed) {
+  on_ranks([](Context& context) {
+    DataLoader train(SummedPoints(24), context, {.batch_size = 4});
+    const auto refused = [&](const std::function<at::Tensor(const at::Tensor& outputs)>& loss) {
+      torch::nn::Linear net(4, 1);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      Trainer trainer(net.ptr(), optimizer, context, {.progress = false});
+      return complaint([&] { trainer.fit(train, [&](Batch& batch) { return loss(net(batch.data)); }); });
+    };
+    EXPECT_NE(refused([](const at::Tensor&) { return at::Tensor(); }).find("an undefined tensor"), std::string::npos);
+    EXPECT_NE(refused([](const at::Tensor& outputs) { return outputs; }).find("shape [4, 1]; return one number"),
+              std::string::npos);
+    EXPECT_NE(refused([](const at::Tensor& outputs) { return outputs.detach().sum(); }).find("on no parameter"),
+              std::string::npos);
+    EXPECT_EQ(refused([](const at::Tensor& outputs) { return outputs.mean().view({1}); }), "") << "one number";
+  });
+}
+
+TEST(RunLogMisuse, StepsAndSamplesBelowZeroAreRefused) {
+  const TemporaryFolder folder;
+  run_ranks(2, [&](Context& context) {
+    const std::string path = (folder.path() / "log").string();
+    const std::string text = complaint([&] { RunLog(context, {.folder = path, .first_step = -1}); });
+    EXPECT_NE(text.find("first_step is -1"), std::string::npos) << text;
+    RunLog log(context, {.folder = path});
+    EXPECT_NE(complaint([&] { log.step(-1); }).find("-1 samples"), std::string::npos);
+    EXPECT_NE(complaint([&] { log.epoch(-2); }).find("-2"), std::string::npos);
+    EXPECT_NE(complaint([&] { log.scalar("loss", 1, -3); }).find("`loss` at step -3"), std::string::npos);
+    log.step(1, {{"loss", 1}});
+    log.scalar("loss", 1, 0);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
