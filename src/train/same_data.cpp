@@ -1,6 +1,7 @@
 #include "train/same_data.h"
 
 #include <lockstep/error.h>
+#include <lockstep/sampler.h>
 
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/state_comparison.h"
@@ -11,12 +12,17 @@ namespace lockstep {
 void check_same_data(const Group& group, const LoaderBase& loader, LoaderFacts facts) {
   if (group.world_size() == 1) return;
   const OperationLabel label("a comparison of loaders");
-  // With virtual ranks a rank may be within the micro-batches of a step, of which there is no state.
   const CheckpointMessage mine = attempt([&](CheckpointMessage& message) {
-    c10::impl::GenericDict state = loader.state_dict().toGenericDict().copy();
-    if (facts == LoaderFacts::kOptions)
-      for (const char* place : {"epoch", "samples", "order", "sampler", "sampler_before"}) state.erase(std::string(place));
-    message.text = "batch_size\t" + std::to_string(loader.options().batch_size) + '\n' + lines_of_state(state);
+    const DataLoaderOptions& options = loader.options();
+    const auto add = [&](const char* name, const std::string& value) { message.text += name + ('\t' + value) + '\n'; };
+    add("batch_size", std::to_string(options.batch_size));
+    add("dataset_size", std::to_string(loader.dataset_size()));
+    add("seed", options.seed ? std::to_string(*options.seed) : "the context's");
+    add("shuffle", std::to_string(options.shuffle));
+    add("drop_last", std::to_string(options.drop_last));
+    add("exactly_once", std::to_string(options.exactly_once));
+    add("sampler", options.sampler != nullptr ? std::to_string(options.sampler->size()) : "none");
+    if (facts == LoaderFacts::kPlace) message.text += lines_of_state(loader.state_dict());
   });
   std::vector<std::string> lines;
   for (std::string& sent : group.all_gather_bytes(mine.encode())) {

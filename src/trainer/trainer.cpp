@@ -73,8 +73,9 @@ struct Trainer::State {
     ProgressLine line;
     if (options.progress)
       line = ProgressLine({"", epoch, options.epochs, before + left, before, context.rank(), context.world_size()});
+    if (context.virtual_ranks() > 0) check_same_data(context.group(), train, LoaderFacts::kOptions);
     const Pass pass = begin();
-    check_same_data(context.group(), train, LoaderFacts::kPlace);
+    if (context.virtual_ranks() == 0) check_same_data(context.group(), train, LoaderFacts::kPlace);
     while (!pass.ended()) {
       std::vector<Taken> batches;
       int64_t samples = 0;

@@ -94,6 +94,30 @@ TEST_P(WrongTrainings, LoadersThatDifferAreNamedOnAllRanks) {
   });
 }
 
+/// Where ranks work for several virtual ranks, the comparison must not look into a step.
+TEST_P(WrongTrainings, LoadersOfVirtualRanksAreComparedToo) {
+  const auto body = [](Context& context) {
+    const auto refused = [&](int64_t samples) {
+      torch::nn::Linear net(4, 1);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      DataLoader loader(SummedPoints(samples), context, {.batch_size = 2, .shuffle = true});
+      DataLoader test(SummedPoints(samples), context, {.batch_size = 2, .exactly_once = true});
+      Metrics metrics;
+      auto& error = metrics.add("error", Mean());
+      Trainer trainer(net.ptr(), optimizer, context, {.epochs = 2, .progress = false});
+      trainer.evaluate_on(test, metrics, [&](Batch& batch) { error.update(torch::mse_loss(net(batch.data), batch.target)); });
+      return failure([&] {
+        trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); });
+      });
+    };
+    EXPECT_EQ(refused(40), "");
+    const std::string text = refused(context.rank() == 0 ? 40 : 50);
+    EXPECT_NE(text.find("dataset_size on rank"), std::string::npos) << text;
+  };
+  run_ranks(GetParam().world_size, body, std::chrono::seconds(60),
+            {.seed = 3, .virtual_ranks = 5, .backend = GetParam().backend, .announce = false});
+}
+
 TEST_P(WrongTrainings, ALossThatIsNoNumberIsNamed) {
   on_ranks([](Context& context) {
     DataLoader train(SummedPoints(24), context, {.batch_size = 4});
