@@ -105,7 +105,9 @@ TEST_P(WrongTrainings, LoadersOfVirtualRanksAreComparedToo) {
       Metrics metrics;
       auto& error = metrics.add("error", Mean());
       Trainer trainer(net.ptr(), optimizer, context, {.epochs = 2, .progress = false});
-      trainer.evaluate_on(test, metrics, [&](Batch& batch) { error.update(torch::mse_loss(net(batch.data), batch.target)); });
+      trainer.evaluate_on(test, metrics, [&](Batch& batch) {
+        error.update(torch::mse_loss(net(batch.data), batch.target));
+      });
       return failure([&] {
         trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); });
       });
