@@ -44,6 +44,10 @@ class [[nodiscard]] Work {
 /// Tensors may be on any device that the backend serves, and may be empty or non-contiguous; autograd does not see the
 /// operation. At world size 1 every operation is exact and sends nothing.
 ///
+/// An input and an output that are two arguments must not share memory, which is a c10::Error; but the row of this rank
+/// (gather, scatter: of the root) may be in place. What is written gets a new version, so that autograd refuses a
+/// backward that needs the old values.
+///
 /// An operation that fails because a peer is gone, the ranks disagree or it timed out ends the group: on every rank all
 /// pending and all later operations throw as well. Other groups are not affected.
 ///
@@ -141,9 +145,14 @@ class Group {
   [[nodiscard]] at::Tensor allocate(int64_t elements, const at::TensorOptions& options = {}) const;
 
   /// A group of some of this group's ranks, in the order of the list: a rank's new number is its position there. Every
-  /// rank of this group must call it with the same list, in the same order of calls. Ranks that are not in the list get
-  /// nullopt.
+  /// rank of this group must call it with the same list, in the same order of calls, and waits for the others; ranks
+  /// whose lists differ all throw an Error that names the lists. Ranks that are not in the list get nullopt.
   [[nodiscard]] std::optional<Group> subgroup(const std::vector<int>& ranks) const;
+  /// The group of those ranks that give this rank's `color`, in the order of their numbers: `split(rank() % 2)` makes
+  /// two groups. Every rank of this group must call it, and waits for the others.
+  [[nodiscard]] Group split(int64_t color) const;
+  /// The group of those ranks that run on this rank's machine. Every rank of this group must call it.
+  [[nodiscard]] Group on_this_machine() const;
 
   /// False once the Context that the group comes from has been destroyed: other ranks may be gone by then.
   [[nodiscard]] bool is_open() const;

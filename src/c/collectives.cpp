@@ -63,7 +63,7 @@ void check_memory(const char* function, const char* role, const void* memory, bo
 }
 
 void hand_out(lockstep_request** request, const State& state, shm::WorkPtr work, uint64_t number, int* source) {
-  *request = new lockstep_request{state, std::move(work), number, source};
+  *request = make_request({state, std::move(work), number, source});
 }
 
 void run(const char* function, const State& state, shm::Request what, lockstep_request** request) {
@@ -88,6 +88,40 @@ struct Call {
   int root = 0;
 };
 
+bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
+  const auto first = reinterpret_cast<uintptr_t>(a), second = reinterpret_cast<uintptr_t>(b);
+  return a_bytes > 0 && b_bytes > 0 && first < second + b_bytes && second < first + a_bytes;
+}
+
+/// Input and output share no memory, but that both may be one block, and a block that is this rank's own in place.
+void check_apart(const char* function, const State& state, const Call& call) {
+  const auto size = static_cast<size_t>(state->group.size()), rank = static_cast<size_t>(state->group.rank());
+  const size_t block = static_cast<size_t>(call.count) * element_bytes(static_cast<shm::DataType>(call.dtype));
+  const auto* input = static_cast<const std::byte*>(call.input);
+  const auto* output = static_cast<const std::byte*>(call.output);
+  bool wrong = false;
+  switch (call.kind) {
+    case OperationKind::kAllReduce:
+    case OperationKind::kReduce:
+      wrong = input != output && overlap(input, block, output, block);
+      break;
+    case OperationKind::kAllGather:
+    case OperationKind::kGather:
+      wrong = overlap(input, block, output, size * block) && input != output + rank * block;
+      break;
+    case OperationKind::kScatter:
+    case OperationKind::kReduceScatter:
+      wrong = overlap(input, size * block, output, block) && output != input + rank * block;
+      break;
+    case OperationKind::kAllToAll:
+      wrong = overlap(input, size * block, output, size * block);
+      break;
+    default:
+      break;
+  }
+  if (wrong) refuse(function, "input and output overlap; give them memory of their own");
+}
+
 void run(const char* function, const State& state, const Call& call, lockstep_request** request) {
   const bool some = checked(function, call.count, call.dtype) > 0;
   if (shm::is_reduction(call.kind)) check_op(function, call.op, call.dtype);
@@ -100,6 +134,7 @@ void run(const char* function, const State& state, const Call& call, lockstep_re
   } else {
     check_memory(function, "input", call.input, some && reads);
     check_memory(function, "output", call.output, some && writes);
+    if (reads && writes) check_apart(function, state, call);
   }
   run(function, state,
       {.kind = call.kind,
@@ -228,6 +263,9 @@ lockstep_status lockstep_all_to_all_v(lockstep_group* group, const void* input, 
     what.make_pieces().receive_counts = checked_counts(function, "receive", receive_counts, size, dtype, received);
     check_memory(function, "input", input, sent > 0);
     check_memory(function, "output", output, received > 0);
+    const size_t element = element_bytes(what.type);
+    if (overlap(input, static_cast<size_t>(sent) * element, output, static_cast<size_t>(received) * element))
+      refuse(function, "input and output overlap; give them memory of their own");
     run(function, state, std::move(what), request);
   });
 }
@@ -258,15 +296,19 @@ lockstep_status lockstep_recv(lockstep_group* group, void* data, int64_t count, 
 
 lockstep_status lockstep_test(lockstep_request* request, int* done) {
   return guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
-    if (request == nullptr || done == nullptr) refuse("lockstep_test", "the request or done is null");
+    check_request("lockstep_test", request);
+    if (done == nullptr) refuse("lockstep_test", "done is null");
     if (!request->work->done()) request->state->group.progress();
     *done = request->work->done() ? 1 : 0;
   });
 }
 
 lockstep_status lockstep_wait(lockstep_request** request, double seconds) {
-  if (request == nullptr || *request == nullptr)
-    return guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [] { refuse("lockstep_wait", "the request is null"); });
-  const std::unique_ptr<lockstep_request> waited(std::exchange(*request, nullptr));
-  return guarded(waited->state.get(), LOCKSTEP_INVALID_ARGUMENT, [&] { wait(*waited, seconds); });
+  lockstep_request waited;
+  const lockstep_status status = guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
+    check_request("lockstep_wait", request == nullptr ? nullptr : *request);
+    waited = end_request(std::exchange(*request, nullptr));
+  });
+  if (status != LOCKSTEP_OK) return status;
+  return guarded(waited.state.get(), LOCKSTEP_INVALID_ARGUMENT, [&] { wait(waited, seconds); });
 }

@@ -58,6 +58,8 @@ lockstep_status guarded(const char* function, lockstep_group* group, const Call&
   if (group == nullptr)
     return guarded(nullptr, LOCKSTEP_INTERNAL_ERROR, [&] { refuse(function, "the group is null"); });
   const std::shared_ptr<GroupState>& state = group->state;
+  if (state == nullptr)
+    return guarded(nullptr, LOCKSTEP_INTERNAL_ERROR, [&] { refuse(function, "this rank has left the group"); });
   return guarded(state.get(), LOCKSTEP_INVALID_ARGUMENT, [&] {
     const CallGuard guard(state->caller, state->group.rank(), fork_generation(), function);
     call(state);

@@ -29,13 +29,25 @@ struct GroupState {
 
 }  // namespace lockstep::c
 
+/// Its memory is never given back, so that a call after lockstep_leave() is an error and not undefined.
 struct lockstep_group {
-  std::shared_ptr<lockstep::c::GroupState> state;
+  std::shared_ptr<lockstep::c::GroupState> state;  ///< null once the group has been left
 };
 
+/// Made by make_request() and ended by end_request(), which keeps the memory for later requests.
 struct lockstep_request {
   std::shared_ptr<lockstep::c::GroupState> state;
   lockstep::shm::WorkPtr work;
   uint64_t number = 0;    ///< on the rank's page
   int* source = nullptr;  ///< of a receive
 };
+
+namespace lockstep::c {
+
+/// Throws if this request has been waited for, or is none.
+void check_request(const char* function, const lockstep_request* request);
+lockstep_request* make_request(lockstep_request content);
+/// Returns what the request held. It stays known as one that has been waited for, for the next thousands of requests.
+lockstep_request end_request(lockstep_request* request);
+
+}  // namespace lockstep::c

@@ -137,12 +137,13 @@ lockstep_group* split(GroupState& whole, int color, int key) {
 }
 
 void leave(lockstep_group* group) {
-  const std::unique_ptr<lockstep_group> handle(group);
-  if (handle->state->is_world && holder.load() == ::getpid()) {
+  const std::shared_ptr<GroupState> state = std::exchange(group->state, nullptr);
+  if (state == nullptr) refuse("lockstep_leave", "this rank has left the group already");
+  if (state->is_world && holder.load() == ::getpid()) {
     own_page().set_phase(RankStatus::Phase::kLeft);
     holder = 0;
   }
-  handle->state->group.leave();
+  state->group.leave();
 }
 
 }  // namespace
@@ -180,11 +181,17 @@ lockstep_status lockstep_split(lockstep_group* group, int color, int key, lockst
 }
 
 lockstep_status lockstep_abort(lockstep_group* group, const char* why) {
-  if (group == nullptr)
-    return guarded(nullptr, LOCKSTEP_INTERNAL_ERROR, [] { refuse("lockstep_abort", "the group is null"); });
+  if (group == nullptr || group->state == nullptr)
+    return guarded(nullptr, LOCKSTEP_INTERNAL_ERROR, [&] {
+      refuse("lockstep_abort", group == nullptr ? "the group is null" : "this rank has left the group");
+    });
   return guarded(group->state.get(), LOCKSTEP_INVALID_ARGUMENT,
                  [&] { group->state->group.abort(why == nullptr ? "lockstep_abort was called" : why); });
 }
 
-int lockstep_rank(const lockstep_group* group) { return group == nullptr ? -1 : group->state->group.rank(); }
-int lockstep_size(const lockstep_group* group) { return group == nullptr ? -1 : group->state->group.size(); }
+int lockstep_rank(const lockstep_group* group) {
+  return group == nullptr || group->state == nullptr ? -1 : group->state->group.rank();
+}
+int lockstep_size(const lockstep_group* group) {
+  return group == nullptr || group->state == nullptr ? -1 : group->state->group.size();
+}

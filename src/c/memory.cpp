@@ -94,6 +94,7 @@ lockstep_status lockstep_allocate(lockstep_group* group, size_t bytes, void** me
   const char* function = "lockstep_allocate";
   return guarded(nullptr, LOCKSTEP_OUT_OF_RESOURCES, [&] {
     if (group == nullptr) refuse(function, "the group is null");
+    if (group->state == nullptr) refuse(function, "this rank has left the group");
     check(function, bytes, memory);
     std::byte* block = group->state->group.allocate(bytes);
     group->state->handed_out.add(block, bytes, HandedOut::Kind::kOwn);
@@ -111,7 +112,8 @@ lockstep_status lockstep_allocate_together(lockstep_group* group, size_t bytes, 
 
 lockstep_status lockstep_free(lockstep_group* group, void* memory) {
   const char* function = "lockstep_free";
-  if (group != nullptr && group->state->handed_out.kind_of(memory) == HandedOut::Kind::kTogether)
+  const bool is_member = group != nullptr && group->state != nullptr;
+  if (is_member && group->state->handed_out.kind_of(memory) == HandedOut::Kind::kTogether)
     return guarded(function, group, [&](const State& state) {
       state->group.run({.kind = lockstep::shm::OperationKind::kBarrier}, state->timeout);  // nobody uses it any more
       state->handed_out.remove(memory);
@@ -119,6 +121,7 @@ lockstep_status lockstep_free(lockstep_group* group, void* memory) {
     });
   return guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
     if (group == nullptr) refuse(function, "the group is null");
+    if (group->state == nullptr) refuse(function, "this rank has left the group");
     if (memory == nullptr) return;
     group->state->handed_out.remove(memory);  // first: from then on another thread may get it
     group->state->group.free(memory);

@@ -46,6 +46,39 @@ inline std::optional<shm::DataType> to_core(at::ScalarType dtype) {
   }
 }
 
+/// Every dtype can be moved, and the ranks compare which one it is.
+inline shm::DataType to_moved(at::ScalarType dtype) {
+  if (const auto known = to_core(dtype)) return *known;
+  switch (dtype) {
+    case at::ScalarType::ComplexHalf:
+      return shm::DataType::kComplex32;
+    case at::ScalarType::Float8_e5m2:
+      return shm::DataType::kFloat8E5M2;
+    case at::ScalarType::Float8_e4m3fn:
+      return shm::DataType::kFloat8E4M3Fn;
+    case at::ScalarType::Float8_e5m2fnuz:
+      return shm::DataType::kFloat8E5M2Fnuz;
+    case at::ScalarType::Float8_e4m3fnuz:
+      return shm::DataType::kFloat8E4M3Fnuz;
+    case at::ScalarType::Float8_e8m0fnu:
+      return shm::DataType::kFloat8E8M0Fnu;
+    case at::ScalarType::UInt16:
+      return shm::DataType::kUInt16;
+    case at::ScalarType::UInt32:
+      return shm::DataType::kUInt32;
+    case at::ScalarType::UInt64:
+      return shm::DataType::kUInt64;
+    case at::ScalarType::QInt8:
+      return shm::DataType::kQInt8;
+    case at::ScalarType::QUInt8:
+      return shm::DataType::kQUInt8;
+    case at::ScalarType::QInt32:
+      return shm::DataType::kQInt32;
+    default:
+      return shm::DataType::kOther;
+  }
+}
+
 namespace detail {
 
 // Group's ReduceOp, the core's and c10d's number the same reductions in the same way; Group has the first seven of

@@ -5,42 +5,36 @@
 #include "collectives/core_types.h"
 #include "collectives/device_engine.h"
 #include "collectives/operand.h"
+#include "collectives/operand_checks.h"
 #include "collectives/work.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
 // Every operation is checked here, put into a form that all engines take, numbered and handed to the engine.
-// Operations that only move data travel as bytes, so that every dtype works on every engine; reductions keep their
-// dtype. Engines see contiguous tensors outside autograd; other tensors get their result by a copy in Work::wait.
+// On the CPU operations keep their dtype, which the engines compare; on a device those that only move data travel as
+// bytes, so that every dtype works. Engines see contiguous tensors outside autograd; other tensors get their result by
+// a copy in Work::wait.
 
 namespace lockstep {
 namespace {
-
-void check_tensor(const char* operation, const char* role, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.defined(), operation, ": the ", role, " is an undefined tensor; allocate it first");
-  TORCH_CHECK(tensor.layout() == at::kStrided, operation, ": the ", role,
-              " is sparse; make it dense first, e.g. with to_dense()");
-}
-
-void check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op) {
-  const bool numbers = tensor.is_floating_point() || tensor.is_complex();
-  TORCH_CHECK(op != ReduceOp::kMean || numbers, operation, ": the mean of ", tensor.scalar_type(),
-              " tensors is not defined; use kSum, or a floating point tensor");
-  TORCH_CHECK((op != ReduceOp::kAnd && op != ReduceOp::kOr) || !numbers, operation,
-              ": kAnd and kOr work on integer and bool tensors, not on ", tensor.scalar_type());
-}
-
-void check_rows(const char* operation, const char* role, const at::Tensor& rows, const at::Tensor& row,
-                int world_size) {
-  TORCH_CHECK(rows.numel() == row.numel() * world_size && rows.scalar_type() == row.scalar_type(), operation, ": the ",
-              role, " must be ", row.scalar_type(), " with ", row.numel(), " x ", world_size,
-              " elements, one row for each rank; it is ", rows.scalar_type(), " with ", rows.numel());
-}
 
 std::vector<int64_t> with_rows(int64_t rows, at::IntArrayRef sizes) {
   std::vector<int64_t> shape{rows};
   shape.insert(shape.end(), sizes.begin(), sizes.end());
   return shape;
+}
+
+/// What an operation that only moves data hands to the engine: flat, as bytes for the engine of a device.
+at::Tensor moved(const at::Tensor& dense) { return dense.is_cpu() ? as_flat(dense) : as_bytes(dense); }
+at::Tensor moved_rows(const at::Tensor& dense, int64_t rows) {
+  const at::Tensor flat = moved(dense);
+  return flat.view({rows, rows == 0 ? 0 : flat.numel() / rows});
+}
+
+/// The count and type of a request that only moves the tensor's elements.
+shm::Request moving(shm::OperationKind kind, const at::Tensor& tensor, int root = 0) {
+  const shm::DataType type = to_moved(tensor.scalar_type());
+  return {.kind = kind, .type = type, .root = root, .count = tensor.nbytes() / shm::element_bytes(type)};
 }
 
 void note_start(uint64_t sequence, const char* operation, const at::Tensor& tensor, Clock::time_point now) {
@@ -49,8 +43,10 @@ void note_start(uint64_t sequence, const char* operation, const at::Tensor& tens
                              sizes.size(), now, OperationLabel::current());
 }
 
+/// `written`: what this rank's part in the operation writes; undefined if nothing.
 Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor, c10::intrusive_ptr<c10d::Work> work,
-           std::function<void()> finish) {
+           std::function<void()> finish, const at::Tensor& written = {}) {
+  if (written.defined()) note_written(written);
   const char* operation = CallGuard::operation(group->caller);
   note_start(group->sequence, operation, tensor, coarse_now());
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
@@ -69,6 +65,7 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& o
   if (group->blocking == nullptr || !is_plain(output) || !is_plain(input)) return false;
   request.input = input.const_data_ptr();
   request.output = output.mutable_data_ptr();
+  if (request.kind != shm::OperationKind::kBroadcast || request.root != group->rank) note_written(output);
   const auto started = coarse_now();
   const uint64_t sequence = group->sequence++;
   if (request.count == 0 && request.kind != shm::OperationKind::kBarrier)
@@ -106,6 +103,7 @@ void Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   const CallGuard guard = state_->enter("all_reduce");
   check_tensor("all_reduce", "tensor", tensor);
   check_reduction("all_reduce", tensor, op);
+  check_written("all_reduce", tensor);
   if (!reduce_at_once(state_, tensor, tensor, shm::OperationKind::kAllReduce, op)) all_reduce_async(tensor, op).wait();
 }
 
@@ -113,33 +111,36 @@ Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
   const CallGuard guard = state_->enter("all_reduce");
   check_tensor("all_reduce", "tensor", tensor);
   check_reduction("all_reduce", tensor, op);
+  check_written("all_reduce", tensor);
   Operand operand(tensor);
   std::vector<at::Tensor> tensors{operand.dense};
   c10d::AllreduceOptions options;
   options.reduceOp = to_c10d(op);
   auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).allreduce(tensors, options);
-  return start(state_, tensor, std::move(work), operand.copy_back());
+  return start(state_, tensor, std::move(work), operand.copy_back(), tensor);
 }
 
 void Group::broadcast(const at::Tensor& tensor, int root) const {
   const CallGuard guard = state_->enter("broadcast");
   check_tensor("broadcast", "tensor", tensor);
+  check_written("broadcast", tensor);
   check_peer("broadcast", root);
-  if (!run_at_once(state_, tensor, tensor,
-                   {.kind = shm::OperationKind::kBroadcast, .root = root, .count = tensor.nbytes()}))
+  if (!run_at_once(state_, tensor, tensor, moving(shm::OperationKind::kBroadcast, tensor, root)))
     broadcast_async(tensor, root).wait();
 }
 
 Work Group::broadcast_async(const at::Tensor& tensor, int root) const {
   const CallGuard guard = state_->enter("broadcast");
   check_tensor("broadcast", "tensor", tensor);
+  check_written("broadcast", tensor);
   check_peer("broadcast", root);
   Operand operand(tensor);
-  std::vector<at::Tensor> tensors{as_bytes(operand.dense)};
+  std::vector<at::Tensor> tensors{moved(operand.dense)};
   c10d::BroadcastOptions options;
   options.rootRank = root;
   auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).broadcast(tensors, options);
-  return start(state_, tensor, std::move(work), operand.copy_back());
+  return start(state_, tensor, std::move(work), operand.copy_back(),
+               rank() == root ? at::Tensor() : tensor);
 }
 
 Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const {
@@ -155,7 +156,8 @@ Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const 
   options.reduceOp = to_c10d(op);
   options.rootRank = root;
   auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).reduce(tensors, options);
-  return start(state_, tensor, std::move(work), rank() == root ? operand.copy_back() : nullptr);
+  return start(state_, tensor, std::move(work), rank() == root ? operand.copy_back() : nullptr,
+               rank() == root ? tensor : at::Tensor());
 }
 
 at::Tensor Group::all_gather(const at::Tensor& input) const {
@@ -171,7 +173,9 @@ void Group::all_gather_into_tensor(const at::Tensor& output, const at::Tensor& i
   check_tensor("all_gather", "input", input);
   check_tensor("all_gather", "output", output);
   check_rows("all_gather", "output", output, input, world_size());
-  if (!run_at_once(state_, output, input, {.kind = shm::OperationKind::kAllGather, .count = input.nbytes()}))
+  check_written("all_gather", output);
+  check_apart("all_gather", output, input, rank());
+  if (!run_at_once(state_, output, input, moving(shm::OperationKind::kAllGather, input)))
     all_gather_async(output, input).wait();
 }
 
@@ -180,11 +184,13 @@ Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input) 
   check_tensor("all_gather", "input", input);
   check_tensor("all_gather", "output", output);
   check_rows("all_gather", "output", output, input, world_size());
+  check_written("all_gather", output);
+  check_apart("all_gather", output, input, rank());
   Operand rows(output);
-  at::Tensor row_bytes = as_bytes(Operand(input).dense), rows_bytes = as_bytes(rows.dense);
+  at::Tensor row_bytes = moved(Operand(input).dense), rows_bytes = moved(rows.dense);
   auto& engine = engine_for(*this, input, output);
   auto work = input.numel() == 0 ? nullptr : engine._allgather_base(rows_bytes, row_bytes, {});
-  return start(state_, input, std::move(work), rows.copy_back());
+  return start(state_, input, std::move(work), rows.copy_back(), output);
 }
 
 at::Tensor Group::gather(const at::Tensor& input, int root) const {
@@ -200,40 +206,45 @@ Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int 
   const CallGuard guard = state_->enter("gather");
   check_tensor("gather", "input", input);
   check_peer("gather", root);
-  std::vector<at::Tensor> inputs{as_bytes(Operand(input).dense)};
+  std::vector<at::Tensor> inputs{moved(Operand(input).dense)};
   std::vector<std::vector<at::Tensor>> outputs;
   std::function<void()> finish;
   if (rank() == root) {
     check_tensor("gather", "output", output);
     check_rows("gather", "output", output, input, world_size());
+    check_written("gather", output);
+    check_apart("gather", output, input, root);
     Operand rows(output);
-    outputs.push_back(as_byte_rows(rows.dense, world_size()).unbind());
+    outputs.push_back(moved_rows(rows.dense, world_size()).unbind());
     finish = rows.copy_back();
   }
   c10d::GatherOptions options;
   options.rootRank = root;
   auto& engine = engine_for(*this, input, rank() == root ? output : input);
   auto work = input.numel() == 0 ? nullptr : engine.gather(outputs, inputs, options);
-  return start(state_, input, std::move(work), std::move(finish));
+  return start(state_, input, std::move(work), std::move(finish),
+               rank() == root ? output : at::Tensor());
 }
 
 Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int root) const {
   const CallGuard guard = state_->enter("scatter");
   check_tensor("scatter", "output", output);
   check_peer("scatter", root);
+  check_written("scatter", output);
   Operand row(output);
-  std::vector<at::Tensor> outputs{as_bytes(row.dense)};
+  std::vector<at::Tensor> outputs{moved(row.dense)};
   std::vector<std::vector<at::Tensor>> inputs;
   if (rank() == root) {
     check_tensor("scatter", "input", input);
     check_rows("scatter", "input", input, output, world_size());
-    inputs.push_back(as_byte_rows(Operand(input).dense, world_size()).unbind());
+    check_apart("scatter", input, output, root);
+    inputs.push_back(moved_rows(Operand(input).dense, world_size()).unbind());
   }
   c10d::ScatterOptions options;
   options.rootRank = root;
   auto& engine = engine_for(*this, rank() == root ? input : output, output);
   auto work = output.numel() == 0 ? nullptr : engine.scatter(outputs, inputs, options);
-  return start(state_, output, std::move(work), row.copy_back());
+  return start(state_, output, std::move(work), row.copy_back(), output);
 }
 
 at::Tensor Group::reduce_scatter(const at::Tensor& input, ReduceOp op) const {
@@ -252,6 +263,8 @@ void Group::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& in
   check_tensor("reduce_scatter", "input", input);
   check_tensor("reduce_scatter", "output", output);
   check_rows("reduce_scatter", "input", input, output, world_size());
+  check_written("reduce_scatter", output);
+  check_apart("reduce_scatter", input, output, rank());
   check_reduction("reduce_scatter", input, op);
   if (!reduce_at_once(state_, output, input, shm::OperationKind::kReduceScatter, op))
     reduce_scatter_async(output, input, op).wait();
@@ -262,13 +275,15 @@ Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& inp
   check_tensor("reduce_scatter", "input", input);
   check_tensor("reduce_scatter", "output", output);
   check_rows("reduce_scatter", "input", input, output, world_size());
+  check_written("reduce_scatter", output);
+  check_apart("reduce_scatter", input, output, rank());
   check_reduction("reduce_scatter", input, op);
   Operand row(output), rows(input);
   c10d::ReduceScatterOptions options;
   options.reduceOp = to_c10d(op);
   auto& engine = engine_for(*this, input, output);
   auto work = output.numel() == 0 ? nullptr : engine._reduce_scatter_base(row.dense, rows.dense, options);
-  return start(state_, output, std::move(work), row.copy_back());
+  return start(state_, output, std::move(work), row.copy_back(), output);
 }
 
 at::Tensor Group::all_to_all(const at::Tensor& input) const {
@@ -296,6 +311,10 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   const CallGuard guard = state_->enter("all_to_all");
   check_tensor("all_to_all", "input", input);
   check_tensor("all_to_all", "output", output);
+  TORCH_CHECK(input.scalar_type() == output.scalar_type(), "all_to_all: the input is ", input.scalar_type(),
+              ", the output is ", output.scalar_type(), "; give both one dtype");
+  check_written("all_to_all", output);
+  check_apart("all_to_all", input, output, -1);
   const auto check_splits = [&](const char* role, const at::Tensor& tensor, const std::vector<int64_t>& splits) {
     TORCH_CHECK(tensor.dim() > 0, "all_to_all: the ", role, " needs a dimension of rows");
     int64_t sum = 0;
@@ -310,10 +329,10 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   check_splits("input", input, input_splits);
   check_splits("output", output, output_splits);
   Operand received(output);
-  at::Tensor to = as_byte_rows(received.dense, output.size(0)),
-             from = as_byte_rows(Operand(input).dense, input.size(0));
+  at::Tensor to = moved_rows(received.dense, output.size(0)),
+             from = moved_rows(Operand(input).dense, input.size(0));
   auto work = engine_for(*this, input, output).alltoall_base(to, from, output_splits, input_splits, {});
-  return start(state_, input, std::move(work), received.copy_back());
+  return start(state_, input, std::move(work), received.copy_back(), output);
 }
 
 Work Group::send_async(const at::Tensor& tensor, int destination, int tag) const {
@@ -321,7 +340,7 @@ Work Group::send_async(const at::Tensor& tensor, int destination, int tag) const
   check_tensor("send", "tensor", tensor);
   check_peer("send", destination);
   // A tensor on a device goes through the CPU: the device's engine needs all ranks and knows no tags.
-  std::vector<at::Tensor> tensors{as_bytes(on_cpu(Operand(tensor).dense))};
+  std::vector<at::Tensor> tensors{as_flat(on_cpu(Operand(tensor).dense))};
   auto work = tensor.numel() == 0 ? nullptr : state_->backend->send(tensors, destination, tag);
   return start(state_, tensor, std::move(work), nullptr);
 }
@@ -329,12 +348,13 @@ Work Group::send_async(const at::Tensor& tensor, int destination, int tag) const
 Work Group::recv_async(const at::Tensor& tensor, int source, int tag) const {
   const CallGuard guard = state_->enter("recv");
   check_tensor("recv", "tensor", tensor);
+  check_written("recv", tensor);
   check_peer("recv", source);
   Operand operand(tensor);
   if (!tensor.is_cpu()) operand.dense = at::empty_like(operand.dense, operand.dense.options().device(at::kCPU));
-  std::vector<at::Tensor> tensors{as_bytes(operand.dense)};
+  std::vector<at::Tensor> tensors{as_flat(operand.dense)};
   auto work = tensor.numel() == 0 ? nullptr : state_->backend->recv(tensors, source, tag);
-  return start(state_, tensor, std::move(work), operand.copy_back());
+  return start(state_, tensor, std::move(work), operand.copy_back(), tensor);
 }
 
 void Group::barrier() const {

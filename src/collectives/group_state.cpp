@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/machine_name.h"
+#include "base/rank_names.h"
+#include "collectives/called_as.h"
 #include "collectives/single/single_backend.h"
 
 namespace lockstep {
@@ -63,6 +66,45 @@ at::Tensor Group::allocate(int64_t elements, const at::TensorOptions& options) c
   return at::empty({elements}, options);
 }
 
+namespace {
+
+/// The part of a group with that many ranks, of which this one is number `place`; nullopt if it is none of them.
+std::optional<Group> make_part(Group::State& whole, const std::string& prefix, std::optional<int> place, size_t size) {
+  if (!place) return std::nullopt;
+  c10::intrusive_ptr<c10d::Store> store;
+  if (whole.store) store = c10::make_intrusive<c10d::PrefixStore>(prefix, whole.store);
+  return make_group(store, *place, static_cast<int>(size), whole.factories, whole.membership);
+}
+
+/// The part of those ranks that said what this one said.
+Group part_of_like(Group::State& whole, const std::vector<std::string>& said) {
+  const std::string& mine = said[static_cast<size_t>(whole.rank)];
+  const auto like_mine = [&](auto end) { return std::count(said.begin(), end, mine); };
+  const auto first = std::find(said.begin(), said.end(), mine) - said.begin();
+  const std::string prefix = "subgroup" + std::to_string(whole.subgroups++) + "." + std::to_string(first);
+  return *make_part(whole, prefix, static_cast<int>(like_mine(said.begin() + whole.rank)),
+                    static_cast<size_t>(like_mine(said.end())));
+}
+
+/// Ranks that made other parts would wait for each other in groups that never form.
+void compare_lists(const Group& group, const std::vector<int>& ranks) {
+  if (group.world_size() == 1) return;
+  std::string list = "{";
+  for (const int rank : ranks) list += (list.size() > 1 ? ", " : "") + std::to_string(rank);
+  const CalledAsGuard called_as_guard(shm::CalledAs::kSubgroup);
+  const std::vector<std::string> lists = group.all_gather_bytes(list += "}");
+  if (std::count(lists.begin(), lists.end(), list) == group.world_size()) return;
+  std::string said;
+  for (auto one = lists.begin(); one != lists.end(); ++one)
+    if (std::find(lists.begin(), one, *one) == one)
+      said += (said.empty() ? "" : ", ") + ranks_with(lists, *one) + " gave " + *one;
+  throw Error("subgroup: the ranks gave different lists: " + said +
+              ". No group was made. Every rank of the group must call subgroup() with the same lists, in the same "
+              "order, whether it is in the list or not; split() needs no lists");
+}
+
+}  // namespace
+
 std::optional<Group> Group::subgroup(const std::vector<int>& ranks) const {
   const CallGuard guard = state_->enter("subgroup");
   TORCH_CHECK(!ranks.empty(), "subgroup: the list of ranks is empty");
@@ -73,11 +115,28 @@ std::optional<Group> Group::subgroup(const std::vector<int>& ranks) const {
                 " is in the list twice");
     if (ranks[i] == rank()) place = static_cast<int>(i);
   }
-  const std::string prefix = "subgroup" + std::to_string(state_->subgroups++);
-  if (!place) return std::nullopt;
-  c10::intrusive_ptr<c10d::Store> store;
-  if (state_->store) store = c10::make_intrusive<c10d::PrefixStore>(prefix, state_->store);
-  return make_group(store, *place, static_cast<int>(ranks.size()), state_->factories, state_->membership);
+  compare_lists(*this, ranks);
+  return make_part(*state_, "subgroup" + std::to_string(state_->subgroups++), place, ranks.size());
+}
+
+Group Group::split(int64_t color) const {
+  const CallGuard guard = state_->enter("split");
+  std::vector<std::string> colors;
+  {
+    const CalledAsGuard called_as_guard(shm::CalledAs::kSplit);
+    colors = all_gather_bytes(std::to_string(color));
+  }
+  return part_of_like(*state_, colors);
+}
+
+Group Group::on_this_machine() const {
+  const CallGuard guard = state_->enter("on_this_machine");
+  std::vector<std::string> machines;
+  {
+    const CalledAsGuard called_as_guard(shm::CalledAs::kOnThisMachine);
+    machines = all_gather_bytes(machine_name());
+  }
+  return part_of_like(*state_, machines);
 }
 
 void Group::check_peer(const char* operation, int peer) const {

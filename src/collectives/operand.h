@@ -23,6 +23,11 @@ struct Operand {
   }
 };
 
+/// The elements of a contiguous tensor, [tensor.numel()].
+inline at::Tensor as_flat(const at::Tensor& dense) {
+  return dense.numel() == 0 ? dense.reshape({0}) : dense.as_strided({dense.numel()}, {1});
+}
+
 /// The bytes of a contiguous tensor, [tensor.nbytes()].
 inline at::Tensor as_bytes(const at::Tensor& dense) {
   if (dense.numel() == 0) return at::empty({0}, dense.options().dtype(at::kByte));

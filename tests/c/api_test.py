@@ -36,6 +36,12 @@ class Launched(unittest.TestCase):
     def test_messages(self):
         self.check("messages")
 
+    def test_handles_that_are_used_again(self):
+        self.check("handles")
+
+    def test_memory_that_overlaps(self):
+        self.check("overlaps")
+
     def test_parts_of_a_group(self):
         self.check("parts", (1, 2, 3))
 

@@ -27,6 +27,8 @@ void test_in_flight(lockstep_group* world);
 void test_messages(lockstep_group* world);
 void test_parts(lockstep_group* world);
 void test_threads(lockstep_group* world);
+void test_handles(lockstep_group* world);
+void test_overlaps(lockstep_group* world);
 void test_memory(lockstep_group* world);
 void test_sharded_step(lockstep_group* world);
 void test_typed_step(lockstep_group* world);

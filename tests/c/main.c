@@ -10,6 +10,8 @@ static const struct {
     {"messages", test_messages},
     {"parts", test_parts},
     {"threads", test_threads},
+    {"handles", test_handles},
+    {"overlaps", test_overlaps},
     {"memory", test_memory},
     {"sharded_step", test_sharded_step},
     {"typed_step", test_typed_step},

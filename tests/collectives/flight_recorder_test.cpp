@@ -36,7 +36,7 @@ const std::vector<Pair>& pairs() {
       {"reductions", "all_reduce(Float, 100 elements, max)", "all_reduce(Float, 100 elements, mean)",
        [](const Group& group, const at::Tensor& data) { group.all_reduce(data, ReduceOp::kMax); },
        [](const Group& group, const at::Tensor& data) { group.all_reduce(data, ReduceOp::kMean); }},
-      {"roots", "broadcast(400 bytes, root 1)", "broadcast(400 bytes, root 0)",
+      {"roots", "broadcast(Float, 100 elements, root 1)", "broadcast(Float, 100 elements, root 0)",
        [](const Group& group, const at::Tensor& data) { group.broadcast(data, 1), group.barrier(); },
        [](const Group& group, const at::Tensor& data) { group.broadcast(data, 0), group.barrier(); }},
       {"operations", "barrier()", "reduce_scatter(Float, 50 elements, sum)",
@@ -44,7 +44,7 @@ const std::vector<Pair>& pairs() {
        [](const Group& group, const at::Tensor& data) {
          (void)group.reduce_scatter(data.narrow(0, 0, 50).expand({group.world_size(), 50}).contiguous());
        }},
-      {"one_of_several", "all_gather(400 bytes)", "all_reduce(Float, 100 elements, sum)",
+      {"one_of_several", "all_gather(Float, 100 elements)", "all_reduce(Float, 100 elements, sum)",
        [](const Group& group, const at::Tensor& data) {
          const Work one = group.all_reduce_async(data.clone()), two = group.all_reduce_async(data.clone());
          (void)group.all_gather(data);

@@ -21,7 +21,9 @@
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/gloo/flight_recorder.h"
 #include "collectives/gloo/tree_reduction.h"
+#include "collectives/operand.h"
 #include "collectives/shm/backend/store_exchange.h"
+#include "collectives/typed_message.h"
 
 // Gloo itself compares nothing: ranks that call different collectives take each other's data, or wait until the
 // timeout. Here each collective has a tag of its own, so that messages of different collectives never match. When one
@@ -118,18 +120,25 @@ shm::ReduceFunction kernel_for(const at::Tensor& operand, const ReduceOp& op, in
   return kernel;
 }
 
-/// What the ranks must agree on. Data that is only moved comes as bytes.
+/// What the ranks must agree on.
 std::string text_of(const char* operation, const at::Tensor& operand, const ReduceOp& op) {
   return c10::str(operation, "(", c10::toString(operand.scalar_type()), ", ", operand.numel(), " elements, ",
                   shm::name(to_core(op)), ")");
 }
 std::string text_of(const char* operation, const at::Tensor& moved) {
   if (called_as != shm::CalledAs::kItself) return c10::str(shm::name(called_as), "()");
-  return c10::str(operation, "(", moved.nbytes(), " bytes)");
+  return c10::str(operation, "(", c10::toString(moved.scalar_type()), ", ", moved.numel(), " elements)");
 }
 std::string text_of(const char* operation, const at::Tensor& moved, int64_t root) {
   if (called_as != shm::CalledAs::kItself) return c10::str(shm::name(called_as), "(root ", root, ")");
-  return c10::str(operation, "(", moved.nbytes(), " bytes, root ", root, ")");
+  return c10::str(operation, "(", c10::toString(moved.scalar_type()), ", ", moved.numel(), " elements, root ", root,
+                  ")");
+}
+
+std::vector<at::Tensor> bytes_of_all(const std::vector<at::Tensor>& dense) {
+  std::vector<at::Tensor> bytes;
+  for (const at::Tensor& tensor : dense) bytes.push_back(as_bytes(tensor));
+  return bytes;
 }
 
 class GlooBackend final : public c10d::ProcessGroupGloo {
@@ -161,8 +170,9 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   }
 
   Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    Tensors bytes = bytes_of_all(tensors);
     return watched(text_of("broadcast", tensors.at(0), options.rootRank),
-                   [&] { return ProcessGroupGloo::broadcast(tensors, options); });
+                   [&] { return ProcessGroupGloo::broadcast(bytes, options); });
   }
 
   Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& /*options*/) override {
@@ -173,20 +183,27 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   }
 
   Work gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    Tensors from = bytes_of_all(inputs);
+    std::vector<Tensors> to;
+    for (const Tensors& rows : outputs) to.push_back(bytes_of_all(rows));
     return watched(text_of("gather", inputs.at(0), options.rootRank),
-                   [&] { return ProcessGroupGloo::gather(outputs, inputs, options); });
+                   [&] { return ProcessGroupGloo::gather(to, from, options); });
   }
 
   Work scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+    Tensors to = bytes_of_all(outputs);
+    std::vector<Tensors> from;
+    for (const Tensors& rows : inputs) from.push_back(bytes_of_all(rows));
     return watched(text_of("scatter", outputs.at(0), options.rootRank),
-                   [&] { return ProcessGroupGloo::scatter(outputs, inputs, options); });
+                   [&] { return ProcessGroupGloo::scatter(to, from, options); });
   }
 
   /// Each rank may send and receive different amounts.
   Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_counts,
                      std::vector<int64_t>& input_counts, const c10d::AllToAllOptions& options) override {
-    return watched("all_to_all()", [&] {
-      return ProcessGroupGloo::alltoall_base(output, input, output_counts, input_counts, options);
+    at::Tensor to = as_byte_rows(output, output.size(0)), from = as_byte_rows(input, input.size(0));
+    return watched(c10::str("all_to_all(", c10::toString(input.scalar_type()), ")"), [&] {
+      return ProcessGroupGloo::alltoall_base(to, from, output_counts, input_counts, options);
     });
   }
 
@@ -194,14 +211,20 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   Work send(Tensors& tensors, int destination, int tag) override {
     check_tag(tag);
     const BlockedSigpipe blocked;
-    const MutexLock lock(*starting_);
-    return ProcessGroupGloo::send(tensors, destination, tag);
+    return send_typed(tensors.at(0), [&](const at::Tensor& bytes) {
+      Tensors parts{bytes};
+      const MutexLock lock(*starting_);
+      return ProcessGroupGloo::send(parts, destination, tag);
+    });
   }
 
   Work recv(Tensors& tensors, int source, int tag) override {
     check_tag(tag);
-    const MutexLock lock(*starting_);
-    return ProcessGroupGloo::recv(tensors, source, tag);
+    return receive_typed(tensors.at(0), {.from = source, .to = getRank(), .tag = tag}, [&](const at::Tensor& bytes) {
+      Tensors parts{bytes};
+      const MutexLock lock(*starting_);
+      return ProcessGroupGloo::recv(parts, source, tag);
+    });
   }
 
   Work barrier(const c10d::BarrierOptions& options) override {

@@ -21,6 +21,7 @@
 #include "collectives/shm/backend/shm_backend.h"
 #include "collectives/shm/backend/store_exchange.h"
 #include "collectives/shm/reduce.h"
+#include "collectives/typed_message.h"
 
 namespace lockstep::hierarchical_engine {
 namespace {
@@ -154,12 +155,14 @@ class HierarchicalBackend final : public shm_engine::RequestBackend, public Bloc
     engine_->require("send");
     if (const int local = local_of(to); local >= 0) return engine_->shared()->send(tensors, local, tag);
     const gloo_engine::BlockedSigpipe blocked;
-    return messages_->send(shm_engine::only("send", tensors), to, tag);
+    return send_typed(shm_engine::only("send", tensors),
+                      [&](const at::Tensor& bytes) { return messages_->send(bytes, to, tag); });
   }
   WorkPtr recv(Tensors& tensors, int from, int tag) override {
     engine_->require("recv");
     if (const int local = local_of(from); local >= 0) return engine_->shared()->recv(tensors, local, tag);
-    return messages_->receive(shm_engine::only("recv", tensors), from, tag);
+    return receive_typed(shm_engine::only("recv", tensors), {.from = from, .to = getRank(), .tag = tag},
+                         [&](const at::Tensor& bytes) { return messages_->receive(bytes, from, tag); });
   }
   WorkPtr recvAnysource(Tensors&, int) override {
     TORCH_CHECK(false, "recv from any rank: ranks of several machines can only receive from a rank that they name");

@@ -20,8 +20,23 @@ enum class DataType : uint8_t {
   kBool,
   kComplex64,
   kComplex128,
+  // The rest can be moved, not reduced.
+  kComplex32,
+  kFloat8E5M2,
+  kFloat8E4M3Fn,
+  kFloat8E5M2Fnuz,
+  kFloat8E4M3Fnuz,
+  kFloat8E8M0Fnu,
+  kUInt16,
+  kUInt32,
+  kUInt64,
+  kQInt8,
+  kQUInt8,
+  kQInt32,
+  kOther,  ///< counted in bytes
 };
-inline constexpr int kDataTypes = 12;
+inline constexpr int kDataTypes = 12;       ///< that can be reduced
+inline constexpr int kMovedDataTypes = 25;  ///< and those that cannot
 
 /// How the ranks' elements become one. kMean divides the sum by the number of ranks (integers: towards zero);
 /// kPremulSum adds factor * element, where each rank has its own factor. Values travel between ranks: append only.
@@ -29,7 +44,8 @@ enum class ReduceOp : uint8_t { kSum, kMean, kProduct, kMin, kMax, kAnd, kOr, kX
 inline constexpr int kReduceOps = 9;
 
 constexpr size_t element_bytes(DataType type) {
-  constexpr std::array<size_t, kDataTypes> kBytes{4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16};
+  constexpr std::array<size_t, kMovedDataTypes> kBytes{4, 8, 2, 2, 1, 1, 2, 4, 8, 1, 8, 16, 4,
+                                                       1, 1, 1, 1, 1, 2, 4, 8, 1, 1, 4, 1};
   return kBytes[static_cast<size_t>(type)];
 }
 const char* name(DataType type);

@@ -53,6 +53,12 @@ const char* name(CalledAs call) {
       return "sharded_step";
     case CalledAs::kAllocateTogether:
       return "allocate_together";
+    case CalledAs::kSubgroup:
+      return "subgroup";
+    case CalledAs::kSplit:
+      return "split";
+    case CalledAs::kOnThisMachine:
+      return "on_this_machine";
   }
   return "unknown operation";
 }

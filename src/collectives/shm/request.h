@@ -10,7 +10,7 @@
 
 namespace lockstep::shm {
 
-/// The collectives. Values travel between ranks: append only.
+/// The collectives. Values travel between ranks: append only, 15 at most.
 enum class OperationKind : uint8_t {
   kBarrier = 1,
   kAllReduce,
@@ -40,6 +40,9 @@ enum class CalledAs : uint8_t {
   kPartWithinMachine,  ///< of an operation over several machines
   kShardedStep,
   kAllocateTogether,
+  kSubgroup,
+  kSplit,
+  kOnThisMachine,
 };
 const char* name(CalledAs call);
 
@@ -95,13 +98,13 @@ struct Header {
   Header() = default;
   explicit Header(uint64_t raw) : bits(raw) {}
   explicit Header(const Request& request)
-      : bits(static_cast<uint64_t>(request.kind) | static_cast<uint64_t>(request.type) << 5 |
+      : bits(static_cast<uint64_t>(request.kind) | static_cast<uint64_t>(request.type) << 4 |
              (is_reduction(request.kind) ? static_cast<uint64_t>(request.op) : static_cast<uint64_t>(request.called_as))
                  << 9 |
              (has_root(request.kind) ? static_cast<uint64_t>(request.root) << 13 : 0) |
              static_cast<uint64_t>(request.count) << 20) {}
-  OperationKind kind() const { return static_cast<OperationKind>(bits & 31); }
-  DataType type() const { return static_cast<DataType>(bits >> 5 & 15); }
+  OperationKind kind() const { return static_cast<OperationKind>(bits & 15); }
+  DataType type() const { return static_cast<DataType>(bits >> 4 & 31); }
   ReduceOp op() const { return static_cast<ReduceOp>(bits >> 9 & 15); }
   CalledAs called_as() const {
     return is_reduction(kind()) ? CalledAs::kItself : static_cast<CalledAs>(bits >> 9 & 15);
@@ -112,6 +115,7 @@ struct Header {
   std::string text() const;
   bool operator==(const Header&) const = default;
 };
+static_assert(static_cast<int>(OperationKind::kAllToAllUneven) < 16 && kMovedDataTypes <= 32 && kReduceOps <= 16);
 inline constexpr size_t kMaxCount = (size_t{1} << 44) - 1;
 
 }  // namespace lockstep::shm

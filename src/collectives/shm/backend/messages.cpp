@@ -3,7 +3,7 @@
 #include "collectives/core_types.h"
 #include "collectives/shm/backend/backend_class.h"
 
-// Point-to-point messages travel with their dtype (or as bytes, if it cannot be reduced); barriers carry nothing.
+// Point-to-point messages travel with their dtype; barriers carry nothing.
 
 namespace lockstep::shm_engine {
 
@@ -17,7 +17,7 @@ ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
   const void* data = request.input(tensor);
   shared_->free_released();
   auto message = shared_->group().send(data, tensor.nbytes(), to, tag, shared_->keep(std::move(request.tensors)),
-                                       to_core(tensor.scalar_type()).value_or(shm::DataType::kUInt8));
+                                       to_moved(tensor.scalar_type()));
   return launch(std::move(request), {std::move(message)});
 }
 
@@ -36,7 +36,7 @@ ShmBackend::WorkPtr ShmBackend::receive(TensorRequest request, at::Tensor& tenso
   void* data = request.output(tensor, /*load=*/false);
   shared_->free_released();
   auto message = shared_->group().receive(data, tensor.nbytes(), from, tag, shared_->keep(std::move(request.tensors)),
-                                          to_core(tensor.scalar_type()).value_or(shm::DataType::kUInt8));
+                                          to_moved(tensor.scalar_type()));
   return launch(std::move(request), {std::move(message)});
 }
 

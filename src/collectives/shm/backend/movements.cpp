@@ -183,9 +183,9 @@ RequestBackend::WorkPtr RequestBackend::alltoall_base(at::Tensor& output, at::Te
     c10d::checkSplitSizes(output_splits, output, getSize());
     const auto counts = [&](const std::vector<int64_t>& splits, const at::Tensor& tensor) {
       const int64_t rows = tensor.size(0), row = rows == 0 ? 0 : tensor.numel() / rows;
-      const size_t bytes = part.type == shm::DataType::kUInt8 ? tensor.element_size() : 1;
-      std::vector<size_t> elements(ranks(), static_cast<size_t>(rows / getSize() * row) * bytes);
-      for (size_t r = 0; r < splits.size(); ++r) elements[r] = static_cast<size_t>(splits[r] * row) * bytes;
+      const size_t unit = tensor.element_size() / shm::element_bytes(part.type);
+      std::vector<size_t> elements(ranks(), static_cast<size_t>(rows / getSize() * row) * unit);
+      for (size_t r = 0; r < splits.size(); ++r) elements[r] = static_cast<size_t>(splits[r] * row) * unit;
       return elements;
     };
     part.make_pieces().send_counts = counts(input_splits, input);

@@ -39,9 +39,8 @@ void* TensorRequest::output(const at::Tensor& tensor, bool load) {
 shm::Request TensorRequest::moving(shm::OperationKind kind, at::ScalarType dtype, int64_t elements) const {
   shm::Request part;
   part.kind = kind;
-  const auto known = to_core(dtype);
-  part.type = known.value_or(shm::DataType::kUInt8);
-  part.count = static_cast<size_t>(elements) * (known ? 1 : at::elementSize(dtype));
+  part.type = to_moved(dtype);
+  part.count = static_cast<size_t>(elements) * (at::elementSize(dtype) / shm::element_bytes(part.type));
   part.called_as = called_as;
   return part;
 }

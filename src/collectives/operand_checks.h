@@ -1,0 +1,23 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/group.h>
+
+// What Group refuses before anything is sent. Every message begins with the operation's name.
+
+namespace lockstep {
+
+void check_tensor(const char* operation, const char* role, const at::Tensor& tensor);
+void check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op);
+/// `rows` holds one `row` for each rank.
+void check_rows(const char* operation, const char* role, const at::Tensor& rows, const at::Tensor& row, int world_size);
+/// Each element of a tensor that is written has memory of its own.
+void check_written(const char* operation, const at::Tensor& tensor);
+/// The tensors share no memory, but that `row` may be row `own` of `rows`; -1: it may not.
+void check_apart(const char* operation, const at::Tensor& rows, const at::Tensor& row, int own);
+
+/// Tells autograd that an operation writes the tensor, as PyTorch's in-place operations do.
+void note_written(const at::Tensor& tensor);
+
+}  // namespace lockstep

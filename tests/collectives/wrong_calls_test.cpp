@@ -1,0 +1,197 @@
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <lockstep/distributed_data_parallel.h>
+#include <torch/torch.h>
+
+#include "base/clock.h"
+#include "support/ranks.h"
+
+// Calls that used to end well with wrong numbers: dtypes that differ where data are only moved, buffers that overlap,
+// lists of subgroups in another order, tensors that a collective changes although a backward needs them.
+
+namespace lockstep::wrong_calls {
+namespace {
+
+using lockstep::testing::Engine;
+using lockstep::testing::run_ranks;
+
+class WrongCalls : public ::testing::TestWithParam<Engine> {};
+const Engine kTried[] = {{2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}, {3, "hierarchical", "aab"}};
+INSTANTIATE_TEST_SUITE_P(Engines, WrongCalls, ::testing::ValuesIn(kTried),
+                         [](const auto& instance) { return lockstep::testing::name_of(instance.param); });
+
+std::string text_of_error(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  } catch (const std::exception& other) {
+    return std::string("another kind of exception: ") + other.what();
+  }
+  return "no error";
+}
+
+std::string lower(std::string text) {
+  for (char& letter : text) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  return text;
+}
+
+bool has(const std::string& text, const std::string& part) { return lower(text).find(part) != std::string::npos; }
+
+struct Moved {
+  const char* name;
+  std::function<void(const Group&, const at::Tensor&)> call;
+};
+
+const std::vector<Moved>& moves() {
+  static const std::vector<Moved> kMoves{
+      {"broadcast", [](const Group& group, const at::Tensor& data) { group.broadcast(data); }},
+      {"broadcast_async", [](const Group& group, const at::Tensor& data) { group.broadcast_async(data).wait(); }},
+      {"all_gather", [](const Group& group, const at::Tensor& data) { (void)group.all_gather(data); }},
+      {"gather", [](const Group& group, const at::Tensor& data) { (void)group.gather(data); }},
+      {"scatter",
+       [](const Group& group, const at::Tensor& data) {
+         group.scatter(data, at::stack(std::vector<at::Tensor>(static_cast<size_t>(group.world_size()), data)));
+       }},
+      {"all_to_all",
+       [](const Group& group, const at::Tensor& data) {
+         (void)group.all_to_all(at::stack(std::vector<at::Tensor>(static_cast<size_t>(group.world_size()), data)));
+       }},
+  };
+  return kMoves;
+}
+
+void expect_dtypes_named(Context& context, at::ScalarType odd, const std::string& odd_name, at::ScalarType rest,
+                         const std::string& rest_name) {
+  const int last = context.world_size() - 1;
+  for (const Moved& move : moves()) {
+    const Group group = context.group().split(0);
+    const bool is_odd = context.rank() == last;
+    const at::Tensor data = at::ones({600}, is_odd ? odd : rest);
+    const auto started = Clock::now();
+    const std::string text = text_of_error([&] {
+      move.call(group, data);
+      group.barrier();  // a rank that only sends is told by its next operation
+    });
+    EXPECT_LT(seconds_since(started), 5) << move.name;
+    const bool named = has(text, odd_name) && has(text, rest_name);
+    EXPECT_TRUE(named || has(text, "where the ranks are"))
+        << move.name << " on rank " << context.rank() << ": " << text;
+    if (is_odd) EXPECT_TRUE(named) << move.name << ": " << text;
+    context.group().barrier();
+  }
+}
+
+TEST_P(WrongCalls, DtypesOfOneSizeAreToldApartWhereDataAreMoved) {
+  const bool in_words = GetParam().backend == "gloo";  // c10's names
+  run_ranks(GetParam(), [&](Context& context) {
+    expect_dtypes_named(context, at::kInt, in_words ? "int" : "int32", at::kFloat, in_words ? "float" : "float32");
+    expect_dtypes_named(context, at::kBFloat16, "bfloat16", at::kHalf, in_words ? "half" : "float16");
+  });
+}
+
+TEST_P(WrongCalls, DtypesThatCannotBeReducedAreToldApartToo) {
+  run_ranks(GetParam(), [](Context& context) {
+    expect_dtypes_named(context, at::kFloat8_e5m2, "float8_e5m2", at::kByte,
+                        context.group().backend() == "gloo" ? "byte" : "uint8");
+    const at::Tensor right = at::full({5}, context.rank(), at::kInt).view(at::kFloat).to(at::kFloat8_e4m3fn);
+    EXPECT_EQ(context.group().all_gather(right).scalar_type(), at::kFloat8_e4m3fn);
+  });
+}
+
+TEST_P(WrongCalls, AMessageOfAnotherDtypeIsRefusedByItsReceiver) {
+  run_ranks(GetParam(), [](Context& context) {
+    const int last = context.world_size() - 1;
+    const Group group = context.group().split(0);
+    if (context.rank() == 0) (void)text_of_error([&] { group.send(at::ones({4}), last, 7); });
+    if (context.rank() == last) {
+      const at::Tensor into = at::zeros({4}, at::kInt);
+      const std::string text = text_of_error([&] { group.recv(into, 0, 7); });
+      EXPECT_TRUE(has(text, "4 elements of float32 sent, 4 of int32 expected (tag 7)") ||
+                  has(text, "4 elements of float32 sent, 4 elements of int32 expected (tag 7)"))
+          << text;
+    }
+    context.group().barrier();
+  });
+}
+
+TEST_P(WrongCalls, BuffersThatOverlapAreRefused) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    const int n = context.world_size(), me = context.rank();
+    const at::Tensor rows = at::zeros({n, 4}), more = at::zeros({(n + 1) * 4});
+    EXPECT_THROW(group.all_to_all_async(rows, rows).wait(), c10::Error);
+    EXPECT_THROW(group.all_to_all_async(more.narrow(0, 4, n * 4).view({n, 4}), more.narrow(0, 0, n * 4).view({n, 4})),
+                 c10::Error);
+    EXPECT_THROW(group.all_gather_into_tensor(rows, rows[(me + 1) % n]), c10::Error);
+    EXPECT_THROW(group.all_gather_into_tensor(rows.view({-1}), rows.view({-1}).narrow(0, 2, 4)), c10::Error);
+    if (me == 0) {
+      EXPECT_THROW((void)group.gather_async(rows, rows[1]), c10::Error);
+      EXPECT_THROW((void)group.scatter_async(rows[1], rows), c10::Error);
+    }
+    EXPECT_THROW(group.reduce_scatter_tensor(rows[(me + 1) % n], rows), c10::Error);
+    EXPECT_THROW(group.all_reduce(at::zeros({1}).expand({4})), c10::Error);
+    EXPECT_THROW(group.broadcast(at::zeros({1}).expand({4})), c10::Error);
+    // What is in place is right, and nothing was sent before.
+    rows[me].fill_(me + 1);
+    group.all_gather_into_tensor(rows, rows[me]);
+    for (int r = 0; r < n; ++r) EXPECT_EQ(rows[r][3].item<float>(), static_cast<float>(r + 1));
+  });
+}
+
+TEST_P(WrongCalls, AllToAllOfTwoDtypesOnOneRankIsRefused) {
+  run_ranks(GetParam(), [](Context& context) {
+    const int n = context.world_size();
+    EXPECT_THROW(context.group().all_to_all_async(at::zeros({n}, at::kInt), at::zeros({n})).wait(), c10::Error);
+  });
+}
+
+TEST_P(WrongCalls, ListsOfSubgroupsInAnotherOrderAreNamedAtOnce) {
+  run_ranks(GetParam(), [](Context& context) {
+    const bool is_last = context.rank() == context.world_size() - 1;
+    const auto started = Clock::now();
+    const std::vector<int> list = is_last ? std::vector<int>{1, 0} : std::vector<int>{0, 1};
+    const std::string text = text_of_error([&] { (void)context.group().subgroup(list); });
+    EXPECT_LT(seconds_since(started), 5);
+    for (const char* part : {"{0, 1}", "{1, 0}", "different lists"}) EXPECT_TRUE(has(text, part)) << text;
+    // The group goes on.
+    EXPECT_TRUE(context.group().subgroup({0, 1}).has_value() == (context.rank() < 2));
+    context.group().barrier();
+  });
+}
+
+TEST_P(WrongCalls, SplitMakesAGroupForEachColor) {
+  run_ranks(GetParam(), [](Context& context) {
+    const int n = context.world_size(), me = context.rank();
+    const Group part = context.group().split(me % 2);
+    EXPECT_EQ(part.world_size(), (n + 1 - me % 2) / 2);
+    EXPECT_EQ(part.rank(), me / 2);
+    const at::Tensor sum = at::ones({3});
+    part.all_reduce(sum);
+    EXPECT_EQ(sum[2].item<float>(), static_cast<float>(part.world_size()));
+    const Group here = context.group().on_this_machine();
+    const bool together = context.group().backend() != "hierarchical";
+    EXPECT_EQ(here.world_size(), together ? n : me == n - 1 ? 1 : n - 1);
+  });
+}
+
+TEST_P(WrongCalls, ABackwardThatNeedsWhatACollectiveChangedIsRefused) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    const auto backward_after = [&](const std::function<void(const at::Tensor&)>& change) {
+      const at::Tensor weight = at::ones({4}, at::requires_grad()), saved = at::full({4}, 2.0);
+      const at::Tensor loss = (weight * saved).sum();
+      change(saved);
+      loss.backward();
+    };
+    EXPECT_NO_THROW(backward_after([&](const at::Tensor& saved) { group.all_reduce(saved.clone()); }));
+    EXPECT_THROW(backward_after([&](const at::Tensor& saved) { group.all_reduce(saved); }), c10::Error);
+    EXPECT_THROW(backward_after([&](const at::Tensor& saved) { group.all_reduce_async(saved).wait(); }), c10::Error);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::wrong_calls
