@@ -182,7 +182,7 @@ TEST_P(WrongCalls, ABackwardThatNeedsWhatACollectiveChangedIsRefused) {
   run_ranks(GetParam(), [](Context& context) {
     const Group& group = context.group();
     const auto backward_after = [&](const std::function<void(const at::Tensor&)>& change) {
-      const at::Tensor weight = at::ones({4}, at::requires_grad()), saved = at::full({4}, 2.0);
+      const at::Tensor weight = torch::ones({4}, torch::requires_grad()), saved = at::full({4}, 2.0);
       const at::Tensor loss = (weight * saved).sum();
       change(saved);
       loss.backward();
