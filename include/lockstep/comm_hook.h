@@ -34,7 +34,8 @@ struct GradientBucket {
 ///     model.register_comm_hook(std::make_shared<InHalf>());
 ///
 /// Every rank must register an equal hook. Both functions run outside autograd, under the reducer's lock. What they
-/// throw, backward throws.
+/// throw on some rank, backward throws on all as an Error; so it does if reduce() returns no function, or `gradients`
+/// ends up with another size or other memory.
 class CommHook {
  public:
   using Finish = std::function<void()>;

@@ -59,6 +59,9 @@ inline constexpr const char* kModelIsGone =
     "ZeroRedundancyOptimizer::step(): the DistributedDataParallel that it was made from is gone; keep that alive for as "
     "long as the optimizer steps, in a member declared before it, say";
 
+inline constexpr const char* kTwoThreads =
+    "ZeroRedundancyOptimizer::step() was called while another thread is in it; let one thread step";
+
 inline constexpr const char* kOtherParameters =
     ": something other than this step has changed a copy on one rank since the last step. Change the model in the same "
     "way on every rank; broadcast_parameters() sets all copies to one rank's, average_parameters() to the mean";

@@ -151,6 +151,8 @@ void ShardedStep::take(const std::vector<optim::Intent>& intents) {
 
 void ShardedStep::step() {
   const at::NoGradGuard no_grad;
+  const std::unique_lock alone(stepping_, std::try_to_lock);
+  TORCH_CHECK(alone.owns_lock(), kTwoThreads);
   check_model();
   if (model_.shadowing && model_.is_deferred()) return;  // it has followed the others
   const std::string problem = trouble(*optimizer_);

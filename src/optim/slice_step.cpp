@@ -21,6 +21,8 @@ SliceStep::SliceStep(const Replica& model, torch::optim::Optimizer& optimizer, b
 
 void SliceStep::step(const std::function<void()>& own_step) {
   const at::NoGradGuard no_grad;
+  const std::unique_lock alone(stepping_, std::try_to_lock);
+  TORCH_CHECK(alone.owns_lock(), kTwoThreads);
   TORCH_CHECK(!model_is_there_.expired(), kModelIsGone);
   agree(trouble(*optimizer_), *optimizer_);
   model_.check_before_step();

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include <lockstep/zero_redundancy_optimizer.h>
@@ -50,6 +51,7 @@ class SliceStep {
   const Group group_;
   torch::optim::Optimizer* optimizer_;
   Areas areas_;
+  std::mutex stepping_;  ///< held by the thread that steps
   OwnStep slices_;
 };
 

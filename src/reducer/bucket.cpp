@@ -1,6 +1,7 @@
 #include "reducer/bucket.h"
 
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -189,15 +190,38 @@ void Bucket::launch(const Group& group, ReduceOp op) {
   let_go_of_gradients();
 }
 
-void Bucket::launch_by(CommHook& hook, const Group& group, ReduceOp op, int64_t index, bool last) {
+/// What `body` throws, or an empty string.
+static std::string failure_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    return std::string("failed: ") + error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return std::string("failed: ") + error.what();
+  }
+  return "";
+}
+
+std::string Bucket::launch_by(CommHook& hook, const Group& group, ReduceOp op, int64_t index, bool last) {
   at::NoGradGuard no_grad;
   write_flags();
   clear_gaps();  // a hook that threw has not been waited for
-  GradientBucket bucket{index, last, op, gradients_, {}};
+  handed_ = gradients_.view(gradients_.sizes());
+  GradientBucket bucket{index, last, op, handed_, {}};
   for (const Slot& slot : slots_) bucket.parts.push_back(slot.gradient);
-  finish_ = hook.reduce(bucket, group);
-  work_ = group.all_reduce_async(tail_, op);
+  std::string problem = failure_of([&] { finish_ = hook.reduce(bucket, group); });
+  if (problem.empty() && !finish_)
+    problem = "returned no function, so nobody would wait for what it has started and put the result into `gradients`; "
+              "return [] {} where nothing is left to do";
+  tail_waits_ = last;
+  if (!last) work_ = group.all_reduce_async(tail_, op);
   let_go_of_gradients();
+  return problem;
+}
+
+void Bucket::reduce_tail(const Group& group, ReduceOp op) {
+  tail_waits_ = false;
+  group.all_reduce(tail_, op);
 }
 
 void Bucket::let_go_of_gradients() {
@@ -205,13 +229,17 @@ void Bucket::let_go_of_gradients() {
     if (slot.used) slot.parameter.mutable_grad().reset();
 }
 
-void Bucket::wait() {
+std::string Bucket::wait() {
   at::NoGradGuard no_grad;
-  std::exchange(work_, std::nullopt)->wait();
-  if (const auto finish = std::exchange(finish_, nullptr)) {
-    finish();
-    clear_gaps();  // the norm of all gradients is that of the whole
-  }
+  if (work_) std::exchange(work_, std::nullopt)->wait();
+  const auto finish = std::exchange(finish_, nullptr);
+  const at::Tensor handed = std::exchange(handed_, at::Tensor());
+  if (!finish) return "";
+  std::string problem = failure_of(finish);
+  clear_gaps();  // the norm of all gradients is that of the whole
+  if (problem.empty() && (handed.sizes() != gradients_.sizes() || handed.const_data_ptr() != gradients_.const_data_ptr()))
+    problem = "has given `gradients` another size or other memory, where nobody looks; copy_() the result into it";
+  return problem;
 }
 
 at::Tensor Bucket::gradient_here(size_t index) const {
@@ -268,7 +296,8 @@ std::vector<size_t> Bucket::finish() {
 }
 
 void Bucket::reset() {
-  if (work_) wait();  // the engine may still write into flat_
+  if (launched()) wait();  // the engine may still write into flat_
+  tail_waits_ = false;
   for (Slot& slot : slots_) {
     slot.filled = slot.used = false;
     slot.kept.reset();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -71,11 +72,15 @@ class Bucket {
   /// Starts the reduction over all ranks. The bucket is full. A communication hook works on gradients() only; tail() is
   /// always reduced as it is, because flags would not survive compression.
   void launch(const Group& group, ReduceOp op);
-  /// The same through a communication hook, to which this is bucket `index`.
-  void launch_by(CommHook& hook, const Group& group, ReduceOp op, int64_t index, bool last);
-  bool launched() const { return work_.has_value(); }
-  /// Waits until the reduction is done.
-  void wait();
+  /// The same through a communication hook, to which this is bucket `index`. Returns what the hook has done wrong; empty
+  /// if nothing. The tail of the last bucket waits for reduce_tail(), so that it can say what hooks end with.
+  std::string launch_by(CommHook& hook, const Group& group, ReduceOp op, int64_t index, bool last);
+  bool launched() const { return work_.has_value() || tail_waits_; }
+  /// Waits until the reduction is done. Returns what the hook has done wrong; empty if nothing.
+  std::string wait();
+  /// After wait(): whether the tail has yet to be reduced.
+  bool tail_waits() const { return tail_waits_; }
+  void reduce_tail(const Group& group, ReduceOp op);
 
   /// From launch() to finish(), .grad is undefined, so a gradient that arrives late is put there alone. Takes all such
   /// gradients; returns whether there were any.
@@ -134,6 +139,8 @@ class Bucket {
   StreamOrder streams_;       ///< the streams that fill it
   std::optional<Work> work_;  ///< of the whole bucket, or of tail() if there is a hook
   CommHook::Finish finish_;   ///< the hook's
+  at::Tensor handed_;         ///< what the hook was given as gradients(): a view of its own
+  bool tail_waits_ = false;
 };
 
 }  // namespace lockstep

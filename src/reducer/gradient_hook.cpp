@@ -190,8 +190,11 @@ class WatchedEngine final : public torch::autograd::Engine {
 
   variable_list execute(const torch::autograd::edge_list& roots, const variable_list& inputs, bool keep_graph,
                         bool create_graph, bool accumulate_grad, const torch::autograd::edge_list& outputs) override {
-    if (!torch::autograd::get_current_node()) BackwardWatch::begin();
-    return engine_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    const bool outermost = !torch::autograd::get_current_node();
+    if (outermost) BackwardWatch::begin();
+    variable_list gradients = engine_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    if (outermost && accumulate_grad) BackwardWatch::end();
+    return gradients;
   }
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
       const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
@@ -305,7 +308,8 @@ GradientAlarm::~GradientAlarm() {
   if (hook_ != nullptr) remove_hook(leaf_, hook_);
 }
 
-BackwardWatch::BackwardWatch(std::function<void()> look) : look_(std::move(look)) {
+BackwardWatch::BackwardWatch(std::function<void()> look, std::function<void()> ended)
+    : look_(std::move(look)), ended_(std::move(ended)) {
   [[maybe_unused]] static const bool installed = [] {
     WatchedEngine::install();
     return true;
@@ -321,15 +325,22 @@ BackwardWatch::~BackwardWatch() {
   std::erase(all.list, this);
 }
 
-void BackwardWatch::begin() {
+std::vector<const BackwardWatch*> BackwardWatch::of_this_thread() {
   std::vector<const BackwardWatch*> mine;
-  {
-    Watches& all = watches();
-    const MutexLock lock(all.mutex);
-    for (const BackwardWatch* watch : all.list)
-      if (watch->thread_ == std::this_thread::get_id()) mine.push_back(watch);
-  }
-  for (const BackwardWatch* watch : mine) watch->look_();
+  Watches& all = watches();
+  const MutexLock lock(all.mutex);
+  for (const BackwardWatch* watch : all.list)
+    if (watch->thread_ == std::this_thread::get_id()) mine.push_back(watch);
+  return mine;
+}
+
+void BackwardWatch::begin() {
+  for (const BackwardWatch* watch : of_this_thread()) watch->look_();
+}
+
+void BackwardWatch::end() {
+  for (const BackwardWatch* watch : of_this_thread())
+    if (watch->ended_) watch->ended_();
 }
 
 void at_end_of_backward(std::function<void(bool nested)> function) {

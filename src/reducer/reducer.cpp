@@ -35,9 +35,15 @@ std::string shortened(const std::string& name, size_t longest) {
   return name.size() <= longest ? name : "..." + name.substr(name.size() - longest + 3);
 }
 
+std::atomic<uint64_t> backwards_reached{0};
+
 constexpr const char* kNothingForAHook =
     "an optimizer that sums gradients itself sends no buckets, so a communication hook would have no effect; remove "
     "the hook, or use another optimizer";
+
+constexpr const char* kTwoThreads =
+    "was reached by the backward of one thread while that of another is still running; let one thread at a time run "
+    "backward of a model, or give each thread a model of its own";
 
 constexpr const char* kSameNumber =
     "Every rank must run the same number of backward passes; where ranks have different numbers of batches, run the "
@@ -136,6 +142,9 @@ void Reducer::notice() {
 void Reducer::on_gradient(size_t parameter, bool any) {
   const MutexLock lock(mutex_);
   if (backward_.phase != Phase::kInBackward) begin_backward();
+  // On a CPU hooks run on the thread that called backward.
+  if (fixed_.tensors[parameter].is_cpu() && backward_.thread != std::this_thread::get_id())
+    note_trouble(parameter, kTwoThreads);
   if (!any) return;
   backward_.used[parameter] = true;
   if (virtual_) return on_leaf_gradient(parameter);
@@ -186,10 +195,14 @@ void Reducer::begin_reduction() {
   if (equipment_.timeline) equipment_.timeline->begin(buckets_.size());
 }
 
+uint64_t Reducer::reached() { return backwards_reached.load(std::memory_order_relaxed); }
+
 void Reducer::begin_backward() {
+  backwards_reached.fetch_add(1, std::memory_order_relaxed);
   begin_reduction();
   backward_.skips = false;
   backward_.number = current_backward();
+  backward_.thread = std::this_thread::get_id();
   backward_.reduces = passes_.reduce_every() > 0 && passes_.since_reduction + 1 >= passes_.reduce_every();
   if (virtual_) begin_leaf_backward();
   backward_.phase = Phase::kInBackward;
@@ -292,11 +305,13 @@ void Reducer::launch(Bucket& bucket) {
     if (equipment_.timeline) equipment_.timeline->launched(backward_.launched);
     CommHook* const hook = virtual_ ? exchange_of(backward_.launched) : equipment_.hook.get();
     if (hook != nullptr)
-      bucket.launch_by(*hook, fixed_.group, fixed_.op(), static_cast<int64_t>(backward_.launched), last);
+      note_hook(backward_.launched, bucket.launch_by(*hook, fixed_.group, fixed_.op(),
+                                                     static_cast<int64_t>(backward_.launched), last));
     else
       bucket.launch(fixed_.group, fixed_.op());
   } catch (const Error& error) {
-    throw Error("the gradients of " + fixed_.describe(backward_.launched) + " could not be sent: " + error.what());
+    throw Error("the gradients of " + fixed_.describe(backward_.launched) + " could not be sent: " + error.what() +
+                (message_.trouble.empty() ? "" : "\nThis rank had found before: " + message_.trouble));
   }
 }
 
@@ -334,11 +349,17 @@ std::vector<Facts> Reducer::exchange(Share share) {
     if (!buckets_[fixed_.places[i].bucket].filled(fixed_.places[i].slot)) fill(i, backward_.used[i]);
   for (Bucket& bucket : buckets_)
     if (bucket.launched()) mine.late |= bucket.take_late();
-  mine.trouble = !message_.trouble.empty();
-  if (buckets_.empty()) return {mine};
-  write_facts(buckets_.back().notes(), fixed_.group.rank(), mine);
+  if (buckets_.empty()) {
+    mine.trouble = !message_.trouble.empty();
+    return {mine};
+  }
+  const auto say = [&] {
+    mine.trouble = !message_.trouble.empty();
+    write_facts(buckets_.back().notes(), fixed_.group.rank(), mine);
+  };
+  say();
   launch_buckets(/*at_end=*/true);
-  wait();
+  wait(say);
   return read_facts(buckets_.back().notes(), fixed_.op() == ReduceOp::kMean);
 }
 
@@ -369,17 +390,27 @@ std::vector<Facts> Reducer::reduce_all(Share share) {
   return ranks;
 }
 
-void Reducer::wait() {
+void Reducer::note_hook(size_t bucket, const std::string& problem) {
+  if (!problem.empty() && message_.trouble.empty())
+    message_.trouble = "the communication hook " + problem + " (at " + fixed_.describe(bucket) + ")";
+}
+
+void Reducer::wait(const std::function<void()>& say) {
   const auto start = Clock::now();
   if (equipment_.timeline) equipment_.timeline->waits();
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const OperationLabel label(fixed_.labels[b]);  // of what a hook still has to do
     try {
-      buckets_[b].wait();
+      note_hook(b, buckets_[b].wait());
+      if (buckets_[b].tail_waits()) {
+        say();
+        buckets_[b].reduce_tail(fixed_.group, fixed_.op());
+      }
       if (equipment_.timeline) equipment_.timeline->done(b);
     } catch (const Error& error) {
       throw Error("the gradients of " + fixed_.describe(b) + " could not be reduced: " + error.what() + "\n" +
-                  kSameNumber + " (this was reduction " + std::to_string(reductions_ + 1) + " of this rank).");
+                  (message_.trouble.empty() ? kSameNumber : "This rank had found before: " + message_.trouble) +
+                  " (this was reduction " + std::to_string(reductions_ + 1) + " of this rank).");
     }
   }
   waited_seconds_ += seconds_since(start);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -99,6 +100,9 @@ class Reducer {
   /// reducer's passes, and inspect() will report the parameters.
   void notice();
 
+  /// Backward passes that have reached some reducer of this process so far.
+  static uint64_t reached();
+
   /// Reduces what is in .grad, outside of a backward. Every rank calls it, or runs a backward that reduces.
   void reduce();
   /// Takes part in a reduction in place of this rank's backward, or of the rest of one that an exception ended.
@@ -189,6 +193,7 @@ class Reducer {
     Launching launching = Launching::kWhenFull;
     bool reduces = false;     ///< it ends with a reduction
     int number = -1;          ///< see current_backward()
+    std::thread::id thread;   ///< that calls it
     int captured = -1;        ///< the last backward that captured gradients
     size_t launched = 0;      ///< buckets launched in it
     std::vector<bool> used;   ///< parameters that were reached since the last reduction
@@ -225,7 +230,9 @@ class Reducer {
   std::vector<Facts> reduce_all(Share share) LOCKSTEP_REQUIRES(mutex_);
   /// Returns the facts of all ranks; the buckets are reduced.
   std::vector<Facts> exchange(Share share) LOCKSTEP_REQUIRES(mutex_);
-  void wait() LOCKSTEP_REQUIRES(mutex_);
+  /// `say` writes the facts behind the last bucket, once more where a hook's end comes before that.
+  void wait(const std::function<void()>& say) LOCKSTEP_REQUIRES(mutex_);
+  void note_hook(size_t bucket, const std::string& problem) LOCKSTEP_REQUIRES(mutex_);
   /// What this rank's gradients are multiplied by.
   double weight() const LOCKSTEP_REQUIRES(mutex_);
   void note_trouble(size_t parameter, const std::string& what) LOCKSTEP_REQUIRES(mutex_);

@@ -194,14 +194,17 @@ std::vector<Facts> Reducer::exchange_leaves(Share share) {
   for (Bucket& bucket : buckets_)
     if (bucket.launched()) mine.late |= bucket.take_late();
   std::vector<Facts> own = virtual_->facts();
-  for (Facts& facts : own) {
-    facts.late = mine.late;
-    facts.trouble = !message_.trouble.empty();
-  }
+  const auto say = [&] {
+    for (Facts& facts : own) {
+      facts.late = mine.late;
+      facts.trouble = !message_.trouble.empty();
+    }
+    if (!buckets_.empty()) write_facts(buckets_.back().notes(), virtual_->ranks().block().first, own);
+  };
+  say();
   if (buckets_.empty()) return own;
-  write_facts(buckets_.back().notes(), virtual_->ranks().block().first, own);
   launch_buckets(/*at_end=*/true);
-  wait();
+  wait(say);
   return read_facts(buckets_.back().notes(), /*averaged=*/false);
 }
 

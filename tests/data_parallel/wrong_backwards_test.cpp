@@ -1,0 +1,187 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <barrier>
+#include <thread>
+
+#include <lockstep/comm_hook.h>
+#include <lockstep/distributed_data_parallel.h>
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include "base/clock.h"
+#include "support/ranks.h"
+
+// Backward passes after which nothing was averaged, or something wrong was: each must be an error on every rank, within
+// seconds, that says what it was.
+
+namespace lockstep::wrong_backwards_test {
+namespace {
+
+using namespace testing;  // NOLINT
+
+const std::vector<Engine> kEngines{{2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}};
+
+void on_every_engine(const std::function<void(Context&)>& body) {
+  for (const Engine& engine : kEngines)
+    run_ranks(engine.world_size, body, std::chrono::seconds(30),
+              {.collective_timeout = std::chrono::seconds(25), .backend = engine.backend, .announce = false});
+}
+
+/// The text of what `body` throws, within five seconds.
+std::string error_of(const std::function<void()>& body) {
+  const auto start = Clock::now();
+  std::string text = "no error";
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  EXPECT_LT(seconds_since(start), 5);
+  return text;
+}
+
+#define EXPECT_IN(part, text) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+/// A hook made of a function.
+struct Custom : CommHook {
+  using Reduce = std::function<Finish(const GradientBucket& bucket, const Group& group)>;
+  explicit Custom(Reduce the_reduce) : reduce_(std::move(the_reduce)) {}
+  Finish reduce(const GradientBucket& bucket, const Group& group) override { return reduce_(bucket, group); }
+  Reduce reduce_;
+};
+
+/// What backward throws with the hook, in a model of one bucket and in one of several.
+void expect_of_hook(const std::string& part, const Custom::Reduce& reduce) {
+  on_every_engine([&](Context& context) {
+    for (const double cap : {25.0, 1e-5}) {
+      torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+      DistributedDataParallel model(net, context, {.first_bucket_cap_mb = cap, .bucket_cap_mb = cap});
+      model.register_comm_hook(std::make_shared<Custom>(reduce));
+      const std::string text = error_of([&] { model(at::ones({2, 4})).sum().backward(); });
+      EXPECT_IN(part, text);
+      model.register_comm_hook(nullptr);
+      context.group().barrier();
+    }
+  });
+}
+
+TEST(WrongHooks, ReturnNothing) {
+  expect_of_hook("the communication hook returned no function", [](const GradientBucket& bucket, const Group& group) {
+    group.all_reduce(bucket.gradients, bucket.op);
+    return CommHook::Finish();
+  });
+}
+
+TEST(WrongHooks, ResizeOrReplaceTheBucket) {
+  const char* const part = "the communication hook has given `gradients` another size or other memory";
+  expect_of_hook(part, [](const GradientBucket& bucket, const Group&) {
+    return [gradients = bucket.gradients] { gradients.resize_({gradients.numel() / 2}); };
+  });
+  expect_of_hook(part, [](const GradientBucket& bucket, const Group&) {
+    return [gradients = bucket.gradients] { gradients.set_data(at::zeros_like(gradients)); };
+  });
+}
+
+TEST(WrongHooks, ThrowAtTheirEndOnOneRank) {
+  expect_of_hook("rank 1: the communication hook failed: no more luck", [](const GradientBucket& bucket, const Group& group) {
+    Work work = group.all_reduce_async(bucket.gradients, bucket.op);
+    return [work, last = group.rank() == 1]() mutable {
+      work.wait();
+      if (last) throw std::runtime_error("no more luck");
+    };
+  });
+}
+
+TEST(WrongHooks, ThrowBeforeTheyHaveSentAnythingOnAllRanks) {
+  expect_of_hook("the communication hook failed: not today", [](const GradientBucket&, const Group&) -> CommHook::Finish {
+    throw std::runtime_error("not today");
+  });
+}
+
+/// The others have sent what this rank has not: that two different things meet is what they can know.
+TEST(WrongHooks, ThrowBeforeTheyHaveSentAnythingOnOneRank) {
+  on_every_engine([](Context& context) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 3));
+    DistributedDataParallel model(net, context);
+    model.register_comm_hook(
+        std::make_shared<Custom>([](const GradientBucket& bucket, const Group& group) -> CommHook::Finish {
+          if (group.rank() == 1) throw std::runtime_error("not here");
+          return [work = group.all_reduce_async(bucket.gradients, bucket.op)]() mutable { work.wait(); };
+        }));
+    const std::string text = error_of([&] { model(at::ones({2, 4})).sum().backward(); });
+    if (context.rank() == 1) {
+      EXPECT_IN("not here", text);
+    }
+    EXPECT_NE(text, "no error");
+  });
+}
+
+TEST(AListOfParameters, WhoseTensorsWereAllReplacedIsAnError) {
+  on_every_engine([](Context& context) {
+    NamedTensors list{{"a", at::ones({3}).requires_grad_()}, {"b", at::ones({2}).requires_grad_()}};
+    DistributedDataParallel model(list, context);
+    const auto loss = [&] { return (list[0].second.sum() * list[1].second.sum()) * (context.rank() + 1); };
+    loss().backward();
+    for (auto& [name, tensor] : list) tensor = tensor.detach().clone().requires_grad_();
+    const std::string text = error_of([&] { loss().backward(); });
+    EXPECT_IN("backward reached none of the 2 parameters of the list that DistributedDataParallel follows (a, ...)", text);
+    {
+      const auto local = model.no_sync();  // says that this backward is of something else
+      EXPECT_EQ(error_of([&] { loss().backward(); }), "no error");
+    }
+    model.refresh(list);
+    for (auto& [name, tensor] : list) tensor.mutable_grad().reset();
+    loss().backward();
+    EXPECT_TRUE(list[0].second.grad().equal(at::full({3}, 2 * (context.world_size() + 1) / 2.0))) << list[0].second.grad();
+  });
+}
+
+TEST(TwoThreads, InBackwardOfOneModelAreNamed) {
+  on_every_engine([](Context& context) {
+    torch::nn::Sequential net(torch::nn::Linear(8, 8), torch::nn::Linear(8, 8), torch::nn::Linear(8, 2));
+    DistributedDataParallel model(net, context);
+    // A hook of the graph's end holds each thread until both are within their backward.
+    std::barrier both(2);
+    std::vector<std::string> texts(2);
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < 2; ++i)
+      threads.emplace_back([&, i] {
+        at::Tensor x = at::ones({2, 8}).requires_grad_();
+        const at::Tensor middle = net[0]->as<torch::nn::Linear>()->forward(x);
+        std::once_flag once;
+        const at::Tensor out = net[2]->as<torch::nn::Linear>()->forward(net[1]->as<torch::nn::Linear>()->forward(middle));
+        middle.register_hook([&](const at::Tensor&) { std::call_once(once, [&] { both.arrive_and_wait(); }); });
+        texts[i] = error_of([&] { out.sum().backward(); });
+      });
+    for (std::thread& thread : threads) thread.join();
+    const std::string all = texts[0] + texts[1];
+    EXPECT_IN("was reached by the backward of one thread while that of another is still running", all);
+  });
+}
+
+TEST(TwoThreads, InStepOfOneOptimizerAreNamed) {
+  on_every_engine([](Context& context) {
+    torch::nn::Linear net(4, 3);
+    DistributedDataParallel model(net, context);
+    ZeroRedundancyOptimizer optimizer(model, torch::optim::SGDOptions(0.1));
+    model(at::ones({2, 4})).sum().backward();
+    std::vector<std::string> texts(2);
+    // A closure runs before the lock, so the threads meet here and one is in step() for as long as the others are away.
+    if (context.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    if (context.rank() == 1) {
+      optimizer.step();
+      return;
+    }
+    std::thread other([&] { texts[0] = error_of([&] { optimizer.step(); }); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    texts[1] = error_of([&] { optimizer.step(); });
+    other.join();
+    EXPECT_EQ(texts[0], "no error");
+    EXPECT_IN("step() was called while another thread is in it", texts[1]);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::wrong_backwards_test
