@@ -102,11 +102,10 @@ Replica::State::State(std::unique_ptr<Source> from, const Group& in, Distributed
   number_ = ++state_of(group).replicas;
   attach(std::move(from));
   const auto before = [this] {
-    reached_ = Reducer::reached();
     watch_strangers();
     if (deferral.backward_begins) deferral.backward_begins();
   };
-  watch_.emplace(before, [this] { check_reached(); });
+  watch_.emplace(before);
 }
 
 void Replica::State::compare(const NamedTensors& parameters, const NamedTensors& new_buffers) const {
@@ -241,14 +240,6 @@ std::unique_ptr<Reducer> Replica::State::make_reducer(const NamedTensors& follow
                           [this](bool took_part, bool last) {
                             if (virtual_buffers) virtual_buffers->virtual_rank_done(took_part, last);
                           }});
-}
-
-void Replica::State::check_reached() const {
-  if (!source->is_list() || Reducer::reached() != reached_ || (passes.reduce_every() == 0 && !passes.guards.empty())) return;
-  TORCH_CHECK(false, "backward reached none of the ", trained.size(), " parameters of the list that "
-              "DistributedDataParallel follows (", trained.front().first, trained.size() > 1 ? ", ..." : "",
-              "), so no gradient was averaged. If other tensors have taken their places, call refresh() with these on all "
-              "ranks; around the backward of something else hold a no_sync() guard");
 }
 
 void Replica::State::watch_strangers() {

@@ -107,9 +107,6 @@ struct Replica::State {
   void follow_virtual_buffers();
   /// Before a backward: sets alarms on parameters of the module that are not followed.
   void watch_strangers();
-  /// After a backward: TORCH_CHECK fails if it has reached no parameter of a list that is followed, nor of any other
-  /// replica.
-  void check_reached() const;
   bool is_known(const at::Tensor& tensor) const { return impls_.contains(tensor.unsafeGetTensorImpl()); }
   void compare(const NamedTensors& parameters, const NamedTensors& new_buffers) const;
   void check_weights(const NamedTensors& parameters) const;
@@ -117,7 +114,6 @@ struct Replica::State {
 
   int number_ = 0;                                    ///< of this replica on its group, from 1: the same on all ranks
   std::unordered_set<const c10::TensorImpl*> impls_;  ///< of known and buffers
-  uint64_t reached_ = 0;  ///< Reducer::reached() when the last backward began
   bool edited_ = false;                               ///< the source has reported an edit; it is not asked again
   // Without these, a backward that reaches one of them but nothing that is followed would go unnoticed.
   std::vector<std::unique_ptr<GradientAlarm>> frozen_;     ///< known but not followed: may be unfrozen

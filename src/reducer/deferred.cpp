@@ -45,7 +45,8 @@ std::string Reducer::change_of_gradients() const {
       "by model.clip_grad_norm(), which every rank calls, or pass a loss that is scaled";
   const std::vector<uint64_t> now = marks();
   for (size_t i = 0; i < now.size(); ++i)  // a gradient that was dropped counts as none
-    if (now[i] != backward_.marks[i] && fixed_.tensors[i].grad().defined())
+    if (now[i] != backward_.marks[i] && fixed_.tensors[i].grad().defined() &&
+        buckets_[fixed_.places[i].bucket].problem(fixed_.places[i].slot) == nullptr)
       return ".grad of parameter " + fixed_.names[i] + kAdvice;
   return "";
 }

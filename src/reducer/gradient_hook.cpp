@@ -190,11 +190,8 @@ class WatchedEngine final : public torch::autograd::Engine {
 
   variable_list execute(const torch::autograd::edge_list& roots, const variable_list& inputs, bool keep_graph,
                         bool create_graph, bool accumulate_grad, const torch::autograd::edge_list& outputs) override {
-    const bool outermost = !torch::autograd::get_current_node();
-    if (outermost) BackwardWatch::begin();
-    variable_list gradients = engine_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
-    if (outermost && accumulate_grad) BackwardWatch::end();
-    return gradients;
+    if (!torch::autograd::get_current_node()) BackwardWatch::begin();
+    return engine_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
       const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
@@ -308,8 +305,7 @@ GradientAlarm::~GradientAlarm() {
   if (hook_ != nullptr) remove_hook(leaf_, hook_);
 }
 
-BackwardWatch::BackwardWatch(std::function<void()> look, std::function<void()> ended)
-    : look_(std::move(look)), ended_(std::move(ended)) {
+BackwardWatch::BackwardWatch(std::function<void()> look) : look_(std::move(look)) {
   [[maybe_unused]] static const bool installed = [] {
     WatchedEngine::install();
     return true;
@@ -336,11 +332,6 @@ std::vector<const BackwardWatch*> BackwardWatch::of_this_thread() {
 
 void BackwardWatch::begin() {
   for (const BackwardWatch* watch : of_this_thread()) watch->look_();
-}
-
-void BackwardWatch::end() {
-  for (const BackwardWatch* watch : of_this_thread())
-    if (watch->ended_) watch->ended_();
 }
 
 void at_end_of_backward(std::function<void(bool nested)> function) {

@@ -80,21 +80,18 @@ class GradientAlarm {
 /// before a nested one. Hooks that `look` registers are already called in that backward.
 class BackwardWatch {
  public:
-  /// `ended`, if not null, is called after such a backward that leaves gradients in leaves, if it threw nothing; on the
-  /// same thread. May throw.
-  explicit BackwardWatch(std::function<void()> look, std::function<void()> ended = nullptr);
+  explicit BackwardWatch(std::function<void()> look);
   ~BackwardWatch();
   BackwardWatch(const BackwardWatch&) = delete;
   BackwardWatch& operator=(const BackwardWatch&) = delete;
 
   /// A backward begins on this thread.
   static void begin();
-  static void end();
 
  private:
   static std::vector<const BackwardWatch*> of_this_thread();
 
-  const std::function<void()> look_, ended_;
+  const std::function<void()> look_;
   const std::thread::id thread_ = std::this_thread::get_id();
 };
 

@@ -35,8 +35,6 @@ std::string shortened(const std::string& name, size_t longest) {
   return name.size() <= longest ? name : "..." + name.substr(name.size() - longest + 3);
 }
 
-std::atomic<uint64_t> backwards_reached{0};
-
 constexpr const char* kNothingForAHook =
     "an optimizer that sums gradients itself sends no buckets, so a communication hook would have no effect; remove "
     "the hook, or use another optimizer";
@@ -44,10 +42,6 @@ constexpr const char* kNothingForAHook =
 constexpr const char* kTwoThreads =
     "was reached by the backward of one thread while that of another is still running; let one thread at a time run "
     "backward of a model, or give each thread a model of its own";
-
-constexpr const char* kSameNumber =
-    "Every rank must run the same number of backward passes; where ranks have different numbers of batches, run the "
-    "loop within join()";
 
 }  // namespace
 
@@ -195,10 +189,7 @@ void Reducer::begin_reduction() {
   if (equipment_.timeline) equipment_.timeline->begin(buckets_.size());
 }
 
-uint64_t Reducer::reached() { return backwards_reached.load(std::memory_order_relaxed); }
-
 void Reducer::begin_backward() {
-  backwards_reached.fetch_add(1, std::memory_order_relaxed);
   begin_reduction();
   backward_.skips = false;
   backward_.number = current_backward();
@@ -285,36 +276,6 @@ void Reducer::fill(size_t parameter, bool used) {
   if (equipment_.timeline && buckets_[bucket].full()) equipment_.timeline->ready(bucket);
 }
 
-void Reducer::launch_buckets(bool at_end) {
-  const size_t end = at_end ? buckets_.size() : buckets_.size() - 1;
-  for (; backward_.launched < end && buckets_[backward_.launched].full(); ++backward_.launched)
-    launch(buckets_[backward_.launched]);
-}
-
-double Reducer::weight() const {
-  // A virtual rank's gradients are multiplied before they are added.
-  return fixed_.settings.reduction == GradientReduction::kWeightedMean && !virtual_ ? message_.facts.weight : 1;
-}
-
-void Reducer::launch(Bucket& bucket) {
-  at::NoGradGuard no_grad;
-  const OperationLabel label(fixed_.labels[backward_.launched]);
-  if (weight() != 1) weight() == 0 ? bucket.gradients().zero_() : bucket.gradients().mul_(weight());
-  try {
-    const bool last = backward_.launched + 1 == buckets_.size();
-    if (equipment_.timeline) equipment_.timeline->launched(backward_.launched);
-    CommHook* const hook = virtual_ ? exchange_of(backward_.launched) : equipment_.hook.get();
-    if (hook != nullptr)
-      note_hook(backward_.launched, bucket.launch_by(*hook, fixed_.group, fixed_.op(),
-                                                     static_cast<int64_t>(backward_.launched), last));
-    else
-      bucket.launch(fixed_.group, fixed_.op());
-  } catch (const Error& error) {
-    throw Error("the gradients of " + fixed_.describe(backward_.launched) + " could not be sent: " + error.what() +
-                (message_.trouble.empty() ? "" : "\nThis rank had found before: " + message_.trouble));
-  }
-}
-
 void Reducer::succeed(const Reducer& before) {
   const MutexLock theirs(before.mutex_);
   const MutexLock lock(mutex_);
@@ -388,32 +349,6 @@ std::vector<Facts> Reducer::reduce_all(Share share) {
   if (equipment_.timeline) equipment_.timeline->end(fixed_.group);
   if (equipment_.watch && equipment_.watch->policy() != NonFinitePolicy::kIgnore) judge_non_finite();
   return ranks;
-}
-
-void Reducer::note_hook(size_t bucket, const std::string& problem) {
-  if (!problem.empty() && message_.trouble.empty())
-    message_.trouble = "the communication hook " + problem + " (at " + fixed_.describe(bucket) + ")";
-}
-
-void Reducer::wait(const std::function<void()>& say) {
-  const auto start = Clock::now();
-  if (equipment_.timeline) equipment_.timeline->waits();
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    const OperationLabel label(fixed_.labels[b]);  // of what a hook still has to do
-    try {
-      note_hook(b, buckets_[b].wait());
-      if (buckets_[b].tail_waits()) {
-        say();
-        buckets_[b].reduce_tail(fixed_.group, fixed_.op());
-      }
-      if (equipment_.timeline) equipment_.timeline->done(b);
-    } catch (const Error& error) {
-      throw Error("the gradients of " + fixed_.describe(b) + " could not be reduced: " + error.what() + "\n" +
-                  (message_.trouble.empty() ? kSameNumber : "This rank had found before: " + message_.trouble) +
-                  " (this was reduction " + std::to_string(reductions_ + 1) + " of this rank).");
-    }
-  }
-  waited_seconds_ += seconds_since(start);
 }
 
 void Reducer::note_trouble(size_t parameter, const std::string& what) {

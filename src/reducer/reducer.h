@@ -100,9 +100,6 @@ class Reducer {
   /// reducer's passes, and inspect() will report the parameters.
   void notice();
 
-  /// Backward passes that have reached some reducer of this process so far.
-  static uint64_t reached();
-
   /// Reduces what is in .grad, outside of a backward. Every rank calls it, or runs a backward that reduces.
   void reduce();
   /// Takes part in a reduction in place of this rank's backward, or of the rest of one that an exception ended.

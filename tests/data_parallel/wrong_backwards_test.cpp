@@ -118,26 +118,6 @@ TEST(WrongHooks, ThrowBeforeTheyHaveSentAnythingOnOneRank) {
   });
 }
 
-TEST(AListOfParameters, WhoseTensorsWereAllReplacedIsAnError) {
-  on_every_engine([](Context& context) {
-    NamedTensors list{{"a", at::ones({3}).requires_grad_()}, {"b", at::ones({2}).requires_grad_()}};
-    DistributedDataParallel model(list, context);
-    const auto loss = [&] { return (list[0].second.sum() * list[1].second.sum()) * (context.rank() + 1); };
-    loss().backward();
-    for (auto& [name, tensor] : list) tensor = tensor.detach().clone().requires_grad_();
-    const std::string text = error_of([&] { loss().backward(); });
-    EXPECT_IN("backward reached none of the 2 parameters of the list that DistributedDataParallel follows (a, ...)", text);
-    {
-      const auto local = model.no_sync();  // says that this backward is of something else
-      EXPECT_EQ(error_of([&] { loss().backward(); }), "no error");
-    }
-    model.refresh(list);
-    for (auto& [name, tensor] : list) tensor.mutable_grad().reset();
-    loss().backward();
-    EXPECT_TRUE(list[0].second.grad().equal(at::full({3}, 2 * (context.world_size() + 1) / 2.0))) << list[0].second.grad();
-  });
-}
-
 TEST(TwoThreads, InBackwardOfOneModelAreNamed) {
   on_every_engine([](Context& context) {
     torch::nn::Sequential net(torch::nn::Linear(8, 8), torch::nn::Linear(8, 8), torch::nn::Linear(8, 2));

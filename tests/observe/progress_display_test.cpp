@@ -123,10 +123,17 @@ TEST(ProgressDisplay, NothingDoneNothingSaidElsewhere) {
 }
 
 TEST(ProgressDisplay, AClosedOutputDoesNoHarm) {
-  Pipe pipe;
-  ProgressDisplay display(kPass, {.fd = -1, .columns = 80}, Clock::now());
-  display.step(1, Clock::now() + std::chrono::seconds(1));
-  display.finish(Clock::now());
+  const FileDescriptor read_only(::open("/dev/null", O_RDONLY));
+  const StandardError captured;
+  for (const int fd : {-1, read_only.get()}) {  // EBADF, both of them
+    errno = 0;
+    const auto start = Clock::now();
+    ProgressDisplay display(kPass, {.fd = fd, .columns = 80}, start);
+    EXPECT_EQ(errno, EBADF) << "it has not tried to draw";
+    for (int i = 1; i <= 1000; ++i) display.step(1, start + milliseconds(i));
+    display.finish(start + milliseconds(1000));
+    EXPECT_LT(seconds_since(start), 5) << "it goes on trying";
+  }
 }
 
 TEST(ProgressOutput, BelievesTheLauncher) {
