@@ -15,8 +15,9 @@
 #include "base/proc_file.h"
 
 // An exec gives a process a new memory before it puts arguments and environment there; until then
-// /proc/<pid>/environ is empty and the end of the environment in /proc/<pid>/stat is 0. That of a process that was
-// started with no variable at all is not.
+// /proc/<pid>/environ is empty and both ends of the environment in /proc/<pid>/stat are 0. A descriptor that was opened
+// before an exec and read after it is empty as well, while the ends are already those of the new environment. Only where
+// the ends are equal and not 0 was the process started with no variable at all.
 
 namespace lockstep {
 namespace {
@@ -24,30 +25,32 @@ namespace {
 enum class Answer { kYes, kNo, kNotYet };
 
 /// Of /proc/<pid>/stat, counted from the state on.
-constexpr size_t kFlagsField = 6, kEnvironmentEndField = 48;
+constexpr size_t kFlagsField = 6, kEnvironmentBeginField = 47, kEnvironmentEndField = 48;
 constexpr uint64_t kIsEnding = 0x4, kIsOfTheKernel = 0x200000;
 
-bool is_in_exec(pid_t pid) {
+/// Whether a living process shows an environment or will: asked when what was read of it is empty.
+bool will_show_environment(pid_t pid) {
   std::istringstream stat(process_stat(pid));
   std::string state;
   stat >> state;
   if (state.empty() || state == "Z" || state == "X") return false;
-  uint64_t value = 0;
+  uint64_t value = 0, begin = 0;
   for (size_t field = 1; field <= kEnvironmentEndField; ++field) {
-    // Some fields are negative, which these two never are.
+    // Some fields are negative, which these three never are.
     std::string word;
     if (!(stat >> word)) return false;
     value = std::strtoull(word.c_str(), nullptr, 10);
     if (field == kFlagsField && (value & (kIsEnding | kIsOfTheKernel)) != 0) return false;
+    if (field == kEnvironmentBeginField) begin = value;
   }
-  return value == 0;
+  return value == 0 || value != begin;
 }
 
 Answer has_variable(pid_t pid, const std::string& variable) {
   const std::string path = "/proc/" + std::to_string(pid) + "/environ";
   if (!FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC))) return Answer::kNo;
   const std::string block = read_proc_file(path);
-  if (block.empty()) return is_in_exec(pid) ? Answer::kNotYet : Answer::kNo;
+  if (block.empty()) return will_show_environment(pid) ? Answer::kNotYet : Answer::kNo;
   if (('\0' + block).find('\0' + variable + '\0') == std::string::npos) return Answer::kNo;
   const std::string stat = process_stat(pid);
   const size_t state = stat.find_first_not_of(' ');

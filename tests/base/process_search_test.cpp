@@ -49,6 +49,23 @@ TEST(ProcessSearch, FindsAProcessThatIsInTheMiddleOfAnExec) {
   }
 }
 
+/// A process that does nothing but replace itself is found whenever one looks.
+TEST(ProcessSearch, FindsAProcessThatExecsWithoutEnd) {
+  const std::string mark = new_mark();
+  std::string variable = mark, path = "PATH=/usr/bin:/bin", script = "exec /bin/sh -c \"$AGAIN\"", again = "AGAIN=" + script;
+  const std::array<char*, 4> environment = {variable.data(), path.data(), again.data(), nullptr};
+  const pid_t restless = ::fork();
+  if (restless == 0) {
+    ::execle("/bin/sh", "sh", "-c", script.c_str(), nullptr, environment.data());
+    ::_exit(127);
+  }
+  while (processes_with(mark).empty()) continue;
+  for (int round = 0; round < 1000; ++round) {
+    ASSERT_EQ(processes_with(mark), std::vector<pid_t>{restless}) << "in round " << round;
+  }
+  end_all({restless});
+}
+
 TEST(ProcessSearch, AWholeVariableOfALivingProcess) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   const std::string mark = new_mark();
