@@ -178,7 +178,7 @@ void finish(const State& state, const shm::WorkPtr& work, uint64_t number, locks
   if (source != nullptr) *source = static_cast<shm::Message&>(*work).source();
 }
 
-void wait(lockstep_request& request, double seconds) {
+void wait(const PendingRequest& request, double seconds) {
   if (std::isnan(seconds)) refuse("lockstep_wait", "the number of seconds is not a number");
   auto limit = request.state->timeout;
   if (seconds >= 0 && seconds < 1e8) limit = std::chrono::milliseconds(std::llround(1000 * seconds));
@@ -296,18 +296,18 @@ lockstep_status lockstep_recv(lockstep_group* group, void* data, int64_t count, 
 
 lockstep_status lockstep_test(lockstep_request* request, int* done) {
   return guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
-    check_request("lockstep_test", request);
+    const PendingRequest tested = find_request("lockstep_test", request);
     if (done == nullptr) refuse("lockstep_test", "done is null");
-    if (!request->work->done()) request->state->group.progress();
-    *done = request->work->done() ? 1 : 0;
+    if (!tested.work->done()) tested.state->group.progress();
+    *done = tested.work->done() ? 1 : 0;
   });
 }
 
 lockstep_status lockstep_wait(lockstep_request** request, double seconds) {
-  lockstep_request waited;
+  PendingRequest waited;
   const lockstep_status status = guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
-    check_request("lockstep_wait", request == nullptr ? nullptr : *request);
-    waited = end_request(std::exchange(*request, nullptr));
+    waited = end_request("lockstep_wait", request == nullptr ? nullptr : *request);
+    *request = nullptr;
   });
   if (status != LOCKSTEP_OK) return status;
   return guarded(waited.state.get(), LOCKSTEP_INVALID_ARGUMENT, [&] { wait(waited, seconds); });

@@ -2,6 +2,8 @@
 
 #include <exception>
 #include <new>
+#include <string>
+#include <utility>
 
 #include "collectives/shm/verdict.h"
 
@@ -15,6 +17,14 @@ void keep(std::string text) {
   thread_local std::string kept;
   kept = std::move(text);
   shown = kept.c_str();
+}
+
+/// The core's texts name the option of every language; C's programs have theirs.
+std::string for_c(std::string text) {
+  const size_t begin = text.find("ContextOptions::collective_timeout ("), end = text.find(')', begin);
+  if (begin != std::string::npos && end != std::string::npos)
+    text.replace(begin, end + 1 - begin, "timeout_s of lockstep_options");
+  return text;
 }
 
 lockstep_status status_of(shm::Verdict::Cause cause, lockstep_status otherwise) {
@@ -46,7 +56,7 @@ lockstep_status status_of_current(const GroupState* state, lockstep_status other
     keep(error.what());
     return LOCKSTEP_OUT_OF_RESOURCES;
   } catch (const Error& error) {
-    keep(error.what());
+    keep(for_c(error.what()));
     const bool reads_verdict = state != nullptr && state->generation == fork_generation();
     if (!reads_verdict || !shm::Verdict::exists(state->group.world())) return otherwise;
     return status_of(shm::Verdict::current(state->group.world()).cause, otherwise);

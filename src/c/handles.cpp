@@ -1,6 +1,8 @@
 #include "c/handles.h"
 
-#include <deque>
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
 
 #include "base/mutex.h"
 #include "c/guarded.h"
@@ -8,46 +10,48 @@
 namespace lockstep::c {
 namespace {
 
-/// A request's memory is used again after this many others have ended.
-constexpr size_t kRested = 4096;
+/// Handles are aligned as pointers to anything are.
+constexpr uintptr_t kBetweenHandles = alignof(std::max_align_t);
 
-struct Ended {
+struct Pending {
   Mutex mutex;
-  std::deque<lockstep_request*> requests LOCKSTEP_GUARDED_BY(mutex);
+  uintptr_t last LOCKSTEP_GUARDED_BY(mutex) = 0;
+  std::unordered_map<uintptr_t, PendingRequest> requests LOCKSTEP_GUARDED_BY(mutex);
 };
-Ended& ended() {
-  static auto* const all = new Ended;  // a thread may end a request while the process ends
+Pending& pending() {
+  static auto* const all = new Pending;  // a thread may end a request while the process ends
   return *all;
+}
+
+[[noreturn]] void refuse_handle(const char* function, const lockstep_request* request) {
+  refuse(function, request == nullptr ? "the request is null"
+                                      : "the request has been waited for already; every request is waited for once");
 }
 
 }  // namespace
 
-void check_request(const char* function, const lockstep_request* request) {
-  if (request == nullptr) refuse(function, "the request is null");
-  if (request->state == nullptr)
-    refuse(function, "the request has been waited for already; every request is waited for once");
-}
-
-lockstep_request* make_request(lockstep_request content) {
-  Ended& all = ended();
-  {
-    const MutexLock lock(all.mutex);
-    if (all.requests.size() > kRested) {
-      lockstep_request* const request = all.requests.front();
-      all.requests.pop_front();
-      *request = std::move(content);
-      return request;
-    }
-  }
-  return new lockstep_request(std::move(content));
-}
-
-lockstep_request end_request(lockstep_request* request) {
-  lockstep_request content = std::exchange(*request, lockstep_request{});
-  Ended& all = ended();
+lockstep_request* make_request(PendingRequest content) {
+  Pending& all = pending();
   const MutexLock lock(all.mutex);
-  all.requests.push_back(request);
-  return content;
+  all.last += kBetweenHandles;
+  all.requests.emplace(all.last, std::move(content));
+  return reinterpret_cast<lockstep_request*>(all.last);
+}
+
+PendingRequest find_request(const char* function, const lockstep_request* request) {
+  Pending& all = pending();
+  const MutexLock lock(all.mutex);
+  const auto found = all.requests.find(reinterpret_cast<uintptr_t>(request));
+  if (found == all.requests.end()) refuse_handle(function, request);
+  return found->second;
+}
+
+PendingRequest end_request(const char* function, const lockstep_request* request) {
+  Pending& all = pending();
+  const MutexLock lock(all.mutex);
+  auto node = all.requests.extract(reinterpret_cast<uintptr_t>(request));
+  if (node.empty()) refuse_handle(function, request);
+  return std::move(node.mapped());
 }
 
 }  // namespace lockstep::c

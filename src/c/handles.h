@@ -34,20 +34,20 @@ struct lockstep_group {
   std::shared_ptr<lockstep::c::GroupState> state;  ///< null once the group has been left
 };
 
-/// Made by make_request() and ended by end_request(), which keeps the memory for later requests.
-struct lockstep_request {
-  std::shared_ptr<lockstep::c::GroupState> state;
-  lockstep::shm::WorkPtr work;
+namespace lockstep::c {
+
+/// What a handle of a request stands for. The handle is a number, cast to a pointer, and no number is given twice: a copy
+/// of a handle that has been waited for is refused, however many requests came after it.
+struct PendingRequest {
+  std::shared_ptr<GroupState> state;
+  shm::WorkPtr work;
   uint64_t number = 0;    ///< on the rank's page
   int* source = nullptr;  ///< of a receive
 };
 
-namespace lockstep::c {
-
-/// Throws if this request has been waited for, or is none.
-void check_request(const char* function, const lockstep_request* request);
-lockstep_request* make_request(lockstep_request content);
-/// Returns what the request held. It stays known as one that has been waited for, for the next thousands of requests.
-lockstep_request end_request(lockstep_request* request);
+lockstep_request* make_request(PendingRequest content);
+/// Both throw if this request has been waited for, or is none.
+PendingRequest find_request(const char* function, const lockstep_request* request);
+PendingRequest end_request(const char* function, const lockstep_request* request);
 
 }  // namespace lockstep::c

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/hash.h"
 #include "c/guarded.h"
 #include "collectives/shm/reduce.h"
 #include "collectives/shm/stream_copy.h"
@@ -49,11 +51,12 @@ struct Announced {
   optim::StepConstants constants;
   uint64_t together;    ///< whether the parameters lie once for all ranks
   uint64_t has_master;  ///< whether float copies are kept
+  uint64_t sample;      ///< of the values of parameters that each rank has a copy of
   std::array<uint64_t, kStates> states;
   uint64_t master;
   uint64_t parameters, gradients;
 };
-static_assert(sizeof(Announced) == 20 * sizeof(uint64_t), "there is no padding, so bytes may be compared");
+static_assert(sizeof(Announced) == 21 * sizeof(uint64_t), "there is no padding, so bytes may be compared");
 
 double checked(const char* function, const char* name, double value, double end) {
   if (!std::isfinite(value) || value < 0 || value >= end)
@@ -120,6 +123,19 @@ void check_apart(const Step& step) {
       refuse(step.function, "two of the arrays overlap; each needs memory of its own");
 }
 
+/// Of some places of the parameters: copies that differ as a whole differ there. Nobody else writes them now.
+uint64_t sample_of(const Step& step) {
+  constexpr size_t kPlaces = 16, kWord = sizeof(uint64_t);
+  const size_t bytes = step.bytes(), piece = std::min(bytes, kWord);
+  uint64_t hash = Hash::kStart;
+  for (size_t i = 0; i < kPlaces; ++i) {
+    uint64_t word = 0;
+    std::memcpy(&word, step.parameters + (bytes - piece) * i / (kPlaces - 1), piece);
+    hash = Hash::mixed(hash, word);
+  }
+  return hash;
+}
+
 Announced announced(const Step& step, GroupState& state) {
   constexpr const char* kNames[2][kStates] = {{"momentum", "", ""}, {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}};
   const bool adam = step.algorithm >= Algorithm::kAdam;
@@ -146,6 +162,7 @@ Announced announced(const Step& step, GroupState& state) {
     mine.states[s] = place_of_state(kNames[adam ? 1 : 0][s], step.states[s]);
   if (step.master != nullptr) mine.master = place_of_state("master", step.master);
   check_apart(step);
+  if (mine.together == 0) mine.sample = sample_of(step);
   return mine;
 }
 
@@ -172,6 +189,10 @@ std::string difference(const Announced& zero, const Announced& other, size_t ran
   if (other.states != zero.states || other.master != zero.master ||
       (zero.together != 0 && other.parameters != zero.parameters))
     return who + " gives another place of the memory that is together than rank 0";
+  if (other.sample != zero.sample)
+    return who +
+           " has other values in its copy of the parameters than rank 0. Set all copies to one rank's before the first "
+           "step (lockstep_broadcast()), and change them later in the same way on every rank";
   return "";
 }
 

@@ -6,7 +6,7 @@ void test_handles(lockstep_group* world) {
   enum { kRequests = 10000 };
   const int size = lockstep_size(world);
   lockstep_group *part = NULL, *again;
-  lockstep_request *request = NULL, *copy;
+  lockstep_request *request = NULL, *copy, *stale;
   int32_t values[3] = {1, 2, 3};
   int i, done;
   void* memory;
@@ -19,9 +19,12 @@ void test_handles(lockstep_group* world) {
   request = copy;
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "waited for already", lockstep_wait(&request, -1));
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "waited for already", lockstep_test(copy, &done));
-  for (i = 0; i < kRequests; ++i) { /* more than rest at a time */
+  for (i = 0; i < kRequests; ++i) { /* however many come later, none has the handle of an earlier one */
     values[0] = 1;
     OK(lockstep_all_reduce(part, values, values, 1, LOCKSTEP_INT32, LOCKSTEP_SUM, &request));
+    CHECK(request != copy);
+    stale = copy;
+    REFUSED(LOCKSTEP_INVALID_ARGUMENT, "waited for already", lockstep_wait(&stale, -1));
     OK(lockstep_wait(&request, -1));
     CHECK(values[0] == size);
   }

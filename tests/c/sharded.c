@@ -149,6 +149,7 @@ static void refused_together(lockstep_group* world, float* p, float* g, float* m
   const lockstep_sgd plain = {sizeof sgd, 0.1, other ? 0 : 0.9, 0, 0, 0};
   const lockstep_adam adam = {sizeof adam, 0.1, 0.9, 0.9, 0, 0, 0};
   float *copy = own(world), *second = together(world);
+  unsigned before;
   void* memory;
   char last[64];
   sprintf(last, "rank %d", lockstep_size(world) - 1);
@@ -162,6 +163,18 @@ static void refused_together(lockstep_group* world, float* p, float* g, float* m
   REFUSED(differs, "the parameters lie once for all ranks on rank 0",
           lockstep_sharded_sgd(world, &same, 1, other ? copy : p, g, m, kCount));
   REFUSED(differs, "another place", lockstep_sharded_sgd(world, &same, 1, p, g, other ? second : m, kCount));
+  /* Copies that differ as a whole, or in the last values, which no rank may take for the others'. */
+  fill(copy, other ? 8 : 7);
+  before = hash_of(copy);
+  REFUSED(differs, "has other values in its copy of the parameters than rank 0",
+          lockstep_sharded_sgd(world, &same, 1, copy, g, m, kCount));
+  CHECK(strstr(lockstep_last_error(), last) != NULL);
+  REFUSED(differs, "lockstep_broadcast()", lockstep_sharded_adam(world, &adam, 1, copy, g, m, second, NULL, kCount));
+  CHECK(hash_of(copy) == before);
+  fill(copy, 7);
+  if (other) copy[kCount - 1] += 1;
+  REFUSED(differs, "has other values", lockstep_sharded_sgd(world, &same, 1, copy, g, m, kCount));
+  REFUSED(differs, "has other values", lockstep_sharded_sgd(world, &same, 1, copy + kCount - 1, g, m, 1));
   REFUSED(differs, "wants 200 bytes, and rank 0 100", lockstep_allocate_together(world, other ? 200 : 100, &memory));
   CHECK(memory == NULL);
   OK(lockstep_free(world, copy));
