@@ -15,6 +15,7 @@
 #include "checkpoint/packed_object.h"
 #include "checkpoint/random_states.h"
 #include "checkpoint/state_comparison.h"
+#include "collectives/contains_itself.h"
 #include "collectives/group_state.h"
 #include "rank_page/rank_board.h"
 
@@ -107,7 +108,8 @@ Dict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks*
 
 void check_own_weights(const Dict& state) {
   if (!any_borrowed()) return;
-  for (const auto& part : state) refuse_borrowed(part.value(), part.key().toStringRef());
+  for (const auto& part : state)  // what contains itself is told where it is compared or written
+    if (!contains_itself(part.value())) refuse_borrowed(part.value(), part.key().toStringRef());
 }
 
 void insert_step(Dict& whole, int64_t step, const VirtualRanks* virtual_ranks) {

@@ -3,7 +3,10 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
+#include "base/error.h"
+#include "base/rank_names.h"
 #include "collectives/called_as.h"
+#include "collectives/contains_itself.h"
 #include "collectives/group_state.h"
 
 // Object collectives send lengths first, then bytes. LibTorch's own pickler pickles the values.
@@ -23,9 +26,27 @@ std::string to_string(const at::Tensor& bytes) {
 
 at::Tensor to_tensor(const std::vector<int64_t>& numbers) { return at::tensor(numbers, at::kLong); }
 
-std::string pickle(const c10::IValue& object) {
-  const std::vector<char> bytes = torch::jit::pickle_save(object);
-  return std::string(bytes.begin(), bytes.end());
+/// What a rank sends of an object: bytes, or, where it cannot be pickled, none, which no pickle is.
+struct Pickled {
+  std::string bytes, problem;
+};
+
+Pickled pickle(const c10::IValue& object) {
+  if (contains_itself(object)) return {"", "an object contains itself, so it cannot be sent"};
+  try {
+    const std::vector<char> bytes = torch::jit::pickle_save(object);
+    return {std::string(bytes.begin(), bytes.end()), ""};
+  } catch (const c10::Error& error) {
+    return {"", std::string("an object cannot be sent: ") + error.what_without_backtrace()};
+  }
+}
+
+/// Throws on all ranks. Every rank calls it, with what is wrong on it, where some rank has sent nothing.
+[[noreturn]] void refuse_together(const Group& group, const char* function, const std::string& problem) {
+  const auto problems = group.all_gather_bytes(problem);
+  const auto first = std::find_if(problems.begin(), problems.end(), [](const auto& one) { return !one.empty(); });
+  throw Error(std::string(function) + ": " + ranks_with(problems, *first) + ": " + *first +
+              "; send numbers, text, tensors, and lists, tuples and dictionaries of these");
 }
 
 c10::IValue unpickle(const std::string& bytes) {
@@ -60,6 +81,18 @@ auto map(const std::vector<From>& from, Function function) {
   return to;
 }
 
+/// On the root, all ranks' bytes.
+std::vector<std::string> gathered(const Group& group, std::string_view bytes, const std::vector<int64_t>& lengths,
+                                  int root) {
+  const at::Tensor rows = group.gather(padded(bytes, *std::max_element(lengths.begin(), lengths.end())), root);
+  if (group.rank() != root) return {};
+  return cut(rows, lengths);
+}
+
+bool any_empty(const std::vector<std::string>& texts) {
+  return std::any_of(texts.begin(), texts.end(), [](const std::string& text) { return text.empty(); });
+}
+
 }  // namespace
 
 double Group::mean(double value) const {
@@ -88,10 +121,7 @@ std::vector<std::string> Group::all_gather_bytes(std::string_view bytes) const {
 std::vector<std::string> Group::gather_bytes(std::string_view bytes, int root) const {
   const CallGuard guard = state_->enter("gather_bytes");
   const CalledAsGuard called_as_guard(shm::CalledAs::kGatherBytes);
-  const auto lengths = all_lengths(*this, bytes);
-  const at::Tensor rows = gather(padded(bytes, *std::max_element(lengths.begin(), lengths.end())), root);
-  if (rank() != root) return {};
-  return cut(rows, lengths);
+  return gathered(*this, bytes, all_lengths(*this, bytes), root);
 }
 
 std::string Group::scatter_bytes(const std::vector<std::string>& bytes, int root) const {
@@ -106,6 +136,7 @@ std::string Group::scatter_bytes(const std::vector<std::string>& bytes, int root
   }
   broadcast(lengths, root);
   const int64_t longest = lengths.max().item<int64_t>();
+  if (longest == 0) return "";
   at::Tensor rows;
   if (rank() == root) rows = at::stack(map(bytes, [&](const std::string& b) { return padded(b, longest); }));
   at::Tensor row = at::empty({longest}, at::kByte);
@@ -116,25 +147,45 @@ std::string Group::scatter_bytes(const std::vector<std::string>& bytes, int root
 c10::IValue Group::broadcast_object(const c10::IValue& object, int root) const {
   const CallGuard guard = state_->enter("broadcast_object");
   const CalledAsGuard called_as_guard(shm::CalledAs::kBroadcastObject);
-  return unpickle(broadcast_bytes(rank() == root ? pickle(object) : std::string(), root));
+  const Pickled mine = rank() == root ? pickle(object) : Pickled{};
+  const std::string bytes = broadcast_bytes(mine.bytes, root);
+  if (bytes.empty()) refuse_together(*this, "broadcast_object", mine.problem);
+  return unpickle(bytes);
 }
 
 std::vector<c10::IValue> Group::all_gather_object(const c10::IValue& object) const {
   const CallGuard guard = state_->enter("all_gather_object");
   const CalledAsGuard called_as_guard(shm::CalledAs::kAllGatherObject);
-  return map(all_gather_bytes(pickle(object)), unpickle);
+  const Pickled mine = pickle(object);
+  const auto bytes = all_gather_bytes(mine.bytes);
+  if (any_empty(bytes)) refuse_together(*this, "all_gather_object", mine.problem);
+  return map(bytes, unpickle);
 }
 
 std::vector<c10::IValue> Group::gather_object(const c10::IValue& object, int root) const {
   const CallGuard guard = state_->enter("gather_object");
   const CalledAsGuard called_as_guard(shm::CalledAs::kGatherObject);
-  return map(gather_bytes(pickle(object), root), unpickle);
+  const Pickled mine = pickle(object);
+  const auto lengths = all_lengths(*this, mine.bytes);
+  if (std::find(lengths.begin(), lengths.end(), 0) != lengths.end())
+    refuse_together(*this, "gather_object", mine.problem);
+  return map(gathered(*this, mine.bytes, lengths, root), unpickle);
 }
 
 c10::IValue Group::scatter_object(const std::vector<c10::IValue>& objects, int root) const {
   const CallGuard guard = state_->enter("scatter_object");
   const CalledAsGuard called_as_guard(shm::CalledAs::kScatterObject);
-  return unpickle(scatter_bytes(rank() == root ? map(objects, pickle) : std::vector<std::string>(), root));
+  std::vector<std::string> bytes;
+  std::string problem;
+  for (size_t i = 0; rank() == root && i < objects.size(); ++i) {
+    Pickled one = pickle(objects[i]);
+    if (problem.empty()) problem = one.problem;
+    bytes.push_back(std::move(one.bytes));
+  }
+  if (!problem.empty()) std::fill(bytes.begin(), bytes.end(), "");
+  const std::string mine = scatter_bytes(bytes, root);
+  if (mine.empty()) refuse_together(*this, "scatter_object", problem);
+  return unpickle(mine);
 }
 
 }  // namespace lockstep

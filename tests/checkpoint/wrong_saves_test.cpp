@@ -229,6 +229,14 @@ TEST_P(WrongSaves, WhatContainsItself) {
         checkpointer.add("part", {.save = [&] { return value; }, .load = [](const auto&) {}}, scope);
         expect_in(failure([&] { checkpointer.save(1); }), "contains itself");
       }
+    {  // Averages that stand for the weights are looked for in all that is saved.
+      const torch::nn::Linear net(2, 2);
+      Ema ema(*net);
+      const auto averaged = ema.averaged_weights();
+      Checkpointer checkpointer(path(), context.group(), {.asynchronous = false});
+      checkpointer.add("part", {.save = [&] { return c10::IValue(dict); }, .load = [](const auto&) {}});
+      expect_in(failure([&] { checkpointer.save(1); }), "contains itself");
+    }
     EXPECT_THROW(save_object(list, path("list.pt")), c10::Error);
     EXPECT_NE(failure([&] { (void)to_state_dict(dict); }).find("contains itself"), std::string::npos);
     // What is there twice, but not within itself, is no such thing.

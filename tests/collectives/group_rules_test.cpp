@@ -125,6 +125,40 @@ TEST_P(Rules, AMismatchNamesWhatWasCalledAndEndsTheGroup) {
   });
 }
 
+// LibTorch's pickler ran through it until the stack was full, and the other ranks waited.
+TEST_P(Rules, AnObjectThatContainsItselfIsRefusedOnAllRanks) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    c10::impl::GenericList list(c10::AnyType::get());
+    list.push_back(int64_t{1});
+    list.push_back(list);
+    c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+    dict.insert(std::string("self"), dict);
+    const int root = context.world_size() - 1;
+    const bool odd = context.rank() == root;
+    for (const c10::IValue& around : {c10::IValue(list), c10::IValue(dict)}) {
+      const auto told = [&](const char* function, const auto& call) {
+        expect_part(std::string(function) + ": rank " + std::to_string(root) + ": an object contains itself",
+                    text_of_error(call));
+      };
+      const c10::IValue mine = odd ? around : c10::IValue(7);
+      told("broadcast_object", [&] { (void)group.broadcast_object(mine, root); });
+      told("all_gather_object", [&] { (void)group.all_gather_object(mine); });
+      told("gather_object", [&] { (void)group.gather_object(mine, 0); });
+      std::vector<c10::IValue> all(odd ? static_cast<size_t>(context.world_size()) : 0, c10::IValue(7));
+      if (odd) all.front() = around;
+      told("scatter_object", [&] { (void)group.scatter_object(all, root); });
+    }
+    list.clear();  // else nobody frees it
+    dict.clear();
+    // What is there twice, but not within itself, is no such thing.
+    c10::impl::GenericList both(c10::AnyType::get()), inner(c10::AnyType::get());
+    both.push_back(inner);
+    both.push_back(inner);
+    EXPECT_EQ(group.all_gather_object(both).size(), static_cast<size_t>(context.world_size()));
+  });
+}
+
 int mapped_segments() {
   std::ifstream maps("/proc/self/maps");
   int count = 0;
