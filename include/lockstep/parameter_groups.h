@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <lockstep/group_options.h>
 #include <lockstep/named_tensors.h>
 
 namespace lockstep {
@@ -42,7 +44,12 @@ std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const torch::nn:
 /// Biases and the weights of norms: parameters of at most one dimension (timm's rule).
 bool is_bias_or_norm(const std::string& name, const at::Tensor& parameter);
 
-/// An optimizer whose groups have exactly their given options; groups without options get `defaults`.
+namespace detail {
+void check_has_predicate(bool has_one);
+}  // namespace detail
+
+/// An optimizer whose groups have exactly their given options; groups without options get `defaults`. TORCH_CHECK fails
+/// for options of another optimizer.
 ///
 ///     const auto options = torch::optim::AdamWOptions(1e-3).weight_decay(0.05);
 ///     auto optimizer = lockstep::make_optimizer<torch::optim::AdamW>(lockstep::decay_groups(*net, options), options);
@@ -51,7 +58,10 @@ bool is_bias_or_norm(const std::string& name, const at::Tensor& parameter);
 /// replace it by the optimizer's own: a weight_decay of 0 becomes the optimizer's.)
 template <typename Optimizer, typename Options>
 Optimizer make_optimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const Options& defaults) {
-  Optimizer optimizer(groups, defaults);
+  std::vector<torch::optim::OptimizerParamGroup> bare;
+  for (const auto& group : groups) bare.emplace_back(group.params());
+  Optimizer optimizer(bare, defaults);
+  detail::check_group_options(groups, optimizer.defaults(), typeid(Optimizer));
   for (size_t i = 0; i < groups.size(); ++i)
     if (groups[i].has_options()) optimizer.param_groups()[i].set_options(groups[i].options().clone());
   return optimizer;
@@ -62,6 +72,7 @@ Optimizer make_optimizer(const std::vector<torch::optim::OptimizerParamGroup>& g
 template <typename Options>
 std::vector<torch::optim::OptimizerParamGroup> decay_groups(const torch::nn::Module& module, const Options& options,
                                                             const ParameterPredicate& without_decay = is_bias_or_norm) {
+  detail::check_has_predicate(without_decay != nullptr);
   Options none = options;
   none.weight_decay(0);
   std::vector<ParameterRule> rules;

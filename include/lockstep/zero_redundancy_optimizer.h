@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <lockstep/elementwise_optimizers.h>
+#include <lockstep/group_options.h>
 #include <lockstep/master_weights.h>
 #include <lockstep/replica.h>
 
@@ -79,8 +80,7 @@ void move_to(ShardedStep& sharded, torch::optim::Optimizer& optimizer);
 /// same bits on every processor, which differ from LibTorch's in the last place. 16-bit parameters are computed with in
 /// float and rounded once a step. Large parameters are stepped by the threads of at::set_num_threads().
 ///
-/// Parameters are all on the CPU or all on one device, for which there is no shared_parameters. step() changes nothing
-/// if it fails: a sparse gradient, a parameter that was moved to another device.
+/// Parameters are all on the CPU or all on one device (shared_parameters: the CPU). A step() that fails changes nothing.
 template <detail::Elementwise Optimizer>
 class ZeroRedundancyOptimizer : public Optimizer,
                                 public detail::KeepsMasters,
@@ -95,7 +95,8 @@ class ZeroRedundancyOptimizer : public Optimizer,
       : ZeroRedundancyOptimizer(Groups{std::move(parameters)}, std::move(defaults), options) {}
   template <typename OptimizerOptions>
   ZeroRedundancyOptimizer(const Groups& groups, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
-      : Optimizer(groups, std::move(defaults)), options_(options) {
+      : Optimizer(detail::checked_groups<Optimizer>(groups, defaults), std::move(defaults)), options_(options) {
+    detail::check_group_options(groups, this->defaults(), typeid(Optimizer));
     detail::check_parameters(*this, kKind, options_);
   }
   /// Steps what `model` trains, together with its other ranks. Every rank makes it and calls
@@ -177,7 +178,6 @@ class ZeroRedundancyOptimizer : public Optimizer,
  private:
   static constexpr detail::FormulaKind kKind = detail::formula_kind<Optimizer>();
 
-  /// Of what the groups hold, on this rank.
   void own_step() {
     const auto step = [this] { Optimizer::step(nullptr); };
     options_.master_weights ? detail::step_on_masters(*this, kKind, step) : step();

@@ -45,6 +45,16 @@ std::vector<OptimizerParamGroup> parameter_groups(const torch::nn::Module& modul
   return parameter_groups(parameters, rules);
 }
 
+namespace detail {
+
+void check_has_predicate(bool has_one) {
+  TORCH_CHECK(has_one,
+              "decay_groups: the rule `without decay` has no predicate; give it a function of a name and a parameter, "
+              "such as is_bias_or_norm, or leave it out");
+}
+
+}  // namespace detail
+
 bool is_bias_or_norm(const std::string& /*name*/, const at::Tensor& parameter) { return parameter.dim() <= 1; }
 
 }  // namespace lockstep

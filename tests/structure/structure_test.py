@@ -46,7 +46,7 @@ HEADERS = {
     "data": "collate data_loader data_loader_options dataset datasets distributed_sampler example_loader image_folder loader loader_stats sampler shard "
             "token_file torch_data transforms",
     "reducer": "backward_passes comm_hook gradient_reduction non_finite_policy",
-    "checkpoint": "checkpoint checkpointer master_weights",
+    "checkpoint": "checkpoint checkpointer group_options master_weights",
     "nn": "sync_batch_norm",
     "train": "autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups schedule",
     "context": "context device heartbeat mpi program rank_zero",
