@@ -42,7 +42,8 @@ struct GradScalerOptions {
 /// so.
 class GradScaler {
  public:
-  /// For gradients that concern only this process.
+  /// For gradients that concern only this process, or that a DistributedDataParallel reduces: then its ranks decide
+  /// together, as with their group, except within no_sync() and join().
   explicit GradScaler(GradScalerOptions options = {});
   /// Ranks of `group` decide together.
   explicit GradScaler(const Group& group, GradScalerOptions options = {});

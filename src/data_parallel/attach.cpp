@@ -101,11 +101,7 @@ Replica::State::State(std::unique_ptr<Source> from, const Group& in, Distributed
   check_same_on_all_ranks(group, "option", describe(options, lockstep::state_of(group).virtual_ranks.get()));
   number_ = ++state_of(group).replicas;
   attach(std::move(from));
-  const auto before = [this] {
-    watch_strangers();
-    if (deferral.backward_begins) deferral.backward_begins();
-  };
-  watch_.emplace(before);
+  watch_.emplace([this] { watch_strangers(); });
 }
 
 void Replica::State::compare(const NamedTensors& parameters, const NamedTensors& new_buffers) const {
@@ -239,6 +235,10 @@ std::unique_ptr<Reducer> Replica::State::make_reducer(const NamedTensors& follow
                       .virtual_rank_done =
                           [this](bool took_part, bool last) {
                             if (virtual_buffers) virtual_buffers->virtual_rank_done(took_part, last);
+                          },
+                      .backward_begins =
+                          [this](bool awaits_step) {
+                            if (deferral.backward_begins) deferral.backward_begins(awaits_step);
                           }});
 }
 

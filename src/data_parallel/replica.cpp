@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/jit/api/module.h>
 
+#include "base/parameter_changes.h"
 #include "base/rank_names.h"
 #include "collectives/coalesced.h"
 #include "collectives/machine_memory.h"
@@ -68,6 +69,7 @@ void Replica::broadcast_parameters(int root) {
   for (const auto& one : state.known) tensors.push_back(one.tensor);
   for (const auto& [name, buffer] : state.buffers) tensors.push_back(buffer);
   const OperationLabel label("broadcast_parameters()");
+  note_parameter_change();
   if (state.group.world_size() > 1) broadcast_weights(state.group, tensors, root);
 }
 
@@ -79,6 +81,7 @@ void Replica::average_parameters(double weight) {
                 "ZeroRedundancyOptimizer with shared_parameters = false");
   state.check_not_edited();
   const OperationLabel label("average_parameters()");
+  note_parameter_change();
   const at::Tensor weights = state.group.all_gather(at::scalar_tensor(weight, at::kDouble));
   const double total = weights.sum().item<double>();
   std::vector<bool> wrong;

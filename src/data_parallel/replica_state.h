@@ -81,7 +81,8 @@ struct Replica::State {
     const void* owner = nullptr;
     Reducer::Step step = nullptr;  ///< for a rank that has run out of inputs; null: backward reduces
     std::function<double(double max_norm, double norm_type)> clip_grad_norm = nullptr;
-    std::function<void()> backward_begins = nullptr;  ///< on the thread that made the replica; may throw
+    /// `awaits_step`: a deferred backward waits for the optimizer's step; may throw.
+    std::function<void(bool awaits_step)> backward_begins = nullptr;
   };
   Deferral deferral;
   /// Whether the optimizer takes the sum. Else backward does: for a communication hook, and where ranks work for

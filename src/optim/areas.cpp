@@ -118,8 +118,10 @@ void Areas::check_none_overlap(const ReplicaState& model) const {
     const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
     extents.push_back({begin, begin + extent_of(tensor), &name, contains(tensor)});
   };
-  for (const auto& one : model.known) add(one.name, one.tensor);
-  for (const auto& [name, tensor] : model.buffers) add(name, tensor);
+  // Those that the model ignores, too.
+  const NamedTensors parameters = model.source->parameters(), buffers = model.source->buffers();
+  for (const NamedTensors* list : {&parameters, &buffers})
+    for (const auto& [name, tensor] : *list) add(name, tensor);
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
   for (size_t i = 1, reaches = 0; i < extents.size(); ++i) {  // extents[reaches] ends last of those before
     const Extent &before = extents[reaches], &now = extents[i];
@@ -182,6 +184,14 @@ void Areas::lay_out(size_t index) {
   TORCH_INTERNAL_ASSERT(next <= area.slice * ranks_);
 }
 
+at::Tensor Areas::sampled_places(size_t index) const {
+  std::vector<int64_t> places;
+  for (const Parameter& parameter : parameters_)
+    if (const int64_t elements = parameter.tensor.numel(); parameter.area == index && elements > 0)
+      for (const int64_t at : {int64_t{0}, elements / 2, elements - 1}) places.push_back(parameter.offset + at);
+  return at::tensor(places, at::kLong);
+}
+
 void Areas::move_in(size_t index, bool shared) {
   const OperationLabel label("the memory of a ZeroRedundancyOptimizer");
   Area& area = areas_[index];
@@ -198,6 +208,7 @@ void Areas::move_in(size_t index, bool shared) {
     if (parameter.area == index)
       parameter.tensor.set_(parameter.here.storage(), parameter.offset, parameter.here.sizes(),
                             parameter.here.strides());
+  if (on_device()) area.sampled = sampled_places(index).to(device_);
   if (shared || memory_ == nullptr) return;
   area.others = memory_->address_everywhere(area.parameters);
   area.others.erase(area.others.begin() + rank_);

@@ -38,6 +38,7 @@ class Areas {
     at::ScalarType dtype;
     int64_t slice = 0;                    ///< elements of each rank's slice
     at::Tensor parameters = {};           ///< [slice of each rank, in their order]
+    at::Tensor sampled = {};              ///< on a device: where three elements of each parameter lie in it
     std::vector<std::byte*> others = {};  ///< where it lies on the other ranks; empty where it is shared, or none is
     std::map<std::string, at::Tensor> arrays = {};  ///< of the state, by name
   };
@@ -98,6 +99,7 @@ class Areas {
   /// Fails if the groups lack parameters that the model trains. Names them.
   void check_none_is_missing(const NamedTensors& trained) const;
   void lay_out(size_t area);
+  at::Tensor sampled_places(size_t area) const;
   void move_in(size_t area, bool shared);
   void gather(const at::Tensor& array, const Area& area) const;
 

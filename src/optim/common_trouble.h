@@ -66,13 +66,16 @@ inline constexpr const char* kOtherParameters =
     ": something other than this step has changed a copy on one rank since the last step. Change the model in the same "
     "way on every rank; broadcast_parameters() sets all copies to one rank's, average_parameters() to the mean";
 
-/// Of three places of each parameter; on a device, where reading waits, of three places of all of one dtype.
+/// Of three places of each parameter. On a device, where each read waits, they are read together.
 inline uint64_t sample_of_parameters(const Areas& areas) {
+  if (areas.on_device()) {
+    std::vector<at::Tensor> elements;
+    for (const Areas::Area& area : areas.areas())
+      elements.push_back(area.parameters.index_select(0, area.sampled));
+    return elements.empty() ? Hash::kStart : hash_of_all(at::cat(elements).to(at::kCPU, at::kDouble));
+  }
   std::vector<at::Tensor> sampled;
-  if (areas.on_device())
-    for (const Areas::Area& area : areas.areas()) sampled.push_back(area.parameters);
-  else
-    for (const Areas::Parameter& parameter : areas.parameters()) sampled.push_back(parameter.tensor);
+  for (const Areas::Parameter& parameter : areas.parameters()) sampled.push_back(parameter.tensor);
   return sample_of(sampled);
 }
 

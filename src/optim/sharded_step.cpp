@@ -8,6 +8,7 @@
 
 #include "checkpoint/master_state.h"
 #include "checkpoint/optimizer_kind.h"
+#include "optim/common_trouble.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::detail {
@@ -30,14 +31,15 @@ ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimize
       own_step_(own_step),
       optimizer_(&optimizer),
       areas_(model_, optimizer, options, std::to_string(static_cast<int>(kind))),
-      gradients_(model_, areas_) {
+      gradients_(model_, areas_),
+      watch_(areas_, options.shared_parameters) {
   TORCH_INTERNAL_ASSERT(!areas_.on_device() || own_step_ != nullptr);
   if (areas_.on_device()) own_.emplace(areas_, kind_of(optimizer));
-  ReplicaState::Deferral deferral{.owner = this};
+  ReplicaState::Deferral deferral{
+      .owner = this, .backward_begins = [this](bool awaits_step) { watch_.backward_begins(awaits_step); }};
   if (areas_.ranks() == group_.world_size()) {  // else backward reduces
     deferral.step = [this](Reducer::Share share) { return follow(share); };
     deferral.clip_grad_norm = [this](double max_norm, double type) { return clip_grad_norm(max_norm, type); };
-    deferral.backward_begins = [this] { backward_begins(); };
   }
   model_.defer(std::move(deferral));
 }
@@ -48,16 +50,6 @@ ShardedStep::~ShardedStep() {
 
 void ShardedStep::check_model() const {
   TORCH_CHECK(!model_is_there_.expired(), kModelIsGone);
-}
-
-void ShardedStep::backward_begins() {
-  const uint64_t now = sample();
-  TORCH_CHECK(!sample_at_backward_ || *sample_at_backward_ == now || !model_.reducer->awaits_step(),
-              "parameters were changed after a backward, but not by step() of the ZeroRedundancyOptimizer that was made "
-              "from this model: while it is there, backward leaves each rank's own gradients in .grad, and only its "
-              "step() takes their mean, so ranks that step by another optimizer train apart. Call its step(), or "
-              "destroy it; to leave out a step, call skip_step()");
-  sample_at_backward_ = now;
 }
 
 at::Tensor ShardedStep::adopt(const std::string& name, const Areas::Parameter& parameter, const at::Tensor& held,
@@ -155,6 +147,7 @@ void ShardedStep::step() {
   TORCH_CHECK(alone.owns_lock(), kTwoThreads);
   check_model();
   if (model_.shadowing && model_.is_deferred()) return;  // it has followed the others
+  watch_.stepped();
   const std::string problem = trouble(*optimizer_);
   if (model_.is_deferred()) gradients_.settle(Reducer::Share::kGradients);
   const auto what = problem.empty() ? intents() : std::vector<optim::Intent>{};
@@ -165,6 +158,7 @@ void ShardedStep::step() {
 
 std::vector<Facts> ShardedStep::follow(Reducer::Share share) {
   const at::NoGradGuard no_grad;
+  watch_.stepped();
   const std::string problem = trouble(*optimizer_);
   const auto ranks = gradients_.settle(share).ranks;
   if (std::none_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; })) {

@@ -10,9 +10,9 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "optim/areas.h"
-#include "optim/common_trouble.h"
 #include "optim/gradient_sum.h"
 #include "optim/own_step.h"
+#include "optim/parameter_watch.h"
 #include "optim/step_plan.h"
 
 namespace lockstep::detail {
@@ -83,10 +83,6 @@ class ShardedStep {
 
   /// TORCH_CHECK fails where the model has gone.
   void check_model() const;
-  /// A sample of the parameters: ranks whose copies differ have different ones.
-  uint64_t sample() const { return sample_of_parameters(areas_); }
-  /// TORCH_CHECK fails if somebody else has changed the parameters since a backward whose gradients wait for step().
-  void backward_begins();
 
   ReplicaState& model_;
   const std::weak_ptr<const bool> model_is_there_;
@@ -98,7 +94,7 @@ class ShardedStep {
   Areas areas_;
   std::optional<OwnStep> own_;  ///< on a device, where there are no kernels
   GradientSum gradients_;
-  std::optional<uint64_t> sample_at_backward_;  ///< none: the last one was not deferred
+  ParameterWatch watch_;
   std::mutex stepping_;  ///< held by the thread that steps
   double norm_ = 0;  ///< that clip_grad_norm() has found last
   int64_t bytes_moved_ = 0;

@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include <ATen/ATen.h>
+#include <torch/serialize/output-archive.h>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -43,9 +45,35 @@ std::string SliceStep::trouble(const torch::optim::Optimizer& optimizer) const {
   return common_trouble(model_, optimizer, areas_);
 }
 
+uint64_t SliceStep::hash_of_options(const torch::optim::OptimizerOptions& options, bool all) {
+  uint64_t hash = Hash::kStart;
+  const auto add = [&](const auto& tell) {
+    try {
+      tell();
+    } catch (const c10::Error&) {  // the class of the options does not implement it
+    }
+  };
+  add([&] { hash = Hash::mixed(hash, std::bit_cast<uint64_t>(options.get_lr())); });
+  if (all)
+    add([&] {
+      torch::serialize::OutputArchive archive;
+      options.serialize(archive);
+      archive.save_to([&](const void* bytes, size_t size) {
+        for (size_t i = 0; i < size; ++i) hash = Hash::mixed(hash, static_cast<const unsigned char*>(bytes)[i]);
+        return size;
+      });
+    });
+  return hash;
+}
+
 uint64_t SliceStep::hash_of_step(const torch::optim::Optimizer& optimizer) const {
+  // Writing options down takes a part of a millisecond.
+  constexpr int64_t kAllOptionsEvery = 16;
   uint64_t hash = Hash::kStart;
   for (const auto& group : optimizer.param_groups()) {
+    hash = Hash::mixed(hash, group.params().size());
+    if (!slices_.kind() && group.has_options())
+      hash = Hash::mixed(hash, hash_of_options(group.options(), steps_ % kAllOptionsEvery == 0));
     for (const OptimizerOption& option : slices_.kind() ? slices_.kind()->options : std::vector<OptimizerOption>{})
       hash = mixed_with(hash, option.get(group.options()));
     for (const at::Tensor& tensor : group.params()) {

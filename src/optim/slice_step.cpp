@@ -17,14 +17,25 @@ SliceStep::SliceStep(const Replica& model, torch::optim::Optimizer& optimizer, b
       group_(model_.group),
       optimizer_(&optimizer),
       areas_(model_, optimizer, options, typeid(optimizer).name()),
-      slices_(areas_, state_is_known ? std::optional(kind_of(optimizer)) : std::nullopt) {}
+      slices_(areas_, state_is_known ? std::optional(kind_of(optimizer)) : std::nullopt),
+      watch_(areas_, options.shared_parameters) {
+  // Another step may have the gradients; then this one only says so.
+  if (options.shared_parameters && model_.deferral.owner == nullptr)
+    model_.defer({.owner = this, .backward_begins = [this](bool awaits) { watch_.backward_begins(awaits); }});
+}
+
+SliceStep::~SliceStep() {
+  if (!model_is_there_.expired() && model_.deferral.owner == this) model_.defer({});
+}
 
 void SliceStep::step(const std::function<void()>& own_step) {
   const at::NoGradGuard no_grad;
   const std::unique_lock alone(stepping_, std::try_to_lock);
   TORCH_CHECK(alone.owns_lock(), kTwoThreads);
   TORCH_CHECK(!model_is_there_.expired(), kModelIsGone);
+  watch_.stepped();
   agree(trouble(*optimizer_), *optimizer_);
+  ++steps_;
   model_.check_before_step();
   areas_.forget_others();
   const auto gradient_of = [](const Areas::Parameter& parameter) {

@@ -10,6 +10,7 @@
 #include "data_parallel/replica_state.h"
 #include "optim/areas.h"
 #include "optim/own_step.h"
+#include "optim/parameter_watch.h"
 
 namespace lockstep::detail {
 
@@ -21,6 +22,7 @@ class SliceStep {
   /// Every rank makes it. `model` outlives it.
   SliceStep(const Replica& model, torch::optim::Optimizer& optimizer, bool state_is_known,
             const ZeroRedundancyOptions& options);
+  ~SliceStep();
   SliceStep(const SliceStep&) = delete;
   SliceStep& operator=(const SliceStep&) = delete;
 
@@ -42,17 +44,21 @@ class SliceStep {
   void agree(const std::string& trouble, const torch::optim::Optimizer& optimizer) const;
   /// What is about to be stepped, at which rates and from which state.
   uint64_t hash_of_step(const torch::optim::Optimizer& optimizer) const;
+  /// Of what options of an unknown optimizer tell of themselves. `all`: not only the rate.
+  static uint64_t hash_of_options(const torch::optim::OptimizerOptions& options, bool all);
 
   /// This rank's slices reach all ranks, and theirs this one.
   void spread() const;
 
-  const ReplicaState& model_;
+  ReplicaState& model_;
   const std::weak_ptr<const bool> model_is_there_;
   const Group group_;
   torch::optim::Optimizer* optimizer_;
   Areas areas_;
   std::mutex stepping_;  ///< held by the thread that steps
   OwnStep slices_;
+  ParameterWatch watch_;
+  int64_t steps_ = 0;  ///< that were begun
 };
 
 }  // namespace lockstep::detail

@@ -66,7 +66,7 @@ at::Tensor ShardedStep::say(const Request& mine, const std::string& trouble,
   said[kNormType] = std::bit_cast<int64_t>(mine.norm_type);
   said[kSteps] = static_cast<int64_t>(steps);
   said[kGradients] = static_cast<int64_t>(sample_of(gradients));
-  said[kParameters] = static_cast<int64_t>(sample());
+  said[kParameters] = static_cast<int64_t>(sample_of_parameters(areas_));
   return group_.all_gather(row);
 }
 

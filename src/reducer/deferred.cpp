@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include "base/clock.h"
+#include "base/error.h"
+#include "base/rank_names.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 #include "reducer/reducer.h"
@@ -18,6 +21,12 @@
 //   conclude()  a barrier where ranks read the others' buckets: no rank does any more
 
 namespace lockstep {
+namespace {
+
+/// What a gradient that was dropped adds to a sum over the ranks, of which there are fewer.
+constexpr float kOneDropped = 4096;
+
+}  // namespace
 
 void Reducer::set_aside_passes() {
   backward_.deferred_passes += passes_.since_reduction;
@@ -38,21 +47,68 @@ void Reducer::accept(const TensorSet& parameters) {
   if (deferral_ && parameters.contains(fixed_.tensors.front().unsafeGetTensorImpl())) backward_.marks = marks();
 }
 
-std::string Reducer::change_of_gradients() const {
+std::optional<Group> Reducer::ranks_that_reduce(const TensorSet& parameters) const {
+  const MutexLock lock(mutex_);
+  if (fixed_.group.world_size() == 1 || message_.facts.joining || passes_.since_reduction != 0) return std::nullopt;
+  const bool follows = std::any_of(fixed_.tensors.begin(), fixed_.tensors.end(), [&](const at::Tensor& tensor) {
+    return parameters.contains(tensor.unsafeGetTensorImpl());
+  });
+  return follows ? std::optional(fixed_.group) : std::nullopt;
+}
+
+std::string Reducer::change_of_gradient(size_t parameter) const {
   constexpr const char* kAdvice =
       " was changed between backward and the step of the ZeroRedundancyOptimizer. There .grad is what this rank alone "
       "has computed, and the mean of what was clipped or scaled on each rank is not the mean, clipped; limit the norm "
       "by model.clip_grad_norm(), which every rank calls, or pass a loss that is scaled";
-  const std::vector<uint64_t> now = marks();
-  for (size_t i = 0; i < now.size(); ++i)  // a gradient that was dropped counts as none
-    if (now[i] != backward_.marks[i] && fixed_.tensors[i].grad().defined() &&
-        buckets_[fixed_.places[i].bucket].problem(fixed_.places[i].slot) == nullptr)
-      return ".grad of parameter " + fixed_.names[i] + kAdvice;
+  const auto [bucket, slot] = fixed_.places[parameter];
+  const at::Tensor& gradient = fixed_.tensors[parameter].grad();
+  if (!gradient.defined()) return "";  // see dropped_gradients()
+  const uint64_t now = buckets_[bucket].current(slot) ? mark_of(gradient) : 0;
+  const bool is_changed = now != backward_.marks[parameter] && buckets_[bucket].problem(slot) == nullptr;
+  return is_changed ? ".grad of parameter " + fixed_.names[parameter] + kAdvice : "";
+}
+
+std::string Reducer::change_of_gradients() const {
+  std::string change;
+  for (size_t i = 0; i < backward_.marks.size() && !buckets_.empty() && change.empty(); ++i)
+    change = change_of_gradient(i);
+  return change;
+}
+
+std::string Reducer::change_between_passes(std::optional<size_t> arrived) const {
+  for (size_t i = 0; i < backward_.marks.size() && !buckets_.empty(); ++i) {
+    const at::Tensor& tensor = fixed_.tensors[i];
+    // Gradients of another device may have come on another thread.
+    if (arrived && (i == *arrived || tensor.device() != fixed_.tensors[*arrived].device())) continue;
+    const std::string change = change_of_gradient(i);
+    if (!change.empty() && tensor.grad().any().item<bool>()) return change;  // zeros: a step that was given up
+  }
   return "";
 }
 
+std::vector<bool> Reducer::dropped_gradients() const {
+  std::vector<bool> dropped(fixed_.tensors.size());
+  for (size_t i = 0; i < backward_.marks.size(); ++i)
+    dropped[i] = backward_.marks[i] != 0 && !fixed_.tensors[i].grad().defined();
+  return dropped;
+}
+
+void Reducer::judge_dropped(const std::vector<float>& totals, const std::vector<bool>& dropped) const {
+  const auto differs = [](float total) { return total >= kOneDropped && std::fmod(total, kOneDropped) > 0; };
+  const auto first = std::find_if(totals.begin(), totals.end(), differs);
+  if (first == totals.end()) return;
+  const OperationLabel label("which gradients were dropped on each rank");
+  const auto index = static_cast<size_t>(first - totals.begin());
+  const auto told = fixed_.group.all_gather_bytes(dropped[index] ? "dropped" : "");
+  throw Error("the gradient of parameter " + fixed_.names[index] + " was dropped on " +
+              ranks_with(told, std::string("dropped")) +
+              " between backward and the step of the ZeroRedundancyOptimizer, and not on every rank, so the mean would "
+              "count it as zeros there. Call zero_grad() after step(), or before backward, on every rank; a rank that "
+              "has nothing to contribute calls skip_step() in place of its backward");
+}
+
 bool Reducer::awaits_step() const {
-  const MutexLock lock(mutex_);
   return deferral_ && backward_.deferred_passes > 0 && !backward_.skips;
 }
 
@@ -91,11 +147,11 @@ std::vector<bool> Reducer::fill_deferred() {
   return used;
 }
 
-void Reducer::exchange(Settlement& settlement) {
+std::vector<float> Reducer::exchange(Settlement& settlement, const std::vector<bool>& dropped) {
   const auto parameters = static_cast<int64_t>(settlement.used.size());
   const at::Tensor said = at::zeros({parameters + fixed_.group.world_size() * kFactElements}, at::kFloat);
   auto* flags = said.data_ptr<float>();
-  std::copy(settlement.used.begin(), settlement.used.end(), flags);
+  for (size_t i = 0; i < settlement.used.size(); ++i) flags[i] = settlement.used[i] ? 1 : dropped[i] ? kOneDropped : 0;
   const at::Tensor facts = said.narrow(0, parameters, said.numel() - parameters);
   write_facts(facts, fixed_.group.rank(), message_.facts);
   const auto start = Clock::now();
@@ -114,7 +170,9 @@ void Reducer::exchange(Settlement& settlement) {
   for (size_t b = 0; equipment_.timeline && b < buckets_.size(); ++b) equipment_.timeline->done(b);
   waited_seconds_ += seconds_since(start);
   settlement.ranks = read_facts(facts, /*averaged=*/false);
-  for (size_t i = 0; i < settlement.used.size(); ++i) settlement.used[i] = flags[i] > 0;
+  std::vector<float> totals(flags, flags + parameters);
+  for (size_t i = 0; i < totals.size(); ++i) settlement.used[i] = std::fmod(totals[i], kOneDropped) > 0;
+  return totals;
 }
 
 Reducer::Settlement Reducer::settle(Share share) {
@@ -125,9 +183,12 @@ Reducer::Settlement Reducer::settle(Share share) {
   if (idle) begin_reduction();
   if (std::exchange(backward_.skips, false) && share == Share::kGradients) share = Share::kSkipped;
   if (share == Share::kGradients && fixed_.events.reducing) fixed_.events.reducing();
+  std::vector<bool> dropped(fixed_.tensors.size());
   if (backward_.deferred_passes > 0 && passes_.since_reduction == 0 && share == Share::kGradients &&
-      message_.trouble.empty())
+      message_.trouble.empty()) {
     message_.trouble = change_of_gradients();
+    dropped = dropped_gradients();
+  }
   set_aside_passes();
   prepare_message(share, backward_.deferred_passes);
   message_.facts.idle = idle;
@@ -135,10 +196,12 @@ Reducer::Settlement Reducer::settle(Share share) {
   settlement.used = fill_deferred();
   message_.facts.trouble = !message_.trouble.empty();
   settlement.ranks = {message_.facts};
-  if (fixed_.group.world_size() > 1) exchange(settlement);
+  std::vector<float> totals;
+  if (fixed_.group.world_size() > 1) totals = exchange(settlement, dropped);
   backward_.deferred_passes = 0;
   backward_.used.assign(backward_.used.size(), false);
   judge(settlement.ranks);
+  judge_dropped(totals, dropped);
   ++reductions_;
   settlement.divisor = fixed_.op() == ReduceOp::kMean ? fixed_.group.world_size() : 1;
   if (!buckets_.empty()) settlement.factor = factor(settlement.ranks);  // a rank alone is not weighted

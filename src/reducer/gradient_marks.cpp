@@ -20,8 +20,9 @@ Registry& registry() {
 
 }  // namespace
 
-AcceptingGradients::AcceptingGradients(std::function<void(const TensorSet& parameters)> accept)
-    : accept_(std::move(accept)) {
+AcceptingGradients::AcceptingGradients(std::function<void(const TensorSet& parameters)> accept,
+                                       std::function<std::optional<Group>(const TensorSet& parameters)> ranks)
+    : accept_(std::move(accept)), ranks_(std::move(ranks)) {
   const MutexLock lock(registry().mutex);
   registry().list.push_back(this);
 }
@@ -34,6 +35,13 @@ AcceptingGradients::~AcceptingGradients() {
 void accept_gradients(const TensorSet& parameters) {
   const MutexLock lock(registry().mutex);
   for (const AcceptingGradients* one : registry().list) one->accept_(parameters);
+}
+
+std::optional<Group> ranks_that_reduce(const TensorSet& parameters) {
+  const MutexLock lock(registry().mutex);
+  for (const AcceptingGradients* one : registry().list)
+    if (const auto ranks = one->ranks_(parameters)) return ranks;
+  return std::nullopt;
 }
 
 }  // namespace lockstep

@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <unordered_set>
 
 #include <ATen/core/Tensor.h>
+
+#include <lockstep/group.h>
 
 #include "base/hash.h"
 
@@ -35,21 +38,29 @@ inline uint64_t mark_of(const at::Tensor& gradient) {
 
 using TensorSet = std::unordered_set<const c10::TensorImpl*>;
 
-/// While it lives, accept_gradients() calls `accept`.
+/// While it lives, accept_gradients() calls `accept`, and ranks_that_reduce() `ranks`.
 class AcceptingGradients {
  public:
-  explicit AcceptingGradients(std::function<void(const TensorSet& parameters)> accept);
+  AcceptingGradients(std::function<void(const TensorSet& parameters)> accept,
+                     std::function<std::optional<Group>(const TensorSet& parameters)> ranks);
   ~AcceptingGradients();
   AcceptingGradients(const AcceptingGradients&) = delete;
   AcceptingGradients& operator=(const AcceptingGradients&) = delete;
 
  private:
   friend void accept_gradients(const TensorSet& parameters);
+  friend std::optional<Group> ranks_that_reduce(const TensorSet& parameters);
   const std::function<void(const TensorSet& parameters)> accept_;
+  const std::function<std::optional<Group>(const TensorSet& parameters)> ranks_;
 };
 
 /// This library has changed the gradients of these parameters, on all ranks in the same way: where an optimizer sums
 /// them in its step (Reducer::defer), that is no error.
 void accept_gradients(const TensorSet& parameters);
+
+/// The ranks that have reduced the gradients of some of these parameters together, or will in an optimizer's step, so
+/// that all of them are at this place now. None: the gradients are this process's own, or ranks may have run out of
+/// inputs.
+std::optional<Group> ranks_that_reduce(const TensorSet& parameters);
 
 }  // namespace lockstep

@@ -135,7 +135,7 @@ void Reducer::notice() {
 
 void Reducer::on_gradient(size_t parameter, bool any) {
   const MutexLock lock(mutex_);
-  if (backward_.phase != Phase::kInBackward) begin_backward();
+  if (backward_.phase != Phase::kInBackward) begin_backward(parameter);
   // On a CPU hooks run on the thread that called backward.
   if (fixed_.tensors[parameter].is_cpu() && backward_.thread != std::this_thread::get_id())
     note_trouble(parameter, kTwoThreads);
@@ -170,7 +170,7 @@ void Reducer::on_captured() {
   });
 }
 
-void Reducer::begin_reduction() {
+void Reducer::begin_reduction(std::optional<size_t> arrived) {
   if (backward_.interrupted()) {  // the others wait for the remaining buckets
     message_.trouble =
         "an exception ended a backward after " + std::to_string(backward_.launched) + " of " +
@@ -179,18 +179,22 @@ void Reducer::begin_reduction() {
         "or backward must call skip_step()";
     reduce_all(Share::kGradients);
   }
+  const bool adds = deferral_ && backward_.deferred_passes > 0;  // to what waits for an optimizer's step
+  const std::string change = adds ? change_between_passes(arrived) : "";
   backward_.stage = Stage::kBegun;
   // A backward that an exception ended may have left buckets half filled.
   for (Bucket& bucket : buckets_) bucket.reset();
   backward_.launched = 0;
   if (virtual_ && !virtual_->facts().empty()) return;  // within a step
-  message_.trouble.clear();
+  if (!adds) message_.trouble.clear();
+  if (message_.trouble.empty()) message_.trouble = change;
   if (equipment_.watch && backward_.deferred_passes == 0) equipment_.watch->begin();
   if (equipment_.timeline) equipment_.timeline->begin(buckets_.size());
 }
 
-void Reducer::begin_backward() {
-  begin_reduction();
+void Reducer::begin_backward(std::optional<size_t> arrived) {
+  if (fixed_.events.backward_begins) fixed_.events.backward_begins(awaits_step());
+  begin_reduction(arrived);
   backward_.skips = false;
   backward_.number = current_backward();
   backward_.thread = std::this_thread::get_id();

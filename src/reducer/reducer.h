@@ -68,6 +68,9 @@ class Reducer {
     std::function<void()> reducing = nullptr;
     /// A virtual rank of several is done with its part of the step; may be null. `last`: the last one of this process.
     std::function<void(bool took_part, bool last)> virtual_rank_done = nullptr;
+    /// A backward begins, on whichever thread; may be null, and may throw. `awaits_step`: deferred
+    /// ones wait for settle().
+    std::function<void(bool awaits_step)> backward_begins = nullptr;
   };
 
   struct Settings {
@@ -132,8 +135,6 @@ class Reducer {
   /// zeros where they have no gradient, and no rank changes them before conclude(). Errors that a rank found in its
   /// backward are thrown on all ranks; then there is no conclude().
   Settlement settle(Share share = Share::kGradients);
-  /// Whether backward passes wait for settle(), and this rank takes part in it.
-  bool awaits_step() const;
   /// Whether it has returned, and neither conclude() nor anything that changes the buckets has been called since.
   bool is_settled() const;
   /// After the step. When it returns, no rank reads the others' buckets any more; `others_read`: it waits for that. It
@@ -216,8 +217,9 @@ class Reducer {
   void forget_reduced(size_t parameter);
   void finish();
 
-  void begin_reduction() LOCKSTEP_REQUIRES(mutex_);
-  void begin_backward() LOCKSTEP_REQUIRES(mutex_);
+  /// `arrived`: the parameter whose gradient begins it, if one does.
+  void begin_reduction(std::optional<size_t> arrived = std::nullopt) LOCKSTEP_REQUIRES(mutex_);
+  void begin_backward(std::optional<size_t> arrived = std::nullopt) LOCKSTEP_REQUIRES(mutex_);
   void launch_buckets(bool at_end) LOCKSTEP_REQUIRES(mutex_);
   /// The one place where a bucket's gradients go to the other ranks.
   void launch(Bucket& bucket) LOCKSTEP_REQUIRES(mutex_);
@@ -249,6 +251,8 @@ class Reducer {
   void drop_gradients() const;
 
   // deferred.cpp
+  /// Whether backward passes wait for settle(), and this rank takes part in it.
+  bool awaits_step() const LOCKSTEP_REQUIRES(mutex_);
   void set_aside_passes() LOCKSTEP_REQUIRES(mutex_);
   /// If `parameters` are its own, what was done to their gradients since backward is no error.
   void accept(const TensorSet& parameters);
@@ -256,11 +260,20 @@ class Reducer {
   std::vector<uint64_t> marks() const LOCKSTEP_REQUIRES(mutex_);
   /// What somebody else has done to the gradients since backward; empty if nothing.
   std::string change_of_gradients() const LOCKSTEP_REQUIRES(mutex_);
+  /// The same as the next backward begins, whose first gradient, that of parameter `arrived`, has come already.
+  std::string change_between_passes(std::optional<size_t> arrived) const LOCKSTEP_REQUIRES(mutex_);
+  std::string change_of_gradient(size_t parameter) const LOCKSTEP_REQUIRES(mutex_);
+  std::optional<Group> ranks_that_reduce(const TensorSet& parameters) const;
+  /// Gradients that somebody has taken away since backward, by parameter.
+  std::vector<bool> dropped_gradients() const LOCKSTEP_REQUIRES(mutex_);
+  /// Throws on all ranks if ranks have dropped a gradient that others have. `totals`: over the ranks, 1 for a gradient
+  /// and kOneDropped for a dropped one.
+  void judge_dropped(const std::vector<float>& totals, const std::vector<bool>& dropped) const;
   void skip_deferred() LOCKSTEP_REQUIRES(mutex_);
   /// Returns which parameters have gradients on this rank.
   std::vector<bool> fill_deferred() LOCKSTEP_REQUIRES(mutex_);
-  /// Makes ranks and used those of all ranks.
-  void exchange(Settlement& settlement) LOCKSTEP_REQUIRES(mutex_);
+  /// Makes ranks and used those of all ranks. Returns what judge_dropped() wants.
+  std::vector<float> exchange(Settlement& settlement, const std::vector<bool>& dropped) LOCKSTEP_REQUIRES(mutex_);
 
   // virtual_leaves.cpp
   void make_virtual_step();
@@ -300,7 +313,8 @@ class Reducer {
   std::vector<std::unique_ptr<PieceExchange>> exchanges_ LOCKSTEP_GUARDED_BY(mutex_);  ///< by bucket; may be null
   std::shared_ptr<void> leaf_watch_;
 
-  const AcceptingGradients accepting_{[this](const TensorSet& parameters) { accept(parameters); }};
+  const AcceptingGradients accepting_{[this](const TensorSet& parameters) { accept(parameters); },
+                                      [this](const TensorSet& parameters) { return ranks_that_reduce(parameters); }};
   std::vector<std::unique_ptr<GradientHook>> hooks_;  ///< last, so that they are destroyed first
 };
 

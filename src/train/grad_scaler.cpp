@@ -88,12 +88,15 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   TORCH_CHECK(before == found_.end(), "unscale(): the gradients of this optimizer ",
               before != found_.end() && before->second.stepped ? "were used by step() since the last update()"
                                                                : "were already unscaled since the last update()");
+  TensorSet parameters;
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& parameter : group.params()) parameters.insert(parameter.unsafeGetTensorImpl());
   const at::Tensor found = unscale_local(optimizer);
   const OperationLabel label("the gradient scaler");
-  if (group_) {
+  if (const auto ranks = group_ ? group_ : ranks_that_reduce(parameters)) {
     // With the largest scale and the largest of their negatives: gradients divided by different numbers have no mean.
     const at::Tensor said = at::cat({found, at::tensor({scale_, -scale_})});
-    group_->all_reduce(said, ReduceOp::kMax);
+    ranks->all_reduce(said, ReduceOp::kMax);
     found.copy_(said.narrow(0, 0, 2));
     if (const auto largest = said[2].item<float>(), smallest = -said[3].item<float>(); largest != smallest)
       throw Error(c10::str("GradScaler: the ranks have different scales, from ", smallest, " to ", largest,
@@ -103,9 +106,6 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   TORCH_CHECK(found[1].item<float>() > 0,
               "GradScaler: no parameter of the optimizer has a gradient; call backward() first. With "
               "set_non_finite_policy(NonFinitePolicy::kSkip) it is already gone: use either the scaler or the policy");
-  TensorSet parameters;
-  for (const auto& group : optimizer.param_groups())
-    for (const at::Tensor& parameter : group.params()) parameters.insert(parameter.unsafeGetTensorImpl());
   accept_gradients(parameters);
   found_[&optimizer] = {.infinity = found[0].item<float>() > 0};
 }

@@ -1,13 +1,17 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <exception>
 #include <functional>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include <lockstep/checkpoint.h>
+#include <lockstep/comm_hook.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/ema.h>
+#include <lockstep/grad_scaler.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "support/complaint.h"
@@ -31,6 +35,29 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+/// Two parameters of one size.
+struct TwinsImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return (x * p + q).sum(); }
+  at::Tensor p{register_parameter("p", at::ones({5}))};
+  at::Tensor q{register_parameter("q", at::zeros({5}))};
+};
+TORCH_MODULE(Twins);
+
+/// What a user has written.
+class Plain : public torch::optim::Optimizer {
+ public:
+  explicit Plain(const std::vector<OptimizerParamGroup>& groups, torch::optim::SGDOptions defaults)
+      : Optimizer(groups, std::make_unique<torch::optim::SGDOptions>(defaults)) {}
+  at::Tensor step(LossClosure closure = nullptr) override {
+    const at::NoGradGuard no_grad;
+    EXPECT_FALSE(closure);
+    for (auto& group : param_groups())
+      for (at::Tensor& parameter : group.params())
+        if (parameter.grad().defined()) parameter.sub_(parameter.grad(), group.options().get_lr());
+    return {};
+  }
+};
+
 using Model = DistributedDataParallel<Net>;
 using AdamW = ZeroRedundancyOptimizer<torch::optim::AdamW>;
 using Groups = std::vector<OptimizerParamGroup>;
@@ -40,6 +67,7 @@ struct Wrong {
   explicit Wrong(Context& the_context) : context(the_context), model(net, the_context) {}
 
   void backward() { model(at::ones({2, 6}, net->fc->weight.options())).square().mean().backward(); }
+  static Twins twins() { return Twins(); }
   AdamW optimizer(ZeroRedundancyOptions options = {}) const { return AdamW(model, AdamWOptions(0.1), options); }
   /// Makes an optimizer and a step, then `spoil`s something and steps again.
   void spoil_step(const std::function<void(AdamW&)>& spoil, ZeroRedundancyOptions options = {}) {
@@ -51,6 +79,36 @@ struct Wrong {
     before = net->out->weight.detach().clone();
     spoil(adamw);
     adamw.step();
+  }
+
+  /// Two steps of an optimizer that is not the one made from the model.
+  void train_by(torch::optim::Optimizer& other, bool in_a_thread = false) {
+    const auto train = [&] {
+      backward();
+      other.step();
+      context.group().barrier();  // they may step the same memory
+      other.zero_grad();
+      before = net->out->weight.detach().clone();
+      backward();
+    };
+    if (!in_a_thread) return train();
+    std::exception_ptr thrown;
+    std::thread([&] {
+      try {
+        train();
+      } catch (...) {
+        thrown = std::current_exception();
+      }
+    }).join();
+    if (thrown) std::rethrow_exception(thrown);
+  }
+  /// A step of an optimizer of which the library knows nothing, after `spoil`.
+  void spoil_unknown(const std::function<void(torch::optim::Optimizer&)>& spoil) {
+    ZeroRedundancyOptimizer<Plain> plain(model, torch::optim::SGDOptions(0.1));
+    spoil(plain);
+    backward();
+    before = net->out->weight.detach().clone();
+    plain.step();
   }
 
   Context& context;
@@ -94,6 +152,35 @@ const Programs& programs_that_make() {
          Groups groups{OptimizerParamGroup(w.net->fc->parameters()), OptimizerParamGroup(w.net->out->parameters())};
          if (w.odd) std::swap(groups[0], groups[1]);
          AdamW(w.model, groups, AdamWOptions(0.1));
+       }},
+      {"two_parameters_of_equal_sizes_swapped",
+       [](Wrong& w) {
+         const auto net = w.twins();
+         const DistributedDataParallel<Twins> model(net, w.context);
+         std::vector<at::Tensor> parameters{net->p, net->q};
+         if (w.odd) std::swap(parameters[0], parameters[1]);
+         AdamW(model, Groups{OptimizerParamGroup(parameters)}, AdamWOptions(0.1));
+       }},
+      {"tied_by_set_data",
+       [](Wrong& w) {
+         const auto net = w.twins();
+         const DistributedDataParallel<Twins> model(net, w.context);
+         net->q.set_data(net->p.detach());
+         AdamW(model, AdamWOptions(0.1));
+       }},
+      {"tied_by_set_data_in_slices",
+       [](Wrong& w) {
+         const auto net = w.twins();
+         const DistributedDataParallel<Twins> model(net, w.context);
+         net->q.set_data(net->p.detach());
+         ZeroRedundancyOptimizer(model, torch::optim::RMSpropOptions(0.1));
+       }},
+      {"tied_to_an_ignored_one",
+       [](Wrong& w) {
+         const auto net = w.twins();
+         const DistributedDataParallel<Twins> model(net, w.context, {.parameters_to_ignore = {"q"}});
+         net->q.set_data(net->p.detach());
+         AdamW(model, AdamWOptions(0.1));
        }},
       {"overlapping_parameters",
        [](Wrong& w) {
@@ -150,6 +237,84 @@ const Programs& programs_that_step() {
          sgd.zero_grad();
          w.before = w.net->out->weight.detach().clone();
          w.backward();
+       }},
+      {"another_optimizer_steps_in_another_thread",
+       [](Wrong& w) {
+         const AdamW adamw = w.optimizer();
+         torch::optim::SGD sgd(w.net->parameters(), 0.1);
+         w.train_by(sgd, /*in_a_thread=*/true);
+       }},
+      {"another_optimizer_steps_what_is_shared",  // backward reduces here
+       [](Wrong& w) {
+         const ZeroRedundancyOptimizer rmsprop(w.model, torch::optim::RMSpropOptions(0.1), {.shared_parameters = true});
+         torch::optim::SGD sgd(w.net->parameters(), 0.1);
+         w.train_by(sgd);
+       }},
+      {"another_optimizer_steps_what_is_shared_with_a_hook",
+       [](Wrong& w) {
+         const AdamW adamw = w.optimizer({.shared_parameters = true});
+         w.model.register_comm_hook(bf16_compress_hook());
+         torch::optim::SGD sgd(w.net->parameters(), 0.1);
+         w.train_by(sgd);
+       }},
+      {"another_optimizer_steps_one_row",  // where no sample looks
+       [](Wrong& w) {
+         const AdamW adamw = w.optimizer();
+         w.backward();
+         {
+           const at::NoGradGuard no_grad;
+           w.net->fc->weight[1].slice(0, 1, 3).sub_(w.net->fc->weight.grad()[1].slice(0, 1, 3), 0.1);
+         }
+         w.net->zero_grad();
+         w.before = w.net->out->weight.detach().clone();
+         w.backward();
+       }},
+      {"clipped_between_two_passes",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW&) {
+           torch::nn::utils::clip_grad_norm_(w.net->parameters(), 0.01);
+           w.backward();
+         });
+       }},
+      {"gradients_dropped_on_one_rank",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW& adamw) {
+           if (w.odd) adamw.zero_grad();
+         });
+       }},
+      {"one_gradient_dropped_on_one_rank",
+       [](Wrong& w) {
+         w.spoil_step([&](AdamW&) {
+           if (w.odd) w.net->fc->bias.mutable_grad().reset();
+         });
+       }},
+      {"rates_of_an_unknown_optimizer_differ",
+       [](Wrong& w) {
+         w.spoil_unknown([&](torch::optim::Optimizer& plain) {
+           if (w.odd) plain.param_groups()[0].options().set_lr(0.2);
+         });
+       }},
+      {"options_of_an_unknown_optimizer_differ",
+       [](Wrong& w) {
+         w.spoil_unknown([&](torch::optim::Optimizer& plain) {
+           if (w.odd) static_cast<torch::optim::SGDOptions&>(plain.param_groups()[0].options()).momentum(0.5);
+         });
+       }},
+      {"scales_differ",
+       [](Wrong& w) {
+         torch::optim::SGD sgd(w.net->parameters(), 0.1);
+         GradScaler scaler({.init_scale = w.odd ? 256.0 : 1024.0});
+         w.before = w.net->out->weight.detach().clone();
+         scaler.scale(w.model(at::ones({2, 6})).square().mean()).backward();
+         scaler.step(sgd);
+       }},
+      {"scales_before_the_step_of_slices_differ",
+       [](Wrong& w) {
+         AdamW adamw = w.optimizer();
+         GradScaler scaler({.init_scale = w.odd ? 256.0 : 1024.0});
+         w.before = w.net->out->weight.detach().clone();
+         scaler.scale(w.model(at::ones({2, 6})).square().mean()).backward();
+         scaler.step(adamw);
        }},
       {"clipped_by_torch",
        [](Wrong& w) {
@@ -249,7 +414,7 @@ struct Case {
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const auto& [name, program] : all_programs())
-    for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}, Engine{3, "gloo"}})
+    for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}})
       if (engine.backend == "shm" || name.find("shar") == std::string::npos) cases.push_back({name, engine});
   return cases;
 }
@@ -290,8 +455,36 @@ void outlive_the_model(Context& context, const Options& options) {
   const at::Tensor before = net->out->weight.detach().clone();
   const std::string text = complaint([&] { optimizer->step(); });
   EXPECT_NE(text.find("the DistributedDataParallel that it was made from is gone"), std::string::npos) << text;
+  EXPECT_GT(state_dict(*optimizer).size(), 0u) << "what it remembers may still be saved";
   optimizer.reset();
   EXPECT_TRUE(net->out->weight.equal(before)) << "its memory is the module's own again";
+}
+
+/// Odd programs that are right: each of several steps ends.
+void train_oddly(Context& context) {
+  Wrong side(context);
+  AdamW adamw = side.optimizer();
+  Ema ema(*side.net);
+  for (int step = 0; step < 20; ++step) {
+    side.backward();
+    if (step % 3 == 0) {  // a step that is given up, an evaluation of averages, a state that is loaded
+      adamw.zero_grad(/*set_to_none=*/step % 2 == 0);
+      if (step % 2 == 0) side.net->fc->bias.mutable_grad().reset();
+      load_state_dict(*side.net, state_dict(*side.net));
+      const auto averaged = ema.averaged_weights();
+      continue;
+    }
+    if (step % 5 == 0) side.net->fc->bias.mutable_grad().reset();  // on every rank
+    adamw.step();
+    adamw.zero_grad();
+    ema.update();
+  }
+  side.model.check_divergence();
+}
+
+TEST(WrongOptimizers, OddProgramsThatAreRightAreNone) {
+  for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}})
+    run_ranks(engine.world_size, train_oddly, std::chrono::seconds(30), {.backend = engine.backend, .announce = false});
 }
 
 TEST(WrongOptimizers, MayOutliveTheirModelButNotStep) {
