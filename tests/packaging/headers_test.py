@@ -90,6 +90,40 @@ class Headers(unittest.TestCase):
                 first = re.search(r"#include <lockstep/(\w+)\.h>|^namespace lockstep", read("include/lockstep", name), re.MULTILINE)
                 self.assertTrue(first and first[1], f"{name} includes neither cxx20.h nor a header that does")
 
+    def test_a_module_on_the_stack_is_told_in_one_sentence(self):
+        """As in PyTorch's own C++ MNIST; a bare pointer likewise. Without pages about templates."""
+        program = """
+            #include <lockstep/lockstep.h>
+            #include <torch/torch.h>
+            struct Net : torch::nn::Module {
+              torch::Tensor forward(torch::Tensor x) { return layer->forward(x); }
+              torch::nn::Linear layer{register_module("layer", torch::nn::Linear(2, 2))};
+            };
+            int main(int argc, const char* argv[]) {
+              lockstep::Context context(argc, argv);
+              Net net;
+              torch::optim::SGD optimizer(net.parameters(), 0.1);
+              %s
+            }
+            """
+        model = """
+              lockstep::DistributedDataParallel model(%s, context%s);
+              for (int step = 0; step < 3; ++step) model(torch::ones({2, 2})).sum().backward();
+              model->parameters();
+              if (model.step_complete()) model.module();"""
+        wrong = {"object": model % ("net", ""), "options": model % ("net", ", {.bucket_cap_mb = 1}"), "pointer": model % ("&net", ""),
+                 "trainer": "lockstep::Trainer trainer(net, optimizer, context, {.epochs = 2}); trainer.model();"}
+        for name, body in wrong.items():
+            with self.subTest(name):
+                done = self.compiled("stack.cpp", program % body)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertEqual(len(re.findall(r"error:", done.stderr)), 1, done.stderr[:4000])
+                self.assertRegex(done.stderr, r"it cannot be an object on the stack or a bare pointer: make it with std::make_shared<Net>\(\), or declare it with TORCH_MODULE\(Net\)")
+                self.assertLess(done.stderr.count("\n"), 15, done.stderr)
+        right = "lockstep::Ema ema(net); auto shared = std::make_shared<Net>();\n" + model % ("shared", "")
+        done = self.compiled("shared.cpp", program % right)
+        self.assertEqual(done.returncode, 0, done.stderr[:4000])
+
     @thorough
     def test_each_one_alone(self):
         """Without the precompiled header, which might hold what a header forgets to include."""
