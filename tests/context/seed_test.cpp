@@ -12,11 +12,11 @@
 
 // ContextOptions::same_seed_until_loop.
 
-namespace lockstep {
+namespace lockstep::seed_test {
 namespace {
 
-using testing::Engine;
-using testing::run_ranks;
+using lockstep::testing::Engine;
+using lockstep::testing::run_ranks;
 
 class Zeros : public Dataset {
  public:
@@ -27,8 +27,8 @@ class Zeros : public Dataset {
 };
 
 bool equal_on_all_ranks(const Context& context, const at::Tensor& drawn) {
-  const at::Tensor all = context.group().all_gather(drawn);
-  return at::equal(all, drawn.repeat({context.world_size()}));
+  const at::Tensor all = context.group().all_gather(drawn).reshape({context.world_size(), -1});
+  return at::equal(all, drawn.reshape({1, -1}).expand_as(all));
 }
 
 /// What this rank draws once the loop has begun.
@@ -50,7 +50,7 @@ class SameSeedUntilLoop : public ::testing::TestWithParam<Engine> {
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, SameSeedUntilLoop,
                          ::testing::Values(Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}),
-                         [](const auto& info) { return testing::name_of(info.param); });
+                         [](const auto& info) { return lockstep::testing::name_of(info.param); });
 
 TEST_P(SameSeedUntilLoop, EndsWithTheFirstTrainingPassOfALoader) {
   on_ranks([](Context& context) {
@@ -144,4 +144,4 @@ TEST(SameSeed, NeedsASeed) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::seed_test

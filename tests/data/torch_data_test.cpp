@@ -13,7 +13,7 @@
 
 // Datasets of torch::data as those of a DataLoader. Both MNISTs read the same files.
 
-namespace lockstep {
+namespace lockstep::torch_data_test {
 namespace {
 
 namespace data = torch::data;
@@ -121,4 +121,4 @@ TEST(TorchDataOfUnknownSize, IsRefused) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::torch_data_test

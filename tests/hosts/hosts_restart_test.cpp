@@ -8,7 +8,7 @@
 
 // Starts, of runs on several machines, that fail while their agents gather.
 
-namespace lockstep::hosts {
+namespace lockstep::hosts::restart_test {
 namespace {
 
 /// A command that starts agents, and counts them by machine: on machine b, number `fault` of them does `deed` instead.
@@ -49,7 +49,7 @@ TEST(HostsRestart, AnAgentThatIsKilledWhileARestartGathersCostsAnotherRestart) {
     const auto result = run.wait();
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_TRUE(contains(result.err, "no agent on b: ")) << result.err;
-    EXPECT_TRUE(contains(result.err, "(killed by SIGKILL)")) << result.err;
+    EXPECT_TRUE(contains(result.err, "(killed by SIGKILL (Killed))")) << result.err;
     EXPECT_TRUE(contains(result.err, "restart 2 of 2")) << result.err;
     EXPECT_TRUE(contains(result.err, "succeeded after 2 restarts")) << result.err;
     EXPECT_TRUE(nothing_left(run));
@@ -97,4 +97,4 @@ TEST(HostsRestart, AStartThatIsTheLastEndsAsAnyOther) {
 }
 
 }  // namespace
-}  // namespace lockstep::hosts
+}  // namespace lockstep::hosts::restart_test

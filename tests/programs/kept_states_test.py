@@ -32,6 +32,13 @@ class KeptStates(unittest.TestCase):
         self.addCleanup(lambda: (process.poll() is None and process.kill(), process.wait(), process.stdout.close(), process.stderr.close()))
         return process
 
+    def text_of(self, path):
+        try:
+            with open(path) as file:
+                return file.read()
+        except FileNotFoundError:
+            return ""
+
     def end_of(self, checkpoints, steps, where=("-n", 2)):
         """Of a start that goes on to so many steps: from where, and the hash of what it has then."""
         done = run(LOCKSTEP, "run", *where, "--run-dir", self.path("again_" + os.path.basename(checkpoints)), "--", PROGRAM, checkpoints, steps, env=self.environment)
@@ -40,6 +47,7 @@ class KeptStates(unittest.TestCase):
     def goes_on_with_the_right_bits(self, checkpoints, step, steps=9, where=("-n", 2)):
         begins, end = self.end_of(checkpoints, steps, where)
         self.assertEqual(begins, step)
+        shutil.rmtree(self.path("straight"), ignore_errors=True)
         self.assertEqual(end, self.end_of(self.path("straight"), steps, where)[1])
 
     def test_the_block_names_machine_and_path(self):
@@ -67,7 +75,7 @@ class KeptStates(unittest.TestCase):
                                     "--run-dir", self.path(f"run_{name}"), "--", PROGRAM, checkpoints, 9, 6, 1, "hold", LOCKSTEP_MACHINE="ab"[node]) for node in (0, 1)]
                 log = self.path(f"run_{name}", "rank_0.log")
                 deadline = time.monotonic() + 120
-                while not (os.path.exists(log) and "step 5 " in open(log).read()):
+                while "step 5 " not in self.text_of(log):
                     self.assertLess(time.monotonic(), deadline)
                     self.assertIsNone(nodes[0].poll())
                     time.sleep(0.05)
@@ -87,7 +95,7 @@ class KeptStates(unittest.TestCase):
                     self.assertLess(time.monotonic(), deadline)
                     time.sleep(0.05)
                 self.assertEqual([file for file in sorted(os.listdir(checkpoints)) if file.endswith(".json")], ["step-000000000005.0.json"])
-                self.goes_on_with_the_right_bits(checkpoints, 5)
+                self.goes_on_with_the_right_bits(checkpoints, 5, where=MACHINES)
 
     def test_restarts_that_are_used_up_by_kills(self):
         for ranks in (2, 3):
@@ -108,7 +116,6 @@ class KeptStates(unittest.TestCase):
             kept = re.search(r"kept      step (\d+) in (\S+?),", output)
             self.assertTrue(kept and kept[2].startswith(checkpoints), output)
             step = int(kept[1])
-            shutil.rmtree(self.path("straight"), ignore_errors=True)
             self.goes_on_with_the_right_bits(checkpoints, step, step + 3, ("-n", ranks))
 
 

@@ -19,11 +19,11 @@
 // Where a rank works for several virtual ranks, what is shown and recorded is of steps of the optimizer and of all their
 // samples, whether or not the virtual ranks can be shared out evenly.
 
-namespace lockstep {
+namespace lockstep::counted_steps_test {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::run_ranks;
+using lockstep::testing::run_ranks;
 
 constexpr int kVirtualRanks = 4, kEpochs = 2, kAccumulate = 2, kBatch = 4;
 constexpr int64_t kSamples = 64;  // four batches of each virtual rank: two steps of two
@@ -179,4 +179,4 @@ TEST(CountedSteps, TheRunLogsRateIsThatOfAllSamples) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::counted_steps_test
