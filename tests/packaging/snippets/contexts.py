@@ -69,7 +69,7 @@ BLOCKS = {
     "from_mpi": [Block(call=NET + DATA + "auto batches = loader(context);\ntrain(context, net, batches);\ncross_entropy(net(data), target).backward();\naverage_gradients(net, context.group());")],
     "from_pytorch_ddp": [Block(call=NET + 'train(context, net, "data");')],
     "in_which_order": [
-        Block("using Net = NormedNet;\nauto images = before::images(), test_images = before::images(lockstep::kTest);\n", after='holds(step == 10 * train.size(), "all steps were made");'),
+        Block("auto images = before::images(), test_images = before::images(lockstep::kTest);\n", after='holds(step == 10 * train.size(), "all steps were made");'),
     ],
     "launcher": [
         Block(SGD + TRAIN + CHECKPOINTER + 'checkpointer.add("model", model);\nint64_t step = 0;\n',
