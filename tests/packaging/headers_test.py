@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
 from support import BUILD, SOURCE, main, run, thorough  # noqa: E402
 
 INCLUDE = os.path.join(SOURCE, "include")
-# mpi.h needs an MPI; tests/mpi compiles it.
+# mpi.h needs an MPI's own header, which not every machine has.
 HEADERS = sorted(name for name in os.listdir(os.path.join(INCLUDE, "lockstep")) if name.endswith(".h") and name != "mpi.h")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wpedantic", "-Werror")
 # Members that a program must give, so that -Wextra is right to miss them.
@@ -33,6 +33,18 @@ def compile_command():
     command = re.sub(r"^.*?(\S*[cg]\+\+\S*) ", r"\1 ", entry["command"])  # without ccache
     command = re.sub(r" -o \S+| -c \S+| -W\S+| -fpch-preprocess", "", command)
     return command.split()
+
+
+def mpis():
+    """MPI -> the options that its compiler adds; of those that the build has found."""
+    with open(os.path.join(BUILD, "CMakeCache.txt"), encoding="utf-8") as file:
+        compilers = re.findall(r"(?m)^LOCKSTEP_MPICXX_(\w+):\w+=(/.*)$", file.read())
+    found = {}
+    for name, compiler in compilers:
+        said = run(compiler, "-show").stdout.split()
+        folders = [word.removeprefix("-I") for word in said if word.startswith("-I")]
+        found[name] = [part for folder in folders for part in ("-isystem", folder)] + ["-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX"]
+    return found
 
 
 def options():
@@ -77,6 +89,15 @@ class Headers(unittest.TestCase):
         program, = re.findall(r"^```cpp\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
         done = self.compiled("train.cpp", program)
         self.assertEqual(done.returncode, 0, done.stderr[:4000])
+
+    def test_mpi_h_alone(self):
+        found = mpis()
+        if not found:
+            print("SKIPPED BECAUSE no MPI was found when the build was configured: scripts/setup --tests")
+            self.skipTest("no MPI")
+        for name, flags in found.items():
+            done = self.compiled(f"{name}.cpp", "#include <lockstep/mpi.h>\n[[maybe_unused]] lockstep::Context (*join)(MPI_Comm, lockstep::ContextOptions) = lockstep::mpi_context;\n", *flags)
+            self.assertEqual(done.returncode, 0, f"{name}\n{done.stderr[:4000]}")
 
     def test_an_older_standard_is_told_in_one_sentence(self):
         without = [word for word in self.command if not word.startswith("-std=") and word != "-include" and not word.endswith("cmake_pch.hxx")]
