@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "base/counted.h"
+#include "base/loop_begin.h"
 #include "base/rank_names.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
@@ -101,7 +102,10 @@ Replica::State::State(std::unique_ptr<Source> from, const Group& in, Distributed
   check_same_on_all_ranks(group, "option", describe(options, lockstep::state_of(group).virtual_ranks.get()));
   number_ = ++state_of(group).replicas;
   attach(std::move(from));
-  watch_.emplace([this] { watch_strangers(); });
+  watch_.emplace([this] {
+    loop_begins();
+    watch_strangers();
+  });
 }
 
 void Replica::State::compare(const NamedTensors& parameters, const NamedTensors& new_buffers) const {

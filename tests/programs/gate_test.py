@@ -93,6 +93,13 @@ class Gate(unittest.TestCase):
         self.assertEqual((code, last), (0, "4 passed, 0 failed, 0 skipped"), said)
         self.assertEqual(said.count("failed at first, passed when it ran once more, alone: "), 1, said)
 
+    def test_what_fails_now_and_then_is_found_by_repetition(self):
+        self.build(good=(0, "plain", ""), shaky=(1, "plain", ""), other=(9, "plain", ""))
+        code, said, last = self.run_tests("--repeat", "3", "--busy", "2", "--only", "good|shaky")
+        self.assertEqual((code, last), (1, "1 entries failed at least once in 3 runs"), said)
+        for line in ("run 1 of 3: 1 failed shaky\n", "run 2 of 3: 0 failed", "run 3 of 3: 0 failed", "\nfailed 1 of 3 times: shaky\n"):
+            self.assertIn(line, said)
+
     def gate(self):
         """Runs .ci/run in a tree where make runs the tests of the fake project."""
         for name in (".ci/run", "tests/support/run_tests.py", "tests/support/count_tests.py"):

@@ -10,6 +10,9 @@
                        names the commit gets the same half; over a few commits every entry has had its turn.
     --until T          of the drawn entries those that can be run until then, in seconds since 1970, in an order drawn in the
                        same way; a few in any case. What there was no time for is named.
+    --repeat N         N times over, to find what fails now and then; the last lines count for each entry that failed how often
+    --busy K           beside K processes that compute all the time
+    --only PATTERN     the entries whose names fit
     --build FOLDER     the build; by default `build`
 
 Results are in BUILD/test.xml, or test-thorough.xml or test-nightly.xml; with --until in *-part-N.xml beside it, and those of
@@ -132,6 +135,36 @@ def half_of(entries, commit):
     return chosen
 
 
+class Busy:
+    """Processes that compute all the time."""
+
+    def __init__(self, count):
+        self.processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+def repeat(runner, choice, times):
+    """Runs the entries again and again. Says after each time what failed, and at the end how often each entry did."""
+    failures = {}
+    for number in range(1, times + 1):
+        runner.run(choice)
+        failed = failed_entries(runner.result)
+        for entry in failed:
+            failures[entry] = failures.get(entry, 0) + 1
+        print(f"run {number} of {times}: {len(failed)} failed {' '.join(failed)}".rstrip(), flush=True)
+    for entry, count in sorted(failures.items(), key=lambda found: -found[1]):
+        print(f"failed {count} of {times} times: {entry}")
+    print(f"{len(failures)} entries failed at least once in {times} runs")
+    return 1 if failures else 0
+
+
 def main(arguments):
     parser = argparse.ArgumentParser(prog="scripts/test")
     parser.add_argument("--thorough", action="store_true")
@@ -139,6 +172,9 @@ def main(arguments):
     parser.add_argument("--once-more", action="store_true")
     parser.add_argument("--half", metavar="COMMIT")
     parser.add_argument("--until", type=float, metavar="T")
+    parser.add_argument("--repeat", type=int, metavar="N")
+    parser.add_argument("--busy", type=int, default=0, metavar="K")
+    parser.add_argument("--only", metavar="PATTERN")
     parser.add_argument("--build", default=os.path.join(SOURCE, "build"))
     asked = parser.parse_args(arguments)
     name, choice = "test", ["-LE", "thorough|nightly"]
@@ -148,6 +184,15 @@ def main(arguments):
         name, choice = "test-nightly", []
         os.environ["LOCKSTEP_NIGHTLY"] = "1"
     runner = Runner(os.path.abspath(asked.build), name)
+    if asked.only:
+        choice += ["-R", asked.only]
+    with Busy(asked.busy):
+        return run_and_count(runner, choice, asked)
+
+
+def run_and_count(runner, choice, asked):
+    if asked.repeat:
+        return repeat(runner, choice, asked.repeat)
     if asked.half:
         entries = entries_of(runner.build, choice)
         chosen = half_of(entries, asked.half)
