@@ -8,6 +8,7 @@
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 #include "reducer/reducer.h"
+#include "reducer/same_number.h"
 
 // Deferred reduction: backward only fills the buckets, and an optimizer sums them in its step.
 //
@@ -107,14 +108,26 @@ void Reducer::exchange(Settlement& settlement) {
   } catch (const Error& error) {
     throw Error(
         std::string("an optimizer's step could not begin: ") + error.what() +
-        "\nEvery rank must take the same number of steps; where ranks have different numbers of batches, run the "
-        "loop within join() (this was step " +
+        "\nEvery rank must take the same number of steps; where ranks have different numbers of batches, "
+        LOCKSTEP_WITHIN_JOIN " (this was step " +
         std::to_string(reductions_ + 1) + " of this rank).");
   }
   for (size_t b = 0; equipment_.timeline && b < buckets_.size(); ++b) equipment_.timeline->done(b);
   waited_seconds_ += seconds_since(start);
   settlement.ranks = read_facts(facts, /*averaged=*/false);
   for (size_t i = 0; i < settlement.used.size(); ++i) settlement.used[i] = flags[i] > 0;
+}
+
+void Reducer::judge_nothing(const Settlement& settlement) const {
+  const auto idle = [](const Facts& facts) { return facts.took_part() && facts.idle; };
+  if (!fixed_.settings.list || !std::all_of(settlement.ranks.begin(), settlement.ranks.end(), idle) ||
+      std::find(settlement.used.begin(), settlement.used.end(), true) != settlement.used.end())
+    return;
+  throw Error("an optimizer's step: since the last one no backward has reached a parameter of the list that "
+              "DistributedDataParallel follows (" +
+              fixed_.names.front() + (fixed_.names.size() > 1 ? ", ..." : "") +
+              ") on any rank. If other tensors have taken their places, call refresh() with these on all ranks and make "
+              "the optimizer of them; else leave out steps without a gradient");
 }
 
 Reducer::Settlement Reducer::settle(Share share) {
@@ -139,6 +152,7 @@ Reducer::Settlement Reducer::settle(Share share) {
   backward_.deferred_passes = 0;
   backward_.used.assign(backward_.used.size(), false);
   judge(settlement.ranks);
+  judge_nothing(settlement);
   ++reductions_;
   settlement.divisor = fixed_.op() == ReduceOp::kMean ? fixed_.group.world_size() : 1;
   if (!buckets_.empty()) settlement.factor = factor(settlement.ranks);  // a rank alone is not weighted
@@ -150,6 +164,7 @@ Reducer::Settlement Reducer::settle(Share share) {
     settlement.is_void = true;
   }
   backward_.stage = Stage::kSettled;
+  backward_.settled_by = std::this_thread::get_id();
   return settlement;
 }
 

@@ -73,7 +73,7 @@ struct Trainer::State {
     ProgressLine line;
     if (options.progress)
       line = ProgressLine({"", epoch, options.epochs, before + left, before, context.rank(), context.world_size()});
-    if (context.virtual_ranks() > 0) check_same_data(context.group(), train, LoaderFacts::kOptions);
+    if (context.virtual_ranks() > 0) check_same_data(context.group(), train, LoaderFacts::kNextPass);
     const Pass pass = begin();
     if (context.virtual_ranks() == 0) check_same_data(context.group(), train, LoaderFacts::kPlace);
     while (!pass.ended()) {
