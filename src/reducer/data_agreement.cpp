@@ -4,7 +4,6 @@
 #include <optional>
 #include <sstream>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -54,12 +53,11 @@ Said decode(const std::string& text) {
   return said;
 }
 
-/// Whether a rank has begun the passes of another, in their order, and perhaps more.
-bool contains(const std::vector<PassFacts>& all, const std::vector<PassFacts>& some) {
-  size_t found = 0;
-  for (const PassFacts& pass : all)
-    if (found < some.size() && pass == some[found]) ++found;
-  return found == some.size();
+/// The passes of `all` but for those that are among `others`, each as often as it is there.
+std::vector<PassFacts> without(std::vector<PassFacts> all, const std::vector<PassFacts>& others) {
+  for (const PassFacts& other : others)
+    if (const auto found = std::find(all.begin(), all.end(), other); found != all.end()) all.erase(found);
+  return all;
 }
 
 /// The first fact in which two passes differ, of each.
@@ -71,19 +69,13 @@ std::pair<std::string, std::string> first_fact_of(const PassFacts& a, const Pass
   return {};
 }
 
-/// How the passes of two ranks differ; none if that is no error.
+/// How the passes of two ranks differ; none if one has begun all that the other has, and perhaps more: then only some
+/// ranks use a loader, to evaluate by, say.
 std::optional<std::pair<std::string, std::string>> difference(const Said& a, const Said& b) {
-  const auto& [few, many] = a.passes.size() <= b.passes.size() ? std::tie(a, b) : std::tie(b, a);
-  if (few.passes.empty() || contains(many.passes, few.passes)) return std::nullopt;
-  if (many.cut && few.passes.size() != many.passes.size()) return std::nullopt;
-  const size_t later = many.passes.size() - few.passes.size();
-  for (size_t i = few.passes.size(); i-- > 0;)
-    if (few.passes[i] != many.passes[later + i]) {
-      auto [left, right] = first_fact_of(few.passes[i], many.passes[later + i]);
-      if (&few != &a) std::swap(left, right);
-      return std::make_pair(left, right);
-    }
-  return std::nullopt;
+  const auto only_a = without(a.passes, b.passes), only_b = without(b.passes, a.passes);
+  if (only_a.empty() || only_b.empty()) return std::nullopt;
+  if ((a.cut || b.cut) && a.passes.size() != b.passes.size()) return std::nullopt;
+  return first_fact_of(only_a.back(), only_b.back());
 }
 
 [[noreturn]] void refuse(const std::string& text) {

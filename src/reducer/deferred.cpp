@@ -133,6 +133,7 @@ void Reducer::judge_nothing(const Settlement& settlement) const {
 Reducer::Settlement Reducer::settle(Share share) {
   const MutexLock lock(mutex_);
   at::NoGradGuard no_grad;
+  if (is_in_backward_elsewhere()) note_beside_step();
   backward_.phase = Phase::kIdle;
   const bool idle = backward_.stage != Stage::kBegun;  // a step without a backward
   if (idle) begin_reduction();

@@ -249,6 +249,7 @@ class Reducer {
   // threads.cpp
   void note_beside_step() LOCKSTEP_REQUIRES(mutex_);
   bool is_stepped_elsewhere() const;
+  bool is_in_backward_elsewhere() const LOCKSTEP_REQUIRES(mutex_);
   /// A backward beside another thread's is a trouble.
   void look_at_thread(size_t parameter) LOCKSTEP_REQUIRES(mutex_);
   void launch_buckets(bool at_end) LOCKSTEP_REQUIRES(mutex_);

@@ -38,9 +38,11 @@ bool Reducer::is_stepped_elsewhere() const {
 
 std::string Reducer::backward_elsewhere() const {
   const MutexLock lock(mutex_);
-  return backward_.phase == Phase::kInBackward && fixed_.on_cpu() && backward_.thread != std::this_thread::get_id()
-             ? kBesideStep
-             : "";
+  return is_in_backward_elsewhere() ? kBesideStep : "";
+}
+
+bool Reducer::is_in_backward_elsewhere() const {
+  return backward_.phase == Phase::kInBackward && fixed_.on_cpu() && backward_.thread != std::this_thread::get_id();
 }
 
 }  // namespace lockstep

@@ -158,6 +158,7 @@ TEST(WrongLists, WithoutAGradientAreNotSteppedByAShardedStep) {
     ZeroRedundancyOptimizer optimizer(model, torch::optim::SGDOptions(0.1));
     a.sum().backward();
     optimizer.step();
+    optimizer.zero_grad();
     a = at::ones({3}).requires_grad_();
     a.sum().backward();
     EXPECT_IN("no backward has reached a parameter of the list that DistributedDataParallel follows (a) on any rank",
