@@ -9,10 +9,12 @@
 class Gan {
  public:
   /// `context`: of the ranks that train it together, with synchronised batch norm; null: this process alone does.
-  explicit Gan(lockstep::Context* context) {
+  explicit Gan(lockstep::Context* context, torch::Dtype dtype = torch::kFloat) {
     torch::manual_seed(1);
     draw_ = make_generator();
     judge_ = make_discriminator();
+    draw_->to(dtype);
+    judge_->to(dtype);
     if (context != nullptr) {
       lockstep::DistributedDataParallelOptions options;
       options.buffers = lockstep::BufferPolicy::kNone;  // they are equal on all ranks
