@@ -6,6 +6,7 @@
 #include <ATen/MemoryOverlap.h>
 
 #include "base/counted.h"
+#include "base/loop_begin.h"
 #include "base/rank_names.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
@@ -114,7 +115,11 @@ Replica::State::State(std::unique_ptr<Source> from, const Group& in, Distributed
   number_ = ++state_of(group).replicas;
   attach(std::move(from));
   const auto before = [this] {
+<<<<<<< HEAD
     if (const std::string gone = left_behind(); !gone.empty()) reducer->fail(gone);
+=======
+    loop_begins();
+>>>>>>> be95147fd3c34a4c8bc307823db52d4b2314cf63
     watch_strangers();
     if (deferral.backward_begins) deferral.backward_begins();
   };
