@@ -35,8 +35,8 @@ struct GradientBucket {
 ///     model.register_comm_hook(std::make_shared<InHalf>());
 ///
 /// Every rank must register an equal hook. Both functions run outside autograd, under the reducer's lock. What they
-/// throw on some rank, backward throws on all as an Error; so it does if reduce() returns no function, or `gradients` or
-/// one of `parts` ends up with another size or other memory.
+/// throw on some rank, backward throws on all as an Error; so it does if reduce() returns no function, or `gradients`
+/// or one of `parts` ends up with another size or other memory.
 class CommHook {
  public:
   using Finish = std::function<void()>;

@@ -33,11 +33,10 @@ struct BatchType {
 /// Unless `exactly_once` is set, every rank gets the same number of batches of the same sizes, so that collectives in
 /// each step match. The order of batches does not depend on timing or on the number of workers.
 ///
-/// Nothing here communicates, but the next reduction of a DistributedDataParallel throws an Error on all ranks if their
-/// loaders have begun passes that differ; Shard(0, 1), of a rank with data of its own, is compared with nothing. A loader
-/// is used by one thread; several passes may be open at once, each with workers of its own, which end with the pass: at
-/// its last batch, or when the loop is left early (after the batches that are being made). Outside `epochs`, every pass is
-/// a new epoch with a new order; inside, all passes of one epoch have the same order.
+/// Nothing here communicates, but the next reduction of a DistributedDataParallel throws on all ranks if their loaders
+/// have begun passes that differ; Shard(0, 1) is compared with nothing. A loader is used by one thread; several passes
+/// may be open at once, each with workers of its own, which end with the pass. Outside `epochs`, every pass is a new
+/// epoch with a new order; inside, all passes of one epoch have the same order.
 class LoaderBase {
  public:
   class Epochs;

@@ -115,11 +115,8 @@ Replica::State::State(std::unique_ptr<Source> from, const Group& in, Distributed
   number_ = ++state_of(group).replicas;
   attach(std::move(from));
   const auto before = [this] {
-<<<<<<< HEAD
-    if (const std::string gone = left_behind(); !gone.empty()) reducer->fail(gone);
-=======
     loop_begins();
->>>>>>> be95147fd3c34a4c8bc307823db52d4b2314cf63
+    if (const std::string gone = left_behind(); !gone.empty()) reducer->fail(gone);
     watch_strangers();
     if (deferral.backward_begins) deferral.backward_begins();
   };
