@@ -3,7 +3,7 @@
 import os
 import re
 
-THROWS = re.compile(r"\bthrow [\w:]+[({]|\bTORCH_CHECK\(|\brefuse\(")
+THROWS = re.compile(r"\bthrow [\w:]+[({]|\breturn (?:lockstep::)?\w*Error\(|\bTORCH_CHECK\(|\brefuse\(")
 LITERAL = re.compile(r'"((?:\\.|[^"\\])*)"')
 AREAS = {"base": "The system", "c": "The library for C", "checkpoint": "Checkpoints", "collectives": "Collectives", "context": "Joining", "data": "Data",
          "data_parallel": "DistributedDataParallel", "launch": "The launcher", "nn": "Layers", "observe": "Logs", "optim": "Optimizers",

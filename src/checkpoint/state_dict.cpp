@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "base/parameter_changes.h"
+#include "base/weights_set.h"
 #include "checkpoint/name_match.h"
 
 namespace lockstep {
@@ -81,9 +81,9 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
                "`, which a wrapper of Python left; it was taken off, so that they match the module's");
   }
   at::NoGradGuard no_grad;
-  note_parameter_change();
   for (const auto& item : own)
     if (const auto found = given.find(item.key()); found != given.end()) at::Tensor(item.value()).copy_(found->second);
+  note_weights_set();
   return report;
 }
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/parameter_changes.h"
+#include "base/weights_set.h"
 #include "optim/common_trouble.h"
 
 namespace lockstep::detail {
@@ -11,7 +11,7 @@ ParameterWatch::Seen ParameterWatch::look() const {
   uint64_t versions = 0;
   for (const Areas::Parameter& parameter : areas_.parameters())
     versions += static_cast<uint64_t>(parameter.tensor._version());
-  return {.sample = sample_of_parameters(areas_), .versions = versions, .changes = lockstep::parameter_changes()};
+  return {.sample = sample_of_parameters(areas_), .versions = versions, .changes = times_weights_were_set()};
 }
 
 void ParameterWatch::backward_begins(bool awaits_step) {

@@ -147,6 +147,7 @@ void ShardedStep::step() {
   TORCH_CHECK(alone.owns_lock(), kTwoThreads);
   check_model();
   if (model_.shadowing && model_.is_deferred()) return;  // it has followed the others
+  const Reducer::Stepping here(*model_.reducer);
   watch_.stepped();
   const std::string problem = trouble(*optimizer_);
   if (model_.is_deferred()) gradients_.settle(Reducer::Share::kGradients);

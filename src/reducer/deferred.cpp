@@ -11,6 +11,7 @@
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 #include "reducer/reducer.h"
+#include "reducer/same_number.h"
 
 // Deferred reduction: backward only fills the buckets, and an optimizer sums them in its step.
 //
@@ -76,11 +77,9 @@ std::string Reducer::change_of_gradients() const {
   return change;
 }
 
-std::string Reducer::change_between_passes(std::optional<size_t> arrived) const {
+std::string Reducer::change_between_passes() const {
   for (size_t i = 0; i < backward_.marks.size() && !buckets_.empty(); ++i) {
     const at::Tensor& tensor = fixed_.tensors[i];
-    // Gradients of another device may have come on another thread.
-    if (arrived && (i == *arrived || tensor.device() != fixed_.tensors[*arrived].device())) continue;
     const std::string change = change_of_gradient(i);
     if (!change.empty() && tensor.grad().any().item<bool>()) return change;  // zeros: a step that was given up
   }
@@ -163,8 +162,8 @@ std::vector<float> Reducer::exchange(Settlement& settlement, const std::vector<b
   } catch (const Error& error) {
     throw Error(
         std::string("an optimizer's step could not begin: ") + error.what() +
-        "\nEvery rank must take the same number of steps; where ranks have different numbers of batches, run the "
-        "loop within join() (this was step " +
+        "\nEvery rank must take the same number of steps; where ranks have different numbers of batches, "
+        LOCKSTEP_WITHIN_JOIN " (this was step " +
         std::to_string(reductions_ + 1) + " of this rank).");
   }
   for (size_t b = 0; equipment_.timeline && b < buckets_.size(); ++b) equipment_.timeline->done(b);
@@ -175,9 +174,22 @@ std::vector<float> Reducer::exchange(Settlement& settlement, const std::vector<b
   return totals;
 }
 
+void Reducer::judge_nothing(const Settlement& settlement) const {
+  const auto idle = [](const Facts& facts) { return facts.took_part() && facts.idle; };
+  if (!fixed_.settings.list || !std::all_of(settlement.ranks.begin(), settlement.ranks.end(), idle) ||
+      std::find(settlement.used.begin(), settlement.used.end(), true) != settlement.used.end())
+    return;
+  throw Error("an optimizer's step: since the last one no backward has reached a parameter of the list that "
+              "DistributedDataParallel follows (" +
+              fixed_.names.front() + (fixed_.names.size() > 1 ? ", ..." : "") +
+              ") on any rank. If other tensors have taken their places, call refresh() with these on all ranks and make "
+              "the optimizer of them; else leave out steps without a gradient");
+}
+
 Reducer::Settlement Reducer::settle(Share share) {
   const MutexLock lock(mutex_);
   at::NoGradGuard no_grad;
+  if (is_in_backward_elsewhere()) note_beside_step();
   backward_.phase = Phase::kIdle;
   const bool idle = backward_.stage != Stage::kBegun;  // a step without a backward
   if (idle) begin_reduction();
@@ -202,6 +214,7 @@ Reducer::Settlement Reducer::settle(Share share) {
   backward_.used.assign(backward_.used.size(), false);
   judge(settlement.ranks);
   judge_dropped(totals, dropped);
+  judge_nothing(settlement);
   ++reductions_;
   settlement.divisor = fixed_.op() == ReduceOp::kMean ? fixed_.group.world_size() : 1;
   if (!buckets_.empty()) settlement.factor = factor(settlement.ranks);  // a rank alone is not weighted
@@ -213,6 +226,7 @@ Reducer::Settlement Reducer::settle(Share share) {
     settlement.is_void = true;
   }
   backward_.stage = Stage::kSettled;
+  backward_.settled_by = std::this_thread::get_id();
   return settlement;
 }
 
