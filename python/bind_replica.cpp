@@ -229,7 +229,12 @@ void bind_replica(py::module_& module) {
       .def(
           "refresh", [](PythonReplica& replica) { replica.refresh(); }, Unlocked())
       .def("check_divergence", &PythonReplica::check_divergence, Unlocked())
-      .def("check_divergence_every", &PythonReplica::check_divergence_every, Unlocked())
+      .def(
+          "check_divergence_every",
+          [](PythonReplica& replica, int every_n_steps, bool buffers_as_left) {
+            replica.check_divergence_every(every_n_steps, {.buffers_as_left = buffers_as_left});
+          },
+          Unlocked())
       .def("clip_grad_norm", &PythonReplica::clip_grad_norm, Unlocked())
       .def("set_non_finite_policy", &PythonReplica::set_non_finite_policy, Unlocked())
       .def("skipped_steps", &PythonReplica::skipped_steps)

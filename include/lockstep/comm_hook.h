@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -35,7 +36,7 @@ struct GradientBucket {
 ///
 /// Every rank must register an equal hook. Both functions run outside autograd, under the reducer's lock. What they
 /// throw on some rank, backward throws on all as an Error; so it does if reduce() returns no function, or `gradients`
-/// ends up with another size or other memory.
+/// or one of `parts` ends up with another size or other memory.
 class CommHook {
  public:
   using Finish = std::function<void()>;
@@ -46,6 +47,10 @@ class CommHook {
   /// when backward has computed everything, again in bucket order: it waits, and leaves the same result in `gradients`
   /// on every rank. It may start more operations and wait for them; every rank then calls the group in the same order.
   virtual Finish reduce(const GradientBucket& bucket, const Group& group) = 0;
+
+  /// The hook's options as lines, "random_seed 3": register_comm_hook() compares them, so that ranks whose hooks would
+  /// not fit together are an Error on all of them. What this leaves out is not compared.
+  virtual std::string describe() const { return {}; }
 
   /// For virtual ranks (docs/exactness.md): the type in which a gradient of `type` travels, if all that this hook does
   /// is to round every rank's gradient to that type before it is added. None: it cannot be used with virtual ranks.

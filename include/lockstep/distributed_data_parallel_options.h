@@ -28,7 +28,8 @@ struct DistributedDataParallelOptions {
   bool init_sync = true;
   /// These parameters are reduced last, whatever their place in the module.
   std::vector<std::string> delay_all_reduce_named_params{};
-  /// Parameters and buffers to leave alone: they are not compared, broadcast or reduced.
+  /// Parameters and buffers to leave alone: they are not compared, broadcast or reduced. Attaching throws an Error on
+  /// all ranks if there is none of such a name.
   std::vector<std::string> parameters_to_ignore{};
   /// Keep the memory of freed CPU tensors for the next ones, so that no step waits for fresh pages: in the whole
   /// process, until the last object with this option is gone. It never overrides malloc's variables, a malloc other
@@ -40,6 +41,12 @@ struct DistributedDataParallelOptions {
   bool static_graph = false;
   bool gradient_as_bucket_view = true;
   bool skip_all_reduce_unused_params = false;
+};
+
+struct DivergenceOptions {
+  /// Compare buffers as each rank has left them, before they follow rank 0: those that every rank computes from the
+  /// same numbers, such as a running normaliser of observations. Batch norm's statistics are compared afterwards only.
+  bool buffers_as_left = false;
 };
 
 struct JoinOptions {

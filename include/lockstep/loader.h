@@ -33,10 +33,10 @@ struct BatchType {
 /// Unless `exactly_once` is set, every rank gets the same number of batches of the same sizes, so that collectives in
 /// each step match. The order of batches does not depend on timing or on the number of workers.
 ///
-/// Nothing here communicates. A loader is used by one thread; several passes may be open at once, each with workers of
-/// its own, which end with the pass: at its last batch, or when the loop is left early (after the batches that are
-/// being made). Outside `epochs`, every pass is a new epoch with a new order; inside, all passes of one epoch have the
-/// same order.
+/// Nothing here communicates, but the next reduction of a DistributedDataParallel throws on all ranks if their loaders
+/// have begun passes that differ; Shard(0, 1) is compared with nothing. A loader is used by one thread; several passes
+/// may be open at once, each with workers of its own, which end with the pass. Outside `epochs`, every pass is a new
+/// epoch with a new order; inside, all passes of one epoch have the same order.
 class LoaderBase {
  public:
   class Epochs;
@@ -72,7 +72,6 @@ class LoaderBase {
   double share() const;
   /// Where the time of the newest pass went; zeros before the first pass.
   LoaderStats stats() const;
-
   /// Inside `epochs` the current epoch, otherwise that of the next pass. Counts from 0.
   int epoch() const { return epoch_; }
   /// The count of the current loop over `epochs`, or 0.
@@ -82,6 +81,7 @@ class LoaderBase {
   /// Samples in an epoch, on this rank.
   int64_t samples() const { return samples_; }
   int64_t dataset_size() const { return dataset_size_; }
+  int64_t order_hash() const;  ///< of what a sampler gives for the next pass; 0 without one
   const DataLoaderOptions& options() const { return options_; }
   int rank() const { return shard_.rank; }
   int world_size() const { return shard_.world_size; }
@@ -116,7 +116,7 @@ class LoaderBase {
   std::vector<Shard> shards() const;
   int64_t shard_count() const;  ///< on all ranks together
   int64_t batches_in(int64_t samples) const;
-  std::vector<int64_t> order_of_sampler();
+  std::vector<int64_t> order_of_sampler() const;
   std::vector<std::vector<int64_t>> indices_of_pass();  ///< by shard
 
   detail::BatchType type_;

@@ -164,9 +164,13 @@ class Replica:
         """Compares all parameters and buffers, bit by bit; the Error names the tensor and the odd rank out."""
         self._core.check_divergence()
 
-    def check_divergence_every(self, every_n_steps: int) -> None:
-        """The same after every n-th reduction; 0: never."""
-        self._core.check_divergence_every(every_n_steps)
+    def check_divergence_every(self, every_n_steps: int, *, buffers_as_left: bool = False) -> None:
+        """The same after every n-th reduction; 0: never.
+
+        `buffers_as_left`: buffers other than batch norm's statistics are also compared before they follow rank 0, for those that every
+        rank computes from the same numbers.
+        """
+        self._core.check_divergence_every(every_n_steps, buffers_as_left)
 
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> float:
         """As torch.nn.utils.clip_grad_norm_; with a ZeroRedundancyOptimizer it takes its place, on every rank."""

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/first_difference.h"
+#include "base/weights_set.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/checkpoint_resume.h"
 #include "checkpoint/checkpoint_saver.h"
@@ -146,6 +147,7 @@ bool Checkpointer::State::resume() {
   saver.wait();  // the newest may be on its way to the disk
   const auto resumed = resume_parts(parts, saver.folder(), memory.get(), group);
   if (!resumed) return false;
+  note_weights_set();
   resumed_step = newest = resumed->step;
   schedule.start_after(resumed->step_on_disk);
   if (memory) memory->start_after(resumed->step);

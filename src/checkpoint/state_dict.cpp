@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/weights_set.h"
 #include "checkpoint/name_match.h"
 
 namespace lockstep {
@@ -82,6 +83,7 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
   at::NoGradGuard no_grad;
   for (const auto& item : own)
     if (const auto found = given.find(item.key()); found != given.end()) at::Tensor(item.value()).copy_(found->second);
+  note_weights_set();
   return report;
 }
 

@@ -10,9 +10,21 @@ const Dataset& required(const std::shared_ptr<const Dataset>& dataset) {
   return *dataset;
 }
 
+void check_rows(const at::Tensor& tensor, const char* name, size_t samples) {
+  TORCH_CHECK(!tensor.defined() || (tensor.dim() > 0 && tensor.size(0) == static_cast<int64_t>(samples)),
+              "DataLoader: the dataset was asked for ", samples, " samples, but the `", name, "` that it returned has ",
+              tensor.dim() > 0 ? c10::str("the shape ", tensor.sizes()) : "no dimension",
+              "; get() stacks the samples along the first dimension, one for each index, in the order of the indices");
+}
+
 detail::BatchType batches_of(const std::shared_ptr<const Dataset>& dataset) {
-  return {.make = [dataset](at::ArrayRef<int64_t> indices,
-                            Draw& draw) { return std::make_shared<Batch>(dataset->draw(indices, draw)); },
+  return {.make =
+              [dataset](at::ArrayRef<int64_t> indices, Draw& draw) {
+                auto batch = std::make_shared<Batch>(dataset->draw(indices, draw));
+                check_rows(batch->data, "data", indices.size());
+                check_rows(batch->target, "target", indices.size());
+                return batch;
+              },
           .for_each_tensor =
               [](void* batch, const std::function<void(at::Tensor&)>& visit) {
                 static_cast<Batch*>(batch)->for_each_tensor(visit);

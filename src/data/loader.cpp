@@ -11,6 +11,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/data_passes.h"
 #include "base/hash.h"
 #include "base/loop_begin.h"
 #include "base/virtual_ranks.h"
@@ -61,6 +62,28 @@ int64_t hash_of_order(const std::vector<int64_t>& order) {
   return static_cast<int64_t>(std::stoull(hash.digits(), nullptr, 16));
 }
 
+/// What must be the same on all ranks that share out an epoch. `order`: a sampler's, as a hash.
+std::vector<std::string> facts_of_pass(const LoaderBase& loader, uint64_t seed, int64_t order, int64_t start) {
+  const DataLoaderOptions& options = loader.options();
+  std::vector<std::string> facts;
+  const auto add = [&](const std::string& name, auto value) { facts.push_back(name + ' ' + std::to_string(value)); };
+  add("dataset_size", loader.dataset_size());
+  add("batch_size", options.batch_size);
+  add("shuffle", options.shuffle);
+  add("drop_last", options.drop_last);
+  add("exactly_once", options.exactly_once);
+  if (options.shuffle) {
+    add("seed", options.seed.value_or(seed));
+    add("epoch", loader.epoch());
+  }
+  if (options.sampler != nullptr) {
+    add("places of the sampler", options.sampler->size());
+    add("order of the sampler, as a hash,", order);
+  }
+  add("first place", start);
+  return facts;
+}
+
 }  // namespace
 
 // ---- a pass ----
@@ -83,7 +106,7 @@ struct LoaderBase::SamplerState {
 
 int64_t LoaderBase::places() const { return options_.sampler != nullptr ? options_.sampler->size() : dataset_size_; }
 
-std::vector<int64_t> LoaderBase::order_of_sampler() {
+std::vector<int64_t> LoaderBase::order_of_sampler() const {
   Sampler& sampler = *options_.sampler;
   SamplerState& known = *sampler_;
   const bool again = known.epoch == epoch_, resumed = std::exchange(known.resumed, false);
@@ -104,6 +127,12 @@ std::vector<int64_t> LoaderBase::order_of_sampler() {
   known.epoch = epoch_;
   known.order = hash;
   return order;
+}
+
+int64_t LoaderBase::order_hash() const {
+  if (options_.sampler == nullptr) return 0;
+  order_of_sampler();
+  return sampler_->order;
 }
 
 std::vector<Shard> LoaderBase::shards() const {
@@ -162,6 +191,8 @@ LoaderBase::LoaderBase(detail::BatchType type, int64_t dataset_size, const Shard
 std::shared_ptr<LoaderBase::Pass> LoaderBase::begin_pass() {
   if (!options_.exactly_once && at::GradMode::is_enabled()) loop_begins();  // else it evaluates
   std::vector<std::vector<int64_t>> indices = indices_of_pass();
+  note_pass({.facts = facts_of_pass(*this, shard_.seed, sampler_ ? sampler_->order : 0, start_),
+             .rank = shard_.rank, .world_size = shard_.world_size});
   position_ =
       std::make_shared<Position>(Position{.epoch = epoch_, .start = start_, .stats = {.workers = options_.workers}});
   start_ = 0;

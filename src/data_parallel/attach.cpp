@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 
 #include "base/counted.h"
 #include "base/loop_begin.h"
@@ -81,6 +82,17 @@ void throw_on_all_ranks(const Group& group, const std::string& trouble) {
     if (!one.empty()) throw Error(ranks_with(all, one) + ": " + one);
 }
 
+/// What `body` returns, or the text of what it throws.
+std::string problem_or_failure_of(const std::function<std::string()>& body) {
+  try {
+    return body();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
 /// The first tensor of `now` that is not among those of `before`, else the first of `before` that is gone; "" if they
 /// are the same tensors.
 std::string edit_of(const char* kind, const NamedTensors& before, const NamedTensors& now) {
@@ -104,6 +116,7 @@ Replica::State::State(std::unique_ptr<Source> from, const Group& in, Distributed
   attach(std::move(from));
   const auto before = [this] {
     loop_begins();
+    if (const std::string gone = left_behind(); !gone.empty()) reducer->fail(gone);
     watch_strangers();
     if (deferral.backward_begins) deferral.backward_begins();
   };
@@ -115,12 +128,19 @@ void Replica::State::compare(const NamedTensors& parameters, const NamedTensors&
   const auto remark = [&](const at::Tensor& tensor) {
     const bool is_new = !is_known(tensor);
     return std::string(is_new && GradientHook::follows(tensor) ? ", already attached" : "") +
-           (is_new && !first ? ", new" : "") + (tensor.is_leaf() ? "" : ", not a leaf");
+           (is_new && !first ? ", new" : "") + (tensor.is_leaf() ? "" : ", not a leaf") +
+           (tensor.layout() == at::kStrided ? "" : ", sparse");
   };
   check_same_on_all_ranks(group, "parameter", parameters, remark);
   check_same_on_all_ranks(group, "buffer", new_buffers, remark);
   check_distinct(parameters);
+  for (const auto& [name, tensor] : new_buffers)
+    TORCH_CHECK(tensor.layout() == at::kStrided, "buffer ", name, " is sparse (", tensor.layout(),
+                "), and ranks can keep only dense ones equal; make it dense, or name it in parameters_to_ignore");
   for (const auto& [name, tensor] : parameters) {
+    TORCH_CHECK(tensor.layout() == at::kStrided, "parameter ", name, " is sparse (", tensor.layout(),
+                "), and gradients are reduced of dense parameters only; make it dense, or name it in "
+                "parameters_to_ignore");
     TORCH_CHECK(tensor.is_leaf(), "parameter ", name,
                 " is the result of an operation, so backward leaves no gradient in it; pass the tensor that it was "
                 "computed from, or detach() it and set requires_grad");
@@ -169,16 +189,12 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
   NamedTensors followed = to_follow(parameters);
   // The old reducer is replaced only when every rank has made the new one.
   std::unique_ptr<Reducer> next;
-  throw_on_all_ranks(group, [&]() -> std::string {
-    try {
-      next = make_reducer(followed);
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-    return "";
-  }());
+  std::unordered_map<const c10::TensorImpl*, size_t> handles;
+  throw_on_all_ranks(group, problem_or_failure_of([&] {
+    next = make_counted_reducer(followed, now, handles);
+    return std::string();
+  }));
+  throw_on_all_ranks(group, problem_of(parameters, new_buffers, now));
   if (reducer || options.init_sync) {
     std::vector<at::Tensor> unknown;
     for (const auto* list : {&parameters, &new_buffers})
@@ -191,7 +207,9 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
   std::vector<std::unique_ptr<GradientAlarm>> alarms;
   std::unordered_set<const c10::TensorImpl*> impls;
   for (const auto& [name, tensor] : parameters) {
-    now_known.push_back({name, tensor, tensor.options(), tensor.numel(), tensor.requires_grad()});
+    const auto counted = handles.find(tensor.unsafeGetTensorImpl());
+    now_known.push_back({name, tensor, tensor.options(), tensor.numel(), tensor.requires_grad(),
+                         counted != handles.end() ? counted->second : 0});
     if (!tensor.requires_grad())
       alarms.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->notice(); }));
   }
@@ -229,9 +247,61 @@ void Replica::State::follow_virtual_buffers() {
   virtual_buffers = std::make_unique<VirtualBuffers>(buffers, lockstep::state_of(group).virtual_ranks);
 }
 
-std::unique_ptr<Reducer> Replica::State::make_reducer(const NamedTensors& followed) {
+std::unique_ptr<Reducer> Replica::State::make_counted_reducer(
+    const NamedTensors& followed, const Source& from, std::unordered_map<const c10::TensorImpl*, size_t>& handles) {
+  const auto count = [&](size_t sign) {
+    for (const auto& [name, tensor] : followed) handles[tensor.unsafeGetTensorImpl()] += sign * tensor.use_count();
+  };
+  constexpr size_t kMinusOne = ~size_t{0};
+  if (from.is_list()) count(kMinusOne);
+  auto made = make_reducer(followed, from);
+  if (!from.is_list()) return made;
+  count(1);
+  for (auto& [tensor, number] : handles) number += 3;  // the list's, that of `known` and that of `trained`
+  // A hook of the reducer that goes holds the node that accumulates, and with it a handle that the new one takes over.
+  for (const Known& one : known)
+    if (const auto found = handles.find(one.tensor.unsafeGetTensorImpl()); found != handles.end() && one.followed)
+      ++found->second;
+  return made;
+}
+
+std::string Replica::State::problem_of(const NamedTensors& parameters, const NamedTensors& new_buffers,
+                                       const Source& from) const {
+  for (const auto* list : {&parameters, &new_buffers})
+    for (const auto& [name, tensor] : *list)
+      if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes && (group.world_size() > 1 || tensor.requires_grad()))
+        return (list == &parameters ? "parameter " : "buffer ") + name +
+               " has several elements in one place of memory (expand()), so it cannot be set to another rank's values; "
+               "clone() it, or name it in parameters_to_ignore";
+  if (reducer != nullptr) return "";  // what is ignored may go later
+  const NamedTensors all_parameters = from.parameters(), all_buffers = from.buffers();
+  for (const std::string& ignored : options.parameters_to_ignore) {
+    const auto is_it = [&](const auto& named) { return named.first == ignored; };
+    if (std::none_of(all_parameters.begin(), all_parameters.end(), is_it) &&
+        std::none_of(all_buffers.begin(), all_buffers.end(), is_it))
+      return "parameters_to_ignore names " + ignored +
+             ", which is neither a parameter nor a buffer of the module; give names as named_parameters() and "
+             "named_buffers() list them";
+  }
+  return "";
+}
+
+std::string Replica::State::left_behind() const {
+  if (!source->is_list()) return "";
+  for (const Known& one : known)
+    if (one.own_handles != 0 && one.tensor.use_count() <= one.own_handles)
+      return "parameter " + one.name +
+             " of the list that DistributedDataParallel follows is held by nobody else any more, so other tensors have "
+             "taken its place; call refresh() with the list as it is now on all ranks, or destroy the "
+             "DistributedDataParallel";
+  return "";
+}
+
+std::unique_ptr<Reducer> Replica::State::make_reducer(const NamedTensors& followed, const Source& from) {
+  const bool has_buffers = !without(from.buffers(), options.parameters_to_ignore).empty();
+  const Reducer::Settings settings{limits_of(options), options.reduction, number_, from.is_list(), has_buffers};
   return std::make_unique<Reducer>(
-      followed, group, Reducer::Settings{limits_of(options), options.reduction, number_}, passes,
+      followed, group, settings, passes,
       Reducer::Events{.inspect = [this] { return inspect(); },
                       .reduced = [this](const std::vector<Facts>& ranks) { reduced(ranks); },
                       .reducing =
@@ -261,6 +331,7 @@ void Replica::State::expect(const std::vector<at::Tensor>& tensors) {
 }
 
 std::string Replica::State::inspect() {
+  if (std::string gone = left_behind(); !gone.empty()) return gone;
   for (const Known& one : known) {
     if (one.tensor.requires_grad() && !one.followed) return advice("parameter", one.name, "was unfrozen");
     if (one.tensor.scalar_type() != one.options.dtype() || one.tensor.device() != one.options.device())

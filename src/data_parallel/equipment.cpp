@@ -1,17 +1,21 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <typeinfo>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Type.h>
 #include <lockstep/comm_hook.h>
 #include <lockstep/observer.h>
 #include <lockstep/replica.h>
 
 #include "base/counted.h"
+#include "base/first_difference.h"
 #include "collectives/group_state.h"
 #include "data_parallel/gradient_norm.h"
 #include "data_parallel/replica_state.h"
+#include "rank_page/operation_label.h"
 
 // What a user may add to the reduction of gradients.
 
@@ -59,9 +63,22 @@ double norm_of(const NamedTensors& followed, const std::vector<at::Tensor>& othe
   return at::norm(at::stack(norms), type).item<double>();
 }
 
+/// A hook that differs on one rank would send something else, or reduce something else from the same gradients.
+void check_same_hook(const Group& group, const CommHook* hook) {
+  if (group.world_size() == 1) return;
+  const OperationLabel label("the comparison of communication hooks");
+  std::string text = "type: none\n";
+  if (hook != nullptr) text = "type: " + c10::demangle(typeid(*hook).name()) + '\n' + hook->describe();
+  const std::string difference = first_difference("fact", group.all_gather_bytes(text));
+  if (!difference.empty())
+    throw Error("register_comm_hook(): the ranks have registered different hooks: " + difference +
+                ". Every rank must register a hook of one type with the same options");
+}
+
 }  // namespace
 
 void Replica::register_comm_hook(std::shared_ptr<CommHook> hook) {
+  check_same_hook(state_->group, hook.get());
   Reducer::Equipment equipment = state_->equipment;
   equipment.hook = std::move(hook);
   if (equipment.hook) state_->reducer->defer(nullptr);

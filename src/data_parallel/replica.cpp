@@ -8,6 +8,7 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include "base/rank_names.h"
+#include "base/weights_set.h"
 #include "collectives/coalesced.h"
 #include "collectives/machine_memory.h"
 #include "data_parallel/replica_state.h"
@@ -69,6 +70,7 @@ void Replica::broadcast_parameters(int root) {
   for (const auto& [name, buffer] : state.buffers) tensors.push_back(buffer);
   const OperationLabel label("broadcast_parameters()");
   if (state.group.world_size() > 1) broadcast_weights(state.group, tensors, root);
+  note_weights_set();
 }
 
 void Replica::average_parameters(double weight) {
@@ -93,15 +95,17 @@ void Replica::average_parameters(double weight) {
   NamedTensors tensors = state.buffers;
   for (const auto& one : state.known) tensors.emplace_back(one.name, one.tensor);
   if (state.group.world_size() > 1) state.average(tensors, weight / total, /*root=*/0);
+  note_weights_set();
 }
 
 void Replica::refresh() { state_->attach(nullptr); }
 
 void Replica::refresh(NamedTensors parameters) { state_->attach(source_of(std::move(parameters))); }
 
-void Replica::check_divergence_every(int every_n_steps) {
+void Replica::check_divergence_every(int every_n_steps, const DivergenceOptions& options) {
   TORCH_CHECK(every_n_steps >= 0, "check_divergence_every(", every_n_steps, "): every so many steps, or 0 for never");
   state_->check_every = every_n_steps;
+  state_->check_buffers_as_left = options.buffers_as_left;
   state_->reductions = 0;
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -42,6 +43,8 @@ struct Replica::State {
   void synchronize_buffers(const std::vector<bool>& counts);
   void average(const NamedTensors& tensors, double share, int root);
   void check_divergence() const;
+  /// Of the buffers, if `as_left` those that every rank computes alike.
+  void check_buffers(bool as_left) const;
   /// The check of check_divergence_every(), if it is due, before an optimizer writes parameters of all ranks. Every rank
   /// calls it, in a step in which all have inputs.
   void check_before_step() const;
@@ -59,6 +62,7 @@ struct Replica::State {
     at::TensorOptions options;
     int64_t elements;
     bool followed;
+    size_t own_handles = 0;  ///< on a list's tensor, of this library; 0: unknown
   };
 
   const Group group;
@@ -95,6 +99,7 @@ struct Replica::State {
   std::unique_ptr<VirtualBuffers> virtual_buffers;  ///< null unless there are several virtual ranks and buffers
 
   int check_every = 0;
+  bool check_buffers_as_left = false;
   int64_t reductions = 0;                          ///< since check_divergence_every() was called
   int64_t void_steps = 0;                          ///< steps that skip_step() has made void
   const JoinOptions* join = nullptr;               ///< within join()
@@ -103,7 +108,14 @@ struct Replica::State {
   std::vector<bool> last_active;                   ///< ranks that had inputs in the last reduction in which any had
 
  private:
-  std::unique_ptr<Reducer> make_reducer(const NamedTensors& followed);
+  std::unique_ptr<Reducer> make_reducer(const NamedTensors& followed, const Source& from);
+  /// The same; then notes for each of `handles` how many handles on it that takes.
+  std::unique_ptr<Reducer> make_counted_reducer(const NamedTensors& followed, const Source& from,
+                                                std::unordered_map<const c10::TensorImpl*, size_t>& handles);
+  /// What keeps these from being followed; empty if nothing does. The text need not be the same on all ranks.
+  std::string problem_of(const NamedTensors& parameters, const NamedTensors& new_buffers, const Source& from) const;
+  /// A parameter of a list that only this library holds, which nobody can train any more; empty if there is none.
+  std::string left_behind() const;
   void follow_virtual_buffers();
   /// Before a backward: sets alarms on parameters of the module that are not followed.
   void watch_strangers();

@@ -115,6 +115,7 @@ class TensorList final : public Source {
  public:
   explicit TensorList(NamedTensors parameters) : parameters_(std::move(parameters)) {}
   NamedTensors parameters() const override { return parameters_; }
+  bool is_list() const override { return true; }
 
  private:
   const NamedTensors parameters_;

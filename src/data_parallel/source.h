@@ -22,6 +22,8 @@ class Source {
   virtual NamedTensors parameters() const = 0;
   virtual NamedTensors buffers() const { return {}; }
   virtual bool is_training() const { return true; }
+  /// Whether it is a list that the user passed: nobody can see what has taken the place of its tensors.
+  virtual bool is_list() const { return false; }
 
   /// Whether layers, parameters or buffers were added, replaced or removed since remember(). Each call looks at the
   /// next part of a large module, so it takes microseconds, and a change is found within a few calls.

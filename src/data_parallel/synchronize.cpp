@@ -35,15 +35,21 @@ void Replica::State::reduced(const std::vector<Facts>& ranks) {
   std::vector<bool> took_part;
   for (const Facts& facts : ranks) took_part.push_back(facts.took_part());
   const bool any = std::find(took_part.begin(), took_part.end(), true) != took_part.end();
+  const bool due = check_every > 0 && all && ++reductions % check_every == 0;
+  const bool all_took_part = std::find(took_part.begin(), took_part.end(), false) == took_part.end();
+  if (due && check_buffers_as_left && all_took_part && !virtual_buffers) check_buffers(/*as_left=*/true);
   synchronize_buffers(any ? took_part : active);
   if (virtual_buffers) virtual_buffers->step_done();
-  // Where an optimizer sums gradients, it has looked before it wrote parameters of all ranks.
-  if (check_every > 0 && all && ++reductions % check_every == 0 && !is_deferred()) check_divergence();
+  // Where an optimizer sums gradients, it has looked at parameters before it wrote those of all ranks.
+  if (due) is_deferred() ? check_buffers(/*as_left=*/false) : check_divergence();
 }
 
 void Replica::State::check_before_step() const {
   // A deferred reduction is counted after the step.
-  if (check_every > 0 && (reductions + (is_deferred() ? 1 : 0)) % check_every == 0) check_divergence();
+  if (check_every == 0 || (reductions + (is_deferred() ? 1 : 0)) % check_every != 0) return;
+  NamedTensors tensors;  // buffers are synchronised, and then compared, when a deferred reduction ends
+  for (const Known& one : known) tensors.emplace_back("parameter " + one.name, one.tensor);
+  check_equal_on_all_ranks(group, tensors);
 }
 
 void Replica::State::synchronize_buffers(const std::vector<bool>& counts) {
@@ -72,6 +78,24 @@ void Replica::State::average(const NamedTensors& tensors, double share, int root
     (tensor.is_floating_point() || tensor.is_complex() ? numbers : others).push_back(tensor);
   average_coalesced(group, numbers, share);
   broadcast_coalesced(group, others, root);
+}
+
+void Replica::State::check_buffers(bool as_left) const {
+  if (!as_left && options.buffers == BufferPolicy::kNone) return;
+  const auto is_there = [&](const std::string& name) {
+    return std::any_of(buffers.begin(), buffers.end(), [&](const auto& named) { return named.first == name; });
+  };
+  // Each rank's batches have statistics of their own.
+  const auto is_of_batch_norm = [&](const std::string& name) {
+    const std::string layer = name.substr(0, name.rfind('.') + 1), last = name.substr(layer.size());
+    return (last == "running_mean" || last == "running_var" || last == "num_batches_tracked") &&
+           is_there(layer + "running_mean") && is_there(layer + "running_var") &&
+           is_there(layer + "num_batches_tracked");
+  };
+  NamedTensors tensors;
+  for (const auto& [name, buffer] : buffers)
+    if (!as_left || !is_of_batch_norm(name)) tensors.emplace_back("buffer " + name, buffer);
+  if (!tensors.empty()) check_equal_on_all_ranks(group, tensors);
 }
 
 void Replica::State::check_divergence() const {

@@ -80,6 +80,7 @@ inline uint64_t sample_of_parameters(const Areas& areas) {
 /// nothing does.
 inline std::string common_trouble(const ReplicaState& model, const torch::optim::Optimizer& optimizer,
                                   const Areas& areas) {
+  if (std::string elsewhere = model.reducer->backward_elsewhere(); !elsewhere.empty()) return elsewhere;
   if (model.passes.since_reduction != 0)
     return "ZeroRedundancyOptimizer::step(): the gradients of " +
            counted(model.passes.since_reduction, "backward pass", "backward passes") +

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "base/weights_set.h"
 #include "checkpoint/master_state.h"
 #include "checkpoint/optimizer_kind.h"
 #include "rank_page/operation_label.h"
@@ -52,7 +53,9 @@ void ShardedStep::check_model() const {
 
 void ShardedStep::backward_begins() {
   const uint64_t now = sample();
-  TORCH_CHECK(!sample_at_backward_ || *sample_at_backward_ == now || !model_.reducer->awaits_step(),
+  // A state that was loaded, or another rank's parameters, are no step of another optimizer.
+  const bool were_set = std::exchange(weights_set_, times_weights_were_set()) != times_weights_were_set();
+  TORCH_CHECK(!sample_at_backward_ || were_set || *sample_at_backward_ == now || !model_.reducer->awaits_step(),
               "parameters were changed after a backward, but not by step() of the ZeroRedundancyOptimizer that was made "
               "from this model: while it is there, backward leaves each rank's own gradients in .grad, and only its "
               "step() takes their mean, so ranks that step by another optimizer train apart. Call its step(), or "
@@ -155,6 +158,7 @@ void ShardedStep::step() {
   TORCH_CHECK(alone.owns_lock(), kTwoThreads);
   check_model();
   if (model_.shadowing && model_.is_deferred()) return;  // it has followed the others
+  const Reducer::Stepping here(*model_.reducer);
   const std::string problem = trouble(*optimizer_);
   if (model_.is_deferred()) gradients_.settle(Reducer::Share::kGradients);
   const auto what = problem.empty() ? intents() : std::vector<optim::Intent>{};

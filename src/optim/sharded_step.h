@@ -99,6 +99,7 @@ class ShardedStep {
   std::optional<OwnStep> own_;  ///< on a device, where there are no kernels
   GradientSum gradients_;
   std::optional<uint64_t> sample_at_backward_;  ///< none: the last one was not deferred
+  uint64_t weights_set_ = 0;                    ///< times_weights_were_set() at the last backward
   std::mutex stepping_;  ///< held by the thread that steps
   double norm_ = 0;  ///< that clip_grad_norm() has found last
   int64_t bytes_moved_ = 0;

@@ -24,6 +24,7 @@ void SliceStep::step(const std::function<void()>& own_step) {
   const std::unique_lock alone(stepping_, std::try_to_lock);
   TORCH_CHECK(alone.owns_lock(), kTwoThreads);
   TORCH_CHECK(!model_is_there_.expired(), kModelIsGone);
+  const Reducer::Stepping here(*model_.reducer);
   agree(trouble(*optimizer_), *optimizer_);
   model_.check_before_step();
   areas_.forget_others();

@@ -208,7 +208,8 @@ std::string Bucket::launch_by(CommHook& hook, const Group& group, ReduceOp op, i
   clear_gaps();  // a hook that threw has not been waited for
   handed_ = gradients_.view(gradients_.sizes());
   GradientBucket bucket{index, last, op, handed_, {}};
-  for (const Slot& slot : slots_) bucket.parts.push_back(slot.gradient);
+  for (const Slot& slot : slots_) bucket.parts.push_back(slot.gradient.detach());
+  handed_parts_ = bucket.parts;
   std::string problem = failure_of([&] { finish_ = hook.reduce(bucket, group); });
   if (problem.empty() && !finish_)
     problem = "returned no function, so nobody would wait for what it has started and put the result into `gradients`; "
@@ -234,11 +235,17 @@ std::string Bucket::wait() {
   if (work_) std::exchange(work_, std::nullopt)->wait();
   const auto finish = std::exchange(finish_, nullptr);
   const at::Tensor handed = std::exchange(handed_, at::Tensor());
+  const std::vector<at::Tensor> parts = std::exchange(handed_parts_, {});
   if (!finish) return "";
   std::string problem = failure_of(finish);
   clear_gaps();  // the norm of all gradients is that of the whole
   if (problem.empty() && (handed.sizes() != gradients_.sizes() || handed.const_data_ptr() != gradients_.const_data_ptr()))
     problem = "has given `gradients` another size or other memory, where nobody looks; copy_() the result into it";
+  for (size_t i = 0; i < parts.size() && problem.empty(); ++i)
+    if (const at::Tensor& known = slots_[i].gradient;
+        parts[i].sizes() != known.sizes() || parts[i].const_data_ptr() != known.const_data_ptr())
+      problem =
+          "has given a tensor of `parts` another size or other memory, where nobody looks; copy_() the result into it";
   return problem;
 }
 

@@ -140,6 +140,7 @@ class Bucket {
   std::optional<Work> work_;  ///< of the whole bucket, or of tail() if there is a hook
   CommHook::Finish finish_;   ///< the hook's
   at::Tensor handed_;         ///< what the hook was given as gradients(): a view of its own
+  std::vector<at::Tensor> handed_parts_;  ///< and as the gradients of parameters
   bool tail_waits_ = false;
 };
 

@@ -8,7 +8,9 @@
 #include "collectives/coalesced.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
+#include "reducer/data_agreement.h"
 #include "reducer/reducer.h"
+#include "reducer/same_number.h"
 
 // What each rank concludes from the facts that all ranks sent with a reduction. All come to the same conclusions.
 
@@ -38,6 +40,7 @@ void Reducer::judge(const std::vector<Facts>& ranks) {
   const auto any = [&](bool Facts::*fact) { return std::any_of(ranks.begin(), ranks.end(), std::mem_fn(fact)); };
   if (any(&Facts::trouble)) {
     const OperationLabel label("what is wrong on each rank");
+    message_.lasting = false;
     const auto troubles = fixed_.group.all_gather_bytes(std::exchange(message_.trouble, ""));
     std::string text;
     for (const std::string& trouble : troubles) {
@@ -58,8 +61,23 @@ void Reducer::judge(const std::vector<Facts>& ranks) {
       throw Error(fixed_.row() + (" " + std::to_string(rank)) +
                   " ran a backward outside of join() while others have run out of inputs within it; every rank must "
                   "call join()");
+  judge_data(ranks);
   judge_passes(ranks);
   judge_idle(ranks);
+}
+
+void Reducer::note_passes() {
+  message_.passes = passes_since(message_.passes_seen);
+  message_.facts.data = hash_of(message_.passes);
+  message_.facts.odd_shard = reads_of_another(message_.passes, fixed_.group);
+}
+
+void Reducer::judge_data(const std::vector<Facts>& ranks) {
+  const bool begins = std::exchange(message_.begins_join, false);
+  const bool joining = std::any_of(ranks.begin(), ranks.end(), std::mem_fn(&Facts::joining));
+  // Within join() ranks come to their next passes at different reductions.
+  if (fixed_.group.world_size() == 1 || (joining && !begins) || !differ_in_data(ranks)) return;
+  compare_passes(fixed_.group, message_.passes, joining);
 }
 
 void Reducer::judge_idle(const std::vector<Facts>& ranks) const {
@@ -73,7 +91,7 @@ void Reducer::judge_idle(const std::vector<Facts>& ranks) const {
     throw Error("an optimizer's step: no backward ran since the last one on " + rank_names(idle) + ", but some did on " +
                 rank_names(busy) +
                 "; every rank must run the same number of backward passes. A rank that has nothing to contribute calls "
-                "skip_step() in place of its backward; where batches run out, run the loop within join()");
+                "skip_step() in place of its backward; where batches run out, " LOCKSTEP_WITHIN_JOIN);
 }
 
 void Reducer::judge_passes(const std::vector<Facts>& ranks) const {
@@ -83,7 +101,15 @@ void Reducer::judge_passes(const std::vector<Facts>& ranks) const {
   const int first = *std::max_element(passes.begin(), passes.end());
   const std::string where = fixed_.virtual_ranks ? "virtual " : "";
   for (const int other : passes)
-    if (other != -1 && other != first)
+    if (other != -1 && other != first && deferral_)
+      throw Error(
+          "the ranks come to this optimizer's step with different numbers of backward passes since their last one: " +
+          std::to_string(other) + " on " + ranks_with(passes, other) + " and " + std::to_string(first) + " on " +
+          ranks_with(passes, first) + ". A step was left out on " + ranks_with(passes, first) +
+          ", or they ran more backward passes. Call step() on every rank after the same passes, with no_sync() or "
+          "accumulate() around the same ones; a rank that is to contribute nothing calls skip_step() in place of its "
+          "backward, and then step()");
+    else if (other != -1 && other != first)
       throw Error(
           "the ranks ran different numbers of backward passes before reducing gradients, beginning with those of " +
           (fixed_.plan.empty() ? "" : fixed_.names[fixed_.plan.front().front()]) + ": " + std::to_string(other) +

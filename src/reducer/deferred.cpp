@@ -8,6 +8,7 @@
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 #include "reducer/reducer.h"
+#include "reducer/same_number.h"
 
 // Deferred reduction: backward only fills the buckets, and an optimizer sums them in its step.
 //
@@ -107,8 +108,8 @@ void Reducer::exchange(Settlement& settlement) {
   } catch (const Error& error) {
     throw Error(
         std::string("an optimizer's step could not begin: ") + error.what() +
-        "\nEvery rank must take the same number of steps; where ranks have different numbers of batches, run the "
-        "loop within join() (this was step " +
+        "\nEvery rank must take the same number of steps; where ranks have different numbers of batches, "
+        LOCKSTEP_WITHIN_JOIN " (this was step " +
         std::to_string(reductions_ + 1) + " of this rank).");
   }
   for (size_t b = 0; equipment_.timeline && b < buckets_.size(); ++b) equipment_.timeline->done(b);
@@ -117,9 +118,22 @@ void Reducer::exchange(Settlement& settlement) {
   for (size_t i = 0; i < settlement.used.size(); ++i) settlement.used[i] = flags[i] > 0;
 }
 
+void Reducer::judge_nothing(const Settlement& settlement) const {
+  const auto idle = [](const Facts& facts) { return facts.took_part() && facts.idle; };
+  if (!fixed_.settings.list || !std::all_of(settlement.ranks.begin(), settlement.ranks.end(), idle) ||
+      std::find(settlement.used.begin(), settlement.used.end(), true) != settlement.used.end())
+    return;
+  throw Error("an optimizer's step: since the last one no backward has reached a parameter of the list that "
+              "DistributedDataParallel follows (" +
+              fixed_.names.front() + (fixed_.names.size() > 1 ? ", ..." : "") +
+              ") on any rank. If other tensors have taken their places, call refresh() with these on all ranks and make "
+              "the optimizer of them; else leave out steps without a gradient");
+}
+
 Reducer::Settlement Reducer::settle(Share share) {
   const MutexLock lock(mutex_);
   at::NoGradGuard no_grad;
+  if (is_in_backward_elsewhere()) note_beside_step();
   backward_.phase = Phase::kIdle;
   const bool idle = backward_.stage != Stage::kBegun;  // a step without a backward
   if (idle) begin_reduction();
@@ -139,6 +153,7 @@ Reducer::Settlement Reducer::settle(Share share) {
   backward_.deferred_passes = 0;
   backward_.used.assign(backward_.used.size(), false);
   judge(settlement.ranks);
+  judge_nothing(settlement);
   ++reductions_;
   settlement.divisor = fixed_.op() == ReduceOp::kMean ? fixed_.group.world_size() : 1;
   if (!buckets_.empty()) settlement.factor = factor(settlement.ranks);  // a rank alone is not weighted
@@ -150,6 +165,7 @@ Reducer::Settlement Reducer::settle(Share share) {
     settlement.is_void = true;
   }
   backward_.stage = Stage::kSettled;
+  backward_.settled_by = std::this_thread::get_id();
   return settlement;
 }
 

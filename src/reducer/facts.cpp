@@ -13,19 +13,30 @@ namespace {
 
 // Four bits per element: the mean over any number of ranks still tells them apart in bfloat16.
 using Row = std::array<uint8_t, kFactElements>;
-constexpr size_t kFlags = 0, kPasses = 1, kObject = 3, kWeight = 5, kWeightElements = 16, kSkip = 21;
+constexpr size_t kFlags = 0, kPasses = 1, kObject = 3, kWeight = 5, kWeightElements = 16, kSkip = 21, kData = 22;
+
+void put(Row& row, size_t at, uint64_t bits) {
+  for (size_t i = 0; i < kWeightElements; ++i) row[at + i] = bits >> 4 * i & 15;
+}
+
+uint64_t bits_in(const Row& row, size_t at) {
+  uint64_t bits = 0;
+  for (size_t i = 0; i < kWeightElements; ++i) bits |= uint64_t{row[at + i]} << 4 * i;
+  return bits;
+}
 
 Row encode(const Facts& facts) {
   Row row{};
   row[kFlags] = static_cast<uint8_t>((facts.active ? 1 : 0) | (facts.joining ? 2 : 0) | (facts.trouble ? 4 : 0) |
                                      (facts.late ? 8 : 0));
-  row[kSkip] = static_cast<uint8_t>((facts.skipped ? 1 : 0) | (facts.spoiled ? 2 : 0) | (facts.idle ? 4 : 0));
+  row[kSkip] = static_cast<uint8_t>((facts.skipped ? 1 : 0) | (facts.spoiled ? 2 : 0) | (facts.idle ? 4 : 0) |
+                                    (facts.odd_shard ? 8 : 0));
   row[kPasses] = facts.passes & 15;
   row[kPasses + 1] = facts.passes >> 4 & 15;
   row[kObject] = facts.object & 15;
   row[kObject + 1] = facts.object >> 4 & 15;
-  const auto bits = std::bit_cast<uint64_t>(facts.weight);
-  for (size_t i = 0; i < kWeightElements; ++i) row[kWeight + i] = bits >> 4 * i & 15;
+  put(row, kWeight, std::bit_cast<uint64_t>(facts.weight));
+  put(row, kData, facts.data);
   return row;
 }
 
@@ -38,11 +49,11 @@ Facts decode(const Row& row) {
   facts.skipped = (row[kSkip] & 1) != 0;
   facts.spoiled = (row[kSkip] & 2) != 0;
   facts.idle = (row[kSkip] & 4) != 0;
+  facts.odd_shard = (row[kSkip] & 8) != 0;
   facts.passes = row[kPasses] | row[kPasses + 1] << 4;
   facts.object = row[kObject] | row[kObject + 1] << 4;
-  uint64_t bits = 0;
-  for (size_t i = 0; i < kWeightElements; ++i) bits |= uint64_t{row[kWeight + i]} << 4 * i;
-  facts.weight = std::bit_cast<double>(bits);
+  facts.weight = std::bit_cast<double>(bits_in(row, kWeight));
+  facts.data = bits_in(row, kData);
   return facts;
 }
 

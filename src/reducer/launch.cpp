@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "rank_page/operation_label.h"
 #include "reducer/reducer.h"
+#include "reducer/same_number.h"
 
 // How buckets travel: in order, by the group itself or by a communication hook, and what is said when they do not.
 
@@ -13,8 +14,8 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kSameNumber =
-    "Every rank must run the same number of backward passes; where ranks have different numbers of batches, run the "
-    "loop within join()";
+    "Every rank must run the same number of backward passes; where ranks have different numbers of batches, "
+    LOCKSTEP_WITHIN_JOIN;
 
 }  // namespace
 

@@ -39,10 +39,6 @@ constexpr const char* kNothingForAHook =
     "an optimizer that sums gradients itself sends no buckets, so a communication hook would have no effect; remove "
     "the hook, or use another optimizer";
 
-constexpr const char* kTwoThreads =
-    "was reached by the backward of one thread while that of another is still running; let one thread at a time run "
-    "backward of a model, or give each thread a model of its own";
-
 }  // namespace
 
 Reducer::Fixed::Fixed(const NamedTensors& parameters, Group over, Settings how, Events to)
@@ -79,6 +75,7 @@ Reducer::Reducer(const NamedTensors& parameters, Group group, Settings settings,
     buckets_.emplace_back(std::move(tensors), fixed_.group,
                           /*notes=*/last ? fixed_.rows() * kFactElements : 0);
   }
+  message_.passes_seen = passes_noted();
   make_virtual_step();
   backward_.used.resize(parameters.size());
   message_.facts.object = settings.object & 255;
@@ -86,20 +83,28 @@ Reducer::Reducer(const NamedTensors& parameters, Group group, Settings settings,
 }
 
 void Reducer::follow(size_t parameter, const at::Tensor& tensor) {
-  GradientEvents events{.before = nullptr,
+  GradientEvents events{.before = [this, parameter] { before_gradient(parameter); },
                         .accumulated = [this, parameter](bool any) { on_gradient(parameter, any); },
                         .captured = [this] { on_captured(); }};
-  if (fixed_.virtual_ranks)
-    events.before = [this, parameter] { before_leaf_gradient(parameter); };
-  else if (fixed_.rank_zero_adds_it())
-    events.before = [this, parameter] { forget_reduced(parameter); };
   hooks_.push_back(std::make_unique<GradientHook>(tensor, std::move(events)));
 }
 
-void Reducer::forget_reduced(size_t parameter) {
+/// A thread that comes while another waits in finish() waits here, before it touches .grad.
+void Reducer::before_gradient(size_t parameter) {
+  const bool beside = is_stepped_elsewhere();  // the step may end while this waits for the mutex
   const MutexLock lock(mutex_);
-  const auto [bucket, slot] = fixed_.places[parameter];
-  buckets_[bucket].forget_reduced(slot);
+  if (beside || is_stepped_elsewhere()) {
+    note_beside_step();
+    TORCH_CHECK(false, message_.trouble);
+  }
+  if (backward_.phase != Phase::kInBackward) begin_backward();
+  look_at_thread(parameter);
+  if (virtual_) {
+    virtual_->before_accumulation(parameter);
+  } else if (fixed_.rank_zero_adds_it() && !fixed_.plan.empty()) {
+    const auto [bucket, slot] = fixed_.places[parameter];
+    buckets_[bucket].forget_reduced(slot);
+  }
 }
 
 void Reducer::equip(Equipment equipment) {
@@ -124,7 +129,7 @@ void Reducer::set_weight(double weight) {
 
 void Reducer::set_joining(bool joining, bool divide_by_active) {
   const MutexLock lock(mutex_);
-  message_.facts.joining = joining;
+  message_.facts.joining = message_.begins_join = joining;
   message_.divide_by_active = divide_by_active;
 }
 
@@ -136,9 +141,7 @@ void Reducer::notice() {
 void Reducer::on_gradient(size_t parameter, bool any) {
   const MutexLock lock(mutex_);
   if (backward_.phase != Phase::kInBackward) begin_backward();
-  // On a CPU hooks run on the thread that called backward.
-  if (fixed_.tensors[parameter].is_cpu() && backward_.thread != std::this_thread::get_id())
-    note_trouble(parameter, kTwoThreads);
+  look_at_thread(parameter);
   if (!any) return;
   backward_.used[parameter] = true;
   if (virtual_) return on_leaf_gradient(parameter);
@@ -184,13 +187,19 @@ void Reducer::begin_reduction() {
   for (Bucket& bucket : buckets_) bucket.reset();
   backward_.launched = 0;
   if (virtual_ && !virtual_->facts().empty()) return;  // within a step
-  message_.trouble.clear();
+  // What a deferred backward has found, settle() tells.
+  if (!message_.lasting && !(deferral_ && backward_.deferred_passes > 0)) message_.trouble.clear();
   if (equipment_.watch && backward_.deferred_passes == 0) equipment_.watch->begin();
   if (equipment_.timeline) equipment_.timeline->begin(buckets_.size());
 }
 
 void Reducer::begin_backward() {
+  // Between clip_grad_norm() and step(), say: what that thread has settled would be lost.
+  const bool beside = backward_.stage == Stage::kSettled && fixed_.on_cpu() &&
+                      backward_.settled_by != std::this_thread::get_id();
   begin_reduction();
+  if (beside) note_beside_step();
+  look_at_virtual_rank();
   backward_.skips = false;
   backward_.number = current_backward();
   backward_.thread = std::this_thread::get_id();
@@ -236,7 +245,7 @@ void Reducer::skip() {
   const MutexLock lock(mutex_);
   if (virtual_) return skip_leaf();
   if (!backward_.interrupted()) begin_reduction();
-  message_.trouble.clear();
+  if (!message_.lasting) message_.trouble.clear();
   if (equipment_.watch) equipment_.watch->begin();
   if (deferral_)
     skip_deferred();
@@ -280,6 +289,7 @@ void Reducer::succeed(const Reducer& before) {
   const MutexLock theirs(before.mutex_);
   const MutexLock lock(mutex_);
   message_.facts = before.message_.facts;
+  message_.passes_seen = before.message_.passes_seen;
   message_.divide_by_active = before.message_.divide_by_active;
   reductions_ = before.reductions_;
   waited_seconds_ = before.waited_seconds();
@@ -297,6 +307,7 @@ void Reducer::prepare_message(Share share, int passes) {
   mine.spoiled = mine.skipped && backward_.launched > 0;
   mine.passes = facts_of_passes(passes);
   mine.late = mine.idle = false;
+  note_passes();
   if (mine.active)  // an edit explains whatever else was found
     if (std::string edit = fixed_.events.inspect(); !edit.empty()) message_.trouble = std::move(edit);
 }

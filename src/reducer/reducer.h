@@ -16,6 +16,7 @@
 #include <lockstep/group.h>
 #include <lockstep/named_tensors.h>
 
+#include "base/data_passes.h"
 #include "base/mutex.h"
 #include "reducer/bucket.h"
 #include "reducer/bucket_plan.h"
@@ -57,6 +58,9 @@ namespace lockstep {
 /// All ranks must build it over the same parameters and run the same number of backward passes between reductions.
 /// Hooks run on the thread of the backward, or on several threads if the graph spans several devices. Events and
 /// communication hooks are called while the reducer's mutex is held.
+///
+/// Two threads in backward passes of one model: a thread whose first gradient comes while the other waits for its
+/// reduction waits before it accumulates; one that comes earlier is an error, and so is one beside an optimizer's step.
 class Reducer {
  public:
   struct Events {
@@ -73,7 +77,9 @@ class Reducer {
   struct Settings {
     BucketLimits limits;
     GradientReduction reduction;
-    int object = 1;  ///< this replica's number on its group, from 1: the same on all ranks
+    int object = 1;        ///< this replica's number on its group, from 1: the same on all ranks
+    bool list = false;     ///< the parameters are a list, whose tensors may have been replaced
+    bool buffers = false;  ///< beside them lie buffers, which a forward may change
   };
 
   /// `passes` outlives the reducer; whether a backward reduces is decided as it begins. In a world of one there is
@@ -141,6 +147,20 @@ class Reducer {
   /// multiplied by a weight.
   void conclude(const Settlement& settlement, bool others_read = true);
 
+  /// While it lives, its thread steps the parameters: a backward of another is refused.
+  class Stepping {
+   public:
+    explicit Stepping(Reducer& reducer);
+    ~Stepping();
+    Stepping(const Stepping&) = delete;
+    Stepping& operator=(const Stepping&) = delete;
+
+   private:
+    Reducer& reducer_;
+  };
+  /// What keeps this thread from stepping: another is in a backward; empty if nothing does.
+  std::string backward_elsewhere() const;
+
   /// Seconds backward has waited for communication so far.
   double waited_seconds() const { return waited_seconds_.load(std::memory_order_relaxed); }
   /// The parameters of each bucket, by index, in the order of reduction.
@@ -168,6 +188,8 @@ class Reducer {
     /// "rank" or "virtual rank", of a row.
     const char* row() const { return virtual_ranks ? "virtual rank" : "rank"; }
     int rank_of_row(int row) const { return virtual_ranks ? virtual_ranks->owner(row) : row; }
+    /// Hooks of parameters on a CPU run on the thread that called backward.
+    bool on_cpu() const { return tensors.front().is_cpu(); }
     /// For sums: the result of an earlier reduction is contributed by rank 0, and this is another rank.
     bool rank_zero_adds_it() const { return settings.reduction == GradientReduction::kSum && group.rank() != 0; }
     /// "bucket 1 of 2 (out.bias to second.weight)", with names cut to `longest_name`.
@@ -198,6 +220,8 @@ class Reducer {
     bool skips = false;       ///< deferred: the next settle() is without this rank's gradients
     std::vector<uint64_t> marks;  ///< deferred: of the gradients after the last backward (mark_of), by parameter
     Stage stage = Stage::kConcluded;
+    std::thread::id settled_by;       ///< the thread of the last settle()
+    std::optional<int> virtual_rank;  ///< that this process has entered last
 
     /// Whether an exception ended it after it had launched buckets.
     bool interrupted() const { return phase != Phase::kIdle && launched > 0; }
@@ -207,21 +231,33 @@ class Reducer {
   struct Message {
     Facts facts;
     std::string trouble;            ///< the error, if facts.trouble
+    bool lasting = false;           ///< that trouble is told by the next reduction, whatever comes before
     bool divide_by_active = false;  ///< not sent: the same on all ranks
+    bool begins_join = false;       ///< not sent: no reduction since join() began
+    NewPasses passes;               ///< of loaders, since the last reduction
+    uint64_t passes_seen = 0;
   };
 
   void follow(size_t parameter, const at::Tensor& tensor);
+  void before_gradient(size_t parameter);
   void on_gradient(size_t parameter, bool any);
   void on_captured();
-  void forget_reduced(size_t parameter);
   void finish();
 
   void begin_reduction() LOCKSTEP_REQUIRES(mutex_);
   void begin_backward() LOCKSTEP_REQUIRES(mutex_);
+  // threads.cpp
+  void note_beside_step() LOCKSTEP_REQUIRES(mutex_);
+  bool is_stepped_elsewhere() const;
+  bool is_in_backward_elsewhere() const LOCKSTEP_REQUIRES(mutex_);
+  /// A backward beside another thread's is a trouble.
+  void look_at_thread(size_t parameter) LOCKSTEP_REQUIRES(mutex_);
   void launch_buckets(bool at_end) LOCKSTEP_REQUIRES(mutex_);
   /// The one place where a bucket's gradients go to the other ranks.
   void launch(Bucket& bucket) LOCKSTEP_REQUIRES(mutex_);
   void fill(size_t parameter, bool used) LOCKSTEP_REQUIRES(mutex_);
+  /// Puts what loaders have begun since the last reduction into the message.
+  void note_passes() LOCKSTEP_REQUIRES(mutex_);
   /// Facts and trouble, except for what filling the buckets will find.
   void prepare_message(Share share, int passes) LOCKSTEP_REQUIRES(mutex_);
   std::vector<Facts> reduce_all(Share share) LOCKSTEP_REQUIRES(mutex_);
@@ -237,7 +273,8 @@ class Reducer {
   // conclude.cpp
   void judge(const std::vector<Facts>& ranks) LOCKSTEP_REQUIRES(mutex_);
   void judge_objects(const std::vector<Facts>& ranks) const;
-  void judge_passes(const std::vector<Facts>& ranks) const;
+  void judge_data(const std::vector<Facts>& ranks) LOCKSTEP_REQUIRES(mutex_);
+  void judge_passes(const std::vector<Facts>& ranks) const LOCKSTEP_REQUIRES(mutex_);
   void judge_idle(const std::vector<Facts>& ranks) const;
   /// What the reduced gradients are multiplied by.
   double factor(const std::vector<Facts>& ranks) const LOCKSTEP_REQUIRES(mutex_);
@@ -257,6 +294,8 @@ class Reducer {
   /// What somebody else has done to the gradients since backward; empty if nothing.
   std::string change_of_gradients() const LOCKSTEP_REQUIRES(mutex_);
   void skip_deferred() LOCKSTEP_REQUIRES(mutex_);
+  /// Throws on all ranks if a step found neither a backward nor a gradient on any, and the parameters are a list.
+  void judge_nothing(const Settlement& settlement) const;
   /// Returns which parameters have gradients on this rank.
   std::vector<bool> fill_deferred() LOCKSTEP_REQUIRES(mutex_);
   /// Makes ranks and used those of all ranks.
@@ -266,10 +305,13 @@ class Reducer {
   void make_virtual_step();
   /// TORCH_CHECK fails for what cannot be used with virtual ranks.
   void check_virtual(const CommHook* hook, bool defers) const LOCKSTEP_REQUIRES(mutex_);
-  void before_leaf_gradient(size_t parameter);
+  /// A backward needs a virtual rank that has been entered.
+  void look_at_virtual_rank() LOCKSTEP_REQUIRES(mutex_);
   std::optional<at::ScalarType> travels_as(at::ScalarType type) const LOCKSTEP_REQUIRES(mutex_);
   VirtualStep::Leaf leaf_of(size_t parameter) const LOCKSTEP_REQUIRES(mutex_);
   void begin_leaf_backward() LOCKSTEP_REQUIRES(mutex_);
+  /// No parameter has a gradient, or only zeros.
+  bool gradients_are_gone() const;
   void on_leaf_gradient(size_t parameter) LOCKSTEP_REQUIRES(mutex_);
   void take_leaf(size_t parameter) LOCKSTEP_REQUIRES(mutex_);
   /// Puts the parameter's partial sums into its bucket, or where they travel.
@@ -288,6 +330,7 @@ class Reducer {
   const Fixed fixed_;
   BackwardPasses& passes_;  ///< owned by the thread that calls backward
   std::atomic<double> waited_seconds_{0};
+  std::atomic<std::thread::id> stepped_by_{};  ///< the thread within Stepping
 
   mutable Mutex mutex_;
   Backward backward_ LOCKSTEP_GUARDED_BY(mutex_);

@@ -21,20 +21,24 @@
 namespace lockstep {
 
 void Reducer::make_virtual_step() {
-  const auto& ranks = fixed_.virtual_ranks;
+  const auto& ranks = state_of(fixed_.group).virtual_ranks;
   if (!ranks) return;
-  auto step = std::make_unique<VirtualStep>(
-      ranks, fixed_.tensors,
-      VirtualStep::Settings{.mean = fixed_.settings.reduction == GradientReduction::kMean,
-                            .first_adds_it = fixed_.settings.reduction == GradientReduction::kSum});
+  std::unique_ptr<VirtualStep> step;
+  if (fixed_.virtual_ranks)
+    step = std::make_unique<VirtualStep>(
+        ranks, fixed_.tensors,
+        VirtualStep::Settings{.mean = fixed_.settings.reduction == GradientReduction::kMean,
+                              .first_adds_it = fixed_.settings.reduction == GradientReduction::kSum});
   {
     const MutexLock lock(mutex_);
     virtual_ = std::move(step);
+    backward_.virtual_rank = ranks->current();
   }
-  leaf_watch_ = ranks->listen([this](std::optional<int> from, std::optional<int>) {
+  leaf_watch_ = ranks->listen([this](std::optional<int> from, std::optional<int> to) {
     const MutexLock lock(mutex_);
+    if (to) backward_.virtual_rank = to;
     // The data ended in the middle of an accumulation.
-    if (virtual_->passes > 0 && !virtual_->at_last_leaf() && from == virtual_->virtual_rank())
+    if (virtual_ && virtual_->passes > 0 && !virtual_->at_last_leaf() && from == virtual_->virtual_rank())
       end_leaf(Share::kGradients);
   });
 }
@@ -49,9 +53,15 @@ void Reducer::check_virtual(const CommHook* hook, bool defers) const {
               "them in its step");
 }
 
-void Reducer::before_leaf_gradient(size_t parameter) {
-  const MutexLock lock(mutex_);
-  virtual_->before_accumulation(parameter);
+void Reducer::look_at_virtual_rank() {
+  if (backward_.virtual_rank || !state_of(fixed_.group).virtual_ranks || !message_.trouble.empty()) return;
+  const int first = state_of(fixed_.group).virtual_ranks->block().first;
+  message_.trouble =
+      "a backward ran before this rank had entered a virtual rank, so its random numbers would not be those of virtual "
+      "rank " +
+      std::to_string(first) +
+      "; call context.enter_virtual_rank(v) before each virtual rank's micro-batch, or take batches from a DataLoader "
+      "made from the Context, which calls it";
 }
 
 std::optional<at::ScalarType> Reducer::travels_as(at::ScalarType type) const {
@@ -66,6 +76,12 @@ VirtualStep::Leaf Reducer::leaf_of(size_t parameter) const {
 
 void Reducer::begin_leaf_backward() {
   VirtualStep& step = *virtual_;
+  // A generator's loss reaches the critic, too, within no_sync() and up to zero_grad(): a whole round that counts for
+  // nothing. Buffers that it has changed would count.
+  if (!fixed_.settings.buffers && step.local_only && step.passes > 0 && step.at_last_leaf() && gradients_are_gone()) {
+    step.reset();
+    backward_.used.assign(backward_.used.size(), false);
+  }
   step.completes = passes_.reduce_every() > 0 && step.passes + 1 >= passes_.reduce_every();
   backward_.reduces = step.completes && step.at_last_leaf();
   step.in_place = true;
@@ -167,8 +183,17 @@ bool Reducer::lies_in_bucket(size_t parameter) const {
   return buckets_[bucket].launched() || buckets_[bucket].current(slot);
 }
 
+bool Reducer::gradients_are_gone() const {
+  const at::NoGradGuard no_grad;
+  return std::all_of(fixed_.tensors.begin(), fixed_.tensors.end(), [](const at::Tensor& tensor) {
+    const at::Tensor& gradient = tensor.grad();
+    return !gradient.defined() || (gradient.layout() == at::kStrided && gradient.count_nonzero().item<int64_t>() == 0);
+  });
+}
+
 void Reducer::finish_leaf_backward() {
   ++virtual_->passes;
+  virtual_->local_only = virtual_->local_only && passes_.reduce_every() == 0;
   if (!virtual_->completes) return;
   end_leaf(Share::kGradients);
   if (virtual_->complete()) reduce_all(Share::kGradients);
@@ -197,6 +222,8 @@ std::vector<Facts> Reducer::exchange_leaves(Share share) {
   const auto say = [&] {
     for (Facts& facts : own) {
       facts.late = mine.late;
+      facts.data = mine.data;
+      facts.odd_shard = mine.odd_shard;
       facts.trouble = !message_.trouble.empty();
     }
     if (!buckets_.empty()) write_facts(buckets_.back().notes(), virtual_->ranks().block().first, own);

@@ -136,6 +136,7 @@ void VirtualStep::reset() {
   trouble.clear();
   leaf_ = passes = 0;
   begun_ = completes = false;
+  local_only = true;
 }
 
 }  // namespace lockstep

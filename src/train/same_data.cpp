@@ -13,6 +13,9 @@ void check_same_data(const Group& group, const LoaderBase& loader, LoaderFacts f
   if (group.world_size() == 1) return;
   const OperationLabel label("a comparison of loaders");
   const CheckpointMessage mine = attempt([&](CheckpointMessage& message) {
+    TORCH_CHECK(loader.rank() == group.rank() && loader.world_size() == group.world_size(), "it is rank ",
+                loader.rank(), " of ", loader.world_size(), ", but the group's is ", group.rank(), " of ", group.world_size(),
+                "; make it from the Context");
     const DataLoaderOptions& options = loader.options();
     const auto add = [&](const char* name, const std::string& value) { message.text += name + ('\t' + value) + '\n'; };
     add("batch_size", std::to_string(options.batch_size));
@@ -22,6 +25,7 @@ void check_same_data(const Group& group, const LoaderBase& loader, LoaderFacts f
     add("drop_last", std::to_string(options.drop_last));
     add("exactly_once", std::to_string(options.exactly_once));
     add("sampler", options.sampler != nullptr ? std::to_string(options.sampler->size()) : "none");
+    if (facts == LoaderFacts::kNextPass) add("order", std::to_string(loader.order_hash()));
     if (facts == LoaderFacts::kPlace) message.text += lines_of_state(loader.state_dict());
   });
   std::vector<std::string> lines;
@@ -29,7 +33,7 @@ void check_same_data(const Group& group, const LoaderBase& loader, LoaderFacts f
     const auto rank = static_cast<int>(lines.size());
     CheckpointMessage message = CheckpointMessage::decode(std::move(sent), rank);
     if (message.outcome == CheckpointMessage::Outcome::kFailed)
-      throw Error("the loader of rank " + std::to_string(rank) + " has no state: " + message.text);
+      throw Error("the loader of rank " + std::to_string(rank) + " cannot be used: " + message.text);
     lines.push_back(std::move(message.text));
   }
   const std::string difference = difference_of_lines(lines);

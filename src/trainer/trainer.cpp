@@ -101,7 +101,7 @@ struct Trainer::State {
                            .world_size = context.world_size(),
                            .batches_per_step = block_size() * options.accumulate,
                            .share = train.share()});
-    if (context.virtual_ranks() > 0) check_same_data(context.group(), train, LoaderFacts::kOptions);
+    if (context.virtual_ranks() > 0) check_same_data(context.group(), train, LoaderFacts::kNextPass);
     InStep in_step;
     const Pass pass = begin();
     if (context.virtual_ranks() == 0) check_same_data(context.group(), train, LoaderFacts::kPlace);

@@ -88,12 +88,19 @@ TEST_P(Attaching, ALayerThatHoldsBuffersAloneIsNoticedBroadcastAndHashed) {
 TEST_P(Attaching, ABufferThatIsIgnoredMayComeAndGo) {
   run_ranks(GetParam(), [](Context& context) {
     auto model = make_model("plain");
-    ModelReplica replica(model, context, {.parameters_to_ignore = {"mask"}});
+    const at::Tensor mask = model->register_buffer("mask", at::full({3}, context.rank()));
+    const auto options = torch::nn::BatchNorm1dOptions(3).affine(false);
+    auto layer = model->register_module("layer", torch::nn::BatchNorm1d(options));
+    ModelReplica replica(model, context,
+                         {.parameters_to_ignore = {"mask", "layer.running_mean", "layer.running_var",
+                                                   "layer.num_batches_tracked"}});
     backward(replica, context);
-    model->register_buffer("mask", at::full({3}, context.rank()));
+    model->unregister_module("layer");
+    for (int step = 0; step < 2; ++step) backward(replica, context, step);
+    model->register_module("layer", layer);
     for (int step = 0; step < 3; ++step) backward(replica, context, step);
     replica.check_divergence();
-    EXPECT_EQ(model->named_buffers()["mask"][0].item<int64_t>(), context.rank());
+    EXPECT_EQ(mask[0].item<int64_t>(), context.rank());
   });
 }
 

@@ -84,6 +84,17 @@ TEST(WrongHooks, ResizeOrReplaceTheBucket) {
   });
 }
 
+TEST(WrongHooks, ResizeOrReplaceAPart) {
+  const char* const part = "the communication hook has given a tensor of `parts` another size or other memory";
+  expect_of_hook(part, [](const GradientBucket& bucket, const Group&) {
+    return [last = bucket.parts.back()] { last.resize_({last.numel() + 1}); };
+  });
+  expect_of_hook(part, [](const GradientBucket& bucket, const Group&) {
+    bucket.parts.front().set_data(at::zeros_like(bucket.parts.front()));
+    return [] {};
+  });
+}
+
 TEST(WrongHooks, ThrowAtTheirEndOnOneRank) {
   expect_of_hook("rank 1: the communication hook failed: no more luck", [](const GradientBucket& bucket, const Group& group) {
     Work work = group.all_reduce_async(bucket.gradients, bucket.op);
@@ -115,6 +126,43 @@ TEST(WrongHooks, ThrowBeforeTheyHaveSentAnythingOnOneRank) {
       EXPECT_IN("not here", text);
     }
     EXPECT_NE(text, "no error");
+  });
+}
+
+/// A list of which somebody else trains other tensors beside.
+TEST(WrongLists, AreNotThoseBesideWhichSomethingElseIsTrained) {
+  on_every_engine([](Context& context) {
+    at::Tensor a = at::ones({3}).requires_grad_(), b = at::ones({3}).requires_grad_();
+    const at::Tensor other = at::ones({3}).requires_grad_();
+    DistributedDataParallel model(NamedTensors{{"a", a}, {"b", b}}, context);
+    torch::optim::SGD optimizer({a, b}, 0.1);
+    for (int step = 0; step < 3; ++step) {
+      EXPECT_EQ(error_of([&] { (other * (context.rank() + 1)).sum().backward(); }), "no error");
+      EXPECT_EQ(error_of([&] { (a * b * (context.rank() + 1)).sum().backward(); }), "no error");
+      optimizer.step(), optimizer.zero_grad();
+      if (step == 1) model.refresh();
+    }
+    const at::Tensor kept = a;  // under another name
+    a = at::ones({3}).requires_grad_();
+    EXPECT_EQ(error_of([&] { (kept * b).sum().backward(); }), "no error");
+    model.refresh({{"a", a}, {"b", b}});
+    EXPECT_EQ(error_of([&] { (a * b).sum().backward(); }), "no error");
+  });
+}
+
+/// The sharded optimizer itself holds the tensors that were replaced.
+TEST(WrongLists, WithoutAGradientAreNotSteppedByAShardedStep) {
+  on_every_engine([](Context& context) {
+    at::Tensor a = at::ones({3}).requires_grad_();
+    DistributedDataParallel model(NamedTensors{{"a", a}}, context);
+    ZeroRedundancyOptimizer optimizer(model, torch::optim::SGDOptions(0.1));
+    a.sum().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    a = at::ones({3}).requires_grad_();
+    a.sum().backward();
+    EXPECT_IN("no backward has reached a parameter of the list that DistributedDataParallel follows (a) on any rank",
+              error_of([&] { optimizer.step(); }));
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include <lockstep/comm_hook.h>
 #include <lockstep/distributed_data_parallel.h>
 
 #include "data_parallel/models.h"
@@ -122,6 +123,29 @@ const std::vector<std::pair<std::string, Program>>& programs_that_attach() {
        }},
       {"delayed_parameter_that_is_not_there",
        [](Wrong& w) { w.attach({.delay_all_reduce_named_params = {"fc.wait"}}); }},
+      {"ignored_name_that_is_not_there",
+       [](Wrong& w) { w.attach({.parameters_to_ignore = {"out.bias", "fc.wait"}}); }},
+      {"sparse_parameter",
+       [](Wrong& w) {
+         const at::Tensor sparse = at::ones({2, 2}).to_sparse().requires_grad_();
+         DistributedDataParallel(NamedTensors{{"a", w.net->fc->weight}, {"table", sparse}}, w.context);
+       }},
+      {"sparse_parameter_on_one_rank",
+       [](Wrong& w) {
+         const at::Tensor dense = at::ones({2, 2});
+         const at::Tensor table = (w.odd ? dense.to_sparse() : dense).requires_grad_();
+         DistributedDataParallel(NamedTensors{{"table", table}}, w.context);
+       }},
+      {"expanded_parameter",
+       [](Wrong& w) {
+         const at::Tensor expanded = at::ones({1, 3}).expand({2, 3}).requires_grad_();
+         DistributedDataParallel(NamedTensors{{"a", w.net->fc->weight}, {"table", expanded}}, w.context);
+       }},
+      {"expanded_buffer_on_one_rank",
+       [](Wrong& w) {
+         w.net->register_buffer("mean", w.odd ? at::ones({1}).expand({3}) : at::ones({3}));
+         w.attach();
+       }},
       {"list_with_a_name_twice",
        [](Wrong& w) {
          const auto& [weight, bias] = std::tie(w.net->fc->weight, w.net->fc->bias);
@@ -262,6 +286,22 @@ const std::vector<std::pair<std::string, Program>>& programs_that_edit() {
          w.net->out = w.net->replace_module("out", torch::nn::Linear(4, 3));
          w.net(batch(0, 0).data).square().mean().backward();
        }},
+      {"list_whose_tensors_were_replaced",
+       [](Wrong& w) {
+         at::Tensor a = at::ones({3}).requires_grad_(), b = at::ones({3}).requires_grad_();
+         const DistributedDataParallel replica(NamedTensors{{"a", a}, {"b", b}}, w.context);
+         (a * b).sum().backward();
+         a = at::zeros({3}).requires_grad_(), b = at::zeros({3}).requires_grad_();
+         (a * b).sum().backward();
+       }},
+      {"list_with_a_tensor_replaced_on_one_rank",
+       [](Wrong& w) {
+         at::Tensor a = at::ones({3}).requires_grad_(), b = at::ones({3}).requires_grad_();
+         DistributedDataParallel replica(NamedTensors{{"a", a}, {"b", b}}, w.context);
+         replica.refresh();
+         if (w.odd) b = at::zeros({3}).requires_grad_();
+         (a * b).sum().backward();
+       }},
       {"head_of_a_frozen_body_replaced_on_one_rank",
        [](Wrong& w) {
          for (auto& parameter : w.net->fc->parameters()) parameter.set_requires_grad(false);
@@ -332,6 +372,46 @@ const std::vector<std::pair<std::string, Program>>& programs_that_train() {
          auto replica = w.attach();
          Wrong::backward(replica, w.odd ? 3 : 2);
          w.context.group().barrier();
+       }},
+      {"backward_where_the_loss_is_large",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         for (int step = 0; step < 3; ++step) {
+           const at::Tensor loss = replica(batch(step, 0).data).square().mean() + (step == 2 && w.odd ? 10 : 1);
+           if (step < 2 || loss.item<double>() > 5) loss.backward();
+         }
+         w.context.group().barrier();
+       }},
+      {"early_stop_by_the_own_loss",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         for (int step = 0; step < 3; ++step) {
+           const at::Tensor loss = replica(batch(step, 0).data).square().mean() + (step == 2 && w.odd ? 0 : 10);
+           if (loss.item<double>() < 5) break;
+           loss.backward();
+         }
+         w.context.group().barrier();
+       }},
+      {"stop_of_the_inner_loop_by_the_own_divergence",  // as in PPO
+       [](Wrong& w) {
+         auto replica = w.attach();
+         Wrong::backward(replica);
+         for (int pass = 0; pass < 2; ++pass) {
+           const at::Tensor policy = replica(batch(pass, 0).data);
+           if (policy.square().mean().item<double>() + (pass == 1 && w.odd ? 10 : 0) > 5) break;
+           policy.mean().backward();
+         }
+         w.context.group().barrier();
+       }},
+      {"hooks_of_two_types",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         replica.register_comm_hook(w.odd ? nullptr : fp16_compress_hook());
+       }},
+      {"hooks_of_other_options",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         replica.register_comm_hook(fp16_compress_hook(power_sgd_hook({.random_seed = w.odd ? 2u : 1u})));
        }},
       {"no_sync_on_one_rank",
        [](Wrong& w) {

@@ -274,6 +274,71 @@ TEST(VirtualRanksSteps, AreInOrder) {
       kDeadline, kSixOfThem);
 }
 
+/// The generator's loss goes through the critic, whose own gradients from it nobody wants: they are reduced and
+/// dropped, or kept local and dropped.
+TEST(VirtualRanksSteps, OfTwoNetsOfWhichOneReachesTheOther) {
+  for (const bool keeps_local : {false, true}) {
+    std::set<std::string> hashes;
+    for (const int ranks : {1, 2, 3, 4}) {
+      TemporaryFolder folder;
+      testing::run_ranks(
+          ranks,
+          [&](Context& context) {
+            TwoLayers generator;
+            torch::nn::Sequential critic(torch::nn::Linear(2, 5), torch::nn::Tanh(), torch::nn::Linear(5, 1));
+            Model g(generator, context);
+            DistributedDataParallel<torch::nn::Sequential> c(critic, context);
+            torch::optim::SGD g_optimizer(generator->parameters(), 0.1), c_optimizer(critic->parameters(), 0.1);
+            const auto [first, last] = context.virtual_block();
+            for (int step = 0; step < 4; ++step) {
+              for (int v = first; v < last; ++v) {
+                context.enter_virtual_rank(v);
+                const at::Tensor made = generator(input(v, step)).detach();
+                (critic->forward(made).mean() - critic->forward(torch::rand({2, 2})).mean()).backward();
+              }
+              EXPECT_TRUE(c.step_complete());
+              c_optimizer.step(), c_optimizer.zero_grad();
+              for (int round = 0; round < 1 + step % 2; ++round) {
+                const auto guard = keeps_local ? std::make_unique<NoSyncGuard>(c.no_sync()) : nullptr;
+                for (int v = first; v < last; ++v) {
+                  context.enter_virtual_rank(v);
+                  (-critic->forward(generator(input(v, step + 10))).mean()).backward();
+                }
+                EXPECT_TRUE(g.step_complete());
+                g_optimizer.step(), g_optimizer.zero_grad(), c_optimizer.zero_grad();
+              }
+            }
+            g.check_divergence(), c.check_divergence();
+            std::ofstream(folder.path() / std::to_string(context.rank()))
+                << hash(state_dict(*generator)) << ' ' << hash(state_dict(*critic));
+          },
+          kDeadline, {.seed = 7, .virtual_ranks = 4, .announce = false});
+      for (int rank = 0; rank < ranks; ++rank) {
+        std::ifstream file(folder.path() / std::to_string(rank));
+        hashes.insert({std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()});
+      }
+    }
+    EXPECT_EQ(hashes.size(), 1u) << (keeps_local ? "local" : "reduced");
+  }
+}
+
+TEST(VirtualRanksSteps, NeedOneThatWasEntered) {
+  for (const int virtual_ranks : {2, 4})
+    for (const int ranks : {1, 2})
+      testing::run_ranks(
+          ranks,
+          [](Context& context) {
+            TwoLayers net;
+            Model model(net, context);
+            const auto [first, last] = context.virtual_block();
+            expect_in(complaint_of([&] {
+                        for (int v = first; v < last; ++v) model(input(v, 0)).mean().backward();
+                      }),
+                      "a backward ran before this rank had entered a virtual rank");
+          },
+          kDeadline, {.seed = 7, .virtual_ranks = virtual_ranks, .announce = false});
+}
+
 // ---- the kit around it ----
 
 void expect_same_text(const std::vector<int>& numbers, const std::function<std::string(Context&)>& body) {

@@ -17,7 +17,9 @@ Facts facts_of(int rank) {
           .late = rank % 7 == 2,
           .passes = (rank * 37 + 255) & 255,
           .object = (rank * 91 + 200) & 255,
-          .weight = rank == 0 ? 0.1 : 1e300 / (rank * 3.0 + 1)};
+          .weight = rank == 0 ? 0.1 : 1e300 / (rank * 3.0 + 1),
+          .data = rank == 1 ? 0 : 0x9e3779b97f4a7c15 * static_cast<uint64_t>(rank + 1),
+          .odd_shard = rank % 6 == 5};
 }
 
 class FactsIn : public ::testing::TestWithParam<at::ScalarType> {};

@@ -94,13 +94,43 @@ TEST_P(WrongTrainings, LoadersThatDifferAreNamedOnAllRanks) {
   });
 }
 
+TEST_P(WrongTrainings, AnEvaluationComparesTheOrderOfASampler) {
+  on_ranks([](Context& context) {
+    const bool odd = context.rank() == context.world_size() - 1;
+    DataLoader loader(SummedPoints(24), context,
+                      {.batch_size = 2, .sampler = std::make_shared<Turned>(24, odd), .exactly_once = true});
+    Metrics metrics;
+    metrics.add("error", Mean());
+    const auto evaluated = [&] {
+      return failure([&] { evaluate(loader, context.group(), metrics, [](Batch&) {}); });
+    };
+    EXPECT_EQ(evaluated(), "") << "the first epoch has one order";
+    const std::string text = evaluated();
+    EXPECT_NE(text.find("order on rank " + std::to_string(context.world_size() - 1)), std::string::npos) << text;
+  });
+}
+
+TEST_P(WrongTrainings, ALoaderOfAnotherRankIsNamed) {
+  on_ranks([](Context& context) {
+    torch::nn::Linear net(4, 1);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    DataLoader loader(SummedPoints(24), Shard(0, context.world_size()), {.batch_size = 2});
+    Trainer trainer(net.ptr(), optimizer, context, {.epochs = 2, .progress = false});
+    const std::string text = failure([&] {
+      trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); });
+    });
+    EXPECT_NE(text.find("the loader of rank 1 cannot be used: it is rank 0 of "), std::string::npos) << text;
+  });
+}
+
 /// Where ranks work for several virtual ranks, the comparison must not look into a step.
 TEST_P(WrongTrainings, LoadersOfVirtualRanksAreComparedToo) {
   const auto body = [](Context& context) {
-    const auto refused = [&](int64_t samples) {
+    const auto refused = [&](int64_t samples, const std::shared_ptr<Sampler>& sampler = nullptr) {
       torch::nn::Linear net(4, 1);
       torch::optim::SGD optimizer(net->parameters(), 0.1);
-      DataLoader loader(SummedPoints(samples), context, {.batch_size = 2, .shuffle = true});
+      DataLoader loader(SummedPoints(samples), context,
+                        {.batch_size = 2, .shuffle = sampler == nullptr, .sampler = sampler});
       DataLoader test(SummedPoints(samples), context, {.batch_size = 2, .exactly_once = true});
       Metrics metrics;
       auto& error = metrics.add("error", Mean());
@@ -115,6 +145,8 @@ TEST_P(WrongTrainings, LoadersOfVirtualRanksAreComparedToo) {
     EXPECT_EQ(refused(40), "");
     const std::string text = refused(context.rank() == 0 ? 40 : 50);
     EXPECT_NE(text.find("dataset_size on rank"), std::string::npos) << text;
+    const std::string order = refused(40, std::make_shared<Turned>(40, context.rank() == 0));
+    EXPECT_NE(order.find("order on rank"), std::string::npos) << order;
   };
   run_ranks(GetParam().world_size, body, std::chrono::seconds(60),
             {.seed = 3, .virtual_ranks = 5, .backend = GetParam().backend, .announce = false});

@@ -1,6 +1,9 @@
 #include "reducer/hooks/all_reduce_hook.h"
 
+#include <typeinfo>
+
 #include <ATen/ATen.h>
+#include <c10/util/Type.h>
 
 namespace lockstep {
 namespace {
@@ -43,6 +46,10 @@ const at::Tensor& state_entry(const StateDict& state, const std::string& name) {
   const at::Tensor* found = state.find(name);
   if (found == nullptr) throw Error("the communication hook's state lacks `" + name + "`");
   return *found;
+}
+
+std::string described(const CommHookPtr& inner) {
+  return inner == nullptr ? "inner none\n" : "inner " + c10::demangle(typeid(*inner).name()) + '\n' + inner->describe();
 }
 
 CommHookPtr all_reduce_hook() { return std::make_shared<AllReduceHook>(); }

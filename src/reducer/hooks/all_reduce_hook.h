@@ -7,6 +7,9 @@ namespace lockstep {
 /// The group's own reduction of `tensor`, in place.
 CommHook::Finish reduce_plainly(const at::Tensor& tensor, ReduceOp op, const Group& group);
 
+/// What a hook that works on what another has made says of that one in describe().
+std::string described(const CommHookPtr& inner);
+
 /// The tensor of that name in a hook's state, for load_state_dict; throws Error if there is none.
 const at::Tensor& state_entry(const StateDict& state, const std::string& name);
 

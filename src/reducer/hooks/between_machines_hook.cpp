@@ -46,6 +46,8 @@ class BetweenMachinesHook : public CommHook {
     };
   }
 
+  std::string describe() const override { return described(inner_); }
+
   StateDict state_dict() const override {
     StateDict state = inner_->state_dict();
     if (!state.is_empty()) state.insert(kLeads, at::scalar_tensor(place_, at::kLong));

@@ -24,6 +24,10 @@ class PostLocalSgdHook : public CommHook {
     return [] {};
   }
 
+  std::string describe() const override {
+    return c10::str("start_iter ", options_.start_iter, "\nsubgroup ", options_.subgroup.has_value(), '\n');
+  }
+
   StateDict state_dict() const override {
     StateDict state;
     state.insert("iteration", at::scalar_tensor(iteration_, at::kLong));

@@ -79,6 +79,14 @@ class PowerSgdHook : public CommHook {
     };
   }
 
+  std::string describe() const override {
+    return c10::str("matrix_approximation_rank ", options_.matrix_approximation_rank, "\nstart_iter ",
+                    options_.start_iter, "\nmin_compression_rate ", options_.min_compression_rate,
+                    "\nuse_error_feedback ", options_.use_error_feedback, "\nwarm_start ", options_.warm_start,
+                    "\northogonalization_epsilon ", options_.orthogonalization_epsilon, "\nrandom_seed ",
+                    options_.random_seed, '\n');
+  }
+
   StateDict state_dict() const override {
     StateDict state;
     state.insert("iteration", at::scalar_tensor(iteration_, at::kLong));

@@ -54,6 +54,11 @@ class TopKHook : public CommHook {
     };
   }
 
+  std::string describe() const override {
+    return c10::str("density ", options_.density, "\nstart_iter ", options_.start_iter, "\nuse_error_feedback ",
+                    options_.use_error_feedback, '\n');
+  }
+
   StateDict state_dict() const override {
     StateDict state;
     state.insert("iteration", at::scalar_tensor(iteration_, at::kLong));

@@ -268,7 +268,7 @@ void detail::check_evaluation(const LoaderBase& loader, const Group& group) {
   TORCH_CHECK(loader.world_size() == group.world_size() && loader.rank() == group.rank(),
               "evaluate: the loader is rank ", loader.rank(), " of ", loader.world_size(), ", the group's is ",
               group.rank(), " of ", group.world_size());
-  check_same_data(group, loader, LoaderFacts::kOptions);
+  check_same_data(group, loader, LoaderFacts::kNextPass);
 }
 
 }  // namespace lockstep
