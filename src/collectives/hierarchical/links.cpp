@@ -1,8 +1,12 @@
 #include "collectives/hierarchical/links.h"
 
+#include <utility>
+
 #include <ATen/ATen.h>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/interruption.h"
 #include "collectives/cause.h"
 
 namespace lockstep::hierarchical_engine {
@@ -33,8 +37,16 @@ void Links::finish(Transfer& transfer, std::chrono::milliseconds timeout) {
   }
   std::string failure;
   bool done = false;
+  const auto start = Clock::now();
   try {
-    done = transfer.work->wait(timeout);
+    while (!done) {
+      done = transfer.work->wait(timeout - std::chrono::floor<std::chrono::milliseconds>(Clock::now() - start));
+      if (!done && !was_only_asked()) break;
+    }
+  } catch (const Interruption&) {
+    const MutexLock lock(mutex_);
+    awaited_ = nullptr;
+    throw;
   } catch (const std::exception& cause) {
     failure = cause_of(cause);
   }
@@ -43,6 +55,22 @@ void Links::finish(Transfer& transfer, std::chrono::milliseconds timeout) {
   if (done) return;
   const char* what = transfer.is_sent ? "sending to rank " : "receiving from rank ";
   throw BrokenLink(what + std::to_string(transfer.peer) + " failed: " + (failure.empty() ? "interrupted" : failure));
+}
+
+bool Links::was_only_asked() {
+  {
+    const MutexLock lock(mutex_);
+    if (interrupted_ || !std::exchange(asked_, false)) return false;
+  }
+  check_for_interruption();
+  return true;
+}
+
+void Links::ask() {
+  const MutexLock lock(mutex_);
+  if (!awaited_) return;
+  asked_ = true;
+  awaited_->abort();
 }
 
 void Links::interrupt() {
