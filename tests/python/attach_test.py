@@ -189,7 +189,7 @@ class Misuse(backend_test.Ranks):
             self.spawn(size, misuse_programs.everything, "gloo")
 
     def test_on_several_machines(self):
-        self.spawn(3, misuse_programs.changed_gradients, target=backend_test.join_from_machines, more=("aab",))
+        self.spawn(3, misuse_programs.changed_means, target=backend_test.join_from_machines, more=("aab",))
         self.spawn(2, misuse_programs.edits, target=backend_test.join_from_machines, more=("ab",))
 
 

