@@ -16,17 +16,30 @@ at::Tensor bytes_at(const void* data, size_t bytes) {
   return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
 }
 
+/// What `start` returns; where the connection has broken before that, it is named as in a wait.
+template <typename Start>
+Transfer started(const char* what, int peer, bool is_sent, const Start& start) {
+  try {
+    return {start(), peer, is_sent};
+  } catch (const std::exception& cause) {
+    throw BrokenLink(what + std::to_string(peer) + " failed: " + cause_of(cause));
+  }
+}
+
+constexpr const char* kSending = "sending to rank ";
+constexpr const char* kReceiving = "receiving from rank ";
+
 /// c10d's tags are not negative.
 int tag_of(uint32_t tag) { return static_cast<int>(tag & 0x7fffffff); }
 
 }  // namespace
 
 Transfer Links::send(const void* data, size_t bytes, int to, uint32_t tag) {
-  return {carrier_->send(bytes_at(data, bytes), to, tag_of(tag)), to, true};
+  return started(kSending, to, true, [&] { return carrier_->send(bytes_at(data, bytes), to, tag_of(tag)); });
 }
 
 Transfer Links::receive(void* data, size_t bytes, int from, uint32_t tag) {
-  return {carrier_->receive(bytes_at(data, bytes), from, tag_of(tag)), from, false};
+  return started(kReceiving, from, false, [&] { return carrier_->receive(bytes_at(data, bytes), from, tag_of(tag)); });
 }
 
 void Links::finish(Transfer& transfer, std::chrono::milliseconds timeout) {
@@ -54,7 +67,7 @@ void Links::finish(Transfer& transfer, std::chrono::milliseconds timeout) {
   const MutexLock lock(mutex_);
   awaited_ = nullptr;
   if (done) return;
-  const char* what = transfer.is_sent ? "sending to rank " : "receiving from rank ";
+  const char* what = transfer.is_sent ? kSending : kReceiving;
   throw BrokenLink(what + std::to_string(transfer.peer) + " failed: " + (failure.empty() ? "interrupted" : failure));
 }
 
