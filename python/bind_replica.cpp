@@ -10,10 +10,13 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "base/interruption.h"
 #include "collectives/group_state.h"
+#include "collectives/timeout_hint.h"
 #include "data_parallel/replica_state.h"
 #include "python_engine.h"
 #include "python_module.h"
+#include "python_names.h"
 #include "python_replica.h"
 
 namespace lockstep::python {
@@ -123,11 +126,23 @@ void join(PythonReplica& replica, const std::function<void()>& body, bool divide
   replica.join(body, options);
 }
 
+/// Sets Python's error: Error, or for misuse what torch raises for it, without the C++ stack. For what is being handled.
+void set_error_of(const std::exception& error) {
+  if (dynamic_cast<const Error*>(&error) != nullptr) {
+    const py::object type = py::module_::import("lockstep._C").attr("Error");
+    PyErr_SetString(type.ptr(), with_names_of_python(error.what()).c_str());
+    return;
+  }
+  torch::translate_exception_to_python(std::current_exception());
+  const py::error_already_set set;  // takes it
+  const py::object text = py::reinterpret_steal<py::object>(PyObject_Str(set.value().ptr()));
+  PyErr_SetString(set.type().ptr(), with_names_of_python(text.cast<std::string>()).c_str());
+}
+
 /// What backward throws goes through torch's bindings, which know nothing of Error; they hand over what is Python's.
-void raise_in_python(const Error& error) {
+void raise_in_python(const std::exception& error) {
   const py::gil_scoped_acquire lock;
-  py::object type = py::module_::import("lockstep._C").attr("Error");
-  PyErr_SetString(type.ptr(), error.what());
+  set_error_of(error);
   python_error raised;
   raised.persist();
   throw python_error(std::move(raised));
@@ -158,20 +173,38 @@ bool is_unused_wrapper(const Slot& slot) {
   }
 }
 
+/// KeyboardInterrupt, or what else the program's handler of SIGINT has raised.
+struct PythonInterruption final : python_error, Interruption {};
+
+/// On the main thread, which waits.
+void ask_program() {
+  const py::gil_scoped_acquire lock;
+  if (PyErr_Occurred() != nullptr || PyErr_CheckSignals() == 0) return;
+  PythonInterruption raised;
+  raised.persist();
+  throw PythonInterruption(std::move(raised));
+}
+
 void bind_errors(py::module_& module) {
   // As the backend's: a RuntimeError, too.
   const py::object base = py::module_::import("torch.distributed").attr("DistBackendError");
   auto& error = py::register_local_exception<Error>(module, "Error", base);
   error.attr("__module__") = "lockstep";
-  // Misuse, with the type that torch gives it and without the C++ stack.
+  // Asked before the one that this has registered.
   py::register_local_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);
-    } catch (const c10::Error&) {
+    } catch (const Interruption&) {
       torch::translate_exception_to_python(thrown);
+    } catch (const Error& error) {
+      set_error_of(error);
+    } catch (const c10::Error& error) {
+      set_error_of(error);
     }
   });
   translate_errors_of_backward(raise_in_python);
+  let_waits_be_interrupted(ask_program);
+  timeout_hint = kTimeoutHintOfPython;
   tell_dropped_hooks(restore_hooks_soon);
   tell_unused_wrappers(
       [](const at::Tensor& tensor) { return is_unused_wrapper(*tensor.unsafeGetTensorImpl()->pyobj_slot()); });

@@ -69,8 +69,9 @@ c10::intrusive_ptr<c10d::Backend> make_engine(const Store& store, int rank, int 
 c10::intrusive_ptr<c10d::Backend> shared_engine(const c10::intrusive_ptr<c10d::Backend>& backend,
                                                 std::optional<std::chrono::milliseconds> timeout) {
   if (auto within = shm_engine::share_group_of(*backend, timeout)) return within;
+  if (timeout) return hierarchical_engine::share_group_of(*backend, *timeout);
   const bool is_between_machines = dynamic_cast<const shm_engine::RequestBackend*>(backend.get()) != nullptr;
-  return is_between_machines && !timeout ? backend : c10::intrusive_ptr<c10d::Backend>();
+  return is_between_machines ? backend : c10::intrusive_ptr<c10d::Backend>();
 }
 
 }  // namespace lockstep::python

@@ -19,7 +19,7 @@ c10::intrusive_ptr<c10d::Backend> make_engine(const c10::intrusive_ptr<c10d::Sto
                                               std::chrono::milliseconds timeout, EngineUse use);
 
 /// For a Group, the engine of torch's `backend` if that is one of these: the calls of both are one sequence. Null if it
-/// is another's, or has another timeout and cannot be given one.
+/// is another's. `timeout`: of an operation; null, that of `backend`.
 c10::intrusive_ptr<c10d::Backend> shared_engine(const c10::intrusive_ptr<c10d::Backend>& backend,
                                                 std::optional<std::chrono::milliseconds> timeout);
 

@@ -26,6 +26,7 @@ class _Entry:
 
 _known: "weakref.WeakKeyDictionary[Any, _Entry]" = weakref.WeakKeyDictionary()  # by torch's process group
 _lock = threading.Lock()
+_making = threading.Lock()  # torch's default group
 _alone: Any = None
 
 
@@ -34,11 +35,14 @@ def of(group: Optional[dist.ProcessGroup], timeout: Optional[datetime.timedelta]
     if timeout is not None and not (isinstance(timeout, datetime.timedelta) and timeout > datetime.timedelta()):
         raise ValueError(f"lockstep.attach(): timeout is a datetime.timedelta above zero, not {timeout!r}")
     if group is None:
-        if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            dist.init_process_group("lockstep", timeout=timeout)
+        with _making:
+            if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+                dist.init_process_group("lockstep", timeout=timeout)
         if not dist.is_initialized():
             return _of_one()
         group = dist.group.WORLD
+    elif not isinstance(group, dist.ProcessGroup) and group is not dist.GroupMember.NON_GROUP_MEMBER:
+        raise TypeError(f"lockstep.attach(): group is a group of torch.distributed, not {type(group).__name__}; make one by dist.new_group(ranks)")
     if dist.get_rank(group) < 0:
         raise ValueError("lockstep.attach(): this process is no rank of the group; call it on the group's ranks only")
     with _lock:
@@ -93,9 +97,21 @@ def _backend_of(group: dist.ProcessGroup) -> Any:
 
 def _meet(group: dist.ProcessGroup, backend: Any, limit: datetime.timedelta) -> None:
     """Over the group itself, which knows of ranks that are gone; a store does not."""
-    if backend.name() != "gloo":
-        return
-    try:
-        dist.monitored_barrier(group, timeout=limit)
-    except RuntimeError as error:
-        raise _C.Error(f"lockstep.attach(): not all ranks of the group came to attach: {error}") from error
+    failures = []
+
+    def meet() -> None:
+        try:
+            if backend.name() == "gloo":
+                dist.monitored_barrier(group, timeout=limit)  # names the ranks that are missing
+            else:
+                dist.barrier(group, async_op=True).wait(limit)
+        except RuntimeError as error:
+            failures.append(error)
+
+    # On a thread of its own: this one hears of Ctrl-C.
+    thread = threading.Thread(target=meet, name="lockstep.attach", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+    if failures:
+        raise _C.Error(f"lockstep.attach(): not all ranks of the group came to attach: {failures[0]}") from failures[0]

@@ -47,6 +47,9 @@ def attach(module: torch.nn.Module, group: Optional[dist.ProcessGroup] = None, *
     timeout: of one collective; without it the group's. All modules that are attached to a group have the same.
     """
     _check(module)
+    for option, names in (("parameters_to_ignore", parameters_to_ignore), ("delay_all_reduce_named_params", delay_all_reduce_named_params)):
+        if isinstance(names, str):
+            raise TypeError(f"lockstep.attach(): {option} is a list of names, not one string; write [{names!r}]")
     _check_names(module, parameters_to_ignore)
     options = dict(first_bucket_cap_mb=first_bucket_cap_mb, bucket_cap_mb=bucket_cap_mb,
                    reduction=_choice(_C.GradientReduction, "reduction", reduction),

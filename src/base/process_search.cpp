@@ -16,8 +16,8 @@
 
 // An exec gives a process a new memory before it puts arguments and environment there; until then
 // /proc/<pid>/environ is empty and both ends of the environment in /proc/<pid>/stat are 0. A descriptor that was opened
-// before an exec and read after it is empty as well, while the ends are already those of the new environment. Only where
-// the ends are equal and not 0 was the process started with no variable at all.
+// before an exec ends there: what is read of it after the exec is empty, and what was read in pieces is cut off, while the
+// two ends are already those of the new environment. So what was read is all there is only if it is as long as they say.
 
 namespace lockstep {
 namespace {
@@ -28,8 +28,8 @@ enum class Answer { kYes, kNo, kNotYet };
 constexpr size_t kFlagsField = 6, kEnvironmentBeginField = 47, kEnvironmentEndField = 48;
 constexpr uint64_t kIsEnding = 0x4, kIsOfTheKernel = 0x200000;
 
-/// Whether a living process shows an environment or will: asked when what was read of it is empty.
-bool will_show_environment(pid_t pid) {
+/// Whether a living process shows or will show more of an environment than the `seen` bytes that were read.
+bool will_show_more(pid_t pid, size_t seen) {
   std::istringstream stat(process_stat(pid));
   std::string state;
   stat >> state;
@@ -43,21 +43,35 @@ bool will_show_environment(pid_t pid) {
     if (field == kFlagsField && (value & (kIsEnding | kIsOfTheKernel)) != 0) return false;
     if (field == kEnvironmentBeginField) begin = value;
   }
-  return value == 0 || value != begin;
+  return value == 0 || value - begin > seen;
 }
 
-Answer has_variable(pid_t pid, const std::string& variable) {
+/// Whether these bytes are in the environment, in which each variable stands between two zeros.
+Answer contains(pid_t pid, const std::string& bytes) {
   const std::string path = "/proc/" + std::to_string(pid) + "/environ";
   if (!FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC))) return Answer::kNo;
   const std::string block = read_proc_file(path);
-  if (block.empty()) return will_show_environment(pid) ? Answer::kNotYet : Answer::kNo;
-  if (('\0' + block).find('\0' + variable + '\0') == std::string::npos) return Answer::kNo;
+  if (('\0' + block).find(bytes) != std::string::npos) return Answer::kYes;
+  return will_show_more(pid, block.size()) ? Answer::kNotYet : Answer::kNo;
+}
+
+Answer has_variable(pid_t pid, const std::string& variable) {
+  const Answer answer = contains(pid, '\0' + variable + '\0');
+  if (answer != Answer::kYes) return answer;
   const std::string stat = process_stat(pid);
   const size_t state = stat.find_first_not_of(' ');
   return state == std::string::npos || stat[state] == 'Z' || stat[state] == 'X' ? Answer::kNo : Answer::kYes;
 }
 
 }  // namespace
+
+bool was_started_with(pid_t pid, const std::string& name, std::chrono::milliseconds patience) {
+  for (const Deadline deadline(patience);;) {
+    const Answer answer = contains(pid, '\0' + name + '=');
+    if (answer != Answer::kNotYet || deadline.passed()) return answer == Answer::kYes;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
 
 std::vector<pid_t> all_processes() {
   std::vector<pid_t> processes;

@@ -13,9 +13,13 @@ std::vector<pid_t> all_processes();
 
 /// The living processes that were started with `variable`, a whole "NAME=value", in their environment, wherever they
 /// went since: in another group, session or parent. Of other users' processes it sees none. A process in the middle of
-/// an exec shows no environment, whatever it had and will have; such ones are looked at again until they show one or
+/// an exec shows no environment or a part, whatever it had and will have; such ones are looked at again until they show one or
 /// have ended, for up to `patience`, after which they do not count. Looks at every process of the machine.
 std::vector<pid_t> processes_with(const std::string& variable,
                                   std::chrono::milliseconds patience = std::chrono::milliseconds(500));
+
+/// Whether a process was started with a variable of this name, asked again in the same way while it is in an exec.
+bool was_started_with(pid_t pid, const std::string& name,
+                      std::chrono::milliseconds patience = std::chrono::milliseconds(500));
 
 }  // namespace lockstep

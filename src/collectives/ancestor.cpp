@@ -7,14 +7,10 @@
 #include <vector>
 
 #include "base/proc_file.h"
+#include "base/process_search.h"
 
 namespace lockstep {
 namespace {
-
-bool has_variable(int pid, const std::string& variable) {
-  const std::string environment = '\0' + read_proc_file("/proc/" + std::to_string(pid) + "/environ");
-  return environment.find('\0' + variable + '=') != std::string::npos;
-}
 
 /// The fields of /proc/<pid>/stat from the third on.
 std::vector<std::string> stat_fields(int pid) {
@@ -28,7 +24,7 @@ constexpr size_t kParent = 1, kStartTime = 19;  // counted from the third field
 
 std::string starting_process(const std::string& variable) {
   int pid = ::getppid();
-  while (pid > 1 && has_variable(pid, variable)) {
+  while (pid > 1 && was_started_with(pid, variable)) {
     const auto fields = stat_fields(pid);
     if (fields.size() <= kStartTime) break;
     pid = std::stoi(fields[kParent]);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/interruption.h"
 #include "collectives/core_types.h"
 #include "collectives/device_engine.h"
 #include "collectives/operand.h"
@@ -78,6 +79,8 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& o
     const WaitOnPage waiting;
     group->blocking->run(std::move(request));
     own_page().finish_operation(sequence);
+  } catch (const Interruption&) {
+    throw;
   } catch (const std::exception& cause) {
     throw Error(describe_failure({.operation = operation,
                                   .sequence = sequence,

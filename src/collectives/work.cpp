@@ -2,6 +2,7 @@
 
 #include <sstream>
 
+#include "base/interruption.h"
 #include "collectives/cause.h"
 #include "collectives/group_state.h"
 #include "collectives/timeout_hint.h"
@@ -20,7 +21,7 @@ std::string describe_failure(const Work::State& state, const std::exception& cau
   std::ostringstream text;
   text << state.operation << " #" << state.sequence << " (" << c10::toString(state.dtype) << ", " << state.bytes
        << " bytes) failed on rank " << state.group->rank << " of " << state.group->world_size << " after "
-       << seconds_since(state.started) << " s: " << cause_of(cause) << (timed_out ? kTimeoutHint : "")
+       << seconds_since(state.started) << " s: " << cause_of(cause) << (timed_out ? timeout_hint : "")
        << "\nIf another rank ended first, its own message says why.";
   return text.str();
 }
@@ -33,6 +34,8 @@ void Work::wait() const {
   try {
     if (state.work) state.work->wait();
     if (state.finish) state.finish();
+  } catch (const Interruption&) {
+    throw;
   } catch (const std::exception& cause) {
     state.phase = State::Phase::kFailed;
     state.error = describe_failure(state, cause);

@@ -21,7 +21,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-std::atomic<void (*)(const Error& error)> translation{nullptr};
+std::atomic<void (*)(const std::exception& error)> translation{nullptr};
 std::atomic<bool (*)(const at::Tensor& tensor)> unused_wrapper{nullptr};
 std::atomic<void (*)()> restore_later{nullptr};
 
@@ -30,6 +30,9 @@ void translating(const Function& function) {
   try {
     function();
   } catch (const Error& error) {
+    if (auto* translate = translation.load()) translate(error);
+    throw;
+  } catch (const c10::Error& error) {
     if (auto* translate = translation.load()) translate(error);
     throw;
   }
@@ -343,7 +346,7 @@ void at_end_of_backward(std::function<void(bool nested)> function) {
 
 void at_end_of_outermost_backward(EndOfBackward end) { std::make_shared<Waiting>(std::move(end))->queue(); }
 
-void translate_errors_of_backward(void (*translate)(const Error& error)) { translation = translate; }
+void translate_errors_of_backward(void (*translate)(const std::exception& error)) { translation = translate; }
 
 void tell_dropped_hooks(void (*later)()) { restore_later = later; }
 

@@ -109,9 +109,9 @@ struct EndOfBackward {
 };
 void at_end_of_outermost_backward(EndOfBackward end);
 
-/// Every Error that backward() is about to throw is given to `translate` first, which may throw another exception
+/// Every Error and c10::Error that backward() is about to throw is given to `translate` first, which may throw another exception
 /// instead: another language's. Call it before anything is followed.
-void translate_errors_of_backward(void (*translate)(const Error& error));
+void translate_errors_of_backward(void (*translate)(const std::exception& error));
 
 /// Python's first Tensor.register_hook() on a tensor drops the hooks that C++ has put on it. `later` is called then, in
 /// the middle of it: it has GradientHook::restore_dropped() called as soon as that is over. Call it before anything is

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/interruption.h"
 
 namespace lockstep {
 namespace {
@@ -34,8 +35,9 @@ std::string prefix_of(const std::string& leader) { return "start" + leader; }
 /// Reads a counter without creating it: some stores grow with every addition.
 std::string count_of(MeetingStore& store, const std::string& key) { return store.check(key) ? store.get(key) : ""; }
 
-/// Sleeps long enough to cost nothing, and for a small part of the time waited so far.
+/// Sleeps long enough to cost nothing, and for a small part of the time waited so far. Throws an Interruption.
 void back_off(const Clock::time_point& start) {
+  check_for_interruption();
   const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);
   std::this_thread::sleep_for(
       std::clamp(waited / 16, std::chrono::microseconds(100), std::chrono::microseconds(20'000)));
@@ -89,6 +91,8 @@ Generation follow(MeetingStore& store, int rank, int world_size, std::chrono::mi
     store.set(answer_key(leader, rank), "1");
     store.add(kBell, 1);
     store.wait({complete_key(leader)}, left());
+  } catch (const Interruption&) {
+    throw;
   } catch (const std::exception&) {
     if (!deadline.passed()) throw;
     // Without rank 0, only those ranks are known to be missing that have never come.

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/interruption.h"
 #include "base/rank_names.h"
 #include "rendezvous/generation.h"
 
@@ -25,6 +26,8 @@ class Exchange {
       return gather(mine);
     } catch (const Missing& missing) {
       throw_missing(missing.ranks);
+    } catch (const Interruption&) {
+      throw;
     } catch (const std::exception& cause) {
       throw Error(std::string("the ranks of a group could not meet: ") + cause.what());
     }
@@ -52,6 +55,8 @@ class Exchange {
     const Deadline deadline(timeout_);
     try {
       store_->wait(keys, timeout_);
+    } catch (const Interruption&) {
+      throw;
     } catch (const std::exception&) {
       if (!deadline.passed()) throw;
       Missing missing;

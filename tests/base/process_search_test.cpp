@@ -49,11 +49,13 @@ TEST(ProcessSearch, FindsAProcessThatIsInTheMiddleOfAnExec) {
   }
 }
 
-/// A process that does nothing but replace itself is found whenever one looks.
-TEST(ProcessSearch, FindsAProcessThatExecsWithoutEnd) {
+/// A process that does nothing but replace itself is found whenever one looks. With `more` in its environment, before the
+/// mark, that is read in pieces, and an exec may come between two.
+void find_restless_process(const std::string& more) {
   const std::string mark = new_mark();
   std::string variable = mark, path = "PATH=/usr/bin:/bin", script = "exec /bin/sh -c \"$AGAIN\"", again = "AGAIN=" + script;
-  const std::array<char*, 4> environment = {variable.data(), path.data(), again.data(), nullptr};
+  std::string before = more;
+  const std::array<char*, 5> environment = {before.data(), variable.data(), path.data(), again.data(), nullptr};
   const pid_t restless = ::fork();
   if (restless == 0) {
     ::execle("/bin/sh", "sh", "-c", script.c_str(), nullptr, environment.data());
@@ -62,8 +64,16 @@ TEST(ProcessSearch, FindsAProcessThatExecsWithoutEnd) {
   while (processes_with(mark).empty()) continue;
   for (int round = 0; round < 1000; ++round) {
     ASSERT_EQ(processes_with(mark), std::vector<pid_t>{restless}) << "in round " << round;
+    ASSERT_TRUE(was_started_with(restless, "LOCKSTEP_TEST_MARK")) << "in round " << round;
   }
+  EXPECT_FALSE(was_started_with(restless, "LOCKSTEP_TEST_MAR"));
   end_all({restless});
+}
+
+TEST(ProcessSearch, FindsAProcessThatExecsWithoutEnd) { find_restless_process("MORE="); }
+
+TEST(ProcessSearch, FindsAProcessOfALongEnvironmentThatExecsWithoutEnd) {
+  find_restless_process("MORE=" + std::string(20'000, 'x'));
 }
 
 TEST(ProcessSearch, AWholeVariableOfALivingProcess) {

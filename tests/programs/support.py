@@ -83,15 +83,16 @@ def write_safetensors(path, tensors, metadata=None):
         file.write(struct.pack("<Q", len(text)) + text + data)
 
 
-def is_in_exec(pid):
-    """Whether a process shows no environment because an exec has not put it in place yet; one that was started with none shows where that ends."""
+def is_in_exec(pid, seen):
+    """Whether a process shows `seen` bytes of its environment, none or a part, because an exec is about to put another in place or just has."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return False
     is_ending_or_of_the_kernel = 0x4 | 0x200000
-    return fields[0] not in (b"Z", b"X") and not int(fields[6]) & is_ending_or_of_the_kernel and int(fields[48]) == 0
+    return fields[0] not in (b"Z", b"X") and not int(fields[6]) & is_ending_or_of_the_kernel and (
+        int(fields[48]) == 0 or int(fields[48]) - int(fields[47]) > seen)
 
 
 def marked_processes(mark):
@@ -110,7 +111,7 @@ def marked_processes(mark):
             variables = block.decode(errors="replace").split("\0")
             if mark in variables:
                 found[int(pid)] = next((v[len("RANK="):] for v in variables if v.startswith("RANK=")), None)
-            elif not block and is_in_exec(pid):
+            elif is_in_exec(pid, len(block)):
                 later.append(pid)
         if time.monotonic() > deadline:
             break

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import re
 import struct
 import sys
 import threading
@@ -41,12 +42,18 @@ def close(actual, expected, name="", tolerance=2e-6):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, msg=lambda text: f"{name}: {text}")
 
 
+# What a user of Python does not know.
+NAMES_OF_CPP = re.compile(r"\w+::\w+|\bk[A-Z]\w+|\b\w+Options\b|DistributedDataParallel|C\+\+ stack|\bContext\b")
+
+
 def raises(kind, pattern, function, *arguments):
     try:
         function(*arguments)
     except kind as error:
         text = str(error)
         assert pattern in text, f"{pattern!r} is not in {text!r}"
+        foreign = NAMES_OF_CPP.findall(text.replace("torch's DistributedDataParallel", ""))
+        assert not foreign or kind is TypeError or text.startswith("DistributedDataParallel"), f"{foreign} in {text!r}"
         return text
     raise AssertionError(f"no {kind.__name__} with {pattern!r}")
 
@@ -139,7 +146,7 @@ def gradients(rank, size):
         for parameter, gradient in zip(model.parameters(), expected):
             close(parameter.grad, gradient)
         equal_on_all_ranks([p.grad for p in model.parameters()])
-    raises(RuntimeError, "autograd::grad", lambda: torch.autograd.grad(model(torch.randn(8, 20)).sum(), model[0].bias))
+    raises(RuntimeError, "torch.autograd.grad", lambda: torch.autograd.grad(model(torch.randn(8, 20)).sum(), model[0].bias))
     stats = replica.stats()
     assert stats.reductions >= 3 and stats.bytes >= 4 * 36000 and len(stats.buckets) > 1, (stats.reductions, stats.bytes)
     assert "5.bias" in stats.buckets[0].parameters
@@ -257,7 +264,7 @@ def lifetimes(rank, size):
     gc.collect()
     backward(model, 0, rank)
     equal_on_all_ranks([p.grad for p in model.parameters()])
-    raises(RuntimeError, "is attached to a DistributedDataParallel already", lockstep.attach, model)
+    raises(RuntimeError, "is attached to a Replica already", lockstep.attach, model)
     for plain in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         plain.zero_grad()
         backward(plain, rank, rank)  # would wait for the others

@@ -17,6 +17,7 @@ import end_programs
 import hosts_test
 import misuse_programs
 import optimizer_programs
+import wrong_programs
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.path.abspath(os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(HERE, "../../build")))
@@ -135,6 +136,23 @@ class Launchers(unittest.TestCase):
         lines = [line[line.index("loss"):] for out, _ in outputs for line in out.splitlines() if "loss" in line]
         self.assertEqual(sorted(lines), self.losses(self.launch("none", 0)))
 
+    def test_threads_that_make_the_default_group(self):
+        program = """if True:
+            import threading, torch, lockstep
+            failures, together = [], threading.Barrier(8)
+            lockstep.attach
+            def attach():
+                together.wait()
+                try:
+                    lockstep.attach(torch.nn.Linear(2, 2))
+                except Exception as error:
+                    failures.append(error)
+            threads = [threading.Thread(target=attach) for _ in range(8)]
+            [thread.start() for thread in threads], [thread.join() for thread in threads]
+            assert not failures, failures
+        """
+        self.run_attached(os.path.join(BUILD, "bin/lockstep"), "run", "-n", "1", "--run-dir", "run", "--", sys.executable, "-c", program)
+
     def test_a_killed_rank(self):
         done = self.launch("killed", 41)
         with open(os.path.join(self.folder.name, "run/report.json")) as file:
@@ -149,6 +167,16 @@ class Launchers(unittest.TestCase):
         self.assertRegex(self.launch("leaves", 44).stderr, "rank 1 of 3 ended with exit code 0 while rank [02]")
 
 
+class WrongPrograms(backend_test.Ranks):
+    def test_on_shared_memory(self):
+        for size in (2, 3):
+            self.spawn(size, wrong_programs.everything)
+
+    def test_over_gloo(self):
+        for size in (2, 3):
+            self.spawn(size, wrong_programs.everything, "gloo")
+
+
 class Misuse(backend_test.Ranks):
     def test_two_ranks(self):
         self.spawn(2, misuse_programs.everything)
@@ -157,11 +185,11 @@ class Misuse(backend_test.Ranks):
         self.spawn(3, misuse_programs.everything)
 
     def test_over_a_group_of_gloo(self):
-        self.spawn(2, misuse_programs.other_optimizers, "gloo")
-        self.spawn(3, misuse_programs.changed_gradients, "gloo")
+        for size in (2, 3):
+            self.spawn(size, misuse_programs.everything, "gloo")
 
     def test_on_several_machines(self):
-        self.spawn(3, misuse_programs.changed_gradients, target=backend_test.join_from_machines, more=("aab",))
+        self.spawn(3, misuse_programs.changed_means, target=backend_test.join_from_machines, more=("aab",))
         self.spawn(2, misuse_programs.edits, target=backend_test.join_from_machines, more=("ab",))
 
 
@@ -188,10 +216,11 @@ class Ends(unittest.TestCase):
             yield "lockstep", self.told(3, function, machines="aab")
 
     def test_a_rank_that_left_before_attaching(self):
-        for backend, said in self.everywhere(end_programs.leaves_before_attaching):
-            for rank, text in enumerate(said):
-                if rank != 1:
-                    self.assertRegex(text, "[Rr]ank 1" if backend == "lockstep" or rank == 0 else "rank 0")
+        for function in (end_programs.leaves_before_attaching, end_programs.leaves_before_attaching_with_a_timeout):
+            for backend, said in self.everywhere(function):
+                for rank, text in enumerate(said):
+                    if rank != 1:
+                        self.assertRegex(text, "[Rr]ank 1" if backend == "lockstep" or rank == 0 else "rank 0")
 
     def test_a_rank_that_calls_another_collective(self):
         for function in (end_programs.attaches_while_another_does_something_else, end_programs.steps_while_another_does_something_else):

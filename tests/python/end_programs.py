@@ -20,6 +20,13 @@ def leaves_before_attaching(rank, size, backend):
     return raises(lockstep.Error, "", lockstep.attach, network())
 
 
+def leaves_before_attaching_with_a_timeout(rank, size, backend):
+    dist.barrier()
+    if rank == 1:
+        return None
+    return raises(lockstep.Error, "", lambda: lockstep.attach(network(), timeout=datetime.timedelta(seconds=30)))
+
+
 def attaches_while_another_does_something_else(rank, size, backend):
     return raises(RuntimeError, "", dist.barrier) if rank == 1 else raises(lockstep.Error, "", lockstep.attach, network())
 
@@ -68,6 +75,7 @@ def interrupted(rank, size, backend, waiting):
     wait = {"attach": lambda: lockstep.attach(model), "backward": lambda: backward(model, 0, rank), "barrier": dist.barrier}[waiting]
     if rank != 0:
         return raises(RuntimeError, "", wait)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     pressed = []
     threading.Timer(1, lambda: (pressed.append(time.monotonic()), os.kill(os.getpid(), signal.SIGINT))).start()
     try:

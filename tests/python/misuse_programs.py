@@ -1,4 +1,4 @@
-"""What ranks do wrong, or oddly, with attach(), in attach_test.py and ends_test.py: functions of (rank, size), as in attach_programs.py."""
+"""What ranks do wrong, or oddly, with attach(), in attach_test.py: functions of (rank, size), as in attach_programs.py."""
 
 import copy
 import datetime
@@ -45,6 +45,28 @@ def changed_gradients(rank, size):
                 way(model)
             raises(RuntimeError, "clip_grad_norm", optimizer.step)
             replica.detach()
+
+
+def changed_means(rank, size):
+    """Between machines backward reduces, so .grad is the mean: all ranks may clip it alike, as without the sharded optimizer."""
+    for alone in (False, True):
+        model, replica, optimizer = sharded()
+        single = copy.deepcopy(model)
+        plain = torch.optim.AdamW(single.parameters(), 1e-2)
+        for parameter, gradient in zip(single.parameters(), mean_gradients(model, 0, size)):
+            parameter.grad = gradient
+        backward(model, 0, rank)
+        if not alone or rank == size - 1:
+            nn.utils.clip_grad_value_(model.parameters(), 1e-4)
+        if alone:
+            raises(RuntimeError, f"rank {size - 1} has other gradients", optimizer.step)
+        else:
+            nn.utils.clip_grad_value_(single.parameters(), 1e-4)
+            optimizer.step()
+            plain.step()
+            for one, other in zip(model.parameters(), single.parameters()):
+                close(one.detach(), other.detach(), tolerance=1e-4)
+        replica.detach()
 
 
 def unknown_to_ignore(rank, size):
@@ -134,6 +156,29 @@ def arguments(rank, size):
     raises(ValueError, "0.weight is not among the parameters", replica.clip_grad_norm_, given[2:].parameters(), 1.0)
 
 
+def clipped_as_by_torch(rank, size):
+    """clip_grad_norm_() has the arguments, the effect and the result of torch's."""
+    for norm_type in (2.0, 1.0, float("inf")):
+        model = network()
+        replica = lockstep.attach(model)
+        single = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
+        for parameter, gradient in zip(single, mean_gradients(model, 0, size)):
+            parameter.grad = gradient
+        backward(model, 0, rank)
+        expected = nn.utils.clip_grad_norm_(single, 1e-3, norm_type)
+        norm = replica.clip_grad_norm_(model.parameters(), 1e-3, norm_type)
+        assert (norm.shape, norm.dtype) == (expected.shape, expected.dtype), norm
+        close(norm, expected, tolerance=1e-5)
+        for one, other in zip(model.parameters(), single):
+            close(one.grad, other.grad)
+        replica.detach()
+    model = network()
+    replica = lockstep.attach(model)
+    model[5].bias.register_hook(lambda gradient: gradient * float("nan"))
+    backward(model, 0, rank)
+    raises(RuntimeError, "cannot be clipped", lambda: replica.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True))
+
+
 def plain_modules(rank, size):
     """An attached module can be saved, scripted and called with other parameters, as any other."""
     model = network()
@@ -207,7 +252,7 @@ def late_hooks(rank, size):
     called = []
     threading.Thread(target=lambda: model[0].bias.register_hook(lambda gradient: called.append(1))).start()
     model[0].weight.register_hook(lambda gradient: called.append(1))
-    raises(RuntimeError, "autograd::grad", lambda: torch.autograd.grad(model(torch.randn(8, 20)).sum(), model[0].weight))
+    raises(RuntimeError, "torch.autograd.grad", lambda: torch.autograd.grad(model(torch.randn(8, 20)).sum(), model[0].weight))
     called.clear()
     backward(model, 0, rank)  # onto the sum of the first
     assert called == [1, 1], called
@@ -252,5 +297,5 @@ def shows(rank, size):
 
 
 def everything(rank, size):
-    for function in (unknown_to_ignore, other_reducers, other_optimizers, arguments, plain_modules, edits, late_hooks, threads, shows, changed_gradients):
+    for function in (unknown_to_ignore, other_reducers, other_optimizers, arguments, clipped_as_by_torch, plain_modules, edits, late_hooks, threads, shows, changed_gradients):
         function(rank, size)

@@ -36,7 +36,8 @@ def train(model, optimizer, rank, steps, replica=None, max_norm=None):
         optimizer.zero_grad()
         backward(model, step, rank)
         if max_norm is not None:
-            replica.clip_grad_norm(max_norm)
+            norm = replica.clip_grad_norm(max_norm) if step % 2 else replica.clip_grad_norm_(model.parameters(), max_norm)
+            assert norm > max_norm
         optimizer.step()
         scheduler.step()
 

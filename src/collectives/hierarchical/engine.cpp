@@ -1,6 +1,7 @@
 #include "collectives/hierarchical/engine.h"
 
 #include "base/error.h"
+#include "base/interruption.h"
 #include "collectives/cause.h"
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/timeout_hint.h"
@@ -11,6 +12,7 @@ namespace {
 
 /// How long a rank whose operation has failed waits for the others to say where they are.
 constexpr std::chrono::milliseconds kPatience{600};
+constexpr const char* kInterrupted = "it was interrupted (SIGINT, Ctrl-C) while it waited for other ranks";
 
 }  // namespace
 
@@ -25,7 +27,7 @@ Engine::Engine(const Layout& layout, c10::intrusive_ptr<shm_engine::ShmBackend> 
                  .adding = {}},
       timeout_(timeout),
       recorder_(store, layout.rank, layout.world_size()),
-      runner_([this] { watch(); }, progress(), /*waiters_run=*/this->shared() == nullptr || may_wait_in_memory()) {}
+      runner_([this] { watch(); }, [this] { equipment_.links.ask(); }, progress(), /*waiters_run=*/this->shared() == nullptr || may_wait_in_memory()) {}
 
 Engine::~Engine() {
   // What still runs must not wait for other ranks.
@@ -51,8 +53,27 @@ JobPtr Engine::start(shm::Request request, std::chrono::milliseconds timeout, bo
 
 void Engine::wait(const JobPtr& job) {
   const gloo_engine::BlockedSigpipe blocked;
-  runner_.wait(job, nullptr);
-  if (job->error) std::rethrow_exception(job->error);
+  wait_until(job, nullptr);
+  rethrow_error_of(job);
+}
+
+bool Engine::wait_until(const JobPtr& job, const Deadline* deadline) {
+  try {
+    return runner_.wait(job, deadline);
+  } catch (const Interruption&) {
+    this->abort(kInterrupted);
+    throw;
+  }
+}
+
+void Engine::rethrow_error_of(const JobPtr& job) {
+  if (!job->error) return;
+  std::exception_ptr interruption;
+  {
+    const MutexLock lock(mutex_);
+    interruption = std::exchange(interruption_, nullptr);
+  }
+  std::rethrow_exception(interruption ? interruption : job->error);
 }
 
 void Engine::leave() {
@@ -75,6 +96,7 @@ void Engine::carry_out(const shm::Request& request, std::chrono::milliseconds ti
   const auto started = Clock::now();
   std::string cause;
   bool is_late = false;  // and nobody has said so yet
+  std::exception_ptr interruption;
   try {
     Operation(equipment_, request, tag, timeout).run();
   } catch (const BrokenLink& broken) {
@@ -82,12 +104,16 @@ void Engine::carry_out(const shm::Request& request, std::chrono::milliseconds ti
     is_late = Clock::now() - started >= timeout;
   } catch (const Disagreement&) {
     cause = "ranks of this machine called different operations";
+  } catch (const Interruption&) {
+    cause = kInterrupted;
+    interruption = std::current_exception();
   } catch (const std::exception& exception) {
     cause = cause_of(exception);
   }
   const MutexLock lock(mutex_);
   watched_ = nullptr;
   if (cause.empty()) return;
+  interruption_ = interruption;
   failure_ = explain(cause, entry, is_late);
   throw Error(failure_);
 }
@@ -97,8 +123,9 @@ std::string Engine::explain(const std::string& cause, const gloo_engine::Entry& 
   equipment_.links.carrier().break_off(layout.on_rail(layout.here() == 0 ? 1 : 0, layout.local()));
   std::string text = mismatch_;
   if (text.empty()) {
-    text = cause + "; " + recorder_.after_failure(entry, kPatience);
-    if (is_late) text += kTimeoutHint;
+    text = cause;
+    if (!interruption_) text += "; " + recorder_.after_failure(entry, kPatience);
+    if (is_late) text += timeout_hint;
   }
   // Before the core is told, which would count it as this rank's own fault.
   own_page().fail(is_late ? RankFailure::kMissing : RankFailure::kPeer, -1, text);

@@ -41,7 +41,12 @@ class Engine {
   void require(const char* operation) const {
     if (progress() != nullptr && !Runner::is_calling_back()) progress()->require(operation);
   }
+  /// Returns when the job is done, or at the deadline: false. Ends the group and throws, if it is an Interruption.
+  bool wait_until(const JobPtr& job, const Deadline* deadline);
+  /// The same, and throws what the job has thrown.
   void wait(const JobPtr& job);
+  /// Throws what the job, which is done, has thrown.
+  void rethrow_error_of(const JobPtr& job);
 
   /// Whether threads that communicate may wait in shared memory: not where one moves the messages of all groups, which
   /// the rank that it waits for may wait for first.
@@ -70,6 +75,7 @@ class Engine {
   gloo_engine::FlightRecorder recorder_ LOCKSTEP_GUARDED_BY(mutex_);
   const gloo_engine::Entry* watched_ LOCKSTEP_GUARDED_BY(mutex_) = nullptr;  ///< of the operation that runs
   std::string mismatch_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::exception_ptr interruption_ LOCKSTEP_GUARDED_BY(mutex_);  ///< of a job; nobody has heard of it yet
 
   Runner runner_;  ///< destroyed first
 };

@@ -55,7 +55,7 @@ class HierarchicalWork final : public c10d::Work {
   /// Runs what has to be run until it is done; errors stay in the work.
   void finish() {
     const gloo_engine::BlockedSigpipe blocked;
-    for (const JobPtr& job : jobs_) engine_->runner().wait(job, nullptr);
+    for (const JobPtr& job : jobs_) engine_->wait_until(job, nullptr);
   }
 
   bool isCompleted() override { return jobs_.empty() || engine_->runner().is_done(jobs_.back()); }
@@ -68,9 +68,9 @@ class HierarchicalWork final : public c10d::Work {
     const Deadline deadline(timeout);
     if (!isCompleted()) engine_->require("waiting for an operation");
     for (const JobPtr& job : jobs_) {
-      if (!engine_->runner().wait(job, timeout == kNoTimeout ? nullptr : &deadline))
+      if (!engine_->wait_until(job, timeout == kNoTimeout ? nullptr : &deadline))
         throw Error("the operation is not done after " + std::to_string(timeout.count()) + " ms");
-      if (job->error) std::rethrow_exception(job->error);
+      engine_->rethrow_error_of(job);
     }
     return true;
   }
@@ -92,11 +92,18 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
                                   public Interruptible,
                                   public MachineMemory {
  public:
-  HierarchicalBackend(EnginePtr engine, std::shared_ptr<Carrier> messages, std::string name)
+  HierarchicalBackend(EnginePtr engine, std::shared_ptr<Carrier> messages, std::string name,
+                      std::chrono::milliseconds timeout)
       : RequestBackend(engine->layout().rank, engine->layout().world_size()),
         engine_(std::move(engine)),
         messages_(std::move(messages)),
-        name_(std::move(name)) {}
+        name_(std::move(name)),
+        timeout_(timeout) {}
+
+  /// Another backend with this one's engine.
+  intrusive_ptr<c10d::Backend> with_timeout(std::chrono::milliseconds timeout) const {
+    return c10::make_intrusive<HierarchicalBackend>(engine_, messages_, name_, timeout);
+  }
 
   const std::string getBackendName() const override { return name_; }
   void setSequenceNumberForGroup() override {}
@@ -114,7 +121,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
   void run(shm::Request request) override {
     request.called_as = called_as;
     check(request);
-    engine_->wait(engine_->start(std::move(request), engine_->timeout(), /*at_once=*/true));
+    engine_->wait(engine_->start(std::move(request), timeout_, /*at_once=*/true));
   }
 
   int ranks_here() const override { return engine_->layout().ranks_on(engine_->layout().here()); }
@@ -179,7 +186,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
     ++sequence_;
     auto work = c10::make_intrusive<HierarchicalWork>(engine_, request.type, request.result);
     const bool is_given = request.timeout != c10d::kUnsetTimeout && request.timeout != kNoTimeout;
-    const auto timeout = is_given ? std::min(request.timeout, kNever) : engine_->timeout();
+    const auto timeout = is_given ? std::min(request.timeout, kNever) : timeout_;
     auto kept = std::make_shared<Tensors>(std::move(request.tensors));
     auto finish = [kept, steps = std::move(request.finish)] {
       at::NoGradGuard no_grad;
@@ -237,6 +244,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
   const EnginePtr engine_;
   const std::shared_ptr<Carrier> messages_;  ///< send and receive; their tags are the callers' own
   const std::string name_;
+  const std::chrono::milliseconds timeout_;
   std::atomic<uint64_t> sequence_{0};  ///< collectives of c10d's interface that were started
 };
 
@@ -248,7 +256,13 @@ intrusive_ptr<c10d::Backend> make_backend_over(Carriers carriers, const intrusiv
   auto shared = form_machine(store, layout, timeouts.operation, timeouts.joining);
   auto engine = std::make_shared<Engine>(layout, std::move(shared), std::move(carriers.collectives), store,
                                          std::min(timeouts.operation, kNever));
-  return c10::make_intrusive<HierarchicalBackend>(std::move(engine), std::move(carriers.messages), name);
+  const auto timeout = engine->timeout();
+  return c10::make_intrusive<HierarchicalBackend>(std::move(engine), std::move(carriers.messages), name, timeout);
+}
+
+intrusive_ptr<c10d::Backend> share_group_of(const c10d::Backend& backend, std::chrono::milliseconds timeout) {
+  const auto* const own = dynamic_cast<const HierarchicalBackend*>(&backend);
+  return own == nullptr ? nullptr : own->with_timeout(std::min(timeout, kNever));
 }
 
 intrusive_ptr<c10d::Backend> make_backend(const intrusive_ptr<c10d::Store>& store, int rank, int world_size,

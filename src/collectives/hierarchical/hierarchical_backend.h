@@ -42,4 +42,8 @@ c10::intrusive_ptr<c10d::Backend> make_backend_over(Carriers carriers, const c10
                                                     const Layout& layout, const Timeouts& timeouts,
                                                     const std::string& name);
 
+/// Another backend with the engine of `backend`, whose operations have another timeout: what both are called for is one
+/// sequence of operations. Null if `backend` is of another kind.
+c10::intrusive_ptr<c10d::Backend> share_group_of(const c10d::Backend& backend, std::chrono::milliseconds timeout);
+
 }  // namespace lockstep::hierarchical_engine

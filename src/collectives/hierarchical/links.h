@@ -34,7 +34,7 @@ class Links {
   /// Start a message. The memory must stay until it is finished, or the carrier's break_off() was called.
   Transfer send(const void* data, size_t bytes, int to, uint32_t tag);
   Transfer receive(void* data, size_t bytes, int from, uint32_t tag);
-  /// Waits. Throws BrokenLink, naming the peer.
+  /// Waits. Throws BrokenLink, naming the peer; or an Interruption.
   void finish(Transfer& transfer, std::chrono::milliseconds timeout);
   void finish(std::vector<Transfer>& transfers, std::chrono::milliseconds timeout) {
     for (Transfer& transfer : transfers) finish(transfer, timeout);
@@ -43,14 +43,20 @@ class Links {
 
   /// From any thread: the finish() under way, or the next one, throws.
   void interrupt();
+  /// From any thread: a thread in finish() asks whether it is to stop waiting.
+  void ask();
   Carrier& carrier() const { return *carrier_; }
 
  private:
+  /// Whether a wait has ended because of ask() alone; throws the Interruption, if there is one.
+  bool was_only_asked();
+
   std::shared_ptr<Carrier> carrier_;
 
   Mutex mutex_;
   c10::intrusive_ptr<c10d::Work> awaited_ LOCKSTEP_GUARDED_BY(mutex_);
   bool interrupted_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool asked_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::hierarchical_engine

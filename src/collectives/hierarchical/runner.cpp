@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/interruption.h"
 #include "collectives/gloo/blocked_sigpipe.h"
 
 namespace lockstep::hierarchical_engine {
@@ -10,13 +11,14 @@ namespace {
 
 /// By the first look nearly every rank that is merely late has come.
 constexpr std::chrono::milliseconds kFirstLook{400}, kLongestPause{5000};
+constexpr std::chrono::milliseconds kUntilAsked{200};  ///< whoever can be interrupted hears of it within
 
 thread_local bool calling_back = false;
 
 }  // namespace
 
-Runner::Runner(std::function<void()> watch, Progress* progress, bool waiters_run)
-    : watch_(std::move(watch)), progress_(progress), waiters_run_(waiters_run) {
+Runner::Runner(std::function<void()> watch, std::function<void()> ask, Progress* progress, bool waiters_run)
+    : watch_(std::move(watch)), ask_(std::move(ask)), progress_(progress), waiters_run_(waiters_run) {
   const gloo_engine::BlockedSigpipe blocked;  // for good in the thread
   thread_ = std::thread([this] { work(); });
 }
@@ -56,6 +58,7 @@ void Runner::run_first(MutexLock& lock) {
   queue_.pop_front();
   current_->started = Clock::now();
   next_look_ = current_->started + kFirstLook;
+  can_ask_ = can_be_interrupted();
   ++runs_;
   const JobPtr job = current_;
   lock.unlock();
@@ -82,6 +85,7 @@ void Runner::run_first(MutexLock& lock) {
 
 void Runner::look(MutexLock& lock) {
   const auto now = Clock::now();
+  if (current_ && can_ask_ && interruption_is_pending()) ask_();
   if (!current_ || watching_ || now < next_look_) return;
   watching_ = true;
   lock.unlock();
@@ -98,6 +102,7 @@ void Runner::sleep(MutexLock& lock, std::condition_variable& notified, const Dea
   auto pause = kFirstLook;
   if (current_)
     pause = std::clamp(std::chrono::ceil<milliseconds>(next_look_ - Clock::now()), milliseconds(1), kLongestPause);
+  if ((current_ && can_ask_) || can_be_interrupted()) pause = std::min(pause, kUntilAsked);
   if (deadline != nullptr) pause = std::min(pause, milliseconds(deadline->remaining_ms()));
   notified.wait_for(lock.native(), pause);
 }
@@ -106,9 +111,15 @@ bool Runner::wait(const JobPtr& job, const Deadline* deadline) {
   const bool moves = progress_ != nullptr && progress_->is_up_to_this_thread();
   const bool runs = waiters_run_ || std::this_thread::get_id() == thread_.get_id();
   const auto since = Clock::now();
+  check_for_interruption();
   MutexLock lock(mutex_);
   while (!job->is_done) {
     if (deadline != nullptr && deadline->passed()) return false;
+    if (interruption_is_pending()) {
+      lock.unlock();
+      check_for_interruption();
+      lock.lock();
+    }
     look(lock);
     if (job->is_done) break;
     if (runs && !current_ && !queue_.empty()) {

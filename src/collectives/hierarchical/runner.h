@@ -30,19 +30,21 @@ using JobPtr = std::shared_ptr<Job>;
 /// Whoever waits without running anything watches the job that runs, now and then.
 class Runner {
  public:
+  /// `ask` is called some times a second while the job at hand runs on a thread that can be interrupted, once there was
+  /// an interruption of which no such thread has heard yet.
   /// `watch` is called while the job at hand runs on another thread, when it has run for a while and then at growing
   /// intervals, by one thread at a time. A thread to which `progress` is left
   /// makes it while it waits; null: messages move by themselves.
   /// `waiters_run`: threads that wait may run jobs. Not if jobs wait for other things than messages while only the
   /// waiting thread can move those.
-  Runner(std::function<void()> watch, Progress* progress, bool waiters_run);
+  Runner(std::function<void()> watch, std::function<void()> ask, Progress* progress, bool waiters_run);
   /// Waits for the job at hand, and forgets the others.
   ~Runner();
   Runner(const Runner&) = delete;
 
   /// Any thread. `at_once`: somebody will wait for it immediately.
   void add(JobPtr job, bool at_once);
-  /// Returns when the job is done, or at the deadline: false.
+  /// Returns when the job is done, or at the deadline: false. Throws an Interruption.
   bool wait(const JobPtr& job, const Deadline* deadline);
   bool is_done(const JobPtr& job);
   /// Whether this thread is in a job's `at_end`, which may be the thread that has to run what is started there.
@@ -58,7 +60,7 @@ class Runner {
   /// Sleeps until it is notified, or it is time to look.
   void sleep(MutexLock& lock, std::condition_variable& notified, const Deadline* deadline) LOCKSTEP_REQUIRES(mutex_);
 
-  const std::function<void()> watch_;
+  const std::function<void()> watch_, ask_;
   Progress* const progress_;
   const bool waiters_run_;
   Mutex mutex_;
@@ -67,6 +69,7 @@ class Runner {
   std::deque<JobPtr> queue_ LOCKSTEP_GUARDED_BY(mutex_);
   JobPtr current_ LOCKSTEP_GUARDED_BY(mutex_);
   bool watching_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool can_ask_ LOCKSTEP_GUARDED_BY(mutex_) = false;  ///< the thread that runs the job at hand
   Clock::time_point next_look_ LOCKSTEP_GUARDED_BY(mutex_);  ///< at the job at hand
   bool ending_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   bool ended_ LOCKSTEP_GUARDED_BY(mutex_) = false;   ///< the runner's thread has

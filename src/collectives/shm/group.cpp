@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/interruption.h"
 
 // The protocol. Operation s of a rank:
 //
@@ -188,6 +189,8 @@ void Group::run(Request request, std::chrono::milliseconds timeout) {
   try {
     queue_.push_back(OperationPtr(OperationPtr(), &operation));
     if (!is_over()) wait_locked(operation, timeout);
+  } catch (const Interruption&) {
+    throw;  // the group has ended, and the operation with it
   } catch (const std::exception& cause) {
     abort_operation(operation, cause.what());
     throw;
@@ -213,6 +216,10 @@ void Group::abort_operation(const Operation& operation, const char* why) {
 void Group::abort(const std::string& why) {
   check_process();
   const Lock guard(*this);
+  abort_locked(why);
+}
+
+void Group::abort_locked(const std::string& why) {
   if (left_.load(std::memory_order_relaxed) || is_over())
     return;  // a verdict must not change what an earlier one refers to
   char* text = world_.mine().abort_text;

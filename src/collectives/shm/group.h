@@ -151,7 +151,8 @@ class Group {
   bool everyone_finished(uint64_t sequence) LOCKSTEP_REQUIRES(mutex_);
   bool reads_pending_output(const Operation& operation) const LOCKSTEP_REQUIRES(mutex_);
 
-  // group_wait.cpp. The first two let the mutex go in between; nothing that can throw stands there.
+  // group_wait.cpp. The first two let the mutex go in between; they throw nothing but an Interruption, when the group
+  // has ended.
   void wait_locked(const Work& work, std::chrono::milliseconds timeout) LOCKSTEP_REQUIRES(mutex_);
   void sleep(const Work& work, std::chrono::microseconds at_most) LOCKSTEP_REQUIRES(mutex_);
   /// Whether a rank that this one waits for was last seen on the processor this thread runs on.
@@ -160,6 +161,9 @@ class Group {
   void wake_own_sleepers() LOCKSTEP_REQUIRES(mutex_);
   void find_departed_peers() LOCKSTEP_REQUIRES(mutex_);
   void time_out(const WaitPolicy& policy) LOCKSTEP_REQUIRES(mutex_);
+  /// Ends the group and throws the Interruption, if there is one. Lets the mutex go in between.
+  void stop_if_interrupted() LOCKSTEP_REQUIRES(mutex_);
+  void abort_locked(const std::string& why) LOCKSTEP_REQUIRES(mutex_);
   /// After an exception in run(): removes the operation from the queue and ends the group on every rank.
   void abort_operation(const Operation& operation, const char* why) LOCKSTEP_REQUIRES(mutex_);
   /// Whether there is a verdict; if so, fails everything pending with its text.

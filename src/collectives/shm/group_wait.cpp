@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/error.h"
+#include "base/interruption.h"
 #include "collectives/shm/futex.h"
 #include "collectives/shm/group.h"
 #include "rank_page/rank_board.h"
@@ -48,7 +49,10 @@ void Group::wait_locked(const Work& work, std::chrono::milliseconds timeout) {
         sleep(work, left);
       else
         time_out(policy);
-      if (policy.should_check_peers() && !work.done()) find_departed_peers();
+      if (policy.should_check_peers() && !work.done()) {
+        stop_if_interrupted();
+        find_departed_peers();
+      }
       continue;
     }
     if (step == WaitPolicy::Step::kSpin) {
@@ -129,6 +133,21 @@ void Group::find_departed_peers() {
   const uint64_t sequence = queue_.empty() ? 0 : queue_.front()->sequence;
   Verdict{left ? Verdict::Cause::kLeft : Verdict::Cause::kDied, rank(), culprit, sequence}.declare(world_);
   progress_locked();
+}
+
+void Group::stop_if_interrupted() {
+  if (!can_be_interrupted()) return;
+  std::exception_ptr interruption;
+  mutex_.unlock();  // a handler of the program may use the group
+  try {
+    check_for_interruption();
+  } catch (...) {
+    interruption = std::current_exception();
+  }
+  mutex_.lock();
+  if (!interruption) return;
+  abort_locked("it was interrupted (SIGINT, Ctrl-C) while it waited for other ranks");
+  std::rethrow_exception(interruption);
 }
 
 void Group::time_out(const WaitPolicy& policy) {

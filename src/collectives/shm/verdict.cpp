@@ -129,7 +129,7 @@ std::string Verdict::text(const World& world) const {
     case Cause::kTimeout: {
       const uint64_t missing = world.control(reporter).missing.load(std::memory_order_acquire);
       return who + " gave up waiting in " + where + ": " + world.control(reporter).abort_text + ", missing " +
-             names_of(world, missing) + kTimeoutHint;
+             names_of(world, missing) + timeout_hint;
     }
     case Cause::kAborted:
       return who + " aborted the group: " + world.control(reporter).abort_text;

@@ -2,6 +2,7 @@
 #include <ATen/record_function.h>
 
 #include "base/error.h"
+#include "base/interruption.h"
 #include "collectives/called_as.h"
 #include "collectives/shm/backend/backend_class.h"
 #include "collectives/shm/backend/page_notes.h"
@@ -34,6 +35,9 @@ void ShmBackend::finish_now(TensorRequest request) {
   if (shown) note_start(&request, request.title, request.inputs, sequence);
   try {
     shared_->group().run(std::move(request.parts.front()), bounded(request.timeout));
+  } catch (const Interruption&) {
+    if (shown) note_end(&request, sequence, /*failed=*/true);
+    throw;
   } catch (const Error& error) {
     if (shown) note_end(&request, sequence, /*failed=*/true);
     C10_THROW_ERROR(DistBackendError, error.what());

@@ -1,12 +1,15 @@
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/interruption.h"
 #include "collectives/cause.h"
 #include "rendezvous/meeting_store.h"
 
@@ -39,10 +42,30 @@ class C10dMeetingStore final : public MeetingStore {
     return translated([&] { return store_->check({key}); });
   }
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
-    translated([&] { store_->wait(keys, timeout); });
+    if (!can_be_interrupted()) return translated([&] { store_->wait(keys, timeout); });
+    const auto start = Clock::now();
+    while (!wait_for_a_while(keys, timeout - std::chrono::floor<std::chrono::milliseconds>(Clock::now() - start)))
+      check_for_interruption();
   }
 
  private:
+  /// Whether the keys have come; throws when all the time that is `left` has passed without them.
+  bool wait_for_a_while(const std::vector<std::string>& keys, std::chrono::milliseconds left) {
+    constexpr std::chrono::milliseconds kWhile{200};
+    if (left <= kWhile) {
+      translated([&] { store_->wait(keys, std::max(left, std::chrono::milliseconds(1))); });
+      return true;
+    }
+    const auto start = Clock::now();
+    try {
+      store_->wait(keys, kWhile);
+      return true;
+    } catch (const std::exception& cause) {
+      if (Clock::now() - start < kWhile / 2) throw Error(cause_of(cause));  // something else than the time
+    }
+    return false;
+  }
+
   const c10::intrusive_ptr<c10d::Store> store_;
 };
 
