@@ -5,12 +5,14 @@ import os
 import re
 import unittest
 
-from structure_test import MAY_INCLUDE, SOURCE, read
+from structure_test import MAY_INCLUDE, SOURCE, read, tracked
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "python/README.md"] + sorted(
     os.path.relpath(path, SOURCE) for path in glob.glob(os.path.join(SOURCE, "docs", "*.md")))
 PATH = re.compile(r"(?<![\w./~-])(?:src|include|tests|examples|bench|tools|scripts|docs|cmake|python)/[\w./*-]*\w[\w./*-]*")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
+NAME = re.compile(r"`([\w.]+\.(?:h|cpp|hpp|inc|py))`")
+FOREIGN = {"nccl.h"}  # files of others that the documents name
 
 
 def without_programs(text):
@@ -55,6 +57,17 @@ class Documents(unittest.TestCase):
                     missing.append(f"{document}: {path}")
         self.assertEqual(missing, [])
         self.assertGreater(seen, 50)
+
+    def test_files_named_without_a_path_are_there(self):
+        names = {os.path.basename(path) for path in tracked(".")} | FOREIGN
+        missing, seen = [], 0
+        for document in DOCUMENTS:
+            for name in NAME.findall(read(document)):
+                seen += 1
+                if name not in names:
+                    missing.append(f"{document}: {name}")
+        self.assertEqual(missing, [])
+        self.assertGreater(seen, 10)
 
     def test_links_lead_somewhere(self):
         broken, seen = [], 0
