@@ -6,18 +6,9 @@
 #include "collectives/group_state.h"
 #include "collectives/timeout_hint.h"
 #include "rank_page/rank_board.h"
+#include "rank_page/wait_on_page.h"
 
 namespace lockstep {
-namespace {
-
-/// Tells the launcher that this rank waits and does not compute, even while it spins.
-struct WaitOnPage {
-  WaitOnPage() { own_page().set_waiting(true); }
-  ~WaitOnPage() { own_page().set_waiting(false); }
-  WaitOnPage(const WaitOnPage&) = delete;
-};
-
-}  // namespace
 
 std::string describe_failure(const Work::State& state, const std::exception& cause) {
   // Our own engine has already said which rank is gone or missing; no other engine can. When another engine fails after

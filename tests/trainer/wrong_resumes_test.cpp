@@ -217,7 +217,7 @@ Programs of_parts() {
        }},
       {"net_of_another_shape", cannot_resume("`net`: the state does not fit the module"),
        [](Wrong& w) {
-         const torch::nn::Linear other(3, 4);
+         torch::nn::Linear other(3, 4);
          w.save([&](Checkpointer& to) { to.add("net", *w.net); });
          w.resume([&](Checkpointer& to) { to.add("net", *other); });
        }},

@@ -21,6 +21,7 @@
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/gloo/flight_recorder.h"
 #include "collectives/gloo/tree_reduction.h"
+#include "collectives/interruptible.h"
 #include "collectives/operand.h"
 #include "collectives/shm/backend/store_exchange.h"
 #include "collectives/typed_message.h"
@@ -76,6 +77,7 @@ class WatchedWork final : public c10d::Work {
     } catch (const std::exception& cause) {
       if (!inner_->isCompleted()) return false;  // only the pause is over
       if (inner_->isSuccess()) return inner_->wait();
+      if (const std::string why = recorder_->interruption(); !why.empty()) throw Error(why);
       const auto timeout = std::clamp(std::chrono::milliseconds(static_cast<int64_t>(seconds_since(started) * 500)),
                                       std::chrono::milliseconds(250), std::chrono::milliseconds(2000));
       throw Error(cause_of(cause) + "; " + recorder_->after_failure(entry_, timeout));
@@ -141,7 +143,7 @@ std::vector<at::Tensor> bytes_of_all(const std::vector<at::Tensor>& dense) {
   return bytes;
 }
 
-class GlooBackend final : public c10d::ProcessGroupGloo {
+class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible {
   using Work = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
@@ -230,6 +232,8 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   Work barrier(const c10d::BarrierOptions& options) override {
     return watched("barrier()", [&] { return ProcessGroupGloo::barrier(options); });
   }
+
+  void interrupt(const std::string& why) override { recorder_->interrupt(why); }
 
   int64_t bytes_sent() const { return *sent_; }
 
