@@ -50,6 +50,7 @@ concept HasReplicas = requires(T& model) {
   model.check_divergence();
   { *model.operator->() } -> std::convertible_to<torch::nn::Module&>;
   { model.parameters_to_ignore() } -> std::convertible_to<std::vector<std::string>>;
+  { model.last_accumulation() } -> std::convertible_to<int>;
 };
 
 /// Something of which each rank has its own part, and which knows how to use the parts of a different number of ranks.
@@ -115,10 +116,12 @@ class Checkpointer {
   Checkpointer& add(const std::string& name, torch::optim::Optimizer& optimizer, Scope scope = Scope::kAllRanks);
   /// The module of `model`, whose replicas are compared before each save (model.check_divergence()): a checkpoint holds
   /// rank 0's model, which must be everyone's. If replicas may differ between steps, add the module itself with another
-  /// scope.
+  /// scope. Rank 0 warns if as many ranks go on with another model.accumulate(n) than the checkpoint's run had: steps
+  /// are then of other samples, unless the batches have changed with it.
   template <HasReplicas T>
   Checkpointer& add(const std::string& name, T& model) {
-    add_replicas(name, *model.operator->(), model.parameters_to_ignore());
+    add_replicas(name, *model.operator->(), model.parameters_to_ignore(),
+                 [&model] { return model.last_accumulation(); });
     return check_before_saves([&model] { model.check_divergence(); });
   }
   template <HasState T>
@@ -155,7 +158,7 @@ class Checkpointer {
 
  private:
   Checkpointer& add_replicas(const std::string& name, torch::nn::Module& module,
-                             const std::vector<std::string>& ignored);
+                             const std::vector<std::string>& ignored, std::function<int()> accumulation);
 
   struct State;
   std::unique_ptr<State> state_;

@@ -13,6 +13,8 @@
 
 namespace lockstep {
 
+class ModuleWatch;
+
 struct EmaOptions {
   /// One average for each decay. A decay of d averages over roughly the last 1 / (1 - d) steps.
   std::vector<double> decays = {0.9999};
@@ -23,7 +25,7 @@ struct EmaOptions {
   bool warm_up = false;
   double warmup_gamma = 1;
   double warmup_power = 2.0 / 3;
-  double min_decay = 0;  ///< at least 0 and below 1
+  double min_decay = 0;  ///< at least 0, and no decay is below it
   /// During this many first updates the averages are the model itself.
   int64_t update_after_step = 0;
   /// Average floating-point buffers, such as the running statistics of batch norm, like parameters. False: the averaged
@@ -50,8 +52,8 @@ struct EmaOptions {
 /// weights that DistributedDataParallel or broadcast_parameters() sets to one rank's. A Checkpointer compares them. The
 /// Ema covers the parameters and buffers that the module has when it is made, and expects them to keep their device and
 /// dtype. Make a new one after layers were added or replaced: for a module that is held by a shared_ptr, TORCH_CHECK
-/// fails in the next call (of update(), in the first) that finds another parameter or buffer. Averages of 16-bit
-/// parameters have 32 bits, so that small steps are not lost. Used by one thread.
+/// fails in the next call that finds another parameter or buffer (update() looks at 64 layers in turn). Averages of
+/// 16-bit parameters have 32 bits, so that small steps are not lost. Used by one thread.
 class Ema {
  public:
   explicit Ema(const torch::nn::Module& module, EmaOptions options = {});
@@ -93,6 +95,7 @@ class Ema {
 
   EmaOptions options_;
   std::weak_ptr<const torch::nn::Module> module_;  ///< null: nobody knows whether it has other tensors now
+  std::shared_ptr<ModuleWatch> watch_;             ///< of it; null without it
   std::vector<Tracked> tracked_;
   std::vector<std::pair<std::string, size_t>> names_;  ///< each name's index in tracked_
   int64_t updates_ = 0;

@@ -40,7 +40,8 @@ class Metric {
   void reset();
 
  protected:
-  explicit Metric(int64_t numbers) : numbers_(static_cast<size_t>(numbers)) {}
+  /// As many numbers as it counts.
+  explicit Metric(int64_t numbers);
   Metric(const Metric&) = default;
   Metric(Metric&&) = default;
   Metric& operator=(const Metric&) = default;
@@ -92,8 +93,8 @@ class Metrics {
   }
 
   /// Sums what was counted since the last time over all ranks. A collective: every rank of `group` calls it, with the
-  /// same metrics (names, types, options) in the same order; it is one all-reduce of all their numbers, or two if there
-  /// are many. Throws Error like every collective, and also if another rank called reduce_failed, or has other metrics.
+  /// same metrics (names, types, options, sizes) in the same order; it is one all-reduce of all their numbers, or two if
+  /// there are many. Throws Error like every collective, and also if another rank called reduce_failed, or has other metrics.
   void reduce(const Group& group);
   /// Instead of reduce, on a rank that has no result: the other ranks do not wait for it, but throw an Error that names
   /// it. Itself throws only what a collective may throw.
@@ -109,7 +110,7 @@ class Metrics {
   void reduce(const Group& group, bool failed);
   /// The sums over all virtual ranks, in the order of their tree, where a rank works for several.
   std::vector<double> reduce_virtual_ranks(const Group& group) const;
-  /// A line for each metric: name, type, options.
+  /// A line for each metric: name, type, options, how many numbers.
   std::string description() const;
   std::vector<std::pair<std::string, std::unique_ptr<Metric>>> metrics_;
 };

@@ -42,6 +42,8 @@ class Replica {
   /// `n` >= 1. Divide the loss by n to get the mean over the n passes. If the data ends before n passes are complete,
   /// the next backward that reduces, or reduce_gradients(), reduces the rest.
   [[nodiscard]] Accumulation accumulate(int n);
+  /// `n` of the last accumulate(n); 0 before the first.
+  int last_accumulation() const;
   /// Whether the last backward reduced gradients, so that it is time for optimizer.step() and zero_grad(). False after
   /// a backward that no_sync() or accumulate() kept local and, where this rank works for several virtual ranks, until
   /// all of them have run theirs.

@@ -22,12 +22,15 @@ struct CheckpointPart {
   /// A model whose parameters are equal on all ranks but for the ignored ones; null for other parts.
   torch::nn::Module* replicas = nullptr;
   std::set<std::string> ignored = {};
+  /// How many backward passes make a step of the replicas; 0: not said yet. Null for other parts.
+  std::function<int()> accumulation = nullptr;
   /// Its state as it lies in slices on the ranks of a group; none where a rank has all of it. Null: it never does.
   std::function<std::optional<c10::IValue>(const Group& group)> save_in_slices = nullptr;
 };
 
 // Beside the parts, the dictionary in the file has these.
 constexpr const char* kStepKey = "step";
+constexpr const char* kAccumulationKey = "accumulated_passes";
 constexpr const char* kVirtualRanksKey = "virtual_ranks";  ///< their number; missing: there are none
 constexpr const char* kThreadsKey = "threads";             ///< that an operator used, with virtual ranks
 

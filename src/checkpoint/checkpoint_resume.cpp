@@ -35,6 +35,38 @@ std::optional<CheckpointManifest> newest_intact(const CheckpointFolder& folder) 
   return {};
 }
 
+std::string kind_of_value(const c10::IValue& value) {
+  if (value.isTensor() && value.toTensor().defined())
+    return c10::str("a tensor (", value.toTensor().scalar_type(), " ", value.toTensor().sizes(), ")");
+  if (value.isList()) return "a list of " + std::to_string(value.toListRef().size());
+  if (!value.isGenericDict()) return "a " + value.tagKind();
+  std::string keys;
+  for (const auto& item : value.toGenericDict()) {
+    if (keys.size() > 60) return "a dictionary with" + keys + " and more";
+    keys += item.key().isString() ? " `" + item.key().toStringRef() + "`" : " " + std::to_string(item.key().toInt());
+  }
+  return keys.empty() ? "an empty dictionary" : "a dictionary with" + keys;
+}
+
+/// Runs `load`, which may be the program's own and throw anything for a value that it does not expect: LibTorch calls
+/// that a bug of its own. Throws Error that says what the checkpoint has.
+void load_value(const c10::IValue& value, const std::function<void()>& load) {
+  std::string problem;
+  try {
+    return load();
+  } catch (const Error&) {
+    throw;
+  } catch (const c10::Error& error) {
+    problem = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  if (problem.empty() || problem.find("INTERNAL ASSERT") != std::string::npos)
+    problem = "it expects another type";
+  throw Error("the checkpoint has " + kind_of_value(value) +
+              " here, which the part's load() does not take: " + problem);
+}
+
 /// Loads one rank's parts, and collects what does not fit.
 class PartLoader {
  public:
@@ -43,6 +75,7 @@ class PartLoader {
   void load(const std::function<CheckpointImage()>& open);
   /// Of the checkpoint.
   int64_t step() const { return step_; }
+  const AccumulationCheck& accumulation() const { return accumulation_; }
   /// A line for each part that does not fit; "" if all do.
   const std::string& problems() const { return problems_; }
 
@@ -67,6 +100,7 @@ class PartLoader {
   const Group& group_;
   const std::shared_ptr<VirtualRanks> virtual_ranks_ = state_of(group_).virtual_ranks;  ///< null: none
   int64_t step_ = 0;
+  AccumulationCheck accumulation_;
   std::string problems_;
 };
 
@@ -76,6 +110,7 @@ void PartLoader::load(const std::function<CheckpointImage()>& open) {
     check_virtual_ranks(image.whole);
     load_scope(image.whole, /*of_each_rank=*/false);
     step_ = image.whole.at(kStepKey).toInt();
+    accumulation_.note_resumed(image.whole, step_, parts_, group_);
     if (static_cast<int>(image.ranks) != group_.world_size()) return load_from_other_ranks(image);
     const Dict own = image.state_of_rank(static_cast<size_t>(group_.rank()));
     load_scope(own, /*of_each_rank=*/true);
@@ -107,7 +142,10 @@ void PartLoader::restore_virtual_states(const CheckpointImage& image) const {
 
 void PartLoader::load_scope(const Dict& from, bool of_each_rank) {
   for (const CheckpointPart& part : parts_)
-    if ((part.scope == Scope::kEachRank) == of_each_rank) try_part(part, [&] { part.part.load(find(part, from)); });
+    if ((part.scope == Scope::kEachRank) == of_each_rank) try_part(part, [&] {
+        const c10::IValue& value = find(part, from);
+        load_value(value, [&] { part.part.load(value); });
+      });
 }
 
 /// The checkpoint is of another number of ranks: only parts that know how to share out their states are resumed.
@@ -135,7 +173,7 @@ void PartLoader::load_from_other_ranks(const CheckpointImage& image) {
 void PartLoader::load_from_ranks(const CheckpointPart& part, const std::vector<Dict>& ranks) {
   std::vector<c10::IValue> states;
   for (const Dict& rank : ranks) states.push_back(find(part, rank));
-  part.part.load_from_ranks(states);
+  if (!states.empty()) load_value(states.front(), [&] { part.part.load_from_ranks(states); });
 }
 
 CheckpointImage image_of_file(const std::string& path) {
@@ -208,6 +246,7 @@ std::optional<ResumedCheckpoint> resume_parts(const std::vector<CheckpointPart>&
   PartLoader loader(parts, group);
   loader.load([&] { return from_memory ? memory->image(choice.sequence) : image_of_file(resumed.path); });
   resumed.step = loader.step();
+  resumed.accumulation = loader.accumulation();
   resumed.step_on_disk = from_memory ? choice.step_on_disk : resumed.step;
   const auto problems = group.all_gather_bytes(loader.problems());  // nobody reads memory any more after this
   std::string text;

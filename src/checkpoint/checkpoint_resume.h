@@ -7,6 +7,7 @@
 
 #include <lockstep/group.h>
 
+#include "checkpoint/accumulation.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/memory_tier.h"
@@ -18,6 +19,7 @@ struct ResumedCheckpoint {
   std::string path;  ///< empty: it was in memory
   int64_t step = 0;
   int64_t step_on_disk = 0;  ///< of the newest in the folder; 0: there is none
+  AccumulationCheck accumulation = {};
 };
 
 /// Loads `parts` on all ranks from the newest intact checkpoint, which rank 0 chooses, in memory (null: there is no

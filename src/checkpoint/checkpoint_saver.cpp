@@ -11,7 +11,7 @@
 #include "base/borrowed_weights.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/rank_names.h"
+#include "checkpoint/accumulation.h"
 #include "checkpoint/packed_object.h"
 #include "checkpoint/random_states.h"
 #include "checkpoint/state_comparison.h"
@@ -41,6 +41,7 @@ CommonState common_state(const std::vector<CheckpointPart>& parts, const Group& 
     if (part.scope == Scope::kAllRanks || group.rank() == 0)
       common.parts.insert(part.name, in_slices ? *in_slices : part.part.save());
   }
+  insert_accumulation(common.parts, parts, group);
   return common;
 }
 
@@ -63,6 +64,9 @@ void refuse_borrowed(const c10::IValue& value, const std::string& name) {
   } else if (value.isGenericDict()) {
     for (const auto& item : value.toGenericDict())
       refuse_borrowed(item.value(), item.key().isString() ? name + '.' + item.key().toStringRef() : name);
+  } else if (value.isList() || value.isTuple()) {
+    const auto items = value.isList() ? value.toList().vec() : value.toTupleRef().elements().vec();
+    for (size_t i = 0; i < items.size(); ++i) refuse_borrowed(items[i], name + '.' + std::to_string(i));
   }
 }
 
@@ -71,15 +75,6 @@ std::string text_of_score(std::optional<double> score) {
   char text[32];
   std::snprintf(text, sizeof text, "%.17g", *score);
   return text;
-}
-
-/// Says what is not the same on all ranks; "" if it is.
-std::string difference_of(const std::string& what, const std::vector<std::string>& ranks) {
-  for (const std::string& other : ranks)
-    if (other != ranks[0])
-      return "ranks save different " + what + ": " + ranks[0] + " on " + ranks_with(ranks, ranks[0]) + " and " + other +
-             " on " + ranks_with(ranks, other) + "; every rank must make the same call";
-  return "";
 }
 
 Dict whole_state(const Dict& common, int64_t step, const std::vector<std::string>& own_states,
@@ -195,11 +190,14 @@ CheckpointMessage CheckpointSaver::collect(std::vector<std::string> sent, const 
       scores.push_back(message.text.substr(0, end));
       lines.push_back(message.text.erase(0, std::min(end + 1, message.text.size())));
     }
-    if (const std::string other = difference_of("steps", steps); !other.empty()) throw Error(other);
+    const auto compare = [](const char* what, const std::vector<std::string>& ranks) {
+      if (const std::string other = difference_of_calls(what, ranks); !other.empty()) throw Error(other);
+    };
+    compare("ranks save different steps", steps);
     if (failures.size() == sent.size() && std::count(failures.begin(), failures.end(), failures[0]) == std::ssize(sent))
       result.text = failures[0];
     if (result.outcome == Outcome::kFailed) return;
-    if (const std::string other = difference_of("scores", scores); !other.empty()) throw Error(other);
+    compare("ranks save different scores", scores);
     result.text = difference_of_lines(lines);
     if (!result.text.empty()) {
       result.outcome = Outcome::kDiverged;

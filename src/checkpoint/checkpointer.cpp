@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/first_difference.h"
 #include "base/weights_set.h"
+#include "checkpoint/accumulation.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/checkpoint_resume.h"
 #include "checkpoint/checkpoint_saver.h"
@@ -43,6 +44,7 @@ struct Checkpointer::State {
   SaveSchedule schedule;
   const std::unique_ptr<MemoryTier> memory;  ///< null: disk alone
   int64_t resumed_step = 0;
+  AccumulationCheck accumulation;
   int64_t newest = -1;  ///< step that this run has saved or resumed; -1: none
   bool parts_compared = false;
 };
@@ -108,6 +110,7 @@ void Checkpointer::State::save(int64_t step, std::optional<double> score) {
   using Outcome = CheckpointMessage::Outcome;
   compare_parts();
   begin_run();
+  accumulation.look_before_save(step, parts, group);
   for (const auto& check : checks) check();
   const OperationLabel label("a checkpoint");
   const CheckpointMessage result = saver.save(parts, step, score, failure_of([&] { check_step(step); }));
@@ -128,12 +131,13 @@ void Checkpointer::State::save(int64_t step, std::optional<double> score) {
 bool Checkpointer::State::step(int64_t step) {
   begin_run();
   const bool to_memory = memory && memory->is_due(step);
-  if (to_memory || newest < 0 || step < 0)
-    if (const std::string problem = failure_of([&] { check_step(step); }); !problem.empty())
-      throw Error("Checkpointer::step(" + std::to_string(step) + "): " + problem);
+  std::string problem;
+  if (to_memory || newest < 0 || step < 0) problem = failure_of([&] { check_step(step); });
+  if (!to_memory && !problem.empty()) throw Error("Checkpointer::step(" + std::to_string(step) + "): " + problem);
   if (to_memory) {
     compare_parts();
-    memory->save(parts, step);
+    accumulation.look_before_save(step, parts, group);
+    memory->save(parts, step, std::move(problem));
     newest = step;
   }
   if (!schedule.is_due(step)) return false;
@@ -149,6 +153,7 @@ bool Checkpointer::State::resume() {
   if (!resumed) return false;
   note_weights_set();
   resumed_step = newest = resumed->step;
+  accumulation = resumed->accumulation;
   schedule.start_after(resumed->step_on_disk);
   if (memory) memory->start_after(resumed->step);
   if (resumed->path.empty()) own_page().note_memory_checkpoint(resumed->step);
@@ -174,7 +179,8 @@ Checkpointer::~Checkpointer() = default;
 
 Checkpointer& Checkpointer::add(const std::string& name, Part part, Scope scope) {
   TORCH_CHECK(name != kStepKey && name != kRanksKey && name != kRandom && name != kRandomCuda &&
-                  name != kRandomVirtual && name != kVirtualRanksKey && name != kThreadsKey && !name.empty(),
+                  name != kRandomVirtual && name != kVirtualRanksKey && name != kThreadsKey &&
+                  name != kAccumulationKey && !name.empty(),
               "Checkpointer: a part cannot be called `", name,
               "`, which the file needs for itself; choose another name");
   for (const auto& known : state_->parts)
@@ -202,10 +208,11 @@ Checkpointer& Checkpointer::add(const std::string& name, torch::optim::Optimizer
 }
 
 Checkpointer& Checkpointer::add_replicas(const std::string& name, torch::nn::Module& module,
-                                         const std::vector<std::string>& ignored) {
+                                         const std::vector<std::string>& ignored, std::function<int()> accumulation) {
   add(name, module, Scope::kRankZero);
   state_->parts.back().replicas = &module;
   state_->parts.back().ignored = {ignored.begin(), ignored.end()};
+  state_->parts.back().accumulation = std::move(accumulation);
   return *this;
 }
 

@@ -15,11 +15,12 @@
 #include "base/huge_pages.h"
 #include "base/shared_segment.h"
 #include "base/state_memory.h"
+#include "checkpoint/accumulation.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/checkpoint_saver.h"
 #include "checkpoint/memory/slot_source.h"
+#include "checkpoint/memory_agreement.h"
 #include "checkpoint/object_reader.h"
-#include "checkpoint/state_comparison.h"
 #include "collectives/group_state.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
@@ -89,6 +90,7 @@ SplitState split_state(const std::vector<CheckpointPart>& parts, int64_t step, c
     }
   }
   insert_step(state.common, step, virtual_ranks);
+  insert_accumulation(state.common, parts, group);
   const MemoryDict own_state = state_of_rank(parts, virtual_ranks);
   state.own.insert(kRanksKey, own_state);
   state.own.insert(kRankZeroKey, rank_zero);
@@ -174,24 +176,37 @@ MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machi
     : group_(group),
       memory_(std::move(memory)),
       machines_(std::move(machines)),
-      folder_(std::filesystem::absolute(folder).lexically_normal().string()),
+      folder_(folder),
       owner_(owner_of(folder)),
       every_(*options.memory_every_n_steps),
       may_give_up_(options.disk_if_no_memory) {}
 
 MemoryTier::~MemoryTier() { in_use = false; }
 
-void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step) {
+void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step, std::string problem) {
   const OperationLabel label("a checkpoint in memory");
+  SplitState state;
+  std::optional<ObjectWriter> written_by_all, written_here;
+  Hash hash;
+  if (problem.empty())
+    problem = failure_of([&] {
+      state = split_state(parts, step, group_);
+      written_by_all.emplace(state.common);
+      written_here.emplace(state.own);
+      hash.add(written_by_all->pickle());
+    });
+  const uint64_t layout = std::strtoull(hash.digits().c_str(), nullptr, 16);
+  compare_memory_saves(group_, {.step = step,
+                                .folder = folder_,
+                                .layout = layout,
+                                .common = &state.common,
+                                .sampled = written_by_all && writer_ ? &*written_by_all : nullptr,
+                                .problem = std::move(problem)});
   last_step_ = step;
-  const SplitState state = split_state(parts, step, group_);
-  const ObjectWriter common(state.common), own(state.own);
+  const ObjectWriter &common = *written_by_all, &own = *written_here;
   // Where there is room for certain, nothing is counted beforehand: that takes as long as writing hundreds of headers.
   if ((!writer_ || common.most_bytes() > common_capacity_) && !has_room(state.common, common, own)) return;
   if (own.most_bytes() > own_capacity_) open_own_windows(own.most_bytes());
-  Hash hash;
-  hash.add(common.pickle());
-  const uint64_t layout = std::strtoull(hash.digits().c_str(), nullptr, 16);
   machines_.exchange(group_, own, layout);
   wait_for_last_save(step);
   writer_->begin();
@@ -235,19 +250,9 @@ bool MemoryTier::reserve(const MemoryDict& common, uint64_t common_bytes, uint64
     return false;
   }
   if (writer_) return true;
-  const CheckpointMessage equal = share(
-      [&](CheckpointMessage& mine) {
-        if (group_.world_size() > 1) mine.text = lines_of_state(common);
-      },
-      [&](const std::vector<CheckpointMessage>& ranks) {
-        std::vector<std::string> lines;
-        for (const CheckpointMessage& rank : ranks) lines.push_back(rank.text);
-        const std::string difference = difference_of_lines(lines);
-        if (!difference.empty()) throw Error(difference);
-      });
-  if (equal.outcome == Outcome::kFailed) throw_difference(equal.text);
+  compare_memory_states(group_, common);
   const SlotTurn turn = MemoryMachines::agree_on_turn(group_, *memory_);
-  if (machines_.leads()) note_place(*memory_, owner_, folder_);
+  if (machines_.leads()) note_place(*memory_, owner_, std::filesystem::absolute(folder_).lexically_normal().string());
   writer_.emplace(*memory_, group_.rank(), group_.world_size(), turn);
   machines_.begin_keeping(*memory_, turn);
   return true;
@@ -287,12 +292,6 @@ void MemoryTier::check_room(const std::vector<CheckpointMessage>& ranks) const {
                      " are available");
 }
 
-void MemoryTier::throw_difference(const std::string& what) {
-  own_page().fail(RankFailure::kDiverged, -1, what);
-  throw Error("a checkpoint in memory holds one state for all ranks, so it must be the same on all of them: " + what +
-              ". Add a part that may differ with Scope::kEachRank or Scope::kRankZero");
-}
-
 void MemoryTier::open_windows(uint64_t common_bytes, uint64_t own_bytes) {
   constexpr uint64_t kLine = 64;
   const auto rank = static_cast<uint64_t>(machines_.rank_here()), ranks = static_cast<uint64_t>(machines_.ranks_here());
@@ -327,11 +326,6 @@ void MemoryTier::wait_for_last_save(int64_t step) const {
                   std::to_string(rank) + " has not saved the one before; all ranks must call step() for each step");
     if (++turns > 100) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
-  const int other = writer_->differing_rank();
-  if (other < 0) return;
-  throw_difference("the state before step " + std::to_string(step) +
-                   " has other numbers, strings, names or shapes on rank " + std::to_string(other) + " than on rank " +
-                   std::to_string(group_.rank()));
 }
 
 std::optional<WholeSlot> MemoryTier::newest_intact() const {

@@ -23,11 +23,10 @@ namespace lockstep {
 /// Checkpoints in the memory of the launcher, which ranks of a restart go on from.
 ///
 /// What is equal on all ranks is one image, the bytes of a .pt file, of which each rank writes its range straight from
-/// the tensors; behind it each rank leaves what is its own, and rank 0 also what is taken from rank 0 alone. Ranks do
-/// not communicate for a save, except for the first one and when the image outgrows the memory that was committed; on
-/// several machines each holds the whole, and ranks exchange what is their own (memory_machines.h).
-/// Which rank writes when is the business of SlotWriter. Each
-/// save compares everything but the bytes of tensors, and the first one of a start those as well.
+/// the tensors; behind it each rank leaves what is its own, and rank 0 also what is taken from rank 0 alone. Each save
+/// begins with one small message in which ranks compare everything but the bytes of tensors, and a few of those
+/// (memory_agreement.h); the first save of a start compares all of them. On several machines each holds the whole, and
+/// ranks exchange what is their own (memory_machines.h). Which rank writes when is the business of SlotWriter.
 class MemoryTier {
  public:
   /// Null if the program wants none, or may do without and there is no memory for it (rank 0 warns). Otherwise throws
@@ -45,8 +44,9 @@ class MemoryTier {
     gathered_ = false;  // some tensors are new
   }
   /// All ranks call it. Throws Error on all ranks if there is too little memory, unless the program may do without: it
-  /// then gives up. Throws Error on the ranks that notice it if ranks have different states.
-  void save(const std::vector<CheckpointPart>& parts, int64_t step);
+  /// then gives up. Throws Error on all ranks, before anything is written, if they have different steps or states, or
+  /// one of them cannot save. `problem`: why this rank must not save that step; "" if it may.
+  void save(const std::vector<CheckpointPart>& parts, int64_t step, std::string problem);
 
   /// The newest that can be read, on every machine; for rank 0. All ranks call it, while nobody saves.
   std::optional<WholeSlot> newest_intact() const;
@@ -62,7 +62,6 @@ class MemoryTier {
   CheckpointMessage share(const std::function<void(CheckpointMessage&)>& say,
                           const std::function<void(const std::vector<CheckpointMessage>&)>& look) const;
   void check_room(const std::vector<CheckpointMessage>& ranks) const;
-  [[noreturn]] static void throw_difference(const std::string& what);
   void open_windows(uint64_t common_bytes, uint64_t own_bytes);
   void open_own_windows(uint64_t own_bytes);
   void wait_for_last_save(int64_t step) const;
@@ -72,7 +71,7 @@ class MemoryTier {
   const Group group_;
   const std::unique_ptr<MappedSlots> memory_;
   MemoryMachines machines_;
-  const std::string folder_;  ///< of the checkpoints on disk, from the root on
+  const std::string folder_;  ///< of the checkpoints on disk
   const uint64_t owner_;
   const int64_t every_;
   const bool may_give_up_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/hash.h"
 #include "checkpoint/format/pt_file.h"
 #include "checkpoint/object_reader.h"
 #include "checkpoint/scalar_type.h"
@@ -105,6 +106,8 @@ void ObjectWriter::add_tensor(const at::Tensor& given, const Place& place) {
   at::Tensor tensor = given.detach();
   if (tensor.is_conj() || tensor.is_neg()) tensor = tensor.resolve_conj().resolve_neg();
   const size_t storage = storage_of(tensor);
+  if (tensor.is_cpu() && tensor.numel() > 0 && tensor.is_non_overlapping_and_dense())
+    dense_.push_back({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
   pickle_writer_.tensor({.dtype = dtype,
                          .storage = std::to_string(storage),
                          .storage_bytes = storages_[storage].nbytes(),
@@ -168,6 +171,7 @@ void ObjectWriter::detach_from_tensors(ObjectWriter* old) {
     bytes = std::move(copy);
   }
   kept_.clear();
+  dense_.clear();
   places_.clear();
   others_.reset();
 }
@@ -184,6 +188,25 @@ void ObjectWriter::write(ByteSink& sink, const std::string& name, ZipWriter::Che
     writer.end_storage();
   }
   writer.finish();
+}
+
+uint64_t ObjectWriter::hash_of_samples(uint64_t turn) const {
+  constexpr size_t kWords = 256;  // of all tensors, where they are fewer: each is a cache line that comes from memory
+  constexpr uint64_t kWordBytes = sizeof(uint64_t);
+  const size_t words_each = std::max<size_t>(1, kWords / std::max<size_t>(1, dense_.size()));
+  uint64_t place = Hash::mixed(Hash::kStart, turn), hash = Hash::kStart;
+  for (const Bytes& tensor : dense_) {
+    for (size_t i = 0; i < words_each; ++i) {
+      place = Hash::mixed(place, i);
+      uint64_t word = 0;
+      if (tensor.count < kWordBytes)
+        std::memcpy(&word, tensor.data, tensor.count);
+      else
+        std::memcpy(&word, tensor.data + place % (tensor.count / kWordBytes) * kWordBytes, kWordBytes);
+      hash = Hash::mixed(hash, word);
+    }
+  }
+  return hash;
 }
 
 uint64_t ObjectWriter::bytes() const {

@@ -40,6 +40,8 @@ class ObjectWriter {
   uint64_t most_bytes() const { return bytes() + pickle_.size() + (storages_.size() + 10) * 512; }
   /// Everything but the bytes of the tensors.
   const std::string& pickle() const { return pickle_; }
+  /// A hash of a few elements of every tensor whose memory on the CPU has no gaps: of others for another `turn`.
+  uint64_t hash_of_samples(uint64_t turn) const;
 
  private:
   struct Place;
@@ -55,6 +57,11 @@ class ObjectWriter {
   std::unordered_map<const void*, size_t> places_;  ///< of storages
   std::vector<c10::Storage> storages_;              ///< their bytes, on the CPU
   std::vector<c10::Storage> kept_;                  ///< so that no two have the same address
+  struct Bytes {
+    const std::byte* data;
+    uint64_t count;
+  };
+  std::vector<Bytes> dense_;                        ///< where those tensors lie that have no gaps
   std::unique_ptr<SliceStream> others_;             ///< brings slices; null: nothing is to be brought
 };
 

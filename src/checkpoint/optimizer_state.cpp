@@ -11,6 +11,7 @@
 #include <lockstep/master_weights.h>
 
 #include "base/error.h"
+#include "checkpoint/copy_problem.h"
 #include "checkpoint/optimizer_kind.h"
 #include "checkpoint/optimizer_state.h"
 #include "collectives/group_state.h"
@@ -47,6 +48,8 @@ std::string key_of(size_t place, const Field& field) { return std::to_string(pla
 
 /// Empty if `value` fits into `field` of a parameter, else what is wrong.
 std::string problem_of(const at::Tensor& value, const Field& field, const at::Tensor& parameter) {
+  std::string problem = field.is_scalar ? problem_of_given(value) : problem_of_copy(value, parameter, "the parameter");
+  if (!problem.empty()) return problem;
   std::ostringstream text;
   if (value.sizes() != (field.is_scalar ? at::IntArrayRef() : parameter.sizes())) {
     text << "shape " << value.sizes() << " given, ";

@@ -120,4 +120,12 @@ std::string difference_of_lines(const std::vector<std::string>& ranks) {
   return "";
 }
 
+std::string difference_of_calls(const std::string& what, const std::vector<std::string>& ranks) {
+  for (const std::string& other : ranks)
+    if (other != ranks[0])
+      return what + ": " + ranks[0] + " on " + ranks_with(ranks, ranks[0]) + " and " + other +
+             " on " + ranks_with(ranks, other) + "; every rank must make the same call";
+  return "";
+}
+
 }  // namespace lockstep

@@ -16,4 +16,8 @@ std::string lines_of_state(const c10::IValue& state, bool in_slices = false);
 /// ranks 0, 2"; "" if none does. Element r is rank r's lines.
 std::string difference_of_lines(const std::vector<std::string>& ranks);
 
+/// "ranks save different steps: 1 on rank 0 and 2 on rank 1; every rank must make the same call"; "" if all are the
+/// same. `what`: up to the colon. Element r is rank r's.
+std::string difference_of_calls(const std::string& what, const std::vector<std::string>& ranks);
+
 }  // namespace lockstep

@@ -2,7 +2,6 @@
 #include <sstream>
 
 #include <ATen/ATen.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 
 #include <lockstep/checkpoint.h>
@@ -10,6 +9,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/weights_set.h"
+#include "checkpoint/copy_problem.h"
 #include "checkpoint/name_match.h"
 
 namespace lockstep {
@@ -21,23 +21,6 @@ std::string shape_of(const at::Tensor& tensor) {
   std::ostringstream text;
   text << tensor.sizes();
   return text.str();
-}
-
-/// Why what is given cannot be copied to where it belongs, whatever its shape; "" if it can.
-std::string problem_of_copy(const at::Tensor& given, const at::Tensor& own) {
-  const auto kind = [](const at::Tensor& tensor) {
-    std::ostringstream text;
-    text << tensor.layout();
-    return text.str();
-  };
-  if (!given.defined()) return "an undefined tensor given";
-  if (!own.defined()) return "undefined in the module";
-  if (given.is_meta()) return "given on the meta device, which holds no numbers";
-  if (own.is_meta()) return "on the meta device in the module, which holds no numbers; move it (to_empty) first";
-  if (given.layout() != own.layout()) return kind(given) + " given, " + kind(own) + " in the module";
-  if (own.layout() == at::kStrided && at::has_internal_overlap(own) == at::MemOverlap::Yes)
-    return "its elements share memory in the module (expand()), so they cannot be set each; clone it first";
-  return "";
 }
 
 }  // namespace
@@ -66,7 +49,7 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
       problems += "\n  missing: " + item.key();
       const std::string near = looked_up++ < kMaxLookedUp ? nearest_name(item.key(), report.unexpected) : std::string();
       if (!near.empty()) problems += " (near: " + near + ")";
-    } else if (const std::string problem = problem_of_copy(found->second, item.value()); !problem.empty()) {
+    } else if (const auto problem = problem_of_copy(found->second, item.value(), "the module"); !problem.empty()) {
       problems += "\n  " + item.key() + ": " + problem;
     } else if (found->second.sizes() != item.value().sizes()) {
       problems += "\n  shape of " + item.key() + ": " + shape_of(found->second) + " given, " + shape_of(item.value()) +

@@ -40,8 +40,11 @@ NoSyncGuard Replica::no_sync() { return NoSyncGuard(state_->shared_passes); }
 
 Accumulation Replica::accumulate(int n) {
   TORCH_CHECK(n >= 1, "accumulate(", n, "): gradients are reduced in every n-th backward; n must be at least 1");
+  state_->passes.last_accumulation = n;
   return Accumulation(state_->shared_passes, n);
 }
+
+int Replica::last_accumulation() const { return state_->passes.last_accumulation; }
 
 bool Replica::step_complete() const { return state_->passes.since_reduction == 0; }
 

@@ -5,6 +5,8 @@
 
 #include <torch/csrc/jit/api/module.h>
 
+#include "collectives/module_watch.h"
+
 namespace lockstep {
 namespace {
 
@@ -14,14 +16,6 @@ NamedTensors each_once(NamedTensors tensors) {
   return tensors;
 }
 
-/// The parameters that a module holds directly, without the copy of all names that named_parameters() makes: with a
-/// thousand parameters, that took 0.1 ms in each call.
-struct Held : torch::nn::Module {
-  static const torch::OrderedDict<std::string, at::Tensor>& parameters_of(const torch::nn::Module& module) {
-    return module.*(&Held::parameters_);
-  }
-};
-
 class NnModule final : public Source {
  public:
   explicit NnModule(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
@@ -30,56 +24,10 @@ class NnModule final : public Source {
   NamedTensors buffers() const override { return list(module_->named_buffers()); }
   bool is_training() const override { return module_->is_training(); }
 
-  bool is_edited() override {
-    for (size_t looked = 0; looked < std::min(kModulesAtOnce, layers_.size()); ++looked) {
-      next_ = (next_ + 1) % layers_.size();
-      if (layers_[next_].is_edited()) return true;
-    }
-    return false;
-  }
-
-  void remember() override {
-    layers_.clear();
-    layers_.push_back(Layer::of(module_));
-    for (size_t i = 0; i < layers_.size(); ++i)
-      for (const auto& child : std::vector(layers_[i].children)) layers_.push_back(Layer::of(child));
-    next_ = 0;
-  }
+  bool is_edited() override { return watch_.is_edited(); }
+  void remember() override { watch_.remember(*module_); }
 
  private:
-  static constexpr size_t kModulesAtOnce = 64;
-
-  /// One module and what it held directly when remember() was called.
-  struct Layer {
-    std::shared_ptr<torch::nn::Module> module;
-    std::vector<std::shared_ptr<torch::nn::Module>> children;
-    std::vector<const c10::TensorImpl*> parameters;
-    std::vector<const c10::TensorImpl*> buffers;
-
-    static Layer of(const std::shared_ptr<torch::nn::Module>& module) {
-      Layer layer{module, module->children(), {}, {}};
-      for (const auto& parameter : Held::parameters_of(*module))
-        layer.parameters.push_back(parameter.value().unsafeGetTensorImpl());
-      for (const auto& buffer : module->named_buffers(/*recurse=*/false))
-        layer.buffers.push_back(buffer.value().unsafeGetTensorImpl());
-      return layer;
-    }
-
-    bool is_edited() const {
-      // Most layers have no or few buffers, so the copy that named_buffers() makes costs little. The module's own
-      // dictionary is private.
-      return !are(parameters, Held::parameters_of(*module)) ||
-             !are(buffers, module->named_buffers(/*recurse=*/false)) || module->children() != children;
-    }
-
-    static bool are(const std::vector<const c10::TensorImpl*>& known,
-                    const torch::OrderedDict<std::string, at::Tensor>& now) {
-      return std::equal(
-          now.begin(), now.end(), known.begin(), known.end(),
-          [](const auto& item, const c10::TensorImpl* tensor) { return item.value().unsafeGetTensorImpl() == tensor; });
-    }
-  };
-
   static NamedTensors list(const torch::OrderedDict<std::string, at::Tensor>& dictionary) {
     NamedTensors tensors;
     for (const auto& item : dictionary)
@@ -88,8 +36,7 @@ class NnModule final : public Source {
   }
 
   const std::shared_ptr<torch::nn::Module> module_;
-  std::vector<Layer> layers_;
-  size_t next_ = 0;
+  ModuleWatch watch_;
 };
 
 class JitModule final : public Source {

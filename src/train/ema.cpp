@@ -17,7 +17,9 @@
 #include "base/borrowed_weights.h"
 #include "base/broadcast_notice.h"
 #include "base/weights_set.h"
+#include "checkpoint/copy_problem.h"
 #include "collectives/machine_memory.h"
+#include "collectives/module_watch.h"
 
 namespace lockstep {
 namespace {
@@ -61,6 +63,8 @@ void compare(const StateDict& given, const std::vector<std::pair<std::string, at
     const at::Tensor* value = given.find(name);
     if (value == nullptr)
       problems += "\n  missing: " + name + of;
+    else if (const std::string problem = problem_of_copy(*value, tensor, "the Ema"); !problem.empty())
+      problems += "\n  " + name + of + ": " + problem;
     else if (value->sizes() != tensor.sizes())
       problems += "\n  shape of " + name + of + ": " + text_of(value->sizes()) + " given, " + text_of(tensor.sizes()) +
                   " in the model";
@@ -80,6 +84,7 @@ StateDict named(const auto& list) {
 Ema::Ema(const torch::nn::Module& module, EmaOptions options)
     : Ema(named(module.named_parameters()), named(module.named_buffers()), std::move(options)) {
   module_ = module.weak_from_this();
+  if (!module_.expired()) watch_ = std::make_shared<ModuleWatch>(module);
 }
 
 Ema::Ema(StateDict parameters, StateDict buffers, EmaOptions options) : options_(std::move(options)) {
@@ -92,6 +97,9 @@ Ema::Ema(StateDict parameters, StateDict buffers, EmaOptions options) : options_
               options_.warmup_gamma, ", ", options_.warmup_power, " and ", options_.update_after_step);
   TORCH_CHECK(options_.min_decay >= 0 && options_.min_decay < 1, "Ema: min_decay must be at least 0 and below 1, not ",
               options_.min_decay);
+  for (const double decay : options_.decays)
+    TORCH_CHECK(options_.min_decay <= decay, "Ema: min_decay is ", options_.min_decay, ", above the decay ", decay,
+                ", which it would replace; set it to at most the smallest of the decays");
   track(parameters, true);
   track(buffers, options_.average_buffers);
   TORCH_CHECK(!tracked_.empty(), "Ema: the module has neither parameters nor buffers");
@@ -150,7 +158,11 @@ void Ema::check_covers_module(const char* operation) const {
 
 void Ema::update() {
   check_not_swapped("update()");
-  if (updates_ == 0) check_covers_module("Ema::update()");
+  const auto module = module_.lock();
+  if (module != nullptr && (updates_ == 0 || watch_->is_edited())) {
+    check_covers_module("Ema::update()");
+    watch_->remember(*module);  // as it was before the first update, or with an edit of layers without parameters
+  }
   at::NoGradGuard no_grad;
   ++updates_;
   before_first_update_.reset();

@@ -1,5 +1,9 @@
 #include <lockstep/lr_scheduler.h>
 
+#include <cmath>
+#include <map>
+#include <mutex>
+
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <torch/optim.h>
@@ -17,11 +21,56 @@ void set_momentum(OptimizerParamGroup& group, double value) {
   if (auto* rmsprop = dynamic_cast<torch::optim::RMSpropOptions*>(&options)) return void(rmsprop->momentum(value));
   if (auto* adam = dynamic_cast<torch::optim::AdamOptions*>(&options))
     return void(adam->betas({value, std::get<1>(adam->betas())}));
-  if (auto* adamw = dynamic_cast<torch::optim::AdamWOptions*>(&options))
-    return void(adamw->betas({value, std::get<1>(adamw->betas())}));
+  auto& adamw = dynamic_cast<torch::optim::AdamWOptions&>(options);
+  adamw.betas({value, std::get<1>(adamw.betas())});
+}
+
+/// What a schedule may vary, and the option of the optimizer that gives it some.
+struct Momentum {
+  double value = 0;
+  const char* option = "";
+  bool is_beta = false;
+};
+
+std::optional<Momentum> momentum_of(const OptimizerParamGroup& group) {
+  const auto& options = group.options();
+  if (const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&options))
+    return Momentum{sgd->momentum(), ".momentum(0.9)"};
+  if (const auto* rmsprop = dynamic_cast<const torch::optim::RMSpropOptions*>(&options))
+    return Momentum{rmsprop->momentum(), ".momentum(0.9)"};
+  if (const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&options))
+    return Momentum{std::get<0>(adam->betas()), ".betas({0.9, 0.999})", true};
+  if (const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&options))
+    return Momentum{std::get<0>(adamw->betas()), ".betas({0.9, 0.999})", true};
+  return std::nullopt;
+}
+
+void check_has_momentum(const OptimizerParamGroup& group, size_t place) {
+  const auto momentum = momentum_of(group);
   TORCH_CHECK(
-      false,
+      momentum,
       "the schedule varies the momentum, but this optimizer has none; for one_cycle_lr set cycle_momentum = false");
+  TORCH_CHECK(momentum->value != 0, "the schedule varies the momentum, but group ", place,
+              " of the optimizer was made without any, which would begin to have some; for one_cycle_lr set "
+              "cycle_momentum = false, or make the optimizer with ", momentum->option);
+}
+
+/// Whether the schedule ever gives a momentum, as far as a look at some of its steps tells.
+bool varies_momentum(const Schedule& schedule) {
+  constexpr int64_t kFarthest = int64_t{1} << 40;
+  if (!schedule.momentum) return false;
+  try {
+    for (int64_t step = 0; step < kFarthest; step = 2 * step + 1)
+      if (schedule.momentum(step)) return true;
+  } catch (const std::exception&) {  // it has no such step
+  }
+  return false;
+}
+
+void check_rate(double rate, const char* what, size_t group, int64_t step) {
+  TORCH_CHECK(std::isfinite(rate) && rate >= 0, "the ", what, " of group ", group, " of the optimizer is ", rate,
+              " after ", step, step == 1 ? " step" : " steps",
+              "; it must be a finite number that is not below 0, so correct the schedule or the optimizer's options");
 }
 
 std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
@@ -50,6 +99,56 @@ std::vector<double> numbers_of(const c10::IValue& list) {
 
 }  // namespace
 
+/// The right to set an optimizer's rates: the newest scheduler has it, and while it lives no older one may step.
+struct LRScheduler::Claim {
+  std::vector<double> base, set;  ///< rates by group
+
+  /// The newest of each optimizer that has one.
+  struct All {
+    std::mutex mutex;
+    std::map<const torch::optim::Optimizer*, std::weak_ptr<Claim>> newest;
+  };
+  static All& all() {
+    static All claims;
+    return claims;
+  }
+
+  /// For a new scheduler.
+  static std::shared_ptr<Claim> make(const torch::optim::Optimizer& optimizer) {
+    auto claim = std::make_shared<Claim>(Claim{.base = rates_of(optimizer), .set = {}});
+    const std::lock_guard lock(all().mutex);
+    std::erase_if(all().newest, [](const auto& entry) { return entry.second.expired(); });
+    std::weak_ptr<Claim>& newest = all().newest[&optimizer];
+    // A scheduler may outlive its optimizer until it is replaced, and the next optimizer may lie at the same address;
+    // but that one does not have the rates which this scheduler has set.
+    const std::shared_ptr<Claim> other = newest.lock();
+    TORCH_CHECK(other == nullptr || other->set != claim->base || other->set == other->base,
+                "LRScheduler: another LRScheduler has set the learning rates of this optimizer, and this one would "
+                "take them for the rates that the optimizer was made with. Make one schedule of several by "
+                "sequential_lr() or warm_up(), or destroy the other scheduler first");
+    newest = claim;
+    return claim;
+  }
+
+  /// Before the rates are set.
+  static void check(const std::shared_ptr<Claim>& claim, const torch::optim::Optimizer& optimizer) {
+    TORCH_CHECK(claim != nullptr, "this LRScheduler was moved from; step the one that it became");
+    const std::lock_guard lock(all().mutex);
+    std::weak_ptr<Claim>& newest = all().newest[&optimizer];
+    const std::shared_ptr<Claim> other = newest.lock();
+    TORCH_CHECK(other == nullptr || other == claim,
+                "LRScheduler: another LRScheduler was made for this optimizer since, and each would overwrite the "
+                "rates of the other. Make one schedule of several by sequential_lr() or warm_up(), or destroy the other one");
+    newest = claim;
+  }
+};
+
+struct LRScheduler::Values {
+  int64_t steps;
+  std::vector<double> base_lrs, rates;
+  std::vector<std::optional<double>> momenta;
+};
+
 LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer, Schedule schedule)
     : LRScheduler(optimizer, std::vector<Schedule>{std::move(schedule)}) {}
 
@@ -59,25 +158,55 @@ LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer, std::vector<Schedul
               " schedules for ", base_lrs_.size(), " parameter groups; pass one, or one per group");
   for (const Schedule& schedule : schedules_)
     TORCH_CHECK(schedule.rate, "LRScheduler: a schedule has no rate function");
-  apply();
+  const auto& groups = optimizer.param_groups();
+  for (size_t i = 0; i < groups.size(); ++i)
+    if (varies_momentum(schedules_[schedules_.size() == 1 ? 0 : i])) check_has_momentum(groups[i], i);
+  Values first = values_at(0, base_lrs_);
+  claim_ = Claim::make(optimizer);
+  apply(std::move(first));
 }
 
 void LRScheduler::step() {
-  ++steps_;
-  apply();
+  Claim::check(claim_, *optimizer_);
+  apply(values_at(steps_ + 1, base_lrs_));
 }
 
-void LRScheduler::apply() {
-  auto& groups = optimizer_->param_groups();
+/// Changes nothing, so that an error leaves the optimizer as it is.
+LRScheduler::Values LRScheduler::values_at(int64_t steps, std::vector<double> base_lrs) const {
+  const auto& groups = optimizer_->param_groups();
   TORCH_CHECK(schedules_.size() == 1 || groups.size() == schedules_.size(), "the optimizer has ", groups.size(),
               " parameter groups now, the LRScheduler ", schedules_.size(), " schedules; make a new one");
-  for (size_t i = base_lrs_.size(); i < groups.size(); ++i) base_lrs_.push_back(groups[i].options().get_lr());
+  Values values{.steps = steps, .base_lrs = std::move(base_lrs), .rates = {}, .momenta = {}};
+  for (size_t i = values.base_lrs.size(); i < groups.size(); ++i)
+    values.base_lrs.push_back(groups[i].options().get_lr());
   for (size_t i = 0; i < groups.size(); ++i) {
     const Schedule& schedule = schedules_[schedules_.size() == 1 ? 0 : i];
-    groups[i].options().set_lr(schedule.rate(base_lrs_[i], steps_));
-    const auto momentum = schedule.momentum ? schedule.momentum(steps_) : std::nullopt;
-    if (momentum) set_momentum(groups[i], *momentum);
+    check_rate(values.base_lrs[i], "base learning rate", i, steps);
+    values.rates.push_back(schedule.rate(values.base_lrs[i], steps));
+    check_rate(values.rates.back(), "learning rate", i, steps);
+    values.momenta.push_back(schedule.momentum ? schedule.momentum(steps) : std::nullopt);
+    if (!values.momenta.back()) continue;
+    if (i >= momentum_varied_.size() || !momentum_varied_[i]) check_has_momentum(groups[i], i);
+    const double momentum = *values.momenta.back();
+    TORCH_CHECK(std::isfinite(momentum) && momentum >= 0 && (momentum < 1 || !momentum_of(groups[i])->is_beta),
+                "the momentum of group ", i, " of the optimizer is ", momentum, " after ", steps,
+                steps == 1 ? " step" : " steps", "; it must be at least 0 and below 1, so correct the schedule");
   }
+  return values;
+}
+
+void LRScheduler::apply(Values values) {
+  auto& groups = optimizer_->param_groups();
+  momentum_varied_.resize(groups.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    groups[i].options().set_lr(values.rates[i]);
+    if (!values.momenta[i]) continue;
+    set_momentum(groups[i], *values.momenta[i]);
+    momentum_varied_[i] = true;
+  }
+  steps_ = values.steps;
+  base_lrs_ = std::move(values.base_lrs);
+  claim_->set = std::move(values.rates);
 }
 
 std::vector<double> LRScheduler::get_last_lr() const { return rates_of(*optimizer_); }
@@ -106,9 +235,12 @@ void LRScheduler::load_state_dict(const c10::IValue& state) {
   if (bases.size() != optimizer_->param_groups().size())
     throw Error("the state of the schedule has " + std::to_string(bases.size()) + " parameter groups, the optimizer " +
                 std::to_string(optimizer_->param_groups().size()));
-  steps_ = steps.toInt();
-  base_lrs_ = bases;
-  apply();
+  for (size_t i = 0; i < bases.size(); ++i)
+    if (!std::isfinite(bases[i]) || bases[i] < 0)
+      throw Error("the state of the schedule: `base_lrs` has " + std::to_string(bases[i]) + " for group " +
+                  std::to_string(i) + ", which is no learning rate");
+  Claim::check(claim_, *optimizer_);
+  apply(values_at(steps.toInt(), bases));
 }
 
 }  // namespace lockstep

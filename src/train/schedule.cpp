@@ -55,7 +55,8 @@ class OneCycle {
   double rate(double base, int64_t step) const {
     const auto [phase, part] = place(step);
     const double maximum = options_.max_lr.value_or(base);
-    return anneal(level(phase->from, maximum), level(phase->to, maximum), part);
+    const double rate = anneal(level(phase->from, maximum), level(phase->to, maximum), part);
+    return step == options_.total_steps && rate < 0 ? 0 : rate;  // PyTorch's straight line goes on after the last step
   }
   double momentum(int64_t step) const {
     const auto [phase, part] = place(step);
@@ -161,21 +162,25 @@ Schedule one_cycle_lr(const OneCycleOptions& options) {
 Schedule sequential_lr(std::vector<Schedule> schedules, std::vector<int64_t> milestones) {
   TORCH_CHECK(!schedules.empty() && milestones.size() + 1 == schedules.size(), "sequential_lr: ", schedules.size(),
               " schedules need one milestone fewer, not ", milestones.size());
+  for (const Schedule& one : schedules) TORCH_CHECK(one.rate, "sequential_lr: a schedule has no rate function");
   check_ascending(milestones);
   const auto local = [milestones](int64_t step) {
     const size_t part = reached(milestones, step);
     return std::pair(part, part == 0 ? step : step - milestones[part - 1]);
   };
-  return {.rate =
-              [=](double base, int64_t step) {
-                const auto [part, since] = local(step);
-                return schedules[part].rate(base, since);
-              },
-          .momentum = [=](int64_t step) -> std::optional<double> {
-            const auto [part, since] = local(step);
-            if (!schedules[part].momentum) return std::nullopt;
-            return schedules[part].momentum(since);
-          }};
+  const bool varies_momentum =
+      std::any_of(schedules.begin(), schedules.end(), [](const Schedule& one) { return one.momentum != nullptr; });
+  Schedule whole{.rate = [=](double base, int64_t step) {
+    const auto [part, since] = local(step);
+    return schedules[part].rate(base, since);
+  }};
+  if (varies_momentum)
+    whole.momentum = [=](int64_t step) -> std::optional<double> {
+      const auto [part, since] = local(step);
+      if (!schedules[part].momentum) return std::nullopt;
+      return schedules[part].momentum(since);
+    };
+  return whole;
 }
 
 Schedule warm_up(int64_t steps, Schedule then, double start_factor) {

@@ -179,7 +179,7 @@ struct Trainer::State {
     if (ema) checkpointer->add("ema", *ema);
     hook = model.comm_hook();
     if (hook && hook->state_dict().size() > 0) checkpointer->add("communication_hook", *hook);
-    checkpointer->add("accumulate", accumulation_part(options.accumulate, context.world_size()));
+    checkpointer->add("accumulate", accumulation_part(options.accumulate, context));
     checkpointer->add("epochs", result.epochs).add("steps", result.steps).add("waited", waited);
     checkpointer->add("best_score", result.best_score).add("best_epoch", result.best_epoch);
     checkpointer->add("loss_sum", loss_sum, kEachRank).add("loss_samples", loss_samples, kEachRank);
@@ -215,6 +215,8 @@ void check(const torch::nn::Module* module, const torch::optim::Optimizer& optim
   TORCH_CHECK(options.patience >= 0, "Trainer: patience is ", options.patience, "; it must be 0 or more");
   TORCH_CHECK(options.patience == 0 || !options.score.empty(),
               "Trainer: patience has no effect without a score; set score");
+  TORCH_CHECK(!options.clip_grad_norm || *options.clip_grad_norm > 0, "Trainer: clip_grad_norm is ",
+              *options.clip_grad_norm, "; it must be above 0, or unset");
   TORCH_CHECK(module != nullptr && !module->parameters().empty(), "Trainer: the module has no parameters to train");
   int held = 0;
   const auto parameters = module->parameters();
@@ -258,11 +260,8 @@ TrainerResult Trainer::fit_passes(LoaderBase& train, const std::function<Pass()>
   TORCH_CHECK(state.result.epochs == 0 && state.result.steps == 0, "Trainer::fit() may be called only once");
   const int64_t steps_an_epoch = (train.size() / state.block_size() + options.accumulate - 1) / options.accumulate;
   const int64_t steps = steps_an_epoch * options.epochs;
-  const std::optional<Schedule> schedule =
-      options.schedule ? std::optional(options.schedule(steps)) : std::optional<Schedule>();
-  check_agreement(state.context.group(), options, state.optimizer, schedule ? &*schedule : nullptr, steps,
-                  state.metrics != nullptr);
-  if (schedule) state.scheduler.emplace(state.optimizer, *schedule);
+  check_agreement(state.context.group(), {options, *state.module, state.optimizer, steps, state.metrics != nullptr},
+                  [&](const Schedule& schedule) { state.scheduler.emplace(state.optimizer, schedule); });
   if (!options.folder.empty()) state.resume(train);
   if (options.run_log) {
     RunLogOptions log = *options.run_log;

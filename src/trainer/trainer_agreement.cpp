@@ -1,6 +1,7 @@
 #include "trainer/trainer_agreement.h"
 
 #include <algorithm>
+#include <map>
 #include <sstream>
 #include <typeinfo>
 
@@ -10,6 +11,8 @@
 #include <lockstep/error.h>
 
 #include "base/first_difference.h"
+#include "base/rank_names.h"
+#include "checkpoint/checkpoint_message.h"
 #include "checkpoint/optimizer_kind.h"
 
 namespace lockstep {
@@ -55,13 +58,15 @@ void add_checkpoints(OptionLines& lines, const TrainerOptions& options) {
   lines.add("checkpoints.higher_is_better", options.checkpoints.higher_is_better);
   lines.add("checkpoints.memory_every_n_steps", options.checkpoints.memory_every_n_steps);
   lines.add("checkpoints.disk_if_no_memory", options.checkpoints.disk_if_no_memory);
+  lines.add("checkpoints.replace_old_run", options.checkpoints.replace_old_run);
 }
 
 /// A function cannot be compared; its values at steps from all over the training can.
-void add_schedule(OptionLines& lines, const Schedule* schedule, int64_t steps) {
+void add_schedule(OptionLines& lines, const std::optional<Schedule>& schedule, int64_t steps) {
   constexpr int64_t kLooks = 16;
-  lines.add("schedule", schedule != nullptr);
-  if (schedule == nullptr || steps < 1) return;
+  lines.add("schedule", schedule.has_value());
+  if (!schedule || steps < 1) return;
+  TORCH_CHECK(schedule->rate, "the schedule has no rate function");
   lines.add("steps of the schedule", steps);
   for (int64_t look = 0; look < std::min(kLooks, steps); ++look) {
     const int64_t step = steps <= kLooks ? look : look * (steps - 1) / (kLooks - 1);
@@ -71,27 +76,48 @@ void add_schedule(OptionLines& lines, const Schedule* schedule, int64_t steps) {
   }
 }
 
-void add_optimizer(OptionLines& lines, const torch::optim::Optimizer& optimizer) {
+void add_optimizer(OptionLines& lines, const torch::optim::Optimizer& optimizer, const torch::nn::Module& module) {
   lines.add("optimizer", c10::demangle(typeid(optimizer).name()));
   std::vector<OptimizerOption> known;
   try {
     known = kind_of(optimizer).options;
-  } catch (const c10::Error&) {  // a user's own: of its options there is nothing to read
+  } catch (const c10::Error&) {  // a user's own, of whose options only one can be read
+    known = {{"lr", [](const auto& options) { return c10::IValue(options.get_lr()); }, nullptr}};
   }
+  std::map<const c10::TensorImpl*, std::string> names;
+  for (const auto& item : module.named_parameters()) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
   const auto& groups = optimizer.param_groups();
   lines.add("parameter groups", groups.size());
   for (size_t i = 0; i < groups.size(); ++i) {
     const std::string name = "optimizer's group " + std::to_string(i) + ", ";
     lines.add(name + "parameters", groups[i].params().size());
-    for (const OptimizerOption& option : known) lines.add(name + option.name, option.get(groups[i].options()));
+    for (const OptimizerOption& option : known) try {
+        lines.add(name + option.name, option.get(groups[i].options()));
+      } catch (const c10::Error&) {  // options without a learning rate
+      }
+    for (size_t place = 0; place < groups[i].params().size(); ++place) {
+      const at::Tensor& parameter = groups[i].params()[place];
+      const auto found = names.find(parameter.unsafeGetTensorImpl());
+      const std::string line = name + "parameter " + std::to_string(place);
+      if (found != names.end())
+        lines.add(line, found->second);
+      else
+        lines.add(line + ", none of the module", parameter.defined() ? c10::str(parameter.sizes()) : "undefined");
+    }
   }
+}
+
+/// The first of the problems that ranks have, and whose it is.
+std::string first_problem(const std::vector<std::string>& ranks) {
+  const auto first = std::find_if(ranks.begin(), ranks.end(), [](const auto& rank) { return !rank.empty(); });
+  return first == ranks.end() ? "" : *first + " (on " + ranks_with(ranks, *first) + ")";
 }
 
 }  // namespace
 
-void check_agreement(const Group& group, const TrainerOptions& options, const torch::optim::Optimizer& optimizer,
-                     const Schedule* schedule, int64_t steps, bool evaluates) {
-  if (group.world_size() == 1) return;
+void check_agreement(const Group& group, const Agreement& agreement,
+                     const std::function<void(const Schedule&)>& use_schedule) {
+  const TrainerOptions& options = agreement.options;
   OptionLines lines;
   lines.add("epochs", options.epochs);
   lines.add("accumulate", options.accumulate);
@@ -104,26 +130,37 @@ void check_agreement(const Group& group, const TrainerOptions& options, const to
   lines.add("patience", options.patience);
   add_checkpoints(lines, options);
   lines.add("run_log", options.run_log.has_value());
-  lines.add("evaluate_on() called", evaluates);
-  add_schedule(lines, schedule, steps);
-  add_optimizer(lines, optimizer);
+  lines.add("evaluate_on() called", agreement.evaluates);
+  std::optional<Schedule> schedule;
+  const std::string problem = failure_of([&] {
+    if (options.schedule) schedule = options.schedule(agreement.steps);
+    add_schedule(lines, schedule, agreement.steps);
+  });
+  add_optimizer(lines, agreement.optimizer, agreement.module);
+  const auto check_problems = [&](const std::string& mine) {
+    const std::string first = first_problem(group.all_gather_bytes(mine));
+    if (!first.empty()) throw Error("Trainer::fit(): " + first);
+  };
+  check_problems(problem);
   const std::string difference = first_difference("option", group.all_gather_bytes(lines.text()));
-  if (difference.empty()) return;
-  throw Error("Trainer::fit(): ranks train by different options: " + difference +
-              ". Every rank must give the same ones: take them from the command line, or from rank 0 (from_rank_zero)");
+  if (!difference.empty())
+    throw Error("Trainer::fit(): ranks train by different options: " + difference +
+                ". Every rank must give the same ones: take them from the command line, or from rank 0 "
+                "(from_rank_zero)");
+  if (schedule) check_problems(failure_of([&] { use_schedule(*schedule); }));
 }
 
 namespace {
 
-c10::IValue state_of_accumulation(int accumulate, int world_size) {
+c10::IValue state_of_accumulation(int accumulate, int ranks) {
   c10::impl::GenericDict state(c10::AnyType::get(), c10::AnyType::get());
   state.insert(std::string("batches"), static_cast<int64_t>(accumulate));
-  state.insert(std::string("ranks"), static_cast<int64_t>(world_size));
+  state.insert(std::string("ranks"), static_cast<int64_t>(ranks));
   return state;
 }
 
 /// Throws Error if as many ranks took another number of batches.
-void check_accumulation(const c10::IValue& saved, int accumulate, int world_size) {
+void check_accumulation(const c10::IValue& saved, int accumulate, int ranks) {
   const auto number = [&](const char* name) {
     if (!saved.isGenericDict()) throw Error("is no dictionary");
     const auto state = saved.toGenericDict();
@@ -132,7 +169,7 @@ void check_accumulation(const c10::IValue& saved, int accumulate, int world_size
     return found->value().toInt();
   };
   // Another number of ranks may well accumulate another number of batches, so that a step is of as many samples.
-  if (number("ranks") != world_size || number("batches") == accumulate) return;
+  if (number("ranks") != ranks || number("batches") == accumulate) return;
   throw Error("it was saved by a run with TrainerOptions::accumulate = " + std::to_string(number("batches")) +
               ", but this one has " + std::to_string(accumulate) +
               ", so its steps would not go on from those; set it as in that run, or train in another folder");
@@ -140,9 +177,10 @@ void check_accumulation(const c10::IValue& saved, int accumulate, int world_size
 
 }  // namespace
 
-Checkpointer::Part accumulation_part(int accumulate, int world_size) {
-  return {.save = [=] { return state_of_accumulation(accumulate, world_size); },
-          .load = [=](const c10::IValue& saved) { check_accumulation(saved, accumulate, world_size); }};
+Checkpointer::Part accumulation_part(int accumulate, const Context& context) {
+  const int ranks = context.virtual_ranks() > 0 ? context.virtual_ranks() : context.world_size();
+  return {.save = [=] { return state_of_accumulation(accumulate, ranks); },
+          .load = [=](const c10::IValue& saved) { check_accumulation(saved, accumulate, ranks); }};
 }
 
 void check_loss(const at::Tensor& loss) {

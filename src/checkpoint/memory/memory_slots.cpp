@@ -115,16 +115,11 @@ SlotTurn first_turn(const SlotMemory& memory) {
   return turn;
 }
 
-int SlotWriter::unfinished_rank() const { return find_rank(/*differing=*/false); }
-
-int SlotWriter::differing_rank() const { return find_rank(/*differing=*/true); }
-
-int SlotWriter::find_rank(bool differing) const {
+int SlotWriter::unfinished_rank() const {
   if (!last_) return -1;
   for (int rank = 0; rank < world_size_; ++rank) {
     const auto record = read_record(memory_, last_->slot, rank);
-    const bool done = record && record->sequence == last_->sequence;
-    if (differing ? done && record->header() != last_header_ : !done) return rank;
+    if (!record || record->sequence != last_->sequence) return rank;
   }
   return -1;
 }
@@ -157,7 +152,6 @@ void SlotWriter::finish(const SaveHeader& header, uint64_t own_bytes) {
   for (int i = 1; i < SlotRecord::kWords; ++i) memory_.store(word_of(turn_.slot, rank_, i), words[i - 1]);
   memory_.store(word_of(turn_.slot, rank_, 0), record.sequence);
   last_ = turn_;
-  last_header_ = header;
   turn_ = {.slot = 1 - turn_.slot, .sequence = turn_.sequence + 1};
 }
 

@@ -72,8 +72,6 @@ class SlotWriter {
 
   /// A rank whose part of the last save is not done; -1 if there is none, and begin() may be called.
   int unfinished_rank() const;
-  /// A rank whose part of the last save is done and says something else than this rank's; -1 if there is none.
-  int differing_rank() const;
 
   /// The slot is not whole from here on.
   void begin();
@@ -84,14 +82,11 @@ class SlotWriter {
   void finish(const SaveHeader& header, uint64_t own_bytes);
 
  private:
-  int find_rank(bool differing) const;
-
   SlotMemory& memory_;
   const int rank_;
   const int world_size_;
   SlotTurn turn_;                 // of the next save
   std::optional<SlotTurn> last_;  // what this rank saved last
-  SaveHeader last_header_;
 };
 
 }  // namespace lockstep

@@ -50,6 +50,11 @@ double number_of(const std::string& text) {
 
 // ---- Metric ----
 
+Metric::Metric(int64_t numbers) {
+  TORCH_CHECK(numbers >= 0, "Metric: it has ", numbers, " numbers; it must have 0 or more");
+  numbers_.resize(static_cast<size_t>(numbers));
+}
+
 void Metric::reset() {
   std::fill(numbers_.begin(), numbers_.end(), 0.0);
   others_.clear();
@@ -120,6 +125,7 @@ void Mean::update(double value, int64_t weight) {
 void Mean::update(const at::Tensor& value, int64_t weight) {
   TORCH_CHECK(weight >= 0, "Mean: the weight is ", weight, ", expected none below 0");
   TORCH_CHECK(value.defined(), "Mean: the value is an undefined tensor; was it moved from, or never computed?");
+  TORCH_CHECK(!value.is_complex(), "Mean: the value is a complex number; pass its real part, or its absolute value");
   const at::NoGradGuard no_grad;
   if (value.numel() == 0 || weight == 0) {
     begin_update();
@@ -154,7 +160,8 @@ std::string Metrics::description() const {
   for (const auto& [name, metric] : metrics_) {
     const Metric& counted = *metric;
     const std::string options = counted.options();
-    lines += name + ": " + c10::demangle(typeid(counted).name()) + (options.empty() ? "" : "(" + options + ")") + '\n';
+    lines += name + ": " + c10::demangle(typeid(counted).name()) + (options.empty() ? "" : "(" + options + ")") + ", " +
+             std::to_string(counted.numbers_.size()) + " numbers\n";
   }
   return lines;
 }

@@ -1,0 +1,72 @@
+#include "checkpoint/memory_agreement.h"
+
+#include <algorithm>
+#include <functional>
+
+#include <ATen/ATen.h>
+
+#include "base/error.h"
+#include "base/rank_names.h"
+#include "checkpoint/state_comparison.h"
+#include "rank_page/rank_board.h"
+
+namespace lockstep {
+namespace {
+
+enum Column { kProblem, kStep, kFolder, kLayout, kSamples, kColumns };
+
+at::Tensor numbers_of(const MemorySave& mine) {
+  const at::Tensor numbers = at::zeros({kColumns}, at::kLong);
+  int64_t* number = numbers.mutable_data_ptr<int64_t>();
+  number[kStep] = mine.step;
+  number[kProblem] = mine.problem.empty() ? 0 : 1;
+  if (!mine.problem.empty()) return numbers;
+  number[kFolder] = static_cast<int64_t>(std::hash<std::string>()(mine.folder));
+  number[kLayout] = static_cast<int64_t>(mine.layout);
+  if (mine.sampled != nullptr)
+    number[kSamples] = static_cast<int64_t>(mine.sampled->hash_of_samples(static_cast<uint64_t>(mine.step)));
+  return numbers;
+}
+
+[[noreturn]] void throw_problems(const std::string& save, const std::vector<std::string>& problems) {
+  const auto first = std::find_if(problems.begin(), problems.end(), [](const auto& text) { return !text.empty(); });
+  throw Error(save + *first + " (on " + ranks_with(problems, *first) + ")");
+}
+
+}  // namespace
+
+void compare_memory_saves(const Group& group, const MemorySave& mine) {
+  const std::string save = "the state of step " + std::to_string(mine.step) + " cannot be saved to memory: ";
+  if (group.world_size() == 1) {
+    if (!mine.problem.empty()) throw Error(save + mine.problem);
+    return;
+  }
+  const at::Tensor all = group.all_gather(numbers_of(mine));
+  const int64_t* numbers = all.const_data_ptr<int64_t>();
+  const auto differs = [&](Column column) {
+    for (int rank = 1; rank < group.world_size(); ++rank)
+      if (numbers[rank * kColumns + column] != numbers[column]) return true;
+    return false;
+  };
+  if (differs(kStep)) {
+    std::vector<std::string> steps;
+    for (int rank = 0; rank < group.world_size(); ++rank)
+      steps.push_back(std::to_string(numbers[rank * kColumns + kStep]));
+    throw Error(save + difference_of_calls("ranks save different steps", steps));
+  }
+  if (differs(kProblem) || numbers[kProblem] != 0) throw_problems(save, group.all_gather_bytes(mine.problem));
+  if (differs(kFolder))
+    throw Error(save + difference_of_calls("ranks save into different folders", group.all_gather_bytes(mine.folder)));
+  if (differs(kLayout) || differs(kSamples)) compare_memory_states(group, *mine.common);
+}
+
+void compare_memory_states(const Group& group, const c10::impl::GenericDict& common) {
+  if (group.world_size() == 1) return;
+  const std::string difference = difference_of_lines(group.all_gather_bytes(lines_of_state(common)));
+  if (difference.empty()) return;
+  own_page().fail(RankFailure::kDiverged, -1, difference);
+  throw Error("a checkpoint in memory holds one state for all ranks, so it must be the same on all of them: " +
+              difference + ". Add a part that may differ with Scope::kEachRank or Scope::kRankZero");
+}
+
+}  // namespace lockstep

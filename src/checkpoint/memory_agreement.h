@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <ATen/core/Dict.h>
+
+#include <lockstep/group.h>
+
+#include "checkpoint/object_writer.h"
+
+namespace lockstep {
+
+/// What a rank is about to save to memory.
+struct MemorySave {
+  int64_t step = 0;
+  std::string folder = {};                         ///< of the checkpoints on disk
+  uint64_t layout = 0;                             ///< as in the SaveHeader
+  const c10::impl::GenericDict* common = nullptr;  ///< what ranks have in common
+  const ObjectWriter* sampled = nullptr;           ///< of it; null before the first save, which compares every bit
+  std::string problem = {};                        ///< why this rank cannot save; "" if it can
+};
+
+/// Before each save, in one small message: ranks compare the step, the folder, everything of what they have in common
+/// but the bytes of tensors, and a few elements of every tensor. Throws Error on all ranks if they differ, or one of
+/// them cannot save; it names what and who. All ranks call it.
+void compare_memory_saves(const Group& group, const MemorySave& mine);
+
+/// Compares every bit. Throws Error on all ranks that names the first difference. All ranks call it.
+void compare_memory_states(const Group& group, const c10::impl::GenericDict& common);
+
+}  // namespace lockstep
