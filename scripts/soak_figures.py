@@ -8,8 +8,9 @@ BEGIN, END = "<!-- soak: written by make soak -->", "<!-- soak: end -->"
 # What is measured, in which unit, and by how much it may differ from begin to end of a launcher's life: what is freed returns to malloc, not always to the
 # kernel, and a file may be open at that instant.
 MEASURED = {"memory": ("KiB", 1024), "descriptors": ("descriptors", 1), "processes": ("processes", 1), "files": ("files", 2)}
-# Files that come with a first restart or a rank and then stay as many: the newest ten reports, and what each rank has.
-BOUNDED = re.compile(r"restart_\d+\.json|starts\.jsonl|rank_\d+(\.log|_error\.json)|metrics_rank\d+\.jsonl")
+# Files that come with a first restart or a rank and then stay as many: the newest ten reports, and what each rank has. And the
+# training's own event files, of which TensorBoard wants one a start.
+BOUNDED = re.compile(r"restart_\d+\.json|starts\.jsonl|rank_\d+(\.log|_error\.json)|metrics_rank\d+\.jsonl|events\.out\.tfevents\..*")
 WARM_UP = 5  # samples of a launcher that do not count: its buffers come with the first lines
 
 
