@@ -183,7 +183,8 @@ void Reducer::begin_reduction() {
     reduce_all(Share::kGradients);
   }
   const bool adds = deferral_ && backward_.deferred_passes > 0;  // to what waits for an optimizer's step
-  const std::string change = adds ? change_between_passes() : "";
+  // Passes that have accumulated since have no marks of their own.
+  const std::string change = adds && passes_.since_reduction == 0 ? change_between_passes() : "";
   backward_.stage = Stage::kBegun;
   // A backward that an exception ended may have left buckets half filled.
   for (Bucket& bucket : buckets_) bucket.reset();
