@@ -39,7 +39,9 @@ class DistributedDataParallel : public Replica {
   DistributedDataParallel(Module module, const Context& context, const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(std::move(module), context.group(), options) {}
   DistributedDataParallel(Module module, const Group& group, const DistributedDataParallelOptions& options = {})
-      : Replica(pointer_of(module), group, options), module_(std::move(module)) {}
+      : Replica(pointer_of(module), group, options), module_(std::move(module)) {
+    if constexpr (std::is_same_v<Module, NamedTensors>) keeps_list(module_);
+  }
 
   /// The module's forward.
   template <typename... Arguments>
@@ -56,10 +58,13 @@ class DistributedDataParallel : public Replica {
     if constexpr (requires { module_->children(); }) {
       return pointer_of(module_);
     } else {
-      return &module_;
+      return &module();
     }
   }
-  const Module& module() const { return module_; }
+  const Module& module() const {
+    if constexpr (std::is_same_v<Module, NamedTensors>) hands_out_list();
+    return module_;
+  }
 
  private:
   /// What Replica attaches to.

@@ -148,6 +148,9 @@ class Replica {
   /// Throws if the group is gone or, on all ranks, if the module was edited without refresh().
   void before_forward();
   void check_not_moved_from() const { (void)*state_; }
+  /// The derived object keeps this list: its handles are no user's, until it is handed out.
+  void keeps_list(const NamedTensors& list) const;
+  void hands_out_list() const;
 
  private:
   friend State& state_of(const Replica& replica);

@@ -287,7 +287,9 @@ std::string Replica::State::problem_of(const NamedTensors& parameters, const Nam
 std::string Replica::State::left_behind() const {
   if (!source->is_list()) return "";
   for (const Known& one : known)
-    if (one.own_handles != 0 && one.tensor.use_count() <= one.own_handles)
+    if (const size_t handles = one.tensor.use_count();
+        one.own_handles != 0 && handles <= one.own_handles + 1 &&
+        handles <= one.own_handles + kept_list.count(one.tensor.unsafeGetTensorImpl()))
       return "parameter " + one.name +
              " of the list that DistributedDataParallel follows is held by nobody else any more, so other tensors have "
              "taken its place; call refresh() with the list as it is now on all ranks, or destroy the "

@@ -127,6 +127,12 @@ std::vector<std::vector<std::string>> Replica::bucket_parameters() const {
   return names;
 }
 
+void Replica::keeps_list(const NamedTensors& list) const {
+  for (const auto& [name, tensor] : list) state_->kept_list.insert(tensor.unsafeGetTensorImpl());
+}
+
+void Replica::hands_out_list() const { state_->kept_list.clear(); }
+
 void Replica::before_forward() {
   State& state = *state_;
   TORCH_CHECK(state.group.is_open(),

@@ -73,6 +73,7 @@ struct Replica::State {
 
   std::unique_ptr<Source> source;
   std::vector<Known> known;
+  std::unordered_set<const c10::TensorImpl*> kept_list;  ///< on which the derived object has one more handle
   NamedTensors buffers;
   NamedTensors trained;  ///< the parameters that are followed, in the reducer's order
   Reducer::Equipment equipment{.hook = nullptr, .watch = nullptr, .timeline = std::make_shared<Timeline>()};

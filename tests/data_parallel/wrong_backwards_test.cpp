@@ -147,6 +147,10 @@ TEST(WrongLists, AreNotThoseBesideWhichSomethingElseIsTrained) {
     EXPECT_EQ(error_of([&] { (kept * b).sum().backward(); }), "no error");
     model.refresh({{"a", a}, {"b", b}});
     EXPECT_EQ(error_of([&] { (a * b).sum().backward(); }), "no error");
+    // A list that only the object itself holds, and hands out.
+    const DistributedDataParallel whole(NamedTensors{{"c", at::ones({3}).requires_grad_()}}, context);
+    const at::Tensor& c = whole.module()[0].second;
+    for (int step = 0; step < 3; ++step) EXPECT_EQ(error_of([&] { (c * 2).sum().backward(); }), "no error");
   });
 }
 
