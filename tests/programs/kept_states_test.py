@@ -1,6 +1,7 @@
 """A run on two machines that gives up, or whose coordinator's machine is lost, leaves the state that only memory held on disk; the next start goes on from it with the
 right bits. The machines are this one, by LOCKSTEP_MACHINE."""
 
+import contextlib
 import json
 import os
 import re
@@ -82,9 +83,10 @@ class KeptStates(unittest.TestCase):
                 time.sleep(0.3)
                 if victims == 2:  # its agent goes with it
                     for pid in marked_processes(self.mark):
-                        with open(f"/proc/{pid}/environ", "rb") as file:
-                            if b"LOCKSTEP_MACHINE=a\0" in file.read() and pid != nodes[0].pid:
-                                os.kill(pid, signal.SIGKILL)
+                        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it may end with those before
+                            with open(f"/proc/{pid}/environ", "rb") as file:
+                                if b"LOCKSTEP_MACHINE=a\0" in file.read() and pid != nodes[0].pid:
+                                    os.kill(pid, signal.SIGKILL)
                 nodes[0].kill()
                 output = nodes[1].communicate(timeout=120)[1]
                 self.assertEqual(nodes[1].returncode, 52, output)

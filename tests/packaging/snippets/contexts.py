@@ -32,6 +32,7 @@ BLOCKS = {
               after='holds(step == 10 * train.size(), "all steps were made");'),
     ],
     "common_mistakes": [
+        Block(after='lockstep::assert_equal_across_ranks(context.group(), "target", target);'),
         Block(call=NET + 'if (context.is_main()) lockstep::save(lockstep::with_prefix("module.", lockstep::state_dict(*net)), "from_python.pt");\n'
               "context.group().barrier();\nload_weights_of_ddp(net);"),
         Block(call=SGD + DATA + "lockstep::Ema ema(*net);\ncross_entropy(model(data), target).backward();\nstep(optimizer, ema, net, data);"),
@@ -49,6 +50,7 @@ BLOCKS = {
         Block(CONTEXT + 'const std::string path = "cifar";\n', after="for (auto& [data, target] : train) holds(data.size(1) == 3, \"images in colour\");"),
         Block(CONTEXT + "std::vector<at::Tensor> lines;\nfor (int i = 0; i < 16; ++i) lines.push_back(torch::ones({1 + i % 5}));\n"
               "const auto net = [](at::Tensor ids, at::Tensor mask) { return (ids * mask).sum(); };\nconst auto loss = [](at::Tensor sum) { holds(sum.item<double>() > 0, \"ids\"); };\n"),
+        Block(CONTEXT + "const std::string folder = mnist(context);\n", after='holds(train.size() > 0, "60000 images");'),
         Block(MODEL + "auto dataset = images(lockstep::kTest);\n"),
     ],
     "distributed_data_parallel": [
