@@ -40,7 +40,7 @@ bool is_slurm_step(const EnvironmentBlock& environment) {
 }  // namespace
 
 void HostsOptions::add_to(CLI::App& app) {
-  app.add_option("--hosts", hosts_, "Machines and their ranks; an agent is started on each (docs/several_machines.md)")
+  app.add_option("--hosts", hosts_, "Machines and their ranks; an agent is started on each")
       ->type_name("NODE1:4,NODE2:4");
   app.add_option("--hostfile", hostfile_, "The same from a file, as mpirun has it: a line `node1 slots=4` for each")
       ->type_name("FILE");

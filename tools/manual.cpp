@@ -63,7 +63,7 @@ std::string describe_options(const CommandText& command) {
 }
 
 constexpr const char* kSeeAlso =
-    "The documents of Lockstep describe everything: docs/launcher.md, docs/environment.md, docs/elasticity.md.\n";
+    "lockstep explain says more about exit codes and messages. The README of the sources leads to the guides.\n";
 
 }  // namespace
 

@@ -109,7 +109,7 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
       ->capture_default_str();
   app.add_option("--virtual-ranks", words.virtual_ranks,
                  "A number that ranks share out among themselves, so that the run gives the same bits on any number of "
-                 "them (docs/exactness.md)")
+                 "them")
       ->type_name("V");
   app.add_option("--debugger", words.debugger, "Run this rank under gdb, or else lldb, on the terminal")
       ->type_name("RANK");

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "launch/run_folder.h"
 #include "launch/run_record.h"
 
 namespace lockstep {
@@ -16,14 +17,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The folders that a process keeps open; none where this user may not look.
-std::set<std::string> open_folders(const fs::path& process) {
+/// The folders whose locks a process keeps open; none where this user may not look.
+std::set<std::string> locked_folders(const fs::path& process) {
   std::set<std::string> folders;
   std::error_code error;
   for (fs::directory_iterator entry(process / "fd", error), end; !error && entry != end; entry.increment(error)) {
     std::error_code unreadable;
-    if (!fs::is_directory(entry->path(), unreadable)) continue;
-    if (const fs::path target = fs::read_symlink(entry->path(), unreadable); !unreadable) folders.insert(target.string());
+    const fs::path target = fs::read_symlink(entry->path(), unreadable);
+    if (!unreadable && target.filename() == kLockFile) folders.insert(target.parent_path().string());
   }
   return folders;
 }
@@ -48,7 +49,7 @@ std::vector<std::string> folders_of_running_runs() {
     if (!std::all_of(name.begin(), name.end(), [](unsigned char letter) { return std::isdigit(letter) != 0; })) continue;
     struct stat status {};
     if (::stat(entry->path().c_str(), &status) != 0 || status.st_uid != ::geteuid()) continue;
-    for (const std::string& folder : open_folders(entry->path()))
+    for (const std::string& folder : locked_folders(entry->path()))
       if (is_run_of(folder, static_cast<pid_t>(std::stol(name)))) found.push_back(folder);
   }
   std::sort(found.begin(), found.end());

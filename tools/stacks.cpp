@@ -85,8 +85,8 @@ std::vector<std::string> gdb_command(pid_t pid) {
 
 /// The command that prints the stacks of a running process without asking anything; empty where there is none.
 std::vector<std::string> stack_printer(pid_t pid) {
-  if (has_program("eu-stack")) return {"eu-stack", "-n", "40", "-p", std::to_string(pid)};
   if (has_program("gdb")) return gdb_command(pid);
+  if (has_program("eu-stack")) return {"eu-stack", "-n", "40", "-p", std::to_string(pid)};
   return {};
 }
 
@@ -129,7 +129,7 @@ bool print_stacks(pid_t pid) {
   const auto printer = stack_printer(pid);
   if (printer.empty())
     throw LaunchError(kExitNotStarted,
-                      "neither eu-stack nor gdb is in PATH; install one (Debian: apt-get install gdb)");
+                      "neither gdb nor eu-stack is in PATH; install one (Debian: apt-get install gdb)");
   const bool stood = process_state(pid) == 'T';
   Watch watch(pid);
   Captured said = capture(printer, kStackTimeout, std::ref(watch));

@@ -175,7 +175,7 @@ int show_stacks(const RunningRun& run) {
 
 StatusCommand::StatusCommand(CLI::App& app)
     : status_(app.add_subcommand("status", "Show what each rank of a run is doing now, and which ranks it waits for")),
-      stacks_(app.add_subcommand("stacks", "The same, with the stacks of all threads (uses eu-stack or gdb)")) {
+      stacks_(app.add_subcommand("stacks", "The same, with the stacks of all threads (uses gdb or eu-stack)")) {
   for (CLI::App* command : {status_, stacks_}) command->add_option("RUN", folder_, "The run's folder");
   status_->add_flag("--all", all_, "A line for each run of this user that was started on this machine and goes on");
 }

@@ -124,7 +124,7 @@ std::function<bool(const RunningRun&)> at_step(int64_t step, int restarts) {
 
 TourCommand::TourCommand(CLI::App& app)
     : tour_(app.add_subcommand(
-          "tour", "Train something small, kill a rank, resume, resize, and show the report: half a minute")) {
+          "tour", "Train something small, kill a rank, resume, resize, and show the report: a quarter of a minute")) {
   tour_->add_option("-o,--run-dir", folder_, "A new folder for the run. Default: runs/tour")->type_name("DIR");
 }
 
@@ -132,8 +132,10 @@ int TourCommand::run() const {
   const std::string launcher = own_program(), program = find_program(launcher);
   const std::string folder = folder_.empty() ? new_folder() : folder_;
   if (fs::exists(folder)) throw LaunchError(kExitStorage, folder + " is there already; give the name of a new folder");
-  const std::vector<std::string> words = {"run", "-n", "2", "--elastic", "1:3", "--run-dir", folder, "--", program};
-  say("two ranks fit a small network to a curve; their number may change between 1 and 3.");
+  const std::vector<std::string> words = {"run", "-n", "2", "--elastic", "1:3", "--virtual-ranks", "6",
+                                          "--run-dir", folder, "--", program};
+  say("two ranks fit a small network to a curve. Their number may change between 1 and 3; each step has six parts,\n"
+      "shared out between them, so the result does not depend on it.");
   show(words, "");
   std::vector<std::string> command = words;
   command.insert(command.begin(), launcher);

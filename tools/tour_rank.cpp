@@ -3,6 +3,7 @@
 
 #include <lockstep/c.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -70,9 +71,12 @@ void save(const State& state, const std::string& path) {
   lockstep::own_page().note_checkpoint(path, state.step, lockstep::Clock::now());
 }
 
-/// Adds the gradient and the loss of every `stride`-th sample. The last element is the loss.
-std::array<double, 3 * kHidden + 2> share_of_gradient(const Weights& w, int first, int stride) {
-  std::array<double, 3 * kHidden + 2> sum{};
+/// The gradient and, as its last element, the loss.
+using Sum = std::array<double, 3 * kHidden + 2>;
+
+/// Adds those of every `stride`-th sample.
+Sum share_of_gradient(const Weights& w, int first, int stride) {
+  Sum sum{};
   for (int sample = first; sample < kSamples; sample += stride) {
     const double x = 4.0 * sample / kSamples - 2, target = std::sin(2 * x) + 0.3 * x;
     std::array<double, kHidden> units{};
@@ -94,21 +98,62 @@ std::array<double, 3 * kHidden + 2> share_of_gradient(const Weights& w, int firs
   return sum;
 }
 
+/// How many parts a step has, whatever the number of ranks: `lockstep run --virtual-ranks V`, else one for each rank.
+int number_of_parts(int size) {
+  const auto given = lockstep::Environment::from_process().lockstep_virtual_ranks;
+  return given ? std::clamp(std::atoi(given->c_str()), size, kSamples) : size;
+}
+
+/// The sum over all samples. All ranks add the parts in the same order, so its bits do not depend on how many they are:
+/// to a part that one rank has computed, the others have added zeros.
+class SumOverRanks {
+ public:
+  explicit SumOverRanks(lockstep_group* world)
+      : world_(world), rank_(lockstep_rank(world)), size_(lockstep_size(world)), parts_(number_of_parts(size_)) {}
+
+  /// This rank's parts; returns the number of samples in them.
+  int64_t compute(const Weights& weights) {
+    int64_t samples = 0;
+    for (int part = rank_; part < count(); part += size_) {
+      parts_[part] = share_of_gradient(weights, part, count());
+      samples += (kSamples - part + count() - 1) / count();
+    }
+    return samples;
+  }
+
+  Sum reduce() {
+    std::vector<Sum> all(parts_.size());
+    check(lockstep_all_reduce(world_, parts_.data(), all.data(), static_cast<int64_t>(parts_.size() * Sum().size()),
+                              LOCKSTEP_FLOAT64, LOCKSTEP_SUM, nullptr));
+    Sum sum{};
+    for (const Sum& part : all)
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+    return sum;
+  }
+
+ private:
+  int count() const { return static_cast<int>(parts_.size()); }
+
+  lockstep_group* world_;
+  const int rank_, size_;
+  std::vector<Sum> parts_;  ///< zeros where they are another rank's
+};
+
 /// Steps until the end, or until the run is to stop; returns the exit code.
 int train(lockstep_group* world, State state, const std::string& path, lockstep::MetricsFile& metrics) {
   const int rank = lockstep_rank(world), size = lockstep_size(world);
+  SumOverRanks over_ranks(world);
   auto since = lockstep::Clock::now();
   lockstep::StepsTaken taken;
   while (state.step < kSteps) {
     const auto start = lockstep::Clock::now();
-    auto sum = share_of_gradient(state.weights, rank, size);
+    const int64_t samples = over_ranks.compute(state.weights);
     std::this_thread::sleep_until(start + kStep);
     const auto computed = lockstep::Clock::now();
-    check(lockstep_all_reduce(world, sum.data(), sum.data(), static_cast<int64_t>(sum.size()), LOCKSTEP_FLOAT64,
-                              LOCKSTEP_SUM, nullptr));
+    const Sum sum = over_ranks.reduce();
     taken.communication_s += lockstep::seconds_since(computed);
     ++taken.steps;
-    taken.samples += kSamples / size;
+    taken.samples += samples;
     for (size_t i = 0; i < state.weights.size(); ++i) state.weights[i] -= kRate * sum[i];
     ++state.step;
     lockstep::own_page().count_step();

@@ -1,5 +1,7 @@
 """Sphinx's settings for `make docs`; docs/site/pages.py prepares the sources."""
 
+import os
+
 project = "Lockstep"
 copyright = "the Lockstep authors"
 html_title = "Lockstep"
@@ -7,6 +9,7 @@ extensions = ["myst_parser"]
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["lockstep.css"]
+html_search_scorer = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scorer.js")
 html_copy_source = False
 html_show_sphinx = False
 # Messages and options are quoted as they are.

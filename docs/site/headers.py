@@ -3,6 +3,7 @@
 Not a parser of C and C++, but one of what stands in include/lockstep.
 """
 
+import functools
 import os
 import re
 import sys
@@ -76,6 +77,55 @@ def without_details(text):
     return re.sub(r"^namespace [\w:]*detail[\w:]* \{.*?^\}  // namespace [\w:]*detail[\w:]*$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
+def public_members(code):
+    """(name, first sentence of its comment) of the public functions of a class, in order."""
+    members, comment, declaration, depth = [], [], "", 0
+    for line in without_private(code).splitlines()[1:]:
+        text = line.strip()
+        if depth == 0 and not declaration and text.startswith("///"):
+            comment.append(text[3:].strip())
+            continue
+        declaration += " " + re.sub(r"//.*", "", text)
+        depth += depth_change(line)
+        if depth == 0 and re.search(r"[;}:]\s*(//.*)?$", text) or not text:
+            bare = re.sub(r"<[^<>]*>", "", re.sub(r"<[^<>]*>", "", declaration))
+            name = re.search(r"(?<![~\w])(\w+)\(", re.sub(r"\[\[\w+\]\]", "", bare))
+            if name and not re.search(r"\boperator\b|\bfriend\b|= delete", bare) and name[1] not in dict(members):
+                sentence = re.match(r".*?(?:(?<!\.)[.:;](?= |$)|$)", " ".join(comment)).group(0).rstrip(":;")
+                members.append((name[1], sentence if not sentence or sentence.endswith(".") else sentence + "."))
+            comment, declaration = [], ""
+    return members
+
+
+@functools.cache
+def classes():
+    """Name -> (header, code) of the public classes."""
+    found = {}
+    for header in sorted(os.listdir(os.path.join(SOURCE, "include/lockstep"))):
+        if header.endswith(".h") and header != "c.h":
+            with open(os.path.join(SOURCE, "include/lockstep", header), encoding="utf-8") as file:
+                for _, code in blocks(without_details(file.read())):
+                    name = re.search(r"^(?:class|struct) (\w+)\b(?!::)[^;]*\{", "\n".join(code), re.MULTILINE)
+                    if name:
+                        found[name[1]] = (header, "\n".join(code[next(i for i, line in enumerate(code) if re.match("class|struct", line)):]))
+    return found
+
+
+def inherited(code, here):
+    """What a class has from a public class of this library: its reader looks for it here."""
+    lines = []
+    for base in re.findall(r"\bpublic (?:lockstep::)?(\w+)", code.partition("{")[0]):
+        header, of_base = classes().get(base, (None, ""))
+        own = dict(public_members(code))
+        members = [(name, sentence) for name, sentence in public_members(of_base) if name != base and name not in own]
+        if members:
+            there = "" if header == here else header + ".md"
+            lines += [f"### Inherited from {base}", "", f"[`{base}`]({there}#{base.lower()}) says more about each.", ""]
+            lines += [f"- [`{name}`]({there}#{base.lower()})" + (f": {prose([sentence])}" if sentence else "") for name, sentence in members]
+            lines.append("")
+    return lines
+
+
 def cpp_page(path):
     """The page of a header; its names are headings, so that they are found and can be linked."""
     with open(path, encoding="utf-8") as file:
@@ -92,6 +142,7 @@ def cpp_page(path):
             page += [prose(comment), ""]
         if bare and (name or not re.match(r"(class|struct) \w+;|template", bare)):
             page += ["```cpp", without_private(source), "```", ""]
+            page += inherited(source, os.path.basename(path))
     return "\n".join(page) + "\n"
 
 

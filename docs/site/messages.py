@@ -3,7 +3,7 @@
 import os
 import re
 
-THROWS = re.compile(r"\bthrow (?:lockstep::)?(?:\w*Error)\(|\bTORCH_CHECK\(|\brefuse\(")
+THROWS = re.compile(r"\bthrow [\w:]+[({]|\breturn (?:lockstep::)?\w*Error\(|\bTORCH_CHECK\(|\brefuse\(")
 LITERAL = re.compile(r'"((?:\\.|[^"\\])*)"')
 AREAS = {"base": "The system", "c": "The library for C", "checkpoint": "Checkpoints", "collectives": "Collectives", "context": "Joining", "data": "Data",
          "data_parallel": "DistributedDataParallel", "launch": "The launcher", "nn": "Layers", "observe": "Logs", "optim": "Optimizers",
@@ -19,7 +19,7 @@ def arguments(text, start):
         if literal:
             at = literal.end()
             continue
-        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(text[at], 0)
         at += 1
     return text[start:at - 1]
 

@@ -25,6 +25,19 @@ CAPTIONS = [
 ]
 
 
+HOME = """# Lockstep
+
+Lockstep trains one PyTorch model with several processes, in C++, on stock LibTorch. Every process (a rank) holds a copy of
+the model and reads its own share of the data; gradients are averaged while backward runs, so all copies take the same step.
+It gives C++ programs what DistributedDataParallel, torchrun and DistributedSampler give Python programs.
+
+New here? The [introduction](readme.md) says what you need and trains a first model. [From PyTorch's
+DDP](from_pytorch_ddp.md) has the names that you know, [in which order](in_which_order.md) a program from top to bottom, and
+[common mistakes](common_mistakes.md) what goes wrong and what you see then. When an error stops a run,
+[Error messages](errors.md) explains it. There are [collectives for C](c.md) and a [backend for Python](python.md), too.
+"""
+
+
 def read(name):
     with open(os.path.join(SOURCE, name), encoding="utf-8") as file:
         return file.read()
@@ -80,7 +93,7 @@ def target_of(entry):
 def index(names):
     """`names`: of the documents; what CAPTIONS does not name comes last."""
     there = names | {"readme", "python_package", "command_line", "messages", "api/index", "api/c"}
-    page = ["# Lockstep", "", "Distributed data-parallel training for C++ on stock LibTorch, collectives for C, a backend for Python, and a launcher.", ""]
+    page = [HOME]
     for caption, entries in CAPTIONS:
         entries = [entry for entry in entries if target_of(entry) in there]
         page += ["```{toctree}", ":maxdepth: 1", f":caption: {caption}", "", *entries, "```", ""]

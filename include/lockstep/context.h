@@ -17,6 +17,11 @@ struct ContextOptions {
   /// Seeds torch's generator with `seed + rank` on every rank (with virtual ranks: docs/exactness.md). Unset: torch's
   /// own default.
   std::optional<uint64_t> seed{};
+  /// Every rank is seeded with `seed` at first, so that all draw the same problem and the same weights, and with
+  /// `seed + rank` when the loop begins: at the first training pass of a loader (one without `exactly_once`) or the
+  /// first backward of a DistributedDataParallel. Needs a seed. A resumed state of the generator takes its place. The
+  /// same on all ranks, or Error. With virtual ranks it is so without this option.
+  bool same_seed_until_loop = false;
   /// The number of virtual ranks: the run then gives the same bits on any number of ranks up to this one
   /// (docs/exactness.md). Each rank works for a block of them in turn, and a step takes one micro-batch of each. 0:
   /// what the environment says, else none (docs/environment.md). Fewer than ranks are an Error.
@@ -61,7 +66,7 @@ class Context {
   /// `--hang-timeout S|off` and `--grace S` are the launcher's, too. Construct the Context first: code before it runs
   /// in the first process as well, where arguments still have --ranks. In a rank --ranks is an Error. A program that
   /// parses its arguments before it has a Context uses run_program() (program.h).
-  Context(int argc, char** argv, ContextOptions options = {});
+  Context(int argc, const char* const* argv, ContextOptions options = {});
   explicit Context(ContextOptions options = {});
   ~Context();
   Context(Context&&) noexcept;

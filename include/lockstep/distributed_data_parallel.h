@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <lockstep/context.h>
+#include <lockstep/module_on_stack.h>
 #include <lockstep/replica.h>
 
 namespace lockstep {
@@ -71,6 +72,22 @@ class DistributedDataParallel : public Replica {
   }
 
   Module module_;
+};
+
+/// Says in one sentence how such a module is made. All else is there so that nothing else is said.
+template <detail::ModuleOnStack Module>
+class DistributedDataParallel<Module> : public Replica {
+  static_assert(!detail::ModuleOnStack<Module>, LOCKSTEP_MODULE_ON_STACK);
+
+ public:
+  DistributedDataParallel(const Module&, const Context& context, const DistributedDataParallelOptions& options = {})
+      : Replica(std::shared_ptr<torch::nn::Module>(), context.group(), options) {}
+  DistributedDataParallel(const Module&, const Group& group, const DistributedDataParallelOptions& options = {})
+      : Replica(std::shared_ptr<torch::nn::Module>(), group, options) {}
+  template <typename... Arguments>
+  at::Tensor operator()(Arguments&&...);
+  std::remove_pointer_t<Module>* operator->() const;
+  const Module& module() const;
 };
 
 }  // namespace lockstep

@@ -61,12 +61,15 @@ class LoaderBase {
   /// Error if dataset, seed or shuffle differ. The next pass throws Error if a sampler then gives a different order.
   void load_state_dict(const c10::IValue& state);
 
-  /// Steps of the epoch that the next pass skips because they were taken before a checkpoint, counted in steps of this
-  /// batch size and number of ranks, rounded up. 0 for a whole epoch.
+  /// Batches of the epoch that the next pass skips on this rank, because they were taken before a checkpoint; of this
+  /// size and for this number of ranks, rounded up.
   int64_t first_step() const;
   /// Batches that the next pass has, on this rank.
   int64_t steps_left() const;
 
+  /// Batches of this rank that make a step (several with virtual ranks), and the part of all samples that it has.
+  int64_t batches_per_step() const;
+  double share() const;
   /// Where the time of the newest pass went; zeros before the first pass.
   LoaderStats stats() const;
 
@@ -74,19 +77,16 @@ class LoaderBase {
   int epoch() const { return epoch_; }
   /// The count of the current loop over `epochs`, or 0.
   int epoch_count() const { return epoch_count_; }
-
   /// Batches in an epoch, on this rank.
   int64_t size() const { return size_; }
   /// Samples in an epoch, on this rank.
   int64_t samples() const { return samples_; }
-  /// Samples in the dataset.
   int64_t dataset_size() const { return dataset_size_; }
   const DataLoaderOptions& options() const { return options_; }
   int rank() const { return shard_.rank; }
   int world_size() const { return shard_.world_size; }
   /// Whether the batches are those of several virtual ranks in turn.
   bool serves_several_virtual_ranks() const;
-
   /// The current batch of the newest pass.
   struct BatchShare {
     int64_t here = 0;          ///< samples on this rank

@@ -23,7 +23,7 @@ namespace lockstep {
 ///
 /// Returns what `body` returns. An exception that leaves `body` is printed to stderr behind the program's name (a
 /// c10::Error without its stack trace) and, unless `lockstep run` names it, before the page about it; 1 is returned.
-int run_program(int argc, char** argv, const std::function<int()>& body);
+int run_program(int argc, const char* const* argv, const std::function<int()>& body);
 
 /// What --ranks does, for the --help of a program.
 inline constexpr const char* kRanksHelp =

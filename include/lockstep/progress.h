@@ -32,10 +32,14 @@ class ProgressLine {
     std::string label{};     ///< instead of the epoch
     int epoch = 0;           ///< counts from 0
     int epochs = 0;          ///< 0: not known
-    int64_t steps = 0;       ///< in this pass, including first_step
+    int64_t steps = 0;       ///< calls of step() in this pass, including first_step
     int64_t first_step = 0;  ///< done before the pass, when a resumed epoch continues
     int rank = 0;
     int world_size = 1;
+    /// So many calls of step() are one step of the optimizer, which is what the line counts: with virtual ranks or
+    /// accumulation more than one. The last step may have fewer.
+    int64_t batches_per_step = 1;
+    double share = 0;  ///< of all ranks' samples, that this rank has; 0: as many as every other rank
   };
 
   /// Shows nothing.
@@ -46,7 +50,7 @@ class ProgressLine {
   /// Finishes.
   ~ProgressLine();
 
-  /// A step of `samples` samples on this rank is done. The line assumes the same number on every other rank.
+  /// A batch of `samples` samples on this rank is done. The line assumes that the other ranks do theirs meanwhile.
   void step(int64_t samples);
   /// The loss to show from now on.
   void loss(double value);
@@ -129,6 +133,10 @@ class Progress {
     if constexpr (requires { loader_->first_step() + loader_->steps_left(); }) {
       pass.first_step = loader_->first_step();
       pass.steps = pass.first_step + loader_->steps_left();
+    }
+    if constexpr (requires { loader_->batches_per_step() * loader_->share(); }) {
+      pass.batches_per_step = loader_->batches_per_step();
+      pass.share = loader_->share();
     }
     return pass;
   }

@@ -30,12 +30,13 @@ namespace lockstep {
 ///
 /// TORCH_CHECK fails, and nothing is converted, if converting a layer would have no effect or an unknown one: a class
 /// derived from BatchNorm, whose forward may do anything, or a layer with neither parameters nor running statistics,
-/// which could not be recognised. Ranks with different numbers of layers are an Error on all of them.
+/// which could not be recognised. Ranks with different layers (number, names, channels) are an Error on all of them.
 ///
 /// Every rank must call it, with equal modules. Afterwards forward and backward of each layer are collectives, of one
-/// message each, which every rank must run in the same order, even with an empty batch. The layers of a group have a
-/// connection of their own, separate from reductions of gradients. Forward must not be run by several threads at once.
-/// create_graph through a layer is refused.
+/// message each, which every rank must run in the same order, even with an empty batch. If a rank does not (it decides
+/// by its own loss to leave out a step, or is in eval()), all ranks get an Error within seconds that names the layer.
+/// The layers of a group have a connection of their own, separate from reductions of gradients. Forward must not be run
+/// by several threads at once. create_graph through a layer is refused.
 int64_t convert_sync_batchnorm(torch::nn::Module& module, const Group& group);
 
 /// The same for a TorchScript module, from torch.jit.script or from torch.jit.trace in train(), before its first
@@ -44,7 +45,7 @@ int64_t convert_sync_batchnorm(torch::nn::Module& module, const Group& group);
 /// also fails for functional batch norm and for layers traced in eval().
 int64_t convert_sync_batchnorm(const torch::jit::Module& module, const Group& group);
 
-struct StatisticsExchange;
+struct LayerExchange;
 
 /// A batch norm that is synchronised from the start, for input [batch, channels, ...] of two dimensions or more;
 /// options, parameters, buffers and names are those of torch::nn::BatchNorm. Everything above holds for it, and a rank
@@ -63,7 +64,7 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
  private:
   void remember();
 
-  std::shared_ptr<StatisticsExchange> exchange_;
+  std::shared_ptr<LayerExchange> exchange_;
 };
 TORCH_MODULE(SyncBatchNorm);
 

@@ -17,6 +17,7 @@
 #include <lockstep/ema.h>
 #include <lockstep/evaluate.h>
 #include <lockstep/metrics.h>
+#include <lockstep/module_on_stack.h>
 #include <lockstep/replica.h>
 #include <lockstep/run_log.h>
 #include <lockstep/schedule.h>
@@ -88,6 +89,16 @@ class Trainer {
   ///     lockstep::Trainer trainer(net.ptr(), model, optimizer, context, {.epochs = 10});
   Trainer(std::shared_ptr<torch::nn::Module> module, Replica& model, torch::optim::Optimizer& optimizer,
           const Context& context, TrainerOptions options = {});
+  /// For what is neither a std::shared_ptr nor a module holder: says so in one sentence.
+  template <detail::ModuleOnStack Module>
+  Trainer(const Module&, torch::optim::Optimizer& optimizer, const Context& context, const TrainerOptions& = {})
+      : Trainer(std::shared_ptr<torch::nn::Module>(), optimizer, context) {
+    static_assert(!detail::ModuleOnStack<Module>, LOCKSTEP_MODULE_ON_STACK);
+  }
+  template <detail::ModuleOnStack Module>
+  Trainer(const Module& module, Replica&, torch::optim::Optimizer& optimizer, const Context& context,
+          const TrainerOptions& options = {})
+      : Trainer(module, optimizer, context, options) {}
   ~Trainer();
 
   /// Runs lockstep::evaluate() after each epoch.

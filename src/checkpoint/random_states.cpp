@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/loop_begin.h"
 
 // Uses LibTorch's hooks, so that one build serves a LibTorch with CUDA and one without.
 
@@ -59,6 +60,7 @@ void save_random_states(c10::impl::GenericDict& into, const VirtualRanks* virtua
 }
 
 void restore_random_states(const c10::impl::GenericDict& from) {
+  when_loop_begins(nullptr);  // this rank's own seed has had its time
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   generator.set_state(from.at(kRandom).toTensor().clone());
   if (!from.contains(kRandomCuda)) return;

@@ -7,9 +7,11 @@
 #include "collectives/device_engine.h"
 #include "collectives/operand.h"
 #include "collectives/operand_checks.h"
+#include "collectives/operations_started.h"
 #include "collectives/work.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
+#include "rank_page/wait_on_page.h"
 
 // Every operation is checked here, put into a form that all engines take, numbered and handed to the engine.
 // On the CPU operations keep their dtype, which the engines compare; on a device those that only move data travel as
@@ -33,6 +35,7 @@ at::Tensor moved_rows(const at::Tensor& dense, int64_t rows) {
 }
 
 void note_start(uint64_t sequence, const char* operation, const at::Tensor& tensor, Clock::time_point now) {
+  operations_started.fetch_add(1, std::memory_order_relaxed);
   const at::IntArrayRef sizes = tensor.sizes();
   own_page().start_operation(sequence, operation, dtype_name(tensor.scalar_type()), tensor.numel(), sizes.data(),
                              sizes.size(), now, OperationLabel::current());
@@ -70,6 +73,7 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& o
   note_start(sequence, operation, input, started);
   const shm::Call call = call_now(request);
   try {
+    const WaitOnPage waiting;
     group->blocking->run(std::move(request));
     own_page().finish_operation(sequence);
   } catch (const std::exception& cause) {

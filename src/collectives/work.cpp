@@ -6,16 +6,10 @@
 #include "collectives/group_state.h"
 #include "collectives/timeout_hint.h"
 #include "rank_page/rank_board.h"
+#include "rank_page/wait_on_page.h"
 
 namespace lockstep {
 namespace {
-
-/// Tells the launcher that this rank waits and does not compute, even while it spins.
-struct WaitOnPage {
-  WaitOnPage() { own_page().set_waiting(true); }
-  ~WaitOnPage() { own_page().set_waiting(false); }
-  WaitOnPage(const WaitOnPage&) = delete;
-};
 
 std::string arguments_of(const Work::State& state) {
   if (state.message.empty()) return state.call.arguments();

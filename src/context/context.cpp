@@ -12,6 +12,7 @@
 
 #include "base/descriptor_limit.h"
 #include "base/environment.h"
+#include "base/loop_begin.h"
 #include "base/machine_name.h"
 #include "base/shared_segment.h"
 #include "collectives/device_engine.h"
@@ -45,7 +46,7 @@ constexpr std::chrono::seconds kFarewell{5};
 constexpr std::chrono::hours kDebuggedTimeout{24 * 7};
 
 /// Does not return in a process whose arguments make it the launcher of others.
-ContextOptions with_ranks_argument(int argc, char** argv, ContextOptions options) {
+ContextOptions with_ranks_argument(int argc, const char* const* argv, ContextOptions options) {
   if (options.ranks_argument) start_ranks_if_asked(argc, argv);
   return options;
 }
@@ -127,6 +128,19 @@ class Joining {
   bool done_ = false;
 };
 
+/// In words, for the other ranks: where it is the same at first, so must be the seed.
+std::string seeding_of(const ContextOptions& options) {
+  if (!options.same_seed_until_loop) return "false";
+  return options.seed ? "true, with seed " + std::to_string(*options.seed) : "true, without a seed";
+}
+
+void seed_generator(const ContextOptions& options, int rank) {
+  if (!options.seed) return;
+  const uint64_t own = *options.seed + static_cast<uint64_t>(rank);
+  at::manual_seed(options.same_seed_until_loop ? *options.seed : own);
+  if (options.same_seed_until_loop) when_loop_begins([own] { at::manual_seed(own); });
+}
+
 using Engines = std::function<EngineFactories(const RollCall& present)>;
 using Farewell = std::function<void(std::chrono::milliseconds)>;
 
@@ -173,7 +187,9 @@ std::unique_ptr<Context::State> Context::State::join(OnlyContext only, const Env
                                                      const ContextOptions& options,
                                                      const c10::intrusive_ptr<c10d::Store>& store,
                                                      const Engines& engines, const Farewell& farewell) {
-  const RollCall present = wait_for_all_ranks(world, store, options.join_timeout);
+  const RollCall present = wait_for_all_ranks(world, store, options.join_timeout, seeding_of(options));
+  TORCH_CHECK(!options.same_seed_until_loop || options.seed,
+              "ContextOptions::same_seed_until_loop needs a seed; set ContextOptions::seed");
   world.local_rank = present.local_rank;
   world.local_world_size = present.local_world_size;
   remember_local_rank(present.local_rank);
@@ -184,13 +200,13 @@ std::unique_ptr<Context::State> Context::State::join(OnlyContext only, const Env
                                          threads, std::move(group), std::nullopt});
   if (options.virtual_ranks > 0)
     lockstep::state_of(*state->group).virtual_ranks = make_virtual_ranks(options, *state->group, threads);
-  else if (options.seed)
-    at::manual_seed(*options.seed + static_cast<uint64_t>(world.rank));
+  else
+    seed_generator(options, world.rank);
   note_uncaught_exceptions();
   return state;
 }
 
-Context::Context(int argc, char** argv, ContextOptions options)
+Context::Context(int argc, const char* const* argv, ContextOptions options)
     : Context(with_ranks_argument(argc, argv, std::move(options))) {}
 
 Context::Context(ContextOptions options) {
@@ -246,6 +262,7 @@ Context::Context(Context&&) noexcept = default;
 
 Context::~Context() {
   if (!state_) return;
+  when_loop_begins(nullptr);
   if (state_->generation != fork_generation()) {
     // A child that the rank forked: connections and threads belong to its parent, which goes on using them.
     close(*state_->group);

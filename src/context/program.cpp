@@ -20,7 +20,7 @@ int print_error(const std::string& program, const char* text) {
 
 }  // namespace
 
-int run_program(int argc, char** argv, const std::function<int()>& body) {
+int run_program(int argc, const char* const* argv, const std::function<int()>& body) {
   const std::string name = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "program";
   try {
     start_ranks_if_asked(argc, argv);

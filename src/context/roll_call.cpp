@@ -1,6 +1,7 @@
 #include "context/roll_call.h"
 
 #include <algorithm>
+#include <iomanip>
 #include <iterator>
 #include <map>
 #include <sstream>
@@ -27,12 +28,14 @@ std::string key_of(int rank) { return "present/" + std::to_string(rank); }
 struct Introduction {
   Versions versions;
   std::vector<int> cpus;
+  std::string seeding = "false";
 };
 
-std::string introduce() {
+std::string introduce(const std::string& seeding) {
   std::ostringstream text;
   text << Versions::loaded_here();
   for (int cpu : allowed_cpus()) text << ' ' << cpu;
+  text << ' ' << std::quoted(seeding);
   return text.str();
 }
 
@@ -41,7 +44,22 @@ Introduction introduction_in(const std::string& words) {
   Introduction one;
   text >> one.versions;
   one.cpus.assign(std::istream_iterator<int>(text), std::istream_iterator<int>());
+  text.clear();
+  if (std::string said; text >> std::quoted(said)) one.seeding = said;
   return one;
+}
+
+/// So long rank 0, which may serve the store, stays after what makes all ranks throw, for the others to find it too.
+constexpr std::chrono::seconds kToFindOut(2);
+
+void require_same_seeding(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
+                          const std::vector<std::string>& seedings) {
+  for (size_t rank = 1; rank < seedings.size(); ++rank) {
+    if (seedings[rank] == seedings[0]) continue;
+    say_farewell(world, store, kToFindOut);
+    throw Error("ContextOptions::same_seed_until_loop is " + seedings[rank] + ", on rank " + std::to_string(rank) +
+                ", and " + seedings[0] + ", on rank 0; set it and the seed alike on all ranks");
+  }
 }
 
 /// Rank 0, which may serve the store, gives up last, so that the others still learn who is missing.
@@ -80,9 +98,6 @@ void wait_for_all(const World& world, c10d::Store& store, std::chrono::milliseco
   }
 }
 
-/// For rank 0, which may serve the store, after what makes all ranks throw: so long for the others to find it too.
-constexpr std::chrono::seconds kToFindOut(2);
-
 /// Whether a store that broke before the ranks met may have been another program's.
 bool may_have_been_anothers(const World& world) {
   return world.rank != 0 && world.source != World::Source::kLauncher && !world.store_is_hosted;
@@ -110,18 +125,19 @@ c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono
 }
 
 RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
-                            std::chrono::milliseconds timeout) {
+                            std::chrono::milliseconds timeout, const std::string& seeding) {
   std::vector<std::vector<int>> masks;
   std::map<std::string, int> machines;
   RollCall result;
   const std::string here = machine_name();
   if (store) {
-    store->set(key_of(world.rank), introduce());
+    store->set(key_of(world.rank), introduce(seeding));
     wait_for_all(world, *store, timeout);
   }
   std::vector<Versions> versions;
+  std::vector<std::string> seedings;
   for (int rank = 0; rank < world.world_size; ++rank) {
-    Introduction one = introduction_in(store ? store->get_to_str(key_of(rank)) : introduce());
+    Introduction one = introduction_in(store ? store->get_to_str(key_of(rank)) : introduce(seeding));
     const std::string& machine = one.versions.machine;
     result.most_on_a_machine = std::max(result.most_on_a_machine, ++machines[machine]);
     if (machine == here) {
@@ -129,8 +145,10 @@ RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::S
       masks.push_back(std::move(one.cpus));
     }
     versions.push_back(std::move(one.versions));
+    seedings.push_back(std::move(one.seeding));
   }
   require_same_versions(versions, [&] { say_farewell(world, store, kToFindOut); });
+  require_same_seeding(world, store, seedings);
   warn_of_other_processors(versions, world.rank);
   result.machines = static_cast<int>(machines.size());
   result.threads = threads_per_rank(masks, result.local_rank, cgroup_cpu_quota());

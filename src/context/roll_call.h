@@ -24,9 +24,10 @@ struct RollCall {
 c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono::milliseconds timeout);
 
 /// Waits until every rank of the world has said that it is there. Every rank calls it. Throws Error, naming the missing
-/// ranks, when the timeout has passed; on every rank, if one has another version of Lockstep or LibTorch than rank 0.
+/// ranks, when the timeout has passed; on every rank, if one has another version of Lockstep or LibTorch than rank 0, or
+/// another `seeding`, which is what it says about ContextOptions::same_seed_until_loop.
 RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
-                            std::chrono::milliseconds timeout);
+                            std::chrono::milliseconds timeout, const std::string& seeding);
 
 /// Waits until all ranks have said farewell or the time is over. Never throws.
 void say_farewell(const World& world, const c10::intrusive_ptr<c10d::Store>& store,

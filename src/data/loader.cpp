@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/Dict.h>
+#include <ATen/core/grad_mode.h>
 
 #include <lockstep/distributed_sampler.h>
 #include <lockstep/error.h>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "base/loop_begin.h"
 #include "base/virtual_ranks.h"
 #include "data/loader_pass.h"
 
@@ -97,7 +99,7 @@ std::vector<int64_t> LoaderBase::order_of_sampler() {
                 ", but the dataset has ", dataset_size_, " samples");
   const int64_t hash = hash_of_order(order);
   if (resumed && again && hash != known.order)
-    throw Error("the sampler's order of epoch " + std::to_string(epoch_) +
+    throw Error("the sampler's order of epoch " + std::to_string(epoch_ + 1) +
                 " is not the order that the checkpoint stopped in; samples would be lost or seen twice");
   known.epoch = epoch_;
   known.order = hash;
@@ -158,6 +160,7 @@ LoaderBase::LoaderBase(detail::BatchType type, int64_t dataset_size, const Shard
 }
 
 std::shared_ptr<LoaderBase::Pass> LoaderBase::begin_pass() {
+  if (!options_.exactly_once && at::GradMode::is_enabled()) loop_begins();  // else it evaluates
   std::vector<std::vector<int64_t>> indices = indices_of_pass();
   position_ =
       std::make_shared<Position>(Position{.epoch = epoch_, .start = start_, .stats = {.workers = options_.workers}});
@@ -178,6 +181,12 @@ int64_t LoaderBase::steps_left() const {
     batches += batches_in(DistributedSampler(places() - start_, own, sampler_options(options_)).size());
   return batches;
 }
+
+int64_t LoaderBase::batches_per_step() const {
+  return shard_.virtual_ranks ? static_cast<int64_t>(shards().size()) * options_.accumulate : 1;
+}
+
+double LoaderBase::share() const { return static_cast<double>(shards().size()) / static_cast<double>(shard_count()); }
 
 LoaderStats LoaderBase::stats() const { return position_ != nullptr ? position_->stats : LoaderStats(); }
 
@@ -243,7 +252,7 @@ void LoaderBase::load_state_dict(const c10::IValue& state) {
   const int64_t epoch = value("epoch"), samples = value("samples");
   if (epoch < 0 || epoch > std::numeric_limits<int>::max() || samples < 0 || samples > places())
     throw Error("the checkpoint is from a DataLoader at sample " + std::to_string(samples) + " of epoch " +
-                std::to_string(epoch) + ", which does not exist");
+                std::to_string(epoch + 1) + ", which does not exist");
   if (options_.sampler != nullptr) {
     const c10::IValue now = given.at("sampler");
     *sampler_ = SamplerState();

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "base/counted.h"
+#include "base/loop_begin.h"
 #include "base/rank_names.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
@@ -102,6 +103,7 @@ Replica::State::State(std::unique_ptr<Source> from, const Group& in, Distributed
   number_ = ++state_of(group).replicas;
   attach(std::move(from));
   const auto before = [this] {
+    loop_begins();
     watch_strangers();
     if (deferral.backward_begins) deferral.backward_begins();
   };

@@ -15,6 +15,7 @@
 #include "base/version.h"
 #include "checkpoint/memory/kept_state.h"
 #include "hosts/connect.h"
+#include "hosts/keep_states.h"
 #include "hosts/machine_environment.h"
 #include "hosts/program_facts.h"
 #include "hosts/store_relay.h"
@@ -23,6 +24,7 @@
 #include "launch/launch_error.h"
 #include "launch/process/local_team.h"
 #include "launch/run_folder.h"
+#include "launch/state_keeper.h"
 
 // One thread, one poll loop, as in the launcher. What the coordinator says is carried out at once; what the ranks do is
 // told at once (output, ends) or every kTellEvery (their pages, where they have changed). The agent decides nothing but
@@ -380,6 +382,12 @@ void Agent::lose_coordinator() {
   }
   team_.reset();
   exit_code_ = kExitMachineLost;
+  if (!folder_) return;
+  // The memory ends with this process.
+  if (!kept_.valid()) keep({.other_folder = kept_folder_in(folder_->path()), .is_sound = true});
+  while (kept_.wait_for(kTellEvery) != std::future_status::ready) guard_.beat();
+  const std::string kept = describe(kept_.get());
+  if (!kept.empty()) std::cerr << "lockstep: " << host_name() << " kept: " << kept << "\n";
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ Coordinator::~Coordinator() { end(kExitNotStarted); }
 
 std::unique_ptr<Team> Coordinator::start(const TeamSetup& setup, int restarts) {
   const auto& elastic = setup.options.elastic;
-  if (elastic && restarts > 0) share_out(setup.options.ranks);
+  if (elastic && shared_out_) share_out(setup.options.ranks);
   gather(setup);
   int world_size = 0;
   for (Node& node : nodes_) {
@@ -75,6 +75,7 @@ std::unique_ptr<Team> Coordinator::start(const TeamSetup& setup, int restarts) {
     throw LaunchError(kExitBadCommandLine, "the machines have " + std::to_string(world_size) +
                                                " ranks, but --elastic allows " + std::to_string(elastic->min) + " to " +
                                                std::to_string(elastic->max));
+  shared_out_ = true;
   return std::make_unique<HostsTeam>(nodes_, lobby_, world_size, setup, restarts);
 }
 
@@ -88,7 +89,7 @@ void Coordinator::share_out(int ranks) {
   for (const Node& node : nodes_)
     machines.push_back({.ranks = node.host.slots,
                         .most = node.gone ? 0 : node.most_slots,
-                        .lost = node.is_awaited(),
+                        .lost = node.is_lost(),
                         .leaves = node.leaves});
   const std::vector<int> shared = hosts::share_out(machines, ranks);
   for (Node& node : nodes_) {
@@ -114,13 +115,13 @@ void Coordinator::open_door() {
 
 void Coordinator::gather(const TeamSetup& setup) {
   for (Node& node : nodes_)
-    if (node.is_awaited()) node.lose();
+    if (node.is_lost()) node.lose();
   const auto is_ready = [](const Node& node) { return !node.is_awaited(); };
   std::deque<Node*> unlaunched;
   if (!std::all_of(nodes_.begin(), nodes_.end(), is_ready)) {
     open_door();
     for (Node& node : nodes_)
-      if (node.is_awaited() && !comes_by_itself(node)) unlaunched.push_back(&node);
+      if (node.is_lost() && !comes_by_itself(node)) unlaunched.push_back(&node);
   }
   lobby_.door().expect(static_cast<size_t>(
       std::count_if(nodes_.begin(), nodes_.end(), [&](const Node& one) { return !is_ready(one); })));
@@ -294,7 +295,17 @@ void Coordinator::take_replies(Node& node) {
   if (now - node.channel->last_heard() >= kSilence) node.channel->close("has not been heard of for 4 s");
   node.channel->beat(now);
   if (node.channel->state() == Channel::State::kClosed)
-    throw LaunchError(kExitMachineLost, node.host.name + " was lost before the run began: " + node.channel->reason());
+    throw_lost(node, kExitMachineLost, node.host.name + " was lost before the ranks were started: " +
+                                           node.channel->reason());
+}
+
+/// Another start may do without the machine, if the run is elastic.
+void Coordinator::throw_lost(Node& node, ExitCode code, const std::string& text) const {
+  LaunchError error(code, text);
+  error.from_outside = true;
+  if (shared_out_) error.lost_ranks = node.host.slots;
+  node.lose();
+  throw error;
 }
 
 void Coordinator::check_launched(Node& node) const {
@@ -304,9 +315,10 @@ void Coordinator::check_launched(Node& node) const {
   const bool refused = *node.process_end == ProcessEnd{ProcessEnd::Kind::kExited, kExitRefusedPeer};
   const auto words = options_.launch_command.empty() ? std::vector<std::string>{own_program(), "agent"}
                                                      : launch_words(options_.launch_command, node.host.name, {});
-  throw LaunchError(refused ? kExitRefusedPeer : kExitNotStarted, "no agent on " + node.host.name + ": `" +
-                                                                      command_text(words) + " ...` ended (" +
-                                                                      describe(*node.process_end) + "): " + last);
+  const std::string text = "no agent on " + node.host.name + ": `" + command_text(words) + " ...` ended (" +
+                           describe(*node.process_end) + "): " + last;
+  if (node.process_end->kind == ProcessEnd::Kind::kSignalled) throw_lost(node, kExitNotStarted, text);
+  throw LaunchError(refused ? kExitRefusedPeer : kExitNotStarted, text);
 }
 
 void Coordinator::compare(const TeamSetup& setup) const {

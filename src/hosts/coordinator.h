@@ -10,6 +10,7 @@
 #include "hosts/host_list.h"
 #include "hosts/lobby.h"
 #include "hosts/node.h"
+#include "launch/launch_error.h"
 #include "launch/process/team.h"
 
 namespace lockstep::hosts {
@@ -52,6 +53,7 @@ class Coordinator final : public RankPlaces {
   bool are_all_ready(const TeamSetup& setup);
   void take_replies(Node& node);
   void check_launched(Node& node) const;
+  [[noreturn]] void throw_lost(Node& node, ExitCode code, const std::string& text) const;
   /// That all agents have the same program, and addresses that fit together.
   void compare(const TeamSetup& setup) const;
   std::string missing() const;
@@ -60,6 +62,7 @@ class Coordinator final : public RankPlaces {
   const Tls tls_;
   Lobby lobby_;
   std::deque<Node> nodes_;
+  bool shared_out_ = false;  ///< machines have the ranks of an earlier start
   bool over_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/printable.h"
+#include "launch/diagnosis/failure_report.h"
 #include "launch/poll_set.h"
 
 namespace lockstep::hosts {
@@ -46,6 +47,16 @@ KeptState keep_on(Node& node, const Keep& order) {
 }
 
 }  // namespace
+
+std::string describe(const KeptState& kept) {
+  if (kept.step < 0 && kept.path.empty()) return "";
+  return describe(StateLeft{.path = kept.path,
+                            .step = kept.path_step,
+                            .in_memory = kept.step,
+                            .written = kept.written,
+                            .problem = kept.problem},
+                  /*goes_on=*/false);
+}
 
 KeptState keep_states(std::deque<Node>& nodes, const std::string& other_folder, bool is_sound) {
   KeptState best{.problem = "the machines that held it are gone"};

@@ -36,6 +36,8 @@ struct Node {
 
   bool is_ready() const { return channel && channel->is_open() && ready; }
   bool is_awaited() const { return !gone && !is_ready(); }
+  /// Nothing is there, and nothing was started that may yet come.
+  bool is_lost() const { return !gone && !(channel && channel->is_open()) && (!process || process_end); }
   bool has_ranks() const { return host.slots > 0; }
   bool has_rank(int rank) const { return rank >= first_rank && rank < first_rank + host.slots; }
   /// Lines that the command has printed since the last call.

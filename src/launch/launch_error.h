@@ -34,6 +34,9 @@ class LaunchError : public Error {
  public:
   LaunchError(ExitCode code, const std::string& text) : Error(text), exit_code(code) {}
   const ExitCode exit_code;
+  /// It came from outside, a machine that is lost or a SIGKILL, and says nothing about the program: worth another try.
+  bool from_outside = false;
+  int lost_ranks = 0;  ///< of machines that are gone
 };
 
 }  // namespace lockstep

@@ -16,6 +16,7 @@
 #include "launch/run_folder.h"
 #include "launch/run_journal.h"
 #include "launch/run_record.h"
+#include "launch/run_report.h"
 #include "launch/run_state.h"
 #include "launch/run_text.h"
 #include "launch/state_keeper.h"
@@ -38,6 +39,7 @@ class Launcher {
 
  private:
   void start_team();
+  void fail_to_start(const Error& error);
 
   void watch_all();
   int wait_ms() const;
@@ -48,11 +50,14 @@ class Launcher {
   void apply(const RunEvent& event);
   void carry_out(const RunAction& action);
   bool is_over() const { return state_.phase == RunState::Phase::kOver; }
-  RanksObserved observe() { return team_->observe(state_.wants_process_states(), state_.wants_processor_times()); }
+  RanksObserved observe() {
+    if (!team_) return {};  // its start failed, and another follows
+    return team_->observe(state_.wants_process_states(), state_.wants_processor_times());
+  }
+  bool has_reported() const { return !report_.command.empty(); }
 
   void gather_evidence();
   void report_start();
-  FailureReport make_report() const;
   void record_start();
   int next_restart() const { return is_over() ? 0 : state_.restarts + 1; }
   void end_run();
@@ -114,6 +119,7 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
                               .elastic = options.elastic},
                              Clock::now())) {
   if (options.debugged_rank) check_terminal_for_debugger();
+  if (!folder_.lock_trouble().empty()) say(folder_.lock_trouble());
   check_elastic(options, environment, places_ == nullptr);
   if (places_ == nullptr)
     for (const std::string& warning : plan_warnings(options, environment)) say(warning);
@@ -138,16 +144,14 @@ void Launcher::start_team() {
                         .master_port = port_.number(),
                         .run_id = run_id_};
   try {
+    if (places_ == nullptr && commands_.size() != static_cast<size_t>(options_.ranks))
+      commands_ = plan_ranks(options_, environment_);
     if (places_ == nullptr)
       team_ = std::make_unique<LocalTeam>(setup, state_.restarts);
     else
       team_ = places_->start(setup, state_.restarts);
   } catch (const Error& error) {
-    const auto* const known = dynamic_cast<const LaunchError*>(&error);
-    const int code = known != nullptr ? known->exit_code : kExitResourceLimit;
-    if (state_.restarts > 0) give_up(code);
-    if (places_ != nullptr) places_->end(code);
-    throw;
+    return fail_to_start(error);
   }
   options_.ranks = state_.settings.ranks = static_cast<int>(team_->ranks().size());
   if (!folder_.path().empty()) {
@@ -163,6 +167,32 @@ void Launcher::start_team() {
   if (!team_->has_board())
     say("the ranks have no pages, so only the order in which they end tells which failed first:  " +
         team_->board_failure());
+}
+
+/// In a catch block. Throws, as it came, an error after which no rank has ever run.
+void Launcher::fail_to_start(const Error& error) {
+  const auto* const known = dynamic_cast<const LaunchError*>(&error);
+  exit_code_ = known != nullptr ? known->exit_code : kExitResourceLimit;
+  apply(StartFailed{.exit_code = exit_code_,
+                    .text = error.what(),
+                    .from_outside = known != nullptr && known->from_outside,
+                    .lost_ranks = known != nullptr ? known->lost_ranks : 0});
+  if (!is_over()) return;
+  if (!has_reported()) {
+    if (!options_.run_dir.empty()) journal_.run_ended(exit_code_);
+    if (places_ != nullptr) places_->end(exit_code_);
+    throw;
+  }
+  say(error.what());
+  // The block is about the failure before, which is why there was another start.
+  report_.verdict.exit_code = exit_code_;
+  report_.no_restart = std::string("the next start failed: ") + error.what();
+  report_.too_few_ranks = state_.too_few;
+  report_.goes_on = false;
+  report_.report_path = journal_.report_path(0);
+  keeper_.keep(exit_code_);
+  report_.left = keeper_.left();
+  if (!folder_.path().empty()) print(format(report_));
 }
 
 int Launcher::run() {
@@ -193,13 +223,13 @@ void Launcher::watch_all() {
   if (is_over() && places_ == nullptr) return;
   if (input_.fd() >= 0 && !is_over())
     polled_.add(input_.fd(), input_.events(), [this](const pollfd&) { input_.pass_on(); });
-  team_->watch(polled_);
+  if (team_) team_->watch(polled_);
 }
 
 int Launcher::wait_ms() const {
   std::optional<Clock::time_point> at = is_over() ? std::nullopt : state_.wake_at();
   if (const auto due = display_.due()) at = at ? std::min(*at, *due) : *due;
-  if (const auto due = team_->due(); due && !is_over()) at = at ? std::min(*at, *due) : *due;
+  if (const auto due = team_ ? team_->due() : std::nullopt; due && !is_over()) at = at ? std::min(*at, *due) : *due;
   int wait = at ? Deadline(*at).remaining_ms() : -1;
   if (flushed_by_) wait = wait < 0 ? flushed_by_->remaining_ms() : std::min(wait, flushed_by_->remaining_ms());
   return wait;
@@ -221,6 +251,7 @@ void Launcher::take_signals() {
 }
 
 void Launcher::take_events_of_team() {
+  if (!team_) return;
   team_->tick();
   if (is_over()) return;
   for (const std::string& message : team_->take_messages()) say(message);
@@ -281,7 +312,14 @@ void Launcher::gather_evidence() {
 void Launcher::report_start() {
   team_->await_end();
   keeper_.note(evidence_.ranks);
-  report_ = make_report();
+  report_ = report_of({.state = state_,
+                       .team = *team_,
+                       .seen = evidence_,
+                       .options = options_,
+                       .commands = commands_,
+                       .on_other_machines = places_ != nullptr});
+  report_.left = keeper_.left();
+  report_.report_path = journal_.report_path(next_restart());
   exit_code_ = exit_code_of(report_);
   if (is_over() && exit_code_ != kExitOk) {
     keeper_.keep(exit_code_);
@@ -322,7 +360,7 @@ void Launcher::end_run() {
       give_up(exit_code_);
       report_.left = keeper_.left();
     }
-    journal_.write_report(report_, 0);
+    if (has_reported()) journal_.write_report(report_, 0);
     say("ends with exit code " + std::to_string(exit_code_));
   }
   journal_.run_ended(exit_code_);
@@ -340,49 +378,10 @@ void Launcher::say(const std::string& text) {
   for (const std::string& trouble : journal_.take_troubles()) print("lockstep: " + trouble + "\n");
 }
 
-FailureReport Launcher::make_report() const {
-  FailureReport report{.verdict = state_.verdict,
-                       .world_size = options_.ranks,
-                       .program = commands_[0].program,
-                       .command = own_command_line(),
-                       .left = keeper_.left(),
-                       .goes_on = !is_over(),
-                       .killed = state_.killed,
-                       .restarts = state_.restarts_after_failures(),
-                       .resizes = state_.resizes,
-                       .no_restart = state_.no_restart,
-                       .too_few_ranks = state_.too_few};
-  report.report_path = journal_.report_path(next_restart());
-  if (team_->has_board())
-    for (const auto& rank : evidence_.ranks) report.accounts.push_back(rank.account);
-  if (state_.stop_signal != 0)
-    report.stop_signal = signal_name(state_.stop_signal);
-  else if (state_.asked_at)
-    report.stop_signal = "a signal to a rank";
-  if (state_.hang) report.stall = state_.hang->lines;
-  if (!report.verdict.culprit) return report;
-  RankEnd& culprit = *report.verdict.culprit;
-  const Rank& rank = team_->rank(culprit.rank);
-  const RankView& seen = evidence_.ranks[static_cast<size_t>(culprit.rank)];
-  culprit.pid = rank.pid;
-  report.host = team_->host_of(culprit.rank);
-  report.program = commands_[places_ == nullptr ? static_cast<size_t>(culprit.rank) : 0].program;
-  report.tail = rank.output.tail().lines();
-  report.log_path = rank.output.log().path();
-  report.what = team_->error_text(culprit.rank);
-  if (report.what.empty() && seen.account.failure != RankFailure::kPeer) report.what = seen.account.failure_text;
-  report.memory = seen.memory;
-  report.advice = advice_on_hang(report, state_.hang, options_);
-  return report;
-}
-
 void Launcher::restart() {
-  team_->mark_logs("--- lockstep: restart " + std::to_string(state_.restarts) + " ---\n");
+  if (team_) team_->mark_logs("--- lockstep: restart " + std::to_string(state_.restarts) + " ---\n");
   exit_code_ = kExitOk;
-  if (options_.ranks != state_.settings.ranks) {
-    options_.ranks = state_.settings.ranks;
-    if (places_ == nullptr) commands_ = plan_ranks(options_, environment_);
-  }
+  options_.ranks = state_.settings.ranks;
   if (places_ != nullptr && state_.left_out >= 0) places_->leave_out(state_.left_out);
   start_team();
 }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -38,10 +39,27 @@ RunFolder::RunFolder(const std::string& path, bool keep_if_empty, Use use) : kee
   if (use == Use::kAlone) lock();
 }
 
-/// The lock ends with the process. On file systems without locks there is none.
+/// The lock ends with the process. Of a file that can be written, as NFS wants it.
 void RunFolder::lock() {
-  lock_ = FileDescriptor(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!lock_ || ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+  const std::string file = path_ + "/" + kLockFile;
+  bool taken = false;
+  while (!taken) {
+    lock_ = FileDescriptor(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+    if (!lock_ || ::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+      taken = errno == EWOULDBLOCK;
+      if (taken) break;
+      lock_trouble_ = "the run folder " + path_ + " cannot be locked (" + std::strerror(errno) +
+                      "), so another launcher in it would not be refused; give each run a folder of its own";
+      return;
+    }
+    // Its owner may have removed it in between, with an end of its run.
+    struct stat held {
+    }, named{};
+    if (::fstat(lock_.get(), &held) == 0 && ::stat(file.c_str(), &named) == 0 && held.st_dev == named.st_dev &&
+        held.st_ino == named.st_ino)
+      return;
+  }
+  lock_.reset();
   keep_if_empty_ = true;  // it is the other's
   std::string who = "another launcher";
   try {
@@ -54,6 +72,7 @@ void RunFolder::lock() {
 }
 
 RunFolder::~RunFolder() {
+  if (lock_) ::unlink((path_ + "/" + kLockFile).c_str());
   if (keep_if_empty_ || path_.empty()) return;
   // rmdir refuses a folder that is not empty.
   if (::rmdir(path_.c_str()) == 0 && made_parent_) ::rmdir(fs::path(path_).parent_path().c_str());

@@ -10,6 +10,9 @@ namespace lockstep {
 /// Where a run's files go, by its options; empty: there is no folder.
 std::string run_dir_of(const LaunchOptions& options);
 
+/// In a run's folder, while its launcher lives, which holds a lock on it.
+inline constexpr const char* kLockFile = ".lock";
+
 /// The folder for a run's files. It is made, or found to be writable, before any rank starts; a folder that nobody
 /// asked for (no --run-dir) is removed in the end if it is empty.
 class RunFolder {
@@ -26,12 +29,15 @@ class RunFolder {
 
   /// Absolute, or empty.
   const std::string& path() const { return path_; }
+  /// Why another launcher would not be refused; empty: it is.
+  const std::string& lock_trouble() const { return lock_trouble_; }
 
  private:
   void lock();
 
   std::string path_;
   FileDescriptor lock_;
+  std::string lock_trouble_;
   bool keep_if_empty_;
   bool made_parent_ = false;
 };

@@ -28,6 +28,8 @@ constexpr seconds kFirstNote(5);
 constexpr int kNextNote = 5;  ///< times as long idle as at the note before
 /// A program that reports no steps counts as having made progress once its ranks have run for so long.
 constexpr seconds kSilentProgress(10);
+/// After a start that failed.
+constexpr seconds kLongestPauseOfAgents(1);
 /// For ranks that will be started again: what they would do in a longer time helps nobody.
 constexpr milliseconds kGraceBeforeRestart(100);
 
@@ -68,6 +70,8 @@ struct StateMachine {
   void leave_one_out();
   void ask_to_leave();
   void on(const EvidenceGathered& event);
+  void on(const StartFailed& event);
+  void follow(const RestartDecision& decision);
   void decide_what_follows(const RanksObserved& event);
   void pause(int next_ranks, Clock::duration time);
   void restart();
@@ -285,7 +289,25 @@ void StateMachine::decide_what_follows(const RanksObserved& event) {
     if (has_progressed(event)) state.history.fruitless = 0;
     return pause(*state.resize_to, Clock::duration(0));
   }
-  RestartDecision decision = decide(verdict, event);
+  follow(decide(verdict, event));
+}
+
+void StateMachine::on(const StartFailed& event) {
+  state.phase = Phase::kOver;
+  if (!event.from_outside || state.stop_signal != 0) return;
+  const RestartDecision decision = decide_restart(state.settings.limits(), state.history,
+                                                  {.at = now,
+                                                   .ranks = state.settings.ranks,
+                                                   .exit_code = event.exit_code,
+                                                   .how = {ProcessEnd::Kind::kLost, 0},
+                                                   .lost_ranks = event.lost_ranks});
+  if (decision.restart) say(event.text);  // else the end says it
+  follow(decision);
+  // Machines whose agents are there are not heard of meanwhile.
+  if (state.phase == Phase::kPausing) state.deadline = std::min(*state.deadline, now + kLongestPauseOfAgents);
+}
+
+void StateMachine::follow(const RestartDecision& decision) {
   if (!decision.restart) {
     state.no_restart = decision.why;
     state.too_few = decision.too_few;

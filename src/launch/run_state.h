@@ -36,6 +36,7 @@ struct RunSettings {
 ///   kStopping --grace over, or a signal--> kKilling --all ended, or kKillTime over----> kConcluding
 ///   kConcluding --all evidence is there--> kPausing, if another start follows, or kOver
 ///   kPausing --back-off over--> kRunning (restarted)        kPausing --a signal-------> kOver
+///   kRunning --the ranks could not be started--> kPausing, if another start follows, or kOver
 ///
 /// In kRunning it also waits for a moment (settle_by) for the end of a rank that others accuse. kLeaving differs from
 /// kRunning only in how it ends. Where a restart will follow, nothing has to unwind, and the grace is short.
@@ -114,7 +115,14 @@ struct RanksObserved {
 struct EvidenceGathered {
   RanksObserved seen;
 };
-using RunEvent = std::variant<RankEnded, SignalReceived, RanksObserved, EvidenceGathered>;
+/// No rank runs: the start of the run, or the one that kRestart ordered, has failed.
+struct StartFailed {
+  int exit_code = 0;
+  std::string text;
+  bool from_outside = false;  ///< as LaunchError has it, like the next member
+  int lost_ranks = 0;
+};
+using RunEvent = std::variant<RankEnded, SignalReceived, RanksObserved, EvidenceGathered, StartFailed>;
 
 struct RunAction {
   enum class Kind {

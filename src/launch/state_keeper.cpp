@@ -18,8 +18,12 @@ int64_t whole_step(const std::vector<RankView>& ranks) {
 
 }  // namespace
 
+std::string kept_folder_in(const std::string& run_folder) {
+  return run_folder.empty() ? "" : run_folder + "/kept_state";
+}
+
 StateKeeper::StateKeeper(int memory, RankPlaces* places, const std::string& run_folder)
-    : memory_(memory), places_(places), folder_(run_folder.empty() ? "" : run_folder + "/kept_state") {}
+    : memory_(memory), places_(places), folder_(kept_folder_in(run_folder)) {}
 
 void StateKeeper::note(const std::vector<RankView>& ranks) {
   for (const RankView& rank : ranks) {

@@ -9,6 +9,9 @@
 
 namespace lockstep {
 
+/// Where a state of the run in this folder goes that does not go where it belongs; empty: nowhere.
+std::string kept_folder_in(const std::string& run_folder);
+
 /// Knows what the ranks of all starts have left of their training, and writes what only the launcher's memory holds to
 /// disk when the run gives up: the memory ends with the launcher.
 class StateKeeper {

@@ -72,7 +72,7 @@ bool is_detached_from_layer(const OptionalTensor& tensor) {
 }
 
 /// The exchange of the layer in training that these tensors belong to, or null.
-std::shared_ptr<StatisticsExchange> exchange_of(const OptionalTensor& running_mean, const OptionalTensor& weight) {
+std::shared_ptr<LayerExchange> exchange_of(const OptionalTensor& running_mean, const OptionalTensor& weight) {
   auto layer = find(running_mean);
   if (!layer) layer = find(weight);
   TORCH_CHECK(layer || !(is_detached_from_layer(running_mean) || is_detached_from_layer(weight)),
@@ -143,7 +143,7 @@ std::shared_ptr<StatisticsExchange> exchange_within_join(const Group& group) {
   Layers& all = layers();
   const MutexLock lock(all.mutex);
   for (const auto& [address, entry] : all.entries)
-    TORCH_CHECK(entry.tensor.expired() || entry.layer.exchange == nullptr || entry.layer.exchange == own,
+    TORCH_CHECK(entry.tensor.expired() || entry.layer.exchange == nullptr || entry.layer.exchange->exchange == own,
                 "join(): there is a synchronised batch norm over a group other than that of this "
                 "DistributedDataParallel; a rank that has run out of inputs could not take part in its messages. "
                 "Convert it over the same group");
@@ -154,7 +154,7 @@ void forget_closed_groups() {
   Layers& all = layers();
   const MutexLock lock(all.mutex);
   for (auto& [address, entry] : all.entries)
-    if (entry.layer.exchange && !entry.layer.exchange->group.is_open()) entry.layer.exchange = nullptr;
+    if (entry.layer.exchange && !entry.layer.exchange->exchange->group.is_open()) entry.layer.exchange = nullptr;
 }
 
 bool is_synchronized(const at::Tensor& tensor) { return find(tensor).has_value(); }

@@ -11,7 +11,7 @@ namespace lockstep {
 
 /// A layer whose calls of torch's batch norm are synchronised.
 struct SynchronizedLayer {
-  std::shared_ptr<StatisticsExchange> exchange;  ///< null: its group is closed
+  std::shared_ptr<LayerExchange> exchange;  ///< null: its group is closed
   /// Whether it is in training. Null: its forward does not call torch's batch norm; it is only registered.
   std::function<bool()> is_training;
 };

@@ -1,6 +1,7 @@
 #include "nn/batch_statistics.h"
 
-#include <array>
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <tuple>
 #include <vector>
@@ -8,6 +9,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/autograd.h>
+
+#include "collectives/operand_checks.h"
+#include "nn/input_gradient.h"
 
 // Local sums come from torch's fused kernels if the input is in CPU memory, and otherwise from plain operators. (So do
 // those of double inputs, which are rare; this way the tests cover that path.) Between ranks everything is double.
@@ -32,13 +36,6 @@ std::vector<int64_t> reduced_dims(const at::Tensor& input) {
   return dims;
 }
 
-/// [channels] as [1, channels, 1, ...].
-at::Tensor beside(const at::Tensor& values, const at::Tensor& input) {
-  std::vector<int64_t> shape(static_cast<size_t>(input.dim()), 1);
-  shape[1] = values.numel();
-  return values.view(shape);
-}
-
 double values_a_channel(const at::Tensor& input) {
   return static_cast<double>(input.numel()) / static_cast<double>(input.size(1));
 }
@@ -56,8 +53,86 @@ std::pair<at::Tensor, at::Tensor> local_statistics(const at::Tensor& input) {
   return {mean, var};
 }
 
-void update_running(const at::Tensor& running, const at::Tensor& value, double momentum) {
-  if (running.defined()) at::Tensor(running).mul_(1 - momentum).add_(value.to(running.scalar_type()), momentum);
+/// Writes the elements to `out`.
+void copy_out(const at::Tensor& values, double* out) {
+  const at::Tensor here = values.to(at::kCPU, at::kDouble).contiguous();
+  std::copy_n(here.const_data_ptr<double>(), here.numel(), out);
+}
+void copy_floats_out(const at::Tensor& values, double* out) {
+  std::copy_n(values.const_data_ptr<float>(), values.numel(), out);
+}
+
+/// What a layer sends: two lists of a number for each channel, and one more number.
+at::Tensor make_row(const at::Tensor& first, const at::Tensor& second, double last) {
+  const int64_t channels = first.numel();
+  at::Tensor row = at::empty({StatisticsExchange::kHeader + 2 * channels + 1}, at::kDouble);
+  double* const values = row.mutable_data_ptr<double>() + StatisticsExchange::kHeader;
+  const bool floats = first.is_cpu() && first.scalar_type() == at::kFloat;
+  (floats ? copy_floats_out : copy_out)(first, values);
+  (floats ? copy_floats_out : copy_out)(second, values + channels);
+  values[2 * channels] = last;
+  return row;
+}
+
+/// What the ranks sent, behind their headers.
+class Rows {
+ public:
+  explicit Rows(at::Tensor rows) : rows_(std::move(rows)), values_(rows_.const_data_ptr<double>()) {}
+  int64_t count() const { return rows_.size(0); }
+  const double* operator[](int64_t rank) const { return values_ + rank * rows_.size(1) + StatisticsExchange::kHeader; }
+
+ private:
+  at::Tensor rows_;
+  const double* values_;
+};
+
+/// Mean and variance over all ranks' values.
+struct Combined {
+  Combined(const Rows& rows, int64_t channels) : mean(static_cast<size_t>(channels)), var(mean.size()) {
+    for (int64_t rank = 0; rank < rows.count(); ++rank) count += rows[rank][2 * channels];
+    for (int64_t rank = 0; rank < rows.count(); ++rank) {
+      const double share = rows[rank][2 * channels] / std::max(count, 1.0);
+      for (size_t c = 0; c < mean.size(); ++c) mean[c] += share * rows[rank][c];
+    }
+    for (int64_t rank = 0; rank < rows.count(); ++rank) {
+      const double* const means = rows[rank];
+      const double* const vars = means + channels;
+      const double share = means[2 * channels] / std::max(count, 1.0);
+      for (size_t c = 0; c < mean.size(); ++c)
+        var[c] += share * (vars[c] + (means[c] - mean[c]) * (means[c] - mean[c]));
+    }
+  }
+
+  double count = 0;
+  std::vector<double> mean, var;
+};
+
+/// One number for each channel, by `value(c)`, in the dtype and on the device of `options`.
+template <typename Value>
+at::Tensor by_channel(int64_t channels, const at::TensorOptions& options, const Value& value) {
+  at::Tensor values = at::empty({channels}, options.device(at::kCPU));
+  if (values.scalar_type() == at::kFloat) {
+    auto* const data = values.mutable_data_ptr<float>();
+    for (int64_t c = 0; c < channels; ++c) data[c] = static_cast<float>(value(static_cast<size_t>(c)));
+  } else {
+    auto* const data = values.mutable_data_ptr<double>();
+    for (int64_t c = 0; c < channels; ++c) data[c] = value(static_cast<size_t>(c));
+  }
+  return options.device().is_cpu() ? values : values.to(options.device());
+}
+
+void update_running(const at::Tensor& running, const std::vector<double>& values, double factor, double momentum) {
+  if (!running.defined()) return;
+  if (running.is_cpu() && running.scalar_type() == at::kFloat && running.is_contiguous()) {
+    auto* const data = running.mutable_data_ptr<float>();
+    const auto rest = static_cast<float>(1 - momentum), part = static_cast<float>(momentum);
+    for (size_t c = 0; c < values.size(); ++c) data[c] = data[c] * rest + static_cast<float>(values[c] * factor) * part;
+    note_written(running);
+    return;
+  }
+  const auto options = running.options().dtype(at::kDouble);
+  const at::Tensor value = by_channel(running.numel(), options, [&](size_t c) { return values[c] * factor; });
+  at::Tensor(running).mul_(1 - momentum).add_(value.to(running.scalar_type()), momentum);
 }
 
 /// (sum of dy, sum of dy * normalized x) over this rank's values.
@@ -78,57 +153,68 @@ std::pair<at::Tensor, at::Tensor> local_sums(const at::Tensor& grad_output, cons
 
 }  // namespace
 
-Normalized normalize(const at::Tensor& input, const BatchNormArguments& arguments, StatisticsExchange& exchange) {
+Normalized normalize(const at::Tensor& input, const BatchNormArguments& arguments, const LayerExchange& layer) {
   const int64_t channels = input.size(1);
   for (const at::Tensor* one : {&arguments.weight, &arguments.bias, &arguments.running_mean, &arguments.running_var})
     TORCH_CHECK(!one->defined() || one->numel() == channels, "batch norm of ", one->numel(),
                 " channels got an input of ", input.sizes());
   const auto dtype = accumulation_type(input);
-  const auto wide = input.options().dtype(at::kDouble);
   const auto [local_mean, local_var] = local_statistics(input);
-  const at::Tensor table = exchange.gather(
-      at::cat({local_mean.to(at::kDouble), local_var.to(at::kDouble), at::full({1}, values_a_channel(input), wide)}));
-  const at::Tensor counts = table.narrow(1, 2 * channels, 1), means = table.narrow(1, 0, channels),
-                   vars = table.narrow(1, channels, channels);
-  const double count = counts.sum().item<double>();
-  TORCH_CHECK(count != 1,
+  const at::Tensor row = make_row(local_mean, local_var, values_a_channel(input));
+  const Combined all(Rows(layer.exchange->gather(layer.number, Pass::kForward, row)), channels);
+  TORCH_CHECK(all.count != 1,
               "Expected more than 1 value per channel when training; there is only one over all ranks; input size ",
               input.sizes());
-  const at::Tensor shares = counts / std::max(count, 1.0);
-  const at::Tensor mean = (means * shares).sum(0);
-  const at::Tensor var = ((vars + (means - mean).square()) * shares).sum(0);
-  if (count > 0) {
-    update_running(arguments.running_mean, mean, arguments.momentum);
-    update_running(arguments.running_var, var * (count / (count - 1)), arguments.momentum);
+  if (all.count > 0) {
+    update_running(arguments.running_mean, all.mean, 1, arguments.momentum);
+    update_running(arguments.running_var, all.var, all.count / (all.count - 1), arguments.momentum);
   }
+  const auto options = input.options().dtype(dtype);
   const auto narrow = [&](const at::Tensor& tensor) { return tensor.defined() ? tensor.to(dtype) : tensor; };
-  Normalized result{.output = at::empty_like(input),
-                    .statistics = {mean.to(dtype), (var + arguments.eps).rsqrt().to(dtype), count}};
-  if (input.numel() > 0)
-    result.output = std::get<0>(at::native_batch_norm(input, narrow(arguments.weight), narrow(arguments.bias),
-                                                      result.statistics.mean, var.to(dtype), /*training=*/false,
-                                                      /*momentum=*/0, arguments.eps));
+  Normalized result{.output = {},
+                    .statistics = {by_channel(channels, options, [&](size_t c) { return all.mean[c]; }),
+                                   by_channel(channels, options,
+                                              [&](size_t c) { return 1 / std::sqrt(all.var[c] + arguments.eps); }),
+                                   all.count}};
+  if (input.numel() == 0) {
+    result.output = at::empty_like(input);
+    return result;
+  }
+  const at::Tensor var = by_channel(channels, options, [&](size_t c) { return all.var[c]; });
+  result.output = std::get<0>(at::native_batch_norm(input, narrow(arguments.weight), narrow(arguments.bias),
+                                                    result.statistics.mean, var, /*training=*/false,
+                                                    /*momentum=*/0, arguments.eps));
   return result;
 }
 
 BatchNormGradients differentiate(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight,
-                                 const BatchStatistics& statistics, StatisticsExchange& exchange) {
+                                 const BatchStatistics& statistics, const LayerExchange& layer) {
   const int64_t channels = input.size(1);
   const auto dtype = accumulation_type(input);
   const at::Tensor dy = grad_output.contiguous(input.suggest_memory_format());
   const auto [sum_dy, sum_dy_x] = local_sums(dy, input, statistics);
-  const at::Tensor means = exchange.sum(at::cat({sum_dy.to(at::kDouble), sum_dy_x.to(at::kDouble)}))
-                               .div_(std::max(statistics.count, 1.0))
-                               .to(dtype);
-  BatchNormGradients gradients{.input = at::empty_like(input), .weight = sum_dy_x, .bias = sum_dy};
-  if (input.numel() == 0) return gradients;
-  // weight * invstd * (dy - mean of dy - normalized x * mean of (dy * normalized x))
-  const at::Tensor scale = weight.defined() ? weight.to(dtype) * statistics.invstd : statistics.invstd;
-  const at::Tensor slope = -scale * statistics.invstd * means.narrow(0, channels, channels);
-  const at::Tensor offset = -scale * means.narrow(0, 0, channels);
-  at::Tensor gradient = input - beside(statistics.mean, input);  // float if the input is half
-  gradient.mul_(beside(slope, input)).addcmul_(dy.to(dtype), beside(scale, input)).add_(beside(offset, input));
-  gradients.input = gradient.to(input.scalar_type());
+  const Rows rows(layer.exchange->gather(layer.number, Pass::kBackward, make_row(sum_dy, sum_dy_x, 0)));
+  BatchNormGradients gradients{.input = {}, .weight = sum_dy_x, .bias = sum_dy};
+  if (input.numel() == 0) {
+    gradients.input = at::empty_like(input);
+    return gradients;
+  }
+  const auto mean = [&](size_t index) {
+    double sum = rows[0][index];
+    for (int64_t rank = 1; rank < rows.count(); ++rank) sum += rows[rank][index];
+    return sum / std::max(statistics.count, 1.0);
+  };
+  const auto options = input.options().dtype(dtype);
+  const at::Tensor mean_dy = by_channel(channels, options, mean);
+  const at::Tensor mean_dy_x =
+      by_channel(channels, options, [&](size_t c) { return mean(c + static_cast<size_t>(channels)); });
+  gradients.input = input_gradient(
+      dy, input,
+      {.mean = statistics.mean,
+       .invstd = statistics.invstd,
+       .scale = weight.defined() ? weight.to(dtype) * statistics.invstd : statistics.invstd,
+       .mean_dy = mean_dy,
+       .mean_dy_x = mean_dy_x});
   return gradients;
 }
 
@@ -138,20 +224,20 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Holder : torch::CustomClassHolder {
-  explicit Holder(std::shared_ptr<StatisticsExchange> of) : exchange(std::move(of)) {}
-  std::shared_ptr<StatisticsExchange> exchange;
+  explicit Holder(std::shared_ptr<LayerExchange> of) : layer(std::move(of)) {}
+  std::shared_ptr<LayerExchange> layer;
 };
 
 struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
   /// `weight` and `bias` are passed separately although `arguments` has them, so that autograd sees them.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const std::optional<at::Tensor>& /*weight*/, const std::optional<at::Tensor>& /*bias*/,
-                            const BatchNormArguments& arguments, const std::shared_ptr<StatisticsExchange>& exchange) {
-    const Normalized result = normalize(input, arguments, *exchange);
+                            const BatchNormArguments& arguments, const std::shared_ptr<LayerExchange>& layer) {
+    const Normalized result = normalize(input, arguments, *layer);
     context->save_for_backward({input, arguments.weight, result.statistics.mean, result.statistics.invstd});
     context->saved_data["count"] = result.statistics.count;
     context->saved_data["has_bias"] = arguments.bias.defined();
-    context->saved_data["exchange"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(exchange));
+    context->saved_data["layer"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(layer));
     return result.output;
   }
 
@@ -159,10 +245,10 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     TORCH_CHECK(!at::GradMode::is_enabled(),
                 "backward(create_graph) goes through a synchronised batch norm, whose gradient has none of its own");
     const variable_list saved = context->get_saved_variables();
-    const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["exchange"].toCapsule());
+    const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["layer"].toCapsule());
     const BatchNormGradients gradients =
         differentiate(grad_outputs[0], saved[0], saved[1],
-                      {saved[2], saved[3], context->saved_data["count"].toDouble()}, *holder->exchange);
+                      {saved[2], saved[3], context->saved_data["count"].toDouble()}, *holder->layer);
     const auto dtype = (saved[1].defined() ? saved[1] : gradients.weight).scalar_type();
     return {gradients.input, saved[1].defined() ? gradients.weight.to(dtype) : at::Tensor(),
             context->saved_data["has_bias"].toBool() ? gradients.bias.to(dtype) : at::Tensor(), at::Tensor(),
@@ -173,9 +259,9 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
 }  // namespace
 
 at::Tensor sync_batch_norm(const at::Tensor& input, const BatchNormArguments& arguments,
-                           const std::shared_ptr<StatisticsExchange>& exchange) {
+                           const std::shared_ptr<LayerExchange>& layer) {
   const auto given = [](const at::Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
-  return SyncBatchNormFunction::apply(input, given(arguments.weight), given(arguments.bias), arguments, exchange);
+  return SyncBatchNormFunction::apply(input, given(arguments.weight), given(arguments.bias), arguments, layer);
 }
 
 }  // namespace lockstep

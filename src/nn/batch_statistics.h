@@ -27,7 +27,7 @@ struct Normalized {
 };
 
 /// Batch norm in training over the batches of all ranks, not recorded by autograd. Sends one message.
-Normalized normalize(const at::Tensor& input, const BatchNormArguments& arguments, StatisticsExchange& exchange);
+Normalized normalize(const at::Tensor& input, const BatchNormArguments& arguments, const LayerExchange& layer);
 
 struct BatchNormGradients {
   at::Tensor input;         ///< the gradient of the sum of all ranks' losses
@@ -36,10 +36,10 @@ struct BatchNormGradients {
 
 /// The backward of normalize(). `weight` may be undefined. Sends one message.
 BatchNormGradients differentiate(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight,
-                                 const BatchStatistics& statistics, StatisticsExchange& exchange);
+                                 const BatchStatistics& statistics, const LayerExchange& layer);
 
 /// normalize(), recorded for autograd.
 at::Tensor sync_batch_norm(const at::Tensor& input, const BatchNormArguments& arguments,
-                           const std::shared_ptr<StatisticsExchange>& exchange);
+                           const std::shared_ptr<LayerExchange>& layer);
 
 }  // namespace lockstep

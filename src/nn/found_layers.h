@@ -14,8 +14,12 @@ namespace lockstep {
 
 /// A batch norm that can be converted.
 struct FoundLayer {
+  std::string name;
   at::Tensor running_mean, weight;  ///< one of them may be undefined
   std::function<bool()> is_training;
+
+  /// The tensor that is looked up first.
+  const at::Tensor& known() const { return running_mean.defined() ? running_mean : weight; }
 };
 
 /// The batch norms of a module.
@@ -23,7 +27,7 @@ struct FoundLayers {
   std::vector<FoundLayer> layers;
   std::string problems;  ///< one line for each layer that cannot be converted
 
-  void add(const std::string& name, FoundLayer layer);
+  void add(FoundLayer layer);
 };
 
 /// Changes nothing in the module.

@@ -5,21 +5,31 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 
 #include "base/rank_names.h"
 #include "collectives/group_state.h"
+#include "nn/layer_error.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep {
 namespace {
 
-constexpr const char* kLabel = "the statistics of a batch norm";
-constexpr int64_t kHeader = 2;  ///< within join() a row begins with its kind and its length
-
 std::vector<int> all_ranks(const Group& group) {
   std::vector<int> ranks(static_cast<size_t>(group.world_size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
+}
+
+const double* row_of(const at::Tensor& rows, int rank) { return rows.const_data_ptr<double>() + rank * rows.size(1); }
+
+/// "rank 0 is in the forward of ..., rank 1 in ...".
+std::string said_by_rank(const std::vector<std::string>& places) {
+  std::string said;
+  for (auto one = places.begin(); one != places.end(); ++one)
+    if (std::find(places.begin(), one, *one) == one)
+      said += (said.empty() ? "" : ", ") + ranks_with(places, *one) + " in " + *one;
+  return said;
 }
 
 }  // namespace
@@ -42,68 +52,111 @@ std::shared_ptr<StatisticsExchange> StatisticsExchange::find(const Group& group)
 }
 
 StatisticsExchange::StatisticsExchange(const Group& of)
-    : group(of.world_size() == 1 ? of : of.subgroup(all_ranks(of)).value()) {}
+    : group(of.world_size() == 1 ? of : of.subgroup(all_ranks(of)).value()) {
+  if (group.world_size() > 1) watch_.emplace(group, state_of(of).backend);
+}
 
-void StatisticsExchange::expect(int64_t channels) { most_channels_ = std::max(most_channels_, channels); }
+int64_t StatisticsExchange::add_layer(const std::string& name, int64_t channels) {
+  most_channels_ = std::max(most_channels_, channels);
+  names_.push_back(name);
+  return static_cast<int64_t>(names_.size()) - 1;
+}
 
-StatisticsExchange::Table StatisticsExchange::exchange(Kind kind, const at::Tensor& row) {
-  const int64_t capacity = 2 * most_channels_ + 1;
-  TORCH_CHECK(row.numel() <= capacity, "a synchronised batch norm of ", row.numel() / 2,
-              " channels, but the widest has ", most_channels_);
-  // On the CPU: every rank reads the header anyway, and one without inputs does not know the others' device.
-  at::Tensor message = at::zeros({kHeader + capacity}, at::kDouble);
-  message[0] = static_cast<double>(kind);
-  message[1] = static_cast<double>(row.numel());
-  message.narrow(0, kHeader, row.numel()).copy_(row);
-  const at::Tensor all = group.all_gather(message);
-  const at::Tensor heads = all.narrow(1, 0, kHeader);
-  std::vector<bool> reducing, running;
-  int64_t length = row.numel();
+std::string StatisticsExchange::name_of(int64_t layer, int64_t channels) const {
+  const auto index = static_cast<size_t>(layer);
+  if (index < names_.size() && !names_[index].empty()) return names_[index];
+  return "a SyncBatchNorm of " + std::to_string(channels) + " channels";
+}
+
+std::string StatisticsExchange::place_of(const double* row) const {
+  const auto place = static_cast<int64_t>(row[1]), channels = (static_cast<int64_t>(row[2]) - 1) / 2;
+  const std::string name = name_of(place / 2, channels);
+  const bool says_channels = name.starts_with("a SyncBatchNorm");
+  return std::string(place % 2 == 0 ? "the forward of " : "the backward of ") + name +
+         (says_channels ? "" : " of " + std::to_string(channels) + " channels");
+}
+
+at::Tensor StatisticsExchange::send(const std::string& name, const std::string& place, const at::Tensor& row) {
+  const OperationLabel label(name.empty() ? "the statistics of a batch norm" : name);
+  watch_->enter(name, place);
+  const auto left = c10::make_scope_exit([&] { watch_->leave(); });
+  try {
+    return group.all_gather(row);
+  } catch (const Error& error) {
+    if (const std::string found = watch_->verdict(); !found.empty()) throw Error(found);
+    const std::string cause = error.what();
+    if (name.empty()) throw;
+    const std::string places = cause.find("ranks disagree") == std::string::npos ? "" : watch_->places();
+    throw layer_error(name, (places.empty() ? "" : "The ranks are at different ones: " + places + ". ") + cause);
+  }
+}
+
+void StatisticsExchange::check_same_place(const std::string& name, const at::Tensor& rows) const {
+  const double* mine = row_of(rows, group.rank());
+  bool same = true;
   for (int rank = 0; rank < group.world_size(); ++rank) {
-    const auto of = static_cast<Kind>(static_cast<int>(heads[rank][0].item<double>()));
+    const double* row = row_of(rows, rank);
+    same &= row[0] != static_cast<double>(Kind::kStatistics) || (row[1] == mine[1] && row[2] == mine[2]);
+  }
+  if (same) return;
+  std::vector<std::string> places;
+  for (int rank = 0; rank < group.world_size(); ++rank) {
+    const double* row = row_of(rows, rank);
+    places.push_back(row[0] == static_cast<double>(Kind::kStatistics) ? place_of(row) : "join(), without inputs");
+  }
+  throw layer_error(name, "The ranks are at different ones: " + said_by_rank(places) +
+                              ". All ranks must run the same layers in the same order, forward and backward");
+}
+
+at::Tensor StatisticsExchange::gather(int64_t layer, Pass pass, const at::Tensor& row) {
+  auto* const header = row.mutable_data_ptr<double>();
+  header[0] = static_cast<double>(Kind::kStatistics);
+  header[1] = static_cast<double>(2 * layer + (pass == Pass::kBackward));
+  header[2] = static_cast<double>(row.numel() - kHeader);
+  const std::string name = name_of(layer, (row.numel() - kHeader - 1) / 2), place = place_of(header);
+  const at::Tensor rows =
+      joining_ ? exchange_within_join(Kind::kStatistics, name, place, row).rows : send(name, place, row);
+  check_same_place(name, rows);
+  return rows;
+}
+
+StatisticsExchange::Table StatisticsExchange::exchange_within_join(Kind kind, const std::string& name,
+                                                                   const std::string& place, const at::Tensor& row) {
+  const int64_t size = kHeader + 2 * most_channels_ + 1;
+  TORCH_CHECK(row.numel() <= size, "a synchronised batch norm of ", (row.numel() - kHeader) / 2,
+              " channels, but the widest has ", most_channels_);
+  const at::Tensor message = at::zeros({size}, at::kDouble);
+  message.narrow(0, 0, row.numel()).copy_(row);
+  message.mutable_data_ptr<double>()[0] = static_cast<double>(kind);
+  const at::Tensor all = send(name, place, message);
+  std::vector<bool> reducing, running;
+  for (int rank = 0; rank < group.world_size(); ++rank) {
+    const auto of = static_cast<Kind>(static_cast<int>(row_of(all, rank)[0]));
     reducing.push_back(of == Kind::kReduction);
     running.push_back(of == Kind::kStatistics);
-    if (of != Kind::kStatistics) continue;
-    const auto n = static_cast<int64_t>(heads[rank][1].item<double>());
-    if (kind == Kind::kStatistics && n != length)
-      throw Error("within join(), the ranks are at different batch norms or passes: rank " + std::to_string(rank) +
-                  " sent " + std::to_string(n) + " numbers, rank " + std::to_string(group.rank()) + " sent " +
-                  std::to_string(length) + "; ranks that have inputs must run the same layers");
   }
   const auto any = [](const std::vector<bool>& ranks) {
     return std::find(ranks.begin(), ranks.end(), true) != ranks.end();
   };
-  if (any(reducing) && any(running))
+  if (any(reducing) && any(running)) {
+    const auto runner = static_cast<int>(std::find(running.begin(), running.end(), true) - running.begin());
     throw Error("within join(), " + rank_names(running) + " came to a synchronised batch norm while " +
-                rank_names(reducing) + " reduced gradients; ranks that have inputs must run the same layers");
-  return {all.narrow(1, kHeader, length).to(row.device()), any(reducing), any(reducing) || any(running)};
-}
-
-at::Tensor StatisticsExchange::gather(const at::Tensor& row) {
-  const OperationLabel label(kLabel);
-  return joining_ ? exchange(Kind::kStatistics, row).rows : group.all_gather(row);
-}
-
-at::Tensor StatisticsExchange::sum(const at::Tensor& row) {
-  const OperationLabel label(kLabel);
-  if (!joining_) {
-    group.all_reduce(row);
-    return row;
+                rank_names(reducing) + " reduced gradients; ranks that have inputs must run the same layers: " +
+                rank_names(running) + " " + (std::count(running.begin(), running.end(), true) == 1 ? "is" : "are") +
+                " in " + place_of(row_of(all, runner)));
   }
-  const at::Tensor rows = exchange(Kind::kStatistics, row).rows;
-  at::Tensor total = rows[0].clone();
-  for (int64_t rank = 1; rank < rows.size(0); ++rank) total += rows[rank];
-  return total;
+  return {all.narrow(1, 0, row.numel()).contiguous(), any(reducing), any(reducing) || any(running)};
 }
 
 void StatisticsExchange::announce_reduction() {
-  if (joining_) exchange(Kind::kReduction, at::empty({0}, at::kDouble));
+  if (!joining_) return;
+  exchange_within_join(Kind::kReduction, "", "a reduction of gradients", at::zeros({kHeader}, at::kDouble));
 }
 
 void StatisticsExchange::serve() {
-  const at::Tensor nothing = at::empty({0}, at::kDouble);
   while (true) {
-    const Table table = exchange(Kind::kShadow, nothing);
+    const Table table =
+        exchange_within_join(Kind::kShadow, "", "join(), without inputs", at::zeros({kHeader}, at::kDouble));
     if (table.reduction || !table.inputs) return;
   }
 }

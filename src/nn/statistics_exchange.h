@@ -2,21 +2,34 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/group.h>
 
+#include "nn/exchange_watch.h"
+
 namespace lockstep {
+
+enum class Pass { kForward, kBackward };
 
 /// How synchronised layers over one group exchange their statistics: over a subgroup of all its ranks, so that their
 /// messages cannot be confused with those of a reduction of gradients, whatever the order on each rank.
 ///
+/// Each message begins with what it is: a layer's forward or backward. Ranks that are at different ones all throw an
+/// Error that names them; so do ranks of which some run a layer and others wait for them elsewhere (ExchangeWatch).
+///
 /// Within join(), a rank that has run out of inputs does not know what the others run next: a layer's forward or
 /// backward, with some number of channels, or a reduction of gradients. So within join() all messages have the same
-/// size, that of the widest layer, and begin with what they are. A rank without inputs answers with a row of zeros
-/// until a reduction is announced, in which it takes part, or no rank has inputs any more.
-struct StatisticsExchange {
+/// size, that of the widest layer. A rank without inputs answers with a row of zeros until a reduction is announced, in
+/// which it takes part, or no rank has inputs any more.
+class StatisticsExchange {
+ public:
+  static constexpr int64_t kHeader = 3;  ///< numbers at the beginning of each row: its kind, its place, its length
+
   /// The exchange of `group`. The first call makes it, for as long as the group exists: every rank must call.
   static std::shared_ptr<StatisticsExchange> of(const Group& group);
   /// The same if there is one, else null.
@@ -24,14 +37,16 @@ struct StatisticsExchange {
 
   explicit StatisticsExchange(const Group& of);
 
-  /// Each layer calls it when it is made; all ranks make the same layers.
-  void expect(int64_t channels);
+  /// Registers a layer: `name` is "batch norm `features.1`", or empty for "a SyncBatchNorm of 8 channels". Returns its
+  /// number: all ranks make the same layers in the same order.
+  int64_t add_layer(const std::string& name, int64_t channels);
+  /// What the layer is called in messages.
+  std::string name_of(int64_t layer, int64_t channels) const;
 
-  /// Returns [world size, n], double: row r is rank r's `row`, [n] with n at most 2 * channels + 1 of the widest layer.
-  /// The row of a rank that has run out of inputs is zeros. Every rank calls it, or serve().
-  at::Tensor gather(const at::Tensor& row);
-  /// Returns [n]: the sum over the ranks, in rank order.
-  at::Tensor sum(const at::Tensor& row);
+  /// The values of all ranks for a layer's pass: [world size, kHeader + n], double, in CPU memory. `row`, [kHeader + n]
+  /// with n = 2 * channels + 1, has this rank's behind its header, which is filled in here. The row of a rank that has
+  /// run out of inputs is zeros. Every rank calls it, or serve().
+  at::Tensor gather(int64_t layer, Pass pass, const at::Tensor& row);
 
   /// All ranks call it, at the beginning and the end of join().
   void set_joining(bool joining) { joining_ = joining; }
@@ -45,13 +60,29 @@ struct StatisticsExchange {
  private:
   enum class Kind { kShadow, kStatistics, kReduction };
   struct Table {
-    at::Tensor rows;         ///< [world size, n]
+    at::Tensor rows;         ///< [world size, kHeader + n]
     bool reduction, inputs;  ///< whether some rank reduces; whether some rank has inputs
   };
-  Table exchange(Kind kind, const at::Tensor& row);
+  at::Tensor send(const std::string& name, const std::string& place, const at::Tensor& row);
+  Table exchange_within_join(Kind kind, const std::string& name, const std::string& place, const at::Tensor& row);
+  std::string place_of(const double* row) const;
+  void check_same_place(const std::string& name, const at::Tensor& rows) const;
 
   bool joining_ = false;
   int64_t most_channels_ = 0;
+  std::vector<std::string> names_;       ///< of the layers
+  std::optional<ExchangeWatch> watch_;   ///< none in a world of one
+};
+
+/// One layer's part in an exchange.
+struct LayerExchange {
+  LayerExchange(std::shared_ptr<StatisticsExchange> of, const std::string& name, int64_t channels)
+      : exchange(std::move(of)), number(exchange->add_layer(name, channels)) {}
+
+  int world_size() const { return exchange->group.world_size(); }
+
+  const std::shared_ptr<StatisticsExchange> exchange;
+  const int64_t number;
 };
 
 }  // namespace lockstep

@@ -1,5 +1,7 @@
 #include <lockstep/sync_batch_norm.h>
 
+#include <algorithm>
+#include <sstream>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -18,6 +20,8 @@
 namespace lockstep {
 namespace {
 
+constexpr const char* kItself = "the module";  ///< the name of a layer that is the whole module
+
 template <typename Layer>
 bool look_at(FoundLayers& found, const std::string& name, const std::shared_ptr<torch::nn::Module>& module) {
   const auto layer = std::dynamic_pointer_cast<Layer>(module);
@@ -29,7 +33,7 @@ bool look_at(FoundLayers& found, const std::string& name, const std::shared_ptr<
                       "lockstep::SyncBatchNorm, or hold one as a member";
     return true;
   }
-  found.add(name, {layer->running_mean, layer->weight, [weak = std::weak_ptr<torch::nn::Module>(module)] {
+  found.add({name, layer->running_mean, layer->weight, [weak = std::weak_ptr<torch::nn::Module>(module)] {
                      const auto alive = weak.lock();
                      return alive && alive->is_training();
                    }});
@@ -42,19 +46,39 @@ void look_at_any(FoundLayers& found, const std::string& name, const std::shared_
       look_at<BatchNorm3dImpl>(found, name, module);
 }
 
+std::string described(const FoundLayer& layer) {
+  return "`" + layer.name + "` of " + std::to_string(layer.known().numel()) + " channels";
+}
+
 /// Ranks whose modules differ would wait for each other in the first forward, or train other things.
-void check_same_number(const FoundLayers& found, const Group& group) {
-  const auto mine = static_cast<int64_t>(found.layers.size());
-  const at::Tensor all = group.all_gather(at::full({1}, mine, at::kLong));
-  for (int rank = 0; rank < group.world_size(); ++rank)
-    if (const auto others = all[rank].item<int64_t>(); others != all[0].item<int64_t>())
+void check_same_layers(const FoundLayers& found, const Group& group) {
+  if (group.world_size() == 1) return;
+  std::string lines;
+  for (const FoundLayer& layer : found.layers) lines += described(layer) + '\n';
+  const auto layers_of = [](const std::string& text) {
+    std::vector<std::string> layers;
+    std::istringstream stream(text);
+    for (std::string line; std::getline(stream, line);) layers.push_back(line);
+    return layers;
+  };
+  const std::vector<std::string> all = group.all_gather_bytes(lines);
+  const std::vector<std::string> first = layers_of(all.front());
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all.front()) continue;
+    const std::vector<std::string> other = layers_of(all[rank]);
+    if (other.size() != first.size())
       throw Error("convert_sync_batchnorm: the module of rank " + std::to_string(rank) + " has " +
-                  std::to_string(others) + " batch norms, that of rank 0 has " +
-                  std::to_string(all[0].item<int64_t>()) + "; all ranks must convert the same module");
+                  std::to_string(other.size()) + " batch norms, that of rank 0 has " + std::to_string(first.size()) +
+                  "; all ranks must convert the same module");
+    const auto [mine, theirs] = std::mismatch(first.begin(), first.end(), other.begin());
+    throw Error("convert_sync_batchnorm: batch norm " + std::to_string(mine - first.begin()) +
+                " of the module of rank " + std::to_string(rank) + " is " + *theirs + ", that of rank 0 is " + *mine +
+                "; all ranks must convert the same module");
+  }
 }
 
 int64_t convert(const FoundLayers& found, const Group& group) {
-  check_same_number(found, group);
+  check_same_layers(found, group);
   TORCH_CHECK(found.problems.empty(),
               "convert_sync_batchnorm: nothing was converted, because for some layers the conversion would have no "
               "effect or an unknown one:",
@@ -67,10 +91,10 @@ int64_t convert(const FoundLayers& found, const Group& group) {
   const auto exchange = StatisticsExchange::of(group);
   for (const FoundLayer& layer : found.layers) {
     if (group.world_size() == 1) break;  // this rank's batch is the whole batch
-    const at::Tensor& known = layer.running_mean.defined() ? layer.running_mean : layer.weight;
-    exchange->expect(known.numel());
+    const auto own = std::make_shared<LayerExchange>(
+        exchange, layer.name == kItself ? "the batch norm" : "batch norm `" + layer.name + "`", layer.known().numel());
     for (const at::Tensor& tensor : {layer.running_mean, layer.weight})
-      if (tensor.defined()) synchronize_calls_with(tensor, {exchange, layer.is_training});
+      if (tensor.defined()) synchronize_calls_with(tensor, {own, layer.is_training});
   }
   return static_cast<int64_t>(found.layers.size());
 }
@@ -82,11 +106,11 @@ std::shared_ptr<torch::nn::Module> itself(torch::nn::Module& module) {
 
 }  // namespace
 
-void FoundLayers::add(const std::string& name, FoundLayer layer) {
-  if (layer.running_mean.defined() || layer.weight.defined())
+void FoundLayers::add(FoundLayer layer) {
+  if (layer.known().defined())
     layers.push_back(std::move(layer));
   else
-    problems += "\n  " + name +
+    problems += "\n  " + layer.name +
                 " has neither parameters nor running statistics to recognise it by; use a lockstep::SyncBatchNorm "
                 "instead";
 }
@@ -95,7 +119,7 @@ int64_t convert_sync_batchnorm(torch::nn::Module& module, const Group& group) {
   FoundLayers found;
   const auto children = module.named_modules("", /*include_self=*/false);
   for (const auto& item : children) look_at_any(found, item.key(), item.value());
-  if (children.is_empty()) look_at_any(found, "the module", itself(module));
+  if (children.is_empty()) look_at_any(found, kItself, itself(module));
   return convert(found, group);
 }
 
@@ -106,7 +130,8 @@ int64_t convert_sync_batchnorm(const torch::jit::Module& module, const Group& gr
 }
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& like, const Group& group)
-    : NormImplBase(like), exchange_(StatisticsExchange::of(group)) {
+    : NormImplBase(like),
+      exchange_(std::make_shared<LayerExchange>(StatisticsExchange::of(group), "", like.num_features())) {
   remember();
 }
 
@@ -116,14 +141,13 @@ void SyncBatchNormImpl::reset() {
 }
 
 void SyncBatchNormImpl::remember() {
-  if (exchange_->group.world_size() == 1) return;
-  exchange_->expect(options.num_features());
+  if (exchange_->world_size() == 1) return;
   for (const at::Tensor& tensor : {running_mean, weight})
     if (tensor.defined()) synchronize_calls_with(tensor, {exchange_, nullptr});
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
-  stream << "lockstep::SyncBatchNorm(" << options.num_features() << ", ranks=" << exchange_->group.world_size() << ")";
+  stream << "lockstep::SyncBatchNorm(" << options.num_features() << ", ranks=" << exchange_->world_size() << ")";
 }
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
@@ -137,7 +161,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
     num_batches_tracked += 1;
     if (!options.momentum()) momentum = 1 / num_batches_tracked.item<double>();
   }
-  if (is_training() && exchange_->group.world_size() > 1)
+  if (is_training() && exchange_->world_size() > 1)
     return sync_batch_norm(input, {weight, bias, running_mean, running_var, momentum, options.eps()}, exchange_);
   return torch::nn::functional::detail::batch_norm(input, running_mean, running_var, weight, bias,
                                                    is_training() || !options.track_running_stats(), momentum,

@@ -62,7 +62,7 @@ void ProgressDisplay::step(int64_t samples, Clock::time_point now) {
 
 void ProgressDisplay::finish(Clock::time_point now) {
   if (std::exchange(finished_, true)) return;
-  if (output_.columns || tracker_.steps() > 0) draw(tracker_.final_state(now), true);
+  if (output_.columns || tracker_.batches() > 0) draw(tracker_.final_state(now), true);
 }
 
 void ProgressDisplay::draw(const ProgressState& state, bool last) {

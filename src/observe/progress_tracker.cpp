@@ -24,9 +24,9 @@ ProgressState ProgressTracker::state(Clock::time_point now) {
   ProgressState state = counts();
   const Mark& from = marks_.front();
   add_rates(state, from, mark(now));
-  if (steps_ > from.steps)
-    state.seconds_left = static_cast<double>(pass_.steps - pass_.first_step - steps_) * seconds_between(from.at, now) /
-                         static_cast<double>(steps_ - from.steps);
+  if (batches_ > from.batches)
+    state.seconds_left = static_cast<double>(pass_.steps - pass_.first_step - batches_) *
+                         seconds_between(from.at, now) / static_cast<double>(batches_ - from.batches);
   marks_.push_back(mark(now));
   return state;
 }
@@ -39,11 +39,13 @@ ProgressState ProgressTracker::final_state(Clock::time_point now) const {
 }
 
 ProgressState ProgressTracker::counts() const {
+  const int64_t done = pass_.first_step + batches_, in_a_step = std::max<int64_t>(pass_.batches_per_step, 1);
+  const int64_t steps = (pass_.steps + in_a_step - 1) / in_a_step;
   return {.label = pass_.label,
           .epoch = pass_.epoch,
           .epochs = pass_.epochs,
-          .step = pass_.first_step + steps_,
-          .steps = pass_.steps,
+          .step = done == pass_.steps ? steps : done / in_a_step,
+          .steps = steps,
           .loss = loss_,
           .samples_per_second = {},
           .communication_share = {},
@@ -53,8 +55,9 @@ ProgressState ProgressTracker::counts() const {
 
 void ProgressTracker::add_rates(ProgressState& state, const Mark& from, const Mark& to) const {
   const double seconds = seconds_between(from.at, to.at);
-  if (seconds > 0 && to.steps > from.steps)
-    state.samples_per_second = static_cast<double>(to.samples - from.samples) * pass_.world_size / seconds;
+  const double share = pass_.share > 0 ? pass_.share : 1.0 / pass_.world_size;
+  if (seconds > 0 && to.batches > from.batches)
+    state.samples_per_second = static_cast<double>(to.samples - from.samples) / share / seconds;
   if (!communication_start_) return;
   // The total has no meaning before its first report.
   const Mark& since = from.at < communication_start_->at ? *communication_start_ : from;

@@ -21,14 +21,15 @@ class ProgressTracker {
 
   ProgressTracker(ProgressLine::Pass pass, Clock::time_point start);
 
+  /// A batch of this rank is done.
   void step(int64_t samples) {
-    ++steps_;
+    ++batches_;
     samples_ += samples;
   }
   void loss(double value) { loss_ = value; }
   void communication(double total_seconds, Clock::time_point now);
 
-  int64_t steps() const { return steps_; }
+  int64_t batches() const { return batches_; }
   /// During the pass.
   ProgressState state(Clock::time_point now);
   /// Averages of the whole pass.
@@ -38,18 +39,18 @@ class ProgressTracker {
   /// The position of the pass at one moment.
   struct Mark {
     Clock::time_point at;
-    int64_t steps = 0;
+    int64_t batches = 0;
     int64_t samples = 0;
     double communication_seconds = 0;
   };
 
   ProgressState counts() const;
-  Mark mark(Clock::time_point now) const { return {now, steps_, samples_, communication_seconds_}; }
+  Mark mark(Clock::time_point now) const { return {now, batches_, samples_, communication_seconds_}; }
   void add_rates(ProgressState& state, const Mark& from, const Mark& to) const;
 
   const ProgressLine::Pass pass_;
   const Clock::time_point start_;
-  int64_t steps_ = 0;
+  int64_t batches_ = 0;
   int64_t samples_ = 0;
   std::optional<double> loss_;
   double communication_seconds_ = 0;

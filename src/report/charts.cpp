@@ -152,6 +152,12 @@ double mean_communication_share(const RunData& run) {
   return seconds > 0 ? communication / seconds : 0;
 }
 
+bool knows_communication(const RunData& run) {
+  return std::any_of(run.ranks.begin(), run.ranks.end(), [](const RankData& rank) {
+    return rank.communication_s > 0 && rank.seconds > 0 && !rank.communication_share.empty();
+  });
+}
+
 LineChart communication_chart(const RunData& run) {
   LineChart chart;
   chart.title = "Communication";

@@ -70,7 +70,7 @@ std::string tiles(const RunData& run, const std::vector<ScalarChart>& charts) {
   if (!run.ranks.empty()) {
     const RankData& first = run.ranks.front();
     if (mean_throughput(run) > 0) add_tile(out, "Throughput", with_thousands(mean_throughput(run)), "samples/s");
-    if (run.reductions.reductions > 0)
+    if (run.start.world_size > 1 && knows_communication(run))
       add_tile(out, "Communication", percent(mean_communication_share(run)), "of the time of a step");
     add_tile(out, "Steps", with_thousands(static_cast<double>(first.last_step)),
              counted(static_cast<int64_t>(run.epochs.size()), "epoch"));
@@ -112,16 +112,18 @@ std::string draw_page(const PageContent& content) {
   page += notes(run, charts);
   page += tiles(run, charts);
   page += "<div class=\"cards\">\n";
-  page += scalar_sections(charts, run);
-  page += throughput_section(run);
-  page += communication_section(run);
-  page += late_section(run);
-  page += bucket_section(run);
+  NotRecorded left_out;
+  page += scalar_sections(charts, run, left_out);
+  page += throughput_section(run, left_out);
+  page += communication_section(run, left_out);
+  page += late_section(run, left_out);
+  page += bucket_section(run, left_out);
   page += starts_section(run);
-  page += step_section(content.traces, run);
-  page += system_section(run);
+  page += step_section(content.traces, run, left_out);
+  page += system_section(run, left_out);
   page += command_section(content);
-  page += "</div>\n<footer>Drawn by <code>lockstep report</code> from the files in " + html(content.folder) +
+  page += "</div>\n" + left_out.line() + "<footer>Drawn by <code>lockstep report</code> from the files in " +
+          html(content.folder) +
           ". This page needs no network.</footer>\n</main>\n<div id=\"tip\" role=\"status\"></div>\n<script>" +
           kPageScript + "</script>\n</body>\n</html>\n";
   return page;

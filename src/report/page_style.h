@@ -28,7 +28,7 @@ header p{margin:0;color:var(--soft);flex-basis:100%}
 h2{font-size:16px;margin:0 0 2px}
 h2 small{font-weight:400;color:var(--soft);font-size:13px;margin-left:6px}
 .card>p{margin:2px 0 8px;color:var(--soft);font-size:13px}
-.missing{padding:26px 0 30px;text-align:center}
+.missing{padding:14px 0 0}
 .legend{display:flex;flex-wrap:wrap;gap:2px 18px;list-style:none;margin:4px 0 8px;padding:0;font-size:13px;color:var(--soft)}
 .legend b{color:var(--ink);font-weight:600;font-variant-numeric:tabular-nums;margin-left:4px}
 .key{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:7px;vertical-align:middle;background:currentColor}

@@ -9,7 +9,27 @@
 #include "report/text.h"
 
 namespace lockstep {
+
+std::string NotRecorded::add(const std::string& what, const std::string& how) {
+  for (auto& [names, same] : parts_)
+    if (same == how) {
+      names += ", " + what;
+      return "";
+    }
+  parts_.emplace_back(what, how);
+  return "";
+}
+
+std::string NotRecorded::line() const {
+  std::string out;
+  for (const auto& [names, how] : parts_) out += (out.empty() ? "" : "; ") + names + " (" + how + ")";
+  return out.empty() ? "" : "<p class=\"missing\">" + html("Not recorded: " + out + ".") + "</p>\n";
+}
+
 namespace {
+
+constexpr const char* kWatch = "log.watch(model)";
+constexpr const char* kOnlyEvents = "event files do not contain it; the files of a lockstep::RunLog do";
 
 // Widths of cards without their padding, in the page's three layouts (page_style.h).
 constexpr double kWide = kWideChart.width, kWideFull = 1102, kMiddle = 640, kNarrow = 338;
@@ -28,10 +48,6 @@ std::string card(const Card& card, const std::string& body) {
   out += "</h2>";
   if (!card.text.empty()) out += "<p>" + html(card.text) + "</p>";
   return out + body + "</section>\n";
-}
-
-std::string missing(const std::string& title, const std::string& what, bool full = false) {
-  return card({title, "", "", full}, "<p class=\"missing\">" + html(what) + "</p>");
 }
 
 std::string in_all_layouts(const LineChart& chart) {
@@ -60,7 +76,8 @@ std::string smoothing_note(const LineChart& chart) {
 
 std::string scalar_section(const ScalarChart& chart, const RunData& run) {
   const std::string drawing = in_all_layouts(chart.chart);
-  if (drawing.empty()) return missing(chart.chart.title, "None of its values is a finite number.");
+  if (drawing.empty())
+    return card({chart.chart.title, "", ""}, "<p class=\"missing\">None of its values is a finite number.</p>");
   std::string legend = "<ul class=\"legend\">";
   for (size_t i = 0; i < chart.entries.size(); ++i) {
     const double last = smoothing_of(chart.chart.lines[i], kWideChart).last;
@@ -77,7 +94,7 @@ std::string scalar_section(const ScalarChart& chart, const RunData& run) {
 
 }  // namespace
 
-std::string scalar_sections(std::vector<ScalarChart>& charts, const RunData& run) {
+std::string scalar_sections(std::vector<ScalarChart>& charts, const RunData& run, NotRecorded& left_out) {
   std::string out;
   bool loss = false, accuracy = false;
   int count = 0;
@@ -85,25 +102,16 @@ std::string scalar_sections(std::vector<ScalarChart>& charts, const RunData& run
     chart.chart.id = "chart" + std::to_string(++count);
     loss = loss || chart.chart.title.find("oss") != std::string::npos;
     accuracy = accuracy || chart.higher_is_better;
-  }
-  if (!loss) out += missing("Loss", "No loss was logged: log.step(samples, {{\"train/loss\", loss}}).");
-  for (const ScalarChart& chart : charts) {
-    if (!accuracy && chart.chart.title.find("oss") == std::string::npos) {
-      out += missing("Accuracy", "No accuracy was logged: log.scalar(\"valid/accuracy\", accuracy).");
-      accuracy = true;
-    }
     out += scalar_section(chart, run);
   }
-  if (!accuracy) out += missing("Accuracy", "No accuracy was logged: log.scalar(\"valid/accuracy\", accuracy).");
+  if (!loss) left_out.add("loss", "log.step(samples, {{\"train/loss\", loss}})");
+  if (!accuracy) left_out.add("accuracy", "log.scalar(\"valid/accuracy\", accuracy)");
   return out;
 }
 
-std::string throughput_section(const RunData& run) {
+std::string throughput_section(const RunData& run, NotRecorded& left_out) {
   const Curve rate = throughput(run);
-  if (rate.empty())
-    return missing("Throughput", run.ranks.empty()
-                                     ? "Event files do not contain it; the files of a lockstep::RunLog do."
-                                     : "No steps were counted: call log.step(samples).");
+  if (rate.empty()) return left_out.add("throughput", run.ranks.empty() ? kOnlyEvents : "log.step(samples)");
   LineChart chart;
   chart.id = "throughput";
   chart.title = "Throughput";
@@ -115,11 +123,10 @@ std::string throughput_section(const RunData& run) {
                   in_all_layouts(chart));
 }
 
-std::string communication_section(const RunData& run) {
+std::string communication_section(const RunData& run, NotRecorded& left_out) {
   LineChart chart = communication_chart(run);
-  if (run.start.world_size == 1) return missing("Communication", "A single rank has nobody to wait for.");
-  if (chart.lines.empty() || run.reductions.reductions == 0)
-    return missing("Communication", "No model was watched: log.watch(model).");
+  if (run.start.world_size == 1) return "";  // nobody to wait for
+  if (!knows_communication(run)) return left_out.add("communication", run.ranks.empty() ? kOnlyEvents : kWatch);
   chart.id = "communication";
   std::string legend = "<ul class=\"legend\">";
   for (const ChartLine& line : chart.lines) {
@@ -129,14 +136,15 @@ std::string communication_section(const RunData& run) {
   }
   std::string text = "Share of a step in which a rank waits for the others";
   text += run.ranks.size() > chart.lines.size() ? ": the ranks that wait least and most." : ".";
-  text += " " + percent(run.reductions.overlap) + " of the communication time is hidden behind backward.";
+  if (run.reductions.reductions > 0)
+    text += " " + percent(run.reductions.overlap) + " of the communication time is hidden behind backward.";
   return card({"Communication", "", text}, legend + "</ul>" + in_all_layouts(chart));
 }
 
-std::string bucket_section(const RunData& run) {
+std::string bucket_section(const RunData& run, NotRecorded& left_out) {
   const ReductionData& data = run.reductions;
-  if (run.start.world_size == 1) return missing("Buckets", "A single rank has no gradients to reduce.", true);
-  if (data.buckets.empty()) return missing("Buckets", "No model was watched: log.watch(model).", true);
+  if (run.start.world_size == 1) return "";  // no gradients to reduce
+  if (data.buckets.empty()) return left_out.add("buckets", run.ranks.empty() ? kOnlyEvents : kWatch);
   int64_t bytes = 0;
   for (const BucketTimes& bucket : data.buckets) bytes += bucket.bytes;
   std::string text = counted(static_cast<int64_t>(data.buckets.size()), "bucket") + ", " + byte_size(bytes) +
@@ -152,12 +160,11 @@ std::string bucket_section(const RunData& run) {
                                                draw_buckets(data, kNarrow, "narrow"));
 }
 
-std::string late_section(const RunData& run) {
+std::string late_section(const RunData& run, NotRecorded& left_out) {
   const ReductionData& data = run.reductions;
-  if (run.start.world_size == 1) return missing("Late ranks", "With a single rank, nobody is late.");
+  if (run.start.world_size == 1) return "";  // nobody to be late for
   const int64_t total = std::accumulate(data.times_last_by_rank.begin(), data.times_last_by_rank.end(), int64_t{0});
-  if (total == 0)
-    return missing("Late ranks", "Ranks were not compared: log.watch(model), or model.set_rank_comparison(true).");
+  if (total == 0) return left_out.add("late ranks", run.ranks.empty() ? kOnlyEvents : kWatch);
   const auto latest = std::max_element(data.times_last_by_rank.begin(), data.times_last_by_rank.end());
   const auto rank = static_cast<size_t>(latest - data.times_last_by_rank.begin());
   const double share = static_cast<double>(*latest) / static_cast<double>(total);
@@ -177,12 +184,12 @@ std::string late_section(const RunData& run) {
                                             draw_late_ranks(data, kNarrow, "narrow"));
 }
 
-std::string step_section(const std::map<int, TraceOfRank>& traces, const RunData& run) {
+std::string step_section(const std::map<int, TraceOfRank>& traces, const RunData& run, NotRecorded& left_out) {
   if (run.start.world_size == 1 || run.ranks.empty()) return "";
   const auto step = usual_step(traces);
   if (!step)
-    return missing("One step, rank by rank", "No reduction was traced on all ranks (RunLogOptions::traced_reductions).",
-                   true);
+    return left_out.add("one step, rank by rank",
+                        run.reductions.reductions > 0 ? "RunLogOptions::traced_reductions, on all ranks" : kWatch);
   std::string text = "Backward and buckets of reduction " + with_thousands(static_cast<double>(step->reduction)) +
                      ", the one of median length among those that were traced.";
   if (step->ranks.size() < static_cast<size_t>(run.start.world_size) || step->ranks.size() > kMostStepRanks)
@@ -221,8 +228,8 @@ std::string starts_section(const RunData& run) {
                                                    draw_starts(run.teams, kNarrow, "narrow"));
 }
 
-std::string system_section(const RunData& run) {
-  if (run.ranks.empty()) return missing("System", "Event files do not contain it; the files of a lockstep::RunLog do.");
+std::string system_section(const RunData& run, NotRecorded& left_out) {
+  if (run.ranks.empty()) return left_out.add("system", kOnlyEvents);
   const StartData& start = run.start;
   std::string rows;
   const auto row = [&](const std::string& name, const std::string& value) {

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "report/charts.h"
@@ -9,19 +10,31 @@
 
 namespace lockstep {
 
-// The cards of the page, as HTML. If there is nothing to draw, a card says what is missing and how to get it.
+/// What the page leaves out because nobody recorded it: one line below the cards, instead of empty cards.
+class NotRecorded {
+ public:
+  /// `what`: "late ranks"; `how` it can be recorded. Returns the card that is not drawn: "".
+  std::string add(const std::string& what, const std::string& how);
+  /// As HTML; "" if everything was recorded.
+  std::string line() const;
+
+ private:
+  std::vector<std::pair<std::string, std::string>> parts_;  ///< what, and how; the same advice once
+};
+
+// The cards of the page, as HTML. What cannot be drawn goes into `left_out`.
 
 /// The width of drawings beside each other on a wide page; legends describe the smoothing of these.
 constexpr DrawingSize kWideChart{"wide", 525, 250};
 
-std::string scalar_sections(std::vector<ScalarChart>& charts, const RunData& run);
-std::string throughput_section(const RunData& run);
-std::string communication_section(const RunData& run);
-std::string bucket_section(const RunData& run);
-std::string late_section(const RunData& run);
-std::string step_section(const std::map<int, TraceOfRank>& traces, const RunData& run);
+std::string scalar_sections(std::vector<ScalarChart>& charts, const RunData& run, NotRecorded& left_out);
+std::string throughput_section(const RunData& run, NotRecorded& left_out);
+std::string communication_section(const RunData& run, NotRecorded& left_out);
+std::string bucket_section(const RunData& run, NotRecorded& left_out);
+std::string late_section(const RunData& run, NotRecorded& left_out);
+std::string step_section(const std::map<int, TraceOfRank>& traces, const RunData& run, NotRecorded& left_out);
 std::string starts_section(const RunData& run);
-std::string system_section(const RunData& run);
+std::string system_section(const RunData& run, NotRecorded& left_out);
 std::string command_section(const PageContent& content);
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include <lockstep/trainer.h>
 
 #include <algorithm>
+#include <utility>
 
 #include <torch/torch.h>
 
@@ -68,12 +69,40 @@ struct Trainer::State {
     return sum.item<double>();
   }
 
+  /// What this rank's samples of one step of the optimizer came to, those of all its virtual ranks.
+  struct InStep {
+    double loss_sum = 0;
+    int64_t samples = 0;
+  };
+
+  void end_step(const InStep& done, ProgressLine& line) {
+    const double mean = done.loss_sum / static_cast<double>(std::max<int64_t>(done.samples, 1));
+    line.loss(mean);
+    if (log)
+      log->step(done.samples, {{"train/loss", mean}, {"lr", optimizer.param_groups().front().options().get_lr()}});
+  }
+
+  /// The virtual ranks of this rank, or 1.
+  int64_t block_size() const {
+    if (context.virtual_ranks() == 0) return 1;
+    const auto [first, last] = context.virtual_block();
+    return last - first;
+  }
+
   void train_epoch(const LoaderBase& train, const std::function<Pass()>& begin, int epoch) {
     int64_t left = train.steps_left(), before = train.first_step();
     ProgressLine line;
     if (options.progress)
-      line = ProgressLine({"", epoch, options.epochs, before + left, before, context.rank(), context.world_size()});
+      line = ProgressLine({.epoch = epoch,
+                           .epochs = options.epochs,
+                           .steps = before + left,
+                           .first_step = before,
+                           .rank = context.rank(),
+                           .world_size = context.world_size(),
+                           .batches_per_step = block_size() * options.accumulate,
+                           .share = train.share()});
     if (context.virtual_ranks() > 0) check_same_data(context.group(), train, LoaderFacts::kOptions);
+    InStep in_step;
     const Pass pass = begin();
     if (context.virtual_ranks() == 0) check_same_data(context.group(), train, LoaderFacts::kPlace);
     while (!pass.ended()) {
@@ -89,11 +118,10 @@ struct Trainer::State {
       }
       const double value = step(batches, samples);
       loss_sum += value * static_cast<double>(samples), loss_samples += samples;
-      line.loss(value);
+      in_step.loss_sum += value * static_cast<double>(samples), in_step.samples += samples;
+      if (model.step_complete()) end_step(std::exchange(in_step, {}), line);
       line.communication(model.communication_seconds());
       for (const Taken& done : batches) line.step(done.samples);
-      if (log && model.step_complete())
-        log->step(samples, {{"train/loss", value}, {"lr", optimizer.param_groups().front().options().get_lr()}});
       left -= static_cast<int64_t>(batches.size());  // the last step gets the epoch's checkpoint
       if (checkpointer && left > 0 && model.step_complete()) checkpointer->step(result.steps);
       if (!pass.ended()) pass.advance();
@@ -228,8 +256,7 @@ TrainerResult Trainer::fit_passes(LoaderBase& train, const std::function<Pass()>
   auto& state = *state_;
   const auto& options = state.options;
   TORCH_CHECK(state.result.epochs == 0 && state.result.steps == 0, "Trainer::fit() may be called only once");
-  const auto [first, last] = state.context.virtual_ranks() > 0 ? state.context.virtual_block() : Context::Block{0, 1};
-  const int64_t steps_an_epoch = (train.size() / (last - first) + options.accumulate - 1) / options.accumulate;
+  const int64_t steps_an_epoch = (train.size() / state.block_size() + options.accumulate - 1) / options.accumulate;
   const int64_t steps = steps_an_epoch * options.epochs;
   const std::optional<Schedule> schedule =
       options.schedule ? std::optional(options.schedule(steps)) : std::optional<Schedule>();

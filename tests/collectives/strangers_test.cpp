@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <torch/torch.h>
+#include <array>
 #include <cerrno>
+#include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
@@ -33,13 +35,13 @@ FileDescriptor connect_as(int64_t number, int port) {
   return socket;
 }
 
-void be_stranger(c10d::Store& store, pid_t rank_0) {
+void be_stranger(c10d::Store& store, pid_t rank_0, int64_t first_number) {
   std::vector<int> ports;
   for (const Deadline deadline{seconds(20)}; ports.empty() && !deadline.passed(); ports = listening_ports(rank_0))
     std::this_thread::sleep_for(milliseconds(1));
   ASSERT_EQ(ports.size(), 1U);
   std::vector<FileDescriptor> sockets;
-  for (int64_t number = 0; number < 8; ++number) sockets.push_back(connect_as(number, ports[0]));
+  for (int64_t number = first_number; number < first_number + 8; ++number) sockets.push_back(connect_as(number, ports[0]));
   store.set("stranger is in", std::string("1"));
   for (const FileDescriptor& socket : sockets) {
     const timeval patience{.tv_sec = 20, .tv_usec = 0};
@@ -51,7 +53,8 @@ void be_stranger(c10d::Store& store, pid_t rank_0) {
   }
 }
 
-void be_rank(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
+// What the sum of both ranks' numbers came to: empty if it was right, else the error. A wrong sum is never one of them.
+std::string sum_up(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   if (rank == 1) store->wait({"stranger is in"}, seconds(20));
   ::testing::internal::CaptureStderr();
   const auto engine = gloo_engine::make_backend(store, rank, 2, "127.0.0.1", seconds(20));
@@ -63,22 +66,39 @@ void be_rank(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   std::vector<torch::Tensor> tensors{sum};
   try {
     engine->allreduce(tensors)->wait();
-    EXPECT_TRUE(torch::equal(sum, torch::full({3}, 3.0)));
-  } catch (const std::exception&) {
-    // A stranger had rank 1's place.
+  } catch (const std::exception& error) {
+    return error.what();
   }
+  EXPECT_TRUE(torch::equal(sum, torch::full({3}, 3.0)));
+  return "";
 }
 
-TEST(Strangers, AtTheDataPortReadNothingAndDisturbNoSum) {
+using Errors = std::array<std::string, 2>;  // of ranks 0 and 1; empty where the sum was right
+
+// Ranks 0 and 1 make an engine and sum up, while rank 2 connects to rank 0's port as eight numbers. Judges both ranks' errors.
+void with_strangers(int64_t first_number, const std::function<void(const Errors& errors)>& judge) {
   const TemporaryFolder folder;
   const std::string path = (folder.path() / "store").string();
   lockstep::testing::run_ranks(3, [&](Context& context) {
     const int64_t rank_0 = context.group().broadcast_object(int64_t{::getpid()}).toInt();
     const auto store = c10::make_intrusive<c10d::FileStore>(path, 3);
-    if (context.rank() == 2)
-      be_stranger(*store, static_cast<pid_t>(rank_0));
-    else
-      be_rank(store, static_cast<int>(context.rank()));
+    if (context.rank() == 2) be_stranger(*store, static_cast<pid_t>(rank_0), first_number);
+    const std::string own = context.rank() == 2 ? "" : sum_up(store, static_cast<int>(context.rank()));
+    const std::vector<std::string> errors = context.group().all_gather_bytes(own);
+    judge({errors[0], errors[1]});
+  });
+}
+
+TEST(Strangers, WithNumbersThatNoRankHasReadNothingAndDisturbNoSum) {
+  with_strangers(1000, [](const Errors& errors) { EXPECT_EQ(errors[0] + errors[1], ""); });
+}
+
+// Gloo may have given the rank's place away before anybody can look. Then neither rank has a sum.
+TEST(Strangers, ThatTakeARanksPlaceReadNothingAndAreNoSilentLoss) {
+  with_strangers(0, [](const Errors& errors) {
+    EXPECT_EQ(errors[0].empty(), errors[1].empty()) << errors[0] << "\n" << errors[1];
+    for (const std::string& error : errors)
+      EXPECT_TRUE(error.empty() || error.find("failed in operation 1, all_reduce(") != std::string::npos) << error;
   });
 }
 

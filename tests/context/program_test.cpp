@@ -34,6 +34,18 @@ int must_not_run() {
   return 0;
 }
 
+/// Some programs declare main(int, const char* argv[]).
+TEST(RunProgram, TakesArgumentsThatAreConst) {
+  const char* const words[] = {"bin/train", "--epochs", "3"};
+  const char** argv = const_cast<const char**>(words);
+  EXPECT_EQ(run_program(3, argv,
+                        [&] {
+                          const Context context(3, argv, {.announce = false});
+                          return context.world_size() - 1;
+                        }),
+            0);
+}
+
 TEST(RunProgram, ReturnsWhatItsBodyReturns) {
   for (const int code : {0, 1, kPreempted}) {
     const Ended ended = run_as({"bin/train", "--epochs", "3"}, [&] { return code; });

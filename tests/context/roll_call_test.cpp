@@ -26,7 +26,7 @@ std::string said_of(const std::string& second, const std::string& third) {
   World world;
   world.world_size = 3;
   try {
-    const RollCall present = wait_for_all_ranks(world, store, kTimeout);
+    const RollCall present = wait_for_all_ranks(world, store, kTimeout, "false");
     EXPECT_EQ(present.machines, 3);
     EXPECT_EQ(present.local_world_size, 1);
     return "";
@@ -50,6 +50,14 @@ TEST(RollCall, OtherVersionsAreNamed) {
   const std::string other_lockstep = said_of(rank("node2", "9.9.9", torch), equal);
   EXPECT_NE(other_lockstep.find("rank 1 on node2 has Lockstep 9.9.9, and rank 0 on "), std::string::npos)
       << other_lockstep;
+}
+
+TEST(RollCall, AnotherSeedingIsNamed) {
+  const std::string rank = " " + std::string(library_version()) + " " TORCH_VERSION " \"\" 0 1 ";
+  EXPECT_EQ(said_of("node2" + rank + "\"false\"", "node3" + rank), "");
+  EXPECT_EQ(said_of("node2" + rank + "\"false\"", "node3" + rank + "\"true, with seed 3\""),
+            "ContextOptions::same_seed_until_loop is true, with seed 3, on rank 2, and false, on rank 0; set it and the "
+            "seed alike on all ranks");
 }
 
 TEST(RollCall, OtherProcessorsAreWarnedOf) {

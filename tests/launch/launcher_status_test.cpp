@@ -88,7 +88,7 @@ TEST(LauncherStatus, ShowsStacks) {
   Launched run({"-n", "1", "--run-dir", "run", LOCKSTEP_BIN_DIR "/page_rank", "join", "sleep=60000"});
   ASSERT_TRUE(eventually([&] { return contains(ask("status", run.folder() / "run").text, "step 0"); }));
   const auto said = ask("stacks", run.folder() / "run");
-  if (contains(said.text, "neither eu-stack nor gdb")) GTEST_SKIP() << "no gdb: apt-get install gdb";
+  if (contains(said.text, "neither gdb nor eu-stack")) GTEST_SKIP() << "no gdb: apt-get install gdb";
   if (contains(said.text, "does not permit")) GTEST_SKIP() << "ptrace is not permitted here";
   EXPECT_EQ(said.exit_code, 0) << said.text;
   EXPECT_TRUE(contains(said.text, "=== rank 0, process ")) << said.text;

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "launch/launched.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -59,6 +60,28 @@ TEST(RunJournal, LinesThatAFullDiskHasRefusedAreWrittenOnceThereIsRoom) {
   EXPECT_EQ(events[1]["text"], "one");
   EXPECT_EQ(events[2]["text"], "two");
   EXPECT_EQ(events[3]["event"], "end");
+}
+
+TEST(RunJournal, AReportThatAFullDiskRefusesLeavesTheOlderOne) {
+  const TemporaryFolder folder;
+  RunJournal journal(folder.path().string(), true);
+  const FailureReport report{.program = "./train", .command = "lockstep run ./train"};
+  {
+    const FullDisk full(20);
+    journal.write_report(report, 0);
+    EXPECT_EQ(journal.take_troubles().size(), 1U);
+    EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "no file of no bytes, or of some";
+  }
+  journal.write_report(report, 0);
+  const std::string before = read_file(folder.path() / "report.json");
+  EXPECT_EQ(nlohmann::json::parse(before)["program"], "./train");
+  {
+    const FullDisk full(20);
+    journal.write_report(FailureReport{.program = "./other"}, 0);
+    EXPECT_EQ(journal.take_troubles().size(), 1U);
+  }
+  EXPECT_EQ(read_file(folder.path() / "report.json"), before);
+  EXPECT_TRUE(journal.take_troubles().empty());
 }
 
 TEST(RunJournal, AWellRunInAFolderThatNobodyNamedLeavesNoFile) {

@@ -408,5 +408,48 @@ TEST(RunState, AHangIsRestartedToo) {
   EXPECT_FALSE(run.state().hang);
 }
 
+TEST(RunState, AStartThatFailsForSomethingOutsideIsTriedAgainWithinTheBudget) {
+  for (const int budget : {0, 1, 2}) {
+    Simulation run({.ranks = 2, .max_restarts = budget});
+    const StartFailed lost{
+        .exit_code = kExitMachineLost, .text = "b was lost before", .from_outside = true, .lost_ranks = 1};
+    for (int start = 0; start < budget; ++start) {
+      EXPECT_EQ(run.feed(lost), Kinds{});
+      EXPECT_EQ(run.state().phase, Phase::kPausing);
+      EXPECT_EQ(run.after(seconds(0)), Kinds{Kind::kRestart});
+      EXPECT_EQ(run.state().settings.ranks, 2) << "the run is not elastic";
+    }
+    EXPECT_EQ(run.state().restarts, budget);
+    EXPECT_EQ(run.feed(lost), Kinds{});
+    EXPECT_EQ(run.state().phase, Phase::kOver);
+    EXPECT_EQ(run.state().no_restart.empty(), budget == 0);
+  }
+}
+
+TEST(RunState, AStartThatFailsByItselfOrAfterASignalIsNotTriedAgain) {
+  Simulation own({.ranks = 2, .max_restarts = 5});
+  EXPECT_EQ(own.feed(StartFailed{.exit_code = kExitNotStarted, .text = "no such program"}), Kinds{});
+  EXPECT_EQ(own.state().phase, Phase::kOver);
+  EXPECT_EQ(own.said, "");
+  Simulation stopped({.ranks = 2, .max_restarts = 5});
+  stopped.feed(SignalReceived{SIGTERM});
+  stopped.feed(StartFailed{.exit_code = kExitMachineLost, .text = "lost", .from_outside = true});
+  EXPECT_EQ(stopped.state().phase, Phase::kOver);
+}
+
+TEST(RunState, AStartThatLosesAMachineGoesOnWithoutItWhereEnoughRemain) {
+  Simulation run({.ranks = 4, .max_restarts = 9, .elastic = RankRange{2, 4}});
+  const StartFailed lost{.exit_code = kExitMachineLost, .text = "lost", .from_outside = true, .lost_ranks = 2};
+  run.feed(lost);
+  EXPECT_EQ(run.after(seconds(0)), Kinds{Kind::kRestart});
+  EXPECT_EQ(run.state().settings.ranks, 2);
+  EXPECT_TRUE(contains(run.said, "a machine is gone; its 2 ranks are left out")) << run.said;
+  // However often: agents do not wait long for a word.
+  for (int start = 0; start < 7; ++start) {
+    run.feed(StartFailed{.exit_code = kExitMachineLost, .text = "lost", .from_outside = true});
+    EXPECT_EQ(run.after(seconds(1)), Kinds{Kind::kRestart});
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::simulation

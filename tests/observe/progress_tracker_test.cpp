@@ -30,6 +30,26 @@ TEST(ProgressTracker, CountsTheSamplesOfAllRanks) {
   EXPECT_DOUBLE_EQ(*state.seconds_left, 900 * 2.0 / 100);
 }
 
+/// Virtual ranks: rank 0 works for two of three, so that four of its batches make a step of two micro-batches each.
+TEST(ProgressTracker, CountsStepsOfAllRanksWhereSeveralBatchesMakeOne) {
+  ProgressLine::Pass pass = kPass;
+  pass.steps = 10;  // the last step has two batches
+  pass.batches_per_step = 4;
+  pass.share = 2 / 3.0;
+  ProgressTracker tracker(pass, kStart);
+  std::vector<int64_t> shown;
+  for (int batch = 0; batch < 10; ++batch) {
+    tracker.step(32);
+    shown.push_back(tracker.final_state(kStart + milliseconds(2000)).step);
+  }
+  EXPECT_EQ(shown, (std::vector<int64_t>{0, 0, 0, 1, 1, 1, 1, 2, 2, 3}));
+  const ProgressState state = tracker.final_state(kStart + milliseconds(2000));
+  EXPECT_EQ(state.steps, 3);
+  EXPECT_DOUBLE_EQ(*state.samples_per_second, 10 * 32 * 3 / 2.0 / 2.0);
+  pass.first_step = 4;
+  EXPECT_EQ(ProgressTracker(pass, kStart).state(kStart).step, 1);
+}
+
 TEST(ProgressTracker, GoesOnWithinAnEpoch) {
   ProgressLine::Pass pass = kPass;
   pass.first_step = 600;

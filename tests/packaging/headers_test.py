@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
 from support import BUILD, SOURCE, main, run, thorough  # noqa: E402
 
 INCLUDE = os.path.join(SOURCE, "include")
-# mpi.h needs an MPI; tests/mpi compiles it.
+# mpi.h needs an MPI's own header, which not every machine has.
 HEADERS = sorted(name for name in os.listdir(os.path.join(INCLUDE, "lockstep")) if name.endswith(".h") and name != "mpi.h")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wpedantic", "-Werror")
 # Members that a program must give, so that -Wextra is right to miss them.
@@ -33,6 +33,18 @@ def compile_command():
     command = re.sub(r"^.*?(\S*[cg]\+\+\S*) ", r"\1 ", entry["command"])  # without ccache
     command = re.sub(r" -o \S+| -c \S+| -W\S+| -fpch-preprocess", "", command)
     return command.split()
+
+
+def mpis():
+    """MPI -> the options that its compiler adds; of those that the build has found."""
+    with open(os.path.join(BUILD, "CMakeCache.txt"), encoding="utf-8") as file:
+        compilers = re.findall(r"(?m)^LOCKSTEP_MPICXX_(\w+):\w+=(/.*)$", file.read())
+    found = {}
+    for name, compiler in compilers:
+        said = run(compiler, "-show").stdout.split()
+        folders = [word.removeprefix("-I") for word in said if word.startswith("-I")]
+        found[name] = [part for folder in folders for part in ("-isystem", folder)] + ["-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX"]
+    return found
 
 
 def options():
@@ -78,6 +90,15 @@ class Headers(unittest.TestCase):
         done = self.compiled("train.cpp", program)
         self.assertEqual(done.returncode, 0, done.stderr[:4000])
 
+    def test_mpi_h_alone(self):
+        found = mpis()
+        if not found:
+            print("SKIPPED BECAUSE no MPI was found when the build was configured: scripts/setup --tests")
+            self.skipTest("no MPI")
+        for name, flags in found.items():
+            done = self.compiled(f"{name}.cpp", "#include <lockstep/mpi.h>\n[[maybe_unused]] lockstep::Context (*join)(MPI_Comm, lockstep::ContextOptions) = lockstep::mpi_context;\n", *flags)
+            self.assertEqual(done.returncode, 0, f"{name}\n{done.stderr[:4000]}")
+
     def test_an_older_standard_is_told_in_one_sentence(self):
         without = [word for word in self.command if not word.startswith("-std=") and word != "-include" and not word.endswith("cmake_pch.hxx")]
         done = self.compiled("old.cpp", "#include <lockstep/context.h>\n", "-std=c++17", command=without)
@@ -89,6 +110,40 @@ class Headers(unittest.TestCase):
             if name not in ("c.h", "cxx20.h", "lockstep.h"):
                 first = re.search(r"#include <lockstep/(\w+)\.h>|^namespace lockstep", read("include/lockstep", name), re.MULTILINE)
                 self.assertTrue(first and first[1], f"{name} includes neither cxx20.h nor a header that does")
+
+    def test_a_module_on_the_stack_is_told_in_one_sentence(self):
+        """As in PyTorch's own C++ MNIST; a bare pointer likewise. Without pages about templates."""
+        program = """
+            #include <lockstep/lockstep.h>
+            #include <torch/torch.h>
+            struct Net : torch::nn::Module {
+              torch::Tensor forward(torch::Tensor x) { return layer->forward(x); }
+              torch::nn::Linear layer{register_module("layer", torch::nn::Linear(2, 2))};
+            };
+            int main(int argc, const char* argv[]) {
+              lockstep::Context context(argc, argv);
+              Net net;
+              torch::optim::SGD optimizer(net.parameters(), 0.1);
+              %s
+            }
+            """
+        model = """
+              lockstep::DistributedDataParallel model(%s, context%s);
+              for (int step = 0; step < 3; ++step) model(torch::ones({2, 2})).sum().backward();
+              model->parameters();
+              if (model.step_complete()) model.module();"""
+        wrong = {"object": model % ("net", ""), "options": model % ("net", ", {.bucket_cap_mb = 1}"), "pointer": model % ("&net", ""),
+                 "trainer": "lockstep::Trainer trainer(net, optimizer, context, {.epochs = 2}); trainer.model();"}
+        for name, body in wrong.items():
+            with self.subTest(name):
+                done = self.compiled("stack.cpp", program % body)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertEqual(len(re.findall(r"error:", done.stderr)), 1, done.stderr[:4000])
+                self.assertRegex(done.stderr, r"it cannot be an object on the stack or a bare pointer: make it with std::make_shared<Net>\(\), or declare it with TORCH_MODULE\(Net\)")
+                self.assertLess(done.stderr.count("\n"), 15, done.stderr)
+        right = "lockstep::Ema ema(net); auto shared = std::make_shared<Net>();\n" + model % ("shared", "")
+        done = self.compiled("shared.cpp", program % right)
+        self.assertEqual(done.returncode, 0, done.stderr[:4000])
 
     @thorough
     def test_each_one_alone(self):

@@ -92,9 +92,19 @@ class Packages(unittest.TestCase):
             said = run(launcher, "run", "-n", ranks, "--", "./mean", cwd=self.folder, env=bare).stdout
             self.assertEqual(said, f"mean over {ranks} ranks: {mean}\n")
 
+    def losses(self, folder):
+        """The loss of each of the last steps, as rank 0 wrote it, to the last digit."""
+        with open(os.path.join(self.folder, folder, "metrics_rank0.jsonl")) as file:
+            lines = [json.loads(line) for line in file]
+        of_step = {line["step"]: line["value"] for line in lines if line["type"] == "scalar" and line["name"] == "train/loss"}
+        return [of_step[step] for step in range(800, 901)]
+
     def test_the_tour_kills_resumes_resizes_and_reports(self):
         bare = {"PATH": "/usr/bin:/bin", "HOME": self.folder}
-        said = run(self.path("bin/lockstep"), "tour", env=bare, cwd=self.folder, timeout=120).stdout
+        tour = run("sh", "-c", f"{self.path('bin/lockstep')} tour 2>&1", env=bare, cwd=self.folder, timeout=120)
+        said = tour.stdout
+        first_steps = said.index("  step ")
+        self.assertEqual(re.findall(r"(?m)^lockstep: .*", said[:first_steps]), [], "no warning before anything has happened")
         losses = [float(value) for value in re.findall(r"step +\d+ of 900 on \d ranks, loss (\S+)", said)]
         self.assertGreater(len(losses), 8)
         self.assertLess(losses[-1], losses[0] / 2)
@@ -104,7 +114,14 @@ class Packages(unittest.TestCase):
             starts = [json.loads(line) for line in file]
         self.assertEqual([start["ranks"] for start in starts], [2, 2, 3])
         with open(os.path.join(self.folder, "runs/tour/report.html")) as file:
-            self.assertRegex(file.read(), r"<h2[^>]*>Loss<")
+            page = file.read()
+        self.assertEqual(re.findall(r"<h2[^>]*>([\w ]+)<", page), ["Loss", "Throughput", "Communication", "Starts", "System", "Command and files"])
+        self.assertEqual(re.findall(r'<p class="missing">(.*?)</p>', page),
+                         ["Not recorded: accuracy (log.scalar(&quot;valid/accuracy&quot;, accuracy)); late ranks, buckets, one step, rank by rank (log.watch(model))."])
+        # Kills and resizes have left no trace in the result: one rank alone comes to the same loss.
+        run(self.path("bin/lockstep"), "run", "-n", 1, "--virtual-ranks", 6, "--run-dir", "alone", "--", self.path("libexec/lockstep/lockstep-tour"),
+            env=bare, cwd=self.folder)
+        self.assertEqual(self.losses("runs/tour"), self.losses("alone"))
         again = run(self.path("bin/lockstep"), "tour", "-o", "runs/tour", env=bare, cwd=self.folder, check=False)
         self.assertEqual(again.returncode, 48)
         self.assertIn("give the name of a new folder", again.stderr)

@@ -79,6 +79,7 @@ class Setup(unittest.TestCase):
         self.assertEqual(done.stderr.count("cannot download packages: apt-get reaches no mirror"), 1, done.stderr)
         self.assertIn("these Debian packages are needed: ", done.stderr)
         self.assertIn("libcli11-dev", done.stderr)
+        self.assertIn("TORCH_DIR=/path/to/libtorch", done.stderr, "whoever finds the packages elsewhere meets no second refusal")
         with open(os.path.join(self.folder, "apt-get.calls"), encoding="utf-8") as file:
             self.assertEqual(len(file.readlines()), 1)
         self.assertLess(seconds, 30)

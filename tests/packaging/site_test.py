@@ -92,6 +92,42 @@ class Site(unittest.TestCase):
         for option in re.findall(r"(?m)^  (-.*?)  ", run(LOCKSTEP, "run", "--help").stdout):
             self.assertIn(option, page)
 
+    def in_browser(self, name, script, *options, query=""):
+        """What `script` writes when it has run in a page of the site: the text of its `out`."""
+        probe = os.path.join(self.site, "probe.html")
+        with open(probe, "w", encoding="utf-8") as file:
+            file.write(self.pages[name].replace("</body>", "<script>window.addEventListener('load', async () => { const out = document.createElement('p');"
+                                                f"out.id = 'probe'; {script} document.body.append(out); }});</script></body>"))
+        self.addCleanup(lambda: os.path.exists(probe) and os.remove(probe))
+        said = subprocess.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", *options, "--dump-dom",
+                               "file://" + probe + query], capture_output=True, text=True, timeout=120)
+        text, = re.findall(r'<p id="probe">(.*?)</p>', said.stdout, re.DOTALL)
+        return html.unescape(text)
+
+    @unittest.skipIf(CHROMIUM is None, "no Chromium: apt-get install chromium-headless-shell")
+    def test_no_table_is_cut_off(self):
+        script = ("out.textContent = [...document.querySelectorAll('.table-wrapper')].filter(t => t.scrollWidth > t.clientWidth + 1)"
+                  ".map(t => t.innerText.slice(0, 80)).join('|') + (document.documentElement.scrollWidth > innerWidth ? 'the page' : '');")
+        wide, seen = {}, 0
+        for name, page in self.pages.items():
+            if "<table" in page and "/" not in name:
+                seen += 1
+                said = self.in_browser(name, script, "--window-size=1280,900")
+                if said:
+                    wide[name] = said
+        self.assertGreater(seen, 15)
+        self.assertEqual(wide, {})
+
+    @unittest.skipIf(CHROMIUM is None, "no Chromium: apt-get install chromium-headless-shell")
+    def test_search_shows_guides_before_lists_of_messages(self):
+        script = ("for (let i = 0; i < 100 && !document.querySelector('#search-results ul.search li:nth-child(3)'); ++i) await new Promise(go => setTimeout(go, 50));"
+                  "out.textContent = [...document.querySelectorAll('#search-results ul.search li > a')].map(a => a.getAttribute('href')).join(' ');")
+        for words in ("checkpoint", "gradient", "shared+memory", "virtual+ranks"):
+            found = self.in_browser("search.html", script, query=f"?q={words}").split()
+            self.assertGreater(len(found), 3, words)
+            first = [link.partition("#")[0] for link in found[:3]]
+            self.assertNotIn("messages.html", first, f"{words}: {found[:6]}")
+
     @unittest.skipIf(CHROMIUM is None, "no Chromium: apt-get install chromium-headless-shell")
     def test_it_is_light_and_dark(self):
         colours = {}

@@ -132,7 +132,7 @@ class BadInput(ProgramTest):
         for folder in (below, "/proc/lockstep"):
             self.refused([LOCKSTEP, "run", "-n", 2, "--run-dir", folder, "--", *self.train()], 48,
                          [f"cannot make the run folder {folder}: "])
-        self.refused([LOCKSTEP, "run", "-n", 2, "--", "true"], 48, ["cannot make the run folder /proc/"], cwd="/proc")
+        self.refused([LOCKSTEP, "run", "-n", 2, "--", "true"], 48, ["cannot make the run folder /proc/", "; choose another with --run-dir FOLDER"], cwd="/proc")
 
     def test_a_place_for_the_figures_that_cannot_be_written(self):
         for place in (self.path("missing", "out.json"), self.folder):

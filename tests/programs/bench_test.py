@@ -298,6 +298,10 @@ class Bench(unittest.TestCase):
             self.assertEqual((figures["ranks"], figures["layers"], figures["values_a_layer"]), (ranks, 4, 16 * 64 * 4 * 4))
             self.assertLess(0, figures["batch_norm_ms"])
             self.assertLess(0, figures["sync_batch_norm_ms"])
+            run(os.path.join(BIN, "lockstep"), "run", "-n", ranks, "--", os.path.join(BIN, "bench_sync_batch_norm"), "--gan", "--tiny", "--json", path)
+            figures = self.read(path)
+            self.assertEqual((figures["ranks"], figures["batch_size"]), (ranks, 16))
+            self.assertAlmostEqual(figures["speed"], figures["one_process_ms"] / figures["ranks_ms"])
 
     def test_optim(self):
         path = os.path.join(self.folder, "optim.json")

@@ -27,7 +27,7 @@ class Consumer(ProgramTest):
         run("cmake", "--build", "build", cwd=project, timeout=400)
         launcher = os.path.join(prefix, "bin", "lockstep")
         result = run(launcher, "run", "-n", 2, "--", "build/train", self.data, cwd=project, env=environment())
-        self.assertIn("epoch 2 done", result.stdout)
+        self.assertEqual(result.stdout, readme_block("text"))
         listing = run(launcher, "inspect", os.path.join(project, "net.pt")).stdout
         self.assertRegex(listing, r"(?m)^hidden.weight +float32 +\[128, 784\] +401408$")
 

@@ -1,6 +1,7 @@
 """Example programs print what their first comment says, explain themselves, and refuse wrong input."""
 
 import glob
+import json
 import os
 import random
 import re
@@ -135,6 +136,31 @@ class Examples(unittest.TestCase):
         self.assertLess(perplexities[1], 30)  # of 256
         self.assertRegex(lines[2], "^The .{40}$")
 
+    def gan(self, ranks, batch_size, *arguments):
+        path = os.path.join(self.folder, "gan.json")
+        lines = self.ranks(ranks, "gan", "--steps", 4, "--batch-size", batch_size, "--json", path, *arguments)
+        with open(path, encoding="utf-8") as file:
+            return lines, json.load(file)
+
+    @unittest.skipUnless(os.path.isdir(support.DATA), "no dataset-fashion-mnist")
+    def test_gan(self):
+        """No gradient is reduced in vain, and any number of ranks trains what one process with the whole batch does."""
+        one = {}
+        for options in ((), ("--double",)):
+            one[options] = self.gan(1, 12, *options)[1]
+            for ranks in (2, 3):
+                lines, figures = self.gan(ranks, 12 // ranks, *options)
+                self.assertEqual(lines[-1], "8 steps; reductions of the discriminator's gradients 8, of the generator's 8")
+                self.assertRegex(lines[0], r"^epoch 1/2  discriminator loss \d\.\d{4}  generator loss \d\.\d{4}$")
+                for key in ("losses", "generator", "discriminator"):
+                    near, expected = (list(self.numbers(values[key])) for values in (figures, one[options]))
+                    self.assertEqual(len(near), len(expected))
+                    for a, b in zip(near, expected):
+                        self.assertAlmostEqual(a, b, delta=abs(b) * (1e-10 if options else 1e-3), msg=f"{key} {ranks} {options}")
+
+    def numbers(self, value):
+        return (number for part in value for number in self.numbers(part)) if isinstance(value, list) else iter([value])
+
     # ---- CIFAR-10 ----
 
     def write_cifar(self, train=40, test=50):
@@ -206,6 +232,7 @@ class Examples(unittest.TestCase):
                                           ("ema_checkpoint_resume", [], ["--folder is required"]),
                                           ("train_torchscript", ["nowhere.pt", "out.pt"], ["File does not exist: nowhere.pt"]),
                                           ("cifar10_resnet18", ["--folder", "run"], ["--data is required"]),
+                                          ("gan", ["--data", "nowhere"], ["nowhere"]),
                                           ("gpt_text", ["--text", "nowhere.txt"], ["nowhere.txt"]),
                                           ("gpt_text", ["--text", "/"], ["/"]),
                                           ("gpt_text", ["--heads", 3], ["--heads must divide --width"]),

@@ -4,6 +4,7 @@ restarts left, the run ends as if nothing had happened."""
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -110,6 +111,33 @@ class FirstSecond(unittest.TestCase):
             self.assertEqual(code, 0, f"{done}\n{errors.read()}")
         self.assertEqual(self.result(name), self.result("straight"), done)
         return kills
+
+    def test_the_block_of_a_start_that_has_not_read_its_state_names_it(self):
+        """Its ranks are killed as soon as they are there, long before they know of a checkpoint."""
+        program = os.path.join(BIN, "dies_and_goes_on")
+        with open(self.path("early.err"), "w+") as errors:
+            process = subprocess.Popen([LOCKSTEP, "run", "-n", "2", "--max-restarts", "3", "--run-dir", self.path("early"), "--", program, self.path("early_checkpoints"), "3000"],
+                                       stdout=subprocess.PIPE, stderr=errors, text=True, env=self.environment)
+            self.addCleanup(process.stdout.close)
+            self.addCleanup(lambda: process.poll() is None and process.kill())
+            next(line for line in process.stdout if line.startswith("step 8 "))
+            before = self.ranks()
+            os.kill(before[-1], signal.SIGKILL)
+            for _ in range(2):
+                deadline = time.monotonic() + 60
+                while not (new := [pid for pid in self.ranks() if pid not in before]):
+                    self.assertLess(time.monotonic(), deadline)
+                os.kill(new[-1], signal.SIGKILL)
+                before += self.ranks() + new
+            begins = int(next(line for line in process.stdout if line.startswith("begins at ")).split()[2])
+            process.kill()
+            process.wait(timeout=60)
+            errors.seek(0)
+            output = errors.read()
+        kept = [int(step) for step in re.findall(r"kept      step (\d+) in the launcher's memory", output)]
+        self.assertEqual(len(kept), 3, output)
+        self.assertGreaterEqual(kept[0], 7)
+        self.assertEqual(kept, [begins] * 3, output)
 
     def test_the_block_says_where_the_state_is_when_the_budget_is_used_up(self):
         """And the next start goes on from it."""

@@ -1,9 +1,11 @@
 """What decides whether a submission passes: entries that fail once, the half that a commit draws, the closing line."""
 
 import os
+import re
 import shutil
 import sys
 import tempfile
+import time
 import unittest
 
 from support import SOURCE, environment, main, run
@@ -30,8 +32,8 @@ class Gate(unittest.TestCase):
         self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
 
-    def build(self, **entries):
-        """A project whose entries are (how many runs fail, kind, label)."""
+    def build(self, *properties, **entries):
+        """A project whose entries are (how many runs fail, kind, label); properties are more lines of CMake."""
         program = os.path.join(self.folder, "program.sh")
         with open(program, "w", encoding="utf-8") as file:
             file.write(PROGRAM)
@@ -41,7 +43,7 @@ class Gate(unittest.TestCase):
             lines.append(f"add_test(NAME {name} COMMAND {program} {self.folder}/{name} {failures} {kind})")
             lines.append(f"set_tests_properties({name} PROPERTIES LABELS {label})" if label else "")
         with open(os.path.join(self.folder, "CMakeLists.txt"), "w", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
+            file.write("\n".join([*lines, *properties]) + "\n")
         run("cmake", "-S", self.folder, "-B", os.path.join(self.folder, "build"))
 
     def run_tests(self, *options):
@@ -83,6 +85,20 @@ class Gate(unittest.TestCase):
         self.assertIn("failed: 3 entries passed only when they ran once more, more than 2\n", said)
         for i in range(3):
             self.assertIn(f"alone: shaky{i}; mend it", said)
+
+    def test_what_rests_on_a_failed_fixture_has_not_failed_itself(self):
+        self.build("set_tests_properties(ground PROPERTIES FIXTURES_SETUP ground)", "set_tests_properties(a b c PROPERTIES FIXTURES_REQUIRED ground)",
+                   ground=(1, "plain", ""), a=(0, "plain", ""), b=(0, "plain", ""), c=(0, "plain", ""))
+        code, said, last = self.run_tests("--once-more")
+        self.assertEqual((code, last), (0, "4 passed, 0 failed, 0 skipped"), said)
+        self.assertEqual(said.count("failed at first, passed when it ran once more, alone: "), 1, said)
+
+    def test_what_fails_now_and_then_is_found_by_repetition(self):
+        self.build(good=(0, "plain", ""), shaky=(1, "plain", ""), other=(9, "plain", ""))
+        code, said, last = self.run_tests("--repeat", "3", "--busy", "2", "--only", "good|shaky")
+        self.assertEqual((code, last), (1, "1 entries failed at least once in 3 runs"), said)
+        for line in ("run 1 of 3: 1 failed shaky\n", "run 2 of 3: 0 failed", "run 3 of 3: 0 failed", "\nfailed 1 of 3 times: shaky\n"):
+            self.assertIn(line, said)
 
     def gate(self):
         """Runs .ci/run in a tree where make runs the tests of the fake project."""
@@ -141,9 +157,19 @@ class Gate(unittest.TestCase):
         for name, _ in entries:
             self.assertTrue(5 < sum(name in turn for turn in turns) < 35, name)
         self.assertEqual(run_tests.drawn(entries, "commit0"), run_tests.drawn(list(reversed(entries)), "commit0"))
-        fewer = set(run_tests.drawn(entries, "commit0", share=0.2))
-        self.assertEqual(len(fewer), 13)
-        self.assertLess(fewer, turns[0])
+        first = {run_tests.drawn(entries, f"commit{i}")[0] for i in range(40)}
+        self.assertGreater(len(first), 20)  # where there is time for a few only, they are others each time
+
+    def test_what_there_is_no_time_for_is_named(self):
+        self.build("set_tests_properties(huge PROPERTIES COST 5000)",
+                   **{name: (0, "plain", "thorough") for name in ["huge", *(f"long{i}" for i in range(30))]})
+        for allowed_s, ran in ((1, range(run_tests.BATCH, run_tests.BATCH + 1)), (3000, range(15, 17)), (100000, range(16, 17))):
+            with self.subTest(allowed_s=allowed_s):
+                code, said, last = self.run_tests("--thorough", "--once-more", "--half", "0123456789abcdef", "--until", str(time.time() + allowed_s))
+                self.assertEqual(code, 0, said)
+                self.assertIn(int(last.split()[0]), ran, said)
+                late = re.findall(r"^NO TIME FOR (\d+) of these: ", said, re.MULTILINE)
+                self.assertEqual(int(last.split()[0]) + sum(map(int, late)), 16, said)
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ class Report(unittest.TestCase):
         text = checker.text()
         for part in ("finished", "2 ranks", "Loss", "train", "valid", "Learning rate", "Throughput", "samples/s", "Communication", "bucket 1", "bucket 2",
                      "2.bias and 2.weight", "Late ranks", "Rank 1 was last in", "One step, rank by rank", "write_run", "AMD" if "AMD" in page else "CPU",
-                     "libtorch", "metrics_rank1.jsonl", "trace_rank0.json", "trace_rank1.json", "No accuracy was logged", "6 histograms"):
+                     "libtorch", "metrics_rank1.jsonl", "trace_rank0.json", "trace_rank1.json", "Not recorded: accuracy", "6 histograms"):
             self.assertIn(part, text)
         links = [value for tag, name, value in checker.attributes if name == "href"]
         self.assertIn("trace_rank0.json", links)
@@ -213,7 +213,7 @@ class Report(unittest.TestCase):
         page, checker = self.report(self.path("run"))
         self.assertEqual(page.count('class="line c1" data-name="train"'), 3)
         self.assertEqual(page.count('class="line c3" data-name="test"'), 3)
-        self.assertIn("Event files do not contain it", checker.text())
+        self.assertIn("throughput, communication, late ranks, buckets, system (event files do not contain it; the files of a lockstep::RunLog do)", checker.text())
 
 
 class Browser(Report):

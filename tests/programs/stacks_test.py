@@ -106,6 +106,20 @@ class Stacks(unittest.TestCase):
                 self.assertEqual(stacks.wait(timeout=30), -how)
                 self.assertTrue(self.goes_on(ranks["0"], 3), status(ranks["0"], "State"))
 
+    def test_gdb_is_preferred_and_eu_stack_does_where_it_is_alone(self):
+        self.run_of("sleep", 1000)
+        alone = os.path.join(self.folder, "alone")
+        os.mkdir(alone)
+        for folder, name in ((self.tools, "gdb"), (self.tools, "eu-stack"), (alone, "eu-stack")):
+            with open(os.path.join(folder, name), "w") as file:
+                file.write(f'#!/bin/sh\n[ "$1" = --version ] || echo "stacks by {name}"\n')
+            os.chmod(os.path.join(folder, name), 0o755)
+        for path, name in ((self.tools + ":/usr/bin:/bin", "gdb"), (alone, "eu-stack")):
+            said = self.begin(LOCKSTEP, "stacks", "run", PATH=path).communicate(timeout=60)[0]
+            self.assertEqual(said.count("stacks by " + name), 2, said)
+        missing = self.begin(LOCKSTEP, "stacks", "run", PATH=os.path.join(self.folder, "nothing"))
+        self.assertIn("neither gdb nor eu-stack is in PATH; install one", missing.communicate(timeout=60)[0])
+
     def test_a_death_is_seen_at_once(self):
         run, ranks = self.run_of("sleep", 1000)
         stacks = self.stacks_that_keep(ranks["0"])

@@ -292,19 +292,50 @@ TEST(Events, OfAnyWriterAreReadWhereThereIsNoLog) {
   EXPECT_EQ(run.notes.size(), 1u);
 }
 
+/// The titles of the page's cards.
+std::vector<std::string> cards(const std::string& page) {
+  std::vector<std::string> titles;
+  for (size_t at = 0; (at = page.find("<h2>", at)) != std::string::npos;) {
+    at += 4;
+    titles.push_back(page.substr(at, page.find('<', at) - at));
+  }
+  return titles;
+}
+
 TEST(Page, SaysWhatIsMissing) {
   PageContent content;
   content.name = "<name>";
   content.run = read(run_line(0));
   const std::string page = draw_page(content);
   for (const char* part :
-       {"No loss was logged", "No accuracy was logged", "No steps were counted", "No model was watched",
-        "Ranks were not compared", "No reduction was traced", "&lt;name&gt;", "still running, or cut off"})
+       {"Not recorded: loss (log.step(samples, {{&quot;train/loss&quot;, loss}})); accuracy (log.scalar(",
+        "; throughput (log.step(samples)); communication, late ranks, buckets, one step, rank by rank "
+        "(log.watch(model)).</p>",
+        "&lt;name&gt;", "still running, or cut off"})
     EXPECT_NE(page.find(part), std::string::npos) << part;
+  EXPECT_EQ(cards(page), (std::vector<std::string>{"System", "Files"})) << "no card is empty";
   EXPECT_EQ(page.find("<polyline class"), std::string::npos);
   EXPECT_EQ(page.find("<name>"), std::string::npos);
   content.run = read(run_line(0, 1));
-  EXPECT_NE(draw_page(content).find("A single rank has nobody to wait for"), std::string::npos);
+  EXPECT_EQ(draw_page(content).find("late ranks"), std::string::npos) << "a single rank has nobody to wait for";
+}
+
+// What the collectives for C count: no model, no buckets.
+TEST(Page, DrawsCommunicationThatNoModelCounted) {
+  const std::string steps =
+      R"({"type":"steps","step":1,"steps":1,"samples":8,"seconds":2,"communication_s":0.5})"
+      "\n" R"({"type":"steps","step":2,"steps":1,"samples":8,"seconds":2,"communication_s":0.5})"
+      "\n";
+  const PageContent content{
+      .name = "run", .folder = "run", .run = read(run_line(0) + scalar(1, "train/loss", "1") + steps)};
+  const std::string page = draw_page(content);
+  EXPECT_EQ(cards(page), (std::vector<std::string>{"Loss", "Throughput", "Communication", "System", "Files"}));
+  EXPECT_NE(page.find("Share of a step in which a rank waits for the others."), std::string::npos);
+  EXPECT_EQ(page.find("is hidden behind backward"), std::string::npos) << "nobody measured that";
+  EXPECT_NE(page.find("25 %"), std::string::npos);
+  const PageContent without{
+      .name = "run", .folder = "run", .run = read(run_line(0) + R"({"type":"steps","steps":1,"seconds":2})")};
+  EXPECT_EQ(draw_page(without).find("<h2>Communication"), std::string::npos);
 }
 
 }  // namespace

@@ -5,12 +5,14 @@ import os
 import re
 import unittest
 
-from structure_test import MAY_INCLUDE, SOURCE, read
+from structure_test import MAY_INCLUDE, SOURCE, read, tracked
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "python/README.md"] + sorted(
     os.path.relpath(path, SOURCE) for path in glob.glob(os.path.join(SOURCE, "docs", "*.md")))
 PATH = re.compile(r"(?<![\w./~-])(?:src|include|tests|examples|bench|tools|scripts|docs|cmake|python)/[\w./*-]*\w[\w./*-]*")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
+NAME = re.compile(r"`([\w.]+\.(?:h|cpp|hpp|inc|py))`")
+FOREIGN = {"nccl.h"}  # files of others that the documents name
 
 
 def without_programs(text):
@@ -56,6 +58,17 @@ class Documents(unittest.TestCase):
         self.assertEqual(missing, [])
         self.assertGreater(seen, 50)
 
+    def test_files_named_without_a_path_are_there(self):
+        names = {os.path.basename(path) for path in tracked(".")} | FOREIGN
+        missing, seen = [], 0
+        for document in DOCUMENTS:
+            for name in NAME.findall(read(document)):
+                seen += 1
+                if name not in names:
+                    missing.append(f"{document}: {name}")
+        self.assertEqual(missing, [])
+        self.assertGreater(seen, 10)
+
     def test_links_lead_somewhere(self):
         broken, seen = [], 0
         for document in DOCUMENTS:
@@ -73,6 +86,25 @@ class Documents(unittest.TestCase):
     def test_the_table_of_layers_is_that_of_the_includes(self):
         rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", read("docs/architecture.md"), re.MULTILINE)
         self.assertEqual({folder: int(layer) for layer, folder in rows}, layers())
+
+    def test_readme_says_what_it_needs_before_the_first_command(self):
+        before, _, after = read("README.md").partition("```sh\n")
+        for words in ("Linux", "x86-64", "g++ 12", "C++20", "2.11 to 2.13", "wheel", "zip", "`TORCH_DIR`", "CPUs", "GB of disk", "minutes"):
+            self.assertIn(words, before)
+        self.assertTrue(after.startswith("git clone "), "the first command brings the sources")
+        explained, _, _ = after.partition("## Two commands")
+        for word in ("rank", "world", "replica", "collective", "virtual rank"):
+            self.assertEqual(len(re.findall(rf"\*\*{word}\*\*", re.sub(r"\s+", " ", explained))), 1, word)
+        self.assertLessEqual(len(read("README.md").splitlines()), 180)
+
+    def test_a_length_of_the_tour_is_told_in_one_way(self):
+        told = {}
+        for name in ["README.md", "tools/tour_command.cpp", *DOCUMENTS]:
+            for passage in re.findall(r"(?:lockstep tour`|\"tour\",).{0,400}", re.sub(r"\s+", " ", read(name))):
+                for length in re.findall(r"(?:\w+ )?(?:\w+ of a|two|\d+) (?:minutes?|seconds?)", passage):
+                    told.setdefault(length.strip(), []).append(name)
+        self.assertEqual(list(told), ["a quarter of a minute"], told)
+        self.assertLessEqual({"README.md", "tools/tour_command.cpp", "docs/packages.md"}, set(told["a quarter of a minute"]))
 
     def test_what_is_missing_would_be_found(self):
         text = "See `src/base/clock.h`, src/nowhere/clock.h. and [a page](docs/none.md#x); not /src/x, http://a.b/src/c.\n```sh\nbench/none\n```\n"

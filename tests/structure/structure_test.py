@@ -50,7 +50,7 @@ HEADERS = {
     "nn": "sync_batch_norm",
     "train": "autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups schedule",
     "context": "context device heartbeat mpi program rank_zero",
-    "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options replica",
+    "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options module_on_stack replica",
     "optim": "elementwise_optimizers zero_redundancy_optimizer",
     "run_log": "run_log summary_writer",
     "trainer": "trainer",
@@ -152,7 +152,7 @@ class Structure(unittest.TestCase):
                  if not re.match(r"#include <(lockstep/\w+\.h|torch/.*|\w+)>$", line)
                  and line not in ('#include "trainer/trainer_agreement.h"', '#include "train/same_data.h"')]
         self.assertEqual(wrong, [])
-        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 420)
+        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 460)
 
     def test_public_headers_name_no_engine_and_no_variable(self):
         variables = re.findall(r'read\("(\w+)"\)', read("src/base/environment.cpp"))

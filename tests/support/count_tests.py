@@ -29,6 +29,12 @@ def outcome_of(entry):
     return "disabled" if status == "disabled" else "passed" if status == "run" else "skipped" if meant else "failed"
 
 
+def was_not_started(entry):
+    """Because what it rests on, a fixture of ctest, had failed."""
+    skip = entry.find("skipped")
+    return entry.get("status") == "notrun" and skip is not None and "Fixture" in skip.get("message", "")
+
+
 def reason_of(entry):
     """Why it failed, in a few lines."""
     output = entry.findtext("system-out") or ""
@@ -76,7 +82,8 @@ class Count:
         for first, *later in runs.values():
             passed = [entry for entry in later if outcome_of(entry) == "passed"]
             if outcome_of(first) == "failed" and passed:
-                self.second_chances.append(first)
+                if not was_not_started(first):  # its fixture is the one that failed
+                    self.second_chances.append(first)
                 self.add_entry(passed[0])
             else:
                 self.add_entry(first)

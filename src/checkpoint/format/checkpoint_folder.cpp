@@ -12,8 +12,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 
 #include "base/atomic_file.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/file_operations.h"
 #include "base/hash.h"
@@ -120,13 +122,21 @@ void CheckpointFolder::check(const CheckpointManifest& manifest) const {
     source.refuse("it is damaged: its content is not what was saved");
 }
 
-void CheckpointFolder::lock() {
+void CheckpointFolder::hold(std::chrono::milliseconds patience) {
+  make(false);
+  lock(patience);
+}
+
+void CheckpointFolder::lock(std::chrono::milliseconds patience) {
   if (lock_) return;
   FileDescriptor folder(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!folder) throw_errno<StorageError>("cannot open the folder " + path_);
   // A lock ends with its process. On file systems without locks there is none.
-  if (::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    throw StorageError("another process saves checkpoints to " + path_ + "; give each run a folder of its own");
+  for (const Deadline deadline(patience); ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;) {
+    if (deadline.passed())
+      throw StorageError("another process saves checkpoints to " + path_ + "; give each run a folder of its own");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
   lock_ = std::move(folder);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -41,6 +42,10 @@ class CheckpointFolder {
   /// Makes the folder if needed. Throws Error if it cannot be made, or if `to_write` and it cannot be written.
   void make(bool to_write) const;
 
+  /// Makes the folder if needed, and takes its lock, for which it waits while another process writes. Throws Error when
+  /// that takes longer than `patience`.
+  void hold(std::chrono::milliseconds patience);
+
   /// Makes the folder if needed, and a checkpoint of what `write` puts into the sink. Throws Error naming what failed;
   /// earlier checkpoints are untouched.
   CheckpointManifest add(int64_t step, std::optional<double> score, int world_size,
@@ -64,7 +69,7 @@ class CheckpointFolder {
   std::vector<std::string> files() const;
   std::optional<CheckpointManifest> read(const std::string& file) const;
   std::string new_name(int64_t step) const;
-  void lock();
+  void lock(std::chrono::milliseconds patience = std::chrono::milliseconds(0));
 
   const std::string path_;
   FileDescriptor lock_;

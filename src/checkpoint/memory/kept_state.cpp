@@ -271,16 +271,25 @@ std::optional<State> open_state(const SlotMemory& memory, const WholeSlot& slot,
   }
 }
 
+/// Agents of machines that share a file system, and that have lost their coordinator, come at once: one writes.
+constexpr std::chrono::seconds kOthersSave(20);
+
+/// Whether a checkpoint is there that is as new.
+bool is_kept_in(const CheckpointFolder& folder, KeptState& kept) {
+  const auto there = folder.list();
+  if (there.empty() || there.front().step < kept.step) return false;
+  kept.path = folder.path_of(there.front());
+  kept.path_step = there.front().step;
+  return true;
+}
+
 /// False: `problem` says why.
 bool keep_in(const std::string& path, const State& state, KeptState& kept) {
   try {
     CheckpointFolder folder(path);
-    const auto there = folder.list();
-    if (!there.empty() && there.front().step >= kept.step) {
-      kept.path = folder.path_of(there.front());
-      kept.path_step = there.front().step;
-      return true;
-    }
+    if (is_kept_in(folder, kept)) return true;
+    folder.hold(kOthersSave);
+    if (is_kept_in(folder, kept)) return true;
     kept.path = folder.path_of(state.write_to(folder));
     kept.path_step = kept.step;
     kept.written = true;

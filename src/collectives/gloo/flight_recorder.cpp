@@ -105,7 +105,18 @@ std::string FlightRecorder::positions(const Dumps& dumps) {
   return "where the ranks are: " + said;
 }
 
+void FlightRecorder::interrupt(const std::string& why) {
+  const MutexLock lock(mutex_);
+  interruption_ = why;
+}
+
+std::string FlightRecorder::interruption() const {
+  const MutexLock lock(mutex_);
+  return interruption_;
+}
+
 std::string FlightRecorder::compare(const Entry& entry) {
+  if (std::string why = interruption(); !why.empty()) return why;
   Dumps dumps;
   exchange(own_dump(entry, /*has_failed=*/false), dumps);
   if (mismatch(dumps).empty()) return "";

@@ -9,6 +9,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "base/mutex.h"
+
 namespace lockstep::gloo_engine {
 
 /// A collective, which must be the same on every rank: its number in the group, counted from 1, and its text, such as
@@ -20,7 +22,7 @@ struct Entry {
 
 /// Records the last collectives of this rank. When one hangs or fails, the ranks exchange their records through the
 /// store to find where they differ, as c10d's FlightRecorder does for NCCL. A collective that makes progress costs no
-/// message. Used by the calling thread.
+/// message. Used by the calling thread, but for interrupt().
 class FlightRecorder {
  public:
   /// To be made before the group is formed: deletes what this rank wrote for an earlier group over the same store.
@@ -41,6 +43,11 @@ class FlightRecorder {
   /// `entry` has failed on this rank. Tells the others, and waits until all of them have reported their failure or
   /// `timeout` has passed. Returns what does not match, or where each rank is.
   std::string after_failure(const Entry& entry, std::chrono::milliseconds timeout);
+
+  /// From any thread: from now on compare() returns `why`.
+  void interrupt(const std::string& why);
+  /// Empty: nobody has interrupted.
+  std::string interruption() const;
 
  private:
   /// What a rank has reported.
@@ -71,6 +78,8 @@ class FlightRecorder {
   uint64_t count_ = 0;
   uint32_t hash_ = 2166136261u;  ///< of all texts
   std::deque<Entry> history_;
+  mutable Mutex mutex_;
+  std::string interruption_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::gloo_engine

@@ -23,6 +23,7 @@
 #include "collectives/gloo/flight_recorder.h"
 #include "collectives/gloo/part_tag.h"
 #include "collectives/gloo/tree_reduction.h"
+#include "collectives/interruptible.h"
 #include "collectives/message_watch.h"
 #include "collectives/operand.h"
 #include "collectives/shm/backend/store_exchange.h"
@@ -68,6 +69,7 @@ class WatchedWork final : public c10d::Work {
     for (auto next = started + pause; !is_done_within(kFirstCheck, started);) {
       messages_->start_thread();
       std::string mismatch = messages_->verdict();
+      if (mismatch.empty()) mismatch = recorder_->interruption();
       if (mismatch.empty() && Clock::now() >= next) {
         mismatch = recorder_->compare(entry_);
         pause = std::min(pause * 3 / 2, kLongestPause);
@@ -89,6 +91,7 @@ class WatchedWork final : public c10d::Work {
     } catch (const std::exception& cause) {
       if (!inner_->isCompleted()) return false;  // only the pause is over
       if (inner_->isSuccess()) return inner_->wait();
+      if (const std::string why = recorder_->interruption(); !why.empty()) throw Error(why);
       const auto timeout = std::clamp(std::chrono::milliseconds(static_cast<int64_t>(seconds_since(started) * 500)),
                                       std::chrono::milliseconds(250), std::chrono::milliseconds(2000));
       throw Error(cause_of(cause) + "; " + recorder_->after_failure(entry_, timeout));
@@ -152,7 +155,7 @@ std::vector<at::Tensor> bytes_of_all(const std::vector<at::Tensor>& dense) {
   return bytes;
 }
 
-class GlooBackend final : public c10d::ProcessGroupGloo {
+class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible {
   using Work = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
   using Kind = shm::OperationKind;
@@ -251,6 +254,8 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   Work barrier(const c10d::BarrierOptions& options) override {
     return watched(shm::Call{}.text(), [&] { return ProcessGroupGloo::barrier(options); });
   }
+
+  void interrupt(const std::string& why) override { recorder_->interrupt(why); }
 
   int64_t bytes_sent() const { return *sent_; }
 

@@ -17,6 +17,7 @@
 #include "collectives/gloo/gloo_backend.h"
 #include "collectives/hierarchical/engine.h"
 #include "collectives/hierarchical/gloo_carrier.h"
+#include "collectives/interruptible.h"
 #include "collectives/machine_memory.h"
 #include "collectives/shm/backend/shm_backend.h"
 #include "collectives/shm/backend/store_exchange.h"
@@ -87,7 +88,10 @@ class HierarchicalWork final : public c10d::Work {
 };
 
 /// The shared memory of one machine's ranks is that of their own engine.
-class HierarchicalBackend final : public shm_engine::RequestBackend, public BlockingEngine, public MachineMemory {
+class HierarchicalBackend final : public shm_engine::RequestBackend,
+                                  public BlockingEngine,
+                                  public Interruptible,
+                                  public MachineMemory {
  public:
   HierarchicalBackend(EnginePtr engine, std::shared_ptr<Carrier> messages, std::string name)
       : RequestBackend(engine->layout().rank, engine->layout().world_size()),
@@ -106,6 +110,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend, public Bloc
   }
   void shutdown() override { engine_->leave(); }
   void abort() override { engine_->abort("abort() was called on the group"); }
+  void interrupt(const std::string& why) override { engine_->abort(why); }
 
   void run(shm::Request request) override {
     request.called_as = called_as;

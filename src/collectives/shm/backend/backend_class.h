@@ -5,6 +5,7 @@
 
 #include "base/mutex.h"
 #include "collectives/blocking_engine.h"
+#include "collectives/interruptible.h"
 #include "collectives/machine_memory.h"
 #include "collectives/shm/backend/request_backend.h"
 #include "collectives/shm/backend/shared_group.h"
@@ -13,7 +14,10 @@
 namespace lockstep::shm_engine {
 
 /// Launches every operation in the core. Only sparse reductions and the monitored barrier wait.
-class ShmBackend final : public RequestBackend, public BlockingEngine, public MachineMemory {
+class ShmBackend final : public RequestBackend,
+                         public BlockingEngine,
+                         public Interruptible,
+                         public MachineMemory {
  public:
   /// `writes_page`: the operations of this object are shown on the rank's page.
   ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page = false);
@@ -40,6 +44,7 @@ class ShmBackend final : public RequestBackend, public BlockingEngine, public Ma
   void shutdown() override;
   /// Ends the group on every rank.
   void abort() override;
+  void interrupt(const std::string& why) override { shared_->group().abort(why); }
 
   /// The group's core, for an engine that is made of this one.
   shm::Group& core() { return shared_->group(); }

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <lockstep/group.h>
+
+#include "base/mutex.h"
+
+namespace lockstep {
+
+/// Finds ranks that wait for each other because some of them run a synchronised batch norm and others do not. Those
+/// wait in another group, so no engine sees that they will never come. A thread looks a few times a second whether this
+/// rank waits; while it has waited for long, it tells the other ranks through the store where, and reads where they do.
+/// Nothing is sent as long as training goes on.
+class ExchangeWatch {
+ public:
+  /// `group`: of the exchanges. `around`: the engine of the group that it was made of, in which the others may wait.
+  ExchangeWatch(const Group& group, c10::intrusive_ptr<c10d::Backend> around);
+  ~ExchangeWatch();
+  ExchangeWatch(const ExchangeWatch&) = delete;
+
+  /// The thread that trains, before and after each exchange. `what`: "batch norm `features.1`"; `place`: "the forward
+  /// of batch norm `features.1` of 8 channels".
+  void enter(const std::string& what, const std::string& place);
+  void leave();
+
+  /// What the watch has found, on which it has ended this rank's wait; empty: nothing.
+  std::string verdict();
+  /// After the ranks disagreed in an exchange: in which exchange each of them is, as far as they say so within a
+  /// second; empty if no other does.
+  std::string places();
+
+ private:
+  /// What must not change while a rank waits.
+  struct Look {
+    bool waits, inside;
+    uint64_t exchanges;  ///< begun
+    uint64_t others;     ///< collectives besides, begun in any group
+    uint64_t beats;
+    bool operator==(const Look&) const = default;
+  };
+  /// What ranks tell each other.
+  struct Record {
+    Look look;
+    std::string what, place;
+
+    std::string packed() const;
+    static Record unpacked(const std::string& text);
+  };
+  using Records = std::vector<std::optional<std::string>>;  ///< packed; by rank
+
+  Look look() const LOCKSTEP_REQUIRES(mutex_);
+  Record record(const Look& now) const LOCKSTEP_REQUIRES(mutex_);
+  std::string key(const char* kind, int rank) const;
+  /// Tells the others this rank's record and reads theirs. Throws if the store is gone.
+  Records tell(const char* kind, const std::string& mine) const;
+  /// What is wrong if the ranks stay where they say; empty: nothing, or it is not known.
+  std::string judge(const Records& records) const;
+  void watch();
+  void decide(const std::string& verdict, bool inside);
+
+  const Group group_;
+  const int rank_, world_size_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const c10::intrusive_ptr<c10d::Backend> around_;
+  const unsigned generation_;
+
+  Mutex mutex_;
+  std::condition_variable wakes_;
+  bool ends_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool inside_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  uint64_t exchanges_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::string what_ LOCKSTEP_GUARDED_BY(mutex_), place_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::string verdict_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::thread thread_;  // last: it uses all the others
+};
+
+}  // namespace lockstep
