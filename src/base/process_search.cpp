@@ -15,9 +15,11 @@
 #include "base/proc_file.h"
 
 // An exec gives a process a new memory before it puts arguments and environment there; until then
-// /proc/<pid>/environ is empty and both ends of the environment in /proc/<pid>/stat are 0. A descriptor that was opened
-// before an exec ends there: what is read of it after the exec is empty, and what was read in pieces is cut off, while the
-// two ends are already those of the new environment. So what was read is all there is only if it is as long as they say.
+// /proc/<pid>/environ is empty. In /proc/<pid>/stat both ends of the environment are 0 then, later both its beginning
+// while the kernel counts the variables, and right only when the code's beginning is set, which it is last of all. A
+// descriptor that was opened before an exec ends there: what is read of it after the exec is empty, and what was read in
+// pieces is cut off, while the two ends are already those of the new environment. So what was read is all there is only if
+// the code has a beginning and the bytes are as many as the ends say.
 
 namespace lockstep {
 namespace {
@@ -25,7 +27,7 @@ namespace {
 enum class Answer { kYes, kNo, kNotYet };
 
 /// Of /proc/<pid>/stat, counted from the state on.
-constexpr size_t kFlagsField = 6, kEnvironmentBeginField = 47, kEnvironmentEndField = 48;
+constexpr size_t kFlagsField = 6, kCodeBeginField = 23, kEnvironmentBeginField = 47, kEnvironmentEndField = 48;
 constexpr uint64_t kIsEnding = 0x4, kIsOfTheKernel = 0x200000;
 
 /// Whether a living process shows or will show more of an environment than the `seen` bytes that were read.
@@ -34,16 +36,17 @@ bool will_show_more(pid_t pid, size_t seen) {
   std::string state;
   stat >> state;
   if (state.empty() || state == "Z" || state == "X") return false;
-  uint64_t value = 0, begin = 0;
+  uint64_t value = 0, code = 0, begin = 0;
   for (size_t field = 1; field <= kEnvironmentEndField; ++field) {
     // Some fields are negative, which these three never are.
     std::string word;
     if (!(stat >> word)) return false;
     value = std::strtoull(word.c_str(), nullptr, 10);
     if (field == kFlagsField && (value & (kIsEnding | kIsOfTheKernel)) != 0) return false;
+    if (field == kCodeBeginField) code = value;
     if (field == kEnvironmentBeginField) begin = value;
   }
-  return value == 0 || value - begin > seen;
+  return code == 0 || value == 0 || value - begin > seen;
 }
 
 /// Whether these bytes are in the environment, in which each variable stands between two zeros.
