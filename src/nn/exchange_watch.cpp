@@ -14,7 +14,8 @@
 
 // When is a wait without end? Every rank waits, at least one of them in an exchange that another one has not begun, and
 // this other one has begun a collective that the first has not. Then neither can ever come to the other. All must have
-// stood like this for most of a second, and be seen so twice, since ranks look at different times.
+// stood like this for most of a second, and be seen so twice, since ranks look at different times; once suffices where
+// another rank has decided, which will leave soon.
 
 namespace lockstep {
 namespace {
@@ -117,11 +118,7 @@ std::string ExchangeWatch::places() {
     return "";
   }
   if (std::count(records.begin(), records.end(), std::nullopt) == world_size_ - 1) return "";
-  std::string said;
-  for (auto one = records.begin(); one != records.end(); ++one)
-    if (*one && std::find(records.begin(), one, *one) == one)
-      said += (said.empty() ? "" : ", ") + ranks_with(records, *one) + " in " + **one;
-  return said;
+  return said_by_rank(records);
 }
 
 ExchangeWatch::Look ExchangeWatch::look() const {
@@ -167,13 +164,9 @@ std::string ExchangeWatch::judge(const Records& records) const {
   for (const Record& in : all)
     for (const Record& out : all) {
       if (!never(in, out)) continue;
-      std::vector<std::string> places;
+      std::vector<std::optional<std::string>> places;
       for (const Record& one : all) places.push_back(one.place);
-      std::string said;
-      for (auto one = places.begin(); one != places.end(); ++one)
-        if (std::find(places.begin(), one, *one) == one)
-          said += (said.empty() ? "" : ", ") + ranks_with(places, *one) + " in " + *one;
-      return layer_error(in.what, "The ranks wait for each other: " + said).what();
+      return layer_error(in.what, "The ranks wait for each other: " + said_by_rank(places)).what();
     }
   return "";
 }
@@ -201,18 +194,26 @@ void ExchangeWatch::watch() {
     try {
       const Records records = tell(kWaits, mine);
       told = stands;
-      if (stands && records == before) verdict = judge(records);
+      if (stands && (records == before || is_decided_elsewhere())) verdict = judge(records);
       before = records;
     } catch (const std::exception&) {  // the store has gone with a rank or the launcher, of which the engines will tell
       return;
     }
-    if (!verdict.empty()) return decide(verdict, now.inside);
+    if (!verdict.empty()) return decide(verdict);
     lock.lock();
   }
 }
 
-/// Whoever learns of it ends, and takes others with it that are to say the same: so all learn of it first.
-void ExchangeWatch::decide(const std::string& verdict, bool inside) {
+bool ExchangeWatch::is_decided_elsewhere() const {
+  for (int rank = 0; rank < world_size_; ++rank)
+    if (rank != rank_ && store_->check({key(kDecided, rank)})) return true;
+  return false;
+}
+
+/// Whoever learns of it ends, and takes others with it that are to say the same: so all learn of it first. Both groups
+/// end on every rank, whichever it waits in: a rank that has left before another one's thread came so far must have ended
+/// what that one waits for.
+void ExchangeWatch::decide(const std::string& verdict) {
   {
     const MutexLock lock(mutex_);
     verdict_ = verdict;
@@ -225,7 +226,7 @@ void ExchangeWatch::decide(const std::string& verdict, bool inside) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
   } catch (const std::exception&) {
   }
-  if (!inside) interrupt(around_, verdict);
+  interrupt(around_, verdict);
   interrupt(state_of(group_).backend, verdict);
 }
 

@@ -65,7 +65,8 @@ class ExchangeWatch {
   /// What is wrong if the ranks stay where they say; empty: nothing, or it is not known.
   std::string judge(const Records& records) const;
   void watch();
-  void decide(const std::string& verdict, bool inside);
+  bool is_decided_elsewhere() const;
+  void decide(const std::string& verdict);
 
   const Group group_;
   const int rank_, world_size_;

@@ -77,10 +77,13 @@ class WatchedWork final : public c10d::Work {
     } catch (const std::exception& cause) {
       if (!inner_->isCompleted()) return false;  // only the pause is over
       if (inner_->isSuccess()) return inner_->wait();
-      if (const std::string why = recorder_->interruption(); !why.empty()) throw Error(why);
       const auto timeout = std::clamp(std::chrono::milliseconds(static_cast<int64_t>(seconds_since(started) * 500)),
                                       std::chrono::milliseconds(250), std::chrono::milliseconds(2000));
-      throw Error(cause_of(cause) + "; " + recorder_->after_failure(entry_, timeout));
+      std::string text = recorder_->interruption();
+      if (text.empty()) text = cause_of(cause) + "; " + recorder_->after_failure(entry_, timeout);
+      // Whoever ends a group on all ranks may have come to another one first, which has left.
+      if (const std::string why = recorder_->interruption(); !why.empty()) text = why;
+      throw Error(text);
     }
   }
 

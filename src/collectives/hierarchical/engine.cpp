@@ -81,6 +81,14 @@ void Engine::leave() {
   equipment_.links.carrier().leave();
 }
 
+void Engine::interrupt(const std::string& why) {
+  {
+    const MutexLock lock(ended_mutex_);
+    ended_because_ = why;
+  }
+  this->abort(why);
+}
+
 void Engine::abort(const std::string& why) {
   if (shared() != nullptr) shared()->core().abort(why);
   equipment_.links.interrupt();
@@ -126,6 +134,9 @@ std::string Engine::explain(const std::string& cause, const gloo_engine::Entry& 
     text = cause;
     if (!interruption_) text += "; " + recorder_.after_failure(entry, kPatience);
     if (is_late) text += timeout_hint;
+    // Whoever ends a group on all ranks may have come to another one first, which has left.
+    const MutexLock lock(ended_mutex_);
+    if (!ended_because_.empty() && !interruption_) text = ended_because_;
   }
   // Before the core is told, which would count it as this rank's own fault.
   own_page().fail(is_late ? RankFailure::kMissing : RankFailure::kPeer, -1, text);

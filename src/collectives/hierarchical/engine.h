@@ -56,6 +56,8 @@ class Engine {
   void leave();
   /// Ends the group on every rank.
   void abort(const std::string& why);
+  /// The same; `why` is what an operation that fails thereafter says, even if another rank's end was met first.
+  void interrupt(const std::string& why);
 
  private:
   Progress* progress() const { return equipment_.links.carrier().progress(); }
@@ -76,6 +78,9 @@ class Engine {
   const gloo_engine::Entry* watched_ LOCKSTEP_GUARDED_BY(mutex_) = nullptr;  ///< of the operation that runs
   std::string mismatch_ LOCKSTEP_GUARDED_BY(mutex_);
   std::exception_ptr interruption_ LOCKSTEP_GUARDED_BY(mutex_);  ///< of a job; nobody has heard of it yet
+
+  Mutex ended_mutex_;  ///< taken last, and by those who may not wait for an operation
+  std::string ended_because_ LOCKSTEP_GUARDED_BY(ended_mutex_);
 
   Runner runner_;  ///< destroyed first
 };

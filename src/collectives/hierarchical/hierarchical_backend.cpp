@@ -116,7 +116,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
   }
   void shutdown() override { engine_->leave(); }
   void abort() override { engine_->abort("abort() was called on the group"); }
-  void interrupt(const std::string& why) override { engine_->abort(why); }
+  void interrupt(const std::string& why) override { engine_->interrupt(why); }
 
   void run(shm::Request request) override {
     request.called_as = called_as;
