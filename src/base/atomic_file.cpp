@@ -18,12 +18,6 @@ namespace {
 /// After this many bytes write-back is started without waiting for it, so that the final sync has little left to do.
 constexpr size_t kWriteBehindBytes = 8 << 20;
 
-bool has_name(int file, const std::string& name) {
-  struct stat open, named;
-  return ::fstat(file, &open) == 0 && ::stat(name.c_str(), &named) == 0 && open.st_dev == named.st_dev &&
-         open.st_ino == named.st_ino;
-}
-
 }  // namespace
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), partial_(path_ + ".partial") {

@@ -55,7 +55,7 @@ uint64_t hash_of(const NewPasses& passes) {
   Hash hash;
   for (const DataPass& pass : passes.list)
     for (const std::string& fact : pass.facts) hash.add(fact);
-  return std::stoull(hash.digits(), nullptr, 16) | 1;
+  return hash.value() | 1;
 }
 
 }  // namespace lockstep

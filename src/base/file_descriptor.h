@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <utility>
 
 namespace lockstep {
@@ -24,5 +25,8 @@ class FileDescriptor {
  private:
   int fd_ = -1;
 };
+
+/// Whether this name is the open file's, which another process may have removed or replaced.
+bool has_name(int file, const std::string& name);
 
 }  // namespace lockstep

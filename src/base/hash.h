@@ -26,6 +26,7 @@ class Hash {
     add(text.data(), text.size());
     mix(text.size());
   }
+  uint64_t value() const { return value_; }
   std::string digits() const {
     char text[17];
     std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value_));

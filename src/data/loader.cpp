@@ -59,7 +59,7 @@ void check(const DataLoaderOptions& options, const Shard& shard, int64_t shards,
 int64_t hash_of_order(const std::vector<int64_t>& order) {
   Hash hash;
   hash.add(order.data(), order.size() * sizeof(int64_t));
-  return static_cast<int64_t>(std::stoull(hash.digits(), nullptr, 16));
+  return static_cast<int64_t>(hash.value());
 }
 
 /// What must be the same on all ranks that share out an epoch. `order`: a sampler's, as a hash.

@@ -190,9 +190,8 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
   std::unordered_map<const c10::TensorImpl*, size_t> handles;
   throw_on_all_ranks(group, problem_or_failure_of([&] {
     next = make_counted_reducer(followed, now, handles);
-    return std::string();
+    return problem_of(parameters, new_buffers, now);
   }));
-  throw_on_all_ranks(group, problem_of(parameters, new_buffers, now));
   if (reducer || options.init_sync) {
     std::vector<at::Tensor> unknown;
     for (const auto* list : {&parameters, &new_buffers})

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -42,22 +41,17 @@ RunFolder::RunFolder(const std::string& path, bool keep_if_empty, Use use) : kee
 /// The lock ends with the process. Of a file that can be written, as NFS wants it.
 void RunFolder::lock() {
   const std::string file = path_ + "/" + kLockFile;
-  bool taken = false;
-  while (!taken) {
+  int trouble = 0;
+  do {
     lock_ = FileDescriptor(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-    if (!lock_ || ::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
-      taken = errno == EWOULDBLOCK;
-      if (taken) break;
-      lock_trouble_ = "the run folder " + path_ + " cannot be locked (" + std::strerror(errno) +
-                      "), so another launcher in it would not be refused; give each run a folder of its own";
-      return;
-    }
+    trouble = lock_ && ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
     // Its owner may have removed it in between, with an end of its run.
-    struct stat held {
-    }, named{};
-    if (::fstat(lock_.get(), &held) == 0 && ::stat(file.c_str(), &named) == 0 && held.st_dev == named.st_dev &&
-        held.st_ino == named.st_ino)
-      return;
+  } while (trouble == 0 && !has_name(lock_.get(), file));
+  if (trouble == 0) return;
+  if (trouble != EWOULDBLOCK) {
+    lock_trouble_ = "the run folder " + path_ + " cannot be locked (" + std::strerror(trouble) +
+                    "), so another launcher in it would not be refused; give each run a folder of its own";
+    return;
   }
   lock_.reset();
   keep_if_empty_ = true;  // it is the other's

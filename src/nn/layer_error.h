@@ -1,8 +1,13 @@
 #pragma once
 
+#include <algorithm>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include <lockstep/error.h>
+
+#include "base/rank_names.h"
 
 namespace lockstep {
 
@@ -12,6 +17,15 @@ inline Error layer_error(const std::string& layer, const std::string& where) {
                " is synchronised over all ranks, so every rank must run it: call forward on every rank (an empty batch "
                "will do), or eval() it, or do not convert it. " +
                where);
+}
+
+/// "rank 0 in the forward of ..., rank 1 in ...", of the places by rank, as far as they are known.
+inline std::string said_by_rank(const std::vector<std::optional<std::string>>& places) {
+  std::string said;
+  for (auto one = places.begin(); one != places.end(); ++one)
+    if (*one && std::find(places.begin(), one, *one) == one)
+      said += (said.empty() ? "" : ", ") + ranks_with(places, *one) + " in " + **one;
+  return said;
 }
 
 }  // namespace lockstep

@@ -23,15 +23,6 @@ std::vector<int> all_ranks(const Group& group) {
 
 const double* row_of(const at::Tensor& rows, int rank) { return rows.const_data_ptr<double>() + rank * rows.size(1); }
 
-/// "rank 0 is in the forward of ..., rank 1 in ...".
-std::string said_by_rank(const std::vector<std::string>& places) {
-  std::string said;
-  for (auto one = places.begin(); one != places.end(); ++one)
-    if (std::find(places.begin(), one, *one) == one)
-      said += (said.empty() ? "" : ", ") + ranks_with(places, *one) + " in " + *one;
-  return said;
-}
-
 }  // namespace
 
 std::shared_ptr<StatisticsExchange> StatisticsExchange::of(const Group& group) {
@@ -99,7 +90,7 @@ void StatisticsExchange::check_same_place(const std::string& name, const at::Ten
     same &= row[0] != static_cast<double>(Kind::kStatistics) || (row[1] == mine[1] && row[2] == mine[2]);
   }
   if (same) return;
-  std::vector<std::string> places;
+  std::vector<std::optional<std::string>> places;
   for (int rank = 0; rank < group.world_size(); ++rank) {
     const double* row = row_of(rows, rank);
     places.push_back(row[0] == static_cast<double>(Kind::kStatistics) ? place_of(row) : "join(), without inputs");

@@ -35,8 +35,9 @@ ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimize
       watch_(areas_, options.shared_parameters) {
   TORCH_INTERNAL_ASSERT(!areas_.on_device() || own_step_ != nullptr);
   if (areas_.on_device()) own_.emplace(areas_, kind_of(optimizer));
-  ReplicaState::Deferral deferral{
-      .owner = this, .backward_begins = [this](bool awaits_step) { watch_.backward_begins(awaits_step); }};
+  ReplicaState::Deferral deferral{.owner = this};
+  if (areas_.ranks() == group_.world_size() || options.shared_parameters)
+    deferral.backward_begins = [this](bool awaits_step) { watch_.backward_begins(awaits_step); };
   if (areas_.ranks() == group_.world_size()) {  // else backward reduces
     deferral.step = [this](Reducer::Share share) { return follow(share); };
     deferral.clip_grad_norm = [this](double max_norm, double type) { return clip_grad_norm(max_norm, type); };

@@ -2,13 +2,14 @@
 
 #include <cmath>
 #include <map>
-#include <mutex>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <torch/optim.h>
 
 #include <lockstep/error.h>
+
+#include "base/mutex.h"
 
 namespace lockstep {
 namespace {
@@ -105,8 +106,8 @@ struct LRScheduler::Claim {
 
   /// The newest of each optimizer that has one.
   struct All {
-    std::mutex mutex;
-    std::map<const torch::optim::Optimizer*, std::weak_ptr<Claim>> newest;
+    Mutex mutex;
+    std::map<const torch::optim::Optimizer*, std::weak_ptr<Claim>> newest LOCKSTEP_GUARDED_BY(mutex);
   };
   static All& all() {
     static All claims;
@@ -116,9 +117,10 @@ struct LRScheduler::Claim {
   /// For a new scheduler.
   static std::shared_ptr<Claim> make(const torch::optim::Optimizer& optimizer) {
     auto claim = std::make_shared<Claim>(Claim{.base = rates_of(optimizer), .set = {}});
-    const std::lock_guard lock(all().mutex);
-    std::erase_if(all().newest, [](const auto& entry) { return entry.second.expired(); });
-    std::weak_ptr<Claim>& newest = all().newest[&optimizer];
+    All& all = Claim::all();
+    const MutexLock lock(all.mutex);
+    std::erase_if(all.newest, [](const auto& entry) { return entry.second.expired(); });
+    std::weak_ptr<Claim>& newest = all.newest[&optimizer];
     // A scheduler may outlive its optimizer until it is replaced, and the next optimizer may lie at the same address;
     // but that one does not have the rates which this scheduler has set.
     const std::shared_ptr<Claim> other = newest.lock();
@@ -133,8 +135,9 @@ struct LRScheduler::Claim {
   /// Before the rates are set.
   static void check(const std::shared_ptr<Claim>& claim, const torch::optim::Optimizer& optimizer) {
     TORCH_CHECK(claim != nullptr, "this LRScheduler was moved from; step the one that it became");
-    const std::lock_guard lock(all().mutex);
-    std::weak_ptr<Claim>& newest = all().newest[&optimizer];
+    All& all = Claim::all();
+    const MutexLock lock(all.mutex);
+    std::weak_ptr<Claim>& newest = all.newest[&optimizer];
     const std::shared_ptr<Claim> other = newest.lock();
     TORCH_CHECK(other == nullptr || other == claim,
                 "LRScheduler: another LRScheduler was made for this optimizer since, and each would overwrite the "

@@ -17,8 +17,8 @@ NONE_INSTALLED = "#!/bin/sh\nexit 1\n"
 NO_MIRROR = """#!/bin/sh
 echo "$*" >> apt-get.calls
 [ "$1" = update ] || exit 100
-echo "Err:1 http://deb.debian.org/debian bookworm InRelease"
-echo "  Temporary failure resolving 'deb.debian.org'"
+echo "Err:1 http://mirror.invalid/debian bookworm InRelease"
+echo "  Temporary failure resolving 'mirror.invalid'"
 echo "W: Some index files failed to download. They have been ignored, or old ones used instead."
 """
 MARK = "#!/bin/sh\ntouch compiled\n"
