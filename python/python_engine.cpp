@@ -63,7 +63,7 @@ c10::intrusive_ptr<c10d::Backend> make_engine(const Store& store, int rank, int 
   const std::string master = *Environment::from_process().master_addr;
   return hierarchical_engine::make_backend(
       c10::make_intrusive<c10d::PrefixStore>(found.prefix, store), rank, world_size,
-      {machine_name(), address_towards(master, kAnyPort), timeout, timeout, /*gloo_alone=*/false});
+      {machine_name(), address_towards(master, kAnyPort), timeout, timeout, /*for_group=*/false});
 }
 
 c10::intrusive_ptr<c10d::Backend> shared_engine(const c10::intrusive_ptr<c10d::Backend>& backend,

@@ -4,13 +4,9 @@
 
 #include "base/error.h"
 #include "base/shared_segment.h"
+#include "base/thread_token.h"
 
 namespace lockstep {
-namespace {
-
-thread_local const char this_thread = 0;
-
-}  // namespace
 
 CallGuard::CallGuard(CurrentCaller& caller, int rank, unsigned fork_generation, const char* operation)
     : caller_(caller) {
@@ -18,10 +14,11 @@ CallGuard::CallGuard(CurrentCaller& caller, int rank, unsigned fork_generation, 
     throw Error(
         std::string(operation) +
         ": this group belongs to the process that made it, not to a child it forked; make another group in the child");
+  const void* const here = thread_token();
   const void* other = nullptr;
-  if (caller.thread_.compare_exchange_strong(other, &this_thread, std::memory_order_acquire)) {
+  if (caller.thread_.compare_exchange_strong(other, here, std::memory_order_acquire)) {
     caller.operation_.store(operation, std::memory_order_relaxed);
-  } else if (other == &this_thread) {
+  } else if (other == here) {
     within_ = true;
   } else {
     throw Error(

@@ -79,6 +79,9 @@ inline shm::DataType to_moved(at::ScalarType dtype) {
   }
 }
 
+/// As PyTorch and the messages of every engine write it: "float32".
+inline const char* dtype_name(at::ScalarType dtype) { return shm::name(to_moved(dtype)); }
+
 namespace detail {
 
 // Group's ReduceOp, the core's and c10d's number the same reductions in the same way; Group has the first seven of

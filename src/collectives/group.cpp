@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "base/interruption.h"
+#include "collectives/calls.h"
 #include "collectives/core_types.h"
 #include "collectives/device_engine.h"
 #include "collectives/operand.h"
@@ -34,32 +35,28 @@ at::Tensor moved_rows(const at::Tensor& dense, int64_t rows) {
   return flat.view({rows, rows == 0 ? 0 : flat.numel() / rows});
 }
 
-/// The count and type of a request that only moves the tensor's elements.
-shm::Request moving(shm::OperationKind kind, const at::Tensor& tensor, int root = 0) {
-  const shm::DataType type = to_moved(tensor.scalar_type());
-  return {.kind = kind, .type = type, .root = root, .count = tensor.nbytes() / shm::element_bytes(type)};
-}
-
 void note_start(uint64_t sequence, const char* operation, const at::Tensor& tensor, Clock::time_point now) {
   operations_started.fetch_add(1, std::memory_order_relaxed);
   const at::IntArrayRef sizes = tensor.sizes();
-  own_page().start_operation(sequence, operation, c10::toString(tensor.scalar_type()), tensor.numel(), sizes.data(),
+  own_page().start_operation(sequence, operation, dtype_name(tensor.scalar_type()), tensor.numel(), sizes.data(),
                              sizes.size(), now, OperationLabel::current());
 }
 
 /// `written`: what this rank's part in the operation writes; undefined if nothing.
-Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor, c10::intrusive_ptr<c10d::Work> work,
-           std::function<void()> finish, const at::Tensor& written = {}) {
+/// `what` is shown in messages, with `message` if it is one.
+Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor, const shm::Request& what,
+           c10::intrusive_ptr<c10d::Work> work, std::function<void()> finish, const at::Tensor& written = {},
+           std::string message = "") {
   if (written.defined()) note_written(written);
   const char* operation = CallGuard::operation(group->caller);
   note_start(group->sequence, operation, tensor, coarse_now());
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
                                                         .sequence = group->sequence++,
-                                                        .bytes = static_cast<int64_t>(tensor.nbytes()),
-                                                        .dtype = tensor.scalar_type(),
+                                                        .call = call_now(what),
                                                         .group = group,
                                                         .work = std::move(work),
-                                                        .finish = std::move(finish)}));
+                                                        .finish = std::move(finish),
+                                                        .message = std::move(message)}));
 }
 
 /// Runs the operation in one call if the group's engine can; else does nothing and returns false.
@@ -75,6 +72,7 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& o
   if (request.count == 0 && request.kind != shm::OperationKind::kBarrier)
     return true;  // sends nothing, as through c10d
   note_start(sequence, operation, input, started);
+  const shm::Call call = call_now(request);
   try {
     const WaitOnPage waiting;
     group->blocking->run(std::move(request));
@@ -84,8 +82,7 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& o
   } catch (const std::exception& cause) {
     throw Error(describe_failure({.operation = operation,
                                   .sequence = sequence,
-                                  .bytes = static_cast<int64_t>(input.nbytes()),
-                                  .dtype = input.scalar_type(),
+                                  .call = call,
                                   .group = group,
                                   .work = nullptr,
                                   .finish = nullptr,
@@ -124,7 +121,8 @@ Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
   c10d::AllreduceOptions options;
   options.reduceOp = to_c10d(op);
   auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).allreduce(tensors, options);
-  return start(state_, tensor, std::move(work), operand.copy_back(), tensor);
+  return start(state_, tensor, reducing(shm::OperationKind::kAllReduce, tensor, op), std::move(work),
+               operand.copy_back(), tensor);
 }
 
 void Group::broadcast(const at::Tensor& tensor, int root) const {
@@ -146,8 +144,8 @@ Work Group::broadcast_async(const at::Tensor& tensor, int root) const {
   c10d::BroadcastOptions options;
   options.rootRank = root;
   auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).broadcast(tensors, options);
-  return start(state_, tensor, std::move(work), operand.copy_back(),
-               rank() == root ? at::Tensor() : tensor);
+  return start(state_, tensor, moving(shm::OperationKind::kBroadcast, tensor, root), std::move(work),
+               operand.copy_back(), rank() == root ? at::Tensor() : tensor);
 }
 
 Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const {
@@ -155,6 +153,7 @@ Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const 
   check_tensor("reduce", "tensor", tensor);
   check_reduction("reduce", tensor, op);
   check_peer("reduce", root);
+  if (rank() == root) check_written("reduce", tensor);
   // Engines may use the other ranks' tensors as scratch space; Group promises to leave them alone.
   Operand operand(tensor);
   if (rank() != root) operand.dense = operand.dense.clone();
@@ -163,8 +162,8 @@ Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const 
   options.reduceOp = to_c10d(op);
   options.rootRank = root;
   auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).reduce(tensors, options);
-  return start(state_, tensor, std::move(work), rank() == root ? operand.copy_back() : nullptr,
-               rank() == root ? tensor : at::Tensor());
+  return start(state_, tensor, reducing(shm::OperationKind::kReduce, tensor, op, root), std::move(work),
+               rank() == root ? operand.copy_back() : nullptr, rank() == root ? tensor : at::Tensor());
 }
 
 at::Tensor Group::all_gather(const at::Tensor& input) const {
@@ -197,7 +196,7 @@ Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input) 
   at::Tensor row_bytes = moved(Operand(input).dense), rows_bytes = moved(rows.dense);
   auto& engine = engine_for(*this, input, output);
   auto work = input.numel() == 0 ? nullptr : engine._allgather_base(rows_bytes, row_bytes, {});
-  return start(state_, input, std::move(work), rows.copy_back(), output);
+  return start(state_, input, moving(shm::OperationKind::kAllGather, input), std::move(work), rows.copy_back(), output);
 }
 
 at::Tensor Group::gather(const at::Tensor& input, int root) const {
@@ -229,7 +228,7 @@ Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int 
   options.rootRank = root;
   auto& engine = engine_for(*this, input, rank() == root ? output : input);
   auto work = input.numel() == 0 ? nullptr : engine.gather(outputs, inputs, options);
-  return start(state_, input, std::move(work), std::move(finish),
+  return start(state_, input, moving(shm::OperationKind::kGather, input, root), std::move(work), std::move(finish),
                rank() == root ? output : at::Tensor());
 }
 
@@ -251,7 +250,8 @@ Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int
   options.rootRank = root;
   auto& engine = engine_for(*this, rank() == root ? input : output, output);
   auto work = output.numel() == 0 ? nullptr : engine.scatter(outputs, inputs, options);
-  return start(state_, output, std::move(work), row.copy_back(), output);
+  return start(state_, output, moving(shm::OperationKind::kScatter, output, root), std::move(work), row.copy_back(),
+               output);
 }
 
 at::Tensor Group::reduce_scatter(const at::Tensor& input, ReduceOp op) const {
@@ -290,7 +290,8 @@ Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& inp
   options.reduceOp = to_c10d(op);
   auto& engine = engine_for(*this, input, output);
   auto work = output.numel() == 0 ? nullptr : engine._reduce_scatter_base(row.dense, rows.dense, options);
-  return start(state_, output, std::move(work), row.copy_back(), output);
+  return start(state_, output, reducing(shm::OperationKind::kReduceScatter, output, op), std::move(work),
+               row.copy_back(), output);
 }
 
 at::Tensor Group::all_to_all(const at::Tensor& input) const {
@@ -318,8 +319,8 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   const CallGuard guard = state_->enter("all_to_all");
   check_tensor("all_to_all", "input", input);
   check_tensor("all_to_all", "output", output);
-  TORCH_CHECK(input.scalar_type() == output.scalar_type(), "all_to_all: the input is ", input.scalar_type(),
-              ", the output is ", output.scalar_type(), "; give both one dtype");
+  TORCH_CHECK(input.scalar_type() == output.scalar_type(), "all_to_all: the input is ", dtype_name(input.scalar_type()),
+              ", the output is ", dtype_name(output.scalar_type()), "; give both one dtype");
   check_written("all_to_all", output);
   check_apart("all_to_all", input, output, -1);
   const auto check_splits = [&](const char* role, const at::Tensor& tensor, const std::vector<int64_t>& splits) {
@@ -338,8 +339,11 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   Operand received(output);
   at::Tensor to = moved_rows(received.dense, output.size(0)),
              from = moved_rows(Operand(input).dense, input.size(0));
+  const bool even = input_splits.empty() && output_splits.empty();
+  shm::Request what = moving(even ? shm::OperationKind::kAllToAll : shm::OperationKind::kAllToAllUneven, input);
+  what.count /= static_cast<size_t>(world_size());
   auto work = engine_for(*this, input, output).alltoall_base(to, from, output_splits, input_splits, {});
-  return start(state_, input, std::move(work), received.copy_back(), output);
+  return start(state_, input, what, std::move(work), received.copy_back(), output);
 }
 
 Work Group::send_async(const at::Tensor& tensor, int destination, int tag) const {
@@ -348,8 +352,9 @@ Work Group::send_async(const at::Tensor& tensor, int destination, int tag) const
   check_peer("send", destination);
   // A tensor on a device goes through the CPU: the device's engine needs all ranks and knows no tags.
   std::vector<at::Tensor> tensors{as_flat(on_cpu(Operand(tensor).dense))};
-  auto work = tensor.numel() == 0 ? nullptr : state_->backend->send(tensors, destination, tag);
-  return start(state_, tensor, std::move(work), nullptr);
+  // An empty message travels, too: its receiver may expect another size.
+  auto work = state_->backend->send(tensors, destination, tag);
+  return start(state_, tensor, moving({}, tensor), std::move(work), nullptr, {}, message_name("to", destination, tag));
 }
 
 Work Group::recv_async(const at::Tensor& tensor, int source, int tag) const {
@@ -360,8 +365,9 @@ Work Group::recv_async(const at::Tensor& tensor, int source, int tag) const {
   Operand operand(tensor);
   if (!tensor.is_cpu()) operand.dense = at::empty_like(operand.dense, operand.dense.options().device(at::kCPU));
   std::vector<at::Tensor> tensors{as_flat(operand.dense)};
-  auto work = tensor.numel() == 0 ? nullptr : state_->backend->recv(tensors, source, tag);
-  return start(state_, tensor, std::move(work), operand.copy_back(), tensor);
+  auto work = state_->backend->recv(tensors, source, tag);
+  return start(state_, tensor, moving({}, tensor), std::move(work), operand.copy_back(), tensor,
+               message_name("from", source, tag));
 }
 
 void Group::barrier() const {
@@ -373,7 +379,7 @@ void Group::barrier() const {
 
 Work Group::barrier_async() const {
   const CallGuard guard = state_->enter("barrier");
-  return start(state_, at::empty({0}), state_->backend->barrier({}), nullptr);
+  return start(state_, at::empty({0}), {.kind = shm::OperationKind::kBarrier}, state_->backend->barrier({}), nullptr);
 }
 
 }  // namespace lockstep

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/group.h>
@@ -16,6 +18,11 @@ void check_rows(const char* operation, const char* role, const at::Tensor& rows,
 void check_written(const char* operation, const at::Tensor& tensor);
 /// The tensors share no memory, but that `row` may be row `own` of `rows`; -1: it may not.
 void check_apart(const char* operation, const at::Tensor& rows, const at::Tensor& row, int own);
+
+/// The same for lists of blocks of which the outputs are written: no output shares memory with another tensor, but that
+/// output `own_output` may be input `own_input`.
+void check_lists_apart(const char* operation, const std::vector<at::Tensor>& outputs,
+                       const std::vector<at::Tensor>& inputs, size_t own_output, size_t own_input);
 
 /// Tells autograd that an operation writes the tensor, as PyTorch's in-place operations do.
 void note_written(const at::Tensor& tensor);

@@ -1,10 +1,11 @@
 #include "collectives/typed_message.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
-
-#include <lockstep/error.h>
 
 #include "collectives/core_types.h"
 #include "collectives/operand.h"
@@ -14,75 +15,116 @@ namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// [dtype, elements]
-at::Tensor envelope_of(const at::Tensor& dense) {
+constexpr int kFirstPart = 10;
+constexpr int64_t kHeadBytes = int64_t{1} << kFirstPart;  ///< fewer than these travel in the envelope
+
+struct Description {
+  int64_t dtype = 0, elements = 0;
+  bool operator==(const Description&) const = default;
+
+  std::string text() const {
+    const bool known = dtype >= 0 && dtype < shm::kMovedDataTypes;
+    return std::to_string(elements) + " elements of " +
+           (known ? shm::name(static_cast<shm::DataType>(dtype)) : "an unknown dtype");
+  }
+};
+constexpr int64_t kEnvelopeBytes = static_cast<int64_t>(sizeof(Description)) + kHeadBytes;
+
+Description description_of(const at::Tensor& dense) {
   TORCH_CHECK(is_plain(dense), "messages are contiguous tensors on the CPU");
   const shm::DataType type = to_moved(dense.scalar_type());
-  return at::tensor({static_cast<int64_t>(type), bytes_of(dense) / static_cast<int64_t>(shm::element_bytes(type))},
-                    at::kLong);
+  return {static_cast<int64_t>(type), bytes_of(dense) / static_cast<int64_t>(shm::element_bytes(type))};
 }
 
-std::string text_of(const at::Tensor& envelope) {
-  const auto* numbers = envelope.const_data_ptr<int64_t>();
-  const bool known = numbers[0] >= 0 && numbers[0] < shm::kMovedDataTypes;
-  return std::to_string(numbers[1]) + " elements of " +
-         (known ? shm::name(static_cast<shm::DataType>(numbers[0])) : "an unknown dtype");
+/// Posts all that is not in the envelope.
+void post_parts(const at::Tensor& bytes, const PostBytes& post, std::vector<WorkPtr>& works) {
+  int64_t begin = 0;
+  for (int part = 62; part >= kFirstPart; --part) {
+    const int64_t size = int64_t{1} << part;
+    if ((bytes.numel() & size) == 0) continue;
+    works.push_back(post(bytes.narrow(0, begin, size), part));
+    begin += size;
+  }
+}
+
+/// The bytes that travel in the envelope.
+int64_t head_bytes(const at::Tensor& bytes) { return bytes.numel() % kHeadBytes; }
+char* head_of(const at::Tensor& envelope) {
+  return static_cast<char*>(envelope.mutable_data_ptr()) + sizeof(Description);
+}
+char* end_of(const at::Tensor& bytes) {
+  return static_cast<char*>(bytes.mutable_data_ptr()) + bytes.numel() - head_bytes(bytes);
 }
 
 class TypedWork final : public c10d::Work {
  public:
-  TypedWork(WorkPtr envelope, WorkPtr data, at::Tensor content)
-      : envelope_work_(std::move(envelope)), data_work_(std::move(data)), content_(std::move(content)) {}
-  TypedWork(WorkPtr envelope, WorkPtr data, at::Tensor content, at::Tensor expected, MessageName name)
-      : TypedWork(std::move(envelope), std::move(data), std::move(content)) {
-    expected_ = std::move(expected);
+  TypedWork(std::vector<WorkPtr> works, at::Tensor envelope)
+      : works_(std::move(works)), envelope_(std::move(envelope)) {}
+  TypedWork(std::vector<WorkPtr> works, at::Tensor envelope, at::Tensor bytes, Description expected, MessageName name)
+      : TypedWork(std::move(works), std::move(envelope)) {
+    bytes_ = std::move(bytes);
+    expected_ = expected;
     name_ = name;
   }
 
-  bool isCompleted() override { return envelope_work_->isCompleted() && data_work_->isCompleted(); }
-  bool isSuccess() const override { return envelope_work_->isSuccess() && data_work_->isSuccess(); }
+  bool isCompleted() override {
+    return std::all_of(works_.begin(), works_.end(), [](const WorkPtr& work) { return work->isCompleted(); });
+  }
+  bool isSuccess() const override {
+    return std::all_of(works_.begin(), works_.end(), [](const WorkPtr& work) { return work->isSuccess(); });
+  }
   void abort() override {
-    envelope_work_->abort();
-    data_work_->abort();
+    for (const WorkPtr& work : works_) work->abort();
   }
   bool wait(std::chrono::milliseconds timeout) override {
-    envelope_work_->wait(timeout);
-    try {
-      data_work_->wait(timeout);
-    } catch (const std::exception&) {
-      check();  // a message of another size may be an error of the engine's
-      throw;
+    bool all = true;
+    for (size_t i = 0; i < works_.size() && all; ++i) {
+      all = works_[i]->wait(timeout);
+      if (i == 0 && all && bytes_.defined()) check();
     }
-    check();
-    return true;
+    if (all && bytes_.defined() && head_bytes(bytes_) > 0)
+      std::memcpy(end_of(bytes_), head_of(envelope_), static_cast<size_t>(head_bytes(bytes_)));
+    return all;
   }
 
  private:
   void check() const {
-    if (!expected_.defined() || at::equal(content_, expected_)) return;
-    throw Error("rank " + std::to_string(name_.to) + " received a message from rank " + std::to_string(name_.from) +
-                " into a buffer of another dtype or size: " + text_of(content_) + " sent, " + text_of(expected_) +
-                " expected (tag " + std::to_string(name_.tag) + ")");
+    Description sent;
+    std::memcpy(&sent, envelope_.const_data_ptr(), sizeof sent);
+    if (sent == expected_) return;
+    // What was posted for other parts is never received, and an engine may not stand that it goes.
+    static auto* const left = new std::vector<std::vector<WorkPtr>>;
+    left->push_back(works_);
+    throw WrongMessage("rank " + std::to_string(name_.to) + " received a message from rank " +
+                       std::to_string(name_.from) + " into a buffer of another dtype or size: " + sent.text() +
+                       " sent, " + expected_.text() + " expected (tag " + std::to_string(name_.tag) + ")");
   }
 
-  const WorkPtr envelope_work_, data_work_;
-  const at::Tensor content_;  ///< of the envelope
-  at::Tensor expected_;       ///< undefined for a send
+  const std::vector<WorkPtr> works_;  ///< the first is the envelope's
+  const at::Tensor envelope_;
+  at::Tensor bytes_;  ///< that are received; undefined for a send
+  Description expected_;
   MessageName name_{};
 };
 
 }  // namespace
 
 WorkPtr send_typed(const at::Tensor& dense, const PostBytes& post) {
-  const at::Tensor envelope = envelope_of(dense);
-  auto first = post(as_bytes(envelope)), second = post(as_bytes(dense));
-  return c10::make_intrusive<TypedWork>(std::move(first), std::move(second), envelope);
+  const Description description = description_of(dense);
+  const at::Tensor bytes = as_bytes(dense), envelope = at::zeros({kEnvelopeBytes}, at::kByte);
+  std::memcpy(envelope.mutable_data_ptr(), &description, sizeof description);
+  if (head_bytes(bytes) > 0) std::memcpy(head_of(envelope), end_of(bytes), static_cast<size_t>(head_bytes(bytes)));
+  std::vector<WorkPtr> works{post(envelope, 0)};
+  post_parts(bytes, post, works);
+  return c10::make_intrusive<TypedWork>(std::move(works), envelope);
 }
 
 WorkPtr receive_typed(const at::Tensor& dense, MessageName name, const PostBytes& post) {
-  const at::Tensor expected = envelope_of(dense), arriving = at::zeros_like(expected);
-  auto first = post(as_bytes(arriving)), second = post(as_bytes(dense));
-  return c10::make_intrusive<TypedWork>(std::move(first), std::move(second), arriving, expected, name);
+  const Description expected = description_of(dense);
+  const at::Tensor bytes = as_bytes(dense), arriving = at::zeros({kEnvelopeBytes}, at::kByte);
+  std::vector<WorkPtr> works{post(arriving, 0)};
+  post_parts(bytes, post, works);
+  return c10::make_intrusive<TypedWork>(std::move(works), arriving, bytes, expected, name);
 }
 
 }  // namespace lockstep

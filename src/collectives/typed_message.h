@@ -5,21 +5,32 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-// Messages over engines that move bytes and compare nothing. In front of the bytes, with the same tag, goes an envelope
-// that says their dtype and size. Both are posted at once, so that the envelope costs no turn of its own.
+#include <lockstep/error.h>
+
+// Messages over engines that move bytes and compare nothing. In front of the bytes goes an envelope of a fixed size that
+// says their dtype and number, and carries the last few of them; the rest goes in parts whose sizes are powers of two,
+// one for each bit of the number. All are posted at once, so that the envelope costs no turn of its own. Gloo ends a
+// process that receives more bytes than it expects: there parts of one size have a tag of their own, so that none is
+// ever received as one of another size.
 
 namespace lockstep {
 
-/// Starts to send or to receive contiguous bytes, to or from one rank with one tag; such messages arrive in order.
-using PostBytes = std::function<c10::intrusive_ptr<c10d::Work>(const at::Tensor& bytes)>;
+/// Starts to send or to receive contiguous bytes, to or from one rank with one tag; those of one `part` arrive in order.
+/// `part`: 0 for an envelope, else such that there are 2^part bytes.
+using PostBytes = std::function<c10::intrusive_ptr<c10d::Work>(const at::Tensor& bytes, int part)>;
 
 struct MessageName {
   int from, to, tag;
 };
 
+/// A message is of another dtype or size than its receiver expects.
+struct WrongMessage : Error {
+  using Error::Error;
+};
+
 /// `dense` is contiguous and on the CPU.
 c10::intrusive_ptr<c10d::Work> send_typed(const at::Tensor& dense, const PostBytes& post);
-/// The Work fails with an Error that names both sides if the message is of another dtype or size.
+/// The Work fails with a WrongMessage that names both sides.
 c10::intrusive_ptr<c10d::Work> receive_typed(const at::Tensor& dense, MessageName name, const PostBytes& post);
 
 }  // namespace lockstep

@@ -10,6 +10,15 @@
 #include "rank_page/wait_on_page.h"
 
 namespace lockstep {
+namespace {
+
+std::string arguments_of(const Work::State& state) {
+  if (state.message.empty()) return state.call.arguments();
+  return std::string("(") + shm::name(state.call.type) + ", " + std::to_string(state.call.count) + " elements, " +
+         state.message + ")";
+}
+
+}  // namespace
 
 std::string describe_failure(const Work::State& state, const std::exception& cause) {
   // Our own engine has already said which rank is gone or missing; no other engine can. When another engine fails after
@@ -19,8 +28,8 @@ std::string describe_failure(const Work::State& state, const std::exception& cau
   const bool timed_out = is_late && state.group->blocking == nullptr;
   own_page().fail(timed_out ? RankFailure::kMissing : RankFailure::kPeer, -1, cause_of(cause));
   std::ostringstream text;
-  text << state.operation << " #" << state.sequence << " (" << c10::toString(state.dtype) << ", " << state.bytes
-       << " bytes) failed on rank " << state.group->rank << " of " << state.group->world_size << " after "
+  text << state.operation << " #" << state.sequence << ' ' << arguments_of(state) << " failed on rank "
+       << state.group->rank << " of " << state.group->world_size << " after "
        << seconds_since(state.started) << " s: " << cause_of(cause) << (timed_out ? timeout_hint : "")
        << "\nIf another rank ended first, its own message says why.";
   return text.str();

@@ -9,10 +9,11 @@
 #include <lockstep/group.h>
 
 #include "base/clock.h"
+#include "collectives/shm/request.h"
 
 namespace lockstep {
 
-/// "all_reduce #12 (Float, 4000 bytes) failed on rank 0 of 2 after 0.3 s: <cause>", and where to look.
+/// "all_reduce #12 (float32, 1000 elements, sum) failed on rank 0 of 2 after 0.3 s: <cause>", and where to look.
 std::string describe_failure(const Work::State& operation, const std::exception& cause);
 
 struct Work::State {
@@ -21,12 +22,12 @@ struct Work::State {
   // Constant after construction.
   const char* operation;
   uint64_t sequence;
-  int64_t bytes;
-  at::ScalarType dtype;
+  shm::Call call;
   std::shared_ptr<Group::State> group;  ///< keeps the engine alive
   c10::intrusive_ptr<c10d::Work> work;  ///< null: nothing was sent
   std::function<void()> finish;         ///< copies the result back, on the waiting thread; may be empty
   Clock::time_point started = coarse_now();
+  std::string message = "";  ///< of a send or recv: "to rank 1, tag 7"
 
   // Owned by the thread that waits.
   Phase phase = Phase::kRunning;

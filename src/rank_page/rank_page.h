@@ -35,7 +35,7 @@ struct RankStatus {
     bool running = false;
     Clock::time_point started;
 
-    /// "all_reduce #12 (Float [64, 10]) of bucket 1 of 2 (out.bias to out.weight)".
+    /// "all_reduce #12 (float32 [64, 10]) of bucket 1 of 2 (out.bias to out.weight)".
     std::string text() const;
   };
 
@@ -112,6 +112,8 @@ class RankPage {
     collective_timeout_ms_.store(timeout.count(), std::memory_order_relaxed);
   }
   std::chrono::milliseconds collective_timeout() const;
+  /// Something was done: an operation has ended, or a part of a large one has moved. From any thread.
+  void beat() { beats_.store(beats_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
   /// The program says that it makes progress. From any thread.
   void heartbeat() {
     heartbeats_.fetch_add(1, std::memory_order_relaxed);
@@ -157,7 +159,6 @@ class RankPage {
     return beats_.load(std::memory_order_relaxed) + stop_calls_.load(std::memory_order_relaxed) +
            heartbeats_.load(std::memory_order_relaxed);
   }
-  void beat() { beats_.store(beats_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 
   template <size_t kSize>
   class Text {  // written and read in words, since both may happen at the same time

@@ -27,24 +27,24 @@ struct Pair {
 
 const std::vector<Pair>& pairs() {
   static const std::vector<Pair> kPairs{
-      {"sizes", "all_reduce(Float, 99 elements, sum)", "all_reduce(Float, 100 elements, sum)",
+      {"sizes", "all_reduce(float32, 99 elements, sum)", "all_reduce(float32, 100 elements, sum)",
        [](const Group& group, const at::Tensor& data) { group.all_reduce(data.narrow(0, 0, 99)); },
        [](const Group& group, const at::Tensor& data) { group.all_reduce(data); }},
-      {"dtypes", "all_reduce(Int, 100 elements, sum)", "all_reduce(Float, 100 elements, sum)",
+      {"dtypes", "all_reduce(int32, 100 elements, sum)", "all_reduce(float32, 100 elements, sum)",
        [](const Group& group, const at::Tensor& data) { group.all_reduce(data.to(at::kInt)); },
        [](const Group& group, const at::Tensor& data) { group.all_reduce(data); }},
-      {"reductions", "all_reduce(Float, 100 elements, max)", "all_reduce(Float, 100 elements, mean)",
+      {"reductions", "all_reduce(float32, 100 elements, max)", "all_reduce(float32, 100 elements, mean)",
        [](const Group& group, const at::Tensor& data) { group.all_reduce(data, ReduceOp::kMax); },
        [](const Group& group, const at::Tensor& data) { group.all_reduce(data, ReduceOp::kMean); }},
-      {"roots", "broadcast(Float, 100 elements, root 1)", "broadcast(Float, 100 elements, root 0)",
+      {"roots", "broadcast(float32, 100 elements, root 1)", "broadcast(float32, 100 elements, root 0)",
        [](const Group& group, const at::Tensor& data) { group.broadcast(data, 1), group.barrier(); },
        [](const Group& group, const at::Tensor& data) { group.broadcast(data, 0), group.barrier(); }},
-      {"operations", "barrier()", "reduce_scatter(Float, 50 elements, sum)",
+      {"operations", "barrier()", "reduce_scatter(float32, 50 elements, sum)",
        [](const Group& group, const at::Tensor&) { group.barrier(); },
        [](const Group& group, const at::Tensor& data) {
          (void)group.reduce_scatter(data.narrow(0, 0, 50).expand({group.world_size(), 50}).contiguous());
        }},
-      {"one_of_several", "all_gather(Float, 100 elements)", "all_reduce(Float, 100 elements, sum)",
+      {"one_of_several", "all_gather(float32, 100 elements)", "all_reduce(float32, 100 elements, sum)",
        [](const Group& group, const at::Tensor& data) {
          const Work one = group.all_reduce_async(data.clone()), two = group.all_reduce_async(data.clone());
          (void)group.all_gather(data);
@@ -132,7 +132,7 @@ TEST(GlooCalls, AFailureSaysWhereEveryRankIs) {
     const bool late = context.rank() == 1;
     const std::vector<std::string> parts{
         late ? "where the ranks are: ranks 0-2 failed in operation " : "where the ranks are: ranks 0, 2 failed in ",
-        "all_reduce(Float, 7 elements, sum)",
+        "all_reduce(float32, 7 elements, sum)",
         late ? "" : "; rank 1 reported nothing: it has ended, or does something else"};
     for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text << "\nhas no " << part;
   };

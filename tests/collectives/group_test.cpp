@@ -274,7 +274,7 @@ TEST_P(OnEachBackend, AGonePeerIsAnErrorThatNamesRankAndOperation) {
       context.group().all_reduce(at::ones({1000}));
       ADD_FAILURE() << "the peer is gone";
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("all_reduce #1 (Float, 4000 bytes) failed on rank 0 of 2"),
+      EXPECT_NE(std::string(error.what()).find("all_reduce #1 (float32, 1000 elements, sum) failed on rank 0 of 2"),
                 std::string::npos)
           << error.what();
     }

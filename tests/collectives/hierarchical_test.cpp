@@ -169,7 +169,7 @@ TEST_P(OnMachines, ARankThatEndsIsNamedOnAllOthers) {
       const std::string text = failure_of([&] {
         for (int i = 0; i < 3; ++i) group.all_reduce(data);
       });
-      expect_parts({"all_reduce #1 (Float, 400000 bytes) failed on rank " + std::to_string(context.rank()),
+      expect_parts({"all_reduce #1 (float32, 100000 elements, sum) failed on rank " + std::to_string(context.rank()),
                     "where the ranks are: ", "rank " + std::to_string(gone) + " reported nothing: it has ended"},
                    text);
       EXPECT_THROW(group.barrier(), Error) << "the group has ended";

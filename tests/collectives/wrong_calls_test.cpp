@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -7,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "base/clock.h"
+#include "collectives/group_state.h"
 #include "support/ranks.h"
 
 // Calls that used to end well with wrong numbers: dtypes that differ where data are only moved, buffers that overlap,
@@ -86,17 +88,15 @@ void expect_dtypes_named(Context& context, at::ScalarType odd, const std::string
 }
 
 TEST_P(WrongCalls, DtypesOfOneSizeAreToldApartWhereDataAreMoved) {
-  const bool in_words = GetParam().backend == "gloo";  // c10's names
   run_ranks(GetParam(), [&](Context& context) {
-    expect_dtypes_named(context, at::kInt, in_words ? "int" : "int32", at::kFloat, in_words ? "float" : "float32");
-    expect_dtypes_named(context, at::kBFloat16, "bfloat16", at::kHalf, in_words ? "half" : "float16");
+    expect_dtypes_named(context, at::kInt, "int32", at::kFloat, "float32");
+    expect_dtypes_named(context, at::kBFloat16, "bfloat16", at::kHalf, "float16");
   });
 }
 
 TEST_P(WrongCalls, DtypesThatCannotBeReducedAreToldApartToo) {
   run_ranks(GetParam(), [](Context& context) {
-    expect_dtypes_named(context, at::kFloat8_e5m2, "float8_e5m2", at::kByte,
-                        context.group().backend() == "gloo" ? "byte" : "uint8");
+    expect_dtypes_named(context, at::kFloat8_e5m2, "float8_e5m2", at::kByte, "uint8");
     const at::Tensor right = at::full({5}, context.rank(), at::kInt).view(at::kFloat).to(at::kFloat8_e4m3fn);
     EXPECT_EQ(context.group().all_gather(right).scalar_type(), at::kFloat8_e4m3fn);
   });
@@ -139,6 +139,52 @@ TEST_P(WrongCalls, BuffersThatOverlapAreRefused) {
     rows[me].fill_(me + 1);
     group.all_gather_into_tensor(rows, rows[me]);
     for (int r = 0; r < n; ++r) EXPECT_EQ(rows[r][3].item<float>(), static_cast<float>(r + 1));
+  });
+}
+
+/// What torch.distributed hands to an engine of ours does not pass through Group.
+TEST_P(WrongCalls, TheEngineItselfRefusesBuffersThatOverlap) {
+  if (GetParam().backend == "gloo") return;  // not ours: Group alone uses it
+  run_ranks(GetParam(), [](Context& context) {
+    const int n = context.world_size(), me = context.rank(), next = (me + 1) % n;
+    c10d::Backend& engine = *state_of(context.group()).backend;
+    using Tensors = std::vector<at::Tensor>;
+    at::Tensor rows = at::zeros({n, 4}), wrong = rows[next], own = rows[me], other = at::zeros({4}),
+               folded = at::zeros({1}).expand({4});
+    std::vector<int64_t> even;
+    Tensors one{other}, few{folded}, all = rows.unbind(), same(static_cast<size_t>(n), other);
+    std::vector<Tensors> into{all}, into_same{same};
+    EXPECT_THROW(engine._allgather_base(rows, wrong, {}), c10::Error);
+    EXPECT_THROW(engine._reduce_scatter_base(wrong, rows, {}), c10::Error);
+    EXPECT_THROW(engine.alltoall_base(rows, rows, even, even, {}), c10::Error);
+    EXPECT_THROW(engine.allgather(into_same, one, {}), c10::Error);
+    Tensors wrong_one{wrong}, own_one{own};
+    EXPECT_THROW(engine.allgather(into, wrong_one, {}), c10::Error);
+    EXPECT_THROW(engine.reduce_scatter(wrong_one, into, {}), c10::Error);
+    Tensors turned = all;
+    std::rotate(turned.begin(), turned.begin() + 1, turned.end());
+    EXPECT_THROW(engine.alltoall(turned, all, {}), c10::Error);
+    if (me == 0) {
+      EXPECT_THROW(engine.gather(into, wrong_one, {}), c10::Error);
+      EXPECT_THROW(engine.scatter(wrong_one, into, {}), c10::Error);
+    }
+    EXPECT_THROW(engine.allreduce(few, {}), c10::Error);
+    EXPECT_THROW(engine.recv(few, next, 0), c10::Error);
+    own.fill_(me + 1);
+    engine.allgather(into, own_one, {})->wait();  // in place, and nothing was sent before
+    for (int r = 0; r < n; ++r) EXPECT_EQ(rows[r][3].item<float>(), static_cast<float>(r + 1));
+  });
+}
+
+TEST_P(WrongCalls, TheRootOfAReduceNeedsMemoryForEveryElement) {
+  run_ranks(GetParam(), [](Context& context) {
+    const at::Tensor folded = at::ones({1}).expand({4});
+    if (context.rank() == 0) {
+      EXPECT_THROW(context.group().reduce(folded), c10::Error);
+    }
+    const at::Tensor sum = context.rank() == 0 ? at::ones({4}) : folded;  // the others only read theirs
+    context.group().reduce(sum);
+    EXPECT_EQ(sum[3].item<float>(), context.rank() == 0 ? static_cast<float>(context.world_size()) : 1.0f);
   });
 }
 
@@ -190,6 +236,108 @@ TEST_P(WrongCalls, ABackwardThatNeedsWhatACollectiveChangedIsRefused) {
     EXPECT_NO_THROW(backward_after([&](const at::Tensor& saved) { group.all_reduce(saved.clone()); }));
     EXPECT_THROW(backward_after([&](const at::Tensor& saved) { group.all_reduce(saved); }), c10::Error);
     EXPECT_THROW(backward_after([&](const at::Tensor& saved) { group.all_reduce_async(saved).wait(); }), c10::Error);
+  });
+}
+
+struct Described {
+  std::string before, after;  ///< the number of elements, in the call's description
+  std::function<void(const Group&, const at::Tensor&)> call;
+};
+
+TEST_P(WrongCalls, ACallIsDescribedInOneWayWhereverItIsNamed) {
+  run_ranks(GetParam(), [](Context& context) {
+    const int n = context.world_size();
+    const Described calls[] = {
+        {"all_reduce(float64, ", " elements, sum)",
+         [](const Group& group, const at::Tensor& one) { group.all_reduce(one); }},
+        {"all_gather(float64, ", " elements)",
+         [](const Group& group, const at::Tensor& one) { (void)group.all_gather(one); }},
+        {"broadcast(float64, ", " elements, root 0)",
+         [](const Group& group, const at::Tensor& one) { group.broadcast(one); }},
+        {"reduce(float64, ", " elements, sum, root 0)",
+         [](const Group& group, const at::Tensor& one) { group.reduce(one); }},
+        {"gather(float64, ", " elements, root 0)",
+         [](const Group& group, const at::Tensor& one) { (void)group.gather(one); }},
+        {"reduce_scatter(float64, ", " elements, sum)",
+         [n](const Group& group, const at::Tensor& one) { (void)group.reduce_scatter(one.repeat({n, 1})); }},
+        {"all_to_all(float64, ", " elements)",
+         [n](const Group& group, const at::Tensor& one) { (void)group.all_to_all(one.repeat({n, 1})); }},
+    };
+    for (const Described& described : calls) {
+      const Group group = context.group().split(0);
+      const int64_t elements = context.rank() == n - 1 ? 513 : 512;
+      const std::string text = text_of_error([&] {
+        described.call(group, at::ones({elements}, at::kDouble));
+        group.barrier();  // a rank that only sends is told by its next operation
+      });
+      for (const char* number : {"512", "513"})
+        EXPECT_TRUE(has(text, described.before + number + described.after)) << text;
+      const std::string arguments = described.before.substr(described.before.find('(')) + std::to_string(elements);
+      EXPECT_TRUE(text.rfind("barrier #", 0) == 0 || has(text, arguments + described.after + " failed on")) << text;
+      for (const char* word : {"double", " bytes)"}) EXPECT_FALSE(has(text, word)) << text;
+      context.group().barrier();
+    }
+  });
+}
+
+struct Writing {
+  const char* name;
+  std::function<void(const Group&, const at::Tensor& one, const at::Tensor& rows)> call;
+  bool writes_one, writes_rows;  ///< on the rank that it writes on: all, but root 0 alone or all but it
+  enum { kEverywhere, kOnRoot, kElsewhere } where = kEverywhere;
+};
+
+const std::vector<Writing>& writings() {
+  using T = const at::Tensor&;
+  static const std::vector<Writing> kWritings{
+      {"all_reduce", [](const Group& g, T one, T) { g.all_reduce(one); }, true, false},
+      {"all_reduce_async", [](const Group& g, T one, T) { g.all_reduce_async(one).wait(); }, true, false},
+      {"broadcast", [](const Group& g, T one, T) { g.broadcast(one); }, true, false, Writing::kElsewhere},
+      {"broadcast_async", [](const Group& g, T one, T) { g.broadcast_async(one).wait(); }, true, false,
+       Writing::kElsewhere},
+      {"reduce", [](const Group& g, T one, T) { g.reduce(one); }, true, false, Writing::kOnRoot},
+      {"all_gather_into_tensor", [](const Group& g, T one, T rows) { g.all_gather_into_tensor(rows, one); }, false,
+       true},
+      {"all_gather_async", [](const Group& g, T one, T rows) { g.all_gather_async(rows, one).wait(); }, false, true},
+      {"gather_async", [](const Group& g, T one, T rows) { g.gather_async(rows, one).wait(); }, false, true,
+       Writing::kOnRoot},
+      {"scatter_async", [](const Group& g, T one, T rows) { g.scatter_async(one, rows).wait(); }, true, false},
+      {"reduce_scatter_tensor", [](const Group& g, T one, T rows) { g.reduce_scatter_tensor(one, rows); }, true, false},
+      {"reduce_scatter_async", [](const Group& g, T one, T rows) { g.reduce_scatter_async(one, rows).wait(); }, true,
+       false},
+      {"all_to_all_async", [](const Group& g, T, T rows) { g.all_to_all_async(rows, rows.clone()).wait(); }, false,
+       true},
+      {"send and recv",
+       [](const Group& g, T one, T) {
+         for (int peer = 1; peer < g.world_size(); ++peer)
+           if (g.rank() == 0) g.send(one, peer);
+         if (g.rank() != 0) g.recv(one, 0);
+       },
+       true, false, Writing::kElsewhere},
+      {"send_async and recv_async",
+       [](const Group& g, T one, T) {
+         for (int peer = 1; peer < g.world_size(); ++peer)
+           if (g.rank() == 0) g.send_async(one, peer).wait();
+         if (g.rank() != 0) g.recv_async(one, 0).wait();
+       },
+       true, false, Writing::kElsewhere},
+  };
+  return kWritings;
+}
+
+TEST_P(WrongCalls, WhatACollectiveWritesHasANewVersionAndWhatItReadsHasNot) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    for (const Writing& writing : writings()) {
+      SCOPED_TRACE(writing.name);
+      const at::Tensor one = at::ones({4}), rows = at::ones({group.world_size(), 4});
+      const auto before_one = one._version(), before_rows = rows._version();
+      writing.call(group, one, rows);
+      const bool here =
+          writing.where == Writing::kEverywhere || (writing.where == Writing::kOnRoot) == (group.rank() == 0);
+      EXPECT_EQ(one._version() > before_one, here && writing.writes_one);
+      EXPECT_EQ(rows._version() > before_rows, here && writing.writes_rows);
+    }
   });
 }
 

@@ -242,7 +242,7 @@ TEST_P(OverMpi, ARankThatLeavesIsNamedOnAllOthers) {
       const std::string text = failure_of([&] {
         for (int i = 0; i < 3; ++i) group.all_reduce(data);
       });
-      expect_parts({"all_reduce #1 (Float, 400000 bytes) failed on rank " + std::to_string(context.rank()) + " of ",
+      expect_parts({"all_reduce #1 (float32, 100000 elements, sum) failed on rank " + std::to_string(context.rank()) + " of ",
                     "where the ranks are: "},
                    text);
       // Others may not have said yet that they have failed, too.

@@ -131,7 +131,7 @@ class Preemption(unittest.TestCase):
         _, said = self.ended(process, 43)
         self.assertLess(time.monotonic() - start, 12)
         self.assertIn("rank 2 of 3 hangs: rank 2 is STOPPED", said)
-        self.assertRegex(said, r"rank 0 waits in all_reduce #\d+ \(Float \[\d+\]\) of .* for rank [12]")
+        self.assertRegex(said, r"rank 0 waits in all_reduce #\d+ \(float32 \[\d+\]\) of .* for rank [12]")
         self.assertEqual(self.report()["culprit"]["rank"], 2)
 
     def test_a_short_stop_does_no_harm(self):

@@ -281,9 +281,9 @@ class UnderLockstepRun(unittest.TestCase):
 
     def test_a_rank_that_does_not_come(self):
         block = self.train("lockstep", "hangs", 43, ranks=3, options=["--hang-timeout", "3"])
-        self.assertRegex(block, r"rank 1 of 3 hangs: rank 1 has not reached all_reduce #\d+ \(Float \[4810\]\)")
-        self.assertRegex(block, r"rank 0 waits in all_reduce #\d+ \(Float \[4810\]\) for rank 1")
-        self.assertRegex(block, r"rank 1 is not in a collective; its last one: all_reduce #\d+ \(Float \[4810\]\)")
+        self.assertRegex(block, r"rank 1 of 3 hangs: rank 1 has not reached all_reduce #\d+ \(float32 \[4810\]\)")
+        self.assertRegex(block, r"rank 0 waits in all_reduce #\d+ \(float32 \[4810\]\) for rank 1")
+        self.assertRegex(block, r"rank 1 is not in a collective; its last one: all_reduce #\d+ \(float32 \[4810\]\)")
 
     def test_a_rank_that_is_done_before_the_others(self):
         self.assertRegex(self.train("lockstep", "leaves", 44), "^lockstep: rank 1 of 2 ended with exit code 0 while rank 0 needed it")

@@ -14,7 +14,7 @@
 namespace lockstep::gloo_engine {
 
 /// A collective, which must be the same on every rank: its number in the group, counted from 1, and its text, such as
-/// "all_reduce(Float, 43 elements, sum)".
+/// "all_reduce(float32, 43 elements, sum)".
 struct Entry {
   uint64_t number;
   std::string text;

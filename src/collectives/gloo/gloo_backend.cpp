@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -20,8 +21,10 @@
 #include "collectives/gloo/all_gather.h"
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/gloo/flight_recorder.h"
+#include "collectives/gloo/part_tag.h"
 #include "collectives/gloo/tree_reduction.h"
 #include "collectives/interruptible.h"
+#include "collectives/message_watch.h"
 #include "collectives/operand.h"
 #include "collectives/shm/backend/store_exchange.h"
 #include "collectives/typed_message.h"
@@ -47,10 +50,11 @@ void leak(c10::intrusive_ptr<c10d::Backend> engine) {
 class WatchedWork final : public c10d::Work {
  public:
   WatchedWork(c10::intrusive_ptr<c10d::Work> inner, c10::intrusive_ptr<c10d::Backend> engine,
-              std::shared_ptr<FlightRecorder> recorder, Entry entry)
+              std::shared_ptr<FlightRecorder> recorder, std::shared_ptr<MessageWatch> messages, Entry entry)
       : inner_(std::move(inner)),
         engine_(std::move(engine)),
         recorder_(std::move(recorder)),
+        messages_(std::move(messages)),
         entry_(std::move(entry)) {}
 
   bool isCompleted() override { return inner_->isCompleted(); }
@@ -58,9 +62,19 @@ class WatchedWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override {
     if (timeout.count() != 0) return inner_->wait(timeout);
     const auto started = Clock::now();
+    std::optional<MessageWatch::CollectiveWait> waiting;
+    if (!inner_->isCompleted()) waiting.emplace(*messages_, entry_.number, entry_.text);
     // By the first check nearly every rank that is merely late has come.
-    for (auto pause = kFirstCheck; !is_done_within(pause, started); pause = std::min(pause * 3 / 2, kLongestPause)) {
-      const std::string mismatch = recorder_->compare(entry_);
+    auto pause = kFirstCheck;
+    for (auto next = started + pause; !is_done_within(kFirstCheck, started);) {
+      messages_->start_thread();
+      std::string mismatch = messages_->verdict();
+      if (mismatch.empty()) mismatch = recorder_->interruption();
+      if (mismatch.empty() && Clock::now() >= next) {
+        mismatch = recorder_->compare(entry_);
+        pause = std::min(pause * 3 / 2, kLongestPause);
+        next = Clock::now() + pause;
+      }
       if (mismatch.empty()) continue;
       leak(engine_);
       throw Error(mismatch);
@@ -90,6 +104,7 @@ class WatchedWork final : public c10d::Work {
   const c10::intrusive_ptr<c10d::Work> inner_;
   const c10::intrusive_ptr<c10d::Backend> engine_;
   const std::shared_ptr<FlightRecorder> recorder_;
+  const std::shared_ptr<MessageWatch> messages_;
   const Entry entry_;
 };
 
@@ -121,23 +136,20 @@ shm::ReduceFunction kernel_for(const at::Tensor& operand, const ReduceOp& op, in
   const auto type = to_core(operand.scalar_type());
   const bool has_factor = op == ReduceOp::PREMUL_SUM;  // one for each rank
   const auto kernel = type && !has_factor ? shm::find_reduce(*type, to_core(op), world_size) : nullptr;
-  TORCH_CHECK(kernel != nullptr, "Gloo reduces no ", operand.scalar_type(), " tensors by ", shm::name(to_core(op)));
+  TORCH_CHECK(kernel != nullptr, "Gloo reduces no ", dtype_name(operand.scalar_type()), " tensors by ",
+              shm::name(to_core(op)));
   return kernel;
 }
 
-/// What the ranks must agree on.
-std::string text_of(const char* operation, const at::Tensor& operand, const ReduceOp& op) {
-  return c10::str(operation, "(", c10::toString(operand.scalar_type()), ", ", operand.numel(), " elements, ",
-                  shm::name(to_core(op)), ")");
+/// What the ranks must agree on. `count` of these elements are one rank's block.
+std::string text_of(shm::Call call, const at::Tensor& operand, int64_t count) {
+  call.type = to_moved(operand.scalar_type());
+  call.count = static_cast<size_t>(count) * (operand.element_size() / shm::element_bytes(call.type));
+  if (!shm::is_reduction(call.kind)) call.called_as = called_as;
+  return call.text();
 }
-std::string text_of(const char* operation, const at::Tensor& moved) {
-  if (called_as != shm::CalledAs::kItself) return c10::str(shm::name(called_as), "()");
-  return c10::str(operation, "(", c10::toString(moved.scalar_type()), ", ", moved.numel(), " elements)");
-}
-std::string text_of(const char* operation, const at::Tensor& moved, int64_t root) {
-  if (called_as != shm::CalledAs::kItself) return c10::str(shm::name(called_as), "(root ", root, ")");
-  return c10::str(operation, "(", c10::toString(moved.scalar_type()), ", ", moved.numel(), " elements, root ", root,
-                  ")");
+std::string text_of(const shm::Call& call, const at::Tensor& operand) {
+  return text_of(call, operand, operand.numel());
 }
 
 std::vector<at::Tensor> bytes_of_all(const std::vector<at::Tensor>& dense) {
@@ -149,39 +161,46 @@ std::vector<at::Tensor> bytes_of_all(const std::vector<at::Tensor>& dense) {
 class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible {
   using Work = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
+  using Kind = shm::OperationKind;
 
  public:
   GlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-              c10::intrusive_ptr<Options> options, std::shared_ptr<FlightRecorder> recorder)
-      : ProcessGroupGloo(store, rank, world_size, std::move(options)), recorder_(std::move(recorder)) {}
+              c10::intrusive_ptr<Options> options, std::shared_ptr<FlightRecorder> recorder,
+              std::shared_ptr<MessageWatch> messages)
+      : ProcessGroupGloo(store, rank, world_size, std::move(options)),
+        recorder_(std::move(recorder)),
+        messages_(std::move(messages)) {}
+  ~GlooBackend() override { messages_->stop(); }
 
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     const at::Tensor& tensor = tensors.at(0);
-    return reduction(text_of("all_reduce", tensor, options.reduceOp), c10d::OpType::ALLREDUCE, options.reduceOp,
+    return reduction(text_of({.kind = Kind::kAllReduce, .op = to_core(options.reduceOp)}, tensor),
+                     c10d::OpType::ALLREDUCE, options.reduceOp,
                      {.kind = TreeReduction::Kind::kAllReduce, .input = tensor, .output = tensor});
   }
 
   Work reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     const at::Tensor& tensor = tensors.at(0);
     const auto root = static_cast<int>(options.rootRank);
-    return reduction(text_of("reduce", tensor, options.reduceOp) + " to " + std::to_string(root), c10d::OpType::REDUCE,
-                     options.reduceOp,
+    return reduction(text_of({.kind = Kind::kReduce, .op = to_core(options.reduceOp), .root = root}, tensor),
+                     c10d::OpType::REDUCE, options.reduceOp,
                      {.kind = TreeReduction::Kind::kReduce, .root = root, .input = tensor, .output = tensor});
   }
 
   Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
-    return reduction(text_of("reduce_scatter", output, options.reduceOp), c10d::OpType::_REDUCE_SCATTER_BASE,
-                     options.reduceOp, {.kind = TreeReduction::Kind::kReduceScatter, .input = input, .output = output});
+    return reduction(text_of({.kind = Kind::kReduceScatter, .op = to_core(options.reduceOp)}, output),
+                     c10d::OpType::_REDUCE_SCATTER_BASE, options.reduceOp,
+                     {.kind = TreeReduction::Kind::kReduceScatter, .input = input, .output = output});
   }
 
   Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     Tensors bytes = bytes_of_all(tensors);
-    return watched(text_of("broadcast", tensors.at(0), options.rootRank),
+    return watched(text_of({.kind = Kind::kBroadcast, .root = root_of(options)}, tensors.at(0)),
                    [&] { return ProcessGroupGloo::broadcast(bytes, options); });
   }
 
   Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& /*options*/) override {
-    return by_messages(text_of("all_gather", input), c10d::OpType::_ALLGATHER_BASE, input, output,
+    return by_messages(text_of({.kind = Kind::kAllGather}, input), c10d::OpType::_ALLGATHER_BASE, input, output,
                        [output, input, rank = getRank(), size = getSize()](const Messages& messages) {
                          all_gather(output, input, rank, size, messages);
                        });
@@ -191,7 +210,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible {
     Tensors from = bytes_of_all(inputs);
     std::vector<Tensors> to;
     for (const Tensors& rows : outputs) to.push_back(bytes_of_all(rows));
-    return watched(text_of("gather", inputs.at(0), options.rootRank),
+    return watched(text_of({.kind = Kind::kGather, .root = root_of(options)}, inputs.at(0)),
                    [&] { return ProcessGroupGloo::gather(to, from, options); });
   }
 
@@ -199,7 +218,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible {
     Tensors to = bytes_of_all(outputs);
     std::vector<Tensors> from;
     for (const Tensors& rows : inputs) from.push_back(bytes_of_all(rows));
-    return watched(text_of("scatter", outputs.at(0), options.rootRank),
+    return watched(text_of({.kind = Kind::kScatter, .root = root_of(options)}, outputs.at(0)),
                    [&] { return ProcessGroupGloo::scatter(to, from, options); });
   }
 
@@ -207,33 +226,36 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible {
   Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_counts,
                      std::vector<int64_t>& input_counts, const c10d::AllToAllOptions& options) override {
     at::Tensor to = as_byte_rows(output, output.size(0)), from = as_byte_rows(input, input.size(0));
-    return watched(c10::str("all_to_all(", c10::toString(input.scalar_type()), ")"), [&] {
+    const bool even = output_counts.empty() && input_counts.empty();
+    const shm::Call call{.kind = even ? Kind::kAllToAll : Kind::kAllToAllUneven};
+    return watched(text_of(call, input, input.numel() / getSize()), [&] {
       return ProcessGroupGloo::alltoall_base(to, from, output_counts, input_counts, options);
     });
   }
 
   /// Writes in the caller's thread; all other operations write in threads that make_backend() has started.
   Work send(Tensors& tensors, int destination, int tag) override {
-    check_tag(tag);
     const BlockedSigpipe blocked;
-    return send_typed(tensors.at(0), [&](const at::Tensor& bytes) {
+    auto work = send_typed(tensors.at(0), [&](const at::Tensor& bytes, int part) {
       Tensors parts{bytes};
       const MutexLock lock(*starting_);
-      return ProcessGroupGloo::send(parts, destination, tag);
+      return ProcessGroupGloo::send(parts, destination, part_tag(tag, part));
     });
+    return messages_->watched(std::move(work), {.is_send = true, .peer = destination, .tag = tag});
   }
 
   Work recv(Tensors& tensors, int source, int tag) override {
-    check_tag(tag);
-    return receive_typed(tensors.at(0), {.from = source, .to = getRank(), .tag = tag}, [&](const at::Tensor& bytes) {
+    const MessageName name{.from = source, .to = getRank(), .tag = tag};
+    auto work = receive_typed(tensors.at(0), name, [&](const at::Tensor& bytes, int part) {
       Tensors parts{bytes};
       const MutexLock lock(*starting_);
-      return ProcessGroupGloo::recv(parts, source, tag);
+      return ProcessGroupGloo::recv(parts, source, part_tag(tag, part));
     });
+    return messages_->watched(std::move(work), {.is_send = false, .peer = source, .tag = tag});
   }
 
   Work barrier(const c10d::BarrierOptions& options) override {
-    return watched("barrier()", [&] { return ProcessGroupGloo::barrier(options); });
+    return watched(shm::Call{}.text(), [&] { return ProcessGroupGloo::barrier(options); });
   }
 
   void interrupt(const std::string& why) override { recorder_->interrupt(why); }
@@ -241,18 +263,19 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible {
   int64_t bytes_sent() const { return *sent_; }
 
  private:
-  static void check_tag(int tag) {
-    TORCH_CHECK(tag >= 0 && tag < kCollectiveTag, "a message's tag over Gloo is at least 0 and less than ",
-                kCollectiveTag, "; it is ", tag);
+  template <typename Options>
+  static int root_of(const Options& options) {
+    return static_cast<int>(options.rootRank);
   }
 
   template <typename Start>
   Work watched(std::string text, const Start& start) {
     Entry entry = recorder_->add(std::move(text));
+    messages_->note_collective();
     const MutexLock lock(*starting_);
     collectiveCounter_ = recorder_->tag();
     return c10::make_intrusive<WatchedWork>(start(), c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this), recorder_,
-                                            std::move(entry));
+                                            messages_, std::move(entry));
   }
 
   /// `task` without its ranks and kernel.
@@ -300,6 +323,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible {
   }
 
   const std::shared_ptr<FlightRecorder> recorder_;
+  const std::shared_ptr<MessageWatch> messages_;
   const std::shared_ptr<std::atomic<int64_t>> sent_ = std::make_shared<std::atomic<int64_t>>(0);
   /// Held while anything is started: the engine's counters are for one thread, and its threads start messages, too.
   const std::shared_ptr<Mutex> starting_ = std::make_shared<Mutex>();
@@ -355,7 +379,9 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
                                                const std::string& address, std::chrono::milliseconds timeout) {
   return connected(store, rank, world_size, address, timeout, [&](auto options) {
     auto recorder = std::make_shared<FlightRecorder>(store, rank, world_size);
-    return c10::make_intrusive<GlooBackend>(store, rank, world_size, std::move(options), std::move(recorder));
+    auto messages = std::make_shared<MessageWatch>(store, rank, world_size);
+    return c10::make_intrusive<GlooBackend>(store, rank, world_size, std::move(options), std::move(recorder),
+                                            std::move(messages));
   });
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "collectives/operand.h"
+#include "rank_page/rank_board.h"
 
 // Small operands go to everybody who wants the result, whole: one exchange. Of larger ones rank r sums slice r, as in
 // shared memory: it receives the others' slices, and sends them the sum, which is as many bytes as a ring sends.
@@ -42,7 +43,10 @@ struct Range {
 };
 
 void wait_for(std::vector<WorkPtr>& works) {
-  for (const WorkPtr& work : works) work->wait();
+  for (const WorkPtr& work : works) {
+    work->wait();
+    own_page().beat();
+  }
   works.clear();
 }
 

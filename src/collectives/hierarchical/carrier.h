@@ -16,6 +16,8 @@ class Carrier {
   /// they were sent. A Work's wait takes a timeout, and ends when abort() is called.
   virtual c10::intrusive_ptr<c10d::Work> send(const at::Tensor& bytes, int to, int tag) = 0;
   virtual c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& bytes, int from, int tag) = 0;
+  /// The tag of a program's message for its parts of one size (typed_message.h), where each needs its own.
+  virtual int part_tag(int tag, int /*part*/) const { return tag; }
   /// This rank's operation has failed: the others must not wait for it. `some_peer` is any other rank.
   virtual void break_off(int some_peer) = 0;
   /// This rank leaves, having done its part in all operations.

@@ -27,9 +27,13 @@ Engine::Engine(const Layout& layout, c10::intrusive_ptr<shm_engine::ShmBackend> 
                  .adding = {}},
       timeout_(timeout),
       recorder_(store, layout.rank, layout.world_size()),
-      runner_([this] { watch(); }, [this] { equipment_.links.ask(); }, progress(), /*waiters_run=*/this->shared() == nullptr || may_wait_in_memory()) {}
+      messages_(std::make_shared<MessageWatch>(store, layout.rank, layout.world_size(),
+                                               [this](const std::string& text) { end_stuck(text); })),
+      runner_([this] { watch(); }, [this] { equipment_.links.ask(); }, progress(),
+              /*waiters_run=*/this->shared() == nullptr || may_wait_in_memory()) {}
 
 Engine::~Engine() {
+  messages_->stop();
   // What still runs must not wait for other ranks.
   if (shared() != nullptr) shared()->shutdown();
   equipment_.links.interrupt();
@@ -40,8 +44,11 @@ JobPtr Engine::start(shm::Request request, std::chrono::milliseconds timeout, bo
   require(shm::name(request.kind));
   const MutexLock lock(mutex_);
   if (request.kind == shm::OperationKind::kAllToAllUneven) request.count = 0;
-  const gloo_engine::Entry entry = recorder_.add(shm::Header(request).text());
+  const gloo_engine::Entry entry = recorder_.add(shm::call_of(request).text());
+  messages_->note_collective();
   auto job = std::make_shared<Job>();
+  job->number = entry.number;
+  job->text = entry.text;
   job->run = [this, request = std::move(request), timeout, entry, tag = recorder_.tag(), then = std::move(then)] {
     carry_out(request, timeout, entry, tag);
     if (then) then();
@@ -58,6 +65,7 @@ void Engine::wait(const JobPtr& job) {
 }
 
 bool Engine::wait_until(const JobPtr& job, const Deadline* deadline) {
+  const MessageWatch::CollectiveWait waiting(*messages_, job->number, job->text);
   try {
     return runner_.wait(job, deadline);
   } catch (const Interruption&) {
@@ -144,7 +152,16 @@ std::string Engine::explain(const std::string& cause, const gloo_engine::Entry& 
   return text;
 }
 
+void Engine::end_stuck(const std::string& text) {
+  {
+    const MutexLock lock(mutex_);
+    if (mismatch_.empty()) mismatch_ = text;
+  }
+  this->abort(text);
+}
+
 void Engine::watch() {
+  messages_->start_thread();
   // Whoever explains a failure holds it, and may need this thread to move its messages.
   if (!mutex_.try_lock()) return;
   if (watched_ != nullptr && mismatch_.empty()) {

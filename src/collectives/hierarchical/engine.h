@@ -12,6 +12,7 @@
 #include "collectives/hierarchical/carrier.h"
 #include "collectives/hierarchical/operation.h"
 #include "collectives/hierarchical/runner.h"
+#include "collectives/message_watch.h"
 #include "collectives/shm/backend/shm_backend.h"
 
 // Every operation becomes a Job of the group's Runner. As with Gloo, ranks compare what they called only when an
@@ -33,6 +34,7 @@ class Engine {
   shm_engine::ShmBackend* shared() const { return equipment_.machine.shared(); }
   std::chrono::milliseconds timeout() const { return timeout_; }
   Runner& runner() { return runner_; }
+  MessageWatch& messages() { return *messages_; }
 
   /// Takes its place among the operations; `at_once`: the caller waits for it.
   JobPtr start(shm::Request request, std::chrono::milliseconds timeout, bool at_once,
@@ -66,6 +68,8 @@ class Engine {
   /// Ends the group here and for those that wait for this rank; returns what happened.
   std::string explain(const std::string& cause, const gloo_engine::Entry& entry, bool is_late)
       LOCKSTEP_REQUIRES(mutex_);
+  /// Ranks wait for each other's messages.
+  void end_stuck(const std::string& text);
   /// Called while an operation takes long, by a thread that does not run it.
   void watch();
 
@@ -82,6 +86,7 @@ class Engine {
   Mutex ended_mutex_;  ///< taken last, and by those who may not wait for an operation
   std::string ended_because_ LOCKSTEP_GUARDED_BY(ended_mutex_);
 
+  const std::shared_ptr<MessageWatch> messages_;
   Runner runner_;  ///< destroyed first
 };
 using EnginePtr = std::shared_ptr<Engine>;

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "collectives/gloo/part_tag.h"
 #include "collectives/hierarchical/carrier.h"
 
 namespace lockstep::hierarchical_engine {
@@ -16,6 +17,7 @@ class GlooCarrier final : public Carrier {
 
   c10::intrusive_ptr<c10d::Work> send(const at::Tensor& bytes, int to, int tag) override;
   c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& bytes, int from, int tag) override;
+  int part_tag(int tag, int part) const override { return gloo_engine::part_tag(tag, part); }
   void break_off(int some_peer) override;
 
  private:

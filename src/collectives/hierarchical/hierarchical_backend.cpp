@@ -165,16 +165,28 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
 
   WorkPtr send(Tensors& tensors, int to, int tag) override {
     engine_->require("send");
-    if (const int local = local_of(to); local >= 0) return engine_->shared()->send(tensors, local, tag);
+    const MessageWatch::Message message{.is_send = true, .peer = to, .tag = tag};
+    if (const int local = local_of(to); local >= 0)
+      return engine_->messages().watched(engine_->shared()->send(tensors, local, tag), message);
     const gloo_engine::BlockedSigpipe blocked;
-    return send_typed(shm_engine::only("send", tensors),
-                      [&](const at::Tensor& bytes) { return messages_->send(bytes, to, tag); });
+    return engine_->messages().watched(
+        send_typed(shm_engine::only("send", tensors),
+                   [&](const at::Tensor& bytes, int part) {
+                     return messages_->send(bytes, to, messages_->part_tag(tag, part));
+                   }),
+        message);
   }
   WorkPtr recv(Tensors& tensors, int from, int tag) override {
     engine_->require("recv");
-    if (const int local = local_of(from); local >= 0) return engine_->shared()->recv(tensors, local, tag);
-    return receive_typed(shm_engine::only("recv", tensors), {.from = from, .to = getRank(), .tag = tag},
-                         [&](const at::Tensor& bytes) { return messages_->receive(bytes, from, tag); });
+    const MessageWatch::Message message{.is_send = false, .peer = from, .tag = tag};
+    if (const int local = local_of(from); local >= 0)
+      return engine_->messages().watched(engine_->shared()->recv(tensors, local, tag), message);
+    return engine_->messages().watched(
+        receive_typed(shm_engine::only("recv", tensors), {.from = from, .to = getRank(), .tag = tag},
+                      [&](const at::Tensor& bytes, int part) {
+                        return messages_->receive(bytes, from, messages_->part_tag(tag, part));
+                      }),
+        message);
   }
   WorkPtr recvAnysource(Tensors&, int) override {
     TORCH_CHECK(false, "recv from any rank: ranks of several machines can only receive from a rank that they name");
@@ -252,10 +264,11 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
 
 intrusive_ptr<c10d::Backend> make_backend_over(Carriers carriers, const intrusive_ptr<c10d::Store>& store,
                                                const Layout& layout, const Timeouts& timeouts,
-                                               const std::string& name) {
+                                               const std::string& name, bool several_callers) {
   auto shared = form_machine(store, layout, timeouts.operation, timeouts.joining);
   auto engine = std::make_shared<Engine>(layout, std::move(shared), std::move(carriers.collectives), store,
                                          std::min(timeouts.operation, kNever));
+  if (several_callers) engine->messages().expect_several_callers();
   const auto timeout = engine->timeout();
   return c10::make_intrusive<HierarchicalBackend>(std::move(engine), std::move(carriers.messages), name, timeout);
 }
@@ -273,17 +286,18 @@ intrusive_ptr<c10d::Backend> make_backend(const intrusive_ptr<c10d::Store>& stor
   if (layout.machines() == 1 && world_size <= shm::kMaxRanks)
     return shm_engine::make_backend(store, rank, world_size, options.timeout, "shm", false, options.join_timeout);
   const int most = layout.most_on_a_machine();
-  if (most > shm::kMaxRanks && !options.gloo_alone)
+  if (most > shm::kMaxRanks && !options.for_group)
     throw Error("a machine has " + std::to_string(most) + " ranks, and shared memory serves at most " +
                 std::to_string(shm::kMaxRanks) + "; start fewer ranks on each machine");
-  if (options.gloo_alone && (most == 1 || most > shm::kMaxRanks))
+  if (options.for_group && (most == 1 || most > shm::kMaxRanks))
     return gloo_engine::make_backend(store, rank, world_size, options.address, options.timeout);
   const auto connect = [&](const char* name) {
     return std::make_shared<GlooCarrier>(gloo_engine::make_plain_backend(
         c10::make_intrusive<c10d::PrefixStore>(name, store), rank, world_size, options.address, options.timeout));
   };
   Carriers carriers{.collectives = connect("between"), .messages = connect("messages")};
-  return make_backend_over(std::move(carriers), store, layout, {options.timeout, options.join_timeout}, "hierarchical");
+  return make_backend_over(std::move(carriers), store, layout, {options.timeout, options.join_timeout}, "hierarchical",
+                           /*several_callers=*/!options.for_group);
 }
 
 }  // namespace lockstep::hierarchical_engine

@@ -17,8 +17,8 @@ struct Options {
   std::string address;                     ///< the local address that other machines reach, never a wildcard
   std::chrono::milliseconds timeout;       ///< of an operation
   std::chrono::milliseconds join_timeout;  ///< of forming the group
-  /// The group may have Gloo's engine, which takes contiguous tensors only, as Group brings them.
-  bool gloo_alone = true;
+  /// It is Group that calls: by one thread at a time, and with contiguous tensors only, which Gloo's engine takes.
+  bool for_group = true;
 };
 
 /// Collectives for CPU tensors of ranks on several machines: through shared memory within a machine, over Gloo between
@@ -40,7 +40,7 @@ struct Timeouts {
 /// call; blocks until the ranks of each machine have met. `name` is the backend's.
 c10::intrusive_ptr<c10d::Backend> make_backend_over(Carriers carriers, const c10::intrusive_ptr<c10d::Store>& store,
                                                     const Layout& layout, const Timeouts& timeouts,
-                                                    const std::string& name);
+                                                    const std::string& name, bool several_callers = false);
 
 /// Another backend with the engine of `backend`, whose operations have another timeout: what both are called for is one
 /// sequence of operations. Null if `backend` is of another kind.

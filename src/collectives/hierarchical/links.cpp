@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/interruption.h"
 #include "collectives/cause.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep::hierarchical_engine {
 namespace {
@@ -66,7 +67,7 @@ void Links::finish(Transfer& transfer, std::chrono::milliseconds timeout) {
   }
   const MutexLock lock(mutex_);
   awaited_ = nullptr;
-  if (done) return;
+  if (done) return own_page().beat();
   const char* what = transfer.is_sent ? kSending : kReceiving;
   throw BrokenLink(what + std::to_string(transfer.peer) + " failed: " + (failure.empty() ? "interrupted" : failure));
 }

@@ -63,8 +63,10 @@ c10::intrusive_ptr<shm_engine::ShmBackend> form_machine(const c10::intrusive_ptr
   auto exchange = shm_engine::exchange_over(here, layout.local(), count, join_timeout);
   auto world = shm::bootstrap(layout.local(), count, exchange, bootstrap);
   world.call_ranks(layout.ranks[static_cast<size_t>(layout.here())]);
-  return c10::make_intrusive<shm_engine::ShmBackend>(std::make_shared<shm_engine::SharedGroup>(std::move(world)),
-                                                     timeout, "hierarchical");
+  auto engine = c10::make_intrusive<shm_engine::ShmBackend>(
+      std::make_shared<shm_engine::SharedGroup>(std::move(world)), timeout, "hierarchical");
+  engine->core().expect_several_callers();  // the runner's thread, too
+  return engine;
 }
 
 }  // namespace lockstep::hierarchical_engine

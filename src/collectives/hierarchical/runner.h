@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string>
 #include <thread>
 
 #include "base/clock.h"
@@ -18,6 +19,8 @@ namespace lockstep::hierarchical_engine {
 /// An operation in its place among the others.
 struct Job {
   std::function<void()> run;     ///< throws what went wrong
+  uint64_t number = 0;           ///< of the collective, and its text
+  std::string text;
   std::function<void()> at_end;  ///< then, on the thread that ran it, after is_done; may be empty
   Clock::time_point started{};   ///< once it runs
   std::exception_ptr error;      ///< once it is done

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep::mpi_engine {
 namespace {
@@ -110,6 +111,7 @@ bool Pump::poll() {
     moved = true;
   if (!moved && ++polls_ % kPollsForNotes == 0) moved = read_notes();
   if (rested && !moving_.empty() && mover_.joinable()) started_.notify_one();
+  if (moved) own_page().beat();
   if (moved && sleepers_ > 0) moved_.notify_all();
   return moved;
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "collectives/shm/verdict.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep::shm {
 
@@ -25,6 +26,8 @@ MessagePtr Channels::send(const void* data, size_t bytes, int to, int64_t tag, s
   message->type_ = type;
   message->tag_ = tag;
   message->source_ = world_.rank();
+  message->is_send_ = true;
+  message->to_ = to;
   message->keep_alive_ = std::move(keep_alive);
   sends_[static_cast<size_t>(to)].push_back(message);
   ++pending_;
@@ -224,6 +227,7 @@ void Channels::progress(uint64_t& blocked_on, uint64_t& blocked_on_any) {
       if (!sends_[static_cast<size_t>(r)].empty()) moved |= push(r, world_.bit(r), blocked_on);
       if (incoming_[static_cast<size_t>(r)].open || !receives_.empty()) moved |= pull(r);
     }
+    if (moved) own_page().beat();
   } while (moved);
   for (const auto& message : receives_) {
     if (message->source_ == kAnySource)
@@ -233,6 +237,27 @@ void Channels::progress(uint64_t& blocked_on, uint64_t& blocked_on_any) {
   }
   for (int r = 0; r < world_.size(); ++r)
     if (incoming_[static_cast<size_t>(r)].receiver) blocked_on |= world_.bit(r);
+}
+
+uint64_t Channels::sends_to() const {
+  uint64_t ranks = 0;
+  for (int r = 0; r < world_.size(); ++r)
+    if (!sends_[static_cast<size_t>(r)].empty()) ranks |= world_.bit(r);
+  return ranks;
+}
+
+uint64_t Channels::receives_of() const {
+  uint64_t ranks = 0;
+  for (const auto& message : receives_)
+    ranks |= message->source_ == kAnySource ? world_.others() : world_.bit(message->source_);
+  for (int r = 0; r < world_.size(); ++r)
+    if (incoming_[static_cast<size_t>(r)].receiver) ranks |= world_.bit(r);
+  return ranks;
+}
+
+std::optional<int64_t> Channels::unwanted_tag(int from) const {
+  if (from == kAnySource || set_aside_[static_cast<size_t>(from)].empty()) return std::nullopt;
+  return set_aside_[static_cast<size_t>(from)].front().envelope.tag;
 }
 
 void Channels::fail_all(const std::string& why) {

@@ -4,6 +4,7 @@
 #include <deque>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,12 +22,29 @@ class Message : public Work {
   /// The sender, once a receive is done.
   int source() const { return source_; }
 
+  bool is_send() const { return is_send_; }
+  /// The other rank; kAnySource before a receive from any rank is done.
+  int peer() const { return is_send_ ? to_ : source_; }
+  int64_t tag() const { return tag_; }
+
+  /// Which way a message goes, as a word that is not 0.
+  struct Description {
+    bool is_send;
+    int peer;
+    explicit Description(uint64_t word) : is_send(word >> 32 == 2), peer(static_cast<int>(word & 255) - 1) {}
+  };
+  uint64_t described() const {
+    return uint64_t{is_send_ ? 2u : 1u} << 32 | static_cast<uint64_t>(peer() + 1);
+  }
+
  private:
   friend class Channels;
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
   DataType type_ = DataType::kUInt8;
   int64_t tag_ = 0;
+  bool is_send_ = false;
+  int to_ = 0;      // of a send
   int source_ = 0;  // wanted, then actual
   size_t moved_ = 0;
   bool announced_ = false;  // send: its envelope is in the channel; receive: matched with one
@@ -53,6 +71,12 @@ class Channels {
   size_t pending() const { return pending_; }
   bool idle() const { return pending_ == 0; }
   void fail_all(const std::string& why);
+
+  /// Ranks that have not taken all that was sent to them, and those of which a receive is not done, as bits.
+  uint64_t sends_to() const;
+  uint64_t receives_of() const;
+  /// The tag of a message of that rank that is here, and no receive for it.
+  std::optional<int64_t> unwanted_tag(int from) const;
 
  private:
   struct Envelope {

@@ -55,7 +55,8 @@ Group::Group(World world, std::shared_ptr<ProgressSet> set, std::optional<Limits
       started_(world_.mine().finished.load()),
       finished_(started_),
       rounds_before_(world_.mine().drained.load()),
-      eager_(world_.geometry().eager_bytes) {
+      eager_(world_.geometry().eager_bytes),
+      stuck_search_(world_) {
   finished_by_.fill(finished_);
   set_->add(this);
 }
@@ -130,6 +131,7 @@ WorkPtr Group::start(Request request) {
   check_member();
   const ReduceFunction reduce = prepare(request);
   const Lock guard(*this);
+  stuck_search_.note_caller();
   auto operation = std::make_shared<Operation>(std::move(request), reduce, rank(), size(), next_sequence());
   queue_.push_back(operation);
   if (!is_over()) progress_locked();
@@ -142,6 +144,7 @@ WorkPtr Group::send(const void* data, size_t bytes, int to, int64_t tag, std::sh
   if (to < 0 || to >= size() || to == rank())
     throw Error("send: rank " + std::to_string(to) + " is not another rank of the group");
   const Lock guard(*this);
+  stuck_search_.note_caller();
   auto message = channels_.send(data, bytes, to, tag, std::move(keep_alive), type);
   if (!is_over()) progress_locked();
   return message;
@@ -153,6 +156,7 @@ MessagePtr Group::receive(void* data, size_t bytes, int from, int64_t tag, std::
   if (from != kAnySource && (from < 0 || from >= size() || from == rank()))
     throw Error("receive: rank " + std::to_string(from) + " is not another rank of the group");
   const Lock guard(*this);
+  stuck_search_.note_caller();
   auto message = channels_.receive(data, bytes, from, tag, std::move(keep_alive), type);
   if (!is_over()) progress_locked();
   return message;

@@ -13,23 +13,16 @@
 #include "collectives/shm/arena.h"
 #include "collectives/shm/channels.h"
 #include "collectives/shm/eager_ring.h"
+#include "collectives/shm/limits.h"
 #include "collectives/shm/operation.h"
 #include "collectives/shm/populated_ranges.h"
 #include "collectives/shm/progress_set.h"
+#include "collectives/shm/stuck_search.h"
 #include "collectives/shm/verdict.h"
 #include "collectives/shm/wait_policy.h"
 #include "collectives/shm/world.h"
 
 namespace lockstep::shm {
-
-/// Sizes up to which a method is used; the same on every rank.
-struct Limits {
-  size_t one_shot;          ///< all_reduce: every rank sums everything, whatever the memory
-  size_t private_one_shot;  ///< the same for all_reduce of private buffers
-  size_t eager;             ///< all other operations: packages are copied when announced
-  /// `crowded`: there are more ranks than processors for them.
-  static Limits of(int world_size, bool crowded = false);
-};
 
 /// Collectives and messages between the ranks of one machine, over memory they share.
 ///
@@ -80,6 +73,13 @@ class Group {
   /// Large sums of resident buffers are taken in parts from now on: a thread that makes progress calls `share_out`, and
   /// nothing that this runs may call the group. Without it, that thread does everything.
   void share_out_by(ShareOut share_out);
+
+  /// Ranks that wait for each other's messages are told after two seconds, while one thread of a rank calls its group.
+  /// With this, other threads may call at any time, and nobody is told.
+  void expect_several_callers() {
+    const Lock guard(*this);
+    stuck_search_.expect_several_callers();
+  }
 
   /// The ranks that this one was blocked on when it last tried to make progress, as bits. For reports.
   uint64_t waiting_for();
@@ -159,8 +159,10 @@ class Group {
   bool processor_is_needed() LOCKSTEP_REQUIRES(mutex_);
   /// Another thread of this rank may be sleeping for what this thread has finished.
   void wake_own_sleepers() LOCKSTEP_REQUIRES(mutex_);
-  void find_departed_peers() LOCKSTEP_REQUIRES(mutex_);
-  void time_out(const WaitPolicy& policy) LOCKSTEP_REQUIRES(mutex_);
+  /// `waited`: what the caller's thread waits for; null: it is not for itself that it waits.
+  void find_departed_peers(const Work* waited) LOCKSTEP_REQUIRES(mutex_);
+  void find_stuck_ranks(const Work& waited) LOCKSTEP_REQUIRES(mutex_);
+  void time_out(const Work& waited, const WaitPolicy& policy) LOCKSTEP_REQUIRES(mutex_);
   /// Ends the group and throws the Interruption, if there is one. Lets the mutex go in between.
   void stop_if_interrupted() LOCKSTEP_REQUIRES(mutex_);
   void abort_locked(const std::string& why) LOCKSTEP_REQUIRES(mutex_);
@@ -197,6 +199,7 @@ class Group {
   uint64_t blocked_on_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   uint64_t blocked_on_any_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  ///< any one of these would do
   uint64_t rounds_moved_ LOCKSTEP_GUARDED_BY(mutex_) = 0;    ///< of large operations, in all
+  StuckSearch stuck_search_ LOCKSTEP_GUARDED_BY(mutex_);
   int sleepers_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   std::string verdict_text_ LOCKSTEP_GUARDED_BY(mutex_);
 };

@@ -20,6 +20,17 @@ namespace {
 constexpr unsigned kFastPolls = 16;
 constexpr std::chrono::microseconds kSleepWithOthers{500};  ///< while other groups of this rank have work pending
 
+/// A verdict names what the thread waits for, and if that is not known the operation at hand.
+void tell_where(Verdict& verdict, const Work* waited, uint64_t at_hand) {
+  const auto* message = dynamic_cast<const Message*>(waited);
+  if (message == nullptr) {
+    verdict.sequence = at_hand;
+    return;
+  }
+  verdict.message = message->described();
+  verdict.message_tag = static_cast<uint64_t>(message->tag());
+}
+
 }  // namespace
 
 void Group::wait(Work& work, std::chrono::milliseconds timeout) {
@@ -36,7 +47,10 @@ void Group::wait_locked(const Work& work, std::chrono::milliseconds timeout) {
   uint64_t moved = rounds_moved_;
   for (unsigned polls = 0;; ++polls) {
     progress_locked();
-    if (work.done()) return;
+    if (work.done()) {
+      if (stuck_search_.is_published()) stuck_search_.withdraw();
+      return;
+    }
     if (polls < kFastPolls) continue;
     if (moved != rounds_moved_) {
       moved = rounds_moved_;
@@ -48,10 +62,10 @@ void Group::wait_locked(const Work& work, std::chrono::milliseconds timeout) {
       if (const auto left = policy.remaining(); left > std::chrono::microseconds::zero())
         sleep(work, left);
       else
-        time_out(policy);
+        time_out(work, policy);
       if (policy.should_check_peers() && !work.done()) {
         stop_if_interrupted();
-        find_departed_peers();
+        find_departed_peers(&work);
       }
       continue;
     }
@@ -78,7 +92,7 @@ void Group::poll(const Work& work, std::chrono::microseconds at_most) {
   progress_locked();
   if (work.done()) return;
   sleep(work, at_most);
-  if (!work.done()) find_departed_peers();
+  if (!work.done()) find_departed_peers(nullptr);
 }
 
 void Group::sleep(const Work& work, std::chrono::microseconds at_most) {
@@ -108,7 +122,7 @@ void Group::wake_own_sleepers() {
   futex_wake_all(world_.mine().bell);
 }
 
-void Group::find_departed_peers() {
+void Group::find_departed_peers(const Work* waited) {
   progress_locked();
   const auto first_gone = [&](uint64_t ranks) {
     for (; ranks != 0; ranks &= ranks - 1)
@@ -125,13 +139,17 @@ void Group::find_departed_peers() {
     while (left != 0 && first_gone(left) >= 0) left &= ~world_.bit(first_gone(left));
     if (left == 0) culprit = first_gone(blocked_on_any_);
   }
-  if (culprit < 0) return;
+  if (culprit < 0) {
+    if (waited != nullptr && !waited->done()) find_stuck_ranks(*waited);
+    return;
+  }
   // What the peer published before it ended still counts.
   progress_locked();
   if (((blocked_on_ | blocked_on_any_) & world_.bit(culprit)) == 0) return;
   const bool left = world_.control(culprit).closed.load(std::memory_order_acquire) != 0;
-  const uint64_t sequence = queue_.empty() ? 0 : queue_.front()->sequence;
-  Verdict{left ? Verdict::Cause::kLeft : Verdict::Cause::kDied, rank(), culprit, sequence}.declare(world_);
+  Verdict verdict{left ? Verdict::Cause::kLeft : Verdict::Cause::kDied, rank(), culprit};
+  tell_where(verdict, waited, queue_.empty() ? 0 : queue_.front()->sequence);
+  verdict.declare(world_);
   progress_locked();
 }
 
@@ -150,13 +168,41 @@ void Group::stop_if_interrupted() {
   std::rethrow_exception(interruption);
 }
 
-void Group::time_out(const WaitPolicy& policy) {
+void Group::find_stuck_ranks(const Work& waited) {
+  stuck_search_.note_caller();
+  if (stuck_search_.has_several_callers() || Verdict::exists(world_)) return;
+  Waiting waiting{.started = started_, .sends_to = channels_.sends_to(), .receives_of = channels_.receives_of()};
+  if (const auto* message = dynamic_cast<const Message*>(&waited)) {
+    waiting.kind = message->is_send() ? Waiting::Kind::kSend : Waiting::Kind::kReceive;
+    waiting.peer = message->peer();
+    waiting.tag = message->tag();
+    if (const auto tag = message->is_send() ? std::nullopt : channels_.unwanted_tag(message->peer())) {
+      waiting.has_other = true;
+      waiting.other_tag = *tag;
+    }
+  } else {
+    waiting.kind = Waiting::Kind::kCollective;
+    waiting.operation = static_cast<const Operation&>(waited).sequence;
+  }
+  stuck_search_.publish(waiting);
+  if (!stuck_search_.finds_ranks()) return;
+  progress_locked();  // it may have come since
+  if (waited.done() || Verdict::exists(world_)) return;
+  const std::string text = stuck_search_.text();
+  char* const place = world_.mine().abort_text;
+  place[text.copy(place, sizeof world_.mine().abort_text - 1)] = '\0';
+  Verdict{Verdict::Cause::kStuck, rank(), stuck_search_.culprit()}.declare(world_);
+  progress_locked();
+}
+
+void Group::time_out(const Work& waited, const WaitPolicy& policy) {
   Control& mine = world_.mine();
   std::snprintf(mine.abort_text, sizeof mine.abort_text, "timeout after %.1f s",
                 static_cast<double>(policy.timeout().count()) / 1000);
   mine.missing.store(blocked_on_ | blocked_on_any_);  // both: released by declare(), acquired by exists()
-  const uint64_t sequence = queue_.empty() ? 0 : queue_.front()->sequence;
-  Verdict{Verdict::Cause::kTimeout, rank(), rank(), sequence}.declare(world_);
+  Verdict verdict{Verdict::Cause::kTimeout, rank(), rank()};
+  tell_where(verdict, &waited, queue_.empty() ? 0 : queue_.front()->sequence);
+  verdict.declare(world_);
   progress_locked();
 }
 

@@ -16,7 +16,7 @@ namespace lockstep::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint32_t kLayoutVersion = 6;
+inline constexpr uint32_t kLayoutVersion = 7;
 
 /// The most operations of a group that may be announced before every rank has finished the first of them.
 inline constexpr uint64_t kRingLines = 32;
@@ -75,6 +75,13 @@ struct alignas(kCacheLine) PaddedWord {
   Word value;
 };
 
+/// What a rank waits for, for StuckSearch; rewritten only by ranks that have waited for long.
+struct WaitNote {
+  static constexpr size_t kWords = 7;
+  std::atomic<uint64_t> serial;  ///< odd while the words are written
+  std::atomic<uint64_t> words[kWords];
+};
+
 struct Control {
   // Identity, written before the segment is shared.
   std::byte nonce[16];
@@ -99,8 +106,12 @@ struct Control {
 
   alignas(kCacheLine) Word closed;  ///< 1 + the last operation announced, once the rank has left properly
   Word stopped_at;                  ///< with a verdict: its reporter's operation, 0 for a send or receive
+  Word stopped_in;                  ///< with a verdict for a send or receive: Message::described()
+  Word stopped_tag;                 ///< and its tag
   Word missing;                     ///< with a timeout verdict: the ranks it waited for, as bits
   char abort_text[kCacheLine * 8];  ///< with an abort verdict: why
+
+  alignas(kCacheLine) WaitNote waiting;
 
   Line ring[kRingLines];
 

@@ -4,6 +4,7 @@
 
 #include "collectives/shm/layout.h"
 #include "collectives/shm/reduce_sets.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep::shm {
 
@@ -76,6 +77,7 @@ void reduce_in_parts(ReduceFunction kernel, const Reduction& reduction, size_t e
       inputs[i] = static_cast<const std::byte*>(reduction.inputs[i]) + begin;
     kernel({outputs, reduction.output_count, inputs, reduction.input_count,
             std::min(kPartBytes, bytes - begin) / element_bytes, reduction.factors});
+    own_page().beat();
   });
 }
 

@@ -63,15 +63,19 @@ const char* name(CalledAs call) {
   return "unknown operation";
 }
 
-std::string Header::text() const {
-  if (called_as() == CalledAs::kPartWithinMachine) return name(called_as());
-  if (called_as() != CalledAs::kItself)
-    return std::string(name(called_as())) + "(" + (has_root(kind()) ? "root " + std::to_string(root()) : "") + ")";
-  if (kind() == OperationKind::kBarrier) return "barrier()";
-  std::string text = std::string(name(kind())) + "(" + name(type());
-  text += kind() == OperationKind::kAllToAllUneven ? ", given splits" : ", " + std::to_string(count()) + " elements";
-  if (is_reduction(kind())) text += std::string(", ") + name(op());
-  if (has_root(kind())) text += ", root " + std::to_string(root());
+std::string Call::text() const {
+  if (called_as == CalledAs::kPartWithinMachine) return name(called_as);
+  return (called_as == CalledAs::kItself ? name(kind) : name(called_as)) + arguments();
+}
+
+std::string Call::arguments() const {
+  const std::string its_root = has_root(kind) ? "root " + std::to_string(root) : "";
+  if (called_as != CalledAs::kItself) return "(" + its_root + ")";
+  if (kind == OperationKind::kBarrier) return "()";
+  std::string text = std::string("(") + name(type);
+  text += kind == OperationKind::kAllToAllUneven ? ", given splits" : ", " + std::to_string(count) + " elements";
+  if (is_reduction(kind)) text += std::string(", ") + name(op);
+  if (has_root(kind)) text += ", " + its_root;
   return text + ")";
 }
 

@@ -91,6 +91,25 @@ struct Request {
   }
 };
 
+/// A call as every message describes it, whichever engine carries it out.
+struct Call {
+  OperationKind kind = OperationKind::kBarrier;
+  DataType type = DataType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  CalledAs called_as = CalledAs::kItself;
+  int root = 0;
+  size_t count = 0;
+
+  /// "all_reduce(float32, 1024 elements, sum)"; "scatter_object(root 0)", for any of the operations it is made of.
+  std::string text() const;
+  /// From the bracket on.
+  std::string arguments() const;
+};
+inline Call call_of(const Request& request) {
+  return {request.kind, request.type, request.op, is_reduction(request.kind) ? CalledAs::kItself : request.called_as,
+          request.root, request.count};
+}
+
 /// The part of a request that ranks compare, in 64 bits: it fits beside the sequence word in one cache line.
 struct Header {
   uint64_t bits = 0;
@@ -111,8 +130,8 @@ struct Header {
   }
   int root() const { return static_cast<int>(bits >> 13 & 127); }
   size_t count() const { return bits >> 20; }
-  /// "all_reduce(float32, 1024 elements, sum)"; "scatter_object(root 0)", for any of the operations it is made of.
-  std::string text() const;
+  Call call() const { return {kind(), type(), op(), called_as(), root(), count()}; }
+  std::string text() const { return call().text(); }
   bool operator==(const Header&) const = default;
 };
 static_assert(static_cast<int>(OperationKind::kAllToAllUneven) < 16 && kMovedDataTypes <= 32 && kReduceOps <= 16);

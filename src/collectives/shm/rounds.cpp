@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "rank_page/rank_board.h"
+
 namespace lockstep::shm {
 namespace {
 
@@ -178,6 +180,7 @@ bool Rounds::step(uint64_t& blocked_on) {
     if (drained_ < drains_ && may_drain(drained_, blocked)) drain(drained_), moved = true;
     if (reduced_ < reductions_ && may_reduce(reduced_, blocked)) reduce(reduced_), moved = true;
     if (filled_ < fills_ && may_fill(filled_, blocked)) fill(filled_), moved = true;
+    if (moved) own_page().beat();  // one collective may move for longer than a launcher waits
   } while (moved);
   blocked_on |= blocked;
   if (drained_ < drains_ || reduced_ < reductions_ || filled_ < fills_) return false;

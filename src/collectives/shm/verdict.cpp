@@ -5,21 +5,22 @@
 #include <vector>
 
 #include "base/rank_names.h"
+#include "collectives/shm/channels.h"
 #include "collectives/shm/request.h"
+#include "collectives/stuck_ranks.h"
 #include "collectives/timeout_hint.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep::shm {
-namespace {
 
-/// "operation 12, all_reduce(float32, 1024 elements, sum)" as `rank` announced it.
 std::string announced(const World& world, int rank, uint64_t sequence) {
-  if (sequence == 0) return "a send or receive";
   const Line& line = world.line(rank, sequence);
   std::string number = "operation " + std::to_string(sequence);
   if (Announcement::sequence(line.word.load(std::memory_order_acquire)) != sequence) return number;  // from announce()
   return number + ", " + Header(line.header).text();
 }
+
+namespace {
 
 std::string last_announced(const World& world, int rank) {
   uint64_t last = 0;
@@ -30,6 +31,15 @@ std::string last_announced(const World& world, int rank) {
 }
 
 std::string rank_name(const World& world, int rank) { return "rank " + std::to_string(world.name_of(rank)); }
+
+/// "a recv from rank 1 with tag 7".
+std::string message_text(const World& world, uint64_t message, uint64_t tag) {
+  if (message == 0) return "a send or recv";
+  const Message::Description what(message);
+  const std::string peer = what.peer == kAnySource ? "any rank" : rank_name(world, what.peer);
+  return (what.is_send ? "a send to " : "a recv from ") + peer + " with tag " +
+         std::to_string(static_cast<int64_t>(tag));
+}
 
 std::string names_of(const World& world, uint64_t ranks) {
   std::vector<int> names;
@@ -71,6 +81,7 @@ void Verdict::note(const World& world, const std::string& said) const {
     case Cause::kMismatch:
     case Cause::kSplits:
     case Cause::kMessage:
+    case Cause::kStuck:
       if (culprit == world.rank()) return fail(RankFailure::kMismatch, reporter);
       return fail(RankFailure::kMismatch, culprit, reporter == world.rank() ? -1 : reporter);
     case Cause::kTimeout: {
@@ -88,8 +99,13 @@ uint64_t Verdict::pack() const {
 
 Verdict Verdict::unpack(uint64_t word, const World& world) {
   const auto reporter = static_cast<int>(word >> 8 & 255);
-  return {static_cast<Cause>(word & 255), reporter, static_cast<int>(word >> 16 & 255),
-          world.control(reporter).stopped_at.load(std::memory_order_acquire)};
+  const Control& control = world.control(reporter);
+  return {static_cast<Cause>(word & 255),
+          reporter,
+          static_cast<int>(word >> 16 & 255),
+          control.stopped_at.load(std::memory_order_acquire),
+          control.stopped_in.load(std::memory_order_acquire),
+          control.stopped_tag.load(std::memory_order_acquire)};
 }
 
 Verdict Verdict::declare(const World& world) const {
@@ -97,6 +113,10 @@ Verdict Verdict::declare(const World& world) const {
   if (exists(world)) return current(world);
   uint64_t existing = 0;
   world.mine().stopped_at.store(sequence, std::memory_order_release);
+  if (message != 0) {
+    world.mine().stopped_in.store(message, std::memory_order_release);
+    world.mine().stopped_tag.store(message_tag, std::memory_order_release);
+  }
   // Releases all that the verdict refers to; exists() and current() acquire it.
   const bool first = world.verdict().compare_exchange_strong(existing, pack());
   world.notify_all();
@@ -105,7 +125,8 @@ Verdict Verdict::declare(const World& world) const {
 
 std::string Verdict::text(const World& world) const {
   const std::string who = rank_name(world, reporter), other = rank_name(world, culprit);
-  const std::string where = announced(world, reporter, sequence);
+  const std::string where =
+      sequence == 0 ? message_text(world, message, message_tag) : announced(world, reporter, sequence);
   switch (cause) {
     case Cause::kNone:
       return "no error";
@@ -133,6 +154,8 @@ std::string Verdict::text(const World& world) const {
     }
     case Cause::kAborted:
       return who + " aborted the group: " + world.control(reporter).abort_text;
+    case Cause::kStuck:
+      return std::string("ranks wait for each other's messages: ") + world.control(reporter).abort_text + kStuckHint;
   }
   return "unknown error";
 }

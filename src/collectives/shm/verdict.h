@@ -19,13 +19,16 @@ struct Verdict {
     kMessage,   ///< the culprit sent a message of another type or size than the reporter receives
     kTimeout,   ///< the reporter's wait timed out
     kAborted,   ///< the reporter's caller aborted the group
+    kStuck,     ///< ranks, the reporter among them, wait for each other's messages
   };
   Cause cause = Cause::kNone;
   int reporter = 0;
   int culprit = 0;
   uint64_t sequence = 0;  ///< of the reporter's operation; 0: a send or receive
+  uint64_t message = 0;   ///< the send or receive as Message::described(); 0: not known
+  uint64_t message_tag = 0;
 
-  /// Everything but the sequence, which the reporter leaves in its control block.
+  /// Everything but the last three, which the reporter leaves in its control block.
   uint64_t pack() const;
   static Verdict unpack(uint64_t word, const World& world);
 
@@ -40,5 +43,8 @@ struct Verdict {
   /// Tells the launcher, on this rank's page, that this rank cannot go on and which rank is to blame.
   void note(const World& world, const std::string& said) const;
 };
+
+/// "operation 12, all_reduce(float32, 1024 elements, sum)" as `rank` announced it.
+std::string announced(const World& world, int rank, uint64_t sequence);
 
 }  // namespace lockstep::shm

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "collectives/shm/local_world.h"
+#include "collectives/shm/request.h"
 
 // Groups that have worked for years: every word starts shortly before the number at which it, or a part of it, would
 // overflow.
@@ -209,6 +210,16 @@ TEST(LastOperation, CountsBeyondMeasureAreRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, LastOperation, ::testing::Values(2, 3));
+
+TEST(Names, OfADtypeOrReductionThatThereIsNotAreWordsToo) {
+  EXPECT_STREQ(name(DataType::kOther), "bytes of another dtype");
+  EXPECT_STREQ(name(static_cast<DataType>(kMovedDataTypes)), "an unknown dtype");
+  EXPECT_STREQ(name(static_cast<DataType>(255)), "an unknown dtype");
+  EXPECT_STREQ(name(ReduceOp::kPremulSum), "premul_sum");
+  EXPECT_STREQ(name(static_cast<ReduceOp>(255)), "an unknown op");
+  Header damaged(~uint64_t{0});
+  EXPECT_NE(damaged.text(), "");
+}
 
 }  // namespace
 }  // namespace lockstep::shm

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 
+#include "collectives/operand_checks.h"
 #include "collectives/shm/backend/request_backend.h"
 
 namespace lockstep::shm_engine {
@@ -36,6 +37,7 @@ void RequestBackend::add_all_gather(TensorRequest& request, const at::Tensor& ou
                     "all_gather: the output must hold one input for each of ", getSize(), " ranks; it has ",
                     output.numel(), " elements of ", output.scalar_type(), " for inputs of ", input.numel(), " of ",
                     input.scalar_type());
+  check_apart("all_gather", output, input, getRank());
   auto part = request.moving(OperationKind::kAllGather, input.scalar_type(), input.numel());
   part.input = request.input(input);
   part.output = request.output(output, /*load=*/false);
@@ -46,6 +48,7 @@ void RequestBackend::add_all_gather(TensorRequest& request, const at::Tensor& ou
 void RequestBackend::add_all_gather(TensorRequest& request, const Tensors& outputs, const at::Tensor& input) const {
   TORCH_CHECK_VALUE(outputs.size() == ranks(), "all_gather: needs one output for each of ", getSize(), " ranks, not ",
                     outputs.size());
+  check_lists_apart("all_gather", outputs, {input}, static_cast<size_t>(getRank()), 0);
   auto part = request.moving(OperationKind::kAllGather, input.scalar_type(), input.numel());
   part.input = request.input(input);
   for (const auto& output : outputs) {
@@ -122,6 +125,7 @@ RequestBackend::WorkPtr RequestBackend::gather(std::vector<Tensors>& outputs, Te
     const Tensors& blocks = only("gather", outputs);
     TORCH_CHECK_VALUE(blocks.size() == ranks(), "gather: needs one output for each of ", getSize(), " ranks, not ",
                       blocks.size());
+    check_lists_apart("gather", blocks, inputs, static_cast<size_t>(getRank()), 0);
     for (const auto& block : blocks) {
       check_dense("gather", block);
       check_like("gather", block, input);
@@ -147,6 +151,7 @@ RequestBackend::WorkPtr RequestBackend::scatter(Tensors& outputs, std::vector<Te
     const Tensors& blocks = only("scatter", inputs);
     TORCH_CHECK_VALUE(blocks.size() == ranks(), "scatter: needs one input for each of ", getSize(), " ranks, not ",
                       blocks.size());
+    check_lists_apart("scatter", outputs, blocks, 0, static_cast<size_t>(getRank()));
     for (const auto& block : blocks) {
       check_dense("scatter", block);
       check_like("scatter", block, output);
@@ -168,6 +173,7 @@ RequestBackend::WorkPtr RequestBackend::alltoall_base(at::Tensor& output, at::Te
   check_dense("all_to_all_single", output);
   check_dense("all_to_all_single", input);
   TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), "all_to_all_single: input and output differ in dtype");
+  check_apart("all_to_all_single", input, output, -1);
   TensorRequest request(OpType::ALLTOALL_BASE, "lockstep:all_to_all", options);
   request.inputs = {input};
   request.result = {output};
@@ -206,6 +212,7 @@ RequestBackend::WorkPtr RequestBackend::alltoall(Tensors& outputs, Tensors& inpu
   check_dense("all_to_all", inputs);
   TORCH_CHECK_VALUE(outputs[0].scalar_type() == inputs[0].scalar_type(),
                     "all_to_all: inputs and outputs differ in dtype");
+  check_lists_apart("all_to_all", outputs, inputs, static_cast<size_t>(getRank()), static_cast<size_t>(getRank()));
   TensorRequest request(OpType::ALLTOALL, "lockstep:all_to_all", options);
   request.inputs = inputs;
   request.result = outputs;

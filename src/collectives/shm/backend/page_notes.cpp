@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "collectives/core_types.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep::shm_engine {
@@ -23,7 +24,7 @@ void note_start(const void* operation, const char* title, const std::vector<at::
   if (inputs.empty() || !inputs.front().defined())
     return own_page().start_operation(sequence, kind, "", 0, nullptr, 0, coarse_now());
   const at::Tensor& first = inputs.front();
-  own_page().start_operation(sequence, kind, c10::toString(first.scalar_type()), first.numel(), first.sizes().data(),
+  own_page().start_operation(sequence, kind, dtype_name(first.scalar_type()), first.numel(), first.sizes().data(),
                              first.sizes().size(), coarse_now());
 }
 

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "collectives/operand_checks.h"
 #include "collectives/shm/backend/request_backend.h"
 
 namespace lockstep::shm_engine {
@@ -58,6 +59,7 @@ void RequestBackend::add_reduce_scatter(TensorRequest& request, const at::Tensor
                     "reduce_scatter: the input must hold one output for each of ", getSize(), " ranks; it has ",
                     input.numel(), " elements of ", input.scalar_type(), " for outputs of ", output.numel(), " of ",
                     output.scalar_type());
+  check_apart("reduce_scatter", input, output, getRank());
   auto part = request.reducing(OperationKind::kReduceScatter, output.scalar_type(), output.numel(), op);
   part.input = request.input(input);
   part.output = request.output(output, /*load=*/false);
@@ -76,6 +78,7 @@ RequestBackend::WorkPtr RequestBackend::reduce_scatter(Tensors& outputs, std::ve
   TensorRequest request(OpType::REDUCE_SCATTER, "lockstep:reduce_scatter", options);
   request.inputs = blocks;
   request.result = outputs;
+  check_lists_apart("reduce_scatter", outputs, blocks, 0, static_cast<size_t>(getRank()));
   auto part = request.reducing(OperationKind::kReduceScatter, output.scalar_type(), output.numel(), options.reduceOp);
   for (const auto& block : blocks) {
     TORCH_CHECK_VALUE(block.numel() == output.numel() && block.scalar_type() == output.scalar_type(),

@@ -73,7 +73,10 @@ ShmBackend::ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout,
       shared_(std::move(shared)),
       name_(std::move(name)),
       writes_page_(writes_page),
-      timeout_(timeout) {}
+      timeout_(timeout) {
+  // Python's programs, whose operations this object shows, may call a group from any thread.
+  if (writes_page_) shared_->group().expect_several_callers();
+}
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
   return c10::make_intrusive<BackendOptions>(name_, timeout_.load());

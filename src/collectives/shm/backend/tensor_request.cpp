@@ -1,10 +1,13 @@
 #include "collectives/shm/backend/tensor_request.h"
 
+#include <cstring>
+
 #include <ATen/ATen.h>
 
 #include "collectives/called_as.h"
 #include "collectives/core_types.h"
 #include "collectives/operand.h"
+#include "collectives/operand_checks.h"
 
 namespace lockstep::shm_engine {
 namespace {
@@ -24,6 +27,7 @@ void* TensorRequest::input(const at::Tensor& tensor) {
 }
 
 void* TensorRequest::output(const at::Tensor& tensor, bool load) {
+  check_written(std::strchr(title, ':') + 1, tensor);
   if (is_plain(tensor)) {
     tensors.push_back(tensor);
   } else {

@@ -1,0 +1,137 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "base/shared_segment.h"
+
+namespace lockstep {
+
+/// Finds ranks that wait for each other's messages, over engines whose waits cannot look for them.
+///
+/// A rank that has waited for a while tells the others through the store what it waits for, and takes it back when the
+/// wait is over. A thread of the watch does that; it sleeps while nobody waits. It is sure only while one thread calls
+/// the group: as soon as a second one does, nobody is told any more.
+class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
+ public:
+  struct Message {
+    bool is_send = false;
+    int peer = 0;
+    int tag = 0;
+    bool operator==(const Message&) const = default;
+  };
+
+  /// `tell` is called once, by the thread of the watch, with what it found. Deletes what this rank wrote for an earlier
+  /// group over the same store.
+  MessageWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+               std::function<void(const std::string&)> tell = nullptr);
+  ~MessageWatch() { stop(); }
+  MessageWatch(const MessageWatch&) = delete;
+  /// Ends its thread; nothing is found any more.
+  void stop() LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
+
+  /// Threads may call at any time, as in Python's programs: nobody is told.
+  void expect_several_callers();
+
+  /// The same message, which is watched while somebody waits for it. Its wait then throws Error.
+  c10::intrusive_ptr<c10d::Work> watched(c10::intrusive_ptr<c10d::Work> inner, const Message& message);
+
+  /// A collective is called; counts them.
+  void note_collective();
+
+  /// The calling thread waits for a collective as long as this lives.
+  class CollectiveWait {
+   public:
+    /// `text` stays where it is.
+    CollectiveWait(MessageWatch& watch, uint64_t number, const std::string& text);
+    ~CollectiveWait() { watch_.end_wait(); }
+    CollectiveWait(const CollectiveWait&) = delete;
+
+   private:
+    MessageWatch& watch_;
+  };
+  /// To be called when a wait for a collective takes long.
+  void start_thread();
+  /// Something else has ended the group: a message that its receiver refuses. Tells the ranks that wait, too.
+  void declare(const std::string& text);
+  /// What was found; empty: nothing.
+  std::string verdict();
+
+ private:
+  class WatchedMessage;
+  struct Wait {
+    uint64_t serial = 0;
+    const Message* message = nullptr;   ///< null: a collective
+    c10d::Work* work = nullptr;         ///< of the message
+    uint64_t number = 0;                ///< of the collective
+    const std::string* text = nullptr;  ///< of the collective
+    Clock::time_point next_look;
+    std::chrono::milliseconds pause{0};
+  };
+  /// What a rank has told the others.
+  struct Note {
+    uint64_t serial = 0;  ///< 0: it does not wait
+    std::optional<Message> message;
+    uint64_t number = 0;  ///< of the collective that it waits for
+    uint64_t called = 0;  ///< collectives
+    std::string text;     ///< of the collective
+    std::list<Message> pending;
+    std::map<int, uint64_t> sent, received;  ///< messages that are done, by peer
+
+    std::string packed() const;
+    static Note unpacked(const std::string& bytes);
+    bool has(const Message& wanted) const;
+    std::string says(int rank) const;
+  };
+
+  void note_caller() LOCKSTEP_REQUIRES(mutex_);
+  void begin_wait(Wait wait);
+  void end_wait();
+  void take_back();
+  void start_thread_locked() LOCKSTEP_REQUIRES(mutex_);
+  void run();
+  Note own_note() const LOCKSTEP_REQUIRES(mutex_);
+  /// For the thread, which may talk to the store meanwhile.
+  std::string look(const Note& own, bool is_sure);
+  std::string judge(const Note& own);
+  static std::vector<int> needs_of(int rank, const std::vector<Note>& notes);
+  std::string key(int rank) const { return "waits/" + std::to_string(rank); }
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const int rank_, world_size_;
+  const std::function<void(const std::string&)> tell_;
+  const unsigned fork_generation_ = fork_generation();
+
+  // Of the thread.
+  std::vector<uint64_t> stuck_;  ///< serials of the ranks that were stuck at the last look; 0: not stuck
+  Clock::time_point stuck_since_;
+
+  Mutex mutex_;
+  std::condition_variable changed_;
+  Note done_ LOCKSTEP_GUARDED_BY(mutex_);  ///< what does not depend on the wait
+  std::optional<Wait> wait_ LOCKSTEP_GUARDED_BY(mutex_);
+  uint64_t waits_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  bool published_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool looking_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool dozing_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool ending_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  const void* caller_ LOCKSTEP_GUARDED_BY(mutex_) = nullptr;  ///< an address that only the first thread has
+  bool several_callers_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::string verdict_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::thread thread_ LOCKSTEP_GUARDED_BY(mutex_);
+};
+
+}  // namespace lockstep
