@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kStreamedBytes = 4 << 20;
 /// Of messages that no program sends by accident.
-constexpr int kStreamTag = (1 << 28) + 16;
+constexpr int kStreamTag = (1 << 24) - 16;  // the most that Gloo takes is 2^24 - 1
 
 }  // namespace
 
