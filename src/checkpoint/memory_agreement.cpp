@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -35,29 +36,32 @@ at::Tensor numbers_of(const MemorySave& mine) {
 
 }  // namespace
 
-void compare_memory_saves(const Group& group, const MemorySave& mine) {
-  const std::string save = "the state of step " + std::to_string(mine.step) + " cannot be saved to memory: ";
-  if (group.world_size() == 1) {
-    if (!mine.problem.empty()) throw Error(save + mine.problem);
-    return;
-  }
-  const at::Tensor all = group.all_gather(numbers_of(mine));
-  const int64_t* numbers = all.const_data_ptr<int64_t>();
+MemorySaveComparison::MemorySaveComparison(const Group& group, MemorySave mine)
+    : group_(group), mine_(std::move(mine)), numbers_(numbers_of(mine_)) {
+  all_ = at::empty({group_.world_size(), kColumns}, at::kLong);
+  work_ = group_.all_gather_async(all_, numbers_);
+}
+
+void MemorySaveComparison::check() {
+  if (!work_) return;
+  std::exchange(work_, std::nullopt)->wait();
+  const std::string save = "the state of step " + std::to_string(mine_.step) + " cannot be saved to memory: ";
+  const int64_t* numbers = all_.const_data_ptr<int64_t>();
   const auto differs = [&](Column column) {
-    for (int rank = 1; rank < group.world_size(); ++rank)
+    for (int rank = 1; rank < group_.world_size(); ++rank)
       if (numbers[rank * kColumns + column] != numbers[column]) return true;
     return false;
   };
   if (differs(kStep)) {
     std::vector<std::string> steps;
-    for (int rank = 0; rank < group.world_size(); ++rank)
+    for (int rank = 0; rank < group_.world_size(); ++rank)
       steps.push_back(std::to_string(numbers[rank * kColumns + kStep]));
     throw Error(save + difference_of_calls("ranks save different steps", steps));
   }
-  if (differs(kProblem) || numbers[kProblem] != 0) throw_problems(save, group.all_gather_bytes(mine.problem));
+  if (differs(kProblem) || numbers[kProblem] != 0) throw_problems(save, group_.all_gather_bytes(mine_.problem));
   if (differs(kFolder))
-    throw Error(save + difference_of_calls("ranks save into different folders", group.all_gather_bytes(mine.folder)));
-  if (differs(kLayout) || differs(kSamples)) compare_memory_states(group, *mine.common);
+    throw Error(save + difference_of_calls("ranks save into different folders", group_.all_gather_bytes(mine_.folder)));
+  if (differs(kLayout) || differs(kSamples)) compare_memory_states(group_, *mine_.common);
 }
 
 void compare_memory_states(const Group& group, const c10::impl::GenericDict& common) {

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <ATen/core/Dict.h>
+#include <ATen/core/Tensor.h>
 
 #include <lockstep/group.h>
 
@@ -21,10 +23,21 @@ struct MemorySave {
   std::string problem = {};                        ///< why this rank cannot save; "" if it can
 };
 
-/// Before each save, in one small message: ranks compare the step, the folder, everything of what they have in common
-/// but the bytes of tensors, and a few elements of every tensor. Throws Error on all ranks if they differ, or one of
-/// them cannot save; it names what and who. All ranks call it.
-void compare_memory_saves(const Group& group, const MemorySave& mine);
+/// Of each save, in one small message: ranks compare the step, the folder, everything of what they have in common but
+/// the bytes of tensors, and a few elements of every tensor. All ranks make it, and call check() before the save counts.
+class MemorySaveComparison {
+ public:
+  /// Sends what is compared and returns.
+  MemorySaveComparison(const Group& group, MemorySave mine);
+  /// Throws Error on all ranks if they differ, or one of them cannot save; it names what and who. Once suffices.
+  void check();
+
+ private:
+  const Group group_;
+  const MemorySave mine_;
+  at::Tensor numbers_, all_;
+  std::optional<Work> work_;
+};
 
 /// Compares every bit. Throws Error on all ranks that names the first difference. All ranks call it.
 void compare_memory_states(const Group& group, const c10::impl::GenericDict& common);

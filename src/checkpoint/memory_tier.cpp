@@ -63,7 +63,7 @@ std::unique_ptr<MappedSlots> open_memory(const Group& group) {
 uint64_t owner_of(const std::string& folder) {
   Hash hash;
   hash.add(folder);
-  return std::strtoull(hash.digits().c_str(), nullptr, 16);
+  return hash.value();
 }
 
 struct SplitState {
@@ -195,13 +195,18 @@ void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step, st
       written_here.emplace(state.own);
       hash.add(written_by_all->pickle());
     });
-  const uint64_t layout = std::strtoull(hash.digits().c_str(), nullptr, 16);
-  compare_memory_saves(group_, {.step = step,
-                                .folder = folder_,
-                                .layout = layout,
-                                .common = &state.common,
-                                .sampled = written_by_all && writer_ ? &*written_by_all : nullptr,
-                                .problem = std::move(problem)});
+  const uint64_t layout = hash.value();
+  MemorySaveComparison comparison(group_, {.step = step,
+                                           .folder = folder_,
+                                           .layout = layout,
+                                           .common = &state.common,
+                                           .sampled = written_by_all && writer_ ? &*written_by_all : nullptr,
+                                           .problem = std::move(problem)});
+  // Where nothing remains to be agreed on, the ranks' messages travel while the state is written.
+  const bool writes_at_once = written_here && writer_ && !machines_.several() &&
+                              written_by_all->most_bytes() <= common_capacity_ &&
+                              written_here->most_bytes() <= own_capacity_;
+  if (!writes_at_once) comparison.check();
   last_step_ = step;
   const ObjectWriter &common = *written_by_all, &own = *written_here;
   // Where there is room for certain, nothing is counted beforehand: that takes as long as writing hundreds of headers.
@@ -215,6 +220,7 @@ void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step, st
   common.write(range, "state", kNoChecksums);
   RangeSink all(*writer_, &SlotWriter::write_own, 0, own_capacity_);
   own.write(all, "state", kNoChecksums);
+  comparison.check();
   const SaveHeader header{.step = step, .owner = owner_, .layout = layout, .common_bytes = range.position()};
   writer_->finish(header, all.position());
   machines_.keep(header);

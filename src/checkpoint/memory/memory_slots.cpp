@@ -83,7 +83,7 @@ struct Place {
 uint64_t check_of(const Place& place, const std::string& folder) {
   Hash hash;
   hash.add(folder);
-  return Hash::mixed(Hash::mixed(std::strtoull(hash.digits().c_str(), nullptr, 16), place.owner), place.size);
+  return Hash::mixed(Hash::mixed(hash.value(), place.owner), place.size);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ at::Tensor tensor_of(double* numbers, size_t count) {
 double number_of(const std::string& text) {
   Hash hash;
   hash.add(text);
-  return static_cast<double>((std::strtoull(hash.digits().c_str(), nullptr, 16) >> 13) + 1);
+  return static_cast<double>((hash.value() >> 13) + 1);
 }
 
 }  // namespace
