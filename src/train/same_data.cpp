@@ -18,7 +18,9 @@ void check_same_data(const Group& group, const LoaderBase& loader, LoaderFacts f
                 "; make it from the Context");
     const DataLoaderOptions& options = loader.options();
     const auto add = [&](const char* name, const std::string& value) { message.text += name + ('\t' + value) + '\n'; };
+    add("split_batches", std::to_string(options.split_batches));
     add("batch_size", std::to_string(options.batch_size));
+    add("accumulate", std::to_string(options.accumulate));
     add("dataset_size", std::to_string(loader.dataset_size()));
     add("seed", options.seed ? std::to_string(*options.seed) : "the context's");
     add("shuffle", std::to_string(options.shuffle));

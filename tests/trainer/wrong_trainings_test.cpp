@@ -86,6 +86,8 @@ TEST_P(WrongTrainings, LoadersThatDifferAreNamedOnAllRanks) {
     };
     expect_named(odd ? 24 : 26, {.batch_size = 2}, "dataset_size");
     expect_named(24, {.batch_size = odd ? 2 : 3}, "batch_size");
+    expect_named(24, {.batch_size = 6, .split_batches = odd}, "split_batches");
+    expect_named(24, {.batch_size = 2, .accumulate = odd ? 1 : 2}, "accumulate");
     expect_named(24, {.batch_size = 2, .shuffle = odd}, "shuffle");
     expect_named(24, {.batch_size = 2, .shuffle = true, .seed = odd ? 1 : 2}, "seed");
     const std::string text = refused(24, {.batch_size = 2, .sampler = std::make_shared<Turned>(24, odd)}, false);
