@@ -51,9 +51,9 @@ std::string describe(const DistributedDataParallelOptions& options, const Virtua
 }
 
 BucketLimits limits_of(const DistributedDataParallelOptions& options) {
-  constexpr double kMebibyte = 1 << 20;
-  return {static_cast<int64_t>(options.first_bucket_cap_mb * kMebibyte),
-          static_cast<int64_t>(options.bucket_cap_mb * kMebibyte)};
+  constexpr double kMebibyte = 1 << 20, kMost = 1e18;  // infinity is one bucket for all
+  return {static_cast<int64_t>(std::min(options.first_bucket_cap_mb * kMebibyte, kMost)),
+          static_cast<int64_t>(std::min(options.bucket_cap_mb * kMebibyte, kMost))};
 }
 
 std::string advice(const char* kind, const std::string& name, const char* what) {
@@ -190,8 +190,9 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
   std::unordered_map<const c10::TensorImpl*, size_t> handles;
   throw_on_all_ranks(group, problem_or_failure_of([&] {
     next = make_counted_reducer(followed, now, handles);
-    return problem_of(parameters, new_buffers, now);
+    return std::string();
   }));
+  throw_on_all_ranks(group, problem_of(parameters, new_buffers, now));
   if (reducer || options.init_sync) {
     std::vector<at::Tensor> unknown;
     for (const auto* list : {&parameters, &new_buffers})

@@ -1,5 +1,7 @@
 #include <lockstep/distributed_data_parallel.h>
 
+#include <limits>
+
 #include <gtest/gtest.h>
 
 #include <lockstep/checkpoint.h>
@@ -100,7 +102,7 @@ TEST_P(Ranks, TrainAsOneProcessWithBatchNorm) {
 TEST_P(Ranks, HoldTheSameBitsWhateverTheBuckets) {
   run_ranks(GetParam(), [](Context& context) {
     std::string first;
-    for (double bucket_mb : {1e-6, 1e-4, 3e-4, 25.0}) {
+    for (double bucket_mb : {1e-6, 1e-4, 3e-4, 25.0, std::numeric_limits<double>::infinity()}) {
       auto model = make_model("batch_norm");
       DistributedDataParallel replica(model, context, {.first_bucket_cap_mb = bucket_mb, .bucket_cap_mb = bucket_mb});
       train_on_ranks(*model, replica, context.rank(), at::kFloat);
