@@ -52,6 +52,7 @@ Report read_report(const std::vector<Line>& lines, const std::string& json, int 
       report.culprit = std::stoi(match[2]);
     }
     std::smatch rest;
+    if (line.text.starts_with("lockstep: restart ")) report.known_ns.reset();
     if (!report.known_ns && (heads || std::regex_match(line.text, rest, early))) report.known_ns = line.at_ns;
     if (std::regex_match(line.text, rest, unsure)) report.also_suspect = numbers_of(rest[1]);
   }

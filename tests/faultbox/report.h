@@ -19,7 +19,7 @@ struct Report {
   std::string headline;  ///< of the block: "rank 1 of 3 failed first: killed by SIGKILL (Killed)"
   std::vector<int> also_suspect;
   std::string text;                   ///< all lines
-  std::optional<int64_t> known_ns;    ///< when the first line about a failure arrived
+  std::optional<int64_t> known_ns;    ///< when the first line about the last start's failure arrived
   std::vector<std::string> problems;  ///< contradictions between lines and JSON, missing fields
 };
 
