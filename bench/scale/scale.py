@@ -81,7 +81,7 @@ def shape(ranks, size):
     at_once = size <= 32 << 10 or machines == 2
     multiple = 1 if at_once else machines
     parts = multiple * max(1, math.ceil(size / slices / (multiple * (256 << 10))))
-    # A machine whose ranks form several subtrees sends a sum of each, together (docs/several_machines.md, Order).
+    # A machine whose ranks form several subtrees sends a sum of each, together (docs/several_machines.md, Placement).
     sums = max(bin(count).count("1") for count in ranks)
     if at_once:
         return parts * (machines - 1), sums * (machines - 1) * size

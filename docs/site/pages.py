@@ -13,29 +13,8 @@ import headers
 import messages
 
 SOURCE = headers.SOURCE
-GUIDES = ["from_pytorch_ddp", "from_horovod", "from_mpi", "choosing_ranks_and_threads", "common_mistakes", "in_which_order"]
-CAPTIONS = [
-    ("Start", ["Introduction <readme>", "packages"]),
-    ("Guides", GUIDES),
-    ("Training", ["distributed_data_parallel", "optimizers", "training", "trainer", "data", "checkpoints", "communication_hooks", "exactness"]),
-    ("Running", ["launcher", "elasticity", "several_machines", "observing", "environment", "reliability"]),
-    ("Reference", ["api", "api/index", "c", "The header of C <api/c>", "python", "python_package", "command_line", "collectives", "backends"]),
-    ("When something goes wrong", ["errors", "messages"]),
-    ("How it works", ["architecture", "step", "scale"]),
-]
-
-
-HOME = """# Lockstep
-
-Lockstep trains one PyTorch model with several processes, in C++, on stock LibTorch. Every process (a rank) holds a copy of
-the model and reads its own share of the data; gradients are averaged while backward runs, so all copies take the same step.
-It gives C++ programs what DistributedDataParallel, torchrun and DistributedSampler give Python programs.
-
-New here? The [introduction](readme.md) says what you need and trains a first model. [From PyTorch's
-DDP](from_pytorch_ddp.md) has the names that you know, [in which order](in_which_order.md) a program from top to bottom, and
-[common mistakes](common_mistakes.md) what goes wrong and what you see then. When an error stops a run,
-[Error messages](errors.md) explains it. There are [collectives for C](c.md) and a [backend for Python](python.md), too.
-"""
+# Pages that only the site has, by the section of docs/index.md that they follow.
+SITE_ONLY = {"When something goes wrong": ["messages"], "Reference": ["api/index", "The header of C <api/c>", "python_package", "command_line"]}
 
 
 def read(name):
@@ -49,7 +28,7 @@ def relinked(text):
     text = re.sub(r"\]\(\.\./README\.md", "](readme.md", text)
     text = re.sub(r"\]\((?:\.\./)?python/README\.md", "](python_package.md", text)
     text = re.sub(r"\]\(\.\./include/lockstep/(\w+\.h)\)", r"](api/\1.md)", text)
-    return re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", text)
+    return re.sub(r"\[([^\]]+)\]\((?:\.\./|bench/)[^)]+\)", r"\1", text)
 
 
 def with_anchors(text):
@@ -90,17 +69,28 @@ def target_of(entry):
     return re.sub(r".*<(.*)>", r"\1", entry)
 
 
+def entries_of(section):
+    """The pages that a section of docs/index.md lists, as entries of a toctree."""
+    for title, name in re.findall(r"(?m)^- \[([^\]]+)\]\((\w+)\.md\)", section):
+        yield f"{title} <{name}>" if name == "readme" else name
+
+
 def index(names):
-    """`names`: of the documents; what CAPTIONS does not name comes last."""
-    there = names | {"readme", "python_package", "command_line", "messages", "api/index", "api/c"}
-    page = [HOME]
-    for caption, entries in CAPTIONS:
-        entries = [entry for entry in entries if target_of(entry) in there]
-        page += ["```{toctree}", ":maxdepth: 1", f":caption: {caption}", "", *entries, "```", ""]
-    left_out = names - {target_of(entry) for _, entries in CAPTIONS for entry in entries}
-    if left_out:
-        page += ["```{toctree}", ":maxdepth: 1", ":caption: More", "", *sorted(left_out), "```", ""]
-    return "\n".join(page)
+    """The home page: docs/index.md, with its sections for the sidebar. `names`: of the documents; what it does not list comes last."""
+    home, *sections = re.split(r"(?m)^(?=## )", relinked(read("docs/index.md")))
+    contents, seen = [], {"index"}
+    for section in sections:
+        caption = section.partition("\n")[0].removeprefix("## ")
+        entries = [*entries_of(section), *SITE_ONLY.get(caption, [])]
+        entries = [entry for entry in entries if target_of(entry) not in seen]
+        seen |= {target_of(entry) for entry in entries}
+        contents.append((caption, entries))
+    contents.append(("More", sorted(names - seen)))
+    page = [home]
+    for caption, entries in contents:
+        if entries:
+            page += ["```{toctree}", ":hidden:", ":maxdepth: 1", f":caption: {caption}", "", *entries, "```", ""]
+    return "\n".join(page + sections)
 
 
 def write(folder, name, text):
