@@ -28,6 +28,15 @@ void work_alone(const lockstep::Context& context, const char* how) {
   context.group().barrier();
 }
 
+/// One collective that takes long, as all ranks share a core with others.
+void move_for_long(const lockstep::Context& context) {
+  const at::Tensor tensor = at::ones({int64_t{48} << 20});  // 192 MiB
+  const auto start = steady_clock::now();
+  context.group().all_reduce(tensor);
+  if (context.is_main())
+    std::cout << "moved for " << std::chrono::duration<double>(steady_clock::now() - start).count() << " s" << std::endl;
+}
+
 /// The others give up on rank 0 after a second; it comes late and learns that.
 void come_late(const lockstep::Context& context) {
   if (context.is_main()) std::this_thread::sleep_for(milliseconds(2500));
@@ -83,6 +92,8 @@ int main(int argc, char** argv) {
   if (is(what, "late_and_catches")) return come_late_and_catch(context);
   if (late)
     come_late(context);
+  else if (is(what, "moves"))
+    move_for_long(context);
   else
     work_alone(context, what);
 }

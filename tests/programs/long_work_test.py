@@ -1,6 +1,8 @@
 """Long work of one rank is not a hang, and the message of a rank that throws or that the others gave up on arrives, with each of our launchers."""
 
 import os
+import re
+import subprocess
 
 from support import BIN, LOCKSTEP, ProgramTest, main, run
 
@@ -27,6 +29,19 @@ class LongWork(ProgramTest):
     def test_over_gloo_too(self):
         self.assertEqual(self.launched(2, "computes", "gloo", options=("--hang-timeout", 1)).returncode, 0)
         self.assertEqual(self.launched(2, "sleeps", "gloo", options=("--hang-timeout", 1)).returncode, 43)
+
+    def test_one_collective_that_moves_for_long_is_none(self):
+        # Ranks that wait for a busy processor most of the time: the pages used to stand still within a collective.
+        core = str(min(os.sched_getaffinity(0)))
+        busy = subprocess.Popen(["taskset", "-c", core, "sh", "-c", "while :; do :; done"])
+        self.addCleanup(busy.wait)
+        self.addCleanup(busy.kill)
+        for ranks, words in ((2, ()), (3, ()), (2, ("gloo",))):
+            done = run("taskset", "-c", core, "nice", "-n", "18", LOCKSTEP, "run", "-n", ranks, "--run-dir", "run", "--hang-timeout", 2, "--",
+                       PROGRAM, "moves", *words, check=False, cwd=self.folder, timeout=300)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            seconds, = re.findall(r"moved for (\S+) s", done.stdout)
+            print(f"{ranks} ranks {words}: {seconds} s")
 
     def test_own_launchers_take_the_option(self):
         # --ranks used to have no such option, and every run ended after 300 s.
