@@ -11,6 +11,7 @@
 #include "collectives/group_state.h"
 #include "nn/layer_error.h"
 #include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {
@@ -77,7 +78,8 @@ at::Tensor StatisticsExchange::send(const std::string& name, const std::string& 
     if (const std::string found = watch_->verdict(); !found.empty()) throw Error(found);
     const std::string cause = error.what();
     if (name.empty()) throw;
-    const std::string places = cause.find("ranks disagree") == std::string::npos ? "" : watch_->places();
+    const bool disagree = own_page().read(group.world_size()).failure == RankFailure::kMismatch;
+    const std::string places = disagree ? watch_->places() : "";
     throw layer_error(name, (places.empty() ? "" : "The ranks are at different ones: " + places + ". ") + cause);
   }
 }

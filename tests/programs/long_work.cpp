@@ -4,7 +4,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <string>
 #include <thread>
+
+#include <unistd.h>
 
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -28,9 +31,12 @@ void work_alone(const lockstep::Context& context, const char* how) {
   context.group().barrier();
 }
 
-/// One collective that takes long, as all ranks share a core with others.
+/// One collective that takes long, as the test lets ranks compute for a part of the time. Rank 0 says who they are.
 void move_for_long(const lockstep::Context& context) {
   const at::Tensor tensor = at::ones({int64_t{48} << 20});  // 192 MiB
+  std::string line = "moving:";
+  for (const std::string& pid : context.group().all_gather_bytes(std::to_string(::getpid()))) line += " " + pid;
+  if (context.is_main()) std::cout << line << std::endl;
   const auto start = steady_clock::now();
   context.group().all_reduce(tensor);
   if (context.is_main())
