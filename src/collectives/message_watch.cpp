@@ -1,6 +1,7 @@
 #include "collectives/message_watch.h"
 
 #include <algorithm>
+#include <exception>
 #include <sstream>
 #include <utility>
 
@@ -34,10 +35,18 @@ class MessageWatch::WatchedMessage final : public c10d::Work {
   }
   ~WatchedMessage() override {
     const MutexLock lock(watch_->mutex_);
-    if (!is_done_) watch_->done_.pending.erase(place_);
+    if (is_done_) return;
+    if (has_failed_ || watch_->ending_ || !watch_->verdict_.empty())
+      watch_->done_.pending.erase(place_);
+    else
+      watch_->keep({.work = inner_, .waiter = waiter_, .place = place_});
   }
 
-  bool isCompleted() override { return inner_->isCompleted(); }
+  bool isCompleted() override {
+    if (inner_->isCompleted() || !watch_->verdict().empty()) return true;
+    if (!waiter_) waiter_ = std::make_shared<MessageWaiter>(inner_);
+    return waiter_->is_done();
+  }
   bool isSuccess() const override { return inner_->isSuccess(); }
   void abort() override { inner_->abort(); }
   std::vector<at::Tensor> result() override { return inner_->result(); }
@@ -49,12 +58,14 @@ class MessageWatch::WatchedMessage final : public c10d::Work {
     watch_->begin_wait({.message = &message_, .work = inner_.get()});
     bool is_there = false;
     try {
-      is_there = inner_->wait(timeout);
+      is_there = waiter_ ? waiter_->wait(timeout) : inner_->wait(timeout);
     } catch (const WrongMessage& wrong) {
+      has_failed_ = true;
       watch_->end_wait();
       watch_->declare(wrong.what());
       throw;
     } catch (const std::exception&) {
+      has_failed_ = true;
       watch_->end_wait();
       require_no_verdict();
       throw;
@@ -73,16 +84,15 @@ class MessageWatch::WatchedMessage final : public c10d::Work {
 
   void note_done() {
     const MutexLock lock(watch_->mutex_);
-    if (std::exchange(is_done_, true)) return;
-    ++(message_.is_send ? watch_->done_.sent : watch_->done_.received)[message_.peer];
-    watch_->done_.pending.erase(place_);
+    if (!std::exchange(is_done_, true)) watch_->note_done(place_);
   }
 
   const std::shared_ptr<MessageWatch> watch_;
   const WorkPtr inner_;
   const Message message_;
   std::list<Message>::iterator place_;  ///< among the pending ones, until it is done
-  bool is_done_ = false;
+  std::shared_ptr<MessageWaiter> waiter_;///< since somebody has asked whether it is done
+  bool is_done_ = false, has_failed_ = false;
 };
 
 MessageWatch::MessageWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
@@ -93,18 +103,64 @@ MessageWatch::MessageWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int 
 }
 
 void MessageWatch::stop() {
-  std::thread thread;
-  if (fork_generation_ != fork_generation()) {  // the thread belongs to the process that forked
-    if (thread_.joinable()) thread_.detach();
+  std::thread threads[2];
+  if (fork_generation_ != fork_generation()) {  // the threads belong to the process that forked
+    for (std::thread* thread : {&thread_, &keeper_})
+      if (thread->joinable()) thread->detach();
     return;
   }
   {
     const MutexLock lock(mutex_);
     ending_ = true;
-    thread.swap(thread_);
+    threads[0].swap(thread_);
+    threads[1].swap(keeper_);
+    if (!dropped_.empty()) dropped_.front().work->abort();
   }
   changed_.notify_all();
-  if (thread.joinable()) thread.join();
+  for (std::thread& thread : threads)
+    if (thread.joinable()) thread.join();
+  dropped_.clear();
+}
+
+void MessageWatch::note_done(std::list<Message>::iterator place) {
+  ++(place->is_send ? done_.sent : done_.received)[place->peer];
+  done_.pending.erase(place);
+}
+
+void MessageWatch::keep(Dropped message) {
+  dropped_.push_back(std::move(message));
+  if (!keeper_.joinable()) keeper_ = std::thread([this] { finish_dropped(); });
+  changed_.notify_all();
+}
+
+void MessageWatch::finish_dropped() {
+  constexpr auto kForever = std::chrono::hours(24 * 365);  // a time limit would end the group, which nobody waits for
+  MutexLock lock(mutex_);
+  while (!ending_) {
+    if (dropped_.empty()) {
+      changed_.wait(lock.native());
+      continue;
+    }
+    const Dropped& first = dropped_.front();
+    lock.unlock();
+    bool is_there = false;
+    try {
+      is_there = first.waiter ? first.waiter->wait(milliseconds(0)) : first.work->wait(kForever);
+    } catch (const WrongMessage& wrong) {
+      declare(wrong.what());
+    } catch (const std::exception&) {  // the group has ended, of which others hear
+    }
+    lock.lock();
+    if (is_there)
+      note_done(first.place);
+    else
+      done_.pending.erase(first.place);
+    std::list<Dropped> done;
+    done.splice(done.begin(), dropped_, dropped_.begin());
+    lock.unlock();
+    done.clear();
+    lock.lock();
+  }
 }
 
 void MessageWatch::expect_several_callers() {
@@ -306,61 +362,6 @@ std::string MessageWatch::judge(const Note& own) {
   }
   if (!stuck[static_cast<size_t>(rank_)] || now - stuck_since_ < kSameFor) return "";
   return "ranks wait for each other's messages: " + text + kStuckHint;
-}
-
-bool MessageWatch::Note::has(const Message& wanted) const {
-  return std::find(pending.begin(), pending.end(), wanted) != pending.end();
-}
-
-std::string MessageWatch::Note::says(int rank) const {
-  const std::string waits = "rank " + std::to_string(rank) + " waits ";
-  if (!message) return waits + "in operation " + std::to_string(number) + ", " + text;
-  const std::string peer = "rank " + std::to_string(message->peer), tag = " with tag " + std::to_string(message->tag);
-  return waits + (message->is_send ? "until " + peer + " receives its message" : "for a message from " + peer) + tag;
-}
-
-std::string MessageWatch::Note::packed() const {
-  std::ostringstream words;
-  const auto add = [&](const Message& one) { words << one.is_send << ' ' << one.peer << ' ' << one.tag << ' '; };
-  words << serial << ' ' << number << ' ' << called << ' ' << message.has_value() << ' ';
-  if (message) add(*message);
-  words << pending.size() << ' ';
-  for (const Message& one : pending) add(one);
-  for (const auto* counts : {&sent, &received}) {
-    words << counts->size() << ' ';
-    for (const auto& [peer, count] : *counts) words << peer << ' ' << count << ' ';
-  }
-  words << text;
-  return words.str();
-}
-
-MessageWatch::Note MessageWatch::Note::unpacked(const std::string& bytes) {
-  Note note;
-  std::istringstream words(bytes);
-  const auto read = [&] {
-    Message one;
-    words >> one.is_send >> one.peer >> one.tag;
-    return one;
-  };
-  bool has_message = false;
-  size_t size = 0;
-  words >> note.serial >> note.number >> note.called >> has_message;
-  if (has_message) note.message = read();
-  words >> size;
-  for (size_t i = 0; i < size && words; ++i) note.pending.push_back(read());
-  for (auto* counts : {&note.sent, &note.received}) {
-    size = 0;
-    words >> size;
-    for (size_t i = 0; i < size && words; ++i) {
-      int peer = 0;
-      uint64_t count = 0;
-      words >> peer >> count;
-      (*counts)[peer] = count;
-    }
-  }
-  words.get();
-  std::getline(words, note.text);
-  return note;
 }
 
 }  // namespace lockstep

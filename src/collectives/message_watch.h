@@ -17,6 +17,8 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "base/shared_segment.h"
+#include "collectives/message_waiter.h"
+#include "collectives/told_wait.h"
 
 namespace lockstep {
 
@@ -25,14 +27,12 @@ namespace lockstep {
 /// A rank that has waited for a while tells the others through the store what it waits for, and takes it back when the
 /// wait is over. A thread of the watch does that; it sleeps while nobody waits. It is sure only while one thread calls
 /// the group: as soon as a second one does, nobody is told any more.
+///
+/// It also carries on with messages for which nobody waits: one whose completion is asked for, in a thread of its own,
+/// for only a wait finds out; and those whose Work is gone, one after the other.
 class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
  public:
-  struct Message {
-    bool is_send = false;
-    int peer = 0;
-    int tag = 0;
-    bool operator==(const Message&) const = default;
-  };
+  using Message = NotedMessage;
 
   /// `tell` is called once, by the thread of the watch, with what it found. Deletes what this rank wrote for an earlier
   /// group over the same store.
@@ -72,6 +72,13 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
 
  private:
   class WatchedMessage;
+  using Note = ToldWait;
+  /// A message whose Work is gone, or the thread that waits for it, and its place among the pending ones.
+  struct Dropped {
+    c10::intrusive_ptr<c10d::Work> work;
+    std::shared_ptr<MessageWaiter> waiter;
+    std::list<Message>::iterator place;
+  };
   struct Wait {
     uint64_t serial = 0;
     const Message* message = nullptr;   ///< null: a collective
@@ -81,27 +88,16 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
     Clock::time_point next_look;
     std::chrono::milliseconds pause{0};
   };
-  /// What a rank has told the others.
-  struct Note {
-    uint64_t serial = 0;  ///< 0: it does not wait
-    std::optional<Message> message;
-    uint64_t number = 0;  ///< of the collective that it waits for
-    uint64_t called = 0;  ///< collectives
-    std::string text;     ///< of the collective
-    std::list<Message> pending;
-    std::map<int, uint64_t> sent, received;  ///< messages that are done, by peer
-
-    std::string packed() const;
-    static Note unpacked(const std::string& bytes);
-    bool has(const Message& wanted) const;
-    std::string says(int rank) const;
-  };
 
   void note_caller() LOCKSTEP_REQUIRES(mutex_);
   void begin_wait(Wait wait);
   void end_wait();
   void take_back();
   void start_thread_locked() LOCKSTEP_REQUIRES(mutex_);
+  /// Goes on with a message until it is done or the group ends.
+  void keep(Dropped message) LOCKSTEP_REQUIRES(mutex_);
+  void finish_dropped();
+  void note_done(std::list<Message>::iterator place) LOCKSTEP_REQUIRES(mutex_);
   void run();
   Note own_note() const LOCKSTEP_REQUIRES(mutex_);
   /// For the thread, which may talk to the store meanwhile.
@@ -131,6 +127,8 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
   const void* caller_ LOCKSTEP_GUARDED_BY(mutex_) = nullptr;  ///< an address that only the first thread has
   bool several_callers_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::string verdict_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::list<Dropped> dropped_ LOCKSTEP_GUARDED_BY(mutex_);  ///< the thread that goes on with them removes them
+  std::thread keeper_ LOCKSTEP_GUARDED_BY(mutex_);
   std::thread thread_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 

@@ -8,13 +8,18 @@
 
 namespace lockstep {
 
+/// The same values: autograd's zeros have no memory.
+inline at::Tensor with_memory(const at::Tensor& tensor) {
+  return tensor._is_zerotensor() ? at::zeros(tensor.sizes(), tensor.options()) : tensor;
+}
+
 /// A dense tensor that an engine can work on, and the user's tensor, to copy the result back to.
 struct Operand {
   at::Tensor original;
   at::Tensor dense;
 
   explicit Operand(const at::Tensor& tensor)
-      : original(tensor.detach()), dense(original.resolve_conj().resolve_neg().contiguous()) {}
+      : original(tensor.detach()), dense(with_memory(original).resolve_conj().resolve_neg().contiguous()) {}
 
   /// Null where the engine works on the user's memory itself.
   std::function<void()> copy_back() const {
@@ -48,7 +53,8 @@ inline at::Tensor on_cpu(const at::Tensor& tensor) { return tensor.is_cpu() ? te
 
 /// Whether an engine can work on the tensor's memory as it is.
 inline bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && tensor.device().is_cpu() && !tensor.is_conj() && !tensor.is_neg();
+  return tensor.is_contiguous() && tensor.device().is_cpu() && !tensor.is_conj() && !tensor.is_neg() &&
+         !tensor._is_zerotensor();
 }
 
 }  // namespace lockstep

@@ -30,6 +30,8 @@ void check_rows(const char* operation, const char* role, const at::Tensor& rows,
 }
 
 void check_written(const char* operation, const at::Tensor& tensor) {
+  TORCH_CHECK(!tensor._is_zerotensor(), operation,
+              ": the tensor is autograd's zero, which has no memory to be written to; clone() it first");
   if (is_plain(tensor)) return;
   TORCH_CHECK(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, operation,
               ": several elements of a tensor that is written share memory, as after expand(); clone() it first");

@@ -83,6 +83,62 @@ TEST_P(WrongMessages, AnEmptyOneIsReceivedAndTheNextOneIsRight) {
   });
 }
 
+/// A program may ask whether a message is done, and need not keep its Work.
+TEST_P(WrongMessages, NoneArePolledAndDroppedOnes) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    const int last = context.world_size() - 1;
+    const auto poll = [](const Work& work) {
+      const auto started = Clock::now();
+      while (!work.is_completed() && seconds_since(started) < 20) std::this_thread::sleep_for(milliseconds(1));
+      EXPECT_TRUE(work.is_completed());
+      work.wait();
+    };
+    for (const int64_t size : {int64_t{4}, int64_t{300'000}}) {
+      const at::Tensor received = at::zeros({size});
+      if (context.rank() == 0) poll(group.send_async(at::full({size}, 3.0), last, 5));
+      if (context.rank() == last) {
+        poll(group.recv_async(received, 0, 5));
+        EXPECT_TRUE(received.eq(3).all().item<bool>());
+      }
+      group.barrier();
+      std::vector<at::Tensor> many;
+      if (context.rank() == 0)
+        for (int i = 0; i < 20; ++i) static_cast<void>(group.send_async(at::full({size}, static_cast<double>(i), at::kFloat), last, 6));
+      if (context.rank() == last)
+        for (int i = 0; i < 20; ++i) {
+          group.recv(received, 0, 6);
+          EXPECT_EQ(received[size - 1].item<float>(), static_cast<float>(i));
+        }
+      group.barrier();
+      // One that is received after its Work has gone.
+      if (context.rank() == last) static_cast<void>(group.recv_async(received, 0, 8));
+      if (context.rank() == 0) group.send(at::full({size}, 9.0), last, 8);
+      group.barrier();
+      if (context.rank() == last) EXPECT_THROW(group.send(received, last), c10::Error) << "to itself";
+      if (context.rank() == last) EXPECT_THROW(group.recv(received, last), c10::Error) << "from itself";
+    }
+    // Nobody receives these; the group ends all the same.
+    if (context.rank() == 0) static_cast<void>(group.send_async(at::ones({4}), last, 10));
+    if (context.rank() == last) EXPECT_FALSE(group.recv_async(at::zeros({4}), 0, 11).is_completed());
+  });
+}
+
+TEST_P(WrongMessages, NoneAreThoseOfAutogradsZeros) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    const at::Tensor zero = at::_efficientzerotensor({4}, at::kFloat), received = at::ones({4});
+    const int last = context.world_size() - 1;
+    if (context.rank() == 0) group.send(zero, last);
+    if (context.rank() == last) group.recv(received, 0);
+    if (context.rank() == last) EXPECT_EQ(received.sum().item<float>(), 0);
+    EXPECT_EQ(group.all_gather(zero).sum().item<float>(), 0);
+    EXPECT_NE(text_of_error([&] { group.all_reduce(zero); }).find("which has no memory to be written to"),
+              std::string::npos);
+    group.barrier();
+  });
+}
+
 struct Program {
   const char* name;
   std::function<void(const Group&)> body;
