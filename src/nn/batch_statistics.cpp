@@ -62,11 +62,14 @@ void copy_floats_out(const at::Tensor& values, double* out) {
   std::copy_n(values.const_data_ptr<float>(), values.numel(), out);
 }
 
-/// What a layer sends: two lists of a number for each channel, and one more number.
-at::Tensor make_row(const at::Tensor& first, const at::Tensor& second, double last) {
+/// What a layer sends: two lists of a number for each channel, and one more number. In its header, eps and momentum.
+at::Tensor make_row(const at::Tensor& first, const at::Tensor& second, double last, double eps = 0,
+                    double momentum = 0) {
   const int64_t channels = first.numel();
   at::Tensor row = at::empty({StatisticsExchange::kHeader + 2 * channels + 1}, at::kDouble);
   double* const values = row.mutable_data_ptr<double>() + StatisticsExchange::kHeader;
+  values[-2] = eps;
+  values[-1] = momentum;
   const bool floats = first.is_cpu() && first.scalar_type() == at::kFloat;
   (floats ? copy_floats_out : copy_out)(first, values);
   (floats ? copy_floats_out : copy_out)(second, values + channels);
@@ -160,7 +163,7 @@ Normalized normalize(const at::Tensor& input, const BatchNormArguments& argument
                 " channels got an input of ", input.sizes());
   const auto dtype = accumulation_type(input);
   const auto [local_mean, local_var] = local_statistics(input);
-  const at::Tensor row = make_row(local_mean, local_var, values_a_channel(input));
+  const at::Tensor row = make_row(local_mean, local_var, values_a_channel(input), arguments.eps, arguments.momentum);
   const Combined all(Rows(layer.exchange->gather(layer.number, Pass::kForward, row)), channels);
   TORCH_CHECK(all.count != 1,
               "Expected more than 1 value per channel when training; there is only one over all ranks; input size ",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <sstream>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -86,17 +87,28 @@ at::Tensor StatisticsExchange::send(const std::string& name, const std::string& 
 
 void StatisticsExchange::check_same_place(const std::string& name, const at::Tensor& rows) const {
   const double* mine = row_of(rows, group.rank());
-  bool same = true;
+  bool same = true, same_options = true;
   for (int rank = 0; rank < group.world_size(); ++rank) {
     const double* row = row_of(rows, rank);
-    same &= row[0] != static_cast<double>(Kind::kStatistics) || (row[1] == mine[1] && row[2] == mine[2]);
+    if (row[0] != static_cast<double>(Kind::kStatistics)) continue;
+    same &= row[1] == mine[1] && row[2] == mine[2];
+    same_options &= row[3] == mine[3] && row[4] == mine[4];
   }
-  if (same) return;
+  if (same && same_options) return;
   std::vector<std::optional<std::string>> places;
   for (int rank = 0; rank < group.world_size(); ++rank) {
     const double* row = row_of(rows, rank);
-    places.push_back(row[0] == static_cast<double>(Kind::kStatistics) ? place_of(row) : "join(), without inputs");
+    std::ostringstream place;
+    if (row[0] != static_cast<double>(Kind::kStatistics))
+      place << "join(), without inputs";
+    else
+      place << place_of(row);
+    if (same && row[0] == static_cast<double>(Kind::kStatistics))
+      place << " with eps " << row[3] << " and momentum " << row[4];
+    places.emplace_back(place.str());
   }
+  if (same)
+    throw layer_error(name, "Its options differ: " + said_by_rank(places) + ". Give it the same options on all ranks");
   throw layer_error(name, "The ranks are at different ones: " + said_by_rank(places) +
                               ". All ranks must run the same layers in the same order, forward and backward");
 }

@@ -28,7 +28,7 @@ enum class Pass { kForward, kBackward };
 /// which it takes part, or no rank has inputs any more.
 class StatisticsExchange {
  public:
-  static constexpr int64_t kHeader = 3;  ///< numbers at the beginning of each row: its kind, its place, its length
+  static constexpr int64_t kHeader = 5;  ///< numbers at the beginning of each row: its kind, place and length, eps and momentum
 
   /// The exchange of `group`. The first call makes it, for as long as the group exists: every rank must call.
   static std::shared_ptr<StatisticsExchange> of(const Group& group);

@@ -90,6 +90,24 @@ const std::vector<Case> kCases{
      },
      {" is synchronised over all ranks, so every rank must run it", "the forward of a SyncBatchNorm of 5 channels",
       "rank 1 in the forward of a SyncBatchNorm of 7 channels"}},
+    {"has_another_eps",
+     [](Training& training) {
+       torch::nn::BatchNormOptions options(5);
+       if (training.is_wrong()) options.eps(0.5);
+       SyncBatchNorm layer(options, training.context.group());
+       layer->forward(at::rand({4, 5}));
+     },
+     {" is synchronised over all ranks, so every rank must run it", "Its options differ: ",
+      "with eps 1e-05 and momentum 0.1", "rank 1 in the forward of a SyncBatchNorm of 5 channels with eps 0.5"}},
+    {"converts_another_momentum",
+     [](Training& training) {
+       torch::nn::BatchNormOptions options(5);
+       options.momentum(training.is_wrong() ? 0.3 : 0.1);
+       torch::nn::Sequential one{torch::nn::BatchNorm1d(options)};
+       convert_sync_batchnorm(*one, training.context.group());
+       one->forward(at::rand({4, 5}));
+     },
+     {"batch norm `0` is synchronised", "Its options differ: ", "with eps 1e-05 and momentum 0.3"}},
     {"has_another_order",
      [](Training& training) {
        torch::nn::Sequential pair(torch::nn::BatchNorm1d(6), torch::nn::BatchNorm1d(6));
@@ -99,6 +117,15 @@ const std::vector<Case> kCases{
      },
      {" is synchronised over all ranks, so every rank must run it", " in the forward of batch norm `0` of 6 channels",
       "rank 1 in the forward of batch norm `1` of 6 channels"}},
+    {"converts_while_others_attach",
+     [](Training& training) {
+       torch::nn::Sequential one(torch::nn::BatchNorm1d(5));
+       if (training.is_wrong())
+         convert_sync_batchnorm(*one, training.context.group());
+       else
+         DistributedDataParallel model(one, training.context);
+     },
+     {" calls another function instead; all ranks must "}},
     {"converts_other_channels",
      [](Training& training) {
        torch::nn::Sequential one(torch::nn::BatchNorm1d(training.is_wrong() ? 7 : 5));
