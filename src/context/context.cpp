@@ -53,6 +53,9 @@ ContextOptions with_ranks_argument(int argc, const char* const* argv, ContextOpt
 
 int choose_threads(const RollCall& present, const ContextOptions& options, const Environment& environment) {
   TORCH_CHECK(options.threads >= 0, "ContextOptions::threads is ", options.threads, "; it must be 0 or more");
+  constexpr int kMostThreads = 4096;
+  TORCH_CHECK(options.threads <= kMostThreads, "ContextOptions::threads is ", options.threads,
+              "; it is the number of threads that a rank computes with, at most ", kMostThreads);
   // The launcher's number holds for the cores that it assigned; something in between (taskset) may have changed them.
   if (!environment.omp_num_threads || environment.omp_num_threads == environment.lockstep_threads)
     at::set_num_threads(options.threads > 0 ? options.threads : options.virtual_ranks > 0 ? 1 : present.threads);
@@ -128,10 +131,11 @@ class Joining {
   bool done_ = false;
 };
 
-/// In words, for the other ranks: where it is the same at first, so must be the seed.
-std::string seeding_of(const ContextOptions& options) {
-  if (!options.same_seed_until_loop) return "false";
-  return options.seed ? "true, with seed " + std::to_string(*options.seed) : "true, without a seed";
+/// The rank is added to the seed here, and loaders of all ranks shuffle by it.
+std::vector<Setting> settings_of(const ContextOptions& options) {
+  return {{"same_seed_until_loop", options.same_seed_until_loop ? "true" : "false"},
+          {"seed", options.seed ? std::to_string(*options.seed) : "not set"},
+          {"backend", '"' + options.backend + '"'}};
 }
 
 void seed_generator(const ContextOptions& options, int rank) {
@@ -149,6 +153,8 @@ void settle(const World& world, const Environment& environment, ContextOptions& 
   options.virtual_ranks = choose_virtual_ranks(options, environment, world.world_size);
   options.join_timeout = join_timeout(environment, options.join_timeout);
   if (environment.lockstep_debugged) options.join_timeout = options.collective_timeout = kDebuggedTimeout;
+  TORCH_CHECK(options.collective_timeout.count() > 0, "ContextOptions::collective_timeout is ",
+              options.collective_timeout.count(), " ms; it must be more than 0");
   own_page().set_collective_timeout(options.collective_timeout);
 }
 
@@ -187,7 +193,7 @@ std::unique_ptr<Context::State> Context::State::join(OnlyContext only, const Env
                                                      const ContextOptions& options,
                                                      const c10::intrusive_ptr<c10d::Store>& store,
                                                      const Engines& engines, const Farewell& farewell) {
-  const RollCall present = wait_for_all_ranks(world, store, options.join_timeout, seeding_of(options));
+  const RollCall present = wait_for_all_ranks(world, store, options.join_timeout, settings_of(options));
   TORCH_CHECK(!options.same_seed_until_loop || options.seed,
               "ContextOptions::same_seed_until_loop needs a seed; set ContextOptions::seed");
   world.local_rank = present.local_rank;

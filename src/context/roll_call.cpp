@@ -28,14 +28,14 @@ std::string key_of(int rank) { return "present/" + std::to_string(rank); }
 struct Introduction {
   Versions versions;
   std::vector<int> cpus;
-  std::string seeding = "false";
+  std::vector<std::string> settings;  ///< their values
 };
 
-std::string introduce(const std::string& seeding) {
+std::string introduce(const std::vector<Setting>& settings) {
   std::ostringstream text;
   text << Versions::loaded_here();
   for (int cpu : allowed_cpus()) text << ' ' << cpu;
-  text << ' ' << std::quoted(seeding);
+  for (const Setting& setting : settings) text << ' ' << std::quoted(setting.value);
   return text.str();
 }
 
@@ -45,21 +45,23 @@ Introduction introduction_in(const std::string& words) {
   text >> one.versions;
   one.cpus.assign(std::istream_iterator<int>(text), std::istream_iterator<int>());
   text.clear();
-  if (std::string said; text >> std::quoted(said)) one.seeding = said;
+  for (std::string said; text >> std::quoted(said);) one.settings.push_back(said);
   return one;
 }
 
 /// So long rank 0, which may serve the store, stays after what makes all ranks throw, for the others to find it too.
 constexpr std::chrono::seconds kToFindOut(2);
 
-void require_same_seeding(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
-                          const std::vector<std::string>& seedings) {
-  for (size_t rank = 1; rank < seedings.size(); ++rank) {
-    if (seedings[rank] == seedings[0]) continue;
-    say_farewell(world, store, kToFindOut);
-    throw Error("ContextOptions::same_seed_until_loop is " + seedings[rank] + ", on rank " + std::to_string(rank) +
-                ", and " + seedings[0] + ", on rank 0; set it and the seed alike on all ranks");
-  }
+/// `values`: by rank, those of the settings that it has said.
+void require_same_settings(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
+                           const std::vector<Setting>& settings, const std::vector<std::vector<std::string>>& values) {
+  for (size_t rank = 1; rank < values.size(); ++rank)
+    for (size_t i = 0; i < std::min({settings.size(), values[rank].size(), values[0].size()}); ++i) {
+      if (values[rank][i] == values[0][i]) continue;
+      say_farewell(world, store, kToFindOut);
+      throw Error("ContextOptions::" + settings[i].name + " is " + values[rank][i] + " on rank " +
+                  std::to_string(rank) + " and " + values[0][i] + " on rank 0; set it alike on all ranks");
+    }
 }
 
 /// Rank 0, which may serve the store, gives up last, so that the others still learn who is missing.
@@ -125,19 +127,19 @@ c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono
 }
 
 RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
-                            std::chrono::milliseconds timeout, const std::string& seeding) {
+                            std::chrono::milliseconds timeout, const std::vector<Setting>& settings) {
   std::vector<std::vector<int>> masks;
   std::map<std::string, int> machines;
   RollCall result;
   const std::string here = machine_name();
   if (store) {
-    store->set(key_of(world.rank), introduce(seeding));
+    store->set(key_of(world.rank), introduce(settings));
     wait_for_all(world, *store, timeout);
   }
   std::vector<Versions> versions;
-  std::vector<std::string> seedings;
+  std::vector<std::vector<std::string>> values;
   for (int rank = 0; rank < world.world_size; ++rank) {
-    Introduction one = introduction_in(store ? store->get_to_str(key_of(rank)) : introduce(seeding));
+    Introduction one = introduction_in(store ? store->get_to_str(key_of(rank)) : introduce(settings));
     const std::string& machine = one.versions.machine;
     result.most_on_a_machine = std::max(result.most_on_a_machine, ++machines[machine]);
     if (machine == here) {
@@ -145,10 +147,10 @@ RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::S
       masks.push_back(std::move(one.cpus));
     }
     versions.push_back(std::move(one.versions));
-    seedings.push_back(std::move(one.seeding));
+    values.push_back(std::move(one.settings));
   }
   require_same_versions(versions, [&] { say_farewell(world, store, kToFindOut); });
-  require_same_seeding(world, store, seedings);
+  require_same_settings(world, store, settings, values);
   warn_of_other_processors(versions, world.rank);
   result.machines = static_cast<int>(machines.size());
   result.threads = threads_per_rank(masks, result.local_rank, cgroup_cpu_quota());

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -18,6 +19,11 @@ struct RollCall {
   int threads = 1;  ///< this rank's fair share of its machine
 };
 
+/// A member of ContextOptions that must be the same on all ranks, in words.
+struct Setting {
+  std::string name, value;
+};
+
 /// The store that the ranks of the world share, with keys that no earlier ranks have used: ranks of an earlier Context,
 /// or of a start that torchrun's agent had to repeat. Undefined for a world of one. Every rank calls it; it throws
 /// Error, naming missing ranks, when the timeout passes.
@@ -25,9 +31,9 @@ c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono
 
 /// Waits until every rank of the world has said that it is there. Every rank calls it. Throws Error, naming the missing
 /// ranks, when the timeout has passed; on every rank, if one has another version of Lockstep or LibTorch than rank 0, or
-/// another `seeding`, which is what it says about ContextOptions::same_seed_until_loop.
+/// another of the `settings`.
 RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
-                            std::chrono::milliseconds timeout, const std::string& seeding);
+                            std::chrono::milliseconds timeout, const std::vector<Setting>& settings);
 
 /// Waits until all ranks have said farewell or the time is over. Never throws.
 void say_farewell(const World& world, const c10::intrusive_ptr<c10d::Store>& store,

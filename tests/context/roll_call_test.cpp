@@ -26,7 +26,7 @@ std::string said_of(const std::string& second, const std::string& third) {
   World world;
   world.world_size = 3;
   try {
-    const RollCall present = wait_for_all_ranks(world, store, kTimeout, "false");
+    const RollCall present = wait_for_all_ranks(world, store, kTimeout, {{"seed", "4"}, {"backend", "\"\""}});
     EXPECT_EQ(present.machines, 3);
     EXPECT_EQ(present.local_world_size, 1);
     return "";
@@ -52,12 +52,14 @@ TEST(RollCall, OtherVersionsAreNamed) {
       << other_lockstep;
 }
 
-TEST(RollCall, AnotherSeedingIsNamed) {
+TEST(RollCall, OtherSettingsAreNamed) {
   const std::string rank = " " + std::string(library_version()) + " " TORCH_VERSION " \"\" 0 1 ";
-  EXPECT_EQ(said_of("node2" + rank + "\"false\"", "node3" + rank), "");
-  EXPECT_EQ(said_of("node2" + rank + "\"false\"", "node3" + rank + "\"true, with seed 3\""),
-            "ContextOptions::same_seed_until_loop is true, with seed 3, on rank 2, and false, on rank 0; set it and the "
-            "seed alike on all ranks");
+  const std::string same = R"("4" "\"\"")";
+  EXPECT_EQ(said_of("node2" + rank + same, "node3" + rank), "");
+  EXPECT_EQ(said_of("node2" + rank + same, "node3" + rank + R"("3" "\"\"")"),
+            "ContextOptions::seed is 3 on rank 2 and 4 on rank 0; set it alike on all ranks");
+  EXPECT_EQ(said_of("node2" + rank + R"("4" "\"gloo\"")", "node3" + rank + same),
+            "ContextOptions::backend is \"gloo\" on rank 1 and \"\" on rank 0; set it alike on all ranks");
 }
 
 TEST(RollCall, OtherProcessorsAreWarnedOf) {
