@@ -198,6 +198,8 @@ static std::string failure_of(const std::function<void()>& body) {
     return std::string("failed: ") + error.what_without_backtrace();
   } catch (const std::exception& error) {
     return std::string("failed: ") + error.what();
+  } catch (...) {
+    return "failed: it threw something that is not a std::exception";
   }
   return "";
 }

@@ -41,7 +41,13 @@ void Reducer::judge(const std::vector<Facts>& ranks) {
   if (any(&Facts::trouble)) {
     const OperationLabel label("what is wrong on each rank");
     message_.lasting = false;
-    const auto troubles = fixed_.group.all_gather_bytes(std::exchange(message_.trouble, ""));
+    const std::string own = std::exchange(message_.trouble, "");
+    std::vector<std::string> troubles;
+    try {
+      troubles = fixed_.group.all_gather_bytes(own);
+    } catch (const Error& error) {
+      throw Error((own.empty() ? "" : own + "\n") + error.what() + hook_problems());
+    }
     std::string text;
     for (const std::string& trouble : troubles) {
       if (trouble.empty() || text.find(trouble) != std::string::npos) continue;

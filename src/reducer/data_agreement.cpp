@@ -1,6 +1,7 @@
 #include "reducer/data_agreement.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -69,10 +70,30 @@ std::pair<std::string, std::string> first_fact_of(const PassFacts& a, const Pass
   return {};
 }
 
-/// How the passes of two ranks differ; none if one has begun all that the other has, and perhaps more: then only some
-/// ranks use a loader, to evaluate by, say.
+bool is_epoch(const std::string& fact) { return fact.starts_with("epoch "); }
+
+/// The epochs, where one rank has begun a pass of a loader that the other uses as well, in an epoch in which that one has
+/// not: it has looked into the loader beside the loop, so its epochs run ahead.
+std::optional<std::pair<std::string, std::string>> epoch_ahead(const std::vector<PassFacts>& only,
+                                                               const std::vector<PassFacts>& others) {
+  for (const PassFacts& pass : only)
+    for (const PassFacts& other : others) {
+      if (pass.size() != other.size()) continue;
+      const auto differs = [](const std::string& a, const std::string& b) { return a != b && !(is_epoch(a) && is_epoch(b)); };
+      const auto [one, two] = std::mismatch(pass.begin(), pass.end(), other.begin(), std::not_fn(differs));
+      if (one == pass.end() && pass != other) return first_fact_of(pass, other);
+    }
+  return std::nullopt;
+}
+
+/// How the passes of two ranks differ; none if one has begun all that the other has, and perhaps more of loaders of its
+/// own: then only some ranks use a loader, to evaluate by, say.
 std::optional<std::pair<std::string, std::string>> difference(const Said& a, const Said& b) {
   const auto only_a = without(a.passes, b.passes), only_b = without(b.passes, a.passes);
+  if (!a.cut && !b.cut) {
+    if (const auto ahead = epoch_ahead(only_a, b.passes)) return ahead;
+    if (const auto ahead = epoch_ahead(only_b, a.passes)) return std::pair(ahead->second, ahead->first);
+  }
   if (only_a.empty() || only_b.empty()) return std::nullopt;
   if ((a.cut || b.cut) && a.passes.size() != b.passes.size()) return std::nullopt;
   return first_fact_of(only_a.back(), only_b.back());

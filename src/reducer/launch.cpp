@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/clock.h"
+#include "collectives/group_state.h"
 #include "rank_page/operation_label.h"
 #include "reducer/reducer.h"
 #include "reducer/same_number.h"
@@ -50,8 +51,32 @@ void Reducer::launch(Bucket& bucket) {
 }
 
 void Reducer::note_hook(size_t bucket, const std::string& problem) {
-  if (!problem.empty() && message_.trouble.empty())
-    message_.trouble = "the communication hook " + problem + " (at " + fixed_.describe(bucket) + ")";
+  if (problem.empty() || !message_.trouble.empty()) return;
+  message_.trouble = "the communication hook " + problem + " (at " + fixed_.describe(bucket) + ")";
+  // If it has not started what the other ranks' hooks have, their next collectives do not match, and nothing can be
+  // told by one.
+  try {
+    if (const auto& store = state_of(fixed_.group).store) store->set(hook_key(fixed_.group.rank()), message_.trouble);
+  } catch (const std::exception&) {
+  }
+}
+
+std::string Reducer::hook_key(int rank) const {
+  return "hook_problem/" + std::to_string(fixed_.settings.object) + "/" + std::to_string(reductions_) + "/" +
+         std::to_string(rank);
+}
+
+std::string Reducer::hook_problems() const {
+  const auto& store = state_of(fixed_.group).store;
+  std::string text;
+  if (!store || (equipment_.hook == nullptr && !virtual_)) return text;
+  try {
+    for (int rank = 0; rank < fixed_.group.world_size(); ++rank)
+      if (store->check({hook_key(rank)}))
+        text += "\nrank " + std::to_string(rank) + ": " + store->get_to_str(hook_key(rank));
+  } catch (const std::exception&) {  // the store has gone with a rank
+  }
+  return text;
 }
 
 void Reducer::wait(const std::function<void()>& say) {
@@ -67,8 +92,12 @@ void Reducer::wait(const std::function<void()>& say) {
       }
       if (equipment_.timeline) equipment_.timeline->done(b);
     } catch (const Error& error) {
-      throw Error("the gradients of " + fixed_.describe(b) + " could not be reduced: " + error.what() + "\n" +
-                  (message_.trouble.empty() ? kSameNumber : "This rank had found before: " + message_.trouble) +
+      const std::string problems = hook_problems();
+      throw Error("the gradients of " + fixed_.describe(b) + " could not be reduced: " + error.what() + problems +
+                  "\n" +
+                  (!message_.trouble.empty() ? "This rank had found before: " + message_.trouble
+                   : problems.empty()        ? kSameNumber
+                                             : "A communication hook must not fail on some ranks alone") +
                   " (this was reduction " + std::to_string(reductions_ + 1) + " of this rank).");
     }
   }

@@ -143,6 +143,9 @@ void Reducer::on_gradient(size_t parameter, bool any) {
   if (backward_.phase != Phase::kInBackward) begin_backward();
   look_at_thread(parameter);
   if (!any) return;
+  // Autograd's zeros have no memory, which all that look at a gradient read.
+  if (const at::Tensor& gradient = fixed_.tensors[parameter].grad(); gradient.defined() && gradient._is_zerotensor())
+    fixed_.tensors[parameter].mutable_grad() = at::zeros(gradient.sizes(), gradient.options());
   backward_.used[parameter] = true;
   if (virtual_) return on_leaf_gradient(parameter);
   if (!backward_.reduces) return;

@@ -267,6 +267,9 @@ class Reducer {
   /// `say` writes the facts behind the last bucket, once more where a hook's end comes before that.
   void wait(const std::function<void()>& say) LOCKSTEP_REQUIRES(mutex_);
   void note_hook(size_t bucket, const std::string& problem) LOCKSTEP_REQUIRES(mutex_);
+  std::string hook_key(int rank) const LOCKSTEP_REQUIRES(mutex_);
+  /// What ranks' hooks have failed by in this reduction, one line a rank.
+  std::string hook_problems() const LOCKSTEP_REQUIRES(mutex_);
   /// What this rank's gradients are multiplied by.
   double weight() const LOCKSTEP_REQUIRES(mutex_);
   void note_trouble(size_t parameter, const std::string& what) LOCKSTEP_REQUIRES(mutex_);

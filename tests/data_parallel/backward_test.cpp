@@ -209,6 +209,27 @@ TEST_P(Backward, RecomputedIsOnePass) {
   });
 }
 
+struct NoGradient : torch::autograd::Function<NoGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext*, torch::autograd::tensor_list gradients) {
+    return {at::_efficientzerotensor(gradients[0].sizes(), gradients[0].options())};
+  }
+};
+
+/// Zeros that autograd makes have no memory.
+TEST_P(Backward, OfZerosWithoutMemory) {
+  run_ranks(GetParam(), [](Context& context) {
+    torch::nn::Linear net(2, 3);
+    DistributedDataParallel replica(net, context);
+    for (int step = 1; step <= 3; ++step) {
+      (NoGradient::apply(net->weight).sum() + net->bias.sum()).backward();
+      EXPECT_EQ(net->weight.grad().abs().sum().item<float>(), 0);
+      EXPECT_EQ(net->bias.grad()[0].item<float>(), static_cast<float>(step == 3 ? 2 : 1));
+      if (step == 1) net->zero_grad();
+    }
+  });
+}
+
 /// By then buckets are sent while backward runs, so gradients of the layer come after its bucket was sent.
 TEST_P(Backward, RecomputedForTheFirstTimeLate) {
   run_ranks(GetParam(), [](Context& context) {

@@ -111,22 +111,29 @@ TEST(WrongHooks, ThrowBeforeTheyHaveSentAnythingOnAllRanks) {
   });
 }
 
-/// The others have sent what this rank has not: that two different things meet is what they can know.
-TEST(WrongHooks, ThrowBeforeTheyHaveSentAnythingOnOneRank) {
-  on_every_engine([](Context& context) {
-    torch::nn::Sequential net(torch::nn::Linear(4, 3));
-    DistributedDataParallel model(net, context);
-    model.register_comm_hook(
-        std::make_shared<Custom>([](const GradientBucket& bucket, const Group& group) -> CommHook::Finish {
-          if (group.rank() == 1) throw std::runtime_error("not here");
-          return [work = group.all_reduce_async(bucket.gradients, bucket.op)]() mutable { work.wait(); };
-        }));
-    const std::string text = error_of([&] { model(at::ones({2, 4})).sum().backward(); });
-    if (context.rank() == 1) {
-      EXPECT_IN("not here", text);
+/// The others have sent what this rank has not, so that two different things meet; all are told why.
+void expect_of_hook_on_one_rank(const std::string& part, const std::function<CommHook::Finish()>& instead) {
+  on_every_engine([&](Context& context) {
+    for (const double cap : {25.0, 1e-5}) {
+      torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+      DistributedDataParallel model(net, context.group().split(0), {.first_bucket_cap_mb = cap, .bucket_cap_mb = cap});
+      model.register_comm_hook(
+          std::make_shared<Custom>([&](const GradientBucket& bucket, const Group& group) -> CommHook::Finish {
+            if (group.rank() == 1) return instead();
+            return [work = group.all_reduce_async(bucket.gradients, bucket.op)]() mutable { work.wait(); };
+          }));
+      const std::string text = error_of([&] { model(at::ones({2, 4})).sum().backward(); });
+      EXPECT_IN(part, text);
+      EXPECT_EQ(text.find("same number of backward passes"), std::string::npos) << text;
+      context.group().barrier();
     }
-    EXPECT_NE(text, "no error");
   });
+}
+
+TEST(WrongHooks, FailBeforeTheyHaveSentAnythingOnOneRank) {
+  expect_of_hook_on_one_rank("not here", []() -> CommHook::Finish { throw std::runtime_error("not here"); });
+  expect_of_hook_on_one_rank("something that is not a std::exception", []() -> CommHook::Finish { throw 42; });
+  expect_of_hook_on_one_rank("returned no function", [] { return CommHook::Finish(); });
 }
 
 /// A list of which somebody else trains other tensors beside.

@@ -125,6 +125,27 @@ TEST_P(WrongData, ThatBeginsLaterOrElsewhereIsNamed) {
   });
 }
 
+/// A look into the loader is a pass: the next one of this rank is of the next epoch.
+TEST_P(WrongData, OfARankThatHasLookedIntoTheLoaderBesideTheLoopIsNamed) {
+  if (GetParam().second > 0) GTEST_SKIP() << "the loops are those of one virtual rank each";
+  on_ranks([](Context& context) {
+    for (const bool is_first : {false, true}) {
+      Trained trained(context);
+      DataLoader loader(Points(60), context, {.batch_size = 2, .shuffle = true});
+      if (context.rank() == (is_first ? 0 : context.world_size() - 1))
+        for (auto& batch : loader) {
+          static_cast<void>(batch);
+          break;
+        }
+      const std::string text = failure([&] {
+        for (auto& batch : loader) trained.step(batch);
+      });
+      EXPECT_NE(text.find("would deal out different epochs"), std::string::npos) << text;
+      EXPECT_NE(text.find("`epoch 1` on rank "), std::string::npos) << text;
+    }
+  });
+}
+
 TEST_P(WrongData, OfRanksThatMayDifferIsTrainedOn) {
   if (GetParam().second > 0) GTEST_SKIP() << "the loops are those of one virtual rank each";
   on_ranks([](Context& context) {
