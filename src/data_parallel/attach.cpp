@@ -183,6 +183,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
   const NamedTensors parameters = without(now.parameters(), options.parameters_to_ignore);
   const NamedTensors new_buffers = without(now.buffers(), options.parameters_to_ignore);
   compare(parameters, new_buffers);
+  check_same_on_all_ranks(group, "layer", now.layers());
   check_weights(parameters);
   NamedTensors followed = to_follow(parameters);
   // The old reducer is replaced only when every rank has made the new one.

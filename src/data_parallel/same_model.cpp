@@ -11,13 +11,21 @@
 namespace lockstep {
 namespace {
 
+/// In which order its elements lie: gradients are added as they do.
+std::string order_of(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense() || tensor.is_contiguous()) return "";
+  std::ostringstream text;
+  text << ", with strides " << tensor.strides();
+  return text.str();
+}
+
 std::string describe(const NamedTensors& tensors, const std::function<std::string(const at::Tensor&)>& remark) {
   std::ostringstream text;
   for (const auto& [name, tensor] : tensors) {
     text << name << ": ";
     if (tensor.defined())
       text << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes() << " on "
-           << c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true)
+           << c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true) << order_of(tensor)
            << (tensor.requires_grad() ? "" : ", no gradient") << remark(tensor) << '\n';
     else
       text << "undefined\n";
@@ -31,7 +39,15 @@ void check_same_on_all_ranks(const Group& group, const std::string& kind, const 
   if (group.world_size() == 1) return;
   const OperationLabel label("the comparison of the models");
   // Every rank compares everything, so all find the same difference or none; a model has a few thousand lines at most.
-  const std::string difference = first_difference(kind, group.all_gather_bytes(lines));
+  const std::string heading = "DistributedDataParallel\n";
+  std::vector<std::string> all = group.all_gather_bytes(heading + lines);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].starts_with(heading))
+      throw Error("DistributedDataParallel: rank " + std::to_string(rank) +
+                  " calls another function instead; all ranks must attach to the same model at the same time");
+    all[rank].erase(0, heading.size());
+  }
+  const std::string difference = first_difference(kind, all);
   if (difference.empty()) return;
   own_page().fail(RankFailure::kMismatch, -1, "the ranks do not hold the same model: " + difference);
   throw Error("the ranks do not hold the same model: " + difference +

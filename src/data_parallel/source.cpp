@@ -1,6 +1,7 @@
 #include "data_parallel/source.h"
 
 #include <algorithm>
+#include <sstream>
 #include <unordered_set>
 
 #include <torch/csrc/jit/api/module.h>
@@ -16,6 +17,16 @@ NamedTensors each_once(NamedTensors tensors) {
   return tensors;
 }
 
+/// Empty if the module is not one of LibTorch's: what a program's own prints may differ by rank for good reasons.
+std::string line_of(const std::string& name, const torch::nn::Module& module) {
+  std::ostringstream text;
+  module.pretty_print(text);
+  std::string options = text.str();
+  if (!options.starts_with("torch::nn::")) return "";
+  std::replace(options.begin(), options.end(), '\n', ' ');
+  return name + ": " + options + '\n';
+}
+
 class NnModule final : public Source {
  public:
   explicit NnModule(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
@@ -23,6 +34,11 @@ class NnModule final : public Source {
   NamedTensors parameters() const override { return list(module_->named_parameters()); }
   NamedTensors buffers() const override { return list(module_->named_buffers()); }
   bool is_training() const override { return module_->is_training(); }
+  std::string layers() const override {
+    std::string lines;
+    for (const auto& item : module_->named_modules("", /*include_self=*/false)) lines += line_of(item.key(), *item.value());
+    return lines.empty() ? line_of("the module", *module_) : lines;
+  }
 
   bool is_edited() override { return watch_.is_edited(); }
   void remember() override { watch_.remember(*module_); }

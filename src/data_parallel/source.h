@@ -22,6 +22,8 @@ class Source {
   virtual NamedTensors parameters() const = 0;
   virtual NamedTensors buffers() const { return {}; }
   virtual bool is_training() const { return true; }
+  /// LibTorch's layers with their options, one a line: what ranks must have in common besides tensors.
+  virtual std::string layers() const { return ""; }
   /// Whether it is a list that the user passed: nobody can see what has taken the place of its tensors.
   virtual bool is_list() const { return false; }
 

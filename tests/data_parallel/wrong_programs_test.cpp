@@ -98,6 +98,16 @@ const std::vector<std::pair<std::string, Program>>& programs_that_attach() {
          if (w.odd) w.net->register_module("extra", torch::nn::Linear(2, 2));
          w.attach();
        }},
+      {"strides_differ",
+       [](Wrong& w) {
+         if (w.odd) w.net->out->weight.set_data(w.net->out->weight.detach().t().contiguous().t());
+         w.attach();
+       }},
+      {"layers_options_differ",
+       [](Wrong& w) {
+         w.net->register_module("drop", torch::nn::Dropout(w.odd ? 0.5 : 0.1));
+         w.attach();
+       }},
       {"buffers_differ",
        [](Wrong& w) {
          w.net->register_buffer("mean", at::zeros({w.odd ? 3 : 2}));
@@ -476,8 +486,8 @@ const std::vector<std::pair<std::string, Program>>& programs_that_train() {
            torch::nn::Embedding table{register_module("table", torch::nn::Embedding(5, 3))};
          };
          auto model = std::make_shared<Table>();
-         model->table->options.sparse(w.odd);
          const DistributedDataParallel replica(model, w.context);
+         model->table->options.sparse(w.odd);  // as it attaches, ranks compare the layers' options
          model->table(at::tensor({1, 3}, at::kLong)).sum().backward();
        }},
       {"went_on_after_a_failed_backward",
