@@ -185,6 +185,7 @@ Checkpointer& Checkpointer::add(const std::string& name, Part part, Scope scope)
               "`, which the file needs for itself; choose another name");
   for (const auto& known : state_->parts)
     TORCH_CHECK(known.name != name, "Checkpointer: there is already a part called `", name, "`; choose another name");
+  TORCH_CHECK(part.save && part.load, "Checkpointer: part `", name, "` needs both of its functions, save and load");
   state_->parts.push_back({name, std::move(part), scope});
   return *this;
 }

@@ -7,6 +7,7 @@ namespace {
 
 const Dataset& required(const std::shared_ptr<const Dataset>& dataset) {
   TORCH_CHECK(dataset != nullptr, "DataLoader: no dataset");
+  TORCH_CHECK(dataset->size() >= 0, "DataLoader: the size of the dataset is ", dataset->size());
   return *dataset;
 }
 
