@@ -54,6 +54,7 @@ class Launcher {
     if (!team_) return {};  // its start failed, and another follows
     return team_->observe(state_.wants_process_states(), state_.wants_processor_times());
   }
+  int exit_code() const { return state_.exit_code; }
   bool has_reported() const { return !report_.command.empty(); }
 
   void gather_evidence();
@@ -63,7 +64,7 @@ class Launcher {
   void end_run();
   void restart();
   void give_up(int exit_code);
-  void say(const std::string& text);
+  void tell_user(const std::string& text);
   void print(const std::string& lines) {
     if (!options_.in_process) display_.print(lines);
   }
@@ -91,10 +92,8 @@ class Launcher {
   bool due_ = false;  // something has happened since the pages were last read
   std::optional<Deadline> flushed_by_;
   bool done_ = false;
-  double began_s_ = 0;  // the ranks that run now; wall clock
-  RanksObserved evidence_;  // of the last start, as are these
-  FailureReport report_;
-  int exit_code_ = kExitOk;
+  double began_s_ = 0;    // the ranks that run now; wall clock
+  FailureReport report_;  // of the last start that has ended
 };
 
 /// Elsewhere whoever starts the ranks plans them; here it only matters that there is such a program.
@@ -119,12 +118,12 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
                               .elastic = options.elastic},
                              Clock::now())) {
   if (options.debugged_rank) check_terminal_for_debugger();
-  if (!folder_.lock_trouble().empty()) say(folder_.lock_trouble());
+  if (!folder_.lock_trouble().empty()) tell_user(folder_.lock_trouble());
   check_elastic(options, environment, places_ == nullptr);
   if (places_ == nullptr)
-    for (const std::string& warning : plan_warnings(options, environment)) say(warning);
+    for (const std::string& warning : plan_warnings(options, environment)) tell_user(warning);
   else if (const std::string warning = elastic_warning(options, environment); !warning.empty())
-    say(warning);
+    tell_user(warning);
   start_team();
 }
 
@@ -165,32 +164,30 @@ void Launcher::start_team() {
   for (const Rank& rank : team_->ranks()) pids.push_back(rank.pid);
   journal_.started(state_.restarts, pids);
   if (!team_->has_board())
-    say("the ranks have no pages, so only the order in which they end tells which failed first:  " +
-        team_->board_failure());
+    tell_user("the ranks have no pages, so only the order in which they end tells which failed first:  " +
+              team_->board_failure());
 }
 
 /// In a catch block. Throws, as it came, an error after which no rank has ever run.
 void Launcher::fail_to_start(const Error& error) {
   const auto* const known = dynamic_cast<const LaunchError*>(&error);
-  exit_code_ = known != nullptr ? known->exit_code : kExitResourceLimit;
-  apply(StartFailed{.exit_code = exit_code_,
+  apply(StartFailed{.exit_code = known != nullptr ? known->exit_code : kExitResourceLimit,
                     .text = error.what(),
                     .from_outside = known != nullptr && known->from_outside,
                     .lost_ranks = known != nullptr ? known->lost_ranks : 0});
   if (!is_over()) return;
   if (!has_reported()) {
-    if (!options_.run_dir.empty()) journal_.run_ended(exit_code_);
-    if (places_ != nullptr) places_->end(exit_code_);
+    if (!options_.run_dir.empty()) journal_.run_ended(exit_code());
+    if (places_ != nullptr) places_->end(exit_code());
     throw;
   }
-  say(error.what());
+  tell_user(error.what());
   // The block is about the failure before, which is why there was another start.
-  report_.verdict.exit_code = exit_code_;
+  report_.exit_code = exit_code();
   report_.no_restart = std::string("the next start failed: ") + error.what();
-  report_.too_few_ranks = state_.too_few;
   report_.goes_on = false;
   report_.report_path = journal_.report_path(0);
-  keeper_.keep(exit_code_);
+  keeper_.keep(exit_code());
   report_.left = keeper_.left();
   if (!folder_.path().empty()) print(format(report_));
 }
@@ -211,8 +208,8 @@ int Launcher::run() {
     if (is_over() && !flushed_by_) end_run();
     if (is_over() && (!display_.pending() || flushed_by_->passed())) done_ = true;
   }
-  if (places_ != nullptr) places_->end(exit_code_);
-  return exit_code_;
+  if (places_ != nullptr) places_->end(exit_code());
+  return exit_code();
 }
 
 void Launcher::watch_all() {
@@ -254,9 +251,9 @@ void Launcher::take_events_of_team() {
   if (!team_) return;
   team_->tick();
   if (is_over()) return;
-  for (const std::string& message : team_->take_messages()) say(message);
+  for (const std::string& message : team_->take_messages()) tell_user(message);
   // A scheduler signals all processes of a run: what comes from elsewhere is no second signal.
-  if (const int signal = team_->take_signal(); signal != 0 && state_.stop_signal == 0) {
+  if (const int signal = team_->take_signal(); signal != 0 && state_.evidence.stop_signal == 0) {
     due_ = true;
     apply(SignalReceived{signal});
   }
@@ -276,15 +273,15 @@ void Launcher::apply(const RunEvent& event) {
 
 void Launcher::carry_out(const RunAction& action) {
   switch (action.kind) {
-    case RunAction::Kind::kSay:
-      return say(action.text);
+    case RunAction::Kind::kTellUser:
+      return tell_user(action.text);
     case RunAction::Kind::kSignal:
       return team_->stop(action.signal);
     case RunAction::Kind::kAskToLeave:
       return team_->ask_to_leave();
     case RunAction::Kind::kKill:
       return team_->kill();
-    case RunAction::Kind::kConclude:
+    case RunAction::Kind::kGatherEvidence:
       return gather_evidence();
     case RunAction::Kind::kReport:
       return report_start();
@@ -297,39 +294,30 @@ void Launcher::carry_out(const RunAction& action) {
 void Launcher::gather_evidence() {
   team_->finish();
   display_.finish();
-  for (const std::string& line : team_->losses()) say(line);
-  if (const std::string losses = display_.losses(); !losses.empty()) say(losses);
-  evidence_ = observe();
-  for (const auto& rank : team_->ranks()) {
-    if (!rank.ended || !rank.how.failed()) continue;
-    RankView& view = evidence_.ranks[static_cast<size_t>(rank.number)];
-    view.memory = team_->memory_kills(rank.number);
-    view.library_missing = !missing_library(rank.output.tail().lines()).empty();
-  }
-  apply(EvidenceGathered{evidence_});
+  for (const std::string& line : team_->losses()) tell_user(line);
+  if (const std::string losses = display_.losses(); !losses.empty()) tell_user(losses);
+  apply(EvidenceGathered{observe()});
 }
 
 void Launcher::report_start() {
   team_->await_end();
-  keeper_.note(evidence_.ranks);
+  keeper_.note(state_.evidence.ranks);
   report_ = report_of({.state = state_,
                        .team = *team_,
-                       .seen = evidence_,
                        .options = options_,
                        .commands = commands_,
                        .on_other_machines = places_ != nullptr});
   report_.left = keeper_.left();
   report_.report_path = journal_.report_path(next_restart());
-  exit_code_ = exit_code_of(report_);
-  if (is_over() && exit_code_ != kExitOk) {
-    keeper_.keep(exit_code_);
+  if (is_over() && exit_code() != kExitOk) {
+    keeper_.keep(exit_code());
     report_.left = keeper_.left();
   }
   record_start();
   if (state_.is_resizing()) return;
-  if (exit_code_ == kExitOk) {
+  if (exit_code() == kExitOk) {
     const std::string starts = earlier_starts(state_.restarts_after_failures(), state_.resizes);
-    if (!starts.empty()) say("succeeded after " + starts);
+    if (!starts.empty()) tell_user("succeeded after " + starts);
     return;
   }
   if (options_.on_failure) options_.on_failure(for_program(report_));
@@ -343,36 +331,36 @@ void Launcher::record_start() {
                     .ranks = options_.ranks,
                     .began_s = began_s_,
                     .ended_s = seconds_since_1970(),
-                    .first_step = evidence_.ranks[0].account.first_step,
-                    .exit_code = exit_code_,
+                    .first_step = state_.evidence.ranks[0].account.first_step,
+                    .exit_code = exit_code(),
                     .culprit = report_.verdict.culprit ? report_.verdict.culprit->rank : -1,
                     .resized = state_.is_resizing()};
-  for (const auto& rank : evidence_.ranks) start.steps = std::max(start.steps, rank.account.steps);
+  for (const auto& rank : state_.evidence.ranks) start.steps = std::max(start.steps, rank.account.steps);
   journal_.start_ended(start, report_, is_over());
 }
 
 void Launcher::end_run() {
   flushed_by_.emplace(kFlushTimeout);
-  if (exit_code_ != kExitOk) {
+  if (exit_code() != kExitOk) {
     if (report_.goes_on) {  // a signal came before the next start
       report_.goes_on = false;
       report_.report_path = journal_.report_path(0);
-      give_up(exit_code_);
+      give_up(exit_code());
       report_.left = keeper_.left();
     }
     if (has_reported()) journal_.write_report(report_, 0);
-    say("ends with exit code " + std::to_string(exit_code_));
+    tell_user("ends with exit code " + std::to_string(exit_code()));
   }
-  journal_.run_ended(exit_code_);
+  journal_.run_ended(exit_code());
 }
 
 /// No start follows the one that was reported.
 void Launcher::give_up(int exit_code) {
   keeper_.keep(exit_code);
-  say("kept: " + describe(keeper_.left(), /*goes_on=*/false));
+  tell_user("kept: " + describe(keeper_.left(), /*goes_on=*/false));
 }
 
-void Launcher::say(const std::string& text) {
+void Launcher::tell_user(const std::string& text) {
   journal_.said(text);
   print("lockstep: " + text + "\n");
   for (const std::string& trouble : journal_.take_troubles()) print("lockstep: " + trouble + "\n");
@@ -380,7 +368,6 @@ void Launcher::say(const std::string& text) {
 
 void Launcher::restart() {
   if (team_) team_->mark_logs("--- lockstep: restart " + std::to_string(state_.restarts) + " ---\n");
-  exit_code_ = kExitOk;
   options_.ranks = state_.settings.ranks;
   if (places_ != nullptr && state_.left_out >= 0) places_->leave_out(state_.left_out);
   start_team();

@@ -12,7 +12,6 @@ namespace lockstep {
 struct ReportSources {
   const RunState& state;
   const Team& team;
-  const RanksObserved& seen;  ///< the evidence
   const LaunchOptions& options;
   const std::vector<RankCommand>& commands;  ///< by rank, or one for all if they run on other machines
   bool on_other_machines = false;
