@@ -31,7 +31,7 @@ struct Evidence {
   bool told = false;       ///< a rank has read that it is to leave
   bool signalled = false;  ///< the launcher has signalled the ranks to end
 
-  /// By whom ever.
+  /// By a signal to the launcher or to a rank, or so that the run can go on with another number of ranks.
   bool was_asked_to_end() const { return stop_signal != 0 || asked_at; }
 };
 
