@@ -10,9 +10,9 @@
 
 #include "base/clock.h"
 #include "base/printable.h"
+#include "base/rank_names.h"
 #include "capture.h"
 #include "hosts/launch_command.h"
-#include "launch/diagnosis/verdict.h"
 #include "launch/launch_error.h"
 #include "launch/plan.h"
 #include "launch/process/own_program.h"

@@ -48,4 +48,6 @@ std::string printable(std::string_view text) {
   return result;
 }
 
+std::string printable_line(std::string_view text) { return printable(text.substr(0, text.find('\n'))); }
+
 }  // namespace lockstep

@@ -357,8 +357,7 @@ void Agent::tell_ends() {
   const auto ends = team_->take_ends();
   if (ends.empty()) return;
   tell_pages();  // what a rank wrote last explains its end
-  for (const RankEnd& end : ends) {
-    const MemoryKills memory = team_->memory_kills(end.rank);
+  for (const RankEnd& end : ends)
     channel_->send(Kind::kEnded,
                    Ended{.rank = end.rank,
                          .how = static_cast<int>(end.how.kind),
@@ -366,10 +365,9 @@ void Agent::tell_ends() {
                          .seconds = end.seconds,
                          .peak_bytes = static_cast<int64_t>(end.peak_bytes),
                          .error_text = team_->error_text(end.rank),
-                         .memory_kills = static_cast<int64_t>(memory.count),
-                         .counted_in = memory.counted_in,
-                         .memory_limit = memory.limit_bytes ? static_cast<int64_t>(*memory.limit_bytes) : -1});
-  }
+                         .memory_kills = static_cast<int64_t>(end.memory.count),
+                         .counted_in = end.memory.counted_in,
+                         .memory_limit = end.memory.limit_bytes ? static_cast<int64_t>(*end.memory.limit_bytes) : -1});
 }
 
 void Agent::lose_coordinator() {

@@ -237,16 +237,16 @@ void HostsTeam::take_end(Node& node, const Ended& ended) {
     throw ProtocolError("an unknown kind of end");
   rank.ended = true;
   rank.how = {static_cast<ProcessEnd::Kind>(ended.how), ended.value};
-  Told& told = told_[index];
-  told.error_text = ended.error_text;
-  told.memory.count = static_cast<uint64_t>(std::max<int64_t>(0, ended.memory_kills));
-  told.memory.counted_in = printable(ended.counted_in) + " of " + node.host.name;
-  if (ended.memory_limit >= 0) told.memory.limit_bytes = static_cast<uint64_t>(ended.memory_limit);
+  told_[index].error_text = ended.error_text;
+  MemoryKills memory{.count = static_cast<uint64_t>(std::max<int64_t>(0, ended.memory_kills)),
+                     .counted_in = printable(ended.counted_in) + " of " + node.host.name};
+  if (ended.memory_limit >= 0) memory.limit_bytes = static_cast<uint64_t>(ended.memory_limit);
   ends_.push_back({.rank = ended.rank,
                    .pid = rank.pid,
                    .how = rank.how,
                    .seconds = ended.seconds,
-                   .peak_bytes = static_cast<uint64_t>(std::max<int64_t>(0, ended.peak_bytes))});
+                   .peak_bytes = static_cast<uint64_t>(std::max<int64_t>(0, ended.peak_bytes)),
+                   .memory = std::move(memory)});
 }
 
 void HostsTeam::lose(Node& node, const std::string& why) {
@@ -258,15 +258,14 @@ void HostsTeam::lose(Node& node, const std::string& why) {
     const RankStatus account = account_of(rank);
     rank.ended = true;
     rank.how = {ProcessEnd::Kind::kLost, 0};
+    std::string lost = node.host.name + " " + why;
+    if (!account.operation.kind.empty())
+      lost += std::string("; it was ") + (account.operation.running ? "in " : "done with ") + account.operation.text();
     ends_.push_back({.rank = number,
                      .pid = rank.pid,
                      .how = rank.how,
                      .seconds = seconds_since(rank.started),
-                     .lost = node.host.name + " " + why +
-                             (account.operation.kind.empty()
-                                  ? ""
-                                  : std::string("; it was ") + (account.operation.running ? "in " : "done with ") +
-                                        account.operation.text())});
+                     .lost = std::move(lost)});
   }
   node.lose();
 }
@@ -281,7 +280,8 @@ RanksObserved HostsTeam::observe(bool process_states, bool processor_times) {
   seen.processor_times = processor_times && answered && look_->processor_times;
   for (const Rank& rank : ranks_) {
     const RankSeen& told = told_[static_cast<size_t>(rank.number)].seen;
-    RankView view{.account = account_of(rank), .ended = rank.ended, .outlived = rank.ended && told.outlived};
+    RankView view = view_of(rank);
+    view.outlived = rank.ended && told.outlived;
     if (process_states && answered && !rank.ended) view.process_state = static_cast<char>(told.process_state);
     if (seen.processor_times && told.processor_ns >= 0)
       view.processor_time = std::chrono::nanoseconds(told.processor_ns);
@@ -354,7 +354,5 @@ void HostsTeam::finish() {
 std::string HostsTeam::host_of(int rank) const { return node_of(rank).host.name; }
 
 std::string HostsTeam::error_text(int rank) const { return told_[static_cast<size_t>(rank)].error_text; }
-
-MemoryKills HostsTeam::memory_kills(int rank) const { return told_[static_cast<size_t>(rank)].memory; }
 
 }  // namespace lockstep::hosts

@@ -30,14 +30,12 @@ class HostsTeam final : public Team {
   void await_end() override {}
   std::string host_of(int rank) const override;
   std::string error_text(int rank) const override;
-  MemoryKills memory_kills(int rank) const override;
 
  private:
   /// What an agent has told of one rank.
   struct Told {
     RankSeen seen;
     std::string error_text;
-    MemoryKills memory;
     std::array<std::string, 2> waiting;  ///< output that found no room
   };
 

@@ -14,6 +14,7 @@ constexpr std::chrono::hours kMemory(1);
 constexpr int kImmediate = 3;
 constexpr std::chrono::milliseconds kFirstPause(250);
 constexpr Clock::duration kLongestPause = std::chrono::seconds(60);
+constexpr std::chrono::seconds kSilentProgress(10);
 
 /// A rank dies of a signal that asks it to leave when it has not yet joined, so that nothing listens for it.
 bool came_from_outside(const Failure& failure) {
@@ -70,14 +71,40 @@ std::string objection(const RestartLimits& limits, const RestartHistory& history
            " restarts were made within the last hour, as many as --restarts-per-hour " + "allows";
   if (came_from_outside(failure)) return "";
   if (times_in_a_row(history, failure) > 1)
-    return "rank " + std::to_string(failure.rank) + " failed twice in step " +
-           std::to_string(*failure.step) + " with the same error: this is a bug, which a restart does not repair";
+    return "rank " + std::to_string(failure.rank) + " failed twice in step " + std::to_string(*failure.step) +
+           " with the same error: this is a bug, which a restart does not repair";
   return "";
 }
 
 }  // namespace
 
 bool asks_to_leave(int signal) { return signal == SIGTERM || signal == SIGUSR1; }
+
+bool has_progressed(const Evidence& evidence, Clock::time_point started, Clock::time_point now) {
+  bool silent = true;
+  for (const auto& rank : evidence.ranks) {
+    if (rank.account.steps > 0 || has_saved_since({rank}, started)) return true;
+    if (rank.account.phase > RankStatus::Phase::kCommunicates) silent = false;
+  }
+  return silent && now - started >= kSilentProgress;
+}
+
+Failure failure_of(const Verdict& verdict, const Evidence& evidence, Clock::time_point started, Clock::time_point now) {
+  Failure failure{.at = now,
+                  .ranks = static_cast<int>(evidence.ranks.size()),
+                  .exit_code = verdict.exit_code,
+                  .progress = has_progressed(evidence, started, now),
+                  .lost_ranks = evidence.lost_ranks};
+  if (!verdict.culprit) return failure;
+  const RankStatus& account = evidence.ranks[static_cast<size_t>(verdict.culprit->rank)].account;
+  failure.rank = verdict.culprit->rank;
+  failure.how = verdict.culprit->how;
+  failure.text = account.failure_text;
+  // Only rank 0 knows the checkpoint that all went on from.
+  if (account.phase > RankStatus::Phase::kCommunicates)
+    failure.step = evidence.ranks[0].account.first_step + account.steps;
+  return failure;
+}
 
 void RestartHistory::add(const Failure& failure) {
   std::erase_if(failures, [&](const Failure& one) { return one.at + kMemory <= failure.at; });
@@ -87,7 +114,7 @@ void RestartHistory::add(const Failure& failure) {
 }
 
 RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory& history, const Failure& failure) {
-  RestartDecision decision{.ranks = failure.ranks, .failure = failure};
+  RestartDecision decision{.ranks = failure.ranks, .exit_code = failure.exit_code, .failure = failure};
   if (limits.in_total == 0 || limits.per_hour == 0) return decision;
   decision.why = objection(limits, history, failure);
   if (!decision.why.empty()) return decision;
@@ -101,8 +128,8 @@ RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory
   } else if (limits.elastic && is_of_a_place(failure) && failed_here_before(history, failure) &&
              (failure.ranks > limits.elastic->min || !came_from_outside(failure))) {
     const std::string who = "rank " + std::to_string(failure.rank) + " failed twice at its place";
-    decision.too_few = failure.ranks <= limits.elastic->min;
-    if (decision.too_few) {
+    if (failure.ranks <= limits.elastic->min) {
+      decision.exit_code = kExitTooFewRanks;
       decision.why = who + ", and without it fewer than the " + std::to_string(limits.elastic->min) +
                      " ranks that --elastic demands would remain";
       return decision;

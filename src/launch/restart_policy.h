@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "launch/diagnosis/verdict.h"
 #include "launch/plan.h"
 #include "launch/process/process.h"
 #include "launch/rank_range.h"
@@ -35,6 +36,13 @@ struct Failure {
   int lost_ranks = 0;           ///< that machines had which are gone now
 };
 
+/// Of ranks that were started at `started` and have failed as the verdict says.
+Failure failure_of(const Verdict& verdict, const Evidence& evidence, Clock::time_point started, Clock::time_point now);
+
+/// Whether the ranks have made a step or saved a state. Ranks that report neither count as having made progress once
+/// they have run for ten seconds.
+bool has_progressed(const Evidence& evidence, Clock::time_point started, Clock::time_point now);
+
 /// A run's failures and restarts. Keeps what happened within an hour, so it does not grow.
 struct RestartHistory {
   std::vector<Failure> failures;  ///< after which the run was started again, oldest first
@@ -50,14 +58,15 @@ struct RestartDecision {
   int left_out = -1;         ///< the rank that it has no place for; -1: none, or those of machines that are gone
   Clock::duration pause{0};  ///< before it
   std::string why;           ///< a change of the number of ranks, or why there is no restart; empty: nothing to say
-  bool too_few = false;      ///< no restart, because fewer ranks than --elastic's minimum would remain
+  int exit_code = 0;         ///< of the run without a restart: the failure's, or kExitTooFewRanks
   Failure failure;           ///< that it is about
 };
 
 /// Whether, when and with how many ranks a run is started again after `failure`. A pure function.
 ///
 /// - No more restarts than the limits allow.
-/// - What comes from outside (SIGKILL, by the kernel for memory, too; SIGTERM and SIGUSR1 of a scheduler; a machine that
+/// - What comes from outside (SIGKILL, by the kernel for memory, too; SIGTERM and SIGUSR1 of a scheduler; a machine
+/// that
 ///   is lost) says nothing about the program: within the limits it is always followed by a restart.
 /// - The same rank that fails by itself twice in a row in the same step with the same error has a bug, which a restart
 ///   does not repair.

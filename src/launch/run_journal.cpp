@@ -88,7 +88,7 @@ void RunJournal::start_ended(const StartRecord& record, const FailureReport& rep
   json["exit_code"] = record.exit_code;
   json["resized"] = record.resized;
   json["culprit"] = record.culprit < 0 ? EventJson(nullptr) : EventJson(record.culprit);
-  json["headline"] = report.verdict.culprit ? EventJson(headline(report)) : EventJson(nullptr);
+  json["headline"] = report.verdict.culprit ? EventJson(report.verdict.headline) : EventJson(nullptr);
   json["first_step"] = record.first_step;
   json["steps"] = record.steps;
   add_event(line_of(json), !is_last || record.exit_code != 0);

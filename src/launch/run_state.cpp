@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "launch/conclusion.h"
 #include "launch/launch_error.h"
 #include "launch/run_text.h"
 
@@ -26,8 +25,6 @@ constexpr milliseconds kLookForMissingEvery(500);
 constexpr seconds kLookAhead(2);
 constexpr seconds kFirstNote(5);
 constexpr int kNextNote = 5;  ///< times as long idle as at the note before
-/// A program that reports no steps counts as having made progress once its ranks have run for so long.
-constexpr seconds kSilentProgress(10);
 /// After a start that failed.
 constexpr seconds kLongestPauseOfAgents(1);
 /// For ranks that will be started again: what they would do in a longer time helps nobody.
@@ -39,13 +36,14 @@ struct StateMachine {
   std::vector<RunAction> actions = {};
 
   void act(Kind kind, std::string text = "", int signal = 0) { actions.push_back({kind, signal, std::move(text)}); }
-  void say(std::string text) { act(Kind::kSay, std::move(text)); }
+  void tell_user(std::string text) { act(Kind::kTellUser, std::move(text)); }
 
-  bool is_done() const { return state.phase == Phase::kConcluding || state.phase == Phase::kOver; }
+  bool is_done() const { return state.phase == Phase::kGathering || state.phase == Phase::kOver; }
   bool is_up() const { return state.phase == Phase::kRunning || state.phase == Phase::kLeaving; }
 
   void stop(int signal) {
     state.phase = Phase::kStopping;
+    state.evidence.signalled = true;
     state.deadline = now + state.settings.grace;
     act(Kind::kSignal, "", signal);
   }
@@ -54,7 +52,7 @@ struct StateMachine {
     state.phase = Phase::kKilling;
     state.deadline = now + kKillTime;
     std::vector<bool> ended(static_cast<size_t>(state.settings.ranks));
-    for (const auto& end : state.ends) ended[static_cast<size_t>(end.rank)] = true;
+    for (const auto& end : state.evidence.ends) ended[static_cast<size_t>(end.rank)] = true;
     for (int rank = 0; rank < state.settings.ranks; ++rank)
       if (!ended[static_cast<size_t>(rank)]) state.killed.push_back(rank);
     act(Kind::kKill);
@@ -63,21 +61,23 @@ struct StateMachine {
   void on(const RankEnded& event);
   void on(const SignalReceived& event);
   void on(const RanksObserved& event);
+  void take_in(const RanksObserved& event);
   void watch_progress(const RanksObserved& event);
-  void judge_running(const RanksObserved& event);
-  void judge_missing_rank(const RanksObserved& event);
+  void look_for_failure();
+  void look_for_missing_rank();
   void consider_resizing(const RanksObserved& event);
   void leave_one_out();
   void ask_to_leave();
   void on(const EvidenceGathered& event);
   void on(const StartFailed& event);
   void follow(const RestartDecision& decision);
-  void decide_what_follows(const RanksObserved& event);
+  void decide_what_follows();
   void pause(int next_ranks, Clock::duration time);
   void restart();
-  bool has_progressed(const RanksObserved& event) const;
-  RestartDecision decide(const Verdict& verdict, const RanksObserved& event) const;
-  bool is_ended_by_signal() const { return state.stop_signal != 0 || (state.asked_at && !state.resize_to); }
+  RestartDecision decide(const Verdict& verdict) const;
+  bool is_ended_by_signal() const {
+    return state.evidence.stop_signal != 0 || (state.evidence.asked_at && !state.resize_to);
+  }
 };
 
 bool asks_for_stops(const std::vector<RankView>& ranks) {
@@ -87,26 +87,26 @@ bool asks_for_stops(const std::vector<RankView>& ranks) {
 void StateMachine::on(const RankEnded& event) {
   RankEnd end = event.end;
   // In kRunning: a signal came in this very turn, and perhaps the ranks got it, too.
-  end.stopped = !is_up() || (state.phase == Phase::kRunning && state.stop_signal != 0);
-  state.ends.push_back(end);
+  end.stopped = !is_up() || (state.phase == Phase::kRunning && state.evidence.stop_signal != 0);
+  state.evidence.ends.push_back(end);
 }
 
 void StateMachine::on(const SignalReceived& event) {
-  const bool first = state.stop_signal == 0;
-  if (first) state.stop_signal = event.signal;
+  const bool first = state.evidence.stop_signal == 0;
+  if (first) state.evidence.stop_signal = event.signal;
   state.resize_to.reset();
   switch (state.phase) {
     case Phase::kRunning:
       // The next look tells whether the ranks can be asked; until then the signal is only noted.
       if (!asks_to_leave(event.signal)) {
-        say(signal_name(event.signal) + ": stopping the ranks");
+        tell_user(signal_name(event.signal) + ": stopping the ranks");
         stop(event.signal == SIGINT ? SIGINT : SIGTERM);
       }
       return;
     case Phase::kLeaving:
       if (first && asks_to_leave(event.signal)) return;  // the ranks got it before: a scheduler signals all processes
-      state.asked_twice = true;
-      say(signal_name(event.signal) + ": stopping the ranks at once");
+      state.evidence.asked_twice = true;
+      tell_user(signal_name(event.signal) + ": stopping the ranks at once");
       return stop(SIGTERM);
     case Phase::kStopping:
       return kill();
@@ -114,77 +114,85 @@ void StateMachine::on(const SignalReceived& event) {
       state.phase = Phase::kOver;
       return;
     case Phase::kKilling:
-    case Phase::kConcluding:
+    case Phase::kGathering:
     case Phase::kOver:
       return;
   }
 }
 
-void StateMachine::on(const RanksObserved& event) {
+void StateMachine::take_in(const RanksObserved& event) {
+  state.evidence.ranks = event.ranks;
+  state.evidence.lost_ranks = event.lost_ranks;
+  for (const auto& rank : event.ranks)
+    if (event.stop_at != 0 && rank.account.stop_calls >= event.stop_at) state.evidence.told = true;
   state.program_asks = state.program_asks || asks_for_stops(event.ranks);
+}
+
+void StateMachine::on(const RanksObserved& event) {
+  const bool late = state.deadline && now >= *state.deadline;
+  if (state.phase == Phase::kPausing && late) return restart();
+  if (state.phase == Phase::kPausing || is_done()) return;
+  take_in(event);
   // A rank that got the signal itself, from a scheduler, asks on behalf of all.
-  if (event.stop_asked && !state.asked_at) {
-    state.asked_at = now;
+  if (event.stop_asked && !state.evidence.asked_at) {
+    state.evidence.asked_at = now;
     if (state.phase == Phase::kRunning) {
       state.phase = Phase::kLeaving;
       leave_one_out();
     }
   }
-  for (const auto& rank : event.ranks)
-    if (event.stop_at != 0 && rank.account.stop_calls >= event.stop_at) state.told = true;
-  if (state.phase == Phase::kRunning && state.stop_signal != 0 && !state.all_ended()) {
+  if (state.phase == Phase::kRunning && state.evidence.stop_signal != 0 && !state.all_ended()) {
     if (state.program_asks) {
-      say(signal_name(state.stop_signal) +
-          ": the ranks are asked to save and leave; a second signal stops them at once");
+      tell_user(signal_name(state.evidence.stop_signal) +
+                ": the ranks are asked to save and leave; a second signal stops them at once");
       ask_to_leave();
     } else {
-      say(signal_name(state.stop_signal) + ": stopping the ranks");
+      tell_user(signal_name(state.evidence.stop_signal) + ": stopping the ranks");
       stop(SIGTERM);
     }
   }
   if (is_up() && !state.all_ended()) {
     consider_resizing(event);
-    judge_running(event);
-    if (state.phase == Phase::kRunning) judge_missing_rank(event);
+    look_for_failure();
+    if (state.phase == Phase::kRunning) look_for_missing_rank();
     if (is_up()) watch_progress(event);
-    if (state.phase == Phase::kStopping && decide(conclude(state, event.ranks), event).restart)
+    if (state.phase == Phase::kStopping && decide(judge(state.evidence)).restart)
       state.deadline = now + std::min(state.settings.grace, kGraceBeforeRestart);
   }
-  const bool late = state.deadline && now >= *state.deadline;
-  if (state.phase == Phase::kPausing) {
-    if (late) restart();
-  } else if (!is_done() && (state.all_ended() || (late && state.phase == Phase::kKilling))) {
+  const bool over = state.deadline && now >= *state.deadline;
+  if (state.all_ended() || (over && state.phase == Phase::kKilling)) {
     state.deadline.reset();
     state.ended_as = state.phase;
-    state.phase = Phase::kConcluding;
-    act(Kind::kConclude);
-  } else if (state.phase == Phase::kStopping && late) {
+    state.phase = Phase::kGathering;
+    act(Kind::kGatherEvidence);
+  } else if (state.phase == Phase::kStopping && over) {
     kill();
   }
 }
 
-void StateMachine::judge_running(const RanksObserved& event) {
-  const Verdict verdict = conclude(state, event.ranks);
+/// By what is known so far: the verdict may still be another.
+void StateMachine::look_for_failure() {
+  const Verdict verdict = judge(state.evidence);
   if (!verdict.culprit) return;
   if (!verdict.settled && !state.settle_by) state.settle_by = now + kSettleTime;
   if (!verdict.settled && now < *state.settle_by) return;
-  const RankStatus& account = event.ranks[static_cast<size_t>(verdict.culprit->rank)].account;
-  say("rank " + std::to_string(verdict.culprit->rank) + ": " +
-      (verdict.culprit->ended ? describe(*verdict.culprit, account) : "others cannot go on without it") +
-      "; stopping the other ranks");
+  const RankStatus& account = state.evidence.ranks[static_cast<size_t>(verdict.culprit->rank)].account;
+  tell_user("rank " + std::to_string(verdict.culprit->rank) + ": " +
+            (verdict.culprit->ended ? describe(*verdict.culprit, account) : "others cannot go on without it") +
+            "; stopping the other ranks");
   stop(SIGTERM);
 }
 
-void StateMachine::judge_missing_rank(const RanksObserved& event) {
-  state.may_miss_a_rank = may_miss_a_rank(state.ends, event.ranks);
-  const auto missing = find_missing_rank(state.ends, event.ranks);
+void StateMachine::look_for_missing_rank() {
+  state.may_miss_a_rank = may_miss_a_rank(state.evidence.ends, state.evidence.ranks);
+  const auto missing = find_missing_rank(state.evidence.ends, state.evidence.ranks);
   if (!missing) return state.missing_counts_at.reset();
   // A rank may have ended at the instant in which all had met, before the last had noted that on its page.
   if (!state.missing_counts_at) state.missing_counts_at = now + kSettleTime;
   if (now < *state.missing_counts_at) return;
-  state.missing = missing;
-  say("rank " + std::to_string(missing->rank) + ": exit code 0 before it joined, and rank " +
-      std::to_string(missing->witness) + " waits for it; stopping the other ranks");
+  state.evidence.missing = missing;
+  tell_user("rank " + std::to_string(missing->rank) + ": exit code 0 before it joined, and rank " +
+            std::to_string(missing->witness) + " waits for it; stopping the other ranks");
   stop(SIGTERM);
 }
 
@@ -203,105 +211,87 @@ void StateMachine::watch_progress(const RanksObserved& event) {
   if (!stall) return;
   const std::string found = "no progress for " + in_seconds(progress.idle) + ": " + stall->what;
   if (hang) {
-    state.hang = std::move(*stall);
-    say(found + "; stopping the ranks" + list_lines(*state.hang));
+    state.evidence.hang = std::move(*stall);
+    tell_user(found + "; stopping the ranks" + list_lines(*state.evidence.hang));
     return stop(SIGTERM);
   }
   if (late && progress.samples < 2) return;  // the next look knows
   if (progress.idle >= state.next_note) state.next_note = progress.idle * kNextNote;
   state.told_slow = late;
   const bool slow = late || stall->kind == Stall::Kind::kComputes;
-  say(found + (slow ? "; that is slow, not a hang: " + patience_text(event.ranks) : "") + list_lines(*stall));
+  tell_user(found + (slow ? "; that is slow, not a hang: " + patience_text(event.ranks) : "") + list_lines(*stall));
 }
 
 void StateMachine::ask_to_leave() {
   state.phase = Phase::kLeaving;
-  state.asked_at = now;
+  state.evidence.asked_at = now;
   act(Kind::kAskToLeave);
 }
 
 /// A rank got a signal of its own: its place is about to go.
 void StateMachine::leave_one_out() {
   const int rest = state.settings.ranks - 1;
-  if (!state.settings.elastic || rest < state.settings.elastic->min || state.stop_signal != 0) return;
+  if (!state.settings.elastic || rest < state.settings.elastic->min || state.evidence.stop_signal != 0) return;
   state.resize_to = rest;
-  say("a signal asks a rank to leave: the ranks save and leave, and the run goes on with " + std::to_string(rest));
+  tell_user("a signal asks a rank to leave: the ranks save and leave, and the run goes on with " +
+            std::to_string(rest));
 }
 
 void StateMachine::consider_resizing(const RanksObserved& event) {
   const int wanted = event.resize_to;
-  const bool possible = state.settings.elastic && state.settings.elastic->contains(wanted) && state.stop_signal == 0;
+  const bool possible =
+      state.settings.elastic && state.settings.elastic->contains(wanted) && state.evidence.stop_signal == 0;
   if (!possible) return;
   if (state.phase == Phase::kLeaving && state.resize_to) state.resize_to = wanted;
   if (state.phase != Phase::kRunning || wanted == state.settings.ranks || !asks_for_stops(event.ranks)) return;
   state.resize_to = wanted;
-  say("the ranks are asked to save and leave, so that the run can go on with " + std::to_string(wanted));
+  tell_user("the ranks are asked to save and leave, so that the run can go on with " + std::to_string(wanted));
   ask_to_leave();
 }
 
-bool StateMachine::has_progressed(const RanksObserved& event) const {
-  bool silent = true;
-  for (const auto& rank : event.ranks) {
-    if (rank.account.steps > 0 || has_saved_since({rank}, state.started)) return true;
-    if (rank.account.phase > RankStatus::Phase::kCommunicates) silent = false;
-  }
-  return silent && now - state.started >= kSilentProgress;
-}
-
 /// What follows from the failure of these ranks.
-RestartDecision StateMachine::decide(const Verdict& verdict, const RanksObserved& event) const {
-  const bool failed = verdict.exit_code != kExitOk;
-  if (!failed || is_ended_by_signal()) return {};
-  Failure failure{.at = now,
-                  .ranks = state.settings.ranks,
-                  .exit_code = verdict.exit_code,
-                  .progress = has_progressed(event),
-                  .lost_ranks = event.lost_ranks};
-  if (verdict.culprit) {
-    const RankStatus& account = event.ranks[static_cast<size_t>(verdict.culprit->rank)].account;
-    failure.rank = verdict.culprit->rank;
-    failure.how = verdict.culprit->how;
-    failure.text = account.failure_text;
-    // Only rank 0 knows the checkpoint that all went on from.
-    if (account.phase > RankStatus::Phase::kCommunicates)
-      failure.step = event.ranks[0].account.first_step + account.steps;
-  }
-  RestartDecision decision = decide_restart(state.settings.limits(), state.history, failure);
+RestartDecision StateMachine::decide(const Verdict& verdict) const {
+  if (verdict.exit_code == kExitOk || is_ended_by_signal()) return {};
+  RestartDecision decision =
+      decide_restart(state.settings.limits(), state.history, failure_of(verdict, state.evidence, state.started, now));
   if (decision.restart && state.resize_to) decision.ranks = *state.resize_to;
   return decision;
 }
 
 void StateMachine::on(const EvidenceGathered& event) {
+  take_in(event.seen);
   state.phase = Phase::kOver;
-  state.verdict = conclude(state, event.seen.ranks);
+  state.verdict = judge(state.evidence);
+  state.exit_code = state.verdict.exit_code;
   act(Kind::kReport);
-  decide_what_follows(event.seen);
+  decide_what_follows();
 }
 
-void StateMachine::decide_what_follows(const RanksObserved& event) {
+void StateMachine::decide_what_follows() {
   const Verdict& verdict = state.verdict;
   // Nothing is started beside a rank that survived even SIGKILL.
   if (verdict.exit_code == kExitOk || is_ended_by_signal() || !state.all_ended()) return;
   if (state.resize_to && !verdict.culprit) {
     if (verdict.exit_code != kExitPreempted)
-      return say("the ranks left without saving, so the run does not go on with another number of them");
-    say("goes on with " + counted_ranks(*state.resize_to));
-    if (has_progressed(event)) state.history.fruitless = 0;
+      return tell_user("the ranks left without saving, so the run does not go on with another number of them");
+    tell_user("goes on with " + counted_ranks(*state.resize_to));
+    if (has_progressed(state.evidence, state.started, now)) state.history.fruitless = 0;
     return pause(*state.resize_to, Clock::duration(0));
   }
-  follow(decide(verdict, event));
+  follow(decide(verdict));
 }
 
 void StateMachine::on(const StartFailed& event) {
   state.phase = Phase::kOver;
-  if (!event.from_outside || state.stop_signal != 0) return;
+  state.exit_code = event.exit_code;
+  if (!event.from_outside || state.evidence.stop_signal != 0) return;
   const RestartDecision decision = decide_restart(state.settings.limits(), state.history,
                                                   {.at = now,
                                                    .ranks = state.settings.ranks,
                                                    .exit_code = event.exit_code,
                                                    .how = {ProcessEnd::Kind::kLost, 0},
                                                    .lost_ranks = event.lost_ranks});
-  if (decision.restart) say(event.text);  // else the end says it
+  if (decision.restart) tell_user(event.text);  // else the end says it
   follow(decision);
   // Machines whose agents are there are not heard of meanwhile.
   if (state.phase == Phase::kPausing) state.deadline = std::min(*state.deadline, now + kLongestPauseOfAgents);
@@ -310,17 +300,17 @@ void StateMachine::on(const StartFailed& event) {
 void StateMachine::follow(const RestartDecision& decision) {
   if (!decision.restart) {
     state.no_restart = decision.why;
-    state.too_few = decision.too_few;
-    if (!decision.why.empty()) say("no restart: " + decision.why);
+    state.exit_code = decision.exit_code;
+    if (!decision.why.empty()) tell_user("no restart: " + decision.why);
     return;
   }
   state.history.add(decision.failure);
   const int limit = state.settings.max_restarts;
-  say("restart " + std::to_string(state.history.restarts) +
-      (limit == kAnyNumber ? "" : " of " + std::to_string(limit)) +
-      (decision.pause > Clock::duration(0) ? " in " + in_seconds(decision.pause) : "") +
-      (decision.ranks != decision.failure.ranks ? " with " + counted_ranks(decision.ranks) : "") +
-      (decision.why.empty() ? "" : ": " + decision.why));
+  tell_user("restart " + std::to_string(state.history.restarts) +
+            (limit == kAnyNumber ? "" : " of " + std::to_string(limit)) +
+            (decision.pause > Clock::duration(0) ? " in " + in_seconds(decision.pause) : "") +
+            (decision.ranks != decision.failure.ranks ? " with " + counted_ranks(decision.ranks) : "") +
+            (decision.why.empty() ? "" : ": " + decision.why));
   state.left_out = decision.left_out;
   pause(decision.ranks, decision.pause);
 }

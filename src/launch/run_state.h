@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "launch/diagnosis/missing_rank.h"
+#include "launch/diagnosis/evidence.h"
 #include "launch/diagnosis/progress_monitor.h"
-#include "launch/diagnosis/stall.h"
 #include "launch/diagnosis/verdict.h"
 #include "launch/restart_policy.h"
 
@@ -29,19 +28,19 @@ struct RunSettings {
 
 /// A run as its launcher sees it. It moves by next() alone.
 ///
-///   kRunning --a rank failed, a hang, a signal--> kStopping --all ended---------------> kConcluding
-///   kRunning --all ended--------------------------------------------------------------> kConcluding
-///   kRunning --SIGTERM, SIGUSR1, if the program asks for stops--> kLeaving --all ended-> kConcluding
-///   kRunning --another number of ranks is wanted, likewise--> kLeaving --all ended----> kConcluding
-///   kStopping --grace over, or a signal--> kKilling --all ended, or kKillTime over----> kConcluding
-///   kConcluding --all evidence is there--> kPausing, if another start follows, or kOver
+///   kRunning --a rank failed, a hang, a signal--> kStopping --all ended---------------> kGathering
+///   kRunning --all ended--------------------------------------------------------------> kGathering
+///   kRunning --SIGTERM, SIGUSR1, if the program asks for stops--> kLeaving --all ended-> kGathering
+///   kRunning --another number of ranks is wanted, likewise--> kLeaving --all ended----> kGathering
+///   kStopping --grace over, or a signal--> kKilling --all ended, or kKillTime over----> kGathering
+///   kGathering --all evidence is there: judge(), decide_restart()--> kPausing, if another start follows, or kOver
 ///   kPausing --back-off over--> kRunning (restarted)        kPausing --a signal-------> kOver
 ///   kRunning --the ranks could not be started--> kPausing, if another start follows, or kOver
 ///
 /// In kRunning it also waits for a moment (settle_by) for the end of a rank that others accuse. kLeaving differs from
 /// kRunning only in how it ends. Where a restart will follow, nothing has to unwind, and the grace is short.
 struct RunState {
-  enum class Phase { kRunning, kLeaving, kStopping, kKilling, kConcluding, kPausing, kOver };
+  enum class Phase { kRunning, kLeaving, kStopping, kKilling, kGathering, kPausing, kOver };
 
   RunSettings settings;
   Phase phase = Phase::kRunning;
@@ -50,14 +49,13 @@ struct RunState {
   std::optional<Clock::time_point> settle_by;
 
   // Of the ranks that run now.
-  std::vector<RankEnd> ends;  ///< in the order in which they were seen
-  std::vector<int> killed;    ///< ranks that did not stop when asked to
-  std::optional<Stall> hang;
-  std::optional<MissingRank> missing;                  ///< it ends the run
+  Evidence evidence;                                   ///< known so far; complete from the end of kGathering on
+  std::vector<int> killed;                             ///< ranks that did not stop when asked to
   std::optional<Clock::time_point> missing_counts_at;  ///< a rank is missing, and ends the run from then on
   bool may_miss_a_rank = false;                        ///< a rank may come to be missing
   std::optional<Phase> ended_as;                       ///< the phase in which the last rank ended
-  Verdict verdict;                                     ///< from the end of kConcluding on
+  Verdict verdict;                                     ///< on complete evidence
+  int exit_code = 0;                                   ///< of the run, if no start follows this one
 
   ProgressMonitor progress;
   Clock::duration next_note{0};  ///< how long it is idle when the next note is due
@@ -67,20 +65,15 @@ struct RunState {
   int next_ranks = 0;            ///< while kPausing: of the next start
   int left_out = -1;             ///< from kPausing on: the rank of the start before that has no place; -1: any
   std::string no_restart;        ///< why the failure that ended them is not followed by a restart; may be empty
-  bool too_few = false;          ///< because fewer ranks than --elastic's minimum would remain
 
   // Of the whole run.
   int restarts = 0;  ///< starts after the first
   int resizes = 0;   ///< of these, those that followed a resize rather than a failure
   RestartHistory history;
-  int stop_signal = 0;                        ///< the first signal to the launcher
-  std::optional<Clock::time_point> asked_at;  ///< when the ranks were asked to leave at a step of their choice
-  bool asked_twice = false;
-  bool told = false;          ///< a rank has read that it is to leave
   bool program_asks = false;  ///< for stops, in this start or one before: ranks that were just started again will
 
   static RunState begin(const RunSettings& settings, Clock::time_point now);
-  bool all_ended() const { return static_cast<int>(ends.size()) == settings.ranks; }
+  bool all_ended() const { return static_cast<int>(evidence.ends.size()) == settings.ranks; }
   /// The ranks have saved and left, and the next start has another number of them.
   bool is_resizing() const {
     return phase == Phase::kPausing && resize_to && ended_as == Phase::kLeaving && !verdict.culprit;
@@ -110,8 +103,7 @@ struct RanksObserved {
   int resize_to = 0;             ///< on the board: a number of ranks that `lockstep resize` asks for; 0: none
   int lost_ranks = 0;            ///< of machines that are gone
 };
-/// The answer to kConclude: what is known of the ranks when nothing more is awaited from them, RankView's last fields
-/// included.
+/// The answer to kGatherEvidence: what is known of the ranks when nothing more is awaited from them.
 struct EvidenceGathered {
   RanksObserved seen;
 };
@@ -126,13 +118,13 @@ using RunEvent = std::variant<RankEnded, SignalReceived, RanksObserved, Evidence
 
 struct RunAction {
   enum class Kind {
-    kSay,         ///< text
-    kSignal,      ///< signal, to all ranks that run, and SIGCONT for those that are stopped
-    kAskToLeave,  ///< on the board: the ranks choose the step
-    kKill,        ///< SIGKILL to all ranks that run
-    kConclude,    ///< all ranks have ended, or never will: pass on the rest of their output, and gather the evidence
-    kReport,      ///< the verdict, and whether another start follows, are in the state
-    kRestart,     ///< start settings.ranks ranks again
+    kTellUser,        ///< text
+    kSignal,          ///< signal, to all ranks that run, and SIGCONT for those that are stopped
+    kAskToLeave,      ///< on the board: the ranks choose the step
+    kKill,            ///< SIGKILL to all ranks that run
+    kGatherEvidence,  ///< all ranks have ended, or never will: read the rest of their output, answer EvidenceGathered
+    kReport,          ///< the verdict, and whether another start follows, are in the state
+    kRestart,         ///< start settings.ranks ranks again
   };
   Kind kind;
   int signal = 0;
@@ -147,8 +139,5 @@ struct Transition {
 
 /// What follows from an event. A pure function, the clock included.
 Transition next(RunState state, const RunEvent& event, Clock::time_point now);
-
-/// The result of the run, or of its ranks before a restart, from all that is known. A pure function.
-Verdict conclude(const RunState& state, const std::vector<RankView>& ranks);
 
 }  // namespace lockstep

@@ -41,7 +41,7 @@ TEST(ElasticState, ResizesBetweenTwoSteps) {
     train_and_ask(run);
     run.resize_to = wanted;
     EXPECT_EQ(run.look(), Kinds{Kind::kAskToLeave});
-    EXPECT_EQ(leave(run), Kinds{Kind::kConclude});
+    EXPECT_EQ(leave(run), Kinds{Kind::kGatherEvidence});
     EXPECT_TRUE(run.state().is_resizing());
     run.resize_to = 0;
     EXPECT_EQ(*run.state().wake_at(), run.now()) << "at once";
@@ -81,7 +81,7 @@ TEST(ElasticState, ARunThatIsDoneMeanwhileIsDone) {
   run.resize_to = 4;
   EXPECT_EQ(run.look(), Kinds{Kind::kAskToLeave});
   run.end(0, exited(0));
-  EXPECT_EQ(run.end(1, exited(0)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.end(1, exited(0)), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(run.state().phase, Phase::kOver);
   EXPECT_EQ(run.code(), kExitOk);
 }
@@ -96,7 +96,7 @@ TEST(ElasticState, RanksThatDoNotSaveAreNotStartedAgain) {
   for (auto& rank : run.ranks) rank.account.stop_calls = 4;
   run.look();
   run.end(0, exited(0));
-  EXPECT_EQ(run.end(1, exited(0)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.end(1, exited(0)), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(run.state().phase, Phase::kOver);
   EXPECT_EQ(run.code(), kExitPreemptedUnsaved);
   EXPECT_TRUE(contains(run.said, "left without saving")) << run.said;
@@ -110,7 +110,7 @@ TEST(ElasticState, AFailureDuringAResizeRestartsWithTheNewNumber) {
   run.stop_asked = true;
   EXPECT_EQ(run.end(1, killed(SIGKILL)), Kinds{Kind::kSignal});
   run.end(0, killed(SIGTERM));
-  EXPECT_EQ(run.end(2, killed(SIGTERM)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.end(2, killed(SIGTERM)), Kinds{Kind::kGatherEvidence});
   EXPECT_FALSE(run.state().is_resizing()) << "it failed";
   run.stop_asked = false;
   EXPECT_EQ(run.look(), Kinds{Kind::kRestart});
@@ -154,7 +154,7 @@ TEST(ElasticState, ASignalDuringAResizeEndsTheRun) {
       EXPECT_EQ(run.signal(SIGTERM), Kinds{});
       EXPECT_EQ(run.state().phase, Phase::kLeaving);
     }
-    EXPECT_EQ(leave(run), Kinds{Kind::kConclude});
+    EXPECT_EQ(leave(run), Kinds{Kind::kGatherEvidence});
     EXPECT_EQ(run.state().phase, late ? Phase::kPausing : Phase::kOver);
     if (late) run.feed(SignalReceived{SIGTERM});
     EXPECT_EQ(run.state().phase, Phase::kOver);
@@ -167,14 +167,14 @@ TEST(ElasticState, ASignalToOneRankLeavesOneOut) {
   train_and_ask(run);
   run.stop_asked = true;
   run.look();
-  EXPECT_EQ(leave(run), Kinds{Kind::kConclude});
+  EXPECT_EQ(leave(run), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(run.look(), Kinds{Kind::kRestart});
   EXPECT_EQ(run.state().settings.ranks, 2);
   new_team(run);
   train_and_ask(run);
   run.stop_asked = true;
   run.look();
-  EXPECT_EQ(leave(run), Kinds{Kind::kConclude});
+  EXPECT_EQ(leave(run), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(run.state().phase, Phase::kOver) << "no rank can be left out";
   EXPECT_EQ(run.code(), kExitPreempted);
 }
@@ -192,7 +192,7 @@ TEST(ElasticState, FewerThanTheMinimumHaveAVerdictOfTheirOwn) {
     }
   }
   EXPECT_EQ(run.state().phase, Phase::kOver);
-  EXPECT_TRUE(run.state().too_few);
+  EXPECT_EQ(run.state().exit_code, kExitTooFewRanks);
   EXPECT_TRUE(contains(run.said, "fewer than the 2 ranks that --elastic demands")) << run.said;
 }
 
@@ -242,13 +242,13 @@ class RandomWorld {
       act(run_.after(milliseconds(draw(1, 400))));
     }
     const int code = run_.state().phase == Phase::kOver ? run_.code() : -1;
-    EXPECT_EQ(concluded_, restarted_ + 1);
+    EXPECT_EQ(gathered_, restarted_ + 1);
     if (seen != nullptr) {
       ++seen->codes[code];
       seen->restarts += run_.state().history.restarts;
       seen->resizes += restarted_ - run_.state().history.restarts;
       seen->left_out += contains(run_.said, "it is left out") ? 1 : 0;
-      seen->too_few += run_.state().too_few ? 1 : 0;
+      seen->too_few += run_.state().exit_code == kExitTooFewRanks ? 1 : 0;
     }
     EXPECT_LE(run_.state().history.restarts, settings_.max_restarts);
     EXPECT_TRUE(code == kExitOk || code >= kExitRankFailed) << code;
@@ -347,7 +347,7 @@ class RandomWorld {
 
   void act(const std::vector<Kind>& kinds) {
     for (const Kind kind : kinds) {
-      if (kind == Kind::kConclude) ++concluded_;
+      if (kind == Kind::kGatherEvidence) ++gathered_;
       if (kind == Kind::kAskToLeave) run_.stop_asked = true;
       if (kind == Kind::kRestart) {
         ++restarted_;
@@ -365,7 +365,7 @@ class RandomWorld {
   Simulation run_;
   std::vector<Rank> world_;
   bool asks_ = true;
-  int happened_ = 0, concluded_ = 0, restarted_ = 0;
+  int happened_ = 0, gathered_ = 0, restarted_ = 0;
 };
 
 TEST(ElasticState, AlwaysEndsWithinItsLimits) {

@@ -59,7 +59,7 @@ TEST_P(LongWork, WhereNobodySaysHowLongHeWaitsTheRanksDecide) {
 
 TEST_P(LongWork, OneThatSleepsIsAHangAtOnceWhenItsTimeIsUp) {
   EXPECT_EQ(stopped_by_a_hang(seconds(299), seconds(301)), Kinds{Kind::kSignal});
-  EXPECT_EQ(conclude(run.state(), run.ranks).culprit->rank, 0);
+  EXPECT_EQ(run.judged().culprit->rank, 0);
 }
 
 TEST_P(LongWork, OneThatHasComputedAndThenSleepsIsAHangAsLongAfter) {

@@ -190,7 +190,7 @@ TEST(RestartPolicy, ARankThatFailsTwiceAtItsPlaceIsLeftOut) {
   EXPECT_EQ(run.fail({.rank = 0, .ranks = 2}).ranks, 2) << "killed from outside, and none can be left out";
   decision = run.fail({.rank = 0, .how = kCode1, .ranks = 2});
   EXPECT_FALSE(decision.restart);
-  EXPECT_TRUE(decision.too_few);
+  EXPECT_EQ(decision.exit_code, kExitTooFewRanks);
   EXPECT_EQ(
       decision.why,
       "rank 0 failed twice at its place, and without it fewer than the 2 ranks that --elastic demands would remain");
@@ -232,7 +232,7 @@ TEST(RestartPolicy, AMachineIsStartedAgainWhereTooFewWouldRemain) {
       EXPECT_TRUE(decision.restart);
       EXPECT_EQ(decision.ranks, 4) << "a machine that is lost twice has not failed at its place";
       EXPECT_EQ(decision.why, "");
-      EXPECT_FALSE(decision.too_few);
+      EXPECT_EQ(decision.exit_code, kExitMachineLost);
     }
     EXPECT_EQ(run.fail(gone).why, "all 2 of --max-restarts were made") << "a machine counts as a failure";
   }

@@ -12,7 +12,7 @@ namespace {
 TEST(RunState, EndsWell) {
   Simulation run({.ranks = 2});
   EXPECT_EQ(run.end(1, exited(0)), Kinds{});
-  EXPECT_EQ(run.end(0, exited(0)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.end(0, exited(0)), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(run.state().phase, Phase::kOver);
   EXPECT_EQ(run.code(), kExitOk);
   EXPECT_EQ(run.said, "");
@@ -27,9 +27,9 @@ TEST(RunState, AFailureStopsTheOthersAndGraceKills) {
   EXPECT_EQ(run.after(milliseconds(699)), Kinds{});
   EXPECT_EQ(run.after(milliseconds(1)), Kinds{Kind::kKill});
   EXPECT_EQ(run.state().killed, std::vector<int>{2});
-  EXPECT_EQ(run.end(2, killed(SIGKILL)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.end(2, killed(SIGKILL)), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(run.code(), kExitRankFailed);
-  EXPECT_EQ(conclude(run.state(), run.ranks).culprit->rank, 1);
+  EXPECT_EQ(run.judged().culprit->rank, 1);
 }
 
 TEST(RunState, WhatSIGKILLDoesNotEndIsLeftBehind) {
@@ -37,7 +37,7 @@ TEST(RunState, WhatSIGKILLDoesNotEndIsLeftBehind) {
   run.end(0, exited(1));
   EXPECT_EQ(run.after(seconds(5)), Kinds{Kind::kKill});
   EXPECT_EQ(run.wait(seconds(9)), Kinds{});
-  EXPECT_EQ(run.wait(seconds(1)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.wait(seconds(1)), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(run.code(), kExitRankFailed);
 }
 
@@ -52,12 +52,12 @@ TEST(RunState, AnAccusedRankHasAMomentToEndByItself) {
     EXPECT_EQ(*run.state().wake_at() - run.now(), milliseconds(250));
     EXPECT_EQ(run.after(milliseconds(249)), Kinds{});
     if (ends) {
-      EXPECT_EQ(run.end(1, exited(7)), Kinds{Kind::kConclude});
+      EXPECT_EQ(run.end(1, exited(7)), Kinds{Kind::kGatherEvidence});
     } else {
       EXPECT_EQ(run.after(milliseconds(1)), Kinds{Kind::kSignal});
-      EXPECT_EQ(run.end(1, killed(SIGTERM)), Kinds{Kind::kConclude});
+      EXPECT_EQ(run.end(1, killed(SIGTERM)), Kinds{Kind::kGatherEvidence});
     }
-    const Verdict verdict = conclude(run.state(), run.ranks);
+    const Verdict verdict = run.judged();
     EXPECT_EQ(verdict.exit_code, kExitRankFailed);
     EXPECT_EQ(verdict.culprit->rank, 1);
     EXPECT_EQ(verdict.culprit->stopped, !ends);
@@ -71,9 +71,9 @@ TEST(RunState, AnInterruptBlamesNobodyAndASecondKills) {
     EXPECT_EQ(run.last_signal, number == SIGINT ? SIGINT : SIGTERM);
     run.end(0, exited(1));
     EXPECT_EQ(run.signal(number), Kinds{Kind::kKill});
-    EXPECT_EQ(run.end(1, killed(SIGKILL)), Kinds{Kind::kConclude});
+    EXPECT_EQ(run.end(1, killed(SIGKILL)), Kinds{Kind::kGatherEvidence});
     EXPECT_EQ(run.code(), 128 + number);
-    EXPECT_FALSE(conclude(run.state(), run.ranks).culprit);
+    EXPECT_FALSE(run.judged().culprit);
   }
 }
 
@@ -123,7 +123,7 @@ TEST_F(Preempted, RanksThatSaveAndLeaveAre60) {
   run.ranks[0].account.checkpoint_time = run.now() + seconds(1);
   EXPECT_EQ(run.after(seconds(20)), Kinds{}) << "saving takes its time";
   run.end(0, exited(0));
-  EXPECT_EQ(run.end(1, exited(0)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.end(1, exited(0)), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(run.code(), kExitPreempted);
   EXPECT_EQ(run.state().phase, Phase::kOver) << "not restarted";
 }
@@ -164,7 +164,7 @@ TEST_F(Preempted, ARankThatFailsMeanwhileIsNamed) {
   EXPECT_EQ(run.end(1, killed(SIGSEGV)), Kinds{Kind::kSignal});
   run.end(0, killed(SIGTERM));
   EXPECT_EQ(run.code(), kExitRankKilled);
-  EXPECT_EQ(conclude(run.state(), run.ranks).culprit->rank, 1);
+  EXPECT_EQ(run.judged().culprit->rank, 1);
 }
 
 TEST(RunState, RanksThatWereJustStartedAgainAreAskedToo) {
@@ -178,7 +178,7 @@ TEST(RunState, RanksThatWereJustStartedAgainAreAskedToo) {
   EXPECT_EQ(run.signal(SIGTERM), Kinds{Kind::kAskToLeave}) << "they have not asked yet";
   run.stop_asked = true;
   run.end(0, exited(kExitPreempted));
-  EXPECT_EQ(run.end(1, exited(kExitPreempted)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.end(1, exited(kExitPreempted)), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(run.code(), kExitPreempted);
 }
 
@@ -233,8 +233,8 @@ TEST(RunState, ARankThatEndsWellBeforeItJoinsIsMissed) {
     EXPECT_EQ(run.after(milliseconds(1)), Kinds{Kind::kSignal});
     EXPECT_TRUE(contains(run.said, "rank 1: exit code 0 before it joined, and rank 0 waits for it")) << run.said;
     EXPECT_EQ(run.end(0, killed(SIGTERM)), Kinds{});
-    EXPECT_EQ(run.end(2, killed(SIGTERM)), Kinds{Kind::kConclude});
-    const Verdict verdict = conclude(run.state(), run.ranks);
+    EXPECT_EQ(run.end(2, killed(SIGTERM)), Kinds{Kind::kGatherEvidence});
+    const Verdict verdict = run.judged();
     EXPECT_EQ(verdict.exit_code, kExitNotStarted);
     EXPECT_EQ(verdict.culprit->rank, 1);
     EXPECT_EQ(verdict.culprit->how, exited(0));
@@ -258,7 +258,7 @@ TEST(RunState, RanksThatNobodyMissesMayEnd) {
   EXPECT_EQ(scripts.end(0, exited(0)), Kinds{});
   EXPECT_EQ(scripts.wait(seconds(1000)), Kinds{}) << "the others do not join";
   EXPECT_EQ(scripts.end(1, exited(0)), Kinds{});
-  EXPECT_EQ(scripts.end(2, exited(0)), Kinds{Kind::kConclude});
+  EXPECT_EQ(scripts.end(2, exited(0)), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(scripts.code(), kExitOk);
 
   Simulation done({.ranks = 2});  // rank 1 has left, and rank 0 did not get to note that it has joined
@@ -273,7 +273,7 @@ TEST(RunState, RanksThatNobodyMissesMayEnd) {
   met.after(milliseconds(100));
   met.ranks[0].account.phase = RankStatus::Phase::kJoined;
   EXPECT_EQ(met.wait(seconds(1000)), Kinds{});
-  EXPECT_EQ(met.end(0, exited(0)), Kinds{Kind::kConclude});
+  EXPECT_EQ(met.end(0, exited(0)), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(met.code(), kExitOk);
 
   Simulation wrapped({.ranks = 2});  // a shell that has put the program into the background
@@ -296,7 +296,7 @@ TEST(RunState, ARankThatFailedToJoinMissesOthersItself) {
   run.ranks[0].account.peer = 2;
   run.end(0, exited(1));
   EXPECT_EQ(run.wait(seconds(1)), Kinds{Kind::kSignal});
-  EXPECT_EQ(conclude(run.state(), run.ranks).culprit->rank, 2);
+  EXPECT_EQ(run.judged().culprit->rank, 2);
   EXPECT_EQ(run.code(), kExitNotStarted);
 }
 
@@ -315,7 +315,7 @@ TEST(RunState, AStallIsReportedSoonAndEndedLate) {
   EXPECT_EQ(run.said.size(), notes) << "not every second";
   EXPECT_EQ(run.wait(seconds(60)), Kinds{Kind::kSignal});
   for (const int rank : {0, 1, 2}) run.end(rank, killed(SIGTERM));
-  const Verdict verdict = conclude(run.state(), run.ranks);
+  const Verdict verdict = run.judged();
   EXPECT_EQ(verdict.exit_code, kExitHang);
   EXPECT_EQ(verdict.culprit->rank, 2);
   EXPECT_EQ(verdict.testimony, "rank 2 is STOPPED");
@@ -359,7 +359,7 @@ TEST(RunState, RestartsAfterProgress) {
   for (int start = 0; start <= 2; ++start) {
     train(run);
     EXPECT_EQ(run.end(1, killed(SIGKILL)), Kinds{Kind::kSignal});
-    EXPECT_EQ(run.end(0, killed(SIGTERM)), Kinds{Kind::kConclude});
+    EXPECT_EQ(run.end(0, killed(SIGTERM)), Kinds{Kind::kGatherEvidence});
     if (start == 2) break;
     EXPECT_EQ(run.state().phase, Phase::kPausing);
     const auto pause = *run.state().wake_at() - run.now();
@@ -367,7 +367,7 @@ TEST(RunState, RestartsAfterProgress) {
     EXPECT_EQ(run.after(pause), Kinds{Kind::kRestart});
     EXPECT_EQ(run.state().phase, Phase::kRunning);
     EXPECT_EQ(run.state().restarts, start + 1);
-    EXPECT_TRUE(run.state().ends.empty());
+    EXPECT_TRUE(run.state().evidence.ends.empty());
     run.ranks.assign(2, RankView{});
   }
   EXPECT_EQ(pauses, (std::vector<int64_t>{0, 0}));
@@ -379,7 +379,7 @@ TEST(RunState, RestartsAfterProgress) {
 TEST(RunState, ACrashLoopIsNotRestarted) {
   Simulation run({.ranks = 1, .max_restarts = 5});
   run.ranks[0].account.phase = RankStatus::Phase::kJoined;
-  EXPECT_EQ(run.end(0, exited(1)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.end(0, exited(1)), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(run.state().phase, Phase::kOver);
   EXPECT_TRUE(contains(run.said, "no step was made since the last start")) << run.said;
   // A program that reports nothing must have run for a while.
@@ -401,11 +401,11 @@ TEST(RunState, AHangIsRestartedToo) {
   wait_in(run.ranks[0], 12, 2);
   EXPECT_EQ(run.wait(seconds(20)), Kinds{Kind::kSignal});
   run.end(0, killed(SIGTERM));
-  EXPECT_EQ(run.end(1, killed(SIGTERM)), Kinds{Kind::kConclude});
+  EXPECT_EQ(run.end(1, killed(SIGTERM)), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(run.state().phase, Phase::kPausing);
   run.ranks.assign(2, RankView{});
   EXPECT_EQ(run.wait(seconds(2)), Kinds{Kind::kRestart});
-  EXPECT_FALSE(run.state().hang);
+  EXPECT_FALSE(run.state().evidence.hang);
 }
 
 TEST(RunState, AStartThatFailsForSomethingOutsideIsTriedAgainWithinTheBudget) {

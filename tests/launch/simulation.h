@@ -16,6 +16,9 @@ using std::chrono::seconds;
 using Kind = RunAction::Kind;
 using Phase = RunState::Phase;
 
+inline ProcessEnd exited(int code) { return {ProcessEnd::Kind::kExited, code}; }
+inline ProcessEnd killed(int signal) { return {ProcessEnd::Kind::kSignalled, signal}; }
+
 class Simulation {
  public:
   explicit Simulation(RunSettings settings)
@@ -27,14 +30,14 @@ class Simulation {
     state_ = std::move(transition.state);
     std::vector<Kind> kinds;
     for (const auto& action : transition.actions) {
-      if (action.kind == Kind::kSay)
+      if (action.kind == Kind::kTellUser)
         said += action.text + "\n";
       else if (action.kind != Kind::kReport)
         kinds.push_back(action.kind);
       last_signal = action.kind == Kind::kSignal ? action.signal : last_signal;
     }
     // Nothing lies between the order to gather the evidence and the evidence.
-    if (!kinds.empty() && kinds.back() == Kind::kConclude)
+    if (!kinds.empty() && kinds.back() == Kind::kGatherEvidence)
       feed(EvidenceGathered{{.ranks = ranks, .stop_asked = stop_asked, .stop_at = stop_at, .resize_to = resize_to}});
     return kinds;
   }
@@ -48,7 +51,8 @@ class Simulation {
   }
   std::vector<Kind> end(int rank, ProcessEnd how) {
     ranks[static_cast<size_t>(rank)].ended = true;
-    EXPECT_TRUE(feed(RankEnded{{.rank = rank, .pid = 100 + rank, .how = how, .wake_up = ++wake_up_}}).empty());
+    const RankEnd end{.rank = rank, .pid = 100 + rank, .how = how, .wake_up = ++wake_up_, .memory = memory};
+    EXPECT_TRUE(feed(RankEnded{end}).empty());
     return look();
   }
   std::vector<Kind> signal(int number) {
@@ -71,13 +75,20 @@ class Simulation {
 
   const RunState& state() const { return state_; }
   Clock::time_point now() const { return now_; }
-  int code() const { return conclude(state_, ranks).exit_code; }
+  /// By what is known now.
+  Verdict judged() const {
+    Evidence evidence = state_.evidence;
+    evidence.ranks = ranks;
+    return judge(evidence);
+  }
+  int code() const { return judged().exit_code; }
 
   std::vector<RankView> ranks;
   bool stop_asked = false;
   uint64_t stop_at = 0;
   int resize_to = 0;
   std::vector<double> load;  ///< by rank: processors that it uses; 0 behind the last
+  MemoryKills memory;        ///< known of ranks that end from now on
   std::string said;
   int last_signal = 0;
 
@@ -88,9 +99,6 @@ class Simulation {
 };
 
 using Kinds = std::vector<Kind>;
-
-inline ProcessEnd exited(int code) { return {ProcessEnd::Kind::kExited, code}; }
-inline ProcessEnd killed(int signal) { return {ProcessEnd::Kind::kSignalled, signal}; }
 
 /// All ranks train: joined, with steps behind them.
 inline void train(Simulation& run) {

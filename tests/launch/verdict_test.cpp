@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <set>
 
@@ -17,6 +18,15 @@ RankEnd exited(int rank, int code, int wake_up) {
 }
 RankEnd killed(int rank, int signal, int wake_up) {
   return {.rank = rank, .pid = 100 + rank, .how = {Kind::kSignalled, signal}, .seconds = 1.5, .wake_up = wake_up};
+}
+
+/// Of the ranks that have these accounts, or, without any, of programs that do not use their pages.
+Verdict judge(const std::vector<RankEnd>& ends, const std::vector<RankStatus>& accounts) {
+  Evidence evidence{.ends = ends};
+  for (const RankStatus& account : accounts) evidence.ranks.push_back({.account = account});
+  for (const RankEnd& end : ends)
+    evidence.ranks.resize(std::max(evidence.ranks.size(), static_cast<size_t>(end.rank) + 1));
+  return lockstep::judge(evidence);
 }
 
 TEST(Verdict, AllWell) {
@@ -270,15 +280,6 @@ TEST(Verdict, AKillIsNobodysConsequence) {
   const Verdict verdict = judge({killed(0, SIGKILL, 1), exited(1, 1, 2)}, {victim_of(1), victim_of(0)});
   EXPECT_EQ(verdict.culprit->rank, 0);
   EXPECT_EQ(verdict.exit_code, kExitRankKilled);
-}
-
-TEST(Verdict, ExitCodes) {
-  EXPECT_EQ(exit_code_of({Kind::kExited, 1}), kExitRankFailed);
-  EXPECT_EQ(exit_code_of({Kind::kExited, 127}), kExitRankFailed);
-  EXPECT_EQ(exit_code_of({Kind::kSignalled, SIGSEGV}), kExitRankKilled);
-  EXPECT_EQ(exit_code_of({Kind::kNotStarted, ENOEXEC}), kExitNotStarted);
-  EXPECT_EQ(missing_library({"a", "x: error while loading shared libraries: liby.so: no such file"}), "liby.so");
-  EXPECT_EQ(missing_library({"sh: foo: not found"}), "");
 }
 
 TEST(Verdict, NamesEnds) {

@@ -29,9 +29,6 @@ std::string short_seconds(double elapsed) {
 
 std::string mebibytes(uint64_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
 
-/// A program's own words, made safe for the block and the terminal.
-std::string one_line(const std::string& text) { return printable(text.substr(0, text.find('\n'))); }
-
 const RankStatus* account_of(const FailureReport& report) {
   if (!report.verdict.culprit) return nullptr;
   const auto rank = static_cast<size_t>(report.verdict.culprit->rank);
@@ -45,7 +42,7 @@ bool uses_pages(const FailureReport& report) {
 }
 
 std::string memory_text(const FailureReport& report) {
-  const MemoryKills& memory = report.memory;
+  const MemoryKills& memory = report.verdict.culprit->memory;
   std::string text = "killed for memory: " + memory.counted_in + " counts " + std::to_string(memory.count) +
                      (memory.count == 1 ? " such kill" : " such kills") + " since the start";
   text += memory.limit_bytes ? "; the limit is " + mebibytes(*memory.limit_bytes) : "; no limit is set there";
@@ -77,16 +74,17 @@ void add_culprit(Block& block, const FailureReport& report) {
   const Verdict& verdict = report.verdict;
   const RankEnd& culprit = *verdict.culprit;
   block.text = "lockstep: rank " + std::to_string(culprit.rank) + " of " + std::to_string(report.world_size) + " " +
-               headline(report) + "\n";
+               verdict.headline + "\n";
   const bool said = report.what == verdict.testimony ||
                     (account_of(report) != nullptr && ended_by_exception(culprit, *account_of(report)));
-  if (!report.what.empty() && !said) block.line("what", one_line(report.what));
+  if (!report.what.empty() && !said) block.line("what", printable_line(report.what));
   if (verdict.exit_code == kExitOutOfMemory) block.line("memory", memory_text(report));
   block.line("process", std::to_string(culprit.pid) + " on " + report.host + ", " + short_seconds(culprit.seconds) +
                             " s after its start");
   block.line("program", report.program);
   if (verdict.witness)
-    block.line("known by", "rank " + std::to_string(*verdict.witness) + ", which says: " + one_line(verdict.testimony));
+    block.line("known by",
+               "rank " + std::to_string(*verdict.witness) + ", which says: " + printable_line(verdict.testimony));
   const RankStatus* account = account_of(report);
   block.line("last did", account != nullptr && uses_pages(report) ? last_text(*account) : kNoPages);
   for (size_t i = 0; i < report.stall.size(); ++i) block.line(i == 0 ? "ranks" : "", printable(report.stall[i]));
@@ -124,7 +122,7 @@ OrderedJson culprit_json(const FailureReport& report) {
   if (!verdict.culprit) return nullptr;
   const RankEnd& culprit = *verdict.culprit;
   OrderedJson json = {
-      {"rank", culprit.rank}, {"host", report.host}, {"pid", culprit.pid}, {"headline", headline(report)}};
+      {"rank", culprit.rank}, {"host", report.host}, {"pid", culprit.pid}, {"headline", verdict.headline}};
   json["what"] = report.what.empty() ? OrderedJson(nullptr) : OrderedJson(report.what);
   json["end"] = culprit.ended
                     ? OrderedJson{{"kind", kind_name(culprit.how.kind)},
@@ -173,37 +171,6 @@ std::string describe(const StateLeft& left, bool goes_on) {
   return on_disk.empty() ? "" : on_disk + but;
 }
 
-std::string headline(const FailureReport& report) {
-  const Verdict& verdict = report.verdict;
-  const RankEnd& culprit = *verdict.culprit;
-  const RankStatus* account = account_of(report);
-  const std::string other = verdict.witness ? std::to_string(*verdict.witness) : "";
-  if (verdict.exit_code == kExitMismatch && verdict.witness) {
-    if (culprit.ended && !culprit.how.failed()) return "ended with exit code 0 while rank " + other + " needed it";
-    if (account != nullptr && account->phase == RankStatus::Phase::kLeft)
-      return "left the others while rank " + other + " needed it";
-    // The witness may have waited in another collective than the one that does not match.
-    if (!verdict.opponent) return "calls something else than the others";
-    return "and rank " + std::to_string(*verdict.opponent) + " make different calls";
-  }
-  // Nobody said which rank it waited for.
-  if (verdict.exit_code == kExitHang && account != nullptr && !verdict.witness &&
-      account->failure == RankFailure::kMissing && account->peer != culprit.rank)
-    return "waited in vain: " + one_line(verdict.testimony);
-  if (verdict.exit_code == kExitHang)
-    return "hangs: " + (verdict.witness ? "it did not arrive in time" : one_line(verdict.testimony));
-  if (verdict.exit_code == kExitNotStarted && verdict.witness)
-    return culprit.ended && !culprit.how.failed() ? "ended with exit code 0 before it joined the others"
-                                                  : "did not join the others";
-  if (!culprit.ended) return "failed first: it is still running";
-  if (verdict.exit_code == kExitNotStarted && culprit.how.kind == ProcessEnd::Kind::kExited && culprit.how.value == 127)
-    if (const std::string library = missing_library(report.tail); !library.empty())
-      return "could not start: the library " + library + " is missing";
-  if (!culprit.lost.empty() || (account != nullptr && ended_by_exception(culprit, *account)))
-    return describe(culprit, account != nullptr ? *account : RankStatus{});
-  return "failed first: " + describe(culprit.how) + (culprit.stopped ? ", after it was asked to stop" : "");
-}
-
 std::string advice_on_hang(const FailureReport& report, const std::optional<Stall>& hang,
                            const LaunchOptions& options) {
   using Kind = Stall::Kind;
@@ -232,10 +199,6 @@ std::string advice_on_hang(const FailureReport& report, const std::optional<Stal
          in_brackets(options.hang_timeout) + "; the others wait for at most " + collective;
 }
 
-int exit_code_of(const FailureReport& report) {
-  return report.too_few_ranks ? static_cast<int>(kExitTooFewRanks) : report.verdict.exit_code;
-}
-
 std::string format(const FailureReport& report) {
   Block block;
   if (report.verdict.culprit)
@@ -249,17 +212,16 @@ std::string format(const FailureReport& report) {
   if (!report.no_restart.empty()) block.line("ends", "no restart: " + printable(report.no_restart));
   block.line("kept", kept_text(report));
   if (!report.command.empty())
-    block.line("next",
-               report.command + (report.left.path.empty() ? "" : "   (resumes, if the program does)"));
+    block.line("next", report.command + (report.left.path.empty() ? "" : "   (resumes, if the program does)"));
   if (!report.report_path.empty()) block.line("report", report.report_path);
-  if (report.verdict.culprit) block.text += page_line(exit_code_of(report));
+  if (report.verdict.culprit) block.text += page_line(report.exit_code);
   if (report.verdict.culprit) add_tail(block, report);
   return block.text;
 }
 
 std::string to_json(const FailureReport& report) {
   const Verdict& verdict = report.verdict;
-  OrderedJson json = {{"version", 1}, {"exit_code", exit_code_of(report)}, {"world_size", report.world_size}};
+  OrderedJson json = {{"version", 1}, {"exit_code", report.exit_code}, {"world_size", report.world_size}};
   json["culprit"] = culprit_json(report);
   json["how_known"] = how_known(report);
   json["also_suspect"] = verdict.also_suspect;
@@ -273,9 +235,9 @@ std::string to_json(const FailureReport& report) {
   json["no_restart"] = report.no_restart.empty() ? OrderedJson(nullptr) : OrderedJson(report.no_restart);
   json["killed"] = report.killed;
   if (verdict.exit_code == kExitOutOfMemory) {
-    json["memory"] = {{"kills", report.memory.count}, {"counted_in", report.memory.counted_in}};
-    json["memory"]["limit_bytes"] =
-        report.memory.limit_bytes ? OrderedJson(*report.memory.limit_bytes) : OrderedJson(nullptr);
+    const MemoryKills& memory = verdict.culprit->memory;
+    json["memory"] = {{"kills", memory.count}, {"counted_in", memory.counted_in}};
+    json["memory"]["limit_bytes"] = memory.limit_bytes ? OrderedJson(*memory.limit_bytes) : OrderedJson(nullptr);
   }
   json["log"] = report.log_path.empty() ? OrderedJson(nullptr) : OrderedJson(report.log_path);
   json["last_lines"] = report.tail;
@@ -293,10 +255,10 @@ RunFailure for_program(const FailureReport& report) {
   std::string what = report.what;
   // A rank that did not fail by itself is missed by others, or hung and was ended by us.
   const bool by_itself = culprit && culprit->how.failed() && !culprit->stopped;
-  if (what.empty() && culprit) what = by_itself ? describe(culprit->how) : headline(report);
+  if (what.empty() && culprit) what = by_itself ? describe(culprit->how) : report.verdict.headline;
   for (const auto& line : report.stall) what.append("\n").append(line);
   if (!report.advice.empty()) what.append("\n").append(report.advice);
-  return {exit_code_of(report), culprit ? culprit->rank : -1, what};
+  return {report.exit_code, culprit ? culprit->rank : -1, what};
 }
 
 std::string host_name() {

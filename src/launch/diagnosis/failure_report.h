@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "launch/diagnosis/memory_kills.h"
-#include "launch/diagnosis/stall.h"
 #include "launch/diagnosis/verdict.h"
 #include "launch/plan.h"
 
@@ -27,6 +25,7 @@ std::string describe(const StateLeft& left, bool goes_on);
 /// Everything the user is told about a run that failed.
 struct FailureReport {
   Verdict verdict;
+  int exit_code = 0;  ///< the launcher's: the verdict's, unless why no start follows has one of its own
   int world_size = 1;
   std::string host;
   std::string program;
@@ -34,30 +33,22 @@ struct FailureReport {
   std::string what;                  ///< the culprit's own words (an exception's text); may be empty
   std::vector<RankStatus> accounts;  ///< by rank; empty where there are no pages
   StateLeft left;
-  bool goes_on = false;              ///< the ranks are started again, so the launcher's memory stays
-  std::vector<std::string> stall;    ///< of a hang: what each rank was doing
-  MemoryKills memory;                ///< since the start of the run
-  std::string log_path;              ///< of the culprit; empty: it printed nothing
-  std::string report_path;           ///< of this as JSON
+  bool goes_on = false;            ///< the ranks are started again, so the launcher's memory stays
+  std::vector<std::string> stall;  ///< of a hang: what each rank was doing
+  std::string log_path;            ///< of the culprit; empty: it printed nothing
+  std::string report_path;         ///< of this as JSON
   std::deque<std::string> tail;
-  std::vector<int> killed;     ///< ranks that did not stop when asked to
-  int restarts = 0;            ///< made before, after failures
-  int resizes = 0;             ///< made before: starts with another number of ranks, after none
-  std::string stop_signal;     ///< that ended the run; empty: none did
-  std::string no_restart;      ///< why the run is not started again; empty: it is, or nobody asked for that
-  bool too_few_ranks = false;  ///< because fewer than --elastic's minimum would remain
-  std::string advice;          ///< for a hang: what to do if the rank was at work; empty: nothing
+  std::vector<int> killed;  ///< ranks that did not stop when asked to
+  int restarts = 0;         ///< made before, after failures
+  int resizes = 0;          ///< made before: starts with another number of ranks, after none
+  std::string stop_signal;  ///< that ended the run; empty: none did
+  std::string no_restart;   ///< why the run is not started again; empty: it is, or nobody asked for that
+  std::string advice;       ///< for a hang: what to do if the rank was at work; empty: nothing
 };
-
-/// The launcher's exit code: the verdict's, or kExitTooFewRanks.
-int exit_code_of(const FailureReport& report);
 
 /// What to do if the rank that seems to hang was at work: which timeout to raise. Empty: nothing. `hang`: what the
 /// launcher saw; empty where a collective's own timeout expired.
 std::string advice_on_hang(const FailureReport& report, const std::optional<Stall>& hang, const LaunchOptions& options);
-
-/// "failed first: exit code 3": what follows the number of the culprit, which there must be.
-std::string headline(const FailureReport& report);
 
 /// The block for the terminal, without the line of the exit code.
 std::string format(const FailureReport& report);

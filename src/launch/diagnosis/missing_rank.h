@@ -3,8 +3,8 @@
 #include <optional>
 #include <vector>
 
+#include "launch/diagnosis/rank_end.h"
 #include "launch/diagnosis/stall.h"
-#include "launch/diagnosis/verdict.h"
 
 namespace lockstep {
 

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "base/printable.h"
-#include "launch/diagnosis/verdict.h"
+#include "base/rank_names.h"
 
 namespace lockstep {
 namespace {
@@ -70,6 +70,10 @@ int furthest_behind(const std::vector<RankView>& ranks) {
 }  // namespace
 
 bool is_stopped(const RankView& rank) { return rank.process_state == 'T' || rank.process_state == 't'; }
+
+bool is_before_join(const RankStatus& account) {
+  return account.phase == RankStatus::Phase::kUnknown || account.phase == RankStatus::Phase::kJoining;
+}
 
 bool takes_part(const RankView& rank) {
   const auto phase = rank.account.phase;

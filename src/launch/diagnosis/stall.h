@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "launch/diagnosis/memory_kills.h"
 #include "rank_page/rank_page.h"
 
 namespace lockstep {
@@ -18,13 +17,12 @@ struct RankView {
   char process_state = 0;  ///< as in /proc/<pid>/stat: 'T' is stopped; 0: not read
   /// What its processes have used so far (processor_times()); empty: not sampled, or not visible.
   std::optional<Clock::duration> processor_time;
-
-  // Of a rank that has ended, once nothing more is awaited from it (EvidenceGathered).
-  MemoryKills memory;           ///< by the kernel on its machine since the start of the ranks
-  bool library_missing = false;  ///< its last lines say that the dynamic loader did not find one
+  std::string missing_library;  ///< the dynamic loader did not find it, as the last lines of a rank say that has ended
 };
 
 bool is_stopped(const RankView& rank);
+/// It has not joined the others, as far as its page says.
+bool is_before_join(const RankStatus& account);
 /// It has joined, and others may need it.
 bool takes_part(const RankView& rank);
 /// It waits in a collective, or has started one.

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "launch/diagnosis/verdict.h"
+#include "base/rank_names.h"
 
 namespace lockstep {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "launch/diagnosis/verdict.h"
+#include "base/rank_names.h"
 
 namespace lockstep {
 

@@ -28,6 +28,8 @@ constexpr size_t kDescriptorsOfARank = 5;
 /// The ends that become a rank's, while it is started.
 constexpr size_t kDescriptorsOfAStart = 6;
 
+constexpr ProcessEnd kKilled{ProcessEnd::Kind::kSignalled, SIGKILL};
+
 /// Empty when the rank inherits the launcher's.
 FileDescriptor input_of(const TeamSetup& setup, int rank, bool share) {
   FileDescriptor input;
@@ -170,16 +172,15 @@ void LocalTeam::take_end(Rank& rank) {
                    .pid = rank.pid,
                    .how = *how,
                    .seconds = seconds_since(rank.started),
-                   .peak_bytes = rank.process->peak_bytes()});
+                   .peak_bytes = rank.process->peak_bytes(),
+                   .memory = *how == kKilled ? memory_kills() : MemoryKills{}});
 }
 
 RanksObserved LocalTeam::observe(bool process_states, bool processor_times) {
   RanksObserved seen{.processor_times = processor_times};
   bool somebody_joins = false;
   for (const auto& rank : ranks_) {
-    RankView& view = seen.ranks.emplace_back();
-    view.account = account_of(rank);
-    view.ended = rank.ended;
+    RankView& view = seen.ranks.emplace_back(view_of(rank));
     somebody_joins = somebody_joins || (!rank.ended && view.account.phase == RankStatus::Phase::kJoining);
     if (rank.ended || !process_states) continue;
     // The rank's own process may only have started the one that writes the page.
@@ -245,7 +246,8 @@ std::string LocalTeam::error_text(int rank) const {
   return folder_.empty() ? "" : read_error_file(error_file(folder_, rank));
 }
 
-MemoryKills LocalTeam::memory_kills(int) const {
+/// Since the start. The kernel counts before it kills.
+MemoryKills LocalTeam::memory_kills() const {
   MemoryKills now = count_memory_kills();
   now.count -= std::min(now.count, before_.count);
   return now;

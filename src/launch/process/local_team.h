@@ -39,7 +39,6 @@ class LocalTeam final : public Team {
   void await_end() override;
   std::string host_of(int rank) const override;
   std::string error_text(int rank) const override;
-  MemoryKills memory_kills(int rank) const override;
 
   /// Null: there is none.
   const RankBoard* board() const { return board_ ? &*board_ : nullptr; }
@@ -48,6 +47,7 @@ class LocalTeam final : public Team {
   void start_rank(const TeamSetup& setup, int rank, int restarts);
   RankPlace place_of(const TeamSetup& setup, int rank, int restarts) const;
   void take_end(Rank& rank);
+  MemoryKills memory_kills() const;
   void report_dropped_clients();
   void signal_running(int signal);
 

@@ -5,9 +5,9 @@
 #include <map>
 #include <sstream>
 
+#include "base/rank_names.h"
 #include "base/shell_word.h"
 #include "base/usable_cores.h"
-#include "launch/diagnosis/verdict.h"
 #include "launch/launch_error.h"
 #include "launch/option_values.h"
 #include "launch/process/debugger.h"

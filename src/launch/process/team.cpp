@@ -30,6 +30,12 @@ RankStatus Team::account_of(const Rank& rank) const {
   return last_word ? account.at_end() : account;
 }
 
+RankView Team::view_of(const Rank& rank) const {
+  RankView view{.account = account_of(rank), .ended = rank.ended};
+  if (rank.ended && rank.how == kNotFound) view.missing_library = missing_library(rank.output.tail().lines());
+  return view;
+}
+
 std::vector<std::string> Team::losses() const {
   std::vector<std::string> lines;
   for (const auto& rank : ranks_) {

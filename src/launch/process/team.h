@@ -9,7 +9,6 @@
 
 #include "base/clock.h"
 #include "checkpoint/memory/kept_state.h"
-#include "launch/diagnosis/memory_kills.h"
 #include "launch/output/display.h"
 #include "launch/output/rank_output.h"
 #include "launch/plan.h"
@@ -102,8 +101,6 @@ class Team {
   virtual std::string host_of(int rank) const = 0;
   /// What the rank has written into its error file.
   virtual std::string error_text(int rank) const = 0;
-  /// How often the kernel has killed for memory on the rank's machine since the start of the run.
-  virtual MemoryKills memory_kills(int rank) const = 0;
 
   /// The file where a rank may write what ended it.
   static std::string error_file(const std::string& folder, int rank);
@@ -113,6 +110,8 @@ class Team {
   Team() = default;
   /// What the rank's page says.
   RankStatus account_of(const Rank& rank) const;
+  /// What is known of it here.
+  RankView view_of(const Rank& rank) const;
 
   std::optional<RankBoard> board_;
   std::string board_failure_;

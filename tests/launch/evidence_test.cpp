@@ -1,4 +1,4 @@
-#include "launch/conclusion.h"
+#include "launch/diagnosis/evidence.h"
 
 #include "launch/simulation.h"
 
@@ -16,11 +16,11 @@ Simulation run_with_end(const RunSettings& settings, ProcessEnd how, bool steps)
   return run;
 }
 
-TEST(Conclusion, AKillForMemoryIsOneBeforeTheRestartIsDecided) {
+TEST(Evidence, AKillForMemoryIsOneBeforeTheRestartIsDecided) {
   for (const bool steps : {false, true}) {
     Simulation run({.ranks = 3, .max_restarts = 1});
     if (steps) train(run);
-    run.ranks[1].memory.count = 2;
+    run.memory.count = 2;
     run.end(1, killed(SIGKILL));
     for (const int rank : {0, 2}) run.end(rank, killed(SIGTERM));
     EXPECT_EQ(run.state().verdict.exit_code, kExitOutOfMemory);
@@ -30,23 +30,23 @@ TEST(Conclusion, AKillForMemoryIsOneBeforeTheRestartIsDecided) {
   }
 }
 
-TEST(Conclusion, WhatTheKernelCountsIsNoEvidenceAgainstOthers) {
+TEST(Evidence, WhatTheKernelCountsIsNoEvidenceAgainstOthers) {
   Simulation run({.ranks = 3});
-  for (auto& rank : run.ranks) rank.memory.count = 1;
+  run.memory.count = 1;
   run.end(1, killed(SIGSEGV));
   for (const int rank : {0, 2}) run.end(rank, killed(SIGTERM));
   EXPECT_EQ(run.state().verdict.exit_code, kExitRankKilled);
   EXPECT_EQ(run.state().verdict.culprit->rank, 1);
 }
 
-TEST(Conclusion, AMissingLibraryIsKnownBeforeARankIsLeftOut) {
+TEST(Evidence, AMissingLibraryIsKnownBeforeARankIsLeftOut) {
   Simulation run({.ranks = 3, .max_restarts = 9, .elastic = RankRange{1, 3}});
   train(run);
   run.end(1, killed(SIGKILL));
   for (const int rank : {0, 2}) run.end(rank, killed(SIGTERM));
   EXPECT_EQ(run.look(), Kinds{Kind::kRestart});
   run.ranks.assign(3, RankView{});
-  run.ranks[1].library_missing = true;
+  run.ranks[1].missing_library = "liby.so";
   run.end(1, exited(127));
   for (const int rank : {0, 2}) run.end(rank, killed(SIGTERM));
   EXPECT_EQ(run.state().verdict.exit_code, kExitNotStarted);
@@ -54,12 +54,43 @@ TEST(Conclusion, AMissingLibraryIsKnownBeforeARankIsLeftOut) {
   EXPECT_TRUE(contains(run.said, "no step was made since the last start")) << run.said;
 }
 
-TEST(Conclusion, A127OfAShellIsAFailureOfTheRank) {
+/// While the others are still to be stopped, too: they have their whole grace, since nothing follows.
+TEST(Evidence, AMissingLibraryIsKnownBeforeTheGraceIsChosen) {
+  for (const bool missing : {true, false}) {
+    Simulation run({.ranks = 3, .grace = seconds(5), .max_restarts = 9, .elastic = RankRange{1, 3}});
+    train(run);
+    run.end(1, killed(SIGKILL));
+    for (const int rank : {0, 2}) run.end(rank, killed(SIGTERM));
+    run.look();
+    run.ranks.assign(3, RankView{});
+    if (missing) run.ranks[1].missing_library = "liby.so";
+    EXPECT_EQ(run.end(1, exited(127)), Kinds{Kind::kSignal});
+    EXPECT_EQ(*run.state().deadline - run.now(), missing ? seconds(5) : milliseconds(100));
+  }
+}
+
+TEST(Evidence, IsWhatIsKnownWhenNothingMoreIsAwaited) {
+  Simulation run({.ranks = 2, .max_restarts = 1});
+  run.end(1, exited(127));
+  EXPECT_EQ(run.judged().exit_code, kExitRankFailed);
+  run.ranks[1].missing_library = "liby.so";  // the rest of its output has been read
+  EXPECT_EQ(run.end(0, killed(SIGTERM)), Kinds{Kind::kGatherEvidence});
+  EXPECT_EQ(run.state().verdict.exit_code, kExitNotStarted);
+  EXPECT_EQ(run.state().exit_code, kExitNotStarted);
+  EXPECT_EQ(run.state().verdict.headline, "could not start: the library liby.so is missing");
+}
+
+TEST(Evidence, TheLibraryThatTheDynamicLoaderNames) {
+  EXPECT_EQ(missing_library({"a", "x: error while loading shared libraries: liby.so: no such file"}), "liby.so");
+  EXPECT_EQ(missing_library({"sh: foo: not found"}), "");
+}
+
+TEST(Evidence, A127OfAShellIsAFailureOfTheRank) {
   EXPECT_EQ(run_with_end({.ranks = 3}, exited(127), true).state().verdict.exit_code, kExitRankFailed);
   EXPECT_EQ(run_with_end({.ranks = 3}, exited(1), true).state().verdict.exit_code, kExitRankFailed);
 }
 
-TEST(Conclusion, TheFirstStartIsWorthItsTries) {
+TEST(Evidence, TheFirstStartIsWorthItsTries) {
   Simulation run = run_with_end({.ranks = 3, .max_restarts = 1}, killed(SIGKILL), false);
   EXPECT_EQ(run.state().phase, Phase::kPausing) << run.said;
   EXPECT_EQ(run_with_end({.ranks = 3}, killed(SIGKILL), true).state().phase, Phase::kOver) << "nobody asked for any";

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "launch/diagnosis/missing_rank.h"
+#include "launch/diagnosis/rank_end.h"
+#include "launch/diagnosis/stall.h"
+
+namespace lockstep {
+
+/// All that is known of the ranks of one start, so that they are judged by all of it at once. It is complete when they
+/// have ended and the rest of their output has been read; until then it is what is known so far.
+struct Evidence {
+  // What the ranks did.
+  std::vector<RankEnd> ends;    ///< in the order in which they were seen
+  std::vector<RankView> ranks;  ///< by rank
+  int lost_ranks = 0;           ///< of machines that are gone
+
+  // Why the launcher ended them although none had failed.
+  std::optional<Stall> hang;
+  std::optional<MissingRank> missing;
+
+  // What the launcher was told, and did.
+  int stop_signal = 0;                        ///< the first signal to the launcher
+  std::optional<Clock::time_point> asked_at;  ///< when the ranks were asked to leave at a step of their choice
+  bool asked_twice = false;
+  bool told = false;       ///< a rank has read that it is to leave
+  bool signalled = false;  ///< the launcher has signalled the ranks to end
+
+  /// By a signal to the launcher or to a rank, or so that the run can go on with another number of ranks.
+  bool was_asked_to_end() const { return stop_signal != 0 || asked_at; }
+};
+
+/// Whether a rank knows of a checkpoint on disk that is no older.
+bool has_saved_since(const std::vector<RankView>& ranks, Clock::time_point since);
+
+/// As the dynamic loader ends, or a shell that does not find a program.
+inline constexpr ProcessEnd kNotFound{ProcessEnd::Kind::kExited, 127};
+
+/// The library that the dynamic loader did not find, from the last lines of a rank that ended with kNotFound; empty:
+/// they name none. Such a rank was never started.
+std::string missing_library(const std::deque<std::string>& tail);
+
+}  // namespace lockstep

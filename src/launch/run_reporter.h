@@ -1,0 +1,61 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/diagnosis/failure_report.h"
+#include "launch/output/display.h"
+#include "launch/process/team.h"
+#include "launch/run_journal.h"
+#include "launch/run_record.h"
+#include "launch/run_state.h"
+#include "launch/state_keeper.h"
+
+namespace lockstep {
+
+/// Tells how a run goes: the user on the terminal, programs by the files in its folder. What it tells of ranks that
+/// have ended was judged and decided before, and is in the state. When the run gives up, it first has what is left of
+/// the training written to disk.
+class RunReporter {
+ public:
+  /// `options`, `places` (null: this machine) and `display` outlive it, and the number of ranks may change meanwhile.
+  /// `folder`: of the run, empty without one. `state_memory`: of StateMemory.
+  RunReporter(const LaunchOptions& options, const std::string& folder, int state_memory, RankPlaces* places,
+              Display& display);
+
+  void tell_user(const std::string& text);
+
+  /// The ranks are about to be started.
+  void start_begins();
+  void ranks_started(const RunState& state, Team& team);
+  void rank_ended(const RankEnd& end);
+  /// All ranks have ended. `commands`: by rank, or one for all if they run on other machines.
+  void start_ended(const RunState& state, Team& team, const std::vector<RankCommand>& commands);
+  /// No other start follows, because the ranks of the next one could not be started.
+  void next_start_failed(const RunState& state, const std::string& why);
+  /// The same for the first start.
+  void first_start_failed(const RunState& state);
+  void run_ended(const RunState& state);
+
+  /// Whether a start has ended, so that next_start_failed() has something to tell about.
+  bool has_reported() const { return !report_.command.empty(); }
+
+ private:
+  void print(const std::string& lines);
+  FailureReport report_of(const RunState& state, const Team& team, const std::vector<RankCommand>& commands) const;
+  void record_start(const RunState& state);
+  void keep_state(int exit_code);
+
+  const LaunchOptions& options_;
+  const std::string folder_;
+  RankPlaces* const places_;
+  Display& display_;
+  RunJournal journal_;
+  StateKeeper keeper_;
+  std::optional<RunRecord> record_;  // from the start of ranks on
+  double began_s_ = 0;               // the ranks that run now, or ran last; wall clock
+  FailureReport report_;             // of the last start that has ended
+};
+
+}  // namespace lockstep
