@@ -32,7 +32,7 @@ std::string ToldWait::packed() const {
 }
 
 ToldWait ToldWait::unpacked(const std::string& bytes) {
-  Note note;
+  ToldWait note;
   std::istringstream words(bytes);
   const auto read = [&] {
     NotedMessage one;
