@@ -7,23 +7,11 @@
 
 namespace lockstep::detail {
 
-uint64_t ParameterWatch::versions() const {
-  uint64_t sum = 0;
-  for (const Areas::Parameter& parameter : areas_.parameters())
-    sum += static_cast<uint64_t>(parameter.tensor._version());
-  return sum;
-}
-
 ParameterWatch::Seen ParameterWatch::look() const {
-  return {.sample = sample_of_parameters(areas_), .versions = versions(), .changes = times_weights_were_set()};
-}
-
-void ParameterWatch::step_ended() {
-  if (shared_) after_step_.emplace(versions(), times_weights_were_set());
-}
-
-bool ParameterWatch::has_written_shared() const {
-  return after_step_ && times_weights_were_set() == after_step_->second && versions() != after_step_->first;
+  uint64_t versions = 0;
+  for (const Areas::Parameter& parameter : areas_.parameters())
+    versions += static_cast<uint64_t>(parameter.tensor._version());
+  return {.sample = sample_of_parameters(areas_), .versions = versions, .changes = times_weights_were_set()};
 }
 
 void ParameterWatch::backward_begins(bool awaits_step) {

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <utility>
 
 #include "optim/areas.h"
 
@@ -18,11 +17,6 @@ class ParameterWatch {
   /// takes the mean of that one's gradients.
   void backward_begins(bool awaits_step);
   void stepped() { seen_.reset(); }
-  /// The step has written.
-  void step_ended();
-  /// Whether this rank has written to parameters that lie once for all ranks since the last step. One rank may do that
-  /// for all.
-  bool has_written_shared() const;
 
  private:
   /// Of the parameters: a sample of their values; how often they were written; how often by this library.
@@ -30,13 +24,10 @@ class ParameterWatch {
     uint64_t sample, versions, changes;
   };
   Seen look() const;
-  uint64_t versions() const;
 
   const Areas& areas_;
   const bool shared_;
   std::optional<Seen> seen_;  ///< as the last backward began, if there was no step since
-  /// After the last step, where they are shared: how often they were written, and how often by this library.
-  std::optional<std::pair<uint64_t, uint64_t>> after_step_;
 };
 
 }  // namespace lockstep::detail

@@ -136,7 +136,6 @@ void ShardedStep::take(const std::vector<optim::Intent>& intents) {
         [&](const Areas::Parameter& parameter) { return stepped.contains(parameter.tensor.unsafeGetTensorImpl()); });
     for (const optim::Intent& intent : intents) intent.parameter.unsafeGetTensorImpl()->bump_version();
   }
-  watch_.step_ended();
   if (deferred) return gradients_.conclude();
   if (areas_.memory() == nullptr) return;
   const OperationLabel label("the end of an optimizer's step");

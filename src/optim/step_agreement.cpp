@@ -28,7 +28,7 @@ uint64_t hash_of(const optim::StepConstants& constants) {
 }
 
 /// Of what a rank says.
-enum Column : int64_t { kTrouble, kAction, kMaxNorm, kNormType, kSteps, kGradients, kParameters, kWritten, kColumns };
+enum Column : int64_t { kTrouble, kAction, kMaxNorm, kNormType, kSteps, kGradients, kParameters, kColumns };
 
 /// A column of the rows, one number a rank.
 std::vector<int64_t> column(const at::Tensor& rows, int64_t index) {
@@ -67,7 +67,6 @@ at::Tensor ShardedStep::say(const Request& mine, const std::string& trouble,
   said[kSteps] = static_cast<int64_t>(steps);
   said[kGradients] = static_cast<int64_t>(sample_of(gradients));
   said[kParameters] = static_cast<int64_t>(sample_of_parameters(areas_));
-  said[kWritten] = watch_.has_written_shared() ? 1 : 0;
   return group_.all_gather(row);
 }
 
@@ -100,11 +99,6 @@ ShardedStep::Request ShardedStep::agree(const Request& mine, const std::string& 
   const Request agreed{static_cast<Action>(actions[leader]), std::bit_cast<double>(column(all, kMaxNorm)[leader]),
                        std::bit_cast<double>(column(all, kNormType)[leader])};
   refuse_odd(kParameters, true, " has other parameters", kOtherParameters);
-  if (const auto written = column(all, kWritten); std::count(written.begin(), written.end(), 1) > 1)
-    throw Error("ZeroRedundancyOptimizer: " + ranks_with(written, int64_t{1}) +
-                " have changed the parameters that all ranks share (shared_parameters) since its last step, so each "
-                "change was made once for every rank, by another optimizer, say. Let one rank change them, with a "
-                "barrier() before and after, or destroy the ZeroRedundancyOptimizer");
   if (agreed.action != Action::kStep) return agreed;
   refuse_odd(kSteps, true, " would step other parameters",
              ", at another rate or from another state; set options and load states on every rank, take no gradients "

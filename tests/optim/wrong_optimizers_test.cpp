@@ -250,19 +250,6 @@ const Programs& programs_that_step() {
          torch::optim::SGD sgd(w.net->parameters(), 0.1);
          w.train_by(sgd);
        }},
-      {"another_optimizer_steps_what_is_shared_after_the_step",
-       [](Wrong& w) {
-         AdamW adamw = w.optimizer({.shared_parameters = true});
-         torch::optim::SGD sgd(w.net->parameters(), 0.1);
-         for (int step = 0; step < 2; ++step) {
-           adamw.zero_grad();
-           w.backward();
-           adamw.step();
-           sgd.step();
-           w.context.group().barrier();  // they have stepped the same memory
-           w.before = w.net->out->weight.detach().clone();
-         }
-       }},
       {"another_optimizer_steps_what_is_shared_with_a_hook",
        [](Wrong& w) {
          const AdamW adamw = w.optimizer({.shared_parameters = true});
