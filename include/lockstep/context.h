@@ -14,8 +14,8 @@ class VirtualRanks;
 struct AdoptedRanks;
 
 struct ContextOptions {
-  /// Seeds torch's generator with `seed + rank` on every rank (with virtual ranks: docs/exactness.md). Unset: torch's
-  /// own default.
+  /// Seeds torch's generator with `seed + rank` on every rank (with virtual ranks: docs/exactness.md). The same on all
+  /// ranks, or Error. Unset: torch's own default.
   std::optional<uint64_t> seed{};
   /// Every rank is seeded with `seed` at first, so that all draw the same problem and the same weights, and with
   /// `seed + rank` when the loop begins: at the first training pass of a loader (one without `exactly_once`) or the
