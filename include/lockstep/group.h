@@ -112,7 +112,7 @@ class Group {
                         std::vector<int64_t> output_splits = {}) const;
 
   /// Only the two ranks call: one sends, the other receives a tensor of as many elements of the same dtype with
-  /// the same tag, which is at least 0 and, over Gloo, less than 2^24 - 16. send() may return before the message is
+  /// the same tag, at least 0 and on some engines less than 2^24 - 16. send() may return before the message is
   /// received, or wait for that. A dropped Work goes on.
   void send(const at::Tensor& tensor, int destination, int tag = 0) const {
     send_async(tensor, destination, tag).wait();
