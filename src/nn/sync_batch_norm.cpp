@@ -50,8 +50,6 @@ std::string described(const FoundLayer& layer) {
   return "`" + layer.name + "` of " + std::to_string(layer.known().numel()) + " channels";
 }
 
-constexpr const char* kConvertAll = "; all ranks must convert the same module";
-
 /// Ranks whose modules differ would wait for each other in the first forward, or train other things.
 void check_same_layers(const FoundLayers& found, const Group& group) {
   if (group.world_size() == 1) return;
@@ -67,7 +65,8 @@ void check_same_layers(const FoundLayers& found, const Group& group) {
   std::vector<std::string> all = group.all_gather_bytes(lines);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (!all[rank].starts_with(heading))
-      throw Error("convert_sync_batchnorm: rank " + std::to_string(rank) + " calls another function instead" + kConvertAll);
+      throw Error("convert_sync_batchnorm: rank " + std::to_string(rank) + " calls another function instead; all ranks must "
+                  "convert the same module");
     all[rank].erase(0, heading.size());
   }
   const std::vector<std::string> first = layers_of(all.front());
@@ -77,11 +76,11 @@ void check_same_layers(const FoundLayers& found, const Group& group) {
     if (other.size() != first.size())
       throw Error("convert_sync_batchnorm: the module of rank " + std::to_string(rank) + " has " +
                   std::to_string(other.size()) + " batch norms, that of rank 0 has " + std::to_string(first.size()) +
-                  kConvertAll);
+                  "; all ranks must convert the same module");
     const auto [mine, theirs] = std::mismatch(first.begin(), first.end(), other.begin());
     throw Error("convert_sync_batchnorm: batch norm " + std::to_string(mine - first.begin()) +
                 " of the module of rank " + std::to_string(rank) + " is " + *theirs + ", that of rank 0 is " + *mine +
-                kConvertAll);
+                "; all ranks must convert the same module");
   }
 }
 
