@@ -37,15 +37,18 @@ at::Tensor numbers_of(const MemorySave& mine) {
 }  // namespace
 
 MemorySaveComparison::MemorySaveComparison(const Group& group, MemorySave mine)
-    : group_(group), mine_(std::move(mine)), numbers_(numbers_of(mine_)) {
+    : group_(group), mine_(std::move(mine)) {
+  if (group_.world_size() == 1) return;
+  numbers_ = numbers_of(mine_);
   all_ = at::empty({group_.world_size(), kColumns}, at::kLong);
   work_ = group_.all_gather_async(all_, numbers_);
 }
 
 void MemorySaveComparison::check() {
+  const std::string save = "the state of step " + std::to_string(mine_.step) + " cannot be saved to memory: ";
+  if (group_.world_size() == 1 && !mine_.problem.empty()) throw Error(save + mine_.problem);
   if (!work_) return;
   std::exchange(work_, std::nullopt)->wait();
-  const std::string save = "the state of step " + std::to_string(mine_.step) + " cannot be saved to memory: ";
   const int64_t* numbers = all_.const_data_ptr<int64_t>();
   const auto differs = [&](Column column) {
     for (int rank = 1; rank < group_.world_size(); ++rank)
