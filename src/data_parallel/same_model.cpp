@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "base/first_difference.h"
+#include "collectives/gather_in.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
@@ -39,15 +40,8 @@ void check_same_on_all_ranks(const Group& group, const std::string& kind, const 
   if (group.world_size() == 1) return;
   const OperationLabel label("the comparison of the models");
   // Every rank compares everything, so all find the same difference or none; a model has a few thousand lines at most.
-  const std::string heading = "DistributedDataParallel\n";
-  std::vector<std::string> all = group.all_gather_bytes(heading + lines);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (!all[rank].starts_with(heading))
-      throw Error("DistributedDataParallel: rank " + std::to_string(rank) +
-                  " calls another function instead; all ranks must attach to the same model at the same time");
-    all[rank].erase(0, heading.size());
-  }
-  const std::string difference = first_difference(kind, all);
+  const std::string difference = first_difference(
+      kind, gather_in(group, "DistributedDataParallel", lines, "attach to the same model at the same time"));
   if (difference.empty()) return;
   own_page().fail(RankFailure::kMismatch, -1, "the ranks do not hold the same model: " + difference);
   throw Error("the ranks do not hold the same model: " + difference +

@@ -99,12 +99,12 @@ void StatisticsExchange::check_same_place(const std::string& name, const at::Ten
   for (int rank = 0; rank < group.world_size(); ++rank) {
     const double* row = row_of(rows, rank);
     std::ostringstream place;
-    if (row[0] != static_cast<double>(Kind::kStatistics))
+    if (row[0] != static_cast<double>(Kind::kStatistics)) {
       place << "join(), without inputs";
-    else
+    } else {
       place << place_of(row);
-    if (same && row[0] == static_cast<double>(Kind::kStatistics))
-      place << " with eps " << row[3] << " and momentum " << row[4];
+      if (same) place << " with eps " << row[3] << " and momentum " << row[4];
+    }
     places.emplace_back(place.str());
   }
   if (same)

@@ -12,6 +12,7 @@
 
 #include <lockstep/error.h>
 
+#include "collectives/gather_in.h"
 #include "nn/batch_norm_operator.h"
 #include "nn/batch_statistics.h"
 #include "nn/found_layers.h"
@@ -53,8 +54,7 @@ std::string described(const FoundLayer& layer) {
 /// Ranks whose modules differ would wait for each other in the first forward, or train other things.
 void check_same_layers(const FoundLayers& found, const Group& group) {
   if (group.world_size() == 1) return;
-  const std::string heading = "convert_sync_batchnorm\n";
-  std::string lines = heading;
+  std::string lines;
   for (const FoundLayer& layer : found.layers) lines += described(layer) + '\n';
   const auto layers_of = [](const std::string& text) {
     std::vector<std::string> layers;
@@ -62,13 +62,8 @@ void check_same_layers(const FoundLayers& found, const Group& group) {
     for (std::string line; std::getline(stream, line);) layers.push_back(line);
     return layers;
   };
-  std::vector<std::string> all = group.all_gather_bytes(lines);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (!all[rank].starts_with(heading))
-      throw Error("convert_sync_batchnorm: rank " + std::to_string(rank) + " calls another function instead; all ranks must "
-                  "convert the same module");
-    all[rank].erase(0, heading.size());
-  }
+  const std::vector<std::string> all =
+      gather_in(group, "convert_sync_batchnorm", lines, "convert the same module");
   const std::vector<std::string> first = layers_of(all.front());
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all.front()) continue;
