@@ -8,6 +8,7 @@
 #include "base/counted.h"
 #include "base/loop_begin.h"
 #include "base/rank_names.h"
+#include "base/weights_set.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
 #include "data_parallel/replica_state.h"
@@ -200,7 +201,10 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
       for (const auto& [name, tensor] : *list)
         if (!is_known(tensor)) unknown.push_back(tensor);
     const OperationLabel label("the initial parameters");
-    if (group.world_size() > 1) broadcast_weights(group, unknown, /*root=*/0);
+    if (group.world_size() > 1 && !unknown.empty()) {
+      broadcast_weights(group, unknown, /*root=*/0);
+      note_weights_set();
+    }
   }
   std::vector<Known> now_known;
   std::vector<std::unique_ptr<GradientAlarm>> alarms;

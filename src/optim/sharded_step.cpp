@@ -136,6 +136,7 @@ void ShardedStep::take(const std::vector<optim::Intent>& intents) {
         [&](const Areas::Parameter& parameter) { return stepped.contains(parameter.tensor.unsafeGetTensorImpl()); });
     for (const optim::Intent& intent : intents) intent.parameter.unsafeGetTensorImpl()->bump_version();
   }
+  watch_.slices_written();
   if (deferred) return gradients_.conclude();
   if (areas_.memory() == nullptr) return;
   const OperationLabel label("the end of an optimizer's step");
@@ -149,7 +150,7 @@ void ShardedStep::step() {
   check_model();
   if (model_.shadowing && model_.is_deferred()) return;  // it has followed the others
   const Reducer::Stepping here(*model_.reducer);
-  watch_.stepped();
+  watch_.step_begins();
   const std::string problem = trouble(*optimizer_);
   if (model_.is_deferred()) gradients_.settle(Reducer::Share::kGradients);
   const auto what = problem.empty() ? intents() : std::vector<optim::Intent>{};
@@ -160,7 +161,7 @@ void ShardedStep::step() {
 
 std::vector<Facts> ShardedStep::follow(Reducer::Share share) {
   const at::NoGradGuard no_grad;
-  watch_.stepped();
+  watch_.step_begins();
   const std::string problem = trouble(*optimizer_);
   const auto ranks = gradients_.settle(share).ranks;
   if (std::none_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; })) {

@@ -42,6 +42,7 @@ std::string SliceStep::trouble(const torch::optim::Optimizer& optimizer) const {
   if (model_.is_deferred())
     return "ZeroRedundancyOptimizer: another one that was made from this model takes its gradients; step that one";
   if (model_.join != nullptr) return kNoStepWithinJoin;
+  if (std::string changed = watch_.trouble(); !changed.empty()) return changed;
   return common_trouble(model_, optimizer, areas_);
 }
 

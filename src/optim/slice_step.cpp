@@ -34,7 +34,7 @@ void SliceStep::step(const std::function<void()>& own_step) {
   TORCH_CHECK(alone.owns_lock(), kTwoThreads);
   TORCH_CHECK(!model_is_there_.expired(), kModelIsGone);
   const Reducer::Stepping here(*model_.reducer);
-  watch_.stepped();
+  watch_.step_begins();
   agree(trouble(*optimizer_), *optimizer_);
   ++steps_;
   model_.check_before_step();
@@ -46,9 +46,10 @@ void SliceStep::step(const std::function<void()>& own_step) {
                               : at::Tensor();
   };
   slices_.run(*optimizer_, gradient_of, own_step);
-  spread();
   for (const Areas::Parameter& parameter : areas_.parameters())
     if (slices_.is_stepped(parameter)) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  watch_.slices_written();
+  spread();
 }
 
 void SliceStep::spread() const {

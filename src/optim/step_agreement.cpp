@@ -45,6 +45,7 @@ std::string ShardedStep::trouble(const torch::optim::Optimizer& optimizer) const
     return "ZeroRedundancyOptimizer::step() within join() with a communication hook: ranks that have run out of inputs "
            "would not call it; remove the hook, or step with the optimizer of each rank, made from the parameters";
   if (model_.join != nullptr && !model_.is_deferred()) return kNoStepWithinJoin;
+  if (std::string changed = watch_.trouble(); !changed.empty()) return changed;
   return common_trouble(model_, optimizer, areas_);
 }
 
