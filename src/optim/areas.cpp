@@ -41,6 +41,15 @@ size_t extent_of(const at::Tensor& tensor) {
   return static_cast<size_t>(last + 1) * tensor.itemsize();
 }
 
+/// Of three elements of each parameter in an area, there.
+at::Tensor sampled_places(const std::vector<Areas::Parameter>& parameters, size_t area) {
+  std::vector<int64_t> places;
+  for (const Areas::Parameter& parameter : parameters)
+    if (const int64_t elements = parameter.tensor.numel(); parameter.area == area && elements > 0)
+      for (const int64_t at : {int64_t{0}, elements / 2, elements - 1}) places.push_back(parameter.offset + at);
+  return at::tensor(places, at::kLong);
+}
+
 int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 }  // namespace
@@ -184,14 +193,6 @@ void Areas::lay_out(size_t index) {
   TORCH_INTERNAL_ASSERT(next <= area.slice * ranks_);
 }
 
-at::Tensor Areas::sampled_places(size_t index) const {
-  std::vector<int64_t> places;
-  for (const Parameter& parameter : parameters_)
-    if (const int64_t elements = parameter.tensor.numel(); parameter.area == index && elements > 0)
-      for (const int64_t at : {int64_t{0}, elements / 2, elements - 1}) places.push_back(parameter.offset + at);
-  return at::tensor(places, at::kLong);
-}
-
 void Areas::move_in(size_t index, bool shared) {
   const OperationLabel label("the memory of a ZeroRedundancyOptimizer");
   Area& area = areas_[index];
@@ -208,7 +209,7 @@ void Areas::move_in(size_t index, bool shared) {
     if (parameter.area == index)
       parameter.tensor.set_(parameter.here.storage(), parameter.offset, parameter.here.sizes(),
                             parameter.here.strides());
-  if (on_device()) area.sampled = sampled_places(index).to(device_);
+  if (on_device()) area.sampled = sampled_places(parameters_, index).to(device_);
   if (shared || memory_ == nullptr) return;
   area.others = memory_->address_everywhere(area.parameters);
   area.others.erase(area.others.begin() + rank_);
@@ -242,10 +243,6 @@ at::Tensor Areas::view(const at::Tensor& array, const Parameter& parameter) {
       .set_(array.storage(), parameter.offset, parameter.tensor.sizes(), parameter.tensor.strides());
 }
 
-void Areas::gather(const at::Tensor& array, const Area& area) const {
-  group_.all_gather_into_tensor(array, own_slice(array, area));
-}
-
 at::Tensor Areas::whole(const at::Tensor& array, const Area& area) const {
   const at::Tensor all = at::empty({area.slice * ranks_}, array.options());
   group_.all_gather_into_tensor(all, own_slice(array, area));
@@ -258,7 +255,7 @@ void Areas::gather_parameters(const std::function<bool(const Parameter&)>& is_st
   std::vector<std::pair<const Parameter*, at::Tensor>> kept;  // what no rank has stepped stays each rank's own
   for (const Parameter& parameter : parameters_)
     if (!is_stepped(parameter)) kept.emplace_back(&parameter, parameter.here.clone());
-  for (const Area& area : areas_) gather(area.parameters, area);
+  for (const Area& area : areas_) group_.all_gather_into_tensor(area.parameters, own_slice(area.parameters, area));
   for (const auto& [parameter, values] : kept) parameter->here.copy_(values);
 }
 
@@ -266,7 +263,7 @@ void Areas::complete() {
   if (memory_ != nullptr) return;
   const OperationLabel label("the state of a ZeroRedundancyOptimizer, to be saved");
   for (const Area& area : areas_)
-    for (const auto& [name, array] : area.arrays) gather(array, area);
+    for (const auto& [name, array] : area.arrays) group_.all_gather_into_tensor(array, own_slice(array, area));
   is_complete_ = true;
 }
 

@@ -99,9 +99,7 @@ class Areas {
   /// Fails if the groups lack parameters that the model trains. Names them.
   void check_none_is_missing(const NamedTensors& trained) const;
   void lay_out(size_t area);
-  at::Tensor sampled_places(size_t area) const;
   void move_in(size_t area, bool shared);
-  void gather(const at::Tensor& array, const Area& area) const;
 
   const Group group_;
   const c10::Device device_;

@@ -52,6 +52,10 @@ class Class:
         text = re.sub(r"\bLOCKSTEP_\w+(\([^()]*\))?", "", text)
         text = re.sub(r"\b(alignas|decltype|noexcept|explicit|requires)\s*\([^()]*(\([^()]*\)[^()]*)*\)", "", text)
         head = text.split("=", 1)[0] if not re.search(r"\boperator\b", text) else text
+        pointer = re.search(r"\(\s*\*\s*(?:const\s+)?(\w+)\s*\)\s*\(", head)
+        if pointer:  # to a function
+            self.fields.append(pointer.group(1))
+            return
         is_function = "(" in head
         if is_function:
             named = re.search(r"(~?\w+)\s*\(", head)
@@ -147,5 +151,5 @@ def lines(text):
 
 
 def is_plain_data(one):
-    """A struct whose functions, if it has any, are few: its fields are what it is for."""
-    return one.kind == "struct" and len(one.methods) <= 6
+    """A struct that has three fields or more for each method: its fields are what it is for."""
+    return one.kind == "struct" and 3 * len(one.methods) <= len(one.fields)
