@@ -30,6 +30,13 @@ NamedTensors without(NamedTensors tensors, const std::vector<std::string>& names
   return tensors;
 }
 
+void set_to_rank_zeros(const Group& group, const std::vector<at::Tensor>& tensors) {
+  if (group.world_size() == 1 || tensors.empty()) return;
+  const OperationLabel label("the initial parameters");
+  broadcast_weights(group, tensors, /*root=*/0);
+  note_weights_set();
+}
+
 void check(const DistributedDataParallelOptions& options) {
   TORCH_CHECK(options.first_bucket_cap_mb > 0 && options.bucket_cap_mb > 0,
               "bucket_cap_mb and first_bucket_cap_mb must be positive; they are ", options.bucket_cap_mb, " and ",
@@ -200,11 +207,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
     for (const auto* list : {&parameters, &new_buffers})
       for (const auto& [name, tensor] : *list)
         if (!is_known(tensor)) unknown.push_back(tensor);
-    const OperationLabel label("the initial parameters");
-    if (group.world_size() > 1 && !unknown.empty()) {
-      broadcast_weights(group, unknown, /*root=*/0);
-      note_weights_set();
-    }
+    set_to_rank_zeros(group, unknown);
   }
   std::vector<Known> now_known;
   std::vector<std::unique_ptr<GradientAlarm>> alarms;
