@@ -137,10 +137,13 @@ void ShardedStep::take(const std::vector<optim::Intent>& intents) {
     for (const optim::Intent& intent : intents) intent.parameter.unsafeGetTensorImpl()->bump_version();
   }
   watch_.slices_written();
-  if (deferred) return gradients_.conclude();
-  if (areas_.memory() == nullptr) return;
-  const OperationLabel label("the end of an optimizer's step");
-  group_.barrier();
+  if (deferred) {
+    gradients_.conclude();
+  } else if (areas_.memory() != nullptr) {
+    const OperationLabel label("the end of an optimizer's step");
+    group_.barrier();
+  }
+  watch_.step_ended();
 }
 
 void ShardedStep::step() {

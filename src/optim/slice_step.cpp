@@ -50,6 +50,7 @@ void SliceStep::step(const std::function<void()>& own_step) {
     if (slices_.is_stepped(parameter)) parameter.tensor.unsafeGetTensorImpl()->bump_version();
   watch_.slices_written();
   spread();
+  watch_.step_ended();
 }
 
 void SliceStep::spread() const {
