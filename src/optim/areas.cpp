@@ -1,6 +1,7 @@
 #include "optim/areas.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -186,8 +187,7 @@ void Areas::lay_out(size_t index) {
     const int64_t elements = parameter.tensor.numel(), cut = (next / area.slice + 1) * area.slice;
     if (next + elements > cut) next = cut - (cut - next) / kBlock * kBlock;
     parameter.offset = next;
-    parameter.begin = std::clamp<int64_t>(rank_ * area.slice - next, 0, elements);
-    parameter.end = std::clamp<int64_t>((rank_ + 1) * area.slice - next, 0, elements);
+    std::tie(parameter.begin, parameter.end) = part_of(parameter, rank_);
     next += rounded_up(elements, kAligned);
   }
   TORCH_INTERNAL_ASSERT(next <= area.slice * ranks_);
@@ -230,6 +230,12 @@ at::Tensor Areas::own_zeros(const Area& area, at::ScalarType dtype) const {
 
 at::Tensor Areas::own_slice(const at::Tensor& array, const Area& area) const {
   return array.numel() == area.slice ? array : array.narrow(0, rank_ * area.slice, area.slice);
+}
+
+std::pair<int64_t, int64_t> Areas::part_of(const Parameter& parameter, int rank) const {
+  const int64_t slice = area_of(parameter).slice, elements = parameter.tensor.numel();
+  return {std::clamp<int64_t>(rank * slice - parameter.offset, 0, elements),
+          std::clamp<int64_t>((rank + 1) * slice - parameter.offset, 0, elements)};
 }
 
 at::Tensor Areas::mine(const at::Tensor& array, const Parameter& parameter) const {

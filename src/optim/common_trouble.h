@@ -79,12 +79,12 @@ inline uint64_t sample_of_parameters(const Areas& areas) {
   return sample_of(sampled);
 }
 
-/// Of three places of each slice that this rank steps. On the CPU.
-inline uint64_t sample_of_own_slices(const Areas& areas) {
+/// Of three places of each slice that a rank steps. On the CPU.
+inline uint64_t sample_of_slices(const Areas& areas, int rank) {
   std::vector<at::Tensor> slices;
   for (const Areas::Parameter& parameter : areas.parameters())
-    if (parameter.begin < parameter.end)
-      slices.push_back(areas.mine(areas.area_of(parameter).parameters, parameter));
+    if (const auto [begin, end] = areas.part_of(parameter, rank); begin < end)
+      slices.push_back(areas.area_of(parameter).parameters.narrow(0, parameter.offset + begin, end - begin));
   return sample_of(slices);
 }
 

@@ -126,10 +126,13 @@ void ShardedStep::step_slices(const std::vector<at::Tensor>& parameters) {
     for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();
   }
   watch_.slices_written();
-  if (sums) return sum_.conclude();
-  if (areas_.memory() == nullptr) return;
-  const OperationLabel label("the end of an optimizer's step");
-  group_.barrier();
+  if (sums) {
+    sum_.conclude();
+  } else if (areas_.memory() != nullptr) {
+    const OperationLabel label("the end of an optimizer's step");
+    group_.barrier();
+  }
+  watch_.step_ended();
 }
 
 void ShardedStep::step() {
