@@ -51,6 +51,19 @@ at::Tensor sampled_places(const std::vector<Areas::Parameter>& parameters, size_
   return at::tensor(places, at::kLong);
 }
 
+/// Fails if the groups lack parameters that the model trains. Names them.
+void check_none_is_missing(const NamedTensors& trained, const Areas& areas) {
+  constexpr int kNamed = 8;
+  std::string names;
+  int missing = 0;
+  for (const auto& [name, tensor] : trained)
+    if (!areas.contains(tensor) && missing++ < kNamed) names += (missing > 1 ? ", " : "") + name;
+  if (missing > kNamed) names += " and " + std::to_string(missing - kNamed) + " more";
+  TORCH_CHECK(missing == 0, "ZeroRedundancyOptimizer: ", missing == 1 ? "parameter " : "parameters ", names,
+              missing == 1 ? " is" : " are",
+              " trained by the model and in none of the parameter groups; put all that the model trains into groups");
+}
+
 int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 }  // namespace
@@ -113,7 +126,7 @@ void Areas::find_parameters(const NamedTensors& trained, const torch::optim::Opt
           {.name = named->second, .tensor = tensor, .area = static_cast<size_t>(area - areas_.begin())});
       names.erase(named);
     }
-  check_none_is_missing(trained);
+  check_none_is_missing(trained, *this);
 }
 
 void Areas::check_none_overlap(const ReplicaState& model) const {
@@ -154,18 +167,6 @@ void Areas::check_same_places(const torch::optim::Optimizer& optimizer) const {
   throw Error("the ranks gave their ZeroRedundancyOptimizer other parameters, or in another order: " + difference +
               ". Each rank steps a part of all of them, so every rank must list the same ones in the same groups and in "
               "the same order");
-}
-
-void Areas::check_none_is_missing(const NamedTensors& trained) const {
-  constexpr int kNamed = 8;
-  std::string names;
-  int missing = 0;
-  for (const auto& [name, tensor] : trained)
-    if (!contains(tensor) && missing++ < kNamed) names += (missing > 1 ? ", " : "") + name;
-  if (missing > kNamed) names += " and " + std::to_string(missing - kNamed) + " more";
-  TORCH_CHECK(missing == 0, "ZeroRedundancyOptimizer: ", missing == 1 ? "parameter " : "parameters ", names,
-              missing == 1 ? " is" : " are",
-              " trained by the model and in none of the parameter groups; put all that the model trains into groups");
 }
 
 void Areas::lay_out(size_t index) {

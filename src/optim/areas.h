@@ -98,8 +98,6 @@ class Areas {
   void check_none_overlap(const ReplicaState& model) const;
   /// Throws on all ranks if they list other parameters, or in another order. Every rank calls it.
   void check_same_places(const torch::optim::Optimizer& optimizer) const;
-  /// Fails if the groups lack parameters that the model trains. Names them.
-  void check_none_is_missing(const NamedTensors& trained) const;
   void lay_out(size_t area);
   void move_in(size_t area, bool shared);
 
