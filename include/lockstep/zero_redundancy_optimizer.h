@@ -103,7 +103,7 @@ class ZeroRedundancyOptimizer : public Optimizer,
   /// is what this rank has computed itself. Limit its norm by model.clip_grad_norm(), which every rank then calls and
   /// which leaves no .grad. Errors and skipped steps of a reduction (NonFinitePolicy, skip_step()) come with step().
   /// While `model` has a communication hook, and where several machines have several ranks, backward reduces gradients
-  /// as ever.
+  /// as without it.
   ///
   /// The parameters move into other memory, that the ranks of the machine reach, and back when this object goes: the
   /// tensors stay the same, but views of them and what .data() gave before show the old memory. Where ranks share no
