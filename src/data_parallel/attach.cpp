@@ -210,7 +210,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
     now_known.push_back({name, tensor, tensor.options(), tensor.numel(), tensor.requires_grad(),
                          counted != handles.end() ? counted->second : 0});
     if (!tensor.requires_grad())
-      alarms.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->notice(); }));
+      alarms.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->note_unfollowed_backward(); }));
   }
   for (const auto* list : {&parameters, &new_buffers})
     for (const auto& [name, tensor] : *list) impls.insert(tensor.unsafeGetTensorImpl());
@@ -226,16 +226,11 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
   reducer.swap(next);
   ++attachments;
   if (next) {
-    reducer->succeed(*next);
+    reducer->take_over_from(*next);
     if (group.rank() == 0) untrained_.refreshed(trained, followed);
   }
   trained = std::move(followed);
   follow_virtual_buffers();
-}
-
-bool Replica::State::several_virtual_ranks() const {
-  const auto& ranks = lockstep::state_of(group).virtual_ranks;
-  return ranks && !ranks->one_each();
 }
 
 void Replica::State::follow_virtual_buffers() {
@@ -314,8 +309,8 @@ std::unique_ptr<Reducer> Replica::State::make_reducer(const NamedTensors& follow
                             if (virtual_buffers) virtual_buffers->virtual_rank_done(took_part, last);
                           },
                       .backward_begins =
-                          [this](bool awaits_step) {
-                            if (deferral.backward_begins) deferral.backward_begins(awaits_step);
+                          [this](bool gradients_wait) {
+                            if (shared_step != nullptr) shared_step->backward_begins(gradients_wait);
                           }});
 }
 
@@ -325,14 +320,14 @@ void Replica::State::watch_strangers() {
   strangers_.clear();
   for (const auto& [name, tensor] : without(source->parameters(), options.parameters_to_ignore))
     if (!is_known(tensor) && tensor.requires_grad())
-      strangers_.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->notice(); }));
+      strangers_.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->note_unfollowed_backward(); }));
 }
 
 void Replica::State::expect(const std::vector<at::Tensor>& tensors) {
   edited_ = true;
   for (const at::Tensor& tensor : tensors)
     if (!is_known(tensor) && tensor.is_leaf() && tensor.requires_grad())
-      strangers_.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->notice(); }));
+      strangers_.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->note_unfollowed_backward(); }));
 }
 
 std::string Replica::State::inspect() {

@@ -34,7 +34,7 @@ std::vector<at::Tensor> pieces_of_gradients(const Reducer& reducer, const NamedT
   for (size_t b = 0; b < reducer.plan().size() && !one_by_one; ++b) {
     const Bucket& bucket = reducer.buckets()[b];
     bool whole = true;
-    for (size_t slot = 0; slot < bucket.size(); ++slot) whole = whole && bucket.gradient_here(slot).defined();
+    for (size_t slot = 0; slot < bucket.size(); ++slot) whole = whole && bucket.slot(slot).gradient_here().defined();
     if (whole) {
       add(bucket.gradients());
       continue;
@@ -81,20 +81,20 @@ void Replica::register_comm_hook(std::shared_ptr<CommHook> hook) {
   check_same_hook(state_->group, hook.get());
   Reducer::Equipment equipment = state_->equipment;
   equipment.hook = std::move(hook);
-  if (equipment.hook) state_->reducer->defer(nullptr);
+  if (equipment.hook) state_->reducer->defer_to(nullptr);
   state_->reducer->equip(equipment);
   state_->equipment = std::move(equipment);
-  if (state_->is_deferred()) state_->reducer->defer(state_->deferral.step);
+  if (state_->is_deferred()) state_->reducer->defer_to(state_->shared_step);
 }
 
-bool Replica::State::adds_leaves() const {
-  const auto& virtual_ranks = lockstep::state_of(group).virtual_ranks;
-  return virtual_ranks && !virtual_ranks->one_each();
+SharedStep* Replica::State::deferred_step() const {
+  const bool takes_sum = shared_step != nullptr && shared_step->takes_sum();
+  return takes_sum && equipment.hook == nullptr && !several_virtual_ranks() ? shared_step : nullptr;
 }
 
-void Replica::State::defer(Deferral to) {
-  deferral = std::move(to);
-  reducer->defer(is_deferred() ? deferral.step : nullptr);
+void Replica::State::set_shared_step(SharedStep* step) {
+  shared_step = step;
+  reducer->defer_to(deferred_step());
 }
 
 std::shared_ptr<CommHook> Replica::comm_hook() const { return state_->equipment.hook; }
@@ -106,7 +106,7 @@ double Replica::clip_grad_norm(double max_norm, double norm_type) {
               counted(state_->passes.since_reduction, "backward pass", "backward passes"),
               " that are not reduced yet, so each rank would scale them differently; clip after the "
               "backward that reduces them, or call reduce_gradients() first");
-  if (state_->is_deferred()) return state_->deferral.clip_grad_norm(max_norm, norm_type);
+  if (state_->is_deferred()) return state_->shared_step->clip_grad_norm(max_norm, norm_type);
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> others;
   for (const State::Known& one : state_->known)

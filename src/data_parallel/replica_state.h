@@ -53,7 +53,7 @@ struct Replica::State {
 
   /// Whether this rank, or another, works for several virtual ranks: gradients are then added in backward, and no
   /// optimizer can take their sum.
-  bool several_virtual_ranks() const;
+  bool several_virtual_ranks() const { return lockstep::several_virtual_ranks(group) != nullptr; }
 
   /// A parameter as it was when it was attached; none of this may change without refresh().
   struct Known {
@@ -80,23 +80,15 @@ struct Replica::State {
   std::unique_ptr<Reducer> reducer;
   int attachments = 0;  ///< reducers so far, the same on all ranks
 
-  /// An optimizer that takes the sum of gradients in its own step, while there is no communication hook: backward then
-  /// leaves in .grad what this rank has computed itself.
-  struct Deferral {
-    const void* owner = nullptr;
-    Reducer::Step step = nullptr;  ///< for a rank that has run out of inputs; null: backward reduces
-    std::function<double(double max_norm, double norm_type)> clip_grad_norm = nullptr;
-    /// `awaits_step`: a deferred backward waits for the optimizer's step; may throw.
-    std::function<void(bool awaits_step)> backward_begins = nullptr;
-  };
-  Deferral deferral;
-  /// Whether the optimizer takes the sum. Else backward does: for a communication hook, and where ranks work for
-  /// several virtual ranks.
-  bool is_deferred() const { return deferral.step != nullptr && equipment.hook == nullptr && !adds_leaves(); }
-  /// Whether this process adds the gradients of several virtual ranks.
-  bool adds_leaves() const;
-  /// Every rank calls it, between backward passes. An empty one: backward reduces again.
-  void defer(Deferral to);
+  /// That of an optimizer, or null. It may take the sum of gradients itself: backward then leaves in .grad what this rank
+  /// has computed.
+  SharedStep* shared_step = nullptr;
+  /// The step that takes the sum, or null. Null, so that backward reduces, with a communication hook, and where ranks work for several
+  /// virtual ranks.
+  SharedStep* deferred_step() const;
+  bool is_deferred() const { return deferred_step() != nullptr; }
+  /// Every rank calls it, between backward passes. Null: backward reduces again.
+  void set_shared_step(SharedStep* step);
 
   std::unique_ptr<VirtualBuffers> virtual_buffers;  ///< null unless there are several virtual ranks and buffers
 

@@ -63,7 +63,7 @@ const Reducer::Settlement& GradientSum::settle(Share share) {
   return settlement_;
 }
 
-void GradientSum::conclude() { model_.reducer->conclude(settlement_, /*others_read=*/share_memory()); }
+void GradientSum::conclude() { model_.reducer->end_step(settlement_, /*others_read=*/share_memory()); }
 
 void GradientSum::collect() {
   if (share_memory() || std::exchange(collected_, true)) return;

@@ -35,18 +35,11 @@ ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimize
       watch_(areas_, options.shared_parameters) {
   TORCH_INTERNAL_ASSERT(!areas_.on_device() || own_step_ != nullptr);
   if (areas_.on_device()) own_.emplace(areas_, kind_of(optimizer));
-  ReplicaState::Deferral deferral{.owner = this};
-  if (areas_.ranks() == group_.world_size() || options.shared_parameters)
-    deferral.backward_begins = [this](bool awaits_step) { watch_.backward_begins(awaits_step); };
-  if (areas_.ranks() == group_.world_size()) {  // else backward reduces
-    deferral.step = [this](Reducer::Share share) { return follow(share); };
-    deferral.clip_grad_norm = [this](double max_norm, double type) { return clip_grad_norm(max_norm, type); };
-  }
-  model_.defer(std::move(deferral));
+  model_.set_shared_step(this);
 }
 
 ShardedStep::~ShardedStep() {
-  if (!model_is_there_.expired() && model_.deferral.owner == this) model_.defer({});
+  if (!model_is_there_.expired() && model_.shared_step == this) model_.set_shared_step(nullptr);
 }
 
 void ShardedStep::check_model() const {
@@ -158,11 +151,15 @@ void ShardedStep::step() {
   take(what);
 }
 
-std::vector<Facts> ShardedStep::follow(Reducer::Share share) {
+void ShardedStep::backward_begins(bool gradients_wait) {
+  if (takes_sum() || options_.shared_parameters) watch_.backward_begins(gradients_wait);
+}
+
+std::vector<Facts> ShardedStep::step_without_inputs() {
   const at::NoGradGuard no_grad;
   watch_.stepped();
   const std::string problem = trouble(*optimizer_);
-  const auto ranks = gradients_.settle(share).ranks;
+  const auto ranks = gradients_.settle(Reducer::Share::kOutOfInputs).ranks;
   if (std::none_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; })) {
     gradients_.conclude();
     return ranks;

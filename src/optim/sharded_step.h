@@ -28,14 +28,18 @@ namespace lockstep::detail {
 ///
 /// In a step the ranks first tell each other what they are about to do, so nobody still reads parameters when they are
 /// written, and in the end wait for each other, so everybody has all of them.
-class ShardedStep {
+class ShardedStep final : public SharedStep {
  public:
   /// Every rank makes it. `model` outlives it. `own_step`: what steps parameters on a device.
   ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind, ZeroRedundancyOptions options,
               StepOfItself own_step = nullptr);
-  ~ShardedStep();
-  ShardedStep(const ShardedStep&) = delete;
-  ShardedStep& operator=(const ShardedStep&) = delete;
+  ~ShardedStep() override;
+
+  void backward_begins(bool gradients_wait) override;
+  /// Else backward reduces.
+  bool takes_sum() const override { return areas_.ranks() == group_.world_size(); }
+  std::vector<Facts> step_without_inputs() override;
+  double clip_grad_norm(double max_norm, double type) override;
 
   /// Every rank calls it.
   void step();
@@ -57,9 +61,6 @@ class ShardedStep {
     double max_norm = 0, norm_type = 0;  ///< to clip
   };
 
-  /// The whole step of a rank that has run out of inputs.
-  std::vector<Facts> follow(Reducer::Share share);
-  double clip_grad_norm(double max_norm, double type);
   void clip(const Request& request);
   std::vector<optim::Intent> intents() const;
   void take(const std::vector<optim::Intent>& intents);

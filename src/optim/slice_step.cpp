@@ -20,12 +20,11 @@ SliceStep::SliceStep(const Replica& model, torch::optim::Optimizer& optimizer, b
       slices_(areas_, state_is_known ? std::optional(kind_of(optimizer)) : std::nullopt),
       watch_(areas_, options.shared_parameters) {
   // Another step may have the gradients; then this one only says so.
-  if (options.shared_parameters && model_.deferral.owner == nullptr)
-    model_.defer({.owner = this, .backward_begins = [this](bool awaits) { watch_.backward_begins(awaits); }});
+  if (options.shared_parameters && model_.shared_step == nullptr) model_.set_shared_step(this);
 }
 
 SliceStep::~SliceStep() {
-  if (!model_is_there_.expired() && model_.deferral.owner == this) model_.defer({});
+  if (!model_is_there_.expired() && model_.shared_step == this) model_.set_shared_step(nullptr);
 }
 
 void SliceStep::step(const std::function<void()>& own_step) {

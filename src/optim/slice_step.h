@@ -17,14 +17,14 @@ namespace lockstep::detail {
 /// A step that ranks share out although only the optimizer's own step() knows what to do: on each rank that steps its
 /// slices of the areas (OwnStep). Backward reduces the gradients. Afterwards the slices reach all ranks: through shared
 /// memory, or by an all_gather.
-class SliceStep {
+class SliceStep final : public SharedStep {
  public:
   /// Every rank makes it. `model` outlives it.
   SliceStep(const Replica& model, torch::optim::Optimizer& optimizer, bool state_is_known,
             const ZeroRedundancyOptions& options);
-  ~SliceStep();
-  SliceStep(const SliceStep&) = delete;
-  SliceStep& operator=(const SliceStep&) = delete;
+  ~SliceStep() override;
+
+  void backward_begins(bool gradients_wait) override { watch_.backward_begins(gradients_wait); }
 
   /// Every rank calls it, with what steps the parameters in the optimizer's groups.
   void step(const std::function<void()>& own_step);

@@ -39,7 +39,7 @@ std::vector<int64_t> column(const at::Tensor& rows, int64_t index) {
 }  // namespace
 
 std::string ShardedStep::trouble(const torch::optim::Optimizer& optimizer) const {
-  if (model_.deferral.owner != this)
+  if (model_.shared_step != this)
     return "ZeroRedundancyOptimizer: another one was made from this model after it; step that one";
   if (model_.join != nullptr && model_.equipment.hook)
     return "ZeroRedundancyOptimizer::step() within join() with a communication hook: ranks that have run out of inputs "

@@ -28,6 +28,9 @@ struct Facts {
   bool operator==(const Facts&) const = default;
 };
 
+/// What this rank contributes to a reduction.
+enum class Share { kGradients, kSkipped, kOutOfInputs };
+
 /// Whether a reduction is void: all ranks skipped, or one that skipped had sent a part of its gradients before. Then no
 /// gradient is left on any rank.
 bool is_void(const std::vector<Facts>& ranks);
