@@ -79,7 +79,7 @@ void check_same_hook(const Group& group, const CommHook* hook) {
 
 void Replica::register_comm_hook(std::shared_ptr<CommHook> hook) {
   check_same_hook(state_->group, hook.get());
-  Reducer::Equipment equipment = state_->equipment;
+  ReductionEquipment equipment = state_->equipment;
   equipment.hook = std::move(hook);
   if (equipment.hook) state_->reducer->defer_to(nullptr);
   state_->reducer->equip(equipment);
@@ -87,34 +87,24 @@ void Replica::register_comm_hook(std::shared_ptr<CommHook> hook) {
   if (state_->is_deferred()) state_->reducer->defer_to(state_->shared_step);
 }
 
-SharedStep* Replica::State::deferred_step() const {
-  const bool takes_sum = shared_step != nullptr && shared_step->takes_sum();
-  return takes_sum && equipment.hook == nullptr && !several_virtual_ranks() ? shared_step : nullptr;
-}
-
-void Replica::State::set_shared_step(SharedStep* step) {
-  shared_step = step;
-  reducer->defer_to(deferred_step());
-}
-
 std::shared_ptr<CommHook> Replica::comm_hook() const { return state_->equipment.hook; }
 
 double Replica::clip_grad_norm(double max_norm, double norm_type) {
   TORCH_CHECK(max_norm >= 0 && norm_type > 0, "clip_grad_norm(", max_norm, ", ", norm_type,
               "): max_norm must not be negative, norm_type must be positive or infinity");
-  TORCH_CHECK(state_->passes.since_reduction == 0, "clip_grad_norm: .grad holds gradients of ",
-              counted(state_->passes.since_reduction, "backward pass", "backward passes"),
+  TORCH_CHECK(state_->passes->since_reduction == 0, "clip_grad_norm: .grad holds gradients of ",
+              counted(state_->passes->since_reduction, "backward pass", "backward passes"),
               " that are not reduced yet, so each rank would scale them differently; clip after the "
               "backward that reduces them, or call reduce_gradients() first");
   if (state_->is_deferred()) return state_->shared_step->clip_grad_norm(max_norm, norm_type);
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> others;
-  for (const State::Known& one : state_->known)
+  for (const AttachedModel::Known& one : state_->attached.known())
     if (!one.followed) others.push_back(one.tensor);
-  const auto pieces = pieces_of_gradients(*state_->reducer, state_->trained, others,
+  const auto pieces = pieces_of_gradients(*state_->reducer, state_->attached.trained(), others,
                                           lockstep::state_of(state_->group).virtual_ranks != nullptr);
   if (pieces.empty()) return 0;
-  const double total = norm_of(state_->trained, others, pieces, norm_type);
+  const double total = norm_of(state_->attached.trained(), others, pieces, norm_type);
   const double factor = max_norm / (total + 1e-6);
   if (std::isnan(factor) || factor < 1)
     for (const at::Tensor& piece : pieces) piece.mul_(factor);
@@ -127,7 +117,7 @@ void Replica::set_non_finite_policy(NonFinitePolicy policy) {
 }
 
 int64_t Replica::skipped_steps() const {
-  return state_->void_steps + (state_->equipment.watch ? state_->equipment.watch->skipped() : 0);
+  return state_->synchronization.void_steps() + (state_->equipment.watch ? state_->equipment.watch->skipped() : 0);
 }
 
 ReductionStats Replica::stats() const {

@@ -140,7 +140,7 @@ void ShardedStep::step() {
   const std::unique_lock alone(stepping_, std::try_to_lock);
   TORCH_CHECK(alone.owns_lock(), kTwoThreads);
   check_model();
-  if (model_.shadowing && model_.is_deferred()) return;  // it has followed the others
+  if (model_.join.shadowing && model_.is_deferred()) return;  // it has followed the others
   const Reducer::Stepping here(*model_.reducer);
   watch_.stepped();
   const std::string problem = trouble(*optimizer_);
@@ -177,7 +177,7 @@ std::vector<Facts> ShardedStep::step_without_inputs() {
 
 double ShardedStep::clip_grad_norm(double max_norm, double type) {
   const at::NoGradGuard no_grad;
-  if (model_.shadowing) return norm_;
+  if (model_.join.shadowing) return norm_;
   const std::string problem = trouble(*optimizer_);
   gradients_.settle(Reducer::Share::kGradients);
   clip(agree({Action::kClip, max_norm, type}, problem, {}));
@@ -208,7 +208,7 @@ void move_to(ShardedStep& sharded, torch::optim::Optimizer& optimizer) { sharded
 
 std::vector<at::Tensor> trained_parameters(const Replica& model) {
   std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : state_of(model).trained) tensors.push_back(tensor);
+  for (const auto& [name, tensor] : state_of(model).attached.trained()) tensors.push_back(tensor);
   return tensors;
 }
 

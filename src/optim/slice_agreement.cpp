@@ -41,7 +41,7 @@ std::string ranks_unlike_rank_zero(const at::Tensor& rows, int64_t column) {
 std::string SliceStep::trouble(const torch::optim::Optimizer& optimizer) const {
   if (model_.is_deferred())
     return "ZeroRedundancyOptimizer: another one that was made from this model takes its gradients; step that one";
-  if (model_.join != nullptr) return kNoStepWithinJoin;
+  if (model_.join.options != nullptr) return kNoStepWithinJoin;
   return common_trouble(model_, optimizer, areas_);
 }
 

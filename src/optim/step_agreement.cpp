@@ -41,10 +41,10 @@ std::vector<int64_t> column(const at::Tensor& rows, int64_t index) {
 std::string ShardedStep::trouble(const torch::optim::Optimizer& optimizer) const {
   if (model_.shared_step != this)
     return "ZeroRedundancyOptimizer: another one was made from this model after it; step that one";
-  if (model_.join != nullptr && model_.equipment.hook)
+  if (model_.join.options != nullptr && model_.equipment.hook)
     return "ZeroRedundancyOptimizer::step() within join() with a communication hook: ranks that have run out of inputs "
            "would not call it; remove the hook, or step with the optimizer of each rank, made from the parameters";
-  if (model_.join != nullptr && !model_.is_deferred()) return kNoStepWithinJoin;
+  if (model_.join.options != nullptr && !model_.is_deferred()) return kNoStepWithinJoin;
   return common_trouble(model_, optimizer, areas_);
 }
 

@@ -20,9 +20,9 @@ namespace lockstep {
 /// begins.
 ///
 /// Hooks run on the thread of the backward, or on several threads if the graph spans several devices. Two threads in
-/// backward passes of one model: a thread whose first gradient comes while the other waits for its reduction waits for the
-/// mutex before it accumulates, so its gradient is added. One that comes earlier is an error, and so is one beside an
-/// optimizer's step.
+/// backward passes of one model: a thread whose first gradient comes while the other waits for its reduction waits for
+/// the mutex before it accumulates, so its gradient is added. One that comes earlier is an error, and so is one beside
+/// an optimizer's step.
 class BackwardTracker {
  public:
   /// `objection` returns what is wrong with a backward that begins now, or an empty string. Both others outlive it.

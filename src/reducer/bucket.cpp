@@ -80,9 +80,9 @@ void Bucket::let_go_of_gradients() {
   for (GradientSlot& slot : slots_) slot.let_go_of_gradient();
 }
 
-bool Bucket::take_late() {
+bool Bucket::set_aside_late() {
   for (size_t i = 0; i < slots_.size(); ++i)
-    if (at::Tensor late = slots_[i].take_late(); late.defined()) {
+    if (at::Tensor late = slots_[i].set_aside_late(); late.defined()) {
       late_.resize(slots_.size());
       late_[i] = std::move(late);
     }

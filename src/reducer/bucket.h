@@ -59,9 +59,9 @@ class Bucket {
   void write_flags();
   /// It is on its way: gradients that arrive from now on must not be added to it. Each is put into .grad alone.
   void let_go_of_gradients();
-  /// Takes all such gradients; returns whether there were any.
-  bool take_late();
-  /// What was taken, side by side as gradients() are, with zeros between them.
+  /// Moves all such gradients out of .grad; returns whether there were any.
+  bool set_aside_late();
+  /// Those, side by side as gradients() are, with zeros between them.
   at::Tensor late_gradients();
   /// Between gradients there are zeros.
   void clear_gaps() const;

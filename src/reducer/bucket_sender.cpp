@@ -13,8 +13,8 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kSameNumber =
-    "Every rank must run the same number of backward passes; where ranks have different numbers of batches, "
-    LOCKSTEP_WITHIN_JOIN;
+    "Every rank must run the same number of backward passes; where ranks have different numbers of "
+    "batches, " LOCKSTEP_WITHIN_JOIN;
 
 }  // namespace
 
@@ -54,9 +54,9 @@ void BucketSender::send_full(bool at_end) {
     try {
       if (equipment_.timeline) equipment_.timeline->sent(sent_);
       if (CommHook* const hook = hooks_[sent_])
-        note_hook_problem(sent_, transfers_[sent_].start_through(*hook, plan_.group, plan_.op(),
-                                                                 static_cast<int64_t>(sent_),
-                                                                 /*last=*/sent_ + 1 == buckets_.size()));
+        note_hook_problem(sent_,
+                          transfers_[sent_].start_through(*hook, plan_.group, plan_.op(), static_cast<int64_t>(sent_),
+                                                          /*last=*/sent_ + 1 == buckets_.size()));
       else
         transfers_[sent_].start(plan_.group, plan_.op());
     } catch (const Error& error) {
@@ -96,10 +96,10 @@ void BucketSender::wait(const std::function<void()>& write_facts) {
   add_waited_seconds(seconds_since(start));
 }
 
-bool BucketSender::take_late() {
+bool BucketSender::set_aside_late() {
   bool any = false;
   for (size_t b = 0; b < transfers_.size(); ++b)
-    if (transfers_[b].is_under_way()) any |= buckets_[b].take_late();
+    if (transfers_[b].is_under_way()) any |= buckets_[b].set_aside_late();
   return any;
 }
 

@@ -16,8 +16,8 @@ namespace lockstep {
 /// they do not. Every rank sends all buckets in the same order, whatever its own graph looked like, so ranks may use
 /// different parameters in a step.
 ///
-/// The last bucket carries the table of facts in its notes. Therefore it is sent only at the end, and its tail, with the
-/// table, only when all hooks have ended, so that it can tell what they ended with.
+/// The last bucket carries the table of facts in its notes. Therefore it is sent only at the end, and its tail, with
+/// the table, only when all hooks have ended, so that it can tell what they ended with.
 class BucketSender {
  public:
   /// All of them outlive it.
@@ -41,8 +41,8 @@ class BucketSender {
   void send_full(bool at_end);
   /// Waits for all buckets. `write_facts` writes the table once more where a hook's end comes before that.
   void wait(const std::function<void()>& write_facts);
-  /// Takes the gradients that came when their bucket was under way. Whether there were any.
-  bool take_late();
+  /// Moves the gradients that came when their bucket was under way out of .grad. Whether there were any.
+  bool set_aside_late();
   /// After wait(), on all ranks if one of them has late gradients: reduces those as well, and adds them.
   void reduce_late();
 

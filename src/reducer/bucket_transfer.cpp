@@ -42,8 +42,9 @@ std::string BucketTransfer::start_through(CommHook& hook, const Group& group, Re
   handed_parts_ = bucket.parts;
   std::string problem = failure_text([&] { finish_ = hook.reduce(bucket, group); });
   if (problem.empty() && !finish_)
-    problem = "returned no function, so nobody would wait for what it has started and put the result into `gradients`; "
-              "return [] {} where nothing is left to do";
+    problem =
+        "returned no function, so nobody would wait for what it has started and put the result into `gradients`; "
+        "return [] {} where nothing is left to do";
   tail_waits_ = last;
   if (!last) work_ = group.all_reduce_async(bucket_.tail(), op);
   bucket_.let_go_of_gradients();

@@ -23,8 +23,8 @@ class BucketTransfer {
 
   /// Starts the reduction.
   void start(const Group& group, ReduceOp op);
-  /// The same through a communication hook, to which this is bucket `index`. Returns what the hook has done wrong; empty
-  /// if nothing. The tail of the last bucket waits for reduce_tail(), so that it can say what hooks end with.
+  /// The same through a communication hook, to which this is bucket `index`. Returns what the hook has done wrong;
+  /// empty if nothing. The tail of the last bucket waits for reduce_tail(), so that it can say what hooks end with.
   std::string start_through(CommHook& hook, const Group& group, ReduceOp op, int64_t index, bool last);
   bool is_under_way() const { return work_.has_value() || tail_waits_; }
   /// Waits until the reduction is done. Returns what the hook has done wrong; empty if nothing.
@@ -37,9 +37,9 @@ class BucketTransfer {
 
  private:
   Bucket& bucket_;
-  std::optional<Work> work_;  ///< of the whole bucket, or of its tail if there is a hook
-  CommHook::Finish finish_;   ///< the hook's
-  at::Tensor handed_;         ///< what the hook was given as gradients(): a view of its own
+  std::optional<Work> work_;              ///< of the whole bucket, or of its tail if there is a hook
+  CommHook::Finish finish_;               ///< the hook's
+  at::Tensor handed_;                     ///< what the hook was given as gradients(): a view of its own
   std::vector<at::Tensor> handed_parts_;  ///< and as the gradients of parameters
   bool tail_waits_ = false;
 };

@@ -133,11 +133,10 @@ std::vector<float> DeferredReduction::tell_all_ranks(Settlement& settlement, con
   try {
     group.all_reduce(told);
   } catch (const Error& error) {
-    throw Error(
-        std::string("an optimizer's step could not begin: ") + error.what() +
-        "\nEvery rank must take the same number of steps; where ranks have different numbers of batches, "
-        LOCKSTEP_WITHIN_JOIN " (this was step " +
-        std::to_string(parts_.message.reductions() + 1) + " of this rank).");
+    throw Error(std::string("an optimizer's step could not begin: ") + error.what() +
+                "\nEvery rank must take the same number of steps; where ranks have different numbers of "
+                "batches, " LOCKSTEP_WITHIN_JOIN " (this was step " +
+                std::to_string(parts_.message.reductions() + 1) + " of this rank).");
   }
   for (size_t b = 0; timeline && b < parts_.buckets.size(); ++b) timeline->done(b);
   parts_.sender.add_waited_seconds(seconds_since(start));
@@ -166,8 +165,8 @@ void DeferredReduction::check_same_step(const std::vector<Facts>& ranks) const {
   }
   const auto any = [](const std::vector<bool>& of) { return std::find(of.begin(), of.end(), true) != of.end(); };
   if (any(idle) && any(busy))
-    throw Error("an optimizer's step: no backward ran since the last one on " + rank_names(idle) + ", but some did on " +
-                rank_names(busy) +
+    throw Error("an optimizer's step: no backward ran since the last one on " + rank_names(idle) +
+                ", but some did on " + rank_names(busy) +
                 "; every rank must run the same number of backward passes. A rank that has nothing to contribute calls "
                 "skip_step() in place of its backward; where batches run out, " LOCKSTEP_WITHIN_JOIN);
 }
@@ -177,11 +176,12 @@ void DeferredReduction::check_reached(const Settlement& settlement) const {
   if (!parts_.plan.settings.list || !std::all_of(settlement.ranks.begin(), settlement.ranks.end(), idle) ||
       std::find(settlement.used.begin(), settlement.used.end(), true) != settlement.used.end())
     return;
-  throw Error("an optimizer's step: since the last one no backward has reached a parameter of the list that "
-              "DistributedDataParallel follows (" +
-              parts_.plan.names.front() + (parts_.plan.names.size() > 1 ? ", ..." : "") +
-              ") on any rank. If other tensors have taken their places, call refresh() with these on all ranks and make "
-              "the optimizer of them; else leave out steps without a gradient");
+  throw Error(
+      "an optimizer's step: since the last one no backward has reached a parameter of the list that "
+      "DistributedDataParallel follows (" +
+      parts_.plan.names.front() + (parts_.plan.names.size() > 1 ? ", ..." : "") +
+      ") on any rank. If other tensors have taken their places, call refresh() with these on all ranks and make "
+      "the optimizer of them; else leave out steps without a gradient");
 }
 
 Settlement DeferredReduction::settle(Share share) {
@@ -215,7 +215,8 @@ Settlement DeferredReduction::settle(Share share) {
   check_reached(settlement);
   message.count_reduction();
   settlement.divisor = parts_.plan.averages() ? parts_.plan.group.world_size() : 1;
-  if (parts_.plan.has_buckets()) settlement.factor = parts_.agreement.factor(settlement.ranks);  // one alone has no weight
+  if (parts_.plan.has_buckets())
+    settlement.factor = parts_.agreement.factor(settlement.ranks);  // one alone has no weight
   settlement.is_void = std::none_of(settlement.ranks.begin(), settlement.ranks.end(), std::mem_fn(&Facts::took_part));
   const auto& watch = parts_.equipment.watch;
   if (is_void(settlement.ranks)) {
@@ -234,7 +235,7 @@ void DeferredReduction::end_step(const Settlement& settlement, bool others_read)
     const OperationLabel label("the end of an optimizer's step");
     parts_.plan.group.barrier();
   }
-  reach(Stage::kConcluded);
+  reach(Stage::kEnded);
   // What a rank that did not take part holds belongs to no step; gradients that were weighted are no longer its own.
   if (!parts_.message.facts().took_part() || (parts_.message.weight() != 1 && parts_.plan.has_buckets()))
     drop_gradients(parts_.plan.tensors);

@@ -53,7 +53,7 @@ class DeferredReduction final : public Reduction {
 
  private:
   /// A backward, or what stands for it, has begun a reduction; settle() has returned; so has end_step().
-  enum class Stage { kConcluded, kBegun, kSettled };
+  enum class Stage { kEnded, kBegun, kSettled };
 
   Stage stage() const { return stage_of_ == parts_.sender.begun() ? stage_ : Stage::kBegun; }
   void reach(Stage stage);
@@ -68,11 +68,11 @@ class DeferredReduction final : public Reduction {
 
   ReductionParts& parts_;
   GradientChanges changes_;
-  int passes_ = 0;       ///< of backward, since the last settle()
-  bool skips_ = false;   ///< the next settle() is without this rank's gradients
+  int passes_ = 0;            ///< of backward, since the last settle()
+  bool skips_ = false;        ///< the next settle() is without this rank's gradients
   bool was_settled_ = false;  ///< as the last reduction began
-  Stage stage_ = Stage::kConcluded;
-  uint64_t stage_of_ = 0;      ///< the number of the reduction that has reached it
+  Stage stage_ = Stage::kEnded;
+  uint64_t stage_of_ = 0;       ///< the number of the reduction that has reached it
   std::thread::id settled_by_;  ///< the thread of the last settle()
 };
 

@@ -10,18 +10,19 @@ EnteredVirtualRank::EnteredVirtualRank(const Group& group, std::function<void(st
     : ranks_(state_of(group).virtual_ranks),
       entered_(ranks_ && ranks_->current().has_value()),
       listening_(!ranks_ ? nullptr
-                         : ranks_->listen([this, changes = std::move(changes)](std::optional<int> from,
-                                                                               std::optional<int> to) {
-                             if (to) entered_ = true;
-                             changes(from);
-                           })) {}
+                         : ranks_->listen(
+                               [this, changes = std::move(changes)](std::optional<int> from, std::optional<int> to) {
+                                 if (to) entered_ = true;
+                                 changes(from);
+                               })) {}
 
 std::string EnteredVirtualRank::objection() const {
   if (!ranks_ || entered_) return "";
   return "a backward ran before this rank had entered a virtual rank, so its random numbers would not be those of "
          "virtual rank " +
          std::to_string(ranks_->block().first) +
-         "; call context.enter_virtual_rank(v) before each virtual rank's micro-batch, or take batches from a DataLoader "
+         "; call context.enter_virtual_rank(v) before each virtual rank's micro-batch, or take batches from a "
+         "DataLoader "
          "made from the Context, which calls it";
 }
 

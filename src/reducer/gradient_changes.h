@@ -27,8 +27,8 @@ class GradientChanges {
   std::vector<bool> dropped() const;
   /// What a gradient that was dropped adds to a sum over the ranks, of which there are fewer; one that is there adds 1.
   static constexpr float kOneDropped = 4096;
-  /// Throws on all ranks if ranks have dropped a gradient that others have. `totals`: those sums, by parameter; `dropped`:
-  /// by this rank.
+  /// Throws on all ranks if ranks have dropped a gradient that others have. `totals`: those sums, by parameter;
+  /// `dropped`: by this rank.
   void check_dropped(const std::vector<float>& totals, const std::vector<bool>& dropped) const;
 
  private:

@@ -134,7 +134,7 @@ void GradientSlot::let_go_of_gradient() {
   if (used_) parameter_.mutable_grad().reset();
 }
 
-at::Tensor GradientSlot::take_late() {
+at::Tensor GradientSlot::set_aside_late() {
   return used_ ? std::exchange(parameter_.mutable_grad(), at::Tensor()) : at::Tensor();
 }
 

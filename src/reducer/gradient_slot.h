@@ -45,8 +45,8 @@ class GradientSlot {
   void adopt(bool reduced);
   /// Gradients that arrive from now on must not be added to what is being reduced.
   void let_go_of_gradient();
-  /// A gradient that has arrived since; undefined if none has.
-  at::Tensor take_late();
+  /// Moves a gradient that has arrived since out of .grad; undefined if none has.
+  at::Tensor set_aside_late();
   /// The reduction is done: .grad is the reduced gradient if some rank `used` the parameter, else what it was.
   void finish(bool used);
   /// Forgets what was filled in.

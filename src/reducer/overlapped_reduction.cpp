@@ -67,7 +67,7 @@ std::vector<Facts> OverlappedReduction::add_up_buckets(Share share) {
   Facts& mine = parts_.message.facts();
   if (!mine.took_part()) buckets.fill_with_zeros(/*begin=*/parts_.sender.sent());
   buckets.fill_rest(parts_.backward.reached);
-  mine.late = parts_.sender.take_late();
+  mine.late = parts_.sender.set_aside_late();
   if (!parts_.plan.has_buckets()) {
     mine.trouble = !parts_.message.trouble().empty();
     return {mine};

@@ -34,7 +34,7 @@ void RankAgreement::check_objects(const std::vector<Facts>& rows) const {
 
 void RankAgreement::throw_trouble_of_all() {
   const OperationLabel label("what is wrong on each rank");
-  const std::string own = message_.take_trouble();
+  const std::string own = message_.hand_over_trouble();
   std::vector<std::string> troubles;
   try {
     troubles = plan_.group.all_gather_bytes(own);
@@ -72,7 +72,7 @@ void RankAgreement::check(const std::vector<Facts>& rows) {
 }
 
 void RankAgreement::check_data(const std::vector<Facts>& rows) {
-  const bool begins = message_.take_begin_of_join();
+  const bool begins = message_.is_first_within_join();
   const bool joining = std::any_of(rows.begin(), rows.end(), std::mem_fn(&Facts::joining));
   // Within join() ranks come to their next passes at different reductions.
   if (plan_.group.world_size() == 1 || (joining && !begins) || !differ_in_data(rows)) return;

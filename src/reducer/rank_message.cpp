@@ -39,7 +39,7 @@ void RankMessage::forget_trouble() {
   if (!trouble_lasts_) trouble_.clear();
 }
 
-std::string RankMessage::take_trouble() {
+std::string RankMessage::hand_over_trouble() {
   trouble_lasts_ = false;
   return std::exchange(trouble_, "");
 }

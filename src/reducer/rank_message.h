@@ -41,8 +41,8 @@ class RankMessage {
   void note_trouble(size_t parameter, const std::string& what);
   /// A reduction begins: what was found before it is over, unless it lasts.
   void forget_trouble();
-  /// The trouble is being told.
-  std::string take_trouble();
+  /// To be told to all ranks; then it is over.
+  std::string hand_over_trouble();
 
   /// Facts and trouble of a reduction that is about to be, except for what filling the buckets will find. `passes`: of
   /// backward since the last one; `spoiled`: gradients of a step that is skipped have been sent; `inspect` returns what
@@ -57,8 +57,8 @@ class RankMessage {
   /// What loaders have begun since the last reduction.
   const NewPasses& loader_passes() const { return loader_passes_; }
   bool divides_by_active() const { return divide_by_active_; }
-  /// Whether join() has begun since the last reduction.
-  bool take_begin_of_join() { return std::exchange(join_begins_, false); }
+  /// Whether this is the first reduction since join() began; the next one is not.
+  bool is_first_within_join() { return std::exchange(join_begins_, false); }
 
  private:
   const ReductionPlan& plan_;

@@ -68,7 +68,8 @@ void Reducer::take_over_from(const Reducer& before) {
   parts_.sender.add_waited_seconds(before.parts_.sender.waited_seconds());
   step_ = before.step_;
   if (parts_.plan.has_buckets())
-    for (size_t i = 0; i < parts_.plan.places.size(); ++i) parts_.buckets.slot_of(i).adopt(/*reduced=*/step_ == nullptr);
+    for (size_t i = 0; i < parts_.plan.places.size(); ++i)
+      parts_.buckets.slot_of(i).adopt(/*reduced=*/step_ == nullptr);
   if (!before.deferred_) return;
   deferred_ = std::make_unique<DeferredReduction>(parts_);
   deferred_->take_over_from(*before.deferred_);

@@ -54,8 +54,8 @@ class Reducer {
 
   /// Reduces what is in .grad, outside of a backward. Every rank calls it, or runs a backward that reduces.
   void reduce();
-  /// Takes part in a reduction in place of this rank's backward, or of the rest of one that an exception ended. Where an
-  /// optimizer takes the sum, the next settle() will; until then this only leaves no .grad.
+  /// Takes part in a reduction in place of this rank's backward, or of the rest of one that an exception ended. Where
+  /// an optimizer takes the sum, the next settle() will; until then this only leaves no .grad.
   void skip();
   /// Takes part in a reduction of the others without gradients. Returns the facts of all ranks.
   std::vector<Facts> shadow();
@@ -63,9 +63,9 @@ class Reducer {
   void fail(const std::string& trouble);
 
   /// From the next backward on, gradients stay in the buckets, and .grad is this rank's own: the step takes the sum,
-  /// between settle() and end_step(). On a rank that has run out of inputs, shadow() runs the whole step. Null: backward
-  /// reduces again. All ranks call it, between backward passes; who takes over inherits it. TORCH_CHECK fails if there is
-  /// a communication hook.
+  /// between settle() and end_step(). On a rank that has run out of inputs, shadow() runs the whole step. Null:
+  /// backward reduces again. All ranks call it, between backward passes; who takes over inherits it. TORCH_CHECK fails
+  /// if there is a communication hook.
   void defer_to(SharedStep* step);
   /// Every rank calls it after its deferred backward passes. When it returns, all ranks have filled their buckets, with
   /// zeros where they have no gradient, and no rank changes them before end_step(). Errors that a rank found in its

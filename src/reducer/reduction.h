@@ -38,11 +38,11 @@ struct ReductionEvents {
 struct Backward {
   enum class Phase { kIdle, kInBackward, kAbandoned };
   Phase phase = Phase::kIdle;
-  bool reduces = false;      ///< it ends with a reduction
-  bool is_nested = false;    ///< one within another has come, so a parameter may get several gradients in one backward
-  int number = -1;           ///< see current_backward()
-  std::thread::id thread;    ///< that calls it
-  int captured = -1;         ///< the last backward that captured gradients
+  bool reduces = false;       ///< it ends with a reduction
+  bool is_nested = false;     ///< one within another has come, so a parameter may get several gradients in one backward
+  int number = -1;            ///< see current_backward()
+  std::thread::id thread;     ///< that calls it
+  int captured = -1;          ///< the last backward that captured gradients
   std::vector<bool> reached;  ///< parameters that were reached since the last reduction
 
   /// A gradient has come: if in a backward within this one, notes that.
@@ -71,8 +71,8 @@ struct ReductionParts {
   Backward backward;
 };
 
-/// A way of reducing gradients, which the BackwardTracker and the Reducer drive. Its functions are called one at a time,
-/// under the tracker's mutex.
+/// A way of reducing gradients, which the BackwardTracker and the Reducer drive. Its functions are called one at a
+/// time, under the tracker's mutex.
 class Reduction {
  public:
   Reduction() = default;
@@ -95,8 +95,8 @@ class Reduction {
   virtual void reduce() = 0;
   /// This rank contributes nothing to the step.
   virtual void skip() = 0;
-  /// This rank is out of inputs: it takes part for the others. Returns the facts of all ranks; none if that takes a whole
-  /// step of an optimizer, which the caller is to run.
+  /// This rank is out of inputs: it takes part for the others. Returns the facts of all ranks; none if that takes a
+  /// whole step of an optimizer, which the caller is to run.
   virtual std::optional<std::vector<Facts>> shadow() = 0;
   /// Takes part only to report an error: throws it on all ranks.
   virtual void fail(const std::string& trouble) = 0;

@@ -20,8 +20,8 @@ class SharedStep {
   /// wait for this step, which takes their sum.
   virtual void backward_begins(bool gradients_wait) = 0;
 
-  /// Whether the step takes the sum of all ranks' gradients itself. Else backward reduces them, and what follows here is
-  /// never called.
+  /// Whether the step takes the sum of all ranks' gradients itself. Else backward reduces them, and what follows here
+  /// is never called.
   virtual bool takes_sum() const { return false; }
   /// On a rank that has run out of inputs: does its part of a whole step. Returns the facts of all ranks.
   virtual std::vector<Facts> step_without_inputs() { TORCH_INTERNAL_ASSERT(false, "this step takes no sum"); }

@@ -205,7 +205,7 @@ std::vector<Facts> VirtualReduction::add_up_sums(Share share) {
   Facts& mine = parts_.message.facts();
   for (size_t i = 0; i < parts_.plan.places.size() && parts_.plan.has_buckets(); ++i)
     if (!parts_.buckets.slot_of(i).is_filled()) fill_sum(i);
-  mine.late = parts_.sender.take_late();
+  mine.late = parts_.sender.set_aside_late();
   std::vector<Facts> own = step_.facts();
   const auto write_rows = [&] {
     for (Facts& facts : own) {
@@ -214,8 +214,7 @@ std::vector<Facts> VirtualReduction::add_up_sums(Share share) {
       facts.odd_shard = mine.odd_shard;
       facts.trouble = !parts_.message.trouble().empty();
     }
-    if (parts_.plan.has_buckets())
-      write_facts(parts_.buckets.last().notes(), step_.ranks().block().first, own);
+    if (parts_.plan.has_buckets()) write_facts(parts_.buckets.last().notes(), step_.ranks().block().first, own);
   };
   write_rows();
   if (!parts_.plan.has_buckets()) return own;

@@ -115,7 +115,7 @@ void VirtualStep::end_leaf(const Facts& facts) {
 }
 
 at::Tensor VirtualStep::finished(at::Tensor sum, at::ScalarType type,
-                                  std::optional<at::ScalarType> travelled_as) const {
+                                 std::optional<at::ScalarType> travelled_as) const {
   const bool compressed = travelled_as && *travelled_as != type;
   if (settings_.mean && !compressed) sum.div_(ranks_->count());
   if (compressed) sum = sum.to(*travelled_as);

@@ -86,7 +86,7 @@ class VirtualStep {
   int passes = 0;          ///< backward passes of the present leaf
   bool completes = false;  ///< the backward that is running completes the leaf
   bool local_only = true;  ///< all passes of the step were within no_sync()
-  bool in_place = false;   ///< all buckets are summed as they lie, so they can be launched early
+  bool in_place = false;   ///< all buckets are summed as they lie, so they can be sent early
   std::string trouble;     ///< what was wrong with the leaves that have ended
 
  private:
