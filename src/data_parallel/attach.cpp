@@ -8,6 +8,7 @@
 #include "base/counted.h"
 #include "base/loop_begin.h"
 #include "base/rank_names.h"
+#include "base/weights_set.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
 #include "data_parallel/replica_state.h"
@@ -22,6 +23,13 @@ namespace {
 
 bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+void set_to_rank_zeros(const Group& group, const std::vector<at::Tensor>& tensors) {
+  if (group.world_size() == 1 || tensors.empty()) return;
+  const OperationLabel label("the initial parameters");
+  broadcast_weights(group, tensors, /*root=*/0);
+  note_weights_set();
 }
 
 void check(const DistributedDataParallelOptions& options) {
@@ -180,8 +188,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
     for (const auto* list : {&now.parameters, &now.buffers})
       for (const auto& [name, tensor] : *list)
         if (!attached.is_known(tensor)) unknown.push_back(tensor);
-    const OperationLabel label("the initial parameters");
-    if (group.world_size() > 1) broadcast_weights(group, unknown, /*root=*/0);
+    set_to_rank_zeros(group, unknown);
   }
   attached.attach(std::move(from), now);
   next->equip(equipment);
@@ -270,8 +277,8 @@ void Replica::State::reduced(const std::vector<Facts>& ranks) {
 }
 
 SharedStep* Replica::State::deferred_step() const {
-  const bool takes_sum = shared_step != nullptr && shared_step->takes_sum();
-  return takes_sum && equipment.hook == nullptr && !several_virtual_ranks(group) ? shared_step : nullptr;
+  const bool wants_sum = shared_step != nullptr && shared_step->wants_sum();
+  return wants_sum && equipment.hook == nullptr && !several_virtual_ranks(group) ? shared_step : nullptr;
 }
 
 void Replica::State::set_shared_step(SharedStep* step) {

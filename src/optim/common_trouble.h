@@ -79,6 +79,15 @@ inline uint64_t sample_of_parameters(const Areas& areas) {
   return sample_of(sampled);
 }
 
+/// Of three places of each slice that a rank steps. On the CPU.
+inline uint64_t sample_of_slices(const Areas& areas, int rank) {
+  std::vector<at::Tensor> slices;
+  for (const Areas::Parameter& parameter : areas.parameters())
+    if (const auto [begin, end] = areas.part_of(parameter, rank); begin < end)
+      slices.push_back(areas.area_of(parameter).parameters.narrow(0, parameter.offset + begin, end - begin));
+  return sample_of(slices);
+}
+
 /// What keeps a rank from stepping: gradients that wait, parameters that are not where the step has put them; empty if
 /// nothing does.
 inline std::string common_trouble(const ReplicaState& model, const torch::optim::Optimizer& optimizer,

@@ -102,10 +102,6 @@ std::string problem_of(const torch::optim::Optimizer& optimizer) {
   return "";
 }
 
-std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula) {
-  return intents_of(optimizer, formula, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
-}
-
 std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula,
                                const std::function<bool(const at::Tensor&)>& is_stepped) {
   std::vector<Intent> intents;

@@ -22,7 +22,7 @@ class SharedStep {
 
   /// Whether the step takes the sum of all ranks' gradients itself. Else backward reduces them, and what follows here
   /// is never called.
-  virtual bool takes_sum() const { return false; }
+  virtual bool wants_sum() const { return false; }
   /// On a rank that has run out of inputs: does its part of a whole step. Returns the facts of all ranks.
   virtual std::vector<Facts> step_without_inputs() { TORCH_INTERNAL_ASSERT(false, "this step takes no sum"); }
   /// Model.clip_grad_norm() of the sum. Every rank calls it.

@@ -242,6 +242,25 @@ TEST(ShardedStep, SharedParametersAreEverybodys) {
     });
 }
 
+TEST(ShardedStep, SharedParametersMayBeChangedByOneRankOrByTheLibrary) {
+  for (const testing::Engine& engine : {testing::Engine{2, "shm"}, {3, "shm"}, {4, "hierarchical", "aaab"}})
+    run_ranks(engine, [&](Context& context) {
+      const Net net = make_net(at::kFloat);
+      DistributedDataParallel model(net, context);
+      ZeroRedundancyOptimizer optimizer(model, AdamWOptions(1e-2), {.shared_parameters = true});
+      const auto step = [&] { train(model, optimizer, context.rank(), 0, 1); };
+      step();
+      const StateDict kept = state_dict(*net);
+      if (context.rank() == 1) net->last->bias.data().fill_(7);
+      context.group().barrier();
+      model.broadcast_parameters(1);
+      EXPECT_EQ(net->last->bias[0].item<float>(), 7);
+      EXPECT_NO_THROW(step());
+      load_state_dict(*net, kept);
+      EXPECT_NO_THROW(step());
+    });
+}
+
 /// How a child ends that reads a tensor's first element, and then writes it; 0: as it should.
 int status_of_child_with(const at::Tensor& tensor) {
   const auto before = tensor.detach().cpu().flatten()[0].item<float>();

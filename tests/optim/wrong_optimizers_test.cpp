@@ -81,14 +81,32 @@ struct Wrong {
     adamw.step();
   }
 
+  /// All ranks change what may be one memory, while none is in a backward.
+  void change_everywhere(const std::function<void()>& change) {
+    context.group().barrier();
+    change();
+    context.group().barrier();
+    before = net->out->weight.detach().clone();
+  }
+  void step_everywhere(torch::optim::Optimizer& other) {
+    change_everywhere([&] { other.step(); });
+  }
+  /// A step by the right optimizer, and one by another, which LibTorch's SGD takes without counting a version.
+  void step_also_by_sgd(torch::optim::Optimizer& right) {
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    backward();
+    right.step();
+    step_everywhere(sgd);
+    sgd.zero_grad();
+    backward();
+  }
+
   /// Two steps of an optimizer that is not the one made from the model.
   void train_by(torch::optim::Optimizer& other, bool in_a_thread = false) {
     const auto train = [&] {
       backward();
-      other.step();
-      context.group().barrier();  // they may step the same memory
+      step_everywhere(other);
       other.zero_grad();
-      before = net->out->weight.detach().clone();
       backward();
     };
     if (!in_a_thread) return train();
@@ -256,6 +274,31 @@ const Programs& programs_that_step() {
          w.model.register_comm_hook(bf16_compress_hook());
          torch::optim::SGD sgd(w.net->parameters(), 0.1);
          w.train_by(sgd);
+       }},
+      {"another_optimizer_steps_right_after_what_is_shared",
+       [](Wrong& w) {
+         AdamW adamw = w.optimizer({.shared_parameters = true});
+         w.step_also_by_sgd(adamw);
+       }},
+      {"another_optimizer_steps_right_after_slices_of_what_is_shared",
+       [](Wrong& w) {
+         ZeroRedundancyOptimizer rmsprop(w.model, torch::optim::RMSpropOptions(0.1), {.shared_parameters = true});
+         w.step_also_by_sgd(rmsprop);
+       }},
+      {"another_optimizer_steps_what_is_shared_before_the_step",
+       [](Wrong& w) {
+         torch::optim::SGD sgd(w.net->parameters(), 0.1);
+         w.spoil_step([&](AdamW&) { w.step_everywhere(sgd); }, {.shared_parameters = true});
+       }},
+      {"every_rank_changes_what_is_shared",
+       [](Wrong& w) {
+         const auto decay = [&](AdamW&) {
+           w.change_everywhere([&] {
+             const at::NoGradGuard no_grad;
+             for (const at::Tensor& parameter : w.net->parameters()) parameter.mul_(0.5);
+           });
+         };
+         w.spoil_step(decay, {.shared_parameters = true});
        }},
       {"another_optimizer_steps_one_row",  // where no sample looks
        [](Wrong& w) {

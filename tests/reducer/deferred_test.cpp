@@ -58,7 +58,7 @@ struct Optimizer final : SharedStep {
   ~Optimizer() override { side.reducer.defer_to(nullptr); }
 
   void backward_begins(bool) override {}
-  bool takes_sum() const override { return true; }
+  bool wants_sum() const override { return true; }
   std::vector<Facts> step_without_inputs() override { return step(Reducer::Share::kOutOfInputs); }
 
   std::vector<Facts> step(Reducer::Share share = Reducer::Share::kGradients) {

@@ -12,6 +12,7 @@ import unittest
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import class_sizes  # noqa: E402
 import public_names  # noqa: E402
 
 # Folder under src/ -> folders it may include besides itself, by their own headers or by the public ones they answer for.
@@ -109,6 +110,16 @@ def code_of(text):
     """The text without comments and string literals, line by line as it was."""
     text = re.sub(r'"(\\.|[^"\\\n])*"', '""', text)
     return re.sub(r"//[^\n]*", "", text)
+
+
+CLASS_METHODS, CLASS_FIELDS, CLASS_LINES = 25, 14, 400
+
+CLASS_EXCEPTIONS = {  # where: class -> reason
+    "include/lockstep/group.h: Group": "one method for each collective",
+    "include/lockstep/replica.h: Replica": "the public methods of DistributedDataParallel",
+    "src/checkpoint/format/pickle_machine.h: PickleMachine": "one method for each opcode of pickle",
+    "src/rank_page/rank_page.h: RankPage": "memory that ranks and launcher share: its fields are a record",
+}
 
 
 SOURCES = [path for path in tracked("src", "include", "tools") if path.endswith((".h", ".cpp"))]
@@ -237,6 +248,63 @@ class Structure(unittest.TestCase):
         unexplained = {entry for entry in too_long if entry.split(":")[0] not in EXCEPTIONS}
         self.assertEqual(unexplained, set())
         self.assertEqual(set(EXCEPTIONS) - {entry.split(":")[0] for entry in too_long}, set(), "exceptions no longer needed")
+
+    def test_classes_are_small(self):
+        """Methods and fields of each class, and the lines that define it, in however many files."""
+        too_large, lines = set(), {}
+        for path in tracked("src", "include", "tools", "python"):
+            if not path.endswith((".h", ".cpp", ".inc")):
+                continue
+            text = read(path)
+            for one in class_sizes.classes(text):
+                if class_sizes.is_plain_data(one):
+                    continue
+                for what, count, limit in (("methods", len(one.methods), CLASS_METHODS), ("fields", len(one.fields), CLASS_FIELDS)):
+                    if count > limit:
+                        too_large.add(f"{path}: {one.name} has {count} {what} (bell at {limit})")
+            if path.endswith(".cpp"):
+                for name, count in class_sizes.lines(text).items():
+                    key = os.path.dirname(path), name
+                    lines[key] = lines.get(key, 0) + count
+        too_large |= {f"{folder}: {name} has {count} lines in its .cpp files (bell at {CLASS_LINES})"
+                      for (folder, name), count in lines.items() if count > CLASS_LINES}
+        explained = {entry for entry in too_large if entry.startswith(tuple(f"{place} has " for place in CLASS_EXCEPTIONS))}
+        self.assertEqual(sorted(too_large - explained), [])
+        unused = {place for place in CLASS_EXCEPTIONS if not any(entry.startswith(f"{place} has ") for entry in too_large)}
+        self.assertEqual(unused, set(), "exceptions no longer needed")
+
+    def test_classes_are_measured(self):
+        text = """
+        class Small final : public Base {
+         public:
+          explicit Small(int a, std::function<void(int)> b) : a_(a), b_{std::move(b)} { start(); }
+          ~Small() override { stop(); }
+          Small(const Small&) = delete;
+          Small& operator=(const Small&) = default;
+          bool operator<(const Small& other) const { return a_ < other.a_; }
+          void run() override;
+          int a() const { return a_; }
+          std::map<int, std::string> names(const std::vector<std::pair<int, int>>& of = {}) const;
+          template <typename T>
+          void each(T body) { for (const int one : all()) { body(one); } }
+          static std::string text(int of) { return "void f();"; }
+          using Callback = std::function<void(int, int)>;
+          static constexpr int kLimit = 3;
+          enum class Kind { kOne, kTwo };
+          struct Inner { int x = 0, y = 0; Kind kind{Kind::kOne}; };  // int z;
+         private:
+          std::function<void(int, std::string)> b_;
+          int a_ = 0, c_ LOCKSTEP_GUARDED_BY(mutex_){1};
+          std::vector<Inner> inner_ = {{.x = 1}, {.x = 2}};
+          void (*const plain_)(int);
+          friend class Other;
+        };
+        """
+        found = {one.name: (one.methods, one.fields) for one in class_sizes.classes(text)}
+        self.assertEqual(found["Small"], (["a", "names", "each", "text"], ["b_", "a_", "c_", "inner_", "plain_"]))
+        self.assertEqual(found["Small::Inner"], ([], ["x", "y", "kind"]))
+        body = "namespace a {\n\nvoid Small::run() {\n  x();\n}\n\nint Small::b() const { return 1; }\nvoid free() {\n}\n}\n"
+        self.assertEqual(class_sizes.lines(body), {"Small": 4})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 #include "optim/sharded_step.h"
 #include "optim/step_plan.h"
 
-// A step of all parameters of one process. What can go wrong is looked for first; then come the constants of each
+// What steps an optimizer; the step of all parameters of one process. There, what can go wrong is looked for first; then come the constants of each
 // parameter and its memory; then the kernels run.
 
 namespace lockstep::detail {
@@ -40,6 +40,40 @@ optim::Plan plan(torch::optim::Optimizer& optimizer, const Formula& formula, con
   return result;
 }
 
+/// The step of one process.
+class LocalStep final : public Stepper {
+ public:
+  LocalStep(torch::optim::Optimizer& optimizer, const StepKind& kind, const ZeroRedundancyOptions& options)
+      : optimizer_(&optimizer), kind_(kind), options_(options) {}
+
+  void step() override {
+    const at::NoGradGuard no_grad;
+    check_parameters(*optimizer_, kind_.formula, options_);
+    if (optim::device_of(*optimizer_).is_cpu())
+      step_by_kernels();
+    else
+      kind_.own_step(*optimizer_);
+  }
+  void move_to(torch::optim::Optimizer& optimizer) override { optimizer_ = &optimizer; }
+
+ private:
+  void step_by_kernels() {
+    const Formula& formula = formula_of(kind_.formula);
+    const auto intents = optim::intents_of(*optimizer_, formula,
+                                           [](const at::Tensor& parameter) { return parameter.grad().defined(); });
+    std::vector<optim::Plan> plans;
+    for (const optim::Intent& intent : intents)
+      plans.push_back(plan(*optimizer_, formula, intent, options_.master_weights));
+    optim::run(plans);
+    for (const optim::Intent& intent : intents)
+      if (!intent.parameter.is_inference()) intent.parameter.unsafeGetTensorImpl()->bump_version();
+  }
+
+  torch::optim::Optimizer* optimizer_;
+  const StepKind kind_;
+  const ZeroRedundancyOptions options_;
+};
+
 }  // namespace
 
 void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind,
@@ -51,18 +85,15 @@ void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind
   TORCH_CHECK(problem.empty(), problem);
 }
 
-bool fused_step(torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options) {
-  const at::NoGradGuard no_grad;
-  check_parameters(optimizer, kind, options);
-  if (!optim::device_of(optimizer).is_cpu()) return false;
-  const Formula& formula = formula_of(kind);
-  const auto intents = optim::intents_of(optimizer, formula);
-  std::vector<optim::Plan> plans;
-  for (const optim::Intent& intent : intents) plans.push_back(plan(optimizer, formula, intent, options.master_weights));
-  optim::run(plans);
-  for (const optim::Intent& intent : intents)
-    if (!intent.parameter.is_inference()) intent.parameter.unsafeGetTensorImpl()->bump_version();
-  return true;
+std::unique_ptr<Stepper> make_stepper(const Replica* model, torch::optim::Optimizer& optimizer, const StepKind& kind,
+                                      const ZeroRedundancyOptions& options) {
+  if (model != nullptr && state_of(*model).group.world_size() > 1) {
+    const std::string problem = optim::problem_of(optimizer);
+    TORCH_CHECK(problem.empty(), problem);
+    return std::make_unique<ShardedStep>(*model, optimizer, kind, options);
+  }
+  if (kind.formula == FormulaKind::kNone) return nullptr;
+  return std::make_unique<LocalStep>(optimizer, kind, options);
 }
 
 }  // namespace lockstep::detail

@@ -1,13 +1,54 @@
-#include "optim/own_step.h"
+#include "optim/own_slices.h"
 
+#include <bit>
+#include <cstring>
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <torch/serialize/output-archive.h>
 
+#include "base/hash.h"
+#include "collectives/shm/stream_copy.h"
 #include "optim/step_plan.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::detail {
+namespace {
+
+uint64_t mixed_with(uint64_t hash, const c10::IValue& value) {
+  if (value.isTuple()) {
+    for (const c10::IValue& item : value.toTupleRef().elements()) hash = mixed_with(hash, item);
+    return hash;
+  }
+  const double number = value.isBool() ? value.toBool() : number_of(value);
+  uint64_t word;
+  std::memcpy(&word, &number, sizeof word);
+  return Hash::mixed(hash, word);
+}
+
+/// Of what options of an unknown optimizer tell of themselves. `all`: not only the rate.
+uint64_t hash_of_options(const torch::optim::OptimizerOptions& options, bool all) {
+  uint64_t hash = Hash::kStart;
+  const auto add = [&](const auto& tell) {
+    try {
+      tell();
+    } catch (const c10::Error&) {  // the class of the options does not implement it
+    }
+  };
+  add([&] { hash = Hash::mixed(hash, std::bit_cast<uint64_t>(options.get_lr())); });
+  if (all)
+    add([&] {
+      torch::serialize::OutputArchive archive;
+      options.serialize(archive);
+      archive.save_to([&](const void* bytes, size_t size) {
+        for (size_t i = 0; i < size; ++i) hash = Hash::mixed(hash, static_cast<const unsigned char*>(bytes)[i]);
+        return size;
+      });
+    });
+  return hash;
+}
+
+}  // namespace
 
 at::Tensor flat_part(const at::Tensor& tensor, const at::Tensor& parameter, int64_t begin, int64_t count) {
   return optim::laid_out(tensor, tensor.scalar_type(), parameter)
@@ -16,9 +57,9 @@ at::Tensor flat_part(const at::Tensor& tensor, const at::Tensor& parameter, int6
 }
 
 /// While it lives, the groups of an optimizer hold slices.
-class OwnStep::Exchanged {
+class OwnSlices::Exchanged {
  public:
-  Exchanged(torch::optim::Optimizer& optimizer, const OwnStep& step) : optimizer_(optimizer) {
+  Exchanged(torch::optim::Optimizer& optimizer, const OwnSlices& step) : optimizer_(optimizer) {
     for (auto& group : optimizer.param_groups()) {
       std::vector<at::Tensor> slices;
       for (const at::Tensor& tensor : group.params()) {
@@ -42,12 +83,39 @@ class OwnStep::Exchanged {
   std::vector<std::vector<at::Tensor>> whole_;
 };
 
-OwnStep::OwnStep(Areas& areas, std::optional<OptimizerKind> kind) : areas_(areas), kind_(std::move(kind)) {
+OwnSlices::OwnSlices(Areas& areas, std::optional<OptimizerKind> kind, void (*own_step)(torch::optim::Optimizer&))
+    : areas_(areas), kind_(std::move(kind)), own_step_(own_step) {
   for (const Areas::Parameter& parameter : areas_.parameters())
     slices_.push_back({.tensor = areas_.mine(areas_.area_of(parameter).parameters, parameter)});
 }
 
-void OwnStep::bring_state(torch::optim::Optimizer& optimizer, size_t place) {
+SliceStepper::Outlook OwnSlices::prepare(const torch::optim::Optimizer& optimizer, const StepGradients& gradients) {
+  // Writing options down takes a part of a millisecond.
+  constexpr int64_t kAllOptionsEvery = 16;
+  Outlook outlook{.parameters = {}, .hash = Hash::kStart};
+  uint64_t& hash = outlook.hash;
+  for (const auto& group : optimizer.param_groups()) {
+    hash = Hash::mixed(hash, group.params().size());
+    if (!kind_ && group.has_options())
+      hash = Hash::mixed(hash, hash_of_options(group.options(), runs_ % kAllOptionsEvery == 0));
+    for (const OptimizerOption& option : kind_ ? kind_->options : std::vector<OptimizerOption>{})
+      hash = mixed_with(hash, option.get(group.options()));
+    for (const at::Tensor& tensor : group.params()) {
+      if (!gradients.has(tensor)) continue;
+      outlook.parameters.push_back(tensor);
+      hash = Hash::mixed(hash, areas_.place_of(tensor));
+      const auto found = optimizer.state().find(tensor.unsafeGetTensorImpl());
+      if (!kind_ || found == optimizer.state().end()) continue;
+      for (const OptimizerField& field : kind_->fields) {
+        const at::Tensor value = field.get(*found->second);
+        hash = field.is_scalar ? mixed_with(hash, value) : Hash::mixed(hash, value.defined() ? 1 : 0);
+      }
+    }
+  }
+  return outlook;
+}
+
+void OwnSlices::bring_state(torch::optim::Optimizer& optimizer, size_t place) {
   const Areas::Parameter& parameter = areas_.parameters()[place];
   const auto found = optimizer.state().find(parameter.tensor.unsafeGetTensorImpl());
   if (found == optimizer.state().end()) return;
@@ -64,7 +132,7 @@ void OwnStep::bring_state(torch::optim::Optimizer& optimizer, size_t place) {
   optimizer.state()[slices_[place].tensor.unsafeGetTensorImpl()] = std::move(state);
 }
 
-void OwnStep::take_state(torch::optim::Optimizer& optimizer, size_t place) {
+void OwnSlices::take_state(torch::optim::Optimizer& optimizer, size_t place) {
   const Areas::Parameter& parameter = areas_.parameters()[place];
   const auto found = optimizer.state().find(slices_[place].tensor.unsafeGetTensorImpl());
   if (found == optimizer.state().end()) return;
@@ -82,28 +150,50 @@ void OwnStep::take_state(torch::optim::Optimizer& optimizer, size_t place) {
   optimizer.state()[parameter.tensor.unsafeGetTensorImpl()] = std::move(state);
 }
 
-void OwnStep::run(torch::optim::Optimizer& optimizer, const GradientOf& gradient_of,
-                  const std::function<void()>& own_step) {
+int64_t OwnSlices::run(torch::optim::Optimizer& optimizer, const StepGradients& gradients) {
+  ++runs_;
   // Whole tensors of parameters that are not stepped would stay.
   const bool was_complete = std::exchange(is_complete_, false);
   const auto changes = [&](const Slice& slice) { return kind_ && (slice.is_stepped || was_complete); };
   for (size_t place = 0; place < slices_.size(); ++place) {
     Slice& slice = slices_[place];
-    slice.tensor.mutable_grad() = gradient_of(areas_.parameters()[place]);
+    slice.tensor.mutable_grad() = gradients.slice_of(areas_.parameters()[place]);
     slice.is_stepped = slice.tensor.grad().defined();
     if (changes(slice)) bring_state(optimizer, place);
   }
   {
     const Exchanged exchanged(optimizer, *this);
-    own_step();
+    own_step_(optimizer);
   }
   for (size_t place = 0; place < slices_.size(); ++place)
     if (changes(slices_[place])) take_state(optimizer, place);
+  copy_to_others();
+  return 0;
 }
 
-void OwnStep::complete(torch::optim::Optimizer& optimizer) {
+void OwnSlices::copy_to_others() const {
+  if (areas_.memory() == nullptr) return;
+  for (size_t place = 0; place < slices_.size(); ++place) {
+    if (!slices_[place].is_stepped) continue;
+    const Areas::Parameter& parameter = areas_.parameters()[place];
+    const at::Tensor& slice = slices_[place].tensor;
+    const size_t at = static_cast<size_t>(parameter.offset + parameter.begin) * slice.element_size();
+    for (std::byte* other : areas_.area_of(parameter).others)
+      shm::stream_copy(other + at, static_cast<const std::byte*>(slice.const_data_ptr()), slice.nbytes());
+  }
+}
+
+void OwnSlices::check_state_is_known() const {
+  TORCH_CHECK(kind_.has_value(),
+              "ZeroRedundancyOptimizer: what this optimizer remembers belongs to the slices of each rank, and only its "
+              "class knows what it is; it can be neither saved nor loaded. Save SGD, Adam, AdamW, RMSprop or Adagrad, "
+              "or let each rank step its own copy with an optimizer made from the parameters");
+}
+
+void OwnSlices::complete(torch::optim::Optimizer& optimizer) {
+  check_state_is_known();
   if (!areas_.on_device()) return areas_.complete();
-  if (!kind_ || is_complete_) return;
+  if (is_complete_) return;
   const OperationLabel label("the state of a ZeroRedundancyOptimizer, to be saved");
   for (const Areas::Area& area : areas_.areas())
     for (const auto& [name, array] : area.arrays) {

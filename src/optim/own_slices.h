@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <vector>
 
@@ -9,6 +8,7 @@
 
 #include "checkpoint/optimizer_kind.h"
 #include "optim/areas.h"
+#include "optim/slice_stepper.h"
 
 namespace lockstep::detail {
 
@@ -21,28 +21,17 @@ at::Tensor flat_part(const at::Tensor& tensor, const at::Tensor& parameter, int6
 /// Where it is known what is remembered of parameters, the optimizer's map holds it between steps, in the areas'
 /// arrays: views of them in the parameters' shapes; on a device this rank's parts, flat, until complete(). A master is
 /// one of these arrays: own_step() that steps masters finds it in the map.
-class OwnStep {
+class OwnSlices final : public SliceStepper {
  public:
   /// `kind`: what is remembered; none: only the optimizer knows, and it belongs to the slices.
-  OwnStep(Areas& areas, std::optional<OptimizerKind> kind);
-  OwnStep(const OwnStep&) = delete;
-  OwnStep& operator=(const OwnStep&) = delete;
+  OwnSlices(Areas& areas, std::optional<OptimizerKind> kind, void (*own_step)(torch::optim::Optimizer&));
+  OwnSlices(const OwnSlices&) = delete;
+  OwnSlices& operator=(const OwnSlices&) = delete;
 
-  const std::optional<OptimizerKind>& kind() const { return kind_; }
-
-  /// This rank's part of a parameter's gradient, flat, in the parameter's dtype; undefined: the parameter is not
-  /// stepped.
-  using GradientOf = std::function<at::Tensor(const Areas::Parameter& parameter)>;
-  /// No messages. The slices have yet to reach the other ranks.
-  void run(torch::optim::Optimizer& optimizer, const GradientOf& gradient_of, const std::function<void()>& own_step);
-  /// In the last run().
-  bool is_stepped(const Areas::Parameter& parameter) const {
-    return slices_[areas_.place_of(parameter.tensor)].is_stepped;
-  }
-
-  /// Makes what the optimizer's map holds whole, until the next run(). Every rank calls it where ranks share no memory;
-  /// on a device, calls that follow find it done and send nothing.
-  void complete(torch::optim::Optimizer& optimizer);
+  Outlook prepare(const torch::optim::Optimizer& optimizer, const StepGradients& gradients) override;
+  int64_t run(torch::optim::Optimizer& optimizer, const StepGradients& gradients) override;
+  void complete(torch::optim::Optimizer& optimizer) override;
+  void check_state_is_known() const override;
 
  private:
   /// Of a parameter in areas_, at the same place.
@@ -54,11 +43,15 @@ class OwnStep {
 
   void bring_state(torch::optim::Optimizer& optimizer, size_t place);
   void take_state(torch::optim::Optimizer& optimizer, size_t place);
+  /// Into the other ranks' copies, where ranks share memory.
+  void copy_to_others() const;
 
   Areas& areas_;
   const std::optional<OptimizerKind> kind_;
+  void (*const own_step_)(torch::optim::Optimizer&);
   std::vector<Slice> slices_;
   bool is_complete_ = false;  ///< on a device: the optimizer's map holds whole tensors
+  int64_t runs_ = 0;
 };
 
 }  // namespace lockstep::detail
