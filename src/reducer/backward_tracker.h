@@ -28,7 +28,7 @@ class BackwardTracker {
   /// `objection` returns what is wrong with a backward that begins now, or an empty string. Both others outlive it.
   BackwardTracker(ReductionParts& parts, Reduction& reduction, std::function<std::string()> objection);
 
-  /// Whoever works with the reduction holds it.
+  /// Guards the reduction and all that it works with.
   mutable Mutex mutex;
 
   /// From the next backward on, it drives another.
@@ -38,7 +38,7 @@ class BackwardTracker {
   /// The backward that is running reaches parameters that should be followed but are not: it counts like any other.
   void note_unfollowed_backward();
 
-  /// This thread steps the parameters: a backward of another is refused.
+  /// Says that this thread steps the parameters: until end_step(), a backward of another is refused.
   void begin_step() { stepped_by_ = std::this_thread::get_id(); }
   void end_step() { stepped_by_ = std::thread::id(); }
   /// Whether another thread is in a backward.

@@ -36,14 +36,14 @@ class Buckets {
 
   /// Takes .grad of the parameter (Bucket::fill); `used`: a backward has reached it since the last reduction.
   void fill(size_t parameter, bool used);
-  /// The same for what is not filled yet.
+  /// Fills all slots that are not filled yet.
   void fill_rest(const std::vector<bool>& used);
   /// Fills with zeros what comes after the first `begin` buckets: this rank contributes nothing.
   void fill_with_zeros(size_t begin);
   /// Tells the timeline that a bucket may have become full.
   void note_filled(size_t bucket) const;
   void multiply(double factor);
-  /// Multiplies a bucket by this rank's weight.
+  /// Multiplies a bucket by this rank's weight, if ranks have weights.
   void apply_weight(Bucket& bucket) const;
 
   /// All are reduced: leaves the result in .grad. Returns the parameters that no rank has used.

@@ -41,14 +41,14 @@ class DeferredReduction final : public Reduction {
   void fail(const std::string& trouble) override;
   bool gradients_wait() const override { return passes_ > 0 && !skips_; }
 
-  /// See Reducer.
+  /// What Reducer::settle(), is_settled() and end_step() do.
   Settlement settle(Share share);
   bool is_settled() const { return stage() == Stage::kSettled; }
   void end_step(const Settlement& settlement, bool others_read);
 
-  /// What was done to the gradients since backward is no error.
+  /// Says that what was done to the gradients since backward is no error.
   void accept_changes() { changes_.remember(); }
-  /// From another reducer of the same ranks, whose gradients are in the buckets now.
+  /// Continues for another reducer of the same ranks, whose gradients are in the buckets now.
   void take_over_from(const DeferredReduction& before);
 
  private:

@@ -27,24 +27,24 @@ class RankMessage {
   void set_joining(bool joining, bool divide_by_active);
   /// What this rank's buckets are multiplied by before they are added up.
   double weight() const { return plan_.weights_buckets() ? facts_.weight : 1; }
-  /// From the reducer that this one takes over from.
+  /// Copies what another reducer of this rank would have told.
   void take_over_from(const RankMessage& before);
 
   /// Empty: nothing is wrong.
   const std::string& trouble() const { return trouble_; }
-  /// In place of what was found before.
+  /// Replaces what was found before.
   void set_trouble(std::string trouble) { trouble_ = std::move(trouble); }
-  /// The same; the next reduction tells it, whatever comes before.
+  /// The same. The next reduction tells it, whatever comes before.
   void set_lasting_trouble(std::string trouble);
-  /// Unless something was found before.
+  /// Keeps what was found before, if anything was.
   void note_trouble(const std::string& trouble);
   void note_trouble(size_t parameter, const std::string& what);
   /// A reduction begins: what was found before it is over, unless it lasts.
   void forget_trouble();
-  /// To be told to all ranks; then it is over.
+  /// Returns the trouble, to be told to all ranks, and forgets it.
   std::string hand_over_trouble();
 
-  /// Facts and trouble of a reduction that is about to be, except for what filling the buckets will find. `passes`: of
+  /// Sets facts and trouble for a reduction that is about to be, except for what filling the buckets will find. `passes`: of
   /// backward since the last one; `spoiled`: gradients of a step that is skipped have been sent; `inspect` returns what
   /// is wrong with this rank's replica.
   void prepare(Share share, int passes, bool spoiled, const std::function<std::string()>& inspect);
