@@ -10,8 +10,8 @@
 
 #include "base/usable_cores.h"
 #include "collectives/shm/backend/shm_backend.h"
-#include "collectives/shm/layout.h"
-#include "collectives/shm/reduce.h"
+#include "collectives/shm/kernels/reduce.h"
+#include "collectives/shm/segment/layout.h"
 #include "python_engine.h"
 #include "python_replica.h"
 

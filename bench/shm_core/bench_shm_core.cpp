@@ -12,8 +12,8 @@
 
 #include "base/clock.h"
 #include "collectives/shm/board.h"
-#include "collectives/shm/bootstrap.h"
-#include "collectives/shm/group.h"
+#include "collectives/shm/protocol/group.h"
+#include "collectives/shm/segment/bootstrap.h"
 
 using namespace lockstep;
 using namespace lockstep::shm;

@@ -10,7 +10,7 @@
 #include "base/shared_segment.h"
 #include "c/memory.h"
 #include "collectives/call_guard.h"
-#include "collectives/shm/group.h"
+#include "collectives/shm/protocol/group.h"
 
 namespace lockstep::c {
 

@@ -8,8 +8,8 @@
 
 #include "base/hash.h"
 #include "c/guarded.h"
-#include "collectives/shm/reduce.h"
-#include "collectives/shm/stream_copy.h"
+#include "collectives/shm/kernels/reduce.h"
+#include "collectives/shm/kernels/stream_copy.h"
 #include "optim/kernels/step_constants.h"
 #include "rank_page/rank_board.h"
 

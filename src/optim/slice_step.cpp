@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "collectives/shm/stream_copy.h"
+#include "collectives/shm/kernels/stream_copy.h"
 #include "optim/common_trouble.h"
 #include "optim/step_plan.h"
 #include "rank_page/operation_label.h"

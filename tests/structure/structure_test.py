@@ -74,11 +74,11 @@ HOMES = [
         "include/lockstep/c.h",  # C++ and C read it
         "include/lockstep/cxx20.h",  # what is said to an older standard
         "src/base/thread_annotations.h",  # what only Clang understands
-        "src/collectives/shm/futex.h",  # the processor's pause instruction
-        "src/base/shared_segment.cpp", "src/collectives/shm/peer_watch.cpp",  # what old kernel headers lack
-        "src/collectives/shm/layout.h",  # the explorer's words
-        "src/collectives/shm/reduce.cpp", "src/optim/kernels/step_kernel.cpp",  # kernels of other processors
-        "src/collectives/shm/stream_copy.cpp",  # x86's stores past the caches
+        "src/collectives/shm/segment/futex.h",  # the processor's pause instruction
+        "src/base/shared_segment.cpp", "src/collectives/shm/segment/peer_watch.cpp",  # what old kernel headers lack
+        "src/collectives/shm/segment/layout.h",  # the explorer's words
+        "src/collectives/shm/kernels/reduce.cpp", "src/optim/kernels/step_kernel.cpp",  # kernels of other processors
+        "src/collectives/shm/kernels/stream_copy.cpp",  # x86's stores past the caches
     }, "conditional compilation has a home of its own or is not needed"),
 ]
 

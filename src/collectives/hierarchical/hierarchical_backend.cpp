@@ -21,7 +21,7 @@
 #include "collectives/machine_memory.h"
 #include "collectives/shm/backend/shm_backend.h"
 #include "collectives/shm/backend/store_exchange.h"
-#include "collectives/shm/reduce.h"
+#include "collectives/shm/kernels/reduce.h"
 #include "collectives/typed_message.h"
 
 namespace lockstep::hierarchical_engine {

@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "collectives/shm/backend/store_exchange.h"
-#include "collectives/shm/bootstrap.h"
+#include "collectives/shm/segment/bootstrap.h"
 
 namespace lockstep::hierarchical_engine {
 

@@ -1,4 +1,4 @@
-#include "collectives/shm/bootstrap.h"
+#include "collectives/shm/segment/bootstrap.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "collectives/shm/local_world.h"
+#include "collectives/shm/protocol/wait_policy.h"
 #include "collectives/shm/reference.h"
-#include "collectives/shm/wait_policy.h"
 
 // Everything but all_reduce: what every rank must hold afterwards follows from a formula for byte i of the block that
 // rank `from` gives rank `to`.

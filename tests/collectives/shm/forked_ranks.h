@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "collectives/shm/board.h"
-#include "collectives/shm/bootstrap.h"
 #include "collectives/shm/local_world.h"
+#include "collectives/shm/segment/bootstrap.h"
 #include "support/exit_code.h"
 
 // Ranks as forked children of the test, which form their group as real ranks do, and what such a process holds.

@@ -1,4 +1,4 @@
-#include "collectives/shm/layout.h"
+#include "collectives/shm/segment/layout.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "collectives/shm/local_world.h"
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
 
 // Groups that have worked for years: every word starts shortly before the number at which it, or a part of it, would
 // overflow.

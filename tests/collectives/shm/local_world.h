@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "collectives/shm/group.h"
+#include "collectives/shm/protocol/group.h"
 
 // Ranks as threads of one process. They share the same mappings, at the same addresses, so that ThreadSanitizer sees
 // every access of every rank.

@@ -1,11 +1,11 @@
-#include "collectives/shm/populated_ranges.h"
+#include "collectives/shm/segment/populated_ranges.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include "collectives/shm/board.h"
-#include "collectives/shm/bootstrap.h"
 #include "collectives/shm/local_world.h"
+#include "collectives/shm/segment/bootstrap.h"
 
 // Which pages of the others' memory a rank has in its page table.
 namespace lockstep::shm {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/shm/group.h"
+#include "collectives/shm/protocol/group.h"
 #include "collectives/shm/scheduler.h"
 
 // What the explorers run: one or two operations of two or three ranks, on the real sources.

@@ -1,4 +1,4 @@
-#include "collectives/shm/world.h"
+#include "collectives/shm/segment/world.h"
 
 #include <gtest/gtest.h>
 

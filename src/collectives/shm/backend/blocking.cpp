@@ -6,7 +6,7 @@
 #include "collectives/called_as.h"
 #include "collectives/shm/backend/backend_class.h"
 #include "collectives/shm/backend/page_notes.h"
-#include "collectives/shm/reduce.h"
+#include "collectives/shm/kernels/reduce.h"
 
 // Operations without a Work: those of Group, and those where Python wants only the result. They need no allocation,
 // nothing to wrap for Python, and no second call that waits.

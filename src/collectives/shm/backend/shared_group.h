@@ -8,7 +8,7 @@
 #include "base/mutex.h"
 #include "collectives/intra_op.h"
 #include "collectives/shm/backend/future_thread.h"
-#include "collectives/shm/group.h"
+#include "collectives/shm/protocol/group.h"
 
 namespace lockstep::shm_engine {
 

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "collectives/shm/backend/page_notes.h"
-#include "collectives/shm/channels.h"
+#include "collectives/shm/protocol/channels.h"
 
 namespace lockstep::shm_engine {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "collectives/shm/bootstrap.h"
+#include "collectives/shm/segment/bootstrap.h"
 
 namespace lockstep::shm_engine {
 
