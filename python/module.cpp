@@ -9,7 +9,7 @@
 #include <torch/version.h>
 
 #include "base/usable_cores.h"
-#include "collectives/shm/backend/shm_backend.h"
+#include "collectives/shm/backend/make_backend.h"
 #include "collectives/shm/kernels/reduce.h"
 #include "collectives/shm/segment/layout.h"
 #include "python_engine.h"

@@ -21,7 +21,7 @@
 #include "collectives/hierarchical/hierarchical_backend.h"
 #include "collectives/nccl/nccl_backend.h"
 #include "collectives/open_store.h"
-#include "collectives/shm/backend/shm_backend.h"
+#include "collectives/shm/backend/make_backend.h"
 #include "collectives/shm/segment/bootstrap.h"
 #include "collectives/shm/segment/layout.h"
 #include "context/adopted_ranks.h"

@@ -10,7 +10,7 @@
 #include "base/environment.h"
 #include "collectives/engines.h"
 #include "collectives/operations.h"
-#include "collectives/shm/protocol/group.h"
+#include "collectives/shm/protocol/communicator.h"
 #include "collectives/shm/segment/bootstrap.h"
 #include "support/ranks.h"
 #include "support/tree_sum.h"

@@ -4,7 +4,7 @@
 
 #include "collectives/hierarchical/hierarchical_backend.h"
 #include "collectives/mpi/mpi_carrier.h"
-#include "collectives/shm/backend/shm_backend.h"
+#include "collectives/shm/backend/make_backend.h"
 #include "collectives/shm/backend/store_exchange.h"
 #include "collectives/shm/segment/layout.h"
 

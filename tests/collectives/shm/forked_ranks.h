@@ -41,7 +41,7 @@ inline int mappings() {
   return count;
 }
 
-inline int64_t sum_of_ranks(Group& group, size_t count, std::chrono::milliseconds timeout = kTestTimeout) {
+inline int64_t sum_of_ranks(Communicator& group, size_t count, std::chrono::milliseconds timeout = kTestTimeout) {
   std::vector<int64_t> x(count, group.rank());
   group.run({.kind = OperationKind::kAllReduce,
              .type = DataType::kInt64,

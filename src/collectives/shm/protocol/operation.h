@@ -21,7 +21,16 @@ enum class Method : uint8_t {
   kRounds,   ///< in bounded rounds through the chunks, or straight from resident inputs
 };
 
-/// One collective of one rank, from start to end. Callers see a Work; the rest is guarded by the group's mutex.
+/// Sizes up to which a method is used; the same on every rank.
+struct Limits {
+  size_t one_shot;          ///< all_reduce: every rank sums everything, whatever the memory
+  size_t private_one_shot;  ///< the same for all_reduce of private buffers
+  size_t eager;             ///< all other operations: packages are copied when announced
+  /// `crowded`: there are more ranks than processors for them.
+  static Limits of(int world_size, bool crowded = false);
+};
+
+/// One collective of one rank, from start to end. Callers see a Work; the rest is guarded by the communicator's mutex.
 class Operation : public Work {
  public:
   /// `kernel` is null unless the operation is a reduction.
@@ -33,6 +42,12 @@ class Operation : public Work {
     kAnnounced,  ///< others may read it; it waits for all others' announcements
     kMoving,     ///< headers match; data moves
   };
+
+  /// Whether its data travels with its announcement.
+  bool fits_inline() const {
+    return transfer.package_bytes() <= kInlineBytes && request.op != ReduceOp::kPremulSum &&
+           request.kind != OperationKind::kAllToAllUneven;
+  }
 
   Request request;
   const Header header;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "collectives/shm/protocol/group.h"
+#include "collectives/shm/protocol/communicator.h"
 
 namespace lockstep::shm {
 
@@ -17,24 +17,24 @@ const std::shared_ptr<ProgressSet>& ProgressSet::process() {
   return *set;
 }
 
-void ProgressSet::add(Group* group) {
+void ProgressSet::add(Communicator* group) {
   const MutexLock lock(mutex_);
   groups_.push_back(group);
   count_.store(groups_.size());
 }
 
-void ProgressSet::remove(Group* group) {
+void ProgressSet::remove(Communicator* group) {
   const MutexLock lock(mutex_);
   groups_.erase(std::find(groups_.begin(), groups_.end(), group));
   count_.store(groups_.size());
 }
 
-bool ProgressSet::progress_others(const Group* self) {
+bool ProgressSet::progress_others(const Communicator* self) {
   if (!has_several()) return false;
   // try_progress never waits for a group's mutex, so this cannot deadlock.
   const MutexLock lock(mutex_);
   bool pending = false;
-  for (Group* group : groups_)
+  for (Communicator* group : groups_)
     if (group != self && group->try_progress()) pending = true;
   return pending;
 }

@@ -8,7 +8,8 @@ namespace lockstep::shm {
 
 /// What was started and can be waited for: a collective (Operation), a send or a receive (Message).
 ///
-/// done() never blocks and makes no progress by itself (Group::progress and Group::wait do). Any thread may ask.
+/// done() never blocks and makes no progress by itself (Communicator::progress and Communicator::wait do). Any thread
+/// may ask.
 class Work {
  public:
   virtual ~Work() = default;
@@ -19,7 +20,7 @@ class Work {
   const std::string& error() const { return error_; }
 
  protected:
-  friend class Group;
+  friend class Pipeline;
   friend class Channels;
   void succeed() { state_.store(State::kSucceeded, std::memory_order_release); }
   void fail(std::string why) {

@@ -98,7 +98,7 @@ class Bootstrap {
       mine_ = std::make_shared<SharedSegment>("lockstep", geometry_.segment_bytes(), geometry_.resident_at());
       std::byte nonce[16];
       std::copy(nonce_.begin(), nonce_.end(), nonce);
-      World::initialize(*mine_, rank_, size_, nonce);
+      initialize_segment(*mine_, rank_, size_, nonce);
       card.boot_id = boot_id();
       card.nonce = hex(nonce_);
       card.socket_name = "lockstep-" + hex(random_nonce());

@@ -11,31 +11,8 @@
 
 namespace lockstep::shm {
 
-World::World(int rank, Geometry geometry, std::vector<std::shared_ptr<SharedSegment>> segments,
-             std::vector<PeerWatch> watches, bool spin)
-    : rank_(rank),
-      size_(static_cast<int>(segments.size())),
-      spin_(spin),
-      others_((size_ == kMaxRanks ? ~uint64_t{0} : (uint64_t{1} << size_) - 1) & ~(uint64_t{1} << rank)),
-      geometry_(geometry),
-      segments_(std::move(segments)),
-      watches_(std::move(watches)) {
-  for (int r = 0; r < size_; ++r) {
-    bases_[r] = segment(r).data();
-    launched_ranks_.push_back(rank_of_process(r == rank_ ? ::getpid() : watches_[static_cast<size_t>(r)].pid()));
-  }
-}
-
-uint64_t World::launched_ranks(uint64_t ranks) const {
-  uint64_t launched = 0;
-  for (; ranks != 0; ranks &= ranks - 1)
-    if (const int rank = launched_rank(std::countr_zero(ranks)); rank >= 0 && rank < 64)
-      launched |= uint64_t{1} << rank;
-  return launched;
-}
-
-void World::initialize(SharedSegment& segment, int rank, int world_size, const std::byte (&nonce)[16],
-                       const Beginning& beginning) {
+void initialize_segment(SharedSegment& segment, int rank, int world_size, const std::byte (&nonce)[16],
+                        const Beginning& beginning) {
   auto* control = new (segment.data()) Control{};
   std::memcpy(control->nonce, nonce, sizeof nonce);
   control->version = kLayoutVersion;
@@ -48,6 +25,29 @@ void World::initialize(SharedSegment& segment, int rank, int world_size, const s
     control->written[r].value.store(beginning.message_bytes);
     control->consumed[r].value.store(beginning.message_bytes);
   }
+}
+
+World::World(int rank, Geometry geometry, std::vector<std::shared_ptr<SharedSegment>> segments,
+             std::vector<PeerWatch> watches, bool spin)
+    : rank_(rank),
+      size_(static_cast<int>(segments.size())),
+      spin_(spin),
+      others_((size_ == kMaxRanks ? ~uint64_t{0} : (uint64_t{1} << size_) - 1) & ~(uint64_t{1} << rank)),
+      geometry_(geometry),
+      segments_(std::move(segments)),
+      watches_(std::move(watches)) {
+  for (int r = 0; r < size_; ++r) {
+    bases_[r] = segment(r)->data();
+    launched_ranks_.push_back(rank_of_process(r == rank_ ? ::getpid() : watches_[static_cast<size_t>(r)].pid()));
+  }
+}
+
+uint64_t World::launched_ranks(uint64_t ranks) const {
+  uint64_t launched = 0;
+  for (; ranks != 0; ranks &= ranks - 1)
+    if (const int rank = launched_rank(std::countr_zero(ranks)); rank >= 0 && rank < 64)
+      launched |= uint64_t{1} << rank;
+  return launched;
 }
 
 void World::note_processor(uint32_t processor) const {
@@ -66,7 +66,7 @@ void World::notify() const {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     Control& peer = control(r);
-    // After the caller's seq_cst store; its partner is the fence in Group::sleep().
+    // After the caller's seq_cst store; its partner is the fence in Waiter::sleep().
     if ((peer.awaited.load(std::memory_order_seq_cst) & bit(rank_)) == 0) continue;
     peer.awaited.store(0);
     peer.bell.fetch_add(1);

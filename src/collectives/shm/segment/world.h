@@ -12,6 +12,10 @@
 
 namespace lockstep::shm {
 
+/// Writes a new segment's control block.
+void initialize_segment(SharedSegment& segment, int rank, int world_size, const std::byte (&nonce)[16],
+                        const Beginning& beginning = {});
+
 /// One rank's view of a group: the mapped segments of all ranks, and a watch over every other rank's process.
 class World {
  public:
@@ -19,10 +23,6 @@ class World {
   /// use, so a wait may spin for a moment before it sleeps.
   World(int rank, Geometry geometry, std::vector<std::shared_ptr<SharedSegment>> segments,
         std::vector<PeerWatch> watches, bool spin);
-
-  /// Writes a new segment's control block.
-  static void initialize(SharedSegment& segment, int rank, int world_size, const std::byte (&nonce)[16],
-                         const Beginning& beginning = {});
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -41,8 +41,7 @@ class World {
   std::byte* chunk(int rank, uint64_t round) const { return base(rank) + geometry_.chunk_at(round); }
   std::byte* channel(int from, int to) const { return base(from) + geometry_.channel_at(to); }
   std::byte* resident(int rank) const { return base(rank) + geometry_.resident_at(); }
-  const std::shared_ptr<SharedSegment>& shared_segment(int rank) const { return segments_[static_cast<size_t>(rank)]; }
-  SharedSegment& segment(int rank) const { return *segments_[static_cast<size_t>(rank)]; }
+  const std::shared_ptr<SharedSegment>& segment(int rank) const { return segments_[static_cast<size_t>(rank)]; }
 
   /// What messages call the group's ranks, where these are some of a larger group's: one number for each.
   void call_ranks(std::vector<int> names) { names_ = std::move(names); }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "collectives/shm/protocol/request.h"
 
 namespace lockstep {
@@ -13,6 +15,15 @@ class BlockingEngine {
   /// Runs an operation on contiguous CPU memory, in its place among the group's other operations. Throws what a Work's
   /// wait would throw. Data that is only moved comes as bytes, as it does through c10d: ranks may mix the two ways.
   virtual void run(shm::Request request) = 0;
+};
+
+/// The same: it can end from any thread what its rank waits for.
+class Interruptible {
+ public:
+  virtual ~Interruptible() = default;
+  /// Ends the group: what this rank waits for in it now or later fails with `why`. In shared memory it ends for all
+  /// ranks.
+  virtual void interrupt(const std::string& why) = 0;
 };
 
 }  // namespace lockstep

@@ -8,18 +8,18 @@
 #include "base/mutex.h"
 #include "collectives/intra_op.h"
 #include "collectives/shm/backend/future_thread.h"
-#include "collectives/shm/protocol/group.h"
+#include "collectives/shm/protocol/communicator.h"
 
 namespace lockstep::shm_engine {
 
-/// A group and the tensors that its operations use. Shared by the backend and its works, and destroyed with the last of
-/// them. Tensors in its memory keep only that memory alive (Arena): if they kept the group, pending operations, which
-/// keep tensors, would keep it forever. Any thread may use it.
-class SharedGroup {
+/// What a backend and its works share: the core's part in the group, and the tensors that operations use. Destroyed
+/// with the last of them. Tensors in its memory keep only that memory alive (Arena): if they kept the group, pending
+/// operations, which keep tensors, would keep it forever. Any thread may use it.
+class BackendState {
  public:
-  explicit SharedGroup(shm::World world) : group_(std::move(world)) { group_.share_out_by(share_out); }
+  explicit BackendState(shm::World world) : core_(std::move(world)) { core_.share_out_by(share_out); }
 
-  shm::Group& group() { return group_; }
+  shm::Communicator& core() { return core_; }
   FutureThread& futures() { return futures_; }
 
   /// Keeps tensors as long as the group's core may touch their memory. The core releases them while it holds its mutex,
@@ -65,10 +65,10 @@ class SharedGroup {
     FutureThread::is_running_here() ? some(0, all) : intra_op_for(all, 1, some);
   }
 
-  Released released_;  // outlives the group
-  shm::Group group_;
+  Released released_;  // outlives the core
+  shm::Communicator core_;
   FutureThread futures_;  // destroyed first
 };
-using SharedGroupPtr = std::shared_ptr<SharedGroup>;
+using BackendStatePtr = std::shared_ptr<BackendState>;
 
 }  // namespace lockstep::shm_engine
