@@ -6,19 +6,6 @@
 
 namespace lockstep::shm {
 
-bool Mover::move(Operation& operation, uint64_t& blocked_on) {
-  switch (operation.method) {
-    case Method::kInline:
-    case Method::kEager:
-      return move_at_once(operation);
-    case Method::kInPlace:
-      return move_in_place(operation, blocked_on);
-    case Method::kRounds:
-      return move_in_rounds(operation, blocked_on);
-  }
-  return true;
-}
-
 bool Mover::move_at_once(Operation& operation) {
   const Transfer& transfer = operation.transfer;
   const int rank = world_.rank();

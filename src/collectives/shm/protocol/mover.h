@@ -22,7 +22,18 @@ class Mover {
 
   /// Does what can be done now. True when the operation is over for this rank; else adds to `blocked_on` the ranks that
   /// it waits for.
-  bool move(Operation& operation, uint64_t& blocked_on);
+  bool move(Operation& operation, uint64_t& blocked_on) {
+    switch (operation.method) {
+      case Method::kInline:
+      case Method::kEager:
+        return move_at_once(operation);
+      case Method::kInPlace:
+        return move_in_place(operation, blocked_on);
+      case Method::kRounds:
+        return move_in_rounds(operation, blocked_on);
+    }
+    return true;
+  }
   /// That operation is over: the next one's rounds come after its.
   void finish(const Operation& operation) { rounds_before_ += operation.round_count; }
 

@@ -45,17 +45,6 @@ void Pipeline::remove(const Operation& operation) {
   queue_.erase(place);
 }
 
-bool Pipeline::step(uint64_t& blocked_on) {
-  while (announced_ < queue_.size() && announce(*queue_[announced_], announced_ == 0, blocked_on)) ++announced_;
-  if (announced_ == 0) return false;
-  Operation& first = *queue_.front();
-  if (!arrive(first, blocked_on) || !mover_.move(first, blocked_on)) return false;
-  finish(first);
-  queue_.pop_front();
-  --announced_;
-  return true;
-}
-
 void Pipeline::fail_all(const std::string& why) {
   for (const auto& operation : queue_) {
     operation->request.keep_alive.reset();
@@ -80,13 +69,6 @@ bool Pipeline::reads_pending_output(const Operation& operation) const {
       return true;
   }
   return false;
-}
-
-bool Pipeline::announce(Operation& operation, bool head, uint64_t& blocked_on) {
-  const uint64_t sequence = operation.sequence;
-  if (sequence > kRingLines && !finished_.everyone(sequence - kRingLines, blocked_on)) return false;
-  if (!head && operation.transfer.gives(world_.rank()) && reads_pending_output(operation)) return false;
-  return announcer_.announce(operation, blocked_on);
 }
 
 bool Pipeline::arrive(Operation& operation, uint64_t& blocked_on) {

@@ -41,13 +41,27 @@ class Pipeline {
 
   /// Does what can be done now, up to the end of the first operation. True if that has ended; else adds to `blocked_on`
   /// the ranks that must act next.
-  bool step(uint64_t& blocked_on);
+  bool step(uint64_t& blocked_on) {
+    while (announced_ < queue_.size() && announce(*queue_[announced_], announced_ == 0, blocked_on)) ++announced_;
+    if (announced_ == 0) return false;
+    Operation& first = *queue_.front();
+    if (!arrive(first, blocked_on) || !mover_.move(first, blocked_on)) return false;
+    finish(first);
+    queue_.pop_front();
+    --announced_;
+    return true;
+  }
   void fail_all(const std::string& why);
 
   Mover& mover() { return mover_; }
 
  private:
-  bool announce(Operation& operation, bool head, uint64_t& blocked_on);
+  bool announce(Operation& operation, bool head, uint64_t& blocked_on) {
+    const uint64_t sequence = operation.sequence;
+    if (sequence > kRingLines && !finished_.everyone(sequence - kRingLines, blocked_on)) return false;
+    if (!head && operation.transfer.gives(world_.rank()) && reads_pending_output(operation)) return false;
+    return announcer_.announce(operation, blocked_on);
+  }
   bool reads_pending_output(const Operation& operation) const;
   bool arrive(Operation& operation, uint64_t& blocked_on);
   void choose_method(Operation& operation);

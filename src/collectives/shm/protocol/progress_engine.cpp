@@ -3,15 +3,8 @@
 #include <cstdio>
 
 #include "collectives/shm/protocol/verdict.h"
-#include "collectives/shm/segment/futex.h"
 
 namespace lockstep::shm {
-
-void Sleepers::wake() const {
-  if (count_ == 0) return;
-  world_.mine().bell.fetch_add(1);
-  futex_wake_all(world_.mine().bell);
-}
 
 bool ProgressEngine::advance() {
   for (;;) {

@@ -7,6 +7,7 @@
 #include "collectives/shm/protocol/channels.h"
 #include "collectives/shm/protocol/pipeline.h"
 #include "collectives/shm/segment/arena.h"
+#include "collectives/shm/segment/futex.h"
 #include "collectives/shm/segment/world.h"
 
 namespace lockstep::shm {
@@ -19,7 +20,11 @@ class Sleepers {
   void leave() { --count_; }
   bool is_empty() const { return count_ == 0; }
   /// Another thread of this rank may be sleeping for what this thread has finished.
-  void wake() const;
+  void wake() const {
+    if (count_ == 0) return;
+    world_.mine().bell.fetch_add(1);
+    futex_wake_all(world_.mine().bell);
+  }
 
  private:
   const World& world_;
