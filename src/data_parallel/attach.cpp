@@ -111,6 +111,7 @@ std::string edit_of(const char* kind, const NamedTensors& before, const NamedTen
 Replica::State::State(std::unique_ptr<Source> from, const Group& in, DistributedDataParallelOptions with)
     : group(in), options(std::move(with)) {
   check(options);
+  const OperationLabel label("DistributedDataParallel()");
   check_same_on_all_ranks(group, "option", describe(options, lockstep::state_of(group).virtual_ranks.get()));
   number_ = ++state_of(group).replicas;
   attach(std::move(from));
@@ -179,6 +180,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
               " wait in .grad; call reduce_gradients() before refresh()");
   TORCH_CHECK(join == nullptr,
               "refresh() was called within join(), where ranks that have run out of inputs cannot call it");
+  const OperationLabel label(reducer ? "refresh()" : "DistributedDataParallel()");
   const Source& now = from ? *from : *source;
   const NamedTensors parameters = without(now.parameters(), options.parameters_to_ignore);
   const NamedTensors new_buffers = without(now.buffers(), options.parameters_to_ignore);
@@ -199,7 +201,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
     for (const auto* list : {&parameters, &new_buffers})
       for (const auto& [name, tensor] : *list)
         if (!is_known(tensor)) unknown.push_back(tensor);
-    const OperationLabel label("the initial parameters");
+    const OperationLabel initial("the initial parameters");
     if (group.world_size() > 1) broadcast_weights(group, unknown, /*root=*/0);
   }
   std::vector<Known> now_known;
@@ -358,7 +360,6 @@ std::string Replica::State::inspect() {
 }
 
 void Replica::State::check_not_edited() {
-  const OperationLabel label("the search for edits of the model");
   throw_on_all_ranks(group, inspect());
 }
 

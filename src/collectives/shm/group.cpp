@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/interruption.h"
+#include "rank_page/operation_label.h"
 
 // The protocol. Operation s of a rank:
 //
@@ -124,7 +125,10 @@ uint64_t Group::next_sequence() {
   if (started_ == kLastOperation)
     throw Error("rank " + std::to_string(rank()) + ": this group has carried out " + std::to_string(kLastOperation) +
                 " operations, the most it can count; make a new group");
-  return ++started_;
+  const uint64_t sequence = ++started_;
+  if (const std::string_view label = OperationLabel::current(); !label.empty())
+    world_.label(rank(), sequence).store(sequence, label);
+  return sequence;
 }
 
 WorkPtr Group::start(Request request) {
