@@ -66,7 +66,7 @@ double norm_of(const NamedTensors& followed, const std::vector<at::Tensor>& othe
 /// A hook that differs on one rank would send something else, or reduce something else from the same gradients.
 void check_same_hook(const Group& group, const CommHook* hook) {
   if (group.world_size() == 1) return;
-  const OperationLabel label("the comparison of communication hooks");
+  const OperationLabel label("register_comm_hook()");
   std::string text = "type: none\n";
   if (hook != nullptr) text = "type: " + c10::demangle(typeid(*hook).name()) + '\n' + hook->describe();
   const std::string difference = first_difference("fact", group.all_gather_bytes(text));

@@ -67,11 +67,11 @@ void Replica::broadcast_parameters(int root) {
   State& state = *state_;
   TORCH_CHECK(root >= 0 && root < state.group.world_size(), "broadcast_parameters(", root,
               "): this group has ranks 0 to ", state.group.world_size() - 1);
+  const OperationLabel label("broadcast_parameters()");
   state.check_not_edited();
   std::vector<at::Tensor> tensors;
   for (const auto& one : state.attached.known()) tensors.push_back(one.tensor);
   for (const auto& [name, buffer] : state.attached.buffers()) tensors.push_back(buffer);
-  const OperationLabel label("broadcast_parameters()");
   if (state.group.world_size() > 1) broadcast_weights(state.group, tensors, root);
   note_weights_set();
 }
@@ -82,8 +82,8 @@ void Replica::average_parameters(double weight) {
     TORCH_CHECK(!is_owned_together(one.tensor), "average_parameters(): parameter ", one.name,
                 " lies in memory that all ranks share, so there is one value of it; make the "
                 "ZeroRedundancyOptimizer with shared_parameters = false");
-  state.check_not_edited();
   const OperationLabel label("average_parameters()");
+  state.check_not_edited();
   const at::Tensor weights = state.group.all_gather(at::scalar_tensor(weight, at::kDouble));
   const double total = weights.sum().item<double>();
   std::vector<bool> wrong;

@@ -35,7 +35,7 @@ MAY_INCLUDE = {
     "data_parallel": {"context", "reducer", "nn", "collectives", "observe", "rank_page", "base"},
     "optim": {"reducer", "data_parallel", "checkpoint", "collectives", "rank_page", "base"},
     "run_log": {"data_parallel", "context", "observe", "base"},
-    "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "base"},
+    "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "rank_page", "base"},
 }
 # Public header -> the folder under src/ that answers for it.
 HEADERS = {

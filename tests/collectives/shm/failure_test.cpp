@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "collectives/shm/local_world.h"
 #include "collectives/shm/reference.h"
+#include "rank_page/operation_label.h"
 
 namespace {
 thread_local int allocations_left = -1;  // of this thread, before one fails; -1: all succeed
@@ -70,6 +71,8 @@ TEST_P(Disagreement, IsToldOnEveryRankNamingBothSides) {
       {{.kind = OperationKind::kBarrier}, floats(OperationKind::kAllReduce, 1, memory), "barrier()", "all_reduce("});
   for (const Pair& pair : pairs) {
     with_group(GetParam(), [&](Communicator& group) {
+      const OperationLabel label(group.rank() == odd ? "bucket 1 of 2" : "main_first()");
+      const OperationLabel none(&pair == &pairs.front() ? "" : OperationLabel::current());
       group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
       std::vector<float> mine(2048, 5);
       Request request = group.rank() == odd ? pair.odd : pair.usual;
@@ -81,6 +84,13 @@ TEST_P(Disagreement, IsToldOnEveryRankNamingBothSides) {
       EXPECT_IN("rank " + std::to_string(odd) + " called", text);
       EXPECT_IN(pair.a, text);
       EXPECT_IN(pair.b, text);
+      if (&pair != &pairs.front()) {
+        EXPECT_IN(") of bucket 1 of 2", text);
+        EXPECT_IN(") of main_first()", text);
+        EXPECT_IN("order. Where one rank calls main_first(), every rank must, in the same order.", text);
+      } else {
+        EXPECT_EQ(text.find(" of main_first()"), std::string::npos) << text;
+      }
       for (float x : mine) ASSERT_EQ(x, 5) << "data moved";
       // Later operations fail with the same text.
       EXPECT_EQ(error_of([&] { group.run({.kind = OperationKind::kBarrier}, kTestTimeout); }), text);

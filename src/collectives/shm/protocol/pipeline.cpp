@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "collectives/shm/protocol/rounds.h"
 #include "collectives/shm/protocol/verdict.h"
+#include "rank_page/operation_label.h"
 
 // The protocol. Operation s of a rank:
 //
@@ -34,7 +35,10 @@ uint64_t Pipeline::next_sequence() {
   if (started_ == kLastOperation)
     throw Error("rank " + std::to_string(world_.rank()) + ": this group has carried out " +
                 std::to_string(kLastOperation) + " operations, the most it can count; make a new group");
-  return ++started_;
+  const uint64_t sequence = ++started_;
+  if (const std::string_view label = OperationLabel::current(); !label.empty())
+    world_.label(world_.rank(), sequence).store(sequence, label);
+  return sequence;
 }
 
 void Pipeline::remove(const Operation& operation) {

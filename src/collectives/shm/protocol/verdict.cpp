@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "base/rank_names.h"
+#include "collectives/message_tags.h"
+#include "collectives/purpose.h"
 #include "collectives/shm/protocol/channels.h"
 #include "collectives/shm/protocol/request.h"
 #include "collectives/stuck_ranks.h"
@@ -13,11 +15,20 @@
 
 namespace lockstep::shm {
 
+namespace {
+
+/// "all_reduce(float32, 43 elements, sum) of bucket 1 of 2 (a to b)".
+std::string called(const World& world, int rank, uint64_t sequence) {
+  return call_of_purpose(Header(world.line(rank, sequence).header).text(), world.label(rank, sequence).load(sequence));
+}
+
+}  // namespace
+
 std::string announced(const World& world, int rank, uint64_t sequence) {
   const Line& line = world.line(rank, sequence);
   std::string number = "operation " + std::to_string(sequence);
   if (Announcement::sequence(line.word.load(std::memory_order_acquire)) != sequence) return number;  // from announce()
-  return number + ", " + Header(line.header).text();
+  return number + ", " + called(world, rank, sequence);
 }
 
 namespace {
@@ -139,9 +150,9 @@ std::string Verdict::text(const World& world) const {
              last_announced(world, culprit) + ". All ranks must call the same operations.";
     case Cause::kMismatch:
       return "ranks disagree on operation " + std::to_string(sequence) + ": " + who + " called " +
-             Header(world.line(reporter, sequence).header).text() + ", " + other + " called " +
-             Header(world.line(culprit, sequence).header).text() +
-             ". Nothing was moved. All ranks must call the same operations in the same order.";
+             called(world, reporter, sequence) + ", " + other + " called " + called(world, culprit, sequence) +
+             ". Nothing was moved. All ranks must call the same operations in the same order." +
+             advice_on({world.label(reporter, sequence).load(sequence), world.label(culprit, sequence).load(sequence)});
     case Cause::kSplits:
       return split_text(world, reporter, culprit, sequence);
     case Cause::kMessage:

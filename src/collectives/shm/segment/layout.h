@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "collectives/shm/segment/label_note.h"
+
 #ifdef LOCKSTEP_SHM_STEPPED_WORD
 #include LOCKSTEP_SHM_STEPPED_WORD
 #endif
@@ -16,7 +18,7 @@ namespace lockstep::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint32_t kLayoutVersion = 7;
+inline constexpr uint32_t kLayoutVersion = 8;
 
 /// The most operations of a group that may be announced before every rank has finished the first of them.
 inline constexpr uint64_t kRingLines = 32;
@@ -114,6 +116,7 @@ struct Control {
   alignas(kCacheLine) WaitNote waiting;
 
   Line ring[kRingLines];
+  LabelNote labels[kRingLines];  ///< of the operations in the ring
 
   /// Point to point: bytes that this rank has written to the channel to each rank, and read from the channel of each.
   PaddedWord written[kMaxRanks];

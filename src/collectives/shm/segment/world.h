@@ -36,6 +36,7 @@ class World {
   Control& control(int rank) const { return *reinterpret_cast<Control*>(base(rank)); }
   Control& mine() const { return control(rank_); }
   Line& line(int rank, uint64_t sequence) const { return control(rank).ring[sequence % kRingLines]; }
+  LabelNote& label(int rank, uint64_t sequence) const { return control(rank).labels[sequence % kRingLines]; }
   Word& verdict() const { return control(0).verdict; }
   std::byte* eager(int rank) const { return base(rank) + geometry_.eager_at(); }
   std::byte* chunk(int rank, uint64_t round) const { return base(rank) + geometry_.chunk_at(round); }
