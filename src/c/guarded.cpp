@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "collectives/shm/verdict.h"
+#include "collectives/shm/protocol/verdict.h"
 
 namespace lockstep::c {
 namespace {

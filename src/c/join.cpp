@@ -6,7 +6,7 @@
 
 #include "c/guarded.h"
 #include "c/meet.h"
-#include "collectives/shm/bootstrap.h"
+#include "collectives/shm/segment/bootstrap.h"
 #include "rank_page/rank_board.h"
 #include "rendezvous/world.h"
 

@@ -22,7 +22,6 @@
 #include "checkpoint/memory_agreement.h"
 #include "checkpoint/object_reader.h"
 #include "collectives/group_state.h"
-#include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {
@@ -184,7 +183,6 @@ MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machi
 MemoryTier::~MemoryTier() { in_use = false; }
 
 void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step, std::string problem) {
-  const OperationLabel label("a checkpoint in memory");
   SplitState state;
   std::optional<ObjectWriter> written_by_all, written_here;
   Hash hash;

@@ -8,7 +8,6 @@
 #include "collectives/device_engine.h"
 #include "collectives/operand.h"
 #include "collectives/operand_checks.h"
-#include "collectives/operations_started.h"
 #include "collectives/work.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"

@@ -6,12 +6,20 @@
 #include "base/error.h"
 #include "base/rank_names.h"
 #include "collectives/called_as.h"
+#include "base/hash.h"
 #include "collectives/contains_itself.h"
 #include "collectives/group_state.h"
 
 // Object collectives send lengths first, then bytes. LibTorch's own pickler pickles the values.
+#include "collectives/purpose.h"
+#include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
+//
+// Functions of the library that gather bytes look alike to the engines, which compare kinds and sizes. Where all ranks
+// see all lengths, each length therefore has a hash of its rank's OperationLabel above it, and functions that differ
+// end with an error before any bytes are taken for another function's.
 namespace {
 
 at::Tensor to_tensor(std::string_view bytes) {
@@ -54,10 +62,17 @@ c10::IValue unpickle(const std::string& bytes) {
 }
 
 /// All ranks' lengths, rank by rank.
-std::vector<int64_t> all_lengths(const Group& group, std::string_view bytes) {
-  const at::Tensor lengths = group.all_gather(to_tensor(std::vector<int64_t>{static_cast<int64_t>(bytes.size())}));
+std::vector<int64_t> all_lengths(const Group& group, std::string_view bytes, const char* operation) {
+  const auto length = static_cast<int64_t>(bytes.size());
+  TORCH_CHECK(length <= kLongest, operation, ": ", length, " bytes are more than the ", kLongest, " that can be sent");
+  const at::Tensor lengths = group.all_gather(to_tensor(std::vector<int64_t>{length | hash_of_label()}));
   const int64_t* data = lengths.const_data_ptr<int64_t>();
-  return std::vector<int64_t>(data, data + lengths.numel());
+  std::vector<int64_t> all(data, data + lengths.numel());
+  const int64_t label = all.front() >> kLengthBits;
+  if (std::any_of(all.begin(), all.end(), [&](int64_t one) { return one >> kLengthBits != label; }))
+    refuse_other_function(group, operation);
+  for (int64_t& one : all) one &= kLongest;
+  return all;
 }
 
 at::Tensor padded(std::string_view bytes, int64_t length) {
@@ -77,6 +92,32 @@ template <typename From, typename Function>
 auto map(const std::vector<From>& from, Function function) {
   std::vector<decltype(function(from.front()))> to;
   to.reserve(from.size());
+constexpr int kLengthBits = 40;
+constexpr int64_t kLongest = (int64_t{1} << kLengthBits) - 1;
+
+/// 23 bits, above those of a length.
+int64_t hash_of_label() {
+  Hash hash;
+  hash.add(std::string(OperationLabel::current()));
+  return static_cast<int64_t>((hash.value() & 0x7fffff) << kLengthBits);
+}
+
+/// Every rank calls it where they gather for different functions.
+[[noreturn]] void refuse_other_function(const Group& group, const char* operation) {
+  const std::string mine(OperationLabel::current());
+  const OperationLabel none("");
+  const auto purposes = group.all_gather_bytes(mine);
+  std::string text = "ranks disagree on what they gather:";
+  for (size_t rank = 0; rank < purposes.size(); ++rank)
+    if (std::find(purposes.begin(), purposes.begin() + static_cast<std::ptrdiff_t>(rank), purposes[rank]) ==
+        purposes.begin() + static_cast<std::ptrdiff_t>(rank))
+      text += (rank == 0 ? " " : ", ") + ranks_with(purposes, purposes[rank]) + " called " +
+              call_of_purpose(operation + std::string("()"), purposes[rank]);
+  text += ". All ranks must call the same operations in the same order." + advice_on(purposes);
+  own_page().fail(RankFailure::kMismatch, -1, text);
+  throw Error(text);
+}
+
   for (const auto& element : from) to.push_back(function(element));
   return to;
 }
@@ -114,14 +155,14 @@ std::string Group::broadcast_bytes(std::string_view bytes, int root) const {
 std::vector<std::string> Group::all_gather_bytes(std::string_view bytes) const {
   const CallGuard guard = state_->enter("all_gather_bytes");
   const CalledAsGuard called_as_guard(shm::CalledAs::kAllGatherBytes);
-  const auto lengths = all_lengths(*this, bytes);
+  const auto lengths = all_lengths(*this, bytes, CallGuard::operation(state_->caller));
   return cut(all_gather(padded(bytes, *std::max_element(lengths.begin(), lengths.end()))), lengths);
 }
 
 std::vector<std::string> Group::gather_bytes(std::string_view bytes, int root) const {
   const CallGuard guard = state_->enter("gather_bytes");
   const CalledAsGuard called_as_guard(shm::CalledAs::kGatherBytes);
-  return gathered(*this, bytes, all_lengths(*this, bytes), root);
+  return gathered(*this, bytes, all_lengths(*this, bytes, "gather_bytes"), root);
 }
 
 std::string Group::scatter_bytes(const std::vector<std::string>& bytes, int root) const {
@@ -166,7 +207,7 @@ std::vector<c10::IValue> Group::gather_object(const c10::IValue& object, int roo
   const CallGuard guard = state_->enter("gather_object");
   const CalledAsGuard called_as_guard(shm::CalledAs::kGatherObject);
   const Pickled mine = pickle(object);
-  const auto lengths = all_lengths(*this, mine.bytes);
+  const auto lengths = all_lengths(*this, mine.bytes, "gather_object");
   if (std::find(lengths.begin(), lengths.end(), 0) != lengths.end())
     refuse_together(*this, "gather_object", mine.problem);
   return map(gathered(*this, mine.bytes, lengths, root), unpickle);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -13,8 +14,8 @@
 #include "base/mutex.h"
 #include "base/shared_segment.h"
 #include "base/virtual_ranks.h"
-#include "collectives/blocking_engine.h"
 #include "collectives/call_guard.h"
+#include "collectives/engine_interfaces.h"
 
 namespace lockstep {
 
@@ -90,5 +91,8 @@ Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intru
 void close(const Group& group);
 
 Group::State& state_of(const Group& group);
+
+/// How many collectives and messages this process has begun, over all groups.
+inline std::atomic<uint64_t> operations_started{0};
 
 }  // namespace lockstep

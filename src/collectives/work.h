@@ -9,7 +9,7 @@
 #include <lockstep/group.h>
 
 #include "base/clock.h"
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
 
 namespace lockstep {
 

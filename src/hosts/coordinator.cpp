@@ -1,12 +1,8 @@
 #include "hosts/coordinator.h"
 
-#include <fcntl.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 
@@ -25,7 +21,6 @@
 namespace lockstep::hosts {
 namespace {
 
-constexpr const char* kPath = "/usr/local/bin:/usr/bin:/bin";
 constexpr std::chrono::seconds kMissingNoteEvery(5);
 constexpr int kLaunchedInATurn = 8;
 constexpr int kMostNamed = 8;  ///< machines in one message
@@ -33,17 +28,6 @@ constexpr int kMostNamed = 8;  ///< machines in one message
 constexpr std::chrono::seconds kFarewell(3);
 
 void say(const TeamSetup& setup, const std::string& text) { setup.display.print("lockstep: " + text + "\n"); }
-
-struct Pipe {
-  FileDescriptor read, write;
-};
-
-Pipe make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0)
-    throw LaunchError(kExitResourceLimit, std::string("making a pipe: ") + std::strerror(errno));
-  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
-}
 
 }  // namespace
 
@@ -159,23 +143,7 @@ void Coordinator::launch_agent(Node& node, const TeamSetup& setup) {
   for (const Endpoint& endpoint : lobby_.door().endpoints())
     endpoints += (endpoints.empty() ? "" : ",") + endpoint.text();
   const auto words = agent_words(options_, static_cast<size_t>(node.number), endpoints);
-  Pipe input = make_pipe(), output = make_pipe();
-  ::fcntl(output.read.get(), F_SETFL, O_NONBLOCK);
-  const std::string key = tls_.key().text() + "\n";
-  if (::write(input.write.get(), key.data(), key.size()) != static_cast<ssize_t>(key.size()))
-    throw LaunchError(kExitResourceLimit, std::string("writing to a pipe: ") + std::strerror(errno));
-  node.process.emplace(ProcessStart{.program = find_program(words[0], find_variable(setup.environment, "PATH", kPath)),
-                                    .arguments = words,
-                                    .environment = setup.environment,
-                                    .input = input.read.get(),
-                                    .output = output.write.get(),
-                                    .error = output.write.get(),
-                                    .announce = setup.guard.registry()},
-                       setup.settings);
-  node.guard = &setup.guard;
-  node.output = std::move(output.read);
-  node.lines = {};
-  node.tail = {};
+  node.process = std::make_unique<AgentProcess>(words, tls_.key(), setup.environment, setup.guard, setup.settings);
 }
 
 void Coordinator::turn(const TeamSetup& setup, Clock::time_point until) {
@@ -189,9 +157,7 @@ void Coordinator::turn(const TeamSetup& setup, Clock::time_point until) {
   for (Node& node : nodes_) {
     if (node.channel)
       polled.add(node.channel->fd(), node.channel->events(), [&node](const pollfd&) { node.channel->act(); });
-    if (node.output) polled.add(node.output.get(), POLLIN, [&node](const pollfd&) { node.read_output(); });
-    if (node.process && !node.process_end)
-      polled.add(node.process->pidfd(), POLLIN, [&node](const pollfd&) { node.process_end = node.process->end(); });
+    if (node.process) node.process->watch(polled);
     if (node.channel) until = std::min(until, node.channel->next_beat());
   }
   if (const auto due = lobby_.due()) until = std::min(until, *due);
@@ -295,8 +261,8 @@ void Coordinator::take_replies(Node& node) {
   if (now - node.channel->last_heard() >= kSilence) node.channel->close("has not been heard of for 4 s");
   node.channel->beat(now);
   if (node.channel->state() == Channel::State::kClosed)
-    throw_lost(node, kExitMachineLost, node.host.name + " was lost before the ranks were started: " +
-                                           node.channel->reason());
+    throw_lost(node, kExitMachineLost,
+               node.host.name + " was lost before the ranks were started: " + node.channel->reason());
 }
 
 /// Another start may do without the machine, if the run is elastic.
@@ -309,15 +275,16 @@ void Coordinator::throw_lost(Node& node, ExitCode code, const std::string& text)
 }
 
 void Coordinator::check_launched(Node& node) const {
-  if (!node.is_awaited() || !node.process_end) return;
-  if (node.output) node.read_output();
-  const std::string last = node.tail.lines().empty() ? "it printed nothing" : printable(node.tail.lines().back());
-  const bool refused = *node.process_end == ProcessEnd{ProcessEnd::Kind::kExited, kExitRefusedPeer};
+  if (!node.is_awaited() || !node.process || !node.process->end()) return;
+  node.process->read_output();
+  const std::string line = node.process->last_line(), last = line.empty() ? "it printed nothing" : printable(line);
+  const ProcessEnd end = *node.process->end();
+  const bool refused = end == ProcessEnd{ProcessEnd::Kind::kExited, kExitRefusedPeer};
   const auto words = options_.launch_command.empty() ? std::vector<std::string>{own_program(), "agent"}
                                                      : launch_words(options_.launch_command, node.host.name, {});
-  const std::string text = "no agent on " + node.host.name + ": `" + command_text(words) + " ...` ended (" +
-                           describe(*node.process_end) + "): " + last;
-  if (node.process_end->kind == ProcessEnd::Kind::kSignalled) throw_lost(node, kExitNotStarted, text);
+  const std::string text =
+      "no agent on " + node.host.name + ": `" + command_text(words) + " ...` ended (" + describe(end) + "): " + last;
+  if (end.kind == ProcessEnd::Kind::kSignalled) throw_lost(node, kExitNotStarted, text);
   throw LaunchError(refused ? kExitRefusedPeer : kExitNotStarted, text);
 }
 
@@ -373,7 +340,8 @@ void Coordinator::end(int exit_code) {
   for (Node& node : nodes_)
     if (node.channel) node.channel->send(Kind::kOver, Over{.exit_code = exit_code, .text = text});
   const auto is_gone = [](const Node& node) {
-    return (!node.channel || node.channel->state() == Channel::State::kClosed) && (!node.process || node.process_end);
+    return (!node.channel || node.channel->state() == Channel::State::kClosed) &&
+           (!node.process || node.process->end());
   };
   while (!std::all_of(nodes_.begin(), nodes_.end(), is_gone) && !deadline.passed()) {
     polled.clear();
@@ -383,9 +351,7 @@ void Coordinator::end(int exit_code) {
           node.channel->act();
           while (node.channel->next(kMaxFrameBytes)) continue;
         });
-      if (node.output) polled.add(node.output.get(), POLLIN, [&node](const pollfd&) { node.read_output(); });
-      if (node.process && !node.process_end)
-        polled.add(node.process->pidfd(), POLLIN, [&node](const pollfd&) { node.process_end = node.process->end(); });
+      if (node.process) node.process->watch(polled);
     }
     polled.wait(deadline.remaining_ms());
   }

@@ -84,7 +84,8 @@ size_t HostsTeam::check(const Node& node, int rank) {
 void HostsTeam::watch(PollSet& polled) {
   lobby_.watch(polled);
   for (Node& node : nodes_) {
-    if (node.output) polled.add(node.output.get(), POLLIN, [this, &node](const pollfd&) { pass_on_output(node); });
+    if (node.process && node.process->output_fd() >= 0)
+      polled.add(node.process->output_fd(), POLLIN, [this, &node](const pollfd&) { pass_on_output(node); });
     if (node.channel)
       polled.add(node.channel->fd(), node.channel->events(), [&node](const pollfd&) { node.channel->act(); });
   }
@@ -97,7 +98,7 @@ void HostsTeam::watch(PollSet& polled) {
 }
 
 void HostsTeam::pass_on_output(Node& node) {
-  std::string lines = node.read_output();
+  std::string lines = node.process->read_output();
   if (lines.ends_with('\n')) lines.pop_back();
   if (!lines.empty()) messages_.push_back(node.host.name + ": " + printable(lines));
 }
@@ -250,7 +251,7 @@ void HostsTeam::take_end(Node& node, const Ended& ended) {
 }
 
 void HostsTeam::lose(Node& node, const std::string& why) {
-  if (node.output) pass_on_output(node);
+  if (node.process) pass_on_output(node);
   messages_.push_back(node.host.name + " " + why);
   for (int number = node.first_rank; node.has_rank(number); ++number) {
     Rank& rank = ranks_[static_cast<size_t>(number)];

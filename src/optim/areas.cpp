@@ -84,7 +84,7 @@ Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer
       "ZeroRedundancyOptimizer: shared_parameters = true needs ranks that share memory, and this group's engine is ",
       group_.backend(), "; leave it false");
   run_together(group_, [&] {
-    find_parameters(model.trained, optimizer);
+    find_parameters(model.attached.trained(), optimizer);
     check_none_overlap(model);
   });
   check_same_places(optimizer);
@@ -142,7 +142,7 @@ void Areas::check_none_overlap(const ReplicaState& model) const {
     extents.push_back({begin, begin + extent_of(tensor), &name, contains(tensor)});
   };
   // Those that the model ignores, too.
-  const NamedTensors parameters = model.source->parameters(), buffers = model.source->buffers();
+  const NamedTensors parameters = model.attached.source().parameters(), buffers = model.attached.source().buffers();
   for (const NamedTensors* list : {&parameters, &buffers})
     for (const auto& [name, tensor] : *list) add(name, tensor);
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });

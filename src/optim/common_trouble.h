@@ -93,9 +93,9 @@ inline uint64_t sample_of_slices(const Areas& areas, int rank) {
 inline std::string common_trouble(const ReplicaState& model, const torch::optim::Optimizer& optimizer,
                                   const Areas& areas) {
   if (std::string elsewhere = model.reducer->backward_elsewhere(); !elsewhere.empty()) return elsewhere;
-  if (model.passes.since_reduction != 0)
+  if (model.passes->since_reduction != 0)
     return "ZeroRedundancyOptimizer::step(): the gradients of " +
-           counted(model.passes.since_reduction, "backward pass", "backward passes") +
+           counted(model.passes->since_reduction, "backward pass", "backward passes") +
            " wait in .grad, of this rank alone; step after the backward that reduces them, or call reduce_gradients() "
            "first";
   const std::string problem = optim::problem_of(optimizer);
@@ -105,7 +105,7 @@ inline std::string common_trouble(const ReplicaState& model, const torch::optim:
       if (!areas.contains(tensor))
         return "ZeroRedundancyOptimizer: a parameter was added to its groups after it was made; make a new one, of all "
                "parameters";
-  for (const auto& [name, tensor] : model.trained)
+  for (const auto& [name, tensor] : model.attached.trained())
     if (!areas.contains(tensor))
       return "ZeroRedundancyOptimizer: refresh() has found parameter " + name +
              ", which is not in its groups; make a new optimizer, of all parameters";

@@ -8,7 +8,7 @@
 #include <torch/serialize/output-archive.h>
 
 #include "base/hash.h"
-#include "collectives/shm/stream_copy.h"
+#include "collectives/shm/kernels/stream_copy.h"
 #include "optim/step_plan.h"
 #include "rank_page/operation_label.h"
 

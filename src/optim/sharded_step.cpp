@@ -55,6 +55,7 @@ ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimize
     : model_(state_of(model)),
       model_is_there_(model_.alive),
       may_take_sum_(kind.formula != FormulaKind::kNone),
+      shared_parameters_(options.shared_parameters),
       group_(model_.group),
       optimizer_(&optimizer),
       areas_(model_, optimizer, options, c10::demangle(typeid(optimizer).name())),
@@ -62,37 +63,25 @@ ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimize
       gradients_(model_, sum_),
       slices_(make_slices(areas_, optimizer, kind, options)),
       watch_(areas_, options.shared_parameters) {
-  defer(options.shared_parameters);
-}
-
-void ShardedStep::defer(bool shared) {
-  const bool takes_sum = may_take_sum_ && areas_.ranks() == group_.world_size();  // else backward reduces
-  ReplicaState::Deferral deferral{.owner = this};
-  if (takes_sum || shared)
-    deferral.backward_begins = [this](bool awaits_step) { watch_.backward_begins(awaits_step); };
-  if (takes_sum) {
-    deferral.step = [this](Reducer::Share share) { return follow(share); };
-    deferral.clip_grad_norm = [this](double max_norm, double type) { return clip_grad_norm(max_norm, type); };
-  }
   // Another step may have the gradients; one that takes no sums then only says so.
-  if (may_take_sum_ || (shared && model_.deferral.owner == nullptr)) model_.defer(std::move(deferral));
+  if (may_take_sum_ || (shared_parameters_ && model_.shared_step == nullptr)) model_.set_shared_step(this);
 }
 
 ShardedStep::~ShardedStep() {
-  if (!model_is_there_.expired() && model_.deferral.owner == this) model_.defer({});
+  if (!model_is_there_.expired() && model_.shared_step == this) model_.set_shared_step(nullptr);
 }
 
 void ShardedStep::check_model() const { TORCH_CHECK(!model_is_there_.expired(), kModelIsGone); }
 
 std::string ShardedStep::trouble() const {
-  if (may_take_sum_ && model_.deferral.owner != this)
+  if (may_take_sum_ && model_.shared_step != this)
     return "ZeroRedundancyOptimizer: another one was made from this model after it; step that one";
   if (!may_take_sum_ && model_.is_deferred())
     return "ZeroRedundancyOptimizer: another one that was made from this model takes its gradients; step that one";
-  if (may_take_sum_ && model_.join != nullptr && model_.equipment.hook)
+  if (may_take_sum_ && model_.join.options != nullptr && model_.equipment.hook)
     return "ZeroRedundancyOptimizer::step() within join() with a communication hook: ranks that have run out of inputs "
            "would not call it; remove the hook, or step with the optimizer of each rank, made from the parameters";
-  if (model_.join != nullptr && !takes_sum()) return kNoStepWithinJoin;
+  if (model_.join.options != nullptr && !takes_sum()) return kNoStepWithinJoin;
   if (std::string changed = watch_.trouble(); !changed.empty()) return changed;
   return common_trouble(model_, *optimizer_, areas_);
 }
@@ -140,7 +129,7 @@ void ShardedStep::step() {
   const std::unique_lock alone(stepping_, std::try_to_lock);
   TORCH_CHECK(alone.owns_lock(), kTwoThreads);
   check_model();
-  if (model_.shadowing && takes_sum()) return;  // it has followed the others
+  if (model_.join.shadowing && takes_sum()) return;  // it has followed the others
   const Reducer::Stepping here(*model_.reducer);
   watch_.step_begins();
   const std::string problem = trouble();
@@ -151,11 +140,15 @@ void ShardedStep::step() {
   step_slices(outlook.parameters);
 }
 
-std::vector<Facts> ShardedStep::follow(Reducer::Share share) {
+void ShardedStep::backward_begins(bool gradients_wait) {
+  if (wants_sum() || shared_parameters_) watch_.backward_begins(gradients_wait);
+}
+
+std::vector<Facts> ShardedStep::step_without_inputs() {
   const at::NoGradGuard no_grad;
   watch_.step_begins();
   const std::string problem = trouble();
-  const auto ranks = sum_.settle(share).ranks;
+  const auto ranks = sum_.settle(Reducer::Share::kOutOfInputs).ranks;
   if (std::none_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; })) {
     sum_.conclude();
     return ranks;
@@ -173,7 +166,7 @@ std::vector<Facts> ShardedStep::follow(Reducer::Share share) {
 
 double ShardedStep::clip_grad_norm(double max_norm, double type) {
   const at::NoGradGuard no_grad;
-  if (model_.shadowing) return norm_;
+  if (model_.join.shadowing) return norm_;
   const std::string problem = trouble();
   sum_.settle(Reducer::Share::kGradients);
   clip(agree({StepAction::kClip, max_norm, type}, problem, {}));
@@ -191,7 +184,7 @@ void ShardedStep::clip(const StepRequest& request) {
 
 std::vector<at::Tensor> trained_parameters(const Replica& model) {
   std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : state_of(model).trained) tensors.push_back(tensor);
+  for (const auto& [name, tensor] : state_of(model).attached.trained()) tensors.push_back(tensor);
   return tensors;
 }
 

@@ -24,7 +24,7 @@ namespace lockstep::detail {
 ///
 /// In a step the ranks first tell each other what they are about to do, so nobody still reads parameters when they are
 /// written, and in the end wait for each other, so everybody has all of them.
-class ShardedStep final : public Stepper {
+class ShardedStep final : public Stepper, public SharedStep {
  public:
   /// Every rank makes it. `model` outlives it.
   ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, const StepKind& kind,
@@ -32,6 +32,11 @@ class ShardedStep final : public Stepper {
   ~ShardedStep() override;
   ShardedStep(const ShardedStep&) = delete;
   ShardedStep& operator=(const ShardedStep&) = delete;
+
+  void backward_begins(bool gradients_wait) override;
+  bool wants_sum() const override { return may_take_sum_ && areas_.ranks() == group_.world_size(); }
+  std::vector<Facts> step_without_inputs() override;
+  double clip_grad_norm(double max_norm, double type) override;
 
   /// Every rank calls it.
   void step() override;
@@ -45,13 +50,8 @@ class ShardedStep final : public Stepper {
   int64_t bytes_moved() const { return bytes_moved_ + sum_.bytes_moved(); }
 
  private:
-  /// Tells the model what backward leaves to this step.
-  void defer(bool shared);
   /// Whether this step takes the sum of all ranks' gradients; else backward has.
   bool takes_sum() const { return may_take_sum_ && model_.is_deferred(); }
-  /// The whole step of a rank that has run out of inputs.
-  std::vector<Facts> follow(Reducer::Share share);
-  double clip_grad_norm(double max_norm, double type);
   void clip(const StepRequest& request);
   /// What keeps this rank from stepping; empty if nothing does.
   std::string trouble() const;
@@ -66,6 +66,7 @@ class ShardedStep final : public Stepper {
   ReplicaState& model_;
   const std::weak_ptr<const bool> model_is_there_;
   const bool may_take_sum_;
+  const bool shared_parameters_;
   const Group group_;
   torch::optim::Optimizer* optimizer_;
   Areas areas_;

@@ -9,7 +9,7 @@
 #include "checkpoint/master_state.h"
 #include "collectives/core_types.h"
 #include "collectives/intra_op.h"
-#include "collectives/shm/stream_copy.h"
+#include "collectives/shm/kernels/stream_copy.h"
 
 namespace lockstep::optim {
 namespace {

@@ -55,7 +55,7 @@ class AcceptingGradients {
 };
 
 /// This library has changed the gradients of these parameters, on all ranks in the same way: where an optimizer sums
-/// them in its step (Reducer::defer), that is no error.
+/// them in its step (Reducer::defer_to), that is no error.
 void accept_gradients(const TensorSet& parameters);
 
 /// The ranks that have reduced the gradients of some of these parameters together, or will in an optimizer's step, so

@@ -12,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "base/clock.h"
-#include "collectives/shm/backend/shm_backend.h"
+#include "collectives/shm/backend/make_backend.h"
 #include "support/exit_code.h"
 #include "support/ranks.h"
 

@@ -35,7 +35,7 @@ MAY_INCLUDE = {
     "data_parallel": {"context", "reducer", "nn", "collectives", "observe", "rank_page", "base"},
     "optim": {"reducer", "data_parallel", "checkpoint", "collectives", "rank_page", "base"},
     "run_log": {"data_parallel", "context", "observe", "base"},
-    "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "base"},
+    "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "rank_page", "base"},
 }
 # Public header -> the folder under src/ that answers for it.
 HEADERS = {
@@ -56,6 +56,13 @@ HEADERS = {
     "run_log": "run_log summary_writer",
     "trainer": "trainer",
 }
+# Room of src/collectives/shm/ -> the rooms it may include besides itself.
+ROOMS = {
+    "segment": set(),
+    "kernels": {"segment"},
+    "protocol": {"segment", "kernels"},
+    "backend": {"segment", "kernels", "protocol"},
+}
 OWNER = {header: folder for folder, headers in HEADERS.items() for header in headers.split()}
 TORCH_FREE = ("src/base/", "src/rank_page/", "src/rendezvous/", "src/observe/", "src/report/", "src/optim/kernels/", "src/launch/", "src/hosts/", "src/collectives/shm/", "src/c/", "src/checkpoint/format/", "src/checkpoint/memory/", "tools/")
 KNOWS_TORCH = ("src/collectives/shm/backend/", "tools/doctor_probe.cpp", "tools/result_bits.cpp")
@@ -75,11 +82,11 @@ HOMES = [
         "include/lockstep/c.h",  # C++ and C read it
         "include/lockstep/cxx20.h",  # what is said to an older standard
         "src/base/thread_annotations.h",  # what only Clang understands
-        "src/collectives/shm/futex.h",  # the processor's pause instruction
-        "src/base/shared_segment.cpp", "src/collectives/shm/peer_watch.cpp",  # what old kernel headers lack
-        "src/collectives/shm/layout.h",  # the explorer's words
-        "src/collectives/shm/reduce.cpp", "src/optim/kernels/step_kernel.cpp",  # kernels of other processors
-        "src/collectives/shm/stream_copy.cpp",  # x86's stores past the caches
+        "src/collectives/shm/segment/futex.h",  # the processor's pause instruction
+        "src/base/shared_segment.cpp", "src/collectives/shm/segment/peer_watch.cpp",  # what old kernel headers lack
+        "src/collectives/shm/segment/layout.h",  # the explorer's words
+        "src/collectives/shm/kernels/reduce.cpp", "src/optim/kernels/step_kernel.cpp",  # kernels of other processors
+        "src/collectives/shm/kernels/stream_copy.cpp",  # x86's stores past the caches
     }, "conditional compilation has a home of its own or is not needed"),
 ]
 
@@ -151,6 +158,15 @@ class Structure(unittest.TestCase):
             self.assertTrue(free, f"these include each other: {sorted(left)}")
             below |= free
             left = {folder: others for folder, others in left.items() if folder not in free}
+
+    def test_rooms_of_the_shared_memory_engine_know_those_below(self):
+        wrong = []
+        for path in tracked("src/collectives/shm"):
+            room = path.split("/")[3]
+            if path.endswith((".h", ".cpp", ".inc")):
+                included = set(re.findall(r'#include "collectives/shm/(\w+)/', read(path)))
+                wrong += [f"{path} includes {other}/" for other in sorted(included - {room} - ROOMS[room])]
+        self.assertEqual(wrong, [])
 
     def test_torch_free_folders_are(self):
         wrong = [path for path in SOURCES if path.startswith(TORCH_FREE) and not path.startswith(KNOWS_TORCH)

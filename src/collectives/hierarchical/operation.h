@@ -8,7 +8,7 @@
 #include "collectives/hierarchical/links.h"
 #include "collectives/hierarchical/machine.h"
 #include "collectives/hierarchical/pieces.h"
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
 
 namespace lockstep::hierarchical_engine {
 

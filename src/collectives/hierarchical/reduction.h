@@ -1,7 +1,7 @@
 #pragma once
 
 #include "collectives/hierarchical/operation.h"
-#include "collectives/shm/element.h"
+#include "collectives/shm/kernels/element.h"
 
 namespace lockstep::hierarchical_engine {
 

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "collectives/shm/backend/backend_class.h"
+#include "collectives/shm/backend/make_backend.h"
 #include "collectives/shm/backend/store_exchange.h"
 #include "rank_page/rank_board.h"
 
@@ -57,7 +57,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
   options.timeout = std::min(join, options.timeout);
   auto world = shm::bootstrap(rank, world_size, exchange_over(store, rank, world_size, join), options);
   if (writes_page) own_page().communicates();
-  return c10::make_intrusive<ShmBackend>(std::make_shared<SharedGroup>(std::move(world)), timeout, name, writes_page);
+  return c10::make_intrusive<ShmBackend>(std::make_shared<BackendState>(std::move(world)), timeout, name, writes_page);
 }
 
 c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
@@ -68,14 +68,14 @@ c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
                                          std::min(timeout.value_or(own->getBackendOptions()->timeout), kLongest), "shm");
 }
 
-ShmBackend::ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page)
-    : RequestBackend(shared->group().rank(), shared->group().size()),
+ShmBackend::ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page)
+    : RequestBackend(shared->core().rank(), shared->core().size()),
       shared_(std::move(shared)),
       name_(std::move(name)),
       writes_page_(writes_page),
       timeout_(timeout) {
   // Python's programs, whose operations this object shows, may call a group from any thread.
-  if (writes_page_) shared_->group().expect_several_callers();
+  if (writes_page_) shared_->core().expect_several_callers();
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
@@ -96,7 +96,7 @@ ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request) {
   auto keep_alive = request.tensors.empty() ? nullptr : shared_->keep(std::move(request.tensors));
   for (auto& part : request.parts) {
     part.keep_alive = keep_alive;
-    works.push_back(shared_->group().start(std::move(part)));
+    works.push_back(shared_->core().start(std::move(part)));
   }
   return launch(std::move(request), std::move(works));
 }
@@ -140,7 +140,7 @@ at::Tensor ShmBackend::allocateTensor(long elements, at::TensorOptions options) 
     void* memory;
     ~Lease() { arena->free(memory); }
   };
-  auto* lease = new Lease{shared_->group().arena(), shared_->group().allocate(bytes)};
+  auto* lease = new Lease{shared_->core().arena(), shared_->core().allocate(bytes)};
   at::DataPtr data(
       lease->memory, lease, [](void* context) { delete static_cast<Lease*>(context); }, at::kCPU);
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
@@ -163,9 +163,9 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const c10::intrusive_ptr<c10
   return make_backend(store, rank, size, options ? options->timeout : timeout_.load(), name_, writes_page_);
 }
 
-void ShmBackend::shutdown() { shared_->group().leave(); }
+void ShmBackend::shutdown() { shared_->core().leave(); }
 
-void ShmBackend::abort() { shared_->group().abort("abort() was called on the group"); }
+void ShmBackend::abort() { shared_->core().abort("abort() was called on the group"); }
 
 void end_futures(std::chrono::milliseconds at_most) { FutureThread::end_all(at_most); }
 

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "collectives/shm/backend/page_notes.h"
-#include "collectives/shm/channels.h"
+#include "collectives/shm/protocol/channels.h"
 
 namespace lockstep::shm_engine {
 namespace {
@@ -18,10 +18,9 @@ std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& i
 
 }  // namespace
 
-ShmWork::ShmWork(SharedGroupPtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
+ShmWork::ShmWork(BackendStatePtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
                  std::chrono::milliseconds timeout, uint64_t sequence, bool shown)
-    : Work(shared->group().rank(), request.type, at::hasCallbacks() ? request.title : nullptr,
-           profiled(request.inputs)),
+    : Work(shared->core().rank(), request.type, at::hasCallbacks() ? request.title : nullptr, profiled(request.inputs)),
       shared_(std::move(shared)),
       timeout_(timeout),
       sequence_(sequence),
@@ -71,7 +70,7 @@ void ShmWork::settle() {
 
 bool ShmWork::isCompleted() {
   if (settled_.load(std::memory_order_acquire)) return true;
-  if (first_pending() != nullptr) shared_->group().progress();
+  if (first_pending() != nullptr) shared_->core().progress();
   if (first_pending() != nullptr) return false;
   settle();
   return true;
@@ -96,7 +95,7 @@ std::vector<at::Tensor> ShmWork::result() {
 void ShmWork::wait_for_core(std::chrono::milliseconds timeout) {
   while (auto* pending = first_pending()) {
     try {
-      shared_->group().wait(*pending, timeout);
+      shared_->core().wait(*pending, timeout);
     } catch (const Error&) {
       // The core's Work carries the error as well.
       if (!pending->done()) throw;
@@ -113,7 +112,7 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-void ShmWork::abort() { shared_->group().abort("abort() was called on an operation"); }
+void ShmWork::abort() { shared_->core().abort("abort() was called on an operation"); }
 
 c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
@@ -162,7 +161,7 @@ void ShmWork::abandon_future() {
 }
 
 void ShmWork::poll(std::chrono::microseconds at_most) {
-  if (auto* pending = first_pending()) shared_->group().poll(*pending, at_most);
+  if (auto* pending = first_pending()) shared_->core().poll(*pending, at_most);
 }
 
 }  // namespace lockstep::shm_engine

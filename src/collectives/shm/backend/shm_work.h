@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "base/clock.h"
-#include "collectives/shm/backend/shared_group.h"
+#include "collectives/shm/backend/backend_state.h"
 #include "collectives/shm/backend/tensor_request.h"
 
 namespace lockstep::shm_engine {
@@ -21,7 +21,7 @@ namespace lockstep::shm_engine {
 class ShmWork final : public c10d::Work {
  public:
   /// `works` are those of the request's parts, which have been started. `shown`: on the rank's page.
-  ShmWork(SharedGroupPtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
+  ShmWork(BackendStatePtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
           std::chrono::milliseconds timeout, uint64_t sequence, bool shown);
 
   bool isCompleted() override;
@@ -49,7 +49,7 @@ class ShmWork final : public c10d::Work {
   void settle();
 
   // Constant after construction.
-  const SharedGroupPtr shared_;
+  const BackendStatePtr shared_;
   const std::chrono::milliseconds timeout_;
   const uint64_t sequence_;
   const bool shown_;

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/file_descriptor.h"
+#include "hosts/key.h"
+#include "launch/output/line_splitter.h"
+#include "launch/plan.h"
+#include "launch/poll_set.h"
+#include "launch/process/guard.h"
+#include "launch/process/process.h"
+
+namespace lockstep::hosts {
+
+/// The command that the coordinator has started to bring up an agent, and what it prints.
+class AgentProcess {
+ public:
+  /// The command reads `key` from its standard input. `guard` outlives the object. Throws LaunchError.
+  AgentProcess(const std::vector<std::string>& words, const Key& key, const EnvironmentBlock& environment,
+               const Guard& guard, const LauncherSettings& settings);
+  ~AgentProcess();
+  AgentProcess(const AgentProcess&) = delete;
+  AgentProcess& operator=(const AgentProcess&) = delete;
+
+  /// Takes its output and its end.
+  void watch(PollSet& polled);
+  /// How it ended; empty: watch() has not seen it yet.
+  const std::optional<ProcessEnd>& end() const { return end_; }
+  /// To be polled; -1: all of the output has been read.
+  int output_fd() const { return output_.get(); }
+  /// Lines that it has printed since the last call.
+  std::string read_output();
+  /// The line that it printed last; empty: it printed nothing.
+  std::string last_line() const;
+
+ private:
+  const Guard& guard_;
+  FileDescriptor output_;  // of both streams
+  std::optional<Process> process_;
+  std::optional<ProcessEnd> end_;
+  LineSplitter lines_;
+  Tail tail_;
+};
+
+}  // namespace lockstep::hosts

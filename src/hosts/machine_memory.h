@@ -1,0 +1,34 @@
+#pragma once
+
+#include <chrono>
+#include <future>
+#include <optional>
+
+#include "base/file_descriptor.h"
+#include "checkpoint/memory/kept_state.h"
+#include "hosts/messages.h"
+
+namespace lockstep::hosts {
+
+/// One machine's copy of the states that ranks keep in memory, for the ranks of a restart; when the run has given up,
+/// it is written to disk, because it ends with this process.
+class MachineMemory {
+ public:
+  MachineMemory();
+
+  int fd() const { return memory_.get(); }
+
+  /// Begins to write, on a thread of its own: it may take longer than the coordinator waits for a beat. No ranks run
+  /// meanwhile.
+  void write(const Keep& order);
+  /// From write() until written() has returned something.
+  bool is_writing() const { return written_.valid(); }
+  /// What was kept; empty: nothing is being written, or it takes longer than `time`.
+  std::optional<KeptState> written(std::chrono::milliseconds time);
+
+ private:
+  const FileDescriptor memory_;
+  std::future<KeptState> written_;
+};
+
+}  // namespace lockstep::hosts

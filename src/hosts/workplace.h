@@ -1,0 +1,47 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "hosts/messages.h"
+#include "launch/held_port.h"
+#include "launch/process/team.h"
+#include "launch/run_folder.h"
+
+namespace lockstep::hosts {
+
+/// The environment of a machine's ranks: the coordinator's, but for variables that say something about one machine, or
+/// one login, alone, which are those of the machine's agent.
+EnvironmentBlock environment_here(const EnvironmentBlock& coordinators, const EnvironmentBlock& own);
+
+/// What the ranks of one machine start with, by the coordinator's plan: folder, environment, commands and address.
+class Workplace {
+ public:
+  /// Changes to the plan's folder. `own`: the agent's environment. `interface`: whose address the ranks use; empty: the
+  /// plan's address, or `local_address` where the plan has none. Throws LaunchError.
+  Workplace(const Prepare& plan, const EnvironmentBlock& own, const std::string& interface,
+            const std::string& local_address);
+
+  /// What the coordinator compares between machines.
+  Ready ready() const;
+  /// For the ranks of a start. It refers to this object, as the team that is made of it does. Throws LaunchError.
+  TeamSetup setup(const Start& order, const LauncherSettings& settings, const Guard& guard, int memory_fd);
+
+  const std::string& address() const { return address_; }
+  /// Of the run.
+  const std::string& folder() const { return folder_.path(); }
+
+ private:
+  const EnvironmentBlock environment_;
+  LaunchOptions options_;
+  std::vector<RankCommand> commands_;
+  const RunFolder folder_;
+  const std::string address_;
+  const HeldPort port_;
+  const std::string run_id_;
+  // Output goes to the coordinator, and no rank reads a terminal.
+  Display display_{{}};
+  TerminalInput input_;
+};
+
+}  // namespace lockstep::hosts
