@@ -41,8 +41,8 @@ struct LoadStateReport {
 LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& state, LoadStateOptions options = {});
 
 /// The state that SGD, Adam, AdamW, RMSprop or Adagrad keeps for each parameter, as "<place of the
-/// parameter>.<PyTorch's name>", e.g. "3.momentum_buffer". It does not hold options such as the learning rate: the program sets those.
-/// TORCH_CHECK fails for other optimizers.
+/// parameter>.<PyTorch's name>", e.g. "3.momentum_buffer". It does not hold options such as the learning rate: the
+/// program sets those. TORCH_CHECK fails for other optimizers.
 [[nodiscard]] StateDict state_dict(const torch::optim::Optimizer& optimizer);
 
 /// The reverse, for an optimizer of the same kind over the same parameters; it forgets what it remembered before.

@@ -57,7 +57,8 @@ class CommHook {
   virtual std::optional<at::ScalarType> travels_as(at::ScalarType) const { return std::nullopt; }
 
   /// The state that the hook keeps from step to step, for checkpoints: Checkpointer::add saves and resumes it. Error
-  /// feedback belongs to one rank and one bucket, so every rank's state is saved, and it must be loaded with the same buckets.
+  /// feedback belongs to one rank and one bucket, so every rank's state is saved, and it must be loaded with the same
+  /// buckets.
   virtual StateDict state_dict() const { return StateDict(); }
   /// The reverse. Throws Error on names it does not know.
   virtual void load_state_dict(const StateDict& state);
