@@ -37,7 +37,7 @@ uint64_t Pipeline::next_sequence() {
                 std::to_string(kLastOperation) + " operations, the most it can count; make a new group");
   const uint64_t sequence = ++started_;
   if (const std::string_view label = OperationLabel::current(); !label.empty())
-    world_.label(world_.rank(), sequence).store(sequence, label);
+    label_of(world_, world_.rank(), sequence).store(sequence, label);
   return sequence;
 }
 

@@ -36,7 +36,6 @@ class World {
   Control& control(int rank) const { return *reinterpret_cast<Control*>(base(rank)); }
   Control& mine() const { return control(rank_); }
   Line& line(int rank, uint64_t sequence) const { return control(rank).ring[sequence % kRingLines]; }
-  LabelNote& label(int rank, uint64_t sequence) const { return control(rank).labels[sequence % kRingLines]; }
   Word& verdict() const { return control(0).verdict; }
   std::byte* eager(int rank) const { return base(rank) + geometry_.eager_at(); }
   std::byte* chunk(int rank, uint64_t round) const { return base(rank) + geometry_.chunk_at(round); }
@@ -77,5 +76,10 @@ class World {
   std::vector<int> launched_ranks_;
   std::vector<int> names_;
 };
+
+/// Where a rank notes what the operation with this number is for.
+inline LabelNote& label_of(const World& world, int rank, uint64_t sequence) {
+  return world.control(rank).labels[sequence % kRingLines];
+}
 
 }  // namespace lockstep::shm
