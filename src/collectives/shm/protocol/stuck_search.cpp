@@ -132,7 +132,7 @@ bool StuckSearch::finds_ranks() {
 }
 
 std::string StuckSearch::text_of(int rank, const Waiting& waiting) const {
-  const auto name = [&](int of) { return "rank " + std::to_string(world_.name_of(of)); };
+  const auto name = [&](int of) { return "rank " + std::to_string(world_.numbers().name_of(of)); };
   const std::string waits = name(rank) + " waits ", with_tag = " with tag " + std::to_string(waiting.tag);
   switch (waiting.kind) {
     case Waiting::Kind::kNothing:

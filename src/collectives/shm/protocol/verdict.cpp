@@ -41,7 +41,7 @@ std::string last_announced(const World& world, int rank) {
                    : "the last operation it entered was " + announced(world, rank, last);
 }
 
-std::string rank_name(const World& world, int rank) { return "rank " + std::to_string(world.name_of(rank)); }
+std::string rank_name(const World& world, int rank) { return "rank " + std::to_string(world.numbers().name_of(rank)); }
 
 /// "a recv from rank 1 with tag 7".
 std::string message_text(const World& world, uint64_t message, uint64_t tag) {
@@ -54,7 +54,7 @@ std::string message_text(const World& world, uint64_t message, uint64_t tag) {
 
 std::string names_of(const World& world, uint64_t ranks) {
   std::vector<int> names;
-  for (; ranks != 0; ranks &= ranks - 1) names.push_back(world.name_of(std::countr_zero(ranks)));
+  for (; ranks != 0; ranks &= ranks - 1) names.push_back(world.numbers().name_of(std::countr_zero(ranks)));
   return rank_names(names);
 }
 
@@ -80,7 +80,8 @@ std::string split_text(const World& world, int reporter, int culprit, uint64_t s
 
 void Verdict::note(const World& world, const std::string& said) const {
   const auto fail = [&](RankFailure failure, int rank, int opponent = -1) {
-    own_page().fail(failure, world.launched_rank(rank), said, opponent < 0 ? -1 : world.launched_rank(opponent));
+    own_page().fail(failure, world.numbers().launched_rank(rank), said,
+                    opponent < 0 ? -1 : world.numbers().launched_rank(opponent));
   };
   switch (cause) {
     case Cause::kNone:

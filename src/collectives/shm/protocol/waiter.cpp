@@ -91,7 +91,7 @@ void Waiter::poll(CountedMutex& mutex, const Work& work, std::chrono::microsecon
 
 void Waiter::sleep(CountedMutex& mutex, const Work& work, std::chrono::microseconds at_most) {
   Control& mine = world_.mine();
-  own_page().set_waits_for(world_.launched_ranks(engine_.waits_for()));
+  own_page().set_waits_for(world_.numbers().launched_ranks(engine_.waits_for()));
   const uint32_t bell = mine.bell.load();
   mine.awaited.fetch_or(engine_.waits_for(), std::memory_order_seq_cst);
   // The loads that follow only acquire, which a weak processor may do before the store above is seen. With this fence

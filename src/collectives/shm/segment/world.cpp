@@ -38,16 +38,8 @@ World::World(int rank, Geometry geometry, std::vector<std::shared_ptr<SharedSegm
       watches_(std::move(watches)) {
   for (int r = 0; r < size_; ++r) {
     bases_[r] = segment(r)->data();
-    launched_ranks_.push_back(rank_of_process(r == rank_ ? ::getpid() : watches_[static_cast<size_t>(r)].pid()));
+    numbers_.add_launched(rank_of_process(r == rank_ ? ::getpid() : watches_[static_cast<size_t>(r)].pid()));
   }
-}
-
-uint64_t World::launched_ranks(uint64_t ranks) const {
-  uint64_t launched = 0;
-  for (; ranks != 0; ranks &= ranks - 1)
-    if (const int rank = launched_rank(std::countr_zero(ranks)); rank >= 0 && rank < 64)
-      launched |= uint64_t{1} << rank;
-  return launched;
 }
 
 void World::note_processor(uint32_t processor) const {

@@ -9,6 +9,7 @@
 #include "base/shared_segment.h"
 #include "collectives/shm/segment/layout.h"
 #include "collectives/shm/segment/peer_watch.h"
+#include "collectives/shm/segment/rank_numbers.h"
 
 namespace lockstep::shm {
 
@@ -43,14 +44,9 @@ class World {
   std::byte* resident(int rank) const { return base(rank) + geometry_.resident_at(); }
   const std::shared_ptr<SharedSegment>& segment(int rank) const { return segments_[static_cast<size_t>(rank)]; }
 
-  /// What messages call the group's ranks, where these are some of a larger group's: one number for each.
-  void call_ranks(std::vector<int> names) { names_ = std::move(names); }
-  int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<size_t>(rank)]; }
-
-  /// The launcher's number for a rank of this group; -1 if there is no launcher, or it has no such rank.
-  int launched_rank(int rank) const { return launched_ranks_[static_cast<size_t>(rank)]; }
-  /// The same for ranks as bits. Ranks without a number, or with one above 63, are left out.
-  uint64_t launched_ranks(uint64_t ranks) const;
+  const RankNumbers& numbers() const { return numbers_; }
+  /// See RankNumbers.
+  void call_ranks(std::vector<int> names) { numbers_.call_ranks(std::move(names)); }
 
   /// Records the processor on which this rank waits.
   void note_processor(uint32_t processor) const;
@@ -73,8 +69,7 @@ class World {
   std::byte* bases_[kMaxRanks] = {};
   std::vector<std::shared_ptr<SharedSegment>> segments_;
   std::vector<PeerWatch> watches_;
-  std::vector<int> launched_ranks_;
-  std::vector<int> names_;
+  RankNumbers numbers_;
 };
 
 /// Where a rank notes what the operation with this number is for.
