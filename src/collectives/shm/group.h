@@ -81,6 +81,8 @@ class Group {
     stuck_search_.expect_several_callers();
   }
 
+  /// As World has it.
+  int launched_rank(int rank) const { return world_.launched_rank(rank); }
   /// The ranks that this one was blocked on when it last tried to make progress, as bits. For reports.
   uint64_t waiting_for();
 
