@@ -200,7 +200,8 @@ std::unique_ptr<Context::State> Context::State::join(OnlyContext only, const Env
   world.local_world_size = present.local_world_size;
   remember_local_rank(present.local_rank);
   const int threads = choose_threads(present, options, environment);
-  Group group = make_group(store, world.rank, world.world_size, engines(present));
+  Group group = make_group(store, world.rank, world.world_size, engines(present),
+                           page_group_of_all(world.rank, world.world_size));
   std::unique_ptr<State> state(new State{std::move(only), world, options, environment.lockstep_run_dir.value_or(""),
                                          std::uncaught_exceptions(), fork_generation(), store, farewell, present,
                                          threads, std::move(group), std::nullopt});

@@ -105,9 +105,9 @@ void add_tail(Block& block, const FailureReport& report) {
 OrderedJson operation_json(const RankStatus& account) {
   const auto& operation = account.operation;
   if (operation.kind.empty()) return nullptr;
-  return {{"sequence", operation.sequence}, {"name", operation.kind},   {"of", operation.of},
-          {"dtype", operation.dtype},       {"shape", operation.shape}, {"elements", operation.elements},
-          {"finished", !operation.running}};
+  return {{"sequence", operation.sequence}, {"name", operation.kind},       {"of", operation.of},
+          {"group", operation.group},       {"dtype", operation.dtype},     {"shape", operation.shape},
+          {"elements", operation.elements}, {"finished", !operation.running}};
 }
 
 const char* kind_name(ProcessEnd::Kind kind) {
@@ -176,6 +176,7 @@ std::string advice_on_hang(const FailureReport& report, const std::optional<Stal
   using Kind = Stall::Kind;
   const Verdict& verdict = report.verdict;
   if (verdict.exit_code != kExitHang || !verdict.culprit) return "";
+  if (hang && hang->kind == Kind::kGroupOrder) return "use the groups in the same order on every rank";
   if (hang && (hang->kind == Kind::kStopped || hang->kind == Kind::kAllWait)) return "";
   std::chrono::milliseconds timeout(0);
   bool python = false;

@@ -31,10 +31,13 @@ bool ShmBackend::is_immediate(const TensorRequest& request) {
 
 void ShmBackend::finish_now(TensorRequest request) {
   const uint64_t sequence = ++sequence_;
-  const bool shown = writes_page_;
-  if (shown) note_start(&request, request.title, request.inputs, sequence);
+  const auto timeout = bounded(request.timeout);
+  const std::optional<PageNote> shown = page_note(request, sequence);
+  if (shown) note_start(&request, request.title, request.inputs, sequence, shown->group);
   try {
-    shared_->core().run(std::move(request.parts.front()), bounded(request.timeout));
+    std::optional<WaitOnPage> waiting;
+    if (shown) waiting.emplace(shown->group, shown->within(timeout));
+    shared_->core().run(std::move(request.parts.front()), timeout);
   } catch (const Interruption&) {
     if (shown) note_end(&request, sequence, /*failed=*/true);
     throw;

@@ -104,8 +104,10 @@ ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request) {
 ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request, std::vector<shm::WorkPtr> works) {
   const bool waits = request.waits;
   const auto timeout = bounded(request.timeout);
-  WorkPtr work = c10::make_intrusive<ShmWork>(shared_, std::move(request), std::move(works), timeout, ++sequence_,
-                                               writes_page_);
+  const uint64_t sequence = ++sequence_;
+  const std::optional<PageNote> shown = page_note(request, sequence);
+  WorkPtr work =
+      c10::make_intrusive<ShmWork>(shared_, std::move(request), std::move(works), timeout, sequence, shown);
   {
     const MutexLock lock(mutex_);
     if (coalescing_) {
@@ -116,6 +118,23 @@ ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request, std::vector<shm::W
   if (!waits) return work;
   work->wait();
   return {};
+}
+
+std::optional<PageNote> ShmBackend::page_note(const TensorRequest& request, uint64_t sequence) {
+  if (!writes_page_) return std::nullopt;
+  const shm::Request* collective = request.parts.empty() ? nullptr : &request.parts.front();
+  return PageNote::of(on_page_, getRank(), sequence, collective, bounded(request.timeout));
+}
+
+void ShmBackend::setGroupUid(const std::string& uid) {
+  Backend::setGroupUid(uid);
+  if (!writes_page_) return;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < getSize(); ++rank) ranks.push_back(shared_->core().world().numbers().launched_rank(rank));
+  const RankBoard* board = launchers_board();
+  if (board == nullptr || std::count(ranks.begin(), ranks.end(), -1) > 0) return;
+  const bool is_all = uid == "0" && ranks.size() == static_cast<size_t>(board->world_size());
+  on_page_ = PageGroup(is_all ? "" : "process group " + uid, ranks);
 }
 
 void ShmBackend::startCoalescing() {

@@ -30,6 +30,8 @@ class ShmBackend final : public RequestBackend,
   WorkPtr endCoalescing() override;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  /// Shows the group on the page, by the name that c10d gives it when all of its ranks have made it.
+  void setGroupUid(const std::string& uid) override;
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long elements, at::TensorOptions options) override;
   bool supportsSplitting() const override { return true; }
@@ -73,6 +75,8 @@ class ShmBackend final : public RequestBackend,
   void finish_now(TensorRequest request);
   WorkPtr receive(TensorRequest request, at::Tensor& tensor, int from, int tag);
   std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) const;
+  /// Null if nothing is shown.
+  std::optional<PageNote> page_note(const TensorRequest& request, uint64_t sequence);
 
   void give_back_unowned();
 
@@ -81,6 +85,7 @@ class ShmBackend final : public RequestBackend,
   const bool writes_page_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<uint64_t> sequence_{0};  ///< operations started
+  PageGroup on_page_;                  ///< set before the first operation
 
   Mutex mutex_;
   std::optional<std::vector<WorkPtr>> coalescing_ LOCKSTEP_GUARDED_BY(mutex_);  ///< since startCoalescing

@@ -5,7 +5,6 @@
 #include <ATen/record_function.h>
 
 #include "base/error.h"
-#include "collectives/shm/backend/page_notes.h"
 #include "collectives/shm/protocol/channels.h"
 
 namespace lockstep::shm_engine {
@@ -19,7 +18,7 @@ std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& i
 }  // namespace
 
 ShmWork::ShmWork(BackendStatePtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
-                 std::chrono::milliseconds timeout, uint64_t sequence, bool shown)
+                 std::chrono::milliseconds timeout, uint64_t sequence, std::optional<PageNote> shown)
     : Work(shared->core().rank(), request.type, at::hasCallbacks() ? request.title : nullptr, profiled(request.inputs)),
       shared_(std::move(shared)),
       timeout_(timeout),
@@ -29,7 +28,7 @@ ShmWork::ShmWork(BackendStatePtr shared, TensorRequest request, std::vector<shm:
       works_(std::move(works)),
       finish_(std::move(request.finish)),
       result_(std::move(request.result)) {
-  if (shown_) note_start(this, request.title, request.inputs, sequence);
+  if (shown_) note_start(this, request.title, request.inputs, sequence, shown_->group);
 }
 
 shm::Work* ShmWork::first_pending() const {
@@ -105,7 +104,15 @@ void ShmWork::wait_for_core(std::chrono::milliseconds timeout) {
 
 bool ShmWork::wait(std::chrono::milliseconds timeout) {
   if (!settled_.load(std::memory_order_acquire)) {
-    wait_for_core(timeout == kNoTimeout ? timeout_ : timeout);
+    const auto at_most = timeout == kNoTimeout ? timeout_ : timeout;
+    {
+      std::optional<WaitOnPage> waiting;
+      if (shown_) {
+        own_page().note_caller();
+        waiting.emplace(shown_->group, shown_->within(at_most));
+      }
+      wait_for_core(at_most);
+    }
     settle();
   }
   if (exception_) std::rethrow_exception(exception_);
