@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
 #include "rank_page/page_group.h"
 
 namespace lockstep {

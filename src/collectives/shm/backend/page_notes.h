@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
 #include "rank_page/page_group.h"
 #include "rank_page/wait_on_page.h"
 
