@@ -2,17 +2,15 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <lockstep/group.h>
 
 #include "base/mutex.h"
+#include "nn/exchange_records.h"
 
 namespace lockstep {
 
@@ -39,40 +37,15 @@ class ExchangeWatch {
   std::string places();
 
  private:
-  /// What must not change while a rank waits.
-  struct Look {
-    bool waits, inside;
-    uint64_t exchanges;  ///< begun
-    uint64_t others;     ///< collectives besides, begun in any group
-    uint64_t beats;
-    bool operator==(const Look&) const = default;
-  };
-  /// What ranks tell each other.
-  struct Record {
-    Look look;
-    std::string what, place;
-
-    std::string packed() const;
-    static Record unpacked(const std::string& text);
-  };
-  using Records = std::vector<std::optional<std::string>>;  ///< packed; by rank
-
-  Look look() const LOCKSTEP_REQUIRES(mutex_);
-  Record record(const Look& now) const LOCKSTEP_REQUIRES(mutex_);
-  std::string key(const char* kind, int rank) const;
-  /// Tells the others this rank's record and reads theirs. Throws if the store is gone.
-  Records tell(const char* kind, const std::string& mine) const;
-  /// What is wrong if the ranks stay where they say; empty: nothing, or it is not known.
-  std::string judge(const Records& records) const;
+  ExchangeRecord::Look look() const LOCKSTEP_REQUIRES(mutex_);
+  ExchangeRecord record(const ExchangeRecord::Look& now) const LOCKSTEP_REQUIRES(mutex_);
   void watch();
-  bool is_decided_elsewhere() const;
   void decide(const std::string& verdict);
 
   const Group group_;
-  const int rank_, world_size_;
-  const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<c10d::Backend> around_;
   const unsigned generation_;
+  const ExchangeBoard board_;
 
   Mutex mutex_;
   std::condition_variable wakes_;

@@ -8,21 +8,10 @@
 #include "collectives/hierarchical/links.h"
 #include "collectives/hierarchical/machine.h"
 #include "collectives/hierarchical/pieces.h"
+#include "collectives/hierarchical/scratch.h"
 #include "collectives/shm/protocol/request.h"
 
 namespace lockstep::hierarchical_engine {
-
-/// Memory that operations use, one after the other; it stays for the next.
-class Scratch {
- public:
-  std::byte* get(size_t bytes) {
-    if (memory_.size() < bytes) memory_.resize(bytes);
-    return memory_.data();
-  }
-
- private:
-  std::vector<std::byte> memory_;
-};
 
 /// What the operations of a group run on.
 struct Equipment {

@@ -1,7 +1,8 @@
 #pragma once
 
 #include "collectives/hierarchical/operation.h"
-#include "collectives/shm/kernels/element.h"
+#include "collectives/hierarchical/piece_sum.h"
+#include "collectives/hierarchical/segment.h"
 
 namespace lockstep::hierarchical_engine {
 
@@ -9,8 +10,6 @@ namespace lockstep::hierarchical_engine {
 /// pieces (pieces.h) in the memory of all ranks of its machine, exchanges partial sums with the ranks of the same
 /// number on the other machines, and writes the totals where they belong, for all ranks of its machine. Several pieces
 /// are under way at once: while one travels, the next is added. Then ranks meet again.
-///
-/// Partial sums of fp16 and bf16 travel in fp32, so that there is one rounding, at the end, as in shared memory.
 class Reduction {
  public:
   Reduction(Equipment& equipment, const shm::Request& request, uint32_t tag, std::chrono::milliseconds timeout);
@@ -26,46 +25,23 @@ class Reduction {
     std::vector<Transfer> sent, received;  ///< of partial sums
     Transfer total;                        ///< from the home machine
   };
-  /// A part of each row that is reduced between two meetings.
-  void run_segment(size_t begin, size_t count);
-  void fly(const std::vector<Piece>& pieces);
-  void start(Flight& flight);
-  void finish(Flight& flight);
-  void add_partials(const Flight& flight);
-  void add_total(const Flight& flight);
-  void write_total(const std::byte* sum, const Piece& piece) const;
-
-  bool is_for_all() const { return request_.kind == shm::OperationKind::kAllReduce; }
-  bool is_scattered() const { return request_.kind == shm::OperationKind::kReduceScatter; }
+  void fly(const Segment& segment);
+  void start(const Segment& segment, Flight& flight);
+  void finish(const Segment& segment, Flight& flight);
+  void add_partials(const Segment& segment, const Flight& flight);
+  /// The partial sums of all machines, in the order of their ranks.
+  std::vector<std::byte*> partials_of(const Flight& flight) const;
   bool adds(const Piece& piece) const { return piece.home == Piece::kEverywhere || piece.home == layout_.here(); }
-  size_t rows() const { return is_scattered() ? static_cast<size_t>(layout_.world_size()) : 1; }
-  /// Where the piece lies in a local rank's memory, and where totals of this rank's pieces go.
-  std::byte* place(int local, const Piece& piece) const;
-  std::vector<void*> targets(const Piece& piece) const;
-  void lay_out_inputs(size_t begin, size_t count);
-  void take_result(size_t begin, size_t count);
 
   const Layout& layout_;
   const SumOrder& order_;
-  Machine& machine_;
   Links& links_;
   Equipment& equipment_;
   const shm::Request& request_;
   const uint32_t tag_, total_tag_;
   const std::chrono::milliseconds timeout_;
-  const size_t element_;  ///< bytes
-  const bool widened_;    ///< partial sums travel in fp32
-  const shm::DataType travelling_type_;
-  const size_t travelling_;  ///< bytes of an element of a partial sum
-  const shm::ReduceOp op_;   ///< of the additions: a mean is a sum that is divided at the end
-
-  // Of the segment.
-  size_t begin_ = 0;
-  bool staged_ = false;
-  std::byte* mine_ = nullptr;  ///< what this rank shows to the others
-  size_t stride_ = 0;          ///< bytes from row to row
-  std::vector<Card> cards_;
-  std::vector<Transfer> totals_sent_;
+  const PieceSum sum_;
+  std::vector<Transfer> totals_sent_;  ///< of the segment at hand
 };
 
 }  // namespace lockstep::hierarchical_engine

@@ -9,16 +9,12 @@
 namespace lockstep::hierarchical_engine {
 namespace {
 
-/// By the first look nearly every rank that is merely late has come.
-constexpr std::chrono::milliseconds kFirstLook{400}, kLongestPause{5000};
-constexpr std::chrono::milliseconds kUntilAsked{200};  ///< whoever can be interrupted hears of it within
-
 thread_local bool calling_back = false;
 
 }  // namespace
 
 Runner::Runner(std::function<void()> watch, std::function<void()> ask, Progress* progress, bool waiters_run)
-    : watch_(std::move(watch)), ask_(std::move(ask)), progress_(progress), waiters_run_(waiters_run) {
+    : progress_(progress), waiters_run_(waiters_run), job_watch_(std::move(watch), std::move(ask)) {
   const gloo_engine::BlockedSigpipe blocked;  // for good in the thread
   thread_ = std::thread([this] { work(); });
 }
@@ -57,8 +53,7 @@ void Runner::run_first(MutexLock& lock) {
   current_ = queue_.front();
   queue_.pop_front();
   current_->started = Clock::now();
-  next_look_ = current_->started + kFirstLook;
-  can_ask_ = can_be_interrupted();
+  job_watch_.begin(current_->started);
   ++runs_;
   const JobPtr job = current_;
   lock.unlock();
@@ -84,26 +79,20 @@ void Runner::run_first(MutexLock& lock) {
 }
 
 void Runner::look(MutexLock& lock) {
-  const auto now = Clock::now();
-  if (current_ && can_ask_ && interruption_is_pending()) ask_();
-  if (!current_ || watching_ || now < next_look_) return;
-  watching_ = true;
-  lock.unlock();
-  watch_();
-  lock.lock();
-  watching_ = false;
   if (!current_) return;
-  // Looks after 0.4, 1.2, 3.6, ... seconds: the next one is twice as far away as the job is old.
-  next_look_ = now + std::clamp<Clock::duration>(2 * (now - current_->started), kFirstLook, kLongestPause);
+  const auto now = Clock::now();
+  job_watch_.ask_if_interrupted();
+  if (!job_watch_.begin_look(now)) return;
+  lock.unlock();
+  job_watch_.watch();
+  lock.lock();
+  job_watch_.end_look(now);
 }
 
 void Runner::sleep(MutexLock& lock, std::condition_variable& notified, const Deadline* deadline) {
-  using std::chrono::milliseconds;
-  auto pause = kFirstLook;
-  if (current_)
-    pause = std::clamp(std::chrono::ceil<milliseconds>(next_look_ - Clock::now()), milliseconds(1), kLongestPause);
-  if ((current_ && can_ask_) || can_be_interrupted()) pause = std::min(pause, kUntilAsked);
-  if (deadline != nullptr) pause = std::min(pause, milliseconds(deadline->remaining_ms()));
+  auto pause = current_ ? job_watch_.pause(Clock::now()) : JobWatch::kFirstLook;
+  if (can_be_interrupted()) pause = std::min(pause, JobWatch::kUntilAsked);
+  if (deadline != nullptr) pause = std::min(pause, std::chrono::milliseconds(deadline->remaining_ms()));
   notified.wait_for(lock.native(), pause);
 }
 

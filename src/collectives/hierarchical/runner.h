@@ -7,19 +7,19 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <string>
 #include <thread>
 
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "collectives/hierarchical/job_watch.h"
 #include "collectives/hierarchical/progress.h"
 
 namespace lockstep::hierarchical_engine {
 
 /// An operation in its place among the others.
 struct Job {
-  std::function<void()> run;     ///< throws what went wrong
-  uint64_t number = 0;           ///< of the collective, and its text
+  std::function<void()> run;  ///< throws what went wrong
+  uint64_t number = 0;        ///< of the collective, and its text
   std::string text;
   std::function<void()> at_end;  ///< then, on the thread that ran it, after is_done; may be empty
   Clock::time_point started{};   ///< once it runs
@@ -33,11 +33,8 @@ using JobPtr = std::shared_ptr<Job>;
 /// Whoever waits without running anything watches the job that runs, now and then.
 class Runner {
  public:
-  /// `ask` is called some times a second while the job at hand runs on a thread that can be interrupted, once there was
-  /// an interruption of which no such thread has heard yet.
-  /// `watch` is called while the job at hand runs on another thread, when it has run for a while and then at growing
-  /// intervals, by one thread at a time. A thread to which `progress` is left
-  /// makes it while it waits; null: messages move by themselves.
+  /// `watch` and `ask`: see JobWatch. A thread to which `progress` is left makes it while it waits; null: messages move
+  /// by themselves.
   /// `waiters_run`: threads that wait may run jobs. Not if jobs wait for other things than messages while only the
   /// waiting thread can move those.
   Runner(std::function<void()> watch, std::function<void()> ask, Progress* progress, bool waiters_run);
@@ -63,7 +60,6 @@ class Runner {
   /// Sleeps until it is notified, or it is time to look.
   void sleep(MutexLock& lock, std::condition_variable& notified, const Deadline* deadline) LOCKSTEP_REQUIRES(mutex_);
 
-  const std::function<void()> watch_, ask_;
   Progress* const progress_;
   const bool waiters_run_;
   Mutex mutex_;
@@ -71,9 +67,7 @@ class Runner {
   std::condition_variable due_;   ///< one is to be run; for the runner's thread
   std::deque<JobPtr> queue_ LOCKSTEP_GUARDED_BY(mutex_);
   JobPtr current_ LOCKSTEP_GUARDED_BY(mutex_);
-  bool watching_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  bool can_ask_ LOCKSTEP_GUARDED_BY(mutex_) = false;  ///< the thread that runs the job at hand
-  Clock::time_point next_look_ LOCKSTEP_GUARDED_BY(mutex_);  ///< at the job at hand
+  JobWatch job_watch_ LOCKSTEP_GUARDED_BY(mutex_);  ///< of the job at hand
   bool ending_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   bool ended_ LOCKSTEP_GUARDED_BY(mutex_) = false;   ///< the runner's thread has
   bool dozing_ LOCKSTEP_GUARDED_BY(mutex_) = false;  ///< the runner's thread no longer looks by itself

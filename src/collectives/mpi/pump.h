@@ -1,44 +1,21 @@
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "base/shared_segment.h"
 #include "collectives/hierarchical/progress.h"
 #include "collectives/mpi/board.h"
+#include "collectives/mpi/callers.h"
+#include "collectives/mpi/message_queue.h"
+#include "collectives/mpi/mover.h"
+#include "collectives/mpi/notes.h"
 #include "collectives/mpi/port.h"
 
 namespace lockstep::mpi_engine {
-
-/// A message from when it is posted until it is over.
-struct Message {
-  enum class State : uint8_t { kPosted, kMoving, kArrived, kFailed };
-
-  // Constant once it is posted.
-  Port::Handle communicator = 0;
-  void* data = nullptr;
-  size_t bytes = 0;
-  int peer = -1;
-  int tag = 0;
-  bool is_sent = false;
-  std::shared_ptr<const void> keep;  ///< owns the memory, where somebody does
-
-  std::atomic<State> state{State::kPosted};  ///< released when it ends
-  std::atomic<bool> is_given_up{false};
-  std::string error;  ///< of kFailed
-
-  // Guarded by the pump's mutex.
-  Port::Handle handle = 0;
-
-  bool is_over() const { return state.load(std::memory_order_acquire) >= State::kArrived; }
-};
-using MessagePtr = std::shared_ptr<Message>;
 
 /// Moves the messages of all groups of a program. MPI may allow calls from one thread only (MPI_THREAD_FUNNELED): then
 /// the others post messages, and that thread calls MPI for them whenever it starts, polls or waits for an operation of
@@ -57,8 +34,8 @@ class Pump final : public hierarchical_engine::Progress {
   int world_size() const { return world_size_; }
   int largest_tag() const { return largest_tag_; }
 
-  bool is_up_to_this_thread() const override { return !port_->takes_any_thread() && may(); }
-  void require(const char* operation) const override;
+  bool is_up_to_this_thread() const override { return !port_->takes_any_thread() && callers_.may_call(); }
+  void require(const char* operation) const override { callers_.require(operation); }
   bool poll() override;
   /// Polls, and takes in what other ranks have written on the board.
   void look_for_notes();
@@ -85,34 +62,24 @@ class Pump final : public hierarchical_engine::Progress {
   void keep_communicators();
 
  private:
-  /// Whether this thread may call MPI.
-  bool may() const;
+  /// Of this rank: whether it writes on the board, and how far the others have come.
+  enum class Presence { kPresent, kSaidFarewell, kAllHaveLeft };
+
   void tell_all(const std::string& note);
-  void start(Message& message) LOCKSTEP_REQUIRES(mutex_);
-  /// Whether it is over.
-  bool advance(Message& message) LOCKSTEP_REQUIRES(mutex_);
-  bool read_notes() LOCKSTEP_REQUIRES(mutex_);
-  static void end(Message& message, const std::string& error);
-  void keep_moving();
 
   const std::unique_ptr<Port> port_;
   const int rank_, world_size_, largest_tag_;
-  const std::thread::id owner_ = std::this_thread::get_id();
-  const unsigned fork_generation_ = fork_generation();
+  const Callers callers_;
   Board board_;
 
   Mutex mutex_;  ///< held during every call of MPI
   std::condition_variable moved_;
-  std::condition_variable started_;  ///< a message moves while nothing did, or the pump ends
-  std::vector<MessagePtr> posted_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::vector<MessagePtr> moving_ LOCKSTEP_GUARDED_BY(mutex_);
+  MessageQueue messages_ LOCKSTEP_GUARDED_BY(mutex_);
+  Notes notes_ LOCKSTEP_GUARDED_BY(mutex_);
   std::vector<Port::Handle> opened_ LOCKSTEP_GUARDED_BY(mutex_);
-  bool said_farewell_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  bool all_have_left_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  Presence presence_ LOCKSTEP_GUARDED_BY(mutex_) = Presence::kPresent;
   int sleepers_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
-  unsigned polls_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
-  bool ending_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  std::thread mover_;  ///< runs keep_moving(), if any thread may call MPI
+  std::unique_ptr<Mover> mover_;  ///< last: it polls; null where only one thread may call MPI
 };
 
 }  // namespace lockstep::mpi_engine

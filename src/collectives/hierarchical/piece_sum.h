@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "collectives/hierarchical/layout.h"
+#include "collectives/hierarchical/scratch.h"
+#include "collectives/shm/kernels/element.h"
+
+namespace lockstep::hierarchical_engine {
+
+/// The additions of a reduction, piece by piece, and the type in which partial sums travel: those of fp16 and bf16 are
+/// in fp32, so that there is one rounding, at the end, as in shared memory.
+class PieceSum {
+ public:
+  PieceSum(shm::DataType type, shm::ReduceOp op, const SumOrder& order, int world_size);
+
+  size_t element_bytes() const { return element_; }
+  size_t travelling_bytes() const { return travelling_; }  ///< of an element of a partial sum
+
+  /// The partial sum of `inputs`, of `count` elements each. `wide`: memory for the inputs as they are added.
+  void add_partial(std::vector<const void*> inputs, std::byte* result, size_t count, Scratch& wide) const;
+  /// The total of `sums`, the partial sums in their order, to all `targets`. The sums are overwritten.
+  void add_total(std::vector<std::byte*> sums, const std::vector<void*>& targets, size_t count) const;
+
+ private:
+  void write_total(std::byte* sum, const std::vector<void*>& targets, size_t count) const;
+
+  const SumOrder& order_;
+  const int world_size_;
+  const shm::DataType type_;
+  const shm::ReduceOp op_;
+  const size_t element_;  ///< bytes
+  const bool widened_;    ///< partial sums are in fp32
+  const shm::DataType travelling_type_;
+  const size_t travelling_;
+  const shm::ReduceOp addition_;  ///< a mean is a sum that is divided at the end
+};
+
+}  // namespace lockstep::hierarchical_engine

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <thread>
+
+#include "base/mutex.h"
+#include "base/shared_segment.h"
+
+namespace lockstep::mpi_engine {
+
+/// A thread that polls now and then while messages move, because the threads that wait for them may sleep.
+class Mover {
+ public:
+  /// `poll` returns whether messages still move.
+  explicit Mover(std::function<bool()> poll);
+  ~Mover() { end(); }
+  Mover(const Mover&) = delete;
+  Mover& operator=(const Mover&) = delete;
+
+  /// A message moves while none did. Any thread.
+  void wake();
+  /// Ends the thread. In a forked process, which does not have it, forgets it.
+  void end();
+
+ private:
+  void run();
+
+  const std::function<bool()> poll_;
+  const unsigned fork_generation_ = fork_generation();
+  Mutex mutex_;
+  std::condition_variable changed_;  ///< one of the following
+  bool awake_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool ending_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace lockstep::mpi_engine
