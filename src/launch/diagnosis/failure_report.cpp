@@ -143,6 +143,7 @@ OrderedJson state_json(const FailureReport& report) {
   if (!left.path.empty())
     json = {{"checkpoint", left.path}, {"step", left.step}, {"written_from_memory", left.written}};
   if (report.goes_on && left.in_memory >= 0) json["memory_step"] = left.in_memory;
+  if (report.goes_on && left.suspect) json["problem"] = "saved before the divergence was found";
   if (!report.goes_on && !left.problem.empty()) json["problem"] = left.problem;
   return json;
 }
@@ -163,7 +164,9 @@ std::string describe(const StateLeft& left, bool goes_on) {
   if (left.written) on_disk += ", written from the launcher's memory now";
   if (left.path.empty()) on_disk.clear();
   if (goes_on && left.in_memory >= 0)
-    return in_memory + " in the launcher's memory" + (on_disk.empty() ? "" : ", " + on_disk);
+    return in_memory + " in the launcher's memory" +
+           (left.suspect ? " (saved before the divergence was found; it may have diverged, too)" : "") +
+           (on_disk.empty() ? "" : ", " + on_disk);
   const std::string but = left.problem.empty() ? "" : " (" + printable(left.problem) + ")";
   if (left.in_memory >= 0 && (left.path.empty() || left.in_memory > left.step))
     return (on_disk.empty() ? "no checkpoint on disk" : on_disk) + "; " + in_memory +
