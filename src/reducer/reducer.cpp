@@ -128,10 +128,16 @@ std::optional<Group> Reducer::ranks_that_reduce(const TensorSet& parameters) con
   const ReductionPlan& plan = parts_.plan;
   if (plan.group.world_size() == 1 || parts_.message.facts().joining || parts_.passes.since_reduction != 0)
     return std::nullopt;
-  const bool follows = std::any_of(plan.tensors.begin(), plan.tensors.end(), [&](const at::Tensor& tensor) {
-    return parameters.contains(tensor.unsafeGetTensorImpl());
-  });
-  return follows ? std::optional(plan.group) : std::nullopt;
+  return plan.follows(parameters) ? std::optional(plan.group) : std::nullopt;
+}
+
+std::optional<bool> Reducer::has_contributed(const TensorSet& parameters) const {
+  const MutexLock lock(tracker_.mutex);
+  if (!parts_.plan.follows(parameters)) return std::nullopt;
+  if (virtual_) return false;  // of several shares of a step, each may have skipped
+  if (parts_.passes.since_reduction > 0) return true;
+  if (step_ != nullptr) return deferred_->gradients_wait();
+  return parts_.message.facts().took_part() && parts_.message.reductions() > 0;
 }
 
 }  // namespace lockstep

@@ -108,6 +108,7 @@ class Reducer {
   /// If `parameters` are its own, what was done to their gradients since backward is no error.
   void accept_changes(const TensorSet& parameters);
   std::optional<Group> ranks_that_reduce(const TensorSet& parameters) const;
+  std::optional<bool> has_contributed(const TensorSet& parameters) const;
 
   ReductionParts parts_ LOCKSTEP_GUARDED_BY(tracker_.mutex);
   OverlappedReduction overlapped_ LOCKSTEP_GUARDED_BY(tracker_.mutex){parts_};
@@ -117,7 +118,8 @@ class Reducer {
   BackwardTracker tracker_;
   EnteredVirtualRank entered_;
   const AcceptingGradients accepting_{[this](const TensorSet& parameters) { accept_changes(parameters); },
-                                      [this](const TensorSet& parameters) { return ranks_that_reduce(parameters); }};
+                                      [this](const TensorSet& parameters) { return ranks_that_reduce(parameters); },
+                                      [this](const TensorSet& parameters) { return has_contributed(parameters); }};
 };
 
 }  // namespace lockstep

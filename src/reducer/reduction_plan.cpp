@@ -1,5 +1,7 @@
 #include "reducer/reduction_plan.h"
 
+#include <algorithm>
+
 #include <map>
 #include <utility>
 
@@ -52,6 +54,12 @@ ReduceOp ReductionPlan::op() const {
 
 bool ReductionPlan::weights_buckets() const {
   return settings.reduction == GradientReduction::kWeightedMean && row_kind.empty();
+}
+
+bool ReductionPlan::follows(const TensorSet& parameters) const {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return parameters.contains(tensor.unsafeGetTensorImpl());
+  });
 }
 
 std::string ReductionPlan::describe(size_t bucket, size_t longest_name) const {

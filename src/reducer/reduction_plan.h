@@ -13,6 +13,7 @@
 
 #include "base/virtual_ranks.h"
 #include "reducer/bucket_plan.h"
+#include "reducer/gradient_marks.h"
 
 namespace lockstep {
 
@@ -39,6 +40,8 @@ struct ReductionPlan {
   bool rank_zero_adds_it() const { return settings.reduction == GradientReduction::kSum && group.rank() != 0; }
   /// Whether a rank multiplies its buckets by its weight before they are added up.
   bool weights_buckets() const;
+  /// Whether it has one of these parameters.
+  bool follows(const TensorSet& parameters) const;
   /// "bucket 1 of 2 (out.bias to second.weight)", with names cut to `longest_name`.
   std::string describe(size_t bucket, size_t longest_name = std::string::npos) const;
 

@@ -137,6 +137,11 @@ void Waiter::find_departed_peers(const Work* waited) {
   const bool left = world_.control(culprit).closed.load(std::memory_order_acquire) != 0;
   Verdict verdict{left ? Verdict::Cause::kLeft : Verdict::Cause::kDied, world_.rank(), culprit};
   tell_where(verdict, waited, engine_.pipeline().at_hand());
+  if (verdict.message != 0 && !Verdict::exists(world_)) {
+    const std::string tags = engine_.channels().unwanted_tags(culprit);
+    char* const place = world_.mine().abort_text;
+    place[tags.copy(place, sizeof world_.mine().abort_text - 1)] = '\0';
+  }
   verdict.declare(world_);
   engine_.advance();
 }
