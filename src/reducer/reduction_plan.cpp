@@ -1,7 +1,6 @@
 #include "reducer/reduction_plan.h"
 
 #include <algorithm>
-
 #include <map>
 #include <utility>
 
