@@ -147,12 +147,14 @@ class Structure(unittest.TestCase):
         self.assertEqual(wrong, [])
 
     def test_the_trainer_is_short_and_knows_public_headers_alone(self):
-        paths = ["src/trainer/trainer.cpp", "include/lockstep/trainer.h"]  # the loop; not what its ranks must agree on
+        # The loop and its step; not what its ranks must agree on.
+        paths = ["src/trainer/trainer.cpp", "src/trainer/training_step.h", "src/trainer/best_score.h", "include/lockstep/trainer.h"]
         wrong = [f"{path}: {line}" for path in paths for line in re.findall(r"#include.*", read(path))
                  if not re.match(r"#include <(lockstep/\w+\.h|torch/.*|\w+)>$", line)
-                 and line not in ('#include "trainer/trainer_agreement.h"', '#include "train/same_data.h"')]
+                 and line not in ('#include "trainer/trainer_agreement.h"', '#include "train/same_data.h"',
+                                  '#include "trainer/training_step.h"', '#include "trainer/best_score.h"')]
         self.assertEqual(wrong, [])
-        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 460)
+        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 540)
 
     def test_public_headers_name_no_engine_and_no_variable(self):
         variables = re.findall(r'read\("(\w+)"\)', read("src/base/environment.cpp"))

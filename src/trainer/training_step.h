@@ -1,0 +1,100 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <lockstep/autocast.h>
+#include <lockstep/ema.h>
+#include <lockstep/grad_scaler.h>
+#include <lockstep/lr_scheduler.h>
+#include <lockstep/replica.h>
+#include <lockstep/trainer.h>
+
+#include "trainer/trainer_agreement.h"
+
+namespace lockstep {
+
+/// Steps of a Trainer's optimizer, and what goes with each: precision, scaling, clipping, rates and averages.
+class TrainingStep {
+ public:
+  /// `attached`: to the module; null: the object attaches a Replica of its own. The options outlive it.
+  TrainingStep(const std::shared_ptr<torch::nn::Module>& module, Replica* attached, torch::optim::Optimizer& optimizer,
+               const Group& group, const TrainerOptions& options)
+      : options_(options),
+        optimizer_(optimizer),
+        own_(attached == nullptr ? std::make_unique<Replica>(module, group) : nullptr),
+        model_(attached == nullptr ? *own_ : *attached),
+        device_(module->parameters().front().device()),
+        scaler_(group, {.enabled = options.precision == Precision::kHalf}) {
+    if (options.ema) ema_.emplace(*module, *options.ema);
+  }
+
+  /// Runs `body` in the precision of the options.
+  template <typename Body>
+  auto in_precision(const Body& body) const {
+    const AutocastGuard guard({.device = device_.type(),
+                               .dtype = options_.precision == Precision::kHalf ? at::kHalf : at::kBFloat16,
+                               .enabled = options_.precision != Precision::kFloat});
+    return body();
+  }
+
+  /// What one rank, or one of its virtual ranks, does in a step: a backward for each batch, and after those of the last
+  /// virtual rank the optimizer's step. `samples`: of all batches. Returns their mean loss.
+  template <typename Batch>
+  double run(const std::vector<Batch>& batches, int64_t samples) {
+    optimizer_.zero_grad();
+    const at::Tensor sum = at::zeros({}, at::TensorOptions(device_).dtype(at::kDouble));
+    const auto backward = [&](const Batch& batch) {
+      at::Tensor share = in_precision(batch.loss);
+      check_loss(share);
+      share = share.reshape({});
+      if (batches.size() > 1) share = share * (static_cast<double>(batch.samples) / static_cast<double>(samples));
+      scaler_.scale(share).backward();
+      sum.add_(share.detach());
+    };
+    if (auto local = model_.no_sync(); true)
+      for (size_t i = 0; i + 1 < batches.size(); ++i) backward(batches[i]);
+    backward(batches.back());
+    if (model_.step_complete()) update();  // else other virtual ranks of this rank come first
+    return sum.item<double>();
+  }
+
+  void follow(const Schedule& schedule) { scheduler_.emplace(optimizer_, schedule); }
+  /// Adds schedule, scaler and averages, as far as there are any.
+  void add_to(Checkpointer& checkpointer) {
+    if (scheduler_) checkpointer.add("schedule", *scheduler_);
+    if (scaler_.is_enabled()) checkpointer.add("scaler", scaler_);
+    if (ema_) checkpointer.add("ema", *ema_);
+  }
+  Replica& model() const { return model_; }
+  torch::optim::Optimizer& optimizer() const { return optimizer_; }
+  at::Device device() const { return device_; }
+  /// Null: the options have none.
+  Ema* ema() { return ema_ ? &*ema_ : nullptr; }
+
+ private:
+  void update() {
+    if (options_.clip_grad_norm) {
+      scaler_.unscale(optimizer_);
+      model_.clip_grad_norm(*options_.clip_grad_norm);
+    }
+    const bool stepped = scaler_.step(optimizer_);
+    if (stepped && scheduler_) scheduler_->step();
+    if (stepped && ema_) ema_->update();
+    scaler_.update();
+  }
+
+  const TrainerOptions& options_;
+  torch::optim::Optimizer& optimizer_;
+  const std::unique_ptr<Replica> own_;  ///< null: `model_` is the caller's
+  Replica& model_;
+  const at::Device device_;
+  GradScaler scaler_;
+  std::optional<Ema> ema_;
+  std::optional<LRScheduler> scheduler_;
+};
+
+}  // namespace lockstep
