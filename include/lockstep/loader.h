@@ -26,6 +26,14 @@ struct BatchType {
   /// Visits all tensors of a batch; null: they are not known.
   std::function<void(void* batch, const std::function<void(at::Tensor&)>& visit)> for_each_tensor;
 };
+
+class EpochPlan;        // what samples a rank takes, in which batches
+struct LoaderPosition;  // how far a pass has come
+struct LoaderPass;      // a pass over batches of any type; its destructor stops its workers
+void advance(LoaderPass& pass);
+void* current(const LoaderPass& pass);
+bool has_ended(const LoaderPass& pass);
+int64_t samples_of(const LoaderPass& pass);
 }  // namespace detail
 
 /// What DataLoader and ExampleLoader have in common.
@@ -80,11 +88,11 @@ class LoaderBase {
   int64_t size() const { return size_; }
   /// Samples in an epoch, on this rank.
   int64_t samples() const { return samples_; }
-  int64_t dataset_size() const { return dataset_size_; }
+  int64_t dataset_size() const;
   int64_t order_hash() const;  ///< of what a sampler gives for the next pass; 0 without one
-  const DataLoaderOptions& options() const { return options_; }
-  int rank() const { return shard_.rank; }
-  int world_size() const { return shard_.world_size; }
+  const DataLoaderOptions& options() const;
+  int rank() const;
+  int world_size() const;
   /// Whether the batches are those of several virtual ranks in turn.
   bool serves_several_virtual_ranks() const;
   /// The current batch of the newest pass.
@@ -96,44 +104,23 @@ class LoaderBase {
   BatchShare batch_share() const;
 
  protected:
-  struct Pass;
   /// Throws c10::Error for invalid options.
   LoaderBase(detail::BatchType type, int64_t dataset_size, const Shard& shard, DataLoaderOptions options);
   /// Starts a pass over this rank's share. What the dataset throws for a batch is rethrown here or by the advance() to
   /// that batch. The loader stays usable.
-  std::shared_ptr<Pass> begin_pass();
+  std::shared_ptr<detail::LoaderPass> begin_pass();
 
  private:
-  template <typename B>
-  friend class BatchIterator;
-  static void advance(Pass& pass);
-  static void* current(const Pass& pass);
-  static bool ended(const Pass& pass);
-  static int64_t samples_of(const Pass& pass);
-
-  int64_t places() const;  ///< in the epoch's order
-  /// The parts of the data that this rank reads: its own, or those of its virtual ranks.
-  std::vector<Shard> shards() const;
-  int64_t shard_count() const;  ///< on all ranks together
-  int64_t batches_in(int64_t samples) const;
-  std::vector<int64_t> order_of_sampler() const;
-  std::vector<std::vector<int64_t>> indices_of_pass();  ///< by shard
-
   detail::BatchType type_;
-  int64_t dataset_size_;
-  Shard shard_;
-  DataLoaderOptions options_;
-  int64_t batch_size_;  // on each rank
+  std::shared_ptr<detail::EpochPlan> plan_;
   int64_t samples_ = 0;
   int64_t size_ = 0;
   int first_epoch_ = 0;
   int epoch_ = 0;
   int epoch_count_ = 0;  // above 0 during a loop over epochs()
   int64_t start_ = 0;    // places of the next pass that were taken before a checkpoint
-  struct Position;
-  std::shared_ptr<Position> position_;  // of the newest pass; null before the first
-  struct SamplerState;
-  std::shared_ptr<SamplerState> sampler_;  // null without a sampler
+
+  std::shared_ptr<detail::LoaderPosition> position_;  // of the newest pass; null before the first
 };
 
 /// Owns a pass: its destructor stops the pass's workers.
@@ -147,22 +134,22 @@ class BatchIterator {
   BatchIterator& operator=(BatchIterator&&) noexcept = default;
 
   /// The loop may keep or change the batch, or move its tensors away.
-  B& operator*() const { return *static_cast<B*>(LoaderBase::current(*pass_)); }
+  B& operator*() const { return *static_cast<B*>(detail::current(*pass_)); }
   BatchIterator& operator++() {
-    LoaderBase::advance(*pass_);
+    detail::advance(*pass_);
     return *this;
   }
   void operator++(int) { ++*this; }
-  bool operator==(std::default_sentinel_t) const { return LoaderBase::ended(*pass_); }
+  bool operator==(std::default_sentinel_t) const { return detail::has_ended(*pass_); }
   /// Number of samples in the batch.
-  int64_t samples() const { return LoaderBase::samples_of(*pass_); }
+  int64_t samples() const { return detail::samples_of(*pass_); }
 
  private:
   friend class DataLoader;
   template <typename>
   friend class ExampleLoader;
-  explicit BatchIterator(std::shared_ptr<LoaderBase::Pass> pass) : pass_(std::move(pass)) { ++*this; }
-  std::shared_ptr<LoaderBase::Pass> pass_;
+  explicit BatchIterator(std::shared_ptr<detail::LoaderPass> pass) : pass_(std::move(pass)) { ++*this; }
+  std::shared_ptr<detail::LoaderPass> pass_;
 };
 
 /// A loop over epochs. Ends when its last epoch is over, or when it is destroyed.

@@ -8,10 +8,11 @@
 
 #include "base/clock.h"
 #include "base/virtual_ranks.h"
+#include "data/epoch_plan.h"
 #include "data/one_thread.h"
 #include "data/prefetcher.h"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// A batch, and the time that a worker took to make it.
 struct MadeBatch {
@@ -21,17 +22,18 @@ struct MadeBatch {
 };
 
 /// The position of a pass. Shared by the pass, which advances it, and its loader, which may be asked for it.
-struct LoaderBase::Position {
+struct LoaderPosition {
   int epoch;
   int64_t start;             ///< positions in the order that were taken before the pass
   int64_t taken = 0;         ///< samples that this rank, or each of its virtual ranks, has taken in the pass
   bool within_step = false;  ///< some of its virtual ranks have taken more
   bool complete = false;
-  BatchShare share = {};
+  LoaderBase::BatchShare share = {};
   LoaderStats stats = {};
 };
 
-struct LoaderBase::Pass {
+/// A pass over batches of any type: makes them ahead of time, and hands them out in order.
+struct LoaderPass {
   /// A batch that is to be made: of which shard, and which of its indices.
   struct Item {
     size_t shard;
@@ -39,17 +41,18 @@ struct LoaderBase::Pass {
     bool ends_step;  ///< all shards have had as many
   };
 
-  Pass(const LoaderBase& loader, std::vector<std::vector<int64_t>> indices_)
-      : position(loader.position_),
-        type(loader.type_),
+  LoaderPass(BatchType type_, const EpochPlan& plan, std::shared_ptr<LoaderPosition> position_,
+             std::vector<std::vector<int64_t>> indices_)
+      : position(std::move(position_)),
+        type(std::move(type_)),
         indices(std::move(indices_)),
-        options(loader.options_),
-        batch_size(loader.batch_size_),
-        items(schedule(loader)),
-        all_places(loader.places() - loader.position_->start),
-        shard_count(loader.shard_count()),
-        virtual_ranks(loader.shard_.virtual_ranks),
-        seed(loader.options_.seed.value_or(loader.shard_.seed)),
+        options(plan.options()),
+        batch_size(plan.batch_size()),
+        items(schedule(plan)),
+        all_places(plan.places() - position->start),
+        shard_count(plan.shard_count()),
+        virtual_ranks(plan.shard().virtual_ranks),
+        seed(plan.seed()),
         start(Clock::now()),
         batches(static_cast<int64_t>(items.size()), options.workers, int64_t{options.workers} * options.prefetch,
                 [this](int64_t n) { return make(n); }) {}
@@ -70,15 +73,15 @@ struct LoaderBase::Pass {
     return made;
   }
 
-  ~Pass() {
+  ~LoaderPass() {
     if (virtual_ranks && !ended) virtual_ranks->leave();
   }
 
   /// Micro-batches of the shards in turn, each time as many as make a step.
-  std::vector<Item> schedule(const LoaderBase& loader) const {
+  std::vector<Item> schedule(const EpochPlan& plan) const {
     std::vector<int64_t> batches_of_shard;
-    for (const auto& own : indices) batches_of_shard.push_back(loader.batches_in(static_cast<int64_t>(own.size())));
-    const int64_t in_a_row = loader.shard_.virtual_ranks ? options.accumulate : 1;
+    for (const auto& own : indices) batches_of_shard.push_back(plan.batches_in(static_cast<int64_t>(own.size())));
+    const int64_t in_a_row = plan.batches_in_a_row();
     const int64_t most = *std::max_element(batches_of_shard.begin(), batches_of_shard.end());
     std::vector<Item> made;
     for (int64_t begin = 0; begin < most; begin += in_a_row) {
@@ -128,7 +131,7 @@ struct LoaderBase::Pass {
     return std::min(batches_in_steps * batch_size, static_cast<int64_t>(indices.front().size()));
   }
 
-  BatchShare share(int64_t here) const {
+  LoaderBase::BatchShare share(int64_t here) const {
     const auto until = [&](int64_t batch) { return std::min(all_places, batch * batch_size * shard_count); };
     const auto batches_of = [&](int64_t places) { return (places + batch_size - 1) / batch_size; };
     const bool even = !options.exactly_once ||
@@ -138,8 +141,8 @@ struct LoaderBase::Pass {
     return {.here = here, .in_all = until(batches.taken()) - until(batches.taken() - 1), .on_all_ranks = even};
   }
 
-  const std::shared_ptr<Position> position;
-  const detail::BatchType type;
+  const std::shared_ptr<LoaderPosition> position;
+  const BatchType type;
   const std::vector<std::vector<int64_t>> indices;  ///< by shard
   const DataLoaderOptions options;
   const int64_t batch_size;
@@ -154,4 +157,4 @@ struct LoaderBase::Pass {
   Prefetcher<MadeBatch> batches;  // last, so that its workers end before what they read is destroyed
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <lockstep/data_loader_options.h>
+#include <lockstep/shard.h>
+
+#include "data/sampler_order.h"
+
+namespace lockstep::detail {
+
+/// How a loader's epoch is shared out: which samples a rank takes, in batches of which sizes. "Start" is everywhere the
+/// number of places of the epoch's order that were taken before a checkpoint.
+class EpochPlan {
+ public:
+  /// Throws c10::Error for invalid options. `tensors_are_known`: those of a batch.
+  EpochPlan(int64_t dataset_size, const Shard& shard, DataLoaderOptions options, bool tensors_are_known);
+
+  const DataLoaderOptions& options() const { return options_; }
+  const Shard& shard() const { return shard_; }
+  int64_t dataset_size() const { return dataset_size_; }
+  uint64_t seed() const { return options_.seed.value_or(shard_.seed); }
+  /// Null: the options have none.
+  SamplerOrder* sampler() { return sampler_ ? &*sampler_ : nullptr; }
+  const SamplerOrder* sampler() const { return sampler_ ? &*sampler_ : nullptr; }
+
+  /// In the epoch's order.
+  int64_t places() const { return sampler_ ? sampler_->size() : dataset_size_; }
+  /// The parts of the data that this rank reads: its own, or those of its virtual ranks.
+  std::vector<Shard> shards() const;
+  int64_t shard_count() const;  ///< on all ranks together
+  /// Samples that each part gives of an epoch from `start` on, of which drop_last may leave some out.
+  std::vector<int64_t> samples_of_shards(int64_t start) const;
+
+  /// Samples of a batch, on each rank.
+  int64_t batch_size() const { return batch_size_; }
+  int64_t batches_in(int64_t samples) const;
+  /// Micro-batches of a part before those of the next one.
+  int64_t batches_in_a_row() const { return shard_.virtual_ranks ? options_.accumulate : 1; }
+
+  /// The samples of a pass, by part.
+  std::vector<std::vector<int64_t>> indices(int epoch, int64_t start);
+
+ private:
+  const int64_t dataset_size_;
+  const Shard shard_;
+  const DataLoaderOptions options_;
+  int64_t batch_size_;
+  std::optional<SamplerOrder> sampler_;
+};
+
+}  // namespace lockstep::detail
