@@ -18,9 +18,8 @@
 #include "checkpoint/accumulation.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/checkpoint_saver.h"
-#include "checkpoint/memory/slot_source.h"
+#include "checkpoint/memory/state_keys.h"
 #include "checkpoint/memory_agreement.h"
-#include "checkpoint/object_reader.h"
 #include "collectives/group_state.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
@@ -43,8 +42,6 @@ int number_in(const std::optional<std::string>& text) {
   if (text) std::from_chars(text->data(), text->data() + text->size(), value);
   return value;
 }
-
-std::string in_mebibytes(uint64_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
 
 /// This rank's access to its launcher's memory. Throws Error.
 std::unique_ptr<MappedSlots> open_memory(const Group& group) {
@@ -134,9 +131,6 @@ uint64_t bytes_in_memory(const ObjectWriter& object) {
   return sink.position();
 }
 
-/// Room for pickles that grow with the numbers in them.
-uint64_t with_room(uint64_t bytes) { return (bytes + bytes / 64 + (64 << 10)) / 4096 * 4096; }
-
 }  // namespace
 
 std::unique_ptr<MemoryTier> MemoryTier::make(const std::string& folder, const Group& group,
@@ -167,8 +161,8 @@ std::unique_ptr<MemoryTier> MemoryTier::make(const std::string& folder, const Gr
     }
     return nullptr;
   }
-  return std::unique_ptr<MemoryTier>(new MemoryTier(
-      std::move(memory), MemoryMachines(std::move(first_ranks), group.rank()), folder, group, options));
+  return std::unique_ptr<MemoryTier>(
+      new MemoryTier(std::move(memory), MemoryMachines(std::move(first_ranks), group.rank()), folder, group, options));
 }
 
 MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machines, const std::string& folder,
@@ -179,7 +173,8 @@ MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machi
       folder_(folder),
       owner_(owner_of(folder)),
       every_(*options.memory_every_n_steps),
-      may_give_up_(options.disk_if_no_memory) {}
+      may_give_up_(options.disk_if_no_memory),
+      room_(*memory_, group.rank(), machines_.rank_here(), machines_.ranks_here()) {}
 
 MemoryTier::~MemoryTier() { in_use = false; }
 
@@ -204,21 +199,21 @@ void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step, st
                                            .problem = std::move(problem)});
   // Where nothing remains to be agreed on, the ranks' messages travel while the state is written.
   const bool writes_at_once = written_here && writer_ && !machines_.several() &&
-                              written_by_all->most_bytes() <= common_capacity_ &&
-                              written_here->most_bytes() <= own_capacity_;
+                              written_by_all->most_bytes() <= room_.common_capacity() &&
+                              written_here->most_bytes() <= room_.own_capacity();
   if (!writes_at_once) comparison.check();
   last_step_ = step;
   const ObjectWriter &common = *written_by_all, &own = *written_here;
   // Where there is room for certain, nothing is counted beforehand: that takes as long as writing hundreds of headers.
-  if ((!writer_ || common.most_bytes() > common_capacity_) && !has_room(state.common, common, own)) return;
-  if (own.most_bytes() > own_capacity_) open_own_windows(own.most_bytes());
+  if ((!writer_ || common.most_bytes() > room_.common_capacity()) && !has_room(state.common, common, own)) return;
+  if (own.most_bytes() > room_.own_capacity()) room_.open_own(own.most_bytes());
   machines_.exchange(group_, own, layout);
   wait_for_last_save(step);
   writer_->begin();
-  RangeSink range(*writer_, &SlotWriter::write_common, begin_, end_);
+  RangeSink range(*writer_, &SlotWriter::write_common, room_.begin(), room_.end());
   if (!std::exchange(gathered_, true)) range.gather_until(Deadline(kForHugePages));
   common.write(range, "state", kNoChecksums);
-  RangeSink all(*writer_, &SlotWriter::write_own, 0, own_capacity_);
+  RangeSink all(*writer_, &SlotWriter::write_own, 0, room_.own_capacity());
   own.write(all, "state", kNoChecksums);
   comparison.check();
   const SaveHeader header{.step = step, .owner = owner_, .layout = layout, .common_bytes = range.position()};
@@ -230,27 +225,22 @@ void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step, st
 /// All ranks call it. False: the program does without.
 bool MemoryTier::has_room(const MemoryDict& state, const ObjectWriter& common, const ObjectWriter& own) {
   const uint64_t common_bytes = bytes_in_memory(common);
-  return (writer_ && common_bytes <= common_capacity_) || reserve(state, common_bytes, own.most_bytes());
+  return (writer_ && common_bytes <= room_.common_capacity()) || reserve(state, common_bytes, own.most_bytes());
 }
 
 /// All ranks call it: makes room for images of this size, and in the first save compares what should be equal. False if
 /// there is no room and the program may do without.
 bool MemoryTier::reserve(const MemoryDict& common, uint64_t common_bytes, uint64_t own_bytes) {
-  CheckpointMessage room = share(
-      [&](CheckpointMessage& mine) {
-        mine.text = std::to_string(common_bytes);
-        mine.state = std::to_string(own_bytes);
-        mine.steps = static_cast<int64_t>(available_memory_bytes() + memory_->committed_bytes());
-      },
-      [&](const std::vector<CheckpointMessage>& ranks) { check_room(ranks); });
-  if (room.outcome == Outcome::kDone)
-    room = share([&](CheckpointMessage&) { open_windows(common_bytes, own_bytes); }, [](const auto&) {});
-  if (room.outcome == Outcome::kFailed) {
+  CheckpointMessage result =
+      share([&](CheckpointMessage& mine) { room_.ask(mine, common_bytes, own_bytes); }, MemoryRoom::check);
+  if (result.outcome == Outcome::kDone)
+    result = share([&](CheckpointMessage&) { room_.open(common_bytes, own_bytes); }, [](const auto&) {});
+  if (result.outcome == Outcome::kFailed) {
     if (!may_give_up_)
-      throw LimitError("no checkpoint in memory: " + room.text +
+      throw LimitError("no checkpoint in memory: " + result.text +
                        ". Raise the limit, use fewer ranks, or save to disk alone (disk_if_no_memory = true)");
     if (group_.rank() == 0) {
-      TORCH_WARN("no checkpoints in memory: ", room.text, ". Checkpoints are saved to disk alone");
+      TORCH_WARN("no checkpoints in memory: ", result.text, ". Checkpoints are saved to disk alone");
     }
     gave_up_ = true;
     return false;
@@ -281,46 +271,6 @@ CheckpointMessage MemoryTier::share(const std::function<void(CheckpointMessage&)
   return CheckpointMessage::decode(group_.broadcast_bytes(result.encode()), 0);
 }
 
-/// Rank 0. Throws LimitError with what is wanted and what there is.
-void MemoryTier::check_room(const std::vector<CheckpointMessage>& ranks) const {
-  uint64_t wanted = 0;
-  for (const CheckpointMessage& rank : ranks) {
-    const auto common = std::strtoull(rank.text.c_str(), nullptr, 10);
-    wanted = std::max<uint64_t>(wanted, 2 * with_room(common));
-  }
-  auto available = static_cast<uint64_t>(ranks[0].steps);  // on the machine that has least
-  for (const CheckpointMessage& rank : ranks) {
-    wanted += 2 * with_room(std::strtoull(rank.state.c_str(), nullptr, 10));
-    available = std::min(available, static_cast<uint64_t>(rank.steps));
-  }
-  if (wanted > available)
-    throw LimitError("two states in memory take " + in_mebibytes(wanted) + ", but only " + in_mebibytes(available) +
-                     " are available");
-}
-
-void MemoryTier::open_windows(uint64_t common_bytes, uint64_t own_bytes) {
-  constexpr uint64_t kLine = 64;
-  const auto rank = static_cast<uint64_t>(machines_.rank_here()), ranks = static_cast<uint64_t>(machines_.ranks_here());
-  common_capacity_ = with_room(common_bytes);
-  const auto bound = [&](uint64_t of) {
-    return of == ranks ? common_capacity_ : common_bytes * of / ranks / kLine * kLine;
-  };
-  begin_ = bound(rank);
-  end_ = bound(rank + 1);
-  memory_->open_window(MappedSlots::kCommon0, StateMemory::common_at(0) + begin_, end_ - begin_);
-  memory_->open_window(MappedSlots::kCommon1, StateMemory::common_at(1) + begin_, end_ - begin_);
-  open_own_windows(own_bytes);
-}
-
-void MemoryTier::open_own_windows(uint64_t own_bytes) {
-  if (own_bytes > StateMemory::kOwnBytes)
-    throw LimitError("what rank " + std::to_string(group_.rank()) + " has of its own takes " + in_mebibytes(own_bytes) +
-                     ", and there are addresses for " + in_mebibytes(StateMemory::kOwnBytes));
-  own_capacity_ = std::min(with_room(own_bytes), StateMemory::kOwnBytes);
-  memory_->open_window(MappedSlots::kOwn0, StateMemory::own_at(0, group_.rank()), own_capacity_);
-  memory_->open_window(MappedSlots::kOwn1, StateMemory::own_at(1, group_.rank()), own_capacity_);
-}
-
 /// Usually they have all saved long ago, or this rank would not have got here.
 void MemoryTier::wait_for_last_save(int64_t step) const {
   const auto timeout = own_page().collective_timeout();
@@ -335,64 +285,11 @@ void MemoryTier::wait_for_last_save(int64_t step) const {
 }
 
 std::optional<WholeSlot> MemoryTier::newest_intact() const {
+  const SlotReader reader(*memory_, owner_);
   if (machines_.several())
-    return machines_.newest_for_all(group_, *memory_, machines_.leads() ? intact_slots(2) : std::vector<WholeSlot>());
-  const auto slots = group_.rank() == 0 ? intact_slots(1) : std::vector<WholeSlot>();
+    return machines_.newest_for_all(group_, *memory_, machines_.leads() ? reader.intact(2) : std::vector<WholeSlot>());
+  const auto slots = group_.rank() == 0 ? reader.intact(1) : std::vector<WholeSlot>();
   return slots.empty() ? std::nullopt : std::optional(slots[0]);
-}
-
-std::vector<WholeSlot> MemoryTier::intact_slots(size_t most) const {
-  std::vector<WholeSlot> intact;
-  for (WholeSlot& slot : whole_slots(*memory_)) {
-    if (slot.header.owner != owner_ || intact.size() == most) continue;
-    const std::string problem = problem_of(slot);
-    if (problem.empty())
-      intact.push_back(std::move(slot));
-    else
-      TORCH_WARN("the checkpoint in memory of step ", slot.header.step, " is left out: ", problem);
-  }
-  return intact;
-}
-
-std::string MemoryTier::problem_of(const WholeSlot& slot) const {
-  return failure_of([&] {
-    const auto look_at = [&](const std::string& name, uint64_t offset, uint64_t bytes) {
-      const SlotSource source(name, *memory_, offset, bytes);
-      const PtFile file(source);
-    };
-    look_at("what ranks have in common", StateMemory::common_at(slot.slot), slot.header.common_bytes);
-    for (int rank = 0; rank < slot.world_size(); ++rank)
-      look_at("what rank " + std::to_string(rank) + " had", StateMemory::own_at(slot.slot, rank),
-              slot.own_bytes[static_cast<size_t>(rank)]);
-  });
-}
-
-CheckpointImage MemoryTier::image(uint64_t sequence) const {
-  std::optional<WholeSlot> whole;
-  for (WholeSlot& slot : whole_slots(*memory_))
-    if (slot.sequence == sequence) whole = std::move(slot);
-  if (!whole) throw RefusedInput("the checkpoint in memory is gone");
-  const auto read = [this](uint64_t offset, uint64_t bytes) {
-    const SlotSource source("the checkpoint in memory", *memory_, offset, bytes);
-    return ObjectReader(source).object().toGenericDict();
-  };
-  const auto own = [read, whole](size_t rank) {
-    return read(StateMemory::own_at(whole->slot, static_cast<int>(rank)), whole->own_bytes.at(rank));
-  };
-  CheckpointImage image;
-  image.whole = read(StateMemory::common_at(whole->slot), whole->header.common_bytes);
-  image.ranks = whole->own_bytes.size();
-  image.state_of_rank = [own](size_t rank) { return own(rank).at(kRanksKey).toGenericDict(); };
-  const MemoryDict from_rank_zero = own(0).at(kRankZeroKey).toGenericDict();
-  for (const auto& part : from_rank_zero) {
-    if (!image.whole.contains(part.key())) {
-      image.whole.insert(part.key(), part.value());
-      continue;
-    }
-    MemoryDict model = image.whole.at(part.key()).toGenericDict();  // its parameters; this has the rest
-    for (const auto& item : part.value().toGenericDict()) model.insert(item.key(), item.value());
-  }
-  return image;
 }
 
 }  // namespace lockstep

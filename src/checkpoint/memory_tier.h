@@ -10,13 +10,13 @@
 #include <lockstep/checkpointer.h>
 #include <lockstep/group.h>
 
-#include "checkpoint/checkpoint_image.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/memory/mapped_slots.h"
-#include "checkpoint/memory/memory_slots.h"
 #include "checkpoint/memory_machines.h"
+#include "checkpoint/memory_room.h"
 #include "checkpoint/object_writer.h"
+#include "checkpoint/slot_reader.h"
 
 namespace lockstep {
 
@@ -51,22 +51,17 @@ class MemoryTier {
   /// The newest that can be read, on every machine; for rank 0. All ranks call it, while nobody saves.
   std::optional<WholeSlot> newest_intact() const;
   /// What is in the slot of that sequence, which is whole on this machine.
-  CheckpointImage image(uint64_t sequence) const;
+  CheckpointImage image(uint64_t sequence) const { return SlotReader(*memory_, owner_).image(sequence); }
 
  private:
-  MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machines, const std::string& folder, const Group& group,
-             const CheckpointerOptions& options);
+  MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machines, const std::string& folder,
+             const Group& group, const CheckpointerOptions& options);
 
   bool has_room(const c10::impl::GenericDict& state, const ObjectWriter& common, const ObjectWriter& own);
   bool reserve(const c10::impl::GenericDict& common, uint64_t common_bytes, uint64_t own_bytes);
   CheckpointMessage share(const std::function<void(CheckpointMessage&)>& say,
                           const std::function<void(const std::vector<CheckpointMessage>&)>& look) const;
-  void check_room(const std::vector<CheckpointMessage>& ranks) const;
-  void open_windows(uint64_t common_bytes, uint64_t own_bytes);
-  void open_own_windows(uint64_t own_bytes);
   void wait_for_last_save(int64_t step) const;
-  std::vector<WholeSlot> intact_slots(size_t most) const;
-  std::string problem_of(const WholeSlot& slot) const;
 
   const Group group_;
   const std::unique_ptr<MappedSlots> memory_;
@@ -75,13 +70,11 @@ class MemoryTier {
   const uint64_t owner_;
   const int64_t every_;
   const bool may_give_up_;
+  MemoryRoom room_;
   bool gave_up_ = false;
   int64_t last_step_ = 0;
   std::optional<SlotWriter> writer_;  // from the first save on
-  uint64_t common_capacity_ = 0;      // the same on all ranks
-  uint64_t own_capacity_ = 0;
-  bool gathered_ = false;         // the tensors lie in huge pages, as far as the kernel did it
-  uint64_t begin_ = 0, end_ = 0;  // this rank's range of the common image
+  bool gathered_ = false;             // the tensors lie in huge pages, as far as the kernel did it
 };
 
 }  // namespace lockstep

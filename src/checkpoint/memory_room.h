@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "checkpoint/checkpoint_message.h"
+#include "checkpoint/memory/mapped_slots.h"
+
+namespace lockstep {
+
+/// The parts of the launcher's memory that this rank may write, in both slots: its range of the image that all ranks of
+/// the machine have in common, and its own state.
+class MemoryRoom {
+ public:
+  /// `rank_here`, `ranks_here`: on this machine.
+  MemoryRoom(MappedSlots& memory, int rank, int rank_here, int ranks_here)
+      : memory_(memory), rank_(rank), rank_here_(rank_here), ranks_here_(ranks_here) {}
+
+  /// What a rank says of the room that it wants.
+  void ask(CheckpointMessage& message, uint64_t common_bytes, uint64_t own_bytes) const;
+  /// Throws LimitError with what all ranks want and what there is, if that is too little.
+  static void check(const std::vector<CheckpointMessage>& ranks);
+
+  /// Makes room for images of this size, and some more. Throws LimitError.
+  void open(uint64_t common_bytes, uint64_t own_bytes);
+  void open_own(uint64_t own_bytes);
+
+  uint64_t common_capacity() const { return common_capacity_; }  ///< of the whole common image: the same on all ranks
+  uint64_t own_capacity() const { return own_capacity_; }
+  /// This rank's range of the common image.
+  uint64_t begin() const { return begin_; }
+  uint64_t end() const { return end_; }
+
+ private:
+  MappedSlots& memory_;
+  const int rank_, rank_here_, ranks_here_;
+  uint64_t common_capacity_ = 0, own_capacity_ = 0;
+  uint64_t begin_ = 0, end_ = 0;
+};
+
+}  // namespace lockstep

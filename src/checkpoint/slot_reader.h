@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint_image.h"
+#include "checkpoint/memory/memory_slots.h"
+
+namespace lockstep {
+
+/// Reads what ranks have left in the launcher's memory. `memory` outlives this and the images.
+class SlotReader {
+ public:
+  /// `owner`: whose states count.
+  SlotReader(const SlotMemory& memory, uint64_t owner) : memory_(memory), owner_(owner) {}
+
+  /// The newest states that are whole and can be read, at most so many. Warns of those that cannot be read.
+  std::vector<WholeSlot> intact(size_t most) const;
+  /// What is in the slot of that sequence. Throws RefusedInput if it is not whole.
+  CheckpointImage image(uint64_t sequence) const;
+
+ private:
+  std::string problem_of(const WholeSlot& slot) const;
+
+  const SlotMemory& memory_;
+  const uint64_t owner_;
+};
+
+}  // namespace lockstep
