@@ -5,6 +5,7 @@
 #include "checkpoint/format/convert.h"
 #include "checkpoint/format/inspect.h"
 #include "launch/launch_error.h"
+#include "report/report.h"
 
 namespace lockstep {
 
@@ -22,6 +23,21 @@ int FileCommands::run() const {
       inspect_file(from_, [](const std::string& text) { std::cout << text; });
     else
       std::cerr << convert_file(from_, to_);
+  } catch (const Error& error) {
+    throw LaunchError(kExitRefusedInput, error.what());
+  }
+  return std::cout.flush() ? kExitOk : kExitStorage;
+}
+
+ReportCommand::ReportCommand(CLI::App& app)
+    : command_(app.add_subcommand("report", "Draw a run's log as one HTML page, RUN/report.html")) {
+  command_->add_option("RUN", folder_, "A run folder with files of lockstep::RunLog or TensorBoard")->required();
+  command_->add_option("-o,--output", output_, "Where to write the page instead")->type_name("FILE");
+}
+
+int ReportCommand::run() const {
+  try {
+    std::cout << write_report(folder_, output_) << "\n";
   } catch (const Error& error) {
     throw LaunchError(kExitRefusedInput, error.what());
   }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <iostream>
 
-#include "agent_command.h"
 #include "build_facts.h"
 #include "describing_commands.h"
 #include "doctor_command.h"
@@ -15,7 +14,6 @@
 #include "launch/error_page.h"
 #include "launch/launch_error.h"
 #include "nearest_name.h"
-#include "report_command.h"
 #include "resize_command.h"
 #include "run_command.h"
 #include "run_options.h"
@@ -69,7 +67,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   app.add_subcommand("run", "Start a program as several ranks, on this machine or on several");
   const lockstep::FileCommands files(app);
   const lockstep::DoctorCommand doctor(app);
-  const ReportCommand report(app);
+  const lockstep::ReportCommand report(app);
   const lockstep::StatusCommand status(app);
   const lockstep::ResizeCommand resize(app);
   const lockstep::TourCommand tour(app);

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "launch/run_record.h"
 #include "rank_page/rank_board.h"
@@ -20,5 +21,9 @@ struct RunningRun {
 
 /// Throws LaunchError (refused input) if no run is going on in `folder`.
 RunningRun find_run(const std::string& folder);
+
+/// The folders of this user's runs whose launchers run on this machine, sorted. A launcher keeps the lock of its run's
+/// folder open, so that it is found by /proc, and nothing has to be registered anywhere.
+std::vector<std::string> folders_of_running_runs();
 
 }  // namespace lockstep

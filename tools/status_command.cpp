@@ -20,7 +20,6 @@
 #include "report/starts.h"
 #include "report/text.h"
 #include "running_run.h"
-#include "running_runs.h"
 #include "stacks.h"
 
 namespace lockstep {

@@ -1,16 +1,43 @@
 #include "base/weights_set.h"
 
 #include <atomic>
+#include <unordered_set>
+
+#include "base/mutex.h"
 
 namespace lockstep {
 namespace {
 
 std::atomic<uint64_t> times{0};
 
+Mutex borrowed_mutex;
+std::unordered_multiset<const void*> borrowed LOCKSTEP_GUARDED_BY(borrowed_mutex);
+
 }  // namespace
 
 void note_weights_set() { times.fetch_add(1, std::memory_order_relaxed); }
 
 uint64_t times_weights_were_set() { return times.load(std::memory_order_relaxed); }
+
+void note_borrowed(const std::vector<const void*>& storages) {
+  const MutexLock lock(borrowed_mutex);
+  borrowed.insert(storages.begin(), storages.end());
+}
+
+void note_given_back(const std::vector<const void*>& storages) {
+  const MutexLock lock(borrowed_mutex);
+  for (const void* storage : storages)
+    if (const auto found = borrowed.find(storage); found != borrowed.end()) borrowed.erase(found);
+}
+
+bool any_borrowed() {
+  const MutexLock lock(borrowed_mutex);
+  return !borrowed.empty();
+}
+
+bool is_borrowed(const void* storage) {
+  const MutexLock lock(borrowed_mutex);
+  return borrowed.contains(storage);
+}
 
 }  // namespace lockstep

@@ -8,9 +8,9 @@
 #include <cstdio>
 #include <cstring>
 
-#include "base/borrowed_weights.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/weights_set.h"
 #include "checkpoint/accumulation.h"
 #include "checkpoint/packed_object.h"
 #include "checkpoint/random_states.h"

@@ -4,9 +4,14 @@
 #include <string>
 #include <vector>
 
-#include "launch/rank_range.h"
-
 namespace lockstep {
+
+/// How many ranks a run may have.
+struct RankRange {
+  int min = 1;
+  int max = 1;
+  bool contains(int ranks) const { return min <= ranks && ranks <= max; }
+};
 
 // Parse the values of options of `lockstep run`. All throw LaunchError (bad command line) that names option, value and
 // what to give instead.

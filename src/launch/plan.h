@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "launch/option_values.h"
 #include "launch/process/numa.h"
-#include "launch/rank_range.h"
 
 namespace lockstep {
 

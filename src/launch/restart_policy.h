@@ -9,7 +9,6 @@
 #include "launch/diagnosis/verdict.h"
 #include "launch/plan.h"
 #include "launch/process/process.h"
-#include "launch/rank_range.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/rank_range.h"
+#include "launch/option_values.h"
 
 namespace lockstep {
 

@@ -14,7 +14,6 @@
 #include <lockstep/checkpoint.h>
 #include <lockstep/error.h>
 
-#include "base/borrowed_weights.h"
 #include "base/broadcast_notice.h"
 #include "base/weights_set.h"
 #include "checkpoint/copy_problem.h"

@@ -15,7 +15,7 @@
 
 #include "base/clock.h"
 #include "base/process_search.h"
-#include "launch/launch_limits.h"
+#include "launch/launch_error.h"
 
 namespace lockstep {
 namespace {

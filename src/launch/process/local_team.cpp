@@ -13,7 +13,7 @@
 
 #include "base/socket.h"
 #include "launch/diagnosis/failure_report.h"
-#include "launch/launch_limits.h"
+#include "launch/launch_error.h"
 #include "launch/process/process_table.h"
 #include "launch/run_text.h"
 #include "rank_page/error_file.h"

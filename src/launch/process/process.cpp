@@ -12,7 +12,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "launch/launch_limits.h"
+#include "launch/launch_error.h"
 #include "launch/process/numa.h"
 
 namespace lockstep {

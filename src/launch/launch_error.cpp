@@ -1,11 +1,9 @@
-#include "launch/launch_limits.h"
+#include "launch/launch_error.h"
 
 #include <cerrno>
 #include <cstring>
 
 #include "base/descriptor_limit.h"
-#include "base/error.h"
-#include "launch/launch_error.h"
 
 namespace lockstep {
 
