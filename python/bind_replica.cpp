@@ -228,7 +228,7 @@ void PythonReplica::look() {
   source_->look();
 }
 
-void PythonReplica::expect(const std::vector<at::Tensor>& tensors) { state_of(*this).expect(tensors); }
+void PythonReplica::expect(const std::vector<at::Tensor>& tensors) { state_of(*this).attached.expect(tensors); }
 
 void bind_replica(py::module_& module) {
   bind_errors(module);

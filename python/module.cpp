@@ -9,9 +9,9 @@
 #include <torch/version.h>
 
 #include "base/usable_cores.h"
-#include "collectives/shm/backend/shm_backend.h"
-#include "collectives/shm/layout.h"
-#include "collectives/shm/reduce.h"
+#include "collectives/shm/backend/make_backend.h"
+#include "collectives/shm/kernels/reduce.h"
+#include "collectives/shm/segment/layout.h"
 #include "python_engine.h"
 #include "python_replica.h"
 

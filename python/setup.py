@@ -18,7 +18,8 @@ with open(os.path.join(HERE, "pyproject.toml"), encoding="utf-8") as project:
 LIBRARY = os.environ.get("LOCKSTEP_LIBRARY")  # liblockstep.a of a CMake build with the same torch: what it holds is not built again
 
 # As in the CMakeLists.txt of these folders: everything that knows no torch, ...
-CORE = ["base", "rank_page", "rendezvous/generation", "rendezvous/text_exchange", "collectives/shm", "optim/kernels"]
+CORE = ["base", "rank_page", "rendezvous/generation", "rendezvous/text_exchange", "collectives/shm/kernels", "collectives/shm/segment",
+        "collectives/shm/protocol", "optim/kernels"]
 # ... and what does; the files of one line are compiled as one, since reading torch's headers takes most of the time.
 TORCH = [["collectives/ancestor", "collectives/call_guard", "collectives/coalesced", "collectives/device_engine", "collectives/group",
           "collectives/group_objects", "collectives/group_state", "collectives/intra_op", "collectives/work", "collectives/single", "collectives/shm/backend",

@@ -19,7 +19,7 @@
 #include <lockstep/replica.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
-#include "collectives/shm/stream_copy.h"
+#include "collectives/shm/kernels/stream_copy.h"
 #include "step/models.h"
 
 namespace lockstep::bench {

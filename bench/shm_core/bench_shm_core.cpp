@@ -12,8 +12,8 @@
 
 #include "base/clock.h"
 #include "collectives/shm/board.h"
-#include "collectives/shm/bootstrap.h"
-#include "collectives/shm/group.h"
+#include "collectives/shm/protocol/communicator.h"
+#include "collectives/shm/segment/bootstrap.h"
 
 using namespace lockstep;
 using namespace lockstep::shm;
@@ -49,7 +49,7 @@ double minimum(const std::vector<double>& values) { return *std::min_element(val
 
 class Rank {
  public:
-  Rank(Group& group, const Settings& settings) : group_(group), settings_(settings) {
+  Rank(Communicator& group, const Settings& settings) : group_(group), settings_(settings) {
     resident_ = group.allocate(std::max(settings.max_bytes, size_t{128} << 10));
     private_.resize(std::max(settings.max_bytes, size_t{128} << 10) / 4);
     a_.assign(settings.triad_bytes / 4, 1);
@@ -160,7 +160,7 @@ class Rank {
     return value;
   }
 
-  Group& group_;
+  Communicator& group_;
   const Settings& settings_;
   std::byte* resident_;
   std::vector<float> private_, a_, b_;
@@ -188,7 +188,7 @@ void print(const std::vector<Cell>& cells, const std::vector<double>& triads, do
 
 int run_rank(int rank, const Settings& settings, Board& board) {
   int round = 0;
-  Group group(
+  Communicator group(
       bootstrap(rank, settings.ranks, [&](const std::string& mine) { return board.all_gather(rank, round, mine); }));
   Rank self(group, settings);
   std::vector<Cell> cells;

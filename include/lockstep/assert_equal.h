@@ -23,9 +23,9 @@ namespace lockstep {
 /// equals itself, and 0 is not -0. An undefined tensor (such as a gradient) equals another undefined one. A collective:
 /// every rank calls it. Only names, shapes and hashes are sent, never the elements.
 void assert_equal_across_ranks(const Group& group, const NamedTensors& tensors);
-/// The same for one tensor; `name` is for the message.
+/// As above, for one tensor; `name` appears in the message.
 void assert_equal_across_ranks(const Group& group, const std::string& name, const at::Tensor& tensor);
-/// The same for all parameters and buffers.
+/// As above, for all parameters and buffers.
 void assert_equal_across_ranks(const Group& group, const torch::nn::Module& module);
 void assert_equal_across_ranks(const Group& group, const torch::jit::Module& module);
 

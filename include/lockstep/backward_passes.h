@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// How many backward passes make one reduction. Belongs to a Replica; guards change it between backward passes.
+/// The number of backward passes that make one reduction. Belongs to a Replica; guards change it between passes.
 struct BackwardPasses {
   std::list<int> guards;    ///< the value of each guard that is alive; the last one counts
   int since_reduction = 0;  ///< passes whose gradients wait in .grad, not reduced yet

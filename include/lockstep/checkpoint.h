@@ -26,7 +26,7 @@ struct LoadStateOptions {
   bool strict = true;
 };
 
-/// What load_state_dict found.
+/// The result of load_state_dict().
 struct LoadStateReport {
   std::vector<std::string> missing{};     ///< names in the module but not in the state
   std::vector<std::string> unexpected{};  ///< names in the state but not in the module
@@ -40,16 +40,16 @@ struct LoadStateReport {
 /// most similar one in the state.
 LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& state, LoadStateOptions options = {});
 
-/// What SGD, Adam, AdamW, RMSprop or Adagrad remember of each parameter, as "<place of the parameter>.<PyTorch's
-/// name>", e.g. "3.momentum_buffer". It does not hold options such as the learning rate: the program sets those.
-/// TORCH_CHECK fails for other optimizers.
+/// The state that SGD, Adam, AdamW, RMSprop or Adagrad keeps for each parameter, as "<place of the
+/// parameter>.<PyTorch's name>", e.g. "3.momentum_buffer". It does not hold options such as the learning rate: the
+/// program sets those. TORCH_CHECK fails for other optimizers.
 [[nodiscard]] StateDict state_dict(const torch::optim::Optimizer& optimizer);
 
 /// The reverse, for an optimizer of the same kind over the same parameters; it forgets what it remembered before.
 /// Throws Error, before anything is changed, with all entries that are missing, unknown or of another shape.
 void load_state_dict(torch::optim::Optimizer& optimizer, const StateDict& state);
 
-/// The same with the options, in the layout of Python's Optimizer.state_dict(): {"state": {0: {"step": ...}},
+/// As above with the options, in the layout of Python's Optimizer.state_dict(): {"state": {0: {"step": ...}},
 /// "param_groups": [{"lr": ..., "params": [0, 1]}]}. Python's load_state_dict accepts it, and training can continue
 /// there.
 [[nodiscard]] c10::IValue optimizer_state_dict(const torch::optim::Optimizer& optimizer);
@@ -63,7 +63,7 @@ void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IV
 /// The entries that start with `prefix`, without it.
 [[nodiscard]] StateDict without_prefix(const std::string& prefix, const StateDict& state);
 
-/// What a checkpoint file holds.
+/// The contents of a checkpoint file.
 struct Checkpoint {
   StateDict tensors{};
   std::map<std::string, std::string> metadata{};  ///< texts, such as the epoch

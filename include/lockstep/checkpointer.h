@@ -91,7 +91,7 @@ class Checkpointer {
     kEachRank,  ///< each rank's own
     kRankZero,  ///< rank 0's, whatever the others have; all ranks get it on resuming
   };
-  /// How to get and set a state.
+  /// Functions that get and set a state.
   struct Part {
     std::function<c10::IValue()> save;
     std::function<void(const c10::IValue&)> load;

@@ -39,7 +39,7 @@ inline constexpr bool kIsVector = false;
 template <typename T>
 inline constexpr bool kIsVector<std::vector<T>> = true;
 
-/// What `part` of each example is.
+/// Collects `part` of each example.
 template <typename E, typename Part>
 auto each(std::vector<E>& examples, const Part& part) {
   std::vector<std::remove_cvref_t<decltype(part(examples.front()))>> parts;

@@ -23,7 +23,7 @@ struct GradientBucket {
   std::vector<at::Tensor> parts;  ///< the gradient of each parameter, with its shape: pieces of `gradients`
 };
 
-/// How gradients travel: DistributedDataParallel hands every full bucket to its hook. To write your own:
+/// Replaces the all-reduce of gradients: DistributedDataParallel hands every full bucket to its hook. Your own:
 ///
 ///     struct InHalf : lockstep::CommHook {
 ///       Finish reduce(const lockstep::GradientBucket& bucket, const lockstep::Group& group) override {
@@ -56,12 +56,13 @@ class CommHook {
   /// is to round every rank's gradient to that type before it is added. None: it cannot be used with virtual ranks.
   virtual std::optional<at::ScalarType> travels_as(at::ScalarType) const { return std::nullopt; }
 
-  /// What the hook remembers from step to step, for checkpoints: Checkpointer::add saves and resumes it. Error feedback
-  /// belongs to one rank and one bucket, so every rank's state is saved, and it must be loaded with the same buckets.
+  /// The state that the hook keeps from step to step, for checkpoints: Checkpointer::add saves and resumes it. Error
+  /// feedback belongs to one rank and one bucket, so every rank's state is saved, and it must be loaded with the same
+  /// buckets.
   virtual StateDict state_dict() const { return StateDict(); }
   /// The reverse. Throws Error on names it does not know.
   virtual void load_state_dict(const StateDict& state);
-  /// The same, from the states of a different number of ranks, in rank order; every rank gets all of them. Tensors
+  /// As above, from the states of a different number of ranks, in rank order; every rank gets all of them. Tensors
   /// whose names start with "error" are averaged, so that the mean of the gradients still gets what it lacks;
   /// everything else is taken from rank 0. Override this in a hook that names its tensors differently.
   virtual void load_from_ranks(const std::vector<StateDict>& ranks);
@@ -123,7 +124,7 @@ class PeriodicModelAverager {
   /// Steps so far.
   int64_t step() const { return step_; }
   void set_step(int64_t step) { step_ = step; }
-  /// The same, for Checkpointer::add.
+  /// As above, for Checkpointer::add.
   StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
 

@@ -29,9 +29,9 @@ struct ContextOptions {
   /// Threads that one of torch's operators uses. 0: this rank's share of the cores or, with virtual ranks, 1, because
   /// results depend on it. The environment may override it.
   int threads = 0;
-  /// How long to wait for all ranks to join. The environment may override it (docs/environment.md).
+  /// The time to wait for all ranks to join. The environment may override it (docs/environment.md).
   std::chrono::milliseconds join_timeout = std::chrono::seconds(120);
-  /// How long one collective may take before it fails, and so how long a rank may work alone, for example evaluate,
+  /// The time after which a collective fails, and so the longest time that a rank may work alone, for example evaluate,
   /// while the others wait for it. Half an hour, as in PyTorch; `lockstep run` finds ranks that hang sooner
   /// (docs/launcher.md).
   std::chrono::milliseconds collective_timeout = std::chrono::minutes(30);
@@ -106,10 +106,10 @@ class Context {
     int first, last;
   };
   Block virtual_block() const;
-  /// What is drawn from torch's generator, and the next backward, belong to this virtual rank of the block. Loaders
+  /// From now on draws from torch's generator and the next backward belong to this virtual rank of the block. Loaders
   /// call it; a loop without one calls it before each micro-batch. Throws Error for another rank's.
   void enter_virtual_rank(int virtual_rank);
-  /// What loaders need to know of virtual ranks; null: there are none.
+  /// The state of virtual ranks, for loaders; null: there are none.
   const std::shared_ptr<VirtualRanks>& virtual_rank_state() const;
 
  private:

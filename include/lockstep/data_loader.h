@@ -29,7 +29,7 @@ class DataLoader : public LoaderBase {
 
   /// Starts a pass over this rank's share.
   ///
-  /// What the dataset throws for a batch is rethrown here, or when the iterator advances to that batch. The loader
+  /// An exception of the dataset for a batch is rethrown here, or when the iterator advances to that batch. The loader
   /// stays usable.
   Iterator begin() { return Iterator(begin_pass()); }
   std::default_sentinel_t end() const { return {}; }

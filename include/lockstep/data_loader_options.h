@@ -36,7 +36,7 @@ struct DataLoaderOptions {
   bool exactly_once = false;
   /// Threads that prepare batches ahead of the loop; 0 prepares each in the loop itself.
   int workers = 1;
-  /// How many batches each worker may be ahead of the loop.
+  /// The number of batches that each worker may be ahead of the loop.
   int prefetch = 2;
   /// Seed of the shuffle and of random transforms; must be the same on every rank. Unset: the context's.
   std::optional<uint64_t> seed{};

@@ -22,7 +22,7 @@ struct Batch {
   }
 };
 
-/// What random transforms depend on besides the sample itself, and what they report.
+/// The inputs of random transforms besides the sample itself, and their report.
 struct Draw {
   /// The loader's seed; the same on every rank.
   uint64_t seed = 0;

@@ -65,7 +65,7 @@ struct CIFAROptions {
   bool as_bytes = false;
 };
 
-/// What CIFAR-10 and CIFAR-100 have in common: 32 x 32 colour images. Batches are `data` [n, 3, 32, 32], red, green and
+/// The common part of CIFAR-10 and CIFAR-100: 32 x 32 colour images. Batches are `data` [n, 3, 32, 32], red, green and
 /// blue, and `target` int64 [n]. Copies of the dataset share the images, which are stored once, as bytes.
 class CIFAR : public Dataset {
  public:

@@ -67,7 +67,7 @@ class DistributedDataParallel : public Replica {
   }
 
  private:
-  /// What Replica attaches to.
+  /// The object that Replica attaches to.
   static auto pointer_of(const Module& module) {
     if constexpr (requires { module.ptr(); }) {
       return module.ptr();

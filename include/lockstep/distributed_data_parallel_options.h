@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// What becomes of buffers (such as the running statistics of batch norm) after each reduction of gradients.
+/// The treatment of buffers (such as the running statistics of batch norm) after each reduction of gradients.
 enum class BufferPolicy {
   kFollowRankZero,  ///< every rank takes rank 0's
   kMean,            ///< floating point buffers become the mean over the ranks; the others follow rank 0

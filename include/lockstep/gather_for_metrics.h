@@ -12,8 +12,8 @@ namespace lockstep {
 /// throws Error on all ranks, naming two that differ.
 at::Tensor gather_for_metrics(const Group& group, const at::Tensor& rows);
 
-/// The same for results computed from the current batch of `loader`'s newest pass, one row per sample: returns the rows
-/// of all ranks in the order of the epoch, without samples that are repeated to give all ranks equally many.
+/// As above, for results computed from the current batch of `loader`'s newest pass, one row per sample: returns the
+/// rows of all ranks in the order of the epoch, without samples that are repeated to give all ranks equally many.
 /// Concatenated over a whole pass, the results are those of a single process: each sample once, in the dataset's order
 /// if it is not shuffled.
 ///

@@ -80,7 +80,7 @@ class Group {
 
   /// Returns [world_size, *input.sizes()]: row r is rank r's input.
   [[nodiscard]] at::Tensor all_gather(const at::Tensor& input) const;
-  /// The same into the caller's tensor.
+  /// As above, into the caller's tensor.
   void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input) const;
   Work all_gather_async(const at::Tensor& output, const at::Tensor& input) const;
 
@@ -97,7 +97,7 @@ class Group {
 
   /// input is [world_size, ...]; returns row `rank` of the elementwise op over all ranks' inputs.
   [[nodiscard]] at::Tensor reduce_scatter(const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
-  /// The same into the caller's tensor.
+  /// As above, into the caller's tensor.
   void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
   Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum) const;
 
@@ -134,7 +134,7 @@ class Group {
   /// Element `rank` of root's world_size byte strings; `bytes` is ignored on the other ranks.
   std::string scatter_bytes(const std::vector<std::string>& bytes, int root = 0) const;
 
-  /// The same for anything an IValue can hold: tensors, lists, dictionaries, numbers, strings, None.
+  /// As above, for anything an IValue can hold: tensors, lists, dictionaries, numbers, strings, None.
   c10::IValue broadcast_object(const c10::IValue& object, int root = 0) const;
   [[nodiscard]] std::vector<c10::IValue> all_gather_object(const c10::IValue& object) const;
   std::vector<c10::IValue> gather_object(const c10::IValue& object, int root = 0) const;

@@ -19,7 +19,7 @@
 namespace lockstep {
 
 namespace detail {
-/// What a loader knows about its batches, whatever their type.
+/// The type of a loader's batches, as functions.
 struct BatchType {
   /// Makes a batch; called on several workers at once.
   std::function<std::shared_ptr<void>(at::ArrayRef<int64_t> indices, Draw& draw)> make;
@@ -36,7 +36,7 @@ bool has_ended(const LoaderPass& pass);
 int64_t samples_of(const LoaderPass& pass);
 }  // namespace detail
 
-/// What DataLoader and ExampleLoader have in common.
+/// The common part of DataLoader and ExampleLoader.
 ///
 /// Unless `exactly_once` is set, every rank gets the same number of batches of the same sizes, so that collectives in
 /// each step match. The order of batches does not depend on timing or on the number of workers.

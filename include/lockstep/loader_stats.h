@@ -13,7 +13,7 @@ struct LoaderStats {
   int workers = 0;
   /// From the start of the pass.
   double seconds = 0;
-  /// How much of that time the loop waited for the next batch (without workers: spent making it).
+  /// The part of that time in which the loop waited for the next batch (without workers: spent making it).
   double waiting_seconds = 0;
   /// Summed over the workers: getting samples from the dataset (files, decoding, collecting), and transforms.
   double reading_seconds = 0;

@@ -51,7 +51,7 @@ class LRScheduler {
 
  private:
   struct Claim;
-  /// What the schedules give for a step.
+  /// The values of the schedules at a step.
   struct Values;
   Values values_at(int64_t steps, std::vector<double> base_lrs) const;
   void apply(Values values);

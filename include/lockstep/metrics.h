@@ -34,7 +34,7 @@ class Metric {
 
   /// Appends its values, each named `name` or `name` and a suffix.
   virtual void append_values(const std::string& name, MetricValues& values) const = 0;
-  /// What must be equal on all ranks besides the type: "top_k 1". Empty: nothing.
+  /// The options that must be equal on all ranks besides the type: "top_k 1". Empty: none.
   virtual std::string options() const { return {}; }
   /// Forgets everything.
   void reset();
@@ -49,16 +49,16 @@ class Metric {
 
   /// For an update to add to.
   double* begin_update();
-  /// What an update counted on a device, double [numbers]: added there, without waiting.
+  /// Adds the counts of an update on a device, double [numbers]: there, without waiting.
   void add(const at::Tensor& numbers);
-  /// What was counted; waits for the device.
+  /// The counts; waits for the device.
   const std::vector<double>& numbers() const;
 
  private:
   friend class Metrics;
   void set_reduced(const double* numbers);
   void take_from_device() const;
-  /// What was counted for a virtual rank, or outside of any (-1).
+  /// The counts of a virtual rank, or of updates outside of any (-1).
   std::vector<double> counted_for(int virtual_rank) const;
 
   mutable std::vector<double> numbers_;        // of virtual_rank_
@@ -162,7 +162,7 @@ class Accuracy : public Metric {
   AccuracyOptions options_;
 };
 
-/// How often samples of each class were predicted as each class.
+/// Counts of samples by their class and their predicted class.
 class ConfusionMatrix : public Metric {
  public:
   explicit ConfusionMatrix(int64_t classes, int64_t ignore_index = -100);

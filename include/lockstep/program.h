@@ -25,7 +25,7 @@ namespace lockstep {
 /// c10::Error without its stack trace) and, unless `lockstep run` names it, before the page about it; 1 is returned.
 int run_program(int argc, const char* const* argv, const std::function<int()>& body);
 
-/// What --ranks does, for the --help of a program.
+/// The description of --ranks, for the --help of a program.
 inline constexpr const char* kRanksHelp =
     "Without a launcher:\n"
     "  --ranks N|auto              Start this program as N ranks, or as one per usable core\n"

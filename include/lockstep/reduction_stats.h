@@ -18,7 +18,7 @@ struct BucketStats {
   double wait_ms = 0;   ///< how long this rank waited for it
 };
 
-/// What reductions cost this rank, and what a step waits for.
+/// The cost of reductions on this rank, and the waits of a step.
 struct ReductionStats {
   int64_t reductions = 0;
   int64_t bytes = 0;       ///< of one reduction: what this rank gives to the others

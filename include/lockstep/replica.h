@@ -27,7 +27,7 @@ namespace lockstep {
 class CommHook;
 class Observer;
 
-/// What DistributedDataParallel does, without the type of the module. Call methods on the thread that made the object,
+/// DistributedDataParallel without the type of the module. Call methods on the thread that made the object,
 /// between backward passes. Methods that say so must be called by every rank.
 class Replica {
  public:
@@ -93,7 +93,7 @@ class Replica {
   /// differ, and the Error names the first difference; a rank is out of memory), it throws on all ranks, and the object
   /// stays attached to what it had before.
   void refresh();
-  /// The same for a list of parameters, which replaces the old one. No name and no tensor may occur twice.
+  /// As above, for a list of parameters, which replaces the old one. No name and no tensor may occur twice.
   void refresh(NamedTensors parameters);
 
   /// In every n-th reduction, compares all parameters, and buffers unless each rank keeps its own, bit by bit, with
@@ -101,12 +101,12 @@ class Replica {
   /// after they have followed rank 0; the options say which before as well. With a ZeroRedundancyOptimizer that takes
   /// the mean itself, parameters are compared before its step, buffers at its end. 0 turns it off. Every rank must call it.
   void check_divergence_every(int every_n_steps, const DivergenceOptions& options = {});
-  /// The same at once. Every rank must call it.
+  /// Compares now. Every rank must call it.
   void check_divergence() const;
   /// Of the options.
   const std::vector<std::string>& parameters_to_ignore() const;
 
-  /// How gradients travel from the next backward on (comm_hook.h); null: the group's own reduction. Flags of unused
+  /// The reduction of gradients from the next backward on (comm_hook.h); null: the group's own. Flags of unused
   /// parameters and what ranks tell each other travel separately, in a small message per bucket. No effect with a
   /// single rank. Every rank must register an equal hook: types and what describe() says are compared, and a difference is
   /// an Error on all ranks.
@@ -123,13 +123,13 @@ class Replica {
   /// arguments, and waits for the others. It leaves no .grad; frozen parameters do not count.
   double clip_grad_norm(double max_norm, double norm_type = 2);
 
-  /// What happens to steps with infinity or NaN in a gradient, from the next backward on. Costs one pass over the
+  /// The treatment of steps with infinity or NaN in a gradient, from the next backward on. Costs one pass over the
   /// gradients and a message of 8 bytes. Every rank must set the same policy.
   void set_non_finite_policy(NonFinitePolicy policy);
   /// Steps without a gradient on any rank: skipped by NonFinitePolicy::kSkip, or by skip_step() on all ranks.
   int64_t skipped_steps() const;
 
-  /// What reductions have cost so far.
+  /// The cost of reductions so far.
   [[nodiscard]] ReductionStats stats() const;
   /// Lets ranks tell each other after each reduction how long they waited (8 bytes), so that stats() can say which rank
   /// is late. Every rank must call it.

@@ -25,8 +25,8 @@ struct RunLogOptions {
   bool tensorboard = true;
   /// Steps taken before this program started: a resumed run continues the count.
   int64_t first_step = 0;
-  /// How many reductions of a watched model each rank writes to FOLDER/trace_rank<r>.json, for Perfetto and the report,
-  /// after the first ten, which are not typical. 0: none.
+  /// The number of reductions of a watched model that each rank writes to FOLDER/trace_rank<r>.json, for Perfetto and
+  /// the report, after the first ten, which are not typical. 0: none.
   int traced_reductions = 50;
   /// A line waits in memory at most this long if others follow it; a process that is killed loses the newer lines.
   std::chrono::milliseconds flush_interval = std::chrono::seconds(1);

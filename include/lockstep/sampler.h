@@ -36,9 +36,9 @@ class Sampler {
   /// The epoch's size() indices, each below the dataset's size; repetitions are allowed.
   virtual std::vector<int64_t> order(int epoch) = 0;
 
-  /// What future orders depend on besides the epoch, for checkpoints of the loader; None: nothing. The loader saves
-  /// both the state before the current epoch's order() and the present one, so an epoch that was stopped in the middle
-  /// continues in its own order, and later ones come out as if the run had never stopped.
+  /// The state on which future orders depend besides the epoch, for checkpoints of the loader; None: none. The loader
+  /// saves both the state before the current epoch's order() and the present one, so an epoch that was stopped in the
+  /// middle continues in its own order, and later ones come out as if the run had never stopped.
   virtual c10::IValue state_dict() const { return {}; }
   virtual void load_state_dict(const c10::IValue& state) { static_cast<void>(state); }
 

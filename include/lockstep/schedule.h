@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// How the learning rate depends on the optimizer steps made so far, for an LRScheduler. Your own:
+/// The learning rate as a function of the optimizer steps made so far, for an LRScheduler. Your own:
 ///
 ///     lockstep::Schedule inverse_root{.rate = [](double base, int64_t step) { return base / std::sqrt(step + 1.0); }};
 ///
@@ -36,7 +36,7 @@ Schedule exponential_lr(double gamma);
 Schedule polynomial_lr(int64_t total_iters = 5, double power = 1);
 /// Along half a cosine from base to `eta_min` in `t_max` steps, and back in the next `t_max`, as in PyTorch.
 Schedule cosine_annealing_lr(int64_t t_max, double eta_min = 0);
-/// The same, but after `t_0` steps it restarts at base; each period is t_mult times as long as the previous one.
+/// As above, but after `t_0` steps it restarts at base; each period is t_mult times as long as the previous one.
 Schedule cosine_annealing_warm_restarts(int64_t t_0, int64_t t_mult = 1, double eta_min = 0);
 
 enum class AnnealStrategy { kCos, kLinear };

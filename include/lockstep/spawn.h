@@ -14,14 +14,14 @@ struct SpawnOptions {
   /// The ranks' arguments, after the program's name. With `same_arguments` they are those of this process.
   bool same_arguments = true;
   std::vector<std::string> arguments{};
-  /// How long a standstill may last before the ranks are ended as hanging: some wait for a rank that neither computes
+  /// The time after which ranks that stand still are ended as hanging: some wait for a rank that neither computes
   /// nor calls heartbeat() (docs/launcher.md). milliseconds::max(): forever.
   std::chrono::milliseconds hang_timeout = std::chrono::minutes(5);
   /// Time between asking the ranks to stop, when one has failed, and killing them.
   std::chrono::milliseconds grace = std::chrono::seconds(5);
 };
 
-/// What spawn() throws when its ranks fail. It describes the rank that failed first, as far as that can be known.
+/// Thrown by spawn() when its ranks fail. Describes the rank that failed first, as far as that can be known.
 class RankError : public Error {
  public:
   RankError(const std::string& text, int rank, int exit_code) : Error(text), rank_(rank), exit_code_(exit_code) {}

@@ -16,7 +16,7 @@ namespace lockstep {
 /// `group`, as if their samples were one batch. Returns the number of such layers. A module without any stays as it is:
 /// the result is 0, and rank 0 warns once by TORCH_WARN.
 ///
-///     Net net;                                              // its forward calls bn->forward(x), as ever
+///     Net net;                                              // its forward calls bn->forward(x)
 ///     lockstep::convert_sync_batchnorm(*net, context.group());
 ///     lockstep::DistributedDataParallel model(net, context);
 ///
@@ -39,7 +39,7 @@ namespace lockstep {
 /// by several threads at once. create_graph through a layer is refused.
 int64_t convert_sync_batchnorm(torch::nn::Module& module, const Group& group);
 
-/// The same for a TorchScript module, from torch.jit.script or from torch.jit.trace in train(), before its first
+/// As above, for a TorchScript module, from torch.jit.script or from torch.jit.trace in train(), before its first
 /// forward. From then on its methods run without the optimizations of TorchScript's executor, which would hide the
 /// batch norm layers. (Forward in training is refused if the executor had already optimized the module.) TORCH_CHECK
 /// also fails for functional batch norm and for layers traced in eval().

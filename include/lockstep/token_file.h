@@ -12,7 +12,7 @@ class TokenMap;
 
 namespace datasets {
 
-/// How a token is stored: an unsigned number, lowest byte first.
+/// The format of a token: an unsigned number, lowest byte first.
 enum class TokenType { kByte, kUInt16, kUInt32 };
 
 struct TokenFileOptions {
@@ -48,7 +48,7 @@ class TokenFile : public Dataset {
 
   /// Number of tokens in the part.
   int64_t tokens() const { return tokens_; }
-  /// How many of them, at the end, are in no sample's data.
+  /// The number of tokens, at the end, that are in no sample's data.
   int64_t unused_tokens() const;
 
  private:

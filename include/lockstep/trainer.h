@@ -24,7 +24,7 @@
 
 namespace lockstep {
 
-/// What forward computes in: the tensors' own dtypes; bfloat16 by autocast; half by autocast with a GradScaler.
+/// The dtype that forward computes in: the tensors' own; bfloat16 by autocast; half by autocast with a GradScaler.
 enum class Precision { kFloat, kBFloat16, kHalf };
 
 struct TrainerOptions {

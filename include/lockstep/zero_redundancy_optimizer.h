@@ -25,40 +25,40 @@ namespace detail {
 
 /// TORCH_CHECK fails for parameters and options that cannot be stepped.
 void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
-/// False: there are no kernels for where the parameters are, so nothing was done and the optimizer's own step() has to.
-bool fused_step(torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
 /// own_step(), which is LibTorch's, on the masters of 16-bit parameters; these then are the masters rounded.
 void step_on_masters(torch::optim::Optimizer& optimizer, FormulaKind kind, const std::function<void()>& own_step);
 std::vector<at::Tensor> trained_parameters(const Replica& model);
 
-class SliceStep;
-struct DeleteSliceStep {
-  void operator()(SliceStep* step) const;
+/// How an optimizer's class steps.
+struct StepKind {
+  FormulaKind formula = FormulaKind::kNone;
+  bool state_is_known = false;
+  /// What the class does in step(), whatever a class derived from it does.
+  void (*own_step)(torch::optim::Optimizer& optimizer) = nullptr;
 };
-using SliceStepPtr = std::unique_ptr<SliceStep, DeleteSliceStep>;
-/// Null in a world of one, and where there are kernels (ShardedStep).
-SliceStepPtr step_by_slices(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
-                            bool state_is_known, const ZeroRedundancyOptions& options);
-void step(SliceStep& slices, const std::function<void()>& own_step);
-void check_state_is_known(const SliceStep& slices);
-void complete_state(SliceStep& slices);
-const Group* slice_holders(const SliceStep& slices);
-void move_to(SliceStep& slices, torch::optim::Optimizer& optimizer);
 
-class ShardedStep;
-struct DeleteShardedStep {
-  void operator()(ShardedStep* step) const;
+/// Takes the steps of an optimizer: of one process (src/optim/local_step.cpp), or together with other ranks
+/// (src/optim/sharded_step.h).
+class Stepper {
+ public:
+  virtual ~Stepper() = default;
+  virtual void step() = 0;
+  /// TORCH_CHECK fails where only the optimizer knows what it remembers.
+  virtual void check_state_is_known() const {}
+  /// Makes the tensors in the optimizer's map whole, until the next step. Every rank calls it where ranks share no
+  /// memory.
+  virtual void complete_state() {}
+  /// Null where each rank reaches all of the state.
+  virtual const Group* slice_holders() const { return nullptr; }
+  /// Whether tensors of a loaded state may stay as they are until the next step.
+  virtual bool adopts_state() const { return false; }
+  /// The optimizer was moved.
+  virtual void move_to(torch::optim::Optimizer& optimizer) = 0;
 };
-using ShardedStepPtr = std::unique_ptr<ShardedStep, DeleteShardedStep>;
-/// What an optimizer's class does in step(), whatever a class derived from it does.
-using StepOfItself = void (*)(torch::optim::Optimizer& optimizer);
-/// Null in a world of one.
-ShardedStepPtr shard(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
-                     const ZeroRedundancyOptions& options, StepOfItself own_step);
-void step(ShardedStep& sharded);
-void complete_state(ShardedStep& sharded);
-const Group* slice_holders(const ShardedStep& sharded);
-void move_to(ShardedStep& sharded, torch::optim::Optimizer& optimizer);
+/// `model`: whose ranks step together; null: the optimizer is one process's. Null where the optimizer's own step() does
+/// all of it. Every rank of `model` calls it.
+std::unique_ptr<Stepper> make_stepper(const Replica* model, torch::optim::Optimizer& optimizer, const StepKind& kind,
+                                      const ZeroRedundancyOptions& options);
 
 }  // namespace detail
 
@@ -95,10 +95,7 @@ class ZeroRedundancyOptimizer : public Optimizer,
       : ZeroRedundancyOptimizer(Groups{std::move(parameters)}, std::move(defaults), options) {}
   template <typename OptimizerOptions>
   ZeroRedundancyOptimizer(const Groups& groups, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
-      : Optimizer(detail::checked_groups<Optimizer>(groups, defaults), std::move(defaults)), options_(options) {
-    detail::check_group_options(groups, this->defaults(), typeid(Optimizer));
-    detail::check_parameters(*this, kKind, options_);
-  }
+      : ZeroRedundancyOptimizer(static_cast<const Replica*>(nullptr), groups, std::move(defaults), options) {}
   /// Steps what `model` trains, together with its other ranks. Every rank makes it and calls
   /// step(), with the same options and the same state; what differs is an Error on all ranks. `model` outlives it.
   ///
@@ -106,7 +103,7 @@ class ZeroRedundancyOptimizer : public Optimizer,
   /// is what this rank has computed itself. Limit its norm by model.clip_grad_norm(), which every rank then calls and
   /// which leaves no .grad. Errors and skipped steps of a reduction (NonFinitePolicy, skip_step()) come with step().
   /// While `model` has a communication hook, and where several machines have several ranks, backward reduces gradients
-  /// as ever.
+  /// as without it.
   ///
   /// The parameters move into other memory, that the ranks of the machine reach, and back when this object goes: the
   /// tensors stay the same, but views of them and what .data() gave before show the old memory. Where ranks share no
@@ -118,38 +115,25 @@ class ZeroRedundancyOptimizer : public Optimizer,
   template <typename OptimizerOptions>
   ZeroRedundancyOptimizer(const Replica& model, const Groups& groups, OptimizerOptions defaults,
                           ZeroRedundancyOptions options = {})
-      : ZeroRedundancyOptimizer(groups, std::move(defaults), options) {
-    slices_ = detail::step_by_slices(model, *this, kKind, detail::state_is_known<Optimizer>(), options_);
-    if (!slices_)
-      sharded_ = detail::shard(model, *this, kKind, options_, [](torch::optim::Optimizer& optimizer) {
-        static_cast<ZeroRedundancyOptimizer&>(optimizer).own_step();
-      });
-  }
+      : ZeroRedundancyOptimizer(&model, groups, std::move(defaults), options) {}
 
   ZeroRedundancyOptimizer(ZeroRedundancyOptimizer&& other) noexcept
       : Optimizer(std::move(other)),
         options_(other.options_),
-        sharded_(std::move(other.sharded_)),
-        slices_(std::move(other.slices_)),
+        stepper_(std::move(other.stepper_)),
         moved_from_(std::exchange(other.moved_from_, true)) {
-    if (sharded_) detail::move_to(*sharded_, *this);
-    if (slices_) detail::move_to(*slices_, *this);
+    if (stepper_) stepper_->move_to(*this);
   }
 
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
     TORCH_CHECK(!moved_from_, "ZeroRedundancyOptimizer::step(): it was moved from; step the one that it became");
-    if (kKind == detail::FormulaKind::kNone && !slices_) return Optimizer::step(std::move(closure));
+    if (!stepper_) return Optimizer::step(std::move(closure));
     at::Tensor loss;
     if (closure) {
       const at::AutoGradMode enable_grad(true);
       loss = closure();
     }
-    if (slices_)
-      detail::step(*slices_, [this] { own_step(); });
-    else if (sharded_)
-      detail::step(*sharded_);
-    else if (!detail::fused_step(*this, kKind, options_))
-      own_step();
+    stepper_->step();
     return loss;
   }
 
@@ -163,20 +147,28 @@ class ZeroRedundancyOptimizer : public Optimizer,
   }
   bool keeps_masters() const override { return options_.master_weights; }
   void check_state_is_known() const override {
-    if (slices_) detail::check_state_is_known(*slices_);
+    if (stepper_) stepper_->check_state_is_known();
   }
   void complete_state() const override {
-    if (slices_) detail::complete_state(*slices_);
-    if (sharded_) detail::complete_state(*sharded_);
+    if (stepper_) stepper_->complete_state();
   }
-  const Group* slice_holders() const override {
-    if (slices_) return detail::slice_holders(*slices_);
-    return sharded_ ? detail::slice_holders(*sharded_) : nullptr;
-  }
-  bool adopts_state() const override { return sharded_ != nullptr; }
+  const Group* slice_holders() const override { return stepper_ ? stepper_->slice_holders() : nullptr; }
+  bool adopts_state() const override { return stepper_ && stepper_->adopts_state(); }
 
  private:
   static constexpr detail::FormulaKind kKind = detail::formula_kind<Optimizer>();
+
+  template <typename OptimizerOptions>
+  ZeroRedundancyOptimizer(const Replica* model, const Groups& groups, OptimizerOptions defaults,
+                          ZeroRedundancyOptions options)
+      : Optimizer(detail::checked_groups<Optimizer>(groups, defaults), std::move(defaults)), options_(options) {
+    detail::check_group_options(groups, this->defaults(), typeid(Optimizer));
+    detail::check_parameters(*this, kKind, options_);
+    const auto own_step = [](torch::optim::Optimizer& optimizer) {
+      static_cast<ZeroRedundancyOptimizer&>(optimizer).own_step();
+    };
+    stepper_ = detail::make_stepper(model, *this, {kKind, detail::state_is_known<Optimizer>(), own_step}, options_);
+  }
 
   void own_step() {
     const auto step = [this] { Optimizer::step(nullptr); };
@@ -184,8 +176,7 @@ class ZeroRedundancyOptimizer : public Optimizer,
   }
 
   ZeroRedundancyOptions options_;
-  detail::ShardedStepPtr sharded_;
-  detail::SliceStepPtr slices_;
+  std::unique_ptr<detail::Stepper> stepper_;
   bool moved_from_ = false;
 };
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "collectives/shm/verdict.h"
+#include "collectives/shm/protocol/verdict.h"
 
 namespace lockstep::c {
 namespace {
@@ -35,6 +35,7 @@ lockstep_status status_of(shm::Verdict::Cause cause, lockstep_status otherwise) 
     case shm::Verdict::Cause::kMismatch:
     case shm::Verdict::Cause::kSplits:
     case shm::Verdict::Cause::kMessage:
+    case shm::Verdict::Cause::kStuck:
       return LOCKSTEP_MISMATCH;
     case shm::Verdict::Cause::kTimeout:
       return LOCKSTEP_TIMED_OUT;

@@ -10,7 +10,7 @@
 #include "base/shared_segment.h"
 #include "c/memory.h"
 #include "collectives/call_guard.h"
-#include "collectives/shm/group.h"
+#include "collectives/shm/protocol/communicator.h"
 
 namespace lockstep::c {
 
@@ -19,7 +19,7 @@ struct GroupState {
   GroupState(shm::World world, std::chrono::milliseconds timeout_, bool is_world_)
       : group(std::move(world)), timeout(timeout_), is_world(is_world_) {}
 
-  shm::Group group;
+  shm::Communicator group;
   const std::chrono::milliseconds timeout;
   const bool is_world;
   const unsigned generation = fork_generation();  ///< of the process that has the group's memory

@@ -10,7 +10,7 @@
 #include "base/mutex.h"
 #include "c/guarded.h"
 #include "collectives/ancestor.h"
-#include "collectives/shm/bootstrap.h"
+#include "collectives/shm/segment/bootstrap.h"
 #include "rendezvous/key_value_client.h"
 #include "rendezvous/local_rendezvous.h"
 #include "rendezvous/text_exchange.h"

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <memory>
 
-#include "collectives/shm/world.h"
+#include "collectives/shm/segment/world.h"
 #include "rendezvous/world.h"
 
 namespace lockstep::c {

@@ -51,7 +51,7 @@ struct Wanted {
 };
 
 void* allocate_together(const char* function, const State& state, size_t bytes) {
-  shm::Group& group = state->group;
+  shm::Communicator& group = state->group;
   Wanted mine{bytes, shm::kNowhere};
   std::byte* block = nullptr;
   std::string failure = "rank 0 has no memory for " + std::to_string(bytes) + " bytes; its text says why";
@@ -59,7 +59,7 @@ void* allocate_together(const char* function, const State& state, size_t bytes) 
     try {
       block = group.allocate(bytes);
       std::memset(block, 0, bytes);
-      mine.place = group.offset_of(block);
+      mine.place = group.arena()->offset(block);
     } catch (const std::exception& error) {
       failure = error.what();
     }

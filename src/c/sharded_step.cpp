@@ -8,8 +8,8 @@
 
 #include "base/hash.h"
 #include "c/guarded.h"
-#include "collectives/shm/reduce.h"
-#include "collectives/shm/stream_copy.h"
+#include "collectives/shm/kernels/reduce.h"
+#include "collectives/shm/kernels/stream_copy.h"
 #include "optim/kernels/step_constants.h"
 #include "rank_page/rank_board.h"
 
@@ -84,7 +84,7 @@ shm::DataType checked_type(const char* function, lockstep_dtype dtype, const voi
 }
 
 /// The array's offset in this rank's memory, or in rank 0's where it is together.
-uint64_t place_of(const shm::Group& group, const void* array, HandedOut::Kind kind) {
+uint64_t place_of(const shm::Communicator& group, const void* array, HandedOut::Kind kind) {
   const auto* owner = group.memory_of(kind == HandedOut::Kind::kTogether ? 0 : group.rank(), 0);
   return static_cast<uint64_t>(static_cast<const std::byte*>(array) - owner);
 }
@@ -146,7 +146,7 @@ Announced announced(const Step& step, GroupState& state) {
   mine.constants = step.constants;
   mine.has_master = step.master != nullptr ? 1 : 0;
   if (step.count == 0) return mine;
-  const shm::Group& group = state.group;
+  const shm::Communicator& group = state.group;
   const auto parameters =
       checked_array(step, state, {"parameters", step.parameters, step.type}, /*own=*/true, /*together=*/true);
   const auto gradients =
@@ -203,7 +203,7 @@ void agree(const Step& step, const std::vector<Announced>& all) {
                                                "; every rank gives the same, and nothing was stepped");
 }
 
-void step_slice(const Step& step, const shm::Group& group, const std::vector<Announced>& all) {
+void step_slice(const Step& step, const shm::Communicator& group, const std::vector<Announced>& all) {
   const auto ranks = static_cast<size_t>(group.size()), rank = static_cast<size_t>(group.rank());
   const size_t slice = shm::Geometry::round_up((step.count + ranks - 1) / ranks, kSliceAligned);
   const size_t begin = std::min(step.count, rank * slice), end = std::min(step.count, begin + slice);
@@ -229,7 +229,7 @@ void step_slice(const Step& step, const shm::Group& group, const std::vector<Ann
 }
 
 void run(const Step& step, const State& state) {
-  shm::Group& group = state->group;
+  shm::Communicator& group = state->group;
   const Announced mine = announced(step, *state);
   const uint64_t number =
       note_start(step.function, static_cast<lockstep_dtype>(step.type), static_cast<int64_t>(step.count));

@@ -54,6 +54,7 @@ namespace {
 /// Options by which ranks decide for themselves when to meet. All ranks call it.
 void compare_options(const Group& group, const CheckpointerOptions& options) {
   if (group.world_size() == 1) return;
+  const OperationLabel label("Checkpointer()");
   const auto text = [](const auto& value) { return value ? std::to_string(*value) : "none"; };
   const std::string lines = "every_steps: " + text(options.every_steps) + "\nevery_minutes: " +
                             text(options.every_minutes) + "\nmemory_every_n_steps: " +
@@ -112,7 +113,6 @@ void Checkpointer::State::save(int64_t step, std::optional<double> score) {
   begin_run();
   accumulation.look_before_save(step, parts, group);
   for (const auto& check : checks) check();
-  const OperationLabel label("a checkpoint");
   const CheckpointMessage result = saver.save(parts, step, score, failure_of([&] { check_step(step); }));
   if (result.outcome == Outcome::kDone) {
     schedule.start_after(step);
@@ -146,7 +146,6 @@ bool Checkpointer::State::step(int64_t step) {
 }
 
 bool Checkpointer::State::resume() {
-  const OperationLabel label("resuming");
   compare_parts();
   saver.wait();  // the newest may be on its way to the disk
   const auto resumed = resume_parts(parts, saver.folder(), memory.get(), group);
@@ -222,14 +221,26 @@ Checkpointer& Checkpointer::check_before_saves(std::function<void()> check) {
   return *this;
 }
 
-bool Checkpointer::resume() { return state_->resume(); }
+bool Checkpointer::resume() {
+  const OperationLabel label("Checkpointer::resume()");
+  return state_->resume();
+}
 
 int64_t Checkpointer::resumed_step() const { return state_->resumed_step; }
 
-bool Checkpointer::step(int64_t step) { return state_->step(step); }
+bool Checkpointer::step(int64_t step) {
+  const OperationLabel label("Checkpointer::step()");
+  return state_->step(step);
+}
 
-void Checkpointer::save(int64_t step, std::optional<double> score) { state_->save(step, score); }
+void Checkpointer::save(int64_t step, std::optional<double> score) {
+  const OperationLabel label("Checkpointer::save()");
+  state_->save(step, score);
+}
 
-void Checkpointer::finish() { state_->saver.finish(); }
+void Checkpointer::finish() {
+  const OperationLabel label("Checkpointer::finish()");
+  state_->saver.finish();
+}
 
 }  // namespace lockstep

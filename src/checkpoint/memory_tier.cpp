@@ -21,7 +21,6 @@
 #include "checkpoint/memory/state_keys.h"
 #include "checkpoint/memory_agreement.h"
 #include "collectives/group_state.h"
-#include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {
@@ -179,7 +178,6 @@ MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machi
 MemoryTier::~MemoryTier() { in_use = false; }
 
 void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step, std::string problem) {
-  const OperationLabel label("a checkpoint in memory");
   SplitState state;
   std::optional<ObjectWriter> written_by_all, written_here;
   Hash hash;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 
 #include "collectives/called_as.h"
 #include "collectives/core_types.h"
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
 
 // What Group's operations ask of an engine, and how messages show them.
 

@@ -7,7 +7,7 @@
 
 #include <lockstep/group.h>
 
-#include "collectives/shm/element.h"
+#include "collectives/shm/kernels/element.h"
 
 // Dtypes and reductions in the terms of the shared-memory core, which knows neither LibTorch nor Group. Every
 // translation between the three is here.

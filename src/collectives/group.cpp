@@ -8,7 +8,7 @@
 #include "collectives/device_engine.h"
 #include "collectives/operand.h"
 #include "collectives/operand_checks.h"
-#include "collectives/operations_started.h"
+#include "collectives/start_collective.h"
 #include "collectives/work.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
@@ -41,11 +41,12 @@ void check_other(const char* operation, int peer, const Group& group) {
               " is this rank itself; copy the tensor instead");
 }
 
-void note_start(uint64_t sequence, const char* operation, const at::Tensor& tensor, Clock::time_point now) {
+void note_start(const Group::State& group, uint64_t sequence, const char* operation, const at::Tensor& tensor,
+                Clock::time_point now) {
   operations_started.fetch_add(1, std::memory_order_relaxed);
   const at::IntArrayRef sizes = tensor.sizes();
   own_page().start_operation(sequence, operation, dtype_name(tensor.scalar_type()), tensor.numel(), sizes.data(),
-                             sizes.size(), now, OperationLabel::current());
+                             sizes.size(), now, OperationLabel::current(), group.on_page.place());
 }
 
 /// `written`: what this rank's part in the operation writes; undefined if nothing.
@@ -55,14 +56,18 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
            std::string message = "") {
   if (written.defined()) note_written(written);
   const char* operation = CallGuard::operation(group->caller);
-  note_start(group->sequence, operation, tensor, coarse_now());
+  note_start(*group, group->sequence, operation, tensor, coarse_now());
+  RankStatus::Awaited awaited;
+  // What sends nothing, because it has no elements, is counted on no rank.
+  if (message.empty() && work) awaited = start_collective(group->on_page, group->rank, group->sequence, what);
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
                                                         .sequence = group->sequence++,
                                                         .call = call_now(what),
                                                         .group = group,
                                                         .work = std::move(work),
                                                         .finish = std::move(finish),
-                                                        .message = std::move(message)}));
+                                                        .message = std::move(message),
+                                                        .awaited = awaited}));
 }
 
 /// Runs the operation in one call if the group's engine can; else does nothing and returns false.
@@ -77,10 +82,11 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& o
   const uint64_t sequence = group->sequence++;
   if (request.count == 0 && request.kind != shm::OperationKind::kBarrier)
     return true;  // sends nothing, as through c10d
-  note_start(sequence, operation, input, started);
+  note_start(*group, sequence, operation, input, started);
+  const RankStatus::Awaited awaited = start_collective(group->on_page, group->rank, sequence, request);
   const shm::Call call = call_now(request);
   try {
-    const WaitOnPage waiting;
+    const WaitOnPage waiting(group->on_page.place(), awaited);
     group->blocking->run(std::move(request));
     own_page().finish_operation(sequence);
   } catch (const Interruption&) {

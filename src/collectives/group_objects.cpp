@@ -1,15 +1,25 @@
 #include <algorithm>
+#include <optional>
+#include <sstream>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/rank_names.h"
 #include "collectives/called_as.h"
 #include "collectives/contains_itself.h"
 #include "collectives/group_state.h"
+#include "collectives/purpose.h"
+#include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
 
 // Object collectives send lengths first, then bytes. LibTorch's own pickler pickles the values.
+//
+// Functions of the library that gather bytes look alike to the engines, which compare kinds and sizes. Where all ranks
+// see all lengths, each length therefore has a hash of its rank's OperationLabel above it, and functions that differ
+// end with an error before any bytes are taken for another function's.
 
 namespace lockstep {
 namespace {
@@ -31,8 +41,30 @@ struct Pickled {
   std::string bytes, problem;
 };
 
+/// Where the first undefined tensor of a value is, such as `["weights"][2]`, "" if it is the value itself. None: there
+/// is none.
+std::optional<std::string> place_of_undefined(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() ? std::nullopt : std::optional(std::string());
+  if (value.isGenericDict()) {
+    for (const auto& item : value.toGenericDict())
+      if (const auto found = place_of_undefined(item.value())) {
+        std::ostringstream place;
+        place << '[' << item.key() << ']' << *found;
+        return place.str();
+      }
+  } else if (value.isTuple() || value.isList()) {
+    const auto elements = value.isTuple() ? c10::ArrayRef<c10::IValue>(value.toTupleRef().elements()) : value.toListRef();
+    for (size_t i = 0; i < elements.size(); ++i)
+      if (const auto found = place_of_undefined(elements[i])) return '[' + std::to_string(i) + ']' + *found;
+  }
+  return std::nullopt;
+}
+
 Pickled pickle(const c10::IValue& object) {
   if (contains_itself(object)) return {"", "an object contains itself, so it cannot be sent"};
+  if (const auto place = place_of_undefined(object))
+    return {"", "an object cannot be sent: " +
+                    (place->empty() ? "it is an undefined tensor" : "its element " + *place + " is an undefined tensor")};
   try {
     const std::vector<char> bytes = torch::jit::pickle_save(object);
     return {std::string(bytes.begin(), bytes.end()), ""};
@@ -53,11 +85,44 @@ c10::IValue unpickle(const std::string& bytes) {
   return torch::jit::pickle_load(std::vector<char>(bytes.begin(), bytes.end()));
 }
 
+constexpr int kLengthBits = 40;
+constexpr int64_t kLongest = (int64_t{1} << kLengthBits) - 1;
+
+/// 23 bits, above those of a length.
+int64_t hash_of_label() {
+  Hash hash;
+  hash.add(std::string(OperationLabel::current()));
+  return static_cast<int64_t>((hash.value() & 0x7fffff) << kLengthBits);
+}
+
+/// Every rank calls it where they gather for different functions.
+[[noreturn]] void refuse_other_function(const Group& group, const char* operation) {
+  const std::string mine(OperationLabel::current());
+  const OperationLabel none("");
+  const auto purposes = group.all_gather_bytes(mine);
+  std::string text = "ranks disagree on what they gather:";
+  for (size_t rank = 0; rank < purposes.size(); ++rank)
+    if (std::find(purposes.begin(), purposes.begin() + static_cast<std::ptrdiff_t>(rank), purposes[rank]) ==
+        purposes.begin() + static_cast<std::ptrdiff_t>(rank))
+      text += (rank == 0 ? " " : ", ") + ranks_with(purposes, purposes[rank]) + " called " +
+              call_of_purpose(operation + std::string("()"), purposes[rank]);
+  text += ". All ranks must call the same operations in the same order." + advice_on(purposes);
+  own_page().fail(RankFailure::kMismatch, -1, text);
+  throw Error(text);
+}
+
 /// All ranks' lengths, rank by rank.
-std::vector<int64_t> all_lengths(const Group& group, std::string_view bytes) {
-  const at::Tensor lengths = group.all_gather(to_tensor(std::vector<int64_t>{static_cast<int64_t>(bytes.size())}));
+std::vector<int64_t> all_lengths(const Group& group, std::string_view bytes, const char* operation) {
+  const auto length = static_cast<int64_t>(bytes.size());
+  TORCH_CHECK(length <= kLongest, operation, ": ", length, " bytes are more than the ", kLongest, " that can be sent");
+  const at::Tensor lengths = group.all_gather(to_tensor(std::vector<int64_t>{length | hash_of_label()}));
   const int64_t* data = lengths.const_data_ptr<int64_t>();
-  return std::vector<int64_t>(data, data + lengths.numel());
+  std::vector<int64_t> all(data, data + lengths.numel());
+  const int64_t label = all.front() >> kLengthBits;
+  if (std::any_of(all.begin(), all.end(), [&](int64_t one) { return one >> kLengthBits != label; }))
+    refuse_other_function(group, operation);
+  for (int64_t& one : all) one &= kLongest;
+  return all;
 }
 
 at::Tensor padded(std::string_view bytes, int64_t length) {
@@ -114,14 +179,14 @@ std::string Group::broadcast_bytes(std::string_view bytes, int root) const {
 std::vector<std::string> Group::all_gather_bytes(std::string_view bytes) const {
   const CallGuard guard = state_->enter("all_gather_bytes");
   const CalledAsGuard called_as_guard(shm::CalledAs::kAllGatherBytes);
-  const auto lengths = all_lengths(*this, bytes);
+  const auto lengths = all_lengths(*this, bytes, CallGuard::operation(state_->caller));
   return cut(all_gather(padded(bytes, *std::max_element(lengths.begin(), lengths.end()))), lengths);
 }
 
 std::vector<std::string> Group::gather_bytes(std::string_view bytes, int root) const {
   const CallGuard guard = state_->enter("gather_bytes");
   const CalledAsGuard called_as_guard(shm::CalledAs::kGatherBytes);
-  return gathered(*this, bytes, all_lengths(*this, bytes), root);
+  return gathered(*this, bytes, all_lengths(*this, bytes, "gather_bytes"), root);
 }
 
 std::string Group::scatter_bytes(const std::vector<std::string>& bytes, int root) const {
@@ -166,7 +231,7 @@ std::vector<c10::IValue> Group::gather_object(const c10::IValue& object, int roo
   const CallGuard guard = state_->enter("gather_object");
   const CalledAsGuard called_as_guard(shm::CalledAs::kGatherObject);
   const Pickled mine = pickle(object);
-  const auto lengths = all_lengths(*this, mine.bytes);
+  const auto lengths = all_lengths(*this, mine.bytes, "gather_object");
   if (std::find(lengths.begin(), lengths.end(), 0) != lengths.end())
     refuse_together(*this, "gather_object", mine.problem);
   return map(gathered(*this, mine.bytes, lengths, root), unpickle);

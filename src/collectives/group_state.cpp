@@ -34,18 +34,21 @@ void Membership::close() {
 }
 
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
-                 std::shared_ptr<Membership> membership) {
+                 PageGroup on_page, std::shared_ptr<Membership> membership) {
   auto engine = world_size == 1 ? single_engine::make_backend() : factories.cpu(store, rank, world_size);
-  return make_group_over(std::move(engine), store, rank, world_size, std::move(factories), std::move(membership));
+  return make_group_over(std::move(engine), store, rank, world_size, std::move(factories), std::move(on_page),
+                         std::move(membership));
 }
 
 Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                      int world_size, EngineFactories factories, std::shared_ptr<Membership> membership) {
+                      int world_size, EngineFactories factories, PageGroup on_page,
+                      std::shared_ptr<Membership> membership) {
   const std::string name = engine->getBackendName();
   auto* blocking = dynamic_cast<BlockingEngine*>(engine.get());
   auto state =
       std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(factories), engine, name, blocking,
                                                   membership, world_size == 1 ? engine : nullptr});
+  state->on_page = std::move(on_page);
   membership->add(state);
   return Group(std::move(state));
 }
@@ -68,22 +71,26 @@ at::Tensor Group::allocate(int64_t elements, const at::TensorOptions& options) c
 
 namespace {
 
-/// The part of a group with that many ranks, of which this one is number `place`; nullopt if it is none of them.
-std::optional<Group> make_part(Group::State& whole, const std::string& prefix, std::optional<int> place, size_t size) {
-  if (!place) return std::nullopt;
+/// The part of a group with those ranks, which is its subgroup `number`; nullopt if this rank is none of them.
+/// `part`: distinguishes the parts of one number, if there are several.
+std::optional<Group> make_part(Group::State& whole, int number, const std::vector<int>& ranks,
+                               const std::string& part = "") {
+  const auto place = std::find(ranks.begin(), ranks.end(), whole.rank);
+  if (place == ranks.end()) return std::nullopt;
   c10::intrusive_ptr<c10d::Store> store;
+  const std::string prefix = "subgroup" + std::to_string(number) + part;
   if (whole.store) store = c10::make_intrusive<c10d::PrefixStore>(prefix, whole.store);
-  return make_group(store, *place, static_cast<int>(size), whole.factories, whole.membership);
+  return make_group(store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()), whole.factories,
+                    whole.on_page.part(number, ranks), whole.membership);
 }
 
 /// The part of those ranks that said what this one said.
 Group part_of_like(Group::State& whole, const std::vector<std::string>& said) {
   const std::string& mine = said[static_cast<size_t>(whole.rank)];
-  const auto like_mine = [&](auto end) { return std::count(said.begin(), end, mine); };
-  const auto first = std::find(said.begin(), said.end(), mine) - said.begin();
-  const std::string prefix = "subgroup" + std::to_string(whole.subgroups++) + "." + std::to_string(first);
-  return *make_part(whole, prefix, static_cast<int>(like_mine(said.begin() + whole.rank)),
-                    static_cast<size_t>(like_mine(said.end())));
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < said.size(); ++rank)
+    if (said[rank] == mine) ranks.push_back(static_cast<int>(rank));
+  return *make_part(whole, whole.subgroups++, ranks, "." + std::to_string(ranks.front()));
 }
 
 /// Ranks that made other parts would wait for each other in groups that never form.
@@ -108,15 +115,12 @@ void compare_lists(const Group& group, const std::vector<int>& ranks) {
 std::optional<Group> Group::subgroup(const std::vector<int>& ranks) const {
   const CallGuard guard = state_->enter("subgroup");
   TORCH_CHECK(!ranks.empty(), "subgroup: the list of ranks is empty");
-  std::optional<int> place;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    check_peer("subgroup", ranks[i]);
-    TORCH_CHECK(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, "subgroup: rank ", ranks[i],
-                " is in the list twice");
-    if (ranks[i] == rank()) place = static_cast<int>(i);
+  for (const int rank : ranks) {
+    check_peer("subgroup", rank);
+    TORCH_CHECK(std::count(ranks.begin(), ranks.end(), rank) == 1, "subgroup: rank ", rank, " is in the list twice");
   }
   compare_lists(*this, ranks);
-  return make_part(*state_, "subgroup" + std::to_string(state_->subgroups++), place, ranks.size());
+  return make_part(*state_, state_->subgroups++, ranks);
 }
 
 Group Group::split(int64_t color) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -13,8 +14,9 @@
 #include "base/mutex.h"
 #include "base/shared_segment.h"
 #include "base/virtual_ranks.h"
-#include "collectives/blocking_engine.h"
 #include "collectives/call_guard.h"
+#include "collectives/engine_interfaces.h"
+#include "rank_page/page_group.h"
 
 namespace lockstep {
 
@@ -70,6 +72,7 @@ struct Group::State {
   const unsigned generation = fork_generation();  ///< of the process that made the group
   CurrentCaller caller = {};
   std::shared_ptr<VirtualRanks> virtual_ranks = nullptr;  ///< of the group of all ranks; null: the run has none
+  PageGroup on_page = {};
 
   /// Every call of the group holds the guard.
   CallGuard enter(const char* operation) { return CallGuard(caller, rank, generation, operation); }
@@ -78,11 +81,11 @@ struct Group::State {
 /// The group of `world_size` ranks, over the backends that the factories make, or over the single engine if there is
 /// one rank. `membership` is that of the group it is a part of.
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
-                 std::shared_ptr<Membership> membership = std::make_shared<Membership>());
+                 PageGroup on_page = {}, std::shared_ptr<Membership> membership = std::make_shared<Membership>());
 
 /// The same over an engine that is there already.
 Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                      int world_size, EngineFactories factories,
+                      int world_size, EngineFactories factories, PageGroup on_page = {},
                       std::shared_ptr<Membership> membership = std::make_shared<Membership>());
 
 /// This rank leaves. From now on is_open() is false, for copies and subgroups too. Where the engine can tell the other
@@ -90,5 +93,8 @@ Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intru
 void close(const Group& group);
 
 Group::State& state_of(const Group& group);
+
+/// How many collectives and messages this process has begun, over all groups.
+inline std::atomic<uint64_t> operations_started{0};
 
 }  // namespace lockstep

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <exception>
-#include <sstream>
 #include <utility>
 
 #include <lockstep/error.h>
 
 #include "base/thread_token.h"
-#include "collectives/stuck_ranks.h"
+#include "collectives/cause.h"
 #include "collectives/typed_message.h"
 #include "rank_page/rank_board.h"
 
@@ -18,10 +17,9 @@ namespace {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using std::chrono::milliseconds;
 
-/// Whoever comes so late is nearly always there by the first look. Ranks must be seen in the same waits for kSameFor.
-constexpr milliseconds kFirstLook{400}, kLongestPause{1500}, kSameFor{900};
+/// Whoever comes so late is nearly always there by the first look.
+constexpr milliseconds kFirstLook{400}, kLongestPause{1500};
 constexpr int kRestsBeforeDozing = 5;
-constexpr const char* kVerdict = "waits/verdict";
 
 }  // namespace
 
@@ -39,7 +37,7 @@ class MessageWatch::WatchedMessage final : public c10d::Work {
     if (has_failed_ || watch_->ending_ || !watch_->verdict_.empty())
       watch_->done_.pending.erase(place_);
     else
-      watch_->keep({.work = inner_, .waiter = waiter_, .place = place_});
+      watch_->dropped_.keep({.work = inner_, .waiter = waiter_, .place = place_});
   }
 
   bool isCompleted() override {
@@ -64,10 +62,12 @@ class MessageWatch::WatchedMessage final : public c10d::Work {
       watch_->end_wait();
       watch_->declare(wrong.what());
       throw;
-    } catch (const std::exception&) {
+    } catch (const std::exception& cause) {
       has_failed_ = true;
       watch_->end_wait();
       require_no_verdict();
+      const std::string left = message_.is_send ? "" : watch_->board_.unreceived_from(message_.peer);
+      if (!left.empty()) throw Error(cause_of(cause) + "; " + left);
       throw;
     }
     watch_->end_wait();
@@ -97,29 +97,35 @@ class MessageWatch::WatchedMessage final : public c10d::Work {
 
 MessageWatch::MessageWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                            std::function<void(const std::string&)> tell)
-    : store_(std::move(store)), rank_(rank), world_size_(world_size), tell_(std::move(tell)) {
-  store_->deleteKey(key(rank_));
-  if (rank_ == 0) store_->deleteKey(kVerdict);
-}
+    : tell_(std::move(tell)),
+      board_(std::move(store), rank, world_size),
+      deadlock_(rank),
+      dropped_({.over = [this](const DroppedMessages::One& one, bool is_there) { note_over(one.place, is_there); },
+                .refused = [this](const std::string& text) { declare(text); }}) {}
 
 void MessageWatch::stop() {
-  std::thread threads[2];
-  if (fork_generation_ != fork_generation()) {  // the threads belong to the process that forked
-    for (std::thread* thread : {&thread_, &keeper_})
-      if (thread->joinable()) thread->detach();
-    return;
+  const bool is_forked = fork_generation_ != fork_generation();  // the threads belong to the process that forked
+  if (is_forked) {
+    if (thread_.joinable()) thread_.detach();
+    return dropped_.stop(is_forked);
   }
+  std::thread thread;
   {
     const MutexLock lock(mutex_);
-    ending_ = true;
-    threads[0].swap(thread_);
-    threads[1].swap(keeper_);
-    if (!dropped_.empty()) dropped_.front().work->abort();
+    if (!std::exchange(ending_, true)) board_.leave_tags(done_.pending);
+    thread.swap(thread_);
   }
   changed_.notify_all();
-  for (std::thread& thread : threads)
-    if (thread.joinable()) thread.join();
-  dropped_.clear();
+  if (thread.joinable()) thread.join();
+  dropped_.stop(is_forked);
+}
+
+void MessageWatch::note_over(std::list<Message>::iterator place, bool is_there) {
+  const MutexLock lock(mutex_);
+  if (is_there)
+    note_done(place);
+  else
+    done_.pending.erase(place);
 }
 
 void MessageWatch::note_done(std::list<Message>::iterator place) {
@@ -127,45 +133,9 @@ void MessageWatch::note_done(std::list<Message>::iterator place) {
   done_.pending.erase(place);
 }
 
-void MessageWatch::keep(Dropped message) {
-  dropped_.push_back(std::move(message));
-  if (!keeper_.joinable()) keeper_ = std::thread([this] { finish_dropped(); });
-  changed_.notify_all();
-}
-
-void MessageWatch::finish_dropped() {
-  constexpr auto kForever = std::chrono::hours(24 * 365);  // a time limit would end the group, which nobody waits for
-  MutexLock lock(mutex_);
-  while (!ending_) {
-    if (dropped_.empty()) {
-      changed_.wait(lock.native());
-      continue;
-    }
-    const Dropped& first = dropped_.front();
-    lock.unlock();
-    bool is_there = false;
-    try {
-      is_there = first.waiter ? first.waiter->wait(milliseconds(0)) : first.work->wait(kForever);
-    } catch (const WrongMessage& wrong) {
-      declare(wrong.what());
-    } catch (const std::exception&) {  // the group has ended, of which others hear
-    }
-    lock.lock();
-    if (is_there)
-      note_done(first.place);
-    else
-      done_.pending.erase(first.place);
-    std::list<Dropped> done;
-    done.splice(done.begin(), dropped_, dropped_.begin());
-    lock.unlock();
-    done.clear();
-    lock.lock();
-  }
-}
-
 void MessageWatch::expect_several_callers() {
   const MutexLock lock(mutex_);
-  several_callers_ = true;
+  callers_.are_several = true;
 }
 
 WorkPtr MessageWatch::watched(WorkPtr inner, const Message& message) {
@@ -192,20 +162,14 @@ std::string MessageWatch::verdict() {
 void MessageWatch::declare(const std::string& text) {
   own_page().fail(RankFailure::kMismatch, -1, text);
   if (tell_) tell_(text);
-  try {
-    store_->set(kVerdict, text);
-  } catch (const std::exception&) {
-    // Without a store nobody can be told.
-  }
+  board_.declare(text);
   const MutexLock lock(mutex_);
   if (verdict_.empty()) verdict_ = text;
 }
 
 void MessageWatch::note_caller() {
-  const void* const here = thread_token();
-  if (caller_ == nullptr) caller_ = here;
-  if (caller_ != here) several_callers_ = true;
-  if (several_callers_ && published_) changed_.notify_all();
+  callers_.note(thread_token());
+  if (callers_.are_several && wait_ && wait_->is_told) changed_.notify_all();
 }
 
 void MessageWatch::begin_wait(Wait wait) {
@@ -213,32 +177,26 @@ void MessageWatch::begin_wait(Wait wait) {
   {
     const MutexLock lock(mutex_);
     note_caller();
-    if (wait_) several_callers_ = true;
-    wait.serial = ++waits_;
+    if (wait_) callers_.are_several = true;
+    wait.serial = ++done_.serial;
     wait.pause = kFirstLook;
     wait.next_look = coarse_now() + kFirstLook;
+    wait.is_told = wait_ && wait_->is_told;
     if (wait.message != nullptr) start_thread_locked();
     wait_ = wait;
-    wake = dozing_;
+    wake = thread_state_ == ThreadState::kDozing;
   }
   if (wake) changed_.notify_all();
 }
 
 void MessageWatch::end_wait() {
   MutexLock lock(mutex_);
-  while (looking_) changed_.wait(lock.native());
+  while (thread_state_ == ThreadState::kLooking) changed_.wait(lock.native());
+  const bool is_told = wait_ && wait_->is_told;
   wait_.reset();
-  if (!std::exchange(published_, false)) return;
+  if (!is_told) return;
   lock.unlock();
-  take_back();  // before anything else is called: others rely on it
-}
-
-void MessageWatch::take_back() {
-  try {
-    store_->set(key(rank_), std::string("0"));
-  } catch (const std::exception&) {
-    // The store is gone, and with it whoever could read this.
-  }
+  board_.take_back();  // before anything else is called: others rely on it
 }
 
 void MessageWatch::start_thread() {
@@ -254,18 +212,19 @@ void MessageWatch::run() {
   MutexLock lock(mutex_);
   for (int rests = 0; !ending_;) {
     const auto now = Clock::now();
-    if (several_callers_ && std::exchange(published_, false)) {
+    if (callers_.are_several && wait_ && std::exchange(wait_->is_told, false)) {
       lock.unlock();
-      take_back();
+      board_.take_back();
       lock.lock();
     }
     if (!wait_) {
-      dozing_ = ++rests > kRestsBeforeDozing;
-      if (dozing_)
+      if (++rests > kRestsBeforeDozing) {
+        thread_state_ = ThreadState::kDozing;
         changed_.wait(lock.native());
-      else
+        thread_state_ = ThreadState::kAwake;
+      } else {
         changed_.wait_for(lock.native(), kFirstLook);
-      dozing_ = false;
+      }
       continue;
     }
     rests = 0;
@@ -274,14 +233,14 @@ void MessageWatch::run() {
       continue;
     }
     const Note own = own_note();
-    const bool is_sure = !several_callers_;
-    looking_ = true;
-    published_ = published_ || is_sure;
+    const bool is_sure = !callers_.are_several;
+    thread_state_ = ThreadState::kLooking;
+    wait_->is_told = wait_->is_told || is_sure;
     lock.unlock();
     const std::string found = look(own, is_sure);
     if (!found.empty() && tell_) tell_(found);
     lock.lock();
-    looking_ = false;
+    thread_state_ = ThreadState::kAwake;
     if (!found.empty()) {
       if (verdict_.empty()) own_page().fail(RankFailure::kMismatch, -1, found);
       verdict_ = found;
@@ -307,61 +266,14 @@ MessageWatch::Note MessageWatch::own_note() const {
 
 std::string MessageWatch::look(const Note& own, bool is_sure) {
   try {
-    if (is_sure) store_->set(key(rank_), own.packed());
-    if (store_->check({kVerdict})) return store_->get_to_str(kVerdict);
-    std::string found = is_sure && own.message ? judge(own) : "";
-    if (!found.empty()) store_->set(kVerdict, found);
+    if (is_sure) board_.tell(own);
+    if (std::string known = board_.verdict(); !known.empty()) return known;
+    std::string found = is_sure && own.message ? deadlock_.judge(board_.read(own)) : "";
+    if (!found.empty()) board_.declare(found);
     return found;
   } catch (const std::exception&) {
     return "";  // without a store nobody can be told
   }
-}
-
-std::vector<int> MessageWatch::needs_of(int rank, const std::vector<Note>& notes) {
-  const Note& note = notes[static_cast<size_t>(rank)];
-  if (note.serial == 0) return {};
-  const auto count = [](const std::map<int, uint64_t>& counts, int of) {
-    const auto found = counts.find(of);
-    return found == counts.end() ? 0 : found->second;
-  };
-  if (note.message) {
-    const int peer = note.message->peer;
-    const Note& theirs = notes[static_cast<size_t>(peer)];
-    // What is called on both sides, or done on one, moves.
-    const bool is_ahead = note.message->is_send ? count(theirs.received, rank) > count(note.sent, peer)
-                                                : count(theirs.sent, rank) > count(note.received, peer);
-    if (is_ahead || theirs.has({!note.message->is_send, rank, note.message->tag})) return {};
-    return {peer};
-  }
-  std::vector<int> needs;
-  for (size_t other = 0; other < notes.size(); ++other)
-    if (notes[other].serial != 0 && notes[other].called < note.number) needs.push_back(static_cast<int>(other));
-  return needs;
-}
-
-std::string MessageWatch::judge(const Note& own) {
-  std::vector<Note> notes(static_cast<size_t>(world_size_));
-  for (int rank = 0; rank < world_size_; ++rank)
-    if (rank == rank_)
-      notes[static_cast<size_t>(rank)] = own;
-    else if (store_->check({key(rank)}))
-      notes[static_cast<size_t>(rank)] = Note::unpacked(store_->get_to_str(key(rank)));
-  std::vector<Needs> needs;
-  for (int rank = 0; rank < world_size_; ++rank) needs.push_back({needs_of(rank, notes)});
-  const std::vector<bool> stuck = stuck_ranks(needs);
-  std::vector<uint64_t> serials;
-  std::string text;
-  for (size_t rank = 0; rank < notes.size(); ++rank) {
-    serials.push_back(stuck[rank] ? notes[rank].serial : 0);
-    if (stuck[rank]) text += (text.empty() ? "" : "; ") + notes[rank].says(static_cast<int>(rank));
-  }
-  const auto now = Clock::now();
-  if (serials != stuck_) {
-    stuck_ = std::move(serials);
-    stuck_since_ = now;
-  }
-  if (!stuck[static_cast<size_t>(rank_)] || now - stuck_since_ < kSameFor) return "";
-  return "ranks wait for each other's messages: " + text + kStuckHint;
 }
 
 }  // namespace lockstep

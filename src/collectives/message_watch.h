@@ -17,8 +17,11 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "base/shared_segment.h"
+#include "collectives/dropped_messages.h"
+#include "collectives/message_deadlock.h"
 #include "collectives/message_waiter.h"
 #include "collectives/told_wait.h"
+#include "collectives/wait_board.h"
 
 namespace lockstep {
 
@@ -29,7 +32,7 @@ namespace lockstep {
 /// the group: as soon as a second one does, nobody is told any more.
 ///
 /// It also carries on with messages for which nobody waits: one whose completion is asked for, in a thread of its own,
-/// for only a wait finds out; and those whose Work is gone, one after the other.
+/// for only a wait finds out (MessageWaiter); and those whose Work is gone (DroppedMessages).
 class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
  public:
   using Message = NotedMessage;
@@ -73,11 +76,14 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
  private:
   class WatchedMessage;
   using Note = ToldWait;
-  /// A message whose Work is gone, or the thread that waits for it, and its place among the pending ones.
-  struct Dropped {
-    c10::intrusive_ptr<c10d::Work> work;
-    std::shared_ptr<MessageWaiter> waiter;
-    std::list<Message>::iterator place;
+  /// The threads that call the group.
+  struct Callers {
+    const void* first = nullptr;  ///< an address that only it has
+    bool are_several = false;
+    void note(const void* caller) {
+      if (first == nullptr) first = caller;
+      if (first != caller) are_several = true;
+    }
   };
   struct Wait {
     uint64_t serial = 0;
@@ -87,48 +93,35 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
     const std::string* text = nullptr;  ///< of the collective
     Clock::time_point next_look;
     std::chrono::milliseconds pause{0};
+    bool is_told = false;  ///< to the other ranks
   };
+  enum class ThreadState { kAwake, kDozing, kLooking };
 
   void note_caller() LOCKSTEP_REQUIRES(mutex_);
   void begin_wait(Wait wait);
   void end_wait();
-  void take_back();
   void start_thread_locked() LOCKSTEP_REQUIRES(mutex_);
-  /// Goes on with a message until it is done or the group ends.
-  void keep(Dropped message) LOCKSTEP_REQUIRES(mutex_);
-  void finish_dropped();
+  void note_over(std::list<Message>::iterator place, bool is_there);
   void note_done(std::list<Message>::iterator place) LOCKSTEP_REQUIRES(mutex_);
   void run();
   Note own_note() const LOCKSTEP_REQUIRES(mutex_);
   /// For the thread, which may talk to the store meanwhile.
   std::string look(const Note& own, bool is_sure);
-  std::string judge(const Note& own);
-  static std::vector<int> needs_of(int rank, const std::vector<Note>& notes);
-  std::string key(int rank) const { return "waits/" + std::to_string(rank); }
 
-  const c10::intrusive_ptr<c10d::Store> store_;
-  const int rank_, world_size_;
   const std::function<void(const std::string&)> tell_;
   const unsigned fork_generation_ = fork_generation();
-
-  // Of the thread.
-  std::vector<uint64_t> stuck_;  ///< serials of the ranks that were stuck at the last look; 0: not stuck
-  Clock::time_point stuck_since_;
+  WaitBoard board_;
+  MessageDeadlock deadlock_;  ///< of the thread
 
   Mutex mutex_;
   std::condition_variable changed_;
-  Note done_ LOCKSTEP_GUARDED_BY(mutex_);  ///< what does not depend on the wait
+  Note done_ LOCKSTEP_GUARDED_BY(mutex_);  ///< what does not depend on the wait; its serial: the last wait's
   std::optional<Wait> wait_ LOCKSTEP_GUARDED_BY(mutex_);
-  uint64_t waits_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
-  bool published_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  bool looking_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  bool dozing_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  ThreadState thread_state_ LOCKSTEP_GUARDED_BY(mutex_) = ThreadState::kAwake;
   bool ending_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  const void* caller_ LOCKSTEP_GUARDED_BY(mutex_) = nullptr;  ///< an address that only the first thread has
-  bool several_callers_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  Callers callers_ LOCKSTEP_GUARDED_BY(mutex_);
   std::string verdict_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::list<Dropped> dropped_ LOCKSTEP_GUARDED_BY(mutex_);  ///< the thread that goes on with them removes them
-  std::thread keeper_ LOCKSTEP_GUARDED_BY(mutex_);
+  DroppedMessages dropped_;
   std::thread thread_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 

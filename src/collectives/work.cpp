@@ -39,7 +39,8 @@ void Work::wait() const {
   State& state = *state_;
   if (state.phase == State::Phase::kFailed) throw Error(state.error);
   if (state.phase == State::Phase::kDone) return;
-  const WaitOnPage waiting;
+  own_page().note_caller();
+  const WaitOnPage waiting(state.group->on_page.place(), state.awaited);
   try {
     if (state.work) state.work->wait();
     if (state.finish) state.finish();

@@ -9,7 +9,8 @@
 #include <lockstep/group.h>
 
 #include "base/clock.h"
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
+#include "rank_page/rank_page.h"
 
 namespace lockstep {
 
@@ -28,6 +29,7 @@ struct Work::State {
   std::function<void()> finish;         ///< copies the result back, on the waiting thread; may be empty
   Clock::time_point started = coarse_now();
   std::string message = "";  ///< of a send or recv: "to rank 1, tag 7"
+  RankStatus::Awaited awaited = {};  ///< what the rank's page says while a thread waits; a message says nothing
 
   // Owned by the thread that waits.
   Phase phase = Phase::kRunning;

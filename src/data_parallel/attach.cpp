@@ -16,18 +16,13 @@
 #include "nn/batch_norm_operator.h"
 #include "rank_page/operation_label.h"
 
-// Attaching to a module, attaching again after an edit, and noticing that there was an edit.
+// Attaching to a module, and attaching again after an edit.
 
 namespace lockstep {
 namespace {
 
 bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-NamedTensors without(NamedTensors tensors, const std::vector<std::string>& names) {
-  std::erase_if(tensors, [&](const auto& named) { return contains(names, named.first); });
-  return tensors;
 }
 
 void set_to_rank_zeros(const Group& group, const std::vector<at::Tensor>& tensors) {
@@ -64,10 +59,6 @@ BucketLimits limits_of(const DistributedDataParallelOptions& options) {
           static_cast<int64_t>(std::min(options.bucket_cap_mb * kMebibyte, kMost))};
 }
 
-std::string advice(const char* kind, const std::string& name, const char* what) {
-  return c10::str(kind, " ", name, " ", what, " after DistributedDataParallel attached; call refresh() on all ranks");
-}
-
 /// A module lists every tensor once, under one name; a list that the user passes may not.
 void check_distinct(const NamedTensors& parameters) {
   std::unordered_map<std::string, const c10::TensorImpl*> by_name;
@@ -101,59 +92,51 @@ std::string problem_or_failure_of(const std::function<std::string()>& body) {
   }
 }
 
-/// The first tensor of `now` that is not among those of `before`, else the first of `before` that is gone; "" if they
-/// are the same tensors.
-std::string edit_of(const char* kind, const NamedTensors& before, const NamedTensors& now) {
-  const auto holds = [](const NamedTensors& list, const at::Tensor& tensor) {
-    return std::any_of(list.begin(), list.end(), [&](const auto& named) { return named.second.is_same(tensor); });
-  };
-  for (const auto& [name, tensor] : now)
-    if (!holds(before, tensor)) return advice(kind, name, "was added or replaced");
-  for (const auto& [name, tensor] : before)
-    if (!holds(now, tensor)) return advice(kind, name, "was removed");
-  return "";
-}
-
 }  // namespace
 
 Replica::State::State(std::unique_ptr<Source> from, const Group& in, DistributedDataParallelOptions with)
-    : group(in), options(std::move(with)) {
+    : group(in),
+      options(std::move(with)),
+      attached(
+          options.parameters_to_ignore, [this] { reducer->note_unfollowed_backward(); },
+          /*watches_untrained=*/group.rank() == 0) {
   check(options);
+  const OperationLabel label("DistributedDataParallel()");
   check_same_on_all_ranks(group, "option", describe(options, lockstep::state_of(group).virtual_ranks.get()));
   number_ = ++state_of(group).replicas;
   attach(std::move(from));
   watch_.emplace([this] {
     loop_begins();
-    if (const std::string gone = left_behind(); !gone.empty()) reducer->fail(gone);
-    watch_strangers();
+    if (const std::string gone = attached.left_behind(); !gone.empty()) reducer->fail(gone);
+    attached.watch_strangers();
   });
 }
 
-void Replica::State::compare(const NamedTensors& parameters, const NamedTensors& new_buffers) const {
+void Replica::State::compare(const AttachedModel::Tensors& now) const {
   const bool first = reducer == nullptr;
   const auto remark = [&](const at::Tensor& tensor) {
-    const bool is_new = !is_known(tensor);
+    const bool is_new = !attached.is_known(tensor);
     return std::string(is_new && GradientHook::follows(tensor) ? ", already attached" : "") +
            (is_new && !first ? ", new" : "") + (tensor.is_leaf() ? "" : ", not a leaf") +
            (tensor.layout() == at::kStrided ? "" : ", sparse");
   };
-  check_same_on_all_ranks(group, "parameter", parameters, remark);
-  check_same_on_all_ranks(group, "buffer", new_buffers, remark);
-  check_distinct(parameters);
-  for (const auto& [name, tensor] : new_buffers)
+  check_same_on_all_ranks(group, "parameter", now.parameters, remark);
+  check_same_on_all_ranks(group, "buffer", now.buffers, remark);
+  check_distinct(now.parameters);
+  for (const auto& [name, tensor] : now.buffers)
     TORCH_CHECK(tensor.layout() == at::kStrided, "buffer ", name, " is sparse (", tensor.layout(),
                 "), and ranks can keep only dense ones equal; make it dense, or name it in parameters_to_ignore");
-  for (const auto& [name, tensor] : parameters) {
+  for (const auto& [name, tensor] : now.parameters) {
     TORCH_CHECK(tensor.layout() == at::kStrided, "parameter ", name, " is sparse (", tensor.layout(),
                 "), and gradients are reduced of dense parameters only; make it dense, or name it in "
                 "parameters_to_ignore");
     TORCH_CHECK(tensor.is_leaf(), "parameter ", name,
                 " is the result of an operation, so backward leaves no gradient in it; pass the tensor that it was "
                 "computed from, or detach() it and set requires_grad");
-    TORCH_CHECK(is_known(tensor) || !GradientHook::follows(tensor), "parameter ", name,
+    TORCH_CHECK(attached.is_known(tensor) || !GradientHook::follows(tensor), "parameter ", name,
                 " is attached to a DistributedDataParallel already; destroy that one first, or refresh() it");
-    TORCH_CHECK(is_known(tensor) || !GradientHook::is_reduced_by_c10d(tensor), "the gradients of parameter ", name,
-                " are averaged by torch's DistributedDataParallel (c10d::Reducer) already; use one of the two");
+    TORCH_CHECK(attached.is_known(tensor) || !GradientHook::is_reduced_by_c10d(tensor), "the gradients of parameter ",
+                name, " are averaged by torch's DistributedDataParallel (c10d::Reducer) already; use one of the two");
   }
 }
 
@@ -182,75 +165,39 @@ NamedTensors Replica::State::to_follow(const NamedTensors& parameters) const {
 }
 
 void Replica::State::attach(std::unique_ptr<Source> from) {
-  TORCH_CHECK(passes.since_reduction == 0, "gradients of ",
-              counted(passes.since_reduction, "backward pass", "backward passes"),
+  TORCH_CHECK(passes->since_reduction == 0, "gradients of ",
+              counted(passes->since_reduction, "backward pass", "backward passes"),
               " wait in .grad; call reduce_gradients() before refresh()");
-  TORCH_CHECK(join == nullptr,
+  TORCH_CHECK(join.options == nullptr,
               "refresh() was called within join(), where ranks that have run out of inputs cannot call it");
-  const Source& now = from ? *from : *source;
-  const NamedTensors parameters = without(now.parameters(), options.parameters_to_ignore);
-  const NamedTensors new_buffers = without(now.buffers(), options.parameters_to_ignore);
-  compare(parameters, new_buffers);
-  check_same_on_all_ranks(group, "layer", now.layers());
-  check_weights(parameters);
-  NamedTensors followed = to_follow(parameters);
+  const OperationLabel label(reducer ? "refresh()" : "DistributedDataParallel()");
+  const Source& source = from ? *from : attached.source();
+  AttachedModel::Tensors now{
+      .parameters = attached.parameters_of(source), .buffers = attached.buffers_of(source), .followed = {}};
+  compare(now);
+  check_same_on_all_ranks(group, "layer", source.layers());
+  check_weights(now.parameters);
+  now.followed = to_follow(now.parameters);
   // The old reducer is replaced only when every rank has made the new one.
   std::unique_ptr<Reducer> next;
-  std::unordered_map<const c10::TensorImpl*, size_t> handles;
   throw_on_all_ranks(group, problem_or_failure_of([&] {
-    next = make_counted_reducer(followed, now, handles);
-    return std::string();
-  }));
-  throw_on_all_ranks(group, problem_of(parameters, new_buffers, now));
+                       next = make_counted_reducer(now.followed, source, now.handles);
+                       return std::string();
+                     }));
+  throw_on_all_ranks(group, problem_of(now, source));
   if (reducer || options.init_sync) {
     std::vector<at::Tensor> unknown;
-    for (const auto* list : {&parameters, &new_buffers})
+    for (const auto* list : {&now.parameters, &now.buffers})
       for (const auto& [name, tensor] : *list)
-        if (!is_known(tensor)) unknown.push_back(tensor);
+        if (!attached.is_known(tensor)) unknown.push_back(tensor);
     set_to_rank_zeros(group, unknown);
   }
-  std::vector<Known> now_known;
-  std::vector<std::unique_ptr<GradientAlarm>> alarms;
-  std::unordered_set<const c10::TensorImpl*> impls;
-  for (const auto& [name, tensor] : parameters) {
-    const auto counted = handles.find(tensor.unsafeGetTensorImpl());
-    now_known.push_back({name, tensor, tensor.options(), tensor.numel(), tensor.requires_grad(),
-                         counted != handles.end() ? counted->second : 0});
-    if (!tensor.requires_grad())
-      alarms.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->notice(); }));
-  }
-  for (const auto* list : {&parameters, &new_buffers})
-    for (const auto& [name, tensor] : *list) impls.insert(tensor.unsafeGetTensorImpl());
-  if (from) source = std::move(from);
-  source->remember();
-  edited_ = false;
-  strangers_.clear();
-  known = std::move(now_known);
-  frozen_ = std::move(alarms);
-  impls_ = std::move(impls);
-  buffers = new_buffers;
+  attached.attach(std::move(from), now);
   next->equip(equipment);
   reducer.swap(next);
   ++attachments;
-  if (next) {
-    reducer->succeed(*next);
-    if (group.rank() == 0) untrained_.refreshed(trained, followed);
-  }
-  trained = std::move(followed);
-  follow_virtual_buffers();
-}
-
-bool Replica::State::several_virtual_ranks() const {
-  const auto& ranks = lockstep::state_of(group).virtual_ranks;
-  return ranks && !ranks->one_each();
-}
-
-void Replica::State::follow_virtual_buffers() {
-  if (!several_virtual_ranks() || buffers.empty()) return;
-  TORCH_CHECK(options.buffers == BufferPolicy::kFollowRankZero,
-              "where a rank works for several virtual ranks, buffers follow virtual rank 0; leave "
-              "DistributedDataParallelOptions::buffers at kFollowRankZero, or start as many ranks as virtual ranks");
-  virtual_buffers = std::make_unique<VirtualBuffers>(buffers, lockstep::state_of(group).virtual_ranks);
+  if (next) reducer->take_over_from(*next);
+  synchronization.follow_buffers();
 }
 
 std::unique_ptr<Reducer> Replica::State::make_counted_reducer(
@@ -265,18 +212,17 @@ std::unique_ptr<Reducer> Replica::State::make_counted_reducer(
   count(1);
   for (auto& [tensor, number] : handles) number += 3;  // the list's, that of `known` and that of `trained`
   // A hook of the reducer that goes holds the node that accumulates, and with it a handle that the new one takes over.
-  for (const Known& one : known)
+  for (const AttachedModel::Known& one : attached.known())
     if (const auto found = handles.find(one.tensor.unsafeGetTensorImpl()); found != handles.end() && one.followed)
       ++found->second;
   return made;
 }
 
-std::string Replica::State::problem_of(const NamedTensors& parameters, const NamedTensors& new_buffers,
-                                       const Source& from) const {
-  for (const auto* list : {&parameters, &new_buffers})
+std::string Replica::State::problem_of(const AttachedModel::Tensors& now, const Source& from) const {
+  for (const auto* list : {&now.parameters, &now.buffers})
     for (const auto& [name, tensor] : *list)
       if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes && (group.world_size() > 1 || tensor.requires_grad()))
-        return (list == &parameters ? "parameter " : "buffer ") + name +
+        return (list == &now.parameters ? "parameter " : "buffer ") + name +
                " has several elements in one place of memory (expand()), so it cannot be set to another rank's values; "
                "clone() it, or name it in parameters_to_ignore";
   if (reducer != nullptr) return "";  // what is ignored may go later
@@ -292,81 +238,58 @@ std::string Replica::State::problem_of(const NamedTensors& parameters, const Nam
   return "";
 }
 
-std::string Replica::State::left_behind() const {
-  if (!source->is_list()) return "";
-  for (const Known& one : known)
-    if (const size_t handles = one.tensor.use_count();
-        one.own_handles != 0 && handles <= one.own_handles + 1 &&
-        handles <= one.own_handles + kept_list.count(one.tensor.unsafeGetTensorImpl()))
-      return "parameter " + one.name +
-             " of the list that DistributedDataParallel follows is held by nobody else any more, so other tensors have "
-             "taken its place; call refresh() with the list as it is now on all ranks, or destroy the "
-             "DistributedDataParallel";
-  return "";
-}
-
 std::unique_ptr<Reducer> Replica::State::make_reducer(const NamedTensors& followed, const Source& from) {
-  const bool has_buffers = !without(from.buffers(), options.parameters_to_ignore).empty();
-  const Reducer::Settings settings{limits_of(options), options.reduction, number_, from.is_list(), has_buffers};
+  const ReductionSettings settings{limits_of(options), options.reduction, number_, from.is_list(),
+                                   /*buffers=*/!attached.buffers_of(from).empty()};
   return std::make_unique<Reducer>(
-      followed, group, settings, passes,
-      Reducer::Events{.inspect = [this] { return inspect(); },
+      followed, group, settings, *passes,
+      ReductionEvents{.inspect = [this] { return attached.inspect(); },
                       .reduced = [this](const std::vector<Facts>& ranks) { reduced(ranks); },
                       .reducing =
                           [this] {
-                            if (statistics) statistics->announce_reduction();
+                            if (join.statistics) join.statistics->announce_reduction();
                           },
                       .virtual_rank_done =
                           [this](bool took_part, bool last) {
-                            if (virtual_buffers) virtual_buffers->virtual_rank_done(took_part, last);
+                            if (auto* buffers = synchronization.virtual_buffers())
+                              buffers->virtual_rank_done(took_part, last);
                           },
                       .backward_begins =
-                          [this](bool awaits_step) {
-                            if (deferral.backward_begins) deferral.backward_begins(awaits_step);
+                          [this](bool gradients_wait) {
+                            if (shared_step != nullptr) shared_step->backward_begins(gradients_wait);
                           }});
 }
 
-void Replica::State::watch_strangers() {
-  if (!edited_ && !source->is_edited()) return;
-  edited_ = true;
-  strangers_.clear();
-  for (const auto& [name, tensor] : without(source->parameters(), options.parameters_to_ignore))
-    if (!is_known(tensor) && tensor.requires_grad())
-      strangers_.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->notice(); }));
+void Replica::State::reduced(const std::vector<Facts>& ranks) {
+  memory.end_step();
+  if (const std::string warning = attached.untrained_warning(); !warning.empty()) TORCH_WARN(warning);
+  std::vector<bool> active, done;
+  for (const Facts& facts : ranks) {
+    active.push_back(facts.active);
+    done.push_back(!facts.active);
+  }
+  const auto inputs = std::count(active.begin(), active.end(), true);
+  if (inputs == 0) return;  // all ranks have reached the end of join()
+  join.last_active = active;
+  if (inputs != static_cast<int64_t>(active.size()) && join.options != nullptr &&
+      join.options->throw_on_early_termination)
+    throw Error(rank_names(done) + " ran out of inputs within join(throw_on_early_termination) while " +
+                rank_names(active) + " had more");
+  synchronization.after_reduction(ranks, /*step_looked=*/is_deferred());
 }
 
-void Replica::State::expect(const std::vector<at::Tensor>& tensors) {
-  edited_ = true;
-  for (const at::Tensor& tensor : tensors)
-    if (!is_known(tensor) && tensor.is_leaf() && tensor.requires_grad())
-      strangers_.push_back(std::make_unique<GradientAlarm>(tensor, [this] { reducer->notice(); }));
+SharedStep* Replica::State::deferred_step() const {
+  const bool wants_sum = shared_step != nullptr && shared_step->wants_sum();
+  return wants_sum && equipment.hook == nullptr && !several_virtual_ranks(group) ? shared_step : nullptr;
 }
 
-std::string Replica::State::inspect() {
-  if (std::string gone = left_behind(); !gone.empty()) return gone;
-  for (const Known& one : known) {
-    if (one.tensor.requires_grad() && !one.followed) return advice("parameter", one.name, "was unfrozen");
-    if (one.tensor.scalar_type() != one.options.dtype() || one.tensor.device() != one.options.device())
-      return advice("parameter", one.name, "was converted");
-    if (one.tensor.numel() != one.elements) return advice("parameter", one.name, "was resized");
-  }
-  if (!edited_ && !source->is_edited()) return "";
-  edited_ = true;
-  NamedTensors parameters;
-  for (const Known& one : known) parameters.emplace_back(one.name, one.tensor);
-  std::string edit = edit_of("parameter", parameters, without(source->parameters(), options.parameters_to_ignore));
-  if (edit.empty()) edit = edit_of("buffer", buffers, without(source->buffers(), options.parameters_to_ignore));
-  if (edit.empty()) {  // only layers without tensors came or went, or everything is as before
-    source->remember();
-    edited_ = false;
-    strangers_.clear();
-  }
-  return edit;
+void Replica::State::set_shared_step(SharedStep* step) {
+  shared_step = step;
+  reducer->defer_to(deferred_step());
 }
 
 void Replica::State::check_not_edited() {
-  const OperationLabel label("the search for edits of the model");
-  throw_on_all_ranks(group, inspect());
+  throw_on_all_ranks(group, attached.inspect());
 }
 
 }  // namespace lockstep

@@ -34,7 +34,7 @@ std::vector<at::Tensor> pieces_of_gradients(const Reducer& reducer, const NamedT
   for (size_t b = 0; b < reducer.plan().size() && !one_by_one; ++b) {
     const Bucket& bucket = reducer.buckets()[b];
     bool whole = true;
-    for (size_t slot = 0; slot < bucket.size(); ++slot) whole = whole && bucket.gradient_here(slot).defined();
+    for (size_t slot = 0; slot < bucket.size(); ++slot) whole = whole && bucket.slot(slot).gradient_here().defined();
     if (whole) {
       add(bucket.gradients());
       continue;
@@ -66,7 +66,7 @@ double norm_of(const NamedTensors& followed, const std::vector<at::Tensor>& othe
 /// A hook that differs on one rank would send something else, or reduce something else from the same gradients.
 void check_same_hook(const Group& group, const CommHook* hook) {
   if (group.world_size() == 1) return;
-  const OperationLabel label("the comparison of communication hooks");
+  const OperationLabel label("register_comm_hook()");
   std::string text = "type: none\n";
   if (hook != nullptr) text = "type: " + c10::demangle(typeid(*hook).name()) + '\n' + hook->describe();
   const std::string difference = first_difference("fact", group.all_gather_bytes(text));
@@ -79,22 +79,12 @@ void check_same_hook(const Group& group, const CommHook* hook) {
 
 void Replica::register_comm_hook(std::shared_ptr<CommHook> hook) {
   check_same_hook(state_->group, hook.get());
-  Reducer::Equipment equipment = state_->equipment;
+  ReductionEquipment equipment = state_->equipment;
   equipment.hook = std::move(hook);
-  if (equipment.hook) state_->reducer->defer(nullptr);
+  if (equipment.hook) state_->reducer->defer_to(nullptr);
   state_->reducer->equip(equipment);
   state_->equipment = std::move(equipment);
-  if (state_->is_deferred()) state_->reducer->defer(state_->deferral.step);
-}
-
-bool Replica::State::adds_leaves() const {
-  const auto& virtual_ranks = lockstep::state_of(group).virtual_ranks;
-  return virtual_ranks && !virtual_ranks->one_each();
-}
-
-void Replica::State::defer(Deferral to) {
-  deferral = std::move(to);
-  reducer->defer(is_deferred() ? deferral.step : nullptr);
+  if (state_->is_deferred()) state_->reducer->defer_to(state_->shared_step);
 }
 
 std::shared_ptr<CommHook> Replica::comm_hook() const { return state_->equipment.hook; }
@@ -102,19 +92,19 @@ std::shared_ptr<CommHook> Replica::comm_hook() const { return state_->equipment.
 double Replica::clip_grad_norm(double max_norm, double norm_type) {
   TORCH_CHECK(max_norm >= 0 && norm_type > 0, "clip_grad_norm(", max_norm, ", ", norm_type,
               "): max_norm must not be negative, norm_type must be positive or infinity");
-  TORCH_CHECK(state_->passes.since_reduction == 0, "clip_grad_norm: .grad holds gradients of ",
-              counted(state_->passes.since_reduction, "backward pass", "backward passes"),
+  TORCH_CHECK(state_->passes->since_reduction == 0, "clip_grad_norm: .grad holds gradients of ",
+              counted(state_->passes->since_reduction, "backward pass", "backward passes"),
               " that are not reduced yet, so each rank would scale them differently; clip after the "
               "backward that reduces them, or call reduce_gradients() first");
-  if (state_->is_deferred()) return state_->deferral.clip_grad_norm(max_norm, norm_type);
+  if (state_->is_deferred()) return state_->shared_step->clip_grad_norm(max_norm, norm_type);
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> others;
-  for (const State::Known& one : state_->known)
+  for (const AttachedModel::Known& one : state_->attached.known())
     if (!one.followed) others.push_back(one.tensor);
-  const auto pieces = pieces_of_gradients(*state_->reducer, state_->trained, others,
+  const auto pieces = pieces_of_gradients(*state_->reducer, state_->attached.trained(), others,
                                           lockstep::state_of(state_->group).virtual_ranks != nullptr);
   if (pieces.empty()) return 0;
-  const double total = norm_of(state_->trained, others, pieces, norm_type);
+  const double total = norm_of(state_->attached.trained(), others, pieces, norm_type);
   const double factor = max_norm / (total + 1e-6);
   if (std::isnan(factor) || factor < 1)
     for (const at::Tensor& piece : pieces) piece.mul_(factor);
@@ -127,7 +117,7 @@ void Replica::set_non_finite_policy(NonFinitePolicy policy) {
 }
 
 int64_t Replica::skipped_steps() const {
-  return state_->void_steps + (state_->equipment.watch ? state_->equipment.watch->skipped() : 0);
+  return state_->synchronization.void_steps() + (state_->equipment.watch ? state_->equipment.watch->skipped() : 0);
 }
 
 ReductionStats Replica::stats() const {

@@ -56,22 +56,22 @@ void Replica::join(const std::function<void()>& body, const JoinOptions& options
   const auto& virtual_ranks = lockstep::state_of(state.group).virtual_ranks;
   const int count = virtual_ranks ? virtual_ranks->count() : state.group.world_size();
   if (!options.enable || count == 1) return body();
-  const JoiningReducer joining(*state.reducer, state.join, options);
-  const JoiningStatistics joining_statistics(state.statistics, state.group);
-  state.last_active.assign(static_cast<size_t>(count), true);
+  const JoiningReducer joining(*state.reducer, state.join.options, options);
+  const JoiningStatistics joining_statistics(state.join.statistics, state.group);
+  state.join.last_active.assign(static_cast<size_t>(count), true);
   body();
   // The others' reductions tell who still has inputs; join() ends with the round where no rank has any. Before each
   // reduction come the batch norms of their forward and backward.
   while (true) {
-    if (state.statistics) state.statistics->serve();
+    if (state.join.statistics) state.join.statistics->serve();
     const auto ranks = state.reducer->shadow();
     if (std::none_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; })) break;
-    state.shadowing = true;
-    const auto over = c10::make_scope_exit([&] { state.shadowing = false; });
+    state.join.shadowing = true;
+    const auto over = c10::make_scope_exit([&] { state.join.shadowing = false; });
     if (options.shadow) options.shadow();
   }
   const auto last =
-      static_cast<int>(std::find(state.last_active.begin(), state.last_active.end(), true) - state.last_active.begin());
+      static_cast<int>(std::find(state.join.last_active.begin(), state.join.last_active.end(), true) - state.join.last_active.begin());
   broadcast_parameters(virtual_ranks ? virtual_ranks->owner(last) : last);
 }
 

@@ -36,23 +36,23 @@ Replica::Replica(Replica&&) noexcept = default;
 
 Replica::State& state_of(const Replica& replica) { return *replica.state_; }
 
-NoSyncGuard Replica::no_sync() { return NoSyncGuard(state_->shared_passes); }
+NoSyncGuard Replica::no_sync() { return NoSyncGuard(state_->passes); }
 
 Accumulation Replica::accumulate(int n) {
   TORCH_CHECK(n >= 1, "accumulate(", n, "): gradients are reduced in every n-th backward; n must be at least 1");
-  state_->passes.last_accumulation = n;
-  return Accumulation(state_->shared_passes, n);
+  state_->passes->last_accumulation = n;
+  return Accumulation(state_->passes, n);
 }
 
-int Replica::last_accumulation() const { return state_->passes.last_accumulation; }
+int Replica::last_accumulation() const { return state_->passes->last_accumulation; }
 
-bool Replica::step_complete() const { return state_->passes.since_reduction == 0; }
+bool Replica::step_complete() const { return state_->passes->since_reduction == 0; }
 
 void Replica::reduce_gradients() { state_->reducer->reduce(); }
 
 void Replica::skip_step() {
   // Within join(), the others may call synchronised batch norms first.
-  if (state_->statistics) state_->statistics->serve();
+  if (state_->join.statistics) state_->join.statistics->serve();
   state_->reducer->skip();
 }
 
@@ -67,23 +67,23 @@ void Replica::broadcast_parameters(int root) {
   State& state = *state_;
   TORCH_CHECK(root >= 0 && root < state.group.world_size(), "broadcast_parameters(", root,
               "): this group has ranks 0 to ", state.group.world_size() - 1);
+  const OperationLabel label("broadcast_parameters()");
   state.check_not_edited();
   std::vector<at::Tensor> tensors;
-  for (const auto& one : state.known) tensors.push_back(one.tensor);
-  for (const auto& [name, buffer] : state.buffers) tensors.push_back(buffer);
-  const OperationLabel label("broadcast_parameters()");
+  for (const auto& one : state.attached.known()) tensors.push_back(one.tensor);
+  for (const auto& [name, buffer] : state.attached.buffers()) tensors.push_back(buffer);
   if (state.group.world_size() > 1) broadcast_weights(state.group, tensors, root);
   note_weights_set();
 }
 
 void Replica::average_parameters(double weight) {
   State& state = *state_;
-  for (const auto& one : state.known)
+  for (const auto& one : state.attached.known())
     TORCH_CHECK(!is_owned_together(one.tensor), "average_parameters(): parameter ", one.name,
                 " lies in memory that all ranks share, so there is one value of it; make the "
                 "ZeroRedundancyOptimizer with shared_parameters = false");
-  state.check_not_edited();
   const OperationLabel label("average_parameters()");
+  state.check_not_edited();
   const at::Tensor weights = state.group.all_gather(at::scalar_tensor(weight, at::kDouble));
   const double total = weights.sum().item<double>();
   std::vector<bool> wrong;
@@ -95,9 +95,9 @@ void Replica::average_parameters(double weight) {
         "average_parameters: weights must be finite and not negative, and at least one must be above 0; they are not "
         "on " +
         rank_names(none ? std::vector<bool>(wrong.size(), true) : wrong));
-  NamedTensors tensors = state.buffers;
-  for (const auto& one : state.known) tensors.emplace_back(one.name, one.tensor);
-  if (state.group.world_size() > 1) state.average(tensors, weight / total, /*root=*/0);
+  NamedTensors tensors = state.attached.buffers();
+  for (const auto& one : state.attached.known()) tensors.emplace_back(one.name, one.tensor);
+  if (state.group.world_size() > 1) state.synchronization.average(tensors, weight / total, /*root=*/0);
   note_weights_set();
 }
 
@@ -107,12 +107,10 @@ void Replica::refresh(NamedTensors parameters) { state_->attach(source_of(std::m
 
 void Replica::check_divergence_every(int every_n_steps, const DivergenceOptions& options) {
   TORCH_CHECK(every_n_steps >= 0, "check_divergence_every(", every_n_steps, "): every so many steps, or 0 for never");
-  state_->check_every = every_n_steps;
-  state_->check_buffers_as_left = options.buffers_as_left;
-  state_->reductions = 0;
+  state_->synchronization.check_every(every_n_steps, options.buffers_as_left);
 }
 
-void Replica::check_divergence() const { state_->check_divergence(); }
+void Replica::check_divergence() const { state_->synchronization.check_divergence(); }
 
 const std::vector<std::string>& Replica::parameters_to_ignore() const { return state_->options.parameters_to_ignore; }
 
@@ -122,25 +120,25 @@ std::vector<std::vector<std::string>> Replica::bucket_parameters() const {
   std::vector<std::vector<std::string>> names;
   for (const auto& bucket : state_->reducer->plan()) {
     names.emplace_back();
-    for (size_t index : bucket) names.back().push_back(state_->trained[index].first);
+    for (size_t index : bucket) names.back().push_back(state_->attached.trained()[index].first);
   }
   return names;
 }
 
 void Replica::keeps_list(const NamedTensors& list) const {
-  for (const auto& [name, tensor] : list) state_->kept_list.insert(tensor.unsafeGetTensorImpl());
+  state_->attached.set_kept_list(&list);
 }
 
-void Replica::hands_out_list() const { state_->kept_list.clear(); }
+void Replica::hands_out_list() const { state_->attached.set_kept_list(nullptr); }
 
 void Replica::before_forward() {
   State& state = *state_;
   TORCH_CHECK(state.group.is_open(),
               "forward of a DistributedDataParallel whose group is gone: its Context was destroyed; let the Context "
               "outlive the model");
-  if (!at::GradMode::is_enabled() || !state.source->is_training()) return;
-  if (state.virtual_buffers) state.virtual_buffers->before_forward();
-  const std::string edit = state.inspect();
+  if (!at::GradMode::is_enabled() || !state.attached.source().is_training()) return;
+  if (auto* buffers = state.synchronization.virtual_buffers()) buffers->before_forward();
+  const std::string edit = state.attached.inspect();
   if (!edit.empty()) state.reducer->fail(edit);
 }
 

@@ -5,8 +5,6 @@
 #include <ATen/ATen.h>
 
 #include "base/first_difference.h"
-#include "collectives/gather_in.h"
-#include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {
@@ -38,10 +36,8 @@ std::string describe(const NamedTensors& tensors, const std::function<std::strin
 
 void check_same_on_all_ranks(const Group& group, const std::string& kind, const std::string& lines) {
   if (group.world_size() == 1) return;
-  const OperationLabel label("the comparison of the models");
   // Every rank compares everything, so all find the same difference or none; a model has a few thousand lines at most.
-  const std::string difference = first_difference(
-      kind, gather_in(group, "DistributedDataParallel", lines, "attach to the same model at the same time"));
+  const std::string difference = first_difference(kind, group.all_gather_bytes(lines));
   if (difference.empty()) return;
   own_page().fail(RankFailure::kMismatch, -1, "the ranks do not hold the same model: " + difference);
   throw Error("the ranks do not hold the same model: " + difference +

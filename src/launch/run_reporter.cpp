@@ -77,7 +77,7 @@ void RunReporter::ranks_started(const RunState& state, Team& team) {
 void RunReporter::rank_ended(const RankEnd& end) { journal_.rank_ended(end.rank, describe(end.how), end.how.failed()); }
 
 void RunReporter::start_ended(const RunState& state, Team& team, const std::vector<RankCommand>& commands) {
-  keeper_.note(state.evidence.ranks);
+  keeper_.note(state.evidence.ranks, state.verdict.exit_code);
   report_ = report_of(state, team, commands);
   report_.left = keeper_.left();
   report_.report_path = journal_.report_path(next_restart(state));

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "launch/launch_error.h"
+#include "launch/plan.h"
 #include "launch/run_text.h"
 
 namespace lockstep {
@@ -205,7 +206,9 @@ void StateMachine::watch_progress(const RanksObserved& event) {
   }
   const bool late = progress.idle >= state.settings.hang_timeout;
   const bool due = progress.idle >= state.next_note || (late && !state.told_slow);
-  const bool hang = late && progress.is_hang(event.ranks, state.settings.hang_timeout);
+  const bool may_end = state.settings.hang_timeout < kNever;
+  const bool hang = (late && progress.is_hang(event.ranks, state.settings.hang_timeout)) ||
+                    (may_end && progress.is_cycle(event.ranks));
   if (!due && !hang) return;
   auto stall = diagnose(event.ranks, progress.computing());
   if (!stall) return;

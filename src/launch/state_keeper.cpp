@@ -25,7 +25,7 @@ std::string kept_folder_in(const std::string& run_folder) {
 StateKeeper::StateKeeper(int memory, RankPlaces* places, const std::string& run_folder)
     : memory_(memory), places_(places), folder_(kept_folder_in(run_folder)) {}
 
-void StateKeeper::note(const std::vector<RankView>& ranks) {
+void StateKeeper::note(const std::vector<RankView>& ranks, int exit_code) {
   for (const RankView& rank : ranks) {
     if (rank.account.checkpoint.empty() || rank.account.checkpoint_step < left_.step) continue;
     left_.path = rank.account.checkpoint;
@@ -33,11 +33,17 @@ void StateKeeper::note(const std::vector<RankView>& ranks) {
   }
   const int64_t now = places_ == nullptr ? newest_step_in_memory(memory_) : whole_step(ranks);
   left_.in_memory = std::max(left_.in_memory, now);
+  if (ranks.empty()) return;
+  const int64_t first = ranks.front().account.first_step;
+  // A start that went on from an earlier state has replaced what was suspect by what it has saved.
+  if (suspect_from_ && first < *suspect_from_ && whole_step(ranks) > first) suspect_from_.reset();
+  if (exit_code == kExitDiverged) suspect_from_ = std::min(suspect_from_.value_or(first + 1), first + 1);
+  left_.suspect = suspect_from_ && left_.in_memory >= *suspect_from_;
 }
 
 void StateKeeper::keep(int exit_code) {
   if (left_.written) return;
-  const bool is_sound = exit_code != kExitDiverged;
+  const bool is_sound = exit_code != kExitDiverged && !left_.suspect;
   const KeptState kept =
       places_ != nullptr ? places_->keep_state(folder_, is_sound) : keep_state(memory_, folder_, is_sound);
   left_.in_memory = std::max(left_.in_memory, kept.step);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,9 +21,12 @@ class StateKeeper {
   /// `memory`: of StateMemory, where `places` is null. `run_folder`: empty where there is none.
   StateKeeper(int memory, RankPlaces* places, const std::string& run_folder);
 
-  /// What the pages of a start say when it has ended. Later starts may die before they have read as much.
-  void note(const std::vector<RankView>& ranks);
-  /// The run gives up, and none of its processes is left. `exit_code`: its own.
+  /// What the pages of a start say when it has ended, with this code. Later starts may die before they have read as
+  /// much.
+  void note(const std::vector<RankView>& ranks, int exit_code);
+  /// The run gives up, and none of its processes is left. `exit_code`: its own. What was saved by a start whose
+  /// replicas diverged, or by one that went on from that, goes into the run's folder and not where it belongs, because
+  /// resume() must not go on from it unseen.
   void keep(int exit_code);
   const StateLeft& left() const { return left_; }
 
@@ -30,6 +35,7 @@ class StateKeeper {
   RankPlaces* const places_;
   const std::string folder_;  // for states that do not go where they belong
   StateLeft left_;
+  std::optional<int64_t> suspect_from_;  ///< states of this step and later ones come from a start that diverged
 };
 
 }  // namespace lockstep

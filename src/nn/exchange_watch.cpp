@@ -4,9 +4,8 @@
 
 #include "base/clock.h"
 #include "base/shared_segment.h"
+#include "collectives/engine_interfaces.h"
 #include "collectives/group_state.h"
-#include "collectives/interruptible.h"
-#include "collectives/operations_started.h"
 #include "nn/layer_error.h"
 #include "rank_page/rank_board.h"
 

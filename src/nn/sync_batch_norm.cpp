@@ -12,11 +12,11 @@
 
 #include <lockstep/error.h>
 
-#include "collectives/gather_in.h"
 #include "nn/batch_norm_operator.h"
 #include "nn/batch_statistics.h"
 #include "nn/found_layers.h"
 #include "nn/statistics_exchange.h"
+#include "rank_page/operation_label.h"
 
 namespace lockstep {
 namespace {
@@ -54,6 +54,7 @@ std::string described(const FoundLayer& layer) {
 /// Ranks whose modules differ would wait for each other in the first forward, or train other things.
 void check_same_layers(const FoundLayers& found, const Group& group) {
   if (group.world_size() == 1) return;
+  const OperationLabel label("convert_sync_batchnorm()");
   std::string lines;
   for (const FoundLayer& layer : found.layers) lines += described(layer) + '\n';
   const auto layers_of = [](const std::string& text) {
@@ -62,8 +63,7 @@ void check_same_layers(const FoundLayers& found, const Group& group) {
     for (std::string line; std::getline(stream, line);) layers.push_back(line);
     return layers;
   };
-  const std::vector<std::string> all =
-      gather_in(group, "convert_sync_batchnorm", lines, "convert the same module");
+  const std::vector<std::string> all = group.all_gather_bytes(lines);
   const std::vector<std::string> first = layers_of(all.front());
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all.front()) continue;

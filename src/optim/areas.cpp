@@ -1,6 +1,7 @@
 #include "optim/areas.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -41,6 +42,28 @@ size_t extent_of(const at::Tensor& tensor) {
   return static_cast<size_t>(last + 1) * tensor.itemsize();
 }
 
+/// Of three elements of each parameter in an area, there.
+at::Tensor sampled_places(const std::vector<Areas::Parameter>& parameters, size_t area) {
+  std::vector<int64_t> places;
+  for (const Areas::Parameter& parameter : parameters)
+    if (const int64_t elements = parameter.tensor.numel(); parameter.area == area && elements > 0)
+      for (const int64_t at : {int64_t{0}, elements / 2, elements - 1}) places.push_back(parameter.offset + at);
+  return at::tensor(places, at::kLong);
+}
+
+/// Fails if the groups lack parameters that the model trains. Names them.
+void check_none_is_missing(const NamedTensors& trained, const Areas& areas) {
+  constexpr int kNamed = 8;
+  std::string names;
+  int missing = 0;
+  for (const auto& [name, tensor] : trained)
+    if (!areas.contains(tensor) && missing++ < kNamed) names += (missing > 1 ? ", " : "") + name;
+  if (missing > kNamed) names += " and " + std::to_string(missing - kNamed) + " more";
+  TORCH_CHECK(missing == 0, "ZeroRedundancyOptimizer: ", missing == 1 ? "parameter " : "parameters ", names,
+              missing == 1 ? " is" : " are",
+              " trained by the model and in none of the parameter groups; put all that the model trains into groups");
+}
+
 int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 }  // namespace
@@ -61,7 +84,7 @@ Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer
       "ZeroRedundancyOptimizer: shared_parameters = true needs ranks that share memory, and this group's engine is ",
       group_.backend(), "; leave it false");
   run_together(group_, [&] {
-    find_parameters(model.trained, optimizer);
+    find_parameters(model.attached.trained(), optimizer);
     check_none_overlap(model);
   });
   check_same_places(optimizer);
@@ -103,7 +126,7 @@ void Areas::find_parameters(const NamedTensors& trained, const torch::optim::Opt
           {.name = named->second, .tensor = tensor, .area = static_cast<size_t>(area - areas_.begin())});
       names.erase(named);
     }
-  check_none_is_missing(trained);
+  check_none_is_missing(trained, *this);
 }
 
 void Areas::check_none_overlap(const ReplicaState& model) const {
@@ -119,7 +142,7 @@ void Areas::check_none_overlap(const ReplicaState& model) const {
     extents.push_back({begin, begin + extent_of(tensor), &name, contains(tensor)});
   };
   // Those that the model ignores, too.
-  const NamedTensors parameters = model.source->parameters(), buffers = model.source->buffers();
+  const NamedTensors parameters = model.attached.source().parameters(), buffers = model.attached.source().buffers();
   for (const NamedTensors* list : {&parameters, &buffers})
     for (const auto& [name, tensor] : *list) add(name, tensor);
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
@@ -146,18 +169,6 @@ void Areas::check_same_places(const torch::optim::Optimizer& optimizer) const {
               "the same order");
 }
 
-void Areas::check_none_is_missing(const NamedTensors& trained) const {
-  constexpr int kNamed = 8;
-  std::string names;
-  int missing = 0;
-  for (const auto& [name, tensor] : trained)
-    if (!contains(tensor) && missing++ < kNamed) names += (missing > 1 ? ", " : "") + name;
-  if (missing > kNamed) names += " and " + std::to_string(missing - kNamed) + " more";
-  TORCH_CHECK(missing == 0, "ZeroRedundancyOptimizer: ", missing == 1 ? "parameter " : "parameters ", names,
-              missing == 1 ? " is" : " are",
-              " trained by the model and in none of the parameter groups; put all that the model trains into groups");
-}
-
 void Areas::lay_out(size_t index) {
   constexpr int64_t kBlock = GradientNorm::kBlock;
   Area& area = areas_[index];
@@ -177,19 +188,10 @@ void Areas::lay_out(size_t index) {
     const int64_t elements = parameter.tensor.numel(), cut = (next / area.slice + 1) * area.slice;
     if (next + elements > cut) next = cut - (cut - next) / kBlock * kBlock;
     parameter.offset = next;
-    parameter.begin = std::clamp<int64_t>(rank_ * area.slice - next, 0, elements);
-    parameter.end = std::clamp<int64_t>((rank_ + 1) * area.slice - next, 0, elements);
+    std::tie(parameter.begin, parameter.end) = part_of(parameter, rank_);
     next += rounded_up(elements, kAligned);
   }
   TORCH_INTERNAL_ASSERT(next <= area.slice * ranks_);
-}
-
-at::Tensor Areas::sampled_places(size_t index) const {
-  std::vector<int64_t> places;
-  for (const Parameter& parameter : parameters_)
-    if (const int64_t elements = parameter.tensor.numel(); parameter.area == index && elements > 0)
-      for (const int64_t at : {int64_t{0}, elements / 2, elements - 1}) places.push_back(parameter.offset + at);
-  return at::tensor(places, at::kLong);
 }
 
 void Areas::move_in(size_t index, bool shared) {
@@ -208,7 +210,7 @@ void Areas::move_in(size_t index, bool shared) {
     if (parameter.area == index)
       parameter.tensor.set_(parameter.here.storage(), parameter.offset, parameter.here.sizes(),
                             parameter.here.strides());
-  if (on_device()) area.sampled = sampled_places(index).to(device_);
+  if (on_device()) area.sampled = sampled_places(parameters_, index).to(device_);
   if (shared || memory_ == nullptr) return;
   area.others = memory_->address_everywhere(area.parameters);
   area.others.erase(area.others.begin() + rank_);
@@ -231,6 +233,12 @@ at::Tensor Areas::own_slice(const at::Tensor& array, const Area& area) const {
   return array.numel() == area.slice ? array : array.narrow(0, rank_ * area.slice, area.slice);
 }
 
+std::pair<int64_t, int64_t> Areas::part_of(const Parameter& parameter, int rank) const {
+  const int64_t slice = area_of(parameter).slice, elements = parameter.tensor.numel();
+  return {std::clamp<int64_t>(rank * slice - parameter.offset, 0, elements),
+          std::clamp<int64_t>((rank + 1) * slice - parameter.offset, 0, elements)};
+}
+
 at::Tensor Areas::mine(const at::Tensor& array, const Parameter& parameter) const {
   if (parameter.begin >= parameter.end) return array.narrow(0, 0, 0);
   const int64_t slice = area_of(parameter).slice, first = array.numel() == slice ? rank_ * slice : 0;
@@ -240,10 +248,6 @@ at::Tensor Areas::mine(const at::Tensor& array, const Parameter& parameter) cons
 at::Tensor Areas::view(const at::Tensor& array, const Parameter& parameter) {
   return at::empty({0}, array.options())
       .set_(array.storage(), parameter.offset, parameter.tensor.sizes(), parameter.tensor.strides());
-}
-
-void Areas::gather(const at::Tensor& array, const Area& area) const {
-  group_.all_gather_into_tensor(array, own_slice(array, area));
 }
 
 at::Tensor Areas::whole(const at::Tensor& array, const Area& area) const {
@@ -258,7 +262,7 @@ void Areas::gather_parameters(const std::function<bool(const Parameter&)>& is_st
   std::vector<std::pair<const Parameter*, at::Tensor>> kept;  // what no rank has stepped stays each rank's own
   for (const Parameter& parameter : parameters_)
     if (!is_stepped(parameter)) kept.emplace_back(&parameter, parameter.here.clone());
-  for (const Area& area : areas_) gather(area.parameters, area);
+  for (const Area& area : areas_) group_.all_gather_into_tensor(area.parameters, own_slice(area.parameters, area));
   for (const auto& [parameter, values] : kept) parameter->here.copy_(values);
 }
 
@@ -266,7 +270,7 @@ void Areas::complete() {
   if (memory_ != nullptr) return;
   const OperationLabel label("the state of a ZeroRedundancyOptimizer, to be saved");
   for (const Area& area : areas_)
-    for (const auto& [name, array] : area.arrays) gather(array, area);
+    for (const auto& [name, array] : area.arrays) group_.all_gather_into_tensor(array, own_slice(array, area));
   is_complete_ = true;
 }
 

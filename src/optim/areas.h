@@ -72,6 +72,8 @@ class Areas {
   const at::Tensor& array(const Parameter& parameter, const std::string& name, at::ScalarType dtype);
   /// A parameter's part of an array, in the parameter's shape.
   static at::Tensor view(const at::Tensor& array, const Parameter& parameter);
+  /// The elements of a parameter that a rank steps, of those that share out a step, in the order of memory.
+  std::pair<int64_t, int64_t> part_of(const Parameter& parameter, int rank) const;
   /// What this rank steps of it, flat. `array`: like the area, or this rank's slice of such a one.
   at::Tensor mine(const at::Tensor& array, const Parameter& parameter) const;
   /// This rank's slice of such an array.
@@ -96,12 +98,8 @@ class Areas {
   void check_none_overlap(const ReplicaState& model) const;
   /// Throws on all ranks if they list other parameters, or in another order. Every rank calls it.
   void check_same_places(const torch::optim::Optimizer& optimizer) const;
-  /// Fails if the groups lack parameters that the model trains. Names them.
-  void check_none_is_missing(const NamedTensors& trained) const;
   void lay_out(size_t area);
-  at::Tensor sampled_places(size_t area) const;
   void move_in(size_t area, bool shared);
-  void gather(const at::Tensor& array, const Area& area) const;
 
   const Group group_;
   const c10::Device device_;

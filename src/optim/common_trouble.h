@@ -79,12 +79,12 @@ inline uint64_t sample_of_parameters(const Areas& areas) {
   return sample_of(sampled);
 }
 
-/// Of three places of each slice that this rank steps. On the CPU.
-inline uint64_t sample_of_own_slices(const Areas& areas) {
+/// Of three places of each slice that a rank steps. On the CPU.
+inline uint64_t sample_of_slices(const Areas& areas, int rank) {
   std::vector<at::Tensor> slices;
   for (const Areas::Parameter& parameter : areas.parameters())
-    if (parameter.begin < parameter.end)
-      slices.push_back(areas.mine(areas.area_of(parameter).parameters, parameter));
+    if (const auto [begin, end] = areas.part_of(parameter, rank); begin < end)
+      slices.push_back(areas.area_of(parameter).parameters.narrow(0, parameter.offset + begin, end - begin));
   return sample_of(slices);
 }
 
@@ -93,9 +93,9 @@ inline uint64_t sample_of_own_slices(const Areas& areas) {
 inline std::string common_trouble(const ReplicaState& model, const torch::optim::Optimizer& optimizer,
                                   const Areas& areas) {
   if (std::string elsewhere = model.reducer->backward_elsewhere(); !elsewhere.empty()) return elsewhere;
-  if (model.passes.since_reduction != 0)
+  if (model.passes->since_reduction != 0)
     return "ZeroRedundancyOptimizer::step(): the gradients of " +
-           counted(model.passes.since_reduction, "backward pass", "backward passes") +
+           counted(model.passes->since_reduction, "backward pass", "backward passes") +
            " wait in .grad, of this rank alone; step after the backward that reduces them, or call reduce_gradients() "
            "first";
   const std::string problem = optim::problem_of(optimizer);
@@ -105,7 +105,7 @@ inline std::string common_trouble(const ReplicaState& model, const torch::optim:
       if (!areas.contains(tensor))
         return "ZeroRedundancyOptimizer: a parameter was added to its groups after it was made; make a new one, of all "
                "parameters";
-  for (const auto& [name, tensor] : model.trained)
+  for (const auto& [name, tensor] : model.attached.trained())
     if (!areas.contains(tensor))
       return "ZeroRedundancyOptimizer: refresh() has found parameter " + name +
              ", which is not in its groups; make a new optimizer, of all parameters";

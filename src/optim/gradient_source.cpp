@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "collectives/shm/layout.h"
+#include "collectives/shm/segment/layout.h"
 
 namespace lockstep::optim {
 

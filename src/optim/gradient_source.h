@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "collectives/shm/reduce.h"
+#include "collectives/shm/kernels/reduce.h"
 
 namespace lockstep::optim {
 

@@ -31,7 +31,7 @@ void GradientSum::bind() {
   if (std::exchange(attachment_, model_.attachments) == model_.attachments) return;
   const OperationLabel label("where the gradients of all ranks lie");
   indices_.clear();
-  places_.assign(model_.trained.size(), {});
+  places_.assign(model_.attached.trained().size(), {});
   buckets_.clear();
   const auto& plan = model_.reducer->plan();
   for (size_t b = 0; b < plan.size(); ++b) {
@@ -41,12 +41,12 @@ void GradientSum::bind() {
     for (size_t slot = 0; slot < plan[b].size(); ++slot) {
       Place& place = places_[plan[b][slot]];
       place = {.bucket = b, .offset = model_.reducer->buckets()[b].offset_of(slot), .first_block = 0};
-      if (!share_memory()) place.mine = gradients.narrow(0, place.offset, model_.trained[plan[b][slot]].second.numel());
+      if (!share_memory()) place.mine = gradients.narrow(0, place.offset, model_.attached.trained()[plan[b][slot]].second.numel());
     }
   }
   blocks_ = 0;
   for (size_t i = 0; i < places_.size(); ++i) {
-    const at::Tensor& parameter = model_.trained[i].second;
+    const at::Tensor& parameter = model_.attached.trained()[i].second;
     indices_.emplace(parameter.unsafeGetTensorImpl(), i);
     places_[i].first_block = blocks_;
     blocks_ += GradientNorm::blocks_of(parameter.numel());
@@ -63,7 +63,7 @@ const Reducer::Settlement& GradientSum::settle(Share share) {
   return settlement_;
 }
 
-void GradientSum::conclude() { model_.reducer->conclude(settlement_, /*others_read=*/share_memory()); }
+void GradientSum::conclude() { model_.reducer->end_step(settlement_, /*others_read=*/share_memory()); }
 
 void GradientSum::collect() {
   if (share_memory() || std::exchange(collected_, true)) return;
@@ -83,17 +83,17 @@ std::optional<size_t> GradientSum::index_of(const at::Tensor& parameter) const {
 
 std::byte* GradientSum::place_of(size_t trained, int rank) const {
   const Place& place = places_[trained];
-  const size_t element = model_.trained[trained].second.itemsize();
+  const size_t element = model_.attached.trained()[trained].second.itemsize();
   return buckets_[place.bucket][static_cast<size_t>(rank)] + static_cast<size_t>(place.offset) * element;
 }
 
 std::byte* GradientSum::place_of_sums(size_t trained) const {
   if (share_memory()) return place_of(trained, model_.group.rank());
-  return sums_.place_of(areas_.parameter_of(model_.trained[trained].second));
+  return sums_.place_of(areas_.parameter_of(model_.attached.trained()[trained].second));
 }
 
 optim::GradientSource GradientSum::source(size_t trained) const {
-  const at::ScalarType dtype = model_.trained[trained].second.scalar_type();
+  const at::ScalarType dtype = model_.attached.trained()[trained].second.scalar_type();
   const shm::DataType type = *to_core(dtype);
   const int ranks = model_.group.world_size();
   optim::GradientSource source{.parts = {}};
@@ -110,7 +110,7 @@ optim::GradientSource GradientSum::source(size_t trained) const {
 
 double GradientSum::contribution(const optim::GradientSource& source, size_t trained, int64_t begin, int64_t end,
                                  const GradientNorm& norm) const {
-  const at::Tensor& parameter = model_.trained[trained].second;
+  const at::Tensor& parameter = model_.attached.trained()[trained].second;
   const size_t at = static_cast<size_t>(begin) * parameter.itemsize();
   const auto count = static_cast<size_t>(end - begin);
   std::byte* const place = place_of_sums(trained) + at;
@@ -129,7 +129,7 @@ void GradientSum::apply_factors() {
 
 at::Tensor GradientSum::slice_of(size_t trained) {
   apply_factors();
-  return sums_.mine(areas_.parameter_of(model_.trained[trained].second));
+  return sums_.mine(areas_.parameter_of(model_.attached.trained()[trained].second));
 }
 
 double GradientSum::norm_on_device(double type) {
@@ -141,7 +141,7 @@ double GradientSum::norm_on_device(double type) {
     const at::ScalarType computed = at::toOpMathType(mine.tensor.scalar_type());
     norms.push_back(at::linalg_vector_norm(sums_.mine(mine), type, std::nullopt, false, computed).to(at::kDouble));
   }
-  for (const auto& [name, parameter] : model_.trained) parameter.mutable_grad().reset();
+  for (const auto& [name, parameter] : model_.attached.trained()) parameter.mutable_grad().reset();
   const at::Tensor contributions = at::zeros({static_cast<int64_t>(areas_.parameters().size())}, at::kDouble);
   if (!norms.empty()) contributions.narrow(0, 0, static_cast<int64_t>(norms.size())).copy_(at::stack(norms));
   const OperationLabel label("the norm of the gradients");
@@ -185,7 +185,7 @@ double GradientSum::norm(double type) {
   });
   if (!std::exchange(gathered_, true)) {
     factors_.clear();
-    for (const auto& [name, parameter] : model_.trained) parameter.mutable_grad().reset();
+    for (const auto& [name, parameter] : model_.attached.trained()) parameter.mutable_grad().reset();
   }
   const OperationLabel label("the norm of the gradients");
   model_.group.all_reduce(sums);  // each block comes from one rank, so adding changes nothing

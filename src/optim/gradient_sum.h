@@ -12,7 +12,7 @@
 
 namespace lockstep::detail {
 
-/// The gradients of all ranks, between Reducer::settle() and conclude(): each rank's lie in its buckets, where the
+/// The gradients of all ranks, between Reducer::settle() and end_step(): each rank's lie in its buckets, where the
 /// others read them. Who needs all of them before the step (norm) takes the sums of its slices into its own buckets
 /// first, where nobody else reads them. Where ranks share no memory, each receives the sums of its slices (SliceSums);
 /// on a device these are not read from addresses, but handed out as tensors (slice_of).

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/hash.h"
 #include "base/weights_set.h"
 #include "optim/common_trouble.h"
 
@@ -16,13 +17,41 @@ constexpr const char* kSharedChanged =
 
 }  // namespace
 
+ParameterWatch::ParameterWatch(const Areas& areas, bool shared)
+    : areas_(areas),
+      shared_(shared),
+      samples_(shared ? areas.memory()->allocate_together(areas.ranks(), at::kLong) : at::Tensor()) {}
+
 ParameterWatch::Seen ParameterWatch::look() const {
-  uint64_t versions = 0;
+  if (shared_) {
+    std::vector<uint64_t> samples;
+    for (int rank = 0; rank < areas_.ranks(); ++rank) samples.push_back(sample_of_slices(areas_, rank));
+    return seen_of(samples);
+  }
+  return seen_of({sample_of_parameters(areas_)});
+}
+
+ParameterWatch::Seen ParameterWatch::seen_of(const std::vector<uint64_t>& samples) const {
+  uint64_t sample = Hash::kStart, versions = 0;
+  for (const uint64_t one : samples) sample = Hash::mixed(sample, one);
   for (const Areas::Parameter& parameter : areas_.parameters())
     versions += static_cast<uint64_t>(parameter.tensor._version());
-  return {.sample = shared_ ? sample_of_own_slices(areas_) : sample_of_parameters(areas_),
-          .versions = versions,
-          .changes = times_weights_were_set()};
+  return {.sample = sample, .versions = versions, .changes = times_weights_were_set()};
+}
+
+void ParameterWatch::step_begins() {
+  if (!shared_) seen_.reset();
+}
+
+void ParameterWatch::slices_written() {
+  if (shared_)
+    samples_.mutable_data_ptr<int64_t>()[areas_.rank()] = static_cast<int64_t>(sample_of_slices(areas_, areas_.rank()));
+}
+
+void ParameterWatch::step_ended() {
+  if (!shared_) return;
+  const auto* noted = samples_.const_data_ptr<int64_t>();
+  seen_ = seen_of(std::vector<uint64_t>(noted, noted + areas_.ranks()));
 }
 
 std::string ParameterWatch::trouble() const {

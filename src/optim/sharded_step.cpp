@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <typeinfo>
+#include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Type.h>
 
-#include "checkpoint/master_state.h"
 #include "checkpoint/optimizer_kind.h"
 #include "optim/common_trouble.h"
+#include "optim/kernel_slices.h"
+#include "optim/own_slices.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::detail {
@@ -19,128 +23,105 @@ bool all_have_inputs(const std::vector<Facts>& ranks) {
   return std::all_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; });
 }
 
+std::unique_ptr<SliceStepper> make_slices(Areas& areas, const torch::optim::Optimizer& optimizer, const StepKind& kind,
+                                          const ZeroRedundancyOptions& options) {
+  if (kind.formula != FormulaKind::kNone && !areas.on_device())
+    return std::make_unique<KernelSlices>(areas, formula_of(kind.formula), options.master_weights);
+  return std::make_unique<OwnSlices>(areas, kind.state_is_known ? std::optional(kind_of(optimizer)) : std::nullopt,
+                                     kind.own_step);
+}
+
 }  // namespace
 
-ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
-                         ZeroRedundancyOptions options, StepOfItself own_step)
+bool StepGradients::has(const at::Tensor& parameter) const {
+  if (!model_.is_deferred()) return parameter.grad().defined();
+  const auto index = sum_.index_of(parameter);
+  return index && sum_.is_used(*index);
+}
+
+optim::GradientSource StepGradients::source(const optim::Intent& intent) const {
+  return model_.is_deferred() ? sum_.source(*sum_.index_of(intent.parameter)) : optim::own_gradient(intent);
+}
+
+at::Tensor StepGradients::slice_of(const Areas::Parameter& parameter) const {
+  const at::Tensor& tensor = parameter.tensor;
+  if (!has(tensor)) return {};
+  if (model_.is_deferred()) return sum_.slice_of(*sum_.index_of(tensor));
+  return flat_part(tensor.grad().to(tensor.scalar_type()), tensor, parameter.begin, parameter.end - parameter.begin);
+}
+
+ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, const StepKind& kind,
+                         const ZeroRedundancyOptions& options)
     : model_(state_of(model)),
       model_is_there_(model_.alive),
-      formula_(formula_of(kind)),
-      options_(options),
+      may_take_sum_(kind.formula != FormulaKind::kNone),
+      shared_parameters_(options.shared_parameters),
       group_(model_.group),
-      own_step_(own_step),
       optimizer_(&optimizer),
-      areas_(model_, optimizer, options, std::to_string(static_cast<int>(kind))),
-      gradients_(model_, areas_),
+      areas_(model_, optimizer, options, c10::demangle(typeid(optimizer).name())),
+      sum_(model_, areas_),
+      gradients_(model_, sum_),
+      slices_(make_slices(areas_, optimizer, kind, options)),
       watch_(areas_, options.shared_parameters) {
-  TORCH_INTERNAL_ASSERT(!areas_.on_device() || own_step_ != nullptr);
-  if (areas_.on_device()) own_.emplace(areas_, kind_of(optimizer));
-  ReplicaState::Deferral deferral{.owner = this};
-  if (areas_.ranks() == group_.world_size() || options.shared_parameters)
-    deferral.backward_begins = [this](bool awaits_step) { watch_.backward_begins(awaits_step); };
-  if (areas_.ranks() == group_.world_size()) {  // else backward reduces
-    deferral.step = [this](Reducer::Share share) { return follow(share); };
-    deferral.clip_grad_norm = [this](double max_norm, double type) { return clip_grad_norm(max_norm, type); };
-  }
-  model_.defer(std::move(deferral));
+  // Another step may have the gradients; one that takes no sums then only says so.
+  if (may_take_sum_ || (shared_parameters_ && model_.shared_step == nullptr)) model_.set_shared_step(this);
 }
 
 ShardedStep::~ShardedStep() {
-  if (!model_is_there_.expired() && model_.deferral.owner == this) model_.defer({});
+  if (!model_is_there_.expired() && model_.shared_step == this) model_.set_shared_step(nullptr);
 }
 
-void ShardedStep::check_model() const {
-  TORCH_CHECK(!model_is_there_.expired(), kModelIsGone);
+void ShardedStep::check_model() const { TORCH_CHECK(!model_is_there_.expired(), kModelIsGone); }
+
+std::string ShardedStep::trouble() const {
+  if (may_take_sum_ && model_.shared_step != this)
+    return "ZeroRedundancyOptimizer: another one was made from this model after it; step that one";
+  if (!may_take_sum_ && model_.is_deferred())
+    return "ZeroRedundancyOptimizer: another one that was made from this model takes its gradients; step that one";
+  if (may_take_sum_ && model_.join.options != nullptr && model_.equipment.hook)
+    return "ZeroRedundancyOptimizer::step() within join() with a communication hook: ranks that have run out of inputs "
+           "would not call it; remove the hook, or step with the optimizer of each rank, made from the parameters";
+  if (model_.join.options != nullptr && !takes_sum()) return kNoStepWithinJoin;
+  if (std::string changed = watch_.trouble(); !changed.empty()) return changed;
+  return common_trouble(model_, *optimizer_, areas_);
 }
 
-at::Tensor ShardedStep::adopt(const std::string& name, const Areas::Parameter& parameter, const at::Tensor& held,
-                              at::ScalarType dtype) {
-  const at::Tensor& array = areas_.array(parameter, name, dtype);
-  if (held.defined() && held.is_alias_of(array)) return held;
-  // New, or loaded: this rank brings its slice, which is all that it will read.
-  if (const int64_t begin = parameter.begin, count = parameter.end - begin; count > 0) {
-    const at::Tensor mine = areas_.mine(array, parameter);
-    if (held.defined())
-      mine.copy_(optim::laid_out(held, dtype, parameter.tensor)
-                     .as_strided({parameter.tensor.numel()}, {1})
-                     .narrow(0, begin, count));
-    else
-      mine.zero_();
-  }
-  return Areas::view(array, parameter);
+SliceStepper::Outlook ShardedStep::prepare(const std::string& trouble) {
+  return trouble.empty() ? slices_->prepare(*optimizer_, gradients_) : SliceStepper::Outlook{};
 }
 
-optim::Plan ShardedStep::plan(torch::optim::Optimizer& optimizer, const optim::Intent& intent) {
-  const Areas::Parameter& parameter = areas_.parameter_of(intent.parameter);
-  const Areas::Area& area = areas_.area_of(parameter);
-  const bool masters = has_masters(area.dtype);
-  const at::ScalarType dtype = masters ? at::kFloat : area.dtype;
-  optim::Plan result = optim::plan_of(
-      intent,
-      model_.is_deferred() ? gradients_.source(*gradients_.index_of(parameter.tensor)) : optim::own_gradient(intent),
-      masters);
-  result.begin = parameter.begin;
-  result.end = parameter.end;
-  for (std::byte* other : area.others)
-    result.copies.push_back(other + static_cast<size_t>(parameter.offset) * result.element);
-  const int arrays = optim::state_arrays(intent.algorithm);
-  if (arrays == 0 && !masters) return result;
-  auto& state = optim::state_of(optimizer, intent.parameter, formula_, masters);
-  for (int a = 0; a < arrays; ++a) {
-    const at::Tensor array = adopt(std::to_string(a), parameter, formula_.array(state, a), dtype);
-    formula_.set_array(state, a, array);
-    result.arrays[static_cast<size_t>(a)] = static_cast<std::byte*>(array.mutable_data_ptr());
-  }
-  if (masters) {
-    at::Tensor& master = dynamic_cast<Master&>(state).master_param;
-    master = adopt("master", parameter, master, at::kFloat);
-    result.master = static_cast<std::byte*>(master.mutable_data_ptr());
-  }
-  formula_.count(state);
-  return result;
+StepRequest ShardedStep::agree(const StepRequest& mine, const std::string& trouble,
+                               const SliceStepper::Outlook& outlook) const {
+  std::vector<at::Tensor> reduced;
+  if (!takes_sum())
+    for (const at::Tensor& parameter : outlook.parameters) reduced.push_back(parameter.grad());
+  return agree_on_step(group_, {.request = mine,
+                                .trouble = trouble,
+                                .step = outlook.hash,
+                                .gradients = sample_of(reduced),
+                                .parameters = sample_of_parameters(areas_)});
 }
 
-std::vector<optim::Intent> ShardedStep::intents() const {
-  if (!model_.is_deferred()) return optim::intents_of(*optimizer_, formula_);
-  return optim::intents_of(*optimizer_, formula_, [&](const at::Tensor& parameter) {
-    const auto index = gradients_.index_of(parameter);
-    return index && gradients_.is_used(*index);  // refresh() may have found one that is frozen
-  });
-}
-
-void ShardedStep::step_by_kernels(const std::vector<optim::Intent>& intents) {
-  areas_.forget_others();
-  std::vector<optim::Plan> plans;
-  for (const optim::Intent& intent : intents) plans.push_back(plan(*optimizer_, intent));
-  bytes_moved_ += optim::run(plans);
-}
-
-void ShardedStep::step_by_itself(const Stepped& stepped) {
-  const auto gradient_of = [&](const Areas::Parameter& parameter) {
-    const at::Tensor& tensor = parameter.tensor;
-    if (!stepped.contains(tensor.unsafeGetTensorImpl())) return at::Tensor();
-    if (model_.is_deferred()) return gradients_.slice_of(*gradients_.index_of(tensor));
-    return flat_part(tensor.grad().to(tensor.scalar_type()), tensor, parameter.begin, parameter.end - parameter.begin);
-  };
-  own_->run(*optimizer_, gradient_of, [this] { own_step_(*optimizer_); });
-}
-
-void ShardedStep::take(const std::vector<optim::Intent>& intents) {
-  const bool deferred = model_.is_deferred();
-  if (!deferred || !gradients_.settlement().is_void) {
-    if (deferred) gradients_.collect();
-    Stepped stepped;
-    for (const optim::Intent& intent : intents) stepped.insert(intent.parameter.unsafeGetTensorImpl());
-    own_ ? step_by_itself(stepped) : step_by_kernels(intents);
+void ShardedStep::step_slices(const std::vector<at::Tensor>& parameters) {
+  const bool sums = takes_sum();
+  if (!sums || !sum_.settlement().is_void) {
+    if (sums) sum_.collect();
+    std::unordered_set<const c10::TensorImpl*> stepped;
+    for (const at::Tensor& parameter : parameters) stepped.insert(parameter.unsafeGetTensorImpl());
+    areas_.forget_others();
+    bytes_moved_ += slices_->run(*optimizer_, gradients_);
     areas_.gather_parameters(
         [&](const Areas::Parameter& parameter) { return stepped.contains(parameter.tensor.unsafeGetTensorImpl()); });
-    for (const optim::Intent& intent : intents) intent.parameter.unsafeGetTensorImpl()->bump_version();
+    for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();
   }
   watch_.slices_written();
-  if (deferred) return gradients_.conclude();
-  if (areas_.memory() == nullptr) return;
-  const OperationLabel label("the end of an optimizer's step");
-  group_.barrier();
+  if (sums) {
+    sum_.conclude();
+  } else if (areas_.memory() != nullptr) {
+    const OperationLabel label("the end of an optimizer's step");
+    group_.barrier();
+  }
+  watch_.step_ended();
 }
 
 void ShardedStep::step() {
@@ -148,31 +129,35 @@ void ShardedStep::step() {
   const std::unique_lock alone(stepping_, std::try_to_lock);
   TORCH_CHECK(alone.owns_lock(), kTwoThreads);
   check_model();
-  if (model_.shadowing && model_.is_deferred()) return;  // it has followed the others
+  if (model_.join.shadowing && takes_sum()) return;  // it has followed the others
   const Reducer::Stepping here(*model_.reducer);
   watch_.step_begins();
-  const std::string problem = trouble(*optimizer_);
-  if (model_.is_deferred()) gradients_.settle(Reducer::Share::kGradients);
-  const auto what = problem.empty() ? intents() : std::vector<optim::Intent>{};
-  agree({.action = Action::kStep}, problem, what);
-  if (!model_.is_deferred() || all_have_inputs(gradients_.settlement().ranks)) model_.check_before_step();
-  take(what);
+  const std::string problem = trouble();
+  if (takes_sum()) sum_.settle(Reducer::Share::kGradients);
+  const auto outlook = prepare(problem);
+  agree({.action = StepAction::kStep}, problem, outlook);
+  if (!takes_sum() || all_have_inputs(sum_.settlement().ranks)) model_.check_before_step();
+  step_slices(outlook.parameters);
 }
 
-std::vector<Facts> ShardedStep::follow(Reducer::Share share) {
+void ShardedStep::backward_begins(bool gradients_wait) {
+  if (wants_sum() || shared_parameters_) watch_.backward_begins(gradients_wait);
+}
+
+std::vector<Facts> ShardedStep::step_without_inputs() {
   const at::NoGradGuard no_grad;
   watch_.step_begins();
-  const std::string problem = trouble(*optimizer_);
-  const auto ranks = gradients_.settle(share).ranks;
+  const std::string problem = trouble();
+  const auto ranks = sum_.settle(Reducer::Share::kOutOfInputs).ranks;
   if (std::none_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; })) {
-    gradients_.conclude();
+    sum_.conclude();
     return ranks;
   }
   for (;;) {
-    const auto what = problem.empty() ? intents() : std::vector<optim::Intent>{};
-    const Request request = agree({.action = Action::kFollow}, problem, what);
-    if (request.action == Action::kStep) {
-      take(what);
+    const auto outlook = prepare(problem);
+    const StepRequest request = agree({.action = StepAction::kFollow}, problem, outlook);
+    if (request.action == StepAction::kStep) {
+      step_slices(outlook.parameters);
       return ranks;
     }
     clip(request);
@@ -181,38 +166,25 @@ std::vector<Facts> ShardedStep::follow(Reducer::Share share) {
 
 double ShardedStep::clip_grad_norm(double max_norm, double type) {
   const at::NoGradGuard no_grad;
-  if (model_.shadowing) return norm_;
-  const std::string problem = trouble(*optimizer_);
-  gradients_.settle(Reducer::Share::kGradients);
-  clip(agree({Action::kClip, max_norm, type}, problem, {}));
+  if (model_.join.shadowing) return norm_;
+  const std::string problem = trouble();
+  sum_.settle(Reducer::Share::kGradients);
+  clip(agree({StepAction::kClip, max_norm, type}, problem, {}));
   return norm_;
 }
 
-void ShardedStep::clip(const Request& request) {
+void ShardedStep::clip(const StepRequest& request) {
   norm_ = 0;
-  if (gradients_.settlement().is_void) return;
-  gradients_.collect();
-  norm_ = gradients_.norm(request.norm_type);
+  if (sum_.settlement().is_void) return;
+  sum_.collect();
+  norm_ = sum_.norm(request.norm_type);
   const double factor = request.max_norm / (norm_ + 1e-6);
-  if (std::isnan(factor) || factor < 1) gradients_.multiply(factor);
+  if (std::isnan(factor) || factor < 1) sum_.multiply(factor);
 }
-
-void DeleteShardedStep::operator()(ShardedStep* step) const { delete step; }
-
-ShardedStepPtr shard(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind,
-                     const ZeroRedundancyOptions& options, StepOfItself own_step) {
-  if (state_of(model).group.world_size() == 1) return nullptr;
-  return ShardedStepPtr(new ShardedStep(model, optimizer, kind, options, own_step));
-}
-
-void step(ShardedStep& sharded) { sharded.step(); }
-void complete_state(ShardedStep& sharded) { sharded.complete(); }
-const Group* slice_holders(const ShardedStep& sharded) { return sharded.slice_holders(); }
-void move_to(ShardedStep& sharded, torch::optim::Optimizer& optimizer) { sharded.move_to(optimizer); }
 
 std::vector<at::Tensor> trained_parameters(const Replica& model) {
   std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : state_of(model).trained) tensors.push_back(tensor);
+  for (const auto& [name, tensor] : state_of(model).attached.trained()) tensors.push_back(tensor);
   return tensors;
 }
 

@@ -2,101 +2,80 @@
 
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "optim/areas.h"
 #include "optim/gradient_sum.h"
-#include "optim/own_step.h"
 #include "optim/parameter_watch.h"
-#include "optim/step_plan.h"
+#include "optim/slice_stepper.h"
+#include "optim/step_agreement.h"
 
 namespace lockstep::detail {
 
 /// A step that ranks share out: of one machine, or, where they share no memory, of the group. Each steps its slices of
-/// the areas by kernels and writes what comes of it into all copies of its machine; without shared memory slices then
-/// go round. The optimizer's own map holds views of the areas' arrays. On a device, without kernels, LibTorch's own
-/// optimizer steps the slices (OwnStep).
+/// the areas (SliceStepper), and what comes of it reaches all copies: through shared memory, or by an all_gather.
 ///
-/// Backward leaves each rank's gradients in its buckets (GradientSum), and the step takes their sum. With a
-/// communication hook, and where several machines take part, backward reduces them, and the step reads this rank's
-/// .grad: all machines do the same then.
+/// Where there are kernels, or a device, backward leaves each rank's gradients in its buckets (GradientSum), and the
+/// step takes their sum. With a communication hook, where several machines take part, and for optimizers of which only
+/// the class knows how they step, backward reduces them, and the step reads this rank's .grad.
 ///
 /// In a step the ranks first tell each other what they are about to do, so nobody still reads parameters when they are
 /// written, and in the end wait for each other, so everybody has all of them.
-class ShardedStep {
+class ShardedStep final : public Stepper, public SharedStep {
  public:
-  /// Every rank makes it. `model` outlives it. `own_step`: what steps parameters on a device.
-  ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, FormulaKind kind, ZeroRedundancyOptions options,
-              StepOfItself own_step = nullptr);
-  ~ShardedStep();
+  /// Every rank makes it. `model` outlives it.
+  ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, const StepKind& kind,
+              const ZeroRedundancyOptions& options);
+  ~ShardedStep() override;
   ShardedStep(const ShardedStep&) = delete;
   ShardedStep& operator=(const ShardedStep&) = delete;
 
+  void backward_begins(bool gradients_wait) override;
+  bool wants_sum() const override { return may_take_sum_ && areas_.ranks() == group_.world_size(); }
+  std::vector<Facts> step_without_inputs() override;
+  double clip_grad_norm(double max_norm, double type) override;
+
   /// Every rank calls it.
-  void step();
-  /// Makes the views in the optimizer's map whole, until the next step. Every rank calls it where ranks share no
-  /// memory.
-  void complete() { own_ ? own_->complete(*optimizer_) : areas_.complete(); }
-  /// Null where each rank reaches all of the state.
-  const Group* slice_holders() const { return areas_.memory() == nullptr ? &group_ : nullptr; }
-  /// The optimizer was moved.
-  void move_to(torch::optim::Optimizer& optimizer) { optimizer_ = &optimizer; }
-  /// What this rank's steps have read and written so far: gradients, parameters and what is remembered of them.
-  int64_t bytes_moved() const { return bytes_moved_ + gradients_.bytes_moved(); }
+  void step() override;
+  void check_state_is_known() const override { slices_->check_state_is_known(); }
+  void complete_state() override { slices_->complete(*optimizer_); }
+  const Group* slice_holders() const override { return areas_.memory() == nullptr ? &group_ : nullptr; }
+  bool adopts_state() const override { return may_take_sum_; }
+  void move_to(torch::optim::Optimizer& optimizer) override { optimizer_ = &optimizer; }
+  /// What this rank's steps by kernels have read and written so far: gradients, parameters and what is remembered of
+  /// them.
+  int64_t bytes_moved() const { return bytes_moved_ + sum_.bytes_moved(); }
 
  private:
-  /// What a rank that takes part in a step does next; kFollow: what the others do.
-  enum class Action : int64_t { kFollow, kClip, kStep };
-  struct Request {
-    Action action;
-    double max_norm = 0, norm_type = 0;  ///< to clip
-  };
-
-  /// The whole step of a rank that has run out of inputs.
-  std::vector<Facts> follow(Reducer::Share share);
-  double clip_grad_norm(double max_norm, double type);
-  void clip(const Request& request);
-  std::vector<optim::Intent> intents() const;
-  void take(const std::vector<optim::Intent>& intents);
-  using Stepped = std::unordered_set<const c10::TensorImpl*>;
-  void step_by_kernels(const std::vector<optim::Intent>& intents);
-  void step_by_itself(const Stepped& stepped);
-
-  // step_agreement.cpp
+  /// Whether this step takes the sum of all ranks' gradients; else backward has.
+  bool takes_sum() const { return may_take_sum_ && model_.is_deferred(); }
+  void clip(const StepRequest& request);
   /// What keeps this rank from stepping; empty if nothing does.
-  std::string trouble(const torch::optim::Optimizer& optimizer) const;
-  /// Returns a row for each rank.
-  at::Tensor say(const Request& mine, const std::string& trouble, const std::vector<optim::Intent>& intents) const;
-  /// What all ranks do. Throws on all of them if one is in trouble or about to do something else than the others.
-  Request agree(const Request& mine, const std::string& trouble, const std::vector<optim::Intent>& intents) const;
-
-  bool has_masters(at::ScalarType dtype) const { return options_.master_weights && optim::is_16_bit(dtype); }
-  optim::Plan plan(torch::optim::Optimizer& optimizer, const optim::Intent& intent);
-  /// The view of an array that belongs to a parameter; takes over what `held` has, this rank's slice of it.
-  at::Tensor adopt(const std::string& name, const Areas::Parameter& parameter, const at::Tensor& held,
-                   at::ScalarType dtype);
-
+  std::string trouble() const;
+  SliceStepper::Outlook prepare(const std::string& trouble);
+  /// What all ranks do, which is all or none of it.
+  StepRequest agree(const StepRequest& mine, const std::string& trouble, const SliceStepper::Outlook& outlook) const;
+  /// Steps these parameters on all ranks.
+  void step_slices(const std::vector<at::Tensor>& parameters);
   /// TORCH_CHECK fails where the model has gone.
   void check_model() const;
 
   ReplicaState& model_;
   const std::weak_ptr<const bool> model_is_there_;
-  const Formula& formula_;
-  const ZeroRedundancyOptions options_;
+  const bool may_take_sum_;
+  const bool shared_parameters_;
   const Group group_;
-  const StepOfItself own_step_;
   torch::optim::Optimizer* optimizer_;
   Areas areas_;
-  std::optional<OwnStep> own_;  ///< on a device, where there are no kernels
-  GradientSum gradients_;
+  GradientSum sum_;
+  const StepGradients gradients_;
+  const std::unique_ptr<SliceStepper> slices_;
   ParameterWatch watch_;
   std::mutex stepping_;  ///< held by the thread that steps
-  double norm_ = 0;  ///< that clip_grad_norm() has found last
+  double norm_ = 0;      ///< that clip_grad_norm() has found last
   int64_t bytes_moved_ = 0;
 };
 

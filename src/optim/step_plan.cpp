@@ -9,7 +9,7 @@
 #include "checkpoint/master_state.h"
 #include "collectives/core_types.h"
 #include "collectives/intra_op.h"
-#include "collectives/shm/stream_copy.h"
+#include "collectives/shm/kernels/stream_copy.h"
 
 namespace lockstep::optim {
 namespace {
@@ -100,10 +100,6 @@ std::string problem_of(const torch::optim::Optimizer& optimizer) {
                         parameter.sizes(), ", ", problem);
     }
   return "";
-}
-
-std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula) {
-  return intents_of(optimizer, formula, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
 }
 
 std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula,

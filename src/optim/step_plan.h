@@ -23,8 +23,6 @@ struct Intent {
 /// One for each parameter that is stepped, in the order of the groups.
 std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula,
                                const std::function<bool(const at::Tensor&)>& is_stepped);
-/// Of those that have a .grad.
-std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula);
 
 /// Where the first of its parameters is; the CPU if it has none.
 c10::Device device_of(const torch::optim::Optimizer& optimizer);

@@ -4,8 +4,10 @@
 
 namespace lockstep {
 
-/// Says what the collectives that this thread starts while the label lives are for, such as "the divergence check". The
-/// rank's page shows it beside the collective, for reports of what a rank did last. The innermost label counts.
+/// Says what the collectives that this thread starts while the label lives are for, such as "the divergence check" or
+/// "main_first()": what is a function's name, and only that, ends with "()". The rank's page shows it beside the
+/// collective, for reports of what a rank did last, and so do the errors of ranks that called different collectives.
+/// Ranks that gather bytes must have equal labels (group_objects.cpp). The innermost label counts.
 class OperationLabel {
  public:
   /// `text` must outlive the label. A page has room for 127 bytes.

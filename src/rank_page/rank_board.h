@@ -10,7 +10,7 @@ namespace lockstep {
 
 /// What precedes the pages.
 struct BoardHead {
-  static constexpr uint64_t kMagic = 0x3464726f616f'4b4c;
+  static constexpr uint64_t kMagic = 0x3564726f616f'4b4c;
 
   uint64_t magic = kMagic;
   std::atomic<uint32_t> stopping{0};  ///< the launcher is ending the run: SIGTERM ends a rank as it does any program

@@ -1,7 +1,10 @@
 #include "rank_page/rank_page.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+
+#include "base/rank_names.h"
 
 namespace lockstep {
 namespace {
@@ -44,8 +47,20 @@ std::string RankPage::Text<kSize>::load() const {
   return {bytes, ::strnlen(bytes, kSize - 1)};
 }
 
+void RankPage::begin(pid_t pid) {
+  pid_.store(pid, std::memory_order_relaxed);
+  kind_literal_.store(nullptr, std::memory_order_relaxed);
+  dtype_literal_.store(nullptr, std::memory_order_relaxed);
+  // Of the program that has started this one in its place.
+  for (Group& group : groups_) group.id.store(0, std::memory_order_relaxed);
+  taken_groups_.store(0, std::memory_order_relaxed);
+  caller_.store(0, std::memory_order_relaxed);
+  has_several_callers_.store(0, std::memory_order_relaxed);
+}
+
 void RankPage::start_operation(uint64_t sequence, const char* kind, const char* dtype, int64_t elements,
-                               const int64_t* shape, size_t dimensions, Clock::time_point now, std::string_view of) {
+                               const int64_t* shape, size_t dimensions, Clock::time_point now, std::string_view of,
+                               int group) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
   // Training repeats itself: copying both texts each time would take 10 of the 150 ns of a small all_reduce. They are
   // copied now and then, because two threads at once may leave the text of one with the address of the other.
@@ -59,7 +74,9 @@ void RankPage::start_operation(uint64_t sequence, const char* kind, const char* 
   version_.store(version | 1, kRelaxed);
   // With the acquire fence of read(): who sees one of the words below sees the odd version, too.
   std::atomic_thread_fence(std::memory_order_release);
+  note_caller();
   sequence_.store(sequence, kRelaxed);
+  operation_group_.store(group, kRelaxed);
   put(kind_, kind_literal_, kind);
   put(dtype_, dtype_literal_, dtype);
   of_.store(of);
@@ -72,6 +89,61 @@ void RankPage::start_operation(uint64_t sequence, const char* kind, const char* 
   running_.store(1, kRelaxed);
   beat();
   version_.store((version | 1) + 1, std::memory_order_release);  // to read(): all words above are in place
+}
+
+void RankPage::begin_wait(int group, const RankStatus::Awaited& awaited) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  awaited_group_.store(awaited.collective == 0 ? kNoGroup : group, kRelaxed);
+  awaited_sequence_.store(awaited.sequence, kRelaxed);
+  awaited_collective_.store(awaited.collective, kRelaxed);
+  awaited_needs_.store(awaited.needs, kRelaxed);
+  waiting_.store(1, kRelaxed);
+}
+
+int RankPage::add_group(uint64_t id, uint64_t members, std::string_view name) {
+  note_caller();
+  uint32_t taken = taken_groups_.load(std::memory_order_relaxed);
+  int place = 0;
+  do {
+    place = std::countr_one(taken);
+    if (place >= kShownGroups) return kNoGroup;
+  } while (!taken_groups_.compare_exchange_weak(taken, taken | uint32_t{1} << place));
+  Group& group = groups_[place];
+  group.members.store(members, std::memory_order_relaxed);
+  group.collectives.store(0, std::memory_order_relaxed);
+  group.name.store(name);
+  group.id.store(id, std::memory_order_release);  // to read_groups(): the words above are in place
+  return place;
+}
+
+void RankPage::remove_group(int place) {
+  groups_[place].id.store(0, std::memory_order_relaxed);
+  taken_groups_.fetch_and(~(uint32_t{1} << place));
+}
+
+void RankPage::note_other_caller(uint64_t here) {
+  uint64_t nobody = 0;
+  if (!caller_.compare_exchange_strong(nobody, here)) has_several_callers_.store(1, std::memory_order_relaxed);
+}
+
+void RankPage::read_groups(RankStatus& account, int shown, int awaited) const {
+  account.groups.clear();
+  account.operation.group.clear();
+  account.operation.group_id = account.awaited.group = 0;
+  for (int place = 0; place < kShownGroups; ++place) {
+    const Group& group = groups_[place];
+    const uint64_t id = group.id.load(std::memory_order_acquire);  // from the end of add_group()
+    if (id == 0) continue;
+    account.groups.push_back({.id = id,
+                              .members = group.members.load(std::memory_order_relaxed),
+                              .name = group.name.load(),
+                              .collectives = group.collectives.load(std::memory_order_relaxed)});
+    const RankStatus::Group& seen = account.groups.back();
+    if (place == awaited) account.awaited.group = id;
+    if (place != shown) continue;
+    account.operation.group_id = id;
+    if (!seen.name.empty()) account.operation.group = seen.text();
+  }
 }
 
 void RankPage::fail(RankFailure failure, int peer, std::string_view text, int opponent) {
@@ -135,9 +207,15 @@ RankStatus RankPage::read(int world_size) const {
     for (size_t i = 0; i < operation.shape.size(); ++i) operation.shape[i] = shape_[i].load(kRelaxed);
     account.waiting = waiting_.load(kRelaxed) != 0;
     account.waits_for = operation.running || account.waiting ? waits_for_.load(kRelaxed) : 0;
+    account.awaited = {.sequence = awaited_sequence_.load(kRelaxed),
+                       .collective = awaited_collective_.load(kRelaxed),
+                       .needs = awaited_needs_.load(kRelaxed)};
+    const int awaited = account.waiting ? awaited_group_.load(kRelaxed) : kNoGroup;
+    read_groups(account, operation_group_.load(kRelaxed), awaited);
     std::atomic_thread_fence(std::memory_order_acquire);  // with the release fence of start_operation()
     if (before % 2 == 0 && version_.load(kRelaxed) == before) break;
   }
+  account.has_one_caller = caller_.load(kRelaxed) != 0 && has_several_callers_.load(kRelaxed) == 0;
   const uint64_t failure = failure_.load(std::memory_order_acquire);
   unpack(static_cast<uint32_t>(failure), world_size, account.failure, account.peer);
   account.opponent = rank_of(static_cast<uint32_t>(failure >> 32), world_size);
@@ -183,12 +261,18 @@ RankStatus RankStatus::at_end() const {
 
 std::string RankStatus::Operation::text() const {
   if (kind.empty()) return "none";
-  const std::string name = kind + " #" + std::to_string(sequence), purpose = of.empty() ? "" : " of " + of;
+  const std::string name = kind + " #" + std::to_string(sequence);
+  const std::string purpose = (group.empty() ? "" : " in " + group) + (of.empty() ? "" : " of " + of);
   if (dtype.empty()) return name + purpose;
   std::string size;
   if (shape.empty()) size = std::to_string(elements) + (elements == 1 ? " element" : " elements");
   for (size_t i = 0; i < shape.size(); ++i) size += (i == 0 ? "[" : ", ") + std::to_string(shape[i]);
   return name + " (" + dtype + " " + size + (shape.empty() ? ")" : "])") + purpose;
+}
+
+std::string RankStatus::Group::text() const {
+  if (name.empty()) return "the group of all ranks";
+  return members == 0 ? name : name + " (" + rank_names(members) + ")";
 }
 
 void RankPage::copy_from(const void* bytes, int64_t ahead_ns) {

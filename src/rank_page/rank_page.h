@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread_token.h"
 
 namespace lockstep {
 
@@ -31,12 +32,31 @@ struct RankStatus {
     std::string dtype;
     std::vector<int64_t> shape;  ///< the first dimensions, at most RankPage::kShownDimensions
     int64_t elements = 0;
-    std::string of;  ///< what it is for (OperationLabel); empty: not known
+    std::string of;     ///< what it is for (OperationLabel); empty: not known
+    std::string group;  ///< Group::text() of its group; empty: the group of all ranks, or not known
+    uint64_t group_id = 0;
     bool running = false;
     Clock::time_point started;
 
-    /// "all_reduce #12 (float32 [64, 10]) of bucket 1 of 2 (out.bias to out.weight)".
+    /// "all_reduce #12 (float32 [64, 10]) in subgroup 1 (ranks 0, 2) of bucket 1 of 2 (out.bias to out.weight)".
     std::string text() const;
+  };
+  /// A process group of which the rank is a part.
+  struct Group {
+    uint64_t id = 0;           ///< the same on all its ranks
+    uint64_t members = 0;      ///< ranks, as bits; 0: not known
+    std::string name;          ///< empty: the group of all ranks
+    uint64_t collectives = 0;  ///< that the rank has started there
+
+    /// "subgroup 1 (ranks 0, 2)", "the group of all ranks".
+    std::string text() const;
+  };
+  /// The collective that it waits for, which need not be the last one that it has started.
+  struct Awaited {
+    uint64_t group = 0;       ///< Group::id; 0: not known
+    uint64_t sequence = 0;    ///< as Operation::sequence
+    uint64_t collective = 0;  ///< its number among the group's, counted from 1
+    uint64_t needs = 0;       ///< the ranks without whose call it cannot end, as bits
   };
 
   pid_t pid = 0;  ///< of the process that writes; 0: none has written yet
@@ -53,6 +73,9 @@ struct RankStatus {
   bool error_is_last = false;  ///< nothing has been done since
   Operation operation;
   bool waiting = false;     ///< a thread of it waits for a collective, whether or not it says for which ranks
+  Awaited awaited;          ///< while it is `waiting`
+  std::vector<Group> groups;
+  bool has_one_caller = false;  ///< one thread has made all groups and called all operations
   uint64_t waits_for = 0;   ///< the ranks it waits for, as bits; only while an operation runs or is waited for
   uint64_t beats = 0;       ///< grows with everything it does
   uint64_t heartbeats = 0;  ///< of the program (lockstep::heartbeat()); part of beats
@@ -79,12 +102,10 @@ class RankPage {
  public:
   static constexpr size_t kBytes = 4096;
   static constexpr size_t kShownDimensions = 6;
+  static constexpr int kShownGroups = 12;
+  static constexpr int kNoGroup = -1;  ///< a place
 
-  void begin(pid_t pid) {
-    pid_.store(pid, std::memory_order_relaxed);
-    kind_literal_.store(nullptr, std::memory_order_relaxed);
-    dtype_literal_.store(nullptr, std::memory_order_relaxed);
-  }
+  void begin(pid_t pid);
   pid_t pid() const { return pid_.load(std::memory_order_relaxed); }
   void set_phase(RankStatus::Phase phase) { phase_.store(phase, std::memory_order_release); }
 
@@ -96,7 +117,7 @@ class RankPage {
   /// A collective or message begins. `kind` and `dtype` are literals, so that one that is already here is recognized by
   /// its address. `shape` may be a part of the tensor's; `of` says what the operation is for.
   void start_operation(uint64_t sequence, const char* kind, const char* dtype, int64_t elements, const int64_t* shape,
-                       size_t dimensions, Clock::time_point now, std::string_view of = {});
+                       size_t dimensions, Clock::time_point now, std::string_view of = {}, int group = kNoGroup);
   /// The operation with this number is over, if it is the last that began.
   void finish_operation(uint64_t sequence) {
     if (sequence_.load(std::memory_order_relaxed) == sequence) running_.store(0, std::memory_order_relaxed);
@@ -106,7 +127,23 @@ class RankPage {
   /// A wait begins or ends; see RankStatus::waiting.
   void set_waiting(bool waiting) {
     if (!waiting) set_waits_for(0);
+    awaited_group_.store(kNoGroup, std::memory_order_relaxed);
     waiting_.store(waiting ? 1 : 0, std::memory_order_relaxed);
+  }
+  /// The calling thread uses a group; see RankStatus::has_one_caller. start_operation() notes it, too.
+  void note_caller() {
+    const uint64_t here = thread_number();
+    if (caller_.load(std::memory_order_relaxed) != here) note_other_caller(here);
+  }
+  /// A wait begins, of the group with this place. If it is for a message, `awaited.collective` is 0.
+  void begin_wait(int group, const RankStatus::Awaited& awaited);
+
+  /// Returns the place of the group on the page, kNoGroup if all are taken. Notes the caller. `id` is not 0.
+  int add_group(uint64_t id, uint64_t members, std::string_view name);
+  void remove_group(int place);
+  /// There have been so many collectives of the group.
+  void note_collective(int place, uint64_t collectives) {
+    groups_[place].collectives.store(collectives, std::memory_order_relaxed);
   }
   void set_collective_timeout(std::chrono::milliseconds timeout) {
     collective_timeout_ms_.store(timeout.count(), std::memory_order_relaxed);
@@ -160,6 +197,9 @@ class RankPage {
            heartbeats_.load(std::memory_order_relaxed);
   }
 
+  void note_other_caller(uint64_t here);
+  void read_groups(RankStatus& account, int shown, int awaited) const;
+
   template <size_t kSize>
   class Text {  // written and read in words, since both may happen at the same time
    public:
@@ -168,6 +208,13 @@ class RankPage {
 
    private:
     std::atomic<uint64_t> words_[kSize / 8] = {};
+  };
+
+  struct Group {
+    std::atomic<uint64_t> id{0};  ///< 0: none, or it is being added
+    std::atomic<uint64_t> members{0};
+    std::atomic<uint64_t> collectives{0};
+    Text<24> name;
   };
 
   std::atomic<pid_t> pid_{0};
@@ -205,6 +252,16 @@ class RankPage {
   Text<512> error_text_;
   std::atomic<uint64_t> error_progress_{0};
   std::atomic<uint32_t> error_{0};  ///< kind and peer, written after the others
+
+  alignas(64) std::atomic<int32_t> operation_group_{kNoGroup};
+  std::atomic<int32_t> awaited_group_{kNoGroup};
+  std::atomic<uint64_t> awaited_sequence_{0};
+  std::atomic<uint64_t> awaited_collective_{0};
+  std::atomic<uint64_t> awaited_needs_{0};
+  std::atomic<uint64_t> caller_{0};  ///< the number of the first thread that has called
+  std::atomic<uint32_t> has_several_callers_{0};
+  std::atomic<uint32_t> taken_groups_{0};  ///< places, as bits
+  Group groups_[kShownGroups];
 };
 static_assert(sizeof(RankPage) <= RankPage::kBytes);
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<RankStatus::Phase>::is_always_lock_free);

@@ -17,7 +17,7 @@ struct Facts {
   bool idle = false;     ///< an optimizer's step began on it without a backward since the last one
   bool joining = false;  ///< it is within join(), where ranks may become inactive
   bool trouble = false;  ///< it found an error that all ranks must throw
-  bool late = false;     ///< it has gradients that came after their bucket had been launched
+  bool late = false;     ///< it has gradients that came after their bucket had been sent
   int passes = 1;        ///< backward passes since the last reduction: 0, or 1 to 255, then 1 again
   int object = 0;        ///< which of the group's replicas it reduces, modulo 256
   double weight = 1;
@@ -27,6 +27,9 @@ struct Facts {
   bool took_part() const { return active && !skipped; }
   bool operator==(const Facts&) const = default;
 };
+
+/// What this rank contributes to a reduction.
+enum class Share { kGradients, kSkipped, kOutOfInputs };
 
 /// Whether a reduction is void: all ranks skipped, or one that skipped had sent a part of its gradients before. Then no
 /// gradient is left on any rank.

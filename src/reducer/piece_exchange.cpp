@@ -9,8 +9,8 @@
 namespace lockstep {
 
 PieceExchange::PieceExchange(const CombinePlan& plan, const Group& group, const at::Tensor& gradients,
-                             std::function<at::Tensor(at::Tensor)> conclude)
-    : plan_(plan), conclude_(std::move(conclude)) {
+                             std::function<at::Tensor(at::Tensor)> finish)
+    : plan_(plan), finish_(std::move(finish)) {
   const int64_t ranks = group.world_size();
   for (int64_t rank = 0; rank < ranks; ++rank)
     counts_.push_back(plan.first_piece[static_cast<size_t>(rank + 1)] - plan.first_piece[static_cast<size_t>(rank)]);
@@ -25,7 +25,7 @@ CommHook::Finish PieceExchange::reduce_as_ranks_do(const GradientBucket& bucket,
   const at::Tensor sum = pieces_[0];
   return [this, sum, gradients = bucket.gradients, work = group.all_reduce_async(sum, ReduceOp::kSum)] {
     work.wait();
-    gradients.copy_(conclude_(sum.narrow(0, 0, gradients.numel())));
+    gradients.copy_(finish_(sum.narrow(0, 0, gradients.numel())));
   };
 }
 
@@ -39,7 +39,7 @@ CommHook::Finish PieceExchange::reduce(const GradientBucket& bucket, const Group
   return [this, group, sent, received, gradients = bucket.gradients, work] {
     work.wait();
     for (const auto& [into, from] : plan_.sums) received[into].add_(received[from]);
-    const at::Tensor slice = conclude_(received[0]).to(gradients.scalar_type()).contiguous();
+    const at::Tensor slice = finish_(received[0]).to(gradients.scalar_type()).contiguous();
     gradients.copy_(group.all_gather(slice).view(-1).narrow(0, 0, gradients.numel()));
   };
 }

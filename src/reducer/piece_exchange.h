@@ -18,9 +18,9 @@ namespace lockstep {
 /// as a reduction that every rank does in slices, for each piece.
 class PieceExchange final : public CommHook {
  public:
-  /// `conclude`: what the sums become; elementwise.
+  /// `finish`: what the sums become; elementwise.
   PieceExchange(const CombinePlan& plan, const Group& group, const at::Tensor& gradients,
-                std::function<at::Tensor(at::Tensor sum)> conclude);
+                std::function<at::Tensor(at::Tensor sum)> finish);
 
   /// This rank's piece: elements as in the bucket, in the type of the sums. To be filled before reduce().
   at::Tensor piece(size_t number) const { return pieces_[static_cast<int64_t>(number)]; }
@@ -32,7 +32,7 @@ class PieceExchange final : public CommHook {
   Finish reduce_as_ranks_do(const GradientBucket& bucket, const Group& group) const;
 
   const CombinePlan& plan_;
-  const std::function<at::Tensor(at::Tensor)> conclude_;
+  const std::function<at::Tensor(at::Tensor)> finish_;
   std::vector<int64_t> counts_;  ///< pieces of each rank
   int64_t slice_;                ///< elements of each rank's slice
   at::Tensor pieces_;            ///< [this rank's pieces, ranks * slice]

@@ -8,7 +8,7 @@
 namespace lockstep {
 
 /// Several threads of a backward, each with its own current stream, may fill one bucket on a device, and the thread of
-/// another device may launch it. The launch must come after everything that filled it.
+/// another device may send it. The sending must come after everything that filled it.
 class StreamOrder {
  public:
   /// Work has been queued on the device's current stream.

@@ -29,7 +29,7 @@ void Timeline::ready(size_t bucket) {
   reduction_.buckets[bucket].ready = Clock::now();
 }
 
-void Timeline::launched(size_t bucket) {
+void Timeline::sent(size_t bucket) {
   const MutexLock lock(mutex_);
   reduction_.buckets[bucket].start = Clock::now();
 }

@@ -21,7 +21,7 @@ class Timeline {
   /// A backward, or a reduction without one, begins.
   void begin(size_t buckets);
   void ready(size_t bucket);
-  void launched(size_t bucket);
+  void sent(size_t bucket);
   /// From here on this rank is idle: it waits for the buckets, in their order.
   void waits();
   void done(size_t bucket);

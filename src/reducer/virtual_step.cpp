@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 /// a + b, in place where possible. An undefined tensor is zeros, whose sum with -0 is 0.
-at::Tensor added(at::Tensor a, at::Tensor b) {
+at::Tensor sum_of(at::Tensor a, at::Tensor b) {
   if (!a.defined() && !b.defined()) return a;
   if (!a.defined()) return b.add_(0);
   return b.defined() ? a.add_(b) : a.add_(0);
@@ -36,7 +36,7 @@ void VirtualStep::before_accumulation(size_t parameter) {
   begin();
   const Sum& sum = sums_[parameter];
   at::Tensor& gradient = sum.parameter.mutable_grad();
-  if (sum.taken || !gradient.defined() || !gradient.is_same(sum.before)) return;
+  if (sum.added || !gradient.defined() || !gradient.is_same(sum.before)) return;
   at::NoGradGuard no_grad;
   if (counts_before())
     gradient = gradient.clone();
@@ -62,12 +62,12 @@ void VirtualStep::push(Sum& sum, at::Tensor value) const {
   for (int n = sums_completed_by(virtual_rank(), ranks_->block(), ranks_->count()); n > 0; --n) {
     at::Tensor right = std::move(sum.pieces.back());
     sum.pieces.pop_back();
-    sum.pieces.back() = added(std::move(sum.pieces.back()), std::move(right));
+    sum.pieces.back() = sum_of(std::move(sum.pieces.back()), std::move(right));
   }
-  sum.taken = true;
+  sum.added = true;
 }
 
-void VirtualStep::take(size_t parameter, bool used, const Leaf& leaf) {
+void VirtualStep::add(size_t parameter, bool used, const Leaf& leaf) {
   at::NoGradGuard no_grad;
   Sum& sum = sums_[parameter];
   at::Tensor& gradient = sum.parameter.mutable_grad();
@@ -81,24 +81,24 @@ void VirtualStep::take(size_t parameter, bool used, const Leaf& leaf) {
   push(sum, std::move(value));
 }
 
-bool VirtualStep::any_taken() const { return std::any_of(sums_.begin(), sums_.end(), std::mem_fn(&Sum::taken)); }
+bool VirtualStep::any_added() const { return std::any_of(sums_.begin(), sums_.end(), std::mem_fn(&Sum::added)); }
 
 bool VirtualStep::is_late(size_t parameter) const {
   const Sum& sum = sums_[parameter];
   const at::Tensor& gradient = sum.parameter.grad();
-  return sum.taken && gradient.defined() && !gradient.is_same(sum.before);
+  return sum.added && gradient.defined() && !gradient.is_same(sum.before);
 }
 
-void VirtualStep::take_late(size_t parameter, const Leaf& leaf) {
+void VirtualStep::add_late(size_t parameter, const Leaf& leaf) {
   at::NoGradGuard no_grad;
   Sum& sum = sums_[parameter];
   at::Tensor value = summand(std::exchange(sum.parameter.mutable_grad(), sum.before), leaf);
-  sum.pieces.back() = added(std::move(sum.pieces.back()), std::move(value));
+  sum.pieces.back() = sum_of(std::move(sum.pieces.back()), std::move(value));
 }
 
-void VirtualStep::take_nothing(size_t parameter) {
+void VirtualStep::add_nothing(size_t parameter) {
   at::NoGradGuard no_grad;
-  if (!sums_[parameter].taken) push(sums_[parameter], at::Tensor());
+  if (!sums_[parameter].added) push(sums_[parameter], at::Tensor());
 }
 
 void VirtualStep::drop_leaf() {
@@ -108,14 +108,14 @@ void VirtualStep::drop_leaf() {
 
 void VirtualStep::end_leaf(const Facts& facts) {
   facts_.push_back(facts);
-  for (Sum& sum : sums_) sum.taken = false;
+  for (Sum& sum : sums_) sum.added = false;
   ++leaf_;
   passes = 0;
   completes = false;
 }
 
-at::Tensor VirtualStep::concluded(at::Tensor sum, at::ScalarType type,
-                                  std::optional<at::ScalarType> travelled_as) const {
+at::Tensor VirtualStep::finished(at::Tensor sum, at::ScalarType type,
+                                 std::optional<at::ScalarType> travelled_as) const {
   const bool compressed = travelled_as && *travelled_as != type;
   if (settings_.mean && !compressed) sum.div_(ranks_->count());
   if (compressed) sum = sum.to(*travelled_as);
@@ -130,7 +130,7 @@ void VirtualStep::reset() {
   for (Sum& sum : sums_) {
     sum.before.reset();
     sum.pieces.clear();
-    sum.taken = sum.used = false;
+    sum.added = sum.used = false;
   }
   facts_.clear();
   trouble.clear();

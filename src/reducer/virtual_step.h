@@ -31,7 +31,6 @@ class VirtualStep {
   VirtualRanks& ranks() const { return *ranks_; }
   /// The virtual rank whose turn it is.
   int virtual_rank() const { return ranks_->block().first + leaf_; }
-  bool begun() const { return begun_; }
   bool at_last_leaf() const { return leaf_ + 1 == ranks_->block().size(); }
   bool complete() const { return leaf_ == ranks_->block().size(); }
 
@@ -46,14 +45,14 @@ class VirtualStep {
     std::optional<at::ScalarType> travels_as;  ///< compressed to this type, as a communication hook does it
   };
   /// The leaf has computed the parameter's gradient; `used` = false: it did not reach the parameter.
-  void take(size_t parameter, bool used, const Leaf& leaf);
-  bool taken(size_t parameter) const { return sums_[parameter].taken; }
-  bool any_taken() const;
-  /// A gradient that was accumulated after take().
+  void add(size_t parameter, bool used, const Leaf& leaf);
+  bool is_added(size_t parameter) const { return sums_[parameter].added; }
+  bool any_added() const;
+  /// A gradient that was accumulated after add().
   bool is_late(size_t parameter) const;
-  void take_late(size_t parameter, const Leaf& leaf);
-  /// The leaf contributes nothing, unless it is taken already.
-  void take_nothing(size_t parameter);
+  void add_late(size_t parameter, const Leaf& leaf);
+  /// The leaf contributes nothing, unless it is added already.
+  void add_nothing(size_t parameter);
   /// Drops what the leaf has left in .grad.
   void drop_leaf();
   /// The next leaf's turn.
@@ -66,7 +65,7 @@ class VirtualStep {
   /// The partial sums, from left to right; undefined: zeros.
   const std::vector<at::Tensor>& pieces(size_t parameter) const { return sums_[parameter].pieces; }
   /// What the sum over all virtual ranks becomes; `sum` may be overwritten.
-  at::Tensor concluded(at::Tensor sum, at::ScalarType type, std::optional<at::ScalarType> travelled_as) const;
+  at::Tensor finished(at::Tensor sum, at::ScalarType type, std::optional<at::ScalarType> travelled_as) const;
   /// Whether a bucket of this type can be summed as it lies, by the group's own reduction.
   bool sums_in_place(at::ScalarType type, std::optional<at::ScalarType> travels_as) const;
   const CombinePlan& plan() const { return plan_; }
@@ -76,20 +75,18 @@ class VirtualStep {
   /// Ends the step when the scope is left, by an exception as well.
   class Ending {
    public:
-    explicit Ending(VirtualStep* step) : step_(step) {}
-    ~Ending() {
-      if (step_ != nullptr) step_->reset();
-    }
+    explicit Ending(VirtualStep& step) : step_(step) {}
+    ~Ending() { step_.reset(); }
     Ending(const Ending&) = delete;
 
    private:
-    VirtualStep* step_;
+    VirtualStep& step_;
   };
 
   int passes = 0;          ///< backward passes of the present leaf
   bool completes = false;  ///< the backward that is running completes the leaf
   bool local_only = true;  ///< all passes of the step were within no_sync()
-  bool in_place = false;   ///< all buckets are summed as they lie, so they can be launched early
+  bool in_place = false;   ///< all buckets are summed as they lie, so they can be sent early
   std::string trouble;     ///< what was wrong with the leaves that have ended
 
  private:
@@ -97,7 +94,7 @@ class VirtualStep {
     at::Tensor parameter;
     at::Tensor before;               ///< .grad before the step
     std::vector<at::Tensor> pieces;  ///< a stack
-    bool taken = false, used = false;
+    bool added = false, used = false;
   };
   bool counts_before() const { return !settings_.first_adds_it || virtual_rank() == 0; }
   at::Tensor summand(at::Tensor gradient, const Leaf& leaf) const;

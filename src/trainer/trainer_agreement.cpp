@@ -14,6 +14,7 @@
 #include "base/rank_names.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/optimizer_kind.h"
+#include "rank_page/operation_label.h"
 
 namespace lockstep {
 namespace {
@@ -117,6 +118,7 @@ std::string first_problem(const std::vector<std::string>& ranks) {
 
 void check_agreement(const Group& group, const Agreement& agreement,
                      const std::function<void(const Schedule&)>& use_schedule) {
+  const OperationLabel label("Trainer::fit()");
   const TrainerOptions& options = agreement.options;
   OptionLines lines;
   lines.add("epochs", options.epochs);

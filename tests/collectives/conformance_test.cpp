@@ -10,8 +10,8 @@
 #include "base/environment.h"
 #include "collectives/engines.h"
 #include "collectives/operations.h"
-#include "collectives/shm/bootstrap.h"
-#include "collectives/shm/group.h"
+#include "collectives/shm/protocol/communicator.h"
+#include "collectives/shm/segment/bootstrap.h"
 #include "support/ranks.h"
 #include "support/tree_sum.h"
 

@@ -1,4 +1,4 @@
-#include "collectives/shm/backend/generation.h"
+#include "collectives/shm/backend/store_exchange.h"
 
 #include <gtest/gtest.h>
 

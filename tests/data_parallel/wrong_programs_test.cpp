@@ -341,6 +341,16 @@ const std::vector<std::pair<std::string, Program>>& programs_that_edit() {
          if (w.odd) w.net->register_module("extra", torch::nn::Linear(2, 2));
          replica.broadcast_parameters();
        }},
+      {"refreshed_on_one_rank_while_the_others_average",  // both begin with bytes of the same length
+       [](Wrong& w) {
+         auto replica = w.attach();
+         w.odd ? replica.refresh() : replica.average_parameters(1);
+       }},
+      {"refreshed_on_one_rank_while_the_others_train",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         w.odd ? replica.refresh() : Wrong::backward(replica);
+       }},
       {"refreshed_while_gradients_wait",
        [](Wrong& w) {
          auto replica = w.attach();

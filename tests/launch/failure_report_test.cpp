@@ -86,6 +86,13 @@ TEST(FailureReport, TellsWhatIsInTheLaunchersMemory) {
   auto json = nlohmann::json::parse(to_json(report));
   EXPECT_EQ(json["state_kept"]["memory_step"], 407);
   EXPECT_EQ(json["state_kept"]["step"], 400);
+  report.left.suspect = true;
+  EXPECT_EQ(kept(),
+            "  kept      step 407 in the launcher's memory (saved before the divergence was found; it may have diverged, "
+            "too), step 400 in /run/step_400.pt");
+  json = nlohmann::json::parse(to_json(report));
+  EXPECT_EQ(json["state_kept"]["problem"], "saved before the divergence was found");
+  report.left.suspect = false;
   report.left.path.clear();
   EXPECT_EQ(kept(), "  kept      step 407 in the launcher's memory");
   EXPECT_EQ(nlohmann::json::parse(to_json(report))["state_kept"], nlohmann::json({{"memory_step", 407}}));

@@ -125,7 +125,9 @@ const std::vector<Case> kCases{
        else
          DistributedDataParallel model(one, training.context);
      },
-     {" calls another function instead; all ranks must "}},
+     {" called all_gather_bytes() of DistributedDataParallel()",
+      "rank 1 called all_gather_bytes() of convert_sync_batchnorm()",
+      " Where one rank calls DistributedDataParallel() or convert_sync_batchnorm(), every rank must, in the same order."}},
     {"converts_other_channels",
      [](Training& training) {
        torch::nn::Sequential one(torch::nn::BatchNorm1d(training.is_wrong() ? 7 : 5));

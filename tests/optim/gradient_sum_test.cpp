@@ -297,7 +297,8 @@ TEST(GradientSum, MovesNoMoreThanItMust) {
         const Net net = make_net(at::kFloat);
         ShardedModel model(net, context);
         AdamW optimizer(detail::trained_parameters(model), AdamWOptions(1e-2));
-        detail::ShardedStep step(model, optimizer, detail::FormulaKind::kAdamW, {.shared_parameters = shared});
+        detail::ShardedStep step(model, optimizer, {.formula = detail::FormulaKind::kAdamW},
+                                 {.shared_parameters = shared});
         int64_t parameters = 0;
         for (const at::Tensor& parameter : {net->first->weight, net->first->bias, net->branch->weight,
                                             net->branch->bias, net->last->weight, net->last->bias})

@@ -81,11 +81,15 @@ struct Wrong {
     adamw.step();
   }
 
-  /// All ranks step by it, and wait until all have.
-  void step_everywhere(torch::optim::Optimizer& other) {
-    other.step();
-    context.group().barrier();  // they may step the same memory
+  /// All ranks change what may be one memory, while none is in a backward.
+  void change_everywhere(const std::function<void()>& change) {
+    context.group().barrier();
+    change();
+    context.group().barrier();
     before = net->out->weight.detach().clone();
+  }
+  void step_everywhere(torch::optim::Optimizer& other) {
+    change_everywhere([&] { other.step(); });
   }
   /// A step by the right optimizer, and one by another, which LibTorch's SGD takes without counting a version.
   void step_also_by_sgd(torch::optim::Optimizer& right) {
@@ -289,10 +293,10 @@ const Programs& programs_that_step() {
       {"every_rank_changes_what_is_shared",
        [](Wrong& w) {
          const auto decay = [&](AdamW&) {
-           const at::NoGradGuard no_grad;
-           for (const at::Tensor& parameter : w.net->parameters()) parameter.mul_(0.5);
-           w.context.group().barrier();
-           w.before = w.net->out->weight.detach().clone();
+           w.change_everywhere([&] {
+             const at::NoGradGuard no_grad;
+             for (const at::Tensor& parameter : w.net->parameters()) parameter.mul_(0.5);
+           });
          };
          w.spoil_step(decay, {.shared_parameters = true});
        }},

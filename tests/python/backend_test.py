@@ -285,6 +285,21 @@ class UnderLockstepRun(unittest.TestCase):
         self.assertRegex(block, r"rank 0 waits in all_reduce #\d+ \(float32 \[4810\]\) for rank 1")
         self.assertRegex(block, r"rank 1 is not in a collective; its last one: all_reduce #\d+ \(float32 \[4810\]\)")
 
+    def test_groups_in_different_orders(self):
+        program = ("import torch, torch.distributed as dist\n"
+                   "dist.init_process_group('lockstep')\n"
+                   "groups = [dist.group.WORLD, dist.new_group()]\n"
+                   "for group in groups:\n"
+                   "    dist.all_reduce(torch.ones(4), group=group)\n"
+                   "for group in groups if dist.get_rank() == 0 else reversed(groups):\n"
+                   "    dist.all_reduce(torch.ones(4), group=group)\n")
+        start = time.monotonic()
+        done = self.launch("-c", program, ranks=2)
+        self.assertEqual(done.returncode, 43, done.stderr)
+        self.assertLess(time.monotonic() - start, 45)
+        self.assertIn("rank 0 waits for rank 1 in the group of all ranks, rank 1 for rank 0 in process group 1 (ranks 0, 1)", done.stderr)
+        self.assertIn("use the groups in the same order on every rank", done.stderr)
+
     def test_a_rank_that_is_done_before_the_others(self):
         self.assertRegex(self.train("lockstep", "leaves", 44), "^lockstep: rank 1 of 2 ended with exit code 0 while rank 0 needed it")
 

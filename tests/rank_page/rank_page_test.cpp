@@ -57,6 +57,53 @@ TEST(RankPage, SaysWhatAnOperationIsFor) {
   EXPECT_EQ(page->read(1).operation.of, std::string(127, 'x'));
 }
 
+TEST(RankPage, SaysInWhichGroupARankWaits) {
+  const auto page = std::make_unique<RankPage>();
+  const int all = page->add_group(5, 7, ""), some = page->add_group(9, 5, "subgroup 0");
+  const int64_t shape[] = {7};
+  page->start_operation(3, "all_reduce", "Float", 7, shape, 1, Clock::now(), "a bucket", some);
+  page->note_collective(some, 4);
+  page->begin_wait(some, {.sequence = 3, .collective = 4, .needs = 5});
+  RankStatus account = page->read(3);
+  EXPECT_EQ(account.operation.text(), "all_reduce #3 (Float [7]) in subgroup 0 (ranks 0, 2) of a bucket");
+  EXPECT_TRUE(account.waiting);
+  EXPECT_EQ(account.awaited.group, 9u);
+  EXPECT_EQ(account.awaited.group, account.operation.group_id);
+  EXPECT_EQ(account.awaited.sequence, 3u);
+  EXPECT_EQ(account.awaited.collective, 4u);
+  EXPECT_EQ(account.awaited.needs, 5u);
+  ASSERT_EQ(account.groups.size(), 2u);
+  EXPECT_EQ(account.groups[0].text(), "the group of all ranks");
+  EXPECT_EQ(account.groups[1].collectives, 4u);
+  page->set_waiting(false);
+  EXPECT_EQ(page->read(3).awaited.group, 0u);
+  page->remove_group(some);
+  account = page->read(3);
+  EXPECT_EQ(account.groups.size(), 1u);
+  EXPECT_EQ(account.operation.text(), "all_reduce #3 (Float [7]) of a bucket");
+  page->start_operation(4, "all_reduce", "Float", 7, shape, 1, Clock::now(), "", all);
+  EXPECT_EQ(page->read(3).operation.text(), "all_reduce #4 (Float [7])");
+  EXPECT_EQ(page->read(3).operation.group_id, 5u);
+  int places = 1;
+  while (page->add_group(20, 1, "another") != RankPage::kNoGroup) ++places;
+  EXPECT_EQ(places, RankPage::kShownGroups);
+  page->begin(::getpid());
+  EXPECT_TRUE(page->read(3).groups.empty()) << "of the program before";
+}
+
+TEST(RankPage, KnowsWhetherOneThreadAloneCalls) {
+  const auto page = std::make_unique<RankPage>();
+  EXPECT_FALSE(page->read(1).has_one_caller) << "nobody has called";
+  const int place = page->add_group(5, 1, "");
+  start(*page, 1, {});
+  page->begin_wait(place, {});
+  EXPECT_TRUE(page->read(1).has_one_caller);
+  std::thread([&] { start(*page, 2, {}); }).join();
+  EXPECT_FALSE(page->read(1).has_one_caller);
+  start(*page, 3, {});
+  EXPECT_FALSE(page->read(1).has_one_caller) << "for good";
+}
+
 TEST(RankPage, LabelsNest) {
   EXPECT_EQ(OperationLabel::current(), "");
   const OperationLabel outer("a checkpoint");

@@ -8,7 +8,7 @@
 #include "reducer/reducer.h"
 #include "support/ranks.h"
 
-// An optimizer that sums the gradients itself, between settle() and conclude(). Expected: what another reducer, which
+// An optimizer that sums the gradients itself, between settle() and end_step(). Expected: what another reducer, which
 // sums during backward, leaves in .grad for the same losses.
 
 namespace lockstep::deferred_test {
@@ -53,13 +53,13 @@ struct Side {
 using Gradients = std::vector<at::Tensor>;
 
 /// The least that an optimizer does: takes the sum of all ranks' buckets, and changes nothing.
-struct Optimizer {
-  explicit Optimizer(Side& of) : side(of) {
-    side.reducer.defer([this](Reducer::Share share) { return step(share); });
-  }
-  ~Optimizer() { side.reducer.defer(nullptr); }
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
+struct Optimizer final : SharedStep {
+  explicit Optimizer(Side& of) : side(of) { side.reducer.defer_to(this); }
+  ~Optimizer() override { side.reducer.defer_to(nullptr); }
+
+  void backward_begins(bool) override {}
+  bool wants_sum() const override { return true; }
+  std::vector<Facts> step_without_inputs() override { return step(Reducer::Share::kOutOfInputs); }
 
   std::vector<Facts> step(Reducer::Share share = Reducer::Share::kGradients) {
     settlement = side.reducer.settle(share);
@@ -76,7 +76,7 @@ struct Optimizer {
       if (settlement.used[i]) gradients[i] = side[i].grad().clone();
     for (const at::Tensor& gradient : gradients)
       if (gradient.defined()) gradient.div_(settlement.divisor).mul_(settlement.factor);
-    side.reducer.conclude(settlement);
+    side.reducer.end_step(settlement);
     return settlement.ranks;
   }
 
@@ -285,10 +285,10 @@ TEST_P(DeferredErrors, ASuccessorTakesOver) {
     for (Side* side : {&usual, &first}) side->loss(0, context.rank()).backward();
     Reducer next(first.parameters, first.group, {kSmallBuckets, GradientReduction::kSum, 2}, *first.passes,
                  {.inspect = [] { return ""; }, .reduced = [](const auto&) {}});
-    next.succeed(first.reducer);
+    next.take_over_from(first.reducer);
     const Reducer::Settlement settlement = next.settle();
     const at::Tensor sum = next.buckets().front().gradients().clone();
-    next.conclude(settlement);
+    next.end_step(settlement);
     context.group().all_reduce(sum);
     EXPECT_EQ(settlement.ranks.front().passes, 1);
     const size_t i = next.plan().front().back();

@@ -12,6 +12,7 @@ import unittest
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import class_sizes  # noqa: E402
 import public_names  # noqa: E402
 
 # Folder under src/ -> folders it may include besides itself, by their own headers or by the public ones they answer for.
@@ -34,7 +35,7 @@ MAY_INCLUDE = {
     "data_parallel": {"context", "reducer", "nn", "collectives", "observe", "rank_page", "base"},
     "optim": {"reducer", "data_parallel", "checkpoint", "collectives", "rank_page", "base"},
     "run_log": {"data_parallel", "context", "observe", "base"},
-    "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "base"},
+    "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "rank_page", "base"},
 }
 # Public header -> the folder under src/ that answers for it.
 HEADERS = {
@@ -55,6 +56,13 @@ HEADERS = {
     "run_log": "run_log summary_writer",
     "trainer": "trainer",
 }
+# Room of src/collectives/shm/ -> the rooms it may include besides itself.
+ROOMS = {
+    "segment": set(),
+    "kernels": {"segment"},
+    "protocol": {"segment", "kernels"},
+    "backend": {"segment", "kernels", "protocol"},
+}
 OWNER = {header: folder for folder, headers in HEADERS.items() for header in headers.split()}
 TORCH_FREE = ("src/base/", "src/rank_page/", "src/rendezvous/", "src/observe/", "src/report/", "src/optim/kernels/", "src/launch/", "src/hosts/", "src/collectives/shm/", "src/c/", "src/checkpoint/format/", "src/checkpoint/memory/", "tools/")
 KNOWS_TORCH = ("src/collectives/shm/backend/", "tools/doctor_probe.cpp", "tools/result_bits.cpp")
@@ -74,11 +82,11 @@ HOMES = [
         "include/lockstep/c.h",  # C++ and C read it
         "include/lockstep/cxx20.h",  # what is said to an older standard
         "src/base/thread_annotations.h",  # what only Clang understands
-        "src/collectives/shm/futex.h",  # the processor's pause instruction
-        "src/base/shared_segment.cpp", "src/collectives/shm/peer_watch.cpp",  # what old kernel headers lack
-        "src/collectives/shm/layout.h",  # the explorer's words
-        "src/collectives/shm/reduce.cpp", "src/optim/kernels/step_kernel.cpp",  # kernels of other processors
-        "src/collectives/shm/stream_copy.cpp",  # x86's stores past the caches
+        "src/collectives/shm/segment/futex.h",  # the processor's pause instruction
+        "src/base/shared_segment.cpp", "src/collectives/shm/segment/peer_watch.cpp",  # what old kernel headers lack
+        "src/collectives/shm/segment/layout.h",  # the explorer's words
+        "src/collectives/shm/kernels/reduce.cpp", "src/optim/kernels/step_kernel.cpp",  # kernels of other processors
+        "src/collectives/shm/kernels/stream_copy.cpp",  # x86's stores past the caches
     }, "conditional compilation has a home of its own or is not needed"),
 ]
 
@@ -111,6 +119,16 @@ def code_of(text):
     return re.sub(r"//[^\n]*", "", text)
 
 
+CLASS_METHODS, CLASS_FIELDS, CLASS_LINES = 25, 14, 400
+
+CLASS_EXCEPTIONS = {  # where: class -> reason
+    "include/lockstep/group.h: Group": "one method for each collective",
+    "include/lockstep/replica.h: Replica": "the public methods of DistributedDataParallel",
+    "src/checkpoint/format/pickle_machine.h: PickleMachine": "one method for each opcode of pickle",
+    "src/rank_page/rank_page.h: RankPage": "memory that ranks and launcher share: its fields are a record",
+}
+
+
 SOURCES = [path for path in tracked("src", "include", "tools") if path.endswith((".h", ".cpp"))]
 
 
@@ -140,6 +158,15 @@ class Structure(unittest.TestCase):
             self.assertTrue(free, f"these include each other: {sorted(left)}")
             below |= free
             left = {folder: others for folder, others in left.items() if folder not in free}
+
+    def test_rooms_of_the_shared_memory_engine_know_those_below(self):
+        wrong = []
+        for path in tracked("src/collectives/shm"):
+            room = path.split("/")[3]
+            if path.endswith((".h", ".cpp", ".inc")):
+                included = set(re.findall(r'#include "collectives/shm/(\w+)/', read(path)))
+                wrong += [f"{path} includes {other}/" for other in sorted(included - {room} - ROOMS[room])]
+        self.assertEqual(wrong, [])
 
     def test_torch_free_folders_are(self):
         wrong = [path for path in SOURCES if path.startswith(TORCH_FREE) and not path.startswith(KNOWS_TORCH)
@@ -239,6 +266,63 @@ class Structure(unittest.TestCase):
         unexplained = {entry for entry in too_long if entry.split(":")[0] not in EXCEPTIONS}
         self.assertEqual(unexplained, set())
         self.assertEqual(set(EXCEPTIONS) - {entry.split(":")[0] for entry in too_long}, set(), "exceptions no longer needed")
+
+    def test_classes_are_small(self):
+        """Methods and fields of each class, and the lines that define it, in however many files."""
+        too_large, lines = set(), {}
+        for path in tracked("src", "include", "tools", "python"):
+            if not path.endswith((".h", ".cpp", ".inc")):
+                continue
+            text = read(path)
+            for one in class_sizes.classes(text):
+                if class_sizes.is_plain_data(one):
+                    continue
+                for what, count, limit in (("methods", len(one.methods), CLASS_METHODS), ("fields", len(one.fields), CLASS_FIELDS)):
+                    if count > limit:
+                        too_large.add(f"{path}: {one.name} has {count} {what} (bell at {limit})")
+            if path.endswith(".cpp"):
+                for name, count in class_sizes.lines(text).items():
+                    key = os.path.dirname(path), name
+                    lines[key] = lines.get(key, 0) + count
+        too_large |= {f"{folder}: {name} has {count} lines in its .cpp files (bell at {CLASS_LINES})"
+                      for (folder, name), count in lines.items() if count > CLASS_LINES}
+        explained = {entry for entry in too_large if entry.startswith(tuple(f"{place} has " for place in CLASS_EXCEPTIONS))}
+        self.assertEqual(sorted(too_large - explained), [])
+        unused = {place for place in CLASS_EXCEPTIONS if not any(entry.startswith(f"{place} has ") for entry in too_large)}
+        self.assertEqual(unused, set(), "exceptions no longer needed")
+
+    def test_classes_are_measured(self):
+        text = """
+        class Small final : public Base {
+         public:
+          explicit Small(int a, std::function<void(int)> b) : a_(a), b_{std::move(b)} { start(); }
+          ~Small() override { stop(); }
+          Small(const Small&) = delete;
+          Small& operator=(const Small&) = default;
+          bool operator<(const Small& other) const { return a_ < other.a_; }
+          void run() override;
+          int a() const { return a_; }
+          std::map<int, std::string> names(const std::vector<std::pair<int, int>>& of = {}) const;
+          template <typename T>
+          void each(T body) { for (const int one : all()) { body(one); } }
+          static std::string text(int of) { return "void f();"; }
+          using Callback = std::function<void(int, int)>;
+          static constexpr int kLimit = 3;
+          enum class Kind { kOne, kTwo };
+          struct Inner { int x = 0, y = 0; Kind kind{Kind::kOne}; };  // int z;
+         private:
+          std::function<void(int, std::string)> b_;
+          int a_ = 0, c_ LOCKSTEP_GUARDED_BY(mutex_){1};
+          std::vector<Inner> inner_ = {{.x = 1}, {.x = 2}};
+          void (*const plain_)(int);
+          friend class Other;
+        };
+        """
+        found = {one.name: (one.methods, one.fields) for one in class_sizes.classes(text)}
+        self.assertEqual(found["Small"], (["a", "names", "each", "text"], ["b_", "a_", "c_", "inner_", "plain_"]))
+        self.assertEqual(found["Small::Inner"], ([], ["x", "y", "kind"]))
+        body = "namespace a {\n\nvoid Small::run() {\n  x();\n}\n\nint Small::b() const { return 1; }\nvoid free() {\n}\n}\n"
+        self.assertEqual(class_sizes.lines(body), {"Small": 4})
 
 
 if __name__ == "__main__":

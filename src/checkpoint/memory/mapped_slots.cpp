@@ -15,7 +15,7 @@
 #include "base/shared_segment.h"
 #include "base/state_memory.h"
 #include "checkpoint/memory/record_word.h"
-#include "collectives/shm/stream_copy.h"
+#include "collectives/shm/kernels/stream_copy.h"
 
 namespace lockstep {
 namespace {

@@ -5,7 +5,10 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/printable.h"
 #include "base/rank_names.h"
+#include "collectives/purpose.h"
+#include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep::gloo_engine {
@@ -16,17 +19,23 @@ constexpr size_t kHistory = 64;
 
 }  // namespace
 
+std::string Entry::shown() const { return call_of_purpose(text, purpose); }
+
 Entry FlightRecorder::add(std::string text) {
   for (const char letter : text) hash_ = (hash_ ^ static_cast<unsigned char>(letter)) * 16777619u;  // FNV-1a
-  history_.push_back({++count_, std::move(text)});
+  history_.push_back({++count_, std::move(text), printable(OperationLabel::current())});
   if (history_.size() > kHistory) history_.pop_front();
   return history_.back();
 }
 
 std::string FlightRecorder::Dump::packed() const {
   std::ostringstream text;
-  text << has_failed << ' ' << now.number << ' ' << now.text << '\n';
-  for (const Entry& entry : history) text << entry.number << ' ' << entry.text << '\n';
+  const auto write = [&](const Entry& entry) {
+    text << entry.number << ' ' << entry.text << '\n' << entry.purpose << '\n';
+  };
+  text << has_failed << ' ';
+  write(now);
+  for (const Entry& entry : history) write(entry);
   return text.str();
 }
 
@@ -36,7 +45,7 @@ FlightRecorder::Dump FlightRecorder::Dump::unpacked(const std::string& bytes) {
   const auto read = [&](Entry& entry) {
     text >> entry.number;
     text.get();
-    return static_cast<bool>(std::getline(text, entry.text));
+    return std::getline(text, entry.text) && std::getline(text, entry.purpose);
   };
   text >> dump.has_failed;
   read(dump.now);
@@ -44,10 +53,10 @@ FlightRecorder::Dump FlightRecorder::Dump::unpacked(const std::string& bytes) {
   return dump;
 }
 
-const std::string* FlightRecorder::Dump::text_of(uint64_t number) const {
+const Entry* FlightRecorder::Dump::entry(uint64_t number) const {
   for (const Entry& entry : history)
-    if (entry.number == number) return &entry.text;
-  return now.number == number ? &now.text : nullptr;
+    if (entry.number == number) return &entry;
+  return now.number == number ? &now : nullptr;
 }
 
 bool FlightRecorder::exchange(const Dump& own, Dumps& dumps) const {
@@ -71,21 +80,23 @@ std::string FlightRecorder::mismatch(const Dumps& dumps) {
   for (const auto& dump : dumps)
     for (const Entry& entry : dump ? dump->history : std::deque<Entry>())
       for (const auto& other : dumps) {
-        const std::string* text = other ? other->text_of(entry.number) : nullptr;
-        if (text != nullptr && *text != entry.text) first = std::min(first.value_or(entry.number), entry.number);
+        const Entry* theirs = other ? other->entry(entry.number) : nullptr;
+        if (theirs != nullptr && theirs->text != entry.text) first = std::min(first.value_or(entry.number), entry.number);
       }
   if (!first) return "";
-  std::vector<std::string> texts;
+  std::vector<std::string> texts, purposes;
   for (const auto& dump : dumps) {
-    const std::string* text = dump ? dump->text_of(*first) : nullptr;
-    texts.push_back(text ? *text : "");
+    const Entry* entry = dump ? dump->entry(*first) : nullptr;
+    texts.push_back(entry ? entry->shown() : "");
+    purposes.push_back(entry ? entry->purpose : "");
   }
   std::string said = "ranks disagree on operation " + std::to_string(*first) + ":";
   for (size_t rank = 0; rank < texts.size(); ++rank)
     if (!texts[rank].empty() && std::find(texts.begin(), texts.begin() + static_cast<long>(rank), texts[rank]) ==
                                     texts.begin() + static_cast<long>(rank))
       said += (said.back() == ':' ? " " : ", ") + ranks_with(texts, texts[rank]) + " called " + texts[rank];
-  return said;
+  const std::string advice = advice_on(purposes);
+  return advice.empty() ? said : said + "." + advice;
 }
 
 std::string FlightRecorder::positions(const Dumps& dumps) {
@@ -95,7 +106,7 @@ std::string FlightRecorder::positions(const Dumps& dumps) {
       places.emplace_back("reported nothing: it has ended, or does something else");
     else
       places.push_back((dump->has_failed ? "failed in operation " : "last seen waiting in operation ") +
-                       std::to_string(dump->now.number) + ", " + dump->now.text);
+                       std::to_string(dump->now.number) + ", " + dump->now.shown());
   }
   std::string said;
   for (size_t rank = 0; rank < places.size(); ++rank)

@@ -14,10 +14,14 @@
 namespace lockstep::gloo_engine {
 
 /// A collective, which must be the same on every rank: its number in the group, counted from 1, and its text, such as
-/// "all_reduce(float32, 43 elements, sum)".
+/// "all_reduce(float32, 43 elements, sum)". What it is for (OperationLabel) is shown and not compared.
 struct Entry {
   uint64_t number;
   std::string text;
+  std::string purpose;
+
+  /// The text and the purpose.
+  std::string shown() const;
 };
 
 /// Records the last collectives of this rank. When one hangs or fails, the ranks exchange their records through the
@@ -31,6 +35,7 @@ class FlightRecorder {
     store_->deleteKey(key(rank_));
   }
 
+  /// Of the calling thread, whose label says what the collective is for.
   Entry add(std::string text);
   /// Gloo's tag for the messages of the last collective. It depends on all collectives so far: after one that differs
   /// no messages match any more, so no rank takes the data of one collective for that of another, and a rank that only
@@ -58,8 +63,8 @@ class FlightRecorder {
 
     std::string packed() const;
     static Dump unpacked(const std::string& bytes);
-    /// The text of the collective with that number; null if it is not known.
-    const std::string* text_of(uint64_t number) const;
+    /// The collective with that number; null if it is not known.
+    const Entry* entry(uint64_t number) const;
   };
   /// One for each rank; none where a rank has reported nothing.
   using Dumps = std::vector<std::optional<Dump>>;

@@ -3,6 +3,7 @@
 #include <functional>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace lockstep::gloo_engine {
@@ -15,5 +16,14 @@ using Post = std::function<c10::intrusive_ptr<c10d::Work>(const at::Tensor& byte
 struct Messages {
   Post send, receive;
 };
+
+/// A program's tags have so many bits; six more tell a message's parts apart, by size (typed_message.h).
+inline constexpr int kTagBits = 24;
+
+inline int part_tag(int tag, int part) {
+  TORCH_CHECK(tag >= 0 && tag < 1 << kTagBits, "a message's tag over Gloo is at least 0 and less than ", 1 << kTagBits,
+              "; it is ", tag);
+  return tag | part << kTagBits;
+}
 
 }  // namespace lockstep::gloo_engine

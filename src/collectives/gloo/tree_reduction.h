@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "collectives/gloo/messages.h"
-#include "collectives/shm/reduce.h"
+#include "collectives/shm/kernels/reduce.h"
 
 namespace lockstep::gloo_engine {
 

@@ -5,6 +5,7 @@
 #include "collectives/cause.h"
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/timeout_hint.h"
+#include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep::hierarchical_engine {
@@ -109,6 +110,7 @@ void Engine::carry_out(const shm::Request& request, std::chrono::milliseconds ti
     const MutexLock lock(mutex_);
     watched_ = &entry;
   }
+  const OperationLabel label(entry.purpose);  // for the ranks of this machine
   const auto started = Clock::now();
   std::string cause;
   bool is_late = false;  // and nobody has said so yet

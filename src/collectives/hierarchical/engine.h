@@ -13,7 +13,7 @@
 #include "collectives/hierarchical/operation.h"
 #include "collectives/hierarchical/runner.h"
 #include "collectives/message_watch.h"
-#include "collectives/shm/backend/shm_backend.h"
+#include "collectives/shm/backend/make_backend.h"
 
 // Every operation becomes a Job of the group's Runner. As with Gloo, ranks compare what they called only when an
 // operation makes no progress, through the store (FlightRecorder); within a machine they compare at every meeting,

@@ -4,7 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "collectives/gloo/part_tag.h"
+#include "collectives/gloo/messages.h"
 #include "collectives/hierarchical/carrier.h"
 
 namespace lockstep::hierarchical_engine {

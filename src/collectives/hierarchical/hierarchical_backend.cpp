@@ -10,18 +10,17 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/error.h"
-#include "collectives/blocking_engine.h"
 #include "collectives/called_as.h"
 #include "collectives/core_types.h"
+#include "collectives/engine_interfaces.h"
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/gloo/gloo_backend.h"
 #include "collectives/hierarchical/engine.h"
 #include "collectives/hierarchical/gloo_carrier.h"
-#include "collectives/interruptible.h"
 #include "collectives/machine_memory.h"
-#include "collectives/shm/backend/shm_backend.h"
+#include "collectives/shm/backend/make_backend.h"
 #include "collectives/shm/backend/store_exchange.h"
-#include "collectives/shm/reduce.h"
+#include "collectives/shm/kernels/reduce.h"
 #include "collectives/typed_message.h"
 
 namespace lockstep::hierarchical_engine {

@@ -30,7 +30,7 @@ struct Layout {
 };
 
 /// The order in which elements are added: the balanced binary tree over the ranks, as in shared memory
-/// (collectives/shm/reduce.h). A machine adds what forms a whole subtree of its own ranks, a partial sum; what is above
+/// (collectives/shm/kernels/reduce.h). A machine adds what forms a whole subtree of its own ranks, a partial sum; what is above
 /// is added by whoever holds all partial sums. This is the only place where that order is decided.
 struct SumOrder {
   /// The sum over ranks [first, last), which all are on `machine`.

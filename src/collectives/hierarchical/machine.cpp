@@ -7,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "collectives/shm/backend/store_exchange.h"
-#include "collectives/shm/bootstrap.h"
+#include "collectives/shm/segment/bootstrap.h"
 
 namespace lockstep::hierarchical_engine {
 
@@ -23,7 +23,7 @@ std::byte* Machine::stage(size_t bytes) {
 
 uint64_t Machine::place_of(const void* memory) const {
   if (memory == nullptr) return 0;
-  return shared_ ? shared_->core().offset_of(memory) : reinterpret_cast<uint64_t>(memory);
+  return shared_ ? shared_->core().arena()->offset(memory) : reinterpret_cast<uint64_t>(memory);
 }
 
 std::byte* Machine::at(int local, uint64_t place) const {
@@ -64,7 +64,7 @@ c10::intrusive_ptr<shm_engine::ShmBackend> form_machine(const c10::intrusive_ptr
   auto world = shm::bootstrap(layout.local(), count, exchange, bootstrap);
   world.call_ranks(layout.ranks[static_cast<size_t>(layout.here())]);
   auto engine = c10::make_intrusive<shm_engine::ShmBackend>(
-      std::make_shared<shm_engine::SharedGroup>(std::move(world)), timeout, "hierarchical");
+      std::make_shared<shm_engine::BackendState>(std::move(world)), timeout, "hierarchical");
   engine->core().expect_several_callers();  // the runner's thread, too
   return engine;
 }

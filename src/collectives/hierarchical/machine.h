@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "collectives/hierarchical/layout.h"
-#include "collectives/shm/backend/backend_class.h"
+#include "collectives/shm/backend/shm_backend.h"
 
 namespace lockstep::hierarchical_engine {
 
@@ -36,7 +36,7 @@ class Machine {
 
   /// Whether the others can reach this memory.
   bool reaches(const void* memory, size_t bytes) const {
-    return !shared_ || shared_->core().is_resident(memory, bytes);
+    return !shared_ || shared_->core().arena()->contains(memory, bytes);
   }
   /// Memory that they can reach, for as long as an operation lasts: between its first and its last meeting.
   std::byte* stage(size_t bytes);

@@ -9,7 +9,7 @@
 #include "collectives/hierarchical/machine.h"
 #include "collectives/hierarchical/pieces.h"
 #include "collectives/hierarchical/scratch.h"
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
 
 namespace lockstep::hierarchical_engine {
 

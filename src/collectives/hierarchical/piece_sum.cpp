@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-#include "collectives/shm/reduce.h"
+#include "collectives/shm/kernels/reduce.h"
 
 namespace lockstep::hierarchical_engine {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "collectives/hierarchical/layout.h"
 #include "collectives/hierarchical/scratch.h"
-#include "collectives/shm/element.h"
+#include "collectives/shm/kernels/element.h"
 
 namespace lockstep::hierarchical_engine {
 

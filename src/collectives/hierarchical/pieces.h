@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "collectives/hierarchical/layout.h"
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
 
 namespace lockstep::hierarchical_engine {
 

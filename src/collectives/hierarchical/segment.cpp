@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/shm/element.h"
+#include "collectives/shm/kernels/element.h"
 
 namespace lockstep::hierarchical_engine {
 namespace {

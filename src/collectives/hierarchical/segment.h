@@ -7,7 +7,7 @@
 #include "collectives/hierarchical/layout.h"
 #include "collectives/hierarchical/machine.h"
 #include "collectives/hierarchical/pieces.h"
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
 
 namespace lockstep::hierarchical_engine {
 

@@ -4,9 +4,9 @@
 
 #include "collectives/hierarchical/hierarchical_backend.h"
 #include "collectives/mpi/mpi_carrier.h"
-#include "collectives/shm/backend/shm_backend.h"
+#include "collectives/shm/backend/make_backend.h"
 #include "collectives/shm/backend/store_exchange.h"
-#include "collectives/shm/layout.h"
+#include "collectives/shm/segment/layout.h"
 
 // The engine is the one for several machines (collectives/hierarchical), with MPI as its carrier; what is left to do
 // here is to find out who the group's ranks are in MPI, and where. A flat group is one rank on each of its machines.

@@ -105,9 +105,9 @@ void add_tail(Block& block, const FailureReport& report) {
 OrderedJson operation_json(const RankStatus& account) {
   const auto& operation = account.operation;
   if (operation.kind.empty()) return nullptr;
-  return {{"sequence", operation.sequence}, {"name", operation.kind},   {"of", operation.of},
-          {"dtype", operation.dtype},       {"shape", operation.shape}, {"elements", operation.elements},
-          {"finished", !operation.running}};
+  return {{"sequence", operation.sequence}, {"name", operation.kind},       {"of", operation.of},
+          {"group", operation.group},       {"dtype", operation.dtype},     {"shape", operation.shape},
+          {"elements", operation.elements}, {"finished", !operation.running}};
 }
 
 const char* kind_name(ProcessEnd::Kind kind) {
@@ -143,6 +143,7 @@ OrderedJson state_json(const FailureReport& report) {
   if (!left.path.empty())
     json = {{"checkpoint", left.path}, {"step", left.step}, {"written_from_memory", left.written}};
   if (report.goes_on && left.in_memory >= 0) json["memory_step"] = left.in_memory;
+  if (report.goes_on && left.suspect) json["problem"] = "saved before the divergence was found";
   if (!report.goes_on && !left.problem.empty()) json["problem"] = left.problem;
   return json;
 }
@@ -163,7 +164,9 @@ std::string describe(const StateLeft& left, bool goes_on) {
   if (left.written) on_disk += ", written from the launcher's memory now";
   if (left.path.empty()) on_disk.clear();
   if (goes_on && left.in_memory >= 0)
-    return in_memory + " in the launcher's memory" + (on_disk.empty() ? "" : ", " + on_disk);
+    return in_memory + " in the launcher's memory" +
+           (left.suspect ? " (saved before the divergence was found; it may have diverged, too)" : "") +
+           (on_disk.empty() ? "" : ", " + on_disk);
   const std::string but = left.problem.empty() ? "" : " (" + printable(left.problem) + ")";
   if (left.in_memory >= 0 && (left.path.empty() || left.in_memory > left.step))
     return (on_disk.empty() ? "no checkpoint on disk" : on_disk) + "; " + in_memory +
@@ -176,6 +179,7 @@ std::string advice_on_hang(const FailureReport& report, const std::optional<Stal
   using Kind = Stall::Kind;
   const Verdict& verdict = report.verdict;
   if (verdict.exit_code != kExitHang || !verdict.culprit) return "";
+  if (hang && hang->kind == Kind::kGroupOrder) return "use the groups in the same order on every rank";
   if (hang && (hang->kind == Kind::kStopped || hang->kind == Kind::kAllWait)) return "";
   std::chrono::milliseconds timeout(0);
   bool python = false;

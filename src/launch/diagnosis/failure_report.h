@@ -17,6 +17,7 @@ struct StateLeft {
   int64_t in_memory = -1;  ///< the step of the newest in the launcher's memory; -1: there is none
   bool written = false;    ///< the one on disk was written from memory when the run gave up
   std::string problem;     ///< why the one in memory is not on disk, or not where it belongs
+  bool suspect = false;    ///< the one in memory was saved by a start whose replicas diverged, or since
 };
 
 /// In words; empty: nothing is known. `goes_on`: the ranks are started again, so the memory stays.

@@ -42,6 +42,11 @@ bool ProgressMonitor::update(const std::vector<RankView>& views, bool has_sample
     const Clock::duration passed = std::min<Clock::duration>(now - last_look, kMostIdleAtOnce);
     idle += passed;
     for (Rank& rank : ranks) rank.still += passed;
+    in_cycle += passed;
+  }
+  if (auto found = find_group_cycle(views); moved || found != cycle) {
+    cycle = std::move(found);
+    in_cycle = Clock::duration(0);
   }
   last_look = now;
   if (has_sample) take_sample(views);
@@ -55,11 +60,21 @@ void ProgressMonitor::take_sample(const std::vector<RankView>& views) {
     const Clock::duration used =
         known && before ? std::max<Clock::duration>(*known - *before, Clock::duration(0)) : Clock::duration(0);
     const auto worth = std::chrono::duration_cast<Clock::duration>(used / kComputes);
+    ranks[i].is_busy = used > (idle - sampled) * kBusy;
     ranks[i].computes = used > Clock::duration(0) && worth >= idle - sampled && may_be_awaited(views[i]);
     ranks[i].still = std::max<Clock::duration>(ranks[i].still - worth, Clock::duration(0));
   }
   ++samples;
   sampled = idle;
+}
+
+bool ProgressMonitor::is_cycle(const std::vector<RankView>& views) const {
+  if (!cycle || in_cycle < kCyclePatience || samples < 2) return false;
+  return std::none_of(cycle->waits.begin(), cycle->waits.end(), [&](const GroupCycle::Wait& wait) {
+    const auto rank = static_cast<size_t>(wait.rank);
+    const milliseconds timeout = views[rank].account.collective_timeout;
+    return ranks[rank].is_busy || (timeout > milliseconds(0) && timeout < kOwnTimeout);
+  });
 }
 
 std::vector<bool> ProgressMonitor::computing() const {

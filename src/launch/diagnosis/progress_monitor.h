@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "launch/diagnosis/group_order.h"
 #include "launch/diagnosis/stall.h"
 
 namespace lockstep {
@@ -20,11 +21,18 @@ std::vector<uint64_t> progress_of(const std::vector<RankView>& ranks);
 struct ProgressMonitor {
   static constexpr double kComputes = 0.01;
   static constexpr std::chrono::seconds kLookEvery{1};
+  static constexpr double kBusy = 0.2;
+  /// Ranks of a GroupCycle cannot go on, so they need no more patience than it takes to be sure that what the pages say
+  /// is not of the past, and that no thread which has called no collective yet computes: two samples.
+  static constexpr std::chrono::seconds kCyclePatience{8};
+  /// A rank with a shorter timeout gets its own error, which it may catch.
+  static constexpr std::chrono::seconds kOwnTimeout{30};
 
   struct Rank {
     std::optional<Clock::duration> processor_time;  ///< at the last sample
     Clock::duration still{0};
     bool computes = false;  ///< between the last two samples
+    bool is_busy = false;   ///< the same, of kBusy of a processor: more than a wait needs
   };
 
   std::vector<uint64_t> beats;
@@ -33,6 +41,8 @@ struct ProgressMonitor {
   std::vector<Rank> ranks;
   int samples = 0;             ///< of processor times, since a page changed
   Clock::duration sampled{0};  ///< `idle` at the last sample
+  std::optional<GroupCycle> cycle;
+  Clock::duration in_cycle{0};  ///< how long `cycle` has been the same
 
   /// Whether the next look should sample processor times, which takes a look at every process of the machine.
   bool wants_sample(Clock::duration hang_timeout) const;
@@ -43,6 +53,8 @@ struct ProgressMonitor {
   /// Whether ranks that have been idle for `hang_timeout` will not go on: one is stopped; or all that others may wait
   /// for have not computed for as long; or those that wait should have given up by themselves.
   bool is_hang(const std::vector<RankView>& views, Clock::duration hang_timeout) const;
+  /// Whether ranks wait for each other in different groups, which no patience ends.
+  bool is_cycle(const std::vector<RankView>& views) const;
 
  private:
   void take_sample(const std::vector<RankView>& views);

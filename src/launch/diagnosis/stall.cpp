@@ -6,6 +6,7 @@
 
 #include "base/printable.h"
 #include "base/rank_names.h"
+#include "launch/diagnosis/group_order.h"
 
 namespace lockstep {
 namespace {
@@ -28,13 +29,32 @@ std::string name(int rank) { return "rank " + std::to_string(rank); }
 
 std::string operation_of(const RankView& rank) { return printable(rank.account.operation.text()); }
 
-std::string line_of(int number, const RankView& rank, bool computes) {
+/// What it waits for, which may have been started before its last operation.
+std::string awaited_by(const RankView& rank) {
+  const RankStatus& account = rank.account;
+  const RankStatus::Awaited& awaited = account.awaited;
+  const bool is_last = awaited.group == account.operation.group_id && awaited.sequence == account.operation.sequence;
+  if (awaited.group == 0 || is_last) return operation_of(rank);
+  std::string text = "operation #" + std::to_string(awaited.sequence);
+  for (const RankStatus::Group& group : account.groups)
+    if (group.id == awaited.group) text += " in " + printable(group.text());
+  return text + " (started last: " + operation_of(rank) + ")";
+}
+
+/// By its engine's account, if that knows.
+uint64_t awaited_ranks(const std::vector<RankView>& ranks, size_t waiting) {
+  const uint64_t known = ranks[waiting].account.waits_for;
+  return known != 0 ? known : ranks_not_there(ranks, waiting);
+}
+
+std::string line_of(int number, const std::vector<RankView>& ranks, bool computes) {
+  const RankView& rank = ranks[static_cast<size_t>(number)];
   if (rank.ended) return name(number) + " has ended; its last collective: " + operation_of(rank);
   if (is_stopped(rank)) return name(number) + " is STOPPED (SIGSTOP); its last collective: " + operation_of(rank);
   if (waits(rank) && !computes) {
-    std::string text = name(number) + " waits in " + operation_of(rank);
-    if (rank.account.waits_for != 0) text += " for rank " + list_ranks(ranks_of(rank.account.waits_for));
-    return text;
+    std::string text = name(number) + " waits in " + awaited_by(rank);
+    const uint64_t awaited = awaited_ranks(ranks, static_cast<size_t>(number));
+    return awaited == 0 ? text : text + " for rank " + list_ranks(ranks_of(awaited));
   }
   if (rank.account.phase == RankStatus::Phase::kJoining) return name(number) + " waits for all ranks to join";
   const char* doing = computes                    ? " computes"
@@ -46,8 +66,8 @@ std::string line_of(int number, const RankView& rank, bool computes) {
 /// A stopped rank, else one that does not wait but that a waiting rank names, else any that does not wait; -1: none.
 int find_culprit(const std::vector<RankView>& ranks, const std::function<bool(size_t)>& computes) {
   uint64_t named = 0;
-  for (const auto& rank : ranks)
-    if (waits(rank)) named |= rank.account.waits_for;
+  for (size_t i = 0; i < ranks.size(); ++i)
+    if (waits(ranks[i])) named |= awaited_ranks(ranks, i);
   int best = -1, best_score = 0;
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (ranks[i].ended || (waits(ranks[i]) && !computes(i))) continue;
@@ -96,10 +116,16 @@ std::optional<Stall> diagnose(const std::vector<RankView>& ranks, const std::vec
   if (waiting == ranks.end() && !stopped) return std::nullopt;
   Stall stall;
   stall.culprit = find_culprit(ranks, computes);
-  if (stall.culprit < 0) {
+  if (const auto cycle = stopped ? std::nullopt : find_group_cycle(ranks)) {
+    stall.kind = Stall::Kind::kGroupOrder;
+    stall.culprit = cycle->waits.front().rank;
+    stall.what = cycle->text(ranks);
+  } else if (stall.culprit < 0) {
     stall.kind = Stall::Kind::kAllWait;
     stall.culprit = furthest_behind(ranks);
-    stall.what = "all ranks wait, " + name(stall.culprit) + " in the earliest collective";
+    stall.what = wait_in_several_groups(ranks)
+                     ? "all ranks wait, in collectives of different groups"
+                     : "all ranks wait, " + name(stall.culprit) + " in the earliest collective";
   } else if (is_stopped(ranks[static_cast<size_t>(stall.culprit)])) {
     stall.kind = Stall::Kind::kStopped;
     stall.what = name(stall.culprit) + " is STOPPED";
@@ -110,7 +136,7 @@ std::optional<Stall> diagnose(const std::vector<RankView>& ranks, const std::vec
     stall.what = name(stall.culprit) + " has not reached " + operation_of(*waiting);
   }
   for (size_t i = 0; i < ranks.size() && stall.lines.size() < Stall::kLines; ++i)
-    stall.lines.push_back(line_of(static_cast<int>(i), ranks[i], computes(i)));
+    stall.lines.push_back(line_of(static_cast<int>(i), ranks, computes(i)));
   return stall;
 }
 

@@ -32,8 +32,8 @@ bool may_be_awaited(const RankView& rank);
 
 /// Ranks that cannot go on.
 struct Stall {
-  enum class Kind { kStays, kComputes, kStopped, kAllWait };
-  Kind kind = Kind::kStays;        ///< what the culprit does: it stays away, ...
+  enum class Kind { kStays, kComputes, kStopped, kAllWait, kGroupOrder };
+  Kind kind = Kind::kStays;        ///< what the culprit does: it stays away, ...; kGroupOrder: it is in a GroupCycle
   int culprit = -1;                ///< the rank that the others need
   std::string what;                ///< "rank 2 is STOPPED", "rank 1 has not reached all_reduce #12"
   std::vector<std::string> lines;  ///< what each rank is doing, at most kLines of them

@@ -7,7 +7,7 @@ namespace {
 
 using shm::DataType;
 
-#include "collectives/shm/vectors_avx2.inc"
+#include "collectives/shm/kernels/vectors_avx2.inc"
 
 #include "optim/kernels/step_kernels.inc"
 

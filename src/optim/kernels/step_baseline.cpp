@@ -5,7 +5,7 @@ namespace {
 
 using shm::DataType;
 
-#include "collectives/shm/vectors_baseline.inc"
+#include "collectives/shm/kernels/vectors_baseline.inc"
 
 #include "optim/kernels/step_kernels.inc"
 

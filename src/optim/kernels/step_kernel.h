@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "collectives/shm/element.h"
-#include "collectives/shm/reduce.h"
+#include "collectives/shm/kernels/element.h"
+#include "collectives/shm/kernels/reduce.h"
 
 namespace lockstep::optim {
 

@@ -7,7 +7,7 @@ namespace {
 
 using shm::DataType;
 
-#include "collectives/shm/vectors_neon.inc"
+#include "collectives/shm/kernels/vectors_neon.inc"
 
 #include "optim/kernels/step_kernels.inc"
 

@@ -48,8 +48,8 @@ class Expectations {
 enum class Memory { kPrivate, kResident, kMixed };
 
 /// One all_reduce of `bytes`, in place or not, checked bit for bit.
-void check_all_reduce(Group& group, Expectations& expectations, DataType type, ReduceOp op, size_t count, Memory memory,
-                      bool in_place, unsigned seed) {
+void check_all_reduce(Communicator& group, Expectations& expectations, DataType type, ReduceOp op, size_t count,
+                      Memory memory, bool in_place, unsigned seed) {
   const Bytes data = random_elements(type, op, count, seed + static_cast<unsigned>(group.rank()));
   const bool resident = memory == Memory::kResident || (memory == Memory::kMixed && group.rank() % 2 == 0);
   Bytes private_memory(resident ? 0 : data.size() + 64), separate(in_place ? 0 : data.size() + 64);
@@ -74,7 +74,7 @@ class AllReduce : public ::testing::TestWithParam<int> {};
 
 TEST_P(AllReduce, EveryTypeAndOperation) {
   Expectations expectations;
-  with_group(GetParam(), [&](Group& group) {
+  with_group(GetParam(), [&](Communicator& group) {
     for (int type = 0; type < kDataTypes; ++type)
       for (int op = 0; op < kReduceOps; ++op) {
         const auto data_type = static_cast<DataType>(type);
@@ -101,7 +101,7 @@ TEST_P(AllReduce, SizesAroundEveryThreshold) {
        {limits.one_shot, Limits::of(GetParam(), true).one_shot, limits.private_one_shot, geometry.chunk_bytes,
         2 * geometry.chunk_bytes, geometry.chunks * geometry.chunk_bytes, 5 * geometry.chunks * geometry.chunk_bytes})
     for (int delta : {-4, 0, 4}) sizes.push_back(limit + static_cast<size_t>(delta));
-  with_group(GetParam(), [&](Group& group) {
+  with_group(GetParam(), [&](Communicator& group) {
     for (size_t bytes : sizes)
       for (Memory memory : {Memory::kPrivate, Memory::kResident, Memory::kMixed})
         for (bool in_place : {true, false})
@@ -112,7 +112,7 @@ TEST_P(AllReduce, SizesAroundEveryThreshold) {
 }
 
 TEST_P(AllReduce, ManyInARowReuseEveryLineAndSlot) {
-  with_group(GetParam(), [&](Group& group) {
+  with_group(GetParam(), [&](Communicator& group) {
     std::vector<int64_t> buffer(3000);
     for (int64_t i = 0; i < 3000; ++i) {
       const auto count = static_cast<size_t>(i * 37 % 3000);
@@ -125,7 +125,7 @@ TEST_P(AllReduce, ManyInARowReuseEveryLineAndSlot) {
 }
 
 TEST_P(AllReduce, SeveralInFlightEndInOrder) {
-  with_group(GetParam(), [&](Group& group) {
+  with_group(GetParam(), [&](Communicator& group) {
     const int64_t n = group.size();
     for (int round = 0; round < 20; ++round) {
       // More operations than lines, of all sizes, half of them resident.
@@ -154,7 +154,7 @@ TEST_P(AllReduce, SeveralInFlightEndInOrder) {
 }
 
 TEST_P(AllReduce, OneBufferUsedTwiceInFlightIsReducedTwice) {
-  with_group(GetParam(), [&](Group& group) {
+  with_group(GetParam(), [&](Communicator& group) {
     for (size_t count : {size_t{1}, size_t{1000}, size_t{100000}}) {
       std::vector<int64_t> values(count, 1);
       auto first = group.start(all_reduce(DataType::kInt64, ReduceOp::kSum, values.data(), values.data(), count));
@@ -172,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, AllReduce, ::testing::ValuesIn(kRanks));
 /// What the group cuts up, run by two threads in turns.
 void check_sharing_out(int count) {
   Expectations expectations;
-  with_group(count, [&](Group& group) {
+  with_group(count, [&](Communicator& group) {
     size_t parts_run = 0;
     group.share_out_by([&](size_t parts, const std::function<void(size_t)>& run) {
       std::thread helper([&] {

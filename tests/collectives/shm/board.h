@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/shm/layout.h"
+#include "collectives/shm/segment/layout.h"
 
 namespace lockstep::shm {
 

@@ -1,4 +1,4 @@
-#include "collectives/shm/bootstrap.h"
+#include "collectives/shm/segment/bootstrap.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -24,7 +24,7 @@ TEST_P(Bootstrapped, ThreadsFormGroupsAndLeaveNothingBehind) {
     int round = 0;
     auto set = std::make_shared<ProgressSet>();
     for (int i = 0; i < 3; ++i) {
-      Group a(join(board, rank, ranks, round), set), b(join(board, rank, ranks, round), set);
+      Communicator a(join(board, rank, ranks, round), set), b(join(board, rank, ranks, round), set);
       for (size_t count : {size_t{1}, size_t{1000}, size_t{200000}}) {
         ASSERT_EQ(sum_of_ranks(a, count), ranks * (ranks - 1) / 2);
         ASSERT_EQ(sum_of_ranks(b, count), ranks * (ranks - 1) / 2);
@@ -92,11 +92,11 @@ TEST(Bootstrap, ManyGroupsFitIntoTheAddressesOfAnyMachine) {
   for (size_t machine_bytes : {size_t{2} << 40, size_t{32} << 40, size_t{500} << 40}) {
     Board board(1);
     int round = 0;
-    std::vector<std::unique_ptr<Group>> groups;
+    std::vector<std::unique_ptr<Communicator>> groups;
     size_t first = 0, last = 0;
     for (int i = 0; i < 30; ++i) {
-      groups.push_back(
-          std::make_unique<Group>(join(board, 0, 1, round, {.resident_bytes = 0, .machine_bytes = machine_bytes})));
+      groups.push_back(std::make_unique<Communicator>(
+          join(board, 0, 1, round, {.resident_bytes = 0, .machine_bytes = machine_bytes})));
       last = groups.back()->world().geometry().resident_bytes;
       if (i == 0) first = last;
       groups.back()->free(groups.back()->allocate(size_t{1} << 20));
@@ -121,7 +121,7 @@ TEST_P(Bootstrapped, ProcessesReduceBroadcastAndLeave) {
     int round = 0;
     const int before = open_descriptors();
     {
-      Group group(join(board, rank, ranks, round));
+      Communicator group(join(board, rank, ranks, round));
       for (size_t count : {size_t{1}, size_t{6}, size_t{512}, size_t{100000}, size_t{1000000}})
         if (sum_of_ranks(group, count) != ranks * (ranks - 1) / 2) return 1;
       // All ranks write to every rank's resident memory.
@@ -158,9 +158,9 @@ TEST(Bootstrap, SixtyFourProcessesOfALargeMachineFormGroupsWithFewDescriptors) {
     int round = 0;
     const int before = open_descriptors();
     {
-      std::vector<std::unique_ptr<Group>> groups;
+      std::vector<std::unique_ptr<Communicator>> groups;
       for (int i = 0; i < kGroups; ++i)
-        groups.push_back(std::make_unique<Group>(
+        groups.push_back(std::make_unique<Communicator>(
             join(board, rank, kRanks, round, {.timeout = std::chrono::seconds(60), .machine_bytes = size_t{2} << 40})));
       for (const auto& group : groups)
         for (size_t count : {size_t{1}, size_t{100'000}})
@@ -179,7 +179,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Bootstrapped, ::testing::Values(1, 2, 3, 8));
 class RandomWork {
  public:
   /// `seed`: the same on every rank.
-  RandomWork(Group& group, unsigned seed) : group_(group), random_(seed), resident_(group.allocate(kMost * ranks())) {}
+  RandomWork(Communicator& group, unsigned seed)
+      : group_(group), random_(seed), resident_(group.allocate(kMost * ranks())) {}
 
   /// Throws Error when the group has ended.
   void round() {
@@ -229,7 +230,7 @@ class RandomWork {
 
   size_t me() const { return static_cast<size_t>(group_.rank()); }
 
-  Group& group_;
+  Communicator& group_;
   std::mt19937 random_;
   std::byte* resident_;
   std::vector<std::byte> sent_ = std::vector<std::byte>(kMost * ranks());
@@ -238,7 +239,7 @@ class RandomWork {
 };
 
 /// Random work until the group ends. Returns 0 if the error names `victim`; stores the time of the end in `ended`.
-int work_until_the_end(Group& group, unsigned seed, int victim, std::atomic<int64_t>& ended) {
+int work_until_the_end(Communicator& group, unsigned seed, int victim, std::atomic<int64_t>& ended) {
   RandomWork work(group, seed);
   try {
     for (;;) work.round();
@@ -269,7 +270,7 @@ void kill_one(int ranks, unsigned seed, double& slowest, bool with_child) {
     const int before = open_descriptors();
     int code;
     {
-      Group group(join(board, rank, ranks, round));
+      Communicator group(join(board, rank, ranks, round));
       if (with_child && rank == victim && ::fork() == 0) {
         ::usleep(2'000'000);  // holds the victim's sockets open
         ::_exit(0);

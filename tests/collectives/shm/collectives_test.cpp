@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "collectives/shm/local_world.h"
+#include "collectives/shm/protocol/wait_policy.h"
 #include "collectives/shm/reference.h"
-#include "collectives/shm/wait_policy.h"
 
 // Everything but all_reduce: what every rank must hold afterwards follows from a formula for byte i of the block that
 // rank `from` gives rank `to`.
@@ -27,7 +27,7 @@ Bytes block(int from, int to, size_t bytes) {
 /// Contiguous blocks in private or resident memory, or separate blocks where a list asks for them.
 class Buffer {
  public:
-  Buffer(Group& group, size_t bytes, bool resident) : group_(group), bytes_(bytes) {
+  Buffer(Communicator& group, size_t bytes, bool resident) : group_(group), bytes_(bytes) {
     private_.resize(resident ? 0 : bytes + 1);
     data_ = resident ? group.allocate(bytes + 1) : private_.data();
     std::fill(data_, data_ + bytes, std::byte{0xee});
@@ -44,7 +44,7 @@ class Buffer {
   }
 
  private:
-  Group& group_;
+  Communicator& group_;
   size_t bytes_;
   bool resident_;
   Bytes private_;
@@ -86,8 +86,8 @@ Request request(OperationKind kind, size_t count, int root, const void* input, v
 class Collectives : public ::testing::TestWithParam<int> {
  protected:
   /// body(group, case, root) for every case, a different root each time.
-  void for_all(const std::function<void(Group&, const Case&, int)>& body) {
-    with_group(GetParam(), [&](Group& group) {
+  void for_all(const std::function<void(Communicator&, const Case&, int)>& body) {
+    with_group(GetParam(), [&](Communicator& group) {
       int root = 0;
       for (const Case& c : cases(GetParam())) {
         body(group, c, root);
@@ -98,7 +98,7 @@ class Collectives : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(Collectives, Broadcast) {
-  for_all([](Group& group, const Case& c, int root) {
+  for_all([](Communicator& group, const Case& c, int root) {
     Buffer buffer(group, c.bytes, c.resident);
     if (group.rank() == root) buffer.fill(0, block(root, 0, c.bytes));
     group.run(request(OperationKind::kBroadcast, c.bytes, root, buffer.data(), buffer.data()), kTestTimeout);
@@ -107,7 +107,7 @@ TEST_P(Collectives, Broadcast) {
 }
 
 TEST_P(Collectives, AllGather) {
-  for_all([](Group& group, const Case& c, int) {
+  for_all([](Communicator& group, const Case& c, int) {
     const int n = group.size(), me = group.rank();
     Buffer input(group, c.bytes, c.resident), output(group, c.bytes * static_cast<size_t>(n), c.resident);
     input.fill(0, block(me, 0, c.bytes));
@@ -121,7 +121,7 @@ TEST_P(Collectives, AllGather) {
 
 // Outputs that are written past the caches, at offsets and with lengths that do not fill cache lines.
 TEST(LargeCollectives, BroadcastAndAllGatherOfOutputsLargerThanTheCaches) {
-  with_group(2, [](Group& group) {
+  with_group(2, [](Communicator& group) {
     const size_t bytes = (size_t{25} << 20) + 77;
     const int me = group.rank();
     Buffer buffer(group, bytes + 3, false);
@@ -153,7 +153,7 @@ TEST(WaitPolicy, SpinsAsLongForEachRoundAndSleepsWhenNothingComes) {
 }
 
 TEST_P(Collectives, AllGatherInPlace) {
-  for_all([](Group& group, const Case& c, int) {
+  for_all([](Communicator& group, const Case& c, int) {
     const int n = group.size();
     Buffer output(group, c.bytes * static_cast<size_t>(n), c.resident);
     const size_t mine = static_cast<size_t>(group.rank()) * c.bytes;
@@ -165,7 +165,7 @@ TEST_P(Collectives, AllGatherInPlace) {
 }
 
 TEST_P(Collectives, Gather) {
-  for_all([](Group& group, const Case& c, int root) {
+  for_all([](Communicator& group, const Case& c, int root) {
     const int n = group.size(), me = group.rank();
     Buffer input(group, c.bytes, c.resident), output(group, c.bytes * static_cast<size_t>(n), c.resident);
     input.fill(0, block(me, 0, c.bytes));
@@ -179,7 +179,7 @@ TEST_P(Collectives, Gather) {
 }
 
 TEST_P(Collectives, Scatter) {
-  for_all([](Group& group, const Case& c, int root) {
+  for_all([](Communicator& group, const Case& c, int root) {
     const int n = group.size(), me = group.rank();
     Buffer input(group, c.bytes * static_cast<size_t>(n), c.resident), output(group, c.bytes, c.resident);
     for (int r = 0; r < n; ++r) input.fill(static_cast<size_t>(r) * c.bytes, block(me, r, c.bytes));
@@ -191,7 +191,7 @@ TEST_P(Collectives, Scatter) {
 }
 
 TEST_P(Collectives, AllToAll) {
-  for_all([](Group& group, const Case& c, int) {
+  for_all([](Communicator& group, const Case& c, int) {
     const int n = group.size(), me = group.rank();
     const size_t all = c.bytes * static_cast<size_t>(n);
     Buffer input(group, all, c.resident), output(group, all, c.resident);
@@ -206,7 +206,7 @@ TEST_P(Collectives, AllToAll) {
 }
 
 TEST_P(Collectives, AllToAllWithUnevenSplits) {
-  with_group(GetParam(), [](Group& group) {
+  with_group(GetParam(), [](Communicator& group) {
     const auto n = static_cast<size_t>(group.size()), me = static_cast<size_t>(group.rank());
     for (size_t scale : {size_t{0}, size_t{1}, size_t{100}, size_t{20000}}) {
       const auto count = [&](size_t from, size_t to) { return scale * ((from * 3 + to * 5) % 4); };
@@ -255,7 +255,7 @@ class Reductions {
 
 TEST_P(Collectives, ReduceAndReduceScatter) {
   Reductions reductions;
-  for_all([&](Group& group, const Case& c, int root) {
+  for_all([&](Communicator& group, const Case& c, int root) {
     const int n = group.size(), me = group.rank();
     const auto blocks = static_cast<size_t>(n);
     for (DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kInt8}) {
@@ -285,7 +285,7 @@ TEST_P(Collectives, ReduceAndReduceScatter) {
 TEST_P(Collectives, EveryReductionOfEveryType) {
   Reductions reductions[kReduceOps];
   const auto factor = [](int rank) { return 0.25 * rank - 1; };
-  with_group(GetParam(), [&](Group& group) {
+  with_group(GetParam(), [&](Communicator& group) {
     const int n = group.size(), me = group.rank();
     std::vector<double> factors;
     for (int r = 0; r < n; ++r) factors.push_back(factor(r));
@@ -329,7 +329,7 @@ TEST_P(Collectives, EveryReductionOfEveryType) {
 
 TEST_P(Collectives, BarrierHoldsEverybodyBack) {
   std::atomic<int> entered{0};
-  with_group(GetParam(), [&](Group& group) {
+  with_group(GetParam(), [&](Communicator& group) {
     for (int round = 1; round <= 200; ++round) {
       entered.fetch_add(1);
       group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
@@ -339,7 +339,7 @@ TEST_P(Collectives, BarrierHoldsEverybodyBack) {
 }
 
 TEST_P(Collectives, DifferentKindsInFlight) {
-  with_group(GetParam(), [](Group& group) {
+  with_group(GetParam(), [](Communicator& group) {
     const int n = group.size(), me = group.rank();
     for (size_t bytes : {size_t{8}, size_t{5000}, size_t{100000}}) {
       Buffer broadcast(group, bytes, false), gathered(group, bytes * static_cast<size_t>(n), true);
@@ -371,10 +371,11 @@ TEST(Groups, SeveralInDifferentOrdersDoNotBlockEachOther) {
   auto a = local_worlds(small_geometry(2)), b = local_worlds(small_geometry(2));
   on_threads(2, [&](int rank) {
     auto set = std::make_shared<ProgressSet>();
-    Group first(std::move(a[static_cast<size_t>(rank)]), set), second(std::move(b[static_cast<size_t>(rank)]), set);
+    Communicator first(std::move(a[static_cast<size_t>(rank)]), set),
+        second(std::move(b[static_cast<size_t>(rank)]), set);
     for (int round = 0; round < 20; ++round) {
       std::vector<float> x(200000, 1), y(200000, 2);
-      const auto sum = [](Group& group, std::vector<float>& v) {
+      const auto sum = [](Communicator& group, std::vector<float>& v) {
         return group.start({.kind = OperationKind::kAllReduce,
                             .type = DataType::kFloat32,
                             .count = v.size(),
@@ -393,7 +394,7 @@ TEST(Groups, SeveralInDifferentOrdersDoNotBlockEachOther) {
 }
 
 TEST(Groups, SixtyFourRanks) {
-  with_group(kMaxRanks, [](Group& group) {
+  with_group(kMaxRanks, [](Communicator& group) {
     const int n = group.size(), me = group.rank();
     for (size_t count : {size_t{1}, size_t{500}, size_t{20000}}) {
       std::vector<int64_t> x(count, me);
@@ -415,7 +416,7 @@ TEST(Groups, SixtyFourRanks) {
 }
 
 TEST(Groups, TwoThreadsOfOneRankMayUseOneGroup) {
-  with_group(2, [](Group& group) {
+  with_group(2, [](Communicator& group) {
     // One thread starts collectives, another waits for messages.
     auto messages = std::async(std::launch::async, [&] {
       for (int i = 0; i < 500; ++i) {

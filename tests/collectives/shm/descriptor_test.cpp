@@ -16,7 +16,7 @@ int try_to_form(Board& board, int rank, int ranks, int poor, const std::function
   int round = 0;
   const Deadline soon(std::chrono::seconds(5));
   try {
-    Group group(bootstrap(
+    Communicator group(bootstrap(
         rank, ranks,
         [&](const std::string& mine) {
           auto all = board.all_gather(rank, round, mine);

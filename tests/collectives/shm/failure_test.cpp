@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "collectives/shm/local_world.h"
 #include "collectives/shm/reference.h"
+#include "rank_page/operation_label.h"
 
 namespace {
 thread_local int allocations_left = -1;  // of this thread, before one fails; -1: all succeed
@@ -69,7 +70,9 @@ TEST_P(Disagreement, IsToldOnEveryRankNamingBothSides) {
   pairs.push_back(
       {{.kind = OperationKind::kBarrier}, floats(OperationKind::kAllReduce, 1, memory), "barrier()", "all_reduce("});
   for (const Pair& pair : pairs) {
-    with_group(GetParam(), [&](Group& group) {
+    with_group(GetParam(), [&](Communicator& group) {
+      const OperationLabel label(group.rank() == odd ? "bucket 1 of 2" : "main_first()");
+      const OperationLabel none(&pair == &pairs.front() ? "" : OperationLabel::current());
       group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
       std::vector<float> mine(2048, 5);
       Request request = group.rank() == odd ? pair.odd : pair.usual;
@@ -81,6 +84,13 @@ TEST_P(Disagreement, IsToldOnEveryRankNamingBothSides) {
       EXPECT_IN("rank " + std::to_string(odd) + " called", text);
       EXPECT_IN(pair.a, text);
       EXPECT_IN(pair.b, text);
+      if (&pair != &pairs.front()) {
+        EXPECT_IN(") of bucket 1 of 2", text);
+        EXPECT_IN(") of main_first()", text);
+        EXPECT_IN("order. Where one rank calls main_first(), every rank must, in the same order.", text);
+      } else {
+        EXPECT_EQ(text.find(" of main_first()"), std::string::npos) << text;
+      }
       for (float x : mine) ASSERT_EQ(x, 5) << "data moved";
       // Later operations fail with the same text.
       EXPECT_EQ(error_of([&] { group.run({.kind = OperationKind::kBarrier}, kTestTimeout); }), text);
@@ -90,7 +100,7 @@ TEST_P(Disagreement, IsToldOnEveryRankNamingBothSides) {
 
 TEST_P(Disagreement, OfSplitsNamesTheCounts) {
   const int n = GetParam();
-  with_group(n, [&](Group& group) {
+  with_group(n, [&](Communicator& group) {
     std::vector<float> in(100), out(100);
     Request request{
         .kind = OperationKind::kAllToAllUneven, .type = DataType::kFloat32, .input = in.data(), .output = out.data()};
@@ -105,7 +115,7 @@ TEST_P(Disagreement, OfSplitsNamesTheCounts) {
 TEST_P(Disagreement, AMissingRankIsNamedWhenTimeIsUp) {
   const int n = GetParam(), missing = n - 1;
   std::atomic<int> failed{0};
-  with_group(n, [&](Group& group) {
+  with_group(n, [&](Communicator& group) {
     if (group.rank() == missing) {
       while (failed.load() < n - 1) std::this_thread::yield();
       return;
@@ -123,7 +133,7 @@ TEST_P(Disagreement, AMissingRankIsNamedWhenTimeIsUp) {
 
 TEST_P(Disagreement, ARankThatLeftIsNamed) {
   const int n = GetParam(), left = n - 1;
-  with_group(n, [&](Group& group) {
+  with_group(n, [&](Communicator& group) {
     group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
     if (group.rank() == left) return;
     std::vector<float> x(100);
@@ -137,7 +147,7 @@ TEST_P(Disagreement, ARankThatLeftIsNamed) {
 }
 
 TEST_P(Disagreement, AbortEndsEveryWait) {
-  with_group(GetParam(), [&](Group& group) {
+  with_group(GetParam(), [&](Communicator& group) {
     if (group.rank() == 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       group.abort("the loss is not a number");
@@ -153,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Disagreement, ::testing::Values(2, 3, 4));
 
 TEST(Failure, AllMissingRanksAreNamedAtOnce) {
   std::atomic<bool> over{false};
-  with_group(4, [&](Group& group) {
+  with_group(4, [&](Communicator& group) {
     if (group.rank() != 2) {
       while (!over.load()) std::this_thread::yield();
       return;
@@ -178,7 +188,7 @@ TEST_P(Disagreement, MemoryThatIsLackingInRunEndsTheGroupAndLeavesNothingQueued)
   bool has_failed = true;
   for (int allocations = 0; has_failed; ++allocations) {
     std::atomic<bool> failed{false};
-    with_group(n, [&](Group& group) {
+    with_group(n, [&](Communicator& group) {
       std::vector<float> x(100'000, 1), y(100'000);  // through chunks, whose state is allocated
       Request request = floats(OperationKind::kAllReduce, x.size(), x);
       request.output = y.data();
@@ -210,7 +220,7 @@ TEST_P(Disagreement, MemoryThatIsLackingInRunEndsTheGroupAndLeavesNothingQueued)
 }
 
 TEST(Failure, WhatWasPublishedBeforeLeavingStillCounts) {
-  with_group(3, [](Group& group) {
+  with_group(3, [](Communicator& group) {
     std::vector<float> x(1000, static_cast<float>(group.rank()));
     auto work = group.start(floats(OperationKind::kBroadcast, 1000, x));
     if (group.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));
@@ -220,7 +230,7 @@ TEST(Failure, WhatWasPublishedBeforeLeavingStillCounts) {
 }
 
 TEST(Failure, NonsenseIsRefusedAtOnce) {
-  with_group(2, [](Group& group) {
+  with_group(2, [](Communicator& group) {
     std::vector<float> x(10);
     Request request = floats(OperationKind::kBroadcast, 10, x);
     request.root = 2;

@@ -23,7 +23,7 @@ TEST_P(Fork, AChildOfARankIsHarmless) {
   Board board(ranks);
   const auto children = fork_ranks(ranks, [&](int rank) {
     int round = 0;
-    Group group(join(board, rank, ranks, round));
+    Communicator group(join(board, rank, ranks, round));
     sum_of_ranks(group, 1000);
     const auto grandchildren = fork_ranks(1, [&](int) {
       try {
@@ -31,7 +31,7 @@ TEST_P(Fork, AChildOfARankIsHarmless) {
         return 1;
       } catch (const Error&) {
       }
-      group.~Group();  // as exit() would, were it a global
+      group.~Communicator();  // as exit() would, were it a global
       return 0;
     });
     const int code = exit_code(grandchildren[0], std::chrono::seconds(10));
@@ -48,7 +48,7 @@ TEST_P(Fork, AChildDoesNotHangOnAMutexThatAnotherThreadHeld) {
   Board board(ranks), own_board(1);
   const auto children = fork_ranks(ranks, [&](int rank) {
     int round = 0;
-    Group a(join(board, rank, ranks, round)), b(join(board, rank, ranks, round));
+    Communicator a(join(board, rank, ranks, round)), b(join(board, rank, ranks, round));
     std::atomic<bool> over{false};
     std::thread holder([&] {
       while (!over.load()) ProgressSet::process()->progress_others(nullptr);
@@ -56,10 +56,10 @@ TEST_P(Fork, AChildDoesNotHangOnAMutexThatAnotherThreadHeld) {
     int worst = 0;
     for (int i = 0; i < 40 && worst == 0; ++i) {
       const auto grandchildren = fork_ranks(1, [&](int) {
-        a.~Group();
+        a.~Communicator();
         Board alone(1);
         int own_round = 0;
-        Group own(join(alone, 0, 1, own_round)), another(join(alone, 0, 1, own_round));
+        Communicator own(join(alone, 0, 1, own_round)), another(join(alone, 0, 1, own_round));
         return sum_of_ranks(own, 10) == 0 && sum_of_ranks(another, 10) == 0 ? 0 : 1;
       });
       worst = exit_code(grandchildren[0], std::chrono::seconds(5));
@@ -79,7 +79,7 @@ TEST_P(Fork, AChildHasCopiesOfWhatWasHandedOut) {
   Board board(ranks);
   const auto children = fork_ranks(ranks, [&](int rank) {
     int round = 0;
-    Group group(join(board, rank, ranks, round));
+    Communicator group(join(board, rank, ranks, round));
     const size_t count = 100'000;
     auto* x = reinterpret_cast<int32_t*>(group.allocate(count * sizeof(int32_t)));
     std::iota(x, x + count, rank);

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "collectives/shm/board.h"
-#include "collectives/shm/bootstrap.h"
 #include "collectives/shm/local_world.h"
+#include "collectives/shm/segment/bootstrap.h"
 #include "support/exit_code.h"
 
 // Ranks as forked children of the test, which form their group as real ranks do, and what such a process holds.
@@ -41,7 +41,7 @@ inline int mappings() {
   return count;
 }
 
-inline int64_t sum_of_ranks(Group& group, size_t count, std::chrono::milliseconds timeout = kTestTimeout) {
+inline int64_t sum_of_ranks(Communicator& group, size_t count, std::chrono::milliseconds timeout = kTestTimeout) {
   std::vector<int64_t> x(count, group.rank());
   group.run({.kind = OperationKind::kAllReduce,
              .type = DataType::kInt64,

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/hash.h"
-#include "collectives/shm/element.h"
+#include "collectives/shm/kernels/element.h"
 
 // Inputs on which kernels could differ, and a hash of what they make of them: the same on every processor, so nothing
 // here depends on a library's distributions or on how a processor rounds.

@@ -1,4 +1,4 @@
-#include "collectives/shm/layout.h"
+#include "collectives/shm/segment/layout.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "collectives/shm/local_world.h"
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
 
 // Groups that have worked for years: every word starts shortly before the number at which it, or a part of it, would
 // overflow.
@@ -17,7 +17,7 @@ namespace {
 constexpr uint64_t power(int exponent) { return uint64_t{1} << exponent; }
 
 /// The in-place sum over all ranks of `count` integers.
-void check_all_reduce(Group& group, int64_t* values, size_t count, int64_t turn) {
+void check_all_reduce(Communicator& group, int64_t* values, size_t count, int64_t turn) {
   const int64_t n = group.size();
   for (size_t k = 0; k < count; ++k) values[k] = turn * group.rank() + static_cast<int64_t>(k);
   group.run(
@@ -30,7 +30,7 @@ void check_all_reduce(Group& group, int64_t* values, size_t count, int64_t turn)
 int64_t element(int from, int to, size_t k) { return 1000 * from + 100 * to + static_cast<int64_t>(k % 97); }
 
 /// Blocks of different sizes, so that every rank takes a different number of rounds, and some none.
-void check_uneven(Group& group) {
+void check_uneven(Communicator& group) {
   const int n = group.size(), me = group.rank();
   const auto count = [](int from, int to) { return static_cast<size_t>((from * 3 + to) % 4) * 2500; };
   Request request{.kind = OperationKind::kAllToAllUneven, .type = DataType::kInt64};
@@ -48,7 +48,7 @@ void check_uneven(Group& group) {
   ASSERT_EQ(out, expected);
 }
 
-void check_broadcast(Group& group, int root, size_t count) {
+void check_broadcast(Communicator& group, int root, size_t count) {
   std::vector<int64_t> values(count, group.rank() == root ? 17 + root : -1);
   group.run({.kind = OperationKind::kBroadcast,
              .type = DataType::kInt64,
@@ -61,7 +61,7 @@ void check_broadcast(Group& group, int root, size_t count) {
 }
 
 /// A message, larger than the channel, to the next rank and from the one before.
-void check_messages(Group& group, size_t bytes) {
+void check_messages(Communicator& group, size_t bytes) {
   const int n = group.size(), to = (group.rank() + 1) % n, from = (group.rank() + n - 1) % n;
   const auto data = [&](int sender) {
     std::vector<uint8_t> all(bytes);
@@ -77,7 +77,7 @@ void check_messages(Group& group, size_t bytes) {
 }
 
 /// Every method, with few and with many operations in flight, reusing lines and chunks.
-void check_everything(Group& group, int turns) {
+void check_everything(Communicator& group, int turns) {
   std::vector<int64_t> memory(20000);
   auto* resident = reinterpret_cast<int64_t*>(group.allocate(20000 * sizeof(int64_t)));
   for (int64_t turn = 0; turn < turns; ++turn) {
@@ -114,7 +114,7 @@ TEST_P(FarOn, NothingIsDifferent) {
   Geometry geometry = small_geometry(ranks);
   geometry.channel_bytes = 3 * 1024;  // not a power of two: 2^64 is not a multiple of it
   with_group(
-      ranks, [](Group& group) { check_everything(group, 6); }, geometry, limit.beginning);
+      ranks, [](Communicator& group) { check_everything(group, 6); }, geometry, limit.beginning);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -149,7 +149,7 @@ std::string text_of(const std::function<void()>& body) {
 TEST_P(LastOperation, IsFollowedByAClearErrorOnEveryRank) {
   const int n = GetParam();
   with_group(n,
-             [&](Group& group) {
+             [&](Communicator& group) {
                int64_t x[3] = {};
                for (int turn = 0; turn < 3; ++turn) check_all_reduce(group, x, 3, turn);
                for (int again = 0; again < 2; ++again) {
@@ -170,7 +170,7 @@ TEST_P(LastOperation, NumbersAreTrueInVerdicts) {
   const int n = GetParam();
   const std::string number = std::to_string(power(40) + 6);
   with_group(n,
-             [&](Group& group) {
+             [&](Communicator& group) {
                group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
                int64_t x[2] = {};
                Request request{
@@ -185,7 +185,7 @@ TEST_P(LastOperation, NumbersAreTrueInVerdicts) {
              small_geometry(n), {.operations = power(40) + 4});
   std::atomic<int> failed{0};
   with_group(n,
-             [&](Group& group) {
+             [&](Communicator& group) {
                if (group.rank() == 0) {
                  while (failed.load() < n - 1) std::this_thread::yield();
                  return;
@@ -201,7 +201,7 @@ TEST_P(LastOperation, NumbersAreTrueInVerdicts) {
 
 // Offsets of blocks are computed in 64 bits: counts that do not fit must not wrap to small ones.
 TEST(LastOperation, CountsBeyondMeasureAreRefused) {
-  with_group(2, [](Group& group) {
+  with_group(2, [](Communicator& group) {
     Request request{.kind = OperationKind::kAllToAllUneven, .type = DataType::kInt64};
     request.make_pieces().send_counts = {1, power(61) + 1};
     request.make_pieces().receive_counts = {1, 1};

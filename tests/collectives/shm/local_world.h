@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "collectives/shm/group.h"
+#include "collectives/shm/protocol/communicator.h"
 
 // Ranks as threads of one process. They share the same mappings, at the same addresses, so that ThreadSanitizer sees
 // every access of every rank.
@@ -38,7 +38,7 @@ inline std::vector<World> local_worlds(Geometry geometry, const Beginning& begin
   for (int r = 0; r < n; ++r) {
     segments.push_back(std::make_shared<SharedSegment>("test", geometry.segment_bytes(), geometry.resident_at()));
     const std::byte nonce[16] = {};
-    World::initialize(*segments.back(), r, n, nonce, beginning);
+    initialize_segment(*segments.back(), r, n, nonce, beginning);
   }
   std::vector<std::vector<PeerWatch>> watches(static_cast<size_t>(n));
   for (auto& row : watches) row.resize(static_cast<size_t>(n));
@@ -72,16 +72,16 @@ inline void on_threads(int ranks, const std::function<void(int)>& body,
 }
 
 /// body(group) for each rank of one group.
-inline void with_group(int ranks, const std::function<void(Group&)>& body, Geometry geometry,
+inline void with_group(int ranks, const std::function<void(Communicator&)>& body, Geometry geometry,
                        const Beginning& beginning = {}) {
   auto worlds = local_worlds(geometry, beginning);
   on_threads(ranks, [&](int rank) {
-    Group group(std::move(worlds[static_cast<size_t>(rank)]), std::make_shared<ProgressSet>());
+    Communicator group(std::move(worlds[static_cast<size_t>(rank)]), std::make_shared<ProgressSet>());
     body(group);
   });
 }
 
-inline void with_group(int ranks, const std::function<void(Group&)>& body) {
+inline void with_group(int ranks, const std::function<void(Communicator&)>& body) {
   with_group(ranks, body, small_geometry(ranks));
 }
 

@@ -16,7 +16,7 @@ Bytes pattern(size_t bytes, int from, int64_t tag) {
 }
 
 TEST(Messages, EverySizeBetweenEveryPair) {
-  with_group(3, [](Group& group) {
+  with_group(3, [](Communicator& group) {
     for (size_t bytes : {size_t{0}, size_t{1}, size_t{4080}, size_t{4096}, size_t{4097}, size_t{100000}}) {
       std::vector<Bytes> in, out;
       std::vector<WorkPtr> work;
@@ -37,7 +37,7 @@ TEST(Messages, EverySizeBetweenEveryPair) {
 }
 
 TEST(Messages, TagsSelectAndOrderHoldsWithinATag) {
-  with_group(2, [](Group& group) {
+  with_group(2, [](Communicator& group) {
     constexpr size_t kBytes = 10000;  // more than the channel holds
     if (group.rank() == 0) {
       std::vector<WorkPtr> work;
@@ -56,7 +56,7 @@ TEST(Messages, TagsSelectAndOrderHoldsWithinATag) {
 }
 
 TEST(Messages, AnySourceTellsWhoItWas) {
-  with_group(4, [](Group& group) {
+  with_group(4, [](Communicator& group) {
     if (group.rank() == 0) {
       std::multiset<int> seen;
       for (int i = 0; i < 9; ++i) {
@@ -77,7 +77,7 @@ TEST(Messages, AnySourceTellsWhoItWas) {
 }
 
 TEST(Messages, LargeOnesCrossWhileACollectiveRuns) {
-  with_group(2, [](Group& group) {
+  with_group(2, [](Communicator& group) {
     Bytes out = pattern(300000, group.rank(), 2), in(out.size());
     auto send = group.send(out.data(), out.size(), 1 - group.rank(), 2);
     auto receive = group.receive(in.data(), in.size(), 1 - group.rank(), 2);
@@ -96,7 +96,7 @@ TEST(Messages, LargeOnesCrossWhileACollectiveRuns) {
 }
 
 TEST(Messages, AWrongSizeIsRefusedOnBothSides) {
-  with_group(2, [](Group& group) {
+  with_group(2, [](Communicator& group) {
     std::vector<std::byte> data(20000);
     const bool sender = group.rank() == 0;
     auto work = sender ? group.send(data.data(), 20000, 1, 4) : WorkPtr(group.receive(data.data(), 8, 0, 4));
@@ -114,7 +114,7 @@ TEST(Messages, AWrongSizeIsRefusedOnBothSides) {
 TEST(Messages, AnotherTypeIsRefusedOnBothSides) {
   // When it arrives, and after it was set aside for a message with another tag.
   for (bool late : {false, true})
-    with_group(2, [&](Group& group) {
+    with_group(2, [&](Communicator& group) {
       std::vector<std::byte> data(16);
       try {
         if (group.rank() == 0) {

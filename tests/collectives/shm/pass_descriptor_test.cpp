@@ -1,4 +1,4 @@
-#include "collectives/shm/pass_descriptor.h"
+#include "collectives/shm/segment/pass_descriptor.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>

@@ -1,11 +1,11 @@
-#include "collectives/shm/populated_ranges.h"
+#include "collectives/shm/segment/populated_ranges.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include "collectives/shm/board.h"
-#include "collectives/shm/bootstrap.h"
 #include "collectives/shm/local_world.h"
+#include "collectives/shm/segment/bootstrap.h"
 
 // Which pages of the others' memory a rank has in its page table.
 namespace lockstep::shm {
@@ -62,9 +62,10 @@ TEST_P(Neighbours, EnterTheirSliceOfABufferThatIsReducedInPlace) {
   Board board(ranks);
   on_threads(ranks, [&](int rank) {  // each with its own mapping of every segment
     int round = 0;
-    Group group(bootstrap(rank, ranks, [&](const std::string& mine) { return board.all_gather(rank, round, mine); },
-                          {.timeout = std::chrono::seconds(20), .resident_bytes = 64 * kMiB}),
-                std::make_shared<ProgressSet>());
+    Communicator group(
+        bootstrap(rank, ranks, [&](const std::string& mine) { return board.all_gather(rank, round, mine); },
+                  {.timeout = std::chrono::seconds(20), .resident_bytes = 64 * kMiB}),
+        std::make_shared<ProgressSet>());
     constexpr size_t kBytes = 48 * kMiB, kSlack = 4 * kMiB;  // a huge page at either end
     std::byte* buffer = group.allocate(kBytes);
     const size_t count = kBytes / sizeof(int32_t);
@@ -110,9 +111,10 @@ TEST_P(Neighbours, ReadTheirBlockOfAReduceScatter) {
   Board board(ranks);
   on_threads(ranks, [&](int rank) {
     int round = 0;
-    Group group(bootstrap(rank, ranks, [&](const std::string& mine) { return board.all_gather(rank, round, mine); },
-                          {.timeout = std::chrono::seconds(20), .resident_bytes = 64 * kMiB}),
-                std::make_shared<ProgressSet>());
+    Communicator group(
+        bootstrap(rank, ranks, [&](const std::string& mine) { return board.all_gather(rank, round, mine); },
+                  {.timeout = std::chrono::seconds(20), .resident_bytes = 64 * kMiB}),
+        std::make_shared<ProgressSet>());
     constexpr size_t kBytes = 48 * kMiB, kSlack = 4 * kMiB;
     const size_t count = kBytes / n / sizeof(int32_t);
     auto* values = reinterpret_cast<int32_t*>(group.allocate(kBytes));

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "collectives/shm/hard_elements.h"
-#include "collectives/shm/reduce.h"
+#include "collectives/shm/kernels/reduce.h"
 #include "collectives/shm/reference.h"
 
 // The kernels of all instruction sets and processors against one another, by way of one number.

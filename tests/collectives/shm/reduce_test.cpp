@@ -1,4 +1,4 @@
-#include "collectives/shm/reduce.h"
+#include "collectives/shm/kernels/reduce.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "collectives/shm/element.h"
+#include "collectives/shm/kernels/element.h"
 
 // Plain loops over single elements, against which the kernels and collectives are compared. Nothing here is shared
 // with the code under test: float16 and bfloat16 are converted by arithmetic on doubles.

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/shm/group.h"
+#include "collectives/shm/protocol/communicator.h"
 #include "collectives/shm/scheduler.h"
 
 // What the explorers run: one or two operations of two or three ranks, on the real sources.
@@ -31,17 +31,17 @@ class Memory {
           std::make_shared<SharedSegment>("explorer", geometry_.segment_bytes(), geometry_.resident_at()));
   }
   const std::vector<std::shared_ptr<SharedSegment>>& segments() const { return segments_; }
-  std::unique_ptr<Group> fresh_group(int rank) {
+  std::unique_ptr<Communicator> fresh_group(int rank) {
     std::vector<PeerWatch> watches(static_cast<size_t>(ranks_));
-    return std::make_unique<Group>(World(rank, geometry_, segments_, std::move(watches), true),
-                                   std::make_shared<ProgressSet>(),
-                                   Limits{.one_shot = kOneShot, .private_one_shot = kOneShot, .eager = kOneShot});
+    return std::make_unique<Communicator>(
+        World(rank, geometry_, segments_, std::move(watches), true), std::make_shared<ProgressSet>(),
+        Limits{.one_shot = kOneShot, .private_one_shot = kOneShot, .eager = kOneShot});
   }
   void wipe() {
     const std::byte nonce[16] = {};
     for (int r = 0; r < ranks_; ++r) {
       std::memset(segments_[static_cast<size_t>(r)]->data(), 0xee, geometry_.resident_at());
-      World::initialize(*segments_[static_cast<size_t>(r)], r, ranks_, nonce);
+      initialize_segment(*segments_[static_cast<size_t>(r)], r, ranks_, nonce);
     }
   }
 
@@ -70,7 +70,7 @@ inline constexpr size_t kChunk = 640;
 
 /// One rank's buffers and what it expects of two operations.
 struct RankState {
-  std::unique_ptr<Group> group;
+  std::unique_ptr<Communicator> group;
   std::vector<int32_t> values[2];
   std::vector<int32_t> output[2];  ///< where it is not the input
   std::vector<int32_t> seen[2];    ///< the results, as the rank read them at its end

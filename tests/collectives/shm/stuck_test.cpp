@@ -19,42 +19,50 @@ using std::chrono::milliseconds;
 
 constexpr size_t kLarge = 100'000;  // more than a channel holds
 
-void send(Group& group, int to, int64_t tag, size_t bytes = 8) {
+void send(Communicator& group, int to, int64_t tag, size_t bytes = 8) {
   const std::vector<std::byte> data(bytes);
   group.wait(*group.send(data.data(), bytes, to, tag), kTestTimeout);
 }
-void receive(Group& group, int from, int64_t tag, size_t bytes = 8) {
+void receive(Communicator& group, int from, int64_t tag, size_t bytes = 8) {
   std::vector<std::byte> data(bytes);
   group.wait(*group.receive(data.data(), bytes, from, tag), kTestTimeout);
 }
-void barrier(Group& group) { group.run({}, kTestTimeout); }
-WorkPtr start_barrier(Group& group) { return group.start({}); }
+void barrier(Communicator& group) { group.run({}, kTestTimeout); }
+WorkPtr start_barrier(Communicator& group) { return group.start({}); }
 
 struct Program {
   const char* name;
   int ranks;
-  std::function<void(Group&)> body;
+  std::function<void(Communicator&)> body;
   std::vector<std::string> said;  ///< on every rank; empty: it ends well
 };
 void PrintTo(const Program& program, std::ostream* out) { *out << program.name; }
 
 const Program kPrograms[] = {
-    {"BothReceive", 2, [](Group& group) { receive(group, 1 - group.rank(), 7); },
+    {"BothReceive",
+     2,
+     [](Communicator& group) { receive(group, 1 - group.rank(), 7); },
      {"ranks wait for each other's messages", "rank 0 waits for a message from rank 1 with tag 7",
       "rank 1 waits for a message from rank 0 with tag 7", "Every send needs a recv with the same tag"}},
-    {"BothSendMuch", 2, [](Group& group) { send(group, 1 - group.rank(), 3, kLarge); },
+    {"BothSendMuch",
+     2,
+     [](Communicator& group) { send(group, 1 - group.rank(), 3, kLarge); },
      {"rank 0 waits until rank 1 receives its message with tag 3",
       "rank 1 waits until rank 0 receives its message with tag 3"}},
-    {"OtherTags", 2,
-     [](Group& group) {
-       if (group.rank() == 0) send(group, 1, 1);
-       else receive(group, 0, 2);
+    {"OtherTags",
+     2,
+     [](Communicator& group) {
+       if (group.rank() == 0)
+         send(group, 1, 1);
+       else
+         receive(group, 0, 2);
        barrier(group);
      },
      {"rank 0 waits in operation 1, barrier()",
       "rank 1 waits for a message from rank 0 with tag 2 and has one with tag 1"}},
-    {"OtherTagsOfMuch", 2,
-     [](Group& group) {
+    {"OtherTagsOfMuch",
+     2,
+     [](Communicator& group) {
        if (group.rank() == 0) {
          send(group, 1, 1, kLarge);
          receive(group, 1, 5);
@@ -63,40 +71,55 @@ const Program kPrograms[] = {
        }
      },
      {"rank 0 waits for a message from rank 1 with tag 5", "with tag 2 and has one with tag 1"}},
-    {"ReceiveAgainstACollective", 3,
-     [](Group& group) {
-       if (group.rank() == 2) receive(group, 0, 4);
-       else barrier(group);
+    {"ReceiveAgainstACollective",
+     3,
+     [](Communicator& group) {
+       if (group.rank() == 2)
+         receive(group, 0, 4);
+       else
+         barrier(group);
      },
      {"rank 0 waits in operation 1, barrier()", "rank 1 waits in operation 1, barrier()",
       "rank 2 waits for a message from rank 0 with tag 4"}},
-    {"ARing", 3, [](Group& group) { receive(group, (group.rank() + 2) % 3, 0); },
+    {"ARing",
+     3,
+     [](Communicator& group) { receive(group, (group.rank() + 2) % 3, 0); },
      {"rank 0 waits for a message from rank 2 with tag 0", "rank 1 waits for a message from rank 0 with tag 0",
       "rank 2 waits for a message from rank 1 with tag 0"}},
-    {"AllReceiveOfAnybody", 3, [](Group& group) { receive(group, kAnySource, 9); },
+    {"AllReceiveOfAnybody",
+     3,
+     [](Communicator& group) { receive(group, kAnySource, 9); },
      {"rank 0 waits for a message from any rank with tag 9"}},
-    {"TwoAreStuckAndTheThirdWaitsForThem", 3,
-     [](Group& group) {
+    {"TwoAreStuckAndTheThirdWaitsForThem",
+     3,
+     [](Communicator& group) {
        if (group.rank() < 2) receive(group, 1 - group.rank(), 1);
        barrier(group);
      },
      {"rank 0 waits for a message from rank 1 with tag 1", "rank 2 waits in operation 1, barrier()"}},
-    {"ALateSender", 2,
-     [](Group& group) {
+    {"ALateSender",
+     2,
+     [](Communicator& group) {
        if (group.rank() == 0) std::this_thread::sleep_for(milliseconds(4000));
-       if (group.rank() == 0) send(group, 1, 1);
-       else receive(group, 0, 1);
+       if (group.rank() == 0)
+         send(group, 1, 1);
+       else
+         receive(group, 0, 1);
      },
      {}},
-    {"ALateReceiver", 2,
-     [](Group& group) {
+    {"ALateReceiver",
+     2,
+     [](Communicator& group) {
        if (group.rank() == 0) std::this_thread::sleep_for(milliseconds(4000));
-       if (group.rank() == 1) send(group, 0, 1, kLarge);
-       else receive(group, 1, 1, kLarge);
+       if (group.rank() == 1)
+         send(group, 0, 1, kLarge);
+       else
+         receive(group, 1, 1, kLarge);
      },
      {}},
-    {"TagsInAnotherOrderWithAPauseBetween", 2,
-     [](Group& group) {
+    {"TagsInAnotherOrderWithAPauseBetween",
+     2,
+     [](Communicator& group) {
        if (group.rank() == 0) {
          send(group, 1, 1);
          std::this_thread::sleep_for(milliseconds(4000));
@@ -107,8 +130,9 @@ const Program kPrograms[] = {
        }
      },
      {}},
-    {"AMessageBesideACollectiveThatWaits", 3,
-     [](Group& group) {
+    {"AMessageBesideACollectiveThatWaits",
+     3,
+     [](Communicator& group) {
        const WorkPtr pending = start_barrier(group);
        if (group.rank() == 0) send(group, 1, 1);
        if (group.rank() == 1) receive(group, 0, 1);
@@ -116,22 +140,25 @@ const Program kPrograms[] = {
        group.wait(*pending, kTestTimeout);
      },
      {}},
-    {"AReceiveWhosePeerWaitsForTheThird", 3,
-     [](Group& group) {
+    {"AReceiveWhosePeerWaitsForTheThird",
+     3,
+     [](Communicator& group) {
        if (group.rank() == 0) receive(group, 1, 1);
        if (group.rank() == 1) receive(group, 2, 1), send(group, 0, 1);
        if (group.rank() == 2) std::this_thread::sleep_for(milliseconds(3500)), send(group, 1, 1);
      },
      {}},
-    {"AnybodyIsEnough", 3,
-     [](Group& group) {
+    {"AnybodyIsEnough",
+     3,
+     [](Communicator& group) {
        if (group.rank() == 0) receive(group, kAnySource, 1), send(group, 1, 1);
        if (group.rank() == 1) receive(group, 0, 1);
        if (group.rank() == 2) std::this_thread::sleep_for(milliseconds(3500)), send(group, 0, 1);
      },
      {}},
-    {"AnotherThreadSends", 2,
-     [](Group& group) {
+    {"AnotherThreadSends",
+     2,
+     [](Communicator& group) {
        if (group.rank() == 1) return receive(group, 0, 1), send(group, 0, 2);
        group.expect_several_callers();
        std::thread other([&] {
@@ -142,8 +169,9 @@ const Program kPrograms[] = {
        other.join();
      },
      {}},
-    {"TwoThreadsThatHaveCalledBefore", 2,
-     [](Group& group) {
+    {"TwoThreadsThatHaveCalledBefore",
+     2,
+     [](Communicator& group) {
        if (group.rank() == 1) return receive(group, 0, 0), receive(group, 0, 1), send(group, 0, 2);
        std::thread other([&] {
          send(group, 1, 0);
@@ -162,7 +190,7 @@ INSTANTIATE_TEST_SUITE_P(Programs, Stuck, ::testing::ValuesIn(kPrograms),
 
 TEST_P(Stuck, IsToldToEveryRankAndNothingElseIs) {
   const Program& program = GetParam();
-  with_group(program.ranks, [&](Group& group) {
+  with_group(program.ranks, [&](Communicator& group) {
     const auto started = Clock::now();
     std::string text;
     try {
@@ -181,7 +209,7 @@ TEST_P(Stuck, IsToldToEveryRankAndNothingElseIs) {
 }
 
 TEST(Stuck, AMessageThatNeverComesIsNamedWithItsTagWhenItsSenderHasLeft) {
-  with_group(2, [](Group& group) {
+  with_group(2, [](Communicator& group) {
     if (group.rank() == 0) return group.leave();
     try {
       receive(group, 0, 11);

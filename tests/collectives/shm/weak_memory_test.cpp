@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <memory>
 
-#include "collectives/shm/futex.h"
 #include "collectives/shm/scenario.h"
+#include "collectives/shm/segment/futex.h"
 
 // The collectives on memory that is as weak as ARM's or weaker (weak_memory.h), in executions drawn at random: every
 // order that the sources ask for is enough, and every one that is left out on purpose is missed.

@@ -1,4 +1,4 @@
-#include "collectives/shm/world.h"
+#include "collectives/shm/segment/world.h"
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ TEST_P(Processors, AreNotedByARankThatWaits) {
   auto worlds = local_worlds(small_geometry(n));
   Control& control = worlds[0].mine();
   on_threads(n, [&](int rank) {
-    Group group(std::move(worlds[static_cast<size_t>(rank)]), std::make_shared<ProgressSet>());
+    Communicator group(std::move(worlds[static_cast<size_t>(rank)]), std::make_shared<ProgressSet>());
     if (rank != 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
     if (rank == 0) {

@@ -4,9 +4,9 @@
 #include "base/error.h"
 #include "base/interruption.h"
 #include "collectives/called_as.h"
-#include "collectives/shm/backend/backend_class.h"
 #include "collectives/shm/backend/page_notes.h"
-#include "collectives/shm/reduce.h"
+#include "collectives/shm/backend/shm_backend.h"
+#include "collectives/shm/kernels/reduce.h"
 
 // Operations without a Work: those of Group, and those where Python wants only the result. They need no allocation,
 // nothing to wrap for Python, and no second call that waits.
@@ -16,7 +16,7 @@ namespace lockstep::shm_engine {
 void ShmBackend::run(shm::Request request) {
   ++sequence_;
   request.called_as = called_as;
-  shared_->group().run(std::move(request), timeout_.load());
+  shared_->core().run(std::move(request), timeout_.load());
 }
 
 bool ShmBackend::is_immediate(const TensorRequest& request) {
@@ -31,10 +31,13 @@ bool ShmBackend::is_immediate(const TensorRequest& request) {
 
 void ShmBackend::finish_now(TensorRequest request) {
   const uint64_t sequence = ++sequence_;
-  const bool shown = writes_page_;
-  if (shown) note_start(&request, request.title, request.inputs, sequence);
+  const auto timeout = bounded(request.timeout);
+  const std::optional<PageNote> shown = page_note(request, sequence);
+  if (shown) note_start(&request, request.title, request.inputs, sequence, shown->group);
   try {
-    shared_->group().run(std::move(request.parts.front()), bounded(request.timeout));
+    std::optional<WaitOnPage> waiting;
+    if (shown) waiting.emplace(shown->group, shown->within(timeout));
+    shared_->core().run(std::move(request.parts.front()), timeout);
   } catch (const Interruption&) {
     if (shown) note_end(&request, sequence, /*failed=*/true);
     throw;

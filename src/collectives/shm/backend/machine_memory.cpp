@@ -9,7 +9,7 @@
 #include <ATen/ATen.h>
 
 #include "base/error.h"
-#include "collectives/shm/backend/backend_class.h"
+#include "collectives/shm/backend/shm_backend.h"
 
 namespace lockstep::shm_engine {
 namespace {
@@ -46,7 +46,7 @@ void ShmBackend::give_back_unowned() {
   const MutexLock lock(mutex_);
   std::erase_if(owned_together_, [&](std::byte* block) {
     if (reinterpret_cast<Owners*>(block)->count.load(std::memory_order_acquire) != 0) return false;
-    shared_->group().free(block);
+    shared_->core().free(block);
     return true;
   });
 }
@@ -59,10 +59,10 @@ at::Tensor ShmBackend::allocate_together(int64_t elements, const at::TensorOptio
   if (getRank() == 0) {
     give_back_unowned();
     try {
-      std::byte* block = shared_->group().allocate(kInFront + bytes);
+      std::byte* block = shared_->core().allocate(kInFront + bytes);
       std::memset(block + kInFront, 0, bytes);
       new (block) Owners{static_cast<uint32_t>(getSize())};
-      place = shared_->group().offset_of(block);
+      place = shared_->core().arena()->offset(block);
       const MutexLock lock(mutex_);
       owned_together_.push_back(block);
     } catch (const std::exception& error) {
@@ -75,14 +75,14 @@ at::Tensor ShmBackend::allocate_together(int64_t elements, const at::TensorOptio
        .input = &place,
        .output = &place});
   if (place == kNone) throw LimitError("memory for all ranks together: " + failure);
-  std::byte* block = shared_->group().memory_of(0, place);
-  return tensor_of(new Share{shared_->group().segment_of(0), block}, elements, options);
+  std::byte* block = shared_->core().memory_of(0, place);
+  return tensor_of(new Share{shared_->core().world().segment(0), block}, elements, options);
 }
 
 std::vector<std::byte*> ShmBackend::address_everywhere(const at::Tensor& mine) {
   const auto* memory = static_cast<const std::byte*>(mine.const_data_ptr());
-  TORCH_INTERNAL_ASSERT(shared_->group().is_resident(memory, mine.nbytes()), "this memory is not the group's");
-  const uint64_t place = shared_->group().offset_of(memory);
+  TORCH_INTERNAL_ASSERT(shared_->core().arena()->contains(memory, mine.nbytes()), "this memory is not the group's");
+  const uint64_t place = shared_->core().arena()->offset(memory);
   std::vector<uint64_t> places(static_cast<size_t>(getSize()));
   run({.kind = shm::OperationKind::kAllGather,
        .type = shm::DataType::kUInt8,
@@ -91,7 +91,7 @@ std::vector<std::byte*> ShmBackend::address_everywhere(const at::Tensor& mine) {
        .output = places.data()});
   std::vector<std::byte*> addresses;
   for (int rank = 0; rank < getSize(); ++rank)
-    addresses.push_back(shared_->group().memory_of(rank, places[static_cast<size_t>(rank)]));
+    addresses.push_back(shared_->core().memory_of(rank, places[static_cast<size_t>(rank)]));
   return addresses;
 }
 

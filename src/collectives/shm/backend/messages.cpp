@@ -1,7 +1,7 @@
 #include "base/clock.h"
 #include "collectives/cause.h"
 #include "collectives/core_types.h"
-#include "collectives/shm/backend/backend_class.h"
+#include "collectives/shm/backend/shm_backend.h"
 
 // Point-to-point messages travel with their dtype; barriers carry nothing.
 
@@ -16,8 +16,8 @@ ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
   request.inputs = {tensor};
   const void* data = request.input(tensor);
   shared_->free_released();
-  auto message = shared_->group().send(data, tensor.nbytes(), to, tag, shared_->keep(std::move(request.tensors)),
-                                       to_moved(tensor.scalar_type()));
+  auto message = shared_->core().send(data, tensor.nbytes(), to, tag, shared_->keep(std::move(request.tensors)),
+                                      to_moved(tensor.scalar_type()));
   return launch(std::move(request), {std::move(message)});
 }
 
@@ -35,8 +35,8 @@ ShmBackend::WorkPtr ShmBackend::receive(TensorRequest request, at::Tensor& tenso
   request.inputs = request.result = {tensor};
   void* data = request.output(tensor, /*load=*/false);
   shared_->free_released();
-  auto message = shared_->group().receive(data, tensor.nbytes(), from, tag, shared_->keep(std::move(request.tensors)),
-                                          to_moved(tensor.scalar_type()));
+  auto message = shared_->core().receive(data, tensor.nbytes(), from, tag, shared_->keep(std::move(request.tensors)),
+                                         to_moved(tensor.scalar_type()));
   return launch(std::move(request), {std::move(message)});
 }
 

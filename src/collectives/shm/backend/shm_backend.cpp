@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "collectives/shm/backend/backend_class.h"
+#include "collectives/shm/backend/make_backend.h"
 #include "collectives/shm/backend/store_exchange.h"
 #include "rank_page/rank_board.h"
 
@@ -57,7 +57,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
   options.timeout = std::min(join, options.timeout);
   auto world = shm::bootstrap(rank, world_size, exchange_over(store, rank, world_size, join), options);
   if (writes_page) own_page().communicates();
-  return c10::make_intrusive<ShmBackend>(std::make_shared<SharedGroup>(std::move(world)), timeout, name, writes_page);
+  return c10::make_intrusive<ShmBackend>(std::make_shared<BackendState>(std::move(world)), timeout, name, writes_page);
 }
 
 c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
@@ -68,14 +68,14 @@ c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
                                          std::min(timeout.value_or(own->getBackendOptions()->timeout), kLongest), "shm");
 }
 
-ShmBackend::ShmBackend(SharedGroupPtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page)
-    : RequestBackend(shared->group().rank(), shared->group().size()),
+ShmBackend::ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page)
+    : RequestBackend(shared->core().rank(), shared->core().size()),
       shared_(std::move(shared)),
       name_(std::move(name)),
       writes_page_(writes_page),
       timeout_(timeout) {
   // Python's programs, whose operations this object shows, may call a group from any thread.
-  if (writes_page_) shared_->group().expect_several_callers();
+  if (writes_page_) shared_->core().expect_several_callers();
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
@@ -96,7 +96,7 @@ ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request) {
   auto keep_alive = request.tensors.empty() ? nullptr : shared_->keep(std::move(request.tensors));
   for (auto& part : request.parts) {
     part.keep_alive = keep_alive;
-    works.push_back(shared_->group().start(std::move(part)));
+    works.push_back(shared_->core().start(std::move(part)));
   }
   return launch(std::move(request), std::move(works));
 }
@@ -104,8 +104,10 @@ ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request) {
 ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request, std::vector<shm::WorkPtr> works) {
   const bool waits = request.waits;
   const auto timeout = bounded(request.timeout);
-  WorkPtr work = c10::make_intrusive<ShmWork>(shared_, std::move(request), std::move(works), timeout, ++sequence_,
-                                               writes_page_);
+  const uint64_t sequence = ++sequence_;
+  const std::optional<PageNote> shown = page_note(request, sequence);
+  WorkPtr work =
+      c10::make_intrusive<ShmWork>(shared_, std::move(request), std::move(works), timeout, sequence, shown);
   {
     const MutexLock lock(mutex_);
     if (coalescing_) {
@@ -116,6 +118,23 @@ ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request, std::vector<shm::W
   if (!waits) return work;
   work->wait();
   return {};
+}
+
+std::optional<PageNote> ShmBackend::page_note(const TensorRequest& request, uint64_t sequence) {
+  if (!writes_page_) return std::nullopt;
+  const shm::Request* collective = request.parts.empty() ? nullptr : &request.parts.front();
+  return PageNote::of(on_page_, getRank(), sequence, collective, bounded(request.timeout));
+}
+
+void ShmBackend::setGroupUid(const std::string& uid) {
+  Backend::setGroupUid(uid);
+  if (!writes_page_) return;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < getSize(); ++rank) ranks.push_back(shared_->core().world().numbers().launched_rank(rank));
+  const RankBoard* board = launchers_board();
+  if (board == nullptr || std::count(ranks.begin(), ranks.end(), -1) > 0) return;
+  const bool is_all = uid == "0" && ranks.size() == static_cast<size_t>(board->world_size());
+  on_page_ = PageGroup(is_all ? "" : "process group " + uid, ranks);
 }
 
 void ShmBackend::startCoalescing() {
@@ -140,7 +159,7 @@ at::Tensor ShmBackend::allocateTensor(long elements, at::TensorOptions options) 
     void* memory;
     ~Lease() { arena->free(memory); }
   };
-  auto* lease = new Lease{shared_->group().arena(), shared_->group().allocate(bytes)};
+  auto* lease = new Lease{shared_->core().arena(), shared_->core().allocate(bytes)};
   at::DataPtr data(
       lease->memory, lease, [](void* context) { delete static_cast<Lease*>(context); }, at::kCPU);
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
@@ -163,9 +182,9 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const c10::intrusive_ptr<c10
   return make_backend(store, rank, size, options ? options->timeout : timeout_.load(), name_, writes_page_);
 }
 
-void ShmBackend::shutdown() { shared_->group().leave(); }
+void ShmBackend::shutdown() { shared_->core().leave(); }
 
-void ShmBackend::abort() { shared_->group().abort("abort() was called on the group"); }
+void ShmBackend::abort() { shared_->core().abort("abort() was called on the group"); }
 
 void end_futures(std::chrono::milliseconds at_most) { FutureThread::end_all(at_most); }
 

@@ -1,35 +1,96 @@
 #pragma once
 
-#include <chrono>
-#include <optional>
+#include <atomic>
 #include <string>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
+#include "base/mutex.h"
+#include "collectives/engine_interfaces.h"
+#include "collectives/machine_memory.h"
+#include "collectives/shm/backend/backend_state.h"
+#include "collectives/shm/backend/request_backend.h"
+#include "collectives/shm/backend/shm_work.h"
 
 namespace lockstep::shm_engine {
 
-/// Collectives and messages for CPU tensors through memory that the ranks of one machine share. Every rank of the group
-/// must call; blocks until the group is formed. Throws Error on every rank if the ranks are not on one machine, naming
-/// the hosts, or if ranks do not join in time, naming them.
-///
-/// `name` is the backend's name. `writes_page`: the backend shows its operations on this rank's page, because nothing
-/// above it, such as Group, does. `timeout` limits an operation, and forming the group unless there is a
-/// `join_timeout`. Any thread may use the backend.
-c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-                                               std::chrono::milliseconds timeout, const std::string& name = "shm",
-                                               bool writes_page = false,
-                                               std::optional<std::chrono::milliseconds> join_timeout = std::nullopt);
+/// Launches every operation in the core. Only sparse reductions and the monitored barrier wait.
+class ShmBackend final : public RequestBackend,
+                         public BlockingEngine,
+                         public Interruptible,
+                         public MachineMemory {
+ public:
+  /// `writes_page`: the operations of this object are shown on the rank's page.
+  ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page = false);
 
-/// Another backend of the ranks of `backend`, in the same group of the core: what both are called for is compared across
-/// ranks as one sequence of operations. It does not write the page. Null if `backend` is another engine. `timeout`:
-/// null, that of `backend`.
-c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
-                                                 std::optional<std::chrono::milliseconds> timeout);
+  // shm_backend.cpp
+  const std::string getBackendName() const override { return name_; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  /// Shows the group on the page, by the name that c10d gives it when all of its ranks have made it.
+  void setGroupUid(const std::string& uid) override;
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  at::Tensor allocateTensor(long elements, at::TensorOptions options) override;
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override;
+  c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const c10::intrusive_ptr<Options>& options, const int& rank,
+                                    const int& size) override;
+  /// Leaves the group without waiting: what is pending fails, and every later operation throws. Tensors in the group's
+  /// memory stay valid.
+  void shutdown() override;
+  /// Ends the group on every rank.
+  void abort() override;
+  void interrupt(const std::string& why) override { shared_->core().abort(why); }
 
-/// Ends the threads that complete futures, before the interpreter shuts down: no callback runs or is freed afterwards.
-/// Callbacks that run are waited for, at most this long. Futures that are not complete fail; futures of later
-/// operations are completed before they are returned.
-void end_futures(std::chrono::milliseconds at_most);
+  /// The group's core, for an engine that is made of this one.
+  shm::Communicator& core() { return shared_->core(); }
+  const BackendStatePtr& shared() const { return shared_; }
+
+  // blocking.cpp, with finish_now
+  void run(shm::Request request) override;
+
+  // machine_memory.cpp
+  int ranks_here() const override { return getSize(); }
+  int rank_here() const override { return getRank(); }
+  at::Tensor allocate_together(int64_t elements, const at::TensorOptions& options) override;
+  std::vector<std::byte*> address_everywhere(const at::Tensor& mine) override;
+
+  // messages.cpp
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+ private:
+  WorkPtr launch(TensorRequest request) override;
+  WorkPtr launch(TensorRequest request, std::vector<shm::WorkPtr> works);
+  /// Whether the request can go straight to the core, which will not refuse it.
+  bool is_immediate(const TensorRequest& request);
+  void finish_now(TensorRequest request);
+  WorkPtr receive(TensorRequest request, at::Tensor& tensor, int from, int tag);
+  std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) const;
+  /// Null if nothing is shown.
+  std::optional<PageNote> page_note(const TensorRequest& request, uint64_t sequence);
+
+  void give_back_unowned();
+
+  const BackendStatePtr shared_;
+  const std::string name_;
+  const bool writes_page_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<uint64_t> sequence_{0};  ///< operations started
+  PageGroup on_page_;                  ///< set before the first operation
+
+  Mutex mutex_;
+  std::optional<std::vector<WorkPtr>> coalescing_ LOCKSTEP_GUARDED_BY(mutex_);  ///< since startCoalescing
+  /// On rank 0: what allocate_together made.
+  std::vector<std::byte*> owned_together_ LOCKSTEP_GUARDED_BY(mutex_);
+};
 
 }  // namespace lockstep::shm_engine

@@ -5,8 +5,7 @@
 #include <ATen/record_function.h>
 
 #include "base/error.h"
-#include "collectives/shm/backend/page_notes.h"
-#include "collectives/shm/channels.h"
+#include "collectives/shm/protocol/channels.h"
 
 namespace lockstep::shm_engine {
 namespace {
@@ -18,10 +17,9 @@ std::optional<std::vector<at::Tensor>> profiled(const std::vector<at::Tensor>& i
 
 }  // namespace
 
-ShmWork::ShmWork(SharedGroupPtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
-                 std::chrono::milliseconds timeout, uint64_t sequence, bool shown)
-    : Work(shared->group().rank(), request.type, at::hasCallbacks() ? request.title : nullptr,
-           profiled(request.inputs)),
+ShmWork::ShmWork(BackendStatePtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
+                 std::chrono::milliseconds timeout, uint64_t sequence, std::optional<PageNote> shown)
+    : Work(shared->core().rank(), request.type, at::hasCallbacks() ? request.title : nullptr, profiled(request.inputs)),
       shared_(std::move(shared)),
       timeout_(timeout),
       sequence_(sequence),
@@ -30,7 +28,7 @@ ShmWork::ShmWork(SharedGroupPtr shared, TensorRequest request, std::vector<shm::
       works_(std::move(works)),
       finish_(std::move(request.finish)),
       result_(std::move(request.result)) {
-  if (shown_) note_start(this, request.title, request.inputs, sequence);
+  if (shown_) note_start(this, request.title, request.inputs, sequence, shown_->group);
 }
 
 shm::Work* ShmWork::first_pending() const {
@@ -71,7 +69,7 @@ void ShmWork::settle() {
 
 bool ShmWork::isCompleted() {
   if (settled_.load(std::memory_order_acquire)) return true;
-  if (first_pending() != nullptr) shared_->group().progress();
+  if (first_pending() != nullptr) shared_->core().progress();
   if (first_pending() != nullptr) return false;
   settle();
   return true;
@@ -96,7 +94,7 @@ std::vector<at::Tensor> ShmWork::result() {
 void ShmWork::wait_for_core(std::chrono::milliseconds timeout) {
   while (auto* pending = first_pending()) {
     try {
-      shared_->group().wait(*pending, timeout);
+      shared_->core().wait(*pending, timeout);
     } catch (const Error&) {
       // The core's Work carries the error as well.
       if (!pending->done()) throw;
@@ -106,14 +104,22 @@ void ShmWork::wait_for_core(std::chrono::milliseconds timeout) {
 
 bool ShmWork::wait(std::chrono::milliseconds timeout) {
   if (!settled_.load(std::memory_order_acquire)) {
-    wait_for_core(timeout == kNoTimeout ? timeout_ : timeout);
+    const auto at_most = timeout == kNoTimeout ? timeout_ : timeout;
+    {
+      std::optional<WaitOnPage> waiting;
+      if (shown_) {
+        own_page().note_caller();
+        waiting.emplace(shown_->group, shown_->within(at_most));
+      }
+      wait_for_core(at_most);
+    }
     settle();
   }
   if (exception_) std::rethrow_exception(exception_);
   return true;
 }
 
-void ShmWork::abort() { shared_->group().abort("abort() was called on an operation"); }
+void ShmWork::abort() { shared_->core().abort("abort() was called on an operation"); }
 
 c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
@@ -162,7 +168,7 @@ void ShmWork::abandon_future() {
 }
 
 void ShmWork::poll(std::chrono::microseconds at_most) {
-  if (auto* pending = first_pending()) shared_->group().poll(*pending, at_most);
+  if (auto* pending = first_pending()) shared_->core().poll(*pending, at_most);
 }
 
 }  // namespace lockstep::shm_engine

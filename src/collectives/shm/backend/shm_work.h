@@ -9,7 +9,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "base/clock.h"
-#include "collectives/shm/backend/shared_group.h"
+#include "collectives/shm/backend/backend_state.h"
+#include "collectives/shm/backend/page_notes.h"
 #include "collectives/shm/backend/tensor_request.h"
 
 namespace lockstep::shm_engine {
@@ -20,9 +21,9 @@ namespace lockstep::shm_engine {
 /// back, and the future is completed. All waiting is bounded by the operation's timeout.
 class ShmWork final : public c10d::Work {
  public:
-  /// `works` are those of the request's parts, which have been started. `shown`: on the rank's page.
-  ShmWork(SharedGroupPtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
-          std::chrono::milliseconds timeout, uint64_t sequence, bool shown);
+  /// `works` are those of the request's parts, which have been started. `shown`: on the rank's page; null: it is not.
+  ShmWork(BackendStatePtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
+          std::chrono::milliseconds timeout, uint64_t sequence, std::optional<PageNote> shown);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -49,10 +50,10 @@ class ShmWork final : public c10d::Work {
   void settle();
 
   // Constant after construction.
-  const SharedGroupPtr shared_;
+  const BackendStatePtr shared_;
   const std::chrono::milliseconds timeout_;
   const uint64_t sequence_;
-  const bool shown_;
+  const std::optional<PageNote> shown_;
   const Deadline deadline_;
   const std::vector<shm::WorkPtr> works_;
 

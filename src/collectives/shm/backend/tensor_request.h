@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "collectives/shm/request.h"
+#include "collectives/shm/protocol/request.h"
 
 namespace lockstep::shm_engine {
 

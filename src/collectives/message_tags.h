@@ -1,0 +1,30 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+/// "tag 5"; "tags 5, 6"; "tags 1, 2, 3, 4, 5, 6, 7, 8 and others"; empty for none. One of several equal ones counts.
+inline std::string text_of_tags(std::vector<int64_t> tags) {
+  constexpr size_t kShown = 8;
+  std::sort(tags.begin(), tags.end());
+  tags.erase(std::unique(tags.begin(), tags.end()), tags.end());
+  std::string text;
+  for (size_t i = 0; i < std::min(tags.size(), kShown); ++i)
+    text += (i > 0 ? ", " : tags.size() == 1 ? "tag " : "tags ") + std::to_string(tags[i]);
+  return tags.size() > kShown ? text + " and others" : text;
+}
+
+/// What a rank is told whose receive has no sender any more. `tags`: text_of_tags() of what that rank has sent and this
+/// one has not received.
+inline std::string unreceived(const std::string& sender, const std::string& receiver, const std::string& tags) {
+  return (tags.empty() ? "Every message of " + sender + " to " + receiver + " has been received"
+                       : sender + " has sent a message with " + tags + ", which " + receiver + " has not received") +
+         ". Every send needs a recv with the same tag.";
+}
+
+}  // namespace lockstep

@@ -1,0 +1,76 @@
+#include "collectives/shm/protocol/announcer.h"
+
+#include <algorithm>
+
+namespace lockstep::shm {
+namespace {
+
+constexpr size_t kResidentOneWay = size_t{4} << 20;
+
+bool is_in_place(const Request& request) { return request.input == request.output; }
+
+}  // namespace
+
+bool Announcer::announce(Operation& operation, uint64_t& blocked_on) {
+  const uint64_t sequence = operation.sequence;
+  Line& line = world_.line(world_.rank(), sequence);
+  if (!operation.fits_inline()) {
+    if (!place_package(operation, line, blocked_on)) return false;
+  } else if (operation.transfer.gives(world_.rank())) {
+    operation.transfer.pack(line.data, operation.transfer.block_bytes(), 0, operation.transfer.block_bytes());
+  }
+  line.header = operation.header.bits;
+  // Releases line and package to Pipeline::arrive(); seq_cst for notify(), as every word that a rank may sleep for.
+  line.word.store(Announcement::pack(sequence, sequence - finished_.own()), std::memory_order_seq_cst);
+  operation.stage = Operation::Stage::kAnnounced;
+  world_.notify();
+  return true;
+}
+
+bool Announcer::place_package(Operation& operation, Line& line, uint64_t& blocked_on) {
+  const Transfer& transfer = operation.transfer;
+  const Request& request = operation.request;
+  const int rank = world_.rank();
+  const bool all_reduce = request.kind == OperationKind::kAllReduce;
+  const bool uneven = request.kind == OperationKind::kAllToAllUneven;
+  size_t bytes = uneven ? 2 * sizeof(uint64_t) * static_cast<size_t>(world_.size())
+                        : (transfer.gives(rank) ? transfer.package_bytes() : 0);
+  const void* input = transfer.contiguous_input();
+  // One rank's data that does not fit into the caches moves faster through the chunks, with a core at either end.
+  const bool one_way = has_root(request.kind) && bytes > kResidentOneWay;
+  const bool resident = transfer.gives(rank) && input != nullptr && (!all_reduce || is_in_place(request)) && !one_way &&
+                        arena_.contains(input, bytes);
+  const size_t limit = all_reduce ? (resident ? limits_.one_shot : limits_.private_one_shot) : limits_.eager;
+  const bool stage = uneven || (transfer.package_bytes() <= limit && bytes > 0);
+  std::optional<size_t> at;
+  if (stage) {
+    at = allocate_eager(operation.sequence, bytes, blocked_on);
+    if (!at) return false;
+    std::byte* to = world_.eager(rank) + *at;
+    if (uneven) {
+      line.where.longest = transfer.longest_bytes();
+      std::copy(request.pieces().send_counts.begin(), request.pieces().send_counts.end(),
+                reinterpret_cast<uint64_t*>(to));
+      std::copy(request.pieces().receive_counts.begin(), request.pieces().receive_counts.end(),
+                reinterpret_cast<uint64_t*>(to) + world_.size());
+    } else {
+      transfer.pack(to, transfer.block_bytes(), 0, transfer.block_bytes());
+    }
+  }
+  line.where.eager = at ? *at : kNowhere;
+  line.where.resident = resident && !stage ? arena_.offset(input) : kNowhere;
+  line.where.factor = request.factor;
+  return true;
+}
+
+std::optional<size_t> Announcer::allocate_eager(uint64_t sequence, size_t bytes, uint64_t& blocked_on) {
+  eager_.release(finished_.least());
+  auto at = eager_.allocate(sequence, bytes);
+  if (!at && finished_.everyone(finished_.own(), blocked_on)) {  // what was known may be stale
+    eager_.release(finished_.least());
+    at = eager_.allocate(sequence, bytes);
+  }
+  return at;
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,192 @@
+#include "collectives/shm/protocol/rounds.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "rank_page/rank_board.h"
+
+namespace lockstep::shm {
+namespace {
+
+constexpr size_t kOneWayRound = size_t{64} << 10;
+
+}  // namespace
+
+Rounds::Rounds(const World& world, const Operation& operation, uint64_t before)
+    : world_(world),
+      operation_(operation),
+      before_(before),
+      in_slices_(operation.request.kind == OperationKind::kAllReduce),
+      direct_(!in_slices_ && (operation.resident >> world.rank() & 1) != 0),
+      round_bytes_(world.geometry().chunk_bytes) {
+  const Transfer& transfer = operation.transfer;
+  const int me = world.rank();
+  // Where data goes one way, one rank writes a round while others read the one before, so short rounds overlap sooner.
+  // Where ranks take turns on their processors every round costs switches instead (4 ranks on 2: 16 MiB 4.4 ms,
+  // not 2.4).
+  if (has_root(operation.request.kind) && world.spin()) round_bytes_ = std::min(round_bytes_, kOneWayRound);
+  if (transfer.has_block_per_rank())
+    round_bytes_ = round_bytes_ / static_cast<size_t>(world.size()) / kCacheLine * kCacheLine;
+  size_t sent = 0, received = 0;
+  for (int r = 0; r < world.size(); ++r) {
+    if (r == me) continue;
+    if (transfer.takes_from(r, me)) sent = std::max(sent, transfer.send_bytes(r)), readers_ |= world.bit(r);
+    if (transfer.takes_from(me, r)) received = std::max(received, transfer.receive_bytes(r));
+  }
+  fills_ = direct_ ? 0 : rounds_for(sent);
+  drains_ = rounds_for(received);
+  reductions_ = in_slices_ ? drains_ : 0;
+}
+
+uint64_t Rounds::rounds_for(size_t bytes) const { return (bytes + round_bytes_ - 1) / round_bytes_; }
+
+size_t Rounds::longest_block() const {
+  if (operation_.request.kind != OperationKind::kAllToAllUneven) return operation_.transfer.block_bytes();
+  size_t longest = 0;
+  for (int r = 0; r < world_.size(); ++r)
+    longest = std::max<size_t>(longest, world_.line(r, operation_.sequence).where.longest);
+  return longest;
+}
+
+Rounds::Range Rounds::range(uint64_t round) const {
+  const size_t block =
+      operation_.request.kind == OperationKind::kAllToAllUneven ? SIZE_MAX : operation_.transfer.block_bytes();
+  const size_t begin = round * round_bytes_;
+  return {begin, std::min(begin + round_bytes_, block)};
+}
+
+Rounds::Range Rounds::slice(int rank, Range whole) const {
+  const auto n = static_cast<size_t>(world_.size()), r = static_cast<size_t>(rank);
+  const size_t bytes = whole.end - whole.begin;
+  const size_t part = Geometry::round_up((bytes + n - 1) / n, kCacheLine);
+  return {whole.begin + std::min(bytes, r * part), whole.begin + std::min(bytes, (r + 1) * part)};
+}
+
+bool Rounds::all_reached(Word Control::*word, uint64_t ranks, uint64_t value, uint64_t& blocked_on) const {
+  bool all = true;
+  for (; ranks != 0; ranks &= ranks - 1) {
+    const int r = std::countr_zero(ranks);
+    // From publish(): `filled`, `reduced`: data to read. `drained`, and `finished` from finish(): chunks to write
+    // again.
+    if (reached((world_.control(r).*word).load(std::memory_order_acquire), value)) continue;
+    blocked_on |= world_.bit(r);
+    all = false;
+  }
+  return all;
+}
+
+bool Rounds::may_fill(uint64_t round, uint64_t& blocked_on) const {
+  const uint64_t chunks = world_.geometry().chunks;
+  // The first rounds reuse chunks of an earlier operation, which any rank may have read.
+  if (round < chunks) return all_reached(&Control::finished, world_.others(), operation_.sequence - 1, blocked_on);
+  uint64_t still_reading = 0;
+  const uint64_t old = round - chunks;
+  for (uint64_t ranks = readers_; ranks != 0; ranks &= ranks - 1) {
+    const int r = std::countr_zero(ranks);
+    if (operation_.transfer.send_bytes(r) > old * round_bytes_) still_reading |= world_.bit(r);
+  }
+  return all_reached(&Control::drained, still_reading, key(old + 1), blocked_on);
+}
+
+bool Rounds::may_reduce(uint64_t round, uint64_t& blocked_on) const {
+  return round < filled_ && all_reached(&Control::filled, world_.others(), key(round + 1), blocked_on);
+}
+
+bool Rounds::may_drain(uint64_t round, uint64_t& blocked_on) const {
+  if (in_slices_)
+    return round < reduced_ && all_reached(&Control::reduced, world_.others(), key(round + 1), blocked_on);
+  uint64_t sources = 0;
+  for (uint64_t ranks = world_.others() & ~operation_.resident; ranks != 0; ranks &= ranks - 1) {
+    const int r = std::countr_zero(ranks);
+    if (operation_.transfer.takes_from(world_.rank(), r) && operation_.transfer.receive_bytes(r) > round * round_bytes_)
+      sources |= world_.bit(r);
+  }
+  return all_reached(&Control::filled, sources, key(round + 1), blocked_on);
+}
+
+void Rounds::publish(Word& word, uint64_t rounds) {
+  word.store(key(rounds), std::memory_order_seq_cst);  // releases what was written or read to all_reached()
+  world_.notify();
+}
+
+void Rounds::fill(uint64_t round) {
+  std::byte* chunk = world_.chunk(world_.rank(), round);
+  const Range whole = range(round);
+  if (in_slices_) {
+    // All but this rank's own slice, which nobody else reads before it holds the sum.
+    const Range own = slice(world_.rank(), whole);
+    const auto* input = static_cast<const std::byte*>(operation_.request.input);
+    std::memcpy(chunk, input + whole.begin, own.begin - whole.begin);
+    std::memcpy(chunk + (own.end - whole.begin), input + own.end, whole.end - own.end);
+  } else {
+    operation_.transfer.pack(chunk, round_bytes_, whole.begin, whole.end);
+  }
+  filled_ = round + 1;
+  publish(world_.mine().filled, round + 1);
+}
+
+void Rounds::reduce(uint64_t round) {
+  const Range whole = range(round), own = slice(world_.rank(), whole);
+  const void* inputs[kMaxRanks];
+  for (int r = 0; r < world_.size(); ++r) inputs[r] = world_.chunk(r, round) + (own.begin - whole.begin);
+  inputs[world_.rank()] = static_cast<const std::byte*>(operation_.request.input) + own.begin;
+  void* sum = static_cast<std::byte*>(operation_.request.output) + own.begin;
+  void* outputs[] = {sum};
+  operation_.reduce({outputs, 1, inputs, world_.size(), (own.end - own.begin) / element_bytes(operation_.request.type),
+                     operation_.factors.data()});
+  // A second output of the reduction would be slower than this copy: the others' caches hold these lines from an
+  // earlier round, and ordinary stores would wait for each line in turn, where memcpy writes them without fetching
+  // them.
+  std::memcpy(world_.chunk(world_.rank(), round) + (own.begin - whole.begin), sum, own.end - own.begin);
+  reduced_ = round + 1;
+  publish(world_.mine().reduced, round + 1);
+}
+
+const std::byte* Rounds::source(int rank, uint64_t round) const {
+  const auto me = static_cast<size_t>(world_.rank());
+  const bool per_rank = operation_.transfer.has_block_per_rank();
+  if ((operation_.resident >> rank & 1) == 0) return world_.chunk(rank, round) + (per_rank ? me * round_bytes_ : 0);
+  const Line& line = world_.line(rank, operation_.sequence);
+  return world_.resident(rank) + line.where.resident + (per_rank ? me * operation_.transfer.block_bytes() : 0) +
+         round * round_bytes_;
+}
+
+void Rounds::drain(uint64_t round) {
+  const Range whole = range(round);
+  if (in_slices_) {
+    auto* output = static_cast<std::byte*>(operation_.request.output);
+    for (int r = 0; r < world_.size(); ++r) {
+      if (r == world_.rank()) continue;
+      const Range theirs = slice(r, whole);
+      std::memcpy(output + theirs.begin, world_.chunk(r, round) + (theirs.begin - whole.begin),
+                  theirs.end - theirs.begin);
+    }
+  } else {
+    const std::byte* from[kMaxRanks];
+    for (int r = 0; r < world_.size(); ++r) from[r] = r == world_.rank() ? nullptr : source(r, round);
+    operation_.transfer.unpack(from, whole.begin, whole.end, operation_.reduce, operation_.factors.data());
+  }
+  drained_ = round + 1;
+  publish(world_.mine().drained, round + 1);
+}
+
+bool Rounds::step(uint64_t& blocked_on) {
+  uint64_t blocked;
+  bool moved;
+  do {
+    moved = false;
+    blocked = 0;
+    if (drained_ < drains_ && may_drain(drained_, blocked)) drain(drained_), moved = true;
+    if (reduced_ < reductions_ && may_reduce(reduced_, blocked)) reduce(reduced_), moved = true;
+    if (filled_ < fills_ && may_fill(filled_, blocked)) fill(filled_), moved = true;
+    if (moved) own_page().beat();  // one collective may move for longer than a launcher waits
+  } while (moved);
+  blocked_on |= blocked;
+  if (drained_ < drains_ || reduced_ < reductions_ || filled_ < fills_) return false;
+  // The caller may change resident input once every rank has read it.
+  return !direct_ ||
+         all_reached(&Control::drained, readers_, key(rounds_for(operation_.transfer.block_bytes())), blocked_on);
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <chrono>
+
+#include "collectives/shm/protocol/counted_mutex.h"
+#include "collectives/shm/protocol/progress_engine.h"
+#include "collectives/shm/protocol/progress_set.h"
+#include "collectives/shm/protocol/stuck_search.h"
+#include "collectives/shm/protocol/wait_policy.h"
+#include "collectives/shm/protocol/work.h"
+#include "collectives/shm/segment/world.h"
+
+namespace lockstep::shm {
+
+class Communicator;
+
+/// Waits for other ranks: makes progress meanwhile, spins and sleeps as WaitPolicy says, and ends the group when a rank
+/// that it waits for has ended, when ranks wait for each other, when time is up or when the program is interrupted.
+/// Guarded by the communicator's mutex, `mutex` below, which is let go in between.
+class Waiter {
+ public:
+  Waiter(const World& world, ProgressEngine& engine, ProgressSet& set, const Communicator& communicator)
+      : world_(world), engine_(engine), set_(set), communicator_(communicator), stuck_search_(world) {}
+
+  /// The thread that calls is one that uses the group; see StuckSearch.
+  void note_caller() { stuck_search_.note_caller(); }
+  /// See Communicator::expect_several_callers.
+  void expect_several_callers() { stuck_search_.expect_several_callers(); }
+
+  /// Returns when `work` is done. Throws nothing but an Interruption, when the group has ended.
+  void wait(CountedMutex& mutex, const Work& work, std::chrono::milliseconds timeout) LOCKSTEP_REQUIRES(mutex);
+  /// See Communicator::poll.
+  void poll(CountedMutex& mutex, const Work& work, std::chrono::microseconds at_most) LOCKSTEP_REQUIRES(mutex);
+
+ private:
+  void sleep(CountedMutex& mutex, const Work& work, std::chrono::microseconds at_most) LOCKSTEP_REQUIRES(mutex);
+  /// Whether a rank that this one waits for was last seen on the processor this thread runs on.
+  bool processor_is_needed();
+  /// `waited`: what the caller's thread waits for; null: it is not for itself that it waits.
+  void find_departed_peers(const Work* waited);
+  void find_stuck_ranks(const Work& waited);
+  void time_out(const Work& waited, const WaitPolicy& policy);
+  /// Ends the group and throws the Interruption, if there is one.
+  void stop_if_interrupted(CountedMutex& mutex) LOCKSTEP_REQUIRES(mutex);
+
+  const World& world_;
+  ProgressEngine& engine_;
+  ProgressSet& set_;
+  const Communicator& communicator_;  ///< only compared
+  StuckSearch stuck_search_;
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/named_tensors.h>
+
+#include "data_parallel/source.h"
+#include "data_parallel/untrained_watch.h"
+#include "reducer/gradient_hook.h"
+
+namespace lockstep {
+
+/// The tensors of a model as they were attached, and what is edited in the model since.
+class AttachedModel {
+ public:
+  /// A parameter as it was when it was attached; none of this may change without refresh().
+  struct Known {
+    std::string name;
+    at::Tensor tensor;
+    at::TensorOptions options;
+    int64_t elements;
+    bool followed;
+    size_t own_handles = 0;  ///< on a list's tensor, of this library; 0: unknown
+  };
+  /// What lists and modules hold now.
+  struct Tensors {
+    NamedTensors parameters, buffers;
+    NamedTensors followed;                                         ///< parameters, in the reducer's order
+    std::unordered_map<const c10::TensorImpl*, size_t> handles{};  ///< of this library, on a list's tensors
+  };
+
+  /// `ignored`: names of tensors that are left alone. `unfollowed` is called in a backward that reaches a parameter
+  /// that is not followed. `watches_untrained`: on one rank.
+  AttachedModel(const std::vector<std::string>& ignored, std::function<void()> unfollowed, bool watches_untrained)
+      : ignored_(ignored), unfollowed_(std::move(unfollowed)), watches_untrained_(watches_untrained) {}
+
+  const Source& source() const { return *source_; }
+  const std::vector<Known>& known() const { return known_; }
+  const NamedTensors& buffers() const { return buffers_; }
+  /// The parameters that are followed, in the reducer's order.
+  const NamedTensors& trained() const { return trained_; }
+  bool is_known(const at::Tensor& tensor) const { return impls_.contains(tensor.unsafeGetTensorImpl()); }
+
+  NamedTensors parameters_of(const Source& source) const { return without_ignored(source.parameters()); }
+  NamedTensors buffers_of(const Source& source) const { return without_ignored(source.buffers()); }
+  /// These are what is attached from now on. `from`: null, or another source.
+  void attach(std::unique_ptr<Source> from, const Tensors& now);
+
+  /// What was changed in the model since attach(); empty if nothing.
+  std::string inspect();
+  /// The source is about to hold these: inspect() looks whether it does, and a backward that reaches nothing but them
+  /// is noticed.
+  void expect(const std::vector<at::Tensor>& tensors);
+  /// Before a backward: sets alarms on parameters of the module that are not followed.
+  void watch_strangers();
+  /// A parameter of a list that only this library holds, which nobody can train any more; empty if there is none.
+  std::string left_behind() const;
+  /// The derived object has one more handle on each of these; null: it has handed them out.
+  void set_kept_list(const NamedTensors* list);
+  /// After a reduction: UntrainedWatch::after_reduction().
+  std::string untrained_warning() { return untrained_.after_reduction(); }
+
+ private:
+  NamedTensors without_ignored(NamedTensors tensors) const;
+  std::unique_ptr<GradientAlarm> alarm_on(const at::Tensor& tensor) const {
+    return std::make_unique<GradientAlarm>(tensor, unfollowed_);
+  }
+
+  const std::vector<std::string>& ignored_;
+  const std::function<void()> unfollowed_;
+  const bool watches_untrained_;
+  std::unique_ptr<Source> source_;
+  std::vector<Known> known_;
+  NamedTensors buffers_;
+  NamedTensors trained_;
+  std::unordered_set<const c10::TensorImpl*> impls_;  ///< of known and buffers
+  std::unordered_set<const c10::TensorImpl*> kept_list_;
+  bool edited_ = false;  ///< the source has reported an edit; it is not asked again
+  // Without these, a backward that reaches one of them but nothing that is followed would go unnoticed.
+  std::vector<std::unique_ptr<GradientAlarm>> frozen_;     ///< known but not followed: may be unfrozen
+  std::vector<std::unique_ptr<GradientAlarm>> strangers_;  ///< were added since
+  UntrainedWatch untrained_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <lockstep/distributed_data_parallel_options.h>
+#include <lockstep/group.h>
+#include <lockstep/named_tensors.h>
+
+#include "data_parallel/attached_model.h"
+#include "data_parallel/virtual_buffers.h"
+#include "reducer/facts.h"
+
+namespace lockstep {
+
+/// What keeps parameters and buffers equal on all ranks besides the reduction of gradients.
+class Synchronization {
+ public:
+  /// All of them outlive it.
+  Synchronization(const Group& group, const DistributedDataParallelOptions& options, const AttachedModel& model)
+      : group_(group), options_(options), model_(model) {}
+
+  /// The buffers are others. TORCH_CHECK fails for a policy that virtual ranks cannot have.
+  void follow_buffers();
+  /// Null unless there are several virtual ranks and buffers.
+  VirtualBuffers* virtual_buffers() const { return virtual_buffers_.get(); }
+
+  /// After each reduction in which any rank had inputs, on all ranks. `step_looked`: an optimizer that takes the sum
+  /// has looked at the parameters before it wrote those of all ranks.
+  void after_reduction(const std::vector<Facts>& ranks, bool step_looked);
+  /// See Replica::check_divergence_every().
+  void check_every(int n_steps, bool buffers_as_left);
+  /// That check, if it is due, before an optimizer writes parameters of all ranks. Every rank calls it, in a step in
+  /// which all have inputs. `counted_later`: the reduction is counted after the step.
+  void check_before_step(bool counted_later) const;
+  void check_divergence() const;
+  /// The weighted mean over the ranks; what has none follows `root`.
+  void average(const NamedTensors& tensors, double share, int root) const;
+  /// Steps that skip_step() has made void.
+  int64_t void_steps() const { return void_steps_; }
+
+ private:
+  /// From the ranks for which `counts` is true.
+  void synchronize_buffers(const std::vector<bool>& counts) const;
+  /// Of the buffers, if `as_left` those that every rank computes alike.
+  void check_buffers(bool as_left) const;
+  NamedTensors named_parameters() const;
+
+  const Group& group_;
+  const DistributedDataParallelOptions& options_;
+  const AttachedModel& model_;
+  std::unique_ptr<VirtualBuffers> virtual_buffers_;
+  int check_every_ = 0;
+  bool check_buffers_as_left_ = false;
+  int64_t reductions_ = 0;  ///< since check_every() was called
+  int64_t void_steps_ = 0;
+};
+
+}  // namespace lockstep

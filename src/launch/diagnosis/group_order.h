@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/diagnosis/stall.h"
+
+namespace lockstep {
+
+/// Ranks of which each waits in a collective that the next one has not called, and the last one for the first. Within a
+/// group collectives have one order, so such ranks have used several groups in different orders.
+struct GroupCycle {
+  struct Wait {
+    int rank = 0;
+    uint64_t group = 0;       ///< RankStatus::Group::id
+    uint64_t collective = 0;  ///< of the group, counted from 1
+    bool operator==(const Wait&) const = default;
+  };
+
+  std::vector<Wait> waits;
+  bool operator==(const GroupCycle&) const = default;
+
+  /// "rank 0 waits for rank 1 in the group of all ranks, rank 1 for rank 0 in subgroup 0 (ranks 0, 1)".
+  std::string text(const std::vector<RankView>& ranks) const;
+};
+
+/// None of its ranks can go on, whatever the engine: each waits for data of the next one, whose only thread that has
+/// called collectives waits, too. A rank that calls from several threads is in no cycle, because a page shows the wait
+/// of one thread; nor is one that waits for a message, or for a rank whose page has had no room for the group.
+std::optional<GroupCycle> find_group_cycle(const std::vector<RankView>& ranks);
+
+/// The ranks that have not called the collective that this one waits for, as far as their pages say, as bits.
+uint64_t ranks_not_there(const std::vector<RankView>& ranks, size_t waiting);
+
+/// Whether the ranks that wait do so in collectives of different groups.
+bool wait_in_several_groups(const std::vector<RankView>& ranks);
+
+}  // namespace lockstep

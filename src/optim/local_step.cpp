@@ -1,0 +1,99 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "checkpoint/master_state.h"
+#include "optim/sharded_step.h"
+#include "optim/step_plan.h"
+
+// What steps an optimizer; the step of all parameters of one process. There, what can go wrong is looked for first; then come the constants of each
+// parameter and its memory; then the kernels run.
+
+namespace lockstep::detail {
+namespace {
+
+at::Tensor zeros(at::ScalarType dtype, const at::Tensor& like) {
+  return at::empty_strided(like.sizes(), like.strides(), like.options().dtype(dtype).requires_grad(false)).zero_();
+}
+
+/// The tensor as the kernels want it, or zeros if there is none yet; returns where it begins.
+std::byte* prepare(at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& parameter) {
+  tensor = tensor.defined() ? optim::laid_out(tensor, dtype, parameter) : zeros(dtype, parameter);
+  return static_cast<std::byte*>(tensor.mutable_data_ptr());
+}
+
+optim::Plan plan(torch::optim::Optimizer& optimizer, const Formula& formula, const optim::Intent& intent,
+                 bool masters) {
+  const at::Tensor& parameter = intent.parameter;
+  const bool master = masters && optim::is_16_bit(parameter.scalar_type());
+  const int arrays = optim::state_arrays(intent.algorithm);
+  optim::Plan result = optim::plan_of(intent, optim::own_gradient(intent), master);
+  if (arrays == 0 && !master) return result;
+  auto& state = optim::state_of(optimizer, parameter, formula, master);
+  const at::ScalarType dtype = master ? at::kFloat : parameter.scalar_type();
+  for (int a = 0; a < arrays; ++a) {
+    at::Tensor array = formula.array(state, a);
+    result.arrays[static_cast<size_t>(a)] = prepare(array, dtype, parameter);
+    formula.set_array(state, a, array);
+  }
+  if (master) result.master = prepare(dynamic_cast<Master&>(state).master_param, at::kFloat, parameter);
+  formula.count(state);
+  return result;
+}
+
+/// The step of one process.
+class LocalStep final : public Stepper {
+ public:
+  LocalStep(torch::optim::Optimizer& optimizer, const StepKind& kind, const ZeroRedundancyOptions& options)
+      : optimizer_(&optimizer), kind_(kind), options_(options) {}
+
+  void step() override {
+    const at::NoGradGuard no_grad;
+    check_parameters(*optimizer_, kind_.formula, options_);
+    if (optim::device_of(*optimizer_).is_cpu())
+      step_by_kernels();
+    else
+      kind_.own_step(*optimizer_);
+  }
+  void move_to(torch::optim::Optimizer& optimizer) override { optimizer_ = &optimizer; }
+
+ private:
+  void step_by_kernels() {
+    const Formula& formula = formula_of(kind_.formula);
+    const auto intents = optim::intents_of(*optimizer_, formula,
+                                           [](const at::Tensor& parameter) { return parameter.grad().defined(); });
+    std::vector<optim::Plan> plans;
+    for (const optim::Intent& intent : intents)
+      plans.push_back(plan(*optimizer_, formula, intent, options_.master_weights));
+    optim::run(plans);
+    for (const optim::Intent& intent : intents)
+      if (!intent.parameter.is_inference()) intent.parameter.unsafeGetTensorImpl()->bump_version();
+  }
+
+  torch::optim::Optimizer* optimizer_;
+  const StepKind kind_;
+  const ZeroRedundancyOptions options_;
+};
+
+}  // namespace
+
+void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind,
+                      const ZeroRedundancyOptions& options) {
+  TORCH_CHECK(kind != FormulaKind::kNone || !options.master_weights,
+              "ZeroRedundancyOptimizer: master_weights needs SGD, Adam or AdamW; other optimizers step by themselves");
+  if (kind == FormulaKind::kNone) return;
+  const std::string problem = optim::problem_of(optimizer);
+  TORCH_CHECK(problem.empty(), problem);
+}
+
+std::unique_ptr<Stepper> make_stepper(const Replica* model, torch::optim::Optimizer& optimizer, const StepKind& kind,
+                                      const ZeroRedundancyOptions& options) {
+  if (model != nullptr && state_of(*model).group.world_size() > 1) {
+    const std::string problem = optim::problem_of(optimizer);
+    TORCH_CHECK(problem.empty(), problem);
+    return std::make_unique<ShardedStep>(*model, optimizer, kind, options);
+  }
+  if (kind.formula == FormulaKind::kNone) return nullptr;
+  return std::make_unique<LocalStep>(optimizer, kind, options);
+}
+
+}  // namespace lockstep::detail

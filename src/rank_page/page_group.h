@@ -1,0 +1,48 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rank_page/rank_page.h"
+
+namespace lockstep {
+
+/// A process group on this rank's page, for as long as this object lives: the launcher learns in which group the rank
+/// waits, and how many collectives it has started there. One that is made without arguments is not shown.
+class PageGroup {
+ public:
+  PageGroup() = default;
+  /// `ranks`: for each rank of the group its number at the launcher. `name`: empty for the group of all ranks. Both,
+  /// and the order in which a process makes groups of one name, are equal on all ranks of the group.
+  PageGroup(std::string name, std::vector<int> ranks);
+  PageGroup(PageGroup&& other) noexcept { *this = std::move(other); }
+  PageGroup& operator=(PageGroup&& other) noexcept;
+  ~PageGroup();
+
+  /// A group of those of this one's ranks: subgroup `number` of it, counted from 0.
+  PageGroup part(int number, const std::vector<int>& ranks) const;
+
+  /// Of the page; RankPage::kNoGroup if it is not shown.
+  int place() const { return place_; }
+  /// The next collective begins; returns its number, counted from 1. If several threads call, the numbers may be wrong.
+  uint64_t start_collective();
+  /// The bit of a rank of the group, and those of all of them; 0 if they are not known.
+  uint64_t bit(int rank) const;
+  uint64_t bits() const { return bits_; }
+
+ private:
+  std::string name_;
+  std::vector<int> ranks_;
+  uint64_t bits_ = 0;
+  std::atomic<uint64_t> collectives_{0};
+  int place_ = RankPage::kNoGroup;
+};
+
+/// The group of all ranks of the launcher that has started this process; not shown if there is none, or if it has other
+/// ranks.
+PageGroup page_group_of_all(int rank, int world_size);
+
+}  // namespace lockstep

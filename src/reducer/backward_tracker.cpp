@@ -1,0 +1,119 @@
+#include "reducer/backward_tracker.h"
+
+#include <utility>
+
+#include <ATen/ATen.h>
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kTwoThreads =
+    "was reached by the backward of one thread while that of another is still running; let one thread at a time run "
+    "backward of a model, or give each thread a model of its own";
+
+}  // namespace
+
+BackwardTracker::BackwardTracker(ReductionParts& parts, Reduction& reduction, std::function<std::string()> objection)
+    : parts_(parts), reduction_(&reduction), objection_(std::move(objection)) {
+  for (size_t i = 0; i < parts.plan.tensors.size(); ++i) follow(i, parts.plan.tensors[i]);
+}
+
+void BackwardTracker::follow(size_t parameter, const at::Tensor& tensor) {
+  GradientEvents events{.before = [this, parameter] { before_gradient(parameter); },
+                        .accumulated = [this, parameter](bool any) { accumulated(parameter, any); },
+                        .captured = [this] { captured(); }};
+  hooks_.push_back(std::make_unique<GradientHook>(tensor, std::move(events)));
+}
+
+void BackwardTracker::before_gradient(size_t parameter) {
+  const bool beside = is_stepped_elsewhere();  // the step may end while this waits for the mutex
+  const MutexLock lock(mutex);
+  if (beside || is_stepped_elsewhere()) {
+    parts_.message.set_lasting_trouble(kBesideStep);
+    TORCH_CHECK(false, kBesideStep);
+  }
+  if (parts_.backward.phase != Backward::Phase::kInBackward) begin_backward();
+  check_thread(parameter);
+  reduction_->before_gradient(parameter);
+}
+
+void BackwardTracker::accumulated(size_t parameter, bool any) {
+  const MutexLock lock(mutex);
+  if (parts_.backward.phase != Backward::Phase::kInBackward) begin_backward();
+  check_thread(parameter);
+  if (!any) return;
+  // Autograd's zeros have no memory, which all that look at a gradient read.
+  const at::Tensor& tensor = parts_.plan.tensors[parameter];
+  if (const at::Tensor& gradient = tensor.grad(); gradient.defined() && gradient._is_zerotensor())
+    tensor.mutable_grad() = at::zeros(gradient.sizes(), gradient.options());
+  parts_.backward.reached[parameter] = true;
+  reduction_->ready(parameter);
+}
+
+void BackwardTracker::captured() {
+  {
+    const MutexLock lock(mutex);
+    if (parts_.passes.reduce_every() == 0 || parts_.backward.captured == current_backward()) return;
+    parts_.backward.captured = current_backward();
+  }
+  at_end_of_backward([](bool nested) {
+    TORCH_CHECK(nested,
+                "autograd::grad with respect to a parameter that DistributedDataParallel follows returns this rank's "
+                "own gradient, which is not reduced; hold a no_sync() guard if you want that, or call backward()");
+  });
+}
+
+void BackwardTracker::note_unfollowed_backward() {
+  const MutexLock lock(mutex);
+  if (parts_.backward.phase != Backward::Phase::kInBackward) begin_backward();
+}
+
+void BackwardTracker::begin_backward() {
+  const BackwardPasses& passes = parts_.passes;
+  Backward& backward = parts_.backward;
+  if (parts_.events.backward_begins) parts_.events.backward_begins(reduction_->gradients_wait());
+  reduction_->begin();
+  parts_.message.note_trouble(objection_());
+  backward.number = current_backward();
+  backward.thread = std::this_thread::get_id();
+  backward.reduces = passes.reduce_every() > 0 && passes.since_reduction + 1 >= passes.reduce_every();
+  reduction_->backward_begins();
+  backward.phase = Backward::Phase::kInBackward;
+  at_end_of_outermost_backward({.finished = [this] { end_backward(); },
+                                .nested =
+                                    [this] {
+                                      const MutexLock lock(mutex);
+                                      parts_.backward.is_nested = true;
+                                    },
+                                .abandoned =
+                                    [this, number = backward.number] {
+                                      const MutexLock lock(mutex);
+                                      Backward& ended = parts_.backward;
+                                      if (ended.number == number && ended.phase == Backward::Phase::kInBackward)
+                                        ended.phase = Backward::Phase::kAbandoned;
+                                    }});
+}
+
+void BackwardTracker::end_backward() {
+  const MutexLock lock(mutex);
+  parts_.backward.phase = Backward::Phase::kIdle;
+  ++parts_.passes.since_reduction;
+  reduction_->backward_ended();
+}
+
+void BackwardTracker::check_thread(size_t parameter) {
+  if (parts_.plan.tensors[parameter].is_cpu() && parts_.backward.is_of_another_thread())
+    parts_.message.note_trouble(parameter, kTwoThreads);
+}
+
+bool BackwardTracker::is_stepped_elsewhere() const {
+  const std::thread::id stepper = stepped_by_;
+  return stepper != std::thread::id() && stepper != std::this_thread::get_id();
+}
+
+bool BackwardTracker::is_backward_elsewhere() const {
+  const MutexLock lock(mutex);
+  return is_in_backward_elsewhere(parts_);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "reducer/gradient_changes.h"
+#include "reducer/reduction.h"
+
+namespace lockstep {
+
+/// What all ranks know before an optimizer's step: the gradient is sum / divisor * factor.
+struct Settlement {
+  std::vector<Facts> ranks;
+  std::vector<bool> used;  ///< by parameter: some rank has a gradient for it; the others leave it alone
+  int divisor = 1;
+  double factor = 1;
+  bool is_void = false;  ///< the step must not change anything, but end_step() must still be called
+};
+
+/// Backward only fills the buckets, and an optimizer sums them in its step:
+///
+///   backward     fills buckets; .grad lies in them, this rank's own
+///   settle()     fills the rest; one small message carries all ranks' facts and which parameters have gradients.
+///                When it returns, every rank's buckets are filled
+///   the step     reads all ranks' buckets, or sends the sums round
+///   end_step()   a barrier where ranks read the others' buckets: no rank does any more
+class DeferredReduction final : public Reduction {
+ public:
+  explicit DeferredReduction(ReductionParts& parts) : parts_(parts), changes_(parts.plan, parts.buckets) {}
+
+  void begin() override;
+  void backward_begins() override;
+  void before_gradient(size_t parameter) override;
+  void ready(size_t parameter) override;
+  void backward_ended() override;
+  void reduce() override;
+  void skip() override;
+  /// The facts come with the optimizer's step.
+  std::optional<std::vector<Facts>> shadow() override;
+  void fail(const std::string& trouble) override;
+  bool gradients_wait() const override { return passes_ > 0 && !skips_; }
+
+  /// What Reducer::settle(), is_settled() and end_step() do.
+  Settlement settle(Share share);
+  bool is_settled() const { return stage() == Stage::kSettled; }
+  void end_step(const Settlement& settlement, bool others_read);
+
+  /// Says that what was done to the gradients since backward is no error.
+  void accept_changes() { changes_.remember(); }
+  /// Continues for another reducer of the same ranks, whose gradients are in the buckets now.
+  void take_over_from(const DeferredReduction& before);
+
+ private:
+  /// A backward, or what stands for it, has begun a reduction; settle() has returned; so has end_step().
+  enum class Stage { kEnded, kBegun, kSettled };
+
+  Stage stage() const { return stage_of_ == parts_.sender.begun() ? stage_ : Stage::kBegun; }
+  void reach(Stage stage);
+  void set_aside_passes();
+  /// Returns which parameters have gradients on this rank.
+  std::vector<bool> fill_buckets();
+  /// Makes ranks and used those of all ranks. Returns the sums over them that GradientChanges::check_dropped() wants.
+  std::vector<float> tell_all_ranks(Settlement& settlement, const std::vector<bool>& dropped);
+  void check_same_step(const std::vector<Facts>& ranks) const;
+  /// Throws on all ranks if a step found neither a backward nor a gradient on any, and the parameters are a list.
+  void check_reached(const Settlement& settlement) const;
+
+  ReductionParts& parts_;
+  GradientChanges changes_;
+  int passes_ = 0;            ///< of backward, since the last settle()
+  bool skips_ = false;        ///< the next settle() is without this rank's gradients
+  bool was_settled_ = false;  ///< as the last reduction began
+  Stage stage_ = Stage::kEnded;
+  uint64_t stage_of_ = 0;       ///< the number of the reduction that has reached it
+  std::thread::id settled_by_;  ///< the thread of the last settle()
+};
+
+}  // namespace lockstep

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <lockstep/comm_hook.h>
+#include <lockstep/group.h>
+
+#include "base/virtual_ranks.h"
+
+namespace lockstep {
+
+/// Where a run has virtual ranks: a backward needs one that this process has entered, and not every communication hook
+/// can be used. In other runs it finds nothing wrong.
+class EnteredVirtualRank {
+ public:
+  /// `changes` is called whenever this process enters or leaves a virtual rank, with the one that it was in.
+  EnteredVirtualRank(const Group& group, std::function<void(std::optional<int> from)> changes);
+
+  /// What is wrong with a backward that begins now; empty if nothing is.
+  std::string objection() const;
+  /// TORCH_CHECK fails for a hook that cannot be used with virtual ranks.
+  void check(const CommHook* hook) const;
+
+ private:
+  const std::shared_ptr<VirtualRanks> ranks_;  ///< null: there are none
+  std::atomic<bool> entered_;
+  const std::shared_ptr<void> listening_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reducer/buckets.h"
+#include "reducer/reduction_plan.h"
+
+namespace lockstep {
+
+/// What somebody else does, between backward and an optimizer's step, to the gradients of this rank, which lie in its
+/// buckets until the step has taken their sum.
+class GradientChanges {
+ public:
+  GradientChanges(const ReductionPlan& plan, const Buckets& buckets) : plan_(plan), buckets_(buckets) {}
+
+  /// Remembers the gradients as they are now.
+  void remember();
+  /// What was done to them since; empty if nothing.
+  std::string found() const;
+  /// The same as the next backward begins.
+  std::string found_between_passes() const;
+
+  /// Gradients that somebody has taken away since, by parameter.
+  std::vector<bool> dropped() const;
+  /// What a gradient that was dropped adds to a sum over the ranks, of which there are fewer; one that is there adds 1.
+  static constexpr float kOneDropped = 4096;
+  /// Throws on all ranks if ranks have dropped a gradient that others have. `totals`: those sums, by parameter;
+  /// `dropped`: by this rank.
+  void check_dropped(const std::vector<float>& totals, const std::vector<bool>& dropped) const;
+
+ private:
+  std::string found_in(size_t parameter) const;
+
+  const ReductionPlan& plan_;
+  const Buckets& buckets_;
+  std::vector<uint64_t> marks_;  ///< of the gradients (mark_of), by parameter; 0 of those that are not in their buckets
+};
+
+}  // namespace lockstep

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+/// Why the gradient of `parameter`, once of `elements` elements on `device`, cannot be reduced, or nullptr if it can.
+const char* gradient_problem(const at::Tensor& parameter, int64_t elements, at::Device device);
+
+/// The piece of `flat` that starts at `offset`, with the parameter's shape and, if it is dense, its strides: autograd
+/// then accumulates into it without a copy. It shares memory with `flat` but is not an autograd view of it, because
+/// Optimizer::zero_grad detaches gradients in place, which views refuse.
+at::Tensor gradient_in(const at::Tensor& flat, int64_t offset, const at::Tensor& parameter);
+
+/// The place of one parameter's gradient in a bucket.
+class GradientSlot {
+ public:
+  /// `flat`: the bucket's memory, where the gradient begins at `offset`.
+  GradientSlot(at::Tensor parameter, at::Tensor flat, int64_t offset);
+
+  /// Its place in the bucket, with the parameter's shape and strides.
+  const at::Tensor& gradient() const { return gradient_; }
+  int64_t elements() const { return elements_; }
+  bool is_filled() const { return filled_; }
+  /// Whether it was filled in with a gradient.
+  bool is_used() const { return used_; }
+  /// Whether it was filled in with what .grad still is, in this place.
+  bool is_current() const { return filled_ && parameter_.grad().is_same(gradient_); }
+  /// The parameter's .grad if it lies in this bucket, else an undefined tensor.
+  at::Tensor gradient_here() const;
+  /// Why the parameter's gradient cannot be reduced, or nullptr if it can.
+  const char* problem() const { return gradient_problem(parameter_, elements_, flat_.device()); }
+
+  /// See Bucket::fill(), fill_sum() and fill_with_zeros().
+  const char* fill(bool used, bool counts);
+  void fill_sum(const at::Tensor* sum, bool used);
+  void keep_unused();
+
+  /// For sums: the result of an earlier reduction must count once, not once per rank. If .grad lies here and holds one,
+  /// sets it to zero before this rank's next gradient is added to it.
+  void forget_reduced();
+  /// Moves .grad, if there is one, into this place. `reduced`: it holds what another bucket has reduced.
+  void adopt(bool reduced);
+  /// Gradients that arrive from now on must not be added to what is being reduced.
+  void let_go_of_gradient();
+  /// Moves a gradient that has arrived since out of .grad; undefined if none has.
+  at::Tensor set_aside_late();
+  /// The reduction is done: .grad is the reduced gradient if some rank `used` the parameter, else what it was.
+  void finish(bool used);
+  /// Forgets what was filled in.
+  void reset();
+
+ private:
+  bool lies_here(const at::Tensor& gradient) const {
+    return gradient.defined() && gradient.layout() == at::kStrided && gradient.is_alias_of(flat_);
+  }
+  void copy_in(const at::Tensor& gradient) const;
+  /// Before the slot is written: if the user still holds the .grad of an earlier step, that tensor gets memory of its
+  /// own.
+  void part_with_handles();
+  void keep();
+
+  at::Tensor parameter_;
+  at::Tensor flat_;
+  at::Tensor gradient_;
+  int64_t elements_;
+  void* small_place_;   ///< its address if it is small, contiguous and on the CPU; else null
+  at::Tensor kept_;     ///< the .grad of a parameter that this rank did not use
+  at::Tensor content_;  ///< a copy of kept_ if that lies here, where the reduction writes
+  bool filled_ = false;
+  bool used_ = false;
+  bool reduced_ = false;  ///< .grad holds a reduced gradient and nothing of this rank alone
+};
+
+}  // namespace lockstep

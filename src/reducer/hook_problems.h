@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <lockstep/group.h>
+
+namespace lockstep {
+
+/// What communication hooks have failed by, told through the group's store: if a rank's hook has not started what the
+/// other ranks' hooks have, their next collectives do not match, and nothing can be told by one.
+class HookProblems {
+ public:
+  /// `object`: the number of the reducer on its group.
+  HookProblems(const Group& group, int object) : group_(group), object_(object) {}
+
+  /// Says whether buckets travel by hooks; else nobody looks for problems.
+  void expect(bool any_hook) { any_hook_ = any_hook; }
+  /// Posts what is wrong on this rank in a reduction.
+  void post(uint64_t reduction, const std::string& problem) const;
+  /// Returns what all ranks have posted in this reduction, one line a rank.
+  std::string of_all_ranks(uint64_t reduction) const;
+
+ private:
+  std::string key(uint64_t reduction, int rank) const;
+
+  const Group group_;
+  const int object_;
+  bool any_hook_ = false;
+};
+
+}  // namespace lockstep

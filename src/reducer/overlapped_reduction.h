@@ -1,0 +1,39 @@
+#pragma once
+
+#include "reducer/reduction.h"
+
+namespace lockstep {
+
+/// Reduces gradients while backward runs. A gradient that is ready is copied into its bucket, and every bucket that is
+/// full is sent, in the order of the plan. When the backward has ended, the slots of parameters that got no gradient
+/// are filled, the remaining buckets are sent, and this rank waits for all of them; then .grad is reduced.
+///
+/// A backward within backward (activation recomputation) may bring another gradient for a parameter. Once that has
+/// happened, buckets are sent only at the end; gradients that arrive late before then are reduced in a second message.
+///
+/// A rank may skip its share. It then contributes zeros, the mean is over the others, and it receives their result. But
+/// a bucket that its failed backward has already sent cannot be called back: the step is then void on all ranks.
+class OverlappedReduction final : public Reduction {
+ public:
+  explicit OverlappedReduction(ReductionParts& parts) : parts_(parts) {}
+
+  void begin() override;
+  void backward_begins() override {}
+  void before_gradient(size_t parameter) override;
+  void ready(size_t parameter) override;
+  void backward_ended() override;
+  void reduce() override;
+  void skip() override;
+  std::optional<std::vector<Facts>> shadow() override;
+  void fail(const std::string& trouble) override;
+  void equipment_changed() override { parts_.sender.send_all_through(parts_.equipment.hook.get()); }
+
+ private:
+  std::vector<Facts> reduce_all(Share share);
+  /// Fills and sends what is left, and waits. Returns the facts of all ranks; the buckets are added up.
+  std::vector<Facts> add_up_buckets(Share share);
+
+  ReductionParts& parts_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,148 @@
+#include "reducer/rank_agreement.h"
+
+#include <algorithm>
+#include <functional>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "base/rank_names.h"
+#include "collectives/coalesced.h"
+#include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
+#include "reducer/data_agreement.h"
+
+namespace lockstep {
+
+void RankAgreement::check_objects(const std::vector<Facts>& rows) const {
+  if (std::all_of(rows.begin(), rows.end(), [&](const Facts& facts) { return facts.object == rows[0].object; })) return;
+  const OperationLabel label("which model each rank reduces");
+  const auto objects = plan_.group.all_gather_bytes("number " + std::to_string(plan_.settings.object) + " (" +
+                                                    plan_.names[plan_.buckets.front().front()] + " to " +
+                                                    plan_.names[plan_.buckets.back().back()] + ")");
+  std::string text;
+  for (size_t rank = 0; rank < objects.size(); ++rank)
+    if (std::find(objects.begin(), objects.begin() + static_cast<std::ptrdiff_t>(rank), objects[rank]) ==
+        objects.begin() + static_cast<std::ptrdiff_t>(rank))
+      text += (text.empty() ? "" : ", ") + ranks_with(objects, objects[rank]) + " those of " + objects[rank];
+  text = "the ranks reduced gradients of different DistributedDataParallel objects: " + text +
+         ", numbered in the order in which they were attached to this group. Run their backward passes in the same "
+         "order on every rank, or give each object its own subgroup";
+  own_page().fail(RankFailure::kMismatch, -1, text);
+  throw Error(text);
+}
+
+void RankAgreement::throw_trouble_of_all() {
+  const OperationLabel label("what is wrong on each rank");
+  const std::string own = message_.hand_over_trouble();
+  std::vector<std::string> troubles;
+  try {
+    troubles = plan_.group.all_gather_bytes(own);
+  } catch (const Error& error) {
+    throw Error((own.empty() ? "" : own + "\n") + error.what() + hook_problems_.of_all_ranks(message_.reductions()));
+  }
+  std::string text;
+  for (const std::string& trouble : troubles) {
+    if (trouble.empty() || text.find(trouble) != std::string::npos) continue;
+    text += (text.empty() ? "" : "\n") + ranks_with(troubles, trouble) + ": " + trouble;
+  }
+  const auto first = std::find_if(troubles.begin(), troubles.end(), [](const auto& t) { return !t.empty(); });
+  const bool mine = !troubles[static_cast<size_t>(plan_.group.rank())].empty();
+  // The launcher knows the ranks of a subgroup by other numbers.
+  const bool all = launchers_board() != nullptr && launchers_board()->world_size() == plan_.group.world_size();
+  own_page().fail(mine ? RankFailure::kOwn : RankFailure::kPeer,
+                  all && !mine ? static_cast<int>(first - troubles.begin()) : -1, text);
+  throw Error(text);
+}
+
+void RankAgreement::check_joined(const std::vector<Facts>& rows) const {
+  if (std::all_of(rows.begin(), rows.end(), std::mem_fn(&Facts::active))) return;
+  for (size_t row = 0; row < rows.size(); ++row)
+    if (rows[row].active && !rows[row].joining)
+      throw Error(plan_.row_kind + "rank " + std::to_string(row) +
+                  " ran a backward outside of join() while others have run out of inputs within it; every rank must "
+                  "call join()");
+}
+
+void RankAgreement::check(const std::vector<Facts>& rows) {
+  check_objects(rows);
+  if (std::any_of(rows.begin(), rows.end(), std::mem_fn(&Facts::trouble))) throw_trouble_of_all();
+  check_joined(rows);
+  check_data(rows);
+}
+
+void RankAgreement::check_data(const std::vector<Facts>& rows) {
+  const bool begins = message_.is_first_within_join();
+  const bool joining = std::any_of(rows.begin(), rows.end(), std::mem_fn(&Facts::joining));
+  // Within join() ranks come to their next passes at different reductions.
+  if (plan_.group.world_size() == 1 || (joining && !begins) || !differ_in_data(rows)) return;
+  compare_passes(plan_.group, message_.loader_passes(), joining);
+}
+
+std::vector<int> compared_passes(const std::vector<Facts>& rows) {
+  std::vector<int> passes;
+  for (const Facts& facts : rows) passes.push_back(facts.took_part() && facts.passes > 0 ? facts.passes : -1);
+  return passes;
+}
+
+void RankAgreement::check_passes(const std::vector<Facts>& rows) const {
+  const std::vector<int> passes = compared_passes(rows);
+  const int first = *std::max_element(passes.begin(), passes.end());
+  const std::string& where = plan_.row_kind;
+  for (const int other : passes)
+    if (other != -1 && other != first)
+      throw Error(
+          "the ranks ran different numbers of backward passes before reducing gradients, beginning with those of " +
+          (plan_.has_buckets() ? plan_.names[plan_.buckets.front().front()] : "") + ": " + std::to_string(other) +
+          " on " + where + ranks_with(passes, other) + " and " + std::to_string(first) + " on " + where +
+          ranks_with(passes, first) +
+          ". Every rank must run the same number, with no_sync() or accumulate() around the same passes.");
+}
+
+double RankAgreement::factor(const std::vector<Facts>& rows) const {
+  if (plan_.settings.reduction == GradientReduction::kSum) return 1;
+  if (plan_.settings.reduction == GradientReduction::kWeightedMean) {
+    double total = 0;
+    for (const Facts& facts : rows) total += facts.took_part() ? facts.weight : 0;
+    return total > 0 ? 1 / total : 0;
+  }
+  // Whether ranks that are out of inputs count is an option of join(); those that skip never count.
+  size_t counted = 0;
+  for (const Facts& facts : rows)
+    if (!facts.skipped && (facts.active || !message_.divides_by_active())) ++counted;
+  return counted > 0 ? static_cast<double>(rows.size()) / static_cast<double>(counted) : 1;
+}
+
+void RankAgreement::agree_on_kept(const std::vector<at::Tensor>& kept, const std::vector<Facts>& rows) const {
+  if (kept.empty() || std::none_of(rows.begin(), rows.end(), std::mem_fn(&Facts::skipped))) return;
+  const int root = plan_.rank_of_row[static_cast<size_t>(first_that_took_part(rows))];
+  const OperationLabel label("gradients that a skipped step leaves as they were");
+  std::string mine;
+  for (const at::Tensor& tensor : kept) mine += tensor.grad().defined() ? '1' : '0';
+  const std::string theirs = plan_.group.all_gather_bytes(mine)[static_cast<size_t>(root)];
+  std::vector<at::Tensor> gradients;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    at::Tensor& gradient = kept[i].mutable_grad();
+    if (theirs[i] == '0')
+      gradient.reset();
+    else
+      gradients.push_back(gradient.defined() ? gradient : gradient = at::zeros_like(kept[i]));
+  }
+  broadcast_coalesced(plan_.group, gradients, root);
+}
+
+bool RankAgreement::drop_non_finite(NonFiniteWatch& watch) const {
+  const OperationLabel label("the search for non-finite gradients");
+  const std::string findings = watch.findings(plan_.group, plan_.names);
+  if (findings.empty()) return false;
+  drop_gradients(plan_.tensors);
+  if (watch.policy() == NonFinitePolicy::kRaise) {
+    own_page().fail(RankFailure::kDiverged, -1, findings);
+    throw Error(findings + " (reduction " + std::to_string(message_.reductions()) +
+                "); no gradient is left on any rank, so the step can be skipped");
+  }
+  watch.count_skipped();
+  return true;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "reducer/facts.h"
+#include "reducer/hook_problems.h"
+#include "reducer/non_finite.h"
+#include "reducer/rank_message.h"
+#include "reducer/reduction_plan.h"
+
+namespace lockstep {
+
+/// What each rank makes of the facts that all ranks have sent with a reduction (RankMessage). All come to the same
+/// conclusions, and throw the same errors. Every rank calls each function, with the same `rows`: the table of facts,
+/// usually a row for each rank.
+class RankAgreement {
+ public:
+  RankAgreement(const ReductionPlan& plan, RankMessage& message, const HookProblems& hook_problems)
+      : plan_(plan), message_(message), hook_problems_(hook_problems) {}
+
+  /// Throws if a rank is in trouble, or does something else than the others.
+  void check(const std::vector<Facts>& rows);
+  /// Throws if ranks ran different numbers of backward passes.
+  void check_passes(const std::vector<Facts>& rows) const;
+  /// What the reduced gradients are multiplied by.
+  double factor(const std::vector<Facts>& rows) const;
+  /// Parameters that no rank has reached keep their .grad; where a rank has skipped its share, that of the first rank
+  /// that has not: a backward that failed may have added to a .grad.
+  void agree_on_kept(const std::vector<at::Tensor>& kept, const std::vector<Facts>& rows) const;
+  /// Whether gradients are not finite; then none is left. Throws if that is the policy.
+  bool drop_non_finite(NonFiniteWatch& watch) const;
+
+ private:
+  void check_objects(const std::vector<Facts>& rows) const;
+  [[noreturn]] void throw_trouble_of_all();
+  void check_joined(const std::vector<Facts>& rows) const;
+  void check_data(const std::vector<Facts>& rows);
+
+  const ReductionPlan& plan_;
+  RankMessage& message_;
+  const HookProblems& hook_problems_;
+};
+
+/// -1 for a rank that contributes no gradients, so that there is nothing to compare; else its backward passes.
+std::vector<int> compared_passes(const std::vector<Facts>& rows);
+
+}  // namespace lockstep

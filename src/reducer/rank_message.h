@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+
+#include "base/data_passes.h"
+#include "reducer/facts.h"
+#include "reducer/reduction_plan.h"
+
+namespace lockstep {
+
+/// What this rank tells the others with the next reduction: its facts, and the trouble it has found. A rank in trouble
+/// goes on, because the others wait for its buckets; the trouble travels with them, and all ranks throw it together
+/// (RankAgreement).
+class RankMessage {
+ public:
+  explicit RankMessage(const ReductionPlan& plan);
+
+  Facts& facts() { return facts_; }
+  const Facts& facts() const { return facts_; }
+  /// Within join(): ranks may become inactive. `divide_by_active`: the mean is over the active ranks only.
+  void set_joining(bool joining, bool divide_by_active);
+  /// What this rank's buckets are multiplied by before they are added up.
+  double weight() const { return plan_.weights_buckets() ? facts_.weight : 1; }
+  /// Copies what another reducer of this rank would have told.
+  void take_over_from(const RankMessage& before);
+
+  /// Empty: nothing is wrong.
+  const std::string& trouble() const { return trouble_; }
+  /// Replaces what was found before.
+  void set_trouble(std::string trouble) { trouble_ = std::move(trouble); }
+  /// The same. The next reduction tells it, whatever comes before.
+  void set_lasting_trouble(std::string trouble);
+  /// Keeps what was found before, if anything was.
+  void note_trouble(const std::string& trouble);
+  void note_trouble(size_t parameter, const std::string& what);
+  /// A reduction begins: what was found before it is over, unless it lasts.
+  void forget_trouble();
+  /// Returns the trouble, to be told to all ranks, and forgets it.
+  std::string hand_over_trouble();
+
+  /// Sets facts and trouble for a reduction that is about to be, except for what filling the buckets will find. `passes`: of
+  /// backward since the last one; `spoiled`: gradients of a step that is skipped have been sent; `inspect` returns what
+  /// is wrong with this rank's replica.
+  void prepare(Share share, int passes, bool spoiled, const std::function<std::string()>& inspect);
+  /// Puts this rank's row into the table of facts.
+  void write_row(const at::Tensor& table);
+
+  /// Reductions that this rank has done.
+  uint64_t reductions() const { return reductions_; }
+  void count_reduction() { ++reductions_; }
+  /// What loaders have begun since the last reduction.
+  const NewPasses& loader_passes() const { return loader_passes_; }
+  bool divides_by_active() const { return divide_by_active_; }
+  /// Whether this is the first reduction since join() began; the next one is not.
+  bool is_first_within_join() { return std::exchange(join_begins_, false); }
+
+ private:
+  const ReductionPlan& plan_;
+  Facts facts_;
+  std::string trouble_;
+  bool trouble_lasts_ = false;
+  bool divide_by_active_ = false;  ///< not sent: the same on all ranks
+  bool join_begins_ = false;       ///< not sent: no reduction since join() began
+  NewPasses loader_passes_;
+  uint64_t loader_passes_seen_;
+  uint64_t reductions_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "reducer/piece_exchange.h"
+#include "reducer/reduction.h"
+#include "reducer/virtual_step.h"
+
+namespace lockstep {
+
+/// Reduces the gradients of several virtual ranks that this process works for, one after the other. Each backward (or
+/// each `accumulate` of them) is a leaf of the summation tree:
+///
+///   before the first gradient   VirtualStep::begin remembers .grad
+///   a gradient is ready         add_to_sum moves it out of .grad into the partial sums; with the last leaf, fill_sum
+///                               puts the parameter's sum into its bucket, and full buckets are sent
+///   the backward ends           end_leaf notes the leaf's facts, one row of the table; after the last one, reduce_all
+///
+/// Where a bucket can be summed as it lies (VirtualStep::sums_in_place) it travels like any other. Otherwise its pieces
+/// travel (PieceExchange). The table of facts has a row for each virtual rank, and means are over them.
+class VirtualReduction final : public Reduction {
+ public:
+  VirtualReduction(ReductionParts& parts, std::shared_ptr<VirtualRanks> ranks);
+
+  void begin() override;
+  void backward_begins() override;
+  void before_gradient(size_t parameter) override { step_.before_accumulation(parameter); }
+  void ready(size_t parameter) override;
+  void backward_ended() override;
+  void reduce() override;
+  void skip() override;
+  std::optional<std::vector<Facts>> shadow() override;
+  void fail(const std::string& trouble) override;
+  void equipment_changed() override;
+  /// This process has left the virtual rank. If that is in the middle of an accumulation, its data have ended.
+  void left(std::optional<int> virtual_rank);
+
+ private:
+  std::optional<at::ScalarType> travels_as(at::ScalarType type) const;
+  VirtualStep::Leaf leaf_of(size_t parameter) const;
+  /// No parameter has a gradient, or only zeros.
+  bool gradients_are_gone() const;
+  void add_to_sum(size_t parameter);
+  /// Puts the parameter's partial sums into its bucket, or where they travel.
+  void fill_sum(size_t parameter);
+  /// How the bucket's pieces travel; null: it is summed as it lies.
+  PieceExchange* exchange_of(size_t bucket);
+  void end_leaf(Share share);
+  /// Whether what .grad holds, or was added to it, is in its bucket.
+  bool lies_in_bucket(size_t parameter) const;
+  std::vector<Facts> reduce_all(Share share);
+  /// Ends the leaves that are left, sends what is left, and waits. Returns the facts of all virtual ranks.
+  std::vector<Facts> add_up_sums(Share share);
+  /// What is summed becomes the gradient, multiplied by `scale`.
+  void turn_sums_into_gradients(double scale);
+
+  ReductionParts& parts_;
+  VirtualStep step_;
+  std::vector<std::unique_ptr<PieceExchange>> exchanges_;  ///< by bucket; may be null
+};
+
+}  // namespace lockstep
