@@ -31,7 +31,7 @@ int FileCommands::run() const {
 
 ReportCommand::ReportCommand(CLI::App& app)
     : command_(app.add_subcommand("report", "Draw a run's log as one HTML page, RUN/report.html")) {
-  command_->add_option("RUN", folder_, "A run folder with files of RunLog or TensorBoard")->required();
+  command_->add_option("RUN", folder_, "A run folder with files of lockstep::RunLog or TensorBoard")->required();
   command_->add_option("-o,--output", output_, "Where to write the page instead")->type_name("FILE");
 }
 
