@@ -52,7 +52,8 @@ std::chrono::milliseconds limit(const char* name, double seconds, double otherwi
 }
 
 /// Every rank calls it; none needs the store any more when it returns.
-void require_same_timeout(shm::Communicator& group, std::chrono::milliseconds timeout, std::chrono::milliseconds patience) {
+void require_same_timeout(shm::Communicator& group, std::chrono::milliseconds timeout,
+                          std::chrono::milliseconds patience) {
   const auto mine = static_cast<int64_t>(timeout.count());
   std::vector<int64_t> all(static_cast<size_t>(group.size()));
   group.run({.kind = shm::OperationKind::kAllGather,
