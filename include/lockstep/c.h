@@ -73,7 +73,7 @@ typedef struct lockstep_request lockstep_request; /* a collective or message in 
 typedef struct lockstep_options {
   size_t size;           /* sizeof(lockstep_options): later versions add fields at the end */
   double join_timeout_s; /* how long to wait for all ranks; 0: 120 */
-  double timeout_s;      /* how long a collective or message may take; 0: 1800 */
+  double timeout_s;      /* how long a collective or message may take, the same on all ranks; 0: 1800 */
 } lockstep_options;
 
 /* Why the last call of this thread that failed did so; "" if none has. Valid until this thread's next failure. */

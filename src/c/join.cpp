@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <sstream>
 
 #include "c/guarded.h"
 #include "c/meet.h"
@@ -50,6 +51,28 @@ std::chrono::milliseconds limit(const char* name, double seconds, double otherwi
   return std::chrono::milliseconds(std::max<int64_t>(1, std::llround(1000 * (seconds == 0 ? otherwise : seconds))));
 }
 
+/// Every rank calls it; none needs the store any more when it returns.
+void require_same_timeout(shm::Group& group, std::chrono::milliseconds timeout, std::chrono::milliseconds patience) {
+  const auto mine = static_cast<int64_t>(timeout.count());
+  std::vector<int64_t> all(static_cast<size_t>(group.size()));
+  group.run({.kind = shm::OperationKind::kAllGather,
+             .type = shm::DataType::kInt64,
+             .count = 1,
+             .input = &mine,
+             .output = all.data()},
+            patience);
+  const auto seconds = [](int64_t ms) {
+    std::ostringstream text;
+    text << static_cast<double>(ms) / 1000 << " s";
+    return text.str();
+  };
+  for (size_t rank = 1; rank < all.size(); ++rank)
+    if (all[rank] != all[0])
+      throw StatusError(LOCKSTEP_JOIN_FAILED, "lockstep_join: timeout_s is " + seconds(all[rank]) + " on rank " +
+                                                  std::to_string(rank) + " and " + seconds(all[0]) +
+                                                  " on rank 0; set it alike on all ranks");
+}
+
 lockstep_group* join(const lockstep_options& options) {
   const Environment environment = Environment::from_process();
   auto timeout = limit("timeout_s", options.timeout_s, kTimeout);
@@ -61,7 +84,7 @@ lockstep_group* join(const lockstep_options& options) {
   Meeting meeting = meet(world, environment, patience);
   auto group = std::make_unique<lockstep_group>();
   group->state = std::make_shared<GroupState>(std::move(meeting.world), timeout, /*is_world=*/true);
-  group->state->group.run({.kind = shm::OperationKind::kBarrier}, patience);  // nobody needs the store any more
+  require_same_timeout(group->state->group, timeout, patience);
   joining.done();
   return group.release();
 }

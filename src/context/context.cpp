@@ -52,10 +52,6 @@ ContextOptions with_ranks_argument(int argc, const char* const* argv, ContextOpt
 }
 
 int choose_threads(const RollCall& present, const ContextOptions& options, const Environment& environment) {
-  TORCH_CHECK(options.threads >= 0, "ContextOptions::threads is ", options.threads, "; it must be 0 or more");
-  constexpr int kMostThreads = 4096;
-  TORCH_CHECK(options.threads <= kMostThreads, "ContextOptions::threads is ", options.threads,
-              "; it is the number of threads that a rank computes with, at most ", kMostThreads);
   // The launcher's number holds for the cores that it assigned; something in between (taskset) may have changed them.
   if (!environment.omp_num_threads || environment.omp_num_threads == environment.lockstep_threads)
     at::set_num_threads(options.threads > 0 ? options.threads : options.virtual_ranks > 0 ? 1 : present.threads);
@@ -131,11 +127,13 @@ class Joining {
   bool done_ = false;
 };
 
-/// The rank is added to the seed here, and loaders of all ranks shuffle by it.
+/// The rank is added to the seed here, and loaders of all ranks shuffle by it. Whoever waits shortest ends a wait for
+/// all, by a limit that the others were not given.
 std::vector<Setting> settings_of(const ContextOptions& options) {
   return {{"same_seed_until_loop", options.same_seed_until_loop ? "true" : "false"},
           {"seed", options.seed ? std::to_string(*options.seed) : "not set"},
-          {"backend", '"' + options.backend + '"'}};
+          {"backend", '"' + options.backend + '"'},
+          {"collective_timeout", std::to_string(options.collective_timeout.count()) + " ms"}};
 }
 
 void seed_generator(const ContextOptions& options, int rank) {
@@ -153,6 +151,10 @@ void settle(const World& world, const Environment& environment, ContextOptions& 
   options.virtual_ranks = choose_virtual_ranks(options, environment, world.world_size);
   options.join_timeout = join_timeout(environment, options.join_timeout);
   if (environment.lockstep_debugged) options.join_timeout = options.collective_timeout = kDebuggedTimeout;
+  TORCH_CHECK(options.threads >= 0, "ContextOptions::threads is ", options.threads, "; it must be 0 or more");
+  constexpr int kMostThreads = 4096;
+  TORCH_CHECK(options.threads <= kMostThreads, "ContextOptions::threads is ", options.threads,
+              "; it is the number of threads that a rank computes with, at most ", kMostThreads);
   TORCH_CHECK(options.collective_timeout.count() > 0, "ContextOptions::collective_timeout is ",
               options.collective_timeout.count(), " ms; it must be more than 0");
   own_page().set_collective_timeout(options.collective_timeout);

@@ -98,6 +98,12 @@ class Launched(unittest.TestCase):
     def test_a_rank_that_aborts(self):
         self.check("aborts")
 
+    def test_time_limits_that_differ_by_rank(self):
+        for ranks in (2, 3):
+            result = launched(ranks, "differ", check=False, timeout=60)
+            text = "LOCKSTEP_JOIN_FAILED: lockstep_join: timeout_s is 7.5 s on rank 1 and 20 s on rank 0; set it alike on all ranks"
+            self.assertEqual(result.stdout.count(text), ranks, result.stdout + result.stderr)
+
     def test_a_request_to_stop(self):
         for ranks in (1, 2, 3):
             result = launched(ranks, "stops_by_itself", check=False)

@@ -1,6 +1,7 @@
 /* Wrong input, and what happens to the others when a rank goes wrong. */
 #define _POSIX_C_SOURCE 200809L
 #include <dirent.h>
+#include <math.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -49,7 +50,8 @@ static void refused_by_collectives(lockstep_group* world) {
 
 void test_misuse(lockstep_group* world) {
   const lockstep_status bad = LOCKSTEP_INVALID_ARGUMENT;
-  const lockstep_options empty = {0, 0, 0}, negative = {sizeof negative, 0, -1};
+  const lockstep_options empty = {0, 0, 0}, negative = {sizeof negative, 0, -1}, no_number = {sizeof no_number, 0, NAN},
+                         too_long = {sizeof too_long, 0, 1e9}, negative_join = {sizeof negative_join, -3, 0};
   const struct { /* of a program that was compiled with a later header */
     lockstep_options known;
     double unknown;
@@ -64,6 +66,9 @@ void test_misuse(lockstep_group* world) {
   REFUSED(bad, "world is null", lockstep_join(NULL, NULL));
   REFUSED(bad, "options->size is 0", lockstep_join(&empty, &other));
   REFUSED(bad, "timeout_s is -1", lockstep_join(&negative, &other));
+  REFUSED(bad, "timeout_s is nan", lockstep_join(&no_number, &other));
+  REFUSED(bad, "timeout_s is 1000000000.0", lockstep_join(&too_long, &other));
+  REFUSED(bad, "join_timeout_s is -3", lockstep_join(&negative_join, &other));
   REFUSED(bad, "has a world already", lockstep_join(&later.known, &other));
   CHECK(other == NULL);
   REFUSED(bad, "group is null", lockstep_split(NULL, 0, 0, &other));

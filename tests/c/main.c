@@ -40,6 +40,12 @@ int main(int argc, char** argv) {
     printf("%s: %s\n", lockstep_status_name(status), lockstep_last_error());
     return status == LOCKSTEP_OK ? 0 : 9;
   }
+  if (strcmp(argv[1], "differ") == 0) { /* as join */
+    const lockstep_options other = {sizeof other, 20, getenv("RANK") != NULL && atoi(getenv("RANK")) == 1 ? 7.5 : 20};
+    const lockstep_status status = lockstep_join(&other, &world);
+    printf("%s: %s\n", lockstep_status_name(status), lockstep_last_error());
+    return status == LOCKSTEP_OK ? 0 : 9;
+  }
   OK(lockstep_join(&options, &world));
   rank = lockstep_rank(world);
   for (i = 0; i < sizeof kTests / sizeof kTests[0]; ++i) {

@@ -94,6 +94,49 @@ TEST(Threads, AreTheUsersWhereHeSaysSo) {
   ::unsetenv("OMP_NUM_THREADS");
 }
 
+/// What a Context of these options throws, where this process has none; "": nothing.
+std::string said_of(const ContextOptions& options) {
+  try {
+    const Context context(options);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_P(Ranks, RefuseOptionsThatMakeNoSense) {
+  run_ranks(GetParam(), [](Context& context) {
+    { const Context gone(std::move(context)); }
+    EXPECT_EQ(said_of({.threads = -1, .announce = false}), "ContextOptions::threads is -1; it must be 0 or more");
+    EXPECT_EQ(said_of({.threads = 4097, .announce = false}),
+              "ContextOptions::threads is 4097; it is the number of threads that a rank computes with, at most 4096");
+    for (const int ms : {0, -5})
+      EXPECT_EQ(said_of({.collective_timeout = std::chrono::milliseconds(ms), .announce = false}),
+                "ContextOptions::collective_timeout is " + std::to_string(ms) + " ms; it must be more than 0");
+    // The environment's number of threads does not make a wrong one right.
+    ::setenv("OMP_NUM_THREADS", "2", 1);
+    EXPECT_NE(said_of({.threads = 4097, .announce = false}), "");
+    ::unsetenv("OMP_NUM_THREADS");
+    EXPECT_EQ(said_of({.threads = 2, .collective_timeout = std::chrono::milliseconds(20000), .announce = false}), "");
+  });
+}
+
+TEST(Options, ThatDifferByRankAreAnErrorOnAllRanks) {
+  for (const int ranks : {2, 3})
+    for (const char* backend : {"shm", "gloo"})
+      run_ranks(ranks, [&](Context& context) {
+        const int rank = context.rank(), last = context.world_size() - 1;
+        { const Context gone(std::move(context)); }
+        EXPECT_EQ(said_of({.collective_timeout = std::chrono::seconds(rank == last ? 7 : 1800),
+                           .backend = backend,
+                           .announce = false}),
+                  "ContextOptions::collective_timeout is 7000 ms on rank " + std::to_string(last) +
+                      " and 1800000 ms on rank 0; set it alike on all ranks");
+      });
+}
+
 void throw_out_of(Context context) {
   try {
     const Context moved(std::move(context));
