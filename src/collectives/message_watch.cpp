@@ -8,6 +8,8 @@
 #include <lockstep/error.h>
 
 #include "base/thread_token.h"
+#include "collectives/cause.h"
+#include "collectives/message_tags.h"
 #include "collectives/stuck_ranks.h"
 #include "collectives/typed_message.h"
 #include "rank_page/rank_board.h"
@@ -64,10 +66,12 @@ class MessageWatch::WatchedMessage final : public c10d::Work {
       watch_->end_wait();
       watch_->declare(wrong.what());
       throw;
-    } catch (const std::exception&) {
+    } catch (const std::exception& cause) {
       has_failed_ = true;
       watch_->end_wait();
       require_no_verdict();
+      const std::string left = message_.is_send ? "" : watch_->unreceived_from(message_.peer);
+      if (!left.empty()) throw Error(cause_of(cause) + "; " + left);
       throw;
     }
     watch_->end_wait();
@@ -99,6 +103,7 @@ MessageWatch::MessageWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int 
                            std::function<void(const std::string&)> tell)
     : store_(std::move(store)), rank_(rank), world_size_(world_size), tell_(std::move(tell)) {
   store_->deleteKey(key(rank_));
+  for (int peer = 0; peer < world_size_; ++peer) store_->deleteKey(key_of_tags(rank_, peer));
   if (rank_ == 0) store_->deleteKey(kVerdict);
 }
 
@@ -111,6 +116,7 @@ void MessageWatch::stop() {
   }
   {
     const MutexLock lock(mutex_);
+    if (!ending_) leave_tags();
     ending_ = true;
     threads[0].swap(thread_);
     threads[1].swap(keeper_);
@@ -120,6 +126,27 @@ void MessageWatch::stop() {
   for (std::thread& thread : threads)
     if (thread.joinable()) thread.join();
   dropped_.clear();
+}
+
+void MessageWatch::leave_tags() {
+  std::map<int, std::vector<int64_t>> tags;
+  for (const Message& message : done_.pending)
+    if (message.is_send) tags[message.peer].push_back(message.tag);
+  try {
+    for (const auto& [peer, list] : tags) store_->set(key_of_tags(rank_, peer), text_of_tags(list));
+  } catch (const std::exception&) {
+    // Without a store nobody can be told.
+  }
+}
+
+std::string MessageWatch::unreceived_from(int rank) const {
+  try {
+    if (!store_->check({key_of_tags(rank, rank_)})) return "";
+    const std::string sender = "rank " + std::to_string(rank), receiver = "rank " + std::to_string(rank_);
+    return sender + " has left the group. " + unreceived(sender, receiver, store_->get_to_str(key_of_tags(rank, rank_)));
+  } catch (const std::exception&) {
+    return "";
+  }
 }
 
 void MessageWatch::note_done(std::list<Message>::iterator place) {

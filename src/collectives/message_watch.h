@@ -104,7 +104,14 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
   std::string look(const Note& own, bool is_sure);
   std::string judge(const Note& own);
   static std::vector<int> needs_of(int rank, const std::vector<Note>& notes);
+  /// Leaves for the others, as this rank leaves, the tags of what it has sent and they have not received.
+  void leave_tags() LOCKSTEP_REQUIRES(mutex_);
+  /// A receive from that rank has failed: what it left by leave_tags().
+  std::string unreceived_from(int rank) const;
   std::string key(int rank) const { return "waits/" + std::to_string(rank); }
+  std::string key_of_tags(int from, int to) const {
+    return "unreceived/" + std::to_string(from) + "/" + std::to_string(to);
+  }
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_, world_size_;

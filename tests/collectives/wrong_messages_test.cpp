@@ -263,5 +263,28 @@ TEST_P(WrongMessages, RanksThatWaitForEachOtherAreTold) {
   });
 }
 
+/// Whoever waits for a message of a rank that has left is told so, and which messages of it nobody has received.
+TEST_P(WrongMessages, OfARankThatHasLeftAreNamed) {
+  run_ranks(GetParam(), [](Context& context) {
+    const int last = context.world_size() - 1;
+    Group group = context.group().split(0);
+    if (context.rank() == 0) {
+      static_cast<void>(group.send_async(at::ones({4}), last, 5));
+      static_cast<void>(group.send_async(at::ones({4}), last, 6));
+      group = context.group();  // leaves the other one
+    }
+    if (context.rank() == last) {
+      const auto started = Clock::now();
+      const std::string text = text_of_error([&] { group.recv(at::zeros({4}), 0, 7); });
+      EXPECT_LT(seconds_since(started), 8);
+      for (const std::string& part : {std::string("rank 0 has "), std::string(" left the group"),
+                                      "rank 0 has sent a message with tags 5, 6, which rank " + std::to_string(last) +
+                                          " has not received. Every send needs a recv with the same tag."})
+        EXPECT_NE(text.find(part), std::string::npos) << part << "\nis not in: " << text;
+    }
+    context.group().barrier();
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::wrong_messages

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "collectives/message_tags.h"
 #include "collectives/shm/verdict.h"
 #include "rank_page/rank_board.h"
 
@@ -258,6 +259,12 @@ uint64_t Channels::receives_of() const {
 std::optional<int64_t> Channels::unwanted_tag(int from) const {
   if (from == kAnySource || set_aside_[static_cast<size_t>(from)].empty()) return std::nullopt;
   return set_aside_[static_cast<size_t>(from)].front().envelope.tag;
+}
+
+std::string Channels::unwanted_tags(int from) const {
+  std::vector<int64_t> tags;
+  for (const SetAside& kept : set_aside_[static_cast<size_t>(from)]) tags.push_back(kept.envelope.tag);
+  return text_of_tags(std::move(tags));
 }
 
 void Channels::fail_all(const std::string& why) {

@@ -149,6 +149,11 @@ void Group::find_departed_peers(const Work* waited) {
   const bool left = world_.control(culprit).closed.load(std::memory_order_acquire) != 0;
   Verdict verdict{left ? Verdict::Cause::kLeft : Verdict::Cause::kDied, rank(), culprit};
   tell_where(verdict, waited, queue_.empty() ? 0 : queue_.front()->sequence);
+  if (verdict.message != 0 && !Verdict::exists(world_)) {
+    const std::string tags = channels_.unwanted_tags(culprit);
+    char* const place = world_.mine().abort_text;
+    place[tags.copy(place, sizeof world_.mine().abort_text - 1)] = '\0';
+  }
   verdict.declare(world_);
   progress_locked();
 }

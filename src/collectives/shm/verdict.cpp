@@ -138,16 +138,19 @@ std::string Verdict::text(const World& world) const {
   const std::string who = rank_name(world, reporter), other = rank_name(world, culprit);
   const std::string where =
       sequence == 0 ? message_text(world, message, message_tag) : announced(world, reporter, sequence);
+  const bool receives = sequence == 0 && message != 0 && !Message::Description(message).is_send;
+  const std::string of_messages = receives ? " " + unreceived(other, who, world.control(reporter).abort_text) : "";
   switch (cause) {
     case Cause::kNone:
       return "no error";
     case Cause::kDied:
       return other + " (" + (culprit == world.rank() ? "this process" : world.watch(culprit).text()) +
              ") ended while " + who + " waited for it in " + where + "; " + last_announced(world, culprit) +
-             ". Look at the end of that rank's output.";
+             ". Look at the end of that rank's output." + of_messages;
     case Cause::kLeft:
       return other + " has already left the group, but " + who + " called " + where + "; " +
-             last_announced(world, culprit) + ". All ranks must call the same operations.";
+             last_announced(world, culprit) +
+             (of_messages.empty() ? ". All ranks must call the same operations." : "." + of_messages);
     case Cause::kMismatch:
       return "ranks disagree on operation " + std::to_string(sequence) + ": " + who + " called " +
              called(world, reporter, sequence) + ", " + other + " called " + called(world, culprit, sequence) +
