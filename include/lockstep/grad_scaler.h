@@ -36,7 +36,8 @@ struct GradScalerOptions {
 ///
 /// All ranks skip the same steps and have the same scale, whichever rank found infinity and whether or not its
 /// gradients were averaged (no_sync, post-local SGD, parameters_to_ignore). For this, unscale(), or a step() without
-/// it, is a collective of 16 bytes, which every rank must call, also from the `shadow` of join().
+/// it, is a collective of 24 bytes, which every rank must call, also from the `shadow` of join(). There a rank that ran
+/// backward without scale() while others scaled is an Error on all ranks: the sum would have parts of two scales.
 ///
 /// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them; step() says
 /// so.
@@ -82,11 +83,14 @@ class GradScaler {
   };
   /// {infinity or NaN found, gradient found} on this rank, after unscaling.
   at::Tensor unscale_local(torch::optim::Optimizer& optimizer) const;
+  /// Every rank of `ranks` calls it once one of them has scaled and another one seems not to have: throws Error if so.
+  void refuse_unscaled(const Group& ranks, torch::optim::Optimizer& optimizer, std::optional<bool> contributed) const;
 
   GradScalerOptions options_;
   std::optional<Group> group_;
   float scale_;  ///< a float in Python too
   int64_t growth_tracker_ = 0;
+  mutable bool scaled_ = false;  ///< scale() was called since update()
   std::map<const torch::optim::Optimizer*, Found> found_;  ///< since update()
 };
 

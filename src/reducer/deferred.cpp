@@ -51,10 +51,21 @@ void Reducer::accept(const TensorSet& parameters) {
 std::optional<Group> Reducer::ranks_that_reduce(const TensorSet& parameters) const {
   const MutexLock lock(mutex_);
   if (fixed_.group.world_size() == 1 || message_.facts.joining || passes_.since_reduction != 0) return std::nullopt;
-  const bool follows = std::any_of(fixed_.tensors.begin(), fixed_.tensors.end(), [&](const at::Tensor& tensor) {
+  return follows(parameters) ? std::optional(fixed_.group) : std::nullopt;
+}
+
+std::optional<bool> Reducer::has_contributed(const TensorSet& parameters) const {
+  if (!follows(parameters)) return std::nullopt;
+  const MutexLock lock(mutex_);
+  if (virtual_) return false;  // of several shares of a step, each may have skipped
+  if (passes_.since_reduction > 0) return true;
+  return deferral_ ? awaits_step() : message_.facts.took_part() && reductions_ > 0;
+}
+
+bool Reducer::follows(const TensorSet& parameters) const {
+  return std::any_of(fixed_.tensors.begin(), fixed_.tensors.end(), [&](const at::Tensor& tensor) {
     return parameters.contains(tensor.unsafeGetTensorImpl());
   });
-  return follows ? std::optional(fixed_.group) : std::nullopt;
 }
 
 std::string Reducer::change_of_gradient(size_t parameter) const {

@@ -21,8 +21,9 @@ Registry& registry() {
 }  // namespace
 
 AcceptingGradients::AcceptingGradients(std::function<void(const TensorSet& parameters)> accept,
-                                       std::function<std::optional<Group>(const TensorSet& parameters)> ranks)
-    : accept_(std::move(accept)), ranks_(std::move(ranks)) {
+                                       std::function<std::optional<Group>(const TensorSet& parameters)> ranks,
+                                       std::function<std::optional<bool>(const TensorSet& parameters)> contributed)
+    : accept_(std::move(accept)), ranks_(std::move(ranks)), contributed_(std::move(contributed)) {
   const MutexLock lock(registry().mutex);
   registry().list.push_back(this);
 }
@@ -42,6 +43,14 @@ std::optional<Group> ranks_that_reduce(const TensorSet& parameters) {
   for (const AcceptingGradients* one : registry().list)
     if (const auto ranks = one->ranks_(parameters)) return ranks;
   return std::nullopt;
+}
+
+std::optional<bool> has_contributed(const TensorSet& parameters) {
+  const MutexLock lock(registry().mutex);
+  std::optional<bool> any;
+  for (const AcceptingGradients* one : registry().list)
+    if (const auto contributed = one->contributed_(parameters)) any = any.value_or(false) || *contributed;
+  return any;
 }
 
 }  // namespace lockstep

@@ -38,11 +38,12 @@ inline uint64_t mark_of(const at::Tensor& gradient) {
 
 using TensorSet = std::unordered_set<const c10::TensorImpl*>;
 
-/// While it lives, accept_gradients() calls `accept`, and ranks_that_reduce() `ranks`.
+/// While it lives, accept_gradients() calls `accept`, ranks_that_reduce() `ranks`, and has_contributed() `contributed`.
 class AcceptingGradients {
  public:
   AcceptingGradients(std::function<void(const TensorSet& parameters)> accept,
-                     std::function<std::optional<Group>(const TensorSet& parameters)> ranks);
+                     std::function<std::optional<Group>(const TensorSet& parameters)> ranks,
+                     std::function<std::optional<bool>(const TensorSet& parameters)> contributed);
   ~AcceptingGradients();
   AcceptingGradients(const AcceptingGradients&) = delete;
   AcceptingGradients& operator=(const AcceptingGradients&) = delete;
@@ -50,8 +51,10 @@ class AcceptingGradients {
  private:
   friend void accept_gradients(const TensorSet& parameters);
   friend std::optional<Group> ranks_that_reduce(const TensorSet& parameters);
+  friend std::optional<bool> has_contributed(const TensorSet& parameters);
   const std::function<void(const TensorSet& parameters)> accept_;
   const std::function<std::optional<Group>(const TensorSet& parameters)> ranks_;
+  const std::function<std::optional<bool>(const TensorSet& parameters)> contributed_;
 };
 
 /// This library has changed the gradients of these parameters, on all ranks in the same way: where an optimizer sums
@@ -62,5 +65,9 @@ void accept_gradients(const TensorSet& parameters);
 /// that all of them are at this place now. None: the gradients are this process's own, or ranks may have run out of
 /// inputs.
 std::optional<Group> ranks_that_reduce(const TensorSet& parameters);
+
+/// Whether backward passes of this rank are certain to be in the gradients of some of these parameters: false where it
+/// skipped its step or had run out of inputs. None: no reducer follows them.
+std::optional<bool> has_contributed(const TensorSet& parameters);
 
 }  // namespace lockstep

@@ -303,6 +303,8 @@ class Reducer {
   std::string change_between_passes() const LOCKSTEP_REQUIRES(mutex_);
   std::string change_of_gradient(size_t parameter) const LOCKSTEP_REQUIRES(mutex_);
   std::optional<Group> ranks_that_reduce(const TensorSet& parameters) const;
+  std::optional<bool> has_contributed(const TensorSet& parameters) const;
+  bool follows(const TensorSet& parameters) const;
   /// Gradients that somebody has taken away since backward, by parameter.
   std::vector<bool> dropped_gradients() const LOCKSTEP_REQUIRES(mutex_);
   /// Throws on all ranks if ranks have dropped a gradient that others have. `totals`: over the ranks, 1 for a gradient
@@ -359,7 +361,8 @@ class Reducer {
   std::shared_ptr<void> leaf_watch_;
 
   const AcceptingGradients accepting_{[this](const TensorSet& parameters) { accept(parameters); },
-                                      [this](const TensorSet& parameters) { return ranks_that_reduce(parameters); }};
+                                      [this](const TensorSet& parameters) { return ranks_that_reduce(parameters); },
+                                      [this](const TensorSet& parameters) { return has_contributed(parameters); }};
   std::vector<std::unique_ptr<GradientHook>> hooks_;  ///< last, so that they are destroyed first
 };
 

@@ -9,6 +9,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/rank_names.h"
 #include "rank_page/operation_label.h"
 #include "reducer/gradient_marks.h"
 
@@ -64,6 +65,7 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options), scale_(st
 GradScaler::GradScaler(const Group& group, GradScalerOptions options) : GradScaler(options) { group_ = group; }
 
 at::Tensor GradScaler::scale(const at::Tensor& outputs) const {
+  scaled_ = true;
   return options_.enabled ? outputs * at::scalar_tensor(scale_, outputs.options().dtype(at::kFloat)) : outputs;
 }
 
@@ -82,6 +84,23 @@ at::Tensor GradScaler::unscale_local(torch::optim::Optimizer& optimizer) const {
   return result;
 }
 
+void GradScaler::refuse_unscaled(const Group& ranks, torch::optim::Optimizer& optimizer,
+                                 std::optional<bool> contributed) const {
+  // Gradients that no reducer follows may be zeros that a rank without a backward has kept.
+  bool unscaled = !scaled_ && contributed.value_or(true);
+  if (unscaled && !contributed) {
+    unscaled = false;
+    for (const auto& [kind, gradients] : gradients_of(optimizer))
+      for (const at::Tensor& gradient : gradients) unscaled = unscaled || gradient.any().item<bool>();
+  }
+  const auto told = ranks.all_gather_bytes(unscaled ? "unscaled" : scaled_ ? "scaled" : "");
+  if (std::find(told.begin(), told.end(), "unscaled") == told.end()) return;
+  throw Error("GradScaler: " + ranks_with(told, std::string("unscaled")) +
+              " ran backward without scale() since the last update(), and " + ranks_with(told, std::string("scaled")) +
+              " with it, so the gradients have different scales. Call scaler.scale(loss).backward() on every rank; one "
+              "without a batch calls skip_step() in place of its backward");
+}
+
 void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) return;
   const auto before = found_.find(&optimizer);
@@ -95,13 +114,18 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   const OperationLabel label("the gradient scaler");
   if (const auto ranks = group_ ? group_ : ranks_that_reduce(parameters)) {
     // With the largest scale and the largest of their negatives: gradients divided by different numbers have no mean.
-    const at::Tensor said = at::cat({found, at::tensor({scale_, -scale_})});
+    // The last two: a rank has scaled its loss, and one with gradients of its own has not.
+    const std::optional<bool> contributed = has_contributed(parameters);
+    const bool unscaled = !scaled_ && contributed.value_or(found[1].item<float>() > 0);
+    const at::Tensor said =
+        at::cat({found, at::tensor({scale_, -scale_, scaled_ ? 1.0F : 0.0F, unscaled ? 1.0F : 0.0F})});
     ranks->all_reduce(said, ReduceOp::kMax);
     found.copy_(said.narrow(0, 0, 2));
     if (const auto largest = said[2].item<float>(), smallest = -said[3].item<float>(); largest != smallest)
       throw Error(c10::str("GradScaler: the ranks have different scales, from ", smallest, " to ", largest,
                            "; make it with the same options and load the same state on every rank, and give update() "
                            "the same new_scale"));
+    if (said[4].item<float>() > 0 && said[5].item<float>() > 0) refuse_unscaled(*ranks, optimizer, contributed);
   }
   TORCH_CHECK(found[1].item<float>() > 0,
               "GradScaler: no parameter of the optimizer has a gradient; call backward() first. With "
@@ -129,6 +153,7 @@ void GradScaler::update(std::optional<double> new_scale) {
   const bool infinity =
       std::any_of(found_.begin(), found_.end(), [](const auto& entry) { return entry.second.infinity; });
   found_.clear();
+  scaled_ = false;
   if (new_scale) {
     check_scale("update(): new_scale", *new_scale);
     scale_ = static_cast<float>(*new_scale);

@@ -1,6 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include <ATen/autocast_mode.h>
 #include <torch/optim.h>
@@ -216,6 +220,87 @@ TEST(GradScalerTest, RefusesScalesThatDifferByRankOrAreNoFloats) {
           EXPECT_TRUE(weight.equal(at::ones({2})));
         },
         std::chrono::seconds(20), {.backend = engine.backend, .announce = false});
+}
+
+const std::vector<Engine> kSeveral{{2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}};
+
+/// What the scaler's step throws where the last rank ran backward without scale().
+std::string said_of_unscaled(const std::function<bool()>& step) {
+  try {
+    step();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string expected_of_unscaled(int world_size) {
+  return "GradScaler: rank " + std::to_string(world_size - 1) + " ran backward without scale() since the last update(), and " +
+         (world_size == 2 ? "rank 0" : "ranks 0, 1") + " with it, so the gradients have different scales.";
+}
+
+TEST(GradScalerTest, NamesARankThatHasNotScaled) {
+  for (const Engine& engine : kSeveral)
+    for (const bool replicated : {true, false})
+      run_ranks(engine, [&](Context& context) {
+        auto model = make_model("plain");
+        std::optional<decltype(DistributedDataParallel(model, context))> replica;
+        if (replicated) replica.emplace(model, context);
+        auto optimizer = make_sgd(*model);
+        GradScaler scaler(context.group(), {.init_scale = 1024});
+        for (int step = 0; step < 3; ++step) {
+          optimizer.zero_grad();
+          const at::Tensor loss = loss_of(*model, batch(step, context.rank()), 0, 0);
+          const bool forgets = step == 2 && context.rank() == context.world_size() - 1;
+          (forgets ? loss : scaler.scale(loss)).backward();
+          const std::string text = said_of_unscaled([&] { return scaler.step(optimizer); });
+          EXPECT_EQ(text.substr(0, text.find(" Call scaler.scale")), step < 2 ? "" : expected_of_unscaled(context.world_size()));
+          if (step < 2) scaler.update();
+        }
+      });
+}
+
+/// All of these are right, though not every rank calls scale() equally often.
+TEST(GradScalerTest, LetsRanksWithoutABackwardAndScalesByHandBe) {
+  for (const Engine& engine : kSeveral)
+    run_ranks(engine, [](Context& context) {
+      auto model = make_model("plain");
+      DistributedDataParallel replica(model, context);
+      auto optimizer = make_sgd(*model);
+      GradScaler scaler(context.group(), {.init_scale = 1024});
+      const bool last = context.rank() == context.world_size() - 1;
+      const auto loss = [&](int step) { return loss_of(*model, batch(step, context.rank()), 0, 0); };
+      const auto end_step = [&] {
+        scaler.step(optimizer);
+        scaler.update();
+        optimizer.zero_grad();
+      };
+      last ? replica.skip_step() : scaler.scale(loss(0)).backward();
+      end_step();
+      for (int pass = 0; pass < 2; ++pass) {
+        const auto accumulation = replica.no_sync();
+        scaler.scale(loss(1)).backward();
+      }
+      replica.reduce_gradients();
+      end_step();
+      (loss(2) * scaler.get_scale()).backward();
+      end_step();
+      replica.join([&] {
+        for (int step = 0; step < (last ? 1 : 3); ++step) {
+          scaler.scale(loss(step)).backward();
+          end_step();
+        }
+      }, {.shadow = end_step});
+      // Without a replica, where zero_grad() has left zeros on a rank without a backward.
+      const at::Tensor weight = at::ones({2}).requires_grad_();
+      torch::optim::SGD own({weight}, 0.1);
+      scaler.scale(weight.sum()).backward();
+      own.zero_grad(/*set_to_none=*/false);
+      scaler.step(own);
+      scaler.update();
+      if (!last) scaler.scale(weight.sum()).backward();
+      EXPECT_TRUE(scaler.step(own));
+    });
 }
 
 TEST(GradScalerTest, WorksWithDistributedDataParallelAndClipping) {
