@@ -26,6 +26,8 @@ concept ExampleDataset = requires(const D& dataset, int64_t index) {
 
 namespace detail {
 uint64_t example_seed(const Draw& draw, int64_t index);
+/// Throws c10::Error, naming the example, if this tensor of it is undefined.
+void check_example(const at::Tensor& tensor, int64_t index);
 
 template <ExampleDataset D>
 auto example(const D& dataset, int64_t index, const Draw& draw) {
@@ -72,11 +74,16 @@ class ExampleLoader : public LoaderBase {
   template <ExampleDataset D, typename Collate>
   requires std::convertible_to<std::invoke_result_t<const Collate&, std::vector<ExampleOf<D>>>, B> ExampleLoader(
       D dataset, const Shard& shard, DataLoaderOptions options, Collate collate)
-      : ExampleLoader(std::make_shared<const D>(std::move(dataset)), std::move(collate), shard, std::move(options)) {}
+      : ExampleLoader(std::make_shared<const D>(std::move(dataset)), std::move(collate), shard, std::move(options),
+                      [](const ExampleOf<D>&, int64_t) {}) {}
   template <ExampleDataset D>
   requires std::same_as<B, CollatedOf<D>> ExampleLoader(D dataset, const Shard& shard, DataLoaderOptions options = {})
-      : ExampleLoader(std::move(dataset), shard, std::move(options),
-                      [](std::vector<ExampleOf<D>> examples) { return default_collate(std::move(examples)); }) {}
+      : ExampleLoader(
+            std::make_shared<const D>(std::move(dataset)),
+            [](std::vector<ExampleOf<D>> examples) { return default_collate(std::move(examples)); }, shard,
+            std::move(options), [](ExampleOf<D>& example, int64_t index) {
+              detail::for_each_tensor(example, [index](at::Tensor& tensor) { detail::check_example(tensor, index); });
+            }) {}
 
   /// Starts a pass over this rank's share. What the dataset or the function throws for a batch is rethrown here, or
   /// when the iterator advances to that batch. The loader stays usable.
@@ -84,14 +91,19 @@ class ExampleLoader : public LoaderBase {
   std::default_sentinel_t end() const { return {}; }
 
  private:
-  template <typename D, typename Collate>
-  ExampleLoader(std::shared_ptr<const D> dataset, Collate collate, const Shard& shard, DataLoaderOptions options)
+  /// `check` is called with each example and its index.
+  template <typename D, typename Collate, typename Check>
+  ExampleLoader(std::shared_ptr<const D> dataset, Collate collate, const Shard& shard, DataLoaderOptions options,
+                const Check& check)
       : LoaderBase({.make =
-                        [dataset, collate = std::move(collate)](at::ArrayRef<int64_t> indices, Draw& draw) {
+                        [dataset, collate = std::move(collate), check](at::ArrayRef<int64_t> indices, Draw& draw) {
                           std::vector<ExampleOf<D>> examples;
                           examples.reserve(indices.size());
-                          for (const int64_t index : indices)
-                            examples.push_back(detail::example(*dataset, index, draw));
+                          for (const int64_t index : indices) {
+                            ExampleOf<D> example = detail::example(*dataset, index, draw);
+                            check(example, index);
+                            examples.push_back(std::move(example));
+                          }
                           return std::make_shared<B>(collate(std::move(examples)));
                         },
                     .for_each_tensor = visitor()},

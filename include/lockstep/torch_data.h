@@ -51,7 +51,7 @@ class TorchData : public Dataset {
     std::unique_ptr<D> dataset = source_->take();
     auto made = dataset->get_batch(wanted);
     source_->put_back(std::move(dataset));
-    return batch_of(made);
+    return batch_of(made, indices);
   }
 
  private:
@@ -75,9 +75,9 @@ class TorchData : public Dataset {
     std::vector<std::unique_ptr<D>> idle;
   };
 
-  /// A batch, or a list of examples.
+  /// A batch, or a list of examples, of these indices.
   template <typename Made>
-  static Batch batch_of(const Made& made) {
+  static Batch batch_of(const Made& made, at::ArrayRef<int64_t> indices) {
     Batch batch;
     if constexpr (requires { made.data; }) {
       static_assert(std::same_as<std::remove_cvref_t<decltype(made.data)>, at::Tensor>, "TorchData: data is a tensor");
@@ -86,11 +86,16 @@ class TorchData : public Dataset {
     } else if constexpr (std::same_as<Made, at::Tensor>) {
       batch.data = made;
     } else {
+      TORCH_CHECK(made.size() == indices.size(), "TorchData: the dataset was asked for ", indices.size(),
+                  " samples and returned ", made.size(), "; get_batch() returns one for each index");
       std::vector<at::Tensor> data, targets;
-      for (const auto& example : made) {
-        const Batch one = batch_of(example);
+      for (size_t i = 0; i < indices.size(); ++i) {
+        const Batch one = batch_of(made[i], indices.slice(i, 1));
+        TORCH_CHECK(one.data.defined(), "TorchData: the `data` of sample ", indices[i], " is an undefined tensor");
         data.push_back(one.data);
         if (one.target.defined()) targets.push_back(one.target);
+        TORCH_CHECK(targets.empty() || targets.size() == data.size(), "TorchData: of the samples ", indices[0], " and ",
+                    indices[i], ", one has a `target` and the other one an undefined tensor; give all one, or none");
       }
       batch.data = torch::stack(data);
       if (!targets.empty()) batch.target = torch::stack(targets);

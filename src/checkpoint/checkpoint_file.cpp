@@ -22,6 +22,8 @@ void save_safetensors(const Checkpoint& checkpoint, const std::string& path) {
   std::vector<TensorEntry> entries;
   std::vector<at::Tensor> tensors;
   for (const auto& item : checkpoint.tensors) {
+    if (!item.value().defined())
+      throw Error("cannot save " + path + ": tensor `" + item.key() + "` is an undefined tensor");
     tensors.push_back(item.value().detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous());
     const Dtype* dtype = dtype_of(item.value().scalar_type());
     if (dtype == nullptr)

@@ -1,25 +1,27 @@
 #include <algorithm>
+#include <optional>
+#include <sstream>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/rank_names.h"
 #include "collectives/called_as.h"
-#include "base/hash.h"
 #include "collectives/contains_itself.h"
 #include "collectives/group_state.h"
-
-// Object collectives send lengths first, then bytes. LibTorch's own pickler pickles the values.
 #include "collectives/purpose.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
-namespace lockstep {
+// Object collectives send lengths first, then bytes. LibTorch's own pickler pickles the values.
 //
 // Functions of the library that gather bytes look alike to the engines, which compare kinds and sizes. Where all ranks
 // see all lengths, each length therefore has a hash of its rank's OperationLabel above it, and functions that differ
 // end with an error before any bytes are taken for another function's.
+
+namespace lockstep {
 namespace {
 
 at::Tensor to_tensor(std::string_view bytes) {
@@ -39,8 +41,30 @@ struct Pickled {
   std::string bytes, problem;
 };
 
+/// Where the first undefined tensor of a value is, such as `["weights"][2]`, "" if it is the value itself. None: there
+/// is none.
+std::optional<std::string> place_of_undefined(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() ? std::nullopt : std::optional(std::string());
+  if (value.isGenericDict()) {
+    for (const auto& item : value.toGenericDict())
+      if (const auto found = place_of_undefined(item.value())) {
+        std::ostringstream place;
+        place << '[' << item.key() << ']' << *found;
+        return place.str();
+      }
+  } else if (value.isTuple() || value.isList()) {
+    const auto elements = value.isTuple() ? c10::ArrayRef<c10::IValue>(value.toTupleRef().elements()) : value.toListRef();
+    for (size_t i = 0; i < elements.size(); ++i)
+      if (const auto found = place_of_undefined(elements[i])) return '[' + std::to_string(i) + ']' + *found;
+  }
+  return std::nullopt;
+}
+
 Pickled pickle(const c10::IValue& object) {
   if (contains_itself(object)) return {"", "an object contains itself, so it cannot be sent"};
+  if (const auto place = place_of_undefined(object))
+    return {"", "an object cannot be sent: " +
+                    (place->empty() ? "it is an undefined tensor" : "its element " + *place + " is an undefined tensor")};
   try {
     const std::vector<char> bytes = torch::jit::pickle_save(object);
     return {std::string(bytes.begin(), bytes.end()), ""};
@@ -59,6 +83,32 @@ Pickled pickle(const c10::IValue& object) {
 
 c10::IValue unpickle(const std::string& bytes) {
   return torch::jit::pickle_load(std::vector<char>(bytes.begin(), bytes.end()));
+}
+
+constexpr int kLengthBits = 40;
+constexpr int64_t kLongest = (int64_t{1} << kLengthBits) - 1;
+
+/// 23 bits, above those of a length.
+int64_t hash_of_label() {
+  Hash hash;
+  hash.add(std::string(OperationLabel::current()));
+  return static_cast<int64_t>((hash.value() & 0x7fffff) << kLengthBits);
+}
+
+/// Every rank calls it where they gather for different functions.
+[[noreturn]] void refuse_other_function(const Group& group, const char* operation) {
+  const std::string mine(OperationLabel::current());
+  const OperationLabel none("");
+  const auto purposes = group.all_gather_bytes(mine);
+  std::string text = "ranks disagree on what they gather:";
+  for (size_t rank = 0; rank < purposes.size(); ++rank)
+    if (std::find(purposes.begin(), purposes.begin() + static_cast<std::ptrdiff_t>(rank), purposes[rank]) ==
+        purposes.begin() + static_cast<std::ptrdiff_t>(rank))
+      text += (rank == 0 ? " " : ", ") + ranks_with(purposes, purposes[rank]) + " called " +
+              call_of_purpose(operation + std::string("()"), purposes[rank]);
+  text += ". All ranks must call the same operations in the same order." + advice_on(purposes);
+  own_page().fail(RankFailure::kMismatch, -1, text);
+  throw Error(text);
 }
 
 /// All ranks' lengths, rank by rank.
@@ -92,32 +142,6 @@ template <typename From, typename Function>
 auto map(const std::vector<From>& from, Function function) {
   std::vector<decltype(function(from.front()))> to;
   to.reserve(from.size());
-constexpr int kLengthBits = 40;
-constexpr int64_t kLongest = (int64_t{1} << kLengthBits) - 1;
-
-/// 23 bits, above those of a length.
-int64_t hash_of_label() {
-  Hash hash;
-  hash.add(std::string(OperationLabel::current()));
-  return static_cast<int64_t>((hash.value() & 0x7fffff) << kLengthBits);
-}
-
-/// Every rank calls it where they gather for different functions.
-[[noreturn]] void refuse_other_function(const Group& group, const char* operation) {
-  const std::string mine(OperationLabel::current());
-  const OperationLabel none("");
-  const auto purposes = group.all_gather_bytes(mine);
-  std::string text = "ranks disagree on what they gather:";
-  for (size_t rank = 0; rank < purposes.size(); ++rank)
-    if (std::find(purposes.begin(), purposes.begin() + static_cast<std::ptrdiff_t>(rank), purposes[rank]) ==
-        purposes.begin() + static_cast<std::ptrdiff_t>(rank))
-      text += (rank == 0 ? " " : ", ") + ranks_with(purposes, purposes[rank]) + " called " +
-              call_of_purpose(operation + std::string("()"), purposes[rank]);
-  text += ". All ranks must call the same operations in the same order." + advice_on(purposes);
-  own_page().fail(RankFailure::kMismatch, -1, text);
-  throw Error(text);
-}
-
   for (const auto& element : from) to.push_back(function(element));
   return to;
 }

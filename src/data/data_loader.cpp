@@ -22,6 +22,9 @@ detail::BatchType batches_of(const std::shared_ptr<const Dataset>& dataset) {
   return {.make =
               [dataset](at::ArrayRef<int64_t> indices, Draw& draw) {
                 auto batch = std::make_shared<Batch>(dataset->draw(indices, draw));
+                TORCH_CHECK(batch->data.defined(), "DataLoader: the dataset was asked for ", indices.size(),
+                            " samples, the first of which is sample ", indices.front(),
+                            ", but the `data` that it returned is an undefined tensor");
                 check_rows(batch->data, "data", indices.size());
                 check_rows(batch->target, "target", indices.size());
                 return batch;

@@ -226,6 +226,9 @@ Batch Transformed::get(at::ArrayRef<int64_t> indices) const {
 
 Batch Transformed::draw(at::ArrayRef<int64_t> indices, Draw& draw) const {
   Batch batch = dataset_->draw(indices, draw);
+  TORCH_CHECK(batch.data.defined() || indices.empty(), "Transformed: the dataset was asked for ", indices.size(),
+              " samples, the first of which is sample ", indices[0],
+              ", but the `data` that it returned is an undefined tensor");
   const auto start = Clock::now();
   std::vector<uint64_t> seeds(indices.size());
   for (size_t place = 0; place < chain_.size(); ++place) {

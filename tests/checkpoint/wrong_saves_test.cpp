@@ -6,9 +6,11 @@
 #include <thread>
 
 #include <ATen/ATen.h>
+#include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <torch/nn.h>
 
+#include <lockstep/checkpoint.h>
 #include <lockstep/checkpointer.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/ema.h>
@@ -46,6 +48,60 @@ class WrongSaves : public ::testing::TestWithParam<Engine> {
 INSTANTIATE_TEST_SUITE_P(Engines, WrongSaves,
                          ::testing::Values(Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}),
                          [](const auto& info) { return testing::name_of(info.param); });
+
+TEST_P(WrongSaves, OnOneRankAloneAreNamed) {
+  run_ranks(GetParam(), [&](Context& context) {
+    int64_t value = 10;
+    Checkpointer checkpointer(path(), context.group());
+    checkpointer.add("value", value);
+    const bool odd = context.rank() == last(context);
+    const std::string text = failure([&] { odd ? checkpointer.save(1) : context.group().barrier(); });
+    expect_in(text, "rank " + std::to_string(last(context)) + " called all_gather_bytes() of Checkpointer::save()");
+    expect_in(text, " called barrier()");
+    expect_in(text, ". Where one rank calls Checkpointer::save(), every rank must, in the same order.");
+  });
+}
+
+TEST_P(WrongSaves, AnUndefinedTensorIsNamed) {
+  run_ranks(GetParam(), [&](Context& context) {
+    const auto object = [](const at::Tensor& bias) {
+      c10::impl::GenericDict state(c10::AnyType::get(), c10::AnyType::get());
+      state.insert(std::string("weight"), at::ones({2}));
+      state.insert(std::string("bias"), bias);
+      return c10::IValue(state);
+    };
+    for (const Scope scope : {Scope::kAllRanks, Scope::kEachRank, Scope::kRankZero}) {
+      // On all ranks, and on one alone.
+      for (const bool everywhere : {true, false}) {
+        if (!everywhere && scope == Scope::kRankZero) continue;  // of the others it saves nothing
+        const std::string folder = "gap" + std::to_string(static_cast<int>(scope)) + std::to_string(everywhere);
+        Checkpointer checkpointer(path(folder), context.group());
+        const bool gap = everywhere || context.rank() == last(context);
+        checkpointer.add("part", Checkpointer::Part{.save = [&] { return object(gap ? at::Tensor() : at::ones({2})); },
+                                                    .load = [](const c10::IValue&) {}},
+                         scope);
+        const std::string text = failure([&] { checkpointer.save(1); });
+        expect_in(text, "part");
+        expect_in(text, "bias");
+        expect_in(text, "undefined");
+        EXPECT_EQ(text.find("INTERNAL ASSERT"), std::string::npos) << text;
+      }
+    }
+    StateDict state;
+    state.insert("weight", at::ones({2}));
+    state.insert("bias", at::Tensor());
+    for (const char* name : {"state.pt", "state.safetensors"}) {
+      std::string text;
+      try {
+        save(state, path(std::to_string(context.rank()) + name));
+      } catch (const std::exception& error) {
+        text = error.what();
+      }
+      expect_in(text, "`bias`");
+      expect_in(text, "undefined tensor");
+    }
+  });
+}
 
 TEST_P(WrongSaves, ANewRunInAnOldFolder) {
   run_ranks(GetParam(), [&](Context& context) {

@@ -159,6 +159,30 @@ TEST_P(Rules, AnObjectThatContainsItselfIsRefusedOnAllRanks) {
   });
 }
 
+/// LibTorch's pickler has only raw words for it.
+TEST_P(Rules, AnUndefinedTensorInAnObjectIsNamedOnAllRanks) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group& group = context.group();
+    const int root = context.world_size() - 1;
+    c10::impl::GenericDict inner(c10::AnyType::get(), c10::AnyType::get());
+    inner.insert(std::string("weight"), at::ones({2}));
+    inner.insert(std::string("bias"), at::Tensor());
+    c10::impl::GenericList list(c10::AnyType::get());
+    list.push_back(int64_t{1});
+    list.push_back(inner);
+    const std::pair<c10::IValue, std::string> wrong[] = {
+        {at::Tensor(), "it is an undefined tensor"},
+        {list, "its element [1][bias] is an undefined tensor"},
+        {std::vector<at::Tensor>{at::ones({1}), at::Tensor()}, "its element [1] is an undefined tensor"}};
+    for (const auto& [object, problem] : wrong) {
+      const c10::IValue mine = context.rank() == root ? object : c10::IValue(7);
+      const std::string expected = "rank " + std::to_string(root) + ": an object cannot be sent: " + problem;
+      expect_part("broadcast_object: " + expected, text_of_error([&] { (void)group.broadcast_object(mine, root); }));
+      expect_part("all_gather_object: " + expected, text_of_error([&] { (void)group.all_gather_object(mine); }));
+    }
+  });
+}
+
 int mapped_segments() {
   std::ifstream maps("/proc/self/maps");
   int count = 0;

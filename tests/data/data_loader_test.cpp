@@ -6,6 +6,7 @@
 #include <lockstep/datasets.h>
 #include <lockstep/error.h>
 #include <lockstep/progress.h>
+#include <lockstep/transforms.h>
 
 #include <algorithm>
 #include <array>
@@ -19,6 +20,7 @@
 #include "base/clock.h"
 #include "data/idx_writer.h"
 #include "data/numbers.h"
+#include "support/complaint.h"
 
 namespace lockstep {
 namespace {
@@ -311,6 +313,26 @@ TEST(DataLoader, AnExceptionArrivesAtItsBatch) {
       EXPECT_EQ(text, "unlucky");
       EXPECT_EQ(batches, 3);
     }
+  }
+}
+
+TEST(DataLoader, ABatchWithoutDataIsNamed) {
+  struct Empty : Numbers {
+    using Numbers::Numbers;
+    Batch get(at::ArrayRef<int64_t> indices) const override {
+      return indices.front() == 8 ? Batch{} : Numbers::get(indices);
+    }
+  };
+  for (const int workers : {0, 2}) {
+    DataLoader loader(Empty(20), Shard(0, 1), {.batch_size = 4, .workers = workers});
+    EXPECT_EQ(testing::complaint([&] { one_pass(loader); }),
+              "DataLoader: the dataset was asked for 4 samples, the first of which is sample 8, but the `data` that it "
+              "returned is an undefined tensor");
+    DataLoader transformed(Transformed(Empty(20), {[](at::Tensor images, at::ArrayRef<uint64_t>) { return images; }}),
+                           Shard(0, 1), {.batch_size = 4, .workers = workers});
+    EXPECT_EQ(testing::complaint([&] { one_pass(transformed); }),
+              "Transformed: the dataset was asked for 4 samples, the first of which is sample 8, but the `data` that it "
+              "returned is an undefined tensor");
   }
 }
 

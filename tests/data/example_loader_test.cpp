@@ -142,7 +142,30 @@ TEST(DefaultCollate, SaysWhatDoesNotFit) {
   EXPECT_NE(of({{{"a", three}}, {{"b", three}}}).find("an example has no `a`"), std::string::npos);
   EXPECT_NE(of({{{"a", three}}, {{"a", three}, {"b", three}}}).find("an example has 2 keys, and the first"),
             std::string::npos);
-  EXPECT_NE(of({{{"a", at::Tensor()}}}).find("no tensor"), std::string::npos);
+  EXPECT_EQ(of({{{"a", three}}, {{"a", at::Tensor()}}}), "default_collate: example 1 of a batch has an undefined tensor");
+  EXPECT_EQ(of({{{"a", at::Tensor()}}, {{"a", three}}}), "default_collate: example 0 of a batch has an undefined tensor");
+}
+
+TEST(ExampleLoader, AnExampleWithoutItsTensorIsNamed) {
+  struct Gaps {
+    int64_t size() const { return 8; }
+    Sentence get(int64_t index) const { return {{"a", at::ones({2})}, {"b", index == 5 ? at::Tensor() : at::ones({2})}}; }
+  };
+  for (const int workers : {0, 2}) {
+    int64_t batches = 0;
+    ExampleLoader loader(Gaps(), Shard(0, 1), {.batch_size = 3, .workers = workers});
+    EXPECT_EQ(complaint([&] {
+                for (auto& batch : loader) batches += static_cast<int64_t>(batch.size()) / 2;
+              }),
+              "ExampleLoader: example 5 of the dataset has an undefined tensor; get() gives every tensor a value");
+    EXPECT_EQ(batches, 1);
+    // A function of the program's may do without.
+    ExampleLoader own(Gaps(), Shard(0, 1), {.batch_size = 3, .workers = workers},
+                      [](const std::vector<Sentence>& examples) { return static_cast<int64_t>(examples.size()); });
+    int64_t samples = 0;
+    for (const int64_t taken : own) samples += taken;
+    EXPECT_EQ(samples, 8);
+  }
 }
 
 TEST(ExampleLoader, WithoutAFunctionExamplesAreStacked) {

@@ -10,6 +10,7 @@
 #include <lockstep/datasets.h>
 
 #include "data/idx_writer.h"
+#include "support/complaint.h"
 
 // Datasets of torch::data as those of a DataLoader. Both MNISTs read the same files.
 
@@ -108,6 +109,32 @@ TEST(TorchDataOfTensors, HasBatchesWithoutATarget) {
       else
         check(DataLoader(TorchData(Pairs()), Shard(1, 3), options));
     }
+}
+
+/// Sample 3 has no data, or sample 2 no target.
+class Gaps : public data::datasets::Dataset<Gaps> {
+ public:
+  explicit Gaps(bool of_data) : of_data_(of_data) {}
+  data::Example<> get(size_t index) override {
+    return {of_data_ && index == 3 ? at::Tensor() : at::ones({2}), !of_data_ && index == 2 ? at::Tensor() : at::ones({1})};
+  }
+  std::optional<size_t> size() const override { return 4; }
+
+ private:
+  bool of_data_;
+};
+
+TEST(TorchDataWithGaps, NamesTheSample) {
+  const auto said = [](bool of_data) {
+    DataLoader loader(TorchData(Gaps(of_data)), Shard(0, 1), {.batch_size = 4});
+    return testing::complaint([&] {
+      for (const Batch& batch : loader) static_cast<void>(batch);
+    });
+  };
+  EXPECT_EQ(said(true), "TorchData: the `data` of sample 3 is an undefined tensor");
+  EXPECT_EQ(said(false),
+            "TorchData: of the samples 0 and 2, one has a `target` and the other one an undefined tensor; give all one, "
+            "or none");
 }
 
 TEST(TorchDataOfUnknownSize, IsRefused) {
