@@ -143,7 +143,8 @@ std::string MessageWatch::unreceived_from(int rank) const {
   try {
     if (!store_->check({key_of_tags(rank, rank_)})) return "";
     const std::string sender = "rank " + std::to_string(rank), receiver = "rank " + std::to_string(rank_);
-    return sender + " has left the group. " + unreceived(sender, receiver, store_->get_to_str(key_of_tags(rank, rank_)));
+    const std::string tags = store_->get_to_str(key_of_tags(rank, rank_));
+    return sender + " has left the group. " + unreceived(sender, receiver, tags);
   } catch (const std::exception&) {
     return "";
   }
