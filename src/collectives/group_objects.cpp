@@ -53,7 +53,8 @@ std::optional<std::string> place_of_undefined(const c10::IValue& value) {
         return place.str();
       }
   } else if (value.isTuple() || value.isList()) {
-    const auto elements = value.isTuple() ? c10::ArrayRef<c10::IValue>(value.toTupleRef().elements()) : value.toListRef();
+    const auto elements =
+        value.isTuple() ? c10::ArrayRef<c10::IValue>(value.toTupleRef().elements()) : value.toListRef();
     for (size_t i = 0; i < elements.size(); ++i)
       if (const auto found = place_of_undefined(elements[i])) return '[' + std::to_string(i) + ']' + *found;
   }
@@ -62,9 +63,10 @@ std::optional<std::string> place_of_undefined(const c10::IValue& value) {
 
 Pickled pickle(const c10::IValue& object) {
   if (contains_itself(object)) return {"", "an object contains itself, so it cannot be sent"};
-  if (const auto place = place_of_undefined(object))
-    return {"", "an object cannot be sent: " +
-                    (place->empty() ? "it is an undefined tensor" : "its element " + *place + " is an undefined tensor")};
+  if (const auto place = place_of_undefined(object)) {
+    const std::string what = place->empty() ? "it" : "its element " + *place;
+    return {"", "an object cannot be sent: " + what + " is an undefined tensor"};
+  }
   try {
     const std::vector<char> bytes = torch::jit::pickle_save(object);
     return {std::string(bytes.begin(), bytes.end()), ""};

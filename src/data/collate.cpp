@@ -10,8 +10,8 @@ namespace detail {
 at::Tensor stack_examples(const std::vector<at::Tensor>& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     TORCH_CHECK(tensors[i].defined(), "default_collate: example ", i, " of a batch has an undefined tensor");
-    TORCH_CHECK(tensors[i].sizes() == tensors[0].sizes(), "default_collate: example ", i, " of a batch has a tensor of ",
-                tensors[i].sizes(), ", and the first one of ", tensors[0].sizes(),
+    TORCH_CHECK(tensors[i].sizes() == tensors[0].sizes(), "default_collate: example ", i,
+                " of a batch has a tensor of ", tensors[i].sizes(), ", and the first one of ", tensors[0].sizes(),
                 "; give the loader a function that makes a batch of them, for example by padding");
   }
   return at::stack(tensors);

@@ -142,14 +142,18 @@ TEST(DefaultCollate, SaysWhatDoesNotFit) {
   EXPECT_NE(of({{{"a", three}}, {{"b", three}}}).find("an example has no `a`"), std::string::npos);
   EXPECT_NE(of({{{"a", three}}, {{"a", three}, {"b", three}}}).find("an example has 2 keys, and the first"),
             std::string::npos);
-  EXPECT_EQ(of({{{"a", three}}, {{"a", at::Tensor()}}}), "default_collate: example 1 of a batch has an undefined tensor");
-  EXPECT_EQ(of({{{"a", at::Tensor()}}, {{"a", three}}}), "default_collate: example 0 of a batch has an undefined tensor");
+  EXPECT_EQ(of({{{"a", three}}, {{"a", at::Tensor()}}}),
+            "default_collate: example 1 of a batch has an undefined tensor");
+  EXPECT_EQ(of({{{"a", at::Tensor()}}, {{"a", three}}}),
+            "default_collate: example 0 of a batch has an undefined tensor");
 }
 
 TEST(ExampleLoader, AnExampleWithoutItsTensorIsNamed) {
   struct Gaps {
     int64_t size() const { return 8; }
-    Sentence get(int64_t index) const { return {{"a", at::ones({2})}, {"b", index == 5 ? at::Tensor() : at::ones({2})}}; }
+    Sentence get(int64_t index) const {
+      return {{"a", at::ones({2})}, {"b", index == 5 ? at::Tensor() : at::ones({2})}};
+    }
   };
   for (const int workers : {0, 2}) {
     int64_t batches = 0;

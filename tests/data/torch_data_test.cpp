@@ -116,7 +116,8 @@ class Gaps : public data::datasets::Dataset<Gaps> {
  public:
   explicit Gaps(bool of_data) : of_data_(of_data) {}
   data::Example<> get(size_t index) override {
-    return {of_data_ && index == 3 ? at::Tensor() : at::ones({2}), !of_data_ && index == 2 ? at::Tensor() : at::ones({1})};
+    return {of_data_ && index == 3 ? at::Tensor() : at::ones({2}),
+            !of_data_ && index == 2 ? at::Tensor() : at::ones({1})};
   }
   std::optional<size_t> size() const override { return 4; }
 

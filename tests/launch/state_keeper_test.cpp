@@ -20,7 +20,8 @@ struct Machines : RankPlaces {
   void leave_out(int) override {}
   std::string launch_command() const override { return ""; }
   KeptState keep_state(const std::string& other_folder, bool is_sound) override {
-    return {.step = step, .path = (is_sound ? "/checkpoints" : other_folder) + "/step", .path_step = step, .written = true};
+    const std::string folder = is_sound ? "/checkpoints" : other_folder;
+    return {.step = step, .path = folder + "/step", .path_step = step, .written = true};
   }
   void end(int) override {}
 

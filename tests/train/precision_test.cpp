@@ -235,8 +235,8 @@ std::string said_of_unscaled(const std::function<bool()>& step) {
 }
 
 std::string expected_of_unscaled(int world_size) {
-  return "GradScaler: rank " + std::to_string(world_size - 1) + " ran backward without scale() since the last update(), and " +
-         (world_size == 2 ? "rank 0" : "ranks 0, 1") + " with it, so the gradients have different scales.";
+  return "GradScaler: rank " + std::to_string(world_size - 1) +
+         " ran backward without scale() since the last update(), and " + (world_size == 2 ? "rank 0" : "ranks 0, 1") + " with it, so the gradients have different scales.";
 }
 
 TEST(GradScalerTest, NamesARankThatHasNotScaled) {
@@ -254,7 +254,8 @@ TEST(GradScalerTest, NamesARankThatHasNotScaled) {
           const bool forgets = step == 2 && context.rank() == context.world_size() - 1;
           (forgets ? loss : scaler.scale(loss)).backward();
           const std::string text = said_of_unscaled([&] { return scaler.step(optimizer); });
-          EXPECT_EQ(text.substr(0, text.find(" Call scaler.scale")), step < 2 ? "" : expected_of_unscaled(context.world_size()));
+          EXPECT_EQ(text.substr(0, text.find(" Call scaler.scale")),
+                    step < 2 ? "" : expected_of_unscaled(context.world_size()));
           if (step < 2) scaler.update();
         }
       });

@@ -324,7 +324,8 @@ KeptState keep_state(int memory, const std::string& other_folder, bool is_sound)
       kept.step = slot.header.step;
       const std::string folder = place_of(left, slot.header.owner);
       if (folder.empty()) kept.problem = "it is not known where its Checkpointer saves";
-      if (!is_sound) kept.problem = "the replicas had diverged or a value was not finite, so look at it before you resume it";
+      if (!is_sound)
+        kept.problem = "the replicas had diverged or a value was not finite, so look at it before you resume it";
       if (is_sound && !folder.empty() && keep_in(folder, *state, kept)) return kept;
       if (!other_folder.empty()) keep_in(other_folder, *state, kept);
       return kept;

@@ -81,7 +81,8 @@ std::string FlightRecorder::mismatch(const Dumps& dumps) {
     for (const Entry& entry : dump ? dump->history : std::deque<Entry>())
       for (const auto& other : dumps) {
         const Entry* theirs = other ? other->entry(entry.number) : nullptr;
-        if (theirs != nullptr && theirs->text != entry.text) first = std::min(first.value_or(entry.number), entry.number);
+        if (theirs != nullptr && theirs->text != entry.text)
+          first = std::min(first.value_or(entry.number), entry.number);
       }
   if (!first) return "";
   std::vector<std::string> texts, purposes;
