@@ -7,15 +7,6 @@
 #include "optim/common_trouble.h"
 
 namespace lockstep::detail {
-namespace {
-
-constexpr const char* kSharedChanged =
-    "parameters were changed, but not by step() of the ZeroRedundancyOptimizer that was made from this model with "
-    "shared_parameters = true: all ranks share one copy of them, so what each rank changes, as another optimizer does, "
-    "is changed once for every rank. Let only its step() change them, or destroy it; make any other change on one rank "
-    "and then call broadcast_parameters(), with that rank, on every rank";
-
-}  // namespace
 
 ParameterWatch::ParameterWatch(const Areas& areas, bool shared)
     : areas_(areas),
@@ -54,16 +45,29 @@ void ParameterWatch::step_ended() {
   seen_ = seen_of(std::vector<uint64_t>(noted, noted + areas_.ranks()));
 }
 
+void ParameterWatch::check_shared_copy(const Seen& now) const {
+  TORCH_CHECK(!seen_ || !changed(*seen_, now),
+              "parameters were changed, but not by step() of the ZeroRedundancyOptimizer that was made from this model "
+              "with shared_parameters = true: all ranks share one copy of them, so what each rank changes, as another "
+              "optimizer does, is changed once for every rank. Let only its step() change them, or destroy it; make any "
+              "other change on one rank and then call broadcast_parameters(), with that rank, on every rank");
+}
+
 std::string ParameterWatch::trouble() const {
-  return shared_ && seen_ && changed(*seen_, look()) ? kSharedChanged : "";
+  if (!shared_) return "";
+  try {
+    check_shared_copy(look());
+    return "";
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
 }
 
 void ParameterWatch::backward_begins(bool awaits_step) {
   const Seen now = look();
+  if (shared_) check_shared_copy(now);
   const std::optional<Seen> before = std::exchange(seen_, now);
-  if (!(shared_ || awaits_step) || !before || !changed(*before, now)) return;
-  TORCH_CHECK(!shared_, kSharedChanged);
-  TORCH_CHECK(false,
+  TORCH_CHECK(shared_ || !awaits_step || !before || !changed(*before, now),
               "parameters were changed after a backward, but not by step() of the ZeroRedundancyOptimizer that was made "
               "from this model: while it is there, backward leaves each rank's own gradients in .grad, and only its "
               "step() takes their mean, so ranks that step by another optimizer train apart. Call its step(), or "

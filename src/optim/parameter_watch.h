@@ -40,6 +40,8 @@ class ParameterWatch {
     uint64_t sample, versions, changes;
   };
   Seen look() const;
+  /// TORCH_CHECK fails if the shared copy has changed.
+  void check_shared_copy(const Seen& now) const;
   /// Of the samples of all slices, in the order of ranks.
   Seen seen_of(const std::vector<uint64_t>& samples) const;
   bool changed(const Seen& before, const Seen& now) const {
