@@ -108,6 +108,10 @@ void __tsan_write_range(void* address, size_t bytes) { write(address, bytes); }
     return atomic_change(word, order,                                                                              \
                          [&](uint##bits##_t found) { return static_cast<uint##bits##_t>(found | value); });        \
   }                                                                                                                \
+  uint##bits##_t __tsan_atomic##bits##_fetch_and(volatile uint##bits##_t* word, uint##bits##_t value, int order) { \
+    return atomic_change(word, order,                                                                              \
+                         [&](uint##bits##_t found) { return static_cast<uint##bits##_t>(found & value); });        \
+  }                                                                                                                \
   bool __tsan_atomic##bits##_compare_exchange_strong(volatile uint##bits##_t* word, uint##bits##_t* expected,      \
                                                      uint##bits##_t value, int order, int) {                       \
     return atomic_compare_exchange(word, expected, value, order);                                                  \
