@@ -93,7 +93,7 @@ TEST_P(WrongSaves, AnUndefinedTensorIsNamed) {
     for (const char* name : {"state.pt", "state.safetensors"}) {
       std::string text;
       try {
-        save(state, path(std::to_string(context.rank()) + name));
+        lockstep::save(state, path(std::to_string(context.rank()) + name));
       } catch (const std::exception& error) {
         text = error.what();
       }

@@ -127,7 +127,7 @@ class Gaps : public data::datasets::Dataset<Gaps> {
 
 TEST(TorchDataWithGaps, NamesTheSample) {
   const auto said = [](bool of_data) {
-    DataLoader loader(TorchData(Gaps(of_data)), Shard(0, 1), {.batch_size = 4});
+    DataLoader loader(TorchData{Gaps(of_data)}, Shard(0, 1), {.batch_size = 4});
     return testing::complaint([&] {
       for (const Batch& batch : loader) static_cast<void>(batch);
     });
