@@ -65,6 +65,12 @@ ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimize
       watch_(areas_, options.shared_parameters) {
   // Another step may have the gradients; one that takes no sums then only says so.
   if (may_take_sum_ || (shared_parameters_ && model_.shared_step == nullptr)) model_.set_shared_step(this);
+  if (!shared_parameters_) return;
+  // What comes after this is no longer what the parameters were.
+  watch_.slices_written();
+  const OperationLabel label("the memory of a ZeroRedundancyOptimizer");
+  group_.barrier();
+  watch_.step_ended();
 }
 
 ShardedStep::~ShardedStep() {

@@ -117,6 +117,7 @@ TEST_P(WrongMessages, NoneArePolledAndDroppedOnes) {
       group.barrier();
       if (context.rank() == last) EXPECT_THROW(group.send(received, last), c10::Error) << "to itself";
       if (context.rank() == last) EXPECT_THROW(group.recv(received, last), c10::Error) << "from itself";
+      EXPECT_THROW(group.send(received, context.rank() == 0 ? 1 : 0, -1), c10::Error) << "a negative tag";
     }
     // Nobody receives these; the group ends all the same.
     if (context.rank() == 0) static_cast<void>(group.send_async(at::ones({4}), last, 10));

@@ -290,6 +290,16 @@ const Programs& programs_that_step() {
          torch::optim::SGD sgd(w.net->parameters(), 0.1);
          w.spoil_step([&](AdamW&) { w.step_everywhere(sgd); }, {.shared_parameters = true});
        }},
+      {"every_rank_changes_what_is_shared_before_the_first_step",
+       [](Wrong& w) {
+         AdamW adamw = w.optimizer({.shared_parameters = true});
+         w.change_everywhere([&] {
+           const at::NoGradGuard no_grad;
+           for (const at::Tensor& parameter : w.net->parameters()) parameter.mul_(0.5);
+         });
+         w.backward();
+         adamw.step();
+       }},
       {"every_rank_changes_what_is_shared",
        [](Wrong& w) {
          const auto decay = [&](AdamW&) {
