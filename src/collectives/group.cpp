@@ -35,16 +35,6 @@ at::Tensor moved_rows(const at::Tensor& dense, int64_t rows) {
   return flat.view({rows, rows == 0 ? 0 : flat.numel() / rows});
 }
 
-void check_tag(const char* operation, int tag) {
-  TORCH_CHECK(tag >= 0, operation, ": the tag is ", tag, "; a tag is at least 0");
-}
-
-/// In a world of one, messages to oneself are all that there is.
-void check_other(const char* operation, int peer, const Group& group) {
-  TORCH_CHECK(peer != group.rank() || group.world_size() == 1, operation, ": rank ", peer,
-              " is this rank itself; copy the tensor instead");
-}
-
 void note_start(const Group::State& group, uint64_t sequence, const char* operation, const at::Tensor& tensor,
                 Clock::time_point now) {
   operations_started.fetch_add(1, std::memory_order_relaxed);
@@ -366,8 +356,7 @@ Work Group::send_async(const at::Tensor& tensor, int destination, int tag) const
   const CallGuard guard = state_->enter("send");
   check_tensor("send", "tensor", tensor);
   check_peer("send", destination);
-  check_other("send", destination, *this);
-  check_tag("send", tag);
+  check_message("send", destination, tag, *this);
   // A tensor on a device goes through the CPU: the device's engine needs all ranks and knows no tags.
   std::vector<at::Tensor> tensors{as_flat(on_cpu(Operand(tensor).dense))};
   // An empty message travels, too: its receiver may expect another size.
@@ -380,8 +369,7 @@ Work Group::recv_async(const at::Tensor& tensor, int source, int tag) const {
   check_tensor("recv", "tensor", tensor);
   check_written("recv", tensor);
   check_peer("recv", source);
-  check_other("recv", source, *this);
-  check_tag("recv", tag);
+  check_message("recv", source, tag, *this);
   Operand operand(tensor);
   if (!tensor.is_cpu()) operand.dense = at::empty_like(operand.dense, operand.dense.options().device(at::kCPU));
   std::vector<at::Tensor> tensors{as_flat(operand.dense)};

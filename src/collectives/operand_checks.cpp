@@ -82,6 +82,12 @@ void check_lists_apart(const char* operation, const std::vector<at::Tensor>& out
   }
 }
 
+void check_message(const char* operation, int peer, int tag, const Group& group) {
+  TORCH_CHECK(peer != group.rank() || group.world_size() == 1, operation, ": rank ", peer,
+              " is this rank itself; copy the tensor instead");
+  TORCH_CHECK(tag >= 0, operation, ": the tag is ", tag, "; a tag is at least 0");
+}
+
 void note_written(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
