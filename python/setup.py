@@ -21,9 +21,7 @@ LIBRARY = os.environ.get("LOCKSTEP_LIBRARY")  # liblockstep.a of a CMake build w
 CORE = ["base", "rank_page", "rendezvous/generation", "rendezvous/text_exchange", "collectives/shm/kernels", "collectives/shm/segment",
         "collectives/shm/protocol", "optim/kernels"]
 # ... and what does; the files of one line are compiled as one, since reading torch's headers takes most of the time.
-TORCH = [["collectives/ancestor", "collectives/call_guard", "collectives/coalesced", "collectives/device_engine", "collectives/group",
-          "collectives/group_objects", "collectives/group_state", "collectives/intra_op", "collectives/work", "collectives/single", "collectives/shm/backend",
-          "collectives/data_port", "collectives/tcp", "collectives/versions", "collectives/gloo", "collectives/hierarchical"],
+TORCH = [["collectives", "collectives/single", "collectives/shm/backend", "collectives/gloo", "collectives/hierarchical"],
          ["reducer", "reducer/hooks/all_reduce_hook"], ["data_parallel", "nn"], ["optim", "checkpoint/optimizer_kind", "checkpoint/sliced_memory"]]
 CORE_FLAGS = ["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"]
 AVX2 = ["-mavx2", "-mf16c"]

@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "base/environment.h"
 #include "collectives/gloo/gloo_backend.h"
-#include "collectives/open_store.h"
+#include "context/open_store.h"
 #include "rendezvous/world.h"
 
 namespace lockstep::bench {

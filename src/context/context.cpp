@@ -20,7 +20,7 @@
 #include "collectives/group_state.h"
 #include "collectives/hierarchical/hierarchical_backend.h"
 #include "collectives/nccl/nccl_backend.h"
-#include "collectives/open_store.h"
+#include "context/open_store.h"
 #include "collectives/shm/backend/make_backend.h"
 #include "collectives/shm/segment/bootstrap.h"
 #include "collectives/shm/segment/layout.h"

@@ -14,7 +14,7 @@
 #include "base/machine_name.h"
 #include "base/usable_cores.h"
 #include "collectives/cause.h"
-#include "collectives/open_store.h"
+#include "context/open_store.h"
 #include "collectives/shm/backend/store_exchange.h"
 #include "collectives/versions.h"
 #include "rank_page/rank_board.h"

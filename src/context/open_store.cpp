@@ -1,4 +1,4 @@
-#include "collectives/open_store.h"
+#include "context/open_store.h"
 
 #include <unistd.h>
 

@@ -1,5 +1,7 @@
-"""The fuzzers link what the sources they are made of use. Only the long tests build them, so that a file missing in their lists would be noticed late."""
+"""The fuzzers and the Python package, which have lists of sources of their own, link what those sources use. Only the long
+tests build either whole, so that a missing file would be noticed late."""
 
+import ast
 import glob
 import os
 import re
@@ -8,9 +10,8 @@ import unittest
 from structure_test import SOURCE, read
 
 LISTS = "tests/fuzz/CMakeLists.txt"
+PACKAGE = "python/setup.py"
 INCLUDE = re.compile(r'^#include "([^"]+)\.h"', re.MULTILINE)
-# Included for a type or a constant; nothing of the .cpp is called.
-TYPES_ONLY = set()
 
 
 def expand(text, variables):
@@ -40,6 +41,15 @@ def linked():
     return {name: lists[name] | base for name in ("sources", "run_sources")}
 
 
+def compiled_into_the_package():
+    """The paths that python/setup.py compiles where no library is there to link."""
+    lists = {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(read(PACKAGE)).body
+             if isinstance(node, ast.Assign) and node.targets[0].id in ("CORE", "TORCH")}
+    names = lists["CORE"] + [name for unit in lists["TORCH"] for name in unit]
+    return {os.path.relpath(path, SOURCE) for name in names for folder in [os.path.join(SOURCE, "src", name)]
+            for path in (glob.glob(os.path.join(folder, "*.cpp")) if os.path.isdir(folder) else [folder + ".cpp"])}
+
+
 def used_by(path):
     """The .cpp files that stand beside the headers which a source includes."""
     for name in INCLUDE.findall(read(path)):
@@ -49,18 +59,25 @@ def used_by(path):
                 break
 
 
-class Fuzzers(unittest.TestCase):
-    def test_link_what_their_sources_use(self):
-        missing = []
+def missing_in(sources):
+    return [f"{used}, which {path} uses" for path in sorted(sources) for used in used_by(path) if used not in sources]
+
+
+class LinkedSources(unittest.TestCase):
+    def test_fuzzers(self):
         for name, sources in linked().items():
             self.assertGreater(len(sources), 30, name)
-            for path in sorted(sources):
-                self.assertTrue(os.path.exists(os.path.join(SOURCE, path)), path)
-                missing += [f"{name} lacks {used}, which {path} uses" for used in used_by(path) if used not in sources | TYPES_ONLY]
-        self.assertEqual(missing, [], f"add it to {LISTS}, or to TYPES_ONLY here if only its types are used")
+            self.assertEqual(missing_in(sources), [], f"add it to {name} in {LISTS}")
+
+    def test_the_python_package(self):
+        sources = compiled_into_the_package()
+        self.assertGreater(len(sources), 150)
+        self.assertEqual(missing_in(sources), [], f"add it to {PACKAGE}")
 
     def test_a_missing_one_would_be_found(self):
         self.assertIn("src/base/printable.cpp", set(used_by("src/observe/progress_text.cpp")))
+        sources = compiled_into_the_package() - {"src/collectives/operand_checks.cpp"}
+        self.assertIn("src/collectives/operand_checks.cpp, which src/collectives/group.cpp uses", missing_in(sources))
 
 
 if __name__ == "__main__":
