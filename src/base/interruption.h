@@ -2,8 +2,8 @@
 
 namespace lockstep {
 
-/// What a wait throws, whatever else that is, when the program is to stop waiting: Python's KeyboardInterrupt. Code
-/// that turns exceptions into texts lets it pass.
+/// Thrown from a wait when the program must stop waiting (Python's KeyboardInterrupt), whatever else the exception is.
+/// Code that converts exceptions to text lets it pass.
 struct Interruption {};
 
 /// From now on the program's main thread can be interrupted while it waits. After SIGINT, whose handler of the program

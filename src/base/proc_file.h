@@ -12,8 +12,8 @@ std::string read_proc_file(const std::string& path);
 /// Empty: there is none.
 std::string value_in(const std::string& text, const std::string& key, char separator);
 
-/// What /proc/<pid>/stat has behind the process's name, which may contain anything: its state, parent, group and so on,
-/// with spaces between. Empty: there is no such process.
+/// The fields of /proc/<pid>/stat after the process name (which may contain anything): state, parent, group and so on,
+/// separated by spaces. Empty if there is no such process.
 std::string process_stat(int pid);
 
 }  // namespace lockstep

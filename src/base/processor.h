@@ -16,7 +16,8 @@ struct MachineProcessor {
   std::string machine, processor;
 };
 
-/// What to warn of if not all machines have the first one's kind; else empty. A machine may be there several times.
+/// The warning to print unless all machines have the same kind as the first; empty if they do. A machine may be listed
+/// more than once.
 std::string warning_of_other_processors(const std::vector<MachineProcessor>& machines);
 
 }  // namespace lockstep

@@ -7,14 +7,14 @@
 
 namespace lockstep {
 
-/// Memory that a launcher holds for the state of its ranks, so that it outlives them. It has no name. Its size is a
-/// range of addresses, sealed; the memory behind them is committed by the ranks as they need it.
+/// Memory in which a launcher keeps the state of its ranks, so that the state outlives them. It has no name. Its size
+/// is a sealed range of addresses; ranks commit the memory behind it as they need it.
 ///
 ///   records         2 slots of kMaxRanks records of kRecordBytes
 ///   place           where on disk the states belong, for a launcher whose ranks do not start again
-///   slot 0, slot 1  what ranks have in common, then what each rank has of its own
+///   slot 0, slot 1  the state common to all ranks, then each rank's own state
 ///
-/// What lies there is said in checkpoint/memory/memory_slots.h.
+/// checkpoint/memory/memory_slots.h defines the contents.
 struct StateMemory {
   static constexpr int kMaxRanks = 4096;
   static constexpr uint64_t kRecordBytes = 128;

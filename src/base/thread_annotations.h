@@ -1,8 +1,8 @@
 #pragma once
 
-// What is guarded by which mutex, told to the compiler: Clang's thread-safety analysis, which scripts/thread_safety
-// runs (make lint does). To other compilers these mean nothing. Use them with lockstep::Mutex (base/mutex.h): the
-// standard library's mutexes are not annotated.
+// Annotations for Clang's thread-safety analysis: which mutex guards what. scripts/thread_safety (make lint) runs the
+// analysis; for other compilers the macros are empty. Use them with lockstep::Mutex (base/mutex.h): the standard
+// library's mutexes are not annotated.
 
 #if defined(__clang__)
 #define LOCKSTEP_THREAD_ANNOTATION(what) __attribute__((what))

@@ -23,7 +23,7 @@ class StatusError : public Error {
 
 [[noreturn]] void refuse(const char* function, const std::string& why);
 
-/// What a program of any version of the header gives, with zeros for what its version does not know.
+/// Options from a program compiled against any version of the header; fields unknown to that version are zero.
 template <typename Options>
 Options complete(const char* function, const char* type, const Options& given) {
   Options options{};

@@ -14,7 +14,7 @@
 
 namespace lockstep::c {
 
-/// What a handle of a group and its requests share.
+/// State shared by a group's handle and its requests.
 struct GroupState {
   GroupState(shm::World world, std::chrono::milliseconds timeout_, bool is_world_)
       : group(std::move(world)), timeout(timeout_), is_world(is_world_) {}
@@ -36,8 +36,8 @@ struct lockstep_group {
 
 namespace lockstep::c {
 
-/// What a handle of a request stands for. The handle is a number, cast to a pointer, and no number is given twice: a copy
-/// of a handle that has been waited for is refused, however many requests came after it.
+/// The object behind a request handle. The handle is a number cast to a pointer. Numbers are never reused, so a copy of
+/// a handle that has been waited for is refused, however many requests followed.
 struct PendingRequest {
   std::shared_ptr<GroupState> state;
   shm::WorkPtr work;

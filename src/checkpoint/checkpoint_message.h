@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// What a rank tells the others about a save or a resume. Fields that an outcome has no use for stay empty.
+/// One rank's message to the others about a save or a resume. Fields that do not apply to the outcome stay empty.
 struct CheckpointMessage {
   enum class Outcome : uint8_t {
     kDone,      ///< `text`, `state` and `steps` hold what was asked for
@@ -31,7 +31,8 @@ struct CheckpointMessage {
 /// The text of the exception that `body` throws, without LibTorch's backtrace; "" if it throws none.
 std::string failure_of(const std::function<void()>& body);
 
-/// What `body` makes of an empty message; if it throws, kFailed with the exception's text.
+/// Returns the message that `body` fills in, starting from an empty one; kFailed with the exception's text if it
+/// throws.
 CheckpointMessage attempt(const std::function<void(CheckpointMessage&)>& body);
 
 }  // namespace lockstep

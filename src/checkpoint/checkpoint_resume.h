@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-/// What was resumed.
+/// A resumed checkpoint.
 struct ResumedCheckpoint {
   std::string path;  ///< empty: it was in memory
   int64_t step = 0;

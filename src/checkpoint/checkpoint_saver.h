@@ -17,8 +17,8 @@
 
 namespace lockstep {
 
-/// What belongs to this rank alone: its random states and the parts added as kEachRank.
-/// `virtual_ranks`: null if there are none.
+/// State that belongs to this rank alone: its random states and the parts added as kEachRank. `virtual_ranks`: null if
+/// there are none.
 c10::impl::GenericDict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks* virtual_ranks);
 /// Throws Error if a tensor in `state` holds something else for a while, such as averages of weights: a run that went on
 /// from it would have lost its own.

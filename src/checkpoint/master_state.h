@@ -7,7 +7,8 @@
 
 namespace lockstep {
 
-/// What a 16-bit parameter has no room for: the parameter in float, with its shape and strides.
+/// The float copy of a 16-bit parameter, with the parameter's shape and strides: it holds the precision that 16 bits
+/// lack.
 struct Master {
   virtual ~Master() = default;
   at::Tensor master_param;

@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// What a rank is about to save to memory.
+/// A rank's statement of the save to memory that it is about to make.
 struct MemorySave {
   int64_t step = 0;
   std::string folder = {};                         ///< of the checkpoints on disk

@@ -16,7 +16,7 @@ class MemoryRoom {
   MemoryRoom(MappedSlots& memory, int rank, int rank_here, int ranks_here)
       : memory_(memory), rank_(rank), rank_here_(rank_here), ranks_here_(ranks_here) {}
 
-  /// What a rank says of the room that it wants.
+  /// Writes the memory that this rank requests into `message`.
   void ask(CheckpointMessage& message, uint64_t common_bytes, uint64_t own_bytes) const;
   /// Throws LimitError with what all ranks want and what there is, if that is too little.
   static void check(const std::vector<CheckpointMessage>& ranks);

@@ -20,13 +20,13 @@
 
 namespace lockstep {
 
-/// Checkpoints in the memory of the launcher, which ranks of a restart go on from.
+/// Checkpoints in the launcher's memory, from which the ranks of a restart continue.
 ///
-/// What is equal on all ranks is one image, the bytes of a .pt file, of which each rank writes its range straight from
-/// the tensors; behind it each rank leaves what is its own, and rank 0 also what is taken from rank 0 alone. Each save
-/// begins with one small message in which ranks compare everything but the bytes of tensors, and a few of those
-/// (memory_agreement.h); the first save of a start compares all of them. On several machines each holds the whole, and
-/// ranks exchange what is their own (memory_machines.h). Which rank writes when is the business of SlotWriter.
+/// State that is equal on all ranks is one image, the bytes of a .pt file; each rank writes its range of it straight
+/// from the tensors. Behind the image each rank stores its own state, and rank 0 also stores parts taken from rank 0
+/// alone. Each save begins with a small message in which ranks compare everything except tensor data, and a sample of
+/// that (memory_agreement.h); the first save of a start compares all of it. On several machines each one holds the
+/// whole image, and ranks exchange their own states (memory_machines.h). SlotWriter decides which rank writes when.
 class MemoryTier {
  public:
   /// Null if the program wants none, or may do without and there is no memory for it (rank 0 warns). Otherwise throws
@@ -50,7 +50,8 @@ class MemoryTier {
 
   /// The newest that can be read, on every machine; for rank 0. All ranks call it, while nobody saves.
   std::optional<WholeSlot> newest_intact() const;
-  /// What is in the slot of that sequence, which is whole on this machine.
+  /// The contents of the slot with that sequence.
+  /// REQUIRES: the slot is whole on this machine.
   CheckpointImage image(uint64_t sequence) const { return SlotReader(*memory_, owner_).image(sequence); }
 
  private:

@@ -12,8 +12,8 @@
 
 namespace lockstep {
 
-/// What rank 0 lacks of memory that lies in slices on all ranks, piece by piece: rank 0 receives, the others call
-/// send_slices() with the same memory in the same order.
+/// Streams to rank 0, piece by piece, the parts that it lacks of memory that lies in slices on all ranks.
+/// REQUIRES: the other ranks call send_slices() with the same memory in the same order.
 class SliceStream {
  public:
   /// On rank 0.
@@ -35,7 +35,7 @@ class SliceStream {
   const Group group_;
   const std::vector<Slices> storages_;
   at::Tensor piece_;
-  // What comes next.
+  // The position of the next piece.
   size_t storage_ = 0, at_ = 0;
   int rank_ = 1;
 };

@@ -17,7 +17,7 @@ class SlotReader {
 
   /// The newest states that are whole and can be read, at most so many. Warns of those that cannot be read.
   std::vector<WholeSlot> intact(size_t most) const;
-  /// What is in the slot of that sequence. Throws RefusedInput if it is not whole.
+  /// The contents of the slot with that sequence. Throws RefusedInput if it is not whole.
   CheckpointImage image(uint64_t sequence) const;
 
  private:

@@ -28,7 +28,7 @@ class CallGuard {
   }
   CallGuard(const CallGuard&) = delete;
 
-  /// What the user called: the outermost call.
+  /// The user's own call: the outermost one.
   static const char* operation(const CurrentCaller& caller) {
     return caller.operation_.load(std::memory_order_relaxed);
   }

@@ -8,7 +8,7 @@
 #include "collectives/core_types.h"
 #include "collectives/shm/protocol/request.h"
 
-// What Group's operations ask of an engine, and how messages show them.
+// The calls that Group's operations make to an engine, and their form in messages.
 
 namespace lockstep {
 

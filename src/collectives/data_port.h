@@ -16,7 +16,7 @@ struct Connection {
   bool operator==(const Connection&) const = default;
 };
 
-/// What close() found.
+/// Connections that close() found.
 struct Strangers {
   std::vector<Connection> shut_down;
   std::vector<Connection> untold;  ///< left alone: the network translates addresses, so these may be ranks

@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-/// What an engine may offer besides c10d's interface: an operation that is over when the call returns. It allocates no
-/// Work and no tensor, which together cost more than a small operation itself (measured on 2 ranks in shared memory,
-/// 4 bytes: 3.7 us through c10d).
+/// An optional engine interface besides c10d's: operations that are complete when the call returns. They allocate no
+/// Work and no tensor, which together cost more than a small operation itself (3.7 us through c10d, measured with 4
+/// bytes on 2 ranks in shared memory).
 class BlockingEngine {
  public:
   virtual ~BlockingEngine() = default;

@@ -33,7 +33,7 @@ struct EngineFactories {
   DeviceBackendFactory device;
 };
 
-/// What a Context's group and its subgroups share: the process leaves them together.
+/// State shared by a Context's group and its subgroups, which the process leaves together.
 class Membership {
  public:
   bool is_open() const { return open_; }

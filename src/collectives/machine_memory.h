@@ -7,10 +7,9 @@
 
 namespace lockstep {
 
-/// What an engine whose ranks share memory offers besides c10d's interface: to read and write what lies in another
-/// rank's memory, or in memory that belongs to all of them. When a rank may do so is the caller's affair: between two
-/// barriers. On several machines it is the ranks of each that share memory; every rank of the group calls, all the
-/// same.
+/// An optional engine interface for ranks that share memory: access to another rank's memory, and to memory that all of
+/// them own. The caller ensures that access is safe, between two barriers. On several machines the ranks of each
+/// machine share memory; every rank of the group still makes each call.
 class MachineMemory {
  public:
   virtual ~MachineMemory() = default;
@@ -28,7 +27,7 @@ class MachineMemory {
   virtual std::vector<std::byte*> address_everywhere(const at::Tensor& mine) = 0;
 };
 
-/// What allocate_together() gives to a rank that is alone on its machine.
+/// The counterpart of allocate_together() for a rank that is alone on its machine.
 at::Tensor allocate_alone(int64_t elements, const at::TensorOptions& options);
 
 /// Whether it lies in memory of allocate_together(): a write by one rank is everybody's.

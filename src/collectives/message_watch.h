@@ -70,7 +70,7 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
   void start_thread();
   /// Something else has ended the group: a message that its receiver refuses. Tells the ranks that wait, too.
   void declare(const std::string& text);
-  /// What was found; empty: nothing.
+  /// The finding; empty if none.
   std::string verdict();
 
  private:

@@ -6,7 +6,7 @@
 
 #include <lockstep/group.h>
 
-// What Group refuses before anything is sent. Every message begins with the operation's name.
+// Arguments that Group refuses before anything is sent. Every message begins with the operation's name.
 
 namespace lockstep {
 

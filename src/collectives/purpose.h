@@ -14,8 +14,8 @@ inline std::string call_of_purpose(const std::string& call, std::string_view pur
   return purpose.empty() ? call : call + " of " + std::string(purpose);
 }
 
-/// What to do where ranks called collectives for these purposes and the calls do not match: " Where one rank calls
-/// main_first(), every rank must." A purpose that is a function's name ends with "()"; without one, nothing is said.
+/// Advice for ranks that called collectives for these purposes when the calls do not match: " Where one rank calls
+/// main_first(), every rank must." A purpose that is a function's name ends with "()"; without one, returns nothing.
 inline std::string advice_on(const std::vector<std::string>& purposes) {
   std::vector<std::string> functions;
   for (const std::string& purpose : purposes)

@@ -16,7 +16,7 @@ struct NotedMessage {
   bool operator==(const NotedMessage&) const = default;
 };
 
-/// What a rank that waits has told the others (MessageWatch).
+/// A waiting rank's announcement to the others (MessageWatch).
 struct ToldWait {
   uint64_t serial = 0;  ///< 0: it does not wait
   std::optional<NotedMessage> message;

@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// What a rank has loaded, which may be another version than it was compiled against, and than the launcher's, and what
-/// it runs on.
+/// The library versions that a rank has loaded, which may differ from those it was compiled against and from the
+/// launcher's, and the platform that it runs on.
 struct Versions {
   std::string machine;  ///< as machine_name() has it
   std::string lockstep, libtorch;

@@ -21,7 +21,7 @@ class WaitBoard {
   void tell(const ToldWait& wait) { store_->set(key(rank_), wait.packed()); }
   /// This rank no longer waits. Never throws.
   void take_back();
-  /// What all ranks have told, this one `own`.
+  /// The announcements of all ranks; this rank's is `own`.
   std::vector<ToldWait> read(const ToldWait& own);
 
   /// Why the group has ended, for all ranks. Never throws.

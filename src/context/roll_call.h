@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// What a rank learns about the others when all have appeared.
+/// Facts about the other ranks, known once all have appeared.
 struct RollCall {
   int machines = 1;
   int most_on_a_machine = 1;  ///< ranks

@@ -31,7 +31,7 @@ class AttachedModel {
     bool followed;
     size_t own_handles = 0;  ///< on a list's tensor, of this library; 0: unknown
   };
-  /// What lists and modules hold now.
+  /// The current contents of lists and modules.
   struct Tensors {
     NamedTensors parameters, buffers;
     NamedTensors followed;                                         ///< parameters, in the reducer's order
@@ -55,7 +55,7 @@ class AttachedModel {
   /// These are what is attached from now on. `from`: null, or another source.
   void attach(std::unique_ptr<Source> from, const Tensors& now);
 
-  /// What was changed in the model since attach(); empty if nothing.
+  /// The changes made to the model since attach(); empty if none.
   std::string inspect();
   /// The source is about to hold these: inspect() looks whether it does, and a backward that reaches nothing but them
   /// is noticed.

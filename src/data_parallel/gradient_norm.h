@@ -19,7 +19,7 @@ class GradientNorm {
   /// `type` > 0, or infinity.
   explicit GradientNorm(double type) : type_(type) {}
 
-  /// What a block of up to kBlock elements contributes: the sum of |x|^type, or the largest |x|.
+  /// The contribution of a block of up to kBlock elements: the sum of |x|^type, or the largest |x|.
   double of_block(at::ScalarType dtype, const void* elements, int64_t count) const;
   /// Adds the next block.
   void add(double block);

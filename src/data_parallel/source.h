@@ -14,8 +14,8 @@ struct Module;
 
 namespace lockstep {
 
-/// What a replica attaches to: lists the parameters and buffers that it holds now. A tensor that a module holds under
-/// several names is listed once, under the first; a list that the user passed is returned as it is.
+/// A replica's view of its model: lists the parameters and buffers that the model holds now. A tensor that a module
+/// holds under several names is listed once, under the first. A list that the user passed is returned unchanged.
 class Source {
  public:
   virtual ~Source() = default;

@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-/// What keeps parameters and buffers equal on all ranks besides the reduction of gradients.
+/// Keeps parameters and buffers equal on all ranks, apart from the reduction of gradients.
 class Synchronization {
  public:
   /// All of them outlive it.

@@ -19,8 +19,8 @@ class TensorMemory {
   /// memory again.
   void end_step();
 
-  /// What is free in malloc's heap now goes back to the kernel, holes included: after much was freed that no step will
-  /// take again, such as a model's parameters that have moved to other memory.
+  /// Returns the free memory of malloc's heap to the kernel, holes included. For use after freeing memory that no step
+  /// will need again, such as a model's parameters that have moved elsewhere.
   void release_heap() const;
 
  private:

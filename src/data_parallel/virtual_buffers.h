@@ -11,12 +11,12 @@
 
 namespace lockstep {
 
-/// The buffers of a module (running statistics) where a rank works for several virtual ranks. Each virtual rank's
-/// forward starts from the buffers that all had before the step; after the step they are those of the first virtual
-/// rank that took part, as if each were a process of its own.
+/// A module's buffers (running statistics) on a rank that works for several virtual ranks. Each virtual rank's forward
+/// starts from the buffers as they were before the step. After the step they are those of the first virtual rank that
+/// took part, as if each were a process of its own.
 ///
-/// What the buffers hold before a step is noted at its end, and again before the step's first forward: when a loader
-/// enters the first micro-batch, or at the first call of the model.
+/// The buffers are saved at the end of a step, and again before the next step's first forward: when a loader enters the
+/// first micro-batch, or at the first call of the model.
 class VirtualBuffers {
  public:
   VirtualBuffers(const NamedTensors& buffers, const std::shared_ptr<VirtualRanks>& ranks);

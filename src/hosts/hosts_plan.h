@@ -8,8 +8,8 @@
 
 namespace lockstep::hosts {
 
-/// What the coordinator starts for machine `node`: the launch command's words, and behind them the agent's.
-/// `endpoints`: where it listens, separated by commas. Throws LaunchError (bad command line).
+/// The command that the coordinator starts for machine `node`: the launch command's words, then the agent's.
+/// `endpoints`: the coordinator's addresses, separated by commas. Throws LaunchError (bad command line).
 std::vector<std::string> agent_words(const CoordinatorOptions& options, size_t node, const std::string& endpoints);
 
 /// For --dry-run: each machine's ranks, and what starts its agent; then the ranks' command. A port and an address that

@@ -32,7 +32,7 @@ class HostsTeam final : public Team {
   std::string error_text(int rank) const override;
 
  private:
-  /// What an agent has told of one rank.
+  /// An agent's report about one rank.
   struct Told {
     RankSeen seen;
     std::string error_text;

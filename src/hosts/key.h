@@ -5,7 +5,7 @@
 
 namespace lockstep::hosts {
 
-/// What a run's agents prove that they have: 256 random bits, written as 64 hexadecimal digits.
+/// The secret that a run's agents prove they hold: 256 random bits, written as 64 hexadecimal digits.
 class Key {
  public:
   static constexpr size_t kBytes = 32;

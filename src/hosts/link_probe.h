@@ -2,9 +2,9 @@
 
 namespace lockstep::hosts {
 
-/// What the ranks of `lockstep doctor --hosts` do, one on each machine: every pair connects in both directions and
-/// measures its link; pairs that have no machine in common do so at the same time. Rank 0 prints a JSON list of what
-/// was found, an object for each pair. Returns the exit code; throws Error.
+/// The program of the ranks of `lockstep doctor --hosts`, one on each machine. Every pair connects in both directions
+/// and measures its link; pairs without a machine in common do so at the same time. Rank 0 prints the results as a JSON
+/// list with one object per pair. Returns the exit code; throws Error.
 int probe_links();
 
 }  // namespace lockstep::hosts

@@ -25,7 +25,7 @@ class Lobby {
   std::optional<Clock::time_point> due() const { return door_.due(); }
   void tick();
   std::vector<Arrival> take_arrivals() { return std::exchange(arrivals_, {}); }
-  /// What the user is to be told of strangers; mostly empty.
+  /// Messages to the user about strangers; usually empty.
   std::string take_news();
 
   /// Tells an agent that it is not wanted, and why.

@@ -23,7 +23,7 @@ class MachineMemory {
   void write(const Keep& order);
   /// From write() until written() has returned something.
   bool is_writing() const { return written_.valid(); }
-  /// What was kept; empty: nothing is being written, or it takes longer than `time`.
+  /// The state that was kept; empty if nothing is being written, or if writing takes longer than `time`.
   std::optional<KeptState> written(std::chrono::milliseconds time);
 
  private:

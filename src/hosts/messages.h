@@ -60,7 +60,7 @@ struct Hello {
   }
 };
 
-/// What the ranks of all starts have in common.
+/// Settings common to the ranks of all starts.
 struct Prepare {
   std::vector<std::string> command;
   std::vector<std::string> environment;  ///< empty: the agent's own

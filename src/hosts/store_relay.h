@@ -23,7 +23,7 @@ class StoreRelay {
   void add(int rank, FileDescriptor socket);
   /// `may_send`: whether the rank's channel takes more now.
   void watch(PollSet& polled, const std::function<bool(int rank)>& may_send);
-  /// What has come from the other side; none: its connection has ended.
+  /// Delivers bytes from the other side; none means that its connection has ended.
   void deliver(int rank, std::string_view bytes);
 
  private:

@@ -15,7 +15,7 @@
 
 namespace lockstep::hosts {
 
-/// What the other side sent does not follow the protocol.
+/// The other side violated the protocol.
 struct ProtocolError : Error {
   using Error::Error;
 };

@@ -14,7 +14,8 @@ namespace lockstep::hosts {
 /// one login, alone, which are those of the machine's agent.
 EnvironmentBlock environment_here(const EnvironmentBlock& coordinators, const EnvironmentBlock& own);
 
-/// What the ranks of one machine start with, by the coordinator's plan: folder, environment, commands and address.
+/// The folder, environment, commands and address with which the ranks of one machine start, from the coordinator's
+/// plan.
 class Workplace {
  public:
   /// Changes to the plan's folder. `own`: the agent's environment. `interface`: whose address the ranks use; empty: the
@@ -22,7 +23,7 @@ class Workplace {
   Workplace(const Prepare& plan, const EnvironmentBlock& own, const std::string& interface,
             const std::string& local_address);
 
-  /// What the coordinator compares between machines.
+  /// The facts that the coordinator compares between machines.
   Ready ready() const;
   /// For the ranks of a start. It refers to this object, as the team that is made of it does. Throws LaunchError.
   TeamSetup setup(const Start& order, const LauncherSettings& settings, const Guard& guard, int memory_fd);

@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-/// What a program that started ranks learns when they fail.
+/// The failure of a run, for a program that started ranks.
 struct RunFailure {
   int exit_code = 0;
   int rank = -1;     ///< the culprit; -1: none is known

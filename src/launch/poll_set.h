@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// What one turn of a poll loop waits for, and what each descriptor does when it is ready.
+/// The descriptors that one turn of a poll loop waits for, with each one's callback.
 class PollSet {
  public:
   using Act = std::function<void(const pollfd&)>;

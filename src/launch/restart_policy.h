@@ -12,10 +12,10 @@
 
 namespace lockstep {
 
-/// What schedulers send before they kill: SIGTERM and SIGUSR1.
+/// Whether schedulers send this signal before they kill: SIGTERM and SIGUSR1.
 bool asks_to_leave(int signal);
 
-/// What the user allows.
+/// Restart limits set by the user.
 struct RestartLimits {
   int in_total = 0;
   int per_hour = kAnyNumber;

@@ -15,8 +15,8 @@ namespace lockstep {
 /// be written is told once by take_troubles(), and the run goes on; lines are written later, if there is room again.
 class RunJournal {
  public:
-  /// What an earlier run has left in the folder goes. Empty: no folder. `asked_for`: the user named it; otherwise
-  /// events are kept back until one is worth a file, so that nothing is left of a run of which nothing is to be told.
+  /// Deletes the files of an earlier run in the folder. Empty: no folder. `asked_for`: the user named the folder;
+  /// otherwise events are held back until one is worth a file, so that an uneventful run leaves nothing.
   RunJournal(const std::string& folder, bool asked_for);
 
   void started(int start, const std::vector<long>& pids);

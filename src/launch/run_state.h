@@ -137,7 +137,7 @@ struct Transition {
   std::vector<RunAction> actions;
 };
 
-/// What follows from an event. A pure function, the clock included.
+/// The transition that an event causes. A pure function of its arguments, the clock included.
 Transition next(RunState state, const RunEvent& event, Clock::time_point now);
 
 }  // namespace lockstep

@@ -21,8 +21,7 @@ class StateKeeper {
   /// `memory`: of StateMemory, where `places` is null. `run_folder`: empty where there is none.
   StateKeeper(int memory, RankPlaces* places, const std::string& run_folder);
 
-  /// What the pages of a start say when it has ended, with this code. Later starts may die before they have read as
-  /// much.
+  /// Records the pages of a start that has ended with this code. Later starts may die before they have read as much.
   void note(const std::vector<RankView>& ranks, int exit_code);
   /// The run gives up, and none of its processes is left. `exit_code`: its own. What was saved by a start whose
   /// replicas diverged, or by one that went on from that, goes into the run's folder and not where it belongs, because

@@ -15,7 +15,7 @@ struct BatchNormArguments {
   double momentum, eps;
 };
 
-/// What backward needs from forward: float, or double for a double input.
+/// Values that backward needs from forward: float, or double for a double input.
 struct BatchStatistics {
   at::Tensor mean, invstd;  ///< [channels], over all ranks
   double count;             ///< values per channel, over all ranks

@@ -9,9 +9,9 @@
 
 namespace lockstep {
 
-/// What a rank says of itself while it waits: in which exchange it is, or where else.
+/// A waiting rank's account of itself: the exchange it is in, or where else it waits.
 struct ExchangeRecord {
-  /// What must not change while a rank waits.
+  /// Values that do not change while a rank waits.
   struct Look {
     bool waits, inside;
     uint64_t exchanges;  ///< begun
@@ -29,14 +29,14 @@ struct ExchangeRecord {
 /// A text of each rank; empty: it has said nothing.
 using SaidByRanks = std::vector<std::optional<std::string>>;
 
-/// What is wrong if the ranks stay where their packed records say; empty: nothing, or it is not known.
+/// The diagnosis if the ranks stay where their packed records say; empty if nothing is wrong, or it is not known.
 std::string verdict_on(const SaidByRanks& records);
 
 /// Where the ranks of a group tell each other of their exchanges: keys of its store. Throws if the store is gone. Any
 /// thread.
 class ExchangeBoard {
  public:
-  // What ranks say of themselves, by the reason.
+  // The kinds of record that ranks write.
   static constexpr const char *kWaits = "waits", *kFailed = "failed", *kDecided = "decided";
 
   /// Forgets what this rank wrote for an earlier group over the same store.

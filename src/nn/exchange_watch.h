@@ -30,7 +30,7 @@ class ExchangeWatch {
   void enter(const std::string& what, const std::string& place);
   void leave();
 
-  /// What the watch has found, on which it has ended this rank's wait; empty: nothing.
+  /// The finding for which the watch ended this rank's wait; empty if none.
   std::string verdict();
   /// After the ranks disagreed in an exchange: in which exchange each of them is, as far as they say so within a
   /// second; empty if no other does.

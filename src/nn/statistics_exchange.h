@@ -40,7 +40,7 @@ class StatisticsExchange {
   /// Registers a layer: `name` is "batch norm `features.1`", or empty for "a SyncBatchNorm of 8 channels". Returns its
   /// number: all ranks make the same layers in the same order.
   int64_t add_layer(const std::string& name, int64_t channels);
-  /// What the layer is called in messages.
+  /// The layer's name in messages.
   std::string name_of(int64_t layer, int64_t channels) const;
 
   /// The values of all ranks for a layer's pass: [world size, kHeader + n], double, in CPU memory. `row`, [kHeader + n]

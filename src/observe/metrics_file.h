@@ -27,7 +27,7 @@ struct StepsTaken {
   double communication_s = 0;  ///< the part of `seconds` in which this rank waited for the others
 };
 
-/// What the first line of a run says besides facts about the machine.
+/// The first line of a run, apart from facts about the machine.
 struct RunFacts {
   int rank = 0;
   int world_size = 1;

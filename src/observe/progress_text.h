@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// What a progress line shows at one moment of a pass.
+/// The contents of a progress line at one moment of a pass.
 struct ProgressState {
   std::string label;  ///< instead of the epoch
   int epoch = 0;      ///< counts from 0

@@ -74,7 +74,7 @@ class Areas {
   static at::Tensor view(const at::Tensor& array, const Parameter& parameter);
   /// The elements of a parameter that a rank steps, of those that share out a step, in the order of memory.
   std::pair<int64_t, int64_t> part_of(const Parameter& parameter, int rank) const;
-  /// What this rank steps of it, flat. `array`: like the area, or this rank's slice of such a one.
+  /// This rank's part of the parameter, flat. `array`: shaped like the area, or this rank's slice of such an array.
   at::Tensor mine(const at::Tensor& array, const Parameter& parameter) const;
   /// This rank's slice of such an array.
   at::Tensor own_slice(const at::Tensor& array, const Area& area) const;

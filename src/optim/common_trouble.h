@@ -15,7 +15,7 @@
 #include "optim/step_plan.h"
 #include "reducer/gradient_marks.h"
 
-// What both steps that ranks share out look at before they touch anything.
+// Checks that both kinds of shared step make before they touch anything.
 
 namespace lockstep::detail {
 
@@ -88,8 +88,8 @@ inline uint64_t sample_of_slices(const Areas& areas, int rank) {
   return sample_of(slices);
 }
 
-/// What keeps a rank from stepping: gradients that wait, parameters that are not where the step has put them; empty if
-/// nothing does.
+/// The reason why this rank cannot step (gradients that wait, parameters that are not where the step has put them);
+/// empty if there is none.
 inline std::string common_trouble(const ReplicaState& model, const torch::optim::Optimizer& optimizer,
                                   const Areas& areas) {
   if (std::string elsewhere = model.reducer->backward_elsewhere(); !elsewhere.empty()) return elsewhere;

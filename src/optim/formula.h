@@ -25,7 +25,7 @@ class Formula {
   /// The `index`-th array of a state; undefined until it is set.
   virtual at::Tensor array(const torch::optim::OptimizerParamState& state, int index) const = 0;
   virtual void set_array(torch::optim::OptimizerParamState& state, int index, const at::Tensor& array) const = 0;
-  /// What all elements of a parameter with this state (null: none yet) have in common in its next step.
+  /// Constants of the next step, common to all elements of a parameter with this state (null: none yet).
   virtual optim::StepConstants next(const torch::optim::OptimizerParamState* state,
                                     const torch::optim::OptimizerOptions& options) const = 0;
   /// That step was taken.

@@ -65,8 +65,8 @@ class GradientSum {
   std::byte* place_of(size_t trained, int rank) const;
   /// Where this rank's sums are written: there, between the places of a whole gradient.
   std::byte* place_of_sums(size_t trained) const;
-  /// What these elements of a parameter contribute to a norm; puts their sum into this rank's bucket first, unless that
-  /// has been done.
+  /// The contribution of these elements of a parameter to a norm. First puts their sum into this rank's bucket, unless
+  /// it is there already.
   double contribution(const optim::GradientSource& source, size_t trained, int64_t begin, int64_t end,
                       const GradientNorm& norm) const;
 

@@ -32,7 +32,7 @@ class StepGradients {
 /// Steps this rank's slices of the areas: by kernels (KernelSlices), or as the optimizer does by itself (OwnSlices).
 class SliceStepper {
  public:
-  /// What a run would do, before any memory is written.
+  /// The effect of a run, known before any memory is written.
   struct Outlook {
     std::vector<at::Tensor> parameters;  ///< that would be stepped
     uint64_t hash = 0;  ///< of which these are, at which rates and from which state: the same on all ranks

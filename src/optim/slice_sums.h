@@ -30,7 +30,8 @@ class SliceSums {
 
  private:
   void bring(size_t area, const GradientOf& gradient_of, ReduceOp op);
-  /// What this rank has for elements [begin, begin + row.numel()) of an area; zeros where there is nothing.
+  /// Fills `row` with this rank's values of elements [begin, begin + row.numel()) of an area; zeros where there are
+  /// none.
   void fill(const at::Tensor& row, size_t area, int64_t begin, const GradientOf& gradient_of) const;
 
   const Areas& areas_;

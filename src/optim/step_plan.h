@@ -13,7 +13,7 @@
 
 namespace lockstep::optim {
 
-/// What a step does to one parameter, before its memory is looked at.
+/// A parameter's update in a step, before its memory is inspected.
 struct Intent {
   at::Tensor parameter;
   Algorithm algorithm;
@@ -54,7 +54,7 @@ struct Plan {
 };
 /// `master`: Plan::master is going to be set.
 Plan plan_of(const Intent& intent, GradientSource gradient, bool master);
-/// What lies in .grad.
+/// The gradient in .grad.
 GradientSource own_gradient(const Intent& intent);
 
 /// Steps them all; large ones in pieces that the intra-op threads share out. Returns how many bytes it has read and

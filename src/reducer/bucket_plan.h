@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// What the plan needs to know about a parameter. Parameters of one `kind` (dtype and device) can share a bucket.
+/// A parameter as the plan sees it. Parameters of one `kind` (dtype and device) can share a bucket.
 struct ParameterSize {
   int64_t bytes;
   int kind;

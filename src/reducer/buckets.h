@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-/// What a user has added to a reduction; each may be null.
+/// User additions to a reduction; each may be null.
 struct ReductionEquipment {
   CommHookPtr hook;
   std::shared_ptr<NonFiniteWatch> watch;

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// What all ranks know before an optimizer's step: the gradient is sum / divisor * factor.
+/// Facts known to all ranks before an optimizer's step. The gradient is sum / divisor * factor.
 struct Settlement {
   std::vector<Facts> ranks;
   std::vector<bool> used;  ///< by parameter: some rank has a gradient for it; the others leave it alone
@@ -41,7 +41,7 @@ class DeferredReduction final : public Reduction {
   void fail(const std::string& trouble) override;
   bool gradients_wait() const override { return passes_ > 0 && !skips_; }
 
-  /// What Reducer::settle(), is_settled() and end_step() do.
+  /// The implementations of Reducer::settle(), is_settled() and end_step().
   Settlement settle(Share share);
   bool is_settled() const { return stage() == Stage::kSettled; }
   void end_step(const Settlement& settlement, bool others_read);

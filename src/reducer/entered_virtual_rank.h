@@ -20,7 +20,7 @@ class EnteredVirtualRank {
   /// `changes` is called whenever this process enters or leaves a virtual rank, with the one that it was in.
   EnteredVirtualRank(const Group& group, std::function<void(std::optional<int> from)> changes);
 
-  /// What is wrong with a backward that begins now; empty if nothing is.
+  /// The reason to refuse a backward that begins now; empty if there is none.
   std::string objection() const;
   /// TORCH_CHECK fails for a hook that cannot be used with virtual ranks.
   void check(const CommHook* hook) const;

@@ -7,9 +7,9 @@
 
 namespace lockstep {
 
-/// What every rank tells all others with each reduction. It travels behind the gradients of the last bucket, as small
-/// numbers that every floating point dtype represents exactly. Each rank fills a row of its own and leaves the other
-/// rows at zero, so after the reduction every rank has the facts of all.
+/// Facts that every rank tells all others with each reduction. They travel behind the gradients of the last bucket, as
+/// small numbers that every floating-point dtype represents exactly. Each rank fills its own row and leaves the others
+/// zero, so after the reduction every rank has the facts of all.
 struct Facts {
   bool active = true;    ///< false: it is out of inputs and takes part only for the others
   bool skipped = false;  ///< it contributes nothing to this step
@@ -28,7 +28,7 @@ struct Facts {
   bool operator==(const Facts&) const = default;
 };
 
-/// What this rank contributes to a reduction.
+/// This rank's contribution to a reduction.
 enum class Share { kGradients, kSkipped, kOutOfInputs };
 
 /// Whether a reduction is void: all ranks skipped, or one that skipped had sent a part of its gradients before. Then no

@@ -10,15 +10,15 @@
 
 namespace lockstep {
 
-/// What somebody else does, between backward and an optimizer's step, to the gradients of this rank, which lie in its
-/// buckets until the step has taken their sum.
+/// Detects changes that other code makes to this rank's gradients between backward and the optimizer's step. The
+/// gradients lie in its buckets until the step has taken their sum.
 class GradientChanges {
  public:
   GradientChanges(const ReductionPlan& plan, const Buckets& buckets) : plan_(plan), buckets_(buckets) {}
 
   /// Remembers the gradients as they are now.
   void remember();
-  /// What was done to them since; empty if nothing.
+  /// The changes made since; empty if none.
   std::string found() const;
   /// The same as the next backward begins.
   std::string found_between_passes() const;

@@ -120,8 +120,9 @@ void tell_dropped_hooks(void (*later)());
 
 /// Whether there are handles on this tensor other than this one.
 bool is_held_elsewhere(const at::Tensor& tensor);
-/// What Python has once seen keeps its Python object, which counts as a handle for as long as the tensor lives. With
-/// this, one for which `is_unused` is true does not. It is called in backward, so it must not take a lock.
+/// Installs the test for Python objects that nobody uses. A tensor that Python has once seen keeps its Python object,
+/// which counts as a handle for as long as the tensor lives; one for which `is_unused` is true is not counted. Called
+/// in backward, so it must not take a lock.
 void tell_unused_wrappers(bool (*is_unused)(const at::Tensor& tensor));
 
 /// A number that identifies the backward running on this thread.

@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// What communication hooks have failed by, told through the group's store: if a rank's hook has not started what the
-/// other ranks' hooks have, their next collectives do not match, and nothing can be told by one.
+/// Failures of communication hooks, reported through the group's store. A collective cannot report them: if one rank's
+/// hook has not started the collectives that the others' hooks have, their next collectives do not match.
 class HookProblems {
  public:
   /// `object`: the number of the reducer on its group.

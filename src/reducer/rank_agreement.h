@@ -13,9 +13,9 @@
 
 namespace lockstep {
 
-/// What each rank makes of the facts that all ranks have sent with a reduction (RankMessage). All come to the same
-/// conclusions, and throw the same errors. Every rank calls each function, with the same `rows`: the table of facts,
-/// usually a row for each rank.
+/// Conclusions from the facts that all ranks sent with a reduction (RankMessage). All ranks reach the same conclusions
+/// and throw the same errors.
+/// REQUIRES: every rank calls each function with the same `rows`, the table of facts (usually one row per rank).
 class RankAgreement {
  public:
   RankAgreement(const ReductionPlan& plan, RankMessage& message, const HookProblems& hook_problems)
@@ -25,7 +25,7 @@ class RankAgreement {
   void check(const std::vector<Facts>& rows);
   /// Throws if ranks ran different numbers of backward passes.
   void check_passes(const std::vector<Facts>& rows) const;
-  /// What the reduced gradients are multiplied by.
+  /// The factor for the reduced gradients.
   double factor(const std::vector<Facts>& rows) const;
   /// Parameters that no rank has reached keep their .grad; where a rank has skipped its share, that of the first rank
   /// that has not: a backward that failed may have added to a .grad.

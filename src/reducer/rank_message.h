@@ -14,9 +14,9 @@
 
 namespace lockstep {
 
-/// What this rank tells the others with the next reduction: its facts, and the trouble it has found. A rank in trouble
-/// goes on, because the others wait for its buckets; the trouble travels with them, and all ranks throw it together
-/// (RankAgreement).
+/// This rank's message to the others with the next reduction: its facts, and any trouble it has found. A rank in
+/// trouble carries on, because the others wait for its buckets; the trouble travels with them, and all ranks throw it
+/// together (RankAgreement).
 class RankMessage {
  public:
   explicit RankMessage(const ReductionPlan& plan);
@@ -25,7 +25,7 @@ class RankMessage {
   const Facts& facts() const { return facts_; }
   /// Within join(): ranks may become inactive. `divide_by_active`: the mean is over the active ranks only.
   void set_joining(bool joining, bool divide_by_active);
-  /// What this rank's buckets are multiplied by before they are added up.
+  /// The factor for this rank's buckets before they are summed.
   double weight() const { return plan_.weights_buckets() ? facts_.weight : 1; }
   /// Copies what another reducer of this rank would have told.
   void take_over_from(const RankMessage& before);
@@ -54,7 +54,7 @@ class RankMessage {
   /// Reductions that this rank has done.
   uint64_t reductions() const { return reductions_; }
   void count_reduction() { ++reductions_; }
-  /// What loaders have begun since the last reduction.
+  /// Passes that loaders have begun since the last reduction.
   const NewPasses& loader_passes() const { return loader_passes_; }
   bool divides_by_active() const { return divide_by_active_; }
   /// Whether this is the first reduction since join() began; the next one is not.

@@ -51,7 +51,7 @@ struct Backward {
   void forget_reached() { reached.assign(reached.size(), false); }
 };
 
-/// What every way of reducing works with.
+/// The parts that every kind of reduction works with.
 struct ReductionParts {
   ReductionParts(const NamedTensors& parameters, Group group, ReductionSettings settings, BackwardPasses& of,
                  ReductionEvents to)
@@ -108,7 +108,7 @@ class Reduction {
 
 /// Whether another thread than this one is in a backward.
 bool is_in_backward_elsewhere(const ReductionParts& parts);
-/// What is thrown on all ranks when one thread runs a backward while another steps.
+/// Thrown on all ranks when one thread runs a backward while another steps.
 inline constexpr const char* kBesideStep =
     "a thread ran a backward of a model while another was between settling and stepping its ZeroRedundancyOptimizer; "
     "run step() and clip_grad_norm() when all backward passes of the model have ended, and the next backward after "

@@ -25,8 +25,8 @@ struct ReductionSettings {
   bool buffers = false;  ///< beside them lie buffers, which a forward may change
 };
 
-/// What is constant about the reduction of a set of parameters, and the same on all ranks: which parameter lies in
-/// which bucket, and how buckets are added up.
+/// The constant facts about the reduction of a set of parameters, equal on all ranks: which parameter lies in which
+/// bucket, and how buckets are summed.
 struct ReductionPlan {
   ReductionPlan(const NamedTensors& parameters, Group group, ReductionSettings settings);
 

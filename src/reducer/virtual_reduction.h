@@ -53,7 +53,7 @@ class VirtualReduction final : public Reduction {
   std::vector<Facts> reduce_all(Share share);
   /// Ends the leaves that are left, sends what is left, and waits. Returns the facts of all virtual ranks.
   std::vector<Facts> add_up_sums(Share share);
-  /// What is summed becomes the gradient, multiplied by `scale`.
+  /// Turns the sums into gradients, multiplied by `scale`.
   void turn_sums_into_gradients(double scale);
 
   ReductionParts& parts_;

@@ -64,7 +64,7 @@ class VirtualStep {
   bool used(size_t parameter) const { return sums_[parameter].used; }
   /// The partial sums, from left to right; undefined: zeros.
   const std::vector<at::Tensor>& pieces(size_t parameter) const { return sums_[parameter].pieces; }
-  /// What the sum over all virtual ranks becomes; `sum` may be overwritten.
+  /// Converts the sum over all virtual ranks to its final form. May overwrite `sum`.
   at::Tensor finished(at::Tensor sum, at::ScalarType type, std::optional<at::ScalarType> travelled_as) const;
   /// Whether a bucket of this type can be summed as it lies, by the group's own reduction.
   bool sums_in_place(at::ScalarType type, std::optional<at::ScalarType> travels_as) const;

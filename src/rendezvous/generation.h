@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// What the ranks that meet in a store have agreed on.
+/// The agreement of the ranks that meet in a store.
 struct Generation {
   std::string prefix;        ///< of the keys that these ranks use, and no earlier ranks used
   std::vector<int> missing;  ///< not empty: the timeout has passed, these ranks have not joined, and there is no prefix

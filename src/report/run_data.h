@@ -18,7 +18,7 @@ struct BucketTimes {
   std::vector<float> ready_ms, start_ms, end_ms, wait_ms;
 };
 
-/// What a rank's lines say.
+/// The lines of one rank.
 struct RankData {
   int rank = 0;
   Curve steps_per_second;

@@ -10,7 +10,8 @@
 
 namespace lockstep {
 
-/// What the page leaves out because nobody recorded it: one line below the cards, instead of empty cards.
+/// Topics that the page omits because nobody recorded them, listed in one line below the cards instead of as empty
+/// cards.
 class NotRecorded {
  public:
   /// `what`: "late ranks"; `how` it can be recorded. Returns the card that is not drawn: "".

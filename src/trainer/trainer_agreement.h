@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// What ranks must agree on.
+/// Values on which the ranks must agree.
 struct Agreement {
   const TrainerOptions& options;
   const torch::nn::Module& module;

@@ -41,8 +41,8 @@ class TrainingStep {
     return body();
   }
 
-  /// What one rank, or one of its virtual ranks, does in a step: a backward for each batch, and after those of the last
-  /// virtual rank the optimizer's step. `samples`: of all batches. Returns their mean loss.
+  /// One rank's or virtual rank's share of a step: a backward for each batch and, after those of the last virtual rank,
+  /// the optimizer's step. `samples`: of all batches. Returns their mean loss.
   template <typename Batch>
   double run(const std::vector<Batch>& batches, int64_t samples) {
     optimizer_.zero_grad();

@@ -16,8 +16,8 @@ namespace lockstep {
 /// A .pt or .safetensors file as a flat list: names are keys joined by dots, whatever is not a tensor is a string.
 class Contents {
  public:
-  /// What to do where two things have one name when keys are joined by dots: throw Error, or number the later ones,
-  /// "a.b (2)", which is for people to read.
+  /// How to treat two entries whose dotted keys are equal: throw Error, or number the later ones, "a.b (2)", for people
+  /// to read.
   enum class Repeated { kRefused, kNumbered };
   /// Throws Error naming the file.
   explicit Contents(const std::string& path, Repeated repeated = Repeated::kRefused);

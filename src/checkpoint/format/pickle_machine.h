@@ -24,7 +24,7 @@ class PickleMachine {
   void push_text(NodeKind kind, std::string_view text) { tree_.nodes[push_new(kind)].text = text; }
   NodeId pop();
   NodeId top() const;
-  /// What was pushed since the last mark, which is removed with it.
+  /// Pops the last mark and returns everything pushed since.
   std::vector<NodeId> pop_to_mark();
   void push_tuple(std::vector<NodeId> items);
   void remember(uint64_t place);

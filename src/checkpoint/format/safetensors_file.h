@@ -31,8 +31,8 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
-/// What comes before the tensors: the length and the header, for tensors that follow one after the other in the
-/// order of `entries`, whose begin and end are set. Throws Error naming `path` for names that the format refuses.
+/// The bytes before the tensors: the length and the header, for tensors stored consecutively in the order of `entries`.
+/// Sets begin and end of each entry. Throws Error naming `path` for names that the format refuses.
 std::string safetensors_header(std::vector<TensorEntry>& entries, const std::map<std::string, std::string>& metadata,
                                const std::string& path);
 

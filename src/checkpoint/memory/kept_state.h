@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// What has become of the newest state in a launcher's memory when its run ended.
+/// The fate of the newest state in a launcher's memory at the end of its run.
 struct KeptState {
   int64_t step = -1;     ///< of that state; -1: there is none
   std::string path;      ///< of the checkpoint that holds it, or of a newer one; empty: there is none

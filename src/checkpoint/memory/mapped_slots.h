@@ -31,7 +31,7 @@ class MappedSlots final : public SlotMemory {
   /// are wanted and those that there are; then the window is gone, and what lay there stays.
   void open_window(Window window, uint64_t offset, uint64_t bytes);
 
-  /// What all ranks together have committed.
+  /// Bytes committed by all ranks together.
   uint64_t committed_bytes() const;
 
  private:

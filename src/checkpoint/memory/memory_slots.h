@@ -28,7 +28,7 @@ namespace lockstep {
 // Which range a rank writes is its own affair: readers need the number of bytes alone, so any number of ranks can go on
 // from a slot.
 
-/// What a save is of, the same on all ranks.
+/// Describes a save; equal on all ranks.
 struct SaveHeader {
   int64_t step = 0;
   uint64_t owner = 0;   ///< tells the states of one Checkpointer from those of another
@@ -59,7 +59,7 @@ std::vector<WholeSlot> whole_slots(const SlotMemory& memory);
 /// Notes where on disk the states of `owner` belong: a folder of checkpoints, from the root on. One rank of a machine
 /// calls it, before the first save of a start. A path that is too long is not noted.
 void note_place(SlotMemory& memory, uint64_t owner, const std::string& folder);
-/// What was noted for this owner; empty: nothing.
+/// The place noted for this owner; empty if none.
 std::string place_of(const SlotMemory& memory, uint64_t owner);
 /// For the first save after a start of the ranks. One rank calls it while none saves, and tells the others.
 SlotTurn first_turn(const SlotMemory& memory);

@@ -27,7 +27,8 @@ struct Options {
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                const Options& options);
 
-/// What the engine sends between machines goes over one, what the program sends from rank to rank over the other.
+/// The two carriers between machines: one for the engine's own messages, one for the program's messages from rank to
+/// rank.
 struct Carriers {
   std::shared_ptr<Carrier> collectives, messages;
 };

@@ -12,7 +12,7 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// What the ranks of a machine tell each other at every meeting. The first member must be the same on all.
+/// The card that the ranks of a machine exchange at every meeting. The first member must be equal on all.
 struct Card {
   uint64_t tag = 0;
   uint64_t place = 0;   ///< where the rank's data lies; Machine::at

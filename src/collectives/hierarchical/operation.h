@@ -13,7 +13,7 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// What the operations of a group run on.
+/// Resources that a group's operations use.
 struct Equipment {
   const Layout layout;
   const SumOrder order;

@@ -4,7 +4,7 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// What makes messages move, where they do not move by themselves.
+/// Drives messages that do not progress by themselves.
 class Progress {
  public:
   virtual ~Progress() = default;

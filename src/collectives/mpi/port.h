@@ -8,10 +8,10 @@
 
 namespace lockstep::mpi_engine {
 
-/// What the engine needs of an MPI, without its header: a program that includes mpi.h is bound to one MPI, and the
-/// engine is not. mpi_port.cpp, in the library Lockstep::mpi, is the only implementation.
+/// The MPI calls that the engine needs, without mpi.h: a program that includes mpi.h is bound to one MPI, and the
+/// engine is not. The only implementation is mpi_port.cpp, in the library Lockstep::mpi.
 ///
-/// Its threads are the pump's affair. Calls throw Error with MPI's own text.
+/// The pump manages its threads. Calls throw Error with MPI's own text.
 class Port {
  public:
   /// An MPI_Comm or MPI_Request, whatever those are.

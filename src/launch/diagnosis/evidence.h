@@ -15,7 +15,7 @@ namespace lockstep {
 /// All that is known of the ranks of one start, so that they are judged by all of it at once. It is complete when they
 /// have ended and the rest of their output has been read; until then it is what is known so far.
 struct Evidence {
-  // What the ranks did.
+  // The ranks' actions.
   std::vector<RankEnd> ends;    ///< in the order in which they were seen
   std::vector<RankView> ranks;  ///< by rank
   int lost_ranks = 0;           ///< of machines that are gone
@@ -24,7 +24,7 @@ struct Evidence {
   std::optional<Stall> hang;
   std::optional<MissingRank> missing;
 
-  // What the launcher was told, and did.
+  // Requests to the launcher, and its own actions.
   int stop_signal = 0;                        ///< the first signal to the launcher
   std::optional<Clock::time_point> asked_at;  ///< when the ranks were asked to leave at a step of their choice
   bool asked_twice = false;

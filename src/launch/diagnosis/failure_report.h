@@ -47,8 +47,8 @@ struct FailureReport {
   std::string advice;       ///< for a hang: what to do if the rank was at work; empty: nothing
 };
 
-/// What to do if the rank that seems to hang was at work: which timeout to raise. Empty: nothing. `hang`: what the
-/// launcher saw; empty where a collective's own timeout expired.
+/// Advice for the case that the rank which seems to hang was working: the timeout to raise. Empty if none applies.
+/// `hang`: the launcher's observation; empty if a collective's own timeout expired.
 std::string advice_on_hang(const FailureReport& report, const std::optional<Stall>& hang, const LaunchOptions& options);
 
 /// The block for the terminal, without the line of the exit code.

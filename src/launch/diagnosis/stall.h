@@ -9,13 +9,13 @@
 
 namespace lockstep {
 
-/// What the launcher sees of a rank, and what the rank's page says.
+/// The launcher's observations of a rank, and the contents of the rank's page.
 struct RankView {
   RankStatus account;
   bool ended = false;
   bool outlived = false;   ///< it has ended, but a process that it started lives, which may be the rank itself
   char process_state = 0;  ///< as in /proc/<pid>/stat: 'T' is stopped; 0: not read
-  /// What its processes have used so far (processor_times()); empty: not sampled, or not visible.
+  /// Processor time of its processes so far (processor_times()); empty if not sampled or not visible.
   std::optional<Clock::duration> processor_time;
   std::string missing_library;  ///< the dynamic loader did not find it, as the last lines of a rank say that has ended
 };

@@ -12,7 +12,7 @@ namespace lockstep {
 struct Verdict {
   int exit_code = 0;
   std::optional<RankEnd> culprit;
-  /// What the culprit did, as it follows "rank 1 ": "failed first: exit code 3". Empty without a culprit.
+  /// The culprit's failure, as it follows "rank 1 ": "failed first: exit code 3". Empty without a culprit.
   std::string headline;
   /// Other ranks that ended in the culprit's wake-up and may have failed first.
   std::vector<int> also_suspect;

@@ -14,8 +14,8 @@
 
 namespace lockstep {
 
-/// What one rank prints: read from its two pipes, kept line by line in its log, and passed on if the rank is shown:
-/// byte by byte to a sink, or line by line to a merger in front of one.
+/// One rank's output. It is read from two pipes, written line by line to the rank's log and, if the rank is shown,
+/// passed on: byte by byte to a sink, or line by line to a merger in front of one.
 class RankOutput {
  public:
   /// One of the two streams. It has no pipe once it has ended.

@@ -12,10 +12,10 @@
 
 namespace lockstep {
 
-/// What the launcher changes in its own process while this object lives: it blocks the signals that it reads from
-/// signal_fd(), ignores those of failing writes, raises its limit of descriptors, and adopts the processes that its
-/// ranks leave behind, to wait for them in the end (not every container has an init that does). A child gets the old
-/// settings back.
+/// Process-wide settings of the launcher, in effect while this object lives. It blocks the signals that it reads from
+/// signal_fd(), ignores signals of failing writes, raises the descriptor limit, and adopts the processes that its ranks
+/// leave behind, to reap them at the end (not every container has an init that does). Children get the old settings
+/// back.
 class LauncherSettings {
  public:
   LauncherSettings();

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// What is executed as one rank, and where. --dry-run prints it.
+/// The command of one rank and its working folder. --dry-run prints it.
 struct RankCommand {
   std::string program;  ///< path to execute
   std::vector<std::string> arguments;

@@ -36,7 +36,7 @@ struct Rank {
   Clock::time_point started;
 };
 
-/// What all starts of a run have in common. Outlives the teams.
+/// Settings common to all starts of a run. Outlives the teams.
 struct TeamSetup {
   const LaunchOptions& options;
   const EnvironmentBlock& environment;       ///< the launcher's own
@@ -71,7 +71,7 @@ class Team {
   virtual void tick() {}
   /// The ranks that have ended since the last call, in the order in which that was seen.
   std::vector<RankEnd> take_ends() { return std::exchange(ends_, {}); }
-  /// What the user is to be told.
+  /// Returns and clears the messages for the user.
   std::vector<std::string> take_messages() { return std::exchange(messages_, {}); }
   /// A signal to the run that came to another process than this one; 0: none.
   int take_signal() { return std::exchange(signal_, 0); }
@@ -81,7 +81,7 @@ class Team {
   /// A restarted program continues in the same logs.
   void mark_logs(const std::string& mark) const;
 
-  /// What is known of the ranks now. `process_states`, `processor_times`: read from /proc, too.
+  /// The current state of the ranks. `process_states`, `processor_times`: also read these from /proc.
   virtual RanksObserved observe(bool process_states, bool processor_times) = 0;
 
   /// Through the board: the ranks choose a step after which all leave.
@@ -99,7 +99,7 @@ class Team {
 
   /// The machine that the rank runs on.
   virtual std::string host_of(int rank) const = 0;
-  /// What the rank has written into its error file.
+  /// The contents of the rank's error file.
   virtual std::string error_text(int rank) const = 0;
 
   /// The file where a rank may write what ended it.
@@ -108,9 +108,9 @@ class Team {
 
  protected:
   Team() = default;
-  /// What the rank's page says.
+  /// The contents of the rank's page.
   RankStatus account_of(const Rank& rank) const;
-  /// What is known of it here.
+  /// The launcher's view of the rank.
   RankView view_of(const Rank& rank) const;
 
   std::optional<RankBoard> board_;
@@ -132,7 +132,8 @@ class RankPlaces {
   virtual void leave_out(int rank) = 0;
   /// The template of the command that starts a program on another machine; empty: there is none.
   virtual std::string launch_command() const = 0;
-  /// What keep_state() does, on the machines that hold the states. Called before end(), while no rank runs.
+  /// keep_state() on the machines that hold the states.
+  /// REQUIRES: no rank runs, and end() has not been called.
   virtual KeptState keep_state(const std::string& other_folder, bool is_sound) = 0;
   /// The run is over, or could not go on. Called once, after the last start.
   virtual void end(int exit_code) = 0;

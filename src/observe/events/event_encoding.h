@@ -23,7 +23,7 @@ std::string version_event(double wall_s);
 /// Training starts or resumes at this step: what earlier files in the folder say about later steps is void.
 std::string session_start_event(EventMoment at);
 
-/// What a summary holds besides its tag.
+/// Contents of summaries, apart from the tag.
 struct PngImage {
   uint32_t width, height, channels;
   std::string file;

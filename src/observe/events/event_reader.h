@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// What a summary value of an event holds.
+/// The kind of value in a summary of an event.
 enum class SummaryKind { kScalar, kHistogram, kImage, kText, kOther };
 
 struct SummaryValue {

@@ -4,8 +4,8 @@
 
 namespace lockstep::optim {
 
-// What every element of a step has in common, from an optimizer's numbers: one home, so that the library for C++ and
-// that for C step with the same bits.
+// Step constants common to all elements, computed from an optimizer's numbers. They are defined once, so that the C++
+// and the C library step with the same bits.
 
 /// As torch::optim::SGDOptions has them.
 struct SgdNumbers {

@@ -18,8 +18,8 @@ constexpr int state_arrays(Algorithm algorithm) {
   return kArrays[static_cast<int>(algorithm)];
 }
 
-/// What all elements of one parameter have in common in one step. Computed in double; the kernel rounds each to the
-/// type it computes in, as LibTorch's operators do with their scalars.
+/// Constants of one step, common to all elements of one parameter. Computed in double; the kernel rounds each to its
+/// own type, as LibTorch's operators do with their scalars.
 struct StepConstants {
   double weight_decay = 0;  ///< added to the gradient, times the parameter (SGD, Adam)
   double decay = 1;         ///< the parameter is multiplied by this first (AdamW: 1 - lr * weight_decay)

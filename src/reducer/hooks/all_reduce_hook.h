@@ -7,7 +7,7 @@ namespace lockstep {
 /// The group's own reduction of `tensor`, in place.
 CommHook::Finish reduce_plainly(const at::Tensor& tensor, ReduceOp op, const Group& group);
 
-/// What a hook that works on what another has made says of that one in describe().
+/// The inner hook's description, for describe() of a hook that processes its result.
 std::string described(const CommHookPtr& inner);
 
 /// The tensor of that name in a hook's state, for load_state_dict; throws Error if there is none.
