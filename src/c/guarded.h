@@ -52,7 +52,7 @@ lockstep_status guarded(const GroupState* state, lockstep_status otherwise, cons
   }
 }
 
-/// The same for a function of a group, which one thread at a time may call. `call` gets the group's state.
+/// guarded() for a function of a group, which only one thread at a time may call. `call` receives the group's state.
 template <typename Call>
 lockstep_status guarded(const char* function, lockstep_group* group, const Call& call) noexcept {
   if (group == nullptr)

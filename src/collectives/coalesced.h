@@ -12,7 +12,7 @@ namespace lockstep {
 /// Every rank calls it with tensors of the same shapes and dtypes.
 void broadcast_coalesced(const Group& group, const std::vector<at::Tensor>& tensors, int root);
 
-/// The same for a model's weights. Whoever holds copies of them is notified (base/broadcast_notice.h).
+/// broadcast_coalesced() of a model's weights. Holders of copies are notified (base/broadcast_notice.h).
 void broadcast_weights(const Group& group, const std::vector<at::Tensor>& weights, int root);
 
 /// Sets the tensors, floating point or complex, to their mean over the ranks weighted by `share`, in few messages. The

@@ -21,7 +21,7 @@ inline c10d::Backend& engine_for(const Group& group, const at::Tensor& tensor) {
   return *state.device_backend;
 }
 
-/// The same for an operation on two tensors, which must be on one device.
+/// The engine for an operation on two tensors, which must be on one device.
 inline c10d::Backend& engine_for(const Group& group, const at::Tensor& input, const at::Tensor& output) {
   TORCH_CHECK(input.device() == output.device(), "the input is on ", input.device(), ", the output is on ",
               output.device(), "; move one of them");

@@ -17,7 +17,7 @@ class BlockingEngine {
   virtual void run(shm::Request request) = 0;
 };
 
-/// The same: it can end from any thread what its rank waits for.
+/// An optional engine interface: any thread can end the waits of this rank.
 class Interruptible {
  public:
   virtual ~Interruptible() = default;

@@ -24,7 +24,7 @@ namespace lockstep {
 using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,
                                                                        int rank, int world_size)>;
 
-/// The same for tensors on devices of one type; throws if there is no engine for them.
+/// A factory of engines for tensors on devices of one type. Throws if there is no engine for them.
 using DeviceBackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
     c10::DeviceType device, const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size)>;
 
@@ -83,7 +83,7 @@ struct Group::State {
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
                  PageGroup on_page = {}, std::shared_ptr<Membership> membership = std::make_shared<Membership>());
 
-/// The same over an engine that is there already.
+/// make_group() over an existing engine.
 Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intrusive_ptr<c10d::Store>& store, int rank,
                       int world_size, EngineFactories factories, PageGroup on_page = {},
                       std::shared_ptr<Membership> membership = std::make_shared<Membership>());

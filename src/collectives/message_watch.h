@@ -49,7 +49,7 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
   /// Threads may call at any time, as in Python's programs: nobody is told.
   void expect_several_callers();
 
-  /// The same message, which is watched while somebody waits for it. Its wait then throws Error.
+  /// Wraps the message's Work so that waits for it are watched. Such a wait may throw Error.
   c10::intrusive_ptr<c10d::Work> watched(c10::intrusive_ptr<c10d::Work> inner, const Message& message);
 
   /// A collective is called; counts them.

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// The same values: autograd's zeros have no memory.
+/// The tensor. Autograd's zero tensors, which have no memory, become zeros in memory.
 inline at::Tensor with_memory(const at::Tensor& tensor) {
   return tensor._is_zerotensor() ? at::zeros(tensor.sizes(), tensor.options()) : tensor;
 }
@@ -48,7 +48,7 @@ inline at::Tensor as_byte_rows(const at::Tensor& dense, int64_t rows) {
 
 inline int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
-/// The same values in CPU memory.
+/// A copy in CPU memory; the tensor itself if it is there already.
 inline at::Tensor on_cpu(const at::Tensor& tensor) { return tensor.is_cpu() ? tensor : tensor.cpu(); }
 
 /// Whether an engine can work on the tensor's memory as it is.

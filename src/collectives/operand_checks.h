@@ -19,8 +19,8 @@ void check_written(const char* operation, const at::Tensor& tensor);
 /// The tensors share no memory, but that `row` may be row `own` of `rows`; -1: it may not.
 void check_apart(const char* operation, const at::Tensor& rows, const at::Tensor& row, int own);
 
-/// The same for lists of blocks of which the outputs are written: no output shares memory with another tensor, but that
-/// output `own_output` may be input `own_input`.
+/// check_apart() for lists of blocks whose outputs are written: no output shares memory with another tensor, except
+/// that output `own_output` may be input `own_input`.
 void check_lists_apart(const char* operation, const std::vector<at::Tensor>& outputs,
                        const std::vector<at::Tensor>& inputs, size_t own_output, size_t own_input);
 

@@ -14,7 +14,7 @@ namespace lockstep {
 void check_same_on_all_ranks(const Group& group, const std::string& kind, const NamedTensors& tensors,
                              const std::function<std::string(const at::Tensor&)>& remark);
 
-/// The same for lines of text.
+/// check_same_on_all_ranks() for lines of text.
 void check_same_on_all_ranks(const Group& group, const std::string& kind, const std::string& lines);
 
 }  // namespace lockstep

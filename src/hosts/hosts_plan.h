@@ -16,7 +16,7 @@ std::vector<std::string> agent_words(const CoordinatorOptions& options, size_t n
 /// only a real start knows are named, not shown.
 std::string describe_hosts(const CoordinatorOptions& options, const std::vector<std::string>& command);
 
-/// The same on a machine that joins a coordinator.
+/// The --dry-run output of a machine that joins a coordinator.
 std::string describe_agent(const AgentOptions& options, const std::vector<std::string>& command);
 
 }  // namespace lockstep::hosts

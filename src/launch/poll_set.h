@@ -14,7 +14,7 @@ class PollSet {
 
   void clear();
   void add(int fd, short events, Act act);
-  /// The same act for all that `append` adds.
+  /// Adds all descriptors that `append` supplies, with one common act.
   void add_all(const std::function<void(std::vector<pollfd>&)>& append, const Act& act);
   /// Waits until something is ready, or for `timeout_ms` (-1: for as long as it takes), and lets what is ready act, in
   /// the order in which it was added. An act must not add.

@@ -34,7 +34,7 @@ class RunReporter {
   void start_ended(const RunState& state, Team& team, const std::vector<RankCommand>& commands);
   /// No other start follows, because the ranks of the next one could not be started.
   void next_start_failed(const RunState& state, const std::string& why);
-  /// The same for the first start.
+  /// No start follows, because the ranks of the first one could not be started.
   void first_start_failed(const RunState& state);
   void run_ended(const RunState& state);
 

@@ -32,7 +32,7 @@ class StatisticsExchange {
 
   /// The exchange of `group`. The first call makes it, for as long as the group exists: every rank must call.
   static std::shared_ptr<StatisticsExchange> of(const Group& group);
-  /// The same if there is one, else null.
+  /// The existing exchange of the group; null if there is none.
   static std::shared_ptr<StatisticsExchange> find(const Group& group);
 
   explicit StatisticsExchange(const Group& of);

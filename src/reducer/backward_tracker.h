@@ -15,30 +15,32 @@
 
 namespace lockstep {
 
-/// Follows the backward passes of a model by hooks on its parameters, and drives a Reduction: when a backward begins,
-/// which parameter's gradient is ready, when the outermost one has ended. Whether a backward reduces is decided as it
-/// begins.
+/// Follows the backward passes of a model by hooks on its parameters, and drives a Reduction: it reports when a
+/// backward begins, when a parameter's gradient is ready and when the outermost backward has ended. Whether a backward
+/// reduces is decided when it begins.
 ///
-/// Hooks run on the thread of the backward, or on several threads if the graph spans several devices. Two threads in
-/// backward passes of one model: a thread whose first gradient comes while the other waits for its reduction waits for
-/// the mutex before it accumulates, so its gradient is added. One that comes earlier is an error, and so is one beside
-/// an optimizer's step.
+/// Hooks run on the thread of the backward, or on several threads if the graph spans several devices. Two threads may
+/// be in backward passes of one model: if the second thread's first gradient arrives while the first thread waits for
+/// its reduction, the second waits for the mutex before it accumulates, so its gradient is added. An earlier gradient
+/// is an error, and so is one beside an optimizer's step.
 class BackwardTracker {
  public:
-  /// `objection` returns what is wrong with a backward that begins now, or an empty string. Both others outlive it.
+  /// `objection` returns the reason to refuse a backward that begins now, or an empty string. `parts` and `reduction`
+  /// outlive the tracker.
   BackwardTracker(ReductionParts& parts, Reduction& reduction, std::function<std::string()> objection);
 
-  /// Guards the reduction and all that it works with.
+  /// Guards the reduction and everything that it works with.
   mutable Mutex mutex;
 
-  /// From the next backward on, it drives another.
+  /// Drives another reduction from the next backward on.
   void drive(Reduction& reduction) LOCKSTEP_REQUIRES(mutex) { reduction_ = &reduction; }
   Reduction& reduction() LOCKSTEP_REQUIRES(mutex) { return *reduction_; }
 
-  /// The backward that is running reaches parameters that should be followed but are not: it counts like any other.
+  /// Called in a backward that reaches parameters which should be followed but are not. Such a backward counts like any
+  /// other.
   void note_unfollowed_backward();
 
-  /// Says that this thread steps the parameters: until end_step(), a backward of another is refused.
+  /// This thread steps the parameters: until end_step(), a backward on another thread is refused.
   void begin_step() { stepped_by_ = std::this_thread::get_id(); }
   void end_step() { stepped_by_ = std::thread::id(); }
   /// Whether another thread is in a backward.
@@ -52,7 +54,7 @@ class BackwardTracker {
   void begin_backward() LOCKSTEP_REQUIRES(mutex);
   void end_backward();
   bool is_stepped_elsewhere() const;
-  /// A backward beside another thread's is a trouble.
+  /// Notes trouble if another thread is in a backward.
   void check_thread(size_t parameter) LOCKSTEP_REQUIRES(mutex);
 
   ReductionParts& parts_ LOCKSTEP_GUARDED_BY(mutex);

@@ -15,9 +15,9 @@ namespace lockstep {
 /// Gradients of several parameters side by side in one flat tensor (bucket_layout), reduced as one message
 /// (BucketTransfer). After backward, each parameter's .grad is a view of it.
 ///
-/// Behind the gradients lies one element per parameter that says whether this rank used it. They are reduced together,
-/// so every rank learns without another message which parameters no rank used. Behind those lie elements for the
-/// reducer (notes).
+/// Behind the gradients lies one element per parameter that says whether this rank used it. These elements are reduced
+/// with the gradients, so every rank learns which parameters no rank used, without another message. Behind them lie
+/// elements for the reducer (notes).
 class Bucket {
  public:
   /// The parameters share dtype and device. The flat tensor is allocated where `group` reduces it fastest. `notes`: the
@@ -27,7 +27,8 @@ class Bucket {
   size_t size() const { return slots_.size(); }
   int64_t bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
   bool full() const { return missing_ == 0; }
-  /// All of it; then its parts: the gradients side by side, and behind them the tail, which ends with the notes.
+  /// The whole tensor. The next two are its parts: the gradients side by side, and the tail behind them, which ends
+  /// with the notes.
   const at::Tensor& flat() const { return flat_; }
   const at::Tensor& gradients() const { return gradients_; }
   const at::Tensor& tail() const { return tail_; }
@@ -37,39 +38,41 @@ class Bucket {
 
   /// Takes the parameter's gradient: copies .grad into the slot unless it is there already; fills in zeros if there is
   /// none. `used`: a backward since the last reduction reached this parameter; ignored if there is no gradient. A slot
-  /// may be filled again until the bucket is on its way. `counts` = false, for sums: the slot may hold the result of an
+  /// may be filled again until the bucket is sent. `counts` = false, for sums: the slot may hold the result of an
   /// earlier reduction, which another rank contributes, so this rank contributes zeros. Returns nullptr, or the
   /// gradient's problem(); then the slot holds zeros.
   const char* fill(size_t slot, bool used, bool counts = true);
-  /// Fills the slot with `sum` instead, a sum over several backward passes, of which some reached the parameter if
-  /// `used`; zeros where it is undefined. Null: a communication hook brings the content, and fills the whole bucket.
+  /// Fills the slot with `sum` instead: a sum over several backward passes, some of which reached the parameter if
+  /// `used`; zeros if it is undefined. Null: a communication hook supplies the content, and fills the whole bucket.
   void fill_sum(size_t slot, const at::Tensor* sum, bool used);
-  /// Fills all slots with zeros, as not used. Call it before the bucket is on its way.
+  /// Fills all slots with zeros, as not used.
+  /// REQUIRES: the bucket has not been sent.
   void fill_with_zeros();
-  /// The piece of `flat`, which has the elements of gradients() in a row, where the slot's gradient lies, in its shape.
+  /// The offset of the slot's gradient in gradients(), in elements.
   at::Tensor place_in(const at::Tensor& flat, size_t slot) const;
   /// Where in gradients() the slot's gradient begins, in elements.
   int64_t offset_of(size_t slot) const {
     return slots_[slot].gradient().storage_offset() - gradients_.storage_offset();
   }
 
-  /// On a device: what this thread queues from now on comes after all that has filled the bucket.
+  /// On a device: orders this thread's further work after all work that has filled the bucket.
   void order_after_fills() { streams_.follow(); }
-  /// The bucket is about to go on its way: says behind the gradients which parameters this rank used.
+  /// Writes behind the gradients which parameters this rank used. Called before the bucket is sent.
   void write_flags();
-  /// It is on its way: gradients that arrive from now on must not be added to it. Each is put into .grad alone.
+  /// The bucket has been sent: gradients that arrive from now on must not be added to it. Each is put into .grad alone.
   void let_go_of_gradients();
-  /// Moves all such gradients out of .grad; returns whether there were any.
+  /// Moves all such gradients out of .grad. Returns whether there were any.
   bool set_aside_late();
-  /// Those, side by side as gradients() are, with zeros between them.
+  /// These gradients, side by side as in gradients(), with zeros between them.
   at::Tensor late_gradients();
-  /// Between gradients there are zeros.
+  /// Fills the gaps between gradients with zeros.
   void clear_gaps() const;
 
-  /// The bucket is reduced: makes each parameter's .grad the view that holds its reduced gradient. A parameter that no
-  /// rank used keeps the .grad it had, bit by bit; returns the slots of those. The bucket is empty again.
+  /// Called when the bucket is reduced: makes each parameter's .grad the view that holds its reduced gradient. A
+  /// parameter that no rank used keeps its previous .grad, bit for bit. Returns the slots of those. The bucket is empty
+  /// again.
   std::vector<size_t> finish();
-  /// Forgets what was filled in, as after a backward that an exception ended.
+  /// Discards the contents, as after a backward that an exception ended.
   void reset();
 
  private:

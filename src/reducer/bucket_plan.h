@@ -17,15 +17,15 @@ struct BucketLimits {
   int64_t bytes;
 };
 
-/// Splits parameters into buckets: indices of parameters, in the order in which gradients usually become ready, which
-/// is the reverse order of registration. The parameter that reaches the limit closes the bucket, so one larger than the
-/// limit has a bucket to itself or is the last in one. Each kind fills buckets of its own; buckets are ordered as they
-/// close, and all ranks reduce them in that order. The first bucket of the whole plan has the small limit. Pure: the
-/// same on every rank for the same input.
+/// Splits parameters into buckets. A bucket is a list of parameter indices in the order in which gradients usually
+/// become ready, which is the reverse order of registration. The parameter that reaches the limit closes the bucket, so
+/// one larger than the limit has a bucket to itself or is the last in one. Each kind fills its own buckets. Buckets are
+/// ordered as they close, and all ranks reduce them in that order. The small limit applies to the first bucket of the
+/// whole plan. A pure function: every rank gets the same result for the same input.
 std::vector<std::vector<size_t>> plan_buckets(const std::vector<ParameterSize>& parameters, BucketLimits limits);
 
-/// Where gradients of so many elements begin in their bucket, in elements: each at a multiple of 64 bytes, as the
-/// fastest kernels want it. And as the last number, how many elements they take.
+/// The offsets of gradients with these numbers of elements in their bucket, in elements. Each is a multiple of 64
+/// bytes, as the fastest kernels require. The last number is the total number of elements.
 std::vector<int64_t> bucket_layout(const std::vector<int64_t>& elements, size_t element_bytes);
 
 }  // namespace lockstep

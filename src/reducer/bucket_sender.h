@@ -12,41 +12,41 @@
 
 namespace lockstep {
 
-/// How buckets travel: in the order of the plan, by the group itself or by communication hooks, and what is thrown when
-/// they do not. Every rank sends all buckets in the same order, whatever its own graph looked like, so ranks may use
-/// different parameters in a step.
+/// Sends buckets in the order of the plan, through the group itself or through communication hooks, and throws if they
+/// fail. Every rank sends all buckets in the same order, whatever its own graph, so ranks may use different parameters
+/// in a step.
 ///
-/// The last bucket carries the table of facts in its notes. Therefore it is sent only at the end, and its tail, with
-/// the table, only when all hooks have ended, so that it can tell what they ended with.
+/// The last bucket carries the table of facts in its notes, so it is sent only at the end. Its tail, with the table, is
+/// sent only when all hooks have ended, so that it can report their failures.
 class BucketSender {
  public:
-  /// All of them outlive it.
+  /// The arguments outlive the sender.
   BucketSender(Buckets& buckets, const ReductionPlan& plan, const ReductionEquipment& equipment, RankMessage& message,
                HookProblems& hook_problems);
 
-  /// From now on the bucket travels by this hook; null: by the group itself.
+  /// Sends the bucket through this hook from now on; null: through the group itself.
   void send_through(size_t bucket, CommHook* hook);
   void send_all_through(CommHook* hook);
 
-  /// A reduction begins: waits for what an exception has left under way, and forgets it.
+  /// Begins a reduction: waits for transfers that an exception left under way, and discards them.
   void begin();
-  /// How many reductions have begun.
+  /// Number of reductions begun.
   uint64_t begun() const { return begun_; }
-  /// Buckets sent in this reduction: the first so many.
+  /// Number of buckets sent in this reduction, in the order of the plan.
   size_t sent() const { return sent_; }
   bool is_under_way(size_t parameter) const { return transfers_[plan_.places[parameter].bucket].is_under_way(); }
 
-  /// Sends every bucket that is full and comes next. `at_end`: with the last one. The one place where gradients go to
-  /// the other ranks.
+  /// Sends every bucket that is full and next in order. `at_end`: the last one too. Only this function sends gradients
+  /// to other ranks.
   void send_full(bool at_end);
-  /// Waits for all buckets. `write_facts` writes the table once more where a hook's end comes before that.
+  /// Waits for all buckets. `write_facts` writes the table again if a hook ends before the table is sent.
   void wait(const std::function<void()>& write_facts);
-  /// Moves the gradients that came when their bucket was under way out of .grad. Whether there were any.
+  /// Moves gradients that arrived after their bucket was sent out of .grad. Returns whether there were any.
   bool set_aside_late();
-  /// After wait(), on all ranks if one of them has late gradients: reduces those as well, and adds them.
+  /// Reduces and adds late gradients. Called on all ranks, after wait(), if any rank has some.
   void reduce_late();
 
-  /// Seconds that backward has waited for communication so far. Any thread may call it.
+  /// Seconds for which backward has waited for communication so far. Any thread may call it.
   double waited_seconds() const { return waited_seconds_.load(std::memory_order_relaxed); }
   void add_waited_seconds(double seconds) { waited_seconds_ = waited_seconds() + seconds; }
 

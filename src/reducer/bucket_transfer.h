@@ -14,8 +14,9 @@
 
 namespace lockstep {
 
-/// A full bucket on its way: its reduction over all ranks, by the group itself or by a communication hook. A hook works
-/// on the bucket's gradients only; the tail is always reduced as it is, because flags would not survive compression.
+/// The transfer of a full bucket: its reduction over all ranks, by the group itself or by a communication hook. A hook
+/// works on the bucket's gradients only. The tail is always reduced unchanged, because flags would not survive
+/// compression.
 class BucketTransfer {
  public:
   /// The bucket outlives it and stays where it is.
@@ -23,16 +24,16 @@ class BucketTransfer {
 
   /// Starts the reduction.
   void start(const Group& group, ReduceOp op);
-  /// The same through a communication hook, to which this is bucket `index`. Returns what the hook has done wrong;
-  /// empty if nothing. The tail of the last bucket waits for reduce_tail(), so that it can say what hooks end with.
+  /// Starts the reduction through a communication hook, as bucket `index`. Returns the hook's error; empty if none. The
+  /// tail of the last bucket waits for reduce_tail(), so that it can report how the hooks ended.
   std::string start_through(CommHook& hook, const Group& group, ReduceOp op, int64_t index, bool last);
   bool is_under_way() const { return work_.has_value() || tail_waits_; }
-  /// Waits until the reduction is done. Returns what the hook has done wrong; empty if nothing.
+  /// Waits until the reduction is done. Returns the hook's error; empty if none.
   std::string wait();
-  /// After wait(): whether the tail has yet to be reduced.
+  /// Whether the tail remains to be reduced, after wait().
   bool tail_waits() const { return tail_waits_; }
   void reduce_tail(const Group& group, ReduceOp op);
-  /// Waits for what is under way, because the engine may still write into the bucket, and forgets it.
+  /// Waits for a transfer under way, because the engine may still write into the bucket, and discards it.
   void abandon();
 
  private:

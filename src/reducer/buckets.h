@@ -21,10 +21,10 @@ struct ReductionEquipment {
   std::shared_ptr<Timeline> timeline;
 };
 
-/// The buckets of a plan, and what gradients go into. What is wrong with a gradient goes into the rank's message.
+/// The buckets of a plan. Problems with gradients are written to the rank's message.
 class Buckets {
  public:
-  /// All of them outlive it.
+  /// The arguments outlive the object.
   Buckets(const ReductionPlan& plan, const ReductionEquipment& equipment, RankMessage& message);
 
   const std::vector<Bucket>& all() const { return buckets_; }
@@ -34,11 +34,11 @@ class Buckets {
   GradientSlot& slot_of(size_t parameter);
   const GradientSlot& slot_of(size_t parameter) const;
 
-  /// Takes .grad of the parameter (Bucket::fill); `used`: a backward has reached it since the last reduction.
+  /// Takes the parameter's .grad (Bucket::fill). `used`: a backward has reached it since the last reduction.
   void fill(size_t parameter, bool used);
   /// Fills all slots that are not filled yet.
   void fill_rest(const std::vector<bool>& used);
-  /// Fills with zeros what comes after the first `begin` buckets: this rank contributes nothing.
+  /// Fills the buckets after the first `begin` with zeros: this rank contributes nothing.
   void fill_with_zeros(size_t begin);
   /// Tells the timeline that a bucket may have become full.
   void note_filled(size_t bucket) const;
@@ -46,9 +46,9 @@ class Buckets {
   /// Multiplies a bucket by this rank's weight, if ranks have weights.
   void apply_weight(Bucket& bucket) const;
 
-  /// All are reduced: leaves the result in .grad. Returns the parameters that no rank has used.
+  /// Called when all buckets are reduced: leaves the result in .grad. Returns the parameters that no rank has used.
   std::vector<at::Tensor> finish();
-  /// Forgets what was filled in.
+  /// Discards the contents.
   void reset();
 
  private:

@@ -18,13 +18,13 @@ struct Settlement {
   bool is_void = false;  ///< the step must not change anything, but end_step() must still be called
 };
 
-/// Backward only fills the buckets, and an optimizer sums them in its step:
+/// Backward only fills the buckets; an optimizer sums them in its step:
 ///
-///   backward     fills buckets; .grad lies in them, this rank's own
+///   backward     fills buckets; .grad lies in them and holds this rank's own gradients
 ///   settle()     fills the rest; one small message carries all ranks' facts and which parameters have gradients.
 ///                When it returns, every rank's buckets are filled
-///   the step     reads all ranks' buckets, or sends the sums round
-///   end_step()   a barrier where ranks read the others' buckets: no rank does any more
+///   the step     reads all ranks' buckets, or distributes the sums
+///   end_step()   a barrier if ranks read the others' buckets: after it, no rank reads them
 class DeferredReduction final : public Reduction {
  public:
   explicit DeferredReduction(ReductionParts& parts) : parts_(parts), changes_(parts.plan, parts.buckets) {}
@@ -36,7 +36,7 @@ class DeferredReduction final : public Reduction {
   void backward_ended() override;
   void reduce() override;
   void skip() override;
-  /// The facts come with the optimizer's step.
+  /// Returns none: the facts come with the optimizer's step.
   std::optional<std::vector<Facts>> shadow() override;
   void fail(const std::string& trouble) override;
   bool gradients_wait() const override { return passes_ > 0 && !skips_; }
@@ -46,24 +46,25 @@ class DeferredReduction final : public Reduction {
   bool is_settled() const { return stage() == Stage::kSettled; }
   void end_step(const Settlement& settlement, bool others_read);
 
-  /// Says that what was done to the gradients since backward is no error.
+  /// Accepts changes made to the gradients since backward: they are no error.
   void accept_changes() { changes_.remember(); }
-  /// Continues for another reducer of the same ranks, whose gradients are in the buckets now.
+  /// Takes over from another reducer of the same ranks, whose gradients are now in the buckets.
   void take_over_from(const DeferredReduction& before);
 
  private:
-  /// A backward, or what stands for it, has begun a reduction; settle() has returned; so has end_step().
+  /// kBegun: a backward, or its substitute, has begun a reduction. kSettled: settle() has returned. kEnded: end_step()
+  /// has returned.
   enum class Stage { kEnded, kBegun, kSettled };
 
   Stage stage() const { return stage_of_ == parts_.sender.begun() ? stage_ : Stage::kBegun; }
   void reach(Stage stage);
   void set_aside_passes();
-  /// Returns which parameters have gradients on this rank.
+  /// Returns the parameters with gradients on this rank.
   std::vector<bool> fill_buckets();
-  /// Makes ranks and used those of all ranks. Returns the sums over them that GradientChanges::check_dropped() wants.
+  /// Sets the settlement's ranks and used to those of all ranks. Returns the sums for GradientChanges::check_dropped().
   std::vector<float> tell_all_ranks(Settlement& settlement, const std::vector<bool>& dropped);
   void check_same_step(const std::vector<Facts>& ranks) const;
-  /// Throws on all ranks if a step found neither a backward nor a gradient on any, and the parameters are a list.
+  /// Throws on all ranks if the parameters are a list and a step found neither a backward nor a gradient on any rank.
   void check_reached(const Settlement& settlement) const;
 
   ReductionParts& parts_;

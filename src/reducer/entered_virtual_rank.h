@@ -13,11 +13,11 @@
 
 namespace lockstep {
 
-/// Where a run has virtual ranks: a backward needs one that this process has entered, and not every communication hook
-/// can be used. In other runs it finds nothing wrong.
+/// Checks for runs with virtual ranks: a backward needs a virtual rank that this process has entered, and some
+/// communication hooks cannot be used. In other runs it finds no error.
 class EnteredVirtualRank {
  public:
-  /// `changes` is called whenever this process enters or leaves a virtual rank, with the one that it was in.
+  /// `changes` is called when this process enters or leaves a virtual rank, with the one it was in before.
   EnteredVirtualRank(const Group& group, std::function<void(std::optional<int> from)> changes);
 
   /// The reason to refuse a backward that begins now; empty if there is none.

@@ -40,12 +40,12 @@ int first_that_took_part(const std::vector<Facts>& ranks);
 /// Elements of one rank's row.
 inline constexpr int64_t kFactElements = 38;
 
-/// A number of backward passes as Facts carry it.
+/// The number of backward passes as Facts encode it.
 constexpr int facts_of_passes(int passes) { return passes == 0 ? 0 : 1 + (passes - 1) % 255; }
 
 /// Fills `table`, world_size * kFactElements elements in a row, with this rank's row and zeros.
 void write_facts(const at::Tensor& table, int rank, const Facts& facts);
-/// The same with several rows, from row `first` on: those of a rank's virtual ranks.
+/// Fills `table` with several rows, from row `first` on: those of a rank's virtual ranks.
 void write_facts(const at::Tensor& table, int first, const std::vector<Facts>& rows);
 
 /// All ranks' facts from the table after the reduction: the sum over the ranks or, if `averaged`, their mean.

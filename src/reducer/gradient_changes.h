@@ -20,15 +20,15 @@ class GradientChanges {
   void remember();
   /// The changes made since; empty if none.
   std::string found() const;
-  /// The same as the next backward begins.
+  /// The changes found when the next backward begins.
   std::string found_between_passes() const;
 
-  /// Gradients that somebody has taken away since, by parameter.
+  /// Gradients that other code has removed since, by parameter.
   std::vector<bool> dropped() const;
-  /// What a gradient that was dropped adds to a sum over the ranks, of which there are fewer; one that is there adds 1.
+  /// The summand of a dropped gradient in a sum over the ranks, of which there are fewer; a present gradient adds 1.
   static constexpr float kOneDropped = 4096;
-  /// Throws on all ranks if ranks have dropped a gradient that others have. `totals`: those sums, by parameter;
-  /// `dropped`: by this rank.
+  /// Throws on all ranks if some ranks have dropped a gradient that others have. `totals`: the sums over the ranks, by
+  /// parameter; `dropped`: this rank's.
   void check_dropped(const std::vector<float>& totals, const std::vector<bool>& dropped) const;
 
  private:

@@ -10,7 +10,7 @@
 
 #include <lockstep/error.h>
 
-// The only place that uses autograd's internals, whose types change between releases of LibTorch.
+// The only use of autograd's internals, whose types change between releases of LibTorch.
 
 namespace lockstep {
 
@@ -25,9 +25,9 @@ struct GradientEvents {
   std::function<void()> captured;
 };
 
-/// Follows the gradients of one parameter until it is destroyed, even if set_data(), and so Module::to(), gives the
-/// parameter another dtype or device. Autograd then drops the node that accumulates into .grad, with all hooks on it,
-/// and makes a new one. Hooks on the tensor itself stay, and this one finds the new node.
+/// Follows the gradients of one parameter until it is destroyed, even if set_data() (and so Module::to()) gives the
+/// parameter another dtype or device. Autograd then drops the node that accumulates into .grad, with all its hooks, and
+/// makes a new one. Hooks on the tensor itself stay, and this one finds the new node.
 class GradientHook {
  public:
   /// `parameter` is a leaf that requires grad; otherwise TORCH_CHECK fails.
@@ -40,11 +40,12 @@ class GradientHook {
   static bool follows(const at::Tensor& parameter);
   /// Whether c10d's Reducer, and so torch's DistributedDataParallel, reduces its gradient.
   static bool is_reduced_by_c10d(const at::Tensor& parameter);
-  /// Puts the hooks back that were dropped (tell_dropped_hooks). Not to be called while a backward runs through them.
+  /// Restores the hooks that were dropped (tell_dropped_hooks).
+  /// REQUIRES: no backward is running through them.
   static void restore_dropped();
 
  private:
-  /// A node that accumulates into .grad. Its pointer's type differs between releases; as long as we hold it, autograd
+  /// A node that accumulates into .grad. Its pointer's type differs between releases. While we hold the node, autograd
   /// makes no other.
   struct Accumulator {
     decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>())) node;
@@ -76,8 +77,8 @@ class GradientAlarm {
   torch::autograd::FunctionPreHook* hook_ = nullptr;  ///< null: it can never require grad
 };
 
-/// Calls `look` before each backward that starts on the thread that made it, whatever graph it goes through, but not
-/// before a nested one. Hooks that `look` registers are already called in that backward.
+/// Calls `look` before each backward that starts on the thread that made it, whatever the graph, but not before a
+/// nested one. Hooks that `look` registers already run in that backward.
 class BackwardWatch {
  public:
   explicit BackwardWatch(std::function<void()> look);
@@ -95,13 +96,13 @@ class BackwardWatch {
   const std::thread::id thread_ = std::this_thread::get_id();
 };
 
-/// Runs `function` when the backward that is running on this thread has computed all its gradients, on the thread that
-/// called backward(). That call throws what `function` throws. `nested`: the backward was called from within another
-/// (as activation recomputation does), which is still running. If an exception ends the backward, `function` is not
-/// run. Call it only within a backward.
+/// Runs `function` when the backward on this thread has computed all its gradients, on the thread that called
+/// backward(). That call throws what `function` throws. `nested`: the backward was called from within another, still
+/// running one, as activation recomputation does. If an exception ends the backward, `function` does not run.
+/// REQUIRES: this thread is in a backward.
 void at_end_of_backward(std::function<void(bool nested)> function);
 
-/// The same at the end of the outermost backward, the one that was not called from within another.
+/// Callbacks for the end of the outermost backward, the one that was not called from within another.
 struct EndOfBackward {
   std::function<void()> finished;   ///< all gradients are computed
   std::function<void()> nested;     ///< a nested backward has ended and the outer one goes on; once per level
@@ -109,16 +110,18 @@ struct EndOfBackward {
 };
 void at_end_of_outermost_backward(EndOfBackward end);
 
-/// Every Error and c10::Error that backward() is about to throw is given to `translate` first, which may throw another exception
-/// instead: another language's. Call it before anything is followed.
+/// Passes every Error and c10::Error that backward() is about to throw to `translate`, which may throw another
+/// language's exception instead.
+/// REQUIRES: no parameter is followed yet.
 void translate_errors_of_backward(void (*translate)(const std::exception& error));
 
-/// Python's first Tensor.register_hook() on a tensor drops the hooks that C++ has put on it. `later` is called then, in
-/// the middle of it: it has GradientHook::restore_dropped() called as soon as that is over. Call it before anything is
-/// followed.
+/// Registers `later`, which is called when Python's first Tensor.register_hook() on a tensor drops the hooks that C++
+/// has put on it. `later` runs in the middle of that call; it must arrange for GradientHook::restore_dropped() to be
+/// called right after it.
+/// REQUIRES: no parameter is followed yet.
 void tell_dropped_hooks(void (*later)());
 
-/// Whether there are handles on this tensor other than this one.
+/// Whether this tensor has other handles.
 bool is_held_elsewhere(const at::Tensor& tensor);
 /// Installs the test for Python objects that nobody uses. A tensor that Python has once seen keeps its Python object,
 /// which counts as a handle for as long as the tensor lives; one for which `is_unused` is true is not counted. Called

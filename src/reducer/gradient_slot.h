@@ -6,7 +6,8 @@
 
 namespace lockstep {
 
-/// Why the gradient of `parameter`, once of `elements` elements on `device`, cannot be reduced, or nullptr if it can.
+/// The reason why the gradient of `parameter`, originally with `elements` elements on `device`, cannot be reduced;
+/// nullptr if it can.
 const char* gradient_problem(const at::Tensor& parameter, int64_t elements, at::Device device);
 
 /// The piece of `flat` that starts at `offset`, with the parameter's shape and, if it is dense, its strides: autograd
@@ -24,13 +25,13 @@ class GradientSlot {
   const at::Tensor& gradient() const { return gradient_; }
   int64_t elements() const { return elements_; }
   bool is_filled() const { return filled_; }
-  /// Whether it was filled in with a gradient.
+  /// Whether it was filled with a gradient.
   bool is_used() const { return used_; }
-  /// Whether it was filled in with what .grad still is, in this place.
+  /// Whether it was filled with the .grad that still lies in this place.
   bool is_current() const { return filled_ && parameter_.grad().is_same(gradient_); }
   /// The parameter's .grad if it lies in this bucket, else an undefined tensor.
   at::Tensor gradient_here() const;
-  /// Why the parameter's gradient cannot be reduced, or nullptr if it can.
+  /// The reason why the parameter's gradient cannot be reduced; nullptr if it can.
   const char* problem() const { return gradient_problem(parameter_, elements_, flat_.device()); }
 
   /// See Bucket::fill(), fill_sum() and fill_with_zeros().
@@ -38,18 +39,19 @@ class GradientSlot {
   void fill_sum(const at::Tensor* sum, bool used);
   void keep_unused();
 
-  /// For sums: the result of an earlier reduction must count once, not once per rank. If .grad lies here and holds one,
-  /// sets it to zero before this rank's next gradient is added to it.
+  /// For sums: the result of an earlier reduction must count once, not once per rank. If .grad lies here and holds such
+  /// a result, sets it to zero before this rank's next gradient is added.
   void forget_reduced();
-  /// Moves .grad, if there is one, into this place. `reduced`: it holds what another bucket has reduced.
+  /// Moves .grad, if defined, into this place. `reduced`: it holds another bucket's reduced gradient.
   void adopt(bool reduced);
-  /// Gradients that arrive from now on must not be added to what is being reduced.
+  /// Called before a reduction: later gradients must not be added to the data being reduced.
   void let_go_of_gradient();
-  /// Moves a gradient that has arrived since out of .grad; undefined if none has.
+  /// Moves a gradient that has arrived since out of .grad; undefined if there is none.
   at::Tensor set_aside_late();
-  /// The reduction is done: .grad is the reduced gradient if some rank `used` the parameter, else what it was.
+  /// Called after a reduction: .grad becomes the reduced gradient if some rank `used` the parameter, else its previous
+  /// value.
   void finish(bool used);
-  /// Forgets what was filled in.
+  /// Discards the contents.
   void reset();
 
  private:
@@ -57,8 +59,8 @@ class GradientSlot {
     return gradient.defined() && gradient.layout() == at::kStrided && gradient.is_alias_of(flat_);
   }
   void copy_in(const at::Tensor& gradient) const;
-  /// Before the slot is written: if the user still holds the .grad of an earlier step, that tensor gets memory of its
-  /// own.
+  /// Called before the slot is written: if the user still holds the .grad of an earlier step, gives that tensor memory
+  /// of its own.
   void part_with_handles();
   void keep();
 

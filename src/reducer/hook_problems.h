@@ -14,11 +14,11 @@ class HookProblems {
   /// `object`: the number of the reducer on its group.
   HookProblems(const Group& group, int object) : group_(group), object_(object) {}
 
-  /// Says whether buckets travel by hooks; else nobody looks for problems.
+  /// Sets whether buckets travel by hooks; if not, nobody looks for problems.
   void expect(bool any_hook) { any_hook_ = any_hook; }
-  /// Posts what is wrong on this rank in a reduction.
+  /// Posts this rank's problem in a reduction.
   void post(uint64_t reduction, const std::string& problem) const;
-  /// Returns what all ranks have posted in this reduction, one line a rank.
+  /// Returns the problems that all ranks have posted in this reduction, one line per rank.
   std::string of_all_ranks(uint64_t reduction) const;
 
  private:

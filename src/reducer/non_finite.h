@@ -11,19 +11,19 @@
 
 namespace lockstep {
 
-/// Notices gradients that hold infinity or NaN before they are mixed with those of other ranks, so that the error can
-/// name rank and parameter, and tells all ranks. Only the reducer uses it, under its mutex; skipped() and policy() may
-/// be called from any thread.
+/// Finds gradients that hold infinity or NaN before they are combined with those of other ranks, so that the error can
+/// name the rank and the parameter, and informs all ranks. Used by the reducer only, under its mutex; any thread may
+/// call skipped() and policy().
 class NonFiniteWatch {
  public:
   explicit NonFiniteWatch(NonFinitePolicy policy) : policy_(policy) {}
 
   NonFinitePolicy policy() const { return policy_; }
   void begin() { first_ = -1; }
-  /// This rank's gradient of a parameter, before the reduction.
+  /// Inspects this rank's gradient of a parameter, before the reduction.
   void look(size_t parameter, const at::Tensor& gradient);
-  /// After the reduction, on every rank: which gradients are not finite, the same text on all ranks; empty if all are
-  /// finite.
+  /// After the reduction, on every rank: the gradients that are not finite, in the same text on all ranks; empty if all
+  /// are finite.
   std::string findings(const Group& group, const std::vector<std::string>& names) const;
 
   int64_t skipped() const { return skipped_; }

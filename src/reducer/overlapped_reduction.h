@@ -4,15 +4,15 @@
 
 namespace lockstep {
 
-/// Reduces gradients while backward runs. A gradient that is ready is copied into its bucket, and every bucket that is
-/// full is sent, in the order of the plan. When the backward has ended, the slots of parameters that got no gradient
-/// are filled, the remaining buckets are sent, and this rank waits for all of them; then .grad is reduced.
+/// Reduces gradients while backward runs. A ready gradient is copied into its bucket, and full buckets are sent in the
+/// order of the plan. When the backward has ended, the slots of parameters without a gradient are filled, the remaining
+/// buckets are sent, and this rank waits for all of them; then .grad is reduced.
 ///
-/// A backward within backward (activation recomputation) may bring another gradient for a parameter. Once that has
-/// happened, buckets are sent only at the end; gradients that arrive late before then are reduced in a second message.
+/// A backward within backward (activation recomputation) may produce another gradient for a parameter. Once that has
+/// happened, buckets are sent only at the end. Gradients that were late before then are reduced in a second message.
 ///
 /// A rank may skip its share. It then contributes zeros, the mean is over the others, and it receives their result. But
-/// a bucket that its failed backward has already sent cannot be called back: the step is then void on all ranks.
+/// a bucket already sent by its failed backward cannot be recalled: the step is then void on all ranks.
 class OverlappedReduction final : public Reduction {
  public:
   explicit OverlappedReduction(ReductionParts& parts) : parts_(parts) {}
@@ -30,7 +30,7 @@ class OverlappedReduction final : public Reduction {
 
  private:
   std::vector<Facts> reduce_all(Share share);
-  /// Fills and sends what is left, and waits. Returns the facts of all ranks; the buckets are added up.
+  /// Fills and sends the remaining buckets, and waits. Returns the facts of all ranks; the buckets hold the sums.
   std::vector<Facts> add_up_buckets(Share share);
 
   ReductionParts& parts_;

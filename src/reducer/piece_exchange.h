@@ -11,18 +11,20 @@
 
 namespace lockstep {
 
-/// Sums one bucket over all virtual ranks where a group's own reduction cannot: because a rank brings several pieces,
-/// because the tree over the pieces is not that over the ranks, or because partial sums are wider than the bucket.
+/// Sums one bucket over all virtual ranks when the group's own reduction cannot: because a rank has several pieces,
+/// because the tree over the pieces differs from that over the ranks, or because partial sums are wider than the
+/// bucket.
 ///
-/// Each rank gets its slice of all pieces, adds them in the tree's order, and all get all slices: about as many bytes
-/// as a reduction that every rank does in slices, for each piece.
+/// Each rank receives its slice of all pieces and adds them in the tree's order; then all receive all slices. For each
+/// piece, this sends about as many bytes as a reduction in slices.
 class PieceExchange final : public CommHook {
  public:
-  /// `finish`: what the sums become; elementwise.
+  /// `finish`: converts the sums to their final form, elementwise.
   PieceExchange(const CombinePlan& plan, const Group& group, const at::Tensor& gradients,
                 std::function<at::Tensor(at::Tensor sum)> finish);
 
-  /// This rank's piece: elements as in the bucket, in the type of the sums. To be filled before reduce().
+  /// This rank's piece: elements as in the bucket, in the type of the sums.
+  /// REQUIRES: filled before reduce().
   at::Tensor piece(size_t number) const { return pieces_[static_cast<int64_t>(number)]; }
 
   /// Leaves the result in the bucket's gradients.

@@ -21,16 +21,16 @@ class RankAgreement {
   RankAgreement(const ReductionPlan& plan, RankMessage& message, const HookProblems& hook_problems)
       : plan_(plan), message_(message), hook_problems_(hook_problems) {}
 
-  /// Throws if a rank is in trouble, or does something else than the others.
+  /// Throws if a rank is in trouble, or acts differently from the others.
   void check(const std::vector<Facts>& rows);
   /// Throws if ranks ran different numbers of backward passes.
   void check_passes(const std::vector<Facts>& rows) const;
   /// The factor for the reduced gradients.
   double factor(const std::vector<Facts>& rows) const;
-  /// Parameters that no rank has reached keep their .grad; where a rank has skipped its share, that of the first rank
-  /// that has not: a backward that failed may have added to a .grad.
+  /// Parameters that no rank has reached keep their .grad. If a rank has skipped its share, all take the .grad of the
+  /// first rank that has not, because a failed backward may have added to a .grad.
   void agree_on_kept(const std::vector<at::Tensor>& kept, const std::vector<Facts>& rows) const;
-  /// Whether gradients are not finite; then none is left. Throws if that is the policy.
+  /// Whether gradients are not finite; if so, drops them all. Throws if that is the policy.
   bool drop_non_finite(NonFiniteWatch& watch) const;
 
  private:
@@ -44,7 +44,7 @@ class RankAgreement {
   const HookProblems& hook_problems_;
 };
 
-/// -1 for a rank that contributes no gradients, so that there is nothing to compare; else its backward passes.
+/// The backward passes of each rank; -1 for a rank that contributes no gradients, which leaves nothing to compare.
 std::vector<int> compared_passes(const std::vector<Facts>& rows);
 
 }  // namespace lockstep

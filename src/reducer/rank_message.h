@@ -27,31 +27,31 @@ class RankMessage {
   void set_joining(bool joining, bool divide_by_active);
   /// The factor for this rank's buckets before they are summed.
   double weight() const { return plan_.weights_buckets() ? facts_.weight : 1; }
-  /// Copies what another reducer of this rank would have told.
+  /// Copies the message that another reducer of this rank would have sent.
   void take_over_from(const RankMessage& before);
 
-  /// Empty: nothing is wrong.
+  /// The trouble; empty if there is none.
   const std::string& trouble() const { return trouble_; }
-  /// Replaces what was found before.
+  /// Replaces any earlier trouble.
   void set_trouble(std::string trouble) { trouble_ = std::move(trouble); }
-  /// The same. The next reduction tells it, whatever comes before.
+  /// Replaces any earlier trouble. The next reduction reports it, whatever comes before.
   void set_lasting_trouble(std::string trouble);
-  /// Keeps what was found before, if anything was.
+  /// Sets the trouble unless there is one already.
   void note_trouble(const std::string& trouble);
   void note_trouble(size_t parameter, const std::string& what);
-  /// A reduction begins: what was found before it is over, unless it lasts.
+  /// Called when a reduction begins: discards the trouble unless it lasts.
   void forget_trouble();
-  /// Returns the trouble, to be told to all ranks, and forgets it.
+  /// Returns the trouble, for reporting to all ranks, and clears it.
   std::string hand_over_trouble();
 
-  /// Sets facts and trouble for a reduction that is about to be, except for what filling the buckets will find. `passes`: of
-  /// backward since the last one; `spoiled`: gradients of a step that is skipped have been sent; `inspect` returns what
-  /// is wrong with this rank's replica.
+  /// Sets facts and trouble for the coming reduction, except for problems found when the buckets are filled. `passes`:
+  /// backward passes since the last reduction; `spoiled`: gradients of a skipped step have been sent; `inspect` returns
+  /// the error of this rank's replica.
   void prepare(Share share, int passes, bool spoiled, const std::function<std::string()>& inspect);
-  /// Puts this rank's row into the table of facts.
+  /// Writes this rank's row into the table of facts.
   void write_row(const at::Tensor& table);
 
-  /// Reductions that this rank has done.
+  /// Number of reductions of this rank.
   uint64_t reductions() const { return reductions_; }
   void count_reduction() { ++reductions_; }
   /// Passes that loaders have begun since the last reduction.

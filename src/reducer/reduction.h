@@ -21,15 +21,15 @@
 namespace lockstep {
 
 struct ReductionEvents {
-  /// Before each reduction: returns what is wrong with this rank's replica; empty if nothing is.
+  /// Before each reduction: returns the error of this rank's replica; empty if none.
   std::function<std::string()> inspect;
   /// After each reduction, on all ranks.
   std::function<void(const std::vector<Facts>& ranks)> reduced;
   /// Before this rank takes part in a reduction with gradients; may be null.
   std::function<void()> reducing = nullptr;
-  /// A virtual rank of several is done with its part of the step; may be null. `last`: the last one of this process.
+  /// A virtual rank of several has finished its part of the step; may be null. `last`: the last one of this process.
   std::function<void(bool took_part, bool last)> virtual_rank_done = nullptr;
-  /// A backward begins, on whichever thread; may be null, and may throw. `gradients_wait`: those of earlier backward
+  /// A backward begins, on any thread; may be null, and may throw. `gradients_wait`: gradients of earlier backward
   /// passes wait for an optimizer's step, which takes their sum.
   std::function<void(bool gradients_wait)> backward_begins = nullptr;
 };
@@ -38,14 +38,14 @@ struct ReductionEvents {
 struct Backward {
   enum class Phase { kIdle, kInBackward, kAbandoned };
   Phase phase = Phase::kIdle;
-  bool reduces = false;       ///< it ends with a reduction
-  bool is_nested = false;     ///< one within another has come, so a parameter may get several gradients in one backward
+  bool reduces = false;       ///< whether it ends with a reduction
+  bool is_nested = false;     ///< a nested one has run, so a parameter may get several gradients in one backward
   int number = -1;            ///< see current_backward()
-  std::thread::id thread;     ///< that calls it
+  std::thread::id thread;     ///< the calling thread
   int captured = -1;          ///< the last backward that captured gradients
   std::vector<bool> reached;  ///< parameters that were reached since the last reduction
 
-  /// A gradient has come: if in a backward within this one, notes that.
+  /// A gradient has arrived: notes whether it belongs to a backward nested in this one.
   void look_whether_nested() { is_nested = is_nested || current_backward() != number; }
   bool is_of_another_thread() const { return thread != std::this_thread::get_id(); }
   void forget_reached() { reached.assign(reached.size(), false); }
@@ -71,8 +71,8 @@ struct ReductionParts {
   Backward backward;
 };
 
-/// A way of reducing gradients, which the BackwardTracker and the Reducer drive. Its functions are called one at a
-/// time, under the tracker's mutex.
+/// A way of reducing gradients, driven by the BackwardTracker and the Reducer. Its functions are called one at a time,
+/// under the tracker's mutex.
 class Reduction {
  public:
   Reduction() = default;
@@ -80,8 +80,8 @@ class Reduction {
   Reduction(const Reduction&) = delete;
   Reduction& operator=(const Reduction&) = delete;
 
-  /// A reduction begins, with a backward or with what stands for it. Throws on all ranks if this rank's last backward
-  /// was ended by an exception while it was sending gradients.
+  /// A reduction begins, with a backward or its substitute. Throws on all ranks if an exception ended this rank's last
+  /// backward while it was sending gradients.
   virtual void begin() = 0;
   /// The reduction has begun with a backward.
   virtual void backward_begins() = 0;
@@ -95,18 +95,18 @@ class Reduction {
   virtual void reduce() = 0;
   /// This rank contributes nothing to the step.
   virtual void skip() = 0;
-  /// This rank is out of inputs: it takes part for the others. Returns the facts of all ranks; none if that takes a
-  /// whole step of an optimizer, which the caller is to run.
+  /// This rank is out of inputs and takes part for the others. Returns the facts of all ranks; none if that takes a
+  /// whole optimizer step, which the caller must run.
   virtual std::optional<std::vector<Facts>> shadow() = 0;
   /// Takes part only to report an error: throws it on all ranks.
   virtual void fail(const std::string& trouble) = 0;
-  /// The equipment is another.
+  /// The equipment has changed.
   virtual void equipment_changed() {}
   /// Whether gradients of earlier backward passes wait for an optimizer's step.
   virtual bool gradients_wait() const { return false; }
 };
 
-/// Whether another thread than this one is in a backward.
+/// Whether another thread is in a backward.
 bool is_in_backward_elsewhere(const ReductionParts& parts);
 /// Thrown on all ranks when one thread runs a backward while another steps.
 inline constexpr const char* kBesideStep =
@@ -114,14 +114,14 @@ inline constexpr const char* kBesideStep =
     "run step() and clip_grad_norm() when all backward passes of the model have ended, and the next backward after "
     "step() has returned";
 
-/// A reduction begins: buckets are empty, and the watch and the timeline start anew.
+/// Begins a reduction: empties the buckets and restarts the watch and the timeline.
 void begin_reduction(ReductionParts& parts);
-/// Whether an exception has ended this rank's last backward after it had sent buckets. The others then wait for the
+/// Whether an exception ended this rank's last backward after it had sent buckets. The others then wait for the
 /// remaining ones.
 bool is_interrupted(const ReductionParts& parts);
-/// It is, and this rank has begun another reduction.
+/// Called if is_interrupted() and this rank has begun another reduction.
 void note_interruption(ReductionParts& parts);
-/// All ranks have the result in their buckets: leaves it in .grad, or nothing if the step is void.
+/// Called when all ranks have the result in their buckets: leaves it in .grad, or nothing if the step is void.
 void end_reduction(ReductionParts& parts, const std::vector<Facts>& ranks);
 
 }  // namespace lockstep

@@ -22,7 +22,7 @@ struct ReductionSettings {
   GradientReduction reduction;
   int object = 1;        ///< this replica's number on its group, from 1: the same on all ranks
   bool list = false;     ///< the parameters are a list, whose tensors may have been replaced
-  bool buffers = false;  ///< beside them lie buffers, which a forward may change
+  bool buffers = false;  ///< the model has buffers, which a forward may change
 };
 
 /// The constant facts about the reduction of a set of parameters, equal on all ranks: which parameter lies in which
@@ -30,17 +30,17 @@ struct ReductionSettings {
 struct ReductionPlan {
   ReductionPlan(const NamedTensors& parameters, Group group, ReductionSettings settings);
 
-  /// In a world of one there are no buckets.
+  /// False in a world of one.
   bool has_buckets() const { return !buckets.empty(); }
   bool averages() const { return op() == ReduceOp::kMean; }
   ReduceOp op() const;
   /// Hooks of parameters on a CPU run on the thread that called backward.
   bool on_cpu() const { return tensors.front().is_cpu(); }
-  /// For sums: the result of an earlier reduction is contributed by rank 0, and this is another rank.
+  /// For sums: whether rank 0 contributes the result of an earlier reduction, and this is another rank.
   bool rank_zero_adds_it() const { return settings.reduction == GradientReduction::kSum && group.rank() != 0; }
-  /// Whether a rank multiplies its buckets by its weight before they are added up.
+  /// Whether a rank multiplies its buckets by its weight before they are summed.
   bool weights_buckets() const;
-  /// Whether it has one of these parameters.
+  /// Whether the plan contains one of these parameters.
   bool follows(const TensorSet& parameters) const;
   /// "bucket 1 of 2 (out.bias to second.weight)", with names cut to `longest_name`.
   std::string describe(size_t bucket, size_t longest_name = std::string::npos) const;
@@ -60,10 +60,10 @@ struct ReductionPlan {
   std::string row_kind;                      ///< "virtual " where a rank has several rows
 };
 
-/// The virtual ranks of a run in which a rank works for several of them; else null.
+/// The virtual ranks of a run with several per rank; else null.
 std::shared_ptr<VirtualRanks> several_virtual_ranks(const Group& group);
 
-/// Leaves no .grad.
+/// Clears every .grad.
 void drop_gradients(const std::vector<at::Tensor>& tensors);
 
 }  // namespace lockstep

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// An optimizer's step that ranks share out, as the model that it steps sees it.
+/// An optimizer step shared out between ranks, as seen by the model that it steps.
 class SharedStep {
  public:
   SharedStep() = default;
@@ -16,16 +16,16 @@ class SharedStep {
   SharedStep(const SharedStep&) = delete;
   SharedStep& operator=(const SharedStep&) = delete;
 
-  /// A backward of the model begins, on whichever thread; may throw. `gradients_wait`: those of earlier backward passes
+  /// A backward of the model begins, on any thread; may throw. `gradients_wait`: gradients of earlier backward passes
   /// wait for this step, which takes their sum.
   virtual void backward_begins(bool gradients_wait) = 0;
 
-  /// Whether the step takes the sum of all ranks' gradients itself. Else backward reduces them, and what follows here
-  /// is never called.
+  /// Whether the step takes the sum of all ranks' gradients itself. If not, backward reduces them, and the functions
+  /// below are never called.
   virtual bool wants_sum() const { return false; }
-  /// On a rank that has run out of inputs: does its part of a whole step. Returns the facts of all ranks.
+  /// Called on a rank without inputs: does its part of a whole step. Returns the facts of all ranks.
   virtual std::vector<Facts> step_without_inputs() { TORCH_INTERNAL_ASSERT(false, "this step takes no sum"); }
-  /// Model.clip_grad_norm() of the sum. Every rank calls it.
+  /// Implements Model.clip_grad_norm() on the sum. Every rank calls it.
   virtual double clip_grad_norm(double /*max_norm*/, double /*norm_type*/) {
     TORCH_INTERNAL_ASSERT(false, "this step takes no sum");
   }

@@ -7,13 +7,13 @@
 
 namespace lockstep {
 
-/// Several threads of a backward, each with its own current stream, may fill one bucket on a device, and the thread of
-/// another device may send it. The sending must come after everything that filled it.
+/// Orders the sending of a bucket on a device after everything that filled it. Several threads of a backward, each with
+/// its own current stream, may fill one bucket, and the thread of another device may send it.
 class StreamOrder {
  public:
   /// Work has been queued on the device's current stream.
   void note(c10::Device device);
-  /// From here on, the current streams wait for all work that was noted. Forgets what was noted.
+  /// Makes the current streams wait for all noted work, and forgets it.
   void follow();
   void forget() { streams_.clear(); }
 

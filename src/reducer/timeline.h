@@ -15,22 +15,22 @@
 
 namespace lockstep {
 
-/// When things happened in reductions: a handful of clock readings for each bucket. Any thread may use it.
+/// Timestamps of reductions: a few clock readings per bucket. Any thread may use it.
 class Timeline {
  public:
-  /// A backward, or a reduction without one, begins.
+  /// A backward begins, or a reduction without one.
   void begin(size_t buckets);
   void ready(size_t bucket);
   void sent(size_t bucket);
-  /// From here on this rank is idle: it waits for the buckets, in their order.
+  /// From now on this rank is idle: it waits for the buckets, in order.
   void waits();
   void done(size_t bucket);
-  /// All buckets are reduced. With set_rank_comparison() every rank tells the others how long it waited.
+  /// All buckets are reduced. With set_rank_comparison(), ranks exchange how long each has waited.
   void end(const Group& group);
 
   void set_rank_comparison(bool on);
   void set_observer(std::shared_ptr<Observer> observer);
-  /// Without names and bytes, which the timeline does not know.
+  /// The statistics, without names and bytes, which the timeline does not know.
   ReductionStats stats() const;
 
  private:
@@ -48,7 +48,7 @@ class Timeline {
   /// Sums over reductions.
   struct Sums {
     double backward_ms = 0, wait_ms = 0, under_way_ms = 0;
-    // The same, of those that were compared.
+    // Sums over the reductions that were compared.
     int64_t compared = 0;
     double compared_ms = 0;
     std::vector<double> wait_ms_by_rank;

@@ -12,14 +12,14 @@
 
 namespace lockstep {
 
-/// The gradients of one step of the virtual ranks that this process works for, on their way into sums: the leaves of
+/// Accumulates the gradients of one step of this process's virtual ranks into sums. These gradients are the leaves of
 /// the tree (base/summation_tree.h). Leaves come one after the other. Each parameter has a stack of partial sums, like
-/// the digits of a binary counter. After the last leaf these are the whole subtrees that this process brings.
+/// the digits of a binary counter; after the last leaf they are the whole subtrees that this process contributes.
 ///
-/// Half precision is summed in fp32. A parameter that no leaf has reached yet has no tensors: they count as zeros.
+/// Half precision is summed in fp32. A parameter that no leaf has reached yet has no tensors, which count as zeros.
 ///
-/// A leaf is a rank in small: its .grad starts as it was before the step, and what it holds at the end is what the leaf
-/// contributes. Between leaves .grad is as before the step.
+/// A leaf behaves like a rank: its .grad starts as it was before the step, and what .grad holds at the end is the
+/// leaf's contribution. Between leaves .grad is as before the step.
 class VirtualStep {
  public:
   struct Settings {
@@ -34,45 +34,45 @@ class VirtualStep {
   bool at_last_leaf() const { return leaf_ + 1 == ranks_->block().size(); }
   bool complete() const { return leaf_ == ranks_->block().size(); }
 
-  /// Before the step's first gradient. Remembers what .grad holds.
+  /// Saves .grad. Called before the step's first gradient.
   void begin();
   /// Before a gradient is accumulated into .grad.
   void before_accumulation(size_t parameter);
 
-  /// How a leaf counts.
+  /// The weight and type with which a leaf counts.
   struct Leaf {
     double weight = 1;
     std::optional<at::ScalarType> travels_as;  ///< compressed to this type, as a communication hook does it
   };
-  /// The leaf has computed the parameter's gradient; `used` = false: it did not reach the parameter.
+  /// The leaf has computed the parameter's gradient. `used` = false: the leaf did not reach the parameter.
   void add(size_t parameter, bool used, const Leaf& leaf);
   bool is_added(size_t parameter) const { return sums_[parameter].added; }
   bool any_added() const;
-  /// A gradient that was accumulated after add().
+  /// Whether a gradient was accumulated after add().
   bool is_late(size_t parameter) const;
   void add_late(size_t parameter, const Leaf& leaf);
-  /// The leaf contributes nothing, unless it is added already.
+  /// The leaf contributes nothing to the parameter, unless it has been added already.
   void add_nothing(size_t parameter);
-  /// Drops what the leaf has left in .grad.
+  /// Drops the leaf's .grad.
   void drop_leaf();
-  /// The next leaf's turn.
+  /// Moves on to the next leaf.
   void end_leaf(const Facts& facts);
 
-  /// Of each leaf that has ended.
+  /// The facts of each leaf that has ended.
   const std::vector<Facts>& facts() const { return facts_; }
   /// Whether some leaf reached the parameter.
   bool used(size_t parameter) const { return sums_[parameter].used; }
-  /// The partial sums, from left to right; undefined: zeros.
+  /// The partial sums, from left to right; undefined means zeros.
   const std::vector<at::Tensor>& pieces(size_t parameter) const { return sums_[parameter].pieces; }
   /// Converts the sum over all virtual ranks to its final form. May overwrite `sum`.
   at::Tensor finished(at::Tensor sum, at::ScalarType type, std::optional<at::ScalarType> travelled_as) const;
-  /// Whether a bucket of this type can be summed as it lies, by the group's own reduction.
+  /// Whether the group's own reduction can sum a bucket of this type in place.
   bool sums_in_place(at::ScalarType type, std::optional<at::ScalarType> travels_as) const;
   const CombinePlan& plan() const { return plan_; }
 
-  /// The step is over.
+  /// Ends the step.
   void reset();
-  /// Ends the step when the scope is left, by an exception as well.
+  /// Ends the step on leaving the scope, also by an exception.
   class Ending {
    public:
     explicit Ending(VirtualStep& step) : step_(step) {}
@@ -83,11 +83,11 @@ class VirtualStep {
     VirtualStep& step_;
   };
 
-  int passes = 0;          ///< backward passes of the present leaf
+  int passes = 0;          ///< backward passes of the current leaf
   bool completes = false;  ///< the backward that is running completes the leaf
   bool local_only = true;  ///< all passes of the step were within no_sync()
   bool in_place = false;   ///< all buckets are summed as they lie, so they can be sent early
-  std::string trouble;     ///< what was wrong with the leaves that have ended
+  std::string trouble;     ///< errors of the leaves that have ended
 
  private:
   struct Sum {

@@ -21,7 +21,7 @@ class ZipWriter {
   explicit ZipWriter(ByteSink& sink, Checksums checksums = Checksums::kAll) : sink_(sink), checksums_(checksums) {}
 
   void add(const std::string& name, std::string_view content);
-  /// The same in pieces: `bytes` is what they come to.
+  /// Adds an entry in pieces that total `bytes`.
   void begin(const std::string& name, uint64_t bytes);
   void append(const void* data, uint64_t size) { append(data, size, checksums_ == Checksums::kAll); }
   void end();

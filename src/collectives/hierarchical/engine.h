@@ -45,7 +45,7 @@ class Engine {
   }
   /// Returns when the job is done, or at the deadline: false. Ends the group and throws, if it is an Interruption.
   bool wait_until(const JobPtr& job, const Deadline* deadline);
-  /// The same, and throws what the job has thrown.
+  /// Waits without a deadline, and rethrows the job's error.
   void wait(const JobPtr& job);
   /// Throws what the job, which is done, has thrown.
   void rethrow_error_of(const JobPtr& job);
@@ -58,7 +58,7 @@ class Engine {
   void leave();
   /// Ends the group on every rank.
   void abort(const std::string& why);
-  /// The same; `why` is what an operation that fails thereafter says, even if another rank's end was met first.
+  /// Ends the group on every rank. Later operations fail with `why`, even if another rank's end was noticed first.
   void interrupt(const std::string& why);
 
  private:

@@ -14,7 +14,7 @@ class Progress {
   virtual void require(const char* operation) const = 0;
   /// Moves what can be moved, if this thread may. Returns whether anything did.
   virtual bool poll() = 0;
-  /// The same for a thread that has been waiting since `since`: rests for a moment where nothing moved.
+  /// poll() for a thread that has been waiting since `since`: rests for a moment if nothing moved.
   virtual void make(Clock::time_point since) = 0;
 };
 

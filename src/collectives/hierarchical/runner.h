@@ -28,9 +28,9 @@ struct Job {
 };
 using JobPtr = std::shared_ptr<Job>;
 
-/// Runs jobs one after the other, in the order in which they were added. A thread that waits for a job runs those that
-/// are due itself, if it may, which spares two wake-ups; a thread of the runner's runs them while nobody else does.
-/// Whoever waits without running anything watches the job that runs, now and then.
+/// Runs jobs one at a time, in the order in which they were added. A thread that waits for a job runs the jobs that are
+/// due itself, if it may, which saves two wake-ups; the runner's own thread runs them when no other thread does. A
+/// thread that waits without running jobs checks the running job from time to time.
 class Runner {
  public:
   /// `watch` and `ask`: see JobWatch. A thread to which `progress` is left makes it while it waits; null: messages move

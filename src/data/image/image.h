@@ -22,7 +22,7 @@ inline constexpr int64_t kGreatestImage = int64_t{1} << 26;
 Image decode_image(const std::string& name, const uint8_t* bytes, size_t count,
                    int64_t greatest_pixels = kGreatestImage);
 
-/// The same for one format.
+/// decode_image() for one format.
 Image decode_jpeg(const std::string& name, const uint8_t* bytes, size_t count, int64_t greatest_pixels);
 Image decode_png(const std::string& name, const uint8_t* bytes, size_t count, int64_t greatest_pixels);
 

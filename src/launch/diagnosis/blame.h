@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// Who is at fault for the end of the ranks, and what that is known by. What it means is judge()'s to say (verdict.h).
+/// The culprit for the end of the ranks, and the evidence for it. judge() draws the conclusions (verdict.h).
 struct Blame {
   enum class Ground {
     kNothing,     ///< no rank is at fault

@@ -54,7 +54,7 @@ std::string advice_on_hang(const FailureReport& report, const std::optional<Stal
 /// The block for the terminal, without the line of the exit code.
 std::string format(const FailureReport& report);
 
-/// The same for programs: one JSON object. docs/launcher.md names its fields.
+/// The report as one JSON object, for programs. docs/launcher.md names its fields.
 std::string to_json(const FailureReport& report);
 
 /// For a program that started the ranks.

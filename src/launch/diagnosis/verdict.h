@@ -25,9 +25,9 @@ struct Verdict {
   std::optional<int> opponent;
 };
 
-/// Who is at fault (blame.h), which exit code that is, and how it is said. A pure function, and the only one that
-/// chooses an exit code for ranks that have run: what decides is in the evidence before it is called. While ranks run
-/// it judges by what is known so far; the result is the verdict on complete evidence.
+/// Determines the culprit (blame.h), the exit code and the wording. A pure function, and the only one that chooses an
+/// exit code for ranks that have run; all that it depends on is in the evidence. While ranks run it judges by the
+/// evidence so far; the result is the verdict on complete evidence.
 Verdict judge(const Evidence& evidence);
 
 }  // namespace lockstep

@@ -19,7 +19,7 @@ at::Tensor correct_there(const at::Tensor& scores, const at::Tensor& target, int
 /// Adds 1 to counts[target * classes + predicted] for every sample. `predicted` int64 [n]. On the CPU.
 void confusion_here(const at::Tensor& predicted, const at::Tensor& target, int64_t classes, int64_t ignore_index,
                     double* counts);
-/// The same on any device: double [classes * classes].
+/// confusion_here() on any device: double [classes * classes].
 at::Tensor confusion_there(const at::Tensor& predicted, const at::Tensor& target, int64_t classes,
                            int64_t ignore_index);
 
