@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// The thread that is in a call of a group. Moving forgets it: nobody calls a group while it is being made.
+/// The thread that is in a call of a group. A move does not carry it over: no thread calls a group that is being made.
 class CurrentCaller {
  public:
   CurrentCaller() = default;
@@ -16,11 +16,11 @@ class CurrentCaller {
   std::atomic<const char*> operation_{"an operation"};  // of that thread
 };
 
-/// Held during a call of a group, by one thread at a time: operations are matched between ranks by their order, and two
-/// threads at once would give each rank a different order. A call made within a call belongs to the outer one.
+/// Held during a call of a group, by one thread at a time. Ranks match operations by their order, and two threads at
+/// once would give each rank a different order. A call made within a call belongs to the outer one.
 class CallGuard {
  public:
-  /// Throws Error naming both operations while another thread is in a call, and in a child of fork(). `operation` is a
+  /// Throws Error naming both operations if another thread is in a call, and in a child of fork(). `operation` is a
   /// literal.
   CallGuard(CurrentCaller& caller, int rank, unsigned fork_generation, const char* operation);
   ~CallGuard() {

@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-/// The count and type of a request that only moves the tensor's elements.
+/// A request that only moves the tensor's elements.
 inline shm::Request moving(shm::OperationKind kind, const at::Tensor& tensor, int root = 0) {
   const shm::DataType type = to_moved(tensor.scalar_type());
   return {.kind = kind, .type = type, .root = root, .count = tensor.nbytes() / shm::element_bytes(type)};
@@ -25,7 +25,7 @@ inline shm::Request reducing(shm::OperationKind kind, const at::Tensor& tensor, 
   return request;
 }
 
-/// As this thread's user calls it.
+/// The call as this thread's user made it.
 inline shm::Call call_now(const shm::Request& request) {
   shm::Call call = shm::call_of(request);
   if (!shm::is_reduction(call.kind)) call.called_as = called_as;

@@ -9,8 +9,8 @@
 
 #include "collectives/shm/kernels/element.h"
 
-// Dtypes and reductions in the terms of the shared-memory core, which knows neither LibTorch nor Group. Every
-// translation between the three is here.
+// Dtypes and reductions in the terms of the shared-memory core, which knows neither LibTorch nor Group. All
+// translations between the three are here.
 
 namespace lockstep {
 
@@ -46,7 +46,7 @@ inline std::optional<shm::DataType> to_core(at::ScalarType dtype) {
   }
 }
 
-/// Every dtype can be moved, and the ranks compare which one it is.
+/// Every dtype can be moved; the ranks compare which one it is.
 inline shm::DataType to_moved(at::ScalarType dtype) {
   if (const auto known = to_core(dtype)) return *known;
   switch (dtype) {
@@ -79,7 +79,7 @@ inline shm::DataType to_moved(at::ScalarType dtype) {
   }
 }
 
-/// As PyTorch and the messages of every engine write it: "float32".
+/// The dtype's name in PyTorch and in messages of every engine: "float32".
 inline const char* dtype_name(at::ScalarType dtype) { return shm::name(to_moved(dtype)); }
 
 namespace detail {

@@ -22,35 +22,35 @@ struct Strangers {
   std::vector<Connection> untold;  ///< left alone: the network translates addresses, so these may be ranks
 };
 
-/// Which of the connections that one port has accepted are no rank's, given those that the ranks say they have made.
+/// The connections accepted by one port that no rank made, given those that the ranks report.
 Strangers find_strangers(const std::vector<Connection>& accepted, const std::vector<Connection>& made);
 
-/// The port on which a group of Gloo is connected. Gloo listens there as long as the group lives, and takes whoever
-/// comes for a rank. Here the kernel lets nobody in once all ranks are there, and whoever came before that is found:
-/// each rank looks at its own sockets, and the ranks tell each other over their store what they have connected.
+/// The port on which a Gloo group connects. Gloo listens there as long as the group lives, and takes any connection for
+/// a rank. This class makes the kernel refuse connections once all ranks are there, and finds strangers that came
+/// earlier: each rank inspects its own sockets, and ranks exchange the connections that they have made over their
+/// store.
 class DataPort {
  public:
-  /// `open` lets Gloo begin to listen.
+  /// `open` makes Gloo listen.
   explicit DataPort(const std::function<void()>& open);
 
-  /// The connections that this process has made since then. Call it once Gloo has connected all ranks. Throws
-  /// LimitError if no descriptor is left to look at them, since a connection that is not told of would be taken for a
-  /// stranger's.
+  /// The connections that this process has made since then. Throws LimitError if no descriptor is left to inspect them,
+  /// since an unreported connection would be taken for a stranger's.
+  /// REQUIRES: Gloo has connected all ranks.
   std::vector<Connection> made() const;
 
-  /// `made`: by all ranks of the group. From here on the port takes no connection, and those that no rank has made are
-  /// shut down: if one of them has taken the place of a rank, the group's operations fail.
-  /// Throws Error if the kernel does not take it.
+  /// Closes the port to new connections and shuts down those that no rank has made. If one of them has taken a rank's
+  /// place, the group's operations fail. `made`: by all ranks of the group. Throws Error if the kernel refuses.
   Strangers close(const std::vector<Connection>& made) const;
 
  private:
-  /// One of this process's TCP sockets, by a descriptor of its own: the number of the other may become another's.
+  /// One of this process's TCP sockets, duplicated: the original descriptor's number may be reused.
   struct Socket {
     FileDescriptor fd;
     bool listens = false;
     Connection ends;  ///< as seen from here: from this end
   };
-  /// Calls `use` with each that has come since the beginning. Holds one more descriptor at a time.
+  /// Calls `use` with each socket opened since construction. Holds one extra descriptor at a time.
   void for_each_new_socket(const std::function<void(Socket&&)>& use) const;
 
   std::unordered_set<unsigned long> before_;  ///< inodes

@@ -4,13 +4,13 @@
 
 #include "collectives/group_state.h"
 
-// Tensors on the CPU go to the group's own engine. Tensors on a device go to another one, which is made when the first
-// such tensor comes.
+// CPU tensors go to the group's own engine. Tensors on a device go to another engine, made at the first such tensor.
 
 namespace lockstep {
 
-/// Makes the group's engine for devices of the tensor's type. Every rank of the group calls it in the same operation.
-/// If one of them cannot make the engine, every rank throws the same Error.
+/// Makes the group's engine for devices of the tensor's type. If one rank cannot make it, every rank throws the same
+/// Error.
+/// REQUIRES: every rank of the group calls it in the same operation.
 void make_device_engine(const Group& group, const at::Tensor& tensor);
 
 /// The engine for memory on the tensor's device.
@@ -28,8 +28,8 @@ inline c10d::Backend& engine_for(const Group& group, const at::Tensor& input, co
   return engine_for(group, input);
 }
 
-/// Releases the device engines of a group and its subgroups. To be called when the other ranks have finished their
-/// operations.
+/// Releases the device engines of a group and its subgroups.
+/// REQUIRES: the other ranks have finished their operations.
 void release_device_engines(const Group& group);
 
 }  // namespace lockstep

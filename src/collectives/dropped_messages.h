@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-/// Carries on with messages whose Work is gone, one after the other, in a thread that starts with the first of them.
+/// Completes messages whose Work is gone, one after the other, in a thread that starts with the first of them.
 class DroppedMessages {
  public:
   struct One {
@@ -23,7 +23,7 @@ class DroppedMessages {
     std::shared_ptr<MessageWaiter> waiter;  ///< the thread that waits for it, if there is one
     std::list<NotedMessage>::iterator place;  ///< among the pending ones
   };
-  /// Both are called by the thread: when a message is over, and before that if its receiver refuses it.
+  /// Callbacks from the thread: `over` when a message has ended, `refused` before that if its receiver refuses it.
   struct Tell {
     std::function<void(const One&, bool is_there)> over;
     std::function<void(const std::string& text)> refused;
@@ -32,9 +32,10 @@ class DroppedMessages {
   explicit DroppedMessages(Tell tell) : tell_(std::move(tell)) {}
   DroppedMessages(const DroppedMessages&) = delete;
 
-  /// Goes on with a message until it is done or the group ends. Not after stop().
+  /// Continues a message until it is done or the group ends.
+  /// REQUIRES: stop() has not been called.
   void keep(One message);
-  /// Gives up what is left. `is_forked`: the thread belongs to the process that forked.
+  /// Abandons the remaining messages. `is_forked`: the thread belongs to the process that forked.
   void stop(bool is_forked) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
 
  private:

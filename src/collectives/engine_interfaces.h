@@ -12,8 +12,8 @@ namespace lockstep {
 class BlockingEngine {
  public:
   virtual ~BlockingEngine() = default;
-  /// Runs an operation on contiguous CPU memory, in its place among the group's other operations. Throws what a Work's
-  /// wait would throw. Data that is only moved comes as bytes, as it does through c10d: ranks may mix the two ways.
+  /// Runs an operation on contiguous CPU memory, in order with the group's other operations. Throws what a Work's wait
+  /// would throw. Data that is only moved is passed as bytes, as through c10d, so ranks may mix the two ways.
   virtual void run(shm::Request request) = 0;
 };
 
@@ -21,7 +21,7 @@ class BlockingEngine {
 class Interruptible {
  public:
   virtual ~Interruptible() = default;
-  /// Ends the group: what this rank waits for in it now or later fails with `why`. In shared memory it ends for all
+  /// Ends the group: this rank's present and later waits in it fail with `why`. In shared memory the group ends for all
   /// ranks.
   virtual void interrupt(const std::string& why) = 0;
 };

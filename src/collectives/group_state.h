@@ -20,7 +20,8 @@
 
 namespace lockstep {
 
-/// Connects the `world_size` ranks that share `store`, and nobody else. All of them call it.
+/// Connects exactly the `world_size` ranks that share `store`.
+/// REQUIRES: all of them call it.
 using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,
                                                                        int rank, int world_size)>;
 
@@ -38,11 +39,11 @@ class Membership {
  public:
   bool is_open() const { return open_; }
   void add(const std::shared_ptr<Group::State>& group);
-  /// Leaves all groups whose engine can do so: a rank that waits for this one then fails at once.
+  /// Leaves all groups whose engine supports it: ranks that wait for this one then fails at once.
   void close();
 
-  /// Keeps a group's device engine until all of them go together, when every rank is done (release_device_engines): no
-  /// rank may free memory that another rank's device still reads.
+  /// Keeps a group's device engine until all are released together, when every rank is done (release_device_engines):
+  /// no rank may free memory that another rank's device still reads.
   void keep(c10::intrusive_ptr<c10d::Backend> engine) { device_engines_.push_back(std::move(engine)); }
   void release_device_engines() { device_engines_.clear(); }
 
@@ -68,18 +69,18 @@ struct Group::State {
   uint64_t sequence = 0;                          ///< operations started so far; the same on all ranks
   int subgroups = 0;                              ///< subgroups made so far; the same on all ranks
   int replicas = 0;                               ///< replicas attached so far; the same on all ranks
-  std::shared_ptr<void> statistics = nullptr;     ///< what synchronised batch norms over this group share (src/nn)
+  std::shared_ptr<void> statistics = nullptr;     ///< shared by this group's synchronised batch norms (src/nn)
   const unsigned generation = fork_generation();  ///< of the process that made the group
   CurrentCaller caller = {};
   std::shared_ptr<VirtualRanks> virtual_ranks = nullptr;  ///< of the group of all ranks; null: the run has none
   PageGroup on_page = {};
 
-  /// Every call of the group holds the guard.
+  /// Every call of the group holds this guard.
   CallGuard enter(const char* operation) { return CallGuard(caller, rank, generation, operation); }
 };
 
-/// The group of `world_size` ranks, over the backends that the factories make, or over the single engine if there is
-/// one rank. `membership` is that of the group it is a part of.
+/// Makes the group of `world_size` ranks, over the factories' backends, or over the single engine if there is one rank.
+/// `membership`: the parent group's.
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
                  PageGroup on_page = {}, std::shared_ptr<Membership> membership = std::make_shared<Membership>());
 
@@ -88,13 +89,13 @@ Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intru
                       int world_size, EngineFactories factories, PageGroup on_page = {},
                       std::shared_ptr<Membership> membership = std::make_shared<Membership>());
 
-/// This rank leaves. From now on is_open() is false, for copies and subgroups too. Where the engine can tell the other
-/// ranks, those that wait for this one hear of it now.
+/// This rank leaves the group. From now on is_open() is false, also for copies and subgroups. If the engine can notify
+/// the other ranks, those that wait for this one fail now.
 void close(const Group& group);
 
 Group::State& state_of(const Group& group);
 
-/// How many collectives and messages this process has begun, over all groups.
+/// Number of collectives and messages that this process has begun, over all groups.
 inline std::atomic<uint64_t> operations_started{0};
 
 }  // namespace lockstep

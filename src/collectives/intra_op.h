@@ -6,12 +6,12 @@
 
 namespace lockstep {
 
-/// body(begin, end) for parts of [0, count), on the threads of at::set_num_threads(), then returns. A part has at least
-/// `grain` elements, unless count is less. In a thread of another such loop it runs all by itself. An exception of
-/// `body` is rethrown here.
+/// Calls body(begin, end) for parts of [0, count) on the threads of at::set_num_threads(), and returns when all are
+/// done. A part has at least `grain` elements, unless count is less. Within another such loop it runs on the calling
+/// thread alone. Rethrows exceptions of `body`.
 ///
-/// at::parallel_for is a template: compiled without the OpenMP of LibTorch's own build, as this library is, it is a
-/// plain loop.
+/// at::parallel_for would not do: it is a template, and compiled without the OpenMP of LibTorch's own build, as this
+/// library is, it is a plain loop.
 void intra_op_for(int64_t count, int64_t grain, c10::function_ref<void(int64_t begin, int64_t end)> body);
 
 }  // namespace lockstep

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// A KeyValueClient in the form that c10d's engines expect. Owns the server on the rank that serves the others.
+/// A KeyValueClient with the interface that c10d's engines expect. On the serving rank it owns the server.
 class KeyValueStore final : public c10d::Store {
  public:
   KeyValueStore(std::unique_ptr<KeyValueServerThread> server, FileDescriptor socket, std::chrono::milliseconds timeout)

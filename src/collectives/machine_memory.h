@@ -14,23 +14,25 @@ class MachineMemory {
  public:
   virtual ~MachineMemory() = default;
 
-  /// The ranks that share memory with this one, which is one of them, and its number among them.
+  /// The number of ranks that share memory with this one, itself included, and its number among them.
   virtual int ranks_here() const = 0;
   virtual int rank_here() const = 0;
 
-  /// [elements] zeros that all ranks map, for a tensor each; the memory goes with the last of these. Every rank calls
-  /// it with the same arguments. Throws Error on all ranks, naming the size, when a machine has not enough.
+  /// [elements] zeros mapped by all ranks, as one tensor on each; the memory lives as long as the last of these
+  /// tensors. Throws Error on all ranks, naming the size, if a machine has too little memory.
+  /// REQUIRES: every rank calls it with the same arguments.
   virtual at::Tensor allocate_together(int64_t elements, const at::TensorOptions& options) = 0;
 
-  /// Where each rank's `mine`, memory from Group::allocate(), lies in this process. It stays there as long as the
-  /// group. Every rank calls it, with memory of the same size.
+  /// The addresses in this process of each rank's `mine`, memory from Group::allocate(). They are valid as long as the
+  /// group.
+  /// REQUIRES: every rank calls it, with memory of the same size.
   virtual std::vector<std::byte*> address_everywhere(const at::Tensor& mine) = 0;
 };
 
 /// The counterpart of allocate_together() for a rank that is alone on its machine.
 at::Tensor allocate_alone(int64_t elements, const at::TensorOptions& options);
 
-/// Whether it lies in memory of allocate_together(): a write by one rank is everybody's.
+/// Whether the tensor lies in memory of allocate_together(), where all ranks see a write by one.
 bool is_owned_together(const at::Tensor& tensor);
 
 }  // namespace lockstep

@@ -9,14 +9,15 @@
 
 namespace lockstep {
 
-/// Finds out whether ranks wait for each other's messages, from what each has told of its wait. Ranks must be seen in
-/// the same waits for kSameFor.
+/// Detects ranks that wait for each other's messages, from their announcements. Ranks must be seen in the same waits
+/// for kSameFor.
 class MessageDeadlock {
  public:
   static constexpr std::chrono::milliseconds kSameFor{900};
 
   explicit MessageDeadlock(int rank) : rank_(rank) {}
-  /// `told`: by rank. Returns who waits for whom if `rank` is one of them; empty: nobody, or not for long enough yet.
+  /// `told`: by rank. Returns who waits for whom if `rank` is among them; empty if there is no deadlock, or not for
+  /// long enough yet.
   std::string judge(const std::vector<ToldWait>& told);
 
  private:

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// "tag 5"; "tags 5, 6"; "tags 1, 2, 3, 4, 5, 6, 7, 8 and others"; empty for none. One of several equal ones counts.
+/// "tag 5"; "tags 5, 6"; "tags 1, 2, 3, 4, 5, 6, 7, 8 and others"; empty for none. Duplicates count once.
 inline std::string text_of_tags(std::vector<int64_t> tags) {
   constexpr size_t kShown = 8;
   std::sort(tags.begin(), tags.end());

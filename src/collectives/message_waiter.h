@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// Waits for a message in a thread of its own, for engines where only a wait finds out whether it is done.
+/// Waits for a message in its own thread, for engines where only a wait can tell whether it is done.
 class MessageWaiter {
  public:
   explicit MessageWaiter(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)), thread_([this] { run(); }) {}
@@ -27,7 +27,7 @@ class MessageWaiter {
     const MutexLock lock(mutex_);
     return is_done_;
   }
-  /// As the message's own wait; 0: for as long as that takes.
+  /// Behaves as the message's own wait. 0: no timeout.
   bool wait(std::chrono::milliseconds timeout) {
     const Deadline deadline(timeout);
     MutexLock lock(mutex_);

@@ -25,40 +25,40 @@
 
 namespace lockstep {
 
-/// Finds ranks that wait for each other's messages, over engines whose waits cannot look for them.
+/// Finds ranks that wait for each other's messages, over engines whose waits cannot detect it.
 ///
-/// A rank that has waited for a while tells the others through the store what it waits for, and takes it back when the
-/// wait is over. A thread of the watch does that; it sleeps while nobody waits. It is sure only while one thread calls
-/// the group: as soon as a second one does, nobody is told any more.
+/// A rank that has waited for a while announces through the store what it waits for, and withdraws the announcement
+/// when the wait is over. A thread of the watch does that; it sleeps while no thread waits. The detection is reliable
+/// only while a single thread calls the group: as soon as a second one does, it reports nothing any more.
 ///
-/// It also carries on with messages for which nobody waits: one whose completion is asked for, in a thread of its own,
-/// for only a wait finds out (MessageWaiter); and those whose Work is gone (DroppedMessages).
+/// The watch also completes messages that nobody waits for: a message whose completion is queried, in its own thread,
+/// because only a wait can tell (MessageWaiter); and messages whose Work is gone (DroppedMessages).
 class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
  public:
   using Message = NotedMessage;
 
-  /// `tell` is called once, by the thread of the watch, with what it found. Deletes what this rank wrote for an earlier
-  /// group over the same store.
+  /// The watch's thread calls `tell` once with its finding. The constructor deletes records that this rank wrote for an
+  /// earlier group over the same store.
   MessageWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                std::function<void(const std::string&)> tell = nullptr);
   ~MessageWatch() { stop(); }
   MessageWatch(const MessageWatch&) = delete;
-  /// Ends its thread; nothing is found any more.
+  /// Ends the thread. Nothing is detected any more.
   void stop() LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
 
-  /// Threads may call at any time, as in Python's programs: nobody is told.
+  /// Threads may call at any time, as in Python programs: nothing is reported.
   void expect_several_callers();
 
   /// Wraps the message's Work so that waits for it are watched. Such a wait may throw Error.
   c10::intrusive_ptr<c10d::Work> watched(c10::intrusive_ptr<c10d::Work> inner, const Message& message);
 
-  /// A collective is called; counts them.
+  /// Counts a collective, which has been called.
   void note_collective();
 
-  /// The calling thread waits for a collective as long as this lives.
+  /// Marks the calling thread as waiting for a collective while it exists.
   class CollectiveWait {
    public:
-    /// `text` stays where it is.
+    /// `text` must outlive the object.
     CollectiveWait(MessageWatch& watch, uint64_t number, const std::string& text);
     ~CollectiveWait() { watch_.end_wait(); }
     CollectiveWait(const CollectiveWait&) = delete;
@@ -66,9 +66,9 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
    private:
     MessageWatch& watch_;
   };
-  /// To be called when a wait for a collective takes long.
+  /// Called when a wait for a collective takes long.
   void start_thread();
-  /// Something else has ended the group: a message that its receiver refuses. Tells the ranks that wait, too.
+  /// Records another reason that has ended the group, a message that its receiver refuses, and tells waiting ranks.
   void declare(const std::string& text);
   /// The finding; empty if none.
   std::string verdict();
@@ -78,7 +78,7 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
   using Note = ToldWait;
   /// The threads that call the group.
   struct Callers {
-    const void* first = nullptr;  ///< an address that only it has
+    const void* first = nullptr;  ///< an address unique to that thread
     bool are_several = false;
     void note(const void* caller) {
       if (first == nullptr) first = caller;
@@ -105,7 +105,7 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
   void note_done(std::list<Message>::iterator place) LOCKSTEP_REQUIRES(mutex_);
   void run();
   Note own_note() const LOCKSTEP_REQUIRES(mutex_);
-  /// For the thread, which may talk to the store meanwhile.
+  /// Called by the thread, which may use the store meanwhile.
   std::string look(const Note& own, bool is_sure);
 
   const std::function<void(const std::string&)> tell_;

@@ -8,14 +8,14 @@
 
 namespace lockstep {
 
-/// Tells whether layers, parameters or buffers of a module were added, replaced or removed. The module must live during
-/// a call.
+/// Detects layers, parameters or buffers of a module that were added, replaced or removed.
+/// REQUIRES: the module lives during a call.
 class ModuleWatch {
  public:
   ModuleWatch() = default;
   explicit ModuleWatch(const torch::nn::Module& module) { remember(module); }
 
-  /// The module as it is now.
+  /// Records the module's present state.
   void remember(const torch::nn::Module& module) {
     layers_.clear();
     layers_.push_back(Layer::of(module));
@@ -24,8 +24,8 @@ class ModuleWatch {
     next_ = 0;
   }
 
-  /// Since remember(). Each call looks at the next part of a large module, so it takes microseconds, and a change is
-  /// found within a few calls.
+  /// Whether the module was edited since remember(). Each call inspects the next part of a large module, so it takes
+  /// microseconds, and finds a change within a few calls.
   bool is_edited() {
     for (size_t looked = 0; looked < std::min(kModulesAtOnce, layers_.size()); ++looked) {
       next_ = (next_ + 1) % layers_.size();
@@ -37,8 +37,8 @@ class ModuleWatch {
  private:
   static constexpr size_t kModulesAtOnce = 64;
 
-  /// The parameters that a module holds directly, without the copy of all names that named_parameters() makes: with a
-  /// thousand parameters, that took 0.1 ms in each call.
+  /// Access to the parameters that a module holds directly. named_parameters() would copy all names: with a thousand
+  /// parameters, that took 0.1 ms per call.
   struct Held : torch::nn::Module {
     static const torch::OrderedDict<std::string, at::Tensor>& parameters_of(const torch::nn::Module& module) {
       return module.*(&Held::parameters_);

@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-// How engines see a user's tensor.
+// A user's tensor as engines see it.
 
 namespace lockstep {
 
@@ -21,7 +21,7 @@ struct Operand {
   explicit Operand(const at::Tensor& tensor)
       : original(tensor.detach()), dense(with_memory(original).resolve_conj().resolve_neg().contiguous()) {}
 
-  /// Null where the engine works on the user's memory itself.
+  /// Null if the engine works on the user's memory itself.
   std::function<void()> copy_back() const {
     if (dense.is_same(original)) return nullptr;
     return [operand = *this] { operand.original.copy_(operand.dense); };
@@ -40,7 +40,7 @@ inline at::Tensor as_bytes(const at::Tensor& dense) {
   return dense.as_strided({dense.numel()}, {1}).view(at::kByte);
 }
 
-/// One row of bytes for each rank, for what is gathered or scattered: [rows, bytes of a row].
+/// One row of bytes per rank, for gather and scatter: [rows, bytes of a row].
 inline at::Tensor as_byte_rows(const at::Tensor& dense, int64_t rows) {
   const at::Tensor bytes = as_bytes(dense);
   return bytes.view({rows, rows == 0 ? 0 : bytes.numel() / rows});

@@ -14,9 +14,9 @@ void check_tensor(const char* operation, const char* role, const at::Tensor& ten
 void check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op);
 /// `rows` holds one `row` for each rank.
 void check_rows(const char* operation, const char* role, const at::Tensor& rows, const at::Tensor& row, int world_size);
-/// Each element of a tensor that is written has memory of its own.
+/// Each element of the written tensor has memory of its own.
 void check_written(const char* operation, const at::Tensor& tensor);
-/// The tensors share no memory, but that `row` may be row `own` of `rows`; -1: it may not.
+/// The tensors share no memory, except that `row` may be row `own` of `rows`; -1: it may not.
 void check_apart(const char* operation, const at::Tensor& rows, const at::Tensor& row, int own);
 
 /// check_apart() for lists of blocks whose outputs are written: no output shares memory with another tensor, except
@@ -24,8 +24,7 @@ void check_apart(const char* operation, const at::Tensor& rows, const at::Tensor
 void check_lists_apart(const char* operation, const std::vector<at::Tensor>& outputs,
                        const std::vector<at::Tensor>& inputs, size_t own_output, size_t own_input);
 
-/// A message goes to another rank (in a world of one, messages to oneself are all that there is), under a tag of at least
-/// 0.
+/// A message goes to another rank (in a world of one, to this rank), under a tag of at least 0.
 void check_message(const char* operation, int peer, int tag, const Group& group);
 
 /// Tells autograd that an operation writes the tensor, as PyTorch's in-place operations do.

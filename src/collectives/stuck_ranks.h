@@ -6,13 +6,13 @@
 
 namespace lockstep {
 
-/// The ranks of which a waiting rank needs something that they have not called yet.
+/// The ranks from which a waiting rank needs calls that they have not made yet.
 struct Needs {
-  std::vector<int> ranks;       ///< none: the rank does not wait, or what it waits for is on its way
-  bool any_is_enough = false;  ///< else it needs all of them
+  std::vector<int> ranks;       ///< empty: the rank does not wait, or its call is on the way
+  bool any_is_enough = false;  ///< false: it needs all of them
 };
 
-/// The ranks that can never go on because they need calls of one another; needs[r] are rank r's.
+/// The ranks that can never proceed because they need calls of one another. needs[r]: rank r's needs.
 inline std::vector<bool> stuck_ranks(const std::vector<Needs>& needs) {
   std::vector<bool> stuck;
   for (const Needs& of : needs) stuck.push_back(!of.ranks.empty());
@@ -31,7 +31,7 @@ inline std::vector<bool> stuck_ranks(const std::vector<Needs>& needs) {
   return stuck;
 }
 
-/// After the sentences that say what each rank waits for.
+/// Follows the sentences about what each rank waits for.
 inline constexpr const char* kStuckHint =
     ". Nobody can go on. Every send needs a recv with the same tag, and while one rank of a pair sends the other must "
     "receive; send_async() and recv_async() do not wait.";

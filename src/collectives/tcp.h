@@ -7,12 +7,12 @@
 
 namespace lockstep {
 
-/// A TCP socket that listens on `port` of the address `host` resolves to, which must be this machine's; never on the
-/// wildcard address. Throws Error naming both.
+/// A TCP socket that listens on `port` of the address to which `host` resolves, which must be this machine's; never on
+/// the wildcard address. Throws Error naming both.
 FileDescriptor listen_tcp(const std::string& host, int port);
 
-/// Waits until something listens on `port` of `host`, by connecting and closing the connection again. Throws Error
-/// naming both, and why the last try failed, when the deadline passes first.
+/// Waits for a listener on `port` of `host`, by connecting and closing the connection. Throws Error naming both, and
+/// the last failure, at the deadline.
 void await_listener(const std::string& host, int port, const Deadline& deadline);
 
 /// The local address from which packets to `host` leave, as text. Sends nothing. Throws Error if there is no route.

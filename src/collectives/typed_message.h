@@ -7,23 +7,23 @@
 
 #include <lockstep/error.h>
 
-// Messages over engines that move bytes and compare nothing. In front of the bytes goes an envelope of a fixed size that
-// says their dtype and number, and carries the last few of them; the rest goes in parts whose sizes are powers of two,
-// one for each bit of the number. All are posted at once, so that the envelope costs no turn of its own. Gloo ends a
-// process that receives more bytes than it expects: there parts of one size have a tag of their own, so that none is
-// ever received as one of another size.
+// Messages over engines that move bytes and compare nothing. An envelope of fixed size precedes the bytes. It holds
+// their dtype and number, and the last few of them; the rest follows in parts whose sizes are powers of two, one for
+// each bit of the number. All are posted at once, so the envelope costs no extra round trip. Gloo ends a process that
+// receives more bytes than it expects; there, parts of each size have their own tag, so that none is received as one of
+// another size.
 
 namespace lockstep {
 
-/// Starts to send or to receive contiguous bytes, to or from one rank with one tag; those of one `part` arrive in order.
-/// `part`: 0 for an envelope, else such that there are 2^part bytes.
+/// Starts to send or receive contiguous bytes, to or from one rank with one tag; those of one `part` arrive in order.
+/// `part`: 0 for an envelope; otherwise there are 2^part bytes.
 using PostBytes = std::function<c10::intrusive_ptr<c10d::Work>(const at::Tensor& bytes, int part)>;
 
 struct MessageName {
   int from, to, tag;
 };
 
-/// A message is of another dtype or size than its receiver expects.
+/// A message has another dtype or size than its receiver expects.
 struct WrongMessage : Error {
   using Error::Error;
 };

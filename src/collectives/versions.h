@@ -17,16 +17,16 @@ struct Versions {
   static Versions loaded_here();
 };
 
-/// In words, for the other ranks.
+/// Text form, for exchange between ranks.
 std::ostream& operator<<(std::ostream& text, const Versions& versions);
 std::istream& operator>>(std::istream& text, Versions& versions);
 
-/// Throws Error, naming both sides, if a rank has other versions than rank 0. Ranks that call it with the same
-/// `versions`, by rank, all throw or none does. `leave` is called before that: a rank that serves the others stays
-/// until they know. It does not throw.
+/// Throws Error, naming both sides, if a rank has other versions than rank 0. If ranks call it with the same
+/// `versions`, by rank, either all throw or none does. `leave` is called before throwing: a rank that serves the others
+/// stays until they know. It does not throw.
 void require_same_versions(const std::vector<Versions>& versions, const std::function<void()>& leave);
 
-/// Rank 0 warns, once, if not all ranks run on its kind of processor. `lockstep run` has said so before.
+/// Warns once, on rank 0, if not all ranks have rank 0's kind of processor. `lockstep run` has warned before.
 void warn_of_other_processors(const std::vector<Versions>& versions, int rank);
 
 }  // namespace lockstep

@@ -11,27 +11,29 @@
 
 namespace lockstep {
 
-/// Where ranks tell each other what they wait for: keys of a store. A store that fails tells nobody anything.
+/// The announcements by which ranks tell each other what they wait for: keys of a store. If the store fails, nothing is
+/// announced.
 class WaitBoard {
  public:
-  /// Deletes what this rank wrote for an earlier group over the same store.
+  /// Deletes records that this rank wrote for an earlier group over the same store.
   WaitBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
 
   int rank() const { return rank_; }
   void tell(const ToldWait& wait) { store_->set(key(rank_), wait.packed()); }
-  /// This rank no longer waits. Never throws.
+  /// Withdraws this rank's announcement. Never throws.
   void take_back();
   /// The announcements of all ranks; this rank's is `own`.
   std::vector<ToldWait> read(const ToldWait& own);
 
-  /// Why the group has ended, for all ranks. Never throws.
+  /// Publishes the reason for the group's end to all ranks. Never throws.
   void declare(const std::string& verdict);
-  /// Empty: it has not.
+  /// The published reason; empty if there is none.
   std::string verdict();
 
-  /// Leaves for the others, as this rank leaves, the tags of what it has sent and they have not received. Never throws.
+  /// Publishes, as this rank leaves, the tags of messages that it has sent and the others have not received. Never
+  /// throws.
   void leave_tags(const std::list<NotedMessage>& pending);
-  /// A receive from that rank has failed: what it left by leave_tags(). Empty: nothing.
+  /// The tags that the rank published by leave_tags(), for a receive from it that failed; empty if none.
   std::string unreceived_from(int rank);
 
  private:

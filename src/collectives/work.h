@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-/// "all_reduce #12 (float32, 1000 elements, sum) failed on rank 0 of 2 after 0.3 s: <cause>", and where to look.
+/// "all_reduce #12 (float32, 1000 elements, sum) failed on rank 0 of 2 after 0.3 s: <cause>", and a hint where to look.
 std::string describe_failure(const Work::State& operation, const std::exception& cause);
 
 struct Work::State {
@@ -29,7 +29,7 @@ struct Work::State {
   std::function<void()> finish;         ///< copies the result back, on the waiting thread; may be empty
   Clock::time_point started = coarse_now();
   std::string message = "";  ///< of a send or recv: "to rank 1, tag 7"
-  RankStatus::Awaited awaited = {};  ///< what the rank's page says while a thread waits; a message says nothing
+  RankStatus::Awaited awaited = {};  ///< shown on the rank's page while a thread waits; nothing for a message
 
   // Owned by the thread that waits.
   Phase phase = Phase::kRunning;

@@ -39,7 +39,7 @@ class BucketSender {
   /// Sends every bucket that is full and next in order. `at_end`: the last one too. Only this function sends gradients
   /// to other ranks.
   void send_full(bool at_end);
-  /// Waits for all buckets. `write_facts` writes the table again if a hook ends before the table is sent.
+  /// Waits for all buckets. `write_facts` rewrites the table before a tail that waited for hooks to end.
   void wait(const std::function<void()>& write_facts);
   /// Moves gradients that arrived after their bucket was sent out of .grad. Returns whether there were any.
   bool set_aside_late();

@@ -8,21 +8,21 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// Carries messages between all ranks of a group, on whatever machines.
+/// Carries messages between all ranks of a group, on any machines.
 class Carrier {
  public:
   virtual ~Carrier() = default;
-  /// Start a message; `bytes` are contiguous. Messages between two ranks that have one tag arrive in the order in which
-  /// they were sent. A Work's wait takes a timeout, and ends when abort() is called.
+  /// Start a message; `bytes` are contiguous. Messages between two ranks with one tag arrive in the order in which they
+  /// were sent. A Work's wait takes a timeout, and ends when abort() is called.
   virtual c10::intrusive_ptr<c10d::Work> send(const at::Tensor& bytes, int to, int tag) = 0;
   virtual c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& bytes, int from, int tag) = 0;
-  /// The tag of a program's message for its parts of one size (typed_message.h), where each needs its own.
+  /// The tag for one part of a program's message (typed_message.h), if each part needs its own.
   virtual int part_tag(int tag, int /*part*/) const { return tag; }
-  /// This rank's operation has failed: the others must not wait for it. `some_peer` is any other rank.
+  /// This rank's operation has failed; the others must not wait for it. `some_peer` is any other rank.
   virtual void break_off(int some_peer) = 0;
-  /// This rank leaves, having done its part in all operations.
+  /// This rank leaves, after its part in all operations.
   virtual void leave() {}
-  /// Null: messages move by themselves.
+  /// Null if messages move by themselves.
   virtual Progress* progress() { return nullptr; }
 };
 

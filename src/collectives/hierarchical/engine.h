@@ -15,14 +15,14 @@
 #include "collectives/message_watch.h"
 #include "collectives/shm/backend/make_backend.h"
 
-// Every operation becomes a Job of the group's Runner. As with Gloo, ranks compare what they called only when an
-// operation makes no progress, through the store (FlightRecorder); within a machine they compare at every meeting,
-// which costs nothing. When an operation fails on a rank, the rank ends the group for its machine and closes its
-// connections, so that all others fail at once instead of waiting; and then the ranks tell each other where they are.
+// Every operation becomes a Job of the group's Runner. As with Gloo, ranks compare their calls through the store
+// (FlightRecorder) only when an operation makes no progress; within a machine they compare at every meeting, which
+// costs nothing. When an operation fails on a rank, the rank ends the group for its machine and closes its connections,
+// so that all others fail at once instead of waiting. Then the ranks tell each other where they are.
 
 namespace lockstep::hierarchical_engine {
 
-/// The engine of a group, without c10d's interface. Works keep it.
+/// The engine of a group, without c10d's interface. Kept alive by its works.
 class Engine {
  public:
   Engine(const Layout& layout, c10::intrusive_ptr<shm_engine::ShmBackend> shared, std::shared_ptr<Carrier> between,
@@ -36,25 +36,25 @@ class Engine {
   Runner& runner() { return runner_; }
   MessageWatch& messages() { return *messages_; }
 
-  /// Takes its place among the operations; `at_once`: the caller waits for it.
+  /// Queues an operation. `at_once`: the caller waits for it.
   JobPtr start(shm::Request request, std::chrono::milliseconds timeout, bool at_once,
                std::function<void()> then = nullptr, std::function<void()> at_end = nullptr);
-  /// Throws if this thread must not communicate. A callback may, whichever thread calls it: others move its messages.
+  /// Throws if this thread must not communicate. A callback may, on any thread: other threads move its messages.
   void require(const char* operation) const {
     if (progress() != nullptr && !Runner::is_calling_back()) progress()->require(operation);
   }
-  /// Returns when the job is done, or at the deadline: false. Ends the group and throws, if it is an Interruption.
+  /// Returns true when the job is done, false at the deadline. Ends the group and throws on an Interruption.
   bool wait_until(const JobPtr& job, const Deadline* deadline);
   /// Waits without a deadline, and rethrows the job's error.
   void wait(const JobPtr& job);
-  /// Throws what the job, which is done, has thrown.
+  /// Rethrows the error of a finished job.
   void rethrow_error_of(const JobPtr& job);
 
-  /// Whether threads that communicate may wait in shared memory: not where one moves the messages of all groups, which
-  /// the rank that it waits for may wait for first.
+  /// Whether communicating threads may wait in shared memory. They may not if one thread moves the messages of all
+  /// groups, because the rank that it waits for may be waiting for those messages.
   bool may_wait_in_memory() const { return progress() == nullptr || !progress()->is_up_to_this_thread(); }
 
-  /// This rank has done its part in everything.
+  /// This rank has finished its part in all operations.
   void leave();
   /// Ends the group on every rank.
   void abort(const std::string& why);
@@ -65,25 +65,25 @@ class Engine {
   Progress* progress() const { return equipment_.links.carrier().progress(); }
   void carry_out(const shm::Request& request, std::chrono::milliseconds timeout, const gloo_engine::Entry& entry,
                  uint32_t tag);
-  /// Ends the group here and for those that wait for this rank; returns what happened.
+  /// Ends the group here and for ranks that wait for this one. Returns an explanation.
   std::string explain(const std::string& cause, const gloo_engine::Entry& entry, bool is_late)
       LOCKSTEP_REQUIRES(mutex_);
-  /// Ranks wait for each other's messages.
+  /// Ends the group because ranks wait for each other's messages.
   void end_stuck(const std::string& text);
   /// Called while an operation takes long, by a thread that does not run it.
   void watch();
 
   Equipment equipment_;
   const std::chrono::milliseconds timeout_;
-  std::string failure_;  ///< of the first operation that failed; used by whoever runs a job
+  std::string failure_;  ///< of the first operation that failed; used by the thread that runs a job
 
   Mutex mutex_;
   gloo_engine::FlightRecorder recorder_ LOCKSTEP_GUARDED_BY(mutex_);
   const gloo_engine::Entry* watched_ LOCKSTEP_GUARDED_BY(mutex_) = nullptr;  ///< of the operation that runs
   std::string mismatch_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::exception_ptr interruption_ LOCKSTEP_GUARDED_BY(mutex_);  ///< of a job; nobody has heard of it yet
+  std::exception_ptr interruption_ LOCKSTEP_GUARDED_BY(mutex_);  ///< of a job; not reported yet
 
-  Mutex ended_mutex_;  ///< taken last, and by those who may not wait for an operation
+  Mutex ended_mutex_;  ///< taken last, also by threads that may not wait for an operation
   std::string ended_because_ LOCKSTEP_GUARDED_BY(ended_mutex_);
 
   const std::shared_ptr<MessageWatch> messages_;

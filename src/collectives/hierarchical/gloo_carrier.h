@@ -9,7 +9,7 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// Messages over Gloo, which moves them in threads of its own.
+/// Messages over Gloo, which moves them in its own threads.
 class GlooCarrier final : public Carrier {
  public:
   /// `engine` connects all ranks of the group.

@@ -7,28 +7,28 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// When threads that wait for a job look at it. Guarded by the mutex of the jobs, except where it says otherwise.
+/// Schedule by which threads that wait for a job check on it. Guarded by the mutex of the jobs, except where noted.
 class JobWatch {
  public:
-  /// By the first look nearly every rank that is merely late has come.
+  /// Nearly every rank that is merely late has arrived by the first look.
   static constexpr std::chrono::milliseconds kFirstLook{400}, kLongestPause{5000};
-  static constexpr std::chrono::milliseconds kUntilAsked{200};  ///< whoever can be interrupted hears of it within
+  static constexpr std::chrono::milliseconds kUntilAsked{200};  ///< interruptible threads notice within this time
 
-  /// `watch` is called while a job runs on another thread, when it has run for a while and then at growing intervals,
-  /// by one thread at a time. `ask` is called some times a second while a job runs on a thread that can be interrupted,
-  /// once there was an interruption of which no such thread has heard yet.
+  /// `watch` is called while a job runs on another thread: after it has run for a while and then at growing intervals,
+  /// by one thread at a time. `ask` is called several times a second while a job runs on an interruptible thread, if
+  /// there was an interruption that no such thread has noticed yet.
   JobWatch(std::function<void()> watch, std::function<void()> ask) : watch_(std::move(watch)), ask_(std::move(ask)) {}
 
-  /// A job begins, on this thread.
+  /// A job begins on this thread.
   void begin(Clock::time_point now);
   void ask_if_interrupted() const;
-  /// Whether this thread is to watch the job that runs: it then calls watch(), and after that end_look().
+  /// Whether this thread must check the running job: it then calls watch() and end_look().
   bool begin_look(Clock::time_point now);
-  /// Without the mutex.
+  /// Called without the mutex.
   void watch() const { watch_(); }
-  /// `begun`: the time that begin_look() was given.
+  /// `begun`: the time passed to begin_look().
   void end_look(Clock::time_point begun);
-  /// How long a thread may sleep before it looks again.
+  /// How long a thread may sleep before its next look.
   std::chrono::milliseconds pause(Clock::time_point now) const;
 
  private:

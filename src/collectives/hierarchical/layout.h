@@ -5,14 +5,14 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// Which ranks of a group share a machine. Machines are numbered in the order of their first ranks.
+/// The placement of a group's ranks on machines. Machines are numbered in the order of their first ranks.
 struct Layout {
-  int rank;                             ///< this one
+  int rank;                             ///< this rank
   std::vector<int> machine_of;          ///< each rank's machine
   std::vector<int> local_of;            ///< each rank's number among the ranks of its machine
   std::vector<std::vector<int>> ranks;  ///< on each machine, ascending
 
-  /// `machines` has a name for each rank's machine.
+  /// `machines`: the machine name of each rank.
   static Layout of(int rank, const std::vector<std::string>& machines);
 
   int world_size() const { return static_cast<int>(machine_of.size()); }
@@ -21,25 +21,26 @@ struct Layout {
   int local() const { return local_of[static_cast<size_t>(rank)]; }
   int ranks_on(int machine) const { return static_cast<int>(ranks[static_cast<size_t>(machine)].size()); }
   int most_on_a_machine() const;  ///< ranks
-  /// The rank of a machine that serves rail `rail`: the one with this number, where there are so many.
+  /// The rank of a machine that serves rail `rail`: the one with this number, modulo the ranks of the machine.
   int on_rail(int machine, int rail) const {
     return ranks[static_cast<size_t>(machine)][static_cast<size_t>(rail % ranks_on(machine))];
   }
-  /// So many ranks of every machine can exchange data with the others at once, each over its own connections.
+  /// The number of ranks of every machine that can exchange data with the others at once, each over its own
+  /// connections.
   int rails() const;
 };
 
 /// The order in which elements are added: the balanced binary tree over the ranks, as in shared memory
-/// (collectives/shm/kernels/reduce.h). A machine adds what forms a whole subtree of its own ranks, a partial sum; what is above
-/// is added by whoever holds all partial sums. This is the only place where that order is decided.
+/// (collectives/shm/kernels/reduce.h). A machine adds each whole subtree of its own ranks to a partial sum; the holder
+/// of all partial sums adds the rest. This is the only place that decides the order.
 struct SumOrder {
-  /// The sum over ranks [first, last), which all are on `machine`.
+  /// The sum over ranks [first, last), all on `machine`.
   struct Partial {
     int machine;
     int first, last;
     int slot;  ///< its number among those of its machine
   };
-  /// An addition of two of these, by number: the partial sums, and behind them the steps' results. The last is the
+  /// An addition of two operands, by number: the partial sums come first, then the results of steps. The last is the
   /// total.
   struct Step {
     int left, right;
@@ -49,7 +50,7 @@ struct SumOrder {
   std::vector<int> partials_of;  ///< each machine's number of partial sums
 
   static SumOrder over(const Layout& layout);
-  /// Whether no partial sum is over several ranks.
+  /// Whether every partial sum is of one rank.
   bool adds_nothing_within_machines() const;
 };
 

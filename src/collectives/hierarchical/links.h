@@ -13,7 +13,7 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// A message did not come through: its connection has broken, or the time is over.
+/// A message failed: its connection broke, or it timed out.
 struct BrokenLink : Error {
   using Error::Error;
 };
@@ -25,30 +25,30 @@ struct Transfer {
   bool is_sent = false;
 };
 
-/// The connections to the ranks of other machines. Messages between two ranks that have one tag arrive in the order in
-/// which they were sent. Used by one thread at a time, except for interrupt().
+/// The connections to the ranks of other machines. Messages between two ranks with one tag arrive in the order in which
+/// they were sent. One thread at a time may use it, except for interrupt() and ask().
 class Links {
  public:
   explicit Links(std::shared_ptr<Carrier> carrier) : carrier_(std::move(carrier)) {}
 
-  /// Start a message. The memory must stay until it is finished, or the carrier's break_off() was called.
+  /// Start a message. The memory must stay valid until the message is finished or the carrier's break_off() was called.
   Transfer send(const void* data, size_t bytes, int to, uint32_t tag);
   Transfer receive(void* data, size_t bytes, int from, uint32_t tag);
-  /// Waits. Throws BrokenLink, naming the peer; or an Interruption.
+  /// Waits. Throws BrokenLink naming the peer, or an Interruption.
   void finish(Transfer& transfer, std::chrono::milliseconds timeout);
   void finish(std::vector<Transfer>& transfers, std::chrono::milliseconds timeout) {
     for (Transfer& transfer : transfers) finish(transfer, timeout);
     transfers.clear();
   }
 
-  /// From any thread: the finish() under way, or the next one, throws.
+  /// Makes the finish() under way, or the next one, throw. Any thread may call it.
   void interrupt();
-  /// From any thread: a thread in finish() asks whether it is to stop waiting.
+  /// Makes a thread in finish() ask whether it must stop waiting. Any thread may call it.
   void ask();
   Carrier& carrier() const { return *carrier_; }
 
  private:
-  /// Whether a wait has ended because of ask() alone; throws the Interruption, if there is one.
+  /// Whether a wait ended only because of ask(). Throws the Interruption, if there is one.
   bool was_only_asked();
 
   std::shared_ptr<Carrier> carrier_;

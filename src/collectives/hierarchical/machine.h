@@ -23,10 +23,10 @@ struct Card {
 /// The ranks that disagree at a meeting: their tags differ.
 struct Disagreement {};
 
-/// The ranks of this rank's machine, which reach each other's memory. A rank that is alone on its machine uses it too.
+/// The ranks of this rank's machine, which can access each other's memory. Also used by a rank alone on its machine.
 class Machine {
  public:
-  /// `shared` is undefined where this rank is alone.
+  /// `shared` is undefined if this rank is alone.
   Machine(const Layout& layout, c10::intrusive_ptr<shm_engine::ShmBackend> shared)
       : layout_(layout), shared_(std::move(shared)) {}
 
@@ -34,15 +34,15 @@ class Machine {
   int local() const { return layout_.local(); }
   shm_engine::ShmBackend* shared() const { return shared_.get(); }
 
-  /// Whether the others can reach this memory.
+  /// Whether the other ranks can access this memory.
   bool reaches(const void* memory, size_t bytes) const {
     return !shared_ || shared_->core().arena()->contains(memory, bytes);
   }
-  /// Memory that they can reach, for as long as an operation lasts: between its first and its last meeting.
+  /// Memory that they can access, valid from an operation's first meeting to its last.
   std::byte* stage(size_t bytes);
-  /// How a Card names such memory.
+  /// Such memory as a Card encodes it.
   uint64_t place_of(const void* memory) const;
-  /// Where it lies for this process.
+  /// Its address in this process.
   std::byte* at(int local, uint64_t place) const;
 
   /// Waits for all ranks of the machine, and returns their cards. Throws Disagreement on all of them.
@@ -56,7 +56,8 @@ class Machine {
   at::Tensor stage_;
 };
 
-/// The ranks of this machine, as a group of its own; undefined if there is only this rank. All of them call it.
+/// The ranks of this machine as a group of their own; undefined if this rank is alone.
+/// REQUIRES: all of them call it.
 c10::intrusive_ptr<shm_engine::ShmBackend> form_machine(const c10::intrusive_ptr<c10d::Store>& store,
                                                         const Layout& layout, std::chrono::milliseconds timeout,
                                                         std::chrono::milliseconds join_timeout);

@@ -22,11 +22,11 @@ struct Equipment {
   Scratch travelling, adding;
 };
 
-/// One collective, carried out by the thread that calls run(): within the machine through memory that its ranks share,
-/// between machines by messages. Each rank sends to other machines what no other rank of its machine sends.
+/// One collective, carried out by the thread that calls run(): through shared memory within the machine, by messages
+/// between machines. Each rank sends to other machines data that no other rank of its machine sends.
 class Operation {
  public:
-  /// `tag` is the same on all ranks, and differs from those of the last operations.
+  /// `tag` is equal on all ranks, and differs from those of the last operations.
   Operation(Equipment& equipment, const shm::Request& request, uint32_t tag, std::chrono::milliseconds timeout)
       : layout_(equipment.layout),
         machine_(equipment.machine),
@@ -58,7 +58,7 @@ class Operation {
   std::vector<Card> meet(const void* memory, size_t stride = 0, size_t rounds = 0) {
     return machine_.meet({tag_, machine_.place_of(memory), stride, rounds}, timeout_);
   }
-  /// The last meeting: what other machines are late with is reported by the rank that waits for them.
+  /// The last meeting. Its timeout is longer: the rank that waits for other machines reports their delay.
   void part_ways() { machine_.wait_for_all(timeout_ + kLonger); }
   void send(const void* data, size_t bytes, int to) {
     if (bytes > 0) transfers_.push_back(links_.send(data, bytes, to, tag_));

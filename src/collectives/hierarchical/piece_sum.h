@@ -9,7 +9,7 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// The additions of a reduction, piece by piece, and the type in which partial sums travel: those of fp16 and bf16 are
+/// The additions of a reduction, piece by piece, and the type in which partial sums travel. Those of fp16 and bf16 are
 /// in fp32, so that there is one rounding, at the end, as in shared memory.
 class PieceSum {
  public:
@@ -18,9 +18,9 @@ class PieceSum {
   size_t element_bytes() const { return element_; }
   size_t travelling_bytes() const { return travelling_; }  ///< of an element of a partial sum
 
-  /// The partial sum of `inputs`, of `count` elements each. `wide`: memory for the inputs as they are added.
+  /// Computes the partial sum of `inputs`, of `count` elements each. `wide`: memory for the widened inputs.
   void add_partial(std::vector<const void*> inputs, std::byte* result, size_t count, Scratch& wide) const;
-  /// The total of `sums`, the partial sums in their order, to all `targets`. The sums are overwritten.
+  /// Writes the total of `sums`, the partial sums in order, to all `targets`. Overwrites the sums.
   void add_total(std::vector<std::byte*> sums, const std::vector<void*>& targets, size_t count) const;
 
  private:

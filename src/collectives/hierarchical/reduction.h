@@ -6,9 +6,9 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// An all_reduce, reduce or reduce_scatter. Ranks meet once, when the data of all is in place; then each rank adds its
+/// An all_reduce, reduce or reduce_scatter. Ranks meet once, when the data of all is in place. Then each rank adds its
 /// pieces (pieces.h) in the memory of all ranks of its machine, exchanges partial sums with the ranks of the same
-/// number on the other machines, and writes the totals where they belong, for all ranks of its machine. Several pieces
+/// number on the other machines, and writes the totals to their targets for all ranks of its machine. Several pieces
 /// are under way at once: while one travels, the next is added. Then ranks meet again.
 class Reduction {
  public:
@@ -17,7 +17,7 @@ class Reduction {
   void run();
 
  private:
-  /// A piece under way: its buffers and its messages.
+  /// A piece under way, with its buffers and messages.
   struct Flight {
     Piece piece;
     std::byte* own;                        ///< this machine's partial sums
@@ -41,7 +41,7 @@ class Reduction {
   const uint32_t tag_, total_tag_;
   const std::chrono::milliseconds timeout_;
   const PieceSum sum_;
-  std::vector<Transfer> totals_sent_;  ///< of the segment at hand
+  std::vector<Transfer> totals_sent_;  ///< of the current segment
 };
 
 }  // namespace lockstep::hierarchical_engine

@@ -16,12 +16,12 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// An operation in its place among the others.
+/// An operation in the queue.
 struct Job {
   std::function<void()> run;  ///< throws what went wrong
   uint64_t number = 0;        ///< of the collective, and its text
   std::string text;
-  std::function<void()> at_end;  ///< then, on the thread that ran it, after is_done; may be empty
+  std::function<void()> at_end;  ///< called after is_done, on the thread that ran it; may be empty
   Clock::time_point started{};   ///< once it runs
   std::exception_ptr error;      ///< once it is done
   bool is_done = false;
@@ -33,43 +33,43 @@ using JobPtr = std::shared_ptr<Job>;
 /// thread that waits without running jobs checks the running job from time to time.
 class Runner {
  public:
-  /// `watch` and `ask`: see JobWatch. A thread to which `progress` is left makes it while it waits; null: messages move
-  /// by themselves.
-  /// `waiters_run`: threads that wait may run jobs. Not if jobs wait for other things than messages while only the
-  /// waiting thread can move those.
+  /// `watch` and `ask`: see JobWatch. `progress`: driven by a waiting thread that alone may move messages; null:
+  /// messages move by themselves.
+  /// `waiters_run`: waiting threads may run jobs. False if jobs wait for things other than messages while only the
+  /// waiting thread can move messages.
   Runner(std::function<void()> watch, std::function<void()> ask, Progress* progress, bool waiters_run);
-  /// Waits for the job at hand, and forgets the others.
+  /// Waits for the running job, and discards the others.
   ~Runner();
   Runner(const Runner&) = delete;
 
-  /// Any thread. `at_once`: somebody will wait for it immediately.
+  /// Queues a job. Any thread. `at_once`: a thread will wait for it immediately.
   void add(JobPtr job, bool at_once);
-  /// Returns when the job is done, or at the deadline: false. Throws an Interruption.
+  /// Returns true when the job is done, false at the deadline. Throws an Interruption.
   bool wait(const JobPtr& job, const Deadline* deadline);
   bool is_done(const JobPtr& job);
-  /// Whether this thread is in a job's `at_end`, which may be the thread that has to run what is started there.
+  /// Whether this thread is in a job's `at_end`. Such a thread may be the one that must run operations started there.
   static bool is_calling_back();
 
  private:
   void work();
   bool has_ended();
-  /// Runs the first job. The mutex is free in the meantime, by way of `lock`, which the analysis cannot see to be its.
+  /// Runs the first job. Releases the mutex meanwhile through `lock`, which the analysis cannot identify with it.
   void run_first(MutexLock& lock) LOCKSTEP_REQUIRES(mutex_) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
-  /// Watches the job at hand, if it is time; likewise.
+  /// Checks on the running job if it is time. Releases the mutex likewise.
   void look(MutexLock& lock) LOCKSTEP_REQUIRES(mutex_) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
-  /// Sleeps until it is notified, or it is time to look.
+  /// Sleeps until notified, or until it is time to look.
   void sleep(MutexLock& lock, std::condition_variable& notified, const Deadline* deadline) LOCKSTEP_REQUIRES(mutex_);
 
   Progress* const progress_;
   const bool waiters_run_;
   Mutex mutex_;
-  std::condition_variable done_;  ///< a job is; for those that wait
-  std::condition_variable due_;   ///< one is to be run; for the runner's thread
+  std::condition_variable done_;  ///< a job is done; for waiting threads
+  std::condition_variable due_;   ///< a job is due; for the runner's thread
   std::deque<JobPtr> queue_ LOCKSTEP_GUARDED_BY(mutex_);
   JobPtr current_ LOCKSTEP_GUARDED_BY(mutex_);
-  JobWatch job_watch_ LOCKSTEP_GUARDED_BY(mutex_);  ///< of the job at hand
+  JobWatch job_watch_ LOCKSTEP_GUARDED_BY(mutex_);  ///< of the running job
   bool ending_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  bool ended_ LOCKSTEP_GUARDED_BY(mutex_) = false;   ///< the runner's thread has
+  bool ended_ LOCKSTEP_GUARDED_BY(mutex_) = false;   ///< the runner's thread has ended
   bool dozing_ LOCKSTEP_GUARDED_BY(mutex_) = false;  ///< the runner's thread no longer looks by itself
   uint64_t runs_ LOCKSTEP_GUARDED_BY(mutex_) = 0;    ///< jobs started
   std::thread thread_;

@@ -5,7 +5,7 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// Memory that operations use, one after the other; it stays for the next.
+/// Memory reused by operations one after the other.
 class Scratch {
  public:
   std::byte* get(size_t bytes) {

@@ -11,24 +11,24 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// A part of each row of a reduction, which is reduced between two meetings: where it lies in the memory of all ranks
-/// of the machine, and where its totals go.
+/// A part of each row of a reduction, reduced between two meetings: its places in the memory of all ranks of the
+/// machine, and the targets of its totals.
 class Segment {
  public:
-  /// Elements [begin, begin + count) of each row. Copies what the others cannot reach to where they can, and meets
-  /// them.
+  /// Covers elements [begin, begin + count) of each row. Copies data that the other ranks cannot access to memory that
+  /// they can, and meets them.
   Segment(const Layout& layout, Machine& machine, const shm::Request& request, size_t begin, size_t count, uint32_t tag,
           std::chrono::milliseconds timeout);
 
-  /// Most elements of a row that one segment has.
+  /// The largest number of elements of a row in one segment.
   static size_t most_elements(const Layout& layout, const shm::Request& request);
 
   size_t count() const { return count_; }
-  /// Where the piece lies in a local rank's memory.
+  /// The piece's place in a local rank's memory.
   std::byte* place(int local, const Piece& piece) const;
-  /// Where its total goes, in the memory of all ranks of the machine that get it.
+  /// The targets of its total, in the memory of all ranks of the machine that receive it.
   std::vector<void*> targets(const Piece& piece) const;
-  /// After the last meeting: what lies elsewhere goes to this rank's output.
+  /// Copies results that lie elsewhere to this rank's output. Called after the last meeting.
   void take_result() const;
 
  private:
@@ -39,7 +39,7 @@ class Segment {
   const shm::Request& request_;
   const size_t begin_, count_;
   const size_t element_;       ///< bytes
-  std::byte* mine_ = nullptr;  ///< what this rank shows to the others
+  std::byte* mine_ = nullptr;  ///< this rank's data, visible to the others
   size_t stride_ = 0;          ///< bytes from row to row
   std::vector<Card> cards_;    ///< of all ranks of the machine
 };

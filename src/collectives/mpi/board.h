@@ -10,12 +10,12 @@
 
 namespace lockstep::mpi_engine {
 
-/// A rank's copy of what all ranks have written: keys with values, and counters. Who writes sends a note to all others,
-/// and each applies it to its copy. Notes of one rank arrive in the order in which it wrote; those of different ranks
-/// in any order, so only one rank may set a key, and a counter's value is what is known here by now. Any thread.
+/// A rank's copy of the board that all ranks write: keys with values, and counters. A writer sends a note to all
+/// others, and each applies it to its copy. Notes of one rank arrive in the order of writing; those of different ranks
+/// in any order. So only one rank may set a key, and a counter's value is the one known here so far. Any thread.
 class Board {
  public:
-  /// Write here, and return the note for the others.
+  /// Write to this copy, and return the note for the other ranks.
   std::string set(const std::string& key, const std::string& value);
   std::string add(const std::string& key, int64_t amount);
   void apply(const std::string& note);
@@ -23,7 +23,7 @@ class Board {
   std::optional<std::string> get(const std::string& key) const;
   void erase(const std::string& key);
   size_t size() const;
-  /// Grows with every change.
+  /// Increases with every change.
   uint64_t version() const { return version_.load(std::memory_order_acquire); }
 
  private:

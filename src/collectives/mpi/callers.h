@@ -8,19 +8,19 @@
 
 namespace lockstep::mpi_engine {
 
-/// Which threads may call MPI: those of the process that has initialized it, until it is finalized; if MPI takes calls
-/// from one thread only, the one that made this object. Any thread.
+/// The threads that may call MPI: those of the process that initialized it, until it is finalized; if MPI takes calls
+/// from one thread only, the thread that made this object. Any thread.
 class Callers {
  public:
   Callers(const Port& port, int rank) : port_(port), rank_(rank) {}
 
-  /// Whether this thread may.
+  /// Whether this thread may call MPI.
   bool may_call() const {
     return !is_forked() && !port_.is_over() && (port_.takes_any_thread() || std::this_thread::get_id() == owner_);
   }
   /// Throws Error if this thread may not.
   void require(const char* operation) const;
-  /// This process is a child of the one that has initialized MPI, and has none of its threads.
+  /// Whether this process is a forked child of the one that initialized MPI, without its threads.
   bool is_forked() const { return fork_generation_ != fork_generation(); }
 
  private:

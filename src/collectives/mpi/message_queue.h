@@ -10,7 +10,7 @@
 
 namespace lockstep::mpi_engine {
 
-/// A message from when it is posted until it is over.
+/// A message, from its posting to its end.
 struct Message {
   enum class State : uint8_t { kPosted, kMoving, kArrived, kFailed };
 
@@ -34,22 +34,22 @@ struct Message {
 };
 using MessagePtr = std::shared_ptr<Message>;
 
-/// The messages that are posted and those that move. Guarded by the pump's mutex.
+/// Posted and moving messages. Guarded by the pump's mutex.
 class MessageQueue {
  public:
   explicit MessageQueue(Port& port) : port_(port) {}
 
-  /// Calls no MPI.
+  /// Makes no MPI calls.
   void post(MessagePtr message) { posted_.push_back(std::move(message)); }
-  /// Ends a message that has not been started, without MPI; false: it has been.
+  /// Ends a message that has not been started, without MPI calls. False: it has been started.
   bool take_back(const MessagePtr& message);
 
-  /// Starts what was posted, and ends what is over or given up. Whether there was any.
+  /// Starts posted messages, and ends those that are over or given up. Returns whether there were any.
   bool move();
   bool is_moving() const { return !moving_.empty(); }
-  /// Whether a message with this tag is on its way to another rank.
+  /// Whether a message with this tag is being sent.
   bool is_sending(int tag) const;
-  /// Gives up all that move.
+  /// Gives up all moving messages.
   void give_up();
 
  private:
@@ -61,8 +61,8 @@ class MessageQueue {
   std::vector<MessagePtr> posted_, moving_;
 };
 
-/// Between two polls of a thread that waits since then: it yields at first, because the rank that it waits for may need
-/// the core, and then sleeps, longer the longer it has waited.
+/// Called between two polls by a thread that has waited since `since`. It yields at first, because the rank that it
+/// waits for may need the core, and then sleeps, longer the longer it has waited.
 void rest(Clock::time_point since);
 
 }  // namespace lockstep::mpi_engine

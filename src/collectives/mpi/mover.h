@@ -9,7 +9,7 @@
 
 namespace lockstep::mpi_engine {
 
-/// A thread that polls now and then while messages move, because the threads that wait for them may sleep.
+/// A thread that polls from time to time while messages move, because the threads that wait for them may sleep.
 class Mover {
  public:
   /// `poll` returns whether messages still move.
@@ -18,9 +18,9 @@ class Mover {
   Mover(const Mover&) = delete;
   Mover& operator=(const Mover&) = delete;
 
-  /// A message moves while none did. Any thread.
+  /// A message begins to move. Any thread.
   void wake();
-  /// Ends the thread. In a forked process, which does not have it, forgets it.
+  /// Ends the thread. In a forked process, which does not have the thread, discards it.
   void end();
 
  private:

@@ -20,9 +20,10 @@ struct Options {
 };
 
 /// Collectives for CPU tensors over MPI: between machines, and through shared memory within a machine unless `flat`.
-/// Every rank of the group must call, on a thread that may call MPI; blocks until the group is formed. `store` is an
-/// MpiStore with a prefix of the group's own. Shared memory alone serves ranks that are all on one machine; a subgroup
-/// there only if MPI takes any thread, since one that waits in shared memory moves no messages.
+/// Blocks until the group is formed. `store` is an MpiStore with a prefix of the group's own. Ranks that are all on one
+/// machine use shared memory alone; a subgroup there only if MPI takes any thread, since a thread that waits in shared
+/// memory moves no messages.
+/// REQUIRES: every rank of the group calls it, on a thread that may call MPI.
 c10::intrusive_ptr<c10d::Backend> make_backend(const std::shared_ptr<Pump>& pump,
                                                const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                const Options& options);

@@ -13,19 +13,19 @@
 
 namespace lockstep::mpi_engine {
 
-/// Which ranks of a group no longer take part in it. MPI itself says nothing of a rank that only stops calling.
+/// Tracks the ranks that no longer take part in a group. MPI itself does not report a rank that merely stops calling.
 class Endings {
  public:
   Endings(std::shared_ptr<Pump> pump, c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
 
-  /// This rank's operation has failed: all others fail, too.
+  /// This rank's operation has failed; all others fail, too.
   void fail() {
     pump_->keep_communicators();
     tell("failed");
   }
-  /// This rank has done its part: whoever waits for more from it fails.
+  /// This rank has done its part; a rank that waits for more from it fails.
   void leave() { tell("left"); }
-  /// Why a message to or from `peer` will not come; empty while it may.
+  /// The reason why a message to or from `peer` will not arrive; empty while it may.
   std::string reason(int peer);
 
  private:
@@ -38,16 +38,17 @@ class Endings {
   bool told_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   uint64_t seen_ LOCKSTEP_GUARDED_BY(mutex_) = 0;             ///< version of the board
   std::vector<std::string> how_ LOCKSTEP_GUARDED_BY(mutex_);  ///< each rank's ending
-  int failed_ LOCKSTEP_GUARDED_BY(mutex_) = -1;               ///< a rank that has
+  int failed_ LOCKSTEP_GUARDED_BY(mutex_) = -1;               ///< a rank that has failed
 };
 
 /// A communicator of a group's ranks.
 class MpiCarrier final : public hierarchical_engine::Carrier {
  public:
-  /// The engine's tags have 31 bits, and are folded where MPI's have fewer; the program's are refused.
+  /// The engine's tags have 31 bits, and are folded if MPI's have fewer; the program's tags are refused then.
   enum class Tags { kEngines, kPrograms };
 
-  /// `members`: the ranks' numbers in MPI. All of them call it.
+  /// `members`: the ranks' numbers in MPI.
+  /// REQUIRES: all of them call it.
   MpiCarrier(std::shared_ptr<Pump> pump, std::shared_ptr<Endings> endings, const std::vector<int>& members, Tags tags,
              std::chrono::milliseconds timeout);
 

@@ -8,8 +8,8 @@
 
 namespace lockstep::mpi_engine {
 
-/// The Board as c10d's engines expect a store: no server, no port, no connection but MPI's. Each key has one writer;
-/// what add() returns is what this rank knows by now. Keys cannot be taken back on other ranks.
+/// The Board with the interface of the store that c10d's engines expect: no server, no port, no connection but MPI's.
+/// Each key has one writer. add() returns the value known to this rank so far. Keys cannot be deleted on other ranks.
 class MpiStore final : public c10d::Store {
  public:
   MpiStore(std::shared_ptr<Pump> pump, std::chrono::milliseconds timeout) : Store(timeout), pump_(std::move(pump)) {}

@@ -8,8 +8,8 @@
 
 namespace lockstep::mpi_engine {
 
-/// The notes that ranks send each other, which make up the Board: small messages with a tag of their own. Guarded by
-/// the pump's mutex.
+/// The notes that ranks exchange to update the Board: small messages with a tag of their own. Guarded by the pump's
+/// mutex.
 class Notes {
  public:
   static constexpr int kTag = 1;
@@ -17,11 +17,11 @@ class Notes {
   Notes(Port& port, Board& board, int rank, int world_size)
       : port_(port), board_(board), rank_(rank), world_size_(world_size) {}
 
-  /// A message for each other rank, to be posted. Calls no MPI.
+  /// A message to each other rank, to be posted. Makes no MPI calls.
   std::vector<MessagePtr> messages_of(const std::string& note) const;
-  /// Takes in what has come. Whether there was any.
+  /// Reads arrived notes. Returns whether there were any.
   bool read();
-  /// Every so many calls.
+  /// Reads notes in every n-th call.
   bool read_now_and_then();
 
  private:

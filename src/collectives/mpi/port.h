@@ -14,42 +14,43 @@ namespace lockstep::mpi_engine {
 /// The pump manages its threads. Calls throw Error with MPI's own text.
 class Port {
  public:
-  /// An MPI_Comm or MPI_Request, whatever those are.
+  /// An MPI_Comm or MPI_Request, whatever their types.
   using Handle = uint64_t;
 
   virtual ~Port() = default;
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  /// Any thread may call MPI at any time. If not, only the one that made the port may.
+  /// Whether any thread may call MPI at any time. If not, only the thread that made the port may.
   virtual bool takes_any_thread() const = 0;
   /// MPI_THREAD_..., for messages.
   virtual const char* thread_level() const = 0;
-  /// MPI has been finalized: nothing may be called any more.
+  /// Whether MPI has been finalized: no calls are allowed any more.
   virtual bool is_over() const = 0;
   virtual int largest_tag() const = 0;
 
-  /// All ranks, in a communicator of our own; to be closed like others.
+  /// All ranks, in a communicator of our own, which must be closed like others.
   virtual Handle everybody() const = 0;
-  /// A communicator of these ranks in this order, which all call it at the same time.
+  /// Makes a communicator of these ranks in this order.
+  /// REQUIRES: all of them call it at the same time.
   virtual Handle open(const std::vector<int>& ranks) = 0;
-  /// Does nothing if a message has come that nobody has received: MPI hands it to the next communicator that gets the
-  /// number of this one.
+  /// Does nothing if an arrived message was never received: MPI would deliver it to the next communicator with the same
+  /// number.
   virtual void close(Handle communicator) = 0;
 
-  /// Start a message. The memory stays until test() says that it is over, or give_up() was called.
+  /// Start a message. The memory must stay valid until test() says that it is over, or give_up() was called.
   virtual Handle send(Handle communicator, const void* data, size_t bytes, int to, int tag) = 0;
   virtual Handle receive(Handle communicator, void* data, size_t bytes, int from, int tag) = 0;
-  /// Whether it is over; the handle is then no longer valid. Throws if it has failed, which ends it, too.
+  /// Whether the message is over; its handle is then invalid. Throws if it failed, which also ends it.
   virtual bool test(Handle& message) = 0;
-  /// Ends it without success: what a receive has not got by now it will not get.
+  /// Ends the message without success. A receive gets nothing more.
   virtual void give_up(Handle& message, bool is_sent) = 0;
 
   struct Arrival {
     int from;
     size_t bytes;
   };
-  /// A message with this tag that could be received now, from whomever.
+  /// A message with this tag that could be received now, from any rank.
   virtual std::optional<Arrival> arrival(Handle communicator, int tag) = 0;
 };
 

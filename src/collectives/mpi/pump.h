@@ -18,12 +18,12 @@
 namespace lockstep::mpi_engine {
 
 /// Moves the messages of all groups of a program. MPI may allow calls from one thread only (MPI_THREAD_FUNNELED): then
-/// the others post messages, and that thread calls MPI for them whenever it starts, polls or waits for an operation of
-/// any group. So groups make progress together, and none waits for a thread that waits in another. Where any thread may
-/// call MPI, threads may also wait in shared memory, where they call nothing: so a thread of the pump's polls now and
-/// then while messages are under way.
+/// the other threads post messages, and that thread calls MPI for them whenever it starts, polls or waits for an
+/// operation of any group. So all groups make progress together, and none waits for a thread that waits in another. If
+/// any thread may call MPI, threads may also wait in shared memory, where they make no MPI calls, so the pump's own
+/// thread polls from time to time while messages are under way.
 ///
-/// It also passes notes between all ranks, which make up the Board.
+/// The pump also passes notes between all ranks, which make up the Board.
 class Pump final : public hierarchical_engine::Progress {
  public:
   explicit Pump(std::unique_ptr<Port> port);
@@ -37,32 +37,32 @@ class Pump final : public hierarchical_engine::Progress {
   bool is_up_to_this_thread() const override { return !port_->takes_any_thread() && callers_.may_call(); }
   void require(const char* operation) const override { callers_.require(operation); }
   bool poll() override;
-  /// Polls, and takes in what other ranks have written on the board.
+  /// Polls, and reads what other ranks have written on the board.
   void look_for_notes();
   void make(Clock::time_point since) override;
 
-  /// A communicator for as long as there is a pump: while another rank may still send, none is freed.
+  /// Opens a communicator that lives as long as the pump: none is freed while another rank may still send.
   Port::Handle open(const std::vector<int>& ranks);
 
   /// Any thread.
   void post(const MessagePtr& message);
-  /// Ends it now, whatever it has reached. Any thread.
+  /// Ends the message now, whatever its state. Any thread.
   void give_up(const MessagePtr& message);
 
-  /// Any thread; the others learn of it when they poll.
+  /// Writes to the board. Any thread; other ranks see it when they poll.
   void set(const std::string& key, const std::string& value) { tell_all(board_.set(key, value)); }
   void add(const std::string& key, int64_t amount) { tell_all(board_.add(key, amount)); }
   Board& board() { return board_; }
 
-  /// This rank writes nothing more. Waits until all others have said so, or the time is over. Only after that are
-  /// communicators freed: Open MPI hands a message for one that is gone to the next one with its number.
+  /// Announces that this rank writes nothing more, and waits until all others have done so, or the timeout.
+  /// Communicators are freed only after that: Open MPI delivers a message for a freed one to the next with its number.
   void say_farewell(std::chrono::milliseconds timeout) noexcept;
-  /// No rank frees the communicators of groups: messages may be under way that nobody receives, and MPICH hands those
-  /// to the next communicator with the number of the one that is gone.
+  /// Prevents every rank from freeing the groups' communicators. Messages that nobody receives may be under way, and
+  /// MPICH delivers those to the next communicator with the number of the freed one.
   void keep_communicators();
 
  private:
-  /// Of this rank: whether it writes on the board, and how far the others have come.
+  /// This rank's state: whether it writes on the board, and how far the others are.
   enum class Presence { kPresent, kSaidFarewell, kAllHaveLeft };
 
   void tell_all(const std::string& note);

@@ -8,14 +8,15 @@
 
 namespace lockstep::nccl_engine {
 
-/// c10d's NCCL for tensors on `device`. Every rank of the group calls it; ranks connect at their first operation. Each
-/// rank needs a GPU of its own. Throws if there is no engine for such devices: a build with NCCL has one for CUDA, a
-/// build without it has none. What NCCL cannot reduce (int16; bitwise operations; complex numbers other than by sum and
-/// mean) throws when it is called.
+/// c10d's NCCL for tensors on `device`. Ranks connect at their first operation. Each rank needs a GPU of its own.
+/// Throws if there is no engine for such devices: a build with NCCL has one for CUDA, a build without has none.
+/// Operations that NCCL cannot reduce (int16; bitwise operations; complex numbers other than by sum and mean) throw
+/// when called.
 ///
-/// A work's wait blocks until the device has done the operation, at most `timeout`, and throws what NCCL reports, on
-/// the waiting thread. Streams are ordered as c10d orders them: the operation begins after what the current stream
-/// holds at the call. Destroy the backend only when the other ranks have finished their operations too.
+/// A work's wait blocks until the device has done the operation, at most `timeout`, and throws NCCL's errors on the
+/// waiting thread. Streams are ordered as c10d orders them: the operation begins after the work queued on the current
+/// stream at the call. Destroy the backend only when the other ranks have finished their operations too.
+/// REQUIRES: every rank of the group calls it.
 c10::intrusive_ptr<c10d::Backend> make_backend(c10::DeviceType device, const c10::intrusive_ptr<c10d::Store>& store,
                                                int rank, int world_size, std::chrono::milliseconds timeout);
 
