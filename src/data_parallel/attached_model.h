@@ -19,10 +19,10 @@
 
 namespace lockstep {
 
-/// The tensors of a model as they were attached, and what is edited in the model since.
+/// A model's tensors as they were attached, and the edits made to the model since.
 class AttachedModel {
  public:
-  /// A parameter as it was when it was attached; none of this may change without refresh().
+  /// A parameter as it was when attached. None of this may change without refresh().
   struct Known {
     std::string name;
     at::Tensor tensor;
@@ -38,35 +38,35 @@ class AttachedModel {
     std::unordered_map<const c10::TensorImpl*, size_t> handles{};  ///< of this library, on a list's tensors
   };
 
-  /// `ignored`: names of tensors that are left alone. `unfollowed` is called in a backward that reaches a parameter
-  /// that is not followed. `watches_untrained`: on one rank.
+  /// `ignored`: names of tensors to leave alone. `unfollowed`: called in a backward that reaches a parameter which is
+  /// not followed. `watches_untrained`: true on one rank.
   AttachedModel(const std::vector<std::string>& ignored, std::function<void()> unfollowed, bool watches_untrained)
       : ignored_(ignored), unfollowed_(std::move(unfollowed)), watches_untrained_(watches_untrained) {}
 
   const Source& source() const { return *source_; }
   const std::vector<Known>& known() const { return known_; }
   const NamedTensors& buffers() const { return buffers_; }
-  /// The parameters that are followed, in the reducer's order.
+  /// The followed parameters, in the reducer's order.
   const NamedTensors& trained() const { return trained_; }
   bool is_known(const at::Tensor& tensor) const { return impls_.contains(tensor.unsafeGetTensorImpl()); }
 
   NamedTensors parameters_of(const Source& source) const { return without_ignored(source.parameters()); }
   NamedTensors buffers_of(const Source& source) const { return without_ignored(source.buffers()); }
-  /// These are what is attached from now on. `from`: null, or another source.
+  /// Attaches these tensors. `from`: null, or another source.
   void attach(std::unique_ptr<Source> from, const Tensors& now);
 
   /// The changes made to the model since attach(); empty if none.
   std::string inspect();
-  /// The source is about to hold these: inspect() looks whether it does, and a backward that reaches nothing but them
-  /// is noticed.
+  /// Announces tensors that the source is about to hold: inspect() checks that it does, and a backward that reaches
+  /// nothing but them is noticed.
   void expect(const std::vector<at::Tensor>& tensors);
-  /// Before a backward: sets alarms on parameters of the module that are not followed.
+  /// Sets alarms on parameters of the module that are not followed. Called before a backward.
   void watch_strangers();
-  /// A parameter of a list that only this library holds, which nobody can train any more; empty if there is none.
+  /// A parameter of a list that only this library still holds, so that nobody can train it; empty if there is none.
   std::string left_behind() const;
   /// The derived object has one more handle on each of these; null: it has handed them out.
   void set_kept_list(const NamedTensors* list);
-  /// After a reduction: UntrainedWatch::after_reduction().
+  /// UntrainedWatch::after_reduction(), after a reduction.
   std::string untrained_warning() { return untrained_.after_reduction(); }
 
  private:
@@ -87,7 +87,7 @@ class AttachedModel {
   bool edited_ = false;  ///< the source has reported an edit; it is not asked again
   // Without these, a backward that reaches one of them but nothing that is followed would go unnoticed.
   std::vector<std::unique_ptr<GradientAlarm>> frozen_;     ///< known but not followed: may be unfrozen
-  std::vector<std::unique_ptr<GradientAlarm>> strangers_;  ///< were added since
+  std::vector<std::unique_ptr<GradientAlarm>> strangers_;  ///< added since
   UntrainedWatch untrained_;
 };
 

@@ -18,31 +18,29 @@ namespace lockstep {
 /// most 1.5 times the largest amount ever in use at once. Any thread may use it.
 class BlockCache {
  public:
-  static constexpr size_t kSmallest = size_t{1} << 20;  ///< below this a heap is as good
+  static constexpr size_t kSmallest = size_t{1} << 20;  ///< below this size a heap is as good
 
   struct Sizes {
     size_t in_use = 0, most_in_use = 0, kept = 0;  ///< bytes, rounded up
   };
 
-  /// At least `bytes` (kSmallest or more), page-aligned, with undefined content. nullptr: the system has no memory
-  /// left, and the cache has none either.
+  /// At least `bytes` (kSmallest or more), page-aligned, with undefined content. nullptr if neither the system nor the
+  /// cache has memory left.
   void* take(size_t bytes);
-  /// Whether `block` was taken here and not given back yet.
+  /// Whether `block` was taken here and has not been given back.
   bool owns(const void* block) const;
   void give_back(void* block);
 
-  /// A step is over. What nobody has taken for three steps goes back to the kernel. A program that stops training and
-  /// only evaluates no longer calls this: then every time twice a step's number of blocks has been taken counts as a
-  /// step.
+  /// Ends a step. Blocks unused for three steps go back to the kernel. A program that stops training and only evaluates
+  /// no longer calls this: then each time twice a step's number of blocks has been taken counts as a step.
   void end_step();
 
-  /// False: what is kept goes back to the kernel now, and so does every block that is given back from now on. A new
-  /// cache keeps.
+  /// False: kept memory goes back to the kernel now, and so does every block given back from now on. A new cache keeps.
   void keep(bool on);
 
   Sizes sizes() const;
 
-  /// Around fork(), so that no other thread holds the lock in the child.
+  /// Called around fork(), so that no other thread holds the lock in the child.
   void lock() LOCKSTEP_ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() LOCKSTEP_RELEASE(mutex_) { mutex_.unlock(); }
 

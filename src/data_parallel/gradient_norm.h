@@ -7,13 +7,13 @@
 
 namespace lockstep {
 
-/// The norm of gradients on the CPU, as one vector. Each gradient counts in blocks of kBlock elements, in the order of
-/// its memory; the blocks are added one after the other. So the bits do not depend on who computes which block.
+/// The norm of CPU gradients, as one vector. Each gradient counts in blocks of kBlock elements, in memory order; the
+/// blocks are added one after the other. So the bits do not depend on which rank or thread computes which block.
 class GradientNorm {
  public:
   static constexpr int64_t kBlock = 2048;
   static int64_t blocks_of(int64_t elements) { return (elements + kBlock - 1) / kBlock; }
-  /// Whether it is one of those: float, double, float16 or bfloat16, without gaps, on the CPU.
+  /// Whether GradientNorm supports the gradient: float, double, float16 or bfloat16, without gaps, on the CPU.
   static bool takes(const at::Tensor& gradient);
 
   /// `type` > 0, or infinity.
@@ -23,7 +23,7 @@ class GradientNorm {
   double of_block(at::ScalarType dtype, const void* elements, int64_t count) const;
   /// Adds the next block.
   void add(double block);
-  /// Adds all blocks of a gradient that it takes.
+  /// Adds all blocks of a gradient that takes() accepts.
   void add(const at::Tensor& gradient);
   double norm() const;
 

@@ -22,13 +22,13 @@ class Source {
   virtual NamedTensors parameters() const = 0;
   virtual NamedTensors buffers() const { return {}; }
   virtual bool is_training() const { return true; }
-  /// LibTorch's layers with their options, one a line: what ranks must have in common besides tensors.
+  /// LibTorch's layers with their options, one per line: what ranks must have in common besides tensors.
   virtual std::string layers() const { return ""; }
-  /// Whether it is a list that the user passed: nobody can see what has taken the place of its tensors.
+  /// Whether it is a list that the user passed: replacements of its tensors cannot be detected.
   virtual bool is_list() const { return false; }
 
-  /// Whether layers, parameters or buffers were added, replaced or removed since remember(). Each call looks at the
-  /// next part of a large module, so it takes microseconds, and a change is found within a few calls.
+  /// Whether layers, parameters or buffers were added, replaced or removed since remember(). Each call inspects the
+  /// next part of a large module, so it takes microseconds, and finds a change within a few calls.
   virtual bool is_edited() { return false; }
   virtual void remember() {}
 };

@@ -17,33 +17,34 @@ namespace lockstep {
 /// Keeps parameters and buffers equal on all ranks, apart from the reduction of gradients.
 class Synchronization {
  public:
-  /// All of them outlive it.
+  /// The arguments outlive the object.
   Synchronization(const Group& group, const DistributedDataParallelOptions& options, const AttachedModel& model)
       : group_(group), options_(options), model_(model) {}
 
-  /// The buffers are others. TORCH_CHECK fails for a policy that virtual ranks cannot have.
+  /// The buffers have changed. TORCH_CHECK fails for a policy that is impossible with virtual ranks.
   void follow_buffers();
   /// Null unless there are several virtual ranks and buffers.
   VirtualBuffers* virtual_buffers() const { return virtual_buffers_.get(); }
 
-  /// After each reduction in which any rank had inputs, on all ranks. `step_looked`: an optimizer that takes the sum
-  /// has looked at the parameters before it wrote those of all ranks.
+  /// Called on all ranks after each reduction in which any rank had inputs. `step_looked`: an optimizer that takes the
+  /// sum has checked the parameters before it wrote those of all ranks.
   void after_reduction(const std::vector<Facts>& ranks, bool step_looked);
   /// See Replica::check_divergence_every().
   void check_every(int n_steps, bool buffers_as_left);
-  /// That check, if it is due, before an optimizer writes parameters of all ranks. Every rank calls it, in a step in
-  /// which all have inputs. `counted_later`: the reduction is counted after the step.
+  /// Runs that check if it is due, before an optimizer writes parameters of all ranks. `counted_later`: the reduction
+  /// is counted after the step.
+  /// REQUIRES: every rank calls it, in a step in which all have inputs.
   void check_before_step(bool counted_later) const;
   void check_divergence() const;
-  /// The weighted mean over the ranks; what has none follows `root`.
+  /// Replaces the tensors by their weighted mean over the ranks; those without a mean follow `root`.
   void average(const NamedTensors& tensors, double share, int root) const;
-  /// Steps that skip_step() has made void.
+  /// Number of steps that skip_step() has made void.
   int64_t void_steps() const { return void_steps_; }
 
  private:
-  /// From the ranks for which `counts` is true.
+  /// Copies buffers from ranks for which `counts` is true.
   void synchronize_buffers(const std::vector<bool>& counts) const;
-  /// Of the buffers, if `as_left` those that every rank computes alike.
+  /// Checks the buffers. `as_left`: those that every rank computes alike.
   void check_buffers(bool as_left) const;
   NamedTensors named_parameters() const;
 

@@ -2,21 +2,20 @@
 
 namespace lockstep {
 
-/// While one exists, memory of freed CPU tensors of 1 MiB and more is kept for later tensors (BlockCache), and malloc
-/// keeps the rest (keep_freed_memory). When the last one is destroyed, everything kept goes back to the kernel. This
+/// While one exists, freed memory of CPU tensors of 1 MiB and more is kept for later tensors (BlockCache), and malloc
+/// keeps the rest (keep_freed_memory). When the last one is destroyed, all kept memory goes back to the kernel. This
 /// affects the whole process. It changes nothing if the user has set malloc's environment variables, if malloc is not
-/// glibc's, or, for tensors, if somebody has replaced LibTorch's CPU allocator. Any thread may use it.
+/// glibc's, or, for tensors, if LibTorch's CPU allocator has been replaced. Any thread may use it.
 class TensorMemory {
  public:
-  /// `keep`: false: this one does nothing.
+  /// `keep` = false: this object does nothing.
   explicit TensorMemory(bool keep);
   ~TensorMemory();
   TensorMemory(const TensorMemory&) = delete;
   TensorMemory& operator=(const TensorMemory&) = delete;
 
-  /// The owner's step is over. What nobody has taken for three steps goes back to the kernel. With several owners,
-  /// these are steps of the slowest: a generator that steps once for every five steps of its critic must find its
-  /// memory again.
+  /// Ends the owner's step. Memory unused for three steps goes back to the kernel. With several owners, these are steps
+  /// of the slowest: a generator that steps once for every five steps of its critic must find its memory again.
   void end_step();
 
   /// Returns the free memory of malloc's heap to the kernel, holes included. For use after freeing memory that no step

@@ -10,16 +10,16 @@
 
 namespace lockstep {
 
-/// Notices parameters that refresh() added and that no optimizer changes although they get gradients. The user must add
-/// them to the optimizer, and nothing else shows that this was forgotten.
+/// Detects parameters that refresh() added and that no optimizer changes although they get gradients. The user must add
+/// them to the optimizer, and nothing else reveals that this was forgotten.
 class UntrainedWatch {
  public:
   /// refresh() has replaced `before` by `now`.
   void refreshed(const NamedTensors& before, const NamedTensors& now);
 
-  /// After a reduction: a warning, once for each parameter; usually empty. A parameter must stay unchanged for several
-  /// reductions after its first gradient, because there are good reasons to leave out a step: a learning rate that
-  /// starts at 0, a gradient that is not finite, or several backward passes per step.
+  /// Called after a reduction. Returns a warning, once for each parameter; usually empty. A parameter must stay
+  /// unchanged for several reductions after its first gradient, because a step may be omitted for good reason: a
+  /// learning rate that starts at 0, a gradient that is not finite, or several backward passes per step.
   std::string after_reduction();
 
  private:

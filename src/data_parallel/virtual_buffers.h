@@ -22,9 +22,9 @@ class VirtualBuffers {
   VirtualBuffers(const NamedTensors& buffers, const std::shared_ptr<VirtualRanks>& ranks);
 
   void before_forward();
-  /// A virtual rank has computed its gradients, or was skipped. `last`: of this rank in the step.
+  /// A virtual rank has computed its gradients, or was skipped. `last`: this rank's last one in the step.
   void virtual_rank_done(bool took_part, bool last);
-  /// The step is over; the buffers are those of the first virtual rank that took part.
+  /// Ends the step: the buffers become those of the first virtual rank that took part.
   void step_done();
 
  private:

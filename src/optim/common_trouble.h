@@ -25,7 +25,7 @@ inline constexpr const char* kNoStepWithinJoin =
 
 using lockstep::sample_of;
 
-/// Of all of its bytes; contiguous, of double.
+/// A hash of all bytes of a contiguous double tensor.
 inline uint64_t hash_of_all(const at::Tensor& numbers) {
   uint64_t hash = Hash::kStart;
   const auto* words = static_cast<const std::byte*>(numbers.const_data_ptr());
@@ -37,7 +37,7 @@ inline uint64_t hash_of_all(const at::Tensor& numbers) {
   return hash;
 }
 
-/// Of all of them, which are on one device. Elsewhere than on the CPU its memory is read once, because each read waits
+/// A hash of samples of all gradients, which are on one device. A device's memory is read once, because each read waits
 /// for the device.
 inline uint64_t sample_of(const std::vector<at::Tensor>& gradients) {
   uint64_t hash = Hash::kStart;
@@ -66,7 +66,7 @@ inline constexpr const char* kOtherParameters =
     ": something other than this step has changed a copy on one rank since the last step. Change the model in the same "
     "way on every rank; broadcast_parameters() sets all copies to one rank's, average_parameters() to the mean";
 
-/// Of three places of each parameter. On a device, where each read waits, they are read together.
+/// A hash of three elements of each parameter. On a device, where each read waits, they are read together.
 inline uint64_t sample_of_parameters(const Areas& areas) {
   if (areas.on_device()) {
     std::vector<at::Tensor> elements;
@@ -79,7 +79,7 @@ inline uint64_t sample_of_parameters(const Areas& areas) {
   return sample_of(sampled);
 }
 
-/// Of three places of each slice that a rank steps. On the CPU.
+/// A hash of three elements of each slice that `rank` steps. On the CPU.
 inline uint64_t sample_of_slices(const Areas& areas, int rank) {
   std::vector<at::Tensor> slices;
   for (const Areas::Parameter& parameter : areas.parameters())

@@ -11,15 +11,15 @@
 
 namespace lockstep {
 
-/// One of LibTorch's optimizers in terms of the step kernels. It keeps nothing: options lie in the parameter groups,
-/// and what is remembered of a parameter in the optimizer's own map.
+/// One of LibTorch's optimizers in terms of the step kernels. It is stateless: options are in the parameter groups, and
+/// parameter state is in the optimizer's own map.
 class Formula {
  public:
   virtual ~Formula() = default;
 
   virtual optim::Algorithm algorithm(const torch::optim::OptimizerOptions& options) const = 0;
   virtual std::unique_ptr<torch::optim::OptimizerParamState> new_state(bool with_master) const = 0;
-  /// A copy of `state` that is a Master, too.
+  /// A copy of `state` that is also a Master.
   virtual std::unique_ptr<torch::optim::OptimizerParamState> with_master(
       const torch::optim::OptimizerParamState& state) const = 0;
   /// The `index`-th array of a state; undefined until it is set.
@@ -28,7 +28,7 @@ class Formula {
   /// Constants of the next step, common to all elements of a parameter with this state (null: none yet).
   virtual optim::StepConstants next(const torch::optim::OptimizerParamState* state,
                                     const torch::optim::OptimizerOptions& options) const = 0;
-  /// That step was taken.
+  /// Counts a step taken.
   virtual void count(torch::optim::OptimizerParamState& state) const = 0;
 };
 

@@ -9,19 +9,19 @@
 
 namespace lockstep::optim {
 
-/// Where a step reads a parameter's gradient: in one place, or in several whose sum it is.
+/// The places from which a step reads a parameter's gradient: one, or several whose sum it is.
 struct GradientSource {
-  at::Tensor kept{};                    ///< what is read, if nobody else keeps it
-  std::vector<const std::byte*> parts;  ///< where it begins: in one place, or of each rank in their order
-  shm::ReduceFunction sum = nullptr;    ///< of several parts, as an all-reduce takes it
-  std::vector<double> factors{};        ///< that is multiplied by these, one after the other, with a rounding each
+  at::Tensor kept{};                    ///< keeps the memory that is read, if nothing else does
+  std::vector<const std::byte*> parts;  ///< the address, or one per rank in rank order
+  shm::ReduceFunction sum = nullptr;    ///< adds several parts, as an all-reduce does
+  std::vector<double> factors{};        ///< factors of the sum, applied one after the other, with a rounding each
   shm::ReduceFunction scale = nullptr;  ///< kPremulSum of one input
 
-  /// Whether it lies somewhere as it is.
+  /// Whether the gradient can be read directly.
   bool is_plain() const { return parts.size() == 1 && factors.empty(); }
-  /// For what is not plain: puts `count` elements, from byte `at` on, into `to`.
+  /// Writes `count` elements, from byte `at` on, to `to`. For gradients that are not plain.
   void load(void* to, size_t at, size_t count) const;
-  /// Multiplies elements by a factor, in place.
+  /// Multiplies elements by `factor`, in place.
   void multiply(void* elements, size_t count, double factor) const;
 };
 

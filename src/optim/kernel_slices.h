@@ -8,11 +8,11 @@
 
 namespace lockstep::detail {
 
-/// Steps slices by kernels, which write this rank's slices into all copies of the machine. The optimizer's map holds
+/// Steps slices by kernels, which write this rank's slices into all copies on the machine. The optimizer's map holds
 /// views of the areas' arrays.
 class KernelSlices final : public SliceStepper {
  public:
-  /// `masters`: 16-bit parameters have one each.
+  /// `masters`: 16-bit parameters have master copies.
   KernelSlices(Areas& areas, const Formula& formula, bool masters)
       : areas_(areas), formula_(formula), masters_(masters) {}
 
@@ -22,7 +22,7 @@ class KernelSlices final : public SliceStepper {
 
  private:
   optim::Plan plan(torch::optim::Optimizer& optimizer, const StepGradients& gradients, const optim::Intent& intent);
-  /// The view of an array that belongs to a parameter; takes over what `held` has, this rank's slice of it.
+  /// The view of an array that belongs to a parameter. Takes over the contents of `held`, this rank's slice of it.
   at::Tensor adopt(const std::string& name, const Areas::Parameter& parameter, const at::Tensor& held,
                    at::ScalarType dtype);
 

@@ -12,18 +12,18 @@
 
 namespace lockstep::detail {
 
-/// [begin, begin + count) of a tensor's elements in the order in which `parameter` lies in memory.
+/// Elements [begin, begin + count) of a tensor, in the order in which `parameter` lies in memory.
 at::Tensor flat_part(const at::Tensor& tensor, const at::Tensor& parameter, int64_t begin, int64_t count);
 
-/// Lets an optimizer's own step() work on this rank's slices of the areas: for that call, parts of parameters that lie
-/// in the slice take the parameters' places in the optimizer's groups, flat, with the same part of the gradient.
+/// Lets an optimizer's own step() work on this rank's slices of the areas. During that call, the parts of parameters in
+/// the slice replace the parameters in the optimizer's groups, flat, with the same part of the gradient.
 ///
-/// Where it is known what is remembered of parameters, the optimizer's map holds it between steps, in the areas'
-/// arrays: views of them in the parameters' shapes; on a device this rank's parts, flat, until complete(). A master is
-/// one of these arrays: own_step() that steps masters finds it in the map.
+/// If the kind of state is known, the optimizer's map holds it between steps, in the areas' arrays: views of them in
+/// the parameters' shapes; on a device this rank's parts, flat, until complete(). A master is one of these arrays: an
+/// own_step() that steps masters finds it in the map.
 class OwnSlices final : public SliceStepper {
  public:
-  /// `kind`: what is remembered; none: only the optimizer knows, and it belongs to the slices.
+  /// `kind`: the kind of state; none: only the optimizer knows it, and it belongs to the slices.
   OwnSlices(Areas& areas, std::optional<OptimizerKind> kind, void (*own_step)(torch::optim::Optimizer&));
   OwnSlices(const OwnSlices&) = delete;
   OwnSlices& operator=(const OwnSlices&) = delete;
@@ -34,16 +34,16 @@ class OwnSlices final : public SliceStepper {
   void check_state_is_known() const override;
 
  private:
-  /// Of a parameter in areas_, at the same place.
+  /// The slice of the parameter at the same index in areas_.
   struct Slice {
     at::Tensor tensor;        ///< this rank's part of the parameter, flat
-    bool is_stepped = false;  ///< in the present step
+    bool is_stepped = false;  ///< in the current step
   };
   class Exchanged;
 
   void bring_state(torch::optim::Optimizer& optimizer, size_t place);
   void take_state(torch::optim::Optimizer& optimizer, size_t place);
-  /// Into the other ranks' copies, where ranks share memory.
+  /// Copies stepped slices to the other ranks, if ranks share memory.
   void copy_to_others() const;
 
   Areas& areas_;

@@ -9,23 +9,24 @@
 
 namespace lockstep::detail {
 
-/// Sums of gradients for ranks that share no memory: each rank receives those of its slices. They come by
-/// reduce_scatters of a part of every rank's slice, two under way at once, so that one travels while the next is put
-/// together: memory for sums of one slice, and for two messages.
+/// Sums of gradients for ranks that share no memory: each rank receives those of its slices. They arrive by
+/// reduce_scatters of a part of every rank's slice. Two are under way at once, so that one travels while the next is
+/// assembled. Takes memory for the sums of one slice and two messages.
 class SliceSums {
  public:
   SliceSums(const Areas& areas, Group group) : areas_(areas), group_(std::move(group)) {}
 
-  /// A parameter's gradient on this rank, flat, in the parameter's order of memory; null: no rank has one.
+  /// A parameter's gradient on this rank, flat, in the parameter's memory order; null: no rank has one.
   using GradientOf = std::function<const at::Tensor*(const Areas::Parameter& parameter)>;
-  /// Every rank calls it.
+  /// Brings this rank its sums.
+  /// REQUIRES: every rank calls it.
   void bring(const GradientOf& gradient_of, ReduceOp op);
 
-  /// Where a parameter's sums would begin: those of this rank's slice are there, and memory for the others is not.
+  /// The address at which a parameter's sums would begin. Only those of this rank's slice are in memory.
   std::byte* place_of(const Areas::Parameter& parameter) const;
-  /// This rank's part of them, flat.
+  /// This rank's part of a parameter's sums, flat.
   at::Tensor mine(const Areas::Parameter& parameter) const { return areas_.mine(sums_[parameter.area], parameter); }
-  /// All of this rank's.
+  /// Multiplies all of this rank's sums.
   void multiply(double factor);
 
  private:
@@ -36,7 +37,7 @@ class SliceSums {
 
   const Areas& areas_;
   const Group group_;
-  std::vector<at::Tensor> sums_;  ///< by area: an array of it
+  std::vector<at::Tensor> sums_;  ///< by area: an array like it
   at::Tensor staging_;            ///< bytes
 };
 

@@ -17,8 +17,8 @@ struct StepRequest {
 /// A rank's statement to the others, made before any of them touches shared memory.
 struct StepStatement {
   StepRequest request;
-  std::string trouble;                          ///< what keeps this rank from stepping; empty if nothing does
-  uint64_t step = 0;                            ///< of what would be stepped, at which rates and from which state
+  std::string trouble;                          ///< the reason why this rank cannot step; empty if none
+  uint64_t step = 0;                            ///< a hash of the parameters, rates and states of the step
   uint64_t gradients = 0, parameters = 0;       ///< samples of their values
 };
 

@@ -20,27 +20,27 @@ struct Intent {
   StepConstants constants;
 };
 
-/// One for each parameter that is stepped, in the order of the groups.
+/// One intent for each stepped parameter, in the order of the groups.
 std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const Formula& formula,
                                const std::function<bool(const at::Tensor&)>& is_stepped);
 
-/// Where the first of its parameters is; the CPU if it has none.
+/// The device of the optimizer's first parameter; the CPU if it has none.
 c10::Device device_of(const torch::optim::Optimizer& optimizer);
 
-/// The first thing that keeps these parameters from being stepped, as a sentence; empty if there is none. Those on the
-/// CPU are stepped by kernels, those on a device by the optimizer itself, and all are in one place.
+/// The first reason why these parameters cannot be stepped, as a sentence; empty if there is none. Parameters on the
+/// CPU are stepped by kernels, those on a device by the optimizer itself, and all must be on one device.
 std::string problem_of(const torch::optim::Optimizer& optimizer);
 
 bool is_16_bit(at::ScalarType dtype);
 
-/// The state of a parameter, made if there is none, and made one with a master if it must have that.
+/// The state of a parameter, made if missing, and given a master if it needs one.
 torch::optim::OptimizerParamState& state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
                                             const Formula& formula, bool master);
 
-/// `tensor` in this dtype and with the strides of `like`; itself if it is so already.
+/// `tensor` with this dtype and the strides of `like`; the tensor itself if it has both.
 at::Tensor laid_out(const at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& like);
 
-/// One parameter's step: where everything begins in memory.
+/// One parameter's step, as addresses in memory.
 struct Plan {
   StepFunction function;
   StepConstants constants;
@@ -48,17 +48,16 @@ struct Plan {
   std::byte* parameter;
   std::byte* master = nullptr;
   std::array<std::byte*, 3> arrays{};
-  std::vector<std::byte*> copies{};  ///< of the parameter, written too
+  std::vector<std::byte*> copies{};  ///< of the parameter, also written
   size_t element, state_element;     ///< their bytes
   int64_t begin = 0, end;            ///< the elements that are stepped
 };
-/// `master`: Plan::master is going to be set.
+/// `master`: the caller will set Plan::master.
 Plan plan_of(const Intent& intent, GradientSource gradient, bool master);
 /// The gradient in .grad.
 GradientSource own_gradient(const Intent& intent);
 
-/// Steps them all; large ones in pieces that the intra-op threads share out. Returns how many bytes it has read and
-/// written.
+/// Runs all plans; the intra-op threads share out large ones in pieces. Returns the bytes read and written.
 int64_t run(const std::vector<Plan>& plans);
 
 }  // namespace lockstep::optim

@@ -12,7 +12,7 @@ namespace lockstep::optim {
 enum class Algorithm : uint8_t { kSgd, kSgdMomentum, kSgdNesterov, kAdam, kAdamAmsgrad };
 inline constexpr int kAlgorithms = 5;
 
-/// How many arrays of state an element has: momentum_buffer; exp_avg, exp_avg_sq, max_exp_avg_sq.
+/// The number of state arrays of an algorithm: momentum_buffer; exp_avg, exp_avg_sq, max_exp_avg_sq.
 constexpr int state_arrays(Algorithm algorithm) {
   constexpr int kArrays[kAlgorithms] = {0, 1, 1, 2, 3};
   return kArrays[static_cast<int>(algorithm)];
@@ -38,7 +38,7 @@ struct StepConstants {
 struct StepTask {
   const void* gradient;
   void* parameter;  ///< in the gradient's type
-  void* master;     ///< float; of no meaning unless asked for
+  void* master;     ///< float; unused without a master
   void* state[3];   ///< see state_arrays(): float if there is a master, else in the gradient's type
   size_t count;
   const StepConstants* constants;
@@ -48,9 +48,9 @@ using StepFunction = void (*)(const StepTask&);
 /// The kernel for float, double, float16 or bfloat16; null for other types. No multiplication is fused with an
 /// addition, and square roots and divisions are exact: all instruction sets give the same bits.
 ///
-/// float16 and bfloat16 are computed with in float and rounded when they are stored. `with_master` (for these two):
-/// StepTask::master keeps what a parameter has no room for. Where it does not round to the parameter, someone else has
-/// written that, and the parameter counts; so it may start as anything.
+/// float16 and bfloat16 are computed in float and rounded when stored. `with_master` (for these two): StepTask::master
+/// keeps the precision that the parameter lacks. If the master does not round to the parameter, other code has written
+/// the parameter, which then counts; so the master may start with any value.
 StepFunction find_step(shm::DataType type, Algorithm algorithm, bool with_master = false,
                        shm::InstructionSet set = shm::best_instruction_set());
 

@@ -4,7 +4,7 @@
 
 #include "optim/kernels/step_kernel.h"
 
-// One translation unit an instruction set, as collectives/shm/kernels/reduce_sets.h has them and for the same reason.
+// One translation unit per instruction set, for the reason given in collectives/shm/kernels/reduce_sets.h.
 namespace lockstep::optim {
 
 StepFunction find_step_baseline(shm::DataType type, Algorithm algorithm, bool with_master);
