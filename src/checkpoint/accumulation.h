@@ -13,19 +13,19 @@
 
 namespace lockstep {
 
-/// For a checkpoint: how many backward passes made a step of each model that accumulates them, and on how many ranks.
-/// Nothing where none does.
+/// Adds to a checkpoint, for each model that accumulates backward passes, how many made a step, and on how many ranks.
+/// Adds nothing if no model does.
 void insert_accumulation(c10::impl::GenericDict& whole, const std::vector<CheckpointPart>& parts, const Group& group);
 
-/// Compares what a resumed checkpoint has of it with what the program does then. Its loop may call accumulate() only
-/// after resume(), so the first save that follows looks again. A difference is a warning and no error, because who
-/// changes the batches with it has steps of as many samples as before.
+/// Compares the accumulation recorded in a resumed checkpoint with the program's. Its loop may call accumulate() only
+/// after resume(), so the first save after it checks again. A difference is a warning and not an error: a program that
+/// changes the batch size along with it has steps of as many samples as before.
 class AccumulationCheck {
  public:
-  /// What is in a checkpoint of `step`.
+  /// Records the contents of a checkpoint of `step`.
   void note_resumed(const c10::impl::GenericDict& whole, int64_t step, const std::vector<CheckpointPart>& parts,
                     const Group& group);
-  /// Before a save of `step`.
+  /// Called before a save of `step`.
   void look_before_save(int64_t step, const std::vector<CheckpointPart>& parts, const Group& group);
 
  private:

@@ -22,7 +22,7 @@ struct CheckpointMessage {
   std::string state;  ///< what belongs to the sender alone, as the bytes of a .pt file
 
   std::string encode() const;
-  /// Throws Error for anything but what encode() gives. `rank`: the sender.
+  /// Throws Error for bytes that encode() does not produce. `rank`: the sender.
   static CheckpointMessage decode(std::string bytes, int rank);
 
   bool operator==(const CheckpointMessage&) const = default;

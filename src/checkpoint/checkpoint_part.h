@@ -19,16 +19,17 @@ struct CheckpointPart {
   std::string name;
   Checkpointer::Part part;
   Checkpointer::Scope scope;
-  /// A model whose parameters are equal on all ranks but for the ignored ones; null for other parts.
+  /// A model whose parameters, except the ignored ones, are equal on all ranks; null for other parts.
   torch::nn::Module* replicas = nullptr;
   std::set<std::string> ignored = {};
-  /// How many backward passes make a step of the replicas; 0: not said yet. Null for other parts.
+  /// The number of backward passes that make a step of the replicas; 0: not set yet. Null for other parts.
   std::function<int()> accumulation = nullptr;
-  /// Its state as it lies in slices on the ranks of a group; none where a rank has all of it. Null: it never does.
+  /// The part's state as slices on the ranks of a group; none if each rank has all of it. Null if it never lies in
+  /// slices.
   std::function<std::optional<c10::IValue>(const Group& group)> save_in_slices = nullptr;
 };
 
-// Beside the parts, the dictionary in the file has these.
+// Keys of the dictionary in the file, besides the parts' names.
 constexpr const char* kStepKey = "step";
 constexpr const char* kAccumulationKey = "accumulated_passes";
 constexpr const char* kVirtualRanksKey = "virtual_ranks";  ///< their number; missing: there are none

@@ -22,9 +22,8 @@ struct ResumedCheckpoint {
   AccumulationCheck accumulation = {};
 };
 
-/// Loads `parts` on all ranks from the newest intact checkpoint, which rank 0 chooses, in memory (null: there is no
-/// such tier) or in the folder; empty where there is none. Throws RefusedInput on all ranks, listing what does not fit
-/// on each.
+/// Loads `parts` on all ranks from the newest intact checkpoint, chosen by rank 0, in memory (null: there is no such
+/// tier) or in the folder. Empty if there is none. Throws RefusedInput on all ranks, listing the mismatches on each.
 std::optional<ResumedCheckpoint> resume_parts(const std::vector<CheckpointPart>& parts, const CheckpointFolder& folder,
                                               const MemoryTier* memory, const Group& group);
 

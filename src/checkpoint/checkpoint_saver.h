@@ -20,16 +20,16 @@ namespace lockstep {
 /// State that belongs to this rank alone: its random states and the parts added as kEachRank. `virtual_ranks`: null if
 /// there are none.
 c10::impl::GenericDict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks* virtual_ranks);
-/// Throws Error if a tensor in `state` holds something else for a while, such as averages of weights: a run that went on
-/// from it would have lost its own.
+/// Throws Error if a tensor in `state` temporarily holds other values, such as averages of weights: a run resumed from
+/// it would have lost its own.
 void check_own_weights(const c10::impl::GenericDict& state);
-/// The step, and of what run it is: with virtual ranks their number and that of threads.
+/// Adds the step and, with virtual ranks, their number and the number of threads.
 void insert_step(c10::impl::GenericDict& whole, int64_t step, const VirtualRanks* virtual_ranks);
 
-/// Saves on all ranks: each packs what is its own and sends it to rank 0, with a hash of every tensor that should be
-/// the same everywhere; rank 0 compares the hashes, reads and copies all tensors, and tells the others whether that
-/// went well; they go on training while a thread of rank 0 writes the copy. Where each rank has a slice of an
-/// optimizer's state only, the others send theirs piece by piece while rank 0 copies or writes.
+/// Saves on all ranks. Each rank packs its own state and sends it to rank 0, with a hash of every tensor that should be
+/// equal everywhere. Rank 0 compares the hashes, reads and copies all tensors, and tells the others whether that
+/// succeeded. They continue training while a thread of rank 0 writes the copy. If each rank has only a slice of an
+/// optimizer's state, the others send theirs piece by piece while rank 0 copies or writes.
 class CheckpointSaver {
  public:
   /// Makes the folder now rather than at the first save, hours later. Throws StorageError on all ranks.
@@ -38,18 +38,20 @@ class CheckpointSaver {
   ~CheckpointSaver();
 
   const CheckpointFolder& folder() const { return folder_; }
-  /// Of the newest checkpoint that was in the folder when this was made, on all ranks; -1: none.
+  /// The step of the newest checkpoint that was in the folder at construction, on all ranks; -1: none.
   int64_t step_found() const { return step_found_; }
-  /// Removes what was found there. All ranks call it. Throws StorageError on all ranks.
+  /// Removes the checkpoints found there. Throws StorageError on all ranks.
+  /// REQUIRES: all ranks call it.
   void clear_folder();
 
-  /// All ranks call it. kFailed or kDiverged where the state cannot be saved; a disk that fails is a warning of rank 0.
+  /// Saves. Returns kFailed or kDiverged if the state cannot be saved; a disk failure is a warning on rank 0.
   /// `problem`: why this rank must not save that step; "" if it may.
+  /// REQUIRES: all ranks call it.
   CheckpointMessage save(const std::vector<CheckpointPart>& parts, int64_t step, std::optional<double> score,
                          const std::string& problem);
   /// Waits for the writer.
   void wait();
-  /// Waits until all is written. Throws StorageError on all ranks if the last save failed.
+  /// Waits until everything is written. Throws StorageError on all ranks if the last save failed.
   void finish();
 
  private:
@@ -64,7 +66,7 @@ class CheckpointSaver {
 
   int64_t step_found_ = -1;
 
-  // Rank 0: the writer's while it runs, ours after wait().
+  // On rank 0: owned by the writer while it runs, by this object after wait().
   CheckpointFolder folder_;
   std::unique_ptr<ObjectWriter> next_;  ///< waits for the other ranks' slices
   std::unique_ptr<ObjectWriter> snapshot_;

@@ -6,11 +6,11 @@
 
 namespace lockstep {
 
-/// Why a tensor of a state holds no numbers that could be copied; "" if it does.
+/// The reason why a state's tensor holds no numbers that could be copied; "" if it does.
 std::string problem_of_given(const at::Tensor& given);
 
-/// Why what is given cannot be copied to where it belongs, whatever its shape; "" if it can. `where`: "the module". A
-/// state is looked at as a whole before the first of its tensors is copied, so that an error changes nothing.
+/// The reason why `given` cannot be copied to `own`, whatever its shape; "" if it can. `where`: "the module". A state
+/// is checked as a whole before the first of its tensors is copied, so that an error changes nothing.
 std::string problem_of_copy(const at::Tensor& given, const at::Tensor& own, const std::string& where);
 
 }  // namespace lockstep

@@ -14,7 +14,7 @@ struct Master {
   at::Tensor master_param;
 };
 
-/// The state of a parameter under LibTorch's own type, and its master.
+/// A parameter's state of LibTorch's own type, with its master.
 template <typename State>
 class WithMaster final : public State, public Master {
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {

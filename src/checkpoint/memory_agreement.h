@@ -18,18 +18,19 @@ struct MemorySave {
   int64_t step = 0;
   std::string folder = {};                         ///< of the checkpoints on disk
   uint64_t layout = 0;                             ///< as in the SaveHeader
-  const c10::impl::GenericDict* common = nullptr;  ///< what ranks have in common
+  const c10::impl::GenericDict* common = nullptr;  ///< state common to all ranks
   const ObjectWriter* sampled = nullptr;           ///< of it; null before the first save, which compares every bit
   std::string problem = {};                        ///< why this rank cannot save; "" if it can
 };
 
-/// Of each save, in one small message: ranks compare the step, the folder, everything of what they have in common but
-/// the bytes of tensors, and a few elements of every tensor. All ranks make it, and call check() before the save counts.
+/// A comparison made for each save, in one small message: the step, the folder, all common state except tensor data,
+/// and a few elements of every tensor. All ranks make it, and call check() before the save counts.
 class MemorySaveComparison {
  public:
-  /// Sends what is compared and returns.
+  /// Sends the compared values and returns.
   MemorySaveComparison(const Group& group, MemorySave mine);
-  /// Throws Error on all ranks if they differ, or one of them cannot save; it names what and who. Once suffices.
+  /// Throws Error on all ranks if they differ, or one of them cannot save, naming the difference and the ranks. One
+  /// call suffices.
   void check();
 
  private:
@@ -39,7 +40,8 @@ class MemorySaveComparison {
   std::optional<Work> work_;
 };
 
-/// Compares every bit. Throws Error on all ranks that names the first difference. All ranks call it.
+/// Compares every bit. Throws Error on all ranks, naming the first difference.
+/// REQUIRES: all ranks call it.
 void compare_memory_states(const Group& group, const c10::impl::GenericDict& common);
 
 }  // namespace lockstep

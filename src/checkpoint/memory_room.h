@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-/// The parts of the launcher's memory that this rank may write, in both slots: its range of the image that all ranks of
-/// the machine have in common, and its own state.
+/// The parts of the launcher's memory that this rank may write, in both slots: its range of the image common to all
+/// ranks of the machine, and its own state.
 class MemoryRoom {
  public:
   /// `rank_here`, `ranks_here`: on this machine.
@@ -18,14 +18,14 @@ class MemoryRoom {
 
   /// Writes the memory that this rank requests into `message`.
   void ask(CheckpointMessage& message, uint64_t common_bytes, uint64_t own_bytes) const;
-  /// Throws LimitError with what all ranks want and what there is, if that is too little.
+  /// Throws LimitError, with the memory requested by all ranks and the memory available, if that is too little.
   static void check(const std::vector<CheckpointMessage>& ranks);
 
   /// Makes room for images of this size, and some more. Throws LimitError.
   void open(uint64_t common_bytes, uint64_t own_bytes);
   void open_own(uint64_t own_bytes);
 
-  uint64_t common_capacity() const { return common_capacity_; }  ///< of the whole common image: the same on all ranks
+  uint64_t common_capacity() const { return common_capacity_; }  ///< of the whole common image; equal on all ranks
   uint64_t own_capacity() const { return own_capacity_; }
   /// This rank's range of the common image.
   uint64_t begin() const { return begin_; }

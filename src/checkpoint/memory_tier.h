@@ -29,8 +29,8 @@ namespace lockstep {
 /// whole image, and ranks exchange their own states (memory_machines.h). SlotWriter decides which rank writes when.
 class MemoryTier {
  public:
-  /// Null if the program wants none, or may do without and there is no memory for it (rank 0 warns). Otherwise throws
-  /// Error on all ranks. `folder` tells this Checkpointer from others.
+  /// Null if the program wants no tier, or can do without it and there is no memory (rank 0 warns). Otherwise throws
+  /// Error on all ranks. `folder` distinguishes this Checkpointer from others.
   static std::unique_ptr<MemoryTier> make(const std::string& folder, const Group& group,
                                           const CheckpointerOptions& options);
   ~MemoryTier();
@@ -43,12 +43,14 @@ class MemoryTier {
     last_step_ = step;
     gathered_ = false;  // some tensors are new
   }
-  /// All ranks call it. Throws Error on all ranks if there is too little memory, unless the program may do without: it
-  /// then gives up. Throws Error on all ranks, before anything is written, if they have different steps or states, or
-  /// one of them cannot save. `problem`: why this rank must not save that step; "" if it may.
+  /// Throws Error on all ranks if there is too little memory, unless the program can do without the tier, which then
+  /// gives up. Throws Error on all ranks, before anything is written, if their steps or states differ, or one of them
+  /// cannot save. `problem`: why this rank must not save that step; "" if it may.
+  /// REQUIRES: all ranks call it.
   void save(const std::vector<CheckpointPart>& parts, int64_t step, std::string problem);
 
-  /// The newest that can be read, on every machine; for rank 0. All ranks call it, while nobody saves.
+  /// The newest readable state, on every machine; for rank 0.
+  /// REQUIRES: all ranks call it, while none saves.
   std::optional<WholeSlot> newest_intact() const;
   /// The contents of the slot with that sequence.
   /// REQUIRES: the slot is whole on this machine.
@@ -75,7 +77,7 @@ class MemoryTier {
   bool gave_up_ = false;
   int64_t last_step_ = 0;
   std::optional<SlotWriter> writer_;  // from the first save on
-  bool gathered_ = false;             // the tensors lie in huge pages, as far as the kernel did it
+  bool gathered_ = false;             // the tensors lie in huge pages, as far as the kernel allowed
 };
 
 }  // namespace lockstep

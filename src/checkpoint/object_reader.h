@@ -37,9 +37,9 @@ class ObjectReader {
   const ByteSource& source_;
   PtFile file_;
   std::shared_ptr<char> mapping_;        ///< null if the file is read
-  std::vector<at::Tensor> storages_;     ///< their bytes; undefined until they are needed
+  std::vector<at::Tensor> storages_;     ///< their bytes; undefined until needed
   std::vector<char> truth_checked_;      ///< by storage: known to hold only 0 and 1
-  std::vector<c10::IValue> containers_;  ///< by node: the container, once it is made
+  std::vector<c10::IValue> containers_;  ///< by node: the container, once made
   std::vector<char> state_;              ///< by node: 0 new, 1 being made, 2 made
 };
 

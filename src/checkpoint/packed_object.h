@@ -22,7 +22,7 @@ inline std::string packed(const c10::IValue& object) {
   return std::move(sink.bytes);
 }
 
-/// The reverse; `name` is for messages.
+/// The inverse of packed(). `name` is for messages.
 inline c10::IValue unpacked(const at::Tensor& bytes, const std::string& name) {
   const at::Tensor whole = bytes.contiguous();
   const MemorySource source(name, {static_cast<const char*>(whole.const_data_ptr()), whole.nbytes()});

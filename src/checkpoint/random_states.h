@@ -13,8 +13,8 @@ namespace lockstep {
 constexpr const char* kRandom = "random";
 constexpr const char* kRandomCuda = "random_cuda";
 
-/// With virtual ranks also "random_virtual", the CPU generator's states of those that this process works for, in their
-/// order; "random" is then the state between them.
+/// With virtual ranks there is also "random_virtual": the CPU generator's states of this process's virtual ranks, in
+/// order. "random" is then the state between them.
 constexpr const char* kRandomVirtual = "random_virtual";
 
 /// `virtual_ranks`: null if there are none.
@@ -23,8 +23,8 @@ void save_random_states(c10::impl::GenericDict& into, const VirtualRanks* virtua
 /// Warns about states that cannot be restored: those of another number of CUDA devices than this process sees.
 void restore_random_states(const c10::impl::GenericDict& from);
 
-/// The CPU generator's, from what all ranks have saved, on any number of ranks. All have the same number of virtual
-/// ranks. Throws Error unless there is a state for each.
+/// Restores the CPU generator's states from those that all ranks saved, on any number of ranks with the same number of
+/// virtual ranks. Throws Error unless there is a state for each.
 void restore_random_states(const std::vector<c10::impl::GenericDict>& ranks, VirtualRanks& virtual_ranks);
 
 }  // namespace lockstep

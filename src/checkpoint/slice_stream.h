@@ -18,18 +18,18 @@ class SliceStream {
  public:
   /// On rank 0.
   SliceStream(Group group, std::vector<Slices> storages);
-  /// Receives what nobody has asked for, so that no rank waits with it.
+  /// Receives the remaining pieces, so that no rank waits.
   ~SliceStream();
   SliceStream(const SliceStream&) = delete;
   SliceStream& operator=(const SliceStream&) = delete;
 
   using Sink = std::function<void(const void* data, size_t bytes)>;
-  /// The next storage, from its begin to its end. `own` is where this rank has it.
+  /// Reads the next storage, from begin to end. `own`: its address on this rank.
   void read(const std::byte* own, const Sink& sink);
 
  private:
   bool ended() const { return storage_ == storages_.size(); }
-  /// The next piece; it stays until the one after.
+  /// The next piece, valid until the one after.
   at::Tensor receive();
 
   const Group group_;
@@ -40,7 +40,7 @@ class SliceStream {
   int rank_ = 1;
 };
 
-/// On the other ranks.
+/// Sends the slices. Called on the other ranks.
 void send_slices(const Group& group, const std::vector<c10::Storage>& storages);
 
 }  // namespace lockstep

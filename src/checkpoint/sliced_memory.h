@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-/// How memory is cut into slices of equal size, one for each rank in their order. A rank fills its own; the others' are
-/// zeros there, and take no memory, unless somebody has brought them.
+/// The division of memory into slices of equal size, one per rank in rank order. A rank fills its own slice. The
+/// others' slices are zeros and take no memory until they are brought.
 struct Slices {
   int ranks;
   int rank;  ///< this one
@@ -15,13 +15,13 @@ struct Slices {
   size_t begin() const { return bytes * static_cast<size_t>(rank); }
 };
 
-/// [ranks * elements] zeros, of which the machine gives memory only to those pages that somebody writes.
+/// [ranks * elements] zeros, whose pages take memory only when written.
 at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int rank);
 
-/// How such a tensor's memory is cut; null for any other.
+/// The division of such a tensor's memory; null for any other.
 const Slices* slices_of(const c10::Storage& storage);
 
-/// Makes all but this rank's slice zeros again, and gives their pages back, where these are whole.
+/// Zeroes all but this rank's slice, and frees the pages that lie wholly outside it.
 void forget_other_slices(const at::Tensor& tensor);
 
 }  // namespace lockstep

@@ -9,13 +9,13 @@
 
 namespace lockstep {
 
-/// Reads what ranks have left in the launcher's memory. `memory` outlives this and the images.
+/// Reads the ranks' states in the launcher's memory. `memory` outlives this and the images.
 class SlotReader {
  public:
-  /// `owner`: whose states count.
+  /// `owner`: whose states to read.
   SlotReader(const SlotMemory& memory, uint64_t owner) : memory_(memory), owner_(owner) {}
 
-  /// The newest states that are whole and can be read, at most so many. Warns of those that cannot be read.
+  /// The newest states that are whole and readable, at most `most`. Warns of those that cannot be read.
   std::vector<WholeSlot> intact(size_t most) const;
   /// The contents of the slot with that sequence. Throws RefusedInput if it is not whole.
   CheckpointImage image(uint64_t sequence) const;

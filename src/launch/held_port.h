@@ -7,8 +7,8 @@
 namespace lockstep {
 
 /// A free TCP port of a numeric address of this machine, reserved for a process that will listen on it with
-/// SO_REUSEADDR (as c10d's TCPStore does). Nothing listens here, and the kernel does not give the port to anybody who
-/// asks for a free one.
+/// SO_REUSEADDR (as c10d's TCPStore does). Nothing listens here, and the kernel does not hand out the port as a free
+/// one.
 class HeldPort {
  public:
   explicit HeldPort(const std::string& address = "127.0.0.1");

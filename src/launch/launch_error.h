@@ -29,21 +29,21 @@ enum ExitCode : int {
   kExitOurBug = 70,
 };
 
-/// The launcher cannot go on; it ends with this code.
+/// The launcher cannot continue; it ends with this code.
 class LaunchError : public Error {
  public:
   LaunchError(ExitCode code, const std::string& text) : Error(text), exit_code(code) {}
   const ExitCode exit_code;
-  /// It came from outside, a machine that is lost or a SIGKILL, and says nothing about the program: worth another try.
+  /// The cause is external, a lost machine or a SIGKILL, and says nothing about the program: worth another try.
   bool from_outside = false;
-  int lost_ranks = 0;  ///< of machines that are gone
+  int lost_ranks = 0;  ///< of lost machines
 };
 
-/// Throws LaunchError (resource limit) that says what could not be done and why, by errno; for descriptors how many
-/// this process may have, how many it has, and how many it needs.
+/// Throws LaunchError (resource limit) with what could not be done and why, by errno; for descriptors, how many this
+/// process may have, has, and needs.
 [[noreturn]] void throw_limit(const std::string& what);
 
-/// Throws the same unless this process can open so many more descriptors, which `what` takes.
+/// Throws the same error unless this process can open `descriptors` more descriptors, which `what` takes.
 void require_for_launch(size_t descriptors, const std::string& what);
 
 }  // namespace lockstep

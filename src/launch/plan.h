@@ -19,7 +19,7 @@ struct RunFailure {
   std::string what;  ///< its own words (an exception's text), or how it ended
 };
 
-/// Which CPUs a rank may run on.
+/// The CPUs on which a rank may run.
 enum class Binding {
   kNone,  ///< all that the launcher may use
   kCore,  ///< a share of them that no other rank has
@@ -42,8 +42,8 @@ struct LaunchOptions {
   std::string run_dir;                             ///< empty: a new folder under runs/
   std::string program;                             ///< path to execute; empty: found by command[0]
   std::vector<std::string> command;                ///< program and arguments, the program as it was given
-  std::chrono::milliseconds grace{5000};           ///< between asking the ranks to stop and killing them
-  std::vector<int> shown_ranks = {0};              ///< whose output is shown on the terminal, ascending
+  std::chrono::milliseconds grace{5000};           ///< from asking the ranks to stop until killing them
+  std::vector<int> shown_ranks = {0};              ///< ranks shown on the terminal, ascending
   std::optional<int> debugged_rank;                ///< the rank that runs under a debugger, on the terminal
 
   // For lockstep::spawn, whose ranks belong to a program.
@@ -51,10 +51,10 @@ struct LaunchOptions {
   std::function<void(const RunFailure&)> on_failure;  ///< called for a failure, which is not printed then
 };
 
-/// Longer than any wait that is meant to end; in milliseconds it still fits an int.
+/// Longer than any wait that is meant to end; fits an int in milliseconds.
 constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 7);
 
-/// An environment as exec takes it: NAME=value.
+/// An environment in exec's form: NAME=value.
 using EnvironmentBlock = std::vector<std::string>;
 
 /// One rank's place in a run.
@@ -70,7 +70,7 @@ struct RankPlace {
   int store_fd = -1;       ///< the number under which the rank inherits its socket to the store
   int page_fd = -1;        ///< the number under which it inherits the board of pages; -1: none
   int memory_fd = -1;      ///< the number under which it inherits the memory for checkpoints; -1: none
-  std::string error_file;  ///< where it may write what ends it, in torchrun's form
+  std::string error_file;  ///< for the error that ends it, in torchrun's form
   int restarts = 0;        ///< made before
   int max_restarts = 0;
   std::string master_address;  ///< for programs that meet by torchrun's variables; empty: 127.0.0.1
@@ -85,26 +85,26 @@ struct RankPlace {
 /// The id of a new run, unique by time and process.
 std::string new_run_id(std::chrono::system_clock::time_point now, int pid);
 
-/// `inherited` with the variables that tell a rank its place. Stale ones of another launcher are replaced, and those
-/// that would lead the rank to another launcher's rendezvous (MASTER_ADDR and so on) are removed. A number of threads
-/// that is already set stays, unless an outer `lockstep run` has set it.
+/// `inherited` with the variables that tell a rank its place. Replaces stale ones of another launcher, and removes
+/// those that would lead the rank to another launcher's rendezvous (MASTER_ADDR and so on). A number of threads that is
+/// already set stays, unless an outer `lockstep run` has set it.
 EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankPlace& place);
 
 /// The value of `name`, or `fallback`.
 std::string find_variable(const EnvironmentBlock& environment, const std::string& name, const std::string& fallback);
 
-/// Whether the launcher sets or removes variables of this name itself.
+/// Whether the launcher itself sets or removes variables of this name.
 bool is_launchers_variable(const std::string& name);
 
-/// `environment` with `variables` added; they replace those of the same name.
+/// `environment` with `variables` added, replacing those of the same name.
 EnvironmentBlock with_variables(const EnvironmentBlock& environment, const EnvironmentBlock& variables);
 
-/// The value of `option` (-n): a whole number from 1 on; "auto" or torchrun's "cpu", the usable cores; or "gpu", the
-/// GPUs, of which there must be at least one. Throws LaunchError (bad command line).
+/// The value of `option` (-n): a positive integer; "auto" or torchrun's "cpu", the usable cores; or "gpu", the GPUs, of
+/// which there must be at least one. Throws LaunchError (bad command line).
 int parse_rank_count(const std::string& option, const std::string& text, int usable_cores, int gpus = 0);
 
 /// The path to execute for `name`: `name` itself if it has a slash, else its first match in `search_path`. Throws
-/// LaunchError (not started) that says what was searched for, and where.
+/// LaunchError (not started) that names what was searched for, and where.
 std::string find_program(const std::string& name, const std::string& search_path);
 
 /// The folder of a new run: runs/20240131-235959-train-4711.
@@ -116,10 +116,9 @@ struct Placement {
   int memory_node = -1;   ///< the NUMA node whose memory it takes first; -1: the kernel decides
 };
 
-/// Places a rank on CPUs that the launcher may use. kCore: a share is contiguous, all are equally
-/// large, and CPUs left over stay free; throws LaunchError (bad command line) if there are more ranks than CPUs.
-/// kNuma: consecutive ranks share a node, or a rank has several nodes where there are more nodes than ranks;
-/// with one usable node nothing is bound.
+/// Places a rank on CPUs that the launcher may use. kCore: shares are contiguous and equally large, and remaining CPUs
+/// stay free; throws LaunchError (bad command line) if there are more ranks than CPUs. kNuma: consecutive ranks share a
+/// node, or a rank has several nodes if there are more nodes than ranks; with one usable node nothing is bound.
 Placement place_rank(Binding bind, const std::vector<int>& cpus, const std::vector<NumaNode>& nodes, int rank,
                      int ranks);
 

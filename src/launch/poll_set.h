@@ -16,8 +16,8 @@ class PollSet {
   void add(int fd, short events, Act act);
   /// Adds all descriptors that `append` supplies, with one common act.
   void add_all(const std::function<void(std::vector<pollfd>&)>& append, const Act& act);
-  /// Waits until something is ready, or for `timeout_ms` (-1: for as long as it takes), and lets what is ready act, in
-  /// the order in which it was added. An act must not add.
+  /// Waits until a descriptor is ready, or for `timeout_ms` (-1: without limit), and calls the acts of ready ones in
+  /// the order in which they were added. An act must not add.
   void wait(int timeout_ms);
 
  private:

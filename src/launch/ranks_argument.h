@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// A program's `--ranks N` (or --ranks=N, or auto), the other arguments that say how to run the ranks, and the
-/// arguments without all of these.
+/// A program's `--ranks N` (or --ranks=N, or auto), the other arguments about running the ranks, and the remaining
+/// arguments.
 struct RanksArgument {
   int ranks = 1;
   std::optional<std::chrono::milliseconds> hang_timeout;  ///< --hang-timeout S, or off
@@ -16,8 +16,8 @@ struct RanksArgument {
   std::vector<std::string> arguments;                     ///< from the program's name on
 };
 
-/// Looks for them before any "--". Empty if there is no --ranks: then the other options are the program's own. Throws
-/// LaunchError (bad command line) if a value cannot be read, or an option comes twice.
+/// Finds them before any "--". Empty if there is no --ranks: then the other options are the program's own. Throws
+/// LaunchError (bad command line) if a value cannot be read, or an option is repeated.
 std::optional<RanksArgument> find_ranks_argument(const std::vector<std::string>& arguments, int usable_cores);
 
 }  // namespace lockstep

@@ -22,27 +22,27 @@ struct RestartLimits {
   std::optional<RankRange> elastic;
 };
 
-/// One failure of a run, as far as later ones are compared with it.
+/// One failure of a run, with the facts by which later ones are compared.
 struct Failure {
   Clock::time_point at;
   int ranks = 1;  ///< of the team that failed
   int rank = -1;  ///< the culprit; -1: none is known
   int exit_code = 0;
   ProcessEnd how;
-  std::string text;             ///< the culprit's page's
-  std::optional<int64_t> step;  ///< of the training, in which it failed; empty: the program does not say
+  std::string text;             ///< from the culprit's page
+  std::optional<int64_t> step;  ///< the training step in which it failed; empty: not reported
   bool progress = false;        ///< a step was made since the start
-  int lost_ranks = 0;           ///< that machines had which are gone now
+  int lost_ranks = 0;           ///< of lost machines
 };
 
-/// Of ranks that were started at `started` and have failed as the verdict says.
+/// The failure of ranks that were started at `started`, by the verdict.
 Failure failure_of(const Verdict& verdict, const Evidence& evidence, Clock::time_point started, Clock::time_point now);
 
-/// Whether the ranks have made a step or saved a state. Ranks that report neither count as having made progress once
-/// they have run for ten seconds.
+/// Whether the ranks have made a step or saved a state. Ranks that report neither count as having made progress after
+/// ten seconds.
 bool has_progressed(const Evidence& evidence, Clock::time_point started, Clock::time_point now);
 
-/// A run's failures and restarts. Keeps what happened within an hour, so it does not grow.
+/// A run's failures and restarts. Keeps those of the last hour, so it does not grow.
 struct RestartHistory {
   std::vector<Failure> failures;  ///< after which the run was started again, oldest first
   int restarts = 0;               ///< after failures
@@ -54,26 +54,25 @@ struct RestartHistory {
 struct RestartDecision {
   bool restart = false;
   int ranks = 1;             ///< of the next team
-  int left_out = -1;         ///< the rank that it has no place for; -1: none, or those of machines that are gone
+  int left_out = -1;         ///< the rank without a place in it; -1: none, or those of lost machines
   Clock::duration pause{0};  ///< before it
-  std::string why;           ///< a change of the number of ranks, or why there is no restart; empty: nothing to say
+  std::string why;           ///< the change of the number of ranks, or why there is no restart; may be empty
   int exit_code = 0;         ///< of the run without a restart: the failure's, or kExitTooFewRanks
-  Failure failure;           ///< that it is about
+  Failure failure;           ///< the failure decided on
 };
 
 /// Whether, when and with how many ranks a run is started again after `failure`. A pure function.
 ///
-/// - No more restarts than the limits allow.
-/// - What comes from outside (SIGKILL, by the kernel for memory, too; SIGTERM and SIGUSR1 of a scheduler; a machine
-/// that
-///   is lost) says nothing about the program: within the limits it is always followed by a restart.
-/// - The same rank that fails by itself twice in a row in the same step with the same error has a bug, which a restart
-///   does not repair.
+/// - There are no more restarts than the limits allow.
+/// - An external cause (SIGKILL, also by the kernel for memory; SIGTERM and SIGUSR1 of a scheduler; a lost machine)
+///   says nothing about the program: within the limits it is always followed by a restart.
+/// - If one rank fails by itself twice in a row in the same step with the same error, it has a bug that a restart does
+///   not repair.
 /// - A rank that fails by itself in a start without a step would do so again.
 /// - With --elastic, a rank that fails twice within an hour at its place (its number, among the same number of ranks)
-///   is left out, and so are all ranks of a machine that is gone, at once, where enough remain.
-/// - The first restarts are immediate. The pause grows with starts in a row that make no step, and with failures in a
-///   row in the same step.
+///   is left out. All ranks of a lost machine are left out at once. Either happens only if enough ranks remain.
+/// - The first restarts are immediate. The pause grows with consecutive starts that make no step, and with consecutive
+///   failures in the same step.
 RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory& history, const Failure& failure);
 
 }  // namespace lockstep

@@ -7,14 +7,14 @@
 
 namespace lockstep {
 
-/// Where a run's files go, by its options; empty: there is no folder.
+/// The folder for a run's files, by its options; empty: there is no folder.
 std::string run_dir_of(const LaunchOptions& options);
 
-/// In a run's folder, while its launcher lives, which holds a lock on it.
+/// The lock file in a run's folder, held by its launcher while it lives.
 inline constexpr const char* kLockFile = ".lock";
 
-/// The folder for a run's files. It is made, or found to be writable, before any rank starts; a folder that nobody
-/// asked for (no --run-dir) is removed in the end if it is empty.
+/// The folder for a run's files. It is created, or found writable, before any rank starts. A folder that nobody asked
+/// for (no --run-dir) is removed at the end if it is empty.
 class RunFolder {
  public:
   enum class Use {
@@ -27,9 +27,9 @@ class RunFolder {
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
-  /// Absolute, or empty.
+  /// An absolute path, or empty.
   const std::string& path() const { return path_; }
-  /// Why another launcher would not be refused; empty: it is.
+  /// The reason why another launcher would not be refused; empty if it would be.
   const std::string& lock_trouble() const { return lock_trouble_; }
 
  private:

@@ -10,9 +10,10 @@
 
 namespace lockstep {
 
-/// The files in a run's folder that tell programs what happens: events.jsonl as it goes, starts.jsonl after each start,
-/// a report after each failure. docs/launcher.md names their fields. Without a folder nothing is written. What cannot
-/// be written is told once by take_troubles(), and the run goes on; lines are written later, if there is room again.
+/// The files in a run's folder that report events to programs: events.jsonl as they happen, starts.jsonl after each
+/// start, a report after each failure. docs/launcher.md names their fields. Without a folder nothing is written. A
+/// write error is reported once by take_troubles(), and the run goes on; the lines are written later, if there is room
+/// again.
 class RunJournal {
  public:
   /// Deletes the files of an earlier run in the folder. Empty: no folder. `asked_for`: the user named the folder;
@@ -22,11 +23,11 @@ class RunJournal {
   void started(int start, const std::vector<long>& pids);
   void rank_ended(int rank, const std::string& how, bool failed);
   void said(const std::string& text);
-  /// A start has ended. `record` says how; the verdict is the report's.
+  /// A start has ended as `record` describes; the verdict is the report's.
   void start_ended(const StartRecord& record, const FailureReport& report, bool is_last);
   void run_ended(int exit_code);
 
-  /// A failure before restart number `restart` has a file of its own; 0: the end of the run.
+  /// The report file of the failure before restart number `restart`; 0: of the end of the run.
   std::string report_path(int restart) const;
   void write_report(const FailureReport& report, int restart);
 

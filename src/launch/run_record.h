@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// Identifies a process until the machine is rebooted: its pid may be used again, but not with the same start time.
+/// Identifies a process until the machine is rebooted: its pid may be reused, but not with the same start time.
 struct ProcessIdentity {
   pid_t pid = 0;
   uint64_t start_ticks = 0;  ///< since boot, as in /proc/<pid>/stat; 0: there is no such process
@@ -19,8 +19,8 @@ struct ProcessIdentity {
 ProcessIdentity identify(pid_t pid);
 bool is_there(const ProcessIdentity& process);
 
-/// The file RUN/run.json, by which `lockstep status` and others find the processes of a run. It exists while the
-/// ranks run; if it cannot be written, the run goes on without it.
+/// The file RUN/run.json, by which `lockstep status` and others find the processes of a run. It exists while the ranks
+/// run. If it cannot be written, the run goes on without it.
 class RunRecord {
  public:
   struct Contents {
@@ -28,8 +28,8 @@ class RunRecord {
     int board_fd = -1;  ///< the launcher's descriptor of the board of pages; -1: none
     std::vector<ProcessIdentity> ranks;
     std::vector<std::string> hosts;    ///< by rank; "" or none: this machine
-    std::string launch_command;        ///< by which a program starts on those hosts; "": there is none
-    std::optional<RankRange> elastic;  ///< how many ranks it may have
+    std::string launch_command;        ///< starts a program on those hosts; "": none
+    std::optional<RankRange> elastic;  ///< the number of ranks it may have
     int restarts = 0;                  ///< starts before this one
   };
 
@@ -38,7 +38,7 @@ class RunRecord {
   RunRecord(const RunRecord&) = delete;
   RunRecord& operator=(const RunRecord&) = delete;
 
-  /// Throws Error if there is none, or one that `lockstep run` did not write.
+  /// Throws Error if there is none, or one not written by `lockstep run`.
   static Contents read(const std::string& folder);
 
  private:

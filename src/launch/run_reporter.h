@@ -14,12 +14,12 @@
 
 namespace lockstep {
 
-/// Tells how a run goes: the user on the terminal, programs by the files in its folder. What it tells of ranks that
-/// have ended was judged and decided before, and is in the state. When the run gives up, it first has what is left of
-/// the training written to disk.
+/// Reports on a run: to the user on the terminal, to programs by the files in its folder. Verdicts on ended ranks and
+/// decisions are made before, and are in the state. When the run gives up, the reporter first has the remaining
+/// training state written to disk.
 class RunReporter {
  public:
-  /// `options`, `places` (null: this machine) and `display` outlive it, and the number of ranks may change meanwhile.
+  /// `options`, `places` (null: this machine) and `display` outlive it; the number of ranks may change meanwhile.
   /// `folder`: of the run, empty without one. `state_memory`: of StateMemory.
   RunReporter(const LaunchOptions& options, const std::string& folder, int state_memory, RankPlaces* places,
               Display& display);
@@ -38,7 +38,7 @@ class RunReporter {
   void first_start_failed(const RunState& state);
   void run_ended(const RunState& state);
 
-  /// Whether a start has ended, so that next_start_failed() has something to tell about.
+  /// Whether a start has ended, so that next_start_failed() has something to report.
   bool has_reported() const { return !report_.command.empty(); }
 
  private:
@@ -53,8 +53,8 @@ class RunReporter {
   Display& display_;
   RunJournal journal_;
   StateKeeper keeper_;
-  std::optional<RunRecord> record_;  // from the start of ranks on
-  double began_s_ = 0;               // the ranks that run now, or ran last; wall clock
+  std::optional<RunRecord> record_;  // since the start of the ranks
+  double began_s_ = 0;               // of the current or last ranks; wall clock
   FailureReport report_;             // of the last start that has ended
 };
 

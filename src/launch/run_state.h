@@ -14,9 +14,9 @@
 
 namespace lockstep {
 
-/// The options that decide about a run.
+/// The options that control a run.
 struct RunSettings {
-  int ranks = 1;  ///< that run now, or ran last
+  int ranks = 1;  ///< current or last
   std::chrono::milliseconds grace{5000};
   std::chrono::milliseconds hang_timeout{300000};
   int max_restarts = 0;
@@ -26,7 +26,7 @@ struct RunSettings {
   RestartLimits limits() const { return {max_restarts, restarts_per_hour, elastic}; }
 };
 
-/// A run as its launcher sees it. It moves by next() alone.
+/// A run as its launcher sees it. Only next() changes it.
 ///
 ///   kRunning --a rank failed, a hang, a signal--> kStopping --all ended---------------> kGathering
 ///   kRunning --all ended--------------------------------------------------------------> kGathering
@@ -37,54 +37,54 @@ struct RunSettings {
 ///   kPausing --back-off over--> kRunning (restarted)        kPausing --a signal-------> kOver
 ///   kRunning --the ranks could not be started--> kPausing, if another start follows, or kOver
 ///
-/// In kRunning it also waits for a moment (settle_by) for the end of a rank that others accuse. kLeaving differs from
-/// kRunning only in how it ends. Where a restart will follow, nothing has to unwind, and the grace is short.
+/// In kRunning it also waits briefly (settle_by) for the end of a rank that others accuse. kLeaving differs from
+/// kRunning only in how it ends. If a restart will follow, nothing has to unwind, and the grace is short.
 struct RunState {
   enum class Phase { kRunning, kLeaving, kStopping, kKilling, kGathering, kPausing, kOver };
 
   RunSettings settings;
   Phase phase = Phase::kRunning;
-  Clock::time_point started;                  ///< of the ranks that run now
+  Clock::time_point started;                  ///< of the current ranks
   std::optional<Clock::time_point> deadline;  ///< of kStopping, kKilling and kPausing
   std::optional<Clock::time_point> settle_by;
 
-  // Of the ranks that run now.
+  // State of the current ranks.
   Evidence evidence;                                   ///< known so far; complete from the end of kGathering on
   std::vector<int> killed;                             ///< ranks that did not stop when asked to
-  std::optional<Clock::time_point> missing_counts_at;  ///< a rank is missing, and ends the run from then on
-  bool may_miss_a_rank = false;                        ///< a rank may come to be missing
+  std::optional<Clock::time_point> missing_counts_at;  ///< when a rank that is missing will end the run
+  bool may_miss_a_rank = false;                        ///< a rank may yet be missing
   std::optional<Phase> ended_as;                       ///< the phase in which the last rank ended
   Verdict verdict;                                     ///< on complete evidence
   int exit_code = 0;                                   ///< of the run, if no start follows this one
 
   ProgressMonitor progress;
-  Clock::duration next_note{0};  ///< how long it is idle when the next note is due
-  bool told_slow = false;        ///< the user knows that it has been idle for hang_timeout, but does not hang
+  Clock::duration next_note{0};  ///< the idle time at which the next note is due
+  bool told_slow = false;        ///< the user was told that it is idle for hang_timeout without hanging
 
-  std::optional<int> resize_to;  ///< they were asked to leave so that the run can go on with so many
+  std::optional<int> resize_to;  ///< they were asked to leave so that the run continues with this number
   int next_ranks = 0;            ///< while kPausing: of the next start
   int left_out = -1;             ///< from kPausing on: the rank of the start before that has no place; -1: any
-  std::string no_restart;        ///< why the failure that ended them is not followed by a restart; may be empty
+  std::string no_restart;        ///< why no restart follows the failure that ended them; may be empty
 
-  // Of the whole run.
+  // State of the whole run.
   int restarts = 0;  ///< starts after the first
   int resizes = 0;   ///< of these, those that followed a resize rather than a failure
   RestartHistory history;
-  bool program_asks = false;  ///< for stops, in this start or one before: ranks that were just started again will
+  bool program_asks = false;  ///< for stops, in this start or an earlier one: restarted ranks will ask again
 
   static RunState begin(const RunSettings& settings, Clock::time_point now);
   bool all_ended() const { return static_cast<int>(evidence.ends.size()) == settings.ranks; }
-  /// The ranks have saved and left, and the next start has another number of them.
+  /// Whether the ranks have saved and left, and the next start has another number of them.
   bool is_resizing() const {
     return phase == Phase::kPausing && resize_to && ended_as == Phase::kLeaving && !verdict.culprit;
   }
-  /// Starts of this run before the present one that followed a failure.
+  /// Earlier starts of this run that followed a failure.
   int restarts_after_failures() const { return restarts - resizes; }
-  /// When the next RanksObserved is due even if nothing else happens.
+  /// When the next RanksObserved is due even without other events.
   std::optional<Clock::time_point> wake_at() const;
-  /// Whether the next RanksObserved should have the states of processes, which cost system calls.
+  /// Whether the next RanksObserved should contain process states, which cost system calls.
   bool wants_process_states() const;
-  /// Whether it should have their processor times, which cost more.
+  /// Whether it should contain processor times, which cost more.
   bool wants_processor_times() const;
 };
 
@@ -94,24 +94,24 @@ struct RankEnded {
 struct SignalReceived {
   int signal = 0;
 };
-/// The launcher has read all pages. Comes after the other events of a turn.
+/// The launcher has read all pages. Follows the other events of a turn.
 struct RanksObserved {
   std::vector<RankView> ranks;
   bool stop_asked = false;       ///< on the board: by this launcher, or by a signal to a rank
   uint64_t stop_at = 0;          ///< on the board: the first call that tells the ranks to leave; 0: none yet
   bool processor_times = false;  ///< were sampled
   int resize_to = 0;             ///< on the board: a number of ranks that `lockstep resize` asks for; 0: none
-  int lost_ranks = 0;            ///< of machines that are gone
+  int lost_ranks = 0;            ///< of lost machines
 };
-/// The answer to kGatherEvidence: what is known of the ranks when nothing more is awaited from them.
+/// The answer to kGatherEvidence: the facts about the ranks when nothing more is expected from them.
 struct EvidenceGathered {
   RanksObserved seen;
 };
-/// No rank runs: the start of the run, or the one that kRestart ordered, has failed.
+/// The start of the run, or the one that kRestart ordered, has failed; no rank runs.
 struct StartFailed {
   int exit_code = 0;
   std::string text;
-  bool from_outside = false;  ///< as LaunchError has it, like the next member
+  bool from_outside = false;  ///< as in LaunchError, like the next member
   int lost_ranks = 0;
 };
 using RunEvent = std::variant<RankEnded, SignalReceived, RanksObserved, EvidenceGathered, StartFailed>;

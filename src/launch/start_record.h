@@ -11,24 +11,24 @@ struct StartRecord {
   int number = 0;  ///< from 0 on
   int ranks = 1;
   double began_s = 0, ended_s = 0;  ///< wall clock, since 1970
-  int64_t first_step = 0;           ///< of the checkpoint that it went on from
-  int64_t steps = 0;                ///< that it made
-  int exit_code = 0;                ///< what the run would have ended with
+  int64_t first_step = 0;           ///< of the checkpoint from which it continued
+  int64_t steps = 0;                ///< made by it
+  int exit_code = 0;                ///< with which the run would have ended
   int culprit = -1;                 ///< the rank that failed; -1: none
-  bool resized = false;             ///< it left so that the run could go on with another number of ranks
+  bool resized = false;             ///< it left so that the run continues with another number of ranks
 };
 
 double seconds_since_1970();
 
-/// Its line in starts.jsonl.
+/// The start's line in starts.jsonl.
 std::string line_of_start(const StartRecord& start);
-/// The name of the report of the failure before this restart, from 1 on.
+/// The name of the report of the failure before this restart, numbered from 1.
 std::string restart_report(int restart);
-/// After it was written: a run that lives for months keeps the newest kRestartReports.
+/// Called after it was written: of a run that lives for months only the newest kRestartReports are kept.
 void prune_restart_reports(const std::string& folder, int newest);
 constexpr int kRestartReports = 10;
 
-/// Its file of starts and its reports go.
+/// Deletes an earlier run's file of starts and its reports.
 void forget_earlier_run(const std::string& folder);
 
 }  // namespace lockstep

@@ -11,28 +11,29 @@
 
 namespace lockstep {
 
-/// Where a state of the run in this folder goes that does not go where it belongs; empty: nowhere.
+/// The folder for states of this run that must not go to their own place; empty: none.
 std::string kept_folder_in(const std::string& run_folder);
 
-/// Knows what the ranks of all starts have left of their training, and writes what only the launcher's memory holds to
-/// disk when the run gives up: the memory ends with the launcher.
+/// Tracks the training state that the ranks of all starts have left. When the run gives up, writes the state that only
+/// the launcher's memory holds to disk: the memory ends with the launcher.
 class StateKeeper {
  public:
-  /// `memory`: of StateMemory, where `places` is null. `run_folder`: empty where there is none.
+  /// `memory`: of StateMemory, if `places` is null. `run_folder`: empty if there is none.
   StateKeeper(int memory, RankPlaces* places, const std::string& run_folder);
 
   /// Records the pages of a start that has ended with this code. Later starts may die before they have read as much.
   void note(const std::vector<RankView>& ranks, int exit_code);
-  /// The run gives up, and none of its processes is left. `exit_code`: its own. What was saved by a start whose
-  /// replicas diverged, or by one that went on from that, goes into the run's folder and not where it belongs, because
-  /// resume() must not go on from it unseen.
+  /// The run gives up with `exit_code`. A state saved by a start whose replicas diverged, or by a later one that
+  /// continued from it, goes to the run's folder and not to its own place, so that resume() does not silently continue
+  /// from it.
+  /// REQUIRES: no process of the run is left.
   void keep(int exit_code);
   const StateLeft& left() const { return left_; }
 
  private:
   const int memory_;
   RankPlaces* const places_;
-  const std::string folder_;  // for states that do not go where they belong
+  const std::string folder_;  // for states that must not go to their own place
   StateLeft left_;
   std::optional<int64_t> suspect_from_;  ///< states of this step and later ones come from a start that diverged
 };

@@ -63,7 +63,7 @@ class GradientSum {
   /// REQUIRES: every rank calls it.
   void bind();
   double norm_on_device(double type);
-  /// Applies the pending factors to the sums. On a device.
+  /// The address for this rank's sums: its own gradient's, or, if ranks share no memory, SliceSums::place_of().
   void apply_factors();
   /// The address of a rank's gradient, in shared memory.
   std::byte* place_of(size_t trained, int rank) const;

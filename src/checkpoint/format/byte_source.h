@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// A known number of bytes that a reader reads in pieces: a file, or memory in a test.
+/// A known number of bytes, read in pieces: a file, or memory in a test.
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
@@ -17,7 +17,7 @@ class ByteSource {
 
   const std::string& name() const { return name_; }
   uint64_t size() const { return size_; }
-  /// Copies `count` bytes; throws Error, naming the file, if they do not lie inside.
+  /// Copies `count` bytes. Throws Error, naming the file, if they are out of bounds.
   void read(uint64_t offset, void* to, uint64_t count) const;
   std::string read_text(uint64_t offset, uint64_t count) const;
 
@@ -47,7 +47,7 @@ class FileSource : public ByteSource {
   FileDescriptor file_;
 };
 
-/// Memory that outlives this.
+/// Memory that outlives the source.
 class MemorySource : public ByteSource {
  public:
   MemorySource(std::string name, std::string_view bytes) : ByteSource(std::move(name), bytes.size()), bytes_(bytes) {}

@@ -13,7 +13,8 @@
 
 namespace lockstep {
 
-/// A .pt or .safetensors file as a flat list: names are keys joined by dots, whatever is not a tensor is a string.
+/// A .pt or .safetensors file as a flat list: names are keys joined by dots, and everything that is not a tensor is a
+/// string.
 class Contents {
  public:
   /// How to treat two entries whose dotted keys are equal: throw Error, or number the later ones, "a.b (2)", for people
@@ -25,13 +26,13 @@ class Contents {
   bool is_pt() const { return pt_ != nullptr; }
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& texts() const { return texts_; }
-  /// The pieces of memory that tensors lie in, each counted once, and their bytes.
+  /// The storages of the tensors, each counted once, and their bytes.
   struct Storages {
     size_t count = 0;
     uint64_t bytes = 0;
   };
   Storages storages() const;
-  /// The bytes of the tensor, in order and without gaps, in pieces.
+  /// Reads the tensor's bytes in pieces, in order and without gaps.
   void read(size_t tensor, const std::function<void(const char*, uint64_t)>& take) const;
 
  private:
@@ -44,14 +45,14 @@ class Contents {
   std::vector<TensorEntry> tensors_;
   std::vector<const PickledTensor*> pickled_;  ///< of a .pt file
   std::map<std::string, std::string> texts_;
-  mutable std::string memory_;  ///< the storage read last
+  mutable std::string memory_;  ///< the last storage read
   mutable size_t in_memory_ = static_cast<size_t>(-1);
 };
 
 /// A number, boolean or string of a .pt file as a string; all but strings as JSON.
 std::string text_of(const PickleTree& tree, const Node& node);
 
-/// Whether the file is to be read as a .pt file: a zip archive, or by its name.
+/// Whether to read the file as .pt: it is a zip archive, or has such a name.
 bool is_pt_file(const FileSource& source);
 
 }  // namespace lockstep

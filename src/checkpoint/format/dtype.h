@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// An element type, as files name it. There is one object of each; compare addresses.
+/// An element type, as named in files. Each is a single object; compare addresses.
 struct Dtype {
   const char* name;         ///< PyTorch's, without "torch.": "float32"
   const char* storage;      ///< class of the storage in a .pt file, or null where PyTorch writes an UntypedStorage
@@ -14,7 +14,7 @@ struct Dtype {
   uint64_t bytes;           ///< of one element
 };
 
-/// Null if there is none of that name.
+/// Null if there is no such name.
 const Dtype* dtype_of_name(std::string_view name);
 const Dtype* dtype_of_storage(std::string_view storage);
 const Dtype* dtype_of_safetensors(std::string_view name);

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// A name that two of `all` have, or null. Takes 16 bytes for each: a set would take more memory than the names.
+/// A name that occurs twice in `all`, or null. Takes 16 bytes per name: a set would take more memory than the names.
 template <typename T>
 const std::string* name_given_twice(const std::vector<T>& all) {
   std::vector<std::pair<size_t, uint32_t>> hashes;

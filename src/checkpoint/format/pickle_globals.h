@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// The globals that a pickle may name, by what we make of them.
+/// The globals that a pickle may name, by their meaning here.
 enum class Global : uint8_t {
   kUnknown,
   kUnsupportedTensor,  ///< a kind of tensor that PyTorch has and we do not support

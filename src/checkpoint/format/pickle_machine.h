@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-/// The stack and memory of the pickle machine, and what the allowed globals make of their arguments.
-/// Every failure throws Error; the reader adds the place.
+/// The stack and memory of the pickle machine, and the evaluation of allowed globals. Every failure throws Error; the
+/// reader adds the position.
 class PickleMachine {
  public:
   explicit PickleMachine(PickleTree& tree) : tree_(tree) {}
@@ -43,7 +43,7 @@ class PickleMachine {
 
  private:
   const Node& at(NodeId id) const { return tree_.nodes[id]; }
-  /// Throws unless `id` is of `kind`; `what` says what it should be.
+  /// Throws unless `id` is of `kind`. `what`: the expected thing, for the message.
   const Node& expect(NodeId id, NodeKind kind, const char* what) const;
   void expect_arguments(const std::vector<NodeId>& arguments, size_t least, size_t most, const char* of) const;
   Global global_at(NodeId id) const;

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// A place in a PickleTree.
+/// An index into PickleTree::nodes.
 using NodeId = uint32_t;
 
 enum class NodeKind : uint8_t {
@@ -25,7 +25,7 @@ enum class NodeKind : uint8_t {
   kList,
   kSet,
   kDict,     ///< `items`: key, value, key, value ...
-  kDtype,    ///< a torch.dtype; `text` names it
+  kDtype,    ///< a torch.dtype; `text`: its name
   kStorage,  ///< `integer`: its place in `storages`
   kTensor,   ///< `integer`: its place in `tensors`
   // Only while a tensor or a number is being made:
@@ -44,26 +44,25 @@ struct Node {
   std::vector<NodeId> items;
 };
 
-/// The bytes that tensors lie in; several tensors may share one.
+/// The bytes in which tensors lie; several tensors may share them.
 struct PickledStorage {
   std::string key;  ///< the entry data/<key> of the archive
   uint64_t bytes;
 };
 
-/// A strided view of a storage, checked to lie within it.
+/// A strided view of a storage, checked to be within its bounds.
 struct PickledTensor {
   uint32_t storage;  ///< its place in `storages`
   const Dtype* dtype;
   int64_t offset;         ///< in elements
-  NodeId sizes, strides;  ///< tuples of whole numbers that are not negative, equally many
+  NodeId sizes, strides;  ///< tuples of non-negative integers, of equal length
   bool requires_grad = false;
   bool conj = false;  ///< the stored values are the conjugates of the tensor's
   bool neg = false;   ///< the stored values are the negatives of the tensor's
 };
 
-/// The content of a pickle as data: nothing in it is ever executed. Nodes refer to each other by number, so that
-/// whatever the file is, freeing a tree takes no recursion and cycles leak nothing. A node may be reached in several
-/// ways.
+/// The content of a pickle as data: nothing in it is ever executed. Nodes refer to each other by index, so whatever the
+/// file, freeing a tree takes no recursion and cycles leak nothing. A node may be reachable by several paths.
 struct PickleTree {
   explicit PickleTree(std::string pickle_) : pickle(std::move(pickle_)) {}
   PickleTree(const PickleTree&) = delete;  // nodes look into `pickle`
@@ -80,7 +79,7 @@ struct PickleTree {
   std::vector<Node> nodes;
   std::vector<PickledStorage> storages;
   std::vector<PickledTensor> tensors;
-  std::deque<std::string> owned;  ///< strings that are not in the pickle as they are
+  std::deque<std::string> owned;  ///< strings that do not occur verbatim in the pickle
   NodeId root = 0;
 };
 

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// A tensor as a .pt file describes it.
+/// The description of a tensor in a .pt file.
 struct TensorRecord {
   const Dtype* dtype;
   std::string storage;  ///< key
@@ -20,7 +20,7 @@ struct TensorRecord {
   bool requires_grad = false;
 };
 
-/// Writes the pickle that torch.save would (protocol 2): values one after the other, containers between begin and end.
+/// Writes the pickle that torch.save would (protocol 2): values in order, with containers between begin and end.
 class PickleWriter {
  public:
   PickleWriter() : text_("\x80\x02") {}
@@ -40,12 +40,12 @@ class PickleWriter {
   /// Between: key, value, key, value ...
   void end_dict() { text_ += 'u'; }
 
-  /// The pickle of the one value that was written.
+  /// The pickle of the single value written.
   std::string finish() { return std::move(text_) + '.'; }
 
  private:
   void global(std::string_view module, std::string_view name);
-  /// Stores what was written since `start` under this key, so that later uses can refer to it.
+  /// Stores the output since `start` under this key, so that later uses can refer to it.
   bool recall(std::string_view kind, std::string_view name);
   void remember(std::string_view kind, std::string_view name);
   void integers(const std::vector<int64_t>& values);

@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-/// An open .pt file: the content of its pickle, and where its storages lie. Every tensor lies within its storage and
-/// every storage within the file. The tensors' bytes are read one storage at a time.
+/// An open .pt file: the content of its pickle, and the places of its storages. Every tensor lies within its storage
+/// and every storage within the file. Tensor data are read one storage at a time.
 class PtFile {
  public:
   /// Throws Error naming the file. `source` outlives this.
@@ -23,7 +23,7 @@ class PtFile {
   const PickleTree& tree() const { return *tree_; }
   const ByteSource& source() const { return source_; }
   uint64_t storage_bytes(size_t storage) const { return tree_->storages[storage].bytes; }
-  /// Where the bytes of a storage start in the file.
+  /// The offset of a storage's bytes in the file.
   uint64_t storage_offset(size_t storage) const { return entries_[storage]->offset; }
   /// Copies the bytes of a storage; throws Error if their checksum is wrong.
   void read_storage(size_t storage, void* to) const { zip_.read(*entries_[storage], to); }
@@ -60,16 +60,16 @@ struct Leaf {
   NodeId node;
 };
 
-/// All leaves: whatever is neither list, tuple, set nor dictionary. A leaf that is reached in several ways occurs
-/// several times. Throws Error, without a file's name, for a tree that contains itself, is nested too deep, or becomes
+/// All leaves: nodes that are neither list, tuple, set nor dictionary. A leaf that is reachable by several paths occurs
+/// several times. Throws Error, without a file name, for a tree that contains itself, is nested too deep, or becomes
 /// too large.
 std::vector<Leaf> leaves_of(const PickleTree& tree);
 
-/// The tensors' elements in order, without gaps, from the bytes of its storage: calls `take` with pieces.
+/// Passes the tensor's elements to `take` in pieces, in order and without gaps, from the bytes of its storage.
 void for_each_run(const PickleTree& tree, const PickledTensor& tensor, const char* storage,
                   const std::function<void(const char*, uint64_t)>& take);
 
-/// The number of a tensor's elements times the bytes of one.
+/// The bytes of a tensor's elements.
 uint64_t bytes_of(const PickleTree& tree, const PickledTensor& tensor);
 
 }  // namespace lockstep

@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-/// The header of a .safetensors file, checked piece by piece: its tensors lie one after the other and end where the
-/// file ends, so that all of them together are never larger than the file.
+/// A .safetensors file with a fully checked header: its tensors are consecutive and end at the end of the file, so
+/// together they are never larger than the file.
 class SafetensorsFile {
  public:
   /// Throws Error naming the file and the tensor. `source` outlives this.
@@ -20,7 +20,7 @@ class SafetensorsFile {
   /// In the order of the header.
   const std::vector<TensorEntry>& entries() const { return header_.entries; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  /// Both, to be moved from.
+  /// Entries and metadata, to be moved from.
   SafetensorsHeader& header() { return header_; }
 
   /// Copies the tensor's bytes to `to`. Throws Error for booleans other than 0 and 1.

@@ -13,11 +13,11 @@ namespace lockstep {
 struct SafetensorsHeader {
   std::vector<TensorEntry> entries;  ///< in the order of the header
   std::map<std::string, std::string> metadata;
-  uint64_t data = 0;  ///< where the tensors start
+  uint64_t data = 0;  ///< the offset of the tensors
 };
 
-/// Reads it in one pass, in time and memory that depend on its length alone, whatever it says. Throws Error naming the
-/// file and the tensor if it is not a header, or if the tensors do not lie one after the other up to the file's end.
+/// Reads the header in one pass, in time and memory that depend only on its length. Throws Error naming the file and
+/// the tensor if it is not a header, or if the tensors are not consecutive up to the end of the file.
 SafetensorsHeader read_safetensors_header(const ByteSource& source);
 
 }  // namespace lockstep

@@ -17,7 +17,7 @@ struct TensorEntry {
   const Dtype* dtype;
   std::vector<int64_t> shape;
   uint64_t begin, end;  ///< of its bytes, after the header of a .safetensors file; elsewhere `begin` is 0
-  /// Equal for tensors that share memory; in a .safetensors file all differ.
+  /// Equal for tensors that share memory; distinct in a .safetensors file.
   size_t storage = 0;
 
   uint64_t bytes() const { return end - begin; }

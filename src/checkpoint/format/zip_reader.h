@@ -17,21 +17,19 @@ struct ZipEntry {
   bool compressed;  ///< if so, it is refused when read
 };
 
-/// A zip archive of stored entries, as torch.save writes it. Compressed entries are listed, but not read. Made
-/// from the central directory alone, in which every number is checked against the size of the file; entries that
-/// overlap are refused, so that all of them together are never larger than the file. Names are only compared, never
-/// opened.
+/// A zip archive of stored entries, as torch.save writes it. Compressed entries are listed, but not read. Built from
+/// the central directory alone, in which every number is checked against the size of the file. Overlapping entries are
+/// refused, so together they are never larger than the file. Names are only compared, never opened.
 class ZipReader {
  public:
-  /// Throws Error naming the file and, if one is meant, the entry. `source` outlives this.
+  /// Throws Error naming the file and, if applicable, the entry. `source` outlives this.
   explicit ZipReader(const ByteSource& source);
 
   const std::vector<ZipEntry>& entries() const { return entries_; }
-  /// Null where there is none.
+  /// Null if there is none.
   const ZipEntry* find(const std::string& name) const;
 
-  /// Copies the entry to `to`, which has room for it. Throws Error if its checksum is wrong
-  /// or it is compressed.
+  /// Copies the entry to `to`, which must have room for it. Throws Error if its checksum is wrong or it is compressed.
   void read(const ZipEntry& entry, void* to) const;
   void check_stored(const ZipEntry& entry) const;
   /// The entry as a string. Throws Error if it is larger than `limit`.
@@ -44,9 +42,9 @@ class ZipReader {
   Directory find_directory() const;
   Directory read_zip64_end(uint64_t end) const;
   void read_directory(const Directory& directory);
-  /// The entry whose record starts at `at` in `text`, and where its local header is. `at` is moved past the record.
+  /// The entry whose record starts at `at` in `text`, and the offset of its local header. Moves `at` past the record.
   ZipEntry read_record(const std::string& text, size_t& at, uint64_t& header) const;
-  /// Where the bytes of the entry start.
+  /// The offset of the entry's bytes.
   uint64_t data_offset(const ZipEntry& entry, uint64_t header, uint64_t limit) const;
 
   const ByteSource& source_;

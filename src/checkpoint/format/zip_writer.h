@@ -9,14 +9,14 @@
 
 namespace lockstep {
 
-/// Writes a zip archive of stored entries as PyTorch does: the bytes of each start at a multiple of 64, so that a
-/// reader may map the file, and its checksum follows them, so that it is computed while they are written: for large
-/// pieces on another thread.
+/// Writes a zip archive of stored entries as PyTorch does. The bytes of each entry start at a multiple of 64, so that a
+/// reader may map the file. Its checksum follows them, so that it is computed while they are written: for large pieces
+/// on another thread.
 class ZipWriter {
  public:
   enum class Checksums {
     kAll,
-    kWholeEntries,  ///< of what add() gets; entries that come in pieces have none
+    kWholeEntries,  ///< only of entries from add(); entries in pieces have none
   };
   explicit ZipWriter(ByteSink& sink, Checksums checksums = Checksums::kAll) : sink_(sink), checksums_(checksums) {}
 
@@ -25,10 +25,10 @@ class ZipWriter {
   void begin(const std::string& name, uint64_t bytes);
   void append(const void* data, uint64_t size) { append(data, size, checksums_ == Checksums::kAll); }
   void end();
-  /// The directory; nothing comes after it.
+  /// Writes the directory, which ends the archive.
   void finish();
 
-  /// Of the checksums so far.
+  /// The combined checksum so far.
   uint64_t combined_crc() const { return combined_; }
 
  private:
@@ -45,7 +45,7 @@ class ZipWriter {
   std::vector<Entry> entries_;
   std::string record_, extra_;  ///< being put together
   uint64_t position_ = 0;
-  uint64_t open_bytes_ = 0;  ///< written so far of the unfinished entry
+  uint64_t open_bytes_ = 0;  ///< bytes of the unfinished entry written so far
   uint64_t combined_ = 0;
 };
 

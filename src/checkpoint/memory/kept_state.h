@@ -10,17 +10,18 @@ struct KeptState {
   int64_t step = -1;     ///< of that state; -1: there is none
   std::string path;      ///< of the checkpoint that holds it, or of a newer one; empty: there is none
   int64_t path_step = 0;
-  bool written = false;  ///< by this call; otherwise that checkpoint was there
+  bool written = false;  ///< by this call; otherwise that checkpoint existed
   std::string problem;   ///< why it is not in the folder where it belongs; may be empty
 };
 
-/// The step of the newest whole state in the memory under this descriptor (StateMemory); -1: there is none.
+/// The step of the newest whole state in the memory of this descriptor (StateMemory); -1: there is none.
 int64_t newest_step_in_memory(int memory);
 
 /// Writes the newest whole state in memory as a checkpoint that Checkpointer::resume() reads, in the folder of the
-/// Checkpointer that saved it, unless that has one as new. Where this cannot be done, or `is_sound` is false (a state
-/// that is not to be resumed by itself), it is written to `other_folder`, if that is not empty. No process of the run
-/// is left when this is called. Never throws: `problem` says what went wrong.
+/// Checkpointer that saved it, unless that folder has one as new. If this is impossible, or `is_sound` is false (the
+/// state must not be resumed automatically), writes it to `other_folder`, unless that is empty. Never throws: `problem`
+/// holds the error.
+/// REQUIRES: no process of the run is left.
 KeptState keep_state(int memory, const std::string& other_folder, bool is_sound);
 
 }  // namespace lockstep

@@ -10,25 +10,24 @@
 
 namespace lockstep {
 
-/// The launcher's memory in the process of a rank. Records are mapped at once, data where the rank is going to write
-/// them; what it reads, after a restart, is copied out. A child of fork() has none of it.
+/// The launcher's memory as mapped by a rank. Records are mapped at once, data when the rank is going to write them;
+/// data read after a restart are copied out. A child of fork() has no mapping.
 class MappedSlots final : public SlotMemory {
  public:
-  /// `fd` is the inherited descriptor of StateMemory, which stays open; its number is not passed on any further.
-  /// Throws Error.
+  /// `fd` is the inherited descriptor of StateMemory. It stays open, and is not inherited further. Throws Error.
   explicit MappedSlots(int fd);
   ~MappedSlots() override;
 
   uint64_t load(uint64_t offset) const override;
   void store(uint64_t offset, uint64_t word) override;
-  /// Within a window, or through the descriptor, which is slower.
+  /// Accesses a window or, more slowly, the descriptor.
   void write(uint64_t offset, const void* data, uint64_t bytes) override;
   void read(uint64_t offset, void* to, uint64_t bytes) const override;
 
-  /// Where this rank writes: its range and its own state, in both slots.
+  /// The areas that this rank writes: its range and its own state, in both slots.
   enum Window { kCommon0, kCommon1, kOwn0, kOwn1, kWindows };
-  /// Commits and maps [offset, offset + bytes) in place of what the window was. Throws LimitError with the bytes that
-  /// are wanted and those that there are; then the window is gone, and what lay there stays.
+  /// Commits and maps [offset, offset + bytes) as the window. Throws LimitError with the required and available bytes;
+  /// then the window is unmapped, and its former contents stay.
   void open_window(Window window, uint64_t offset, uint64_t bytes);
 
   /// Bytes committed by all ranks together.

@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// The launcher's memory as a rank uses it; places are offsets in it (base/state_memory.h).
+/// The launcher's memory as seen by a rank. Places are offsets in it (base/state_memory.h).
 class SlotMemory {
  public:
   SlotMemory() = default;
@@ -12,7 +12,7 @@ class SlotMemory {
   SlotMemory(const SlotMemory&) = delete;
   SlotMemory& operator=(const SlotMemory&) = delete;
 
-  /// A word of a record. Whoever loads what store() stored sees everything that its process had stored and written
+  /// A word of a record. A process that loads a stored word sees everything that its writer had stored and written
   /// before.
   virtual uint64_t load(uint64_t offset) const = 0;
   virtual void store(uint64_t offset, uint64_t word) = 0;

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// A piece of the launcher's memory for the readers of files. The memory outlives this.
+/// A piece of the launcher's memory as a source for file readers. The memory outlives this.
 class SlotSource : public ByteSource {
  public:
   SlotSource(std::string name, const SlotMemory& memory, uint64_t offset, uint64_t bytes)

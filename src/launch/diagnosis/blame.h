@@ -11,15 +11,15 @@ namespace lockstep {
 struct Blame {
   enum class Ground {
     kNothing,     ///< no rank is at fault
-    kHang,        ///< the launcher saw that it holds up the others
+    kHang,        ///< the launcher saw it hold up the others
     kAbsence,     ///< it ended well before it joined, and others wait for it
     kOwnEnd,      ///< it failed first
     kAccusation,  ///< another rank says so
-    kLateness,    ///< another rank has waited in vain, and cannot say for which, or names one that has not shown up
+    kLateness,    ///< another rank has waited in vain, and cannot name the rank, or names one that has not appeared
   };
   Ground ground = Ground::kNothing;
   std::optional<RankEnd> culprit;
-  int speaker = -1;  ///< the rank whose page says what happened; the culprit's own for kOwnEnd
+  int speaker = -1;  ///< the rank whose page describes the failure; the culprit for kOwnEnd
   std::vector<int> also_suspect;
   bool settled = true;
   std::optional<int> witness;
@@ -27,16 +27,16 @@ struct Blame {
 };
 
 /// The culprit is the first rank that failed: later ones fail because it is gone, or because they were stopped. Of
-/// several in one wake-up it is one that was killed by a signal, since no rank is killed by what another does.
+/// several in one wake-up it is one that was killed by a signal, since no rank is killed by another's action.
 ///
-/// A rank that failed first and names another as the cause is a victim: the culprit is the rank at the end of the chain
-/// of causes, whether it ended later, with code 0 or not yet. Where ranks accuse each other in a circle, or accuse a
-/// peer that they cannot name and that does not show up, the order of the ends decides as above.
+/// A rank that failed first and names another as the cause is a victim. The culprit is then the rank at the end of the
+/// chain of causes, even if it ended later, with code 0 or not yet. If ranks accuse each other in a circle, or accuse a
+/// peer that they cannot name and that does not appear, the order of the ends decides as above.
 ///
-/// A pure function. Its members are those of Verdict.
+/// A pure function. The members of Blame are those of Verdict.
 Blame find_culprit(const Evidence& evidence);
 
-/// Whether the failure is the rank's own, by its page, and no consequence of another's.
+/// Whether the failure is the rank's own, by its page, and not a consequence of another's.
 bool is_own(RankFailure failure);
 
 }  // namespace lockstep

@@ -12,15 +12,15 @@
 
 namespace lockstep {
 
-/// All that is known of the ranks of one start, so that they are judged by all of it at once. It is complete when they
-/// have ended and the rest of their output has been read; until then it is what is known so far.
+/// All facts about the ranks of one start, from which they are judged at once. Complete when they have ended and the
+/// rest of their output has been read; until then it holds the facts known so far.
 struct Evidence {
   // The ranks' actions.
   std::vector<RankEnd> ends;    ///< in the order in which they were seen
   std::vector<RankView> ranks;  ///< by rank
-  int lost_ranks = 0;           ///< of machines that are gone
+  int lost_ranks = 0;           ///< of lost machines
 
-  // Why the launcher ended them although none had failed.
+  // The reason why the launcher ended them although none had failed.
   std::optional<Stall> hang;
   std::optional<MissingRank> missing;
 
@@ -28,20 +28,21 @@ struct Evidence {
   int stop_signal = 0;                        ///< the first signal to the launcher
   std::optional<Clock::time_point> asked_at;  ///< when the ranks were asked to leave at a step of their choice
   bool asked_twice = false;
-  bool told = false;       ///< a rank has read that it is to leave
+  bool told = false;       ///< a rank has read the request to leave
   bool signalled = false;  ///< the launcher has signalled the ranks to end
 
-  /// By a signal to the launcher or to a rank, or so that the run can go on with another number of ranks.
+  /// Whether the ranks were asked to end: by a signal to the launcher or to a rank, or to continue with another number
+  /// of ranks.
   bool was_asked_to_end() const { return stop_signal != 0 || asked_at; }
 };
 
-/// Whether a rank knows of a checkpoint on disk that is no older.
+/// Whether a rank knows of a checkpoint on disk from `since` or later.
 bool has_saved_since(const std::vector<RankView>& ranks, Clock::time_point since);
 
-/// As the dynamic loader ends, or a shell that does not find a program.
+/// The end of a process whose dynamic loader misses a library, or of a shell that does not find a program.
 inline constexpr ProcessEnd kNotFound{ProcessEnd::Kind::kExited, 127};
 
-/// The library that the dynamic loader did not find, from the last lines of a rank that ended with kNotFound; empty:
+/// The library that the dynamic loader did not find, from the last lines of a rank that ended with kNotFound; empty if
 /// they name none. Such a rank was never started.
 std::string missing_library(const std::deque<std::string>& tail);
 

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// The state of a training that outlives its ranks, as far as the launcher knows.
+/// The training state that outlives its ranks, as far as the launcher knows.
 struct StateLeft {
   std::string path;  ///< of the newest complete checkpoint on disk; empty: none is known
   int64_t step = -1;
@@ -20,13 +20,13 @@ struct StateLeft {
   bool suspect = false;    ///< the one in memory was saved by a start whose replicas diverged, or since
 };
 
-/// In words; empty: nothing is known. `goes_on`: the ranks are started again, so the memory stays.
+/// The state in words; empty if nothing is known. `goes_on`: the ranks are started again, so the memory stays.
 std::string describe(const StateLeft& left, bool goes_on);
 
-/// Everything the user is told about a run that failed.
+/// Everything that the user is told about a failed run.
 struct FailureReport {
   Verdict verdict;
-  int exit_code = 0;  ///< the launcher's: the verdict's, unless why no start follows has one of its own
+  int exit_code = 0;  ///< the launcher's: the verdict's, unless the reason for no restart has its own
   int world_size = 1;
   std::string host;
   std::string program;
@@ -41,10 +41,10 @@ struct FailureReport {
   std::deque<std::string> tail;
   std::vector<int> killed;  ///< ranks that did not stop when asked to
   int restarts = 0;         ///< made before, after failures
-  int resizes = 0;          ///< made before: starts with another number of ranks, after none
-  std::string stop_signal;  ///< that ended the run; empty: none did
-  std::string no_restart;   ///< why the run is not started again; empty: it is, or nobody asked for that
-  std::string advice;       ///< for a hang: what to do if the rank was at work; empty: nothing
+  int resizes = 0;          ///< made before, without failures: starts with another number of ranks
+  std::string stop_signal;  ///< the signal that ended the run; empty: none
+  std::string no_restart;   ///< why the run is not restarted; empty: it is, or restarts were not requested
+  std::string advice;       ///< for a hang: advice if the rank was working; may be empty
 };
 
 /// Advice for the case that the rank which seems to hang was working: the timeout to raise. Empty if none applies.
@@ -57,15 +57,15 @@ std::string format(const FailureReport& report);
 /// The report as one JSON object, for programs. docs/launcher.md names its fields.
 std::string to_json(const FailureReport& report);
 
-/// For a program that started the ranks.
+/// The failure, for a program that started the ranks.
 RunFailure for_program(const FailureReport& report);
 
 std::string host_name();
 
-/// A word in one line that is safe on a terminal, and the same word when it is pasted into bash or zsh.
+/// A word in one line that is safe on a terminal, and is the same word when pasted into bash or zsh.
 std::string pasted_word(const std::string& word);
 
-/// This process's command line of such words.
+/// This process's command line, of such words.
 std::string own_command_line();
 
 }  // namespace lockstep

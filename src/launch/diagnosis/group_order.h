@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-/// Ranks of which each waits in a collective that the next one has not called, and the last one for the first. Within a
-/// group collectives have one order, so such ranks have used several groups in different orders.
+/// A cycle of ranks, each waiting in a collective that the next has not called. Within a group collectives have one
+/// order, so such ranks have used several groups in different orders.
 struct GroupCycle {
   struct Wait {
     int rank = 0;
@@ -26,15 +26,15 @@ struct GroupCycle {
   std::string text(const std::vector<RankView>& ranks) const;
 };
 
-/// None of its ranks can go on, whatever the engine: each waits for data of the next one, whose only thread that has
+/// The cycle is a deadlock, whatever the engine: each rank waits for data of the next, whose only thread that has
 /// called collectives waits, too. A rank that calls from several threads is in no cycle, because a page shows the wait
-/// of one thread; nor is one that waits for a message, or for a rank whose page has had no room for the group.
+/// of one thread; nor is a rank that waits for a message, or for a rank whose page had no room for the group.
 std::optional<GroupCycle> find_group_cycle(const std::vector<RankView>& ranks);
 
-/// The ranks that have not called the collective that this one waits for, as far as their pages say, as bits.
+/// The ranks that have not called the collective for which `waiting` waits, by their pages, as bits.
 uint64_t ranks_not_there(const std::vector<RankView>& ranks, size_t waiting);
 
-/// Whether the ranks that wait do so in collectives of different groups.
+/// Whether the waiting ranks wait in collectives of different groups.
 bool wait_in_several_groups(const std::vector<RankView>& ranks);
 
 }  // namespace lockstep

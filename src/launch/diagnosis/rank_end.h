@@ -22,22 +22,22 @@ struct RankEnd {
   bool stopped = false;     ///< it had been asked to stop before
   uint64_t peak_bytes = 0;  ///< the most resident memory it, or a child it waited for, ever had
   MemoryKills memory;       ///< of SIGKILL: by the kernel on its machine, from the start of the ranks until then
-  std::string lost;         ///< kLost: what is known of its machine
+  std::string lost;         ///< kLost: the facts known about its machine
   bool ended = true;        ///< false: it is still running, and others accuse it
 
   bool failed_by_itself() const { return ended && how.failed() && !stopped; }
 };
 
-/// Null: the rank has not ended.
+/// Null if the rank has not ended.
 const RankEnd* find_end(const std::vector<RankEnd>& ends, int rank);
 
-/// Whether no other rank can have ended it like this.
+/// Whether no other rank can have caused this end.
 bool was_killed(const RankEnd& end);
 
-/// Whether it ended with an exception that nobody caught, rather than by a signal that looks like one.
+/// Whether it ended with an uncaught exception, rather than by a signal that looks like one.
 bool ended_by_exception(const RankEnd& end, const RankStatus& account);
 
-/// As below, or "threw: <the exception's text>".
+/// The text below, or "threw: <the exception's text>".
 std::string describe(const RankEnd& end, const RankStatus& account);
 
 /// "exit code 3", "killed by SIGKILL (Killed)", "could not be started: Exec format error".

@@ -17,31 +17,32 @@ struct RankView {
   char process_state = 0;  ///< as in /proc/<pid>/stat: 'T' is stopped; 0: not read
   /// Processor time of its processes so far (processor_times()); empty if not sampled or not visible.
   std::optional<Clock::duration> processor_time;
-  std::string missing_library;  ///< the dynamic loader did not find it, as the last lines of a rank say that has ended
+  std::string missing_library;  ///< not found by the dynamic loader, by the last lines of an ended rank
 };
 
 bool is_stopped(const RankView& rank);
-/// It has not joined the others, as far as its page says.
+/// Whether its page does not show that it has joined the others.
 bool is_before_join(const RankStatus& account);
-/// It has joined, and others may need it.
+/// Whether it has joined, so that others may need it.
 bool takes_part(const RankView& rank);
-/// It waits in a collective, or has started one.
+/// Whether it waits in a collective, or has started one.
 bool waits(const RankView& rank);
-/// It runs and does not wait in a collective: if it computes, it may yet reach the collective that others wait in.
+/// Whether it runs and does not wait in a collective: if it computes, it may yet reach the collective in which others
+/// wait.
 bool may_be_awaited(const RankView& rank);
 
 /// Ranks that cannot go on.
 struct Stall {
   enum class Kind { kStays, kComputes, kStopped, kAllWait, kGroupOrder };
-  Kind kind = Kind::kStays;        ///< what the culprit does: it stays away, ...; kGroupOrder: it is in a GroupCycle
+  Kind kind = Kind::kStays;        ///< the culprit's behaviour: it stays away, ...; kGroupOrder: it is in a GroupCycle
   int culprit = -1;                ///< the rank that the others need
   std::string what;                ///< "rank 2 is STOPPED", "rank 1 has not reached all_reduce #12"
   std::vector<std::string> lines;  ///< what each rank is doing, at most kLines of them
   static constexpr size_t kLines = 16;
 };
 
-/// Which rank holds up the others, for ranks that have made no progress for a while. Empty where nothing is wrong:
-/// nobody waits in a collective, and no process is stopped.
+/// The rank that holds up the others, for ranks that have made no progress for a while. Empty if nothing is wrong: no
+/// rank waits in a collective, and no process is stopped.
 /// `computing`: by rank, whether it uses its processor; empty: none does.
 std::optional<Stall> diagnose(const std::vector<RankView>& ranks, const std::vector<bool>& computing = {});
 

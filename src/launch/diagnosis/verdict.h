@@ -18,10 +18,10 @@ struct Verdict {
   std::vector<int> also_suspect;
   /// False: the culprit, or a rank that may be it, has not ended yet, and its end may change this verdict.
   bool settled = true;
-  /// Where the culprit is not the rank that ended first: the rank whose page led to it, and what that rank says.
+  /// If the culprit is not the rank that ended first: the rank whose page led to it, and that rank's statement.
   std::optional<int> witness;
   std::string testimony;
-  /// The rank whose calls do not match the culprit's, where the witness names one.
+  /// The rank whose calls do not match the culprit's, if the witness names one.
   std::optional<int> opponent;
 };
 

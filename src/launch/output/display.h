@@ -13,11 +13,11 @@
 
 namespace lockstep {
 
-/// The launcher's own stdout and stderr: the output of the ranks that are shown, and its own messages.
-/// The output of a rank that is shown alone is passed on byte by byte, that of several line by line (see LineMerger).
+/// The launcher's own stdout and stderr: the output of shown ranks, and its own messages. The output of a single shown
+/// rank is forwarded byte by byte, that of several line by line (see LineMerger).
 class Display {
  public:
-  /// Ascending.
+  /// `shown_ranks`: ascending.
   explicit Display(std::vector<int> shown_ranks);
 
   /// Connects `output` if its rank is shown.
@@ -30,17 +30,17 @@ class Display {
 
   Sink& out() { return out_; }
   Sink& err() { return err_; }
-  /// Something is still to be written.
+  /// Whether output is still to be written.
   bool pending() const { return out_.pending() || err_.pending(); }
-  /// When tick() has something to do; empty: not at any time.
+  /// The next time at which tick() has work; empty if none.
   std::optional<Clock::time_point> due() const;
   void tick();
-  /// The ranks have ended: shows the lines that wait.
+  /// The ranks have ended: shows the waiting lines.
   void finish();
-  /// The terminal that the launcher was started on is gone.
+  /// Whether the terminal on which the launcher was started is gone.
   bool terminal_is_gone() const;
 
-  /// "12 bytes of ... found no reader" for the user; empty if everything was shown.
+  /// "12 bytes of ... found no reader", for the user; empty if everything was shown.
   std::string losses() const;
 
  private:

@@ -13,24 +13,24 @@
 
 namespace lockstep {
 
-/// Shows the lines of several ranks on one sink, each after the ranks that printed it: "[2] line". A line waits up to
-/// kWindow for the other ranks to print the same, and is then shown once: "[0-3] line". Each rank's lines keep their
-/// order.
+/// Shows the lines of several ranks on one sink, each prefixed with the ranks that printed it: "[2] line". A line waits
+/// up to kWindow for the other ranks to print the same line, and is then shown once: "[0-3] line". Each rank's lines
+/// keep their order.
 class LineMerger {
  public:
   static constexpr std::chrono::milliseconds kWindow{100};
   static constexpr size_t kMaxWaiting = 256;
 
-  /// `ranks`: whose lines will come.
+  /// `ranks`: the ranks whose lines are shown.
   LineMerger(Sink& sink, std::vector<int> ranks);
 
-  /// Whole lines of one rank.
+  /// Adds whole lines of one rank.
   void add(int rank, std::string_view lines, Clock::time_point now);
-  /// Shows what has waited long enough.
+  /// Shows lines that have waited long enough.
   void release(Clock::time_point now);
-  /// Shows all.
+  /// Shows all lines.
   void finish();
-  /// When release() has something to do; empty while nothing waits.
+  /// The next time at which release() has work; empty if no line waits.
   std::optional<Clock::time_point> due() const;
 
  private:
@@ -43,10 +43,10 @@ class LineMerger {
   };
 
   void add_line(int rank, std::string_view line, Clock::time_point now);
-  /// The first place where the rank's next line may stand.
+  /// The first place at which the rank's next line may stand.
   size_t after_the_last_of(int rank) const;
-  /// Moves an equal line of other ranks that stands before `next` to just behind the rank's last, where the order of
-  /// every rank's lines allows it. Returns its place; the number of waiting lines where there is none.
+  /// Moves an equal line of other ranks from before `next` to just after the rank's last line, if the order of every
+  /// rank's lines allows it. Returns its place; the number of waiting lines if there is none.
   size_t move_behind(size_t next, int rank, std::string_view line);
   void show_first();
 

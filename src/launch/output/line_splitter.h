@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// Splits a stream of bytes into lines. Of a line that is redrawn after carriage returns only the last
-/// state counts, without the escape sequence that erases the rest of a longer one. A line over kMaxLineBytes is broken.
+/// Splits a stream of bytes into lines. Of a line redrawn after carriage returns only the last state counts, without
+/// the escape sequence that erases the rest of a longer one. A line over kMaxLineBytes is broken.
 class LineSplitter {
  public:
   static constexpr size_t kMaxLineBytes = 64 << 10;
@@ -29,7 +29,7 @@ class Tail {
   static constexpr size_t kLines = 20;
   static constexpr size_t kLineBytes = 2000;
 
-  /// `lines` each end in a newline.
+  /// REQUIRES: each of `lines` ends in a newline.
   void add(std::string_view lines);
   const std::deque<std::string>& lines() const { return lines_; }
 

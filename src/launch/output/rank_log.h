@@ -8,20 +8,21 @@
 
 namespace lockstep {
 
-/// The file of one rank's lines, each after its time of arrival in UTC: "2026-01-31T23:59:59.123Z line". So
-/// `sort -m` merges the logs of several ranks, and of several machines. It is made at the first line; earlier
-/// content stays. Lines that it cannot take (a full disk) are counted, and noted in it once it takes lines again.
+/// The log file of one rank: its lines, each after its time of arrival in UTC: "2026-01-31T23:59:59.123Z line". So
+/// `sort -m` merges the logs of several ranks, and of several machines. The file is created at the first line; existing
+/// content stays. Lines that cannot be written (a full disk) are counted, and the gap is noted once lines can be
+/// written again.
 class RankLog {
  public:
   explicit RankLog(std::string path) : path_(std::move(path)) {}
 
-  /// Whole lines.
+  /// Adds whole lines.
   void add(std::string_view lines);
 
   /// Empty while there is no file.
   std::string path() const { return file_ ? path_ : ""; }
   size_t dropped_lines() const { return dropped_lines_; }
-  /// Why lines were dropped.
+  /// The reason why lines were dropped.
   const std::string& drop_reason() const { return drop_reason_; }
 
  private:

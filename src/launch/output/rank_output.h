@@ -25,23 +25,25 @@ class RankOutput {
     LineMerger* merger = nullptr;
     LineSplitter lines;
 
-    /// Whether there is a pipe to poll and room for what it gives.
+    /// Whether there is a pipe to poll and room for its data.
     bool wanted() const { return pipe && !(sink != nullptr && sink->full()); }
   };
 
   RankOutput(int rank, std::string log_path) : rank_(rank), log_(std::move(log_path)) {}
 
-  /// Makes a stream's pipe and returns the rank's end of it. Throws LaunchError.
+  /// Makes a stream's pipe and returns the rank's end. Throws LaunchError.
   FileDescriptor open(Stream& stream);
 
   std::array<Stream, 2>& streams() { return streams_; }
   /// Reads one piece.
   void read(Stream& stream);
-  /// Takes a piece that came another way than through the pipe.
+  /// Takes a piece that arrived by other means than the pipe.
   void take(Stream& stream, std::string_view bytes);
-  /// From now on what is read goes to `forward`, with the stream's number, and is not kept. Empty: the stream's end.
+  /// From now on passes data to `forward`, with the stream's number, instead of keeping it. Empty data: the end of the
+  /// stream.
   void forward(std::function<void(size_t stream, std::string_view bytes)> forward) { forward_ = std::move(forward); }
-  /// Takes all that the pipes hold, ends the last lines and closes. Call it when the rank is gone.
+  /// Reads all that the pipes hold, ends the last lines and closes the pipes.
+  /// REQUIRES: the rank is gone.
   void finish();
 
   const Tail& tail() const { return tail_; }

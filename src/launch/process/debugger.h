@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-/// A program and its arguments under the debugger found in `search_path`: gdb, else lldb. `command[0]` is
-/// replaced by the path `program`. Throws LaunchError (not started) if there is none.
+/// A program and its arguments under the debugger found in `search_path`: gdb, else lldb. The path `program` replaces
+/// `command[0]`. Throws LaunchError (not started) if there is none.
 struct DebuggerCommand {
   std::string program;  ///< path of the debugger
   std::vector<std::string> arguments;
@@ -21,8 +21,8 @@ DebuggerCommand under_debugger(const std::string& program, const std::vector<std
 /// and the launcher is in its foreground.
 void check_terminal_for_debugger();
 
-/// Gives the terminal of stdin to a child's process group, and takes it back in the end. Meanwhile the launcher
-/// may still write to it.
+/// Lends the terminal of stdin to a child's process group until destroyed. Meanwhile the launcher may still write to
+/// it.
 class LentTerminal {
  public:
   explicit LentTerminal(pid_t group);

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Which of a run's ranks are on this machine, for a run on several. `count` 0: all are.
+/// The ranks of a run on several machines that are on this one. `count` 0: all are.
 struct MachineShare {
   int first_rank = 0;
   int count = 0;
@@ -15,19 +15,19 @@ struct MachineShare {
   int nodes = 1;
   std::string address;         ///< of this machine, for connections from the others
   std::string master_address;  ///< of rank 0's machine
-  int terminal_rank = -1;      ///< whose output ends on a terminal of the launcher's machine; -1: none
+  int terminal_rank = -1;      ///< the rank shown on a terminal of the launcher's machine; -1: none
   int terminal_columns = 0;
   /// The rank's end of a connection to the store of all ranks.
   std::function<FileDescriptor(int rank)> connect_to_store;
-  /// Takes what a rank prints, by the number of its stream; empty bytes: the stream has ended.
+  /// Takes a rank's output, by the number of its stream; empty bytes: the stream has ended.
   std::function<void(int rank, size_t stream, std::string_view bytes)> take_output;
-  std::function<bool()> takes_output;  ///< whether it can take more now
+  std::function<bool()> takes_output;  ///< whether take_output can take more now
 };
 
-/// Ranks in processes of this machine, with their key-value store, unless they are a share of a larger run.
+/// Ranks in processes of this machine, with their key-value store unless they are a share of a larger run.
 class LocalTeam final : public Team {
  public:
-  /// Starts all ranks. Throws LaunchError when that cannot be done.
+  /// Starts all ranks. Throws LaunchError if that fails.
   LocalTeam(const TeamSetup& setup, int restarts, MachineShare share = {});
 
   void watch(PollSet& polled) override;
@@ -40,7 +40,7 @@ class LocalTeam final : public Team {
   std::string host_of(int rank) const override;
   std::string error_text(int rank) const override;
 
-  /// Null: there is none.
+  /// Null if there is none.
   const RankBoard* board() const { return board_ ? &*board_ : nullptr; }
 
  private:

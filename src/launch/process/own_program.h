@@ -7,19 +7,19 @@
 
 namespace lockstep {
 
-/// The path of the program that this process executes, for executing it again. Correct even if it has been deleted or
-/// replaced since.
+/// The path of the program that this process executes, for executing it again. Correct even if the file has been
+/// deleted or replaced since.
 std::string own_program();
 
 /// This process's argv, from the program's name on.
 std::vector<std::string> own_arguments();
 
-/// This process's environment, as it is now.
+/// This process's current environment.
 EnvironmentBlock own_environment();
 
-/// If the arguments have `--ranks`: starts this program again as ranks, as `lockstep run` would, and ends this process
-/// with that exit code. Otherwise returns. Throws Error if they have it in a process that is already a rank: `launcher`
-/// names what started it, and is empty otherwise.
+/// If the arguments contain `--ranks`: starts this program again as ranks, as `lockstep run` would, and ends this
+/// process with that exit code. Otherwise returns. Throws Error if they contain it in a process that is already a rank.
+/// `launcher`: the name of what started the process; empty if it is not a rank.
 void become_launcher_if_asked(const std::vector<std::string>& arguments, const std::string& launcher);
 
 }  // namespace lockstep

@@ -40,21 +40,21 @@ struct ProcessStart {
   std::string program;                      ///< path to execute
   std::vector<std::string> arguments;       ///< argv, from the program's name on
   std::vector<std::string> environment;     ///< NAME=value
-  std::vector<int> cpus;                    ///< it may run on these; empty: on the launcher's
-  int memory_node = -1;                     ///< whose memory it takes first, if the kernel allows it; -1: any
+  std::vector<int> cpus;                    ///< CPUs on which it may run; empty: the launcher's
+  int memory_node = -1;                     ///< the node whose memory it takes first, if the kernel allows it; -1: any
   int input = -1, output = -1, error = -1;  ///< become its descriptors 0, 1 and 2
-  int announce = -1;                        ///< where it writes its pid, as a pid_t, before exec
+  int announce = -1;                        ///< the descriptor to which it writes its pid, as a pid_t, before exec
   std::vector<int> kept;                    ///< descriptors that stay open under their numbers
   bool ignore_suspend = false;              ///< Ctrl-Z does not stop it, since nobody could continue it
 };
 
-/// How a process ended.
+/// The way a process ended.
 struct ProcessEnd {
   enum class Kind {
     kExited,      ///< value: the exit code
     kSignalled,   ///< value: the signal
     kNotStarted,  ///< value: the errno of exec or of a call before it
-    kLost,        ///< its machine is out of reach, and how it ended is not known
+    kLost,        ///< its machine is out of reach, and its end is not known
   };
   Kind kind = Kind::kExited;
   int value = 0;
@@ -63,14 +63,14 @@ struct ProcessEnd {
   bool operator==(const ProcessEnd&) const = default;
 };
 
-/// A child in a process group of its own, killed when the launcher's process ends. Until this object is gone the child
-/// stays a zombie after its end, so its pid, which is also its group's, cannot come to mean another process.
+/// A child in a process group of its own, killed when the launcher's process ends. After its end the child stays a
+/// zombie until this object is destroyed, so its pid, which is also its group's, cannot be reused.
 class Process {
  public:
-  /// Returns before it is known whether the program starts; end() tells. Throws LaunchError if the system gives no more
-  /// processes or descriptors.
+  /// Returns before it is known whether the program starts; end() reports that. Throws LaunchError if the system allows
+  /// no more processes or descriptors.
   Process(const ProcessStart& start, const LauncherSettings& settings);
-  /// Kills what is left of the group.
+  /// Kills the rest of the group.
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
@@ -78,13 +78,14 @@ class Process {
   pid_t pid() const { return pid_; }
   /// Readable when the process has ended.
   int pidfd() const { return pidfd_.get(); }
-  /// How it ended; empty while it runs.
+  /// Its end; empty while it runs.
   std::optional<ProcessEnd> end();
-  /// Once it has ended: its peak resident memory. 0: not known.
+  /// Its peak resident memory, after its end. 0: not known.
   uint64_t peak_bytes() const { return peak_bytes_; }
   /// Signals the process and its whole group.
   void signal_group(int signal) const;
-  /// Whether nothing of the group is left. This reaps the ended process: call it only after a last SIGKILL.
+  /// Whether the group is empty. Reaps the ended process.
+  /// REQUIRES: a last SIGKILL has been sent.
   bool group_is_gone();
 
  private:

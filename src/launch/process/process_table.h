@@ -11,7 +11,7 @@ namespace lockstep {
 /// The state of a process as in /proc/<pid>/stat; 0 if there is no such process.
 char process_state(pid_t pid);
 
-/// Whether a process group has a member that is not a zombie. Looks at every process of the machine.
+/// Whether a process group has a member that is not a zombie. Inspects every process of the machine.
 bool group_lives(pid_t group);
 
 /// The processes whose processor time is summed.
@@ -20,9 +20,9 @@ struct ProcessFamily {
   pid_t member = 0;  ///< a process that belongs to it whatever its group; 0: none
 };
 
-/// The processor time that each family has used: all threads of its processes, of those they started, and of those
-/// they waited for. Shrinks when a process ends that nobody in the family waits for. Looks at every
-/// process of the machine, once.
+/// The processor time that each family has used: all threads of its processes, of their children, and of children they
+/// waited for. Shrinks when a process ends that no family member waits for. Inspects every process of the machine,
+/// once.
 std::vector<Clock::duration> processor_times(const std::vector<ProcessFamily>& families);
 
 }  // namespace lockstep

@@ -15,20 +15,20 @@ struct RankCommand {
   int threads = 1;  ///< its share of the cores
 };
 
-/// `environment` is the ranks'. Looks at the machine; throws LaunchError if the program, the debugger or the CPUs
-/// are missing.
+/// `environment`: the ranks'. Inspects the machine; throws LaunchError if the program, the debugger or the CPUs are
+/// missing.
 std::vector<RankCommand> plan_ranks(const LaunchOptions& options, const EnvironmentBlock& environment);
 
 /// Warnings for the user about options that this machine cannot serve, or serves badly.
 std::vector<std::string> plan_warnings(const LaunchOptions& options, const EnvironmentBlock& environment);
-/// Throws LaunchError (bad command line) if a number of ranks that --elastic allows cannot be had. `here`: all are on
-/// this machine.
+/// Throws LaunchError (bad command line) if a number of ranks that --elastic allows is impossible. `here`: all ranks
+/// are on this machine.
 void check_elastic(const LaunchOptions& options, const EnvironmentBlock& environment, bool here);
 
-/// That the results depend on the number of ranks; empty: they do not, or it does not change.
+/// A warning that the results depend on the number of ranks; empty if they do not, or it does not change.
 std::string elastic_warning(const LaunchOptions& options, const EnvironmentBlock& environment);
 
-/// For --dry-run: each rank's command, what its environment gets, and its CPUs.
+/// For --dry-run: each rank's command, its additional environment, and its CPUs.
 std::string describe_plan(const LaunchOptions& options, const EnvironmentBlock& environment);
 
 }  // namespace lockstep

@@ -23,7 +23,7 @@
 
 namespace lockstep {
 
-/// One rank: its process, wherever that runs, and its output.
+/// One rank: its process, on any machine, and its output.
 struct Rank {
   Rank(int rank, std::string log_path) : number(rank), output(rank, std::move(log_path)) {}
 
@@ -51,8 +51,8 @@ struct TeamSetup {
   const std::string run_id;
 };
 
-/// The ranks of one start and what belongs to it alone. Passive: the owner polls what watch() adds, calls tick() after
-/// every turn, and takes what has happened.
+/// The ranks of one start and the resources that belong to it alone. Passive: the owner polls the descriptors that
+/// watch() adds, calls tick() after every turn, and takes the events.
 class Team {
  public:
   virtual ~Team() = default;
@@ -61,30 +61,30 @@ class Team {
 
   std::deque<Rank>& ranks() { return ranks_; }
   const Rank& rank(int number) const { return ranks_[static_cast<size_t>(number - ranks_.front().number)]; }
-  /// Why there is no board of pages; empty if there is one.
+  /// The reason why there is no board of pages; empty if there is one.
   const std::string& board_failure() const { return board_failure_; }
   bool has_board() const { return board_.has_value(); }
 
   virtual void watch(PollSet& polled) = 0;
-  /// When tick() has something to do; empty: not at any time.
+  /// The next time at which tick() has work; empty if none.
   virtual std::optional<Clock::time_point> due() const { return std::nullopt; }
   virtual void tick() {}
-  /// The ranks that have ended since the last call, in the order in which that was seen.
+  /// The ranks that have ended since the last call, in the order of observation.
   std::vector<RankEnd> take_ends() { return std::exchange(ends_, {}); }
   /// Returns and clears the messages for the user.
   std::vector<std::string> take_messages() { return std::exchange(messages_, {}); }
-  /// A signal to the run that came to another process than this one; 0: none.
+  /// A signal to the run that arrived at another process; 0: none.
   int take_signal() { return std::exchange(signal_, 0); }
 
-  /// Once finish() was called: what was lost, a line each.
+  /// Lost output, one line each, after finish().
   std::vector<std::string> losses() const;
-  /// A restarted program continues in the same logs.
+  /// Marks the logs before a restarted program continues in them.
   void mark_logs(const std::string& mark) const;
 
   /// The current state of the ranks. `process_states`, `processor_times`: also read these from /proc.
   virtual RanksObserved observe(bool process_states, bool processor_times) = 0;
 
-  /// Through the board: the ranks choose a step after which all leave.
+  /// Asks, through the board, that the ranks choose a step after which all leave.
   virtual void ask_to_leave() = 0;
   /// For `lockstep status`, which finds the run by its folder.
   RunRecord::Contents record() const;
@@ -92,9 +92,9 @@ class Team {
   /// Signals all running ranks to end.
   virtual void stop(int signal) = 0;
   virtual void kill() = 0;
-  /// Kills what the ranks left behind in their process groups, and takes the rest of their output.
+  /// Kills leftovers in the ranks' process groups, and reads the rest of their output.
   virtual void finish() = 0;
-  /// After finish(): waits until nothing is left, for a limited time.
+  /// Waits, for a limited time, until nothing is left. Called after finish().
   virtual void await_end() = 0;
 
   /// The machine that the rank runs on.
@@ -102,7 +102,7 @@ class Team {
   /// The contents of the rank's error file.
   virtual std::string error_text(int rank) const = 0;
 
-  /// The file where a rank may write what ended it.
+  /// The file to which a rank may write its fatal error.
   static std::string error_file(const std::string& folder, int rank);
   static std::string log_file(const std::string& folder, int rank);
 
@@ -121,21 +121,21 @@ class Team {
   int signal_ = 0;
 };
 
-/// Where a run has its ranks, if not in processes that the launcher starts itself.
+/// The place of a run's ranks, if they are not processes that the launcher starts itself.
 class RankPlaces {
  public:
   virtual ~RankPlaces() = default;
   /// Starts the ranks: in a first start as many as there are places, later setup.options.ranks of them, if the run is
-  /// elastic. Throws LaunchError when that cannot be done.
+  /// elastic. Throws LaunchError if that fails.
   virtual std::unique_ptr<Team> start(const TeamSetup& setup, int restarts) = 0;
-  /// If the next start has fewer ranks, the place of this one of the last start goes first.
+  /// If the next start has fewer ranks, the place of this rank of the last start is dropped first.
   virtual void leave_out(int rank) = 0;
-  /// The template of the command that starts a program on another machine; empty: there is none.
+  /// The template of the command that starts a program on another machine; empty if there is none.
   virtual std::string launch_command() const = 0;
   /// keep_state() on the machines that hold the states.
   /// REQUIRES: no rank runs, and end() has not been called.
   virtual KeptState keep_state(const std::string& other_folder, bool is_sound) = 0;
-  /// The run is over, or could not go on. Called once, after the last start.
+  /// The run is over, or could not continue. Called once, after the last start.
   virtual void end(int exit_code) = 0;
 };
 

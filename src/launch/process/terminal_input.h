@@ -6,21 +6,21 @@
 
 namespace lockstep {
 
-/// Passes what is typed on the launcher's terminal to rank 0. Rank 0 cannot read the terminal itself: it is in a
+/// Forwards input typed on the launcher's terminal to rank 0. Rank 0 cannot read the terminal itself: it is in a
 /// process group of its own, and the kernel stops a process that reads a terminal from outside its foreground group.
-/// An input that is not a terminal needs none of this; rank 0 simply inherits it.
+/// Input that is not a terminal needs none of this; rank 0 simply inherits it.
 class TerminalInput {
  public:
-  TerminalInput() = default;  ///< passes nothing on
+  TerminalInput() = default;  ///< forwards nothing
   /// `rank_end` becomes rank 0's end of the pipe. Throws LaunchError.
   TerminalInput(int terminal, FileDescriptor& rank_end);
 
-  /// Descriptor and events to poll; -1 if there is nothing to wait for.
+  /// The descriptor and events to poll; -1 if there is nothing to wait for.
   int fd() const;
   short events() const;
-  /// Call it when fd() is ready.
+  /// Called when fd() is ready.
   void pass_on();
-  /// The launcher may have come to the foreground (SIGCONT): look again.
+  /// Called on SIGCONT, since the launcher may have come to the foreground: checks again.
   void resume() { in_background_ = false; }
 
  private:
