@@ -8,11 +8,11 @@
 namespace lockstep {
 
 /// A file that gets its name only when it is complete. Until commit() it is called "<path>.partial"; without commit()
-/// it is removed, and the file that had the name before stays. A process that is killed leaves its partial file behind,
-/// and the next AtomicFile with that path takes it over. Every failure throws Error naming the file.
+/// it is removed, and the file that had the name before stays. A killed process leaves its partial file behind, and the
+/// next AtomicFile with that path takes it over. Every failure throws Error naming the file.
 class AtomicFile : public ByteSink {
  public:
-  /// Also throws Error if the same path is being written at the moment, by this or another process.
+  /// Also throws Error if this or another process is writing the same path.
   explicit AtomicFile(std::string path);
   ~AtomicFile() override;
   AtomicFile(const AtomicFile&) = delete;

@@ -9,8 +9,8 @@ namespace lockstep {
 /// The only clock used for waits and durations: steady, never the wall clock.
 using Clock = std::chrono::steady_clock;
 
-/// The time of the last tick: at most milliseconds old, and ten times as cheap. For times that only an error text
-/// needs.
+/// The time of the last tick: at most milliseconds old, and ten times as cheap. For times that appear only in error
+/// texts.
 inline Clock::time_point coarse_now() {
   timespec time{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &time);

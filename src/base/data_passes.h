@@ -6,13 +6,15 @@
 
 namespace lockstep {
 
-/// A pass of a loader over its shard. Loaders do not communicate: whoever reduces what comes of their batches compares.
+/// A pass of a loader over its shard. Loaders do not communicate; the code that reduces the results of their batches
+/// compares the passes.
 struct DataPass {
-  std::vector<std::string> facts;  ///< on which the epoch depends, such as "seed 3": the same on ranks that share it out
+  std::vector<std::string> facts;  ///< that determine the epoch, such as "seed 3": equal on ranks that share it
   int rank, world_size;            ///< of the shard
 };
 
-/// Notes a pass that begins in this process. A shard of a world of one is nobody else's affair, and is not noted.
+/// Records a pass that begins in this process. Passes over a shard of a world of one concern no other rank, and are not
+/// recorded.
 void note_pass(DataPass pass);
 
 struct NewPasses {
@@ -21,9 +23,9 @@ struct NewPasses {
 };
 /// The number of passes so far.
 uint64_t passes_noted();
-/// The passes after the first `seen`, which becomes passes_noted().
+/// The passes after the first `seen`. Sets `seen` to passes_noted().
 NewPasses passes_since(uint64_t& seen);
-/// Of their facts, not of their shards; 0 if there are none.
+/// A hash of the passes' facts, without their shards; 0 if there are none.
 uint64_t hash_of(const NewPasses& passes);
 
 }  // namespace lockstep

@@ -11,13 +11,13 @@ struct Environment {
   // Set by `lockstep run` for its ranks.
   std::optional<std::string> lockstep_store_fd;   ///< inherited socket to the launcher's key-value store
   std::optional<std::string> lockstep_address;    ///< of this machine, to which ranks of the other machines connect
-  std::optional<std::string> lockstep_page_fd;    ///< inherited memory in which ranks tell the launcher what they do
+  std::optional<std::string> lockstep_page_fd;    ///< inherited memory in which ranks report to the launcher
   std::optional<std::string> lockstep_memory_fd;  ///< inherited memory for checkpoints, which outlives the ranks
   std::optional<std::string> lockstep_run_dir;    ///< folder of this run's files
   std::optional<std::string> lockstep_terminal;   ///< columns of the launcher's terminal, where rank 0's output ends
-  std::optional<std::string> lockstep_threads;    ///< what it has set OMP_NUM_THREADS to
-  std::optional<std::string> lockstep_spawn;      ///< which call of lockstep::spawn this process is a rank of
-  std::optional<std::string> lockstep_debugged;   ///< a rank is under a debugger: no wait ends by time
+  std::optional<std::string> lockstep_threads;    ///< the value to which it has set OMP_NUM_THREADS
+  std::optional<std::string> lockstep_spawn;      ///< the call of lockstep::spawn of which this process is a rank
+  std::optional<std::string> lockstep_debugged;   ///< a rank is under a debugger: no wait times out
 
   // torchrun's names, also set by `lockstep run`.
   std::optional<std::string> rank;

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// Why a rank could not go on, as far as the rank itself knows.
+/// The reason why a rank could not continue, as far as the rank itself knows.
 enum class RankFailure : uint8_t {
   kNone,
   kOwn,       ///< an exception or error of its own
@@ -22,18 +22,17 @@ enum class RankFailure : uint8_t {
   kLimit,     ///< the system has no more memory, descriptors or processes
 };
 
-/// Records on this rank's page, for the launcher, the error that the rank is about to fail with. `peer` is the rank
-/// that caused it, or -1. Never throws. The page belongs to a layer above: the definition is in
-/// rank_page/rank_board.cpp.
+/// Records on this rank's page, for the launcher, the error with which the rank is about to fail. `peer`: the rank that
+/// caused it, or -1. Never throws. The page belongs to a layer above: the definition is in rank_page/rank_board.cpp.
 void note_error(RankFailure kind, int peer, std::string_view text);
 
-/// An Error whose kind the launcher reports if this rank ends because of it: the constructor records it on the rank's
+/// An Error whose kind the launcher reports if this rank ends because of it. The constructor records it on the rank's
 /// page (RankPage::note_error). The launcher also reports the kind if the program catches the error and returns 1, but
-/// not if the program goes on.
+/// not if the program continues.
 class NotedError : public Error {
  public:
   NotedError(RankFailure kind, const std::string& text);
-  /// Records it again, for an error that is rethrown after something else was done.
+  /// Records the error again, for a rethrow after other work.
   void note() const;
 
  private:
@@ -53,8 +52,7 @@ struct LimitError : NotedError {
   explicit LimitError(const std::string& text) : NotedError(RankFailure::kLimit, text) {}
 };
 
-/// std::rethrow_exception for an exception that was caught on another thread, or before something else was done. A
-/// NotedError is recorded again.
+/// std::rethrow_exception for an exception caught on another thread or some time ago. Records a NotedError again.
 [[noreturn]] void rethrow(const std::exception_ptr& exception);
 
 /// "<what>: <text of errno>".

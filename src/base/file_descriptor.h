@@ -26,7 +26,7 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-/// Whether this name is the open file's, which another process may have removed or replaced.
+/// Whether `name` still refers to the open file; another process may have removed or replaced it.
 bool has_name(int file, const std::string& name);
 
 }  // namespace lockstep

@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-/// The system calls that saving a file makes, so that a test can record them, make one fail, or stop after any of them.
-/// Each does what the call of that name does, including errno. Reading does not go through it.
+/// The system calls made to save a file, so that a test can record them, make one fail, or stop after any of them. Each
+/// behaves like the call of that name, including errno. Reading does not go through it.
 class FileOperations {
  public:
   virtual ~FileOperations() = default;

@@ -8,9 +8,9 @@
 
 namespace lockstep {
 
-/// 64-bit FNV-1a (Fowler, Noll, Vo), eight bytes at a time where there are eight. Finds damage, not forgery. The result
-/// depends on how the bytes are split over calls of add(), unless every piece but the last is a multiple of eight
-/// bytes.
+/// 64-bit FNV-1a (Fowler, Noll, Vo), over eight bytes at a time as long as there are eight. Finds damage, not forgery.
+/// The result depends on how the bytes are split over calls of add(), unless every piece but the last is a multiple of
+/// eight bytes.
 class Hash {
  public:
   void add(const void* data, size_t size) {
@@ -44,9 +44,8 @@ class Hash {
   uint64_t value_ = kStart;
 };
 
-/// A hash of a stream that does not depend on how the stream is split. Computes four hashes as above side by side,
-/// which a processor does in parallel: eight-byte word n belongs to hash n % 4. The rest and the number of bytes come
-/// last.
+/// A hash of a stream, independent of how the stream is split. Computes four hashes as above, which a processor does in
+/// parallel: eight-byte word n belongs to hash n % 4. The rest and the number of bytes come last.
 class StreamHash {
  public:
   void add(const void* data, size_t size) {

@@ -6,18 +6,18 @@ namespace lockstep {
 /// Code that converts exceptions to text lets it pass.
 struct Interruption {};
 
-/// From now on the program's main thread can be interrupted while it waits. After SIGINT, whose handler of the program
-/// runs as always, `check` is called on that thread, soon and without a lock of this library held; what it throws, an
-/// Interruption, is what the wait throws. Not called while SIGINT has no handler.
+/// Makes waits of the program's main thread interruptible. After SIGINT, whose handler in the program runs as usual,
+/// `check` is soon called on that thread, without a lock of this library held. The wait throws what `check` throws, an
+/// Interruption. Not called while SIGINT has no handler.
 void let_waits_be_interrupted(void (*check)());
 
-/// Whether this thread's waits can be interrupted: if so, they end now and then to ask.
+/// Whether this thread's waits can be interrupted: if so, they end from time to time to check.
 bool can_be_interrupted();
 
-/// Whether there was a SIGINT of which no main thread that waits has heard yet. From any thread.
+/// Whether there was a SIGINT that no waiting main thread has noticed yet. From any thread.
 bool interruption_is_pending();
 
-/// Called by waits, some times a second at least: throws an Interruption if the program is to stop waiting.
+/// Called by waits, several times a second at least: throws an Interruption if the program must stop waiting.
 void check_for_interruption();
 
 }  // namespace lockstep

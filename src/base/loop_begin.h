@@ -4,11 +4,11 @@
 
 namespace lockstep {
 
-/// Calls `action` once, when the training loop begins: at the first training pass of a loader or the first backward
-/// that a replica sees, whichever comes first. Takes the place of an earlier action. Null: nothing is to be done.
+/// Calls `action` once, when the training loop begins: at the first training pass of a loader or the first backward of
+/// a replica, whichever comes first. Replaces any earlier action. Null: no action.
 void when_loop_begins(std::function<void()> action);
 
-/// Said by loaders and replicas, each time.
+/// Called by loaders and replicas, each time.
 void loop_begins();
 
 }  // namespace lockstep

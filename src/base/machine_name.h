@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-/// Distinguishes machines, and network namespaces, which are machines to everything that communicates. LOCKSTEP_MACHINE
-/// makes several of one.
+/// Distinguishes machines, and network namespaces, which communicate like separate machines. LOCKSTEP_MACHINE divides
+/// one machine into several.
 std::string machine_name();
 
 }  // namespace lockstep

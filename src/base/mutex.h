@@ -23,7 +23,7 @@ class LOCKSTEP_CAPABILITY("mutex") Mutex {
   std::mutex mutex_;
 };
 
-/// Holds a Mutex until it goes; in between it may be unlocked and locked again.
+/// Holds a Mutex for its lifetime; meanwhile it may be unlocked and locked again.
 class LOCKSTEP_SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) LOCKSTEP_ACQUIRE(mutex) : lock_(mutex.mutex_) {}

@@ -5,11 +5,11 @@
 
 namespace lockstep {
 
-/// This machine's kind of processor: the same text where the kind is the same.
+/// This machine's kind of processor: equal texts for equal kinds.
 std::string processor_name();
 
-/// From the text of /proc/cpuinfo: the model's name or, of ARM's processors, which have none there, the numbers that
-/// their implementer gives them ("ARM, implementer 0x41, part 0xd0c, variant 0x3"). Empty if it has neither.
+/// The processor in the text of /proc/cpuinfo: the model's name or, for ARM's processors, which have none there, the
+/// numbers assigned by their implementer ("ARM, implementer 0x41, part 0xd0c, variant 0x3"). Empty if it has neither.
 std::string processor_name_in(const std::string& cpuinfo);
 
 struct MachineProcessor {

@@ -38,9 +38,9 @@ class SharedSegment {
 
   /// Commits everything below `end` that is not committed yet. Owner only.
   void commit(size_t end);
-  /// From now on a child of fork() can read what is committed, and write to it without anybody else seeing that, so
-  /// that tensors may lie there. Pages that the child has not written show what the owner writes later. Owner only; the
-  /// object must not be moved afterwards.
+  /// Lets a child of fork() read the committed memory, and write to it without affecting others, so that tensors may
+  /// lie there. Pages that the child has not written show the owner's later writes. Owner only; the object must not be
+  /// moved afterwards.
   void copy_into_children();
   /// Populates this process's page table with the pages of [begin, end), which their owner has committed.
   void populate(size_t begin, size_t end);
@@ -57,14 +57,14 @@ class SharedSegment {
   bool copied_ = false;
 };
 
-/// Bytes that can still be allocated: the kernel's estimate for the machine, or less where a cgroup limits memory.
+/// Bytes that can still be allocated: the kernel's estimate for the machine, or less if a cgroup limits memory.
 size_t available_memory_bytes();
 
-/// Address space that this process's segments take up now, its own and those of others. Any thread may call.
+/// Address space of this process's mapped segments, its own and others'. Any thread may call.
 size_t mapped_segment_bytes();
 
-/// The number of forks between the program's start and this process. Cheap; tells a child from the process that made an
-/// object.
+/// The number of forks between the program's start and this process. Cheap; distinguishes a child from the process that
+/// made an object.
 unsigned fork_generation();
 
 }  // namespace lockstep

@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// A word as it must stand in a shell's command line: in single quotes, unless it has only characters that no shell
-/// treats specially (letters, digits, _-+=./:,@% and whatever is not ASCII).
+/// A word as it must appear in a shell's command line: in single quotes, unless it has only characters that no shell
+/// treats specially (letters, digits, _-+=./:,@% and all non-ASCII characters).
 inline std::string shell_word(std::string_view word) {
   const auto is_plain = [](unsigned char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c >= 0x80 ||

@@ -33,11 +33,11 @@ void send_all(int socket, const void* data, size_t size, const Deadline& deadlin
 /// Receives exactly `size` bytes; throws like send_all.
 void receive_all(int socket, void* data, size_t size, const Deadline& deadline);
 
-/// Receives what is there: waits for at least one byte, and returns at most `size`. Returns 0 when the deadline passes
-/// first; throws ConnectionClosed when the peer is gone.
+/// Receives available bytes: waits for at least one byte, and returns at most `size`. Returns 0 at the deadline; throws
+/// ConnectionClosed when the peer is gone.
 size_t receive_some(int socket, void* data, size_t size, const Deadline& deadline);
 
-/// A listening socket with an abstract address, a name that only the kernel keeps and that vanishes with the socket.
+/// A listening socket with an abstract address, a name that exists only in the kernel and vanishes with the socket.
 struct UnixListener {
   FileDescriptor socket;
   std::string name;

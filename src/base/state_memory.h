@@ -38,7 +38,7 @@ struct StateMemory {
 
   /// No descriptor if the system refuses it, as with a limit on the size of files (ulimit -f).
   static FileDescriptor make();
-  /// Whether a descriptor is what make() gave: on its way to a rank something else may have got its number.
+  /// Whether a descriptor came from make(): on its way to a rank, its number may have been reused.
   static bool is(int fd);
 };
 

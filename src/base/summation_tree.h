@@ -12,11 +12,11 @@ struct LeafRange {
   bool operator==(const LeafRange&) const = default;
 };
 
-// The order in which `leaves` summands are added, one of each virtual rank: a balanced binary tree. Of n leaves the
-// left half has the largest power of two below n, and so on within the halves: ((0 + 1) + (2 + 3)) + 4.
+// The order in which `leaves` summands, one per virtual rank, are added: a balanced binary tree. Of n leaves the left
+// half has the largest power of two below n, and so on within the halves: ((0 + 1) + (2 + 3)) + 4.
 //
-// Rank r of N works for the block [r * leaves / N, (r + 1) * leaves / N). What it brings are the largest subtrees that
-// lie within its block, at most 2 log2(leaves) of them. So the sum has the same bits whatever N is.
+// Rank r of N works for the block [r * leaves / N, (r + 1) * leaves / N). It contributes the largest subtrees within
+// its block, at most 2 log2(leaves) of them. So the sum has the same bits for every N.
 
 /// The leaves that `rank` works for.
 LeafRange block_of(int rank, int world_size, int leaves);
@@ -26,12 +26,12 @@ int owner_of(int leaf, int world_size, int leaves);
 /// The largest subtrees within the block, from left to right.
 std::vector<LeafRange> whole_subtrees(LeafRange block, int leaves);
 
-/// How many sums are complete within the block once `leaf` is there, after all leaves on its left. Whoever keeps a
-/// stack of partial sums pushes the leaf and then adds the two topmost this many times; at the block's end the stack
-/// holds the whole subtrees.
+/// The number of sums within the block that are complete once `leaf` and all leaves on its left are there. With a stack
+/// of partial sums, push the leaf and then add the two topmost this many times; at the block's end the stack holds the
+/// whole subtrees.
 int sums_completed_by(int leaf, LeafRange block, int leaves);
 
-/// How the subtrees that all ranks bring become the root.
+/// How the subtrees of all ranks are combined into the root.
 struct CombinePlan {
   struct Sum {
     int into, from;  ///< numbers of pieces: into += from
@@ -40,7 +40,7 @@ struct CombinePlan {
   std::vector<LeafRange> pieces;  ///< of all ranks, from left to right
   std::vector<int> first_piece;   ///< of each rank, and behind the last one the number of pieces
   std::vector<Sum> sums;          ///< in order; the root is piece 0
-  /// Each rank brings one piece, and these are added as a group of ranks adds its tensors: in the tree over the ranks.
+  /// Each rank has one piece, and these are added as a group of ranks adds its tensors: in the tree over the ranks.
   bool is_tree_over_ranks = false;
 };
 CombinePlan plan_combination(int world_size, int leaves);

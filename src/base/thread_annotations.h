@@ -13,16 +13,16 @@
 /// On a variable: it may be used only while the mutex is held.
 #define LOCKSTEP_GUARDED_BY(mutex) LOCKSTEP_THREAD_ANNOTATION(guarded_by(mutex))
 
-/// On a function: whoever calls it holds the mutex, before and after.
+/// On a function: the caller holds the mutex, before and after.
 #define LOCKSTEP_REQUIRES(...) LOCKSTEP_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
-/// On a function: it takes the mutex, and gives it back; without an argument the object's own.
+/// On a function: it acquires or releases the mutex; without an argument the object's own.
 #define LOCKSTEP_ACQUIRE(...) LOCKSTEP_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
 #define LOCKSTEP_RELEASE(...) LOCKSTEP_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
-/// On a function that returns a bool: it has taken the mutex if it returns `success`.
+/// On a function that returns a bool: it has acquired the mutex if it returns `success`.
 #define LOCKSTEP_TRY_ACQUIRE(success, ...) LOCKSTEP_THREAD_ANNOTATION(try_acquire_capability(success, ##__VA_ARGS__))
-/// On a function that is not analysed. The reason stands beside it.
+/// On a function that is not analysed. The reason is given beside it.
 #define LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS LOCKSTEP_THREAD_ANNOTATION(no_thread_safety_analysis)
 
-/// On a class: a mutex, or what holds one for as long as it lives.
+/// On a class: a mutex, or an object that holds one for its lifetime.
 #define LOCKSTEP_CAPABILITY(name) LOCKSTEP_THREAD_ANNOTATION(capability(name))
 #define LOCKSTEP_SCOPED_CAPABILITY LOCKSTEP_THREAD_ANNOTATION(scoped_lockable)

@@ -6,14 +6,14 @@
 
 namespace lockstep {
 
-/// An address that only the calling thread has while it lives, to tell threads apart at the cost of one load.
+/// An address unique to the calling thread while it lives. Distinguishes threads at the cost of one load.
 inline const void* thread_token() {
   static thread_local const char token = 0;
   return &token;
 }
 
-/// The kernel's number of the calling thread, at the cost of one load. Another thread may have it later, but hardly ever
-/// does, unlike an address.
+/// The kernel's number of the calling thread, at the cost of one load. It may be reused for another thread, but rarely
+/// is, unlike an address.
 inline uint64_t thread_number() {
   constexpr uint64_t kNotYet = ~uint64_t{0};  // see OperationLabel, whose thread-local is not zero either
   static thread_local uint64_t number = kNotYet;

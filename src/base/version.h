@@ -2,7 +2,7 @@
 
 namespace lockstep {
 
-/// "0.1.0": of this library, which may be another than the launcher's.
+/// This library's version, "0.1.0", which may differ from the launcher's.
 const char* library_version();
 
 }  // namespace lockstep

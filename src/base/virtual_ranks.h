@@ -11,12 +11,12 @@
 
 namespace lockstep {
 
-/// The virtual ranks of a run, and the one that this process works for at the moment. Owned by the Context; its group,
-/// loaders, replicas and checkpoints share it. Used by the thread that trains.
+/// The virtual ranks of a run, and the one that this process currently works for. Owned by the Context and shared by
+/// its group, loaders, replicas and checkpoints. Used by the thread that trains.
 ///
-/// A loader says which virtual rank its next batch belongs to (enter). Then the state of the random generator is put
-/// away and that of the other virtual rank is taken out, so what a virtual rank draws does not depend on the process
-/// that works for it. Between virtual ranks (leave) there is one more state, the process's own.
+/// A loader announces the virtual rank of its next batch (enter). The state of the random generator is then saved and
+/// that of the other virtual rank installed, so a virtual rank's random numbers do not depend on the process that works
+/// for it. Between virtual ranks (leave) there is one more state, the process's own.
 class VirtualRanks {
  public:
   /// The process's random generator: its state as bytes.
@@ -24,20 +24,21 @@ class VirtualRanks {
     std::function<std::string()> read;
     std::function<void(const std::string&)> write;
   };
-  /// `states`: where the generator starts for each virtual rank of this process's block.
+  /// `states`: the generator's initial state for each virtual rank of this process's block.
   VirtualRanks(int count, int rank, int world_size, int threads, Generator generator, std::vector<std::string> states);
 
   int count() const { return count_; }
   int world_size() const { return world_size_; }
-  /// Threads that an operator uses, on every rank; 0: ranks differ.
+  /// Threads that an operator uses, on every rank; 0 if ranks differ.
   int threads() const { return threads_; }
   LeafRange block() const { return block_; }
   int owner(int virtual_rank) const { return owner_of(virtual_rank, world_size_, count_); }
-  /// Each rank works for one virtual rank.
+  /// Whether each rank works for one virtual rank.
   bool one_each() const { return count_ == world_size_; }
   std::optional<int> current() const { return current_; }
 
-  /// `virtual_rank` is in block(). Nothing happens if it is the current one.
+  /// Switches to `virtual_rank`, unless it is the current one.
+  /// REQUIRES: it is in block().
   void enter(int virtual_rank) { change(virtual_rank); }
   void leave() { change(std::nullopt); }
 
@@ -47,10 +48,10 @@ class VirtualRanks {
 
   /// Called whenever the current virtual rank changes, before the generator's state does.
   using Listener = std::function<void(std::optional<int> from, std::optional<int> to)>;
-  /// Calls `listener` as long as what it returns lives.
+  /// Calls `listener` while the result lives.
   [[nodiscard]] std::shared_ptr<void> listen(Listener listener);
 
-  /// The virtual rank that this process works for, or -1: for code that has no Context at hand.
+  /// The virtual rank that this process works for, or -1: for code without access to the Context.
   static int current_of_process();
 
  private:

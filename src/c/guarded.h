@@ -34,11 +34,11 @@ Options complete(const char* function, const char* type, const Options& given) {
   return options;
 }
 
-/// Shows an operation that begins on the rank's page; returns its number there. `function` begins with "lockstep_".
+/// Shows a starting operation on the rank's page; returns its number there. `function` begins with "lockstep_".
 uint64_t note_start(const char* function, lockstep_dtype dtype, int64_t count);
 
-/// To be called in a catch block: keeps the exception's text for lockstep_last_error, and returns its status.
-/// `state`: the group's, whose verdict says what an error of its core means; may be null.
+/// Called in a catch block: keeps the exception's text for lockstep_last_error, and returns its status. `state`: the
+/// group's, whose verdict classifies errors of its core; may be null.
 lockstep_status failed(const GroupState* state, lockstep_status otherwise) noexcept;
 
 /// Runs a function of the C interface: no exception leaves it.

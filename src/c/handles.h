@@ -29,7 +29,7 @@ struct GroupState {
 
 }  // namespace lockstep::c
 
-/// Its memory is never given back, so that a call after lockstep_leave() is an error and not undefined.
+/// The memory of a handle is never freed, so that a call after lockstep_leave() is an error and not undefined.
 struct lockstep_group {
   std::shared_ptr<lockstep::c::GroupState> state;  ///< null once the group has been left
 };
@@ -46,7 +46,7 @@ struct PendingRequest {
 };
 
 lockstep_request* make_request(PendingRequest content);
-/// Both throw if this request has been waited for, or is none.
+/// Both throw if this request has been waited for, or is not a request.
 PendingRequest find_request(const char* function, const lockstep_request* request);
 PendingRequest end_request(const char* function, const lockstep_request* request);
 

@@ -8,17 +8,17 @@
 
 namespace lockstep::c {
 
-/// The memory that a group has handed out and not got back, as this process sees it. Any thread may call.
+/// The memory that a group has handed out and not got back, as seen by this process. Any thread may call.
 class HandedOut {
  public:
   enum class Kind { kOwn, kTogether };  ///< of this rank; of all ranks, in the memory of rank 0
 
   void add(void* memory, size_t bytes, Kind kind);
-  /// `memory` is what add() got, or somewhere else.
+  /// `memory`: as passed to add(), or any other address.
   void remove(void* memory);
-  /// Of the memory that begins here.
+  /// The kind of the memory that begins here.
   std::optional<Kind> kind_of(const void* memory) const;
-  /// Of the memory that holds all of these bytes; none if no single one does.
+  /// The kind of the memory that holds all of these bytes; none if no single block does.
   std::optional<Kind> holder_of(const void* begin, size_t bytes) const;
 
  private:

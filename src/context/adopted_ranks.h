@@ -11,21 +11,22 @@
 
 namespace lockstep {
 
-/// Ranks that something else than a launcher's variables has brought together, and that it connects.
+/// Ranks that were brought together, and are connected, by means other than a launcher's variables.
 struct AdoptedRanks {
   int rank;
   int world_size;
   c10::intrusive_ptr<c10d::Store> store;  ///< of all ranks, fresh; unused in a world of one
   /// `one_machine`: all ranks share memory.
   std::function<BackendFactory(const ContextOptions& options, bool one_machine)> engine;
-  /// This rank leaves: waits for the others that long.
+  /// This rank leaves: waits for the others for this long.
   std::function<void(std::chrono::milliseconds)> say_farewell;
 };
 
-/// Their Context. Every rank calls it.
+/// The Context of these ranks.
+/// REQUIRES: every rank calls it.
 Context adopt_ranks(AdoptedRanks ranks, ContextOptions options);
 
-/// ContextOptions::join_timeout, or what the environment says instead.
+/// ContextOptions::join_timeout, unless the environment overrides it.
 std::chrono::milliseconds join_timeout_of(const ContextOptions& options);
 
 }  // namespace lockstep

@@ -25,17 +25,18 @@ struct Setting {
 };
 
 /// The store that the ranks of the world share, with keys that no earlier ranks have used: ranks of an earlier Context,
-/// or of a start that torchrun's agent had to repeat. Undefined for a world of one. Every rank calls it; it throws
-/// Error, naming missing ranks, when the timeout passes.
+/// or of a start that torchrun's agent had to repeat. Undefined for a world of one. Throws Error naming missing ranks
+/// after the timeout.
+/// REQUIRES: every rank calls it.
 c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono::milliseconds timeout);
 
-/// Waits until every rank of the world has said that it is there. Every rank calls it. Throws Error, naming the missing
-/// ranks, when the timeout has passed; on every rank, if one has another version of Lockstep or LibTorch than rank 0, or
-/// another of the `settings`.
+/// Waits until every rank of the world has announced itself. Throws Error naming the missing ranks after the timeout.
+/// Throws on every rank if one has another version of Lockstep or LibTorch than rank 0, or other `settings`.
+/// REQUIRES: every rank calls it.
 RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
                             std::chrono::milliseconds timeout, const std::vector<Setting>& settings);
 
-/// Waits until all ranks have said farewell or the time is over. Never throws.
+/// Waits until all ranks have said farewell, or for the timeout. Never throws.
 void say_farewell(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
                   std::chrono::milliseconds timeout) noexcept;
 

@@ -8,13 +8,13 @@
 
 namespace lockstep {
 
-/// A request to leave, which all ranks learn of at the same call: from their launcher's board, or otherwise by a
+/// A request to leave, which all ranks observe at the same call: by their launcher's board, or otherwise by a
 /// collective.
 class StopRequest {
  public:
-  /// From now on SIGTERM and SIGUSR1 are such requests, unless the program has handlers of its own.
+  /// From now on SIGTERM and SIGUSR1 are such requests, unless the program has its own handlers.
   StopRequest();
-  /// Every rank calls it.
+  /// REQUIRES: every rank calls it.
   bool heard(const Group& group);
 
  private:

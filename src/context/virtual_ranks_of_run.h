@@ -13,8 +13,9 @@ namespace lockstep {
 /// ranks.
 int choose_virtual_ranks(const ContextOptions& options, const Environment& environment, int world_size);
 
-/// Those of this rank, with generators that are seeded by their numbers. Seeds torch's generator in the same way on all
-/// ranks. Every rank calls it; throws Error on all ranks unless they agree on numbers and threads.
+/// This rank's virtual ranks, with generators seeded by their numbers. Seeds torch's generator in the same way on all
+/// ranks. Throws Error on all ranks unless they agree on numbers and threads.
+/// REQUIRES: every rank calls it.
 std::shared_ptr<VirtualRanks> make_virtual_ranks(const ContextOptions& options, const Group& group, int threads);
 
 }  // namespace lockstep

@@ -11,27 +11,27 @@
 
 namespace lockstep::detail {
 
-/// How a loader's epoch is shared out: which samples a rank takes, in batches of which sizes. "Start" is everywhere the
-/// number of places of the epoch's order that were taken before a checkpoint.
+/// The division of a loader's epoch: the samples of a rank, and the sizes of its batches. "Start" is always the number
+/// of places in the epoch's order that were taken before a checkpoint.
 class EpochPlan {
  public:
-  /// Throws c10::Error for invalid options. `tensors_are_known`: those of a batch.
+  /// Throws c10::Error for invalid options. `tensors_are_known`: whether the tensors of a batch are.
   EpochPlan(int64_t dataset_size, const Shard& shard, DataLoaderOptions options, bool tensors_are_known);
 
   const DataLoaderOptions& options() const { return options_; }
   const Shard& shard() const { return shard_; }
   int64_t dataset_size() const { return dataset_size_; }
   uint64_t seed() const { return options_.seed.value_or(shard_.seed); }
-  /// Null: the options have none.
+  /// Null if the options have none.
   SamplerOrder* sampler() { return sampler_ ? &*sampler_ : nullptr; }
   const SamplerOrder* sampler() const { return sampler_ ? &*sampler_ : nullptr; }
 
-  /// In the epoch's order.
+  /// The number of places in the epoch's order.
   int64_t places() const { return sampler_ ? sampler_->size() : dataset_size_; }
   /// The parts of the data that this rank reads: its own, or those of its virtual ranks.
   std::vector<Shard> shards() const;
   int64_t shard_count() const;  ///< on all ranks together
-  /// Samples that each part gives of an epoch from `start` on, of which drop_last may leave some out.
+  /// Samples of an epoch from `start` on in each part, of which drop_last may omit some.
   std::vector<int64_t> samples_of_shards(int64_t start) const;
 
   /// Samples of a batch, on each rank.

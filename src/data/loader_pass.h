@@ -34,11 +34,11 @@ struct LoaderPosition {
 
 /// A pass over batches of any type: makes them ahead of time, and hands them out in order.
 struct LoaderPass {
-  /// A batch that is to be made: of which shard, and which of its indices.
+  /// A batch to be made: its shard, and the range of its indices.
   struct Item {
     size_t shard;
     int64_t first, count;
-    bool ends_step;  ///< all shards have had as many
+    bool ends_step;  ///< all shards have had equally many
   };
 
   LoaderPass(BatchType type_, const EpochPlan& plan, std::shared_ptr<LoaderPosition> position_,
@@ -123,7 +123,7 @@ struct LoaderPass {
     position->share = share(item != nullptr ? item->count : 0);
   }
 
-  /// At the end of a step. The first shard has had as many samples as any.
+  /// Called at the end of a step. The first shard has had as many samples as any.
   int64_t taken_by_first_shard(const Item& last) const {
     const int64_t in_a_row = virtual_ranks ? options.accumulate : 1;
     const int64_t batch_number = last.first / batch_size;
@@ -154,7 +154,7 @@ struct LoaderPass {
   const Clock::time_point start;
   std::shared_ptr<void> current;
   bool ended = false;
-  Prefetcher<MadeBatch> batches;  // last, so that its workers end before what they read is destroyed
+  Prefetcher<MadeBatch> batches;  // last, so that its workers end before the members that they read
 };
 
 }  // namespace lockstep::detail

@@ -52,7 +52,8 @@ class Prefetcher {
     return taken_;
   }
 
-  /// Item number taken(). Must not be called when all have been taken.
+  /// Item number taken().
+  /// REQUIRES: not all items have been taken.
   Item take() {
     if (workers_.empty()) return make_(next());
     Slot slot;

@@ -11,8 +11,7 @@
 
 namespace lockstep {
 
-/// A user's sampler, and what is known of its newest order: to get the same one again within an epoch and after a
-/// resume.
+/// A user's sampler, and the data needed to reproduce its newest order within an epoch and after a resume.
 class SamplerOrder {
  public:
   SamplerOrder(std::shared_ptr<Sampler> sampler, int64_t dataset_size)
@@ -20,15 +19,15 @@ class SamplerOrder {
 
   /// Places in an epoch.
   int64_t size() const { return sampler_->size(); }
-  /// The indices of that epoch's samples; again the same if it was the last one asked for. Throws c10::Error for
+  /// The indices of that epoch's samples; repeated calls for the last epoch return the same. Throws c10::Error for
   /// indices that the dataset does not have, and Error if it is not the order of the checkpoint.
   std::vector<int64_t> of_epoch(int epoch);
   /// The newest order, as a hash; 0: there is none.
   int64_t hash() const { return hash_; }
 
-  /// Adds to the state of a loader that has had so many samples of an epoch.
+  /// Adds to the state of a loader that has taken this many samples of an epoch.
   void insert_into(c10::impl::GenericDict& state, int64_t epoch, int64_t samples) const;
-  /// Continues as the sampler was after a whole epoch.
+  /// Continues from the sampler's state after a whole epoch.
   void resume(const c10::IValue& now);
   /// Continues within an epoch whose order had that hash. `before`, `now`: the sampler's states before and after it.
   void resume_within(int epoch, int64_t hash, c10::IValue before, c10::IValue now);
@@ -44,7 +43,7 @@ class SamplerOrder {
   int64_t hash_ = 0;
   c10::IValue before_;    ///< the sampler's state before that order
   c10::IValue now_;       ///< the state to restore once the order has been made again
-  bool resumed_ = false;  ///< all of this comes from a checkpoint, and the sampler does not have it yet
+  bool resumed_ = false;  ///< all of this comes from a checkpoint, and is not yet in the sampler
 };
 
 }  // namespace lockstep

@@ -20,8 +20,8 @@ class TokenMap {
   const std::filesystem::path& path() const { return path_; }
   int64_t size() const { return size_; }
 
-  /// Throws Error if the file has become shorter, because what was cut off can no longer be read. Call it before reads;
-  /// a cut between this call and the read is not noticed and ends the process by SIGBUS.
+  /// Throws Error if the file has become shorter, because the truncated part can no longer be read. Called before
+  /// reads; a truncation between this call and the read is not noticed and ends the process by SIGBUS.
   void check_length() const;
   /// Copies tokens first .. first + count - 1. Throws Error if there are no such tokens.
   void read(int64_t first, int64_t count, int64_t* to) const;

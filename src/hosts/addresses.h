@@ -20,12 +20,12 @@ struct Endpoint {
 /// Throws LaunchError (bad command line), naming the option.
 Endpoint parse_endpoint(const std::string& option, const std::string& text);
 
-/// The numeric addresses of this machine that others can reach, in the order of its interfaces: not those of loopback,
-/// nor those that hold on one link alone.
+/// The numeric addresses of this machine that others can reach, in the order of its interfaces: without loopback and
+/// link-local addresses.
 std::vector<std::string> own_addresses();
 
 /// This machine's address on `interface`: the name of an interface (eth0), an address, or a network (10.0.0.0/24).
-/// Throws LaunchError (not started) that lists what there is.
+/// Throws LaunchError (not started) that lists the choices.
 std::string address_on(const std::string& interface);
 
 /// The numeric addresses of `host`; none if its name cannot be resolved.
@@ -35,12 +35,14 @@ bool is_loopback(const std::string& address);
 /// The numeric address from which packets to `address` leave; empty if there is no route.
 std::string route_towards(const std::string& address);
 
-/// Where the coordinator listens so that `hosts` reach it: on the addresses of the routes to them, or on all of this
-/// machine's where a name means nothing here (a container's, say). Loopback alone only where all hosts are this one.
+/// The addresses on which the coordinator listens so that `hosts` can reach it: those of the routes to them, or all of
+/// this machine's if a name means nothing here (a container's, for instance). Only loopback if all hosts are this
+/// machine.
 std::vector<std::string> addresses_towards(const std::vector<std::string>& hosts);
 
-/// Where to listen for a rendezvous on `host`, which must be this machine: its address, or all of this machine's where
-/// the name means loopback, as Debian has it for the machine's own. Throws LaunchError (not started).
+/// The addresses on which to listen for a rendezvous on `host`, which must be this machine: its address, or all of this
+/// machine's if the name resolves to loopback, as Debian's name for the machine itself does. Throws LaunchError (not
+/// started).
 std::vector<std::string> addresses_of_rendezvous(const std::string& host);
 
 /// Listens on `port` (0: a free one) of a numeric address, and returns the socket, non-blocking. Throws LaunchError
@@ -51,7 +53,7 @@ struct Listener {
 };
 Listener listen_on(const std::string& address, int port);
 
-/// A connection to the first address of `endpoint` that takes one; empty if none does, and then `why` says why.
+/// A connection to the first address of `endpoint` that accepts one; empty if none does, with the reason in `why`.
 FileDescriptor connect_to(const Endpoint& endpoint, const Deadline& deadline, std::string& why);
 
 }  // namespace lockstep::hosts

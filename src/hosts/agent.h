@@ -13,19 +13,20 @@ namespace lockstep::hosts {
 struct AgentOptions {
   std::vector<Endpoint> coordinators;  ///< addresses of the one coordinator, to try in turn
   int node = 0;
-  std::string interface;  ///< whose address the ranks use; empty: that of the route to the coordinator
+  std::string interface;  ///< the interface of the ranks' address; empty: that of the route to the coordinator
   std::chrono::milliseconds patience{30000};  ///< for the coordinator to answer
 
-  // Of an agent that a user, or Slurm, has started.
+  // For an agent started by a user or by Slurm.
   bool by_hand = false;
   int nodes = 0;
   int slots = 0;
   std::string command;
 };
 
-/// Runs one machine's ranks for a coordinator elsewhere: connects to it, starts what it says, passes on output, ends
-/// and pages, and kills the ranks when the channel ends. Returns the run's exit code. `environment` is this process's
-/// own. Throws LaunchError. Call it from a process's only thread, as launch().
+/// Runs one machine's ranks for a coordinator elsewhere: connects to it, starts the ranks that it orders, forwards
+/// their output, ends and pages, and kills them when the channel ends. Returns the run's exit code. `environment` is
+/// this process's own. Throws LaunchError.
+/// REQUIRES: the process has no other thread, as for launch().
 int run_agent(const AgentOptions& options, const Key& key, const EnvironmentBlock& environment);
 
 }  // namespace lockstep::hosts

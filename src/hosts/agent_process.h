@@ -14,7 +14,7 @@
 
 namespace lockstep::hosts {
 
-/// The command that the coordinator has started to bring up an agent, and what it prints.
+/// The command that the coordinator runs to start an agent, and its output.
 class AgentProcess {
  public:
   /// The command reads `key` from its standard input. `guard` outlives the object. Throws LaunchError.
@@ -24,15 +24,15 @@ class AgentProcess {
   AgentProcess(const AgentProcess&) = delete;
   AgentProcess& operator=(const AgentProcess&) = delete;
 
-  /// Takes its output and its end.
+  /// Reads its output and detects its end.
   void watch(PollSet& polled);
-  /// How it ended; empty: watch() has not seen it yet.
+  /// Its end; empty until watch() has seen it.
   const std::optional<ProcessEnd>& end() const { return end_; }
-  /// To be polled; -1: all of the output has been read.
+  /// The descriptor to poll; -1: all output has been read.
   int output_fd() const { return output_.get(); }
-  /// Lines that it has printed since the last call.
+  /// Lines printed since the last call.
   std::string read_output();
-  /// The line that it printed last; empty: it printed nothing.
+  /// The last line printed; empty if there was none.
   std::string last_line() const;
 
  private:

@@ -12,12 +12,12 @@
 
 namespace lockstep::hosts {
 
-/// How often each side of a channel says that it lives, and after how long a silence the other counts as gone.
+/// The interval at which each side of a channel sends a beat, and the silence after which the other counts as lost.
 constexpr std::chrono::seconds kBeatEvery{1};
 constexpr std::chrono::milliseconds kSilence{4000};
 
-/// One authenticated connection between the coordinator and an agent. Never waits and never throws for what the other
-/// side does: its owner polls fd() for events(), calls act(), and takes the messages. One thread.
+/// One authenticated connection between the coordinator and an agent. Never waits, and never throws because of the
+/// other side: its owner polls fd() for events(), calls act(), and takes the messages. One thread.
 class Channel {
  public:
   enum class State { kHandshake, kOpen, kClosed };
@@ -28,9 +28,9 @@ class Channel {
   bool is_open() const { return state_ == State::kOpen; }
   int fd() const { return socket_.get(); }
   short events() const;
-  /// Goes on with the handshake, receives what is there, and sends what the socket takes.
+  /// Continues the handshake, receives available bytes, and sends as much as the socket accepts.
   void act();
-  /// Queues a message and sends what the socket takes.
+  /// Queues a message and sends as much as the socket accepts.
   template <typename Message>
   void send(Kind kind, const Message& message) {
     send_body(kind, encode(message));
@@ -44,18 +44,18 @@ class Channel {
     Kind kind;
     std::string_view body;  ///< until the next call
   };
-  /// The next message that has arrived whole. One that is longer than `limit` closes the channel.
+  /// The next message that has arrived whole. A message longer than `limit` closes the channel.
   std::optional<Message> next(size_t limit);
 
   void close(const std::string& why);
-  /// Why it is closed.
+  /// The reason why it is closed.
   const std::string& reason() const { return reason_; }
-  /// The other side has refused our key, or we have refused its.
+  /// Whether the other side has refused our key, or we have refused its.
   bool key_was_refused() const { return key_refused_; }
   Clock::time_point last_heard() const { return last_heard_; }
-  /// This process was stopped meanwhile: what the other side has sent may still come.
+  /// This process was stopped meanwhile: the other side's messages may still arrive.
   void forgive(Clock::time_point now) { last_heard_ = now; }
-  /// Bytes that the socket has not taken yet.
+  /// Bytes that the socket has not accepted yet.
   size_t queued() const { return outbox_.size() - sent_; }
   /// Numeric addresses of both ends.
   std::string local_address() const;
@@ -66,7 +66,7 @@ class Channel {
   void shake_hands();
   void receive();
   void flush();
-  /// After a call that did not succeed; false: the connection is over.
+  /// Called after a call that did not succeed; false: the connection is over.
   bool goes_on(int result);
 
   FileDescriptor socket_;
@@ -77,7 +77,7 @@ class Channel {
   bool key_refused_ = false;
   bool wants_write_ = false;
   std::string inbox_, outbox_;
-  size_t read_ = 0, sent_ = 0;  // of these, what has been taken
+  size_t read_ = 0, sent_ = 0;  // bytes of these consumed
   Clock::time_point last_heard_ = Clock::now();
   Clock::time_point next_beat_ = Clock::now() + kBeatEvery;
 };

@@ -8,8 +8,8 @@
 
 namespace lockstep::hosts {
 
-/// A channel to the coordinator, which may not be there yet. Throws LaunchError: the patience is over, the coordinator
-/// has another key, or a signal has come.
+/// A channel to the coordinator, which may not be running yet. Throws LaunchError if the patience is over, the
+/// coordinator has another key, or a signal arrives.
 std::unique_ptr<Channel> connect_to_coordinator(const AgentOptions& options, const Tls& tls,
                                                 const LauncherSettings& settings, const Deadline& deadline);
 

@@ -17,17 +17,17 @@ namespace lockstep::hosts {
 
 struct CoordinatorOptions {
   std::vector<Host> hosts;     ///< by number; of --nnodes only the first is known beforehand
-  std::string launch_command;  ///< empty: the agents come by themselves
+  std::string launch_command;  ///< empty: the agents connect by themselves
   std::optional<Endpoint> rendezvous;
   std::string interface;
-  std::chrono::milliseconds patience{60000};  ///< for all agents to come
+  std::chrono::milliseconds patience{60000};  ///< for all agents to connect
 };
 
-/// Starts a run's ranks on several machines: by agents, which it starts itself or awaits, over channels that both sides
-/// have authenticated. Agents stay for the restarts of the run; those that were lost are started again, or left out.
+/// Starts a run's ranks on several machines, by agents that it starts itself or awaits, over channels that both sides
+/// have authenticated. Agents stay for the restarts of the run; lost ones are started again, or left out.
 class Coordinator final : public RankPlaces {
  public:
-  /// `key`: of this run, or of the user.
+  /// `key`: the run's, or the user's.
   Coordinator(const CoordinatorOptions& options, const Key& key);
   ~Coordinator() override;
 
@@ -39,22 +39,22 @@ class Coordinator final : public RankPlaces {
 
  private:
   bool comes_by_itself(const Node& node) const { return options_.rendezvous && node.number > 0; }
-  /// Before a restart of an elastic run, with this number of ranks.
+  /// Called before a restart of an elastic run, with this number of ranks.
   void share_out(int ranks);
   void gather(const TeamSetup& setup);
   void open_door();
   void launch_agent(Node& node, const TeamSetup& setup);
-  /// Waits for something to happen, and takes it.
+  /// Waits for an event, and handles it.
   void turn(const TeamSetup& setup, Clock::time_point until);
   void admit(Arrival arrival, const TeamSetup& setup);
-  /// Why the agent is not wanted; empty: it is.
+  /// The reason to refuse the agent; empty if it is welcome.
   std::string objection(const Hello& hello, const std::string& command) const;
   void prepare(Node& node, const TeamSetup& setup) const;
   bool are_all_ready(const TeamSetup& setup);
   void take_replies(Node& node);
   void check_launched(Node& node) const;
   [[noreturn]] void throw_lost(Node& node, ExitCode code, const std::string& text) const;
-  /// That all agents have the same program, and addresses that fit together.
+  /// Checks that all agents have the same program, and compatible addresses.
   void compare(const TeamSetup& setup) const;
   std::string missing() const;
 

@@ -12,11 +12,10 @@
 
 namespace lockstep::hosts {
 
-/// Where agents come in. A connection costs a descriptor until it says something, and a TLS handshake until it has
-/// shown the key or its time is over; there are at most so many of them at once beside the agents that are awaited, and
-/// a new one takes the place of the one that has taken longest. So strangers can neither fill the memory nor keep
-/// agents out, which try again. While no agent is awaited they get a tenth of the time, so that the run's messages
-/// hardly wait for them.
+/// Where agents connect. A connection costs a descriptor until it sends something, and then a TLS handshake until it
+/// has proved the key or its time is over. Their number is limited, in addition to the awaited agents, and a new one
+/// replaces the one that has taken longest. So strangers can neither fill the memory nor keep agents out, which try
+/// again. While no agent is awaited, strangers get a tenth of the time, so that they hardly delay the run's messages.
 class Door {
  public:
   static constexpr size_t kMostWaiting = 64;
@@ -24,19 +23,19 @@ class Door {
 
   explicit Door(const Tls& tls) : tls_(tls) {}
 
-  /// Opens it on a port (0: any) of these numeric addresses. Throws LaunchError.
+  /// Opens the door on a port (0: any) of these numeric addresses. Throws LaunchError.
   void open(const std::vector<std::string>& addresses, int port);
   void close();
-  /// So many agents are awaited, and may all come at once.
+  /// Sets the number of agents that are awaited, and may all connect at once.
   void expect(size_t agents) { expected_ = agents; }
   bool is_open() const { return !listeners_.empty(); }
   std::vector<Endpoint> endpoints() const;
 
   void watch(PollSet& polled);
   std::optional<Clock::time_point> due() const;
-  /// Closes what has taken too long.
+  /// Closes connections that have taken too long.
   void tick(Clock::time_point now);
-  /// Those that have shown the key since the last call.
+  /// Channels that have proved the key since the last call.
   std::vector<std::unique_ptr<Channel>> take_admitted() { return std::exchange(admitted_, {}); }
 
   uint64_t turned_away() const { return turned_away_; }
@@ -44,7 +43,7 @@ class Door {
 
  private:
   struct Waiting {
-    FileDescriptor socket;  ///< until it says something
+    FileDescriptor socket;  ///< until it sends something
     std::unique_ptr<Channel> channel;
     Clock::time_point since;
     std::string from;

@@ -16,12 +16,12 @@ struct Host {
 /// (bad command line).
 std::vector<Host> parse_hosts(const std::string& text, int slots);
 
-/// mpirun's: a line for each machine, `node1 slots=4`; what follows a # does not count, nor does max_slots. Lines
+/// Reads mpirun's format: a line `node1 slots=4` per machine; text after a # is ignored, and so is max_slots. Lines
 /// without slots= may repeat a machine, which then has `slots` ranks for each, as in $PBS_NODEFILE. Throws LaunchError
 /// (bad command line), naming the line.
 std::vector<Host> read_hostfile(const std::string& path, int slots);
 
-/// The names in a list as Slurm writes it: "node[01-03,07],login1" has five. Throws LaunchError (bad command line).
+/// The names in a list of Slurm's form: "node[01-03,07],login1" has five. Throws LaunchError (bad command line).
 std::vector<std::string> parse_slurm_nodes(const std::string& text);
 
 }  // namespace lockstep::hosts

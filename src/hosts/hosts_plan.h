@@ -12,8 +12,8 @@ namespace lockstep::hosts {
 /// `endpoints`: the coordinator's addresses, separated by commas. Throws LaunchError (bad command line).
 std::vector<std::string> agent_words(const CoordinatorOptions& options, size_t node, const std::string& endpoints);
 
-/// For --dry-run: each machine's ranks, and what starts its agent; then the ranks' command. A port and an address that
-/// only a real start knows are named, not shown.
+/// The --dry-run output: each machine's ranks and the command that starts its agent, then the ranks' command. A port
+/// and an address known only at a real start are named, not shown.
 std::string describe_hosts(const CoordinatorOptions& options, const std::vector<std::string>& command);
 
 /// The --dry-run output of a machine that joins a coordinator.

@@ -12,11 +12,11 @@
 
 namespace lockstep::hosts {
 
-/// The ranks of one start on several machines, as their agents tell of them. Their pages are copied to a board of this
+/// The ranks of one start on several machines, as reported by their agents. Their pages are copied to a board on this
 /// machine, their output is shown and logged here, and their key-value store is served here.
 class HostsTeam final : public Team {
  public:
-  /// `nodes` are ready, and have their ranks' numbers.
+  /// `nodes` are ready, and have been assigned their ranks.
   HostsTeam(std::deque<Node>& nodes, Lobby& lobby, int world_size, const TeamSetup& setup, int restarts);
 
   void watch(PollSet& polled) override;
@@ -36,13 +36,13 @@ class HostsTeam final : public Team {
   struct Told {
     RankSeen seen;
     std::string error_text;
-    std::array<std::string, 2> waiting;  ///< output that found no room
+    std::array<std::string, 2> waiting;  ///< output for which there was no room
   };
 
   void start_on(Node& node, int world_size, const TeamSetup& setup, int restarts);
   const Node& node_of(int rank) const;
   Node& node_of(int rank) { return const_cast<Node&>(std::as_const(*this).node_of(rank)); }
-  /// The number, if it is that of a rank of this node. Throws ProtocolError.
+  /// Returns the rank's number within this node. Throws ProtocolError if it is not one of the node's.
   static size_t check(const Node& node, int rank);
   void take_messages_of(Node& node);
   void take(Node& node, const Channel::Message& message);
@@ -50,7 +50,7 @@ class HostsTeam final : public Team {
   void take_pages(Node& node, const Pages& pages);
   void take_seen(Node& node, const Seen& seen);
   void take_end(Node& node, const Ended& ended);
-  /// Passes on what waits; `all`: whether or not there is room.
+  /// Forwards waiting output; `all`: even without room.
   void show(Node& node, int rank, bool all);
   void pass_on_output(Node& node);
   void lose(Node& node, const std::string& why);
@@ -68,7 +68,7 @@ class HostsTeam final : public Team {
   int refused_ = 0;  // number of ranks, of which the user was told that there cannot be so many
   uint64_t stop_at_ = 0;
   std::vector<bool> looked_;  // nodes that have answered the last Look
-  std::optional<Look> look_;  // which is under way, or answered
+  std::optional<Look> look_;  // under way, or answered
   Clock::time_point ticked_ = Clock::now();
 };
 

@@ -8,11 +8,11 @@
 
 namespace lockstep::hosts {
 
-/// In words; empty: there was nothing to keep.
+/// The state in words; empty if there was nothing to keep.
 std::string describe(const KeptState& kept);
 
-/// Lets the agents write what is in their machines' memory, one after the other, so that those that share a file system
-/// write it once. Each machine has a whole copy of the state, if not of the same step: the newest counts.
+/// Lets the agents write the states in their machines' memory, one after the other, so that agents with a common file
+/// system write it once. Each machine has a whole copy of the state, perhaps of another step: the newest counts.
 KeptState keep_states(std::deque<Node>& nodes, const std::string& other_folder, bool is_sound);
 
 }  // namespace lockstep::hosts

@@ -10,12 +10,12 @@ class Key {
  public:
   static constexpr size_t kBytes = 32;
 
-  /// A fresh one.
+  /// A new random key.
   static Key generate();
-  /// Throws LaunchError (authentication refused) if `text` is not 64 digits; spaces around them do not count. `where`
-  /// is named.
+  /// Throws LaunchError (authentication refused), naming `where`, unless `text` is 64 digits, apart from surrounding
+  /// spaces.
   static Key parse(const std::string& text, const std::string& where);
-  /// From a file that belongs to this user and that nobody else may read. Throws LaunchError (authentication refused).
+  /// Reads a file that belongs to this user and that nobody else may read. Throws LaunchError (authentication refused).
   static Key from_file(const std::string& path);
   /// Reads a line from `fd`, waiting for at most ten seconds. Throws LaunchError (authentication refused).
   static Key from_descriptor(int fd);

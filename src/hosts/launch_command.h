@@ -7,9 +7,9 @@ namespace lockstep::hosts {
 
 constexpr const char* kDefaultLaunchCommand = "ssh -o BatchMode=yes {host}";
 
-/// The words of a template such as "ssh -o BatchMode=yes {host}", split at spaces outside of quotes, with `host` in the
-/// place of {host}, and then `agent`. ssh hands its words to a shell on the other side, so for it those of `agent` are
-/// quoted. Throws LaunchError (bad command line).
+/// The words of a template such as "ssh -o BatchMode=yes {host}", split at spaces outside quotes, with {host} replaced
+/// by `host`, followed by `agent`. ssh passes its words to a remote shell, so for it those of `agent` are quoted.
+/// Throws LaunchError (bad command line).
 std::vector<std::string> launch_words(const std::string& launch_command, const std::string& host,
                                       const std::vector<std::string>& agent);
 

@@ -9,13 +9,13 @@
 
 namespace lockstep::hosts {
 
-/// An agent that has shown the key and said who it is.
+/// An agent that has proved the key and identified itself.
 struct Arrival {
   Hello hello;
   std::unique_ptr<Channel> channel;
 };
 
-/// The door, and behind it the agents that have not said yet who they are. Passive, as a Team.
+/// The door, and the agents behind it that have not identified themselves yet. Passive, like a Team.
 class Lobby {
  public:
   explicit Lobby(const Tls& tls) : door_(tls) {}
@@ -28,14 +28,14 @@ class Lobby {
   /// Messages to the user about strangers; usually empty.
   std::string take_news();
 
-  /// Tells an agent that it is not wanted, and why.
+  /// Tells an agent that it is refused, and why.
   static void send_away(Channel& channel, int exit_code, const std::string& why);
 
  private:
   Door door_;
   std::deque<std::unique_ptr<Channel>> silent_;
   std::vector<Arrival> arrivals_;
-  uint64_t told_from_ = 1;  // strangers, of which the user is told next
+  uint64_t told_from_ = 1;  // the number of strangers at which the user is told next
 };
 
 }  // namespace lockstep::hosts

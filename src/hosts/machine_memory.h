@@ -10,18 +10,18 @@
 
 namespace lockstep::hosts {
 
-/// One machine's copy of the states that ranks keep in memory, for the ranks of a restart; when the run has given up,
-/// it is written to disk, because it ends with this process.
+/// One machine's copy of the states that ranks keep in memory, for the ranks of a restart. When the run has given up,
+/// the copy is written to disk, because it ends with this process.
 class MachineMemory {
  public:
   MachineMemory();
 
   int fd() const { return memory_.get(); }
 
-  /// Begins to write, on a thread of its own: it may take longer than the coordinator waits for a beat. No ranks run
-  /// meanwhile.
+  /// Starts to write, on its own thread: it may take longer than the coordinator waits for a beat.
+  /// REQUIRES: no ranks run meanwhile.
   void write(const Keep& order);
-  /// From write() until written() has returned something.
+  /// True from write() until written() has returned a state.
   bool is_writing() const { return written_.valid(); }
   /// The state that was kept; empty if nothing is being written, or if writing takes longer than `time`.
   std::optional<KeptState> written(std::chrono::milliseconds time);

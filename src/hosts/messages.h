@@ -6,7 +6,7 @@
 
 namespace lockstep::hosts {
 
-/// Grows with every change of what follows; both sides must have the same.
+/// Incremented with every change of the messages below; both sides must have the same.
 constexpr int kProtocol = 4;
 
 constexpr size_t kMaxHelloBytes = 64 << 10;  ///< a frame's, before the agent has been welcomed
@@ -17,13 +17,13 @@ enum class Kind : uint8_t {
   // From an agent.
   kHello,     ///< Hello, the first message
   kReady,     ///< Ready, after Prepare
-  kFailed,    ///< Failed: it cannot do what it was told
+  kFailed,    ///< Failed: it cannot carry out an order
   kStarted,   ///< Started
   kOutput,    ///< Output
   kPages,     ///< Pages
   kSeen,      ///< Seen
   kEnded,     ///< Ended
-  kFinished,  ///< nothing: all that the ranks printed has been sent, and no process of them is left
+  kFinished,  ///< nothing: all output of the ranks has been sent, and none of their processes is left
   kSignal,    ///< Number: a signal to the agent
   kKept,      ///< Kept, in answer to Keep
   // From the coordinator.
@@ -33,10 +33,10 @@ enum class Kind : uint8_t {
   kStop,     ///< Number: a signal for all ranks that run
   kKill,     ///< nothing
   kAsk,      ///< nothing: the ranks are asked to leave
-  kLook,     ///< Look: a Seen with all that it asks for
+  kLook,     ///< Look: requests a Seen with these facts
   kFinish,   ///< nothing
-  kKeep,     ///< Keep: the run gives up, and the state in this machine's memory is to be written
-  kOver,     ///< Over: the run has ended, or the agent is not wanted
+  kKeep,     ///< Keep: the run gives up; write the state in this machine's memory
+  kOver,     ///< Over: the run has ended, or the agent is refused
   // From both.
   kStore,  ///< Store
   kBeat,   ///< nothing
@@ -151,7 +151,7 @@ struct Page {
 };
 
 struct Pages {
-  int64_t now_ns = 0;  ///< on the agent's clock, which the times on the pages are of
+  int64_t now_ns = 0;  ///< on the agent's clock, as are the times on the pages
   std::vector<Page> pages;
   void fields(auto& wire) { wire(now_ns), wire(pages); }
 };

@@ -14,26 +14,26 @@ namespace lockstep::hosts {
 struct Node {
   int number = 0;
   Host host;
-  std::unique_ptr<Channel> channel;       ///< null: its agent has not come, or was lost
-  std::optional<Ready> ready;             ///< once it has said so
-  std::string address;                    ///< that it was told to use; empty: it chooses
-  std::unique_ptr<AgentProcess> process;  ///< that started the agent; null where that came by itself
+  std::unique_ptr<Channel> channel;       ///< null: its agent has not connected, or was lost
+  std::optional<Ready> ready;             ///< once it is ready
+  std::string address;                    ///< assigned to it; empty: it chooses
+  std::unique_ptr<AgentProcess> process;  ///< that started the agent; null if the agent connected by itself
   int first_rank = 0;
 
-  // Of a run that is elastic.
-  int most_slots = 0;   ///< ranks that it offered; host.slots are those that it has
+  // For an elastic run.
+  int most_slots = 0;   ///< ranks that it offered; host.slots: those that it has
   bool gone = false;    ///< it was lost, and is left out for good
-  bool leaves = false;  ///< if the next start has fewer ranks, one of its places goes first
+  bool leaves = false;  ///< if the next start has fewer ranks, one of its places is dropped first
 
   bool is_ready() const { return channel && channel->is_open() && ready; }
   bool is_awaited() const { return !gone && !is_ready(); }
-  /// Nothing is there, and nothing was started that may yet come.
+  /// Whether it has no agent, and none was started that may yet connect.
   bool is_lost() const { return !gone && !(channel && channel->is_open()) && (!process || process->end()); }
   bool has_ranks() const { return host.slots > 0; }
   bool has_rank(int rank) const { return rank >= first_rank && rank < first_rank + host.slots; }
   /// Whether its agent runs on the coordinator's machine.
   bool is_here() const { return channel && channel->peer_address() == channel->local_address(); }
-  /// Forgets the agent.
+  /// Discards the agent.
   void lose() {
     channel.reset();
     ready.reset();

@@ -12,25 +12,25 @@
 
 namespace lockstep::hosts {
 
-/// How often the coordinator is told of pages that have changed.
+/// The interval at which changed pages are reported to the coordinator.
 constexpr std::chrono::milliseconds kTellEvery(100);
 
-/// The ranks of one start on an agent's machine, and what the coordinator is told of them: output and ends at once,
-/// pages and what was seen of the processes from time to time. Passive, as a Team.
+/// The ranks of one start on an agent's machine, and the reports about them to the coordinator: output and ends at
+/// once, pages and observations of the processes from time to time. Passive, like a Team.
 class ReportedTeam {
  public:
-  /// Starts the ranks and tells their pids. `address`: of this machine. `channel` outlives the object. Throws
+  /// Starts the ranks and reports their pids. `address`: of this machine. `channel` outlives the object. Throws
   /// LaunchError.
   ReportedTeam(Channel& channel, const TeamSetup& setup, const Start& order, const std::string& address);
 
   void watch(PollSet& polled);
-  /// When tell() has something to do again.
+  /// The next time at which tell() has work.
   Clock::time_point due() const { return tell_at_; }
-  /// Tells the coordinator what has happened.
+  /// Reports events to the coordinator.
   void tell();
-  /// Carries out what the coordinator says to ranks that run. Throws ProtocolError for any other message.
+  /// Carries out the coordinator's orders to running ranks. Throws ProtocolError for any other message.
   void take(const Channel::Message& message);
-  /// Kills what the ranks left behind, tells the rest, and waits until nothing is left.
+  /// Kills the ranks' leftovers, reports the rest, and waits until nothing is left.
   void finish();
   /// The coordinator is gone: kills the ranks, and waits until nothing is left.
   void end();
@@ -43,8 +43,8 @@ class ReportedTeam {
 
   Channel& channel_;
   StoreRelay relay_;
-  size_t untaken_ = 0;                // bytes of output on their way that the coordinator has not taken yet
-  std::map<int, std::string> pages_;  // as they were told last, by rank
+  size_t untaken_ = 0;                // bytes of output sent that the coordinator has not taken yet
+  std::map<int, std::string> pages_;  // as last reported, by rank
   bool stop_told_ = false;
   Clock::time_point tell_at_ = Clock::now(), seen_at_ = tell_at_;
   LocalTeam team_;  // last: it uses all the others

@@ -10,8 +10,8 @@
 
 namespace lockstep::hosts {
 
-/// Carries the ranks' connections to the key-value store over channels: on each side a rank has a socket of its own,
-/// and what comes out of it goes to the other side as messages.
+/// Relays the ranks' connections to the key-value store over channels. On each side a rank has a socket of its own,
+/// whose output goes to the other side as messages.
 class StoreRelay {
  public:
   /// A rank's bytes, for the other side; none: its connection has ended.
@@ -19,9 +19,9 @@ class StoreRelay {
 
   explicit StoreRelay(Send send) : send_(std::move(send)) {}
 
-  /// Carries what goes through `socket` for `rank`.
+  /// Relays the traffic of `socket` for `rank`.
   void add(int rank, FileDescriptor socket);
-  /// `may_send`: whether the rank's channel takes more now.
+  /// `may_send`: whether the rank's channel accepts more now.
   void watch(PollSet& polled, const std::function<bool(int rank)>& may_send);
   /// Delivers bytes from the other side; none means that its connection has ended.
   void deliver(int rank, std::string_view bytes);
@@ -29,7 +29,7 @@ class StoreRelay {
  private:
   struct Connection {
     FileDescriptor socket;
-    std::string queue;  ///< what the socket has not taken yet
+    std::string queue;  ///< bytes that the socket has not accepted yet
   };
 
   void serve(int rank, short events);

@@ -11,8 +11,8 @@ namespace lockstep::hosts {
 
 enum class Side { kCoordinator, kAgent };
 
-/// TLS 1.3 with a run's key as an external pre-shared key, and with fresh Diffie-Hellman shares for each connection.
-/// There are no certificates, tickets or early data: whoever does not have the key does not get through the handshake.
+/// TLS 1.3 with a run's key as an external pre-shared key, and fresh Diffie-Hellman shares for each connection. There
+/// are no certificates, tickets or early data: a peer without the key does not complete the handshake.
 class Tls {
  public:
   Tls(const Key& key, Side side);

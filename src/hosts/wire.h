@@ -20,9 +20,9 @@ struct ProtocolError : Error {
   using Error::Error;
 };
 
-/// Messages between the coordinator and its agents are frames: uint32 length of all that follows | uint8 kind | body.
-/// A body is the message's fields, one after the other: numbers as 8 bytes, little endian; texts and lists with their
-/// size before them. Nothing that is larger than what has arrived is ever allocated.
+/// Messages between the coordinator and its agents are frames: uint32 length of the rest | uint8 kind | body. A body is
+/// the message's fields, one after the other: numbers as 8 bytes, little endian; texts and lists with their size before
+/// them. Never allocates more than the size of the received bytes.
 struct Frame {
   uint8_t kind = 0;
   std::string_view body;  ///< into the bytes it was parsed from
@@ -101,7 +101,7 @@ class WireReader {
   bool done() const { return rest_.empty(); }
 
  private:
-  /// A number of items, each of which takes at least so many bytes.
+  /// A number of items, each of at least `bytes_each` bytes.
   size_t count(size_t bytes_each) {
     uint64_t number = 0;
     (*this)(number);

@@ -10,26 +10,26 @@
 
 namespace lockstep::hosts {
 
-/// The environment of a machine's ranks: the coordinator's, but for variables that say something about one machine, or
-/// one login, alone, which are those of the machine's agent.
+/// The environment of a machine's ranks: the coordinator's, except for variables that describe a single machine or
+/// login, which are taken from the machine's agent.
 EnvironmentBlock environment_here(const EnvironmentBlock& coordinators, const EnvironmentBlock& own);
 
 /// The folder, environment, commands and address with which the ranks of one machine start, from the coordinator's
 /// plan.
 class Workplace {
  public:
-  /// Changes to the plan's folder. `own`: the agent's environment. `interface`: whose address the ranks use; empty: the
-  /// plan's address, or `local_address` where the plan has none. Throws LaunchError.
+  /// Changes to the plan's folder. `own`: the agent's environment. `interface`: the interface of the ranks' address;
+  /// empty: the plan's address, or `local_address` if the plan has none. Throws LaunchError.
   Workplace(const Prepare& plan, const EnvironmentBlock& own, const std::string& interface,
             const std::string& local_address);
 
   /// The facts that the coordinator compares between machines.
   Ready ready() const;
-  /// For the ranks of a start. It refers to this object, as the team that is made of it does. Throws LaunchError.
+  /// The setup for the ranks of a start. It refers to this object, as does the team made of it. Throws LaunchError.
   TeamSetup setup(const Start& order, const LauncherSettings& settings, const Guard& guard, int memory_fd);
 
   const std::string& address() const { return address_; }
-  /// Of the run.
+  /// The run's folder.
   const std::string& folder() const { return folder_.path(); }
 
  private:

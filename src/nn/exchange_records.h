@@ -26,23 +26,22 @@ struct ExchangeRecord {
   static ExchangeRecord unpacked(const std::string& text);
 };
 
-/// A text of each rank; empty: it has said nothing.
+/// A text of each rank; empty if it has written nothing.
 using SaidByRanks = std::vector<std::optional<std::string>>;
 
 /// The diagnosis if the ranks stay where their packed records say; empty if nothing is wrong, or it is not known.
 std::string verdict_on(const SaidByRanks& records);
 
-/// Where the ranks of a group tell each other of their exchanges: keys of its store. Throws if the store is gone. Any
-/// thread.
+/// The exchange records of a group's ranks: keys of its store. Throws if the store is gone. Any thread.
 class ExchangeBoard {
  public:
   // The kinds of record that ranks write.
   static constexpr const char *kWaits = "waits", *kFailed = "failed", *kDecided = "decided";
 
-  /// Forgets what this rank wrote for an earlier group over the same store.
+  /// Deletes records that this rank wrote for an earlier group over the same store.
   ExchangeBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
 
-  /// Tells the others `mine` and returns what all have said.
+  /// Publishes `mine` and returns the records of all ranks.
   SaidByRanks tell(const char* kind, const std::string& mine) const;
   bool is_decided_elsewhere() const;
 

@@ -14,25 +14,25 @@
 
 namespace lockstep {
 
-/// Finds ranks that wait for each other because some of them run a synchronised batch norm and others do not. Those
-/// wait in another group, so no engine sees that they will never come. A thread looks a few times a second whether this
-/// rank waits; while it has waited for long, it tells the other ranks through the store where, and reads where they do.
-/// Nothing is sent as long as training goes on.
+/// Finds ranks that wait for each other because some of them run a synchronised batch norm and others do not. The
+/// latter wait in another group, so no engine can detect the deadlock. A thread checks a few times a second whether
+/// this rank waits. When the wait is long, the rank publishes through the store where it waits, and reads where the
+/// others do. Nothing is sent while training progresses.
 class ExchangeWatch {
  public:
-  /// `group`: of the exchanges. `around`: the engine of the group that it was made of, in which the others may wait.
+  /// `group`: of the exchanges. `around`: the engine of its parent group, in which the others may wait.
   ExchangeWatch(const Group& group, c10::intrusive_ptr<c10d::Backend> around);
   ~ExchangeWatch();
   ExchangeWatch(const ExchangeWatch&) = delete;
 
-  /// The thread that trains, before and after each exchange. `what`: "batch norm `features.1`"; `place`: "the forward
-  /// of batch norm `features.1` of 8 channels".
+  /// Called by the training thread before and after each exchange. `what`: "batch norm `features.1`"; `place`: "the
+  /// forward of batch norm `features.1` of 8 channels".
   void enter(const std::string& what, const std::string& place);
   void leave();
 
   /// The finding for which the watch ended this rank's wait; empty if none.
   std::string verdict();
-  /// After the ranks disagreed in an exchange: in which exchange each of them is, as far as they say so within a
+  /// Called after the ranks disagreed in an exchange: the exchange of each rank, as far as ranks report it within a
   /// second; empty if no other does.
   std::string places();
 

@@ -33,7 +33,7 @@ struct FoundLayers {
 /// Changes nothing in the module.
 FoundLayers find_layers(const torch::jit::Module& module);
 
-/// From now on the module's methods run as they were written, without the executor's optimizations.
+/// Makes the module's methods run as written from now on, without the executor's optimizations.
 void run_as_written(const torch::jit::Module& module);
 
 }  // namespace lockstep

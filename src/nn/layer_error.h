@@ -11,7 +11,8 @@
 
 namespace lockstep {
 
-/// That ranks do not run the same synchronised layers. `layer`: "batch norm `bn1`"; `where`: where each rank is.
+/// The error for ranks that do not run the same synchronised layers. `layer`: "batch norm `bn1`"; `where`: each rank's
+/// place.
 inline Error layer_error(const std::string& layer, const std::string& where) {
   return Error(layer +
                " is synchronised over all ranks, so every rank must run it: call forward on every rank (an empty batch "
@@ -19,7 +20,7 @@ inline Error layer_error(const std::string& layer, const std::string& where) {
                where);
 }
 
-/// "rank 0 in the forward of ..., rank 1 in ...", of the places by rank, as far as they are known.
+/// "rank 0 in the forward of ..., rank 1 in ...", of the known places by rank.
 inline std::string said_by_rank(const std::vector<std::optional<std::string>>& places) {
   std::string said;
   for (auto one = places.begin(); one != places.end(); ++one)

@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// The key-value store in which ranks meet, whoever serves it. Its calls throw what the store throws; the text of an
-/// exception says why.
+/// The key-value store in which ranks meet, whoever serves it. Its calls throw the store's exceptions, whose text has
+/// the reason.
 class MeetingStore {
  public:
   virtual ~MeetingStore() = default;

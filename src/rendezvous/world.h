@@ -8,14 +8,14 @@
 
 namespace lockstep {
 
-/// Where this process stands among the ranks, as its environment says, and how the ranks can meet.
+/// This process's place among the ranks, by its environment, and how the ranks can meet.
 struct World {
   enum class Source { kAlone, kLauncher, kTorchrun, kOpenMpi, kMpich, kSlurm, kMpi };
 
   Source source = Source::kAlone;
   int rank = 0;
   int world_size = 1;
-  std::optional<int> local_rank;  ///< among the ranks of this machine; unset: the ranks find out when they meet
+  std::optional<int> local_rank;  ///< among the ranks of this machine; unset: determined when the ranks meet
   std::optional<int> local_world_size;
 
   std::optional<int> store_fd;  ///< kLauncher: inherited socket to the launcher's store
@@ -24,9 +24,9 @@ struct World {
   int master_port = 0;
   bool store_is_hosted = false;  ///< kTorchrun: the agent serves the TCPStore; else rank 0 does
   std::string rank_variable;     ///< the variable the rank was read from, e.g. PMI_RANK
-  std::string job;               ///< kTorchrun: tells apart jobs that share a store
+  std::string job;               ///< kTorchrun: distinguishes jobs that share a store
 
-  /// All ranks are on this machine, as the launcher says.
+  /// Whether all ranks are on this machine, according to the launcher.
   bool one_machine() const {
     return source == Source::kAlone || local_world_size == world_size ||
            (source == Source::kLauncher && !local_world_size);

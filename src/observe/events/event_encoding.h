@@ -20,7 +20,7 @@ struct EventMoment {
 
 /// The first event of every file.
 std::string version_event(double wall_s);
-/// Training starts or resumes at this step: what earlier files in the folder say about later steps is void.
+/// Training starts or resumes at this step: contents of earlier files in the folder about later steps are void.
 std::string session_start_event(EventMoment at);
 
 /// Contents of summaries, apart from the tag.
