@@ -74,7 +74,7 @@ void load(AdamLike& state, const py::dict& from) {
   state.max_exp_avg_sq(tensor_of(from, "max_exp_avg_sq"));
 }
 
-/// What Python sees of the three optimizers.
+/// The three optimizers as seen by Python.
 class Stepper {
  public:
   virtual ~Stepper() = default;

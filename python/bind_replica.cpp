@@ -139,7 +139,7 @@ void set_error_of(const std::exception& error) {
   PyErr_SetString(set.type().ptr(), with_names_of_python(text.cast<std::string>()).c_str());
 }
 
-/// What backward throws goes through torch's bindings, which know nothing of Error; they hand over what is Python's.
+/// Exceptions of backward pass through torch's bindings, which know nothing of Error but forward Python's own.
 void raise_in_python(const std::exception& error) {
   const py::gil_scoped_acquire lock;
   set_error_of(error);

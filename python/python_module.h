@@ -32,8 +32,8 @@ class PythonModule final : public Source {
  private:
   static constexpr size_t kModulesAtOnce = 64;
 
-  /// What a module held directly when remember() was called. Objects are compared, never used: the replica keeps the
-  /// tensors, and a module that is gone was replaced.
+  /// The direct contents of a module when remember() was called. Objects are compared, never used: the replica keeps
+  /// the tensors alive, and a module that is gone was replaced.
   struct Layer {
     pybind11::weakref module;
     std::vector<const PyObject*> parameters, buffers, children;

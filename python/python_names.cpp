@@ -9,7 +9,7 @@
 namespace lockstep::python {
 namespace {
 
-/// What is said in another way altogether, before single names are replaced.
+/// Phrases that are replaced as a whole, before single names.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 13> kPhrases{{
     {"DistributedDataParallelOptions::reduction = GradientReduction::kWeightedMean",
      "lockstep.attach(..., reduction=\"weighted_mean\")"},

@@ -12,7 +12,7 @@ namespace lockstep::python {
 
 class PythonModule;
 
-/// What lockstep.attach() gives, without its Python half. Made and destroyed with Python's lock held.
+/// The result of lockstep.attach(), without its Python half. Made and destroyed with Python's lock held.
 class PythonReplica : public Replica {
  public:
   PythonReplica(std::unique_ptr<PythonModule> source, const Group& group, DistributedDataParallelOptions options);

@@ -2,7 +2,7 @@
 
 namespace lockstep {
 
-/// What `lockstep --version` prints: the version, and how this was built.
+/// The output of `lockstep --version`: the version, and how this was built.
 const char* build_facts();
 
 }  // namespace lockstep

@@ -9,7 +9,7 @@ class App;
 
 namespace lockstep {
 
-/// What a command line's description says, as texts: what `--help`, the completions and the manual are made of.
+/// The description of a command line as texts, from which `--help`, the completions and the manual are made.
 struct OptionText {
   std::vector<std::string> names;  ///< "-n", "--nproc-per-node"; none: a positional argument
   std::string value;               ///< "DIR", "none|core|numa"; empty: it takes none

@@ -16,7 +16,7 @@ std::vector<std::string> all_names(const CommandText& command, bool only_with_va
   return names;
 }
 
-/// What `run` needs, where a program with its own arguments follows the options.
+/// The completion of `run`, where a program with its own arguments follows the options.
 constexpr const char* kBashProgram = R"(    local at=2 named=
     while ((at < COMP_CWORD)); do
       case ${COMP_WORDS[at]} in
@@ -73,7 +73,7 @@ std::string bash_values(const std::vector<CommandText>& commands) {
   return "  case \"${COMP_WORDS[1]} $before\" in\n" + cases + "  esac\n";
 }
 
-/// What a description says first.
+/// The first sentence of a description.
 std::string first_sentence(const std::string& text) { return text.substr(0, text.find(". ")); }
 
 /// For '...' in zsh, within [...] of _arguments.
@@ -172,7 +172,7 @@ std::string fish_text(const std::string& text) {
   return result;
 }
 
-/// What may stand after an option or as an argument: words, folders, files, or what nobody can guess.
+/// The values that may follow an option or be an argument: words, folders, files, or unknown ones.
 std::string fish_values(const OptionText& option) {
   if (!option.words.empty()) return " -f -a '" + joined(option.words, " ") + "'";
   if (option.takes_folder()) return " -f -a '(__fish_complete_directories)'";

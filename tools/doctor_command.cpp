@@ -53,7 +53,7 @@ std::string missing_library(const std::string& said) {
   return said.substr(name, said.find(':', name) - name);
 }
 
-/// What the probe tells, or why it does not, into `facts`.
+/// Writes the probe's findings, or the reason for their absence, into `facts`.
 void ask_probe(const std::string& launcher, Json& facts) {
   const std::string probe = find_probe(launcher);
   if (probe.empty()) {

@@ -21,7 +21,7 @@ class DoctorHosts {
   std::optional<std::string> hosts_, hostfile_, launch_command_, interface_;
 };
 
-/// What is wrong with links, by what probe_links() has found; `names` by rank. Each starts with the machines' names.
+/// Problems of links, by the findings of probe_links(); `names` by rank. Each begins with the machines' names.
 struct LinkFindings {
   std::vector<std::string> broken, slow;
 };

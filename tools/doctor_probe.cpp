@@ -1,5 +1,5 @@
-// What `lockstep doctor` runs as two ranks: what only a program with LibTorch can tell. `doctor_probe [BACKEND]`: rank
-// 0 prints one JSON object. With a backend's name only whether it works.
+// Run by `lockstep doctor` as two ranks, for facts that need LibTorch. `doctor_probe [BACKEND]`: rank 0 prints one JSON
+// object. With a backend's name, only whether it works.
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>

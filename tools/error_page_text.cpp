@@ -154,7 +154,7 @@ std::string explain_code(const ErrorPageText& page, int code, size_t columns) {
                   (name == nullptr ? "" : std::string(", ended by SIG") + name));
 }
 
-/// What fits `words`, at the best of three places: titles, messages, texts.
+/// The matches of `words`, at the best of three places: titles, messages, texts.
 std::string explain_words(const ErrorPageText& page, const std::vector<std::string>& words, size_t columns) {
   for (int place = 0; place < 3; ++place) {
     std::vector<std::string> titles, texts;

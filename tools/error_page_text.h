@@ -30,7 +30,7 @@ struct ErrorPageText {
 /// Reads the page. What stands before its first section is left out.
 ErrorPageText read_error_page(const std::string& markdown);
 
-/// What can be explained: every exit code, section and status.
+/// The list of topics that can be explained: every exit code, section and status.
 std::string list_explained(const ErrorPageText& page, size_t columns);
 
 /// The explanation that `query` asks for: an exit code, a status, the title of a section, a message, or words of any of

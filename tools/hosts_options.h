@@ -24,8 +24,8 @@ class HostsOptions {
   void add_to(CLI::App& app);
   /// Whether the words, or Slurm's variables, ask for several machines.
   bool asked_for(const EnvironmentBlock& environment) const;
-  /// What they ask for. `ranks`: of -n, on each machine that does not say otherwise; becomes their sum, as far as it is
-  /// known. Throws LaunchError (bad command line; for the key: authentication refused).
+  /// The request that these options make. `ranks`: of -n, for each machine without its own number; becomes their sum,
+  /// if it is known. Throws LaunchError (bad command line; for the key: authentication refused).
   HostsRequest read(const EnvironmentBlock& environment, const std::vector<std::string>& command, int& ranks) const;
   /// The default of -n: under Slurm as many as there are cores.
   static bool is_slurms(const EnvironmentBlock& environment);

@@ -38,7 +38,7 @@ std::string unknown_option(const CLI::App& command, const std::vector<std::strin
   return "";
 }
 
-/// What is printed after the reason when a command line is refused.
+/// The text printed after the reason when a command line is refused.
 std::string usage_for(const std::vector<std::string>& words, const std::vector<std::string>& commands) {
   const std::string command = words.empty() ? "" : words[0];
   if (command == "run")

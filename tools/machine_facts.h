@@ -5,9 +5,9 @@
 
 namespace lockstep {
 
-/// What `lockstep doctor` tells of the machine, without starting a rank: system, processor, cores, quota, NUMA nodes,
-/// memory, limits, and the versions of other launchers in PATH. Takes as long as those need to print
-/// their versions, a few seconds at most.
+/// The facts of `lockstep doctor` about the machine, without starting a rank: system, processor, cores, quota, NUMA
+/// nodes, memory, limits, and the versions of other launchers in PATH. Takes as long as those need to print their
+/// versions, a few seconds at most.
 nlohmann::json machine_facts();
 
 /// The NVIDIA GPUs whose devices are in `folder` (/dev/nvidia0, ...), at most as many as `visible`, the value of

@@ -29,7 +29,7 @@ void check(const RunningRun& run, int ranks) {
   if (!run.board) refuse(kExitRefusedInput, "the ranks cannot be asked: " + run.board_failure);
 }
 
-/// The same run again. Its record is missing for a moment while ranks are replaced.
+/// Reads the run's record again. It is missing for a moment while ranks are replaced.
 RunningRun look_again(const std::string& folder, const ProcessIdentity& launcher, const Deadline& deadline) {
   for (;;) {
     try {

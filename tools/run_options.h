@@ -13,7 +13,7 @@ class App;
 
 namespace lockstep {
 
-/// What `lockstep run` is asked for.
+/// The request of a `lockstep run` command line.
 struct RunRequest {
   LaunchOptions options;
   EnvironmentBlock variables;         ///< of --env

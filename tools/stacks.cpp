@@ -133,7 +133,7 @@ bool print_stacks(pid_t pid) {
   const bool stood = process_state(pid) == 'T';
   Watch watch(pid);
   Captured said = capture(printer, kStackTimeout, std::ref(watch));
-  // Whoever is killed right after it has attached leaves the signal behind by which it did that.
+  // A debugger killed right after attaching leaves its stop signal behind.
   if (!stood && process_state(pid) == 'T') ::kill(pid, SIGCONT);
   if (const size_t begin = said.out.find(kBegin); begin != std::string::npos)
     said.out.erase(0, said.out.find('\n', begin) + 1);

@@ -62,7 +62,7 @@ void evaluate(Loader& loader, const Group& group, Metrics& metrics, Step&& step)
   std::rethrow_exception(failure);
 }
 
-/// The same, with `module` in evaluation mode meanwhile.
+/// evaluate() with `module` in evaluation mode meanwhile.
 template <std::derived_from<LoaderBase> Loader, std::invocable<typename Loader::Iterator::value_type&> Step>
 void evaluate(torch::nn::Module& module, Loader& loader, const Group& group, Metrics& metrics, Step&& step) {
   const EvaluationMode mode(module);

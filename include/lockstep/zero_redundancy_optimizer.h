@@ -33,7 +33,7 @@ std::vector<at::Tensor> trained_parameters(const Replica& model);
 struct StepKind {
   FormulaKind formula = FormulaKind::kNone;
   bool state_is_known = false;
-  /// What the class does in step(), whatever a class derived from it does.
+  /// The class's own step(), even if a derived class overrides it.
   void (*own_step)(torch::optim::Optimizer& optimizer) = nullptr;
 };
 

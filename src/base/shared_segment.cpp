@@ -42,7 +42,7 @@ std::string megabytes(size_t bytes) {
                    " are available (" + why + "). Use fewer ranks or smaller buckets, or raise the memory limit.");
 }
 
-/// What one cgroup folder has left (limit - used), or SIZE_MAX without a limit.
+/// The remaining memory of one cgroup folder (limit - used), or SIZE_MAX without a limit.
 size_t cgroup_room(const std::filesystem::path& folder, const char* limit_name, const char* used_name) {
   std::ifstream limit_file(folder / limit_name), used_file(folder / used_name);
   uint64_t limit = 0, used = 0;

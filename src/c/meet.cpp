@@ -64,7 +64,7 @@ StorePointer launchers_store(int fd) {
   return kept;
 }
 
-/// The same text for the ranks of one start, and for no others on this machine.
+/// A text that is equal for the ranks of one start, and for no others on this machine.
 std::string job_of(const World& world, const Environment& environment) {
   if (world.source != World::Source::kTorchrun) return starting_process(world.rank_variable);
   Hash hash;

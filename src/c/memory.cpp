@@ -44,7 +44,7 @@ void check(const char* function, size_t bytes, void** memory) {
   if (bytes > size_t{1} << 46) refuse(function, std::to_string(bytes) + " bytes are more than any machine has");
 }
 
-/// What each rank tells the others of memory that they want together.
+/// A rank's statement to the others about memory that they request together.
 struct Wanted {
   uint64_t bytes;
   uint64_t place;  ///< on rank 0: where it lies there, or kNowhere

@@ -27,7 +27,7 @@ constexpr size_t kBlock = 512;        ///< elements
 constexpr size_t kSliceAligned = 64;  ///< elements: ranks write no cache line in common where arrays are page aligned
 constexpr size_t kStates = 3, kLargestElement = 8;
 
-/// What a rank gives: all but the arrays' places must be the same on all ranks.
+/// A rank's arguments. All but the arrays' addresses must be equal on all ranks.
 struct Step {
   const char* function;
   Algorithm algorithm;
@@ -45,7 +45,7 @@ struct Step {
   size_t state_bytes() const { return count * shm::element_bytes(state_type()); }
 };
 
-/// What ranks tell each other: bytes that are compared, and offsets in resident memory.
+/// The statements that ranks exchange: bytes that are compared, and offsets in resident memory.
 struct Announced {
   uint64_t count, type, algorithm;
   optim::StepConstants constants;
@@ -171,7 +171,7 @@ std::string text_of(const char* what, uint64_t rank_has, uint64_t zero_has, size
          std::to_string(zero_has);
 }
 
-/// What a rank is about to do otherwise than rank 0; empty if nothing.
+/// How a rank's step would differ from rank 0's; empty if it does not.
 std::string difference(const Announced& zero, const Announced& other, size_t rank) {
   const std::string who = "rank " + std::to_string(rank);
   if (other.count != zero.count) return text_of(" parameters", other.count, zero.count, rank);

@@ -7,7 +7,7 @@
 namespace lockstep::c {
 namespace {
 
-// What a signal handler may touch: only lock-free words.
+// State that a signal handler may access: only lock-free words.
 std::atomic<int> asked{0};
 std::atomic<const RankBoard*> board{nullptr};
 

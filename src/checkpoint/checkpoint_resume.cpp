@@ -187,7 +187,7 @@ CheckpointImage image_of_file(const std::string& path) {
   return image;
 }
 
-/// What rank 0 has chosen.
+/// Rank 0's choice.
 struct Choice {
   std::string file;          ///< in the folder; empty: none
   uint64_t sequence = 0;     ///< of the one in memory, which comes first; 0: none
@@ -220,7 +220,7 @@ Choice choose(const CheckpointFolder& folder, const std::optional<WholeSlot>& in
   return choice;
 }
 
-/// The same on all ranks.
+/// The choice, equal on all ranks.
 Choice agree(const CheckpointFolder& folder, const MemoryTier* memory, const Group& group) {
   // A rank may still be writing its part of the last save, which counts only when all have.
   if (memory != nullptr) group.barrier();

@@ -26,7 +26,7 @@ using Dict = c10::impl::GenericDict;
 using Outcome = CheckpointMessage::Outcome;
 using Scope = Checkpointer::Scope;
 
-/// What this rank holds of the parts that have one state in the file. Rank 0's goes into it, and the slices of others.
+/// This rank's values of the parts that have one state in the file. Rank 0's are saved, and the slices of the others.
 struct CommonState {
   Dict parts = new_dict();
   Dict in_slices = new_dict();  ///< those of them that lie in slices on all ranks

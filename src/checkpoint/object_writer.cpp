@@ -152,7 +152,7 @@ const Slices* ObjectWriter::slices(size_t storage) const {
 void ObjectWriter::detach_from_tensors(ObjectWriter* old) {
   for (size_t i = 0; i < storages_.size(); ++i) {
     c10::Storage& bytes = storages_[i];
-    // What came from another device is already a copy.
+    // Bytes from another device are already a copy.
     if (bytes.unsafeGetStorageImpl() != kept_[i].unsafeGetStorageImpl()) continue;
     c10::Storage copy;
     if (old != nullptr && i < old->storages_.size() && old->storages_[i].nbytes() == bytes.nbytes())

@@ -76,7 +76,7 @@ void add_lines(const c10::IValue& value, const std::string& name, bool in_slices
   }
 }
 
-/// What a line is about, in words where it has no name: the whole, or no line at all.
+/// The subject of a line, in words if it has no name: the whole, or no line at all.
 std::string name_of(std::string_view line) {
   if (line.empty()) return "nothing more";
   const std::string name(line.substr(0, line.find('\t')));

@@ -28,7 +28,7 @@ std::vector<int64_t> with_rows(int64_t rows, at::IntArrayRef sizes) {
   return shape;
 }
 
-/// What an operation that only moves data hands to the engine: flat, as bytes for the engine of a device.
+/// The tensor that an operation which only moves data hands to the engine: flat, as bytes for the engine of a device.
 at::Tensor moved(const at::Tensor& dense) { return dense.is_cpu() ? as_flat(dense) : as_bytes(dense); }
 at::Tensor moved_rows(const at::Tensor& dense, int64_t rows) {
   const at::Tensor flat = moved(dense);
@@ -52,7 +52,7 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
   const char* operation = CallGuard::operation(group->caller);
   note_start(*group, group->sequence, operation, tensor, coarse_now());
   RankStatus::Awaited awaited;
-  // What sends nothing, because it has no elements, is counted on no rank.
+  // An operation that sends nothing, because it has no elements, is counted on no rank.
   if (message.empty() && work) awaited = start_collective(group->on_page, group->rank, group->sequence, what);
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
                                                         .sequence = group->sequence++,
@@ -98,7 +98,7 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& o
   return true;
 }
 
-/// The same for a reduction of `output`'s elements. A dtype that cannot be reduced goes through c10d, which refuses it.
+/// A reduction of `output`'s elements. A dtype that cannot be reduced goes through c10d, which refuses it.
 bool reduce_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& output, const at::Tensor& input,
                     shm::OperationKind kind, ReduceOp op) {
   const auto type = to_core(output.scalar_type());

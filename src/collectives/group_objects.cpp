@@ -36,7 +36,7 @@ std::string to_string(const at::Tensor& bytes) {
 
 at::Tensor to_tensor(const std::vector<int64_t>& numbers) { return at::tensor(numbers, at::kLong); }
 
-/// What a rank sends of an object: bytes, or, where it cannot be pickled, none, which no pickle is.
+/// The bytes that a rank sends of an object; if it cannot be pickled, none, which is no valid pickle.
 struct Pickled {
   std::string bytes, problem;
 };

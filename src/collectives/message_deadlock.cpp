@@ -18,7 +18,7 @@ std::vector<int> needs_of(int rank, const std::vector<ToldWait>& notes) {
   if (note.message) {
     const int peer = note.message->peer;
     const ToldWait& theirs = notes[static_cast<size_t>(peer)];
-    // What is called on both sides, or done on one, moves.
+    // A message called on both sides, or done on one, makes progress.
     const bool is_ahead = note.message->is_send ? count(theirs.received, rank) > count(note.sent, peer)
                                                 : count(theirs.sent, rank) > count(note.received, peer);
     if (is_ahead || theirs.has({!note.message->is_send, rank, note.message->tag})) return {};

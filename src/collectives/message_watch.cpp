@@ -17,7 +17,7 @@ namespace {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using std::chrono::milliseconds;
 
-/// Whoever comes so late is nearly always there by the first look.
+/// A rank that is merely late has nearly always arrived by the first look.
 constexpr milliseconds kFirstLook{400}, kLongestPause{1500};
 constexpr int kRestsBeforeDozing = 5;
 

@@ -92,7 +92,7 @@ class TypedWork final : public c10d::Work {
     Description sent;
     std::memcpy(&sent, envelope_.const_data_ptr(), sizeof sent);
     if (sent == expected_) return;
-    // What was posted for other parts is never received, and an engine may not stand that it goes.
+    // Messages posted for other parts are never received, and an engine may not tolerate their destruction.
     static auto* const left = new std::vector<std::vector<WorkPtr>>;
     left->push_back(works_);
     throw WrongMessage("rank " + std::to_string(name_.to) + " received a message from rank " +

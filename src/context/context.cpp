@@ -146,7 +146,7 @@ void seed_generator(const ContextOptions& options, int rank) {
 using Engines = std::function<EngineFactories(const RollCall& present)>;
 using Farewell = std::function<void(std::chrono::milliseconds)>;
 
-/// What holds from now on, before anything is opened.
+/// Fixes the options, before anything is opened.
 void settle(const World& world, const Environment& environment, ContextOptions& options) {
   options.virtual_ranks = choose_virtual_ranks(options, environment, world.world_size);
   options.join_timeout = join_timeout(environment, options.join_timeout);

@@ -24,7 +24,7 @@ namespace {
 
 std::string key_of(int rank) { return "present/" + std::to_string(rank); }
 
-/// What a rank tells the others.
+/// A rank's message to the others.
 struct Introduction {
   Versions versions;
   std::vector<int> cpus;

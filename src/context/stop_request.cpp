@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// What the handler may touch: only lock-free words.
+// State that the handler may access: only lock-free words.
 std::atomic<const RankBoard*> board{nullptr};
 std::atomic<int> asked{0};
 std::atomic<pid_t> listener{0};

@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-/// What must be the same on all ranks that share out an epoch.
+/// Facts that must be equal on all ranks that share an epoch.
 std::vector<std::string> facts_of_pass(const detail::EpochPlan& plan, int epoch, int64_t start) {
   const DataLoaderOptions& options = plan.options();
   std::vector<std::string> facts;

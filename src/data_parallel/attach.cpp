@@ -81,7 +81,7 @@ void throw_on_all_ranks(const Group& group, const std::string& trouble) {
     if (!one.empty()) throw Error(ranks_with(all, one) + ": " + one);
 }
 
-/// What `body` returns, or the text of what it throws.
+/// The result of `body`, or the text of its exception.
 std::string problem_or_failure_of(const std::function<std::string()>& body) {
   try {
     return body();

@@ -17,7 +17,7 @@
 #include "data_parallel/replica_state.h"
 #include "rank_page/operation_label.h"
 
-// What a user may add to the reduction of gradients.
+// Functions for user additions to the reduction of gradients.
 
 namespace lockstep {
 namespace {

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// What a thread takes at least.
+/// The least number of blocks per thread.
 constexpr int64_t kBlocksOfAThread = 32;
 
 /// A NaN stays.

@@ -31,7 +31,7 @@ class JoiningReducer {
   const JoinOptions*& join_;
 };
 
-/// The same for synchronised batch norms, if there are any.
+/// Sets the joining state of synchronised batch norms, if there are any.
 class JoiningStatistics {
  public:
   JoiningStatistics(std::shared_ptr<StatisticsExchange>& exchange, const Group& group) : exchange_(exchange) {

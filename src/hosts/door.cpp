@@ -10,12 +10,13 @@
 namespace lockstep::hosts {
 namespace {
 
-/// Accepted in one turn.
+/// Connections accepted in one turn.
 constexpr int kAcceptedInATurn = 64;
-/// The same, and handshakes carried on in one turn, while no agent is awaited: the ranks' messages wait for the turn's
-/// end, and a handshake takes up to a millisecond. Each that is accepted may need two before it has shown the key.
+/// Connections accepted, and handshakes continued, in one turn while no agent is awaited: the ranks' messages wait for
+/// the turn's end, and a handshake takes up to a millisecond. Each accepted connection may need two before it has
+/// proved the key.
 constexpr int kStrangersInATurn = 4, kServedInATurn = 2;
-/// After such a turn they are left alone for so many times as long as it took.
+/// After such a turn strangers are ignored for this many times its duration.
 constexpr int kRest = 9;
 
 /// Adds the time of a block to `spent`.

@@ -301,7 +301,7 @@ RanksObserved HostsTeam::observe(bool process_states, bool processor_times) {
   return seen;
 }
 
-/// What `lockstep resize` asks for, if the machines that are left have so many places.
+/// The number of ranks requested by `lockstep resize`, if the remaining machines have that many places.
 int HostsTeam::wanted_ranks() {
   const int wanted = board_ ? static_cast<int>(std::min<uint32_t>(board_->head().resize_to.load(), INT_MAX)) : 0;
   int places = 0;

@@ -48,7 +48,7 @@ class Probe {
     return {bytes.begin(), bytes.end()};
   }
   void measure(int other);
-  /// Whoever has the lower number of the two does the first of these while the other does the second.
+  /// The rank with the lower number of the two calls the first of these while the other calls the second.
   FileDescriptor await_connection(const Token& token, std::string& why);
   FileDescriptor connect(int other, const Token& token, std::string& why);
   Token token_of(int from, int to);
@@ -179,7 +179,7 @@ void Probe::measure(int other) {
   FileDescriptor back = lower ? connect(other, down, why_down) : await_connection(down, why_down);
   const std::string pair = "pair/" + std::to_string(low) + "/" + std::to_string(high);
   Json found = {{"low", low}, {"high", high}};
-  // Who could not connect knows why.
+  // The side that could not connect knows the reason.
   if (const std::string& why = lower ? why_down : why_up; !why.empty())
     found[lower ? "low_cannot_reach_high" : "high_cannot_reach_low"] = why;
   // Both sides must agree on the connection that they use.

@@ -27,7 +27,7 @@ namespace {
 /// How long whoever reads the launcher's output may take for what the ranks printed.
 constexpr std::chrono::seconds kFlushTimeout(30);
 
-/// What all starts of a run share.
+/// State shared by all starts of a run.
 struct SharedByStarts {
   explicit SharedByStarts(const LaunchOptions& options) : display(options.shown_ranks) {}
 

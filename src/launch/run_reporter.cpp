@@ -18,7 +18,7 @@ std::string asked_by(const Evidence& evidence) {
   return evidence.asked_at ? "a signal to a rank" : "";
 }
 
-/// What to tell of the culprit besides the verdict.
+/// Adds facts about the culprit that are not in the verdict.
 void add_culprit(FailureReport& report, const RunState& state, const Team& team, const std::string& program) {
   RankEnd& culprit = *report.verdict.culprit;
   const Rank& rank = team.rank(culprit.rank);

@@ -252,7 +252,7 @@ void StateMachine::consider_resizing(const RanksObserved& event) {
   ask_to_leave();
 }
 
-/// What follows from the failure of these ranks.
+/// The decision that follows from the failure of these ranks.
 RestartDecision StateMachine::decide(const Verdict& verdict) const {
   if (verdict.exit_code == kExitOk || is_ended_by_signal()) return {};
   RestartDecision decision =

@@ -62,7 +62,7 @@ void copy_floats_out(const at::Tensor& values, double* out) {
   std::copy_n(values.const_data_ptr<float>(), values.numel(), out);
 }
 
-/// What a layer sends: two lists of a number for each channel, and one more number. In its header, eps and momentum.
+/// A layer's message: two lists of a number per channel, and one more number; in its header, eps and momentum.
 at::Tensor make_row(const at::Tensor& first, const at::Tensor& second, double last, double eps = 0,
                     double momentum = 0) {
   const int64_t channels = first.numel();
@@ -77,7 +77,7 @@ at::Tensor make_row(const at::Tensor& first, const at::Tensor& second, double la
   return row;
 }
 
-/// What the ranks sent, behind their headers.
+/// The ranks' messages, behind their headers.
 class Rows {
  public:
   explicit Rows(at::Tensor rows) : rows_(std::move(rows)), values_(rows_.const_data_ptr<double>()) {}

@@ -16,8 +16,8 @@ namespace lockstep {
 namespace {
 
 constexpr std::chrono::milliseconds kPause{250};     ///< between two looks
-constexpr std::chrono::milliseconds kPatience{800};  ///< a wait that is shorter is told to nobody
-constexpr std::chrono::milliseconds kOthers{1000};   ///< how long to wait for what the others say
+constexpr std::chrono::milliseconds kPatience{800};  ///< shorter waits are not reported
+constexpr std::chrono::milliseconds kOthers{1000};   ///< how long to wait for the others' records
 
 void interrupt(const c10::intrusive_ptr<c10d::Backend>& engine, const std::string& why) {
   if (auto* const able = dynamic_cast<Interruptible*>(engine.get())) able->interrupt(why);
@@ -131,9 +131,9 @@ void ExchangeWatch::watch() {
   }
 }
 
-/// Whoever learns of it ends, and takes others with it that are to say the same: so all learn of it first. Both groups
-/// end on every rank, whichever it waits in: a rank that has left before another one's thread came so far must have
-/// ended what that one waits for.
+/// A rank that learns of the verdict ends, and so do others that must report it too; so all learn of it first. Both
+/// groups end on every rank, whichever it waits in: a rank that has left before another's thread got this far must have
+/// ended the operation that the other waits for.
 void ExchangeWatch::decide(const std::string& verdict) {
   {
     const MutexLock lock(mutex_);

@@ -14,7 +14,7 @@
 namespace lockstep::detail {
 namespace {
 
-/// What a thread takes at least.
+/// The least number of blocks per thread.
 constexpr int64_t kBlocksOfAThread = 32;
 constexpr size_t kLargestElement = 8;
 

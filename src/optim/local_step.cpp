@@ -5,8 +5,8 @@
 #include "optim/sharded_step.h"
 #include "optim/step_plan.h"
 
-// What steps an optimizer; the step of all parameters of one process. There, what can go wrong is looked for first; then come the constants of each
-// parameter and its memory; then the kernels run.
+// The step of all parameters of one process. Errors are looked for first; then the constants and memory of each
+// parameter are determined; then the kernels run.
 
 namespace lockstep::detail {
 namespace {

@@ -66,7 +66,7 @@ class Masters {
     optimizer_.state()[one.parameter.unsafeGetTensorImpl()] = std::move(one.state);
   }
 
-  /// What the optimizer's map has of a tensor, if anything.
+  /// Takes the state of a tensor from the optimizer's map, if there is any.
   State take(const at::Tensor& tensor) {
     const auto found = optimizer_.state().find(tensor.unsafeGetTensorImpl());
     if (found == optimizer_.state().end()) return nullptr;

@@ -204,7 +204,7 @@ void OwnSlices::complete(torch::optim::Optimizer& optimizer) {
         for (const OptimizerField& field : kind_->fields) {
           if (field.is_scalar || field.name != name) continue;
           const at::Tensor held = field.get(*found->second);
-          // What was loaded since the last step is whole.
+          // State loaded since the last step is whole.
           if (held.defined() && held.is_alias_of(array)) field.set(*found->second, Areas::view(whole, parameter));
         }
       }

@@ -14,13 +14,13 @@
 namespace lockstep::optim {
 namespace {
 
-/// What a thread takes at once: 256 KiB of floats, a multiple of every vector.
+/// The elements that a thread takes at once: 256 KiB of floats, a multiple of every vector.
 constexpr int64_t kPieceElements = 64 << 10;
-/// What is added up before it is stepped, and copied afterwards, while it is in the first-level cache.
+/// The elements summed before they are stepped, and copied afterwards, while they are in the first-level cache.
 constexpr int64_t kBlockElements = 512;
 constexpr size_t kLargestElement = 8;
 
-/// What is wrong with a parameter, as the end of a sentence; null if nothing is.
+/// The error of a parameter, as the end of a sentence; null if there is none.
 const char* problem_with(const at::Tensor& parameter, c10::Device device) {
   if (parameter.device() != device)
     return "is on another device than the first one; step what is there with an optimizer of its own";

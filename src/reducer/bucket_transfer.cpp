@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-/// What `body` throws, or an empty string.
+/// The text of the exception that `body` throws, or an empty string.
 std::string failure_text(const std::function<void()>& body) {
   try {
     body();

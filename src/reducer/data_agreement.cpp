@@ -20,7 +20,7 @@ namespace {
 
 using PassFacts = std::vector<std::string>;  ///< "seed 3"
 
-/// What a rank has sent.
+/// A rank's message.
 struct Said {
   bool cut = false;
   std::vector<PassFacts> passes;

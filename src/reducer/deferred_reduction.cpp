@@ -236,7 +236,7 @@ void DeferredReduction::end_step(const Settlement& settlement, bool others_read)
     parts_.plan.group.barrier();
   }
   reach(Stage::kEnded);
-  // What a rank that did not take part holds belongs to no step; gradients that were weighted are no longer its own.
+  // Gradients of a rank that did not take part belong to no step; weighted gradients are no longer its own.
   if (!parts_.message.facts().took_part() || (parts_.message.weight() != 1 && parts_.plan.has_buckets()))
     drop_gradients(parts_.plan.tensors);
   parts_.buckets.reset();

@@ -64,7 +64,7 @@ DrawnLine drawn(const ChartLine& line, const DrawingSize& size) {
   return one;
 }
 
-/// What the axis covers: the lines as drawn and, of the points behind a smoothed line, all but the few farthest ones.
+/// The range of the axis: the lines as drawn and, of the points behind a smoothed line, all but the few farthest.
 Range range_of(const std::vector<DrawnLine>& lines, bool from_zero) {
   Range range{std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()};
   const auto cover = [&](double value) { range = {std::min(range.low, value), std::max(range.high, value)}; };

@@ -23,7 +23,7 @@ std::string name_of(const fs::path& folder) {
   return name.empty() ? "run" : name;
 }
 
-/// What a file of a run is; empty: not worth listing.
+/// The description of a file of a run; empty if it is not worth listing.
 std::string description_of(const std::string& name) {
   if (name.starts_with("trace_rank") && name.ends_with(".json")) return "trace: open it in ui.perfetto.dev";
   if (name.starts_with("metrics_rank") && name.ends_with(".jsonl")) return "metrics, JSON lines";

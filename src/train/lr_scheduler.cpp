@@ -26,7 +26,7 @@ void set_momentum(OptimizerParamGroup& group, double value) {
   adamw.betas({value, std::get<1>(adamw.betas())});
 }
 
-/// What a schedule may vary, and the option of the optimizer that gives it some.
+/// The momentum that a schedule may vary, and the optimizer's option for it.
 struct Momentum {
   double value = 0;
   const char* option = "";

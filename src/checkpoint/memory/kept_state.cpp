@@ -189,7 +189,7 @@ struct MemorySink : ByteSink {
   std::string bytes;
 };
 
-/// What a rank has of its own, as a file of a checkpoint holds it.
+/// A rank's own state in the form of a checkpoint file.
 std::string own_state(const OpenImage& own) {
   Collector collector;
   collector.add(own, entry(own.tree(), own.root(), kRanksKey));

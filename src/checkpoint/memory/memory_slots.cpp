@@ -126,8 +126,8 @@ int SlotWriter::unfinished_rank() const {
 
 void SlotWriter::begin() {
   memory_.store(word_of(turn_.slot, rank_, 0), 0);
-  // What comes next overwrites a state whose record says from now on that it is being written: the record must be seen
-  // first, for which a release is not enough; and on x86-64 stores that bypass the caches wait for nothing less.
+  // The writes that follow overwrite a state whose record now says that it is being written. The record must be visible
+  // first, for which a release does not suffice; and on x86-64, stores that bypass the caches wait for nothing less.
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 

@@ -35,7 +35,7 @@ Engine::Engine(const Layout& layout, c10::intrusive_ptr<shm_engine::ShmBackend> 
 
 Engine::~Engine() {
   messages_->stop();
-  // What still runs must not wait for other ranks.
+  // Operations that still run must not wait for other ranks.
   if (shared() != nullptr) shared()->shutdown();
   equipment_.links.interrupt();
 }
@@ -144,7 +144,7 @@ std::string Engine::explain(const std::string& cause, const gloo_engine::Entry& 
     text = cause;
     if (!interruption_) text += "; " + recorder_.after_failure(entry, kPatience);
     if (is_late) text += timeout_hint;
-    // Whoever ends a group on all ranks may have come to another one first, which has left.
+    // A rank that ends a group on all ranks may have reached another one first, which has left.
     const MutexLock lock(ended_mutex_);
     if (!ended_because_.empty() && !interruption_) text = ended_because_;
   }
@@ -164,7 +164,7 @@ void Engine::end_stuck(const std::string& text) {
 
 void Engine::watch() {
   messages_->start_thread();
-  // Whoever explains a failure holds it, and may need this thread to move its messages.
+  // A thread that explains a failure holds the mutex, and may need this thread to move its messages.
   if (!mutex_.try_lock()) return;
   if (watched_ != nullptr && mismatch_.empty()) {
     mismatch_ = recorder_.compare(*watched_);

@@ -19,7 +19,7 @@ void GlooCarrier::break_off(int some_peer) {
   try {
     receive(at::empty({1}, at::kByte), some_peer, 0x7fffffff)->wait(std::chrono::milliseconds(1));
   } catch (const std::exception&) {
-    // What was wanted, or they were closed already.
+    // As intended, or they were closed already.
   }
 }
 

@@ -17,7 +17,7 @@ at::Tensor bytes_at(const void* data, size_t bytes) {
   return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
 }
 
-/// What `start` returns; where the connection has broken before that, it is named as in a wait.
+/// The result of `start`. If the connection broke before that, it is named as in a wait.
 template <typename Start>
 Transfer started(const char* what, int peer, bool is_sent, const Start& start) {
   try {

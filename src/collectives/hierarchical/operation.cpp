@@ -147,7 +147,7 @@ void Operation::all_gather() {
       if (machine != here()) send(input() + begin, size, layout_.on_rail(machine, layout_.local()));
   });
   std::byte* stage = machine_.stage((1 + mine.size()) * most);
-  /// What lies on each rank's stage behind its own row.
+  /// The data on each rank's stage behind its own row.
   std::vector<size_t> slots(static_cast<size_t>(machine_.size()), 1);
   std::vector<size_t> slot_of(world, 0);
   for (int rank = 0; rank < layout_.world_size(); ++rank)

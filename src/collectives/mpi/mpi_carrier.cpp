@@ -8,7 +8,7 @@
 namespace lockstep::mpi_engine {
 namespace {
 
-/// What a rank sent before it ended may arrive after the news of its end.
+/// Messages that a rank sent before it ended may arrive after the news of its end.
 constexpr std::chrono::milliseconds kGrace{200};
 
 class MpiWork final : public c10d::Work {

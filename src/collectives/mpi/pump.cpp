@@ -121,7 +121,7 @@ void Pump::say_farewell(std::chrono::milliseconds timeout) noexcept {
     const MutexLock lock(mutex_);
     if (present == world_size_) presence_ = Presence::kAllHaveLeft;
   } catch (const std::exception&) {
-    // What is not freed is MPI's to free in MPI_Finalize().
+    // MPI_Finalize() frees the rest.
   }
 }
 

@@ -9,10 +9,10 @@
 
 #include "base/clock.h"
 
-// What c10d's NCCL does by default does not fit Group's contract: waiting for a work orders streams and returns, and a
-// thread of c10d ends the process when an operation fails or takes too long. Its blocking mode does fit: no such thread
-// exists, and a wait ends when the device is done, or with an exception. It costs no overlap: works run from the moment
-// they are started, and whatever waits for them (the end of a backward) needs their results.
+// By default c10d's NCCL does not fit Group's contract: waiting for a work orders streams and returns, and a thread of
+// c10d ends the process when an operation fails or takes too long. Its blocking mode does fit: there is no such thread,
+// and a wait ends when the device is done, or with an exception. This costs no overlap: works run from the moment they
+// are started, and code that waits for them (the end of a backward) needs their results.
 
 namespace lockstep::nccl_engine {
 namespace {
@@ -122,7 +122,7 @@ class NcclBackend final : public c10d::ProcessGroupNCCL {
     return start([&] { return ProcessGroupNCCL::_reduce_scatter_base(to.tensor, from.tensor, wire_options); });
   }
 
-  // What only moves data.
+  // Operations that only move data.
   WorkPointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     return start([&] { return ProcessGroupNCCL::broadcast(tensors, options); });
   }

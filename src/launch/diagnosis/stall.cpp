@@ -29,7 +29,7 @@ std::string name(int rank) { return "rank " + std::to_string(rank); }
 
 std::string operation_of(const RankView& rank) { return printable(rank.account.operation.text()); }
 
-/// What it waits for, which may have been started before its last operation.
+/// The operation that the rank waits for, which may have been started before its last one.
 std::string awaited_by(const RankView& rank) {
   const RankStatus& account = rank.account;
   const RankStatus::Awaited& awaited = account.awaited;

@@ -54,7 +54,8 @@ std::optional<int> noted_code(const RankStatus& account) {
   }
 }
 
-/// What killed it counts most, then what it noted, then how it ended. Empty: it has not failed by itself.
+/// The cause of death counts most, then the error that the rank noted, then its exit. Empty: it has not failed by
+/// itself.
 std::optional<int> code_of_own_failure(const RankEnd& end, const RankView& rank) {
   if (end.failed_by_itself() && was_killed(end)) return code_of_end(end, rank);
   if (const auto noted = noted_code(rank.account)) return noted;

@@ -43,7 +43,7 @@ size_t LineMerger::after_the_last_of(int rank) const {
 size_t LineMerger::move_behind(size_t next, int rank, std::string_view line) {
   for (size_t at = next; at-- > 0;) {
     if (waiting_[at].line != line || waiting_[at].has(rank)) continue;
-    // What must stay behind the line: what came after it from any of its ranks, and so on.
+    // The lines that must stay behind this one: those that came after it from any of its ranks, and so on.
     std::set<int> ranks;
     std::vector<Waiting> before, behind;
     for (size_t i = at; i < next; ++i) {

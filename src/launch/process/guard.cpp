@@ -28,7 +28,7 @@ std::string new_launcher_mark() {
          std::to_string(Clock::now().time_since_epoch().count()) + "=1";
 }
 
-/// What was killed may have started others just before. An orphan comes to the launcher, which would keep it as a
+/// A killed process may have started others just before. An orphan is adopted by the launcher, which would keep it as a
 /// zombie.
 void kill_marked(const std::string& mark, std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);

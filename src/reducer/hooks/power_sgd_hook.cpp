@@ -121,7 +121,7 @@ class PowerSgdHook : public CommHook {
   }
 
  private:
-  /// What one bucket keeps from step to step.
+  /// A bucket's state from step to step.
   struct Memory {
     at::Tensor p, q;                 ///< all factors side by side
     std::vector<at::Tensor> errors;  ///< of each compressed matrix, this rank's

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// What must be the same on all ranks: everything but the number of rows; or what is wrong with it here.
+/// The properties that must be equal on all ranks, everything but the number of rows; or this rank's error.
 std::string description(const at::Tensor& rows, int64_t expected_rows) {
   std::ostringstream text;
   if (!rows.defined() || rows.dim() == 0)
