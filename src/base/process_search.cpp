@@ -17,9 +17,9 @@
 // An exec gives a process a new memory before it puts arguments and environment there; until then
 // /proc/<pid>/environ is empty. In /proc/<pid>/stat both ends of the environment are 0 then, later both its beginning
 // while the kernel counts the variables, and right only when the code's beginning is set, which it is last of all. A
-// descriptor that was opened before an exec ends there: what is read of it after the exec is empty, and what was read in
-// pieces is cut off, while the two ends are already those of the new environment. So what was read is all there is only if
-// the code has a beginning and the bytes are as many as the ends say.
+// descriptor that was opened before an exec ends there: what is read of it after the exec is empty, and what was read
+// in pieces is cut off, while the two ends are already those of the new environment. So what was read is all there is
+// only if the code has a beginning and the bytes are as many as the ends say.
 
 namespace lockstep {
 namespace {

@@ -72,8 +72,8 @@ std::pair<std::string, std::string> first_fact_of(const PassFacts& a, const Pass
 
 bool is_epoch(const std::string& fact) { return fact.starts_with("epoch "); }
 
-/// The epochs, where one rank has begun a pass of a loader that the other uses as well, in an epoch in which that one has
-/// not: it has looked into the loader beside the loop, so its epochs run ahead.
+/// The epochs, where one rank has begun a pass of a loader that the other uses as well, in an epoch in which that one
+/// has not: it has looked into the loader beside the loop, so its epochs run ahead.
 std::optional<std::pair<std::string, std::string>> epoch_ahead(const std::vector<PassFacts>& only,
                                                                const std::vector<PassFacts>& others) {
   for (const PassFacts& pass : only)
