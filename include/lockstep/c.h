@@ -1,11 +1,11 @@
-/* Lockstep for C, and for every language that can call C: the collectives of the ranks of one machine, and optimizers
- * whose step they share out, on raw memory. Needs no LibTorch. Link liblockstep_c; docs/c.md explains it on one page.
+/* Lockstep for C, and for every language that can call C: collectives of the ranks of one machine, and optimizers whose
+ * step is divided between them, on raw memory. Needs no LibTorch. Link liblockstep_c; docs/c.md has an introduction.
  *
- * Every function but the small queries returns LOCKSTEP_OK or another status; lockstep_last_error() then says what
+ * Every function except the small queries returns LOCKSTEP_OK or another status; lockstep_last_error() then says what
  * happened, to which rank, and what to do. The library throws nothing, never ends the process, installs no signal
  * handler, starts no thread that outlives a call, and every wait ends.
  *
- * All ranks of a group call the same collectives in the same order. One thread at a time calls a group; different
+ * All ranks of a group call the same collectives in the same order. One thread at a time may call a group; different
  * threads may use different groups at the same time. */
 #ifndef LOCKSTEP_C_H
 #define LOCKSTEP_C_H
@@ -35,7 +35,7 @@ enum {
   LOCKSTEP_RANK_GONE = 4,        /* a rank ended, or left the group, while others needed it */
   LOCKSTEP_MISMATCH = 5,         /* the ranks' calls do not match */
   LOCKSTEP_TIMED_OUT = 6,        /* the text names the ranks that did not come */
-  LOCKSTEP_ABORTED = 7,          /* a rank called lockstep_abort, or could not go on */
+  LOCKSTEP_ABORTED = 7,          /* a rank called lockstep_abort, or could not continue */
   LOCKSTEP_OUT_OF_RESOURCES = 8, /* memory or descriptors */
   LOCKSTEP_INTERNAL_ERROR = 9
 };
@@ -90,19 +90,18 @@ LOCKSTEP_API lockstep_status lockstep_leave(lockstep_group* group);
 /* Forms a group of those ranks that give the same color, ordered by key, then by rank. Every rank of `group` calls it;
  * a rank with a negative color gets a null group. */
 LOCKSTEP_API lockstep_status lockstep_split(lockstep_group* group, int color, int key, lockstep_group** part);
-/* Ends the group on every rank: what is pending and comes later fails there with this text. */
+/* Ends the group on every rank: pending and later operations fail with this text. */
 LOCKSTEP_API lockstep_status lockstep_abort(lockstep_group* group, const char* why);
 
 LOCKSTEP_API int lockstep_rank(const lockstep_group* group); /* -1 for null */
 LOCKSTEP_API int lockstep_size(const lockstep_group* group); /* -1 for null */
 
-/* Memory that this group's collectives use where it lies, without a copy. Aligned to a page. It is gone when the group
- * is left. */
+/* Memory that this group's collectives use in place, without a copy. Aligned to a page. Leaving the group frees it. */
 LOCKSTEP_API lockstep_status lockstep_allocate(lockstep_group* group, size_t bytes, void** memory);
-/* Memory that lies once for all ranks of the group, zeros at first: what one rank writes is everybody's. Aligned to a
- * page, at an address of its own on each rank. Every rank calls it, with the same size; and then lockstep_free(). */
+/* Memory that exists once for all ranks of the group, initially zero: all ranks see a write by one. Aligned to a page,
+ * at a different address on each rank. Every rank calls it, with the same size, and later lockstep_free(). */
 LOCKSTEP_API lockstep_status lockstep_allocate_together(lockstep_group* group, size_t bytes, void** memory);
-/* Memory of either kind. For the second all ranks wait for each other, so nobody still uses it. Null is ignored. */
+/* Frees memory of either kind. For the second all ranks wait for each other, so none still uses it. Null is ignored. */
 LOCKSTEP_API lockstep_status lockstep_free(lockstep_group* group, void* memory);
 
 /* The collectives. `count` counts elements of one block and is the same on every rank. Input and output are one block
@@ -143,7 +142,7 @@ LOCKSTEP_API lockstep_status lockstep_all_to_all_v(lockstep_group* group, const 
                                                    lockstep_request** request);
 
 /* Messages between two ranks: those with one sender, receiver and tag arrive in order, and must have the count and
- * dtype that the receiver expects. A small send is done before anybody receives it. */
+ * dtype that the receiver expects. A small send is done before it is received. */
 #define LOCKSTEP_ANY_RANK (-1)
 LOCKSTEP_API lockstep_status lockstep_send(lockstep_group* group, const void* data, int64_t count, lockstep_dtype dtype,
                                            int to, int tag, lockstep_request** request);
@@ -157,23 +156,23 @@ LOCKSTEP_API lockstep_status lockstep_test(lockstep_request* request, int* done)
  * `seconds` (negative: the group's limit), the group ends on every rank. Every request is waited for once. */
 LOCKSTEP_API lockstep_status lockstep_wait(lockstep_request** request, double seconds);
 
-/* One step of an optimizer, shared out between the ranks: each takes the mean of its slice of all ranks' gradients
- * where they lie, steps that slice, and writes it for everybody. Every rank calls it, with the same numbers; it returns
- * when all parameters have been stepped. The bits are those of ZeroRedundancyOptimizer in C++, on every processor.
+/* One step of an optimizer, divided between the ranks: each takes the mean of its slice of all ranks' gradients in
+ * place, steps that slice, and writes it for all ranks. Every rank calls it, with the same numbers; it returns when all
+ * parameters have been stepped. The bits equal those of ZeroRedundancyOptimizer in C++, on every processor.
  *
  * Arrays are `count` floats, anywhere within an allocation of this group; parameters with options of their own are
  * stepped by a call of their own.
  *   parameters  of lockstep_allocate_together(): once for all ranks; or of lockstep_allocate(): a copy on each rank,
  *               with the same values
- *   gradients   of lockstep_allocate(): this rank's. They stay as they are.
- *   the others  what the optimizer remembers, of lockstep_allocate_together(): so it exists once. Zeros before step 1.
- * step: 1, 2, 3 ... Where ranks differ, all get LOCKSTEP_MISMATCH, nothing is stepped, and the group goes on.
+ *   gradients   of lockstep_allocate(): this rank's. They are not changed.
+ *   the others  the optimizer's state, of lockstep_allocate_together(): it exists once. Zeros before step 1.
+ * step: 1, 2, 3 ... If ranks differ, all get LOCKSTEP_MISMATCH, nothing is stepped, and the group remains usable.
  *
  * The functions that end in _typed take parameters and gradients of LOCKSTEP_FLOAT32, FLOAT64, FLOAT16 or BFLOAT16,
  * and the other arrays in the same dtype. `master` may be null. For 16-bit parameters it may be `count` floats of
- * lockstep_allocate_together(), which keep what a parameter has no room for, so that steps below its last bit add up;
- * the other arrays then are floats, too. Where a master does not round to its parameter, the parameter counts, so it
- * may start as anything. */
+ * lockstep_allocate_together(), which hold the precision that the parameters lack, so that steps below their last bit
+ * add up; the other arrays are then floats as well. If a master does not round to its parameter, the parameter counts,
+ * so a master may start with any value. */
 typedef struct lockstep_sgd {
   size_t size; /* sizeof(lockstep_sgd): later versions add fields at the end */
   double lr, momentum, dampening, weight_decay;

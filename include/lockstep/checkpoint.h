@@ -34,10 +34,10 @@ struct LoadStateReport {
   std::string removed_prefix{};
 };
 
-/// Copies the tensors into the module's. If names do not match, the prefixes that Python's wrappers leave (`module.`
-/// and `_orig_mod.`) are removed, provided that more names match then; one TORCH_WARN says so. Throws Error before
-/// anything is changed. It lists all names that are missing, unknown or of another shape, and for each missing name the
-/// most similar one in the state.
+/// Copies the tensors into the module's. If names do not match, the prefixes that Python's wrappers add (`module.` and
+/// `_orig_mod.`) are removed, provided that more names match then; one TORCH_WARN says so. Throws Error before anything
+/// is changed, listing all names that are missing, unknown or of another shape, and for each missing name the most
+/// similar one in the state.
 LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& state, LoadStateOptions options = {});
 
 /// The state that SGD, Adam, AdamW, RMSprop or Adagrad keeps for each parameter, as "<place of the
@@ -45,8 +45,8 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
 /// program sets those. TORCH_CHECK fails for other optimizers.
 [[nodiscard]] StateDict state_dict(const torch::optim::Optimizer& optimizer);
 
-/// The reverse, for an optimizer of the same kind over the same parameters; it forgets what it remembered before.
-/// Throws Error, before anything is changed, with all entries that are missing, unknown or of another shape.
+/// The inverse, for an optimizer of the same kind over the same parameters; its previous state is discarded. Throws
+/// Error, before anything is changed, listing all entries that are missing, unknown or of another shape.
 void load_state_dict(torch::optim::Optimizer& optimizer, const StateDict& state);
 
 /// As above with the options, in the layout of Python's Optimizer.state_dict(): {"state": {0: {"step": ...}},
@@ -109,7 +109,7 @@ void save_object(const c10::IValue& object, const std::string& path);
 [[nodiscard]] std::string hash(const StateDict& state);
 
 namespace detail {
-/// A variable of the program as a part of a checkpoint, and back. Throws Error for what the file has of another kind,
+/// A variable of the program as a part of a checkpoint, and back. Throws Error if the file has a value of another kind,
 /// and for numbers that the variable, or the file, cannot hold.
 int64_t whole_number_of(const c10::IValue& state, int64_t least, int64_t most);
 double number_of(const c10::IValue& state, double most);

@@ -26,9 +26,10 @@ struct CheckpointerOptions {
   /// Write on a thread, from a copy of the state: training stops only for the copy, which takes as much memory as the
   /// state.
   bool asynchronous = true;
-  /// Save every so many steps to the launcher's memory, for ranks that it restarts (docs/elasticity.md).
+  /// Save to the launcher's memory at this interval of steps, for ranks that the launcher restarts
+  /// (docs/elasticity.md).
   std::optional<int64_t> memory_every_n_steps{};
-  /// Where no launcher holds such memory, or there is too little, warn and save to disk alone. false: throw Error.
+  /// If no launcher holds such memory, or there is too little, warn and save only to disk. false: throw Error.
   bool disk_if_no_memory = false;
   /// For a run that does not resume: with its first step() or save() it removes the checkpoints that another run left in
   /// the folder. false: that run's would be taken for the newest, so saves are refused until the steps are above theirs.
@@ -53,8 +54,8 @@ concept HasReplicas = requires(T& model) {
   { model.last_accumulation() } -> std::convertible_to<int>;
 };
 
-/// Something of which each rank has its own part, and which knows how to use the parts of a different number of ranks.
-/// A CommHook is one.
+/// An object with a separate state on each rank that can use the states of a different number of ranks. A CommHook is
+/// one.
 template <typename T>
 concept HasStateOfRanks = HasState<T> && requires(T& thing, const std::vector<StateDict>& ranks) {
   thing.load_from_ranks(ranks);
@@ -115,9 +116,9 @@ class Checkpointer {
   Checkpointer& add(const std::string& name, torch::nn::Module& module, Scope scope = Scope::kAllRanks);
   Checkpointer& add(const std::string& name, torch::optim::Optimizer& optimizer, Scope scope = Scope::kAllRanks);
   /// The module of `model`, whose replicas are compared before each save (model.check_divergence()): a checkpoint holds
-  /// rank 0's model, which must be everyone's. If replicas may differ between steps, add the module itself with another
-  /// scope. Rank 0 warns if as many ranks go on with another model.accumulate(n) than the checkpoint's run had: steps
-  /// are then of other samples, unless the batches have changed with it.
+  /// rank 0's model, which must equal all others. If replicas may differ between steps, add the module itself with
+  /// another scope. Rank 0 warns if the same number of ranks continues with another model.accumulate(n) than the
+  /// checkpoint's run: steps then consist of other samples, unless the batches have changed too.
   template <HasReplicas T>
   Checkpointer& add(const std::string& name, T& model) {
     add_replicas(name, *model.operator->(), model.parameters_to_ignore(),

@@ -18,8 +18,8 @@ namespace lockstep {
 struct GradientBucket {
   int64_t index;                  ///< buckets are reduced in this order, the same on every rank and in every step
   bool last;                      ///< of the step
-  ReduceOp op;                    ///< what is wanted: kMean, or kSum (then the caller has weighted them)
-  at::Tensor gradients;           ///< [elements], all of them side by side; zeros where a gap aligns the next
+  ReduceOp op;                    ///< the requested result: kMean, or kSum (of gradients that the caller has weighted)
+  at::Tensor gradients;           ///< [elements], all side by side; zeros in the gaps that align them
   std::vector<at::Tensor> parts;  ///< the gradient of each parameter, with its shape: pieces of `gradients`
 };
 
@@ -63,7 +63,7 @@ class CommHook {
   /// The reverse. Throws Error on names it does not know.
   virtual void load_state_dict(const StateDict& state);
   /// As above, from the states of a different number of ranks, in rank order; every rank gets all of them. Tensors
-  /// whose names start with "error" are averaged, so that the mean of the gradients still gets what it lacks;
+  /// whose names start with "error" are averaged, so that the mean of the gradients still receives the missing part;
   /// everything else is taken from rank 0. Override this in a hook that names its tensors differently.
   virtual void load_from_ranks(const std::vector<StateDict>& ranks);
 };
@@ -98,7 +98,7 @@ struct TopKOptions {
   int64_t start_iter = 0;          ///< steps of plain all-reduce before
   bool use_error_feedback = true;  ///< what did not travel is added to the next step's gradient
 };
-/// Every rank sends its largest elements and their positions; elements that nobody sent become 0.
+/// Every rank sends its largest elements and their positions; elements that no rank sent become 0.
 [[nodiscard]] CommHookPtr top_k_hook(const TopKOptions& options = {});
 
 /// `inner` works on the part between machines alone: the ranks of a machine add their gradients exactly, in shared

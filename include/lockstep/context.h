@@ -23,8 +23,8 @@ struct ContextOptions {
   /// same on all ranks, or Error. With virtual ranks it is so without this option.
   bool same_seed_until_loop = false;
   /// The number of virtual ranks: the run then gives the same bits on any number of ranks up to this one
-  /// (docs/exactness.md). Each rank works for a block of them in turn, and a step takes one micro-batch of each. 0:
-  /// what the environment says, else none (docs/environment.md). Fewer than ranks are an Error.
+  /// (docs/exactness.md). Each rank works for a block of them in turn, and a step takes one micro-batch of each. 0: the
+  /// environment's number, else none (docs/environment.md). Fewer than ranks are an Error.
   int virtual_ranks = 0;
   /// Threads that one of torch's operators uses. 0: this rank's share of the cores or, with virtual ranks, 1, because
   /// results depend on it. The environment may override it.
@@ -60,11 +60,11 @@ inline constexpr int kPreempted = 60;
 /// seconds, but not during stack unwinding.
 class Context {
  public:
-  /// A program that nobody has started as a rank obeys `--ranks N` (or auto) among its arguments, up to a "--": it
-  /// starts itself again as N ranks, with its arguments but this one, as `lockstep run` would; the constructor does not
-  /// return then, the process ends with the launcher's exit code. So `./train --ranks 4` needs no launcher. Beside it
-  /// `--hang-timeout S|off` and `--grace S` are the launcher's, too. Construct the Context first: code before it runs
-  /// in the first process as well, where arguments still have --ranks. In a rank --ranks is an Error. A program that
+  /// If the program was not started as a rank and has `--ranks N` (or auto) among its arguments, up to a "--", it
+  /// starts itself again as N ranks with its other arguments, as `lockstep run` would. The constructor does not return
+  /// then; the process ends with the launcher's exit code. So `./train --ranks 4` needs no launcher. With it,
+  /// `--hang-timeout S|off` and `--grace S` are also the launcher's. Construct the Context first: code before it also
+  /// runs in the first process, where the arguments still have --ranks. In a rank --ranks is an Error. A program that
   /// parses its arguments before it has a Context uses run_program() (program.h).
   Context(int argc, const char* const* argv, ContextOptions options = {});
   explicit Context(ContextOptions options = {});

@@ -13,8 +13,8 @@ namespace lockstep {
 ///     for (int epoch : train.epochs(10))
 ///       for (auto& [data, target] : train) ...
 ///
-/// loader.h says what loaders promise. If examples are more than data and target, or need padding, use ExampleLoader
-/// (example_loader.h).
+/// loader.h documents what loaders guarantee. If examples have more than data and target, or need padding, use
+/// ExampleLoader (example_loader.h).
 class DataLoader : public LoaderBase {
  public:
   using Iterator = BatchIterator<Batch>;

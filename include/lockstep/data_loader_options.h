@@ -20,8 +20,8 @@ struct DataLoaderOptions {
   /// batch_size is the batch of the whole world, whatever the number of ranks. An error if it does not divide evenly
   /// among them.
   bool split_batches = false;
-  /// With virtual ranks: micro-batches of a virtual rank in a row, before those of this rank's next one. As many as
-  /// DistributedDataParallel::accumulate() says. No effect without virtual ranks.
+  /// With virtual ranks: consecutive micro-batches of a virtual rank, before those of this rank's next one; equal to
+  /// the argument of DistributedDataParallel::accumulate(). No effect without virtual ranks.
   int accumulate = 1;
   /// A new order in each epoch, the same on every rank and for every number of workers.
   bool shuffle = false;

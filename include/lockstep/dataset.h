@@ -45,7 +45,7 @@ class Dataset {
   virtual int64_t size() const = 0;
 
   /// The samples at `indices` (each in 0 .. size() - 1, in any order, repetitions allowed), stacked in that order into
-  /// tensors that the caller owns. A DataLoader rethrows what it throws in the loop, at the batch concerned.
+  /// tensors that the caller owns. A DataLoader rethrows exceptions in the loop, at the batch concerned.
   ///
   /// On a loader's worker, ATen's operators use one thread, which leaves the cores to training.
   virtual Batch get(at::ArrayRef<int64_t> indices) const = 0;

@@ -79,7 +79,7 @@ class DistributedDataParallel : public Replica {
   Module module_;
 };
 
-/// Says in one sentence how such a module is made. All else is there so that nothing else is said.
+/// Explains in one sentence how such a module is made. Everything else here prevents further compiler errors.
 template <detail::ModuleOnStack Module>
 class DistributedDataParallel<Module> : public Replica {
   static_assert(!detail::ModuleOnStack<Module>, LOCKSTEP_MODULE_ON_STACK);

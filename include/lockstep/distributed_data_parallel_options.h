@@ -32,11 +32,12 @@ struct DistributedDataParallelOptions {
   /// all ranks if there is none of such a name.
   std::vector<std::string> parameters_to_ignore{};
   /// Keep the memory of freed CPU tensors for the next ones, so that no step waits for fresh pages: in the whole
-  /// process, until the last object with this option is gone. It never overrides malloc's variables, a malloc other
-  /// than glibc's, or a CPU allocator that the user has set (docs/step.md). Ranks may differ.
+  /// process, until the last object with this option is destroyed. Never overrides malloc's variables, a malloc other
+  /// than glibc's, or a CPU allocator set by the user (docs/step.md). Ranks may differ.
   bool keep_freed_memory = true;
-  /// Accepted for compatibility with PyTorch, without effect: unused parameters and static or changing graphs need no
-  /// option here, and gradients always share memory with their bucket (false is refused: clone what you want to keep).
+  /// Accepted for compatibility with PyTorch, without effect. Unused parameters and static or changing graphs need no
+  /// option here, and gradients always share memory with their bucket (false is refused: clone gradients that you want
+  /// to keep).
   bool find_unused_parameters = false;
   bool static_graph = false;
   bool gradient_as_bucket_view = true;

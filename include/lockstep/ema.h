@@ -94,7 +94,7 @@ class Ema {
   void check_covers_module(const char* operation) const;
 
   EmaOptions options_;
-  std::weak_ptr<const torch::nn::Module> module_;  ///< null: nobody knows whether it has other tensors now
+  std::weak_ptr<const torch::nn::Module> module_;  ///< null: it is not known whether it has other tensors now
   std::shared_ptr<ModuleWatch> watch_;             ///< of it; null without it
   std::vector<Tracked> tracked_;
   std::vector<std::pair<std::string, size_t>> names_;  ///< each name's index in tracked_
@@ -115,7 +115,7 @@ class Ema::Guard {
   Guard(Ema& ema, size_t which);
 
   Ema& ema_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> own_;  ///< the module's tensors, and copies of what they held
+  std::vector<std::pair<at::Tensor, at::Tensor>> own_;  ///< the module's tensors, and copies of their values
   std::vector<const void*> storages_;                   ///< of the module's tensors
 };
 

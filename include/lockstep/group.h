@@ -104,16 +104,17 @@ class Group {
   /// input is [world_size, ...]; row r goes to rank r. Row r of the result came from rank r.
   [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input) const;
   /// Uneven: the first input_splits[0] rows go to rank 0, and so on; output_splits[r] rows come from rank r. Each list
-  /// of splits has world_size entries and sums to the rows of its tensor. A rank must expect what the other one sends.
+  /// of splits has world_size entries and sums to the rows of its tensor. A rank's expected rows must equal the
+  /// sender's.
   [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input, std::vector<int64_t> input_splits,
                                       std::vector<int64_t> output_splits) const;
   /// Empty splits mean equal splits.
   Work all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> input_splits = {},
                         std::vector<int64_t> output_splits = {}) const;
 
-  /// Only the two ranks call: one sends, the other receives a tensor of as many elements of the same dtype with
-  /// the same tag, at least 0 and on some engines less than 2^24 - 16. send() may return before the message is
-  /// received, or wait for that. A dropped Work goes on.
+  /// Only the two ranks call: one sends, the other receives a tensor with as many elements of the same dtype and the
+  /// same tag, at least 0 and on some engines less than 2^24 - 16. send() may return before the message is received, or
+  /// wait for that. A dropped Work continues.
   void send(const at::Tensor& tensor, int destination, int tag = 0) const {
     send_async(tensor, destination, tag).wait();
   }

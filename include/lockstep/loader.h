@@ -49,19 +49,20 @@ class LoaderBase {
  public:
   class Epochs;
 
-  /// The numbers `first`, ..., `count` - 1 for a range-for over epochs, where `first` is 0 or what `set_epoch` said
-  /// (when training resumes): `count` is the length of the whole training. Each number selects the shuffle of its
-  /// epoch. The loader must outlive the loop and must not be moved. Every rank must use the same numbers.
+  /// The numbers `first`, ..., `count` - 1 for a range-for over epochs, where `first` is 0 or the argument of
+  /// `set_epoch` (when training resumes) and `count` is the length of the whole training. Each number selects the
+  /// shuffle of its epoch. The loader must outlive the loop and must not be moved. Every rank must use the same
+  /// numbers.
   Epochs epochs(int count);
 
   /// Continues as after `epoch` epochs: the next pass belongs to this epoch, and `epochs` starts with it. Not needed in
   /// a loop over `epochs`, where another number is an error.
   void set_epoch(int epoch);
 
-  /// The position of the newest pass, for a checkpoint: the epoch, how many of its samples are done on all ranks
-  /// together (including the current batch), and what the order depends on, including a sampler's state. It is the same
-  /// on every rank, except in the last batch of a pass with `exactly_once`: use rank 0's then. With virtual ranks
-  /// TORCH_CHECK fails within a step, where some of this rank's have had their batch and some have not.
+  /// The position of the newest pass, for a checkpoint: the epoch, the number of its samples done on all ranks together
+  /// (including the current batch), and the facts that determine the order, including a sampler's state. It is equal on
+  /// every rank, except in the last batch of a pass with `exactly_once`: use rank 0's then. With virtual ranks
+  /// TORCH_CHECK fails within a step, when only some of this rank's have had their batch.
   c10::IValue state_dict() const;
 
   /// Continues from there, on any number of ranks and with any batch size: the next pass has the rest of the epoch, in
@@ -89,7 +90,7 @@ class LoaderBase {
   /// Samples in an epoch, on this rank.
   int64_t samples() const { return samples_; }
   int64_t dataset_size() const;
-  int64_t order_hash() const;  ///< of what a sampler gives for the next pass; 0 without one
+  int64_t order_hash() const;  ///< of a sampler's order for the next pass; 0 without one
   const DataLoaderOptions& options() const;
   int rank() const;
   int world_size() const;

@@ -20,14 +20,15 @@ class KeepsMasters {
   ~KeepsMasters() = default;
 };
 
-/// An optimizer that may keep what it remembers in slices, one on each rank.
+/// An optimizer that may keep its state in slices, one on each rank.
 class KeepsSlices {
  public:
-  /// TORCH_CHECK fails where state() says nothing to others, so that it can be neither saved nor loaded.
+  /// TORCH_CHECK fails if the meaning of state() is not known, so that it can be neither saved nor loaded.
   virtual void check_state_is_known() const = 0;
-  /// Makes state() whole until the next step, to be saved. Every rank calls it where ranks share no memory.
+  /// Makes state() whole until the next step, for saving.
+  /// REQUIRES: every rank calls it if ranks share no memory.
   virtual void complete_state() const = 0;
-  /// The ranks of which each has memory for a slice of state() only; null where each has, or reaches, all of it.
+  /// The ranks, each of which has memory only for a slice of state(); null if each has, or can access, all of it.
   virtual const Group* slice_holders() const = 0;
 
  protected:
@@ -37,7 +38,7 @@ class KeepsSlices {
   ~KeepsSlices() = default;
 };
 
-/// An optimizer that copies what it needs of a loaded state in its next step, into memory that other ranks share.
+/// An optimizer that in its next step copies what it needs of a loaded state into memory that other ranks share.
 class AdoptsState {
  public:
   virtual bool adopts_state() const = 0;

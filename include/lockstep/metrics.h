@@ -108,7 +108,7 @@ class Metrics {
  private:
   void insert(const std::string& name, std::unique_ptr<Metric> metric);
   void reduce(const Group& group, bool failed);
-  /// The sums over all virtual ranks, in the order of their tree, where a rank works for several.
+  /// The sums over all virtual ranks, in the order of their tree, if a rank works for several.
   std::vector<double> reduce_virtual_ranks(const Group& group) const;
   /// A line for each metric: name, type, options, how many numbers.
   std::string description() const;

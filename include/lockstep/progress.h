@@ -36,10 +36,10 @@ class ProgressLine {
     int64_t first_step = 0;  ///< done before the pass, when a resumed epoch continues
     int rank = 0;
     int world_size = 1;
-    /// So many calls of step() are one step of the optimizer, which is what the line counts: with virtual ranks or
+    /// The number of calls of step() per step of the optimizer, which the line counts: with virtual ranks or
     /// accumulation more than one. The last step may have fewer.
     int64_t batches_per_step = 1;
-    double share = 0;  ///< of all ranks' samples, that this rank has; 0: as many as every other rank
+    double share = 0;  ///< this rank's share of all samples; 0: equal shares
   };
 
   /// Shows nothing.
@@ -61,7 +61,7 @@ class ProgressLine {
   void finish();
 
  private:
-  std::unique_ptr<ProgressDisplay> display_;  // null if nothing is to be shown
+  std::unique_ptr<ProgressDisplay> display_;  // null if nothing is shown
 };
 
 /// A loader that shows the progress of the loop over it. Made by `progress`.

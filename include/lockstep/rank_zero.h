@@ -14,7 +14,7 @@
 namespace lockstep {
 
 /// Calls `body` on rank 0 only and returns its result there (nothing, if that is void); other ranks get nullopt. Does
-/// not communicate: the other ranks go on at once.
+/// not communicate: the other ranks continue at once.
 template <std::invocable Body>
 auto rank_zero_only(const Group& group, Body&& body) {
   using Result = std::invoke_result_t<Body>;

@@ -21,7 +21,7 @@ struct BucketStats {
 /// The cost of reductions on this rank, and the waits of a step.
 struct ReductionStats {
   int64_t reductions = 0;
-  int64_t bytes = 0;       ///< of one reduction: what this rank gives to the others
+  int64_t bytes = 0;       ///< of one reduction: sent by this rank to the others
   double backward_ms = 0;  ///< mean over reductions: from the first gradient to the end of the last bucket
   double wait_ms = 0;      ///< mean: the part in which this rank waited
   /// The share of the communication time during which backward went on computing: 1 means all of it is hidden.

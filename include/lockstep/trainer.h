@@ -38,8 +38,8 @@ struct TrainerOptions {
   /// is.
   std::function<Schedule(int64_t steps)> schedule{};
   std::optional<EmaOptions> ema{};  ///< average weights, and evaluate with the first of the averages
-  std::string score{};              ///< name of the metric that tells how good an epoch is; empty: none
-  int patience = 0;                 ///< stop after so many epochs in a row without a better score; 0: never
+  std::string score{};              ///< name of the metric that rates an epoch; empty: none
+  int patience = 0;                 ///< stop after this many consecutive epochs without a better score; 0: never
   std::string folder{};             ///< of checkpoints, which are resumed if there are any; empty: none are written
   /// For checkpoints besides the one after each epoch. Also says whether a higher score is better.
   CheckpointerOptions checkpoints = {.every_minutes = 10};
@@ -89,7 +89,7 @@ class Trainer {
   ///     lockstep::Trainer trainer(net.ptr(), model, optimizer, context, {.epochs = 10});
   Trainer(std::shared_ptr<torch::nn::Module> module, Replica& model, torch::optim::Optimizer& optimizer,
           const Context& context, TrainerOptions options = {});
-  /// For what is neither a std::shared_ptr nor a module holder: says so in one sentence.
+  /// Refuses, in one sentence, a module that is neither a std::shared_ptr nor a module holder.
   template <detail::ModuleOnStack Module>
   Trainer(const Module&, torch::optim::Optimizer& optimizer, const Context& context, const TrainerOptions& = {})
       : Trainer(std::shared_ptr<torch::nn::Module>(), optimizer, context) {

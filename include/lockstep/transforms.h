@@ -21,7 +21,7 @@ namespace transforms {
 
 /// Changes a batch of images: [n, channels, height, width], uint8 or float32, contiguous, on the CPU, which it may
 /// modify. `seeds[i]` belongs to image i and depends only on the loader's seed, the epoch, the sample's index and the
-/// transform's place in its chain. So what is drawn from it is the same on any number of ranks and workers, in any
+/// transform's place in its chain. So numbers drawn from it are the same on any number of ranks and workers, in any
 /// batch, and after a resume. Several workers call a transform at once. Your own function or lambda works as well.
 using Transform = std::function<at::Tensor(at::Tensor images, at::ArrayRef<uint64_t> seeds)>;
 

@@ -17,7 +17,7 @@ struct ZeroRedundancyOptions {
   /// one rank writes into them is everybody's there. false: each rank has its own copy.
   bool shared_parameters = false;
   /// Keep float16 and bfloat16 parameters and their state in float as well, so that steps smaller than a parameter's
-  /// last bit add up. The float copy is what the optimizer steps; the parameter is that rounded.
+  /// last bit add up. The optimizer steps the float copy; the parameter is the copy, rounded.
   bool master_weights = false;
 };
 
@@ -25,7 +25,8 @@ namespace detail {
 
 /// TORCH_CHECK fails for parameters and options that cannot be stepped.
 void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
-/// own_step(), which is LibTorch's, on the masters of 16-bit parameters; these then are the masters rounded.
+/// Runs own_step(), which is LibTorch's, on the masters of 16-bit parameters; the parameters are then the masters,
+/// rounded.
 void step_on_masters(torch::optim::Optimizer& optimizer, FormulaKind kind, const std::function<void()>& own_step);
 std::vector<at::Tensor> trained_parameters(const Replica& model);
 
@@ -43,44 +44,46 @@ class Stepper {
  public:
   virtual ~Stepper() = default;
   virtual void step() = 0;
-  /// TORCH_CHECK fails where only the optimizer knows what it remembers.
+  /// TORCH_CHECK fails if only the optimizer knows its state.
   virtual void check_state_is_known() const {}
-  /// Makes the tensors in the optimizer's map whole, until the next step. Every rank calls it where ranks share no
-  /// memory.
+  /// Makes the tensors in the optimizer's map whole until the next step.
+  /// REQUIRES: every rank calls it if ranks share no memory.
   virtual void complete_state() {}
-  /// Null where each rank reaches all of the state.
+  /// Null if each rank can access all of the state.
   virtual const Group* slice_holders() const { return nullptr; }
   /// Whether tensors of a loaded state may stay as they are until the next step.
   virtual bool adopts_state() const { return false; }
   /// The optimizer was moved.
   virtual void move_to(torch::optim::Optimizer& optimizer) = 0;
 };
-/// `model`: whose ranks step together; null: the optimizer is one process's. Null where the optimizer's own step() does
-/// all of it. Every rank of `model` calls it.
+/// `model`: whose ranks step together; null: the optimizer is one process's. Null if the optimizer's own step()
+/// suffices.
+/// REQUIRES: every rank of `model` calls it.
 std::unique_ptr<Stepper> make_stepper(const Replica* model, torch::optim::Optimizer& optimizer, const StepKind& kind,
                                       const ZeroRedundancyOptions& options);
 
 }  // namespace detail
 
-/// One of LibTorch's optimizers with one state for all ranks of a machine, or of a group whose ranks share no memory,
-/// of which each rank steps its part:
+/// One of LibTorch's optimizers with one state for all ranks of a machine, or for a group whose ranks share no memory.
+/// Each rank steps its part:
 ///
 ///     lockstep::DistributedDataParallel model(net, context);
 ///     lockstep::ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(1e-3));
 ///
 /// or alone, for the parameters of one process. Steps are taken by kernels that read and write everything once: SGD,
 /// Adam and AdamW, for parameters of float, double, float16 and bfloat16 on the CPU. Any other elementwise optimizer,
-/// and each of them on a device, steps as it does by itself, on the slices of a rank where there are several;
-/// docs/optimizers.md says what it may do.
+/// and all of them on a device, run their own step, on a rank's slices if there are several ranks; docs/optimizers.md
+/// has the rules.
 ///
 ///     lockstep::ZeroRedundancyOptimizer optimizer(net->parameters(), torch::optim::AdamWOptions(1e-3));
 ///
-/// It is that optimizer to whoever asks: parameter groups, options, learning rates, state() and what saves and loads
+/// It is a subclass of that optimizer: parameter groups, options, learning rates, state() and code that saves and loads
 /// them work as they do there. The formulas are LibTorch's, operation by operation, without fused multiply-adds: the
-/// same bits on every processor, which differ from LibTorch's in the last place. 16-bit parameters are computed with in
-/// float and rounded once a step. Large parameters are stepped by the threads of at::set_num_threads().
+/// same bits on every processor, which differ from LibTorch's in the last place. 16-bit parameters are computed in
+/// float and rounded once per step. Large parameters are stepped by the threads of at::set_num_threads().
 ///
-/// Parameters are all on the CPU or all on one device (shared_parameters: the CPU). A step() that fails changes nothing.
+/// Parameters are all on the CPU or all on one device (shared_parameters: the CPU). A step() that fails changes
+/// nothing.
 template <detail::Elementwise Optimizer>
 class ZeroRedundancyOptimizer : public Optimizer,
                                 public detail::KeepsMasters,
@@ -96,22 +99,22 @@ class ZeroRedundancyOptimizer : public Optimizer,
   template <typename OptimizerOptions>
   ZeroRedundancyOptimizer(const Groups& groups, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
       : ZeroRedundancyOptimizer(static_cast<const Replica*>(nullptr), groups, std::move(defaults), options) {}
-  /// Steps what `model` trains, together with its other ranks. Every rank makes it and calls
-  /// step(), with the same options and the same state; what differs is an Error on all ranks. `model` outlives it.
+  /// Steps the parameters that `model` trains, together with its other ranks. `model` outlives it. Every rank makes it
+  /// and calls step(), with the same options and the same state; a difference is an Error on all ranks.
   ///
-  /// Where there are kernels, step() from now on takes the mean (or sum) over the ranks, not backward: until then .grad
-  /// is what this rank has computed itself. Limit its norm by model.clip_grad_norm(), which every rank then calls and
-  /// which leaves no .grad. Errors and skipped steps of a reduction (NonFinitePolicy, skip_step()) come with step().
-  /// While `model` has a communication hook, and where several machines have several ranks, backward reduces gradients
-  /// as without it.
+  /// With kernels, step() takes the mean (or sum) over the ranks, instead of backward: until then .grad is this rank's
+  /// own gradient. Limit its norm by model.clip_grad_norm(), which every rank then calls and which leaves no .grad.
+  /// Errors and skipped steps of a reduction (NonFinitePolicy, skip_step()) come with step(). While `model` has a
+  /// communication hook, and if several machines have several ranks, backward reduces gradients as without this
+  /// optimizer.
   ///
-  /// The parameters move into other memory, that the ranks of the machine reach, and back when this object goes: the
-  /// tensors stay the same, but views of them and what .data() gave before show the old memory. Where ranks share no
-  /// memory, every rank calls whatever saves the state.
+  /// The parameters move into memory that the ranks of the machine share, and back when this object is destroyed. The
+  /// tensors stay the same objects, but their views and earlier results of .data() show the old memory. If ranks share
+  /// no memory, every rank calls the functions that save the state.
   template <typename OptimizerOptions>
   ZeroRedundancyOptimizer(const Replica& model, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
       : ZeroRedundancyOptimizer(model, Groups{detail::trained_parameters(model)}, std::move(defaults), options) {}
-  /// With groups of their own options, which together hold what `model` trains.
+  /// With groups that have their own options, and together hold the parameters that `model` trains.
   template <typename OptimizerOptions>
   ZeroRedundancyOptimizer(const Replica& model, const Groups& groups, OptimizerOptions defaults,
                           ZeroRedundancyOptions options = {})
