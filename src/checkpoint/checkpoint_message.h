@@ -9,10 +9,10 @@ namespace lockstep {
 /// One rank's message to the others about a save or a resume. Fields that do not apply to the outcome stay empty.
 struct CheckpointMessage {
   enum class Outcome : uint8_t {
-    kDone,      ///< `text`, `state` and `steps` hold what was asked for
+    kDone,      ///< `text`, `state` and `steps` hold the result
     kNothing,   ///< no save is due, or there is no checkpoint
-    kFailed,    ///< `text` says why
-    kDiverged,  ///< `text` says what differs between ranks
+    kFailed,    ///< `text` has the reason
+    kDiverged,  ///< `text` describes the difference between ranks
     kInSlices,  ///< all is well so far; now every rank sends rank 0 its slices
   };
 

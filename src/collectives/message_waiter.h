@@ -40,7 +40,7 @@ class MessageWaiter {
   }
 
  private:
-  static constexpr std::chrono::milliseconds kPause{400};  ///< a bound for a wait that nobody ends
+  static constexpr std::chrono::milliseconds kPause{400};  ///< an upper bound for a wait that is not notified
 
   void run() {
     bool is_there = false;

@@ -45,7 +45,7 @@ class ModuleWatch {
     }
   };
 
-  /// One module and what it held directly when remember() was called.
+  /// One module and its direct contents when remember() was called.
   struct Layer {
     const torch::nn::Module* module;  ///< alive because the layer around it holds it
     std::vector<std::shared_ptr<torch::nn::Module>> children;

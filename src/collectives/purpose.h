@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-// How messages say what a call of a collective is for (OperationLabel).
+// The purpose of a collective's call in messages (OperationLabel).
 
 namespace lockstep {
 

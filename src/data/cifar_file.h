@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// Which files hold images, and what is in them. A file is a sequence of records: `label_bytes` labels, then 3072
-/// pixels: red, green, blue, each 32 rows of 32.
+/// The files with images, and their format. A file is a sequence of records: `label_bytes` labels, then 3072 pixels:
+/// red, green, blue, each 32 rows of 32.
 struct CifarLayout {
   std::string folder;                ///< the archive's folder, "cifar-10-batches-bin"
   std::string archive;               ///< "cifar-10-binary.tar.gz"

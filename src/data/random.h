@@ -12,7 +12,7 @@ constexpr uint64_t scramble(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// 2^64 over the golden ratio: what that generator's state advances by.
+/// 2^64 over the golden ratio: the increment of that generator's state.
 constexpr uint64_t kGoldenStep = 0x9e3779b97f4a7c15;
 
 /// The seed of one sample at one place in a chain of transforms.

@@ -65,7 +65,7 @@ class HostsTeam final : public Team {
   std::vector<Told> told_;            // by rank
   std::vector<bool> finished_;
   bool stop_asked_ = false;
-  int refused_ = 0;  // number of ranks, of which the user was told that there cannot be so many
+  int refused_ = 0;  // the last impossible number of ranks reported to the user
   uint64_t stop_at_ = 0;
   std::vector<bool> looked_;  // nodes that have answered the last Look
   std::optional<Look> look_;  // under way, or answered

@@ -40,8 +40,8 @@ class BucketTransfer {
   Bucket& bucket_;
   std::optional<Work> work_;              ///< of the whole bucket, or of its tail if there is a hook
   CommHook::Finish finish_;               ///< the hook's
-  at::Tensor handed_;                     ///< what the hook was given as gradients(): a view of its own
-  std::vector<at::Tensor> handed_parts_;  ///< and as the gradients of parameters
+  at::Tensor handed_;                     ///< the hook's gradients(): a separate view
+  std::vector<at::Tensor> handed_parts_;  ///< the hook's gradients of parameters
   bool tail_waits_ = false;
 };
 

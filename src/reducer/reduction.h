@@ -91,7 +91,7 @@ class Reduction {
   virtual void ready(size_t parameter) = 0;
   /// The outermost backward has computed all gradients.
   virtual void backward_ended() = 0;
-  /// Reduces what is in .grad.
+  /// Reduces the gradients in .grad.
   virtual void reduce() = 0;
   /// This rank contributes nothing to the step.
   virtual void skip() = 0;

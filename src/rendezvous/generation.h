@@ -15,9 +15,10 @@ struct Generation {
 };
 
 /// Lets live ranks find each other in a store that may hold the keys of earlier ones: torchrun's agent keeps its store
-/// when it restarts its ranks, and a process can form the same group twice. Every rank calls it. No rank returns a
-/// prefix before all have called. The prefix is the same on all ranks, and has never been returned before in this
-/// store. Throws what the store throws, for example when its server is gone.
+/// when it restarts its ranks, and a process can form the same group twice. No rank returns a prefix before all have
+/// called. The prefix is equal on all ranks, and has never been returned before in this store. Throws the store's
+/// exceptions, for example when its server is gone.
+/// REQUIRES: every rank calls it.
 Generation agree_on_generation(MeetingStore& store, int rank, int world_size, std::chrono::milliseconds timeout);
 
 }  // namespace lockstep

@@ -67,8 +67,8 @@ class KeyValueClient {
   void send(uint32_t id, KeyValueRequest request, const Fields& fields);
   /// The reply to `id`, or nothing when the deadline passes first.
   std::optional<Reply> await(uint32_t id, const Deadline& deadline);
-  /// Receives what is there and stores the replies that are complete.
-  /// Not analysed: it gives up the caller's lock meanwhile.
+  /// Receives available bytes and stores the complete replies.
+  /// Not analysed: it releases the caller's lock meanwhile.
   void receive(MutexLock& lock, const Deadline& deadline) LOCKSTEP_REQUIRES(mutex_) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
   [[noreturn]] void fail(const std::string& reason);
 

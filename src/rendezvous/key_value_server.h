@@ -59,7 +59,7 @@ class KeyValueServer {
   bool receive(Client& client);
   /// Answers the requests in the inbox.
   void serve(Client& client);
-  /// Sends what the socket takes of the outbox.
+  /// Sends as much of the outbox as the socket accepts.
   void flush(Client& client);
   void answer_request(Client& client, const KeyValueFrame& frame);
   void park(Client& client, uint32_t id, KeyValueRequest request, const std::vector<std::string_view>& keys);

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// A chart, and what its legend says about each line.
+/// A chart, and the legend's entry for each line.
 struct ScalarChart {
   LineChart chart;
   struct Entry {

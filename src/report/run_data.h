@@ -32,7 +32,7 @@ struct RankData {
   int64_t unreadable_lines = 0;
 };
 
-/// The reductions of the lowest rank in the folder, and what all ranks said about each other.
+/// The reductions of the lowest rank in the folder, and all ranks' statements about each other.
 struct ReductionData {
   int64_t reductions = 0;
   double backward_ms = 0, wait_ms = 0, overlap = 0;  ///< means
@@ -65,8 +65,8 @@ struct RunData {
   std::vector<std::string> notes;            ///< what could not be read
 };
 
-/// Reads metrics_rank<r>.jsonl of a folder, or, where there are none, TensorBoard's event files in it and in its folder
-/// tensorboard. Lines and records that cannot be read are counted and left out. Throws Error if there are none.
+/// Reads metrics_rank<r>.jsonl of a folder or, if there are none, TensorBoard's event files in it and in its folder
+/// tensorboard. Unreadable lines and records are counted and left out. Throws Error if there are no files.
 RunData read_run(const std::string& folder);
 
 /// Adds one rank's lines. Also used by the fuzzer and tests.

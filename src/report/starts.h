@@ -12,10 +12,10 @@ namespace lockstep {
 struct TeamData {
   int ranks = 1;
   double began_s = 0, ended_s = 0;  ///< wall clock
-  int64_t first_step = 0;           ///< from where it went on
-  int64_t steps = 0;                ///< that it made
+  int64_t first_step = 0;           ///< from which it continued
+  int64_t steps = 0;                ///< made by it
   int exit_code = 0, culprit = -1;  ///< -1: no rank failed
-  bool resized = false;             ///< it left so that the run could go on with another number of ranks
+  bool resized = false;             ///< it left so that the run continues with another number of ranks
   int64_t lost = 0;                 ///< steps at its end that the next start makes again
   int64_t end_step() const { return first_step + steps; }
 };

@@ -5,9 +5,9 @@
 
 namespace lockstep {
 
-/// kNextPass: size of the dataset, seed, batch size and the like, and the order that a sampler gives for the next pass.
-/// kPlace: where it is, too, and once a pass has begun the order of that; not within a step, where some virtual ranks
-/// have had their micro-batch and some have not.
+/// kNextPass: size of the dataset, seed, batch size and so on, and a sampler's order for the next pass. kPlace: also
+/// the position and, once a pass has begun, its order; not within a step, when only some virtual ranks have had their
+/// micro-batch.
 enum class LoaderFacts { kNextPass, kPlace };
 
 /// Throws the same Error on all ranks if their loaders would deal out different epochs, or are not those of the ranks

@@ -6,13 +6,13 @@
 
 namespace lockstep {
 
-/// The best score of a training, and for how long there has been no better one.
+/// The best score of a training, and the number of epochs without a better one.
 struct BestScore {
   double score = std::numeric_limits<double>::quiet_NaN();
   int epoch = -1;  ///< counts from 0; -1: there was no score
   int waited = 0;  ///< epochs without a better one
 
-  /// Takes in the score of an epoch. Whether it is the best; one that is not finite never is.
+  /// Records the score of an epoch. Returns whether it is the best; a non-finite one never is.
   bool take(double value, int of_epoch, bool higher_is_better) {
     const bool better = higher_is_better ? value > score : value < score;
     const bool is_best = std::isfinite(value) && (better || epoch < 0);

@@ -17,18 +17,18 @@ struct Agreement {
   bool evaluates;  ///< evaluate_on() was called
 };
 
-/// Throws the same Error on all ranks if they train by different options, or step by optimizers with different ones or
-/// other parameters; it names the first that differs, and who has what. What only rank 0 uses may differ. If they agree
-/// and there is a schedule, `use_schedule` takes it. Where that or the options' schedule() throws on a rank, the Error
-/// on all says why. All ranks call it.
+/// Throws the same Error on all ranks if their options, or their optimizers' options or parameters, differ; it names
+/// the first difference and the ranks. Options used only by rank 0 may differ. If all agree and there is a schedule,
+/// `use_schedule` receives it. If that or the options' schedule() throws on a rank, the Error on all has the reason.
+/// REQUIRES: all ranks call it.
 void check_agreement(const Group& group, const Agreement& agreement,
                      const std::function<void(const Schedule&)>& use_schedule);
 
-/// For a checkpoint: how many batches make a step, and on how many ranks (virtual ones, where there are some). Loading
-/// it throws Error if that many ranks took another number of batches: the steps of the checkpoint would be others.
+/// A part of a checkpoint: the number of batches per step, and of ranks (virtual ones, if there are some). Loading
+/// throws Error if the same number of ranks took another number of batches: the steps of the checkpoint would differ.
 Checkpointer::Part accumulation_part(int accumulate, const Context& context);
 
-/// TORCH_CHECK fails unless it is one number that can be differentiated.
+/// TORCH_CHECK fails unless the loss is one number that can be differentiated.
 void check_loss(const at::Tensor& loss);
 
 }  // namespace lockstep

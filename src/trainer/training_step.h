@@ -17,10 +17,10 @@
 
 namespace lockstep {
 
-/// Steps of a Trainer's optimizer, and what goes with each: precision, scaling, clipping, rates and averages.
+/// Steps of a Trainer's optimizer, each with precision, scaling, clipping, rates and averages.
 class TrainingStep {
  public:
-  /// `attached`: to the module; null: the object attaches a Replica of its own. The options outlive it.
+  /// `attached`: to the module; null: the object attaches its own Replica. The options outlive it.
   TrainingStep(const std::shared_ptr<torch::nn::Module>& module, Replica* attached, torch::optim::Optimizer& optimizer,
                const Group& group, const TrainerOptions& options)
       : options_(options),
@@ -63,7 +63,7 @@ class TrainingStep {
   }
 
   void follow(const Schedule& schedule) { scheduler_.emplace(optimizer_, schedule); }
-  /// Adds schedule, scaler and averages, as far as there are any.
+  /// Adds schedule, scaler and averages, if present.
   void add_to(Checkpointer& checkpointer) {
     if (scheduler_) checkpointer.add("schedule", *scheduler_);
     if (scaler_.is_enabled()) checkpointer.add("scaler", scaler_);
@@ -72,7 +72,7 @@ class TrainingStep {
   Replica& model() const { return model_; }
   torch::optim::Optimizer& optimizer() const { return optimizer_; }
   at::Device device() const { return device_; }
-  /// Null: the options have none.
+  /// Null if the options have none.
   Ema* ema() { return ema_ ? &*ema_ : nullptr; }
 
  private:

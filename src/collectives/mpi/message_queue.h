@@ -21,7 +21,7 @@ struct Message {
   int peer = -1;
   int tag = 0;
   bool is_sent = false;
-  std::shared_ptr<const void> keep;  ///< owns the memory, where somebody does
+  std::shared_ptr<const void> keep;  ///< owns the memory, if an owner is needed
 
   std::atomic<State> state{State::kPosted};  ///< released when it ends
   std::atomic<bool> is_given_up{false};

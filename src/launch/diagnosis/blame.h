@@ -14,7 +14,7 @@ struct Blame {
     kHang,        ///< the launcher saw it hold up the others
     kAbsence,     ///< it ended well before it joined, and others wait for it
     kOwnEnd,      ///< it failed first
-    kAccusation,  ///< another rank says so
+    kAccusation,  ///< another rank accuses it
     kLateness,    ///< another rank has waited in vain, and cannot name the rank, or names one that has not appeared
   };
   Ground ground = Ground::kNothing;

@@ -16,7 +16,7 @@ struct StateLeft {
   int64_t step = -1;
   int64_t in_memory = -1;  ///< the step of the newest in the launcher's memory; -1: there is none
   bool written = false;    ///< the one on disk was written from memory when the run gave up
-  std::string problem;     ///< why the one in memory is not on disk, or not where it belongs
+  std::string problem;     ///< why the one in memory is not on disk, or not in its own place
   bool suspect = false;    ///< the one in memory was saved by a start whose replicas diverged, or since
 };
 
@@ -32,7 +32,7 @@ struct FailureReport {
   std::string program;
   std::string command;               ///< the launcher's, quoted for a shell
   std::string what;                  ///< the culprit's own words (an exception's text); may be empty
-  std::vector<RankStatus> accounts;  ///< by rank; empty where there are no pages
+  std::vector<RankStatus> accounts;  ///< by rank; empty without pages
   StateLeft left;
   bool goes_on = false;            ///< the ranks are started again, so the launcher's memory stays
   std::vector<std::string> stall;  ///< of a hang: what each rank was doing

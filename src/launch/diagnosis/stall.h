@@ -31,7 +31,7 @@ bool waits(const RankView& rank);
 /// wait.
 bool may_be_awaited(const RankView& rank);
 
-/// Ranks that cannot go on.
+/// A deadlock or hang of ranks.
 struct Stall {
   enum class Kind { kStays, kComputes, kStopped, kAllWait, kGroupOrder };
   Kind kind = Kind::kStays;        ///< the culprit's behaviour: it stays away, ...; kGroupOrder: it is in a GroupCycle
