@@ -7,7 +7,7 @@
 #include "base/error.h"
 
 // The encoding: kMessageMagic, one byte for the outcome, then steps and the sizes of text and state, 8 bytes each,
-// little endian, then text and state. The sizes must add up to what was received.
+// little endian, then text and state. The sizes must add up to the size received.
 
 namespace lockstep {
 namespace {

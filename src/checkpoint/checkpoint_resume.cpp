@@ -18,7 +18,7 @@ using Dict = c10::impl::GenericDict;
 using List = c10::impl::GenericList;
 using Scope = Checkpointer::Scope;
 
-/// Rank 0: the newest intact one; none where there is no checkpoint at all.
+/// Called on rank 0: the newest intact checkpoint; none if there is no checkpoint at all.
 std::optional<CheckpointManifest> newest_intact(const CheckpointFolder& folder) {
   std::string problems;
   for (const CheckpointManifest& manifest : folder.list()) {
@@ -48,8 +48,8 @@ std::string kind_of_value(const c10::IValue& value) {
   return keys.empty() ? "an empty dictionary" : "a dictionary with" + keys;
 }
 
-/// Runs `load`, which may be the program's own and throw anything for a value that it does not expect: LibTorch calls
-/// that a bug of its own. Throws Error that says what the checkpoint has.
+/// Runs `load`, which may be the program's own and throw anything for an unexpected value, which LibTorch reports as a
+/// bug of its own. Throws Error that describes the checkpoint's value.
 void load_value(const c10::IValue& value, const std::function<void()>& load) {
   std::string problem;
   try {

@@ -171,8 +171,8 @@ CheckpointMessage CheckpointSaver::save(const std::vector<CheckpointPart>& parts
   return CheckpointMessage::decode(group_.broadcast_bytes(result.encode()), 0);
 }
 
-/// Rank 0: starts to write what the ranks sent, unless one of them failed or they differ. `in_slices`: only prepares
-/// it.
+/// Called on rank 0: starts to write the ranks' states, unless one of them failed or they differ. `in_slices`: only
+/// prepares it.
 CheckpointMessage CheckpointSaver::collect(std::vector<std::string> sent, const Dict& common, bool in_slices,
                                            int64_t step, std::optional<double> score) {
   return attempt([&](CheckpointMessage& result) {
@@ -211,7 +211,7 @@ CheckpointMessage CheckpointSaver::collect(std::vector<std::string> sent, const 
   });
 }
 
-/// Rank 0. What it throws is about the state; a disk that fails is no exception.
+/// Called on rank 0. Exceptions concern the state; a disk failure is not an exception.
 void CheckpointSaver::start_write(std::unique_ptr<ObjectWriter> next, int64_t step, std::optional<double> score) {
   wait();  // one at a time: the copy goes into the memory of the one before
   if (!options_.asynchronous) return write(*next, step, score);

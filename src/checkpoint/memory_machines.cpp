@@ -196,7 +196,7 @@ std::string MemoryMachines::send(const Group& group, SlotMemory& memory, int roo
   for (int rank = 0; rank < slot.world_size(); ++rank)
     copy(StateMemory::own_at(from, rank), StateMemory::own_at(slot.slot, rank),
          slot.own_bytes[static_cast<size_t>(rank)]);
-  // A state of which a part could not be read must be whole nowhere.
+  // A state that could be read only in part must not be whole anywhere.
   const auto all_well = [&] {
     for (const std::string& one : group.all_gather_bytes(problem))
       if (!one.empty()) return one;

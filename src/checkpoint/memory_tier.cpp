@@ -101,7 +101,7 @@ class RangeSink : public ByteSink {
   RangeSink() = default;
   RangeSink(SlotWriter& writer, Take taking, uint64_t begin, uint64_t end)
       : writer_(&writer), take_(taking), begin_(begin), end_(end) {}
-  /// Puts what it passes on into huge pages first: a copy of it is then a quarter faster.
+  /// Moves forwarded memory into huge pages first: a copy of it is then a quarter faster.
   void gather_until(Deadline deadline) { gather_until_ = deadline; }
 
   void write(const void* data, size_t size) override {
@@ -202,7 +202,7 @@ void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step, st
   if (!writes_at_once) comparison.check();
   last_step_ = step;
   const ObjectWriter &common = *written_by_all, &own = *written_here;
-  // Where there is room for certain, nothing is counted beforehand: that takes as long as writing hundreds of headers.
+  // If there is certainly room, nothing is counted beforehand: that takes as long as writing hundreds of headers.
   if ((!writer_ || common.most_bytes() > room_.common_capacity()) && !has_room(state.common, common, own)) return;
   if (own.most_bytes() > room_.own_capacity()) room_.open_own(own.most_bytes());
   machines_.exchange(group_, own, layout);
@@ -252,7 +252,7 @@ bool MemoryTier::reserve(const MemoryDict& common, uint64_t common_bytes, uint64
   return true;
 }
 
-/// All ranks say something, rank 0 looks at it; all get what failed, if something did.
+/// All ranks call `say`, rank 0 calls `look` on their messages; all get the failure, if there was one.
 CheckpointMessage MemoryTier::share(const std::function<void(CheckpointMessage&)>& say,
                                     const std::function<void(const std::vector<CheckpointMessage>&)>& look) const {
   const auto sent = group_.gather_bytes(attempt(say).encode());

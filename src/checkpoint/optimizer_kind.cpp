@@ -89,7 +89,7 @@ Field step_field() {
   return field;
 }
 
-/// Options that only Python's optimizers have; of these only `maximize` changes what a step does.
+/// Options that only Python's optimizers have. Of these only `maximize` changes the effect of a step.
 std::vector<std::pair<const char*, c10::IValue>> fixed_options(bool capturable) {
   std::vector<std::pair<const char*, c10::IValue>> options = {
       {"maximize", false}, {"foreach", {}}, {"differentiable", false}, {"fused", {}}};
@@ -166,8 +166,8 @@ Kind adagrad_kind() {
 #undef LOCKSTEP_REAL
 #undef LOCKSTEP_BOOL
 
-/// `kind`, of a state type, with a float copy of 16-bit parameters in it. Apex and Transformer Engine have it under the
-/// same name, and Python's load_state_dict() takes what it does not know.
+/// `kind`, of a state type, extended by a float copy of 16-bit parameters. Apex and Transformer Engine use the same
+/// name for it, and Python's load_state_dict() accepts unknown entries.
 template <typename State>
 Kind with_masters(Kind kind, const Optimizer& optimizer) {
   const auto* keeper = dynamic_cast<const detail::KeepsMasters*>(&optimizer);

@@ -46,7 +46,7 @@ void check_known(const Optimizer& optimizer) {
 
 std::string key_of(size_t place, const Field& field) { return std::to_string(place) + "." + field.name; }
 
-/// Empty if `value` fits into `field` of a parameter, else what is wrong.
+/// The reason why `value` does not fit into `field` of a parameter; empty if it fits.
 std::string problem_of(const at::Tensor& value, const Field& field, const at::Tensor& parameter) {
   std::string problem = field.is_scalar ? problem_of_given(value) : problem_of_copy(value, parameter, "the parameter");
   if (!problem.empty()) return problem;
@@ -73,7 +73,7 @@ at::TensorOptions options_of(const Kind& kind, const at::Tensor& parameter) {
 
 enum class Tensors { kCopy, kKeep };
 
-/// `value` in memory and layout of its own, or itself if it may be kept as it is.
+/// `value` in its own memory and layout, or itself if it may be kept unchanged.
 at::Tensor own(const at::Tensor& value, const at::TensorOptions& options, const at::Tensor& parameter,
                Tensors tensors) {
   if (tensors == Tensors::kKeep && value.options().type_equal(options)) return value;

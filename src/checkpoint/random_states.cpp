@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/loop_begin.h"
 
-// Uses LibTorch's hooks, so that one build serves a LibTorch with CUDA and one without.
+// Uses LibTorch's hooks, so that one build works with LibTorch with and without CUDA.
 
 namespace lockstep {
 namespace {

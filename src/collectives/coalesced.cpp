@@ -40,7 +40,7 @@ void in_messages(const Tensors& tensors, const std::function<bool(const at::Tens
 }
 
 void broadcast_message(const Group& group, const Tensors& tensors, int root) {
-  // A large one needs no copy. Buffers that hold what they held may be saved for a backward: no new version.
+  // A large tensor needs no copy. Buffers with unchanged values may be saved for a backward: no new version.
   if (tensors.size() == 1) return group.broadcast(tensors.front().variable_data(), root);
   Tensors pieces;
   for (const auto& tensor : tensors) pieces.push_back(as_bytes(tensor.contiguous()));

@@ -61,7 +61,7 @@ void for_each_socket(const std::function<void(int fd, unsigned long inode)>& use
   }
 }
 
-/// Gloo owns the socket and may not find it closed, but the kernel can drop all that comes to it.
+/// Gloo owns the socket and must not find it closed, but the kernel can drop all data that arrive at it.
 void let_nobody_in(int listener) {
   sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
   const sock_fprog program{.len = 1, .filter = &drop};

@@ -14,8 +14,8 @@
 #include "rank_page/rank_board.h"
 #include "rank_page/wait_on_page.h"
 
-// Every operation is checked here, put into a form that all engines take, numbered and handed to the engine.
-// On the CPU operations keep their dtype, which the engines compare; on a device those that only move data travel as
+// Every operation is checked here, converted to a form that all engines accept, numbered, and passed to the engine. On
+// the CPU operations keep their dtype, which the engines compare; on a device those that only move data travel as
 // bytes, so that every dtype works. Engines see contiguous tensors outside autograd; other tensors get their result by
 // a copy in Work::wait.
 
@@ -43,8 +43,8 @@ void note_start(const Group::State& group, uint64_t sequence, const char* operat
                              sizes.size(), now, OperationLabel::current(), group.on_page.place());
 }
 
-/// `written`: what this rank's part in the operation writes; undefined if nothing.
-/// `what` is shown in messages, with `message` if it is one.
+/// `written`: the tensor that this rank's part in the operation writes; undefined if none. `what` is shown in messages,
+/// with `message` if it is one.
 Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor, const shm::Request& what,
            c10::intrusive_ptr<c10d::Work> work, std::function<void()> finish, const at::Tensor& written = {},
            std::string message = "") {

@@ -41,8 +41,8 @@ struct Pickled {
   std::string bytes, problem;
 };
 
-/// Where the first undefined tensor of a value is, such as `["weights"][2]`, "" if it is the value itself. None: there
-/// is none.
+/// The place of the first undefined tensor in a value, such as `["weights"][2]`; "" if it is the value itself. None if
+/// there is none.
 std::optional<std::string> place_of_undefined(const c10::IValue& value) {
   if (value.isTensor()) return value.toTensor().defined() ? std::nullopt : std::optional(std::string());
   if (value.isGenericDict()) {
@@ -75,7 +75,7 @@ Pickled pickle(const c10::IValue& object) {
   }
 }
 
-/// Throws on all ranks. Every rank calls it, with what is wrong on it, where some rank has sent nothing.
+/// Throws on all ranks. Every rank calls it, with its own problem, if some rank has sent nothing.
 [[noreturn]] void refuse_together(const Group& group, const char* function, const std::string& problem) {
   const auto problems = group.all_gather_bytes(problem);
   const auto first = std::find_if(problems.begin(), problems.end(), [](const auto& one) { return !one.empty(); });

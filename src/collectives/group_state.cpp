@@ -23,7 +23,7 @@ void Membership::close() {
   const MutexLock lock(mutex_);
   for (const auto& known : groups_) {
     const auto group = known.lock();
-    // Only our own engine is known not to cut off a rank that still reads what this one has sent.
+    // Only our own engine is known not to cut off a rank that is still reading data from this one.
     if (group == nullptr || group->blocking == nullptr) continue;
     try {
       group->backend->shutdown();

@@ -21,8 +21,8 @@ std::string arguments_of(const Work::State& state) {
 }  // namespace
 
 std::string describe_failure(const Work::State& state, const std::exception& cause) {
-  // Our own engine has already said which rank is gone or missing; no other engine can. When another engine fails after
-  // the timeout, a rank is taken to be missing; when it fails earlier, a peer is taken to have ended.
+  // Our own engine has already reported which rank is gone or missing; no other engine can. If another engine fails
+  // after the timeout, a rank is assumed missing; if it fails earlier, a peer is assumed to have ended.
   const auto timeout = own_page().collective_timeout();
   const bool is_late = timeout.count() > 0 && Clock::now() - state.started >= timeout;
   const bool timed_out = is_late && state.group->blocking == nullptr;

@@ -22,7 +22,7 @@ const void* origin_of(const char* function) {
   return address != nullptr && ::dladdr(address, &info) != 0 ? info.dli_fbase : nullptr;
 }
 
-/// mallopt() does not tell: if jemalloc replaces malloc, mallopt() is still glibc's and reports success.
+/// Does not rely on mallopt(): if jemalloc replaces malloc, mallopt() is still glibc's and reports success.
 bool malloc_is_glibcs() {
   const void* const malloc = origin_of("malloc");
   return malloc != nullptr && malloc == origin_of("gnu_get_libc_version");

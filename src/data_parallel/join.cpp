@@ -60,8 +60,8 @@ void Replica::join(const std::function<void()>& body, const JoinOptions& options
   const JoiningStatistics joining_statistics(state.join.statistics, state.group);
   state.join.last_active.assign(static_cast<size_t>(count), true);
   body();
-  // The others' reductions tell who still has inputs; join() ends with the round where no rank has any. Before each
-  // reduction come the batch norms of their forward and backward.
+  // The others' reductions show who still has inputs; join() ends with the round in which no rank has any. Each
+  // reduction is preceded by the batch norms of its forward and backward.
   while (true) {
     if (state.join.statistics) state.join.statistics->serve();
     const auto ranks = state.reducer->shadow();

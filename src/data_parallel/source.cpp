@@ -17,7 +17,7 @@ NamedTensors each_once(NamedTensors tensors) {
   return tensors;
 }
 
-/// Empty if the module is not one of LibTorch's: what a program's own prints may differ by rank for good reasons.
+/// Empty unless the module is one of LibTorch's: a program's own description may legitimately differ by rank.
 std::string line_of(const std::string& name, const torch::nn::Module& module) {
   std::ostringstream text;
   module.pretty_print(text);

@@ -16,15 +16,15 @@
 #include "launch/run_reporter.h"
 #include "launch/run_state.h"
 
-// One thread, one poll loop. Each turn lists what to wait for (watch_all), waits, and lets each ready descriptor act.
-// Whatever decides about the run - ends, signals, time, what the ranks' pages say - goes as an event through next(),
-// which returns actions (run_state.h); this file only carries them out, and RunReporter tells of them. Nothing in a
-// turn blocks: it never waits for sockets, pipes or the terminal; only log files are written at once.
+// One thread, one poll loop. Each turn lists the descriptors to wait for (watch_all), waits, and lets each ready one
+// act. Everything that affects the run - ends, signals, time, the ranks' pages - goes as an event through next(), which
+// returns actions (run_state.h). This file only carries them out, and RunReporter reports them. Nothing in a turn
+// blocks: it never waits for sockets, pipes or the terminal; only log files are written at once.
 
 namespace lockstep {
 namespace {
 
-/// How long whoever reads the launcher's output may take for what the ranks printed.
+/// How long a reader of the launcher's output may take for the rest of the ranks' output.
 constexpr std::chrono::seconds kFlushTimeout(30);
 
 /// State shared by all starts of a run.
@@ -84,7 +84,7 @@ class Launcher {
   bool done_ = false;
 };
 
-/// Elsewhere whoever starts the ranks plans them; here it only matters that there is such a program.
+/// On other machines the ranks are planned by their starter; here it only matters that there is such a program.
 LaunchOptions one_rank_of(LaunchOptions options) {
   options.ranks = 1;
   return options;
@@ -181,7 +181,7 @@ int Launcher::run() {
 }
 
 void Launcher::watch_all() {
-  // Signals first: where the launcher is told to stop in the turn in which a rank ends, the rank was told as well.
+  // Signals first: if the launcher is told to stop in the turn in which a rank ends, the rank was signalled as well.
   polled_.add(shared_.settings.signal_fd(), POLLIN, [this](const pollfd&) { take_signals(); });
   for (Sink* sink : {&shared_.display.out(), &shared_.display.err()})
     if (sink->pending()) polled_.add(sink->fd(), POLLOUT, [sink](const pollfd&) { sink->flush(); });
@@ -207,7 +207,7 @@ void Launcher::take_signals() {
       due_ = true;  // `lockstep resize` wakes the launcher with it
       continue;
     }
-    // The session that it was started from has ended: a run goes on without its terminal.
+    // The session in which the run was started has ended: a run continues without its terminal.
     if (signal == SIGHUP && shared_.display.terminal_is_gone()) continue;
     if (is_over()) done_ = true;  // only its own output is left, which nobody reads
     due_ = true;
@@ -220,7 +220,7 @@ void Launcher::take_events_of_team() {
   team_->tick();
   if (is_over()) return;
   for (const std::string& message : team_->take_messages()) reporter_.tell_user(message);
-  // A scheduler signals all processes of a run: what comes from elsewhere is no second signal.
+  // A scheduler signals all processes of a run: a signal to another process is not a second one.
   if (const int signal = team_->take_signal(); signal != 0 && state_.evidence.stop_signal == 0) {
     due_ = true;
     apply(SignalReceived{signal});

@@ -77,8 +77,8 @@ EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankP
   const bool together = place.local_world_size == 0;
   add("LOCAL_RANK", std::to_string(together ? place.rank : place.local_rank));
   add("LOCAL_WORLD_SIZE", std::to_string(together ? place.world_size : place.local_world_size));
-  // torchrun's other variables, for programs that look at them. Rank 0 of such a program opens the store; nothing
-  // listens on the port before.
+  // torchrun's other variables, for programs that read them. Rank 0 of such a program opens the store; nothing listens
+  // on the port before.
   add("GROUP_RANK", std::to_string(place.node));
   add("GROUP_WORLD_SIZE", std::to_string(place.nodes));
   add("ROLE_RANK", std::to_string(place.rank));

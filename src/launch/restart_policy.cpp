@@ -10,20 +10,20 @@ namespace lockstep {
 namespace {
 
 constexpr std::chrono::hours kMemory(1);
-/// Of so many failures in a row without progress the restart is immediate.
+/// For this many consecutive failures without progress, the restart is immediate.
 constexpr int kImmediate = 3;
 constexpr std::chrono::milliseconds kFirstPause(250);
 constexpr Clock::duration kLongestPause = std::chrono::seconds(60);
 constexpr std::chrono::seconds kSilentProgress(10);
 
-/// A rank dies of a signal that asks it to leave when it has not yet joined, so that nothing listens for it.
+/// A signal that asks to leave kills a rank that has not yet joined, so that nothing listens for it.
 bool came_from_outside(const Failure& failure) {
   const ProcessEnd& how = failure.how;
   return how.kind == ProcessEnd::Kind::kLost ||
          (how.kind == ProcessEnd::Kind::kSignalled && (how.value == SIGKILL || asks_to_leave(how.value)));
 }
 
-/// Of a process or its machine, rather than of what all ranks do.
+/// Whether the failure concerns a process or its machine, rather than the behaviour of all ranks.
 bool is_of_a_place(const Failure& failure) {
   return failure.rank >= 0 && failure.exit_code >= kExitRankFailed && failure.exit_code <= kExitHang;
 }

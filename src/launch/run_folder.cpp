@@ -38,7 +38,7 @@ RunFolder::RunFolder(const std::string& path, bool keep_if_empty, Use use) : kee
   if (use == Use::kAlone) lock();
 }
 
-/// The lock ends with the process. Of a file that can be written, as NFS wants it.
+/// The lock ends with the process. NFS requires a file opened for writing.
 void RunFolder::lock() {
   const std::string file = path_ + "/" + kLockFile;
   int trouble = 0;

@@ -92,7 +92,7 @@ void RunJournal::start_ended(const StartRecord& record, const FailureReport& rep
   json["first_step"] = record.first_step;
   json["steps"] = record.steps;
   add_event(line_of(json), !is_last || record.exit_code != 0);
-  // A run that was started once has no line: nothing more is to be told about it.
+  // A run that was started once gets no line: there is nothing more to report.
   if (!is_last || record.number > 0) add("starts.jsonl", line_of_start(record));
 }
 

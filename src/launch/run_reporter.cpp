@@ -95,7 +95,7 @@ void RunReporter::start_ended(const RunState& state, Team& team, const std::vect
   if (!is_over(state)) journal_.write_report(report_, next_restart(state));
 }
 
-/// But for what is left of the training, and the report's own path.
+/// The report without the remaining training state and the report's own path.
 FailureReport RunReporter::report_of(const RunState& state, const Team& team,
                                      const std::vector<RankCommand>& commands) const {
   const Evidence& evidence = state.evidence;

@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr seconds kKillTime(10);
-/// How long a rank that others accuse may take to end by itself before it is told to: how it ends says more.
+/// How long an accused rank may take to end by itself before it is told to: its own end reveals more.
 constexpr milliseconds kSettleTime(250);
 /// While a rank is gone that another may come to wait for.
 constexpr milliseconds kLookForMissingEvery(500);
@@ -28,7 +28,7 @@ constexpr seconds kFirstNote(5);
 constexpr int kNextNote = 5;  ///< times as long idle as at the note before
 /// After a start that failed.
 constexpr seconds kLongestPauseOfAgents(1);
-/// For ranks that will be started again: what they would do in a longer time helps nobody.
+/// The grace of ranks that will be started again: a longer one would be of no use.
 constexpr milliseconds kGraceBeforeRestart(100);
 
 struct StateMachine {
@@ -87,7 +87,7 @@ bool asks_for_stops(const std::vector<RankView>& ranks) {
 
 void StateMachine::on(const RankEnded& event) {
   RankEnd end = event.end;
-  // In kRunning: a signal came in this very turn, and perhaps the ranks got it, too.
+  // In kRunning: a signal arrived in this very turn, and the ranks may have got it, too.
   end.stopped = !is_up() || (state.phase == Phase::kRunning && state.evidence.stop_signal != 0);
   state.evidence.ends.push_back(end);
 }
@@ -98,7 +98,7 @@ void StateMachine::on(const SignalReceived& event) {
   state.resize_to.reset();
   switch (state.phase) {
     case Phase::kRunning:
-      // The next look tells whether the ranks can be asked; until then the signal is only noted.
+      // The next look shows whether the ranks can be asked; until then the signal is only recorded.
       if (!asks_to_leave(event.signal)) {
         tell_user(signal_name(event.signal) + ": stopping the ranks");
         stop(event.signal == SIGINT ? SIGINT : SIGTERM);
@@ -231,7 +231,7 @@ void StateMachine::ask_to_leave() {
   act(Kind::kAskToLeave);
 }
 
-/// A rank got a signal of its own: its place is about to go.
+/// A rank got a signal of its own: its place is about to disappear.
 void StateMachine::leave_one_out() {
   const int rest = state.settings.ranks - 1;
   if (!state.settings.elastic || rest < state.settings.elastic->min || state.evidence.stop_signal != 0) return;

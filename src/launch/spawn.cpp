@@ -69,8 +69,8 @@ class Attendance {
   std::exit(failure ? 1 : 0);
 }
 
-/// The descriptor of the attendance where this process is a rank of this call; empty in the process that is to start
-/// the ranks; -1 in a rank of another call. Throws Error in a rank of another launcher.
+/// The descriptor of the attendance if this process is a rank of this call; empty in the process that must start the
+/// ranks; -1 in a rank of another call. Throws Error in a rank of another launcher.
 std::optional<int> attendance_of(const std::string& call, const Environment& environment, const World& world) {
   if (!environment.lockstep_spawn) {
     if (world.source == World::Source::kAlone) return std::nullopt;

@@ -35,7 +35,7 @@ void StateKeeper::note(const std::vector<RankView>& ranks, int exit_code) {
   left_.in_memory = std::max(left_.in_memory, now);
   if (ranks.empty()) return;
   const int64_t first = ranks.front().account.first_step;
-  // A start that went on from an earlier state has replaced what was suspect by what it has saved.
+  // A start that continued from an earlier state has replaced the suspect state by its own saves.
   if (suspect_from_ && first < *suspect_from_ && whole_step(ranks) > first) suspect_from_.reset();
   if (exit_code == kExitDiverged) suspect_from_ = std::min(suspect_from_.value_or(first + 1), first + 1);
   left_.suspect = suspect_from_ && left_.in_memory >= *suspect_from_;

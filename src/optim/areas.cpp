@@ -21,7 +21,7 @@ namespace {
 
 static_assert(GradientNorm::kBlock % Areas::kAligned == 0);
 
-/// Runs `body` on all ranks; where it fails on some, all throw.
+/// Runs `body` on all ranks; if it fails on some, all throw.
 void run_together(const Group& group, const std::function<void()>& body) {
   std::string mine;
   try {
@@ -178,7 +178,7 @@ void Areas::lay_out(size_t index) {
       all += rounded_up(parameter.tensor.numel(), kAligned);
       longest = std::max(longest, rounded_up(parameter.tensor.numel(), kAligned));
     }
-  // Before each cut a gap shorter than a block and than any parameter lets it fall between blocks, or parameters.
+  // A gap before each cut, shorter than a block and than any parameter, lets the cut fall between blocks or parameters.
   const int64_t gap = std::min(longest, kBlock);
   area.slice = rounded_up((all + (ranks_ - 1) * gap + ranks_ - 1) / ranks_, gap == kBlock ? kBlock : kAligned);
   area.slice = std::max(area.slice, gap);

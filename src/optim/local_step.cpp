@@ -15,7 +15,7 @@ at::Tensor zeros(at::ScalarType dtype, const at::Tensor& like) {
   return at::empty_strided(like.sizes(), like.strides(), like.options().dtype(dtype).requires_grad(false)).zero_();
 }
 
-/// The tensor as the kernels want it, or zeros if there is none yet; returns where it begins.
+/// Brings the tensor into the kernels' form, or makes zeros if there is none yet. Returns its address.
 std::byte* prepare(at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& parameter) {
   tensor = tensor.defined() ? optim::laid_out(tensor, dtype, parameter) : zeros(dtype, parameter);
   return static_cast<std::byte*>(tensor.mutable_data_ptr());

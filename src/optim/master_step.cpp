@@ -14,7 +14,7 @@ namespace {
 
 using State = std::unique_ptr<torch::optim::OptimizerParamState>;
 
-/// While it lives, masters stand for the 16-bit parameters that have a gradient: in an optimizer's groups, with that
+/// While it lives, masters replace the 16-bit parameters that have a gradient: in an optimizer's groups, with that
 /// gradient in float, and in its map.
 class Masters {
  public:
@@ -45,7 +45,7 @@ class Masters {
     if (auto* known = dynamic_cast<Master*>(one.state.get())) one.master = known->master_param;
     one.master = one.master.defined() ? optim::laid_out(one.master, at::kFloat, place)
                                       : at::zeros_like(place, place.options().dtype(at::kFloat).requires_grad(false));
-    // Where it does not round to the parameter, someone else has written that, and the parameter counts.
+    // If the master does not round to the parameter, other code has written the parameter, which then counts.
     const at::Tensor is_current = one.master.to(place.scalar_type()).eq(place);
     one.master.copy_(at::where(is_current, one.master, place.to(at::kFloat)));
     one.master.mutable_grad() = place.grad().to(at::kFloat);

@@ -26,7 +26,7 @@ uint64_t mixed_with(uint64_t hash, const c10::IValue& value) {
   return Hash::mixed(hash, word);
 }
 
-/// Of what options of an unknown optimizer tell of themselves. `all`: not only the rate.
+/// A hash of an unknown optimizer's options, as far as they describe themselves. `all`: not only the rate.
 uint64_t hash_of_options(const torch::optim::OptimizerOptions& options, bool all) {
   uint64_t hash = Hash::kStart;
   const auto add = [&](const auto& tell) {
@@ -64,7 +64,7 @@ class OwnSlices::Exchanged {
       std::vector<at::Tensor> slices;
       for (const at::Tensor& tensor : group.params()) {
         const Slice& slice = step.slices_[step.areas_.place_of(tensor)];
-        // An empty slice shows what is remembered of a parameter. Who may do anything with it gets none.
+        // An empty slice reveals the kind of a parameter's state. An optimizer that may do anything with it gets none.
         if (slice.is_stepped && (step.kind_ || slice.tensor.numel() > 0)) slices.push_back(slice.tensor);
       }
       whole_.push_back(std::exchange(group.params(), std::move(slices)));

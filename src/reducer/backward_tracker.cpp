@@ -42,7 +42,7 @@ void BackwardTracker::accumulated(size_t parameter, bool any) {
   if (parts_.backward.phase != Backward::Phase::kInBackward) begin_backward();
   check_thread(parameter);
   if (!any) return;
-  // Autograd's zeros have no memory, which all that look at a gradient read.
+  // Autograd's zeros have no memory, but all code that inspects a gradient reads it.
   const at::Tensor& tensor = parts_.plan.tensors[parameter];
   if (const at::Tensor& gradient = tensor.grad(); gradient.defined() && gradient._is_zerotensor())
     tensor.mutable_grad() = at::zeros(gradient.sizes(), gradient.options());

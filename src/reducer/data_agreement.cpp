@@ -12,8 +12,8 @@
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
-// Ranks tell each other the hash of what their loaders have begun with the next reduction. Only where hashes differ,
-// which is once a pass at most, do they send what it was made of.
+// Ranks exchange a hash of the passes that their loaders have begun with the next reduction. Only if hashes differ, at
+// most once per pass, do they send the data behind it.
 
 namespace lockstep {
 namespace {
@@ -54,7 +54,7 @@ Said decode(const std::string& text) {
   return said;
 }
 
-/// The passes of `all` but for those that are among `others`, each as often as it is there.
+/// The passes of `all` without those in `others`, each counted as often as it occurs.
 std::vector<PassFacts> without(std::vector<PassFacts> all, const std::vector<PassFacts>& others) {
   for (const PassFacts& other : others)
     if (const auto found = std::find(all.begin(), all.end(), other); found != all.end()) all.erase(found);
@@ -72,8 +72,8 @@ std::pair<std::string, std::string> first_fact_of(const PassFacts& a, const Pass
 
 bool is_epoch(const std::string& fact) { return fact.starts_with("epoch "); }
 
-/// The epochs, where one rank has begun a pass of a loader that the other uses as well, in an epoch in which that one
-/// has not: it has looked into the loader beside the loop, so its epochs run ahead.
+/// The epochs, if one rank has begun a pass of a loader that the other also uses, in an epoch in which the other has
+/// not: it has read from the loader outside the loop, so its epochs run ahead.
 std::optional<std::pair<std::string, std::string>> epoch_ahead(const std::vector<PassFacts>& only,
                                                                const std::vector<PassFacts>& others) {
   for (const PassFacts& pass : only)
@@ -109,7 +109,7 @@ void check_shards(const std::vector<Said>& ranks) {
     for (size_t other = 0; other < rank; ++other) {
       const auto &mine = ranks[rank].shards, &theirs = ranks[other].shards;
       if (mine.empty() || theirs.empty() || mine.back() != theirs.back()) continue;
-      // A world of one is a loader that shares with nobody; one of another size, with another group.
+      // A pass of a world of one belongs to a loader that shares with no rank; one of another size, to another group.
       if (!mine.back().ends_with(" of " + std::to_string(ranks.size()))) continue;
       refuse("the loaders of rank " + std::to_string(other) + " and rank " + std::to_string(rank) +
              " both read shard " + mine.back() +

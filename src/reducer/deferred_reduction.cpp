@@ -39,7 +39,7 @@ void DeferredReduction::begin() {
 }
 
 void DeferredReduction::backward_begins() {
-  // Between clip_grad_norm() and step(), say: what that thread has settled would be lost.
+  // Between clip_grad_norm() and step(), for instance: that thread's settlement would be lost.
   if (was_settled_ && parts_.plan.on_cpu() && settled_by_ != std::this_thread::get_id())
     parts_.message.set_lasting_trouble(kBesideStep);
   skips_ = false;

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// Four bits per element: the mean over any number of ranks still tells them apart in bfloat16.
+// Four bits per element: even in bfloat16, the mean over any number of ranks still distinguishes them.
 using Row = std::array<uint8_t, kFactElements>;
 constexpr size_t kFlags = 0, kPasses = 1, kObject = 3, kWeight = 5, kWeightElements = 16, kSkip = 21, kData = 22;
 

@@ -38,8 +38,8 @@ void translating(const Function& function) {
   }
 }
 
-/// Calls a function with whether there is a gradient, before it is accumulated; and another, if there is one, when it
-/// is taken off the tensor by anybody else than remove_hook().
+/// Calls a function, with whether there is a gradient, before it is accumulated; and another, if given, when this hook
+/// is removed from the tensor by anything other than remove_hook().
 class BeforeAccumulation final : public torch::autograd::FunctionPreHook {
  public:
   BeforeAccumulation(std::function<void(bool any)> arriving, std::function<void()> dropped)

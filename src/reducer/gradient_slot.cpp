@@ -103,7 +103,7 @@ void GradientSlot::fill_sum(const at::Tensor* sum, bool used) {
     copy_in(*sum);
   else if (sum != nullptr)
     gradient_.zero_();
-  // Whatever is accumulated after this is added to the sum where it lies here, and can be told apart where it does not.
+  // Later gradients are added to the sum if it lies here, and can be distinguished if it does not.
   if (used && sum != nullptr) parameter_.mutable_grad() = gradient_;
   filled_ = true;
 }

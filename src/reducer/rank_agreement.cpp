@@ -74,7 +74,7 @@ void RankAgreement::check(const std::vector<Facts>& rows) {
 void RankAgreement::check_data(const std::vector<Facts>& rows) {
   const bool begins = message_.is_first_within_join();
   const bool joining = std::any_of(rows.begin(), rows.end(), std::mem_fn(&Facts::joining));
-  // Within join() ranks come to their next passes at different reductions.
+  // Within join() ranks begin their next passes at different reductions.
   if (plan_.group.world_size() == 1 || (joining && !begins) || !differ_in_data(rows)) return;
   compare_passes(plan_.group, message_.loader_passes(), joining);
 }
@@ -106,7 +106,7 @@ double RankAgreement::factor(const std::vector<Facts>& rows) const {
     for (const Facts& facts : rows) total += facts.took_part() ? facts.weight : 0;
     return total > 0 ? 1 / total : 0;
   }
-  // Whether ranks that are out of inputs count is an option of join(); those that skip never count.
+  // Whether ranks without inputs count is an option of join(); those that skip never count.
   size_t counted = 0;
   for (const Facts& facts : rows)
     if (!facts.skipped && (facts.active || !message_.divides_by_active())) ++counted;

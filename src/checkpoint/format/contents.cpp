@@ -56,8 +56,7 @@ void number_names(std::vector<Leaf>& leaves) {
   }
 }
 
-/// The values of a tensor that PyTorch keeps as the conjugate, or the negative, of what is in its memory: the signs of
-/// some components turned.
+/// The values of a tensor that PyTorch stores as its conjugate or negative: the signs of some components are reversed.
 class TurnedSigns {
  public:
   explicit TurnedSigns(const PickledTensor& tensor) {

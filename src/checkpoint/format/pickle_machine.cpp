@@ -269,7 +269,7 @@ void PickleMachine::check_bounds(const PickledTensor& tensor) const {
   for (size_t i = 0; i < sizes.size(); ++i) {
     int64_t reach = 0;
     empty |= sizes[i] == 0;
-    // The product is bounded even where a 0 makes the tensor empty: others compute it without looking.
+    // The product is bounded even if a 0 makes the tensor empty: other code computes it without checking.
     too_large |= __builtin_mul_overflow(count, sizes[i] > 0 ? sizes[i] : 1, &count);
     too_large |= __builtin_mul_overflow(sizes[i] > 0 ? sizes[i] - 1 : 0, strides[i], &reach) ||
                  __builtin_add_overflow(last, reach, &last);

@@ -100,12 +100,12 @@ class Characters {
   size_t run_ = 0;  ///< characters of the current string or number
 };
 
-/// Makes entries of the parser's events. What is wrong with an entry is reported only if the rest is JSON.
+/// Turns the parser's events into entries. An error in an entry is reported only if the rest is JSON.
 class Events : public nlohmann::json_sax<Json> {
  public:
   Events(SafetensorsHeader& header, uint64_t data_bytes) : header_(header), data_bytes_(data_bytes) {}
 
-  /// Why we stopped the parser; empty: we did not, so what it stopped at is not JSON.
+  /// The reason why we stopped the parser; empty if we did not, so it stopped because the text is not JSON.
   const std::string& stop() const { return stop_; }
   bool is_object() const { return is_object_; }
   /// The first; empty: none.
@@ -259,7 +259,7 @@ class Events : public nlohmann::json_sax<Json> {
     bool too_many = false, empty = false;
     for (int64_t size : tensor.shape) {
       empty |= size == 0;
-      // Strides are products of the sizes above 0, so these are bounded even where a 0 makes the tensor empty.
+      // Strides are products of the sizes above 0, so they are bounded even if a 0 makes the tensor empty.
       too_many |= __builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes);
     }
     if (too_many || (!empty && static_cast<uint64_t>(bytes) > data_bytes_)) return std::nullopt;

@@ -20,9 +20,9 @@
 #include "checkpoint/memory/slot_source.h"
 #include "checkpoint/memory/state_keys.h"
 
-// In memory a state is several .pt files: what ranks have in common, and what each has of its own (memory_tier.h). The
-// checkpoint on disk is one. Here the first become the second without torch: pickles are read as trees and written
-// anew, and the bytes of tensors are copied as they are.
+// A state in memory is several .pt files: the state common to all ranks, and each rank's own (memory_tier.h). A
+// checkpoint on disk is one. This file converts the former to the latter without torch: pickles are read as trees and
+// rewritten, and the bytes of tensors are copied unchanged.
 
 namespace lockstep {
 namespace {

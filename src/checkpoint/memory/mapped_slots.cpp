@@ -78,7 +78,7 @@ void MappedSlots::open_window(Window window, uint64_t offset, uint64_t bytes) {
     throw LimitError("a state in memory: this rank's part takes " + mebibytes(end - begin) + ", but only " +
                      mebibytes(available_memory_bytes()) + " are available (" + why + ")");
   };
-  // The kernel would kill a process rather than refuse, so check first. What is committed already costs nothing.
+  // The kernel would kill a process rather than refuse, so check first. Memory already committed costs nothing.
   if (end - begin > available_memory_bytes() + committed_bytes()) refuse("the machine or its cgroup holds no more");
   int result;
   do {

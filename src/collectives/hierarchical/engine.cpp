@@ -11,7 +11,7 @@
 namespace lockstep::hierarchical_engine {
 namespace {
 
-/// How long a rank whose operation has failed waits for the others to say where they are.
+/// How long a rank whose operation has failed waits for the others to report their positions.
 constexpr std::chrono::milliseconds kPatience{600};
 constexpr const char* kInterrupted = "it was interrupted (SIGINT, Ctrl-C) while it waited for other ranks";
 

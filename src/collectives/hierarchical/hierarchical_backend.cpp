@@ -51,7 +51,7 @@ class HierarchicalWork final : public c10d::Work {
   }
   const intrusive_ptr<c10::ivalue::Future>& future() const { return completed_future_; }
 
-  /// Runs what has to be run until it is done; errors stay in the work.
+  /// Runs pending work until it is done; errors stay in the work.
   void finish() {
     const gloo_engine::BlockedSigpipe blocked;
     for (const JobPtr& job : jobs_) engine_->wait_until(job, nullptr);
@@ -230,8 +230,8 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
   /// After this no operation of this rank is using the machine's own engine, so the caller may.
   void finish_earlier_operations() { run({}); }
 
-  /// Its number on this rank's machine, or -1 if messages to it go over the carrier: to a rank of another machine, or
-  /// to any where a wait in shared memory would hold up those of other groups.
+  /// The rank's number on this machine, or -1 if messages to it go over the carrier: to a rank of another machine, or
+  /// to any rank if a wait in shared memory would hold up other groups' messages.
   int local_of(int rank) const {
     const Layout& layout = engine_->layout();
     TORCH_CHECK_VALUE(rank >= 0 && rank < getSize() && rank != getRank(), "rank ", rank,

@@ -118,7 +118,7 @@ void Operation::broadcast() {
       links_.finish(arriving.front(), timeout_);
       arriving.pop_front();
     }
-    // Two places take turns: who meets for the next size has copied the one before.
+    // Two places alternate: a rank that meets for the next part has copied the previous one.
     std::byte* place = shows ? stage + round++ % 2 * kBroadcastBytes : data + begin;
     if (shows) copy_bytes(place, data + begin, size);
     const auto cards = meet(source == layout_.rank ? place : nullptr);
@@ -241,7 +241,7 @@ void Operation::all_to_all() {
   const size_t most = kStageBytes / count;
   size_t rounds = 1;
   for (const int mate : mates()) rounds = std::max(rounds, (sends[static_cast<size_t>(mate)] + most - 1) / most);
-  // In front of the stage lies what the rank sends to each of the others.
+  // The stage begins with the numbers of bytes that the rank sends to each of the others.
   const size_t head = (count * sizeof(uint64_t) + 63) / 64 * 64;
   std::byte* stage = machine_.stage(head + count * most);
   for (size_t round = 0; round < rounds; ++round) {

@@ -81,7 +81,7 @@ void Reduction::start(const Segment& segment, Flight& flight) {
     if (machine != layout_.here() && (piece.home == Piece::kEverywhere || piece.home == machine))
       flight.sent.push_back(
           links_.send(flight.own, bytes_of(layout_.here()), layout_.on_rail(machine, piece.rail), tag_));
-  // This rank's own memory may take the total: what was there has been added.
+  // This rank's own memory may take the total: its contents have been added.
   if (piece.is_forwarded && !adds(piece))
     flight.total = links_.receive(segment.place(layout_.local(), piece), piece.count * sum_.element_bytes(),
                                   layout_.on_rail(piece.home, piece.rail), total_tag_);

@@ -26,7 +26,7 @@ Runner::~Runner() {
     queue_.clear();
   }
   due_.notify_all();
-  // The job at hand may wait for messages that only this thread can move.
+  // The running job may wait for messages that only this thread can move.
   const auto since = Clock::now();
   while (progress_ != nullptr && progress_->is_up_to_this_thread() && !has_ended()) progress_->make(since);
   thread_.join();
@@ -42,8 +42,8 @@ void Runner::add(JobPtr job, bool at_once) {
   {
     const MutexLock lock(mutex_);
     queue_.push_back(std::move(job));
-    // A job that somebody waits for is run there, but somebody must watch it: the runner's thread looks now and then
-    // as long as there are such jobs, and is woken when it had stopped looking.
+    // A job with a waiting thread runs there, but must be watched: the runner's thread checks from time to time as long
+    // as there are such jobs, and is woken if it had stopped.
     wake = !at_once || !waiters_run_ || dozing_;
   }
   if (wake) due_.notify_one();

@@ -8,8 +8,8 @@
 #include "collectives/shm/backend/store_exchange.h"
 #include "collectives/shm/segment/layout.h"
 
-// The engine is the one for several machines (collectives/hierarchical), with MPI as its carrier; what is left to do
-// here is to find out who the group's ranks are in MPI, and where. A flat group is one rank on each of its machines.
+// The engine is the one for several machines (collectives/hierarchical), with MPI as its carrier. This file only
+// determines the group's ranks in MPI, and their machines. A flat group has one rank on each of its machines.
 
 namespace lockstep::mpi_engine {
 

@@ -170,7 +170,7 @@ class MpiPort final : public Port {
   }
 
  private:
-  /// Open MPI 4.1 crashes when several messages of a communicator arrive before it is there. So nobody uses one before
+  /// Open MPI 4.1 crashes when several messages of a communicator arrive before it exists. So no rank uses one before
   /// all have it.
   void wait_until_open(const std::vector<int>& ranks) const {
     std::vector<MPI_Request> requests;

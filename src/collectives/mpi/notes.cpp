@@ -3,7 +3,8 @@
 namespace lockstep::mpi_engine {
 namespace {
 
-/// Notes are rare and nobody waits for them but in trouble: so many polls without any other news look for them once.
+/// Notes are rare, and waited for only after failures: notes are looked for once in this many polls without other
+/// events.
 constexpr unsigned kPollsForNotes = 16;
 constexpr std::chrono::seconds kToReadNote{1};
 
@@ -46,7 +47,7 @@ bool Notes::read() {
       any = true;
     }
   } catch (const std::exception&) {
-    // A connection has failed; who waits for a message over it is told.
+    // A connection has failed; threads that wait for a message over it get the error.
   }
   return any;
 }

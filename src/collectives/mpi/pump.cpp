@@ -29,7 +29,7 @@ Pump::Pump(std::unique_ptr<Port> port)
 Pump::~Pump() {
   if (mover_) mover_->end();
   if (!callers_.may_call()) return;
-  // Notes may still be on their way; of what else is left nobody waits for anything.
+  // Notes may still be under way; nothing else that is left has a waiting thread.
   const Deadline deadline{std::chrono::milliseconds(kToSendNotes)};
   const auto has_notes = [&] {
     const MutexLock lock(mutex_);

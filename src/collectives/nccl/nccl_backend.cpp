@@ -35,7 +35,7 @@ class NcclWork final : public c10d::Work {
     try {
       inner_->synchronize();
     } catch (const std::exception&) {
-      // The device is lost or the process is about to end; the next operation will tell.
+      // The device is lost or the process is about to end; the next operation will report it.
     }
   }
 
@@ -91,7 +91,7 @@ class NcclBackend final : public c10d::ProcessGroupNCCL {
   NcclBackend(const NcclBackend&) = delete;
   NcclBackend& operator=(const NcclBackend&) = delete;
 
-  /// Destroying communicators properly needs all ranks, and would wait forever for one that is gone.
+  /// Destroying communicators properly needs all ranks, and would wait forever for a lost one.
   ~NcclBackend() override {
     try {
       ProcessGroupNCCL::abort();

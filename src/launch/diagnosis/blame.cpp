@@ -34,8 +34,8 @@ bool accuses(const RankStatus& account) {
          account.failure == RankFailure::kMismatch;
 }
 
-/// The rank that `victim`, which cannot name its peer, may mean: one that failed without accusing anybody, else one
-/// that is still running.
+/// The rank that `victim`, which cannot name its peer, may mean: one that failed without accusing any, else one that is
+/// still running.
 std::optional<int> unnamed_culprit(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks, int victim) {
   std::optional<int> alive;
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
@@ -54,7 +54,7 @@ struct Chain {
   bool named;
 };
 
-/// Follows the accusations from the rank that failed first. Empty where they lead nowhere.
+/// Follows the accusations from the rank that failed first. Empty if they lead nowhere.
 std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks, int first) {
   Chain chain{first, first, true};
   for (size_t links = 0; links <= ranks.size(); ++links) {
@@ -89,7 +89,7 @@ void blame_for_coming_late(Blame& blame, const std::vector<RankView>& ranks) {
   blame.witness = blame.speaker = static_cast<int>(waited - ranks.begin());
 }
 
-/// By what the pages say, where the first rank to fail may be a victim.
+/// Blame by the statements on the pages, if the first rank to fail may be a victim.
 Blame blame_by_accusation(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks, const RankEnd& first) {
   Blame by_order = blame_by_order(ends, first);
   if (was_killed(*by_order.culprit)) return by_order;

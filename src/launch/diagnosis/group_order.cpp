@@ -23,7 +23,7 @@ bool only_waits(const RankView& rank) {
   return waits(rank) && account.waiting && account.has_one_caller && account.awaited.group != 0;
 }
 
-/// The ranks that only wait and have not called what this one waits for, as bits.
+/// The ranks that only wait and have not called the collective for which this one waits, as bits.
 uint64_t missing_calls(const std::vector<RankView>& ranks, size_t waiting) {
   if (!only_waits(ranks[waiting])) return 0;
   uint64_t missing = ranks_not_there(ranks, waiting);

@@ -57,7 +57,7 @@ MemoryKills count_memory_kills(const std::string& root) {
     const auto look = [&] {
       if (const auto limit = number_in(folder / place->limit); limit && *limit < kills.limit_bytes.value_or(UINT64_MAX))
         kills.limit_bytes = limit;
-      // In version 2 a count includes the groups within: the innermost group that has one says most about us.
+      // In version 2 a count includes nested groups: the innermost group with a count is the most specific.
       if (const auto count = value_of(folder / place->events, "oom_kill")) {
         kills.count = *count;
         kills.counted_in =

@@ -23,7 +23,7 @@ const RankEnd* find_end(const std::vector<RankEnd>& ends, int rank) {
   return end == ends.end() ? nullptr : &*end;
 }
 
-/// SIGABRT does not count: an exception that nobody catches ends in it, and that exception may be "connection closed".
+/// SIGABRT does not count: an uncaught exception ends in it, and that exception may be "connection closed".
 bool was_killed(const RankEnd& end) {
   return end.how.kind == ProcessEnd::Kind::kLost ||
          (end.how.kind == ProcessEnd::Kind::kSignalled && end.how.value != SIGABRT);

@@ -11,10 +11,11 @@
 namespace lockstep {
 namespace {
 
-/// As the rank itself says. Otherwise a rank that has started a collective may still compute before it waits for it.
+/// By the rank's own statement. Otherwise a rank that has started a collective may still compute before it waits for
+/// it.
 bool sits_in_a_wait(const RankStatus& account) { return account.waiting || account.waits_for != 0; }
 
-/// Python programs start collectives that they never wait for; one that waits says for which ranks.
+/// Python programs start collectives for which they never wait; a rank that waits names the ranks.
 bool is_in_collective(const RankStatus& account) {
   return sits_in_a_wait(account) || (account.operation.running && account.phase != RankStatus::Phase::kCommunicates);
 }

@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-/// How a redrawn line ends, to erase what a longer one before it left on the terminal.
+/// The end of a redrawn line, which erases the rest of a longer one before it on the terminal.
 constexpr std::string_view kEraseToEnd = "\x1b[K";
 
 }  // namespace

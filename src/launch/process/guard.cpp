@@ -20,7 +20,7 @@
 namespace lockstep {
 namespace {
 
-/// After the launcher's end; it takes a look at all processes each time.
+/// After the launcher's end. Each pass inspects all processes.
 constexpr std::chrono::milliseconds kStraysTime(2000);
 
 std::string new_launcher_mark() {
@@ -54,7 +54,7 @@ void kill_all(const std::vector<pid_t>& groups, const std::string& mark) {
   kill_marked(mark, kStraysTime);
 }
 
-/// The guard's process: reads groups (those to forget are negative) until the launcher is gone.
+/// The guard's process: reads groups (negative: to forget) until the launcher is gone.
 [[noreturn]] void keep_guard(int pipe, int patience_ms, const std::string& mark) {
   // Out of reach of signals to the launcher's group, and without its descriptors.
   ::setsid();

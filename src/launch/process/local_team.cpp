@@ -187,7 +187,7 @@ RanksObserved LocalTeam::observe(bool process_states, bool processor_times) {
     view.process_state = process_state(rank.pid);
     if (view.process_state != 'T' && view.account.pid > 0) view.process_state = process_state(view.account.pid);
   }
-  // Only then does it matter, and only for these ranks: it takes a look at all processes.
+  // It matters only then, and only for these ranks: it inspects all processes.
   for (size_t i = 0; somebody_joins && i < ranks_.size(); ++i)
     if (RankView& view = seen.ranks[i]; view.ended && may_be_waited_for(view.account))
       view.outlived = group_lives(ranks_[i].pid) || (view.account.pid > 0 && view.account.pid != ranks_[i].pid &&

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-/// An exception that nobody catches ends in SIGABRT; any other signal has nothing to do with what was thrown.
+/// An uncaught exception ends in SIGABRT; any other signal is unrelated to an exception.
 bool failed_by_itself(const Rank& rank) {
   return rank.ended && rank.how.failed() && (rank.how.kind == ProcessEnd::Kind::kExited || rank.how.value == SIGABRT);
 }

@@ -14,8 +14,8 @@
 //   between    the machines' leaders: the inner hook, on these sums
 //   inside     the result, from the leader to all ranks of its machine
 //
-// The inner hook needs a sum that is there, so a bucket's sum is awaited when the next bucket comes, or when backward
-// has ended: by then it mostly is, and the inner hook's messages travel while backward goes on.
+// The inner hook needs a finished sum, so a bucket's sum is awaited when the next bucket comes, or when backward has
+// ended. By then it is usually there, and the inner hook's messages travel while backward continues.
 
 namespace lockstep {
 namespace {
