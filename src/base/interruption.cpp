@@ -5,9 +5,9 @@
 
 #include <atomic>
 
-// The program's own handler stays in charge: ours is put before it, and again whenever the program has set another.
-// The handler of Python takes note of the signal and returns; only its main thread, holding Python's lock, can then
-// find out what the program makes of it. So a wait asks nothing before there was a signal, and never takes that lock.
+// The program's own handler stays in effect: ours runs before it, and is installed again whenever the program has set
+// another. Python's handler only records the signal; only its main thread, holding Python's lock, can then run the
+// program's reaction. So a wait asks nothing before there was a signal, and never takes that lock otherwise.
 
 namespace lockstep {
 namespace {

@@ -14,12 +14,12 @@
 #include "base/file_descriptor.h"
 #include "base/proc_file.h"
 
-// An exec gives a process a new memory before it puts arguments and environment there; until then
-// /proc/<pid>/environ is empty. In /proc/<pid>/stat both ends of the environment are 0 then, later both its beginning
-// while the kernel counts the variables, and right only when the code's beginning is set, which it is last of all. A
-// descriptor that was opened before an exec ends there: what is read of it after the exec is empty, and what was read
-// in pieces is cut off, while the two ends are already those of the new environment. So what was read is all there is
-// only if the code has a beginning and the bytes are as many as the ends say.
+// An exec gives a process new memory before it places arguments and environment there; until then /proc/<pid>/environ
+// is empty. In /proc/<pid>/stat both ends of the environment are then 0, later both its beginning while the kernel
+// counts the variables, and correct only once the code's beginning is set, which is set last. A descriptor opened
+// before an exec ends there: a read after the exec is empty, and a read in pieces is cut off, while the two ends are
+// already those of the new environment. So a read is complete only if the code has a beginning and the number of bytes
+// equals the distance of the ends.
 
 namespace lockstep {
 namespace {
@@ -49,7 +49,7 @@ bool will_show_more(pid_t pid, size_t seen) {
   return code == 0 || value == 0 || value - begin > seen;
 }
 
-/// Whether these bytes are in the environment, in which each variable stands between two zeros.
+/// Whether the environment contains these bytes. Each variable in it stands between two zeros.
 Answer contains(pid_t pid, const std::string& bytes) {
   const std::string path = "/proc/" + std::to_string(pid) + "/environ";
   if (!FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC))) return Answer::kNo;

@@ -98,7 +98,7 @@ Copied& copied() {
 /// The kernel copies a page when the child writes it; copying everything now could take seconds and gigabytes.
 void map_copies() LOCKSTEP_REQUIRES(copied().mutex) {
   for (const SharedSegment* segment : copied().segments)
-    // Where this fails the child has no memory there, and faults if it looks.
+    // If this fails, the child has no memory there, and faults on access.
     static_cast<void>(::mmap(segment->data(), segment->committed(), PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_FIXED_NOREPLACE | MAP_NORESERVE, segment->fd(), 0));
   copied().segments.clear();  // its own children inherit the copies

@@ -77,7 +77,7 @@ void run(const char* function, const State& state, shm::Request what, lockstep_r
   own_page().finish_operation(number);
 }
 
-/// A collective with its memory: what all of them check.
+/// A collective with its memory, and the checks common to all.
 struct Call {
   OperationKind kind;
   const void* input;

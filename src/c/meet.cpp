@@ -106,7 +106,7 @@ shm::World form(const World& world, const StorePointer& store, std::chrono::mill
   return shm::bootstrap(world.rank, world.world_size, noted, options);
 }
 
-/// Rank 0, which may serve the store, gives up last, so that the others still learn who is missing.
+/// Rank 0, which may serve the store, gives up last, so that the others still learn which ranks are missing.
 std::chrono::milliseconds patience_of(const World& world, std::chrono::milliseconds timeout) {
   return timeout + std::chrono::seconds(world.rank == 0 ? 1 : 0);
 }
@@ -115,8 +115,8 @@ std::chrono::milliseconds patience_of(const World& world, std::chrono::milliseco
 
 World discover_world_of_one_machine(const Environment& environment) {
   Environment here = environment;
-  // For ranks on one machine the kernel's names do, so MPI's and Slurm's need no address. Where variables were set by
-  // hand, the address tells one job from another.
+  // For ranks on one machine the kernel's names suffice, so MPI and Slurm need no address. If variables were set by
+  // hand, the address distinguishes jobs.
   if (!here.rank && !here.world_size && !here.master_addr) {
     here.master_addr = "localhost";
     here.master_port = "1";

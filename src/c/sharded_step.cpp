@@ -13,9 +13,9 @@
 #include "optim/kernels/step_constants.h"
 #include "rank_page/rank_board.h"
 
-// A step has two meetings. In the first, ranks tell each other what they are about to do and where their arrays lie, so
-// nobody computes with the parameters any longer; after the second, everybody has all of them. In between each takes
-// its slice of the mean, a block at a time while that is in the cache, and steps it.
+// A step has two meetings. In the first, ranks exchange their intentions and the places of their arrays, so no rank
+// computes with the parameters any longer; after the second, all ranks have all of them. In between each takes its
+// slice of the mean, a block at a time while that is in the cache, and steps it.
 
 namespace lockstep::c {
 namespace {
@@ -83,7 +83,7 @@ shm::DataType checked_type(const char* function, lockstep_dtype dtype, const voi
   return type;
 }
 
-/// The array's offset in this rank's memory, or in rank 0's where it is together.
+/// The array's offset in this rank's memory, or in rank 0's if it exists once for all ranks.
 uint64_t place_of(const shm::Communicator& group, const void* array, HandedOut::Kind kind) {
   const auto* owner = group.memory_of(kind == HandedOut::Kind::kTogether ? 0 : group.rank(), 0);
   return static_cast<uint64_t>(static_cast<const std::byte*>(array) - owner);

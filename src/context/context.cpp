@@ -127,8 +127,8 @@ class Joining {
   bool done_ = false;
 };
 
-/// The rank is added to the seed here, and loaders of all ranks shuffle by it. Whoever waits shortest ends a wait for
-/// all, by a limit that the others were not given.
+/// The rank is added to the seed here, and loaders of all ranks shuffle by it. The rank with the shortest timeout ends
+/// a wait for all, by a limit that the others do not have.
 std::vector<Setting> settings_of(const ContextOptions& options) {
   return {{"same_seed_until_loop", options.same_seed_until_loop ? "true" : "false"},
           {"seed", options.seed ? std::to_string(*options.seed) : "not set"},
@@ -273,7 +273,7 @@ Context::~Context() {
   if (!state_) return;
   when_loop_begins(nullptr);
   if (state_->generation != fork_generation()) {
-    // A child that the rank forked: connections and threads belong to its parent, which goes on using them.
+    // In a forked child, connections and threads belong to the parent, which continues to use them.
     close(*state_->group);
     static_cast<void>(state_.release());
     return;

@@ -49,10 +49,11 @@ Introduction introduction_in(const std::string& words) {
   return one;
 }
 
-/// So long rank 0, which may serve the store, stays after what makes all ranks throw, for the others to find it too.
+/// How long rank 0, which may serve the store, stays after an event that makes all ranks throw, so that the others find
+/// it, too.
 constexpr std::chrono::seconds kToFindOut(2);
 
-/// `values`: by rank, those of the settings that it has said.
+/// `values`: by rank, the settings that it has announced.
 void require_same_settings(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
                            const std::vector<Setting>& settings, const std::vector<std::vector<std::string>>& values) {
   for (size_t rank = 1; rank < values.size(); ++rank)
@@ -64,7 +65,7 @@ void require_same_settings(const World& world, const c10::intrusive_ptr<c10d::St
     }
 }
 
-/// Rank 0, which may serve the store, gives up last, so that the others still learn who is missing.
+/// Rank 0, which may serve the store, gives up last, so that the others still learn which ranks are missing.
 std::chrono::milliseconds patience_of(const World& world, std::chrono::milliseconds timeout) {
   return timeout + std::chrono::seconds(world.rank == 0 ? 1 : 0);
 }

@@ -84,8 +84,8 @@ CifarImages read_folder(const fs::path& folder, const CifarLayout& layout) {
 
 // ---- archives ----
 
-/// A tar file inside gzip. libarchive calls `give` for content; what that throws is kept in `failure_` until
-/// libarchive, which is C, has returned.
+/// A tar file inside gzip. libarchive calls `give` for content; exceptions are kept in `failure_` until libarchive,
+/// which is C, has returned.
 class TarGz {
  public:
   explicit TarGz(const fs::path& path)
@@ -121,7 +121,7 @@ class TarGz {
     return done;
   }
 
-  /// After the last entry: reads to the end of the gzip stream, where the checksum is.
+  /// Called after the last entry: reads to the end of the gzip stream, where the checksum is.
   void finish() {
     while (unpack() > 0) {
     }

@@ -28,12 +28,12 @@ void check_images(const char* transform, const at::Tensor& images, at::ArrayRef<
               seeds.size(), " seeds");
 }
 
-/// Where the cropped part begins, in the image without its padding; may be negative.
+/// The beginning of the cropped part, in the image without its padding; may be negative.
 struct Corner {
   int64_t top, left;
 };
 
-/// Copies `height` x `width` values of `bytes` bytes from a plane; what lies outside it is 0.
+/// Copies `height` x `width` values of `bytes` bytes from a plane; values outside it are 0.
 void cut(const char* from, int64_t rows, int64_t columns, Corner corner, int64_t height, int64_t width, int64_t bytes,
          char* to) {
   const int64_t left = std::clamp<int64_t>(-corner.left, 0, width);  // columns of the part before the plane begins

@@ -15,9 +15,9 @@
 #include "launch/launch_error.h"
 #include "launch/state_keeper.h"
 
-// One thread, one poll loop, as in the launcher. What the coordinator says is carried out at once; what the ranks do is
-// told at once (output, ends) or every kTellEvery (their pages, where they have changed). The agent decides nothing but
-// this: without the channel its ranks end.
+// One thread, one poll loop, as in the launcher. The coordinator's orders are carried out at once. Events of the ranks
+// are reported at once (output, ends) or every kTellEvery (changed pages). The agent makes one decision of its own:
+// without the channel its ranks end.
 
 namespace lockstep::hosts {
 namespace {
@@ -102,7 +102,7 @@ void Agent::turn() {
   if (now >= channel_->next_beat()) guard_.beat();
   channel_->beat(now);
   if (channel_->state() != Channel::State::kClosed) return;
-  // Before it said anything it may have had too many connections at once.
+  // Before its first message the coordinator may have had too many connections at once.
   if (was_answered_ || connected_by_.passed()) return lose_coordinator();
   greet();
 }

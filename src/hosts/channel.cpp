@@ -14,7 +14,7 @@
 namespace lockstep::hosts {
 namespace {
 
-/// Read in one turn, so that one side that sends without end does not keep others waiting.
+/// The pieces read in one turn, so that a side that sends without end does not delay others.
 constexpr int kPiecesInATurn = 64;
 
 std::string address_text(int socket, int (*name)(int, sockaddr*, socklen_t*)) {

@@ -23,7 +23,7 @@ void stop_if_told(const LauncherSettings& settings, std::chrono::milliseconds ti
       throw LaunchError(static_cast<ExitCode>(128 + signal), "stopped before the coordinator answered");
 }
 
-/// Null: it did not come about, and `why` says why.
+/// Null if the handshake failed, with the reason in `why`.
 std::unique_ptr<Channel> shake_hands(FileDescriptor socket, const Tls& tls, const Endpoint& endpoint,
                                      std::string& why) {
   auto channel = std::make_unique<Channel>(std::move(socket), tls);

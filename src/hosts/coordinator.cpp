@@ -134,7 +134,7 @@ void Coordinator::gather(const TeamSetup& setup) {
   }
   lobby_.door().expect(0);
   compare(setup);
-  // Where agents come by themselves, those that come too late are told why they cannot.
+  // If agents connect by themselves, those that come too late are told why they are refused.
   if (!options_.rendezvous) lobby_.door().close();
 }
 
@@ -224,8 +224,8 @@ void Coordinator::prepare(Node& node, const TeamSetup& setup) const {
                                              .run_id = setup.run_id});
 }
 
-/// The route from this machine to itself does not tell how others reach it, where it has several addresses: its ranks
-/// use the one to which an agent of another machine has come.
+/// The route from this machine to itself does not show how others reach it, if it has several addresses: its ranks use
+/// the one to which an agent of another machine has connected.
 bool Coordinator::are_all_ready(const TeamSetup& setup) {
   const auto is_awaited = [](const Node& node) { return node.is_awaited(); };
   if (std::any_of(nodes_.begin(), nodes_.end(), is_awaited)) return false;

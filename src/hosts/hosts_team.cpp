@@ -11,12 +11,12 @@ namespace lockstep::hosts {
 namespace {
 
 constexpr size_t kMostForAgent = 4 << 20;
-/// For the agents to kill what is left and to send the rest of the output.
+/// The time for the agents to kill leftovers and to send the rest of the output.
 constexpr std::chrono::seconds kFinishTime(8);
 /// A longer pause between two turns means that this process was stopped.
 constexpr std::chrono::seconds kOwnPause(2);
 
-/// Why a channel was closed, as what the machine did.
+/// The reason for a channel's end, phrased as the machine's action.
 std::string deed(const std::string& reason) {
   for (const char* verb : {"has not ", "broke ", "could not "})
     if (reason.starts_with(verb)) return reason;

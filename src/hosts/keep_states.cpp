@@ -12,7 +12,7 @@ namespace {
 /// Beats come all the while; without them it is given up after kSilence.
 constexpr std::chrono::minutes kLongestSave(30);
 
-/// Null: the agent is gone, or takes too long.
+/// Null if the agent is gone, or takes too long.
 std::optional<Kept> answer_of(Node& node) {
   PollSet polled;
   for (const Deadline deadline(kLongestSave); !deadline.passed();) {

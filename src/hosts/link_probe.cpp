@@ -145,7 +145,7 @@ void answer_pings(int socket) {
   }
 }
 
-/// Blocks, each with a first byte that says whether another follows.
+/// Sends blocks, each with a first byte that says whether another follows.
 void send_blocks(int socket) {
   std::string block(kBlockBytes, '\0');
   const Deadline enough(kSendTime), taken_by(kAnswerTime);

@@ -14,12 +14,12 @@
 #include "base/mutex.h"
 #include "nn/batch_statistics.h"
 
-// torch::nn::BatchNorm's forward is not virtual and is inlined into its callers, so a layer that is held by its own
-// type can only be synchronised below that. Every kind of batch norm (LibTorch's layers, the functional form,
-// TorchScript as written: nn/scripted_layers.cpp) calls the operator aten::_batch_norm_impl_index, which is composed of
-// other operators and so accepts a kernel for a device (torch/library.h). Ours checks whether its arguments belong to a
-// synchronised layer, and otherwise does what the operator does without it. Programs that convert nothing never
-// register it.
+// torch::nn::BatchNorm's forward is not virtual and is inlined into its callers, so a layer held by its own type can
+// only be synchronised below that. Every kind of batch norm (LibTorch's layers, the functional form, TorchScript as
+// written: nn/scripted_layers.cpp) calls the operator aten::_batch_norm_impl_index, which is composed of other
+// operators and so accepts a kernel for a device (torch/library.h). Ours checks whether its arguments belong to a
+// synchronised layer, and otherwise behaves like the operator without it. Programs that convert nothing never register
+// it.
 
 namespace lockstep {
 namespace {
@@ -31,7 +31,7 @@ using ForwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor,
 /// other value: our backward is an autograd function.
 constexpr int64_t kSynchronized = 1000;
 
-/// The weak pointer keeps the address of a tensor that is gone, so no other tensor can be mistaken for it.
+/// The weak pointer keeps the address of a destroyed tensor reserved, so no other tensor can be mistaken for it.
 struct Entry {
   c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
   SynchronizedLayer layer;
@@ -56,7 +56,7 @@ std::optional<SynchronizedLayer> find(const OptionalTensor& tensor) {
   return found->second.layer;
 }
 
-/// TorchScript's optimizing executor passes detached tensors and differentiates by a formula of its own.
+/// TorchScript's optimizing executor passes detached tensors and differentiates by its own formula.
 bool is_detached_from_layer(const OptionalTensor& tensor) {
   if (!tensor || !tensor->defined() || !tensor->has_storage()) return false;
   Layers& all = layers();

@@ -40,7 +40,7 @@ double values_a_channel(const at::Tensor& input) {
   return static_cast<double>(input.numel()) / static_cast<double>(input.size(1));
 }
 
-/// Mean and variance (biased) of this rank's values; zeros where there are none.
+/// Mean and variance (biased) of this rank's values; zeros if there are none.
 std::pair<at::Tensor, at::Tensor> local_statistics(const at::Tensor& input) {
   const auto options = input.options().dtype(accumulation_type(input));
   const at::Tensor zeros = at::zeros({input.size(1)}, options);

@@ -6,8 +6,8 @@
 
 #include "nn/layer_error.h"
 
-// When is a wait without end? Every rank waits, at least one of them in an exchange that another one has not begun, and
-// this other one has begun a collective that the first has not. Then neither can ever come to the other.
+// A wait never ends if every rank waits, at least one of them in an exchange that another has not begun, and this other
+// one has begun a collective that the first has not. Then neither can ever reach the other's operation.
 
 namespace lockstep {
 namespace {

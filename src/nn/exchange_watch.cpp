@@ -9,8 +9,8 @@
 #include "nn/layer_error.h"
 #include "rank_page/rank_board.h"
 
-// Ranks that wait for each other (exchange_records.cpp) must have stood like this for most of a second, and be seen so
-// twice, since ranks look at different times; once suffices where another rank has decided, which will leave soon.
+// Ranks that wait for each other (exchange_records.cpp) must have done so for most of a second, and be seen so twice,
+// since ranks look at different times; once suffices if another rank has decided, which will leave soon.
 
 namespace lockstep {
 namespace {

@@ -41,7 +41,7 @@ std::optional<TeamData> read_team(const std::string& text) {
   return team;
 }
 
-/// The unit of a time axis that ends after so many seconds.
+/// The unit of a time axis that ends after this many seconds.
 struct TimeUnit {
   double seconds;
   const char* name;

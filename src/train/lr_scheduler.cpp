@@ -56,7 +56,7 @@ void check_has_momentum(const OptimizerParamGroup& group, size_t place) {
               "cycle_momentum = false, or make the optimizer with ", momentum->option);
 }
 
-/// Whether the schedule ever gives a momentum, as far as a look at some of its steps tells.
+/// Whether the schedule ever gives a momentum, judged by some of its steps.
 bool varies_momentum(const Schedule& schedule) {
   constexpr int64_t kFarthest = int64_t{1} << 40;
   if (!schedule.momentum) return false;
@@ -121,8 +121,8 @@ struct LRScheduler::Claim {
     const MutexLock lock(all.mutex);
     std::erase_if(all.newest, [](const auto& entry) { return entry.second.expired(); });
     std::weak_ptr<Claim>& newest = all.newest[&optimizer];
-    // A scheduler may outlive its optimizer until it is replaced, and the next optimizer may lie at the same address;
-    // but that one does not have the rates which this scheduler has set.
+    // A scheduler may outlive its optimizer until it is replaced, and the next optimizer may be at the same address,
+    // but it does not have the rates set by this scheduler.
     const std::shared_ptr<Claim> other = newest.lock();
     TORCH_CHECK(other == nullptr || other->set != claim->base || other->set == other->base,
                 "LRScheduler: another LRScheduler has set the learning rates of this optimizer, and this one would "

@@ -53,7 +53,7 @@ void limit_scans(j_common_ptr info) {
   std::longjmp(decoder->back, 1);
 }
 
-/// False: `text` says why. Sets the size and format of what read_rows returns.
+/// False: `text` has the reason. Sets the size and format of the result of read_rows.
 bool read_header(JpegDecoder& decoder, const uint8_t* bytes, size_t count, int64_t greatest_pixels) {
   jpeg_decompress_struct& info = decoder.info;
   info.err = jpeg_std_error(&decoder.errors);

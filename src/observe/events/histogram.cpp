@@ -17,7 +17,7 @@ const std::vector<double>& positive_limits() {
   return limits;
 }
 
-/// All limits, ascending; bucket b holds limits[b] <= value < limits[b + 1], the last one its upper limit too.
+/// All limits, ascending. Bucket b holds limits[b] <= value < limits[b + 1]; the last one also holds its upper limit.
 std::vector<double> all_limits() {
   const std::vector<double>& positive = positive_limits();
   std::vector<double> limits;

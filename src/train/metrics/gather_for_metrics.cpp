@@ -77,7 +77,7 @@ at::Tensor gather_for_metrics(const Group& group, const LoaderBase& loader, cons
               "for ever; make the loader without it, the samples that are repeated are left out all the same");
   const at::NoGradGuard no_grad;
   const auto parts = rows_of_ranks(group, rows, share.here);
-  // The epoch's order was dealt out like cards, so it is there row by row; what is repeated stands at its end.
+  // The epoch's order was dealt out like cards, so it is restored row by row; repeated samples are at its end.
   std::vector<int64_t> begins, places;
   for (int64_t begin = 0; const at::Tensor& part : parts) begins.push_back(begin), begin += part.size(0);
   for (int64_t row = 0; row < parts.front().size(0); ++row)

@@ -1,8 +1,8 @@
-// Every number of every metric travels as a double in one all-reduce: sums of counts are exact there up to 2^53, and
-// two collectives, one for integers, would cost twice the time. In front lie as many numbers as there are ranks: rank
-// r's is a hash of what it counts, or says that it has failed. The message with them has the same size whatever is
-// counted, so that ranks that count different things learn of it there; what does not fit into it follows in a second
-// one, once it is known that all ranks have as much.
+// Every number of every metric travels as a double in one all-reduce: sums of counts are exact up to 2^53, and two
+// collectives, one for integers, would take twice the time. In front are as many numbers as there are ranks: rank r's
+// is a hash of the things it counts, or says that it has failed. This message has the same size whatever is counted, so
+// ranks that count different things learn of it there. Numbers that do not fit follow in a second message, once it is
+// known that all ranks have equally many.
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -116,7 +116,7 @@ void Metric::set_reduced(const double* numbers) {
 void Mean::update(double value, int64_t weight) {
   TORCH_CHECK(weight >= 0, "Mean: the weight is ", weight, ", expected none below 0");
   double* numbers = begin_update();
-  // A value that stands for nothing, such as the NaN of an empty batch, must not spoil the sum.
+  // A value without weight, such as the NaN of an empty batch, must not spoil the sum.
   if (weight == 0) return;
   numbers[0] += value * static_cast<double>(weight);
   numbers[1] += static_cast<double>(weight);
@@ -169,7 +169,7 @@ std::string Metrics::description() const {
 std::vector<double> Metrics::reduce_virtual_ranks(const Group& group) const {
   const VirtualRanks& ranks = *state_of(group).virtual_ranks;
   const LeafRange block = ranks.block();
-  // A row for each virtual rank. What was counted outside of any goes with the block's first.
+  // One row per virtual rank. Counts made outside any of them are added to the block's first.
   std::vector<double> rows;
   const int most = (ranks.count() + ranks.world_size() - 1) / ranks.world_size();
   size_t width = 0;
@@ -262,7 +262,7 @@ EvaluationMode::EvaluationMode(torch::nn::Module& module) : module_(module) {
 }
 
 EvaluationMode::~EvaluationMode() {
-  // A module sets its parts too, so each part is set after what it lies in.
+  // A module also sets its parts, so each part is set after the module around it.
   size_t next = 0;
   module_.train(was_training_[next++]);
   for (const auto& part : module_.modules(/*include_self=*/false))
