@@ -1,4 +1,4 @@
-// Trains a small DCGAN on Fashion-MNIST: two models, each with an optimizer and gradients of its own.
+// Trains a small DCGAN on Fashion-MNIST: two models, each with its own optimizer and gradients.
 //
 //     lockstep run -n 2 -- build/bin/gan --epochs 2
 //
@@ -6,19 +6,19 @@
 //
 //     epoch 2/2  discriminator loss 0.5120  generator loss 1.7034
 //
-// and the run with the number of reductions, which is that of the steps for both models:
+// and the run with the number of reductions, which equals the number of steps for both models:
 //
 //     1874 steps; reductions of the discriminator's gradients 1874, of the generator's 1874
 //
-// What to copy from it:
+// Points to copy:
 //
-// - The generator's loss reaches the discriminator, whose gradients nobody wants there. While Frozen lives, they are
+// - The generator's loss reaches the discriminator, whose gradients are not needed there. While Frozen lives, they are
 //   neither computed nor sent. No refresh() is needed.
-// - The images are drawn once a step: the discriminator gets them detached, the generator's step goes on with the same
-//   graph. The discriminator sees real and drawn images in one batch, so one step of it is one forward, one backward
+// - Images are generated once per step: the discriminator gets them detached, the generator's step continues with the
+//   same graph. The discriminator sees real and generated images in one batch, so its step is one forward, one backward
 //   and one reduction.
-// - Batch norm in the generator is synchronised, so ranks train as one process with the whole batch would: to rounding,
-//   which --double makes visible.
+// - Batch norm in the generator is synchronised, so ranks train as one process with the whole batch would, up to
+//   rounding; --double makes that visible.
 
 #include <cstdio>
 #include <fstream>

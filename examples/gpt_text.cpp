@@ -7,11 +7,11 @@
 //
 //     epoch 8/8  loss 2.0681  perplexity of unseen text 11.9
 //
-// where 256 bytes could come next. The training ends with a text of its own that begins with --prompt. --text FILE
-// trains on another file. --folder FOLDER leaves checkpoints there, and goes on from the newest, on any number of
+// where 256 bytes could come next. The training ends with a generated text that begins with --prompt. --text FILE
+// trains on another file. --folder FOLDER saves checkpoints there, and continues from the newest, on any number of
 // ranks.
 //
-// The ranks of a machine share one copy of the parameters and of what AdamW remembers, and each steps its part of them
+// The ranks of a machine share one copy of the parameters and of AdamW's state, and each steps its part of them
 // (docs/optimizers.md).
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Ranks find each other, say who they are, and add up a number.
+// Ranks find each other, introduce themselves, and add up a number.
 //
 //     lockstep run -n 2 -- build/bin/hello_ranks
 //

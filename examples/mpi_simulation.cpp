@@ -1,8 +1,8 @@
-// A simulation that uses MPI trains a net in place of its solver, on the ranks and the launcher that it has already.
+// A simulation that uses MPI trains a net to replace its solver, on its existing ranks and launcher.
 //
 // Heat spreads along a ring of cells, faster where it is hot. Each rank has a part of the ring, and gets the cells next
-// to its part by MPI. While the solver runs, a net learns how a cell changes from what it sees: the cell and its
-// neighbours. Then the net goes on alone.
+// to its part by MPI. While the solver runs, a net learns how a cell changes from the cell and its neighbours. Then the
+// net continues alone.
 //
 //     mpirun -n 2 build/bin/mpi_simulation
 //
@@ -72,7 +72,7 @@ torch::Tensor inflow(const torch::Tensor& neighbourhoods) {
   return flow(cell(0), cell(1)) - flow(cell(1), cell(2));
 }
 
-/// The same, learned. It sees how much hotter the neighbours are, and how hot the cell is.
+/// The learned inflow. Its input is how much hotter the neighbours are, and how hot the cell is.
 struct NetImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& neighbourhoods) {
     const torch::Tensor middle = neighbourhoods.slice(1, 1, 2);

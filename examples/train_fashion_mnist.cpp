@@ -6,14 +6,15 @@
 //
 //     epoch 4/4  train loss 0.1866  test accuracy 0.9207 (9207 of 10000)
 //
-// and leaves RUN_DIR/checkpoint.safetensors. --resume RUN_DIR goes on from there and ends with the same bits as a run
-// that was never stopped. `lockstep report RUN_DIR` draws what happened; --json FILE writes the figures of the run.
+// and saves RUN_DIR/checkpoint.safetensors. --resume RUN_DIR continues from there and ends with the same bits as an
+// uninterrupted run. `lockstep report RUN_DIR` makes a page about the run; --json FILE writes its figures.
 //
-// --memory-every 1 saves to the launcher's memory after every step: `lockstep run --max-restarts 3` then goes on after
-// a rank has died, and ends with the same bits. --die-at 100 --die-rank 1 shows it. With --virtual-ranks 4 the bits are
-// the same on 1, 2, 3 or 4 ranks, and `lockstep run --elastic 1:4` may change their number (`lockstep resize`).
+// --memory-every 1 saves to the launcher's memory after every step: `lockstep run --max-restarts 3` then continues
+// after a rank has died, and ends with the same bits. --die-at 100 --die-rank 1 demonstrates it. With --virtual-ranks 4
+// the bits are the same on 1, 2, 3 or 4 ranks, and `lockstep run --elastic 1:4` may change their number (`lockstep
+// resize`).
 //
-// --sharded replicated or shared lets the ranks share out the optimizer's steps; shared keeps the weights once a
+// --sharded replicated or shared divides the optimizer's steps between the ranks; shared keeps the weights once per
 // machine, and gives the same bits.
 
 #include <chrono>

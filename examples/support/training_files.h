@@ -49,7 +49,7 @@ inline void write_figures(const TrainingOptions& options, nlohmann::ordered_json
     throw lockstep::Error("the figures cannot be written to " + options.json + "; choose another --json");
 }
 
-/// What a run has come to.
+/// The result of a run.
 struct Outcome {
   int world_size, epochs;
   double seconds;  ///< of training

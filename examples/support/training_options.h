@@ -8,7 +8,7 @@
 #include <lockstep/lockstep.h>
 #include <CLI/CLI.hpp>
 
-/// What train_fashion_mnist takes from its command line.
+/// The command-line options of train_fashion_mnist.
 struct TrainingOptions {
   int epochs = 4, batch_size = 64, virtual_ranks = 0;
   std::optional<double> lr;
