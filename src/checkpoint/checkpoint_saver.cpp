@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/shared_weights.h"
 #include "base/weights_set.h"
 #include "checkpoint/accumulation.h"
 #include "checkpoint/packed_object.h"
@@ -102,6 +103,7 @@ Dict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks*
 }
 
 void check_own_weights(const Dict& state) {
+  if (const std::string trouble = trouble_of(all_shared_weights()); !trouble.empty()) throw Error(trouble);
   if (!any_borrowed()) return;
   for (const auto& part : state)  // what contains itself is told where it is compared or written
     if (!contains_itself(part.value())) refuse_borrowed(part.value(), part.key().toStringRef());

@@ -150,7 +150,7 @@ bool Checkpointer::State::resume() {
   saver.wait();  // the newest may be on its way to the disk
   const auto resumed = resume_parts(parts, saver.folder(), memory.get(), group);
   if (!resumed) return false;
-  note_weights_set();
+  note_any_weights_set();
   resumed_step = newest = resumed->step;
   accumulation = resumed->accumulation;
   schedule.start_after(resumed->step_on_disk);

@@ -222,14 +222,14 @@ Ema::Guard::Guard(Ema& ema, size_t which) : ema_(ema) {
   }
   note_borrowed(storages_);
   ema_.swapped_ = true;
-  note_weights_set();
+  note_weights_set({});
   for (const Tracked& tracked : ema.tracked_)
     if (!tracked.averages.empty()) at::Tensor(tracked.live).copy_(tracked.averages[which]);
 }
 
 Ema::Guard::~Guard() {
   at::NoGradGuard no_grad;
-  note_weights_set();
+  note_weights_set({});
   for (const auto& [live, held] : own_) at::Tensor(live).copy_(held);
   note_given_back(storages_);
   ema_.swapped_ = false;
