@@ -32,7 +32,8 @@ std::vector<SharedWeights*> shared_weights_in(const std::vector<const void*>& st
   const MutexLock lock(mutex);
   std::vector<SharedWeights*> found;
   for (const Known& one : known)
-    if (std::find_first_of(storages.begin(), storages.end(), one.storages.begin(), one.storages.end()) != storages.end())
+    if (std::find_first_of(storages.begin(), storages.end(), one.storages.begin(), one.storages.end()) !=
+        storages.end())
       found.push_back(one.weights);
   return found;
 }

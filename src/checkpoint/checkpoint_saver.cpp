@@ -60,7 +60,8 @@ void refuse_borrowed(const c10::IValue& value, const std::string& name) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     if (tensor.defined() && tensor.has_storage() && is_borrowed(tensor.storage().unsafeGetStorageImpl()))
-      throw Error("`" + name + "` has averaged weights now, which a run would go on from; save when the guard of "
+      throw Error("`" + name +
+                  "` has averaged weights now, which a run would go on from; save when the guard of "
                   "Ema::averaged_weights() is gone. lockstep::save(ema.averaged_state(), path) writes the averages");
   } else if (value.isGenericDict()) {
     for (const auto& item : value.toGenericDict())

@@ -24,8 +24,8 @@ void check_apart(const char* operation, const at::Tensor& rows, const at::Tensor
 void check_lists_apart(const char* operation, const std::vector<at::Tensor>& outputs,
                        const std::vector<at::Tensor>& inputs, size_t own_output, size_t own_input);
 
-/// A message goes to another rank (in a world of one, messages to oneself are all that there is), under a tag of at least
-/// 0.
+/// A message goes to another rank (in a world of one, messages to oneself are all that there is), under a tag of at
+/// least 0.
 void check_message(const char* operation, int peer, int tag, const Group& group);
 
 /// Tells autograd that an operation writes the tensor, as PyTorch's in-place operations do.

@@ -289,8 +289,6 @@ void Replica::State::set_shared_step(SharedStep* step) {
   reducer->defer_to(deferred_step());
 }
 
-void Replica::State::check_not_edited() {
-  throw_on_all_ranks(group, attached.inspect());
-}
+void Replica::State::check_not_edited() { throw_on_all_ranks(group, attached.inspect()); }
 
 }  // namespace lockstep

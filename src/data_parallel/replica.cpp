@@ -129,9 +129,7 @@ std::vector<std::vector<std::string>> Replica::bucket_parameters() const {
   return names;
 }
 
-void Replica::keeps_list(const NamedTensors& list) const {
-  state_->attached.set_kept_list(&list);
-}
+void Replica::keeps_list(const NamedTensors& list) const { state_->attached.set_kept_list(&list); }
 
 void Replica::hands_out_list() const { state_->attached.set_kept_list(nullptr); }
 

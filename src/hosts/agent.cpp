@@ -56,8 +56,8 @@ class Agent {
   PollSet polled_;
   MachineMemory memory_;
   StateKeeper keeper_{memory_.fd(), nullptr, ""};  // only notes
-  std::optional<Workplace> workplace_;  // once the coordinator has said what the run is
-  std::unique_ptr<ReportedTeam> team_;  // while ranks run
+  std::optional<Workplace> workplace_;             // once the coordinator has said what the run is
+  std::unique_ptr<ReportedTeam> team_;             // while ranks run
   std::optional<int> exit_code_;
 };
 
@@ -146,9 +146,8 @@ void Agent::forget_team() {
   if (!team_) return;
   // Ranks find a divergence together, so those of this machine tell of it on their pages.
   const auto ranks = team_->views();
-  const bool diverged = std::any_of(ranks.begin(), ranks.end(), [](const RankView& rank) {
-    return rank.account.failure == RankFailure::kDiverged;
-  });
+  const bool diverged = std::any_of(
+      ranks.begin(), ranks.end(), [](const RankView& rank) { return rank.account.failure == RankFailure::kDiverged; });
   keeper_.note(ranks, diverged ? kExitDiverged : 0);
   team_.reset();
 }
@@ -202,7 +201,8 @@ void Agent::lose_coordinator() {
   exit_code_ = kExitMachineLost;
   if (!workplace_) return;
   // The memory ends with this process.
-  if (!memory_.is_writing()) memory_.write({.other_folder = kept_folder_in(workplace_->folder()), .is_sound = !keeper_.left().suspect});
+  if (!memory_.is_writing())
+    memory_.write({.other_folder = kept_folder_in(workplace_->folder()), .is_sound = !keeper_.left().suspect});
   std::optional<KeptState> state;
   while (!(state = memory_.written(kTellEvery))) guard_.beat();
   const std::string kept = describe(*state);

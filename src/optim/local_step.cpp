@@ -7,8 +7,8 @@
 #include "optim/sharded_step.h"
 #include "optim/step_plan.h"
 
-// What steps an optimizer; the step of all parameters of one process. There, what can go wrong is looked for first; then come the constants of each
-// parameter and its memory; then the kernels run.
+// What steps an optimizer; the step of all parameters of one process. There, what can go wrong is looked for first;
+// then come the constants of each parameter and its memory; then the kernels run.
 
 namespace lockstep::detail {
 namespace {
@@ -61,8 +61,8 @@ class LocalStep final : public Stepper {
  private:
   void step_by_kernels() {
     const Formula& formula = formula_of(kind_.formula);
-    const auto intents = optim::intents_of(*optimizer_, formula,
-                                           [](const at::Tensor& parameter) { return parameter.grad().defined(); });
+    const auto intents =
+        optim::intents_of(*optimizer_, formula, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
     std::vector<optim::Plan> plans;
     for (const optim::Intent& intent : intents)
       plans.push_back(plan(*optimizer_, formula, intent, options_.master_weights));

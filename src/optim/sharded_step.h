@@ -73,10 +73,10 @@ class ShardedStep final : public Stepper, public SharedStep {
   GradientSum sum_;
   const StepGradients gradients_;
   const std::unique_ptr<SliceStepper> slices_;
-  ParameterWatch watch_;                              ///< of each rank's copy
+  ParameterWatch watch_;                               ///< of each rank's copy
   const std::unique_ptr<SharedCopyWatch> copy_watch_;  ///< null: each rank has a copy
-  std::mutex stepping_;  ///< held by the thread that steps
-  double norm_ = 0;      ///< that clip_grad_norm() has found last
+  std::mutex stepping_;                                ///< held by the thread that steps
+  double norm_ = 0;                                    ///< that clip_grad_norm() has found last
   int64_t bytes_moved_ = 0;
 };
 

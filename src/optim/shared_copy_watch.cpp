@@ -97,10 +97,11 @@ void SharedCopyWatch::before_broadcast(int root) {
   }
   set_ = false;
   if (any(others))
-    throw Error("broadcast_parameters(" + std::to_string(root) + "): " + rank_names(others) +
-                " changed the parameters since the last step, but with shared_parameters = true all ranks of a machine "
-                "share one copy of them, so what several ranks change is changed several times. Make the change on rank " +
-                std::to_string(root) + " alone");
+    throw Error(
+        "broadcast_parameters(" + std::to_string(root) + "): " + rank_names(others) +
+        " changed the parameters since the last step, but with shared_parameters = true all ranks of a machine "
+        "share one copy of them, so what several ranks change is changed several times. Make the change on rank " +
+        std::to_string(root) + " alone");
   const auto of_root = static_cast<Change>(changes[root]);
   if (any(seen) && of_root != Change::kCounted && of_root != Change::kSet)
     throw Error("broadcast_parameters(" + std::to_string(root) +

@@ -16,10 +16,10 @@ namespace lockstep::detail {
 /// Notices that something else than an optimizer's step has changed parameters of which all ranks of a machine hold one
 /// copy.
 ///
-/// LibTorch's own optimizers write through .data(), which counts no version, so values are compared, by a sample. Before
-/// a step ends, each rank notes a sample of the slices that it has stepped, where all ranks read it: afterwards nobody
-/// can tell the step's writes from later ones. A write that counts a version counts it on the rank that makes it, which
-/// tells a change by one rank from a change by every rank.
+/// LibTorch's own optimizers write through .data(), which counts no version, so values are compared, by a sample.
+/// Before a step ends, each rank notes a sample of the slices that it has stepped, where all ranks read it: afterwards
+/// nobody can tell the step's writes from later ones. A write that counts a version counts it on the rank that makes
+/// it, which tells a change by one rank from a change by every rank.
 class SharedCopyWatch final : public SharedWeights {
  public:
   /// Every rank makes it.

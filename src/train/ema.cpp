@@ -144,7 +144,8 @@ void Ema::check_covers_module(const char* operation) const {
       if (!item.value().defined()) continue;
       const auto found = known.find(item.key());
       TORCH_CHECK(found != known.end() && same_memory(tracked_[found->second].live, item.value()), operation, ": `",
-                  item.key(), "` is not what it was when the Ema was made; make a new one after layers were added or "
+                  item.key(),
+                  "` is not what it was when the Ema was made; make a new one after layers were added or "
                   "replaced");
       known.erase(found);
     }

@@ -252,9 +252,7 @@ const Programs& programs_that_step() {
          scaler.step(adamw);
        }},
       {"clipped_by_torch",
-       [](Wrong& w) {
-         w.spoil_step([&](AdamW&) { torch::nn::utils::clip_grad_norm_(w.net->parameters(), 0.01); });
-       }},
+       [](Wrong& w) { w.spoil_step([&](AdamW&) { torch::nn::utils::clip_grad_norm_(w.net->parameters(), 0.01); }); }},
       {"gradient_replaced_on_one_rank",
        [](Wrong& w) {
          w.spoil_step([&](AdamW&) {
@@ -406,13 +404,12 @@ TEST(WrongOptimizers, OddProgramsThatAreRightAreNone) {
 
 TEST(WrongOptimizers, MayOutliveTheirModelButNotStep) {
   for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}})
-    run_ranks(
-        engine.world_size,
-        [](Context& context) {
-          outlive_the_model(context, torch::optim::AdamWOptions(0.1));
-          outlive_the_model(context, torch::optim::RMSpropOptions(0.1));
-        },
-        std::chrono::seconds(30), {.backend = engine.backend, .announce = false});
+    run_ranks(engine.world_size,
+              [](Context& context) {
+                outlive_the_model(context, torch::optim::AdamWOptions(0.1));
+                outlive_the_model(context, torch::optim::RMSpropOptions(0.1));
+              },
+              std::chrono::seconds(30), {.backend = engine.backend, .announce = false});
 }
 
 }  // namespace

@@ -6,14 +6,14 @@
 
 #include "optim/wrong_optimizer.h"
 
-// Programs that change parameters of which all ranks have one copy. Within two seconds, each that does so incorrectly must
-// end on every rank with its message from wrong_optimizers.txt.
+// Programs that change parameters of which all ranks have one copy. Within two seconds, each that does so incorrectly
+// must end on every rank with its message from wrong_optimizers.txt.
 
 namespace lockstep::wrong_optimizers_test {
 namespace {
 
 /// Each has stepped once, and `spoils` the one copy of the parameters.
-const Programs& programs() {
+const Programs& programs_that_share() {
   const auto shared = [](const std::function<void(Wrong&, AdamW&)>& spoil) {
     return [spoil](Wrong& w) {
       AdamW adamw = w.optimizer({.shared_parameters = true});
@@ -68,11 +68,11 @@ const Programs& programs() {
        })},
       {"shared_parameters_changed_and_saved", shared([](Wrong& w, AdamW&) {
          w.change_everywhere([&] { w.halve(); });
-         save(state_dict(*w.net), (w.folder.path() / "weights.safetensors").string());
+         lockstep::save(state_dict(*w.net), (w.folder.path() / "weights.safetensors").string());
        })},
       {"shared_parameters_changed_and_saved_as_pt", shared([](Wrong& w, AdamW&) {
          w.change_everywhere([&] { w.halve(); });
-         save(state_dict(*w.net), (w.folder.path() / "weights.pt").string());
+         lockstep::save(state_dict(*w.net), (w.folder.path() / "weights.pt").string());
        })},
       {"shared_parameters_changed_and_checkpointed", shared([](Wrong& w, AdamW& adamw) {
          Checkpointer checkpointer(w.context.group().broadcast_bytes(w.folder.path().string(), 0), w.context.group());
@@ -98,20 +98,20 @@ const Programs& programs() {
   return kPrograms;
 }
 
-std::vector<Case> all_cases() {
+std::vector<Case> cases_of_sharing() {
   std::vector<Case> cases;
-  for (const auto& [name, program] : programs())
+  for (const auto& [name, program] : programs_that_share())
     for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}}) cases.push_back({name, engine});
   return cases;
 }
 
 class WrongSharedParameters : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(All, WrongSharedParameters, ::testing::ValuesIn(all_cases()), [](const auto& instance) {
+INSTANTIATE_TEST_SUITE_P(All, WrongSharedParameters, ::testing::ValuesIn(cases_of_sharing()), [](const auto& instance) {
   return instance.param.name + "_" + name_of(instance.param.engine);
 });
 
 TEST_P(WrongSharedParameters, EndOnEveryRankWithTheirMessage) {
-  expect_refused(GetParam(), programs().at(GetParam().name));
+  expect_refused(GetParam(), programs_that_share().at(GetParam().name));
 }
 
 /// Changes of what all ranks share that are right.

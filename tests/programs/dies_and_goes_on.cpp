@@ -3,8 +3,8 @@
 // has.
 //
 // PLACE: "forward", "save" (some of its part of the state is written, and the rest cannot be read), "all" (every rank
-// in its forward pass), "hold" (it does not die but stays there), or "diverge" (its copy of the model changes, which all
-// ranks find; the next start stays there).
+// in its forward pass), "hold" (it does not die but stays there), or "diverge" (its copy of the model changes, which
+// all ranks find; the next start stays there).
 
 #include <signal.h>
 #include <sys/mman.h>
