@@ -103,8 +103,11 @@ Dict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks*
   return own;
 }
 
-void check_own_weights(const Dict& state) {
+void check_shared_weights() {
   if (const std::string trouble = trouble_of(all_shared_weights()); !trouble.empty()) throw Error(trouble);
+}
+
+void check_own_weights(const Dict& state) {
   if (!any_borrowed()) return;
   for (const auto& part : state)  // what contains itself is told where it is compared or written
     if (!contains_itself(part.value())) refuse_borrowed(part.value(), part.key().toStringRef());
@@ -150,6 +153,7 @@ CheckpointMessage CheckpointSaver::save(const std::vector<CheckpointPart>& parts
   CommonState common;
   auto own = attempt([&](CheckpointMessage& message) {
     if (!problem.empty()) throw Error(problem);
+    check_shared_weights();
     const Dict own_state = state_of_rank(parts, state_of(group_).virtual_ranks.get());
     check_own_weights(own_state);
     message.state = packed(own_state);

@@ -20,8 +20,10 @@ namespace lockstep {
 /// What belongs to this rank alone: its random states and the parts added as kEachRank.
 /// `virtual_ranks`: null if there are none.
 c10::impl::GenericDict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks* virtual_ranks);
-/// Throws Error if a tensor in `state` holds something else for a while, such as averages of weights: a run that went
-/// on from it would have lost its own. Also if weights that ranks share are not what their optimizer has stepped.
+/// Throws Error if weights that ranks share are not what their optimizer has stepped.
+void check_shared_weights();
+/// Throws Error if a tensor in `state` holds something else for a while, such as averages of weights: a run that went on
+/// from it would have lost its own.
 void check_own_weights(const c10::impl::GenericDict& state);
 /// The step, and of what run it is: with virtual ranks their number and that of threads.
 void insert_step(c10::impl::GenericDict& whole, int64_t step, const VirtualRanks* virtual_ranks);
