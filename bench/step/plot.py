@@ -13,6 +13,7 @@ from html import escape
 # Colours that stay apart for colour-blind readers.
 SYSTEMS = {
     "side_by_side": ("side by side, no communication", "#bbbbbb"),
+    "side_by_side_kept": ("side by side, memory kept", "#999999"),
     "side_by_side_fused": ("side by side, fused optimizer", "#777777"),
     "side_by_side_python": ("side by side, in Python", "#9a9a80"),
     "lockstep": ("Lockstep", "#0b4f9e"),

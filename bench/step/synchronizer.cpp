@@ -12,6 +12,7 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "collectives/gloo/gloo_backend.h"
+#include "data_parallel/tensor_memory.h"
 
 namespace lockstep::bench {
 namespace {
@@ -40,6 +41,15 @@ class Fused : public Synchronizer {
                                                           const std::vector<at::Tensor>& parameters) override {
     return fused_optimizer(name, parameters);
   }
+};
+
+/// Nothing but the memory that DistributedDataParallel keeps for later tensors.
+class Kept : public Synchronizer {
+ public:
+  void before_forward() override { memory_.end_step(); }
+
+ private:
+  TensorMemory memory_{/*keep=*/true};
 };
 
 class Lockstep : public Synchronizer {
@@ -127,6 +137,7 @@ std::unique_ptr<torch::optim::Optimizer> Synchronizer::make_optimizer(const std:
 std::unique_ptr<Synchronizer> attach(const std::string& system, const std::shared_ptr<torch::nn::Module>& model,
                                      const Group& group, const std::string& folder) {
   if (system == "side_by_side") return std::make_unique<Synchronizer>();
+  if (system == "side_by_side_kept") return std::make_unique<Kept>();
   if (system == "side_by_side_fused") return std::make_unique<Fused>();
   if (system == "lockstep_sharded") return std::make_unique<LockstepSharded>(model, group, /*shared_parameters=*/false);
   if (system == "lockstep_shared") return std::make_unique<LockstepSharded>(model, group, /*shared_parameters=*/true);

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "base/mutex.h"
+#include "base/shared_weights.h"
 
 namespace lockstep {
 namespace {
@@ -15,7 +16,15 @@ std::unordered_multiset<const void*> borrowed LOCKSTEP_GUARDED_BY(borrowed_mutex
 
 }  // namespace
 
-void note_weights_set() { times.fetch_add(1, std::memory_order_relaxed); }
+void note_weights_set(const std::vector<const void*>& storages) {
+  times.fetch_add(1, std::memory_order_relaxed);
+  for (SharedWeights* weights : shared_weights_in(storages)) weights->were_set();
+}
+
+void note_any_weights_set() {
+  times.fetch_add(1, std::memory_order_relaxed);
+  for (SharedWeights* weights : all_shared_weights()) weights->were_set();
+}
 
 uint64_t times_weights_were_set() { return times.load(std::memory_order_relaxed); }
 

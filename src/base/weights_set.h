@@ -6,8 +6,10 @@
 namespace lockstep {
 
 /// Notes that this library has set parameters of this process as the program asked it to: from a state, or to those of
-/// another rank. Any thread may call.
-void note_weights_set();
+/// another rank. To be called when they are set, with the addresses of their storages. Any thread may call.
+void note_weights_set(const std::vector<const void*>& storages);
+/// The same for whatever a program's own functions have set.
+void note_any_weights_set();
 /// How often that was.
 uint64_t times_weights_were_set();
 

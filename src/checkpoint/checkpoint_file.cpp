@@ -6,10 +6,12 @@
 #include <lockstep/error.h>
 
 #include "base/atomic_file.h"
+#include "base/shared_weights.h"
 #include "checkpoint/format/contents.h"
 #include "checkpoint/object_reader.h"
 #include "checkpoint/object_writer.h"
 #include "checkpoint/scalar_type.h"
+#include "collectives/storages.h"
 
 // save and load: choose between the two formats, and convert a Checkpoint to and from them.
 
@@ -24,6 +26,8 @@ void save_safetensors(const Checkpoint& checkpoint, const std::string& path) {
   for (const auto& item : checkpoint.tensors) {
     if (!item.value().defined())
       throw Error("cannot save " + path + ": tensor `" + item.key() + "` is an undefined tensor");
+    if (const std::string trouble = trouble_of(shared_weights_in(storages_of({item.value()}))); !trouble.empty())
+      throw Error("cannot save " + path + ": " + trouble);
     tensors.push_back(item.value().detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous());
     const Dtype* dtype = dtype_of(item.value().scalar_type());
     if (dtype == nullptr)

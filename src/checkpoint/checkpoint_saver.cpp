@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/shared_weights.h"
 #include "base/weights_set.h"
 #include "checkpoint/accumulation.h"
 #include "checkpoint/packed_object.h"
@@ -59,7 +60,8 @@ void refuse_borrowed(const c10::IValue& value, const std::string& name) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     if (tensor.defined() && tensor.has_storage() && is_borrowed(tensor.storage().unsafeGetStorageImpl()))
-      throw Error("`" + name + "` has averaged weights now, which a run would go on from; save when the guard of "
+      throw Error("`" + name +
+                  "` has averaged weights now, which a run would go on from; save when the guard of "
                   "Ema::averaged_weights() is gone. lockstep::save(ema.averaged_state(), path) writes the averages");
   } else if (value.isGenericDict()) {
     for (const auto& item : value.toGenericDict())
@@ -99,6 +101,10 @@ Dict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks*
   for (const CheckpointPart& part : parts)
     if (part.scope == Scope::kEachRank) own.insert(part.name, part.part.save());
   return own;
+}
+
+void check_shared_weights() {
+  if (const std::string trouble = trouble_of(all_shared_weights()); !trouble.empty()) throw Error(trouble);
 }
 
 void check_own_weights(const Dict& state) {
@@ -147,6 +153,7 @@ CheckpointMessage CheckpointSaver::save(const std::vector<CheckpointPart>& parts
   CommonState common;
   auto own = attempt([&](CheckpointMessage& message) {
     if (!problem.empty()) throw Error(problem);
+    check_shared_weights();
     const Dict own_state = state_of_rank(parts, state_of(group_).virtual_ranks.get());
     check_own_weights(own_state);
     message.state = packed(own_state);

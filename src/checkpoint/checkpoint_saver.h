@@ -20,6 +20,8 @@ namespace lockstep {
 /// State that belongs to this rank alone: its random states and the parts added as kEachRank. `virtual_ranks`: null if
 /// there are none.
 c10::impl::GenericDict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks* virtual_ranks);
+/// Throws Error if weights that ranks share are not as their optimizer left them.
+void check_shared_weights();
 /// Throws Error if a tensor in `state` temporarily holds other values, such as averages of weights: a run resumed from
 /// it would have lost its own.
 void check_own_weights(const c10::impl::GenericDict& state);

@@ -56,11 +56,11 @@ void compare_options(const Group& group, const CheckpointerOptions& options) {
   if (group.world_size() == 1) return;
   const OperationLabel label("Checkpointer()");
   const auto text = [](const auto& value) { return value ? std::to_string(*value) : "none"; };
-  const std::string lines = "every_steps: " + text(options.every_steps) + "\nevery_minutes: " +
-                            text(options.every_minutes) + "\nmemory_every_n_steps: " +
-                            text(options.memory_every_n_steps) + "\ndisk_if_no_memory: " +
-                            std::to_string(options.disk_if_no_memory) + "\nreplace_old_run: " +
-                            std::to_string(options.replace_old_run);
+  const std::string lines = "every_steps: " + text(options.every_steps) +
+                            "\nevery_minutes: " + text(options.every_minutes) +
+                            "\nmemory_every_n_steps: " + text(options.memory_every_n_steps) +
+                            "\ndisk_if_no_memory: " + std::to_string(options.disk_if_no_memory) +
+                            "\nreplace_old_run: " + std::to_string(options.replace_old_run);
   const std::string difference = first_difference("option", group.all_gather_bytes(lines));
   if (difference.empty()) return;
   throw Error("ranks have different CheckpointerOptions: " + difference +
@@ -150,7 +150,7 @@ bool Checkpointer::State::resume() {
   saver.wait();  // the newest may be on its way to the disk
   const auto resumed = resume_parts(parts, saver.folder(), memory.get(), group);
   if (!resumed) return false;
-  note_weights_set();
+  note_any_weights_set();
   resumed_step = newest = resumed->step;
   accumulation = resumed->accumulation;
   schedule.start_after(resumed->step_on_disk);
@@ -177,11 +177,10 @@ Checkpointer::Checkpointer(const std::string& folder, Group group, CheckpointerO
 Checkpointer::~Checkpointer() = default;
 
 Checkpointer& Checkpointer::add(const std::string& name, Part part, Scope scope) {
-  TORCH_CHECK(name != kStepKey && name != kRanksKey && name != kRandom && name != kRandomCuda &&
-                  name != kRandomVirtual && name != kVirtualRanksKey && name != kThreadsKey &&
-                  name != kAccumulationKey && !name.empty(),
-              "Checkpointer: a part cannot be called `", name,
-              "`, which the file needs for itself; choose another name");
+  TORCH_CHECK(
+      name != kStepKey && name != kRanksKey && name != kRandom && name != kRandomCuda && name != kRandomVirtual &&
+          name != kVirtualRanksKey && name != kThreadsKey && name != kAccumulationKey && !name.empty(),
+      "Checkpointer: a part cannot be called `", name, "`, which the file needs for itself; choose another name");
   for (const auto& known : state_->parts)
     TORCH_CHECK(known.name != name, "Checkpointer: there is already a part called `", name, "`; choose another name");
   TORCH_CHECK(part.save && part.load, "Checkpointer: part `", name, "` needs both of its functions, save and load");

@@ -90,6 +90,7 @@ SplitState split_state(const std::vector<CheckpointPart>& parts, int64_t step, c
   const MemoryDict own_state = state_of_rank(parts, virtual_ranks);
   state.own.insert(kRanksKey, own_state);
   state.own.insert(kRankZeroKey, rank_zero);
+  check_shared_weights();
   for (const MemoryDict& part : {state.common, own_state, rank_zero}) check_own_weights(part);
   return state;
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/hash.h"
+#include "base/shared_weights.h"
 #include "checkpoint/format/pt_file.h"
 #include "checkpoint/object_reader.h"
 #include "checkpoint/scalar_type.h"
@@ -121,6 +122,8 @@ size_t ObjectWriter::storage_of(const at::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
   const auto [found, is_new] = places_.emplace(storage.unsafeGetStorageImpl(), storages_.size());
   if (!is_new) return found->second;
+  if (const std::string trouble = trouble_of(shared_weights_in({storage.unsafeGetStorageImpl()})); !trouble.empty())
+    throw Error("cannot save the weights: " + trouble);
   kept_.push_back(storage);
   if (storage.device().is_cpu()) {
     storages_.push_back(storage);

@@ -11,6 +11,7 @@
 #include "base/weights_set.h"
 #include "checkpoint/copy_problem.h"
 #include "checkpoint/name_match.h"
+#include "collectives/storages.h"
 
 namespace lockstep {
 namespace {
@@ -66,7 +67,9 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
   at::NoGradGuard no_grad;
   for (const auto& item : own)
     if (const auto found = given.find(item.key()); found != given.end()) at::Tensor(item.value()).copy_(found->second);
-  note_weights_set();
+  std::vector<at::Tensor> tensors;
+  for (const auto& item : own) tensors.push_back(item.value());
+  note_weights_set(storages_of(tensors));
   return report;
 }
 

@@ -343,8 +343,7 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   check_splits("input", input, input_splits);
   check_splits("output", output, output_splits);
   Operand received(output);
-  at::Tensor to = moved_rows(received.dense, output.size(0)),
-             from = moved_rows(Operand(input).dense, input.size(0));
+  at::Tensor to = moved_rows(received.dense, output.size(0)), from = moved_rows(Operand(input).dense, input.size(0));
   const bool even = input_splits.empty() && output_splits.empty();
   shm::Request what = moving(even ? shm::OperationKind::kAllToAll : shm::OperationKind::kAllToAllUneven, input);
   what.count /= static_cast<size_t>(world_size());

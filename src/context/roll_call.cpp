@@ -14,9 +14,9 @@
 #include "base/machine_name.h"
 #include "base/usable_cores.h"
 #include "collectives/cause.h"
-#include "context/open_store.h"
 #include "collectives/shm/backend/store_exchange.h"
 #include "collectives/versions.h"
+#include "context/open_store.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {

@@ -11,6 +11,7 @@
 #include "base/weights_set.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
+#include "collectives/storages.h"
 #include "data_parallel/replica_state.h"
 #include "data_parallel/same_model.h"
 #include "nn/batch_norm_operator.h"
@@ -29,7 +30,7 @@ void set_to_rank_zeros(const Group& group, const std::vector<at::Tensor>& tensor
   if (group.world_size() == 1 || tensors.empty()) return;
   const OperationLabel label("the initial parameters");
   broadcast_weights(group, tensors, /*root=*/0);
-  note_weights_set();
+  note_weights_set(storages_of(tensors));
 }
 
 void check(const DistributedDataParallelOptions& options) {
@@ -288,8 +289,6 @@ void Replica::State::set_shared_step(SharedStep* step) {
   reducer->defer_to(deferred_step());
 }
 
-void Replica::State::check_not_edited() {
-  throw_on_all_ranks(group, attached.inspect());
-}
+void Replica::State::check_not_edited() { throw_on_all_ranks(group, attached.inspect()); }
 
 }  // namespace lockstep

@@ -55,8 +55,10 @@ class AttachedModel {
   /// Attaches these tensors. `from`: null, or another source.
   void attach(std::unique_ptr<Source> from, const Tensors& now);
 
-  /// The changes made to the model since attach(); empty if none.
+  /// The changes made to the model since attach(), or the trouble that was left; empty if none.
   std::string inspect();
+  /// The parameters are wrong, which inspect() reports until this library sets weights. Empty: they are right.
+  void leave_trouble(std::string trouble);
   /// Announces tensors that the source is about to hold: inspect() checks that it does, and a backward that reaches
   /// nothing but them is noticed.
   void expect(const std::vector<at::Tensor>& tensors);
@@ -70,6 +72,11 @@ class AttachedModel {
   std::string untrained_warning() { return untrained_.after_reduction(); }
 
  private:
+  struct LeftTrouble {
+    std::string text;
+    uint64_t weights_set = 0;  ///< times_weights_were_set() then
+  };
+
   NamedTensors without_ignored(NamedTensors tensors) const;
   std::unique_ptr<GradientAlarm> alarm_on(const at::Tensor& tensor) const {
     return std::make_unique<GradientAlarm>(tensor, unfollowed_);
@@ -84,6 +91,7 @@ class AttachedModel {
   NamedTensors trained_;
   std::unordered_set<const c10::TensorImpl*> impls_;  ///< of known and buffers
   std::unordered_set<const c10::TensorImpl*> kept_list_;
+  LeftTrouble left_;
   bool edited_ = false;  ///< the source has reported an edit; it is not asked again
   // Without these, a backward that reaches one of them but nothing that is followed would go unnoticed.
   std::vector<std::unique_ptr<GradientAlarm>> frozen_;     ///< known but not followed: may be unfrozen

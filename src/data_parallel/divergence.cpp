@@ -7,7 +7,9 @@
 #include <ATen/ATen.h>
 
 #include "base/rank_names.h"
+#include "base/shared_weights.h"
 #include "collectives/operand.h"
+#include "collectives/storages.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
@@ -65,8 +67,15 @@ std::string difference_of_ranks(const Group& group, const NamedTensors& tensors)
     hashes.push_back(static_cast<int64_t>(hash_of(tensor)));
     all = mix(all, static_cast<uint64_t>(hashes.back()));
   }
+  std::vector<at::Tensor> compared;
+  for (const auto& [name, tensor] : tensors) compared.push_back(tensor);
+  const std::string trouble = trouble_of(shared_weights_in(storages_of(compared)));
+  if (!trouble.empty()) all = mix(all, static_cast<uint64_t>(group.rank()) + 1);  // unlike all others
   const at::Tensor together = group.all_gather(at::tensor({static_cast<int64_t>(all)}, at::kLong));
   if (together.eq(together[0]).all().item<bool>()) return "";
+  const auto troubles = group.all_gather_bytes(trouble);
+  for (const std::string& first : troubles)
+    if (!first.empty()) throw Error(ranks_with(troubles, first) + ": " + first);
   const at::Tensor each = group.all_gather(at::tensor(hashes, at::kLong));
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto values = column(each, static_cast<int64_t>(i));

@@ -8,9 +8,11 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include "base/rank_names.h"
+#include "base/shared_weights.h"
 #include "base/weights_set.h"
 #include "collectives/coalesced.h"
 #include "collectives/machine_memory.h"
+#include "collectives/storages.h"
 #include "data_parallel/replica_state.h"
 #include "rank_page/operation_label.h"
 
@@ -72,8 +74,10 @@ void Replica::broadcast_parameters(int root) {
   std::vector<at::Tensor> tensors;
   for (const auto& one : state.attached.known()) tensors.push_back(one.tensor);
   for (const auto& [name, buffer] : state.attached.buffers()) tensors.push_back(buffer);
+  const auto storages = storages_of(tensors);
+  for (SharedWeights* weights : shared_weights_in(storages)) weights->before_broadcast(root);
   if (state.group.world_size() > 1) broadcast_weights(state.group, tensors, root);
-  note_weights_set();
+  note_weights_set(storages);
 }
 
 void Replica::average_parameters(double weight) {
@@ -98,7 +102,7 @@ void Replica::average_parameters(double weight) {
   NamedTensors tensors = state.attached.buffers();
   for (const auto& one : state.attached.known()) tensors.emplace_back(one.name, one.tensor);
   if (state.group.world_size() > 1) state.synchronization.average(tensors, weight / total, /*root=*/0);
-  note_weights_set();
+  note_weights_set({});
 }
 
 void Replica::refresh() { state_->attach(nullptr); }
@@ -125,9 +129,7 @@ std::vector<std::vector<std::string>> Replica::bucket_parameters() const {
   return names;
 }
 
-void Replica::keeps_list(const NamedTensors& list) const {
-  state_->attached.set_kept_list(&list);
-}
+void Replica::keeps_list(const NamedTensors& list) const { state_->attached.set_kept_list(&list); }
 
 void Replica::hands_out_list() const { state_->attached.set_kept_list(nullptr); }
 

@@ -42,6 +42,8 @@ class Agent {
   void tell_kept();
   void fail(const LaunchError& error);
   void lose_coordinator();
+  /// Notes what a start has left, if one has run.
+  void forget_team();
 
   const AgentOptions options_;
   const EnvironmentBlock environment_;  // this process's own
@@ -53,8 +55,9 @@ class Agent {
   bool was_answered_ = false;
   PollSet polled_;
   MachineMemory memory_;
-  std::optional<Workplace> workplace_;  // once the coordinator has said what the run is
-  std::unique_ptr<ReportedTeam> team_;  // while ranks run
+  StateKeeper keeper_{memory_.fd(), nullptr, ""};  // only notes
+  std::optional<Workplace> workplace_;             // once the coordinator has said what the run is
+  std::unique_ptr<ReportedTeam> team_;             // while ranks run
   std::optional<int> exit_code_;
 };
 
@@ -139,8 +142,18 @@ void Agent::fail(const LaunchError& error) {
   channel_->send(Kind::kFailed, Failed{.exit_code = error.exit_code, .text = error.what()});
 }
 
+void Agent::forget_team() {
+  if (!team_) return;
+  // Ranks find a divergence together, so those of this machine tell of it on their pages.
+  const auto ranks = team_->views();
+  const bool diverged = std::any_of(
+      ranks.begin(), ranks.end(), [](const RankView& rank) { return rank.account.failure == RankFailure::kDiverged; });
+  keeper_.note(ranks, diverged ? kExitDiverged : 0);
+  team_.reset();
+}
+
 void Agent::prepare(const Prepare& plan) {
-  team_.reset();  // it refers to the workplace
+  forget_team();  // it refers to the workplace
   try {
     workplace_.emplace(plan, environment_, options_.interface, channel_->local_address());
     channel_->send(Kind::kReady, workplace_->ready());
@@ -150,7 +163,7 @@ void Agent::prepare(const Prepare& plan) {
 }
 
 void Agent::start(const Start& order) {
-  team_.reset();
+  forget_team();
   if (!workplace_) throw ProtocolError("a start without a plan");
   if (order.world_size > kMaxRanks || order.first_rank < 0 || order.slots < 1 ||
       order.first_rank > order.world_size - order.slots)
@@ -166,7 +179,7 @@ void Agent::start(const Start& order) {
 void Agent::finish() {
   if (!team_) return;
   team_->finish();
-  team_.reset();
+  forget_team();
   channel_->send(Kind::kFinished);
 }
 
@@ -184,11 +197,12 @@ void Agent::lose_coordinator() {
   std::cerr << "lockstep: " << host_name() << " has lost the coordinator: " << channel_->reason()
             << (team_ ? "; its ranks are ended" : "") << "\n";
   if (team_) team_->end();
-  team_.reset();
+  forget_team();
   exit_code_ = kExitMachineLost;
   if (!workplace_) return;
   // The memory ends with this process.
-  if (!memory_.is_writing()) memory_.write({.other_folder = kept_folder_in(workplace_->folder()), .is_sound = true});
+  if (!memory_.is_writing())
+    memory_.write({.other_folder = kept_folder_in(workplace_->folder()), .is_sound = !keeper_.left().suspect});
   std::optional<KeptState> state;
   while (!(state = memory_.written(kTellEvery))) guard_.beat();
   const std::string kept = describe(*state);

@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "hosts/channel.h"
@@ -32,6 +33,8 @@ class ReportedTeam {
   void take(const Channel::Message& message);
   /// Kills the ranks' leftovers, reports the rest, and waits until nothing is left.
   void finish();
+  /// What is known of the ranks here.
+  std::vector<RankView> views() { return team_.observe(false, false).ranks; }
   /// The coordinator is gone: kills the ranks, and waits until nothing is left.
   void end();
 

@@ -1,7 +1,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "base/shared_weights.h"
 #include "checkpoint/master_state.h"
+#include "collectives/storages.h"
 #include "optim/sharded_step.h"
 #include "optim/step_plan.h"
 
@@ -59,8 +61,8 @@ class LocalStep final : public Stepper {
  private:
   void step_by_kernels() {
     const Formula& formula = formula_of(kind_.formula);
-    const auto intents = optim::intents_of(*optimizer_, formula,
-                                           [](const at::Tensor& parameter) { return parameter.grad().defined(); });
+    const auto intents =
+        optim::intents_of(*optimizer_, formula, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
     std::vector<optim::Plan> plans;
     for (const optim::Intent& intent : intents)
       plans.push_back(plan(*optimizer_, formula, intent, options_.master_weights));
@@ -73,6 +75,14 @@ class LocalStep final : public Stepper {
   const StepKind kind_;
   const ZeroRedundancyOptions options_;
 };
+
+/// Of the parameters that an earlier optimizer keeps once for all ranks.
+std::string trouble_of_shared(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups())
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  return trouble_of(shared_weights_in(storages_of(parameters)));
+}
 
 }  // namespace
 
@@ -88,8 +98,8 @@ void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind
 std::unique_ptr<Stepper> make_stepper(const Replica* model, torch::optim::Optimizer& optimizer, const StepKind& kind,
                                       const ZeroRedundancyOptions& options) {
   if (model != nullptr && state_of(*model).group.world_size() > 1) {
-    const std::string problem = optim::problem_of(optimizer);
-    TORCH_CHECK(problem.empty(), problem);
+    for (const std::string& problem : {optim::problem_of(optimizer), trouble_of_shared(optimizer)})
+      TORCH_CHECK(problem.empty(), problem);
     return std::make_unique<ShardedStep>(*model, optimizer, kind, options);
   }
   if (kind.formula == FormulaKind::kNone) return nullptr;

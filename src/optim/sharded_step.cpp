@@ -55,26 +55,23 @@ ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimize
     : model_(state_of(model)),
       model_is_there_(model_.alive),
       may_take_sum_(kind.formula != FormulaKind::kNone),
-      shared_parameters_(options.shared_parameters),
       group_(model_.group),
       optimizer_(&optimizer),
       areas_(model_, optimizer, options, c10::demangle(typeid(optimizer).name())),
       sum_(model_, areas_),
       gradients_(model_, sum_),
       slices_(make_slices(areas_, optimizer, kind, options)),
-      watch_(areas_, options.shared_parameters) {
+      watch_(areas_),
+      copy_watch_(options.shared_parameters ? std::make_unique<SharedCopyWatch>(group_, areas_) : nullptr) {
   // Another step may have the gradients; one that takes no sums then only says so.
-  if (may_take_sum_ || (shared_parameters_ && model_.shared_step == nullptr)) model_.set_shared_step(this);
-  if (!shared_parameters_) return;
-  // What comes after this is no longer what the parameters were.
-  watch_.slices_written();
-  const OperationLabel label("the memory of a ZeroRedundancyOptimizer");
-  group_.barrier();
-  watch_.step_ended();
+  if (may_take_sum_ || (copy_watch_ && model_.shared_step == nullptr)) model_.set_shared_step(this);
 }
 
 ShardedStep::~ShardedStep() {
-  if (!model_is_there_.expired() && model_.shared_step == this) model_.set_shared_step(nullptr);
+  if (model_is_there_.expired()) return;
+  if (model_.shared_step == this) model_.set_shared_step(nullptr);
+  // Each rank is about to have a copy of its own, of what several of them may have changed.
+  if (copy_watch_) model_.attached.leave_trouble(copy_watch_->trouble());
 }
 
 void ShardedStep::check_model() const { TORCH_CHECK(!model_is_there_.expired(), kModelIsGone); }
@@ -88,7 +85,7 @@ std::string ShardedStep::trouble() const {
     return "ZeroRedundancyOptimizer::step() within join() with a communication hook: ranks that have run out of inputs "
            "would not call it; remove the hook, or step with the optimizer of each rank, made from the parameters";
   if (model_.join.options != nullptr && !takes_sum()) return kNoStepWithinJoin;
-  if (std::string changed = watch_.trouble(); !changed.empty()) return changed;
+  if (std::string changed = copy_watch_ ? copy_watch_->trouble() : ""; !changed.empty()) return changed;
   return common_trouble(model_, *optimizer_, areas_);
 }
 
@@ -120,14 +117,14 @@ void ShardedStep::step_slices(const std::vector<at::Tensor>& parameters) {
         [&](const Areas::Parameter& parameter) { return stepped.contains(parameter.tensor.unsafeGetTensorImpl()); });
     for (const at::Tensor& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();
   }
-  watch_.slices_written();
+  if (copy_watch_) copy_watch_->slices_written();
   if (sums) {
     sum_.conclude();
   } else if (areas_.memory() != nullptr) {
     const OperationLabel label("the end of an optimizer's step");
     group_.barrier();
   }
-  watch_.step_ended();
+  if (copy_watch_) copy_watch_->step_ended();
 }
 
 void ShardedStep::step() {
@@ -147,7 +144,12 @@ void ShardedStep::step() {
 }
 
 void ShardedStep::backward_begins(bool gradients_wait) {
-  if (wants_sum() || shared_parameters_) watch_.backward_begins(gradients_wait);
+  if (copy_watch_) {
+    const std::string changed = copy_watch_->trouble();
+    TORCH_CHECK(changed.empty(), changed);
+  } else if (wants_sum()) {
+    watch_.backward_begins(gradients_wait);
+  }
 }
 
 std::vector<Facts> ShardedStep::step_without_inputs() {

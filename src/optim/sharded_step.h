@@ -10,6 +10,7 @@
 #include "optim/areas.h"
 #include "optim/gradient_sum.h"
 #include "optim/parameter_watch.h"
+#include "optim/shared_copy_watch.h"
 #include "optim/slice_stepper.h"
 #include "optim/step_agreement.h"
 
@@ -66,16 +67,16 @@ class ShardedStep final : public Stepper, public SharedStep {
   ReplicaState& model_;
   const std::weak_ptr<const bool> model_is_there_;
   const bool may_take_sum_;
-  const bool shared_parameters_;
   const Group group_;
   torch::optim::Optimizer* optimizer_;
   Areas areas_;
   GradientSum sum_;
   const StepGradients gradients_;
   const std::unique_ptr<SliceStepper> slices_;
-  ParameterWatch watch_;
-  std::mutex stepping_;  ///< held by the thread that steps
-  double norm_ = 0;      ///< that clip_grad_norm() has found last
+  ParameterWatch watch_;                               ///< of each rank's copy
+  const std::unique_ptr<SharedCopyWatch> copy_watch_;  ///< null: each rank has a copy
+  std::mutex stepping_;                                ///< held by the thread that steps
+  double norm_ = 0;                                    ///< that clip_grad_norm() has found last
   int64_t bytes_moved_ = 0;
 };
 

@@ -144,7 +144,8 @@ void Ema::check_covers_module(const char* operation) const {
       if (!item.value().defined()) continue;
       const auto found = known.find(item.key());
       TORCH_CHECK(found != known.end() && same_memory(tracked_[found->second].live, item.value()), operation, ": `",
-                  item.key(), "` is not what it was when the Ema was made; make a new one after layers were added or "
+                  item.key(),
+                  "` is not what it was when the Ema was made; make a new one after layers were added or "
                   "replaced");
       known.erase(found);
     }
@@ -222,14 +223,14 @@ Ema::Guard::Guard(Ema& ema, size_t which) : ema_(ema) {
   }
   note_borrowed(storages_);
   ema_.swapped_ = true;
-  note_weights_set();
+  note_weights_set({});
   for (const Tracked& tracked : ema.tracked_)
     if (!tracked.averages.empty()) at::Tensor(tracked.live).copy_(tracked.averages[which]);
 }
 
 Ema::Guard::~Guard() {
   at::NoGradGuard no_grad;
-  note_weights_set();
+  note_weights_set({});
   for (const auto& [live, held] : own_) at::Tensor(live).copy_(held);
   note_given_back(storages_);
   ema_.swapped_ = false;

@@ -221,6 +221,11 @@ TEST(ShardedStep, ResumesOnAnotherNumberOfRanks) {
   std::remove(path.c_str());
 }
 
+void fill(const at::Tensor& parameter, float value) {
+  const at::NoGradGuard no_grad;
+  parameter.fill_(value);
+}
+
 TEST(ShardedStep, SharedParametersAreEverybodys) {
   for (const testing::Engine& engine : {testing::Engine{2, "shm"}, {3, "shm"}, {4, "hierarchical", "aaab"}})
     run_ranks(engine, [&](Context& context) {
@@ -228,7 +233,7 @@ TEST(ShardedStep, SharedParametersAreEverybodys) {
       DistributedDataParallel model(net, context);
       Ema ema(*net);
       ZeroRedundancyOptimizer optimizer(model, AdamWOptions(1e-2), {.shared_parameters = true});
-      if (context.rank() == 1) net->last->bias.data().fill_(7);
+      if (context.rank() == 1) fill(net->last->bias, 7);
       context.group().barrier();
       const bool is_here = engine.machines.empty() || context.rank() < 3;  // a machine's parameters are its own
       EXPECT_EQ(net->last->bias[0].item<float>() == 7, is_here);
@@ -236,7 +241,7 @@ TEST(ShardedStep, SharedParametersAreEverybodys) {
       EXPECT_THROW(model.average_parameters(), c10::Error);
       EXPECT_THROW((void)ema.averaged_weights(), c10::Error);
       context.group().barrier();
-      model.broadcast_parameters();
+      model.broadcast_parameters(1);
       EXPECT_EQ(net->last->bias[0].item<float>(), 7);
       context.group().barrier();
     });
@@ -251,7 +256,7 @@ TEST(ShardedStep, SharedParametersMayBeChangedByOneRankOrByTheLibrary) {
       const auto step = [&] { train(model, optimizer, context.rank(), 0, 1); };
       step();
       const StateDict kept = state_dict(*net);
-      if (context.rank() == 1) net->last->bias.data().fill_(7);
+      if (context.rank() == 1) fill(net->last->bias, 7);
       context.group().barrier();
       model.broadcast_parameters(1);
       EXPECT_EQ(net->last->bias[0].item<float>(), 7);

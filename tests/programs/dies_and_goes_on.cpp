@@ -3,7 +3,8 @@
 // has.
 //
 // PLACE: "forward", "save" (some of its part of the state is written, and the rest cannot be read), "all" (every rank
-// in its forward pass), or "hold" (it does not die but stays there).
+// in its forward pass), "hold" (it does not die but stays there), or "diverge" (its copy of the model changes, which
+// all ranks find; the next start stays there).
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -69,6 +70,12 @@ int main(int argc, char** argv) {
         ::kill(::getpid(), SIGKILL);
     };
     while (step < steps) {
+      if (place == "diverge" && step + 1 == die_at) {
+        while (died) ::pause();
+        const at::NoGradGuard no_grad;
+        if (victim) net->parameters().front().add_(1);
+        model.check_divergence();
+      }
       optimizer.zero_grad();
       const at::Tensor input = torch::rand({16, 64});
       die("forward");

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 import unittest
+import zlib
 
 from support import BIN, LOCKSTEP, dies_with_us, environment, main, marked_processes, run
 
@@ -63,17 +64,38 @@ class KeptStates(unittest.TestCase):
         self.assertEqual((kept["step"], kept["written_from_memory"]), (5, True))
         self.goes_on_with_the_right_bits(checkpoints, 5, where=MACHINES)
 
+    def begin_nodes(self, name, checkpoints, place, *options):
+        """A launcher on each of two machines; rank 1 does something in step 6."""
+        key = self.path("key_" + name)
+        with open(os.open(key, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+            file.write(os.urandom(32).hex() + "\n")
+        port = 20000 + zlib.crc32(f"{os.getpid()} {name}".encode()) % 20000
+        return [self.begin(LOCKSTEP, "run", "--nnodes", 2, "--node-rank", node, "--rendezvous", f"127.0.0.1:{port}", "--key-file", key, "-n", 1,
+                           "--run-dir", self.path(f"run_{name}"), *options, "--", PROGRAM, checkpoints, 9, 6, 1, place, LOCKSTEP_MACHINE="ab"[node]) for node in (0, 1)]
+
+    def test_the_coordinator_s_machine_is_lost_after_a_divergence(self):
+        """What the start that diverged has saved is not put where resume() would go on from it unseen."""
+        checkpoints = self.path("diverged")
+        nodes = self.begin_nodes("diverged", checkpoints, "diverge", "--max-restarts", 1)
+        log = self.path("run_diverged", "rank_0.log")
+        deadline = time.monotonic() + 120
+        while self.text_of(log).count("begins at ") < 2:
+            self.assertLess(time.monotonic(), deadline, self.text_of(log))
+            self.assertIsNone(nodes[0].poll(), self.text_of(log))
+            time.sleep(0.05)
+        time.sleep(0.3)
+        nodes[0].kill()
+        output = nodes[1].communicate(timeout=120)[1]
+        self.assertEqual(nodes[1].returncode, 52, output)
+        self.assertRegex(output, rf" kept: step 5 in {self.path('run_diverged')}\S*/kept_state/step-\S+")
+        self.assertEqual([file for file in os.listdir(checkpoints) if file.endswith(".json")], [])
+
     def test_the_coordinator_s_machine_is_lost(self):
         """Both agents keep what they have; they share a file system, so one writes and the other finds it."""
         for name, victims in (("launcher", 1), ("machine", 2)):
             with self.subTest(name):
                 checkpoints = self.path(name)
-                key = self.path("key_" + name)
-                with open(os.open(key, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
-                    file.write(os.urandom(32).hex() + "\n")
-                port = 20000 + os.getpid() % 20000 + victims
-                nodes = [self.begin(LOCKSTEP, "run", "--nnodes", 2, "--node-rank", node, "--rendezvous", f"127.0.0.1:{port}", "--key-file", key, "-n", 1,
-                                    "--run-dir", self.path(f"run_{name}"), "--", PROGRAM, checkpoints, 9, 6, 1, "hold", LOCKSTEP_MACHINE="ab"[node]) for node in (0, 1)]
+                nodes = self.begin_nodes(name, checkpoints, "hold")
                 log = self.path(f"run_{name}", "rank_0.log")
                 deadline = time.monotonic() + 120
                 while "step 5 " not in self.text_of(log):

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+/// The addresses of the storages of those tensors that have one.
+inline std::vector<const void*> storages_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<const void*> storages;
+  for (const at::Tensor& tensor : tensors)
+    if (tensor.has_storage()) storages.push_back(tensor.storage().unsafeGetStorageImpl());
+  return storages;
+}
+
+}  // namespace lockstep

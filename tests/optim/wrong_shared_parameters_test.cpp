@@ -1,0 +1,152 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <lockstep/assert_equal.h>
+#include <lockstep/checkpointer.h>
+
+#include "optim/wrong_optimizer.h"
+
+// Programs that change parameters of which all ranks have one copy. Within two seconds, each that does so incorrectly
+// must end on every rank with its message from wrong_optimizers.txt.
+
+namespace lockstep::wrong_optimizers_test {
+namespace {
+
+/// Each has stepped once, and `spoils` the one copy of the parameters.
+const Programs& programs_that_share() {
+  const auto shared = [](const std::function<void(Wrong&, AdamW&)>& spoil) {
+    return [spoil](Wrong& w) {
+      AdamW adamw = w.optimizer({.shared_parameters = true});
+      w.backward();
+      adamw.step();
+      adamw.zero_grad();
+      spoil(w, adamw);
+    };
+  };
+  static const Programs kPrograms{
+      {"all_change_what_is_shared_and_broadcast", shared([](Wrong& w, AdamW&) {
+         w.change_everywhere([&] { w.halve(); });
+         w.model.broadcast_parameters();
+       })},
+      {"another_optimizer_steps_what_is_shared_before_a_broadcast", shared([](Wrong& w, AdamW&) {
+         torch::optim::SGD sgd(w.net->parameters(), 0.1);
+         w.backward();
+         w.step_everywhere(sgd);
+         w.model.broadcast_parameters();
+       })},
+      {"all_change_what_is_shared_by_data_and_broadcast", shared([](Wrong& w, AdamW&) {
+         w.change_everywhere([&] {
+           for (const at::Tensor& parameter : w.net->parameters()) parameter.data().mul_(0.5);
+         });
+         w.model.broadcast_parameters();
+       })},
+      {"another_rank_than_the_root_changes_what_is_shared", shared([](Wrong& w, AdamW&) {
+         w.change_everywhere([&] {
+           if (w.odd) w.halve();
+         });
+         w.model.broadcast_parameters();
+       })},
+      {"shared_parameters_changed_after_the_broadcast", shared([](Wrong& w, AdamW&) {
+         w.model.broadcast_parameters();
+         w.change_everywhere([&] {
+           if (w.context.rank() == 0) w.halve();
+         });
+         w.backward();
+       })},
+      {"shared_parameters_changed_after_a_load", shared([](Wrong& w, AdamW& adamw) {
+         load_state_dict(*w.net, copies_of(*w.net));
+         w.change_everywhere([&] { w.halve(); });
+         adamw.step();
+       })},
+      {"shared_parameters_changed_and_checked", shared([](Wrong& w, AdamW&) {
+         w.change_everywhere([&] { w.halve(); });
+         w.model.check_divergence();
+       })},
+      {"shared_parameters_changed_and_compared", shared([](Wrong& w, AdamW&) {
+         w.change_everywhere([&] { w.halve(); });
+         assert_equal_across_ranks(w.context.group(), *w.net);
+       })},
+      {"shared_parameters_changed_and_saved", shared([](Wrong& w, AdamW&) {
+         w.change_everywhere([&] { w.halve(); });
+         lockstep::save(state_dict(*w.net), (w.folder.path() / "weights.safetensors").string());
+       })},
+      {"shared_parameters_changed_and_saved_as_pt", shared([](Wrong& w, AdamW&) {
+         w.change_everywhere([&] { w.halve(); });
+         lockstep::save(state_dict(*w.net), (w.folder.path() / "weights.pt").string());
+       })},
+      {"shared_parameters_changed_and_checkpointed", shared([](Wrong& w, AdamW& adamw) {
+         Checkpointer checkpointer(w.context.group().broadcast_bytes(w.folder.path().string(), 0), w.context.group());
+         checkpointer.add("model", *w.net).add("optimizer", adamw);
+         w.change_everywhere([&] { w.halve(); });
+         checkpointer.save(1);
+       })},
+      {"shared_parameters_changed_before_another_optimizer", shared([](Wrong& w, AdamW&) {
+         w.change_everywhere([&] { w.halve(); });
+         w.optimizer({.shared_parameters = true});
+       })},
+      {"shared_parameters_changed_before_their_optimizer_went",
+       [](Wrong& w) {
+         {
+           AdamW adamw = w.optimizer({.shared_parameters = true});
+           w.backward();
+           adamw.step();
+           w.change_everywhere([&] { w.halve(); });
+         }
+         w.backward();
+       }},
+  };
+  return kPrograms;
+}
+
+std::vector<Case> cases_of_sharing() {
+  std::vector<Case> cases;
+  for (const auto& [name, program] : programs_that_share())
+    for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}}) cases.push_back({name, engine});
+  return cases;
+}
+
+class WrongSharedParameters : public ::testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, WrongSharedParameters, ::testing::ValuesIn(cases_of_sharing()), [](const auto& instance) {
+  return instance.param.name + "_" + name_of(instance.param.engine);
+});
+
+TEST_P(WrongSharedParameters, EndOnEveryRankWithTheirMessage) {
+  expect_refused(GetParam(), programs_that_share().at(GetParam().name));
+}
+
+/// Changes of what all ranks share that are right.
+void change_rightly(Context& context) {
+  Wrong side(context);
+  AdamW adamw = side.optimizer({.shared_parameters = true});
+  const Group& group = context.group();
+  for (int step = 0; step < 12; ++step) {
+    const at::Tensor before = side.net->fc->weight.detach().clone();
+    const int root = step % context.world_size();
+    group.barrier();
+    if (step % 4 == 0) {
+      load_state_dict(*side.net, copies_of(*side.net));
+      EXPECT_TRUE(side.net->fc->weight.equal(before));
+    } else {
+      if (context.rank() == root && step % 4 == 1) side.halve();
+      if (context.rank() == root && step % 4 == 2) {
+        StateDict other;
+        for (const auto& item : state_dict(*side.net)) other.insert(item.key(), item.value() * 0.5);
+        load_state_dict(*side.net, other);
+      }
+      side.model.broadcast_parameters(root);
+      EXPECT_TRUE(side.net->fc->weight.equal(step % 4 == 3 ? before : before * 0.5));
+    }
+    side.model.check_divergence();
+    side.backward();
+    adamw.step();
+    adamw.zero_grad();
+  }
+}
+
+TEST(SharedParameters, OneRankMayChangeWhatAllShareBeforeABroadcast) {
+  for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}, Engine{4, "hierarchical", "aaab"}})
+    run_ranks(engine, change_rightly);
+}
+
+}  // namespace
+}  // namespace lockstep::wrong_optimizers_test
