@@ -2,7 +2,8 @@
 against the MPIs that are installed (Debian's openmpi-bin libopenmpi-dev and mpich libmpich-dev).
 
 The machines are network namespaces that a bridge joins, which only root can make; with --rate, tbf shapes every
-machine's link. Each system is measured in turn, several times; ratios are of medians of the same run.
+machine's link. Each system is measured in turn, several times; ratios are the first system's over the others', of medians of
+the same run. hierarchical_always is the hierarchical engine also where each machine has one rank, which it leaves to Gloo's.
 
     python3 bench/hosts/bench_hosts.py --rate 1gbit --sizes 4194304 16777216 67108864
 """
@@ -18,7 +19,7 @@ import sys
 import tempfile
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-SYSTEMS = ("hierarchical", "gloo", "c10d")
+SYSTEMS = ("hierarchical", "gloo", "c10d", "hierarchical_always")
 MPIS = ("openmpi", "mpich")
 ATTEMPTS = 3  # of an MPI that stands still
 
@@ -152,7 +153,7 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="+", default=[4 << 2 * i for i in range(13)], help="bytes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1, help="for each size, system and round")
-    parser.add_argument("--systems", nargs="+", default=SYSTEMS, choices=SYSTEMS + MPIS)
+    parser.add_argument("--systems", nargs="+", default=SYSTEMS[:3], choices=SYSTEMS + MPIS)
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     placement = [machine for machine, count in enumerate(options.ranks) for _ in range(count)]
@@ -177,12 +178,13 @@ def main():
         options.systems.remove(system)
         del times[system]
     medians = {system: {size: statistics.median(all_) for size, all_ in of.items()} for system, of in times.items()}
-    others = [system for system in options.systems if system != "hierarchical"]
+    first = options.systems[0]
+    others = options.systems[1:]
     print(f"all_reduce, {' + '.join(map(str, options.ranks))} ranks, {options.rate or 'unshaped'}; us")
     print("bytes".rjust(10), *(system.rjust(14) for system in options.systems), *(f"/ {system}".rjust(8) for system in others))
     for size in options.sizes:
         row = [f"{medians[system][size]:14.0f}" for system in options.systems]
-        ratios = [f"{medians['hierarchical'][size] / medians[system][size]:8.2f}" for system in others if "hierarchical" in medians]
+        ratios = [f"{medians[first][size] / medians[system][size]:8.2f}" for system in others]
         print(f"{size:10}", *row, *ratios)
     if options.json:
         with open(options.json, "w") as file:

@@ -14,13 +14,14 @@
 #include "base/clock.h"
 #include "base/environment.h"
 #include "collectives/gloo/gloo_backend.h"
+#include "collectives/hierarchical/hierarchical_backend.h"
 #include "context/open_store.h"
 #include "rendezvous/world.h"
 
 namespace lockstep::bench {
 namespace {
 
-/// What is measured: a group of Lockstep's, or c10d's Gloo alone.
+/// A group of Lockstep's, or an engine alone.
 struct System {
   int rank, world_size;
   std::function<torch::Tensor(int64_t elements)> allocate;
@@ -61,12 +62,25 @@ void run_sizes(const System& system, int argc, char** argv) {
   for (int i = 3; i < argc; ++i) measure(system, std::stoll(argv[i]), std::stod(argv[2]));
 }
 
+/// An engine without a Group: c10d's Gloo, or the hierarchical engine also where it would leave it to Gloo's.
+c10::intrusive_ptr<c10d::Backend> make_engine(const std::string& system, const World& world) {
+  constexpr std::chrono::minutes kTimeout(2);
+  const auto store = open_store(world, std::chrono::seconds(60));
+  if (system == "c10d")
+    return gloo_engine::make_plain_backend(store, world.rank, world.world_size, local_address(world), kTimeout);
+  return hierarchical_engine::make_backend(store, world.rank, world.world_size,
+                                           {.machine = local_address(world),
+                                            .address = local_address(world),
+                                            .timeout = kTimeout,
+                                            .join_timeout = kTimeout,
+                                            .for_group = false});
+}
+
 int run(int argc, char** argv) {
-  if (std::string(argv[1]) == "c10d") {
+  const std::string name = argv[1];
+  if (name == "c10d" || name == "hierarchical_always") {
     const World world = discover_world(Environment::from_process());
-    const auto store = open_store(world, std::chrono::seconds(60));
-    const auto engine = gloo_engine::make_plain_backend(store, world.rank, world.world_size, local_address(world),
-                                                        std::chrono::minutes(2));
+    const auto engine = make_engine(name, world);
     const auto all_reduce = [&](torch::Tensor& data) {
       std::vector<torch::Tensor> tensors{data};
       engine->allreduce(tensors, {})->wait();
