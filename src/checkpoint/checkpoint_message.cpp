@@ -6,14 +6,14 @@
 
 #include "base/error.h"
 
-// The encoding: kMessageMagic, one byte for the outcome, then steps and the sizes of text and state, 8 bytes each,
-// little endian, then text and state. The sizes must add up to the size received.
+// The encoding: kMessageMagic, one byte for the outcome, then steps, step_on_disk and the sizes of text and state,
+// 8 bytes each, little endian, then text and state. The sizes must add up to the size received.
 
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kMessageMagic = "LSC1";
-constexpr size_t kMessageHeaderBytes = kMessageMagic.size() + 1 + 3 * sizeof(uint64_t);
+constexpr std::string_view kMessageMagic = "LSC2";
+constexpr size_t kMessageHeaderBytes = kMessageMagic.size() + 1 + 4 * sizeof(uint64_t);
 
 void append_word(std::string& bytes, uint64_t word) {
   for (int i = 0; i < 8; ++i) bytes += static_cast<char>(word >> 8 * i);
@@ -32,6 +32,7 @@ std::string CheckpointMessage::encode() const {
   bytes.reserve(kMessageHeaderBytes + text.size() + state.size());
   bytes.append(kMessageMagic).push_back(static_cast<char>(outcome));
   append_word(bytes, static_cast<uint64_t>(steps));
+  append_word(bytes, static_cast<uint64_t>(step_on_disk));
   append_word(bytes, text.size());
   append_word(bytes, state.size());
   return bytes.append(text).append(state);
@@ -47,11 +48,12 @@ CheckpointMessage CheckpointMessage::decode(std::string bytes, int rank) {
   refuse_unless(bytes.size() >= kMessageHeaderBytes && bytes.starts_with(kMessageMagic));
   const auto outcome = static_cast<uint8_t>(bytes[kMessageMagic.size()]);
   const size_t words = kMessageMagic.size() + 1, rest = bytes.size() - kMessageHeaderBytes;
-  const uint64_t text_size = word_at(bytes, words + 8), state_size = word_at(bytes, words + 16);
+  const uint64_t text_size = word_at(bytes, words + 16), state_size = word_at(bytes, words + 24);
   refuse_unless(outcome <= static_cast<uint8_t>(Outcome::kInSlices));
   refuse_unless(text_size <= rest && state_size == rest - text_size);
   CheckpointMessage message{.outcome = static_cast<Outcome>(outcome),
                             .steps = static_cast<int64_t>(word_at(bytes, words)),
+                            .step_on_disk = static_cast<int64_t>(word_at(bytes, words + 8)),
                             .text = bytes.substr(kMessageHeaderBytes, text_size),
                             .state = {}};
   message.state =

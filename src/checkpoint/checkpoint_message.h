@@ -17,9 +17,10 @@ struct CheckpointMessage {
   };
 
   Outcome outcome = Outcome::kDone;
-  int64_t steps = 0;  ///< until rank 0 is asked again whether a save is due
-  std::string text;   ///< a file's name, the lines to compare, or what went wrong
-  std::string state;  ///< what belongs to the sender alone, as the bytes of a .pt file
+  int64_t steps = 0;         ///< until rank 0 is asked again whether a save is due
+  int64_t step_on_disk = 0;  ///< of a resume: of the newest checkpoint in the folder
+  std::string text;          ///< a file's name, the lines to compare, or what went wrong
+  std::string state;         ///< what belongs to the sender alone, as the bytes of a .pt file
 
   std::string encode() const;
   /// Throws Error for bytes that encode() does not produce. `rank`: the sender.

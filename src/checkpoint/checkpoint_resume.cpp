@@ -61,8 +61,7 @@ void load_value(const c10::IValue& value, const std::function<void()>& load) {
   } catch (const std::exception& error) {
     problem = error.what();
   }
-  if (problem.empty() || problem.find("INTERNAL ASSERT") != std::string::npos)
-    problem = "it expects another type";
+  if (problem.empty() || problem.find("INTERNAL ASSERT") != std::string::npos) problem = "it expects another type";
   throw Error("the checkpoint has " + kind_of_value(value) +
               " here, which the part's load() does not take: " + problem);
 }
@@ -142,7 +141,8 @@ void PartLoader::restore_virtual_states(const CheckpointImage& image) const {
 
 void PartLoader::load_scope(const Dict& from, bool of_each_rank) {
   for (const CheckpointPart& part : parts_)
-    if ((part.scope == Scope::kEachRank) == of_each_rank) try_part(part, [&] {
+    if ((part.scope == Scope::kEachRank) == of_each_rank)
+      try_part(part, [&] {
         const c10::IValue& value = find(part, from);
         load_value(value, [&] { part.part.load(value); });
       });
@@ -194,12 +194,11 @@ struct Choice {
   int64_t step_on_disk = 0;  ///< of the newest in the folder
 
   CheckpointMessage message() const {
-    return {.steps = static_cast<int64_t>(sequence), .text = file, .state = std::to_string(step_on_disk)};
+    return {.steps = static_cast<int64_t>(sequence), .step_on_disk = step_on_disk, .text = file};
   }
   static Choice of(const CheckpointMessage& message) {
-    return {.file = message.text,
-            .sequence = static_cast<uint64_t>(message.steps),
-            .step_on_disk = std::atoll(message.state.c_str())};
+    return {
+        .file = message.text, .sequence = static_cast<uint64_t>(message.steps), .step_on_disk = message.step_on_disk};
   }
 };
 

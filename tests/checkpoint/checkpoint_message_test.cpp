@@ -16,12 +16,13 @@ using Outcome = CheckpointMessage::Outcome;
 using testing::failure;
 
 std::vector<CheckpointMessage> samples() {
-  return {{},
-          {.outcome = Outcome::kNothing, .steps = 1000},
-          {.outcome = Outcome::kFailed, .text = "\n  rank 1: the hook is gone"},
-          {.outcome = Outcome::kDiverged, .text = "net.bias on rank 1 is not what it is on rank 0"},
-          {.steps = -1, .text = "step-000000000042.0.pt", .state = std::string("PK\x03\x04\0\xff", 6)},
-          {.steps = std::numeric_limits<int64_t>::max(), .text = "", .state = std::string(1 << 16, '\0')}};
+  return {
+      {},
+      {.outcome = Outcome::kNothing, .steps = 1000},
+      {.outcome = Outcome::kFailed, .text = "\n  rank 1: the hook is gone"},
+      {.outcome = Outcome::kDiverged, .text = "net.bias on rank 1 is not what it is on rank 0"},
+      {.steps = -1, .step_on_disk = 42, .text = "step-000000000042.0.pt", .state = std::string("PK\x03\x04\0\xff", 6)},
+      {.steps = std::numeric_limits<int64_t>::max(), .text = "", .state = std::string(1 << 16, '\0')}};
 }
 
 TEST(CheckpointMessage, ArrivesAsItWasSent) {
@@ -50,10 +51,10 @@ TEST(CheckpointMessage, WithWhatNoEncoderWritesIsRefused) {
   for (size_t at = 0; at < 4; ++at) EXPECT_THROW(CheckpointMessage::decode(with(at, '?'), 0), Error) << at;
   for (const char outcome : {5, 6, -1}) EXPECT_THROW(CheckpointMessage::decode(with(4, outcome), 0), Error);
   // Sizes that do not add up to what follows, up to those that only add up modulo 2^64.
-  for (size_t at = 13; at < 29; ++at) EXPECT_THROW(CheckpointMessage::decode(with(at, '\x7f'), 0), Error) << at;
+  for (size_t at = 21; at < 37; ++at) EXPECT_THROW(CheckpointMessage::decode(with(at, '\x7f'), 0), Error) << at;
   std::string wraps = good;
-  for (size_t at = 13; at < 21; ++at) wraps[at] = '\xff';  // the text: 2^64 - 1
-  wraps[21] = 6;                                           // the state: 6, together 5
+  for (size_t at = 21; at < 29; ++at) wraps[at] = '\xff';  // the text: 2^64 - 1
+  wraps[29] = 6;                                           // the state: 6, together 5
   EXPECT_THROW(CheckpointMessage::decode(wraps, 0), Error);
   EXPECT_EQ(CheckpointMessage::decode(good, 0).state, "de");
 }
