@@ -353,6 +353,14 @@ const Programs& programs_that_step() {
            if (w.odd) static_cast<torch::optim::SGDOptions&>(plain.param_groups()[0].options()).momentum(0.5);
          });
        }},
+      {"policies_differ",
+       [](Wrong& w) {
+         AdamW adamw = w.optimizer();
+         if (w.odd) w.model.set_non_finite_policy(NonFinitePolicy::kSkip);
+         w.before = w.net->out->weight.detach().clone();
+         w.backward();
+         adamw.step();
+       }},
       {"scales_differ",
        [](Wrong& w) {
          torch::optim::SGD sgd(w.net->parameters(), 0.1);
