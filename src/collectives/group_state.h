@@ -74,8 +74,12 @@ struct Group::State {
   std::shared_ptr<VirtualRanks> virtual_ranks = nullptr;  ///< of the group of all ranks; null: the run has none
   PageGroup on_page = {};
 
-  /// Every call of the group holds the guard.
-  CallGuard enter(const char* operation) { return CallGuard(caller, rank, generation, operation); }
+  /// Every call of the group holds the guard. Throws Error once this rank has left.
+  CallGuard enter(const char* operation) {
+    check_member(operation);
+    return CallGuard(caller, rank, generation, operation);
+  }
+  void check_member(const char* operation) const;
 };
 
 /// The group of `world_size` ranks, over the backends that the factories make, or over the single engine if there is
