@@ -159,6 +159,14 @@ const Programs& programs_that_make() {
          parameters.push_back(other->out->bias);
          AdamW(w.model, Groups{OptimizerParamGroup(parameters)}, AdamWOptions(0.1));
        }},
+      {"undefined_tensor_in_a_group",
+       [](Wrong& w) {
+         auto parameters = w.net->parameters();
+         parameters.insert(parameters.begin() + 1, at::Tensor());
+         AdamW(w.model, Groups{OptimizerParamGroup(parameters)}, AdamWOptions(0.1));
+       }},
+      {"undefined_tensor_in_a_process_of_its_own",
+       [](Wrong&) { AdamW({at::Tensor(), at::ones({2}).requires_grad_()}, AdamWOptions(0.1)).step(); }},
       {"frozen_parameter_in_a_group",
        [](Wrong& w) {
          w.net->fc->bias.set_requires_grad(false);
