@@ -81,7 +81,8 @@ void BackwardTracker::begin_backward() {
   backward.reduces = passes.reduce_every() > 0 && passes.since_reduction + 1 >= passes.reduce_every();
   // Virtual ranks take a step's gradients out of .grad, one after the other, which does not clear them.
   const bool takes_out = !parts_.plan.row_kind.empty() && passes.since_reduction > 0 && passes.reduce_every() > 0;
-  parts_.record.begin(parts_.plan.tensors, /*looks=*/!takes_out);
+  if (!takes_out) parts_.record.forget_cleared(parts_.plan.tensors);
+  parts_.record.begin(parts_.plan.tensors);
   reduction_->backward_begins();
   backward.phase = Backward::Phase::kInBackward;
   at_end_of_outermost_backward({.finished = [this] { end_backward(); },

@@ -20,10 +20,13 @@ bool is_cleared(const at::Tensor& gradient) {
 
 }  // namespace
 
-void PassRecord::begin(const std::vector<at::Tensor>& parameters, bool looks) {
+void PassRecord::begin(const std::vector<at::Tensor>& parameters) {
   current_.assign(ScaledPasses::any() ? parameters.size() : 0, false);
-  if (current_.empty()) return forget();
-  if (!looks || passes_.empty()) return;
+  if (current_.empty()) forget();
+}
+
+void PassRecord::forget_cleared(const std::vector<at::Tensor>& parameters) {
+  if (passes_.empty()) return;
   for (size_t i = 0; i < parameters.size(); ++i)
     if (is_cleared(parameters[i].grad()))
       for (Pass& pass : passes_) pass.reached[i] = false;

@@ -13,13 +13,15 @@ namespace lockstep {
 /// GradScaler compares with the passes that went through scale(). Nothing is recorded while there is no such scaler.
 class PassRecord {
  public:
-  /// A backward begins. `looks`: .grad shows whether it was cleared.
-  void begin(const std::vector<at::Tensor>& parameters, bool looks);
+  /// A backward begins.
+  void begin(const std::vector<at::Tensor>& parameters);
   void reached(size_t parameter) {
     if (!current_.empty()) current_[parameter] = true;
   }
   /// The backward has ended; `number`: see current_backward().
   void end(int number);
+  /// Forgets what was cleared, which .grad shows before a backward begins.
+  void forget_cleared(const std::vector<at::Tensor>& parameters);
   /// No gradient of a recorded pass is left.
   void forget() { passes_.clear(); }
 

@@ -84,8 +84,11 @@ void Reducer::reduce() {
 
 void Reducer::skip() {
   const MutexLock lock(tracker_.mutex);
+  if (!virtual_)
+    parts_.record.forget();
+  else if (parts_.passes.since_reduction == 0)  // else other shares of the step may have gradients
+    parts_.record.forget_cleared(parts_.plan.tensors);
   tracker_.reduction().skip();
-  if (!virtual_) parts_.record.forget();  // of several shares of a step, others may have gradients
 }
 
 std::vector<Facts> Reducer::shadow() {

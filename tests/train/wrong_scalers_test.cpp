@@ -11,6 +11,7 @@
 #include <lockstep/grad_scaler.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include "checkpoint/failure.h"
 #include "data_parallel/models.h"
 #include "data_parallel/recompute.h"
 #include "support/ranks.h"
@@ -292,6 +293,41 @@ INSTANTIATE_TEST_SUITE_P(Engines, WrongScalers, ::testing::ValuesIn(engines_of_w
 TEST_P(WrongScalers, PassesThatWereNotScaledOnce) { expect(of_passes()); }
 TEST_P(WrongScalers, CallsThatDiffer) { expect(of_calls()); }
 TEST_P(WrongScalers, OddProgramsThatAreRightAreNone) { expect(that_are_right()); }
+
+/// Whose gradients leave .grad between the backward passes of a step.
+void train_virtual_ranks(Context& context) {
+  Side side(context);
+  const int begin = context.virtual_block().first, shares = context.virtual_block().last - begin;
+  const auto step = [&](const std::function<void(int share)>& take) {
+    for (int share = 0; share < shares; ++share) {
+      context.enter_virtual_rank(begin + share);
+      take(share);
+    }
+    const bool stepped = side.scaler.step(side.optimizer);
+    side.scaler.update();
+    side.optimizer.zero_grad();
+    return stepped;
+  };
+  const auto scaled = [&](int share) { side.backward(true, share); };
+  EXPECT_TRUE(step(scaled));
+  EXPECT_FALSE(step([&](int) { side.replica.skip_step(); }));
+  EXPECT_TRUE(step([&](int share) { share == 0 && side.odd ? side.replica.skip_step() : scaled(share); }));
+  const at::Tensor before = side.weights();
+  const std::string last = std::to_string(context.world_size() - 1);
+  const std::string said = failure([&] { step([&](int share) { side.backward(!side.odd || share > 0, share); }); });
+  EXPECT_EQ(said.find("GradScaler: rank " + last + " ran 1 of " + std::to_string(shares) +
+                      " backward passes without scale() since the last update(), and rank"),
+            0u)
+      << said;
+  EXPECT_TRUE(side.weights().equal(before));
+}
+
+TEST(WrongScalersOfVirtualRanks, AreNamedAndRightOnesAreNone) {
+  for (const char* backend : {"shm", "gloo"})
+    for (const int world_size : {2, 3})
+      run_ranks(world_size, train_virtual_ranks, std::chrono::seconds(60),
+                {.seed = 7, .virtual_ranks = 6, .backend = backend, .announce = false});
+}
 
 }  // namespace
 }  // namespace lockstep::wrong_scalers_test
