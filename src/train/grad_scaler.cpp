@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <string>
 
 #include <ATen/ATen.h>
 #include <ATen/core/Dict.h>
@@ -174,7 +175,8 @@ GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimiz
   said[kUnscaled] = unscaled.empty() ? 0 : 1;
   said[kPresent] = known && known->absent ? 0 : 1;
   if (ranks) {
-    const OperationLabel label("the gradient scaler");
+    const std::string purpose = std::string("GradScaler{enabled = true}::") + call;  // elsewhere it may be false
+    const OperationLabel label(purpose);
     said[kMinusScale] = -said[kScale];
     said[kMinusUnscales] = -said[kUnscales];
     const at::Tensor all = at::tensor(said);

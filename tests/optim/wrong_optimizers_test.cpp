@@ -369,6 +369,14 @@ const Programs& programs_that_step() {
          w.backward();
          adamw.step();
        }},
+      {"scaler_enabled_on_some_ranks",
+       [](Wrong& w) {
+         torch::optim::SGD sgd(w.net->parameters(), 0.1);
+         GradScaler scaler(w.context.group(), {.init_scale = 1024, .enabled = !w.odd});
+         scaler.scale(w.model(at::ones({2, 6})).square().mean()).backward();
+         scaler.step(sgd);
+         w.context.group().barrier();
+       }},
       {"scales_differ",
        [](Wrong& w) {
          torch::optim::SGD sgd(w.net->parameters(), 0.1);
