@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -11,6 +13,9 @@
 #include <lockstep/group.h>
 
 namespace lockstep {
+
+class ScaledPasses;
+struct KnownGradients;
 
 /// PyTorch's options, with its defaults.
 struct GradScalerOptions {
@@ -36,8 +41,10 @@ struct GradScalerOptions {
 ///
 /// All ranks skip the same steps and have the same scale, whichever rank found infinity and whether or not its
 /// gradients were averaged (no_sync, post-local SGD, parameters_to_ignore). For this, unscale(), or a step() without
-/// it, is a collective of 24 bytes, which every rank must call, also from the `shadow` of join(). There a rank that ran
-/// backward without scale() while others scaled is an Error on all ranks: the sum would have parts of two scales.
+/// it, is a collective of 32 bytes, which every rank must call, also from the `shadow` of join(). There a rank that ran
+/// a backward, one of several passes too, without scale() is an Error on all ranks: the sum would have parts of two
+/// scales. So is unscale() on some ranks only. Gradients that are scaled by hand, with get_scale(), count as not scaled:
+/// let every loss go through scale().
 ///
 /// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them; step() says
 /// so.
@@ -49,22 +56,23 @@ class GradScaler {
   /// Ranks of `group` decide together.
   explicit GradScaler(const Group& group, GradScalerOptions options = {});
 
-  /// outputs * scale, for backward().
+  /// outputs * scale, for backward(). TORCH_CHECK fails if `outputs` was computed from what a scaler has scaled.
   at::Tensor scale(const at::Tensor& outputs) const;
 
   /// Divides the gradients of the optimizer's parameters by the scale, in place, and finds out whether any rank's
   /// contain infinity or NaN. Every rank must call it. TORCH_CHECK fails if it has already been called since update(),
-  /// on all ranks if none of them has a gradient, and for gradients in half precision: keep parameters in float.
+  /// within accumulate() before the pass that reduces, on all ranks if none of them has a gradient (unless all called
+  /// skip_step()), and for gradients in half precision: keep parameters in float.
   void unscale(torch::optim::Optimizer& optimizer);
 
-  /// Calls optimizer.step() unless some rank's gradients contain infinity or NaN; returns whether it did. Calls
-  /// unscale() if that has not been called since update(). Every rank must call it, with each optimizer at most once
-  /// before update().
+  /// Calls optimizer.step() unless some rank's gradients contain infinity or NaN; returns whether that stepped, which
+  /// it does not where all ranks called skip_step(). Unscales if unscale() has not been called since update(). Every rank
+  /// must call it, with each optimizer at most once before update().
   bool step(torch::optim::Optimizer& optimizer);
 
   /// After the steps of all optimizers: lowers the scale by backoff_factor if one of them was skipped, and raises it by
-  /// growth_factor after growth_interval updates in a row without a skipped step. `new_scale`, if given, is used
-  /// instead.
+  /// growth_factor after growth_interval updates in a row without a skipped step; steps that all ranks left out by
+  /// skip_step() count for neither. `new_scale`, if given, is used instead.
   void update(std::optional<double> new_scale = {});
 
   double get_scale() const { return options_.enabled ? scale_ : 1; }
@@ -79,18 +87,23 @@ class GradScaler {
  private:
   struct Found {
     bool infinity;
+    bool nothing;  ///< all ranks called skip_step()
     bool stepped = false;
   };
+  /// unscale(), or step() which unscales: `call`.
+  Found unscale_in(const char* call, torch::optim::Optimizer& optimizer);
   /// {infinity or NaN found, gradient found} on this rank, after unscaling.
   at::Tensor unscale_local(torch::optim::Optimizer& optimizer) const;
-  /// Every rank of `ranks` calls it once one of them has scaled and another one seems not to have: throws Error if so.
-  void refuse_unscaled(const Group& ranks, torch::optim::Optimizer& optimizer, std::optional<bool> contributed) const;
+  /// Which of this rank's backward passes ran without scale() since the last update(): "" if none did, else "ran backward" or
+  /// "ran 1 of 2 backward passes".
+  std::string unscaled_passes(torch::optim::Optimizer& optimizer, const std::optional<KnownGradients>& known) const;
 
   GradScalerOptions options_;
   std::optional<Group> group_;
   float scale_;  ///< a float in Python too
   int64_t growth_tracker_ = 0;
-  mutable bool scaled_ = false;  ///< scale() was called since update()
+  std::shared_ptr<ScaledPasses> passes_;  ///< through what scale() has returned, since update(); null: not enabled
+  mutable bool scaled_ = false;           ///< scale() was called since update()
   std::map<const torch::optim::Optimizer*, Found> found_;  ///< since update()
 };
 

@@ -10,8 +10,8 @@
 
 namespace lockstep::detail {
 
-/// TORCH_CHECK fails, naming the group, if one has the options of another optimizer: `optimizer` takes those of the
-/// type of `wanted`, and would read others as if they were its own.
+/// TORCH_CHECK fails, naming the group, if one has an undefined tensor or the options of another optimizer: `optimizer`
+/// takes those of the type of `wanted`, and would read others as if they were its own.
 void check_group_options(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                          const torch::optim::OptimizerOptions& wanted, const std::type_info& optimizer);
 

@@ -97,10 +97,18 @@ class TorchData : public Dataset {
         TORCH_CHECK(targets.empty() || targets.size() == data.size(), "TorchData: of the samples ", indices[0], " and ",
                     indices[i], ", one has a `target` and the other one an undefined tensor; give all one, or none");
       }
-      batch.data = torch::stack(data);
-      if (!targets.empty()) batch.target = torch::stack(targets);
+      batch.data = stacked(data, "data", indices);
+      if (!targets.empty()) batch.target = stacked(targets, "target", indices);
     }
     return batch;
+  }
+
+  static at::Tensor stacked(const std::vector<at::Tensor>& tensors, const char* what, at::ArrayRef<int64_t> indices) {
+    for (size_t i = 0; i < tensors.size(); ++i)
+      TORCH_CHECK(tensors[i].sizes() == tensors[0].sizes(), "TorchData: the `", what, "` of sample ", indices[0],
+                  " has the shape ", tensors[0].sizes(), ", and that of sample ", indices[i], " has ", tensors[i].sizes(),
+                  ", so they make no batch; give all samples one shape, or use an ExampleLoader with a function that pads");
+    return torch::stack(tensors);
   }
 
   std::shared_ptr<Source> source_;

@@ -20,6 +20,10 @@ std::string readable(const std::type_info& type) {
 void check_group_options(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                          const torch::optim::OptimizerOptions& wanted, const std::type_info& optimizer) {
   for (size_t i = 0; i < groups.size(); ++i) {
+    const auto& parameters = groups[i].params();
+    for (size_t p = 0; p < parameters.size(); ++p)
+      TORCH_CHECK(parameters[p].defined(), readable(optimizer), ": parameter ", p, " of group ", i,
+                  " is an undefined tensor; give the optimizer those that the model has");
     if (!groups[i].has_options()) continue;
     const torch::optim::OptimizerOptions& given = groups[i].options();
     TORCH_CHECK(typeid(given) == typeid(wanted), "group ", i, " has ", readable(typeid(given)), ", but ",

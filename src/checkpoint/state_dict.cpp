@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 
 #include <lockstep/checkpoint.h>
 
@@ -89,6 +90,7 @@ StateDict without_prefix(const std::string& prefix, const StateDict& state) {
 std::string hash(const StateDict& state) {
   Hash hash;
   for (const auto& item : state) {
+    TORCH_CHECK(item.value().defined(), "hash: the state's tensor `", item.key(), "` is an undefined tensor");
     const at::Tensor tensor = item.value().detach().to(at::kCPU).contiguous();
     hash.add(item.key());
     hash.add(std::string(c10::toString(tensor.scalar_type())) + shape_of(tensor));

@@ -53,6 +53,13 @@ Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intru
   return Group(std::move(state));
 }
 
+void Group::State::check_member(const char* operation) const {
+  if (membership->is_open() || generation != fork_generation()) return;  // a child of fork() is told something else
+  throw Error(std::string(operation) +
+              ": this rank has left the group, because its Context was destroyed; let the Context outlive everything "
+              "that uses its groups");
+}
+
 void close(const Group& group) { group.state_->membership->close(); }
 
 Group::State& state_of(const Group& group) { return *group.state_; }

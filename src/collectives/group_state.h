@@ -75,8 +75,12 @@ struct Group::State {
   std::shared_ptr<VirtualRanks> virtual_ranks = nullptr;  ///< of the group of all ranks; null: the run has none
   PageGroup on_page = {};
 
-  /// Every call of the group holds this guard.
-  CallGuard enter(const char* operation) { return CallGuard(caller, rank, generation, operation); }
+  /// Every call of the group holds this guard. Throws Error once this rank has left.
+  CallGuard enter(const char* operation) {
+    check_member(operation);
+    return CallGuard(caller, rank, generation, operation);
+  }
+  void check_member(const char* operation) const;
 };
 
 /// Makes the group of `world_size` ranks, over the factories' backends, or over the single engine if there is one rank.

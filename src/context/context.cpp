@@ -133,6 +133,7 @@ std::vector<Setting> settings_of(const ContextOptions& options) {
   return {{"same_seed_until_loop", options.same_seed_until_loop ? "true" : "false"},
           {"seed", options.seed ? std::to_string(*options.seed) : "not set"},
           {"backend", '"' + options.backend + '"'},
+          {"virtual_ranks", std::to_string(options.virtual_ranks)},
           {"collective_timeout", std::to_string(options.collective_timeout.count()) + " ms"}};
 }
 

@@ -1,14 +1,19 @@
 #include <lockstep/data_loader.h>
 
+#include <typeinfo>
+
 #include <c10/util/Exception.h>
+#include <c10/util/Type.h>
 
 namespace lockstep {
 namespace {
 
 const Dataset& required(const std::shared_ptr<const Dataset>& dataset) {
   TORCH_CHECK(dataset != nullptr, "DataLoader: no dataset");
-  TORCH_CHECK(dataset->size() >= 0, "DataLoader: the size of the dataset is ", dataset->size());
-  return *dataset;
+  const Dataset& given = *dataset;
+  TORCH_CHECK(given.size() > 0, "DataLoader: the dataset has no samples: size() of the ",
+              c10::demangle(typeid(given).name()), " is ", given.size(), "; look at the files it was made from");
+  return given;
 }
 
 void check_rows(const at::Tensor& tensor, const char* name, size_t samples) {

@@ -53,9 +53,11 @@ namespace detail {
 
 EpochPlan::EpochPlan(int64_t dataset_size, const Shard& shard, DataLoaderOptions options, bool tensors_are_known)
     : dataset_size_(dataset_size), shard_(shard), options_(std::move(options)) {
+  TORCH_CHECK(dataset_size > 0, "DataLoader: the dataset has no samples: its size() is ", dataset_size);
   check(options_, shard_, shard_count(), tensors_are_known);
   batch_size_ = options_.split_batches ? options_.batch_size / shard_count() : options_.batch_size;
   if (options_.sampler != nullptr) sampler_.emplace(options_.sampler, dataset_size);
+  TORCH_CHECK(places() > 0, "DataLoader: the sampler has no places: its size() is ", places());
 }
 
 std::vector<Shard> EpochPlan::shards() const {
@@ -73,7 +75,8 @@ int64_t EpochPlan::shard_count() const {
 std::vector<int64_t> EpochPlan::samples_of_shards(int64_t start) const {
   std::vector<int64_t> samples;
   for (const Shard& own : shards())
-    samples.push_back(DistributedSampler(places() - start, own, sampler_options(options_)).size());
+    samples.push_back(start == places() ? 0
+                                        : DistributedSampler(places() - start, own, sampler_options(options_)).size());
   return samples;
 }
 

@@ -47,6 +47,7 @@ void BackwardTracker::accumulated(size_t parameter, bool any) {
   if (const at::Tensor& gradient = tensor.grad(); gradient.defined() && gradient._is_zerotensor())
     tensor.mutable_grad() = at::zeros(gradient.sizes(), gradient.options());
   parts_.backward.reached[parameter] = true;
+  parts_.record.reached(parameter);
   reduction_->ready(parameter);
 }
 
@@ -76,7 +77,12 @@ void BackwardTracker::begin_backward() {
   parts_.message.note_trouble(objection_());
   backward.number = current_backward();
   backward.thread = std::this_thread::get_id();
+  backward.accumulates = passes.reduce_every() > 1;
   backward.reduces = passes.reduce_every() > 0 && passes.since_reduction + 1 >= passes.reduce_every();
+  // Virtual ranks take a step's gradients out of .grad, one after the other, which does not clear them.
+  const bool takes_out = !parts_.plan.row_kind.empty() && passes.since_reduction > 0 && passes.reduce_every() > 0;
+  if (!takes_out) parts_.record.forget_cleared(parts_.plan.tensors);
+  parts_.record.begin(parts_.plan.tensors);
   reduction_->backward_begins();
   backward.phase = Backward::Phase::kInBackward;
   at_end_of_outermost_backward({.finished = [this] { end_backward(); },
@@ -97,6 +103,7 @@ void BackwardTracker::begin_backward() {
 void BackwardTracker::end_backward() {
   const MutexLock lock(mutex);
   parts_.backward.phase = Backward::Phase::kIdle;
+  parts_.record.end(current_backward());
   ++parts_.passes.since_reduction;
   reduction_->backward_ended();
 }

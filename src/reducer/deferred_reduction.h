@@ -40,6 +40,8 @@ class DeferredReduction final : public Reduction {
   std::optional<std::vector<Facts>> shadow() override;
   void fail(const std::string& trouble) override;
   bool gradients_wait() const override { return passes_ > 0 && !skips_; }
+  /// Whether the next settle() is without this rank's gradients.
+  bool skips() const { return skips_; }
 
   /// The implementations of Reducer::settle(), is_settled() and end_step().
   Settlement settle(Share share);

@@ -13,7 +13,8 @@ namespace {
 
 // Four bits per element: even in bfloat16, the mean over any number of ranks still distinguishes them.
 using Row = std::array<uint8_t, kFactElements>;
-constexpr size_t kFlags = 0, kPasses = 1, kObject = 3, kWeight = 5, kWeightElements = 16, kSkip = 21, kData = 22;
+constexpr size_t kFlags = 0, kPasses = 1, kObject = 3, kWeight = 5, kWeightElements = 16, kSkip = 21, kData = 22,
+                 kPolicy = 38;
 
 void put(Row& row, size_t at, uint64_t bits) {
   for (size_t i = 0; i < kWeightElements; ++i) row[at + i] = bits >> 4 * i & 15;
@@ -35,6 +36,7 @@ Row encode(const Facts& facts) {
   row[kPasses + 1] = facts.passes >> 4 & 15;
   row[kObject] = facts.object & 15;
   row[kObject + 1] = facts.object >> 4 & 15;
+  row[kPolicy] = static_cast<uint8_t>(facts.policy);
   put(row, kWeight, std::bit_cast<uint64_t>(facts.weight));
   put(row, kData, facts.data);
   return row;
@@ -52,6 +54,7 @@ Facts decode(const Row& row) {
   facts.odd_shard = (row[kSkip] & 8) != 0;
   facts.passes = row[kPasses] | row[kPasses + 1] << 4;
   facts.object = row[kObject] | row[kObject + 1] << 4;
+  facts.policy = static_cast<NonFinitePolicy>(row[kPolicy]);
   facts.weight = std::bit_cast<double>(bits_in(row, kWeight));
   facts.data = bits_in(row, kData);
   return facts;

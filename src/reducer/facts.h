@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/non_finite_policy.h>
+
 namespace lockstep {
 
 /// Facts that every rank tells all others with each reduction. They travel behind the gradients of the last bucket, as
@@ -21,6 +23,7 @@ struct Facts {
   int passes = 1;        ///< backward passes since the last reduction: 0, or 1 to 255, then 1 again
   int object = 0;        ///< which of the group's replicas it reduces, modulo 256
   double weight = 1;
+  NonFinitePolicy policy = NonFinitePolicy::kIgnore;
   uint64_t data = 0;       ///< a hash of the passes that loaders have begun since the last reduction; 0: none
   bool odd_shard = false;  ///< one of them reads the shard of another rank
   /// Whether its gradients count.
@@ -38,7 +41,7 @@ bool is_void(const std::vector<Facts>& ranks);
 int first_that_took_part(const std::vector<Facts>& ranks);
 
 /// Elements of one rank's row.
-inline constexpr int64_t kFactElements = 38;
+inline constexpr int64_t kFactElements = 39;
 
 /// The number of backward passes as Facts encode it.
 constexpr int facts_of_passes(int passes) { return passes == 0 ? 0 : 1 + (passes - 1) % 255; }

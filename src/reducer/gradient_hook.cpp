@@ -95,6 +95,19 @@ class AfterAccumulation final : public torch::autograd::FunctionPostHook {
   const std::function<void(bool any)> accumulated_;
 };
 
+/// Tells of every backward through the operation that it is put on.
+class ResultHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit ResultHook(std::function<void(int backward)> passes) : passes_(std::move(passes)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    passes_(current_backward());
+    return gradients;
+  }
+
+ private:
+  const std::function<void(int backward)> passes_;
+};
+
 /// Is held by the final callbacks of a backward, which live as long as it does. A nested backward does not know the
 /// outer one; but when the nested one's callbacks are destroyed, control is back in the outer one, and this queues
 /// itself there.
@@ -360,5 +373,28 @@ bool is_held_elsewhere(const at::Tensor& tensor) {
 void tell_unused_wrappers(bool (*is_unused)(const at::Tensor& tensor)) { unused_wrapper = is_unused; }
 
 int current_backward() { return torch::autograd::get_current_graph_task_id(); }
+
+void follow_result(const at::Tensor& result, std::function<void(int backward)> passes) {
+  if (const auto operation = result.grad_fn())
+    operation->add_tensor_pre_hook(std::make_unique<ResultHook>(std::move(passes)));
+}
+
+bool comes_from_followed_result(const at::Tensor& tensor) {
+  constexpr size_t kMost = 64;
+  std::vector<torch::autograd::Node*> operations;
+  if (const auto last = tensor.grad_fn()) operations.push_back(&*last);  // which the tensor keeps
+  for (size_t i = 0; i < operations.size(); ++i) {
+    const auto& hooks = operations[i]->tensor_pre_hooks();
+    if (std::any_of(hooks.begin(), hooks.end(),
+                    [](const auto& hook) { return dynamic_cast<const ResultHook*>(hook.get()) != nullptr; }))
+      return true;
+    for (const auto& edge : operations[i]->next_edges()) {
+      if (operations.size() == kMost) break;
+      if (edge.function && std::find(operations.begin(), operations.end(), &*edge.function) == operations.end())
+        operations.push_back(&*edge.function);
+    }
+  }
+  return false;
+}
 
 }  // namespace lockstep

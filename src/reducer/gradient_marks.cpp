@@ -1,5 +1,6 @@
 #include "reducer/gradient_marks.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -20,10 +21,10 @@ Registry& registry() {
 
 }  // namespace
 
-AcceptingGradients::AcceptingGradients(std::function<void(const TensorSet& parameters)> accept,
-                                       std::function<std::optional<Group>(const TensorSet& parameters)> ranks,
-                                       std::function<std::optional<bool>(const TensorSet& parameters)> contributed)
-    : accept_(std::move(accept)), ranks_(std::move(ranks)), contributed_(std::move(contributed)) {
+AcceptingGradients::AcceptingGradients(
+    std::function<void(const TensorSet& parameters)> accept,
+    std::function<std::optional<KnownGradients>(const TensorSet& parameters)> know)
+    : accept_(std::move(accept)), know_(std::move(know)) {
   const MutexLock lock(registry().mutex);
   registry().list.push_back(this);
 }
@@ -38,19 +39,23 @@ void accept_gradients(const TensorSet& parameters) {
   for (const AcceptingGradients* one : registry().list) one->accept_(parameters);
 }
 
-std::optional<Group> ranks_that_reduce(const TensorSet& parameters) {
+std::optional<KnownGradients> known_gradients(const TensorSet& parameters) {
   const MutexLock lock(registry().mutex);
-  for (const AcceptingGradients* one : registry().list)
-    if (const auto ranks = one->ranks_(parameters)) return ranks;
-  return std::nullopt;
-}
-
-std::optional<bool> has_contributed(const TensorSet& parameters) {
-  const MutexLock lock(registry().mutex);
-  std::optional<bool> any;
-  for (const AcceptingGradients* one : registry().list)
-    if (const auto contributed = one->contributed_(parameters)) any = any.value_or(false) || *contributed;
-  return any;
+  std::optional<KnownGradients> all;
+  for (const AcceptingGradients* one : registry().list) {
+    auto known = one->know_(parameters);
+    if (!known) continue;
+    if (!all) {
+      all = std::move(known);
+      continue;
+    }
+    if (!all->ranks) all->ranks = known->ranks;
+    all->contributed = all->contributed || known->contributed;
+    all->absent = all->absent && known->absent;
+    all->held_back = std::max(all->held_back, known->held_back);
+    all->passes.insert(all->passes.end(), known->passes.begin(), known->passes.end());
+  }
+  return all;
 }
 
 }  // namespace lockstep

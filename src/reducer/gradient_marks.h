@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <unordered_set>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -38,36 +39,39 @@ inline uint64_t mark_of(const at::Tensor& gradient) {
 
 using TensorSet = std::unordered_set<const c10::TensorImpl*>;
 
-/// While it lives, accept_gradients() calls `accept`, ranks_that_reduce() `ranks`, and has_contributed() `contributed`.
+/// What is known of the gradients of some parameters, where a reducer follows one of them.
+struct KnownGradients {
+  /// The ranks that have reduced them together, or will in an optimizer's step, so that all of them are at this place
+  /// now. None: the gradients are this process's own, or ranks may have run out of inputs.
+  std::optional<Group> ranks;
+  bool contributed = false;  ///< backward passes of this rank are certain to be in them
+  bool absent = false;       ///< this rank, and with virtual ranks every one, has skipped the step or is out of inputs
+  int held_back = 0;         ///< passes within accumulate() whose gradients are not reduced yet
+  std::vector<int> passes;   ///< of this rank, whose gradients are in .grad (PassRecord)
+};
+
+/// While it lives, accept_gradients() calls `accept`, and known_gradients() `know`; that returns none if it follows none
+/// of the parameters.
 class AcceptingGradients {
  public:
   AcceptingGradients(std::function<void(const TensorSet& parameters)> accept,
-                     std::function<std::optional<Group>(const TensorSet& parameters)> ranks,
-                     std::function<std::optional<bool>(const TensorSet& parameters)> contributed);
+                     std::function<std::optional<KnownGradients>(const TensorSet& parameters)> know);
   ~AcceptingGradients();
   AcceptingGradients(const AcceptingGradients&) = delete;
   AcceptingGradients& operator=(const AcceptingGradients&) = delete;
 
  private:
   friend void accept_gradients(const TensorSet& parameters);
-  friend std::optional<Group> ranks_that_reduce(const TensorSet& parameters);
-  friend std::optional<bool> has_contributed(const TensorSet& parameters);
+  friend std::optional<KnownGradients> known_gradients(const TensorSet& parameters);
   const std::function<void(const TensorSet& parameters)> accept_;
-  const std::function<std::optional<Group>(const TensorSet& parameters)> ranks_;
-  const std::function<std::optional<bool>(const TensorSet& parameters)> contributed_;
+  const std::function<std::optional<KnownGradients>(const TensorSet& parameters)> know_;
 };
 
 /// This library has changed the gradients of these parameters, on all ranks in the same way: where an optimizer sums
 /// them in its step (Reducer::defer_to), that is no error.
 void accept_gradients(const TensorSet& parameters);
 
-/// The ranks that have reduced the gradients of some of these parameters together, or will in an optimizer's step, so
-/// that all of them are at this place now. None: the gradients are this process's own, or ranks may have run out of
-/// inputs.
-std::optional<Group> ranks_that_reduce(const TensorSet& parameters);
-
-/// Whether backward passes of this rank are certain to be in the gradients of some of these parameters: false where it
-/// skipped its step or had run out of inputs. None: no reducer follows them.
-std::optional<bool> has_contributed(const TensorSet& parameters);
+/// What all reducers know together. None: no reducer follows one of these parameters.
+std::optional<KnownGradients> known_gradients(const TensorSet& parameters);
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -68,7 +69,23 @@ void RankAgreement::check(const std::vector<Facts>& rows) {
   check_objects(rows);
   if (std::any_of(rows.begin(), rows.end(), std::mem_fn(&Facts::trouble))) throw_trouble_of_all();
   check_joined(rows);
+  check_policies(rows);
   check_data(rows);
+}
+
+void RankAgreement::check_policies(const std::vector<Facts>& rows) const {
+  std::vector<NonFinitePolicy> policies;
+  for (const Facts& facts : rows) policies.push_back(facts.policy);
+  if (std::all_of(policies.begin(), policies.end(), [&](auto one) { return one == policies.front(); })) return;
+  constexpr std::pair<NonFinitePolicy, const char*> kNames[] = {
+      {NonFinitePolicy::kIgnore, "kIgnore"}, {NonFinitePolicy::kSkip, "kSkip"}, {NonFinitePolicy::kRaise, "kRaise"}};
+  std::string text;
+  for (const auto& [policy, name] : kNames)
+    if (std::find(policies.begin(), policies.end(), policy) != policies.end())
+      text += (text.empty() ? "" : " and ") + std::string(name) + " on " + plan_.row_kind + ranks_with(policies, policy);
+  text = "set_non_finite_policy(): the ranks have different policies: " + text + ". Every rank must set the same policy";
+  own_page().fail(RankFailure::kMismatch, -1, text);
+  throw Error(text);
 }
 
 void RankAgreement::check_data(const std::vector<Facts>& rows) {

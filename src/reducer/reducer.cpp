@@ -35,6 +35,7 @@ void Reducer::equip(Equipment equipment) {
   const MutexLock lock(tracker_.mutex);
   TORCH_CHECK(step_ == nullptr || !equipment.hook, kNothingForAHook);
   entered_.check(equipment.hook.get());
+  parts_.message.facts().policy = equipment.watch ? equipment.watch->policy() : NonFinitePolicy::kIgnore;
   parts_.equipment = std::move(equipment);
   in_backward().equipment_changed();
 }
@@ -83,6 +84,10 @@ void Reducer::reduce() {
 
 void Reducer::skip() {
   const MutexLock lock(tracker_.mutex);
+  if (!virtual_)
+    parts_.record.forget();
+  else if (parts_.passes.since_reduction == 0)  // else other shares of the step may have gradients
+    parts_.record.forget_cleared(parts_.plan.tensors);
   tracker_.reduction().skip();
 }
 
@@ -90,6 +95,7 @@ std::vector<Facts> Reducer::shadow() {
   SharedStep* step = nullptr;
   {
     const MutexLock lock(tracker_.mutex);
+    parts_.record.forget();
     if (auto ranks = tracker_.reduction().shadow()) return *std::move(ranks);
     step = step_;
   }
@@ -123,21 +129,26 @@ void Reducer::accept_changes(const TensorSet& parameters) {
     deferred_->accept_changes();
 }
 
-std::optional<Group> Reducer::ranks_that_reduce(const TensorSet& parameters) const {
+std::optional<KnownGradients> Reducer::known_gradients(const TensorSet& parameters) const {
   const MutexLock lock(tracker_.mutex);
   const ReductionPlan& plan = parts_.plan;
-  if (plan.group.world_size() == 1 || parts_.message.facts().joining || parts_.passes.since_reduction != 0)
-    return std::nullopt;
-  return plan.follows(parameters) ? std::optional(plan.group) : std::nullopt;
-}
-
-std::optional<bool> Reducer::has_contributed(const TensorSet& parameters) const {
-  const MutexLock lock(tracker_.mutex);
-  if (!parts_.plan.follows(parameters)) return std::nullopt;
-  if (virtual_) return false;  // of several shares of a step, each may have skipped
-  if (parts_.passes.since_reduction > 0) return true;
-  if (step_ != nullptr) return deferred_->gradients_wait();
-  return parts_.message.facts().took_part() && parts_.message.reductions() > 0;
+  if (!plan.follows(parameters)) return std::nullopt;
+  const Facts& facts = parts_.message.facts();
+  const int waiting = parts_.passes.since_reduction;
+  KnownGradients known{.passes = parts_.record.numbers(plan.tensors, parameters)};
+  if (plan.group.world_size() > 1 && !facts.joining && waiting == 0) known.ranks = plan.group;
+  if (waiting > 0 && parts_.backward.accumulates) known.held_back = waiting;
+  if (virtual_) {  // of several shares of a step, each may have skipped
+    known.contributed = !known.passes.empty();
+    known.absent = waiting == 0 && parts_.last_is_void;
+  } else if (step_ != nullptr) {
+    known.contributed = waiting > 0 || deferred_->gradients_wait();
+    known.absent = waiting == 0 && (deferred_->skips() || !facts.active);
+  } else {
+    known.contributed = waiting > 0 || (facts.took_part() && parts_.message.reductions() > 0);
+    known.absent = waiting == 0 && !facts.took_part();
+  }
+  return known;
 }
 
 }  // namespace lockstep

@@ -107,8 +107,7 @@ class Reducer {
   Reduction& in_backward() LOCKSTEP_REQUIRES(tracker_.mutex);
   /// If `parameters` are its own, what was done to their gradients since backward is no error.
   void accept_changes(const TensorSet& parameters);
-  std::optional<Group> ranks_that_reduce(const TensorSet& parameters) const;
-  std::optional<bool> has_contributed(const TensorSet& parameters) const;
+  std::optional<KnownGradients> known_gradients(const TensorSet& parameters) const;
 
   ReductionParts parts_ LOCKSTEP_GUARDED_BY(tracker_.mutex);
   OverlappedReduction overlapped_ LOCKSTEP_GUARDED_BY(tracker_.mutex){parts_};
@@ -118,8 +117,7 @@ class Reducer {
   BackwardTracker tracker_;
   EnteredVirtualRank entered_;
   const AcceptingGradients accepting_{[this](const TensorSet& parameters) { accept_changes(parameters); },
-                                      [this](const TensorSet& parameters) { return ranks_that_reduce(parameters); },
-                                      [this](const TensorSet& parameters) { return has_contributed(parameters); }};
+                                      [this](const TensorSet& parameters) { return known_gradients(parameters); }};
 };
 
 }  // namespace lockstep

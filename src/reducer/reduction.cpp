@@ -30,7 +30,8 @@ void note_interruption(ReductionParts& parts) {
 
 void end_reduction(ReductionParts& parts, const std::vector<Facts>& ranks) {
   const std::vector<at::Tensor> kept = parts.buckets.finish();
-  if (is_void(ranks)) {
+  parts.last_is_void = is_void(ranks);
+  if (parts.last_is_void) {
     drop_gradients(parts.plan.tensors);
     if (parts.equipment.watch) parts.equipment.watch->begin();  // no gradient is left that it could report
   } else {

@@ -14,6 +14,7 @@
 #include "reducer/facts.h"
 #include "reducer/gradient_hook.h"
 #include "reducer/hook_problems.h"
+#include "reducer/pass_record.h"
 #include "reducer/rank_agreement.h"
 #include "reducer/rank_message.h"
 #include "reducer/reduction_plan.h"
@@ -39,6 +40,7 @@ struct Backward {
   enum class Phase { kIdle, kInBackward, kAbandoned };
   Phase phase = Phase::kIdle;
   bool reduces = false;       ///< whether it ends with a reduction
+  bool accumulates = false;   ///< whether it is one of several that accumulate() reduces together
   bool is_nested = false;     ///< a nested one has run, so a parameter may get several gradients in one backward
   int number = -1;            ///< see current_backward()
   std::thread::id thread;     ///< the calling thread
@@ -69,6 +71,8 @@ struct ReductionParts {
   Buckets buckets{plan, equipment, message};
   BucketSender sender{buckets, plan, equipment, message, hook_problems};
   Backward backward;
+  PassRecord record;
+  bool last_is_void = false;  ///< no rank took part in the last reduction
 };
 
 /// A way of reducing gradients, driven by the BackwardTracker and the Reducer. Its functions are called one at a time,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <string>
 
 #include <ATen/ATen.h>
 #include <ATen/core/Dict.h>
@@ -9,9 +11,12 @@
 
 #include <lockstep/error.h>
 
+#include "base/counted.h"
 #include "base/rank_names.h"
 #include "rank_page/operation_label.h"
+#include "reducer/gradient_hook.h"
 #include "reducer/gradient_marks.h"
+#include "reducer/scaled_passes.h"
 
 namespace lockstep {
 namespace {
@@ -49,6 +54,55 @@ GradientGroups gradients_of(torch::optim::Optimizer& optimizer) {
   return groups;
 }
 
+TensorSet parameters_of(torch::optim::Optimizer& optimizer) {
+  TensorSet parameters;
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& parameter : group.params()) parameters.insert(parameter.unsafeGetTensorImpl());
+  return parameters;
+}
+
+bool any_is_not_zero(torch::optim::Optimizer& optimizer) {
+  for (const auto& [kind, gradients] : gradients_of(optimizer))
+    for (const at::Tensor& gradient : gradients)
+      if (gradient.any().item<bool>()) return true;
+  return false;
+}
+
+/// What ranks tell each other as they unscale, in one message of which all get the largest: of numbers that must be
+/// equal, and of their negatives.
+enum Said { kInfinity, kGradient, kScale, kMinusScale, kUnscales, kMinusUnscales, kUnscaled, kPresent, kSaid };
+
+constexpr const char* kUnscale = "unscale()";
+constexpr const char* kStep = "step()";
+
+[[noreturn]] void refuse_different_calls(const Group& ranks, const char* call) {
+  const auto calls = ranks.all_gather_bytes(call);
+  throw Error("GradScaler: " + ranks_with(calls, std::string(kUnscale)) + " called unscale(), and " +
+              ranks_with(calls, std::string(kStep)) +
+              " step() without it; call unscale() before step() on every rank or on none");
+}
+
+/// `unscaled`: this rank's passes without scale(), if any. Every rank of `ranks` calls it once one has some.
+[[noreturn]] void refuse_unscaled(const std::optional<Group>& ranks, const std::string& unscaled, bool scaled) {
+  const std::string own = unscaled.empty() && scaled ? "scaled" : unscaled;
+  const auto told = ranks ? ranks->all_gather_bytes(own) : std::vector<std::string>{own};
+  std::string who;
+  bool any_scaled = false;
+  for (size_t rank = 0; rank < told.size(); ++rank) {
+    any_scaled = any_scaled || told[rank] == "scaled" || told[rank].find(" of ") != std::string::npos;
+    const auto here = told.begin() + static_cast<std::ptrdiff_t>(rank);
+    if (told[rank].empty() || told[rank] == "scaled" || std::find(told.begin(), here, told[rank]) != here) continue;
+    who += (who.empty() ? "" : ", ") + (ranks ? ranks_with(told, told[rank]) : "this rank") + " " + told[rank];
+  }
+  const bool others = std::find(told.begin(), told.end(), "scaled") != told.end();
+  throw Error("GradScaler: " + who + " without scale() since the last update()" +
+              (others ? ", and " + ranks_with(told, std::string("scaled")) + " with it" : "") +
+              (any_scaled ? ", so the gradients have different scales."
+                          : ", so the gradients do not have the scale by which they would be divided.") +
+              " Call scaler.scale(loss).backward() on every rank and in every pass; one without a batch calls "
+              "skip_step() in place of its backward");
+}
+
 double number(const Object& state, const char* name) {
   const auto found = state.find(std::string(name));
   if (found == state.end() || !(found->value().isDouble() || found->value().isInt()))
@@ -60,13 +114,20 @@ double number(const Object& state, const char* name) {
 
 GradScaler::GradScaler(GradScalerOptions options) : options_(options), scale_(static_cast<float>(options.init_scale)) {
   check(options_);
+  if (options_.enabled) passes_ = std::make_shared<ScaledPasses>();
 }
 
 GradScaler::GradScaler(const Group& group, GradScalerOptions options) : GradScaler(options) { group_ = group; }
 
 at::Tensor GradScaler::scale(const at::Tensor& outputs) const {
+  if (!options_.enabled) return outputs;
+  TORCH_CHECK(!comes_from_followed_result(outputs),
+              "GradScaler: scale() was given what was computed from a loss that scale() had scaled already, so its gradients "
+              "would have the scale twice; call scale() once, on the loss that backward() is called on");
   scaled_ = true;
-  return options_.enabled ? outputs * at::scalar_tensor(scale_, outputs.options().dtype(at::kFloat)) : outputs;
+  const at::Tensor scaled = outputs * at::scalar_tensor(scale_, outputs.options().dtype(at::kFloat));
+  follow_result(scaled, [passes = passes_](int backward) { passes->add(backward); });
+  return scaled;
 }
 
 at::Tensor GradScaler::unscale_local(torch::optim::Optimizer& optimizer) const {
@@ -84,21 +145,57 @@ at::Tensor GradScaler::unscale_local(torch::optim::Optimizer& optimizer) const {
   return result;
 }
 
-void GradScaler::refuse_unscaled(const Group& ranks, torch::optim::Optimizer& optimizer,
-                                 std::optional<bool> contributed) const {
-  // Gradients that no reducer follows may be zeros that a rank without a backward has kept.
-  bool unscaled = !scaled_ && contributed.value_or(true);
-  if (unscaled && !contributed) {
-    unscaled = false;
-    for (const auto& [kind, gradients] : gradients_of(optimizer))
-      for (const at::Tensor& gradient : gradients) unscaled = unscaled || gradient.any().item<bool>();
+std::string GradScaler::unscaled_passes(torch::optim::Optimizer& optimizer,
+                                        const std::optional<KnownGradients>& known) const {
+  const std::set<int> passes = known ? std::set<int>(known->passes.begin(), known->passes.end()) : std::set<int>();
+  const auto unscaled = std::count_if(passes.begin(), passes.end(), [&](int one) { return !passes_->contains(one); });
+  const auto all = static_cast<std::ptrdiff_t>(passes.size());
+  if (unscaled > 0 && unscaled < all)
+    return "ran " + std::to_string(unscaled) + " of " + std::to_string(all) + " backward passes";
+  if (unscaled == 0 && (all > 0 || scaled_ || (known && !known->contributed))) return "";
+  // Zeros, such as a rank without a backward has kept, have any scale.
+  return any_is_not_zero(optimizer) ? "ran backward" : "";
+}
+
+GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimizer& optimizer) {
+  const TensorSet parameters = parameters_of(optimizer);
+  const auto known = known_gradients(parameters);
+  TORCH_CHECK(!known || known->held_back == 0, "GradScaler: ", call, " was called while the gradients of ",
+              counted(known ? known->held_back : 0, "backward pass", "backward passes"),
+              " of accumulate() wait in .grad, this rank's own and not reduced yet; call it when step_complete() is "
+              "true, or after reduce_gradients()");
+  const at::Tensor found = unscale_local(optimizer);
+  const auto ranks = group_ || !known ? group_ : known->ranks;
+  const std::string unscaled = unscaled_passes(optimizer, known);
+  std::vector<float> said(kSaid);
+  said[kInfinity] = found[0].item<float>();
+  said[kGradient] = found[1].item<float>();
+  said[kScale] = scale_;
+  said[kUnscales] = call == kUnscale ? 1 : 0;
+  said[kUnscaled] = unscaled.empty() ? 0 : 1;
+  said[kPresent] = known && known->absent ? 0 : 1;
+  if (ranks) {
+    const std::string purpose = std::string("GradScaler{enabled = true}::") + call;  // elsewhere it may be false
+    const OperationLabel label(purpose);
+    said[kMinusScale] = -said[kScale];
+    said[kMinusUnscales] = -said[kUnscales];
+    const at::Tensor all = at::tensor(said);
+    ranks->all_reduce(all, ReduceOp::kMax);
+    std::copy_n(all.const_data_ptr<float>(), said.size(), said.begin());
+    // Gradients divided by different numbers have no mean.
+    if (const float largest = said[kScale], smallest = -said[kMinusScale]; largest != smallest)
+      throw Error(c10::str("GradScaler: the ranks have different scales, from ", smallest, " to ", largest,
+                           "; make it with the same options and load the same state on every rank, and give update() "
+                           "the same new_scale"));
+    if (said[kUnscales] != -said[kMinusUnscales]) refuse_different_calls(*ranks, call);
   }
-  const auto told = ranks.all_gather_bytes(unscaled ? "unscaled" : scaled_ ? "scaled" : "");
-  if (std::find(told.begin(), told.end(), "unscaled") == told.end()) return;
-  throw Error("GradScaler: " + ranks_with(told, std::string("unscaled")) +
-              " ran backward without scale() since the last update(), and " + ranks_with(told, std::string("scaled")) +
-              " with it, so the gradients have different scales. Call scaler.scale(loss).backward() on every rank; one "
-              "without a batch calls skip_step() in place of its backward");
+  if (said[kUnscaled] > 0) refuse_unscaled(ranks, unscaled, scaled_);
+  const bool nothing = said[kGradient] == 0 && said[kPresent] == 0;
+  TORCH_CHECK(said[kGradient] > 0 || nothing,
+              "GradScaler: no parameter of the optimizer has a gradient; call backward() first. With "
+              "set_non_finite_policy(NonFinitePolicy::kSkip) it is already gone: use either the scaler or the policy");
+  accept_gradients(parameters);
+  return {.infinity = said[kInfinity] > 0, .nothing = nothing};
 }
 
 void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
@@ -107,31 +204,7 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   TORCH_CHECK(before == found_.end(), "unscale(): the gradients of this optimizer ",
               before != found_.end() && before->second.stepped ? "were used by step() since the last update()"
                                                                : "were already unscaled since the last update()");
-  TensorSet parameters;
-  for (const auto& group : optimizer.param_groups())
-    for (const at::Tensor& parameter : group.params()) parameters.insert(parameter.unsafeGetTensorImpl());
-  const at::Tensor found = unscale_local(optimizer);
-  const OperationLabel label("the gradient scaler");
-  if (const auto ranks = group_ ? group_ : ranks_that_reduce(parameters)) {
-    // With the largest scale and the largest of their negatives: gradients divided by different numbers have no mean.
-    // The last two: a rank has scaled its loss, and one with gradients of its own has not.
-    const std::optional<bool> contributed = has_contributed(parameters);
-    const bool unscaled = !scaled_ && contributed.value_or(found[1].item<float>() > 0);
-    const at::Tensor said =
-        at::cat({found, at::tensor({scale_, -scale_, scaled_ ? 1.0F : 0.0F, unscaled ? 1.0F : 0.0F})});
-    ranks->all_reduce(said, ReduceOp::kMax);
-    found.copy_(said.narrow(0, 0, 2));
-    if (const auto largest = said[2].item<float>(), smallest = -said[3].item<float>(); largest != smallest)
-      throw Error(c10::str("GradScaler: the ranks have different scales, from ", smallest, " to ", largest,
-                           "; make it with the same options and load the same state on every rank, and give update() "
-                           "the same new_scale"));
-    if (said[4].item<float>() > 0 && said[5].item<float>() > 0) refuse_unscaled(*ranks, optimizer, contributed);
-  }
-  TORCH_CHECK(found[1].item<float>() > 0,
-              "GradScaler: no parameter of the optimizer has a gradient; call backward() first. With "
-              "set_non_finite_policy(NonFinitePolicy::kSkip) it is already gone: use either the scaler or the policy");
-  accept_gradients(parameters);
-  found_[&optimizer] = {.infinity = found[0].item<float>() > 0};
+  found_[&optimizer] = unscale_in(kUnscale, optimizer);
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -139,12 +212,15 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
     optimizer.step();
     return true;
   }
-  if (!found_.contains(&optimizer)) unscale(optimizer);
+  if (!found_.contains(&optimizer)) {
+    const Found found = unscale_in(kStep, optimizer);
+    found_[&optimizer] = found;
+  }
   Found& found = found_.at(&optimizer);
   TORCH_CHECK(!found.stepped, "step(): already called for this optimizer since the last update()");
   found.stepped = true;
-  if (!found.infinity) optimizer.step();
-  return !found.infinity;
+  if (!found.infinity) optimizer.step();  // one that sums gradients itself has still to learn that there is nothing
+  return !found.infinity && !found.nothing;
 }
 
 void GradScaler::update(std::optional<double> new_scale) {
@@ -152,7 +228,10 @@ void GradScaler::update(std::optional<double> new_scale) {
   TORCH_CHECK(!found_.empty(), "update(): there was no step() or unscale() since the last update()");
   const bool infinity =
       std::any_of(found_.begin(), found_.end(), [](const auto& entry) { return entry.second.infinity; });
+  const bool nothing =
+      std::all_of(found_.begin(), found_.end(), [](const auto& entry) { return entry.second.nothing; });
   found_.clear();
+  passes_->clear();
   scaled_ = false;
   if (new_scale) {
     check_scale("update(): new_scale", *new_scale);
@@ -160,7 +239,7 @@ void GradScaler::update(std::optional<double> new_scale) {
   } else if (infinity) {
     scale_ = static_cast<float>(static_cast<double>(scale_) * options_.backoff_factor);
     growth_tracker_ = 0;
-  } else if (++growth_tracker_ == options_.growth_interval) {
+  } else if (!nothing && ++growth_tracker_ == options_.growth_interval) {
     const auto grown = static_cast<float>(static_cast<double>(scale_) * options_.growth_factor);
     if (std::isfinite(grown)) scale_ = grown;
     growth_tracker_ = 0;

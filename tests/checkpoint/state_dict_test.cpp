@@ -5,6 +5,7 @@
 #include <lockstep/checkpoint.h>
 
 #include "checkpoint/failure.h"
+#include "support/complaint.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep {
@@ -167,6 +168,11 @@ TEST(Load, SaysOfAFileOfCppsTorchSaveWhatItIsAndTheWayItNamesWorks) {
   EXPECT_NE(script.find("it is a TorchScript archive (torch.jit.save); load it with torch::jit::load"),
             std::string::npos)
       << script;
+}
+
+TEST(Hash, NamesAnUndefinedTensor) {
+  EXPECT_EQ(testing::complaint([] { static_cast<void>(hash({{"fc.weight", torch::ones({2})}, {"fc.bias", at::Tensor()}})); }),
+            "hash: the state's tensor `fc.bias` is an undefined tensor");
 }
 
 TEST(Hash, DependsOnEveryPart) {

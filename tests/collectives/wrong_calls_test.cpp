@@ -341,5 +341,27 @@ TEST_P(WrongCalls, WhatACollectiveWritesHasANewVersionAndWhatItReadsHasNot) {
   });
 }
 
+TEST_P(WrongCalls, OfAGroupWhoseContextIsGone) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group group = context.group(), part = group.split(0);
+    { const Context gone = std::move(context); }
+    const auto expect_refused = [](const char* operation, const std::function<void()>& call) {
+      const auto start = Clock::now();
+      EXPECT_EQ(text_of_error(call), std::string(operation) +
+                                         ": this rank has left the group, because its Context was destroyed; let the "
+                                         "Context outlive everything that uses its groups");
+      EXPECT_LT(seconds_since(start), 5) << operation;
+    };
+    for (const Group& left : {group, part}) {
+      expect_refused("all_reduce", [&] { left.all_reduce(at::ones({3})); });
+      expect_refused("all_reduce", [&] { left.all_reduce_async(at::ones({3})).wait(); });
+      expect_refused("barrier", [&] { left.barrier(); });
+      expect_refused("all_gather_bytes", [&] { (void)left.all_gather_bytes("one"); });
+      expect_refused("send", [&] { left.send(at::ones({3}), left.rank() == 0 ? 1 : 0); });
+      expect_refused("subgroup", [&] { (void)left.subgroup({0}); });
+    }
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::wrong_calls

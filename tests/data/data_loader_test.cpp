@@ -5,7 +5,9 @@
 #include <lockstep/data_loader.h>
 #include <lockstep/datasets.h>
 #include <lockstep/error.h>
+#include <lockstep/example_loader.h>
 #include <lockstep/progress.h>
+#include <lockstep/sampler.h>
 #include <lockstep/transforms.h>
 
 #include <algorithm>
@@ -82,7 +84,7 @@ TEST(DataLoader, TheNumberOfWorkersChangesNothing) {
 
 TEST(DataLoader, EveryRankHasBatchesOfTheSameSizes) {
   for (bool drop_last : {false, true})
-    for (int64_t size : {0, 1, 7, 10, 100})
+    for (int64_t size : {1, 7, 10, 100})
       for (int world_size = 1; world_size <= 8; ++world_size) {
         if (drop_last && size / world_size < 4) continue;  // refused, see OptionsThatMakeNoSense
         std::vector<size_t> expected;
@@ -159,7 +161,7 @@ TEST(DataLoader, KnowsWhatPartOfABatchIsNoRepetition) {
 }
 
 TEST(DataLoader, ExactlyOnceOverAllRanks) {
-  for (int64_t size : {0, 1, 7, 10, 100})
+  for (int64_t size : {1, 7, 10, 100})
     for (int world_size = 1; world_size <= 8; ++world_size) {
       Indices all;
       for (int rank = 0; rank < world_size; ++rank) {
@@ -400,6 +402,26 @@ TEST(DataLoader, OptionsThatMakeNoSense) {
             std::string::npos);
   EXPECT_NE(failure({}, Shard(3, 3)).find("rank 3 is not in a world of 3"), std::string::npos);
   EXPECT_THROW(DataLoader(std::shared_ptr<const Dataset>(), Shard(0, 1)), c10::Error);
+}
+
+struct NoExamples {
+  int64_t size() const { return 0; }
+  at::Tensor get(int64_t) const { return at::ones({1}); }
+};
+
+struct NoPlaces : Sampler {
+  int64_t size() const override { return 0; }
+  std::vector<int64_t> order(int) override { return {}; }
+};
+
+TEST(DataLoader, RefusesWhatHasNoSamples) {
+  for (const Shard& shard : {Shard(0, 1), Shard(1, 2), Shard(2, 3)}) {
+    EXPECT_EQ(testing::complaint([&] { DataLoader(Numbers(0), shard); }).find("DataLoader: the dataset has no samples: size() of the "), 0u);
+    EXPECT_NE(testing::complaint([&] { DataLoader(Numbers(0), shard); }).find("Numbers is 0"), std::string::npos);
+    EXPECT_EQ(testing::complaint([&] { ExampleLoader(NoExamples(), shard); }), "DataLoader: the dataset has no samples: its size() is 0");
+    EXPECT_EQ(testing::complaint([&] { DataLoader(Numbers(5), shard, {.sampler = std::make_shared<NoPlaces>()}); }),
+              "DataLoader: the sampler has no places: its size() is 0");
+  }
 }
 
 // ---- with its neighbours ----

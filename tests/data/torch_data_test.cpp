@@ -138,6 +138,32 @@ TEST(TorchDataWithGaps, NamesTheSample) {
             "or none");
 }
 
+/// Sample i has i elements of data, or of its target.
+class Ragged : public data::datasets::Dataset<Ragged> {
+ public:
+  explicit Ragged(bool of_data) : of_data_(of_data) {}
+  data::Example<> get(size_t index) override {
+    const auto elements = static_cast<int64_t>(index);
+    return {at::ones({of_data_ ? elements : 2}), at::ones({of_data_ ? 1 : elements, 3})};
+  }
+  std::optional<size_t> size() const override { return 4; }
+
+ private:
+  bool of_data_;
+};
+
+TEST(TorchDataOfSeveralShapes, NamesTheSamples) {
+  const auto said = [](bool of_data) {
+    DataLoader loader(TorchData{Ragged(of_data)}, Shard(1, 2), {.batch_size = 2});
+    return testing::complaint([&] {
+      for (const Batch& batch : loader) static_cast<void>(batch);
+    });
+  };
+  const std::string mend = ", so they make no batch; give all samples one shape, or use an ExampleLoader with a function that pads";
+  EXPECT_EQ(said(true), "TorchData: the `data` of sample 1 has the shape [1], and that of sample 3 has [3]" + mend);
+  EXPECT_EQ(said(false), "TorchData: the `target` of sample 1 has the shape [1, 3], and that of sample 3 has [3, 3]" + mend);
+}
+
 TEST(TorchDataOfUnknownSize, IsRefused) {
   std::string said;
   try {

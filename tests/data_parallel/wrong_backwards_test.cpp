@@ -3,6 +3,7 @@
 
 #include <barrier>
 #include <thread>
+#include <utility>
 
 #include <lockstep/comm_hook.h>
 #include <lockstep/distributed_data_parallel.h>
@@ -219,6 +220,29 @@ TEST(TwoThreads, InStepOfOneOptimizerAreNamed) {
     other.join();
     EXPECT_EQ(texts[0], "no error");
     EXPECT_IN("step() was called while another thread is in it", texts[1]);
+  });
+}
+
+TEST(WrongPolicies, ThatDifferAreNamed) {
+  using enum NonFinitePolicy;
+  const auto name_of = [](NonFinitePolicy policy) { return policy == kIgnore ? "kIgnore" : policy == kSkip ? "kSkip" : "kRaise"; };
+  on_every_engine([&](Context& context) {
+    const int last = context.world_size() - 1;
+    for (const auto& [one, other] : {std::pair(kIgnore, kSkip), {kIgnore, kRaise}, {kSkip, kRaise}})
+      for (const bool all_but_one : {false, true}) {
+        torch::nn::Linear net(4, 3);
+        DistributedDataParallel model(net, context);
+        model(at::ones({2, 4})).sum().backward();
+        const bool odd = context.rank() == last;
+        model.set_non_finite_policy(odd == all_but_one ? one : other);
+        const std::string text = error_of([&] { model(at::ones({2, 4})).sum().backward(); });
+        const std::string mine = last == 1 ? "rank 0" : "ranks 0, 1", theirs = "rank " + std::to_string(last);
+        EXPECT_EQ(text, std::string("set_non_finite_policy(): the ranks have different policies: ") + name_of(one) + " on " +
+                            (all_but_one ? theirs : mine) + " and " + name_of(other) + " on " + (all_but_one ? mine : theirs) +
+                            ". Every rank must set the same policy");
+        model.set_non_finite_policy(kSkip);
+        EXPECT_EQ(error_of([&] { model(at::ones({2, 4})).sum().backward(); }), "no error");
+      }
   });
 }
 

@@ -463,6 +463,22 @@ TEST(VirtualRanksRefuse, FewerThanRanks) {
   expect_in(complaint_of([] { Context context; }), "LOCKSTEP_VIRTUAL_RANKS=many is not a number");
 }
 
+TEST(VirtualRanksRefuse, NumbersThatDifferByRank) {
+  for (const char* backend : {"shm", "gloo"})
+    for (const int world_size : {2, 3})
+      for (const int other : {0, 8})
+        testing::run_ranks(world_size, [&](Context& context) {
+          const int last = context.world_size() - 1;
+          const bool odd = context.rank() == last;
+          { const Context gone = std::move(context); }  // run_ranks gives all ranks the same options
+          const std::string said = complaint_of([&] {
+            const Context again({.seed = 7, .virtual_ranks = odd ? other : 6, .backend = backend, .announce = false});
+          });
+          EXPECT_EQ(said, "ContextOptions::virtual_ranks is " + std::to_string(other) + " on rank " +
+                              std::to_string(last) + " and 6 on rank 0; set it alike on all ranks");
+        });
+}
+
 TEST(VirtualRanksRefuse, WhatBelongsToAProcess) {
   testing::run_ranks(
       2,

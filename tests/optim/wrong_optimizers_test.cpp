@@ -41,6 +41,14 @@ const Programs& programs_that_make() {
          parameters.push_back(other->out->bias);
          AdamW(w.model, Groups{OptimizerParamGroup(parameters)}, AdamWOptions(0.1));
        }},
+      {"undefined_tensor_in_a_group",
+       [](Wrong& w) {
+         auto parameters = w.net->parameters();
+         parameters.insert(parameters.begin() + 1, at::Tensor());
+         AdamW(w.model, Groups{OptimizerParamGroup(parameters)}, AdamWOptions(0.1));
+       }},
+      {"undefined_tensor_in_a_process_of_its_own",
+       [](Wrong&) { AdamW({at::Tensor(), at::ones({2}).requires_grad_()}, AdamWOptions(0.1)).step(); }},
       {"frozen_parameter_in_a_group",
        [](Wrong& w) {
          w.net->fc->bias.set_requires_grad(false);
@@ -234,6 +242,22 @@ const Programs& programs_that_step() {
          w.spoil_unknown([&](torch::optim::Optimizer& plain) {
            if (w.odd) static_cast<torch::optim::SGDOptions&>(plain.param_groups()[0].options()).momentum(0.5);
          });
+       }},
+      {"policies_differ",
+       [](Wrong& w) {
+         AdamW adamw = w.optimizer();
+         if (w.odd) w.model.set_non_finite_policy(NonFinitePolicy::kSkip);
+         w.before = w.net->out->weight.detach().clone();
+         w.backward();
+         adamw.step();
+       }},
+      {"scaler_enabled_on_some_ranks",
+       [](Wrong& w) {
+         torch::optim::SGD sgd(w.net->parameters(), 0.1);
+         GradScaler scaler(w.context.group(), {.init_scale = 1024, .enabled = !w.odd});
+         scaler.scale(w.model(at::ones({2, 6})).square().mean()).backward();
+         scaler.step(sgd);
+         w.context.group().barrier();
        }},
       {"scales_differ",
        [](Wrong& w) {

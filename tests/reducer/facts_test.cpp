@@ -18,6 +18,7 @@ Facts facts_of(int rank) {
           .passes = (rank * 37 + 255) & 255,
           .object = (rank * 91 + 200) & 255,
           .weight = rank == 0 ? 0.1 : 1e300 / (rank * 3.0 + 1),
+          .policy = static_cast<NonFinitePolicy>(rank % 3),
           .data = rank == 1 ? 0 : 0x9e3779b97f4a7c15 * static_cast<uint64_t>(rank + 1),
           .odd_shard = rank % 6 == 5};
 }

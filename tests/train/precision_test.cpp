@@ -143,7 +143,7 @@ TEST(GradScalerTest, KeepsItsStateAndRefusesAnother) {
   torch::optim::SGD optimizer({parameter}, 0.1);
   GradScaler scaler(kOptions), other;
   for (int step = 0; step < 5; ++step) {
-    parameter.mutable_grad() = at::ones({2});
+    scaler.scale(parameter.sum()).backward();
     EXPECT_TRUE(scaler.step(optimizer));
     scaler.update();
   }
@@ -166,7 +166,7 @@ TEST(GradScalerTest, RefusesCallsThatMakeNoSense) {
   GradScaler scaler;
   EXPECT_THROW(scaler.update(), c10::Error);
   EXPECT_THROW(scaler.step(optimizer), c10::Error);  // no gradient
-  parameter.mutable_grad() = at::ones({2});
+  scaler.scale(parameter.sum()).backward();
   half.mutable_grad() = at::ones({2}, at::kHalf);
   scaler.unscale(optimizer);
   EXPECT_THROW(scaler.unscale(optimizer), c10::Error);
@@ -175,6 +175,7 @@ TEST(GradScalerTest, RefusesCallsThatMakeNoSense) {
   EXPECT_THROW(scaler.unscale(of_half), c10::Error);
   scaler.update(8.0);
   EXPECT_EQ(scaler.get_scale(), 8);
+  EXPECT_THROW(scaler.unscale(optimizer), Error);  // scaled by nobody knows what
 }
 
 /// An overflow on rank 1 alone, in gradients that nobody averages: only the scaler's own message can tell.
@@ -262,7 +263,7 @@ TEST(GradScalerTest, NamesARankThatHasNotScaled) {
 }
 
 /// All of these are right, though not every rank calls scale() equally often.
-TEST(GradScalerTest, LetsRanksWithoutABackwardAndScalesByHandBe) {
+TEST(GradScalerTest, LetsRanksWithoutABackwardBe) {
   for (const Engine& engine : kSeveral)
     run_ranks(engine, [](Context& context) {
       auto model = make_model("plain");
@@ -283,8 +284,6 @@ TEST(GradScalerTest, LetsRanksWithoutABackwardAndScalesByHandBe) {
         scaler.scale(loss(1)).backward();
       }
       replica.reduce_gradients();
-      end_step();
-      (loss(2) * scaler.get_scale()).backward();
       end_step();
       replica.join([&] {
         for (int step = 0; step < (last ? 1 : 3); ++step) {
