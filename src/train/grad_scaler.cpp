@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <string>
 
 #include <ATen/ATen.h>
 #include <ATen/core/Dict.h>
@@ -175,8 +174,8 @@ GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimiz
   said[kUnscaled] = unscaled.empty() ? 0 : 1;
   said[kPresent] = known && known->absent ? 0 : 1;
   if (ranks) {
-    const std::string purpose = std::string("GradScaler{enabled = true}::") + call;  // elsewhere it may be false
-    const OperationLabel label(purpose);
+    // Elsewhere `enabled` may be false. One label for both calls: what ranks gather under two is not compared further.
+    const OperationLabel label("GradScaler{enabled = true}::step()");
     said[kMinusScale] = -said[kScale];
     said[kMinusUnscales] = -said[kUnscales];
     const at::Tensor all = at::tensor(said);
