@@ -14,7 +14,7 @@ class BlockingEngine {
   virtual ~BlockingEngine() = default;
   /// Runs an operation on contiguous CPU memory, in its place among the group's other operations. Throws what a Work's
   /// wait would throw. Data that is only moved comes as bytes, as it does through c10d: ranks may mix the two ways.
-  virtual void run(shm::Request request) = 0;
+  virtual void run(shm::Request&& request) = 0;
 };
 
 /// The same: it can end from any thread what its rank waits for.

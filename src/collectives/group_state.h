@@ -94,7 +94,4 @@ void close(const Group& group);
 
 Group::State& state_of(const Group& group);
 
-/// How many collectives and messages this process has begun, over all groups.
-inline std::atomic<uint64_t> operations_started{0};
-
 }  // namespace lockstep
