@@ -2,6 +2,9 @@
 
 #include <atomic>
 
+#include "base/shared_segment.h"
+#include "base/thread_token.h"
+
 namespace lockstep {
 
 /// The thread that is in a call of a group. A move does not carry it over: no thread calls a group that is being made.
@@ -22,7 +25,17 @@ class CallGuard {
  public:
   /// Throws Error naming both operations if another thread is in a call, and in a child of fork(). `operation` is a
   /// literal.
-  CallGuard(CurrentCaller& caller, int rank, unsigned fork_generation, const char* operation);
+  CallGuard(CurrentCaller& caller, int rank, unsigned fork_generation, const char* operation) : caller_(caller) {
+    if (fork_generation != lockstep::fork_generation()) refuse_child(operation);
+    const void* const here = thread_token();
+    const void* other = nullptr;
+    if (caller.thread_.compare_exchange_strong(other, here, std::memory_order_acquire))
+      caller.operation_.store(operation, std::memory_order_relaxed);
+    else if (other == here)
+      within_ = true;
+    else
+      refuse(rank, operation);
+  }
   ~CallGuard() {
     if (!within_) caller_.thread_.store(nullptr, std::memory_order_release);
   }
@@ -34,6 +47,9 @@ class CallGuard {
   }
 
  private:
+  [[noreturn]] static void refuse_child(const char* operation);
+  [[noreturn]] void refuse(int rank, const char* operation) const;
+
   CurrentCaller& caller_;
   bool within_ = false;
 };

@@ -14,7 +14,7 @@ class BlockingEngine {
   virtual ~BlockingEngine() = default;
   /// Runs an operation on contiguous CPU memory, in order with the group's other operations. Throws what a Work's wait
   /// would throw. Data that is only moved is passed as bytes, as through c10d, so ranks may mix the two ways.
-  virtual void run(shm::Request request) = 0;
+  virtual void run(shm::Request&& request) = 0;
 };
 
 /// An optional engine interface: any thread can end the waits of this rank.

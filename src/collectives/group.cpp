@@ -8,6 +8,7 @@
 #include "collectives/device_engine.h"
 #include "collectives/operand.h"
 #include "collectives/operand_checks.h"
+#include "collectives/operation_count.h"
 #include "collectives/start_collective.h"
 #include "collectives/work.h"
 #include "rank_page/operation_label.h"
@@ -37,7 +38,7 @@ at::Tensor moved_rows(const at::Tensor& dense, int64_t rows) {
 
 void note_start(const Group::State& group, uint64_t sequence, const char* operation, const at::Tensor& tensor,
                 Clock::time_point now) {
-  operations_started.fetch_add(1, std::memory_order_relaxed);
+  operations_started.add();
   const at::IntArrayRef sizes = tensor.sizes();
   own_page().start_operation(sequence, operation, dtype_name(tensor.scalar_type()), tensor.numel(), sizes.data(),
                              sizes.size(), now, OperationLabel::current(), group.on_page.place());
@@ -66,9 +67,9 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
 
 /// Runs the operation in one call if the group's engine can; else does nothing and returns false.
 bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& output, const at::Tensor& input,
-                 shm::Request request) {
+                 shm::Request&& request) {
   const char* operation = CallGuard::operation(group->caller);
-  if (group->blocking == nullptr || !is_plain(output) || !is_plain(input)) return false;
+  if (group->blocking == nullptr || !is_plain(output) || !(input.is_same(output) || is_plain(input))) return false;
   request.input = input.const_data_ptr();
   request.output = output.mutable_data_ptr();
   if (request.kind != shm::OperationKind::kBroadcast || request.root != group->rank) note_written(output);

@@ -99,7 +99,4 @@ void close(const Group& group);
 
 Group::State& state_of(const Group& group);
 
-/// Number of collectives and messages that this process has begun, over all groups.
-inline std::atomic<uint64_t> operations_started{0};
-
 }  // namespace lockstep

@@ -4,17 +4,16 @@
 #include <ATen/MemoryOverlap.h>
 
 #include "collectives/core_types.h"
-#include "collectives/operand.h"
 
 namespace lockstep {
 
-void check_tensor(const char* operation, const char* role, const at::Tensor& tensor) {
+void refuse_unless_dense(const char* operation, const char* role, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.defined(), operation, ": the ", role, " is an undefined tensor; allocate it first");
   TORCH_CHECK(tensor.layout() == at::kStrided, operation, ": the ", role,
               " is sparse; make it dense first, e.g. with to_dense()");
 }
 
-void check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op) {
+void refuse_unless_defined(const char* operation, const at::Tensor& tensor, ReduceOp op) {
   const bool numbers = tensor.is_floating_point() || tensor.is_complex();
   TORCH_CHECK(op != ReduceOp::kMean || numbers, operation, ": the mean of ", dtype_name(tensor.scalar_type()),
               " tensors is not defined; use kSum, or a floating point tensor");
@@ -29,10 +28,9 @@ void check_rows(const char* operation, const char* role, const at::Tensor& rows,
               " elements, one row for each rank; it is ", dtype_name(rows.scalar_type()), " with ", rows.numel());
 }
 
-void check_written(const char* operation, const at::Tensor& tensor) {
+void refuse_unless_written(const char* operation, const at::Tensor& tensor) {
   TORCH_CHECK(!tensor._is_zerotensor(), operation,
               ": the tensor is autograd's zero, which has no memory to be written to; clone() it first");
-  if (is_plain(tensor)) return;
   TORCH_CHECK(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, operation,
               ": several elements of a tensor that is written share memory, as after expand(); clone() it first");
 }
@@ -86,10 +84,6 @@ void check_message(const char* operation, int peer, int tag, const Group& group)
   TORCH_CHECK(peer != group.rank() || group.world_size() == 1, operation, ": rank ", peer,
               " is this rank itself; copy the tensor instead");
   TORCH_CHECK(tag >= 0, operation, ": the tag is ", tag, "; a tag is at least 0");
-}
-
-void note_written(const at::Tensor& tensor) {
-  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace lockstep

@@ -6,17 +6,33 @@
 
 #include <lockstep/group.h>
 
+#include "collectives/operand.h"
+
 // Arguments that Group refuses before anything is sent. Every message begins with the operation's name.
 
 namespace lockstep {
 
-void check_tensor(const char* operation, const char* role, const at::Tensor& tensor);
-void check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op);
+// What almost every tensor passes is inline: a small all_reduce takes a few hundred nanoseconds.
+
+void refuse_unless_dense(const char* operation, const char* role, const at::Tensor& tensor);
+inline void check_tensor(const char* operation, const char* role, const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided) refuse_unless_dense(operation, role, tensor);
+}
+
+void refuse_unless_defined(const char* operation, const at::Tensor& tensor, ReduceOp op);
+inline void check_reduction(const char* operation, const at::Tensor& tensor, ReduceOp op) {
+  if (op != ReduceOp::kSum) refuse_unless_defined(operation, tensor, op);
+}
+
 /// `rows` holds one `row` for each rank.
 void check_rows(const char* operation, const char* role, const at::Tensor& rows, const at::Tensor& row, int world_size);
-/// Each element of the written tensor has memory of its own.
-void check_written(const char* operation, const at::Tensor& tensor);
-/// The tensors share no memory, except that `row` may be row `own` of `rows`; -1: it may not.
+/// Each element of a tensor that is written has memory of its own.
+void refuse_unless_written(const char* operation, const at::Tensor& tensor);
+inline void check_written(const char* operation, const at::Tensor& tensor) {
+  if (!is_plain(tensor)) refuse_unless_written(operation, tensor);
+}
+
+/// The tensors share no memory, but that `row` may be row `own` of `rows`; -1: it may not.
 void check_apart(const char* operation, const at::Tensor& rows, const at::Tensor& row, int own);
 
 /// check_apart() for lists of blocks whose outputs are written: no output shares memory with another tensor, except
@@ -28,6 +44,8 @@ void check_lists_apart(const char* operation, const std::vector<at::Tensor>& out
 void check_message(const char* operation, int peer, int tag, const Group& group);
 
 /// Tells autograd that an operation writes the tensor, as PyTorch's in-place operations do.
-void note_written(const at::Tensor& tensor);
+inline void note_written(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 #include "base/shared_segment.h"
 #include "collectives/engine_interfaces.h"
 #include "collectives/group_state.h"
+#include "collectives/operation_count.h"
 #include "nn/layer_error.h"
 #include "rank_page/rank_board.h"
 
@@ -90,7 +91,7 @@ ExchangeRecord::Look ExchangeWatch::look() const {
   return {.waits = status.waiting,
           .inside = inside_,
           .exchanges = exchanges_,
-          .others = operations_started.load(std::memory_order_relaxed) - exchanges_,
+          .others = operations_started.load() - exchanges_,
           .beats = status.beats - status.heartbeats};
 }
 

@@ -5,8 +5,6 @@
 
 #include <unistd.h>
 
-#include "rank_page/rank_board.h"
-
 namespace lockstep {
 namespace {
 
@@ -58,13 +56,6 @@ PageGroup PageGroup::part(int number, const std::vector<int>& ranks) const {
   for (const int rank : ranks) launched.push_back(ranks_[static_cast<size_t>(rank)]);
   const std::string name = (name_.empty() ? "subgroup " : name_ + ".") + std::to_string(number);
   return {name, std::move(launched)};
-}
-
-uint64_t PageGroup::start_collective() {
-  const uint64_t number = collectives_.load(std::memory_order_relaxed) + 1;
-  collectives_.store(number, std::memory_order_relaxed);
-  if (place_ != RankPage::kNoGroup) own_page().note_collective(place_, number);
-  return number;
 }
 
 uint64_t PageGroup::bit(int rank) const {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "rank_page/rank_page.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 
@@ -28,7 +28,12 @@ class PageGroup {
   /// Of the page; RankPage::kNoGroup if it is not shown.
   int place() const { return place_; }
   /// The next collective begins; returns its number, counted from 1. If several threads call, the numbers may be wrong.
-  uint64_t start_collective();
+  uint64_t start_collective() {
+    const uint64_t number = collectives_.load(std::memory_order_relaxed) + 1;
+    collectives_.store(number, std::memory_order_relaxed);
+    if (place_ != RankPage::kNoGroup) own_page().note_collective(place_, number);
+    return number;
+  }
   /// The bit of a rank of the group, and those of all of them; 0 if they are not known.
   uint64_t bit(int rank) const;
   uint64_t bits() const { return bits_; }

@@ -14,6 +14,9 @@
 #include "base/error.h"
 
 namespace lockstep {
+
+std::atomic<RankPage*> found_own_page{nullptr};
+
 namespace {
 
 int number(const std::optional<std::string>& text) {
@@ -49,7 +52,10 @@ struct Place {
   static Place& get() {
     static Place& place = *new Place;
     // A child that a rank forks is not the rank.
-    static const int registered = ::pthread_atfork(nullptr, nullptr, [] { place.page = &place.unread; });
+    static const int registered = ::pthread_atfork(nullptr, nullptr, [] {
+      place.page = &place.unread;
+      found_own_page = &place.unread;
+    });
     (void)registered;
     return place;
   }
@@ -87,7 +93,11 @@ const RankBoard* launchers_board() {
   return place.page.load(std::memory_order_relaxed) == &place.unread ? nullptr : &*place.board;
 }
 
-RankPage& own_page() { return *Place::get().page.load(std::memory_order_relaxed); }
+RankPage& find_own_page() {
+  RankPage* const page = Place::get().page.load(std::memory_order_relaxed);
+  found_own_page.store(page, std::memory_order_release);  // to own_page()
+  return *page;
+}
 
 void note_error(RankFailure kind, int peer, std::string_view text) {
   if (opening.load() != std::this_thread::get_id()) own_page().note_error(kind, peer, text);

@@ -46,8 +46,16 @@ class RankBoard {
 /// The board of this process's launcher; null without a launcher, and in a process that a rank forked.
 const RankBoard* launchers_board();
 
-/// This process's own page: on its launcher's board, or one that nobody reads. The first call opens the board.
-RankPage& own_page();
+/// For own_page(): what it has found; null before the first call.
+extern std::atomic<RankPage*> found_own_page;
+RankPage& find_own_page();
+
+/// This process's own page: on its launcher's board, or one that nobody reads. The first call opens the board. Inline,
+/// because each operation asks several times.
+inline RankPage& own_page() {
+  RankPage* const page = found_own_page.load(std::memory_order_acquire);  // from find_own_page()
+  return page != nullptr ? *page : find_own_page();
+}
 
 /// The rank whose page process `pid` writes; -1 if there is none.
 int rank_of_process(pid_t pid);

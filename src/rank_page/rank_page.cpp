@@ -91,15 +91,6 @@ void RankPage::start_operation(uint64_t sequence, const char* kind, const char* 
   version_.store((version | 1) + 1, std::memory_order_release);  // to read(): all words above are in place
 }
 
-void RankPage::begin_wait(int group, const RankStatus::Awaited& awaited) {
-  constexpr auto kRelaxed = std::memory_order_relaxed;
-  awaited_group_.store(awaited.collective == 0 ? kNoGroup : group, kRelaxed);
-  awaited_sequence_.store(awaited.sequence, kRelaxed);
-  awaited_collective_.store(awaited.collective, kRelaxed);
-  awaited_needs_.store(awaited.needs, kRelaxed);
-  waiting_.store(1, kRelaxed);
-}
-
 int RankPage::add_group(uint64_t id, uint64_t members, std::string_view name) {
   note_caller();
   uint32_t taken = taken_groups_.load(std::memory_order_relaxed);

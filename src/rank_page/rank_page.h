@@ -136,7 +136,13 @@ class RankPage {
     if (caller_.load(std::memory_order_relaxed) != here) note_other_caller(here);
   }
   /// A wait begins, of the group with this place. If it is for a message, `awaited.collective` is 0.
-  void begin_wait(int group, const RankStatus::Awaited& awaited);
+  void begin_wait(int group, const RankStatus::Awaited& awaited) {
+    awaited_group_.store(awaited.collective == 0 ? kNoGroup : group, std::memory_order_relaxed);
+    awaited_sequence_.store(awaited.sequence, std::memory_order_relaxed);
+    awaited_collective_.store(awaited.collective, std::memory_order_relaxed);
+    awaited_needs_.store(awaited.needs, std::memory_order_relaxed);
+    waiting_.store(1, std::memory_order_relaxed);
+  }
 
   /// Returns the place of the group on the page, kNoGroup if all are taken. Notes the caller. `id` is not 0.
   int add_group(uint64_t id, uint64_t members, std::string_view name);

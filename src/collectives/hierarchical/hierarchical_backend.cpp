@@ -117,7 +117,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
   void abort() override { engine_->abort("abort() was called on the group"); }
   void interrupt(const std::string& why) override { engine_->interrupt(why); }
 
-  void run(shm::Request request) override {
+  void run(shm::Request&& request) override {
     request.called_as = called_as;
     check(request);
     engine_->wait(engine_->start(std::move(request), timeout_, /*at_once=*/true));

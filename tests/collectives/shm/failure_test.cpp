@@ -78,7 +78,7 @@ TEST_P(Disagreement, IsToldOnEveryRankNamingBothSides) {
       Request request = group.rank() == odd ? pair.odd : pair.usual;
       request.input = request.output = mine.data();
       const auto start = Clock::now();
-      const std::string text = error_of([&] { group.run(request, kTestTimeout); });
+      const std::string text = error_of([&] { group.run(Request(request), kTestTimeout); });
       EXPECT_LT(seconds_since(start), 1);
       EXPECT_IN("ranks disagree on operation 2", text);
       EXPECT_IN("rank " + std::to_string(odd) + " called", text);
@@ -107,7 +107,7 @@ TEST_P(Disagreement, OfSplitsNamesTheCounts) {
     request.make_pieces().send_counts.assign(static_cast<size_t>(n), 2);
     request.make_pieces().receive_counts.assign(static_cast<size_t>(n), 2);
     if (group.rank() == 0) request.make_pieces().send_counts[1] = 3;
-    const std::string text = error_of([&] { group.run(request, kTestTimeout); });
+    const std::string text = error_of([&] { group.run(Request(request), kTestTimeout); });
     EXPECT_IN("rank 0 sends 3 elements to rank 1, which expects 2", text);
   });
 }
@@ -196,7 +196,7 @@ TEST_P(Disagreement, MemoryThatIsLackingInRunEndsTheGroupAndLeavesNothingQueued)
       if (group.rank() == 0) {
         allocations_left = allocations;
         try {
-          group.run(request, kTestTimeout);
+          group.run(Request(request), kTestTimeout);
         } catch (const std::bad_alloc&) {
           failed = true;
         }
@@ -204,10 +204,10 @@ TEST_P(Disagreement, MemoryThatIsLackingInRunEndsTheGroupAndLeavesNothingQueued)
         use_the_stack();
         if (!failed) return;
         EXPECT_FALSE(group.progress());
-        const std::string text = error_of([&] { group.run(request, kTestTimeout); });
+        const std::string text = error_of([&] { group.run(Request(request), kTestTimeout); });
         EXPECT_IN("rank 0 aborted the group: operation 1 could not go on: std::bad_alloc", text);
       } else {
-        const std::string text = error_of([&] { group.run(request, kTestTimeout); });
+        const std::string text = error_of([&] { group.run(Request(request), kTestTimeout); });
         if (text != "no error") {
           EXPECT_IN("rank 0 aborted the group: operation 1 could not go on: std::bad_alloc", text);
         }

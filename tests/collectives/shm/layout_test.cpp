@@ -44,7 +44,7 @@ void check_uneven(Communicator& group) {
   std::vector<int64_t> out(expected.size());
   request.input = in.data();
   request.output = out.data();
-  group.run(request, kTestTimeout);
+  group.run(Request(request), kTestTimeout);
   ASSERT_EQ(out, expected);
 }
 
@@ -176,7 +176,7 @@ TEST_P(LastOperation, NumbersAreTrueInVerdicts) {
                Request request{
                    .kind = OperationKind::kAllReduce, .type = DataType::kInt64, .count = 1, .input = x, .output = x};
                if (group.rank() == n - 1) request.count = 2;
-               const std::string text = text_of([&] { group.run(request, kTestTimeout); });
+               const std::string text = text_of([&] { group.run(Request(request), kTestTimeout); });
                EXPECT_NE(text.find("ranks disagree on operation " + number + ":"), std::string::npos) << text;
                // Later events must not change what this rank left for the others to read.
                group.abort("too late");

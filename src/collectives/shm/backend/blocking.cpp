@@ -13,8 +13,9 @@
 
 namespace lockstep::shm_engine {
 
-void ShmBackend::run(shm::Request request) {
-  ++sequence_;
+void ShmBackend::run(shm::Request&& request) {
+  // Operations begin one after the other, so the number needs no locked instruction.
+  sequence_.store(sequence_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   request.called_as = called_as;
   shared_->core().run(std::move(request), timeout_.load());
 }

@@ -52,7 +52,7 @@ class ShmBackend final : public RequestBackend,
   const BackendStatePtr& shared() const { return shared_; }
 
   // blocking.cpp, with finish_now
-  void run(shm::Request request) override;
+  void run(shm::Request&& request) override;
 
   // machine_memory.cpp
   int ranks_here() const override { return getSize(); }

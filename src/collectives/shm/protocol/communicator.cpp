@@ -131,7 +131,7 @@ uint64_t Communicator::waiting_for() {
   return engine_.waits_for();
 }
 
-void Communicator::run(Request request, std::chrono::milliseconds timeout) {
+void Communicator::run(Request&& request, std::chrono::milliseconds timeout) {
   admission_.check_member();
   const ReduceFunction reduce = prepare(request, size());
   CountedLock guard(mutex_);

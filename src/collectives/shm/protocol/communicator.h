@@ -62,7 +62,7 @@ class Communicator {
   /// something happens or `at_most` has passed. Never spins, and never ends the group because time has passed.
   void poll(const Work& work, std::chrono::microseconds at_most);
   /// start() and wait(), without an allocation.
-  void run(Request request, std::chrono::milliseconds timeout);
+  void run(Request&& request, std::chrono::milliseconds timeout);
 
   /// Large sums of resident buffers are taken in parts from now on: a thread that makes progress calls `share_out`, and
   /// nothing that this runs may call the group. Without it, that thread does everything.

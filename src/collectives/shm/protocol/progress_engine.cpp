@@ -12,9 +12,10 @@ bool ProgressEngine::advance() {
     if (!pipeline_.step(blocked_on_)) break;
     sleepers_.wake();
   }
-  const size_t messages = channels_.pending();
-  channels_.progress(blocked_on_, blocked_on_any_);
-  if (channels_.pending() < messages) sleepers_.wake();
+  if (const size_t messages = channels_.pending(); messages != 0) {
+    channels_.progress(blocked_on_, blocked_on_any_);
+    if (channels_.pending() < messages) sleepers_.wake();
+  }
   if (pipeline_.is_empty() && channels_.idle()) return false;
   return !is_over();
 }
