@@ -62,12 +62,12 @@ struct DiscriminatorImpl : nn::Module {
   /// images [n, 1, 28, 28]; returns scores [n], large for real ones.
   torch::Tensor forward(const torch::Tensor& images) { return looking->forward(images).squeeze(1); }
   // Without batch norm, so that real and drawn images may share a batch.
-  nn::Sequential looking{register_module(
-      "looking", nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 32, 4).stride(2).padding(1)),
-                                nn::LeakyReLU(nn::LeakyReLUOptions().negative_slope(0.2)),
-                                nn::Conv2d(nn::Conv2dOptions(32, 64, 4).stride(2).padding(1)),
-                                nn::LeakyReLU(nn::LeakyReLUOptions().negative_slope(0.2)), nn::Flatten(),
-                                nn::Linear(64 * 7 * 7, 1)))};
+  nn::Sequential looking{
+      register_module("looking", nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 32, 4).stride(2).padding(1)),
+                                                nn::LeakyReLU(nn::LeakyReLUOptions().negative_slope(0.2)),
+                                                nn::Conv2d(nn::Conv2dOptions(32, 64, 4).stride(2).padding(1)),
+                                                nn::LeakyReLU(nn::LeakyReLUOptions().negative_slope(0.2)),
+                                                nn::Flatten(), nn::Linear(64 * 7 * 7, 1)))};
 };
 TORCH_MODULE(Discriminator);
 
@@ -183,9 +183,12 @@ class Training {
     std::printf("%ld steps; reductions of the discriminator's gradients %ld, of the generator's %ld\n", steps_, judged,
                 drawn);
     if (options_.json.empty()) return;
-    const nlohmann::ordered_json figures{{"world_size", context_.world_size()}, {"steps", steps_},
-                                         {"discriminator_reductions", judged},  {"generator_reductions", drawn},
-                                         {"losses", losses_},                   {"generator", size_of(*generator_)},
+    const nlohmann::ordered_json figures{{"world_size", context_.world_size()},
+                                         {"steps", steps_},
+                                         {"discriminator_reductions", judged},
+                                         {"generator_reductions", drawn},
+                                         {"losses", losses_},
+                                         {"generator", size_of(*generator_)},
                                          {"discriminator", size_of(*discriminator_)}};
     if (!(std::ofstream(options_.json) << figures.dump(2) << '\n'))
       throw lockstep::Error("the figures cannot be written to " + options_.json + "; choose another --json");

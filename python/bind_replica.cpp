@@ -126,7 +126,8 @@ void join(PythonReplica& replica, const std::function<void()>& body, bool divide
   replica.join(body, options);
 }
 
-/// Sets Python's error: Error, or for misuse what torch raises for it, without the C++ stack. For what is being handled.
+/// Sets Python's error: Error, or for misuse what torch raises for it, without the C++ stack. For what is being
+/// handled.
 void set_error_of(const std::exception& error) {
   if (dynamic_cast<const Error*>(&error) != nullptr) {
     const py::object type = py::module_::import("lockstep._C").attr("Error");
@@ -148,8 +149,8 @@ void raise_in_python(const std::exception& error) {
   throw python_error(std::move(raised));
 }
 
-/// Called within Python's first Tensor.register_hook() on a tensor, which drops the hook of a replica: it is put back by
-/// the main thread, before it goes on with the program.
+/// Called within Python's first Tensor.register_hook() on a tensor, which drops the hook of a replica: it is put back
+/// by the main thread, before it goes on with the program.
 void restore_hooks_soon() {
   Py_AddPendingCall(
       [](void*) {

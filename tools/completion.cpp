@@ -246,9 +246,10 @@ std::string fish_completion(const std::vector<CommandText>& commands) {
   for (const CommandText& command : commands)
     script += "complete -c lockstep -n 'test (count (commandline -opc)) -eq 1' -a " + command.name + " -d '" +
               fish_text(first_sentence(command.description)) + "'\n";
-  script += "complete -c lockstep -n 'test (count (commandline -opc)) -eq 1' -s h -l help -d 'The commands'\n"
-            "complete -c lockstep -n 'test (count (commandline -opc)) -eq 1' -l version -d "
-            "'The version, and how it was built'\n";
+  script +=
+      "complete -c lockstep -n 'test (count (commandline -opc)) -eq 1' -s h -l help -d 'The commands'\n"
+      "complete -c lockstep -n 'test (count (commandline -opc)) -eq 1' -l version -d "
+      "'The version, and how it was built'\n";
   for (const CommandText& command : commands) script += fish_options(command);
   return script;
 }

@@ -84,8 +84,9 @@ void ask_probe(const std::string& launcher, Json& facts) {
 }
 
 Json gather() {
-  Json facts = {{"lockstep", LOCKSTEP_VERSION}, {"machine", machine_facts()}, {"probe", nullptr},  {"probe_missing", false},
-                {"probe_failure", ""},          {"probe_advice", ""},         {"gloo_failure", ""}};
+  Json facts = {
+      {"lockstep", LOCKSTEP_VERSION}, {"machine", machine_facts()}, {"probe", nullptr},  {"probe_missing", false},
+      {"probe_failure", ""},          {"probe_advice", ""},         {"gloo_failure", ""}};
   ask_probe(own_program(), facts);
   return facts;
 }

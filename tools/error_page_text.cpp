@@ -41,7 +41,8 @@ const Section* section_of(const ErrorPageText& page, const std::string& anchor) 
 }
 
 /// `text` for a terminal: a link to a section is its title, another one its text. The sections go to `linked`.
-std::string without_links(const ErrorPageText& page, const std::string& text, std::vector<const Section*>* linked = nullptr) {
+std::string without_links(const ErrorPageText& page, const std::string& text,
+                          std::vector<const Section*>* linked = nullptr) {
   std::string result;
   size_t at = 0;
   for (;;) {
@@ -75,7 +76,8 @@ std::string show(const ErrorPageText& page, const Section& section, size_t colum
   std::string text = section.title + "\n";
   for (const std::string& message : section.messages)
     text += "\n  > " + wrapped(message, columns, kIndent + 2, kIndent + 2) + "\n";
-  for (const std::string& paragraph : section.paragraphs) text += "\n" + paragraph_text(without_links(page, paragraph), columns);
+  for (const std::string& paragraph : section.paragraphs)
+    text += "\n" + paragraph_text(without_links(page, paragraph), columns);
   if (!section.rows.empty()) text += "\n";
   for (const size_t at : section.rows) {
     const Row& row = page.rows[at];
@@ -174,7 +176,8 @@ std::string explain_words(const ErrorPageText& page, const std::vector<std::stri
     if (texts.size() == 1) return texts[0];
     if (texts.empty()) continue;
     std::string list = "Several fit; ask for one of them by more words, or by its exit code:\n\n";
-    for (const std::string& title : titles) list += "  " + wrapped(without_links(page, title), columns, kIndent, 2 * kIndent) + "\n";
+    for (const std::string& title : titles)
+      list += "  " + wrapped(without_links(page, title), columns, kIndent, 2 * kIndent) + "\n";
     return list;
   }
   return "";
@@ -228,13 +231,15 @@ ErrorPageText read_error_page(const std::string& markdown) {
 }
 
 std::string list_explained(const ErrorPageText& page, size_t columns) {
-  std::string text = wrapped("`lockstep explain` says more about an exit code, a section or a message:", columns) + "\n";
+  std::string text =
+      wrapped("`lockstep explain` says more about an exit code, a section or a message:", columns) + "\n";
   text += "  lockstep explain 49\n  lockstep explain shared memory\n";
   text += "  lockstep explain \"the ranks do not hold the same model\"\n\nExit codes of lockstep run:\n";
   for (const Row& row : page.rows) {
     if (!row.is_exit_code()) continue;
     const std::string name = row.name.size() < 3 ? std::string(3 - row.name.size(), ' ') + row.name : row.name;
-    text += "  " + name + "  " + wrapped(without_links(page, row.meaning), columns, name.size() + 4, name.size() + 4) + "\n";
+    text += "  " + name + "  " + wrapped(without_links(page, row.meaning), columns, name.size() + 4, name.size() + 4) +
+            "\n";
   }
   text += "\nSections:\n";
   for (const Section& section : page.sections) text += paragraph_text(section.title, columns);

@@ -31,8 +31,9 @@ struct CheckpointerOptions {
   std::optional<int64_t> memory_every_n_steps{};
   /// If no launcher holds such memory, or there is too little, warn and save only to disk. false: throw Error.
   bool disk_if_no_memory = false;
-  /// For a run that does not resume: with its first step() or save() it removes the checkpoints that another run left in
-  /// the folder. false: that run's would be taken for the newest, so saves are refused until the steps are above theirs.
+  /// For a run that does not resume: with its first step() or save() it removes the checkpoints that another run left
+  /// in the folder. false: that run's would be taken for the newest, so saves are refused until the steps are above
+  /// theirs.
   bool replace_old_run = false;
 };
 
@@ -151,8 +152,8 @@ class Checkpointer {
   bool step(int64_t step);
   /// Saves now. `score` says how good it is, for keep_best; one that is not finite warns, and counts as none. Throws
   /// Error on all ranks if the state cannot be obtained, or differs where it should be equal (it names the tensor and
-  /// the rank), if ranks have different steps, scores or parts, while the model has averaged weights, and if the step is
-  /// below this run's last save, or not above what another run left in the folder. Disk failures are warnings.
+  /// the rank), if ranks have different steps, scores or parts, while the model has averaged weights, and if the step
+  /// is below this run's last save, or not above what another run left in the folder. Disk failures are warnings.
   void save(int64_t step, std::optional<double> score = {});
   /// Waits until everything is written. Throws Error on all ranks if the last save failed.
   void finish();

@@ -31,7 +31,8 @@ struct DistributedSamplerOptions {
 /// compiler, standard library and world size. It is not the order of torch.randperm.
 class DistributedSampler {
  public:
-  /// Throws std::invalid_argument for a dataset without samples, a rank outside the world, or options that exclude each other.
+  /// Throws std::invalid_argument for a dataset without samples, a rank outside the world, or options that exclude each
+  /// other.
   DistributedSampler(int64_t dataset_size, const Shard& shard, DistributedSamplerOptions options = {});
 
   /// Chooses the order. Must be called with the same number on every rank.

@@ -42,10 +42,10 @@ void check_evaluation(const LoaderBase& loader, const Group& group);
 ///       accuracy.update(net(batch.data), batch.target);
 ///     });
 ///
-/// Every rank calls it; its collectives come before the loop, where loaders are compared, and after it. `loader` must be
-/// made with `exactly_once` and with the ranks of `group`. If `step` or the loader throws on one rank, that rank rethrows
-/// the exception, and all others throw an Error that names the rank. `step` must not call collectives, because ranks may
-/// have different numbers of batches. `loader` is a DataLoader or an ExampleLoader.
+/// Every rank calls it; its collectives come before the loop, where loaders are compared, and after it. `loader` must
+/// be made with `exactly_once` and with the ranks of `group`. If `step` or the loader throws on one rank, that rank
+/// rethrows the exception, and all others throw an Error that names the rank. `step` must not call collectives, because
+/// ranks may have different numbers of batches. `loader` is a DataLoader or an ExampleLoader.
 template <std::derived_from<LoaderBase> Loader, std::invocable<typename Loader::Iterator::value_type&> Step>
 void evaluate(Loader& loader, const Group& group, Metrics& metrics, Step&& step) {
   detail::check_evaluation(loader, group);

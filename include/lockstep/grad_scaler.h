@@ -43,8 +43,8 @@ struct GradScalerOptions {
 /// gradients were averaged (no_sync, post-local SGD, parameters_to_ignore). For this, unscale(), or a step() without
 /// it, is a collective of 32 bytes, which every rank must call, also from the `shadow` of join(). There a rank that ran
 /// a backward, one of several passes too, without scale() is an Error on all ranks: the sum would have parts of two
-/// scales. So is unscale() on some ranks only. Gradients that are scaled by hand, with get_scale(), count as not scaled:
-/// let every loss go through scale().
+/// scales. So is unscale() on some ranks only. Gradients that are scaled by hand, with get_scale(), count as not
+/// scaled: let every loss go through scale().
 ///
 /// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them; step() says
 /// so.
@@ -66,8 +66,8 @@ class GradScaler {
   void unscale(torch::optim::Optimizer& optimizer);
 
   /// Calls optimizer.step() unless some rank's gradients contain infinity or NaN; returns whether that stepped, which
-  /// it does not where all ranks called skip_step(). Unscales if unscale() has not been called since update(). Every rank
-  /// must call it, with each optimizer at most once before update().
+  /// it does not where all ranks called skip_step(). Unscales if unscale() has not been called since update(). Every
+  /// rank must call it, with each optimizer at most once before update().
   bool step(torch::optim::Optimizer& optimizer);
 
   /// After the steps of all optimizers: lowers the scale by backoff_factor if one of them was skipped, and raises it by
@@ -94,8 +94,8 @@ class GradScaler {
   Found unscale_in(const char* call, torch::optim::Optimizer& optimizer);
   /// {infinity or NaN found, gradient found} on this rank, after unscaling.
   at::Tensor unscale_local(torch::optim::Optimizer& optimizer) const;
-  /// Which of this rank's backward passes ran without scale() since the last update(): "" if none did, else "ran backward" or
-  /// "ran 1 of 2 backward passes".
+  /// Which of this rank's backward passes ran without scale() since the last update(): "" if none did, else "ran
+  /// backward" or "ran 1 of 2 backward passes".
   std::string unscaled_passes(torch::optim::Optimizer& optimizer, const std::optional<KnownGradients>& known) const;
 
   GradScalerOptions options_;

@@ -93,8 +93,9 @@ class Metrics {
   }
 
   /// Sums what was counted since the last time over all ranks. A collective: every rank of `group` calls it, with the
-  /// same metrics (names, types, options, sizes) in the same order; it is one all-reduce of all their numbers, or two if
-  /// there are many. Throws Error like every collective, and also if another rank called reduce_failed, or has other metrics.
+  /// same metrics (names, types, options, sizes) in the same order; it is one all-reduce of all their numbers, or two
+  /// if there are many. Throws Error like every collective, and also if another rank called reduce_failed, or has other
+  /// metrics.
   void reduce(const Group& group);
   /// Instead of reduce, on a rank that has no result: the other ranks do not wait for it, but throw an Error that names
   /// it. Itself throws only what a collective may throw.

@@ -105,9 +105,10 @@ class TorchData : public Dataset {
 
   static at::Tensor stacked(const std::vector<at::Tensor>& tensors, const char* what, at::ArrayRef<int64_t> indices) {
     for (size_t i = 0; i < tensors.size(); ++i)
-      TORCH_CHECK(tensors[i].sizes() == tensors[0].sizes(), "TorchData: the `", what, "` of sample ", indices[0],
-                  " has the shape ", tensors[0].sizes(), ", and that of sample ", indices[i], " has ", tensors[i].sizes(),
-                  ", so they make no batch; give all samples one shape, or use an ExampleLoader with a function that pads");
+      TORCH_CHECK(
+          tensors[i].sizes() == tensors[0].sizes(), "TorchData: the `", what, "` of sample ", indices[0],
+          " has the shape ", tensors[0].sizes(), ", and that of sample ", indices[i], " has ", tensors[i].sizes(),
+          ", so they make no batch; give all samples one shape, or use an ExampleLoader with a function that pads");
     return torch::stack(tensors);
   }
 

@@ -1,7 +1,7 @@
 #include "base/interruption.h"
 
-#include <csignal>
 #include <unistd.h>
+#include <csignal>
 
 #include <atomic>
 

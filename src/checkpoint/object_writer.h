@@ -62,8 +62,8 @@ class ObjectWriter {
     const std::byte* data;
     uint64_t count;
   };
-  std::vector<Bytes> dense_;                        ///< the tensors without gaps
-  std::unique_ptr<SliceStream> others_;             ///< brings slices; null if there are none to bring
+  std::vector<Bytes> dense_;             ///< the tensors without gaps
+  std::unique_ptr<SliceStream> others_;  ///< brings slices; null if there are none to bring
 };
 
 }  // namespace lockstep

@@ -48,9 +48,7 @@ struct Containers {
   const Containers* outer;
   const void* container;
 
-  bool have(const void* other) const {
-    return container == other || (outer != nullptr && outer->have(other));
-  }
+  bool have(const void* other) const { return container == other || (outer != nullptr && outer->have(other)); }
 };
 
 void add_lines(const c10::IValue& value, const std::string& name, bool in_slices, const Containers* around,
@@ -114,8 +112,8 @@ std::string difference_of_lines(const std::vector<std::string>& ranks) {
     const std::string name = name_of(usual), others = name_of(*other);
     if (name == others)
       return name + " on " + rank_names(odd) + " is not what it is on " + ranks_with(at_this_place, usual);
-    return "some entries are missing, or stand in another order: " + others + " on " + rank_names(odd) +
-           " is where " + name + " is on " + ranks_with(at_this_place, usual);
+    return "some entries are missing, or stand in another order: " + others + " on " + rank_names(odd) + " is where " +
+           name + " is on " + ranks_with(at_this_place, usual);
   }
   return "";
 }
@@ -123,8 +121,8 @@ std::string difference_of_lines(const std::vector<std::string>& ranks) {
 std::string difference_of_calls(const std::string& what, const std::vector<std::string>& ranks) {
   for (const std::string& other : ranks)
     if (other != ranks[0])
-      return what + ": " + ranks[0] + " on " + ranks_with(ranks, ranks[0]) + " and " + other +
-             " on " + ranks_with(ranks, other) + "; every rank must make the same call";
+      return what + ": " + ranks[0] + " on " + ranks_with(ranks, ranks[0]) + " and " + other + " on " +
+             ranks_with(ranks, other) + "; every rank must make the same call";
   return "";
 }
 

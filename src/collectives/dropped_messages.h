@@ -20,7 +20,7 @@ class DroppedMessages {
  public:
   struct One {
     c10::intrusive_ptr<c10d::Work> work;
-    std::shared_ptr<MessageWaiter> waiter;  ///< the thread that waits for it, if there is one
+    std::shared_ptr<MessageWaiter> waiter;    ///< the thread that waits for it, if there is one
     std::list<NotedMessage>::iterator place;  ///< among the pending ones
   };
   /// Callbacks from the thread: `over` when a message has ended, `refused` before that if its receiver refuses it.

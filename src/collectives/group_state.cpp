@@ -45,9 +45,8 @@ Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intru
                       std::shared_ptr<Membership> membership) {
   const std::string name = engine->getBackendName();
   auto* blocking = dynamic_cast<BlockingEngine*>(engine.get());
-  auto state =
-      std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(factories), engine, name, blocking,
-                                                  membership, world_size == 1 ? engine : nullptr});
+  auto state = std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(factories), engine, name,
+                                                           blocking, membership, world_size == 1 ? engine : nullptr});
   state->on_page = std::move(on_page);
   membership->add(state);
   return Group(std::move(state));

@@ -77,7 +77,7 @@ struct Group::State {
 
   /// Every call of the group holds this guard. Throws Error once this rank has left.
   CallGuard enter(const char* operation) {
-    check_member(operation);
+    if (!membership->is_open()) check_member(operation);
     return CallGuard(caller, rank, generation, operation);
   }
   void check_member(const char* operation) const;

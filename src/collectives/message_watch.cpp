@@ -90,7 +90,7 @@ class MessageWatch::WatchedMessage final : public c10d::Work {
   const std::shared_ptr<MessageWatch> watch_;
   const WorkPtr inner_;
   const Message message_;
-  std::list<Message>::iterator place_;  ///< among the pending ones, until it is done
+  std::list<Message>::iterator place_;     ///< among the pending ones, until it is done
   std::shared_ptr<MessageWaiter> waiter_;  ///< since somebody has asked whether it is done
   bool is_done_ = false, has_failed_ = false;
 };

@@ -8,7 +8,7 @@ namespace lockstep {
 
 /// The ranks from which a waiting rank needs calls that they have not made yet.
 struct Needs {
-  std::vector<int> ranks;       ///< empty: the rank does not wait, or its call is on the way
+  std::vector<int> ranks;      ///< empty: the rank does not wait, or its call is on the way
   bool any_is_enough = false;  ///< false: it needs all of them
 };
 
@@ -21,8 +21,8 @@ inline std::vector<bool> stuck_ranks(const std::vector<Needs>& needs) {
     changed = false;
     for (size_t rank = 0; rank < needs.size(); ++rank) {
       const auto& [of, any_is_enough] = needs[rank];
-      if (!stuck[rank] || (any_is_enough ? std::all_of(of.begin(), of.end(), is_stuck)
-                                         : std::any_of(of.begin(), of.end(), is_stuck)))
+      if (!stuck[rank] ||
+          (any_is_enough ? std::all_of(of.begin(), of.end(), is_stuck) : std::any_of(of.begin(), of.end(), is_stuck)))
         continue;
       stuck[rank] = false;
       changed = true;

@@ -29,8 +29,8 @@ std::string describe_failure(const Work::State& state, const std::exception& cau
   own_page().fail(timed_out ? RankFailure::kMissing : RankFailure::kPeer, -1, cause_of(cause));
   std::ostringstream text;
   text << state.operation << " #" << state.sequence << ' ' << arguments_of(state) << " failed on rank "
-       << state.group->rank << " of " << state.group->world_size << " after "
-       << seconds_since(state.started) << " s: " << cause_of(cause) << (timed_out ? timeout_hint : "")
+       << state.group->rank << " of " << state.group->world_size << " after " << seconds_since(state.started)
+       << " s: " << cause_of(cause) << (timed_out ? timeout_hint : "")
        << "\nIf another rank ended first, its own message says why.";
   return text.str();
 }

@@ -28,7 +28,7 @@ struct Work::State {
   c10::intrusive_ptr<c10d::Work> work;  ///< null: nothing was sent
   std::function<void()> finish;         ///< copies the result back, on the waiting thread; may be empty
   Clock::time_point started = coarse_now();
-  std::string message = "";  ///< of a send or recv: "to rank 1, tag 7"
+  std::string message = "";          ///< of a send or recv: "to rank 1, tag 7"
   RankStatus::Awaited awaited = {};  ///< shown on the rank's page while a thread waits; nothing for a message
 
   // Owned by the thread that waits.

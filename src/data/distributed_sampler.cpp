@@ -12,7 +12,8 @@ namespace {
 int64_t indices_of_rank(int64_t dataset_size, const Shard& shard, const DistributedSamplerOptions& options) {
   const int rank = shard.rank, world_size = shard.world_size;
   if (dataset_size <= 0)
-    throw std::invalid_argument("DistributedSampler: the dataset has no samples: its size is " + std::to_string(dataset_size));
+    throw std::invalid_argument("DistributedSampler: the dataset has no samples: its size is " +
+                                std::to_string(dataset_size));
   if (rank < 0 || rank >= world_size)
     throw std::invalid_argument("DistributedSampler: rank " + std::to_string(rank) + " is not in a world of " +
                                 std::to_string(world_size));

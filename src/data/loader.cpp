@@ -161,18 +161,16 @@ void LoaderBase::load_state_dict(const c10::IValue& state) {
   };
   SamplerOrder* const sampler = plan_->sampler();
   if (given.contains("sampler") != (sampler != nullptr))
-    throw Error(sampler != nullptr
-                    ? "the checkpoint is from a DataLoader without a sampler, but this one has a sampler"
-                    : "the checkpoint is from a DataLoader with a sampler, but this one has none");
+    throw Error(sampler != nullptr ? "the checkpoint is from a DataLoader without a sampler, but this one has a sampler"
+                                   : "the checkpoint is from a DataLoader with a sampler, but this one has none");
   for (const std::string key : {"dataset_size", "seed", "shuffle", "places", "drop_last", "exactly_once"}) {
     if (!own.contains(key)) continue;
     // States that were saved before these were in them.
     if ((key == "drop_last" || key == "exactly_once") && !given.contains(key)) continue;
     const int64_t mine = own.at(key).isBool() ? int64_t{own.at(key).toBool()} : own.at(key).toInt();
     if (value(key) != mine)
-      throw Error("the checkpoint is from a DataLoader whose " + key + " was " +
-                  std::to_string(value(key)) + ", not " + std::to_string(mine) +
-                  "; samples would be lost or seen twice");
+      throw Error("the checkpoint is from a DataLoader whose " + key + " was " + std::to_string(value(key)) + ", not " +
+                  std::to_string(mine) + "; samples would be lost or seen twice");
   }
   const int64_t epoch = value("epoch"), samples = value("samples");
   if (epoch < 0 || epoch > std::numeric_limits<int>::max() || samples < 0 || samples > plan_->places())

@@ -70,8 +70,8 @@ void Replica::join(const std::function<void()>& body, const JoinOptions& options
     const auto over = c10::make_scope_exit([&] { state.join.shadowing = false; });
     if (options.shadow) options.shadow();
   }
-  const auto last =
-      static_cast<int>(std::find(state.join.last_active.begin(), state.join.last_active.end(), true) - state.join.last_active.begin());
+  const auto last = static_cast<int>(std::find(state.join.last_active.begin(), state.join.last_active.end(), true) -
+                                     state.join.last_active.begin());
   broadcast_parameters(virtual_ranks ? virtual_ranks->owner(last) : last);
 }
 

@@ -36,7 +36,8 @@ class NnModule final : public Source {
   bool is_training() const override { return module_->is_training(); }
   std::string layers() const override {
     std::string lines;
-    for (const auto& item : module_->named_modules("", /*include_self=*/false)) lines += line_of(item.key(), *item.value());
+    for (const auto& item : module_->named_modules("", /*include_self=*/false))
+      lines += line_of(item.key(), *item.value());
     return lines.empty() ? line_of("the module", *module_) : lines;
   }
 

@@ -174,11 +174,11 @@ Normalized normalize(const at::Tensor& input, const BatchNormArguments& argument
   }
   const auto options = input.options().dtype(dtype);
   const auto narrow = [&](const at::Tensor& tensor) { return tensor.defined() ? tensor.to(dtype) : tensor; };
-  Normalized result{.output = {},
-                    .statistics = {by_channel(channels, options, [&](size_t c) { return all.mean[c]; }),
-                                   by_channel(channels, options,
-                                              [&](size_t c) { return 1 / std::sqrt(all.var[c] + arguments.eps); }),
-                                   all.count}};
+  Normalized result{
+      .output = {},
+      .statistics = {by_channel(channels, options, [&](size_t c) { return all.mean[c]; }),
+                     by_channel(channels, options, [&](size_t c) { return 1 / std::sqrt(all.var[c] + arguments.eps); }),
+                     all.count}};
   if (input.numel() == 0) {
     result.output = at::empty_like(input);
     return result;
@@ -211,13 +211,13 @@ BatchNormGradients differentiate(const at::Tensor& grad_output, const at::Tensor
   const at::Tensor mean_dy = by_channel(channels, options, mean);
   const at::Tensor mean_dy_x =
       by_channel(channels, options, [&](size_t c) { return mean(c + static_cast<size_t>(channels)); });
-  gradients.input = input_gradient(
-      dy, input,
-      {.mean = statistics.mean,
-       .invstd = statistics.invstd,
-       .scale = weight.defined() ? weight.to(dtype) * statistics.invstd : statistics.invstd,
-       .mean_dy = mean_dy,
-       .mean_dy_x = mean_dy_x});
+  gradients.input =
+      input_gradient(dy, input,
+                     {.mean = statistics.mean,
+                      .invstd = statistics.invstd,
+                      .scale = weight.defined() ? weight.to(dtype) * statistics.invstd : statistics.invstd,
+                      .mean_dy = mean_dy,
+                      .mean_dy_x = mean_dy_x});
   return gradients;
 }
 

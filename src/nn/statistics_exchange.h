@@ -72,8 +72,8 @@ class StatisticsExchange {
 
   bool joining_ = false;
   int64_t most_channels_ = 0;
-  std::vector<std::string> names_;       ///< of the layers
-  std::optional<ExchangeWatch> watch_;   ///< none in a world of one
+  std::vector<std::string> names_;      ///< of the layers
+  std::optional<ExchangeWatch> watch_;  ///< none in a world of one
 };
 
 /// One layer's part in an exchange.

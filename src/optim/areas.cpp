@@ -164,9 +164,10 @@ void Areas::check_same_places(const torch::optim::Optimizer& optimizer) const {
       lines += parameter_of(tensor).name + " of group " + std::to_string(g) + '\n';
   const std::string difference = first_difference("parameter", group_.all_gather_bytes(lines));
   if (difference.empty()) return;
-  throw Error("the ranks gave their ZeroRedundancyOptimizer other parameters, or in another order: " + difference +
-              ". Each rank steps a part of all of them, so every rank must list the same ones in the same groups and in "
-              "the same order");
+  throw Error(
+      "the ranks gave their ZeroRedundancyOptimizer other parameters, or in another order: " + difference +
+      ". Each rank steps a part of all of them, so every rank must list the same ones in the same groups and in "
+      "the same order");
 }
 
 void Areas::lay_out(size_t index) {

@@ -56,7 +56,8 @@ inline uint64_t sample_of(const std::vector<at::Tensor>& gradients) {
 }
 
 inline constexpr const char* kModelIsGone =
-    "ZeroRedundancyOptimizer::step(): the DistributedDataParallel that it was made from is gone; keep that alive for as "
+    "ZeroRedundancyOptimizer::step(): the DistributedDataParallel that it was made from is gone; keep that alive for "
+    "as "
     "long as the optimizer steps, in a member declared before it, say";
 
 inline constexpr const char* kTwoThreads =
@@ -70,8 +71,7 @@ inline constexpr const char* kOtherParameters =
 inline uint64_t sample_of_parameters(const Areas& areas) {
   if (areas.on_device()) {
     std::vector<at::Tensor> elements;
-    for (const Areas::Area& area : areas.areas())
-      elements.push_back(area.parameters.index_select(0, area.sampled));
+    for (const Areas::Area& area : areas.areas()) elements.push_back(area.parameters.index_select(0, area.sampled));
     return elements.empty() ? Hash::kStart : hash_of_all(at::cat(elements).to(at::kCPU, at::kDouble));
   }
   std::vector<at::Tensor> sampled;

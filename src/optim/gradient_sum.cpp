@@ -41,7 +41,8 @@ void GradientSum::bind() {
     for (size_t slot = 0; slot < plan[b].size(); ++slot) {
       Place& place = places_[plan[b][slot]];
       place = {.bucket = b, .offset = model_.reducer->buckets()[b].offset_of(slot), .first_block = 0};
-      if (!share_memory()) place.mine = gradients.narrow(0, place.offset, model_.attached.trained()[plan[b][slot]].second.numel());
+      if (!share_memory())
+        place.mine = gradients.narrow(0, place.offset, model_.attached.trained()[plan[b][slot]].second.numel());
     }
   }
   blocks_ = 0;

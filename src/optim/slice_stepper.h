@@ -35,7 +35,7 @@ class SliceStepper {
   /// The effect of a run, known before any memory is written.
   struct Outlook {
     std::vector<at::Tensor> parameters;  ///< that would be stepped
-    uint64_t hash = 0;  ///< of the parameters, rates and states: equal on all ranks
+    uint64_t hash = 0;                   ///< of the parameters, rates and states: equal on all ranks
   };
 
   virtual ~SliceStepper() = default;

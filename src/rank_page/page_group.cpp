@@ -58,9 +58,7 @@ PageGroup PageGroup::part(int number, const std::vector<int>& ranks) const {
   return {name, std::move(launched)};
 }
 
-uint64_t PageGroup::bit(int rank) const {
-  return bits_ == 0 ? 0 : uint64_t{1} << ranks_[static_cast<size_t>(rank)];
-}
+uint64_t PageGroup::bit(int rank) const { return bits_ == 0 ? 0 : uint64_t{1} << ranks_[static_cast<size_t>(rank)]; }
 
 PageGroup page_group_of_all(int rank, int world_size) {
   const RankBoard* board = launchers_board();

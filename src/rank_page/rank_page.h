@@ -72,13 +72,13 @@ struct RankStatus {
   std::string last_error_text;
   bool error_is_last = false;  ///< nothing has been done since
   Operation operation;
-  bool waiting = false;     ///< a thread of it waits for a collective, whether or not it says for which ranks
-  Awaited awaited;          ///< while it is `waiting`
+  bool waiting = false;  ///< a thread of it waits for a collective, whether or not it says for which ranks
+  Awaited awaited;       ///< while it is `waiting`
   std::vector<Group> groups;
   bool has_one_caller = false;  ///< one thread has made all groups and called all operations
-  uint64_t waits_for = 0;   ///< the ranks it waits for, as bits; only while an operation runs or is waited for
-  uint64_t beats = 0;       ///< grows with everything it does
-  uint64_t heartbeats = 0;  ///< of the program (lockstep::heartbeat()); part of beats
+  uint64_t waits_for = 0;       ///< the ranks it waits for, as bits; only while an operation runs or is waited for
+  uint64_t beats = 0;           ///< grows with everything it does
+  uint64_t heartbeats = 0;      ///< of the program (lockstep::heartbeat()); part of beats
   Clock::time_point last_heartbeat;
   std::chrono::milliseconds collective_timeout{0};  ///< how long one of its collectives may take; 0: not known
   int64_t steps = 0;                                ///< training steps since it started

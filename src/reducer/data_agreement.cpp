@@ -79,7 +79,9 @@ std::optional<std::pair<std::string, std::string>> epoch_ahead(const std::vector
   for (const PassFacts& pass : only)
     for (const PassFacts& other : others) {
       if (pass.size() != other.size()) continue;
-      const auto differs = [](const std::string& a, const std::string& b) { return a != b && !(is_epoch(a) && is_epoch(b)); };
+      const auto differs = [](const std::string& a, const std::string& b) {
+        return a != b && !(is_epoch(a) && is_epoch(b));
+      };
       const auto [one, two] = std::mismatch(pass.begin(), pass.end(), other.begin(), std::not_fn(differs));
       if (one == pass.end() && pass != other) return first_fact_of(pass, other);
     }

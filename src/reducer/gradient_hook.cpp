@@ -284,7 +284,8 @@ void GradientHook::put_on_tensor() {
     }
     if (auto* later = restore_later.load()) later();
   };
-  arriving_hook_ = add_hook(parameter_, [this](bool any) { arriving(any); }, note_drop);
+  arriving_hook_ = add_hook(
+      parameter_, [this](bool any) { arriving(any); }, note_drop);
 }
 
 void GradientHook::restore_dropped() {

@@ -21,9 +21,8 @@ Registry& registry() {
 
 }  // namespace
 
-AcceptingGradients::AcceptingGradients(
-    std::function<void(const TensorSet& parameters)> accept,
-    std::function<std::optional<KnownGradients>(const TensorSet& parameters)> know)
+AcceptingGradients::AcceptingGradients(std::function<void(const TensorSet& parameters)> accept,
+                                       std::function<std::optional<KnownGradients>(const TensorSet& parameters)> know)
     : accept_(std::move(accept)), know_(std::move(know)) {
   const MutexLock lock(registry().mutex);
   registry().list.push_back(this);

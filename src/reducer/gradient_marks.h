@@ -50,8 +50,8 @@ struct KnownGradients {
   std::vector<int> passes;   ///< of this rank, whose gradients are in .grad (PassRecord)
 };
 
-/// While it lives, accept_gradients() calls `accept`, and known_gradients() `know`; that returns none if it follows none
-/// of the parameters.
+/// While it lives, accept_gradients() calls `accept`, and known_gradients() `know`; that returns none if it follows
+/// none of the parameters.
 class AcceptingGradients {
  public:
   AcceptingGradients(std::function<void(const TensorSet& parameters)> accept,

@@ -82,8 +82,10 @@ void RankAgreement::check_policies(const std::vector<Facts>& rows) const {
   std::string text;
   for (const auto& [policy, name] : kNames)
     if (std::find(policies.begin(), policies.end(), policy) != policies.end())
-      text += (text.empty() ? "" : " and ") + std::string(name) + " on " + plan_.row_kind + ranks_with(policies, policy);
-  text = "set_non_finite_policy(): the ranks have different policies: " + text + ". Every rank must set the same policy";
+      text +=
+          (text.empty() ? "" : " and ") + std::string(name) + " on " + plan_.row_kind + ranks_with(policies, policy);
+  text =
+      "set_non_finite_policy(): the ranks have different policies: " + text + ". Every rank must set the same policy";
   own_page().fail(RankFailure::kMismatch, -1, text);
   throw Error(text);
 }

@@ -120,9 +120,10 @@ GradScaler::GradScaler(const Group& group, GradScalerOptions options) : GradScal
 
 at::Tensor GradScaler::scale(const at::Tensor& outputs) const {
   if (!options_.enabled) return outputs;
-  TORCH_CHECK(!comes_from_followed_result(outputs),
-              "GradScaler: scale() was given what was computed from a loss that scale() had scaled already, so its gradients "
-              "would have the scale twice; call scale() once, on the loss that backward() is called on");
+  TORCH_CHECK(
+      !comes_from_followed_result(outputs),
+      "GradScaler: scale() was given what was computed from a loss that scale() had scaled already, so its gradients "
+      "would have the scale twice; call scale() once, on the loss that backward() is called on");
   scaled_ = true;
   const at::Tensor scaled = outputs * at::scalar_tensor(scale_, outputs.options().dtype(at::kFloat));
   follow_result(scaled, [passes = passes_](int backward) { passes->add(backward); });

@@ -53,7 +53,8 @@ void check_has_momentum(const OptimizerParamGroup& group, size_t place) {
       "the schedule varies the momentum, but this optimizer has none; for one_cycle_lr set cycle_momentum = false");
   TORCH_CHECK(momentum->value != 0, "the schedule varies the momentum, but group ", place,
               " of the optimizer was made without any, which would begin to have some; for one_cycle_lr set "
-              "cycle_momentum = false, or make the optimizer with ", momentum->option);
+              "cycle_momentum = false, or make the optimizer with ",
+              momentum->option);
 }
 
 /// Whether the schedule ever gives a momentum, judged by some of its steps.
@@ -139,9 +140,10 @@ struct LRScheduler::Claim {
     const MutexLock lock(all.mutex);
     std::weak_ptr<Claim>& newest = all.newest[&optimizer];
     const std::shared_ptr<Claim> other = newest.lock();
-    TORCH_CHECK(other == nullptr || other == claim,
-                "LRScheduler: another LRScheduler was made for this optimizer since, and each would overwrite the "
-                "rates of the other. Make one schedule of several by sequential_lr() or warm_up(), or destroy the other one");
+    TORCH_CHECK(
+        other == nullptr || other == claim,
+        "LRScheduler: another LRScheduler was made for this optimizer since, and each would overwrite the "
+        "rates of the other. Make one schedule of several by sequential_lr() or warm_up(), or destroy the other one");
     newest = claim;
   }
 };

@@ -171,7 +171,9 @@ TEST(Load, SaysOfAFileOfCppsTorchSaveWhatItIsAndTheWayItNamesWorks) {
 }
 
 TEST(Hash, NamesAnUndefinedTensor) {
-  EXPECT_EQ(testing::complaint([] { static_cast<void>(hash({{"fc.weight", torch::ones({2})}, {"fc.bias", at::Tensor()}})); }),
+  EXPECT_EQ(testing::complaint([] {
+              static_cast<void>(hash({{"fc.weight", torch::ones({2})}, {"fc.bias", at::Tensor()}}));
+            }),
             "hash: the state's tensor `fc.bias` is an undefined tensor");
 }
 
@@ -220,7 +222,9 @@ TEST(LoadStateDict, TensorsThatCannotBeCopiedAreNamedAndNothingChanges) {
            {at::zeros({1}).expand({4}), "second: its elements share memory in the module (expand())"},
            {at::zeros({4}, meta), "second: on the meta device in the module"}}) {
     Odd odd(second);
-    const std::string text = failure([&] { load_state_dict(odd, {{"first", at::ones({2})}, {"second", at::ones({4})}}); });
+    const std::string text = failure([&] {
+      load_state_dict(odd, {{"first", at::ones({2})}, {"second", at::ones({4})}});
+    });
     EXPECT_NE(text.find(part), std::string::npos) << text;
     EXPECT_TRUE(at::equal(odd.buffers()[0], at::zeros({2}))) << "the first has changed";
   }

@@ -259,9 +259,13 @@ TEST_P(WrongCalls, ACallIsDescribedInOneWayWhereverItIsNamed) {
         {"gather(float64, ", " elements, root 0)",
          [](const Group& group, const at::Tensor& one) { (void)group.gather(one); }},
         {"reduce_scatter(float64, ", " elements, sum)",
-         [n](const Group& group, const at::Tensor& one) { (void)group.reduce_scatter(one.repeat({n, 1})); }},
+         [n](const Group& group, const at::Tensor& one) {
+           (void)group.reduce_scatter(one.repeat({n, 1}));
+         }},
         {"all_to_all(float64, ", " elements)",
-         [n](const Group& group, const at::Tensor& one) { (void)group.all_to_all(one.repeat({n, 1})); }},
+         [n](const Group& group, const at::Tensor& one) {
+           (void)group.all_to_all(one.repeat({n, 1}));
+         }},
     };
     for (const Described& described : calls) {
       const Group group = context.group().split(0);

@@ -332,9 +332,10 @@ TEST(DataLoader, ABatchWithoutDataIsNamed) {
               "returned is an undefined tensor");
     DataLoader transformed(Transformed(Empty(20), {[](at::Tensor images, at::ArrayRef<uint64_t>) { return images; }}),
                            Shard(0, 1), {.batch_size = 4, .workers = workers});
-    EXPECT_EQ(testing::complaint([&] { one_pass(transformed); }),
-              "Transformed: the dataset was asked for 4 samples, the first of which is sample 8, but the `data` that it "
-              "returned is an undefined tensor");
+    EXPECT_EQ(
+        testing::complaint([&] { one_pass(transformed); }),
+        "Transformed: the dataset was asked for 4 samples, the first of which is sample 8, but the `data` that it "
+        "returned is an undefined tensor");
   }
 }
 
@@ -416,9 +417,13 @@ struct NoPlaces : Sampler {
 
 TEST(DataLoader, RefusesWhatHasNoSamples) {
   for (const Shard& shard : {Shard(0, 1), Shard(1, 2), Shard(2, 3)}) {
-    EXPECT_EQ(testing::complaint([&] { DataLoader(Numbers(0), shard); }).find("DataLoader: the dataset has no samples: size() of the "), 0u);
+    EXPECT_EQ(testing::complaint([&] {
+                DataLoader(Numbers(0), shard);
+              }).find("DataLoader: the dataset has no samples: size() of the "),
+              0u);
     EXPECT_NE(testing::complaint([&] { DataLoader(Numbers(0), shard); }).find("Numbers is 0"), std::string::npos);
-    EXPECT_EQ(testing::complaint([&] { ExampleLoader(NoExamples(), shard); }), "DataLoader: the dataset has no samples: its size() is 0");
+    EXPECT_EQ(testing::complaint([&] { ExampleLoader(NoExamples(), shard); }),
+              "DataLoader: the dataset has no samples: its size() is 0");
     EXPECT_EQ(testing::complaint([&] { DataLoader(Numbers(5), shard, {.sampler = std::make_shared<NoPlaces>()}); }),
               "DataLoader: the sampler has no places: its size() is 0");
   }
@@ -500,7 +505,8 @@ TEST(DataLoader, IsFarFasterThanTraining) {
 
 TEST(DataLoaderState, OptionsThatChangeWhichSamplesCountAreCompared) {
   const auto loader = [](bool drop_last, bool exactly_once) {
-    return DataLoader(Numbers(10), Shard(0, 1), {.batch_size = 3, .drop_last = drop_last, .exactly_once = exactly_once});
+    return DataLoader(Numbers(10), Shard(0, 1),
+                      {.batch_size = 3, .drop_last = drop_last, .exactly_once = exactly_once});
   };
   const c10::IValue plain = loader(false, false).state_dict();
   const auto refused = [&](bool drop_last, bool exactly_once, const c10::IValue& state) {

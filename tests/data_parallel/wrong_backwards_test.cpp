@@ -97,19 +97,20 @@ TEST(WrongHooks, ResizeOrReplaceAPart) {
 }
 
 TEST(WrongHooks, ThrowAtTheirEndOnOneRank) {
-  expect_of_hook("rank 1: the communication hook failed: no more luck", [](const GradientBucket& bucket, const Group& group) {
-    Work work = group.all_reduce_async(bucket.gradients, bucket.op);
-    return [work, last = group.rank() == 1]() mutable {
-      work.wait();
-      if (last) throw std::runtime_error("no more luck");
-    };
-  });
+  expect_of_hook("rank 1: the communication hook failed: no more luck",
+                 [](const GradientBucket& bucket, const Group& group) {
+                   Work work = group.all_reduce_async(bucket.gradients, bucket.op);
+                   return [work, last = group.rank() == 1]() mutable {
+                     work.wait();
+                     if (last) throw std::runtime_error("no more luck");
+                   };
+                 });
 }
 
 TEST(WrongHooks, ThrowBeforeTheyHaveSentAnythingOnAllRanks) {
-  expect_of_hook("the communication hook failed: not today", [](const GradientBucket&, const Group&) -> CommHook::Finish {
-    throw std::runtime_error("not today");
-  });
+  expect_of_hook(
+      "the communication hook failed: not today",
+      [](const GradientBucket&, const Group&) -> CommHook::Finish { throw std::runtime_error("not today"); });
 }
 
 /// The others have sent what this rank has not, so that two different things meet; all are told why.
@@ -191,7 +192,8 @@ TEST(TwoThreads, InBackwardOfOneModelAreNamed) {
         at::Tensor x = at::ones({2, 8}).requires_grad_();
         const at::Tensor middle = net[0]->as<torch::nn::Linear>()->forward(x);
         std::once_flag once;
-        const at::Tensor out = net[2]->as<torch::nn::Linear>()->forward(net[1]->as<torch::nn::Linear>()->forward(middle));
+        const at::Tensor out =
+            net[2]->as<torch::nn::Linear>()->forward(net[1]->as<torch::nn::Linear>()->forward(middle));
         middle.register_hook([&](const at::Tensor&) { std::call_once(once, [&] { both.arrive_and_wait(); }); });
         texts[i] = error_of([&] { out.sum().backward(); });
       });
@@ -225,7 +227,9 @@ TEST(TwoThreads, InStepOfOneOptimizerAreNamed) {
 
 TEST(WrongPolicies, ThatDifferAreNamed) {
   using enum NonFinitePolicy;
-  const auto name_of = [](NonFinitePolicy policy) { return policy == kIgnore ? "kIgnore" : policy == kSkip ? "kSkip" : "kRaise"; };
+  const auto name_of = [](NonFinitePolicy policy) {
+    return policy == kIgnore ? "kIgnore" : policy == kSkip ? "kSkip" : "kRaise";
+  };
   on_every_engine([&](Context& context) {
     const int last = context.world_size() - 1;
     for (const auto& [one, other] : {std::pair(kIgnore, kSkip), {kIgnore, kRaise}, {kSkip, kRaise}})
@@ -237,9 +241,9 @@ TEST(WrongPolicies, ThatDifferAreNamed) {
         model.set_non_finite_policy(odd == all_but_one ? one : other);
         const std::string text = error_of([&] { model(at::ones({2, 4})).sum().backward(); });
         const std::string mine = last == 1 ? "rank 0" : "ranks 0, 1", theirs = "rank " + std::to_string(last);
-        EXPECT_EQ(text, std::string("set_non_finite_policy(): the ranks have different policies: ") + name_of(one) + " on " +
-                            (all_but_one ? theirs : mine) + " and " + name_of(other) + " on " + (all_but_one ? mine : theirs) +
-                            ". Every rank must set the same policy");
+        EXPECT_EQ(text, std::string("set_non_finite_policy(): the ranks have different policies: ") + name_of(one) +
+                            " on " + (all_but_one ? theirs : mine) + " and " + name_of(other) + " on " +
+                            (all_but_one ? mine : theirs) + ". Every rank must set the same policy");
         model.set_non_finite_policy(kSkip);
         EXPECT_EQ(error_of([&] { model(at::ones({2, 4})).sum().backward(); }), "no error");
       }

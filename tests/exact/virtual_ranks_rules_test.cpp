@@ -325,18 +325,17 @@ TEST(VirtualRanksSteps, OfTwoNetsOfWhichOneReachesTheOther) {
 TEST(VirtualRanksSteps, NeedOneThatWasEntered) {
   for (const int virtual_ranks : {2, 4})
     for (const int ranks : {1, 2})
-      testing::run_ranks(
-          ranks,
-          [](Context& context) {
-            TwoLayers net;
-            Model model(net, context);
-            const auto [first, last] = context.virtual_block();
-            expect_in(complaint_of([&] {
-                        for (int v = first; v < last; ++v) model(input(v, 0)).mean().backward();
-                      }),
-                      "a backward ran before this rank had entered a virtual rank");
-          },
-          kDeadline, {.seed = 7, .virtual_ranks = virtual_ranks, .announce = false});
+      testing::run_ranks(ranks,
+                         [](Context& context) {
+                           TwoLayers net;
+                           Model model(net, context);
+                           const auto [first, last] = context.virtual_block();
+                           expect_in(complaint_of([&] {
+                                       for (int v = first; v < last; ++v) model(input(v, 0)).mean().backward();
+                                     }),
+                                     "a backward ran before this rank had entered a virtual rank");
+                         },
+                         kDeadline, {.seed = 7, .virtual_ranks = virtual_ranks, .announce = false});
 }
 
 // ---- the kit around it ----

@@ -48,7 +48,9 @@ const Programs& programs_that_make() {
          AdamW(w.model, Groups{OptimizerParamGroup(parameters)}, AdamWOptions(0.1));
        }},
       {"undefined_tensor_in_a_process_of_its_own",
-       [](Wrong&) { AdamW({at::Tensor(), at::ones({2}).requires_grad_()}, AdamWOptions(0.1)).step(); }},
+       [](Wrong&) {
+         AdamW({at::Tensor(), at::ones({2}).requires_grad_()}, AdamWOptions(0.1)).step();
+       }},
       {"frozen_parameter_in_a_group",
        [](Wrong& w) {
          w.net->fc->bias.set_requires_grad(false);

@@ -203,24 +203,23 @@ TEST(GradScalerTest, RefusesScalesThatDifferByRankOrAreNoFloats) {
   for (const double scale : {1e300, 1e-60, 0.0, -1.0, std::numeric_limits<double>::quiet_NaN()})
     EXPECT_THROW(GradScaler({.init_scale = scale}), c10::Error) << scale;
   for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}})
-    run_ranks(
-        engine.world_size,
-        [](Context& context) {
-          const at::Tensor weight = at::ones({2}).requires_grad_();
-          torch::optim::SGD optimizer({weight}, 0.1);
-          GradScaler scaler(context.group(), {.init_scale = context.rank() == 1 ? 256.0 : 65536.0});
-          scaler.scale(weight.sum()).backward();
-          try {
-            scaler.step(optimizer);
-            ADD_FAILURE() << "it stepped";
-          } catch (const Error& error) {
-            EXPECT_NE(std::string(error.what()).find("the ranks have different scales, from 256 to 65536"),
-                      std::string::npos)
-                << error.what();
-          }
-          EXPECT_TRUE(weight.equal(at::ones({2})));
-        },
-        std::chrono::seconds(20), {.backend = engine.backend, .announce = false});
+    run_ranks(engine.world_size,
+              [](Context& context) {
+                const at::Tensor weight = at::ones({2}).requires_grad_();
+                torch::optim::SGD optimizer({weight}, 0.1);
+                GradScaler scaler(context.group(), {.init_scale = context.rank() == 1 ? 256.0 : 65536.0});
+                scaler.scale(weight.sum()).backward();
+                try {
+                  scaler.step(optimizer);
+                  ADD_FAILURE() << "it stepped";
+                } catch (const Error& error) {
+                  EXPECT_NE(std::string(error.what()).find("the ranks have different scales, from 256 to 65536"),
+                            std::string::npos)
+                      << error.what();
+                }
+                EXPECT_TRUE(weight.equal(at::ones({2})));
+              },
+              std::chrono::seconds(20), {.backend = engine.backend, .announce = false});
 }
 
 const std::vector<Engine> kSeveral{{2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}};
@@ -237,7 +236,8 @@ std::string said_of_unscaled(const std::function<bool()>& step) {
 
 std::string expected_of_unscaled(int world_size) {
   return "GradScaler: rank " + std::to_string(world_size - 1) +
-         " ran backward without scale() since the last update(), and " + (world_size == 2 ? "rank 0" : "ranks 0, 1") + " with it, so the gradients have different scales.";
+         " ran backward without scale() since the last update(), and " + (world_size == 2 ? "rank 0" : "ranks 0, 1") +
+         " with it, so the gradients have different scales.";
 }
 
 TEST(GradScalerTest, NamesARankThatHasNotScaled) {
@@ -285,12 +285,14 @@ TEST(GradScalerTest, LetsRanksWithoutABackwardBe) {
       }
       replica.reduce_gradients();
       end_step();
-      replica.join([&] {
-        for (int step = 0; step < (last ? 1 : 3); ++step) {
-          scaler.scale(loss(step)).backward();
-          end_step();
-        }
-      }, {.shadow = end_step});
+      replica.join(
+          [&] {
+            for (int step = 0; step < (last ? 1 : 3); ++step) {
+              scaler.scale(loss(step)).backward();
+              end_step();
+            }
+          },
+          {.shadow = end_step});
       // Without a replica, where zero_grad() has left zeros on a rank without a backward.
       const at::Tensor weight = at::ones({2}).requires_grad_();
       torch::optim::SGD own({weight}, 0.1);

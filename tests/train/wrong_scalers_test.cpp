@@ -75,10 +75,17 @@ struct Side {
 
 using Programs = std::vector<TabledProgram<Side>>;
 
-constexpr const char* kOne = "GradScaler: {odd} ran 1 of 2 backward passes without scale() since the last update(), and {rest} with it, so the gradients have different scales. Call scaler.scale(loss).backward() on every rank and in every pass";
-constexpr const char* kOneEach = "GradScaler: {all} ran 1 of 2 backward passes without scale() since the last update(), so the gradients have different scales. ";
-constexpr const char* kNone = "GradScaler: {all} ran backward without scale() since the last update(), so the gradients do not have the scale by which they would be divided. ";
-constexpr const char* kTwice = "GradScaler: scale() was given what was computed from a loss that scale() had scaled already";
+constexpr const char* kOne =
+    "GradScaler: {odd} ran 1 of 2 backward passes without scale() since the last update(), and {rest} with it, so the "
+    "gradients have different scales. Call scaler.scale(loss).backward() on every rank and in every pass";
+constexpr const char* kOneEach =
+    "GradScaler: {all} ran 1 of 2 backward passes without scale() since the last update(), so the gradients have "
+    "different scales. ";
+constexpr const char* kNone =
+    "GradScaler: {all} ran backward without scale() since the last update(), so the gradients do not have the scale by "
+    "which they would be divided. ";
+constexpr const char* kTwice =
+    "GradScaler: scale() was given what was computed from a loss that scale() had scaled already";
 constexpr const char* kWaits = " was called while the gradients of 1 backward pass of accumulate() wait in .grad";
 
 Programs of_passes() {
@@ -146,7 +153,8 @@ Programs of_passes() {
 
 Programs of_calls() {
   return {
-      {"unscaled_on_one_rank", "GradScaler: {odd} called unscale(), and {rest} step() without it; call unscale() before step()",
+      {"unscaled_on_one_rank",
+       "GradScaler: {odd} called unscale(), and {rest} step() without it; call unscale() before step()",
        [](Side& s) {
          s.before = s.weights();
          s.backward(true);

@@ -76,7 +76,8 @@ class TurnedSigns {
   std::string turned(const char* bytes, uint64_t size) const {
     std::string values(bytes, size);
     for (uint64_t at = 0, place = 0; at + component_ <= size; at += component_, ++place)
-      if (char& top = values[at + component_ - 1]; place % 2 == 0 ? first_ : second_) top = static_cast<char>(top ^ 0x80);
+      if (char& top = values[at + component_ - 1]; place % 2 == 0 ? first_ : second_)
+        top = static_cast<char>(top ^ 0x80);
     return values;
   }
 

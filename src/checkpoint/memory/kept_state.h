@@ -7,8 +7,8 @@ namespace lockstep {
 
 /// The fate of the newest state in a launcher's memory at the end of its run.
 struct KeptState {
-  int64_t step = -1;     ///< of that state; -1: there is none
-  std::string path;      ///< of the checkpoint that holds it, or of a newer one; empty: there is none
+  int64_t step = -1;  ///< of that state; -1: there is none
+  std::string path;   ///< of the checkpoint that holds it, or of a newer one; empty: there is none
   int64_t path_step = 0;
   bool written = false;  ///< by this call; otherwise that checkpoint existed
   std::string problem;   ///< why it is not in the folder where it belongs; may be empty

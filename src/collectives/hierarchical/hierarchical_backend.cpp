@@ -168,12 +168,11 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
     if (const int local = local_of(to); local >= 0)
       return engine_->messages().watched(engine_->shared()->send(tensors, local, tag), message);
     const gloo_engine::BlockedSigpipe blocked;
-    return engine_->messages().watched(
-        send_typed(shm_engine::only("send", tensors),
-                   [&](const at::Tensor& bytes, int part) {
-                     return messages_->send(bytes, to, messages_->part_tag(tag, part));
-                   }),
-        message);
+    return engine_->messages().watched(send_typed(shm_engine::only("send", tensors),
+                                                  [&](const at::Tensor& bytes, int part) {
+                                                    return messages_->send(bytes, to, messages_->part_tag(tag, part));
+                                                  }),
+                                       message);
   }
   WorkPtr recv(Tensors& tensors, int from, int tag) override {
     engine_->require("recv");
@@ -262,8 +261,8 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
 }  // namespace
 
 intrusive_ptr<c10d::Backend> make_backend_over(Carriers carriers, const intrusive_ptr<c10d::Store>& store,
-                                               const Layout& layout, const Timeouts& timeouts,
-                                               const std::string& name, bool several_callers) {
+                                               const Layout& layout, const Timeouts& timeouts, const std::string& name,
+                                               bool several_callers) {
   auto shared = form_machine(store, layout, timeouts.operation, timeouts.joining);
   auto engine = std::make_shared<Engine>(layout, std::move(shared), std::move(carriers.collectives), store,
                                          std::min(timeouts.operation, kNever));

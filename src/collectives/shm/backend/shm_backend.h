@@ -13,10 +13,7 @@
 namespace lockstep::shm_engine {
 
 /// Launches every operation in the core. Only sparse reductions and the monitored barrier wait.
-class ShmBackend final : public RequestBackend,
-                         public BlockingEngine,
-                         public Interruptible,
-                         public MachineMemory {
+class ShmBackend final : public RequestBackend, public BlockingEngine, public Interruptible, public MachineMemory {
  public:
   /// `writes_page`: the operations of this object are shown on the rank's page.
   ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page = false);
