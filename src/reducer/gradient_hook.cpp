@@ -385,10 +385,8 @@ bool comes_from_followed_result(const at::Tensor& tensor) {
   std::vector<torch::autograd::Node*> operations;
   if (const auto last = tensor.grad_fn()) operations.push_back(&*last);  // which the tensor keeps
   for (size_t i = 0; i < operations.size(); ++i) {
-    const auto& hooks = operations[i]->tensor_pre_hooks();
-    if (std::any_of(hooks.begin(), hooks.end(),
-                    [](const auto& hook) { return dynamic_cast<const ResultHook*>(hook.get()) != nullptr; }))
-      return true;
+    for (const auto& hook : operations[i]->tensor_pre_hooks())
+      if (dynamic_cast<const ResultHook*>(hook.get()) != nullptr) return true;
     for (const auto& edge : operations[i]->next_edges()) {
       if (operations.size() == kMost) break;
       if (edge.function && std::find(operations.begin(), operations.end(), &*edge.function) == operations.end())
