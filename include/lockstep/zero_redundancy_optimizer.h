@@ -9,6 +9,7 @@
 #include <lockstep/group_options.h>
 #include <lockstep/master_weights.h>
 #include <lockstep/replica.h>
+#include <lockstep/sharded_model.h>
 
 namespace lockstep {
 
@@ -108,14 +109,14 @@ class ZeroRedundancyOptimizer : public Optimizer,
   /// The parameters move into other memory, that the ranks of the machine reach, and back when this object goes: the
   /// tensors stay the same, but views of them and what .data() gave before show the old memory. Where ranks share no
   /// memory, every rank calls whatever saves the state.
-  template <typename OptimizerOptions>
-  ZeroRedundancyOptimizer(const Replica& model, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
-      : ZeroRedundancyOptimizer(model, Groups{detail::trained_parameters(model)}, std::move(defaults), options) {}
+  template <detail::OfRanks Model, typename OptimizerOptions>
+  ZeroRedundancyOptimizer(const Model& model, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
+      : ZeroRedundancyOptimizer(&model, Groups{detail::trained_parameters(model)}, std::move(defaults), options) {}
   /// With groups of their own options, which together hold what `model` trains.
-  template <typename OptimizerOptions>
-  ZeroRedundancyOptimizer(const Replica& model, const Groups& groups, OptimizerOptions defaults,
+  template <detail::OfRanks Model, typename OptimizerOptions>
+  ZeroRedundancyOptimizer(const Model& model, const Groups& groups, OptimizerOptions defaults,
                           ZeroRedundancyOptions options = {})
-      : ZeroRedundancyOptimizer(&model, groups, std::move(defaults), options) {}
+      : ZeroRedundancyOptimizer(&model, detail::groups_in(model, groups), std::move(defaults), options) {}
 
   ZeroRedundancyOptimizer(ZeroRedundancyOptimizer&& other) noexcept
       : Optimizer(std::move(other)),
@@ -158,8 +159,8 @@ class ZeroRedundancyOptimizer : public Optimizer,
  private:
   static constexpr detail::FormulaKind kKind = detail::formula_kind<Optimizer>();
 
-  template <typename OptimizerOptions>
-  ZeroRedundancyOptimizer(const Replica* model, const Groups& groups, OptimizerOptions defaults,
+  template <typename Model, typename OptimizerOptions>
+  ZeroRedundancyOptimizer(const Model* model, const Groups& groups, OptimizerOptions defaults,
                           ZeroRedundancyOptions options)
       : Optimizer(detail::checked_groups<Optimizer>(groups, defaults), std::move(defaults)), options_(options) {
     detail::check_group_options(groups, this->defaults(), typeid(Optimizer));
