@@ -121,6 +121,7 @@ void FullySharded::State::before_step() {
 }
 
 void FullySharded::State::after_step() {
+  memory_.end_step();
   gathering_.forget();
   for (Unit& unit : units_) {
     if (unit.stays_gathered()) unit.gather_changes();

@@ -23,7 +23,7 @@ void check_gradient(const Unit::Parameter& parameter, const at::Tensor& gradient
 }  // namespace
 
 GradientParts::GradientParts(const MachineGroups& groups, std::deque<Unit>& units, UseCheck& check)
-    : groups_(groups), units_(units), check_(check), sums_(units.size()) {
+    : groups_(groups), units_(units), check_(check), kept_(units.size()), sums_(units.size()) {
   int64_t bytes = 0;
   size_t parameters = 0;
   for (const Unit& unit : units_) {
@@ -58,7 +58,7 @@ void GradientParts::add(size_t number) {
   finish_under_way();  // it reads the memory that comes next
   const at::Tensor mine = as(gradients_, unit.elements(), unit.dtype());
   collect(unit, number, mine);
-  const at::Tensor sum = at::empty({unit.slice_elements()}, unit.dtype());
+  const at::Tensor sum = memory_for_sums(number);
   at::Tensor rows = mine;
   if (groups_.here() != nullptr) {
     check_.meet(*groups_.here(), number, UseCheck::What::kGradients);
@@ -76,6 +76,15 @@ void GradientParts::add(size_t number) {
   under_way_.emplace(
       UnderWay{rail->reduce_scatter_async(sum, rows.view({groups_.machines(), unit.slice_elements()})), std::move(word)});
   bytes_sent_ += groups_.bytes_sent(unit.slice_bytes());
+}
+
+at::Tensor GradientParts::memory_for_sums(size_t number) {
+  const Unit& unit = units_[number];
+  const bool adds_up = std::any_of(unit.parameters().begin(), unit.parameters().end(),
+                                   [](const Unit::Parameter& one) { return one.part.grad().defined(); });
+  if (adds_up) return at::empty({unit.slice_elements()}, unit.dtype());
+  if (!kept_[number].defined()) kept_[number] = at::empty({unit.slice_elements()}, unit.dtype());
+  return kept_[number];
 }
 
 void GradientParts::finish_under_way() {

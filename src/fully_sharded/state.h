@@ -8,6 +8,7 @@
 
 #include <lockstep/fully_sharded_data_parallel.h>
 
+#include "data_parallel/tensor_memory.h"
 #include "fully_sharded/found_units.h"
 #include "fully_sharded/gathering.h"
 #include "fully_sharded/gradient_parts.h"
@@ -67,6 +68,7 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   void finish_open();
   void backward_ended();
 
+  TensorMemory memory_{/*keep=*/true};
   const std::shared_ptr<torch::nn::Module> module_;
   const fully_sharded::MachineGroups groups_;
   const fully_sharded::FoundUnits found_;
