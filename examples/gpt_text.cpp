@@ -12,8 +12,8 @@
 // ranks.
 //
 // The ranks of a machine share one copy of the parameters and of what AdamW remembers, and each steps its part of them
-// (docs/optimizers.md). With --fully-sharded that copy is there once over all machines, and a layer is gathered while it
-// is used (docs/large_models.md). --json FILE writes the figures of the run.
+// (docs/optimizers.md). With --fully-sharded that copy is there once over all machines, and a layer is gathered while
+// it is used (docs/large_models.md). --json FILE writes the figures of the run.
 
 #include <cmath>
 #include <cstdio>
@@ -123,6 +123,26 @@ std::string written_by(Gpt& net, const Options& options) {
   return text;
 }
 
+/// On all ranks alike, if they gather layers together; then the samples that make up for missing ones count twice.
+template <typename Loader, typename LookAt>
+void evaluate(const Options& options, const lockstep::Context& context, Gpt& net, Loader& loader,
+              lockstep::Metrics& metrics, const LookAt& look_at) {
+  if (!options.fully_sharded) return lockstep::evaluate(*net, loader, context.group(), metrics, look_at);
+  const lockstep::EvaluationMode mode(*net);
+  const torch::NoGradGuard no_grad;
+  metrics.reset();
+  for (auto& batch : loader) look_at(batch);
+  metrics.reduce(context.group());
+}
+
+lockstep::datasets::TokenFile part_of(const Options& options, double from, double to, int64_t stride) {
+  return lockstep::datasets::TokenFile(options.text, {.block_length = options.block_length,
+                                                      .type = lockstep::datasets::TokenType::kByte,
+                                                      .stride = stride,
+                                                      .from = from,
+                                                      .to = to});
+}
+
 /// What --json asks for.
 template <typename Model>
 void write_figures(const Options& options, const lockstep::Context& context, Gpt& net, Model& model, int64_t steps,
@@ -147,18 +167,10 @@ void write_figures(const Options& options, const lockstep::Context& context, Gpt
 /// `model`: a DistributedDataParallel or a FullyShardedDataParallel of `net`.
 template <typename Model>
 void train(const Options& options, const lockstep::Context& context, Gpt& net, Model& model) {
-  using lockstep::datasets::TokenFile;
-  const auto part = [&](double from, double to, int64_t stride) {
-    return TokenFile(options.text, {.block_length = options.block_length,
-                                    .type = lockstep::datasets::TokenType::kByte,
-                                    .stride = stride,
-                                    .from = from,
-                                    .to = to});
-  };
-  lockstep::DataLoader train(part(0, 0.9, std::max(1, options.block_length / 4)), context,
+  lockstep::DataLoader train(part_of(options, 0, 0.9, std::max(1, options.block_length / 4)), context,
                              {.batch_size = options.batch_size, .shuffle = true, .drop_last = true});
   // All ranks gather a layer, so all run as many batches.
-  lockstep::DataLoader valid(part(0.9, 1, 0), context,
+  lockstep::DataLoader valid(part_of(options, 0.9, 1, 0), context,
                              {.batch_size = options.batch_size, .exactly_once = !options.fully_sharded});
 
   const auto adamw = torch::optim::AdamWOptions(options.lr).betas({0.9, 0.95}).weight_decay(0.1);
@@ -195,18 +207,8 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
       bar.loss(loss.item<double>());
     }
     training.reduce(context.group());
-    const auto look_at = [&](auto& batch) {
-      perplexity.update(loss_of(net(batch.data), batch.target), batch.target.numel());
-    };
-    if (options.fully_sharded) {
-      const lockstep::EvaluationMode mode(*net);
-      const torch::NoGradGuard no_grad;
-      metrics.reset();
-      for (auto& batch : valid) look_at(batch);
-      metrics.reduce(context.group());
-    } else {
-      lockstep::evaluate(*net, valid, context.group(), metrics, look_at);
-    }
+    evaluate(options, context, net, valid, metrics,
+             [&](auto& batch) { perplexity.update(loss_of(net(batch.data), batch.target), batch.target.numel()); });
     if (checkpointer) checkpointer->save(scheduler.steps(), perplexity.value());
     if (context.is_main())
       std::printf("epoch %d/%d  loss %.4f  perplexity of unseen text %.1f\n", epoch + 1, options.epochs, mean.value(),

@@ -66,15 +66,15 @@ class FullySharded : public detail::ShardedModel {
 /// other machines before they are used, in forward and in backward, into memory that a machine's ranks share, and are
 /// given up after that. What is in no unit stays gathered. docs/large_models.md says what that costs.
 ///
-///     Gpt net(options);                                              // with layers made as lockstep::ShardedUnit<Layer>
-///     lockstep::FullyShardedDataParallel model(net, context);
+///     Gpt net(options);                                              // with layers made as
+///     lockstep::ShardedUnit<Layer> lockstep::FullyShardedDataParallel model(net, context);
 ///     lockstep::ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(1e-3));
 ///
 /// On every rank: the same module and the same order of units in each forward and backward; a difference is an Error on
-/// all ranks that meet it. Each unit is called once in a forward that a backward follows. Gradients are the mean over the
-/// ranks, and lie in the parts that the optimizer steps: a parameter's own .grad is undefined after backward. Several
-/// backward passes before a step add up. Reading a parameter of a unit outside of that unit's forward throws, unless
-/// all ranks are on one machine, where nothing is ever given up.
+/// all ranks that meet it. Each unit is called once in a forward that a backward follows. Gradients are the mean over
+/// the ranks, and lie in the parts that the optimizer steps: a parameter's own .grad is undefined after backward.
+/// Several backward passes before a step add up. Reading a parameter of a unit outside of that unit's forward throws,
+/// unless all ranks are on one machine, where nothing is ever given up.
 ///
 /// It refuses, by name: buffers, parameters of 16 bits, on devices or shared between units, units within units or of
 /// several dtypes, virtual ranks, activation checkpointing of a unit, and machines whose numbers of ranks differ or are

@@ -20,8 +20,8 @@ namespace lockstep::detail {
 class Stepper;
 struct StepKind;
 
-/// A model of whose parameters each rank holds parts. An optimizer steps these: tensors of their own, flat, one for each
-/// parameter that the model trains, which is empty where this rank holds nothing of it.
+/// A model of whose parameters each rank holds parts. An optimizer steps these: tensors of their own, flat, one for
+/// each parameter that the model trains, which is empty where this rank holds nothing of it.
 class ShardedModel {
  public:
   virtual ~ShardedModel() = default;

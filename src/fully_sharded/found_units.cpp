@@ -27,14 +27,15 @@ std::vector<FoundUnits::Found> layers_in(const torch::nn::Module& module) {
     for (const FoundUnits::Found& before : found) {
       TORCH_CHECK(before.layer != layer, "FullyShardedDataParallel: ", before.name, " and ", item.key(),
                   " are one ShardedUnit, which would be called twice in a forward; make it a plain layer");
-      TORCH_CHECK(!is_within(item.key(), before.name), "FullyShardedDataParallel: ", item.key(), " is a ShardedUnit within ",
-                  before.name, ", which is one, too; make one of them a plain layer");
+      TORCH_CHECK(!is_within(item.key(), before.name), "FullyShardedDataParallel: ", item.key(),
+                  " is a ShardedUnit within ", before.name, ", which is one, too; make one of them a plain layer");
     }
     found.push_back({.name = item.key(), .layer = layer, .parameters = {}});
   }
-  TORCH_CHECK(!found.empty(),
-              "FullyShardedDataParallel: the module has no units, so every machine would hold all of it; make its layers "
-              "as lockstep::ShardedUnit<Layer>(...) instead of Layer(...)");
+  TORCH_CHECK(
+      !found.empty(),
+      "FullyShardedDataParallel: the module has no units, so every machine would hold all of it; make its layers "
+      "as lockstep::ShardedUnit<Layer>(...) instead of Layer(...)");
   for (const FoundUnits::Found& unit : found)
     TORCH_CHECK(!unit.layer->is_attached(), "FullyShardedDataParallel: ", unit.name,
                 " belongs to another FullyShardedDataParallel already; destroy that one first");
@@ -66,27 +67,28 @@ void assign(const torch::nn::Module& module, std::vector<FoundUnits::Found>& uni
     });
     const auto number = static_cast<size_t>(unit - units.begin());
     const bool is_new = taken.emplace(parameter.unsafeGetTensorImpl(), true).second;
-    const auto [place, is_alone] =
-        places.try_emplace(parameter.storage().unsafeGetStorageImpl(), item.key(), number);
-    TORCH_CHECK(is_alone || (!is_new && place->second.second == number), "FullyShardedDataParallel: ",
-                place->second.first, " and ", item.key(), " lie in the same memory and ",
+    const auto [place, is_alone] = places.try_emplace(parameter.storage().unsafeGetStorageImpl(), item.key(), number);
+    TORCH_CHECK(is_alone || (!is_new && place->second.second == number),
+                "FullyShardedDataParallel: ", place->second.first, " and ", item.key(), " lie in the same memory and ",
                 is_new ? "are two tensors" : "belong to different units",
                 "; give each its own, or register one tensor twice within one unit or outside of all");
     if (!is_new) continue;
     if (!unit->parameters.empty())
-      TORCH_CHECK(unit->parameters.front().second.scalar_type() == parameter.scalar_type(), "FullyShardedDataParallel: ",
-                  unit->parameters.front().first, " is a ", unit->parameters.front().second.toString(), " and ",
-                  item.key(), " of the same unit a ", parameter.toString(), "; parameters of one unit have one dtype");
+      TORCH_CHECK(unit->parameters.front().second.scalar_type() == parameter.scalar_type(),
+                  "FullyShardedDataParallel: ", unit->parameters.front().first, " is a ",
+                  unit->parameters.front().second.toString(), " and ", item.key(), " of the same unit a ",
+                  parameter.toString(), "; parameters of one unit have one dtype");
     unit->parameters.emplace_back(item.key(), parameter);
   }
 }
 
 FoundUnits found_in(const torch::nn::Module& module) {
   const auto buffers = module.named_buffers();
-  TORCH_CHECK(buffers.is_empty(), "FullyShardedDataParallel: the module has the buffer ",
-              buffers.is_empty() ? "" : buffers.front().key(),
-              ", and buffers are not synchronised by it yet (batch norms, running statistics); keep what is constant as a "
-              "member tensor that is not registered, or take DistributedDataParallel");
+  TORCH_CHECK(
+      buffers.is_empty(), "FullyShardedDataParallel: the module has the buffer ",
+      buffers.is_empty() ? "" : buffers.front().key(),
+      ", and buffers are not synchronised by it yet (batch norms, running statistics); keep what is constant as a "
+      "member tensor that is not registered, or take DistributedDataParallel");
   FoundUnits found{.units = layers_in(module)};
   found.units.push_back({.name = kRest, .layer = nullptr, .parameters = {}});
   assign(module, found.units);

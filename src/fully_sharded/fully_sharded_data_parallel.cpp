@@ -43,8 +43,9 @@ std::vector<torch::optim::OptimizerParamGroup> FullySharded::parts_of(
                   " is in the parameter groups twice, or requires no grad");
       tensor = parameter.part;
     }
-  TORCH_CHECK(left.empty(), "FullyShardedDataParallel: parameter ", left.empty() ? "" : (*left.begin())->name,
-              " is trained by the model and in none of the parameter groups; put all that the model trains into groups");
+  TORCH_CHECK(
+      left.empty(), "FullyShardedDataParallel: parameter ", left.empty() ? "" : (*left.begin())->name,
+      " is trained by the model and in none of the parameter groups; put all that the model trains into groups");
   return result;
 }
 
@@ -79,9 +80,9 @@ double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
     if (const at::Tensor& gradient = parameter->part.grad(); gradient.defined() && gradient.numel() > 0) {
       const auto* elements = static_cast<const std::byte*>(gradient.const_data_ptr());
       for (int64_t at = parameter->begin; at < parameter->end; at += kBlock)
-        sum[at / kBlock] = norm.of_block(
-            gradient.scalar_type(), elements + static_cast<size_t>(at - parameter->begin) * gradient.itemsize(),
-            std::min(parameter->end - at, kBlock));
+        sum[at / kBlock] = norm.of_block(gradient.scalar_type(),
+                                         elements + static_cast<size_t>(at - parameter->begin) * gradient.itemsize(),
+                                         std::min(parameter->end - at, kBlock));
     }
     sum += GradientNorm::blocks_of(parameter->tensor.numel());
   }
@@ -104,7 +105,8 @@ std::vector<Unit::Parameter*> FullySharded::State::trained() {
   std::unordered_set<const Unit::Parameter*> seen;
   for (const auto& item : module_->named_parameters())
     if (item.value().defined() && item.value().requires_grad())
-      if (Unit::Parameter* parameter = &parameter_of(item.value()); seen.insert(parameter).second) all.push_back(parameter);
+      if (Unit::Parameter* parameter = &parameter_of(item.value()); seen.insert(parameter).second)
+        all.push_back(parameter);
   return all;
 }
 
@@ -117,7 +119,7 @@ Unit::Parameter& FullySharded::State::parameter_of(const at::Tensor& tensor) {
 
 void FullySharded::State::before_step() {
   check_usable();
-  TORCH_CHECK(phase_ == Phase::kIdle, "FullyShardedDataParallel: step() was called within a backward");
+  TORCH_CHECK(backward_.phase == Phase::kIdle, "FullyShardedDataParallel: step() was called within a backward");
 }
 
 void FullySharded::State::after_step() {
@@ -147,14 +149,16 @@ StateDict FullySharded::State::state_dict() {
   }
   StateDict state;
   for (const auto& item : module_->named_parameters())
-    if (item.value().defined() && groups_.all().rank() == 0) state.insert(item.key(), values.at(&parameter_of(item.value())));
+    if (item.value().defined() && groups_.all().rank() == 0)
+      state.insert(item.key(), values.at(&parameter_of(item.value())));
   return state;
 }
 
 void FullySharded::State::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   check_usable();
-  TORCH_CHECK(phase_ == Phase::kIdle, "FullyShardedDataParallel: load_state_dict() was called within a backward");
+  TORCH_CHECK(backward_.phase == Phase::kIdle,
+              "FullyShardedDataParallel: load_state_dict() was called within a backward");
   std::string problems;
   for (const Unit& unit : units_)
     for (const Unit::Parameter& parameter : unit.parameters()) {
@@ -162,8 +166,8 @@ void FullySharded::State::load_state_dict(const StateDict& state) {
       if (given == nullptr)
         problems += "\n  missing: " + parameter.name;
       else if (given->sizes() != parameter.tensor.sizes())
-        problems += c10::str("\n  shape of ", parameter.name, ": ", given->sizes(), " given, ", parameter.tensor.sizes(),
-                             " in the module");
+        problems += c10::str("\n  shape of ", parameter.name, ": ", given->sizes(), " given, ",
+                             parameter.tensor.sizes(), " in the module");
     }
   for (const auto& item : state)
     if (module_->named_parameters().find(item.key()) == nullptr) problems += "\n  unknown: " + item.key();
@@ -174,7 +178,8 @@ void FullySharded::State::load_state_dict(const StateDict& state) {
   gathering_.forget();
   for (Unit& unit : units_) {
     const at::Tensor memory = at::zeros({unit.elements()}, unit.dtype());
-    for (const Unit::Parameter& parameter : unit.parameters()) Unit::view(memory, parameter).copy_(state[parameter.name]);
+    for (const Unit::Parameter& parameter : unit.parameters())
+      Unit::view(memory, parameter).copy_(state[parameter.name]);
     unit.set_from(memory);
   }
 }

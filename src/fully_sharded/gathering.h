@@ -13,8 +13,8 @@ namespace lockstep::fully_sharded {
 
 /// Brings units together from the machines' parts, one ahead of the one in use.
 ///
-/// There are two slots of memory that a machine's ranks share, each as large as the largest unit, whatever the number of
-/// units: a unit that was used gives its slot up for the unit after the next. Before a rank uses a unit it meets the
+/// There are two slots of memory that a machine's ranks share, each as large as the largest unit, whatever the number
+/// of units: a unit that was used gives its slot up for the unit after the next. Before a rank uses a unit it meets the
 /// others of its machine; then none of them still reads the unit before, so the next unit may come into that one's
 /// slot while this one computes. Which is the next is what came next the last time.
 ///
@@ -42,7 +42,7 @@ class Gathering {
 
  private:
   struct Slot {
-    at::Tensor memory;          ///< bytes
+    at::Tensor memory;             ///< bytes
     std::optional<size_t> unit{};  ///< that it holds, or that is under way to it
     struct UnderWay {
       Work rows;
@@ -64,9 +64,9 @@ class Gathering {
   std::deque<Unit>& units_;
   UseCheck& check_;
   std::array<Slot, 2> slots_;
-  size_t last_slot_ = 0;       ///< of the unit that was used last
+  size_t last_slot_ = 0;  ///< of the unit that was used last
   std::optional<size_t> open_;
-  std::optional<Use> last_;    ///< that was learned
+  std::optional<Use> last_;  ///< that was learned
   std::map<Use, Use> learned_;
   int64_t gathers_ = 0, bytes_sent_ = 0;
 };

@@ -16,8 +16,9 @@ at::Tensor as(const at::Tensor& bytes, int64_t elements, at::ScalarType dtype) {
 void check_gradient(const Unit::Parameter& parameter, const at::Tensor& gradient) {
   TORCH_CHECK(gradient.layout() == at::kStrided, "FullyShardedDataParallel: the gradient of ", parameter.name,
               " is sparse; make the layer produce dense ones (for an Embedding: sparse = false)");
-  TORCH_CHECK(!gradient.requires_grad(), "FullyShardedDataParallel: the gradient of ", parameter.name,
-              " requires grad itself, as backward(create_graph) makes it; gradients are summed over ranks without a graph");
+  TORCH_CHECK(
+      !gradient.requires_grad(), "FullyShardedDataParallel: the gradient of ", parameter.name,
+      " requires grad itself, as backward(create_graph) makes it; gradients are summed over ranks without a graph");
 }
 
 }  // namespace
@@ -73,8 +74,8 @@ void GradientParts::add(size_t number) {
     return;
   }
   UseCheck::Sent word = check_.send(*rail, number, UseCheck::What::kGradients);
-  under_way_.emplace(
-      UnderWay{rail->reduce_scatter_async(sum, rows.view({groups_.machines(), unit.slice_elements()})), std::move(word)});
+  under_way_.emplace(UnderWay{rail->reduce_scatter_async(sum, rows.view({groups_.machines(), unit.slice_elements()})),
+                              std::move(word)});
   bytes_sent_ += groups_.bytes_sent(unit.slice_bytes());
 }
 

@@ -42,12 +42,12 @@ class GradientParts {
   const MachineGroups& groups_;
   std::deque<Unit>& units_;
   UseCheck& check_;
-  at::Tensor gradients_;           ///< bytes: this rank's, of one unit
-  at::Tensor rail_sums_;           ///< bytes: of this machine, what this rank's rail adds up
-  std::vector<at::Tensor> kept_;   ///< where a unit's sums lie that parts have as .grad
-  std::vector<at::Tensor> sums_;   ///< of this backward, by unit: this rank's slice
-  std::vector<size_t> first_flag_; ///< of each unit, in used_
-  at::Tensor used_;                ///< whether this rank has reached each parameter
+  at::Tensor gradients_;            ///< bytes: this rank's, of one unit
+  at::Tensor rail_sums_;            ///< bytes: of this machine, what this rank's rail adds up
+  std::vector<at::Tensor> kept_;    ///< where a unit's sums lie that parts have as .grad
+  std::vector<at::Tensor> sums_;    ///< of this backward, by unit: this rank's slice
+  std::vector<size_t> first_flag_;  ///< of each unit, in used_
+  at::Tensor used_;                 ///< whether this rank has reached each parameter
   std::optional<UnderWay> under_way_;
   int64_t bytes_sent_ = 0;
 };

@@ -28,9 +28,10 @@ std::unique_ptr<detail::Stepper> make_own(torch::optim::Optimizer& optimizer, co
   TORCH_CHECK(kind.formula != detail::FormulaKind::kNone,
               "FullyShardedDataParallel: its parts are stepped by SGD, Adam and AdamW, and this optimizer is a ",
               c10::demangle(typeid(optimizer).name()), "; take one of those");
-  TORCH_CHECK(!options.master_weights,
-              "FullyShardedDataParallel: master_weights is for parameters of 16 bits, which it does not take yet; leave "
-              "it false");
+  TORCH_CHECK(
+      !options.master_weights,
+      "FullyShardedDataParallel: master_weights is for parameters of 16 bits, which it does not take yet; leave "
+      "it false");
   return detail::make_stepper(static_cast<const Replica*>(nullptr), optimizer, kind, options);
 }
 
@@ -52,17 +53,18 @@ void PartStep::move_to(torch::optim::Optimizer& optimizer) {
 }
 
 void PartStep::refuse_state() {
-  TORCH_CHECK(false,
-              "FullyShardedDataParallel: each rank has the optimizer's state of its parts only, and saving or loading it "
-              "is not there yet; save the model by its state_dict()");
+  TORCH_CHECK(
+      false,
+      "FullyShardedDataParallel: each rank has the optimizer's state of its parts only, and saving or loading it "
+      "is not there yet; save the model by its state_dict()");
 }
 
 void PartStep::agree() const {
   const OperationLabel label("an optimizer's step");
   std::string lines;
   size_t number = 0;
-  for (const optim::Intent& intent : optim::intents_of(
-           *optimizer_, formula_of(formula_), [](const at::Tensor& part) { return part.grad().defined(); }))
+  for (const optim::Intent& intent : optim::intents_of(*optimizer_, formula_of(formula_),
+                                                       [](const at::Tensor& part) { return part.grad().defined(); }))
     lines += "stepped parameter " + std::to_string(number++) + ", algorithm " +
              std::to_string(static_cast<int>(intent.algorithm)) + ", constants" + text_of(intent.constants) + '\n';
   check_same("step", lines);

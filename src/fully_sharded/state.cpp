@@ -60,15 +60,16 @@ void FullySharded::State::attach() {
 }
 
 void FullySharded::State::check_usable() const {
-  TORCH_CHECK(phase_ != Phase::kFailed,
-              "FullyShardedDataParallel: a backward has failed half way, so the ranks no longer agree on what comes next; "
-              "start again from the last state that was saved");
+  TORCH_CHECK(
+      backward_.phase != Phase::kFailed,
+      "FullyShardedDataParallel: a backward has failed half way, so the ranks no longer agree on what comes next; "
+      "start again from the last state that was saved");
   TORCH_CHECK(groups_.all().is_open(), "FullyShardedDataParallel: the Context that its group comes from is gone");
 }
 
 void FullySharded::State::begins(size_t number) {
   check_usable();
-  TORCH_CHECK(phase_ != Phase::kBackward, "FullyShardedDataParallel: `", units_[number].name(),
+  TORCH_CHECK(backward_.phase != Phase::kBackward, "FullyShardedDataParallel: `", units_[number].name(),
               "` was called within a backward, as activation checkpointing does, which units do not support yet");
   const bool trains = at::GradMode::is_enabled();
   TORCH_CHECK(!trains || uses_[number].expired(), "FullyShardedDataParallel: `", units_[number].name(),
@@ -95,36 +96,39 @@ void FullySharded::State::ends(size_t number) noexcept {
 }
 
 void FullySharded::State::backward_begins() {
-  if (phase_ == Phase::kBackward) return;
+  if (backward_.phase == Phase::kBackward) return;
   check_usable();
-  TORCH_CHECK(is_stepped_,
-              "FullyShardedDataParallel: no optimizer steps its parts; make a lockstep::ZeroRedundancyOptimizer of this "
-              "model before the first backward. One that was made of the module's parameters would change nothing");
-  phase_ = Phase::kBackward;
-  ++backwards_;
+  TORCH_CHECK(
+      is_stepped_,
+      "FullyShardedDataParallel: no optimizer steps its parts; make a lockstep::ZeroRedundancyOptimizer of this "
+      "model before the first backward. One that was made of the module's parameters would change nothing");
+  backward_.phase = Phase::kBackward;
+  ++backward_.number;
   loop_begins();
   at_end_of_outermost_backward({.finished = [state = shared_from_this()] { state->backward_ended(); },
                                 .nested = [] {},
-                                .abandoned = [state = weak_from_this()] {
-                                  if (const auto here = state.lock()) static_cast<State&>(*here).phase_ = Phase::kFailed;
-                                }});
+                                .abandoned =
+                                    [state = weak_from_this()] {
+                                      if (const auto here = state.lock())
+                                        static_cast<State&>(*here).backward_.phase = Phase::kFailed;
+                                    }});
 }
 
 void FullySharded::State::backward_reaches(Use& use) {
   backward_begins();
-  if (use.backward == backwards_) return;  // by another of its outputs
+  if (use.backward == backward_.number) return;  // by another of its outputs
   TORCH_CHECK(use.backward == 0, "FullyShardedDataParallel: a backward went through `", units_[use.unit].name(),
               "` a second time (retain_graph); run one backward for each forward");
   const at::NoGradGuard no_grad;
-  use.backward = backwards_;
+  use.backward = backward_.number;
   finish_open();
-  open_ = use.unit;
+  backward_.open = use.unit;
   if (!units_[use.unit].stays_gathered()) gathering_.use(use.unit, What::kBackward, /*learn=*/true);
 }
 
 void FullySharded::State::finish_open() {
-  if (!open_) return;
-  const size_t done = *std::exchange(open_, std::nullopt);
+  if (!backward_.open) return;
+  const size_t done = *std::exchange(backward_.open, std::nullopt);
   gradients_.add(done);
   if (!units_[done].stays_gathered()) gathering_.close(done);
   uses_[done].reset();
@@ -141,7 +145,7 @@ void FullySharded::State::backward_ended() {
                   "`; use a unit's parameters in its forward only");
   gradients_.finish();
   for (auto& use : uses_) use.reset();
-  phase_ = Phase::kIdle;
+  backward_.phase = Phase::kIdle;
   own_page().count_step();
 }
 

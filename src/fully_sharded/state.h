@@ -57,6 +57,11 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
 
  private:
   enum class Phase { kIdle, kBackward, kFailed };
+  struct Backward {
+    Phase phase = Phase::kIdle;
+    int number = 0;                   ///< of the last one that has begun
+    std::optional<size_t> open = {};  ///< the unit whose backward is running
+  };
   /// A unit's forward that a backward may follow: as long as its graph is there.
   struct Use {
     size_t unit;
@@ -79,9 +84,7 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   fully_sharded::GradientParts gradients_;
   std::deque<GradientAlarm> alarms_;
   std::vector<std::weak_ptr<Use>> uses_;  ///< of each unit, the last
-  std::optional<size_t> open_;            ///< whose backward is running
-  Phase phase_ = Phase::kIdle;
-  int backwards_ = 0;
+  Backward backward_;
   bool is_stepped_ = false;  ///< an optimizer was made
 };
 

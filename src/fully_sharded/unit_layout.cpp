@@ -23,8 +23,8 @@ UnitLayout UnitLayout::of(const std::vector<int64_t>& elements, int slices) {
   // Before each cut a gap shorter than a block and than any parameter lets it fall between blocks, or parameters.
   const int64_t gap = std::min(longest, kBlock);
   UnitLayout layout;
-  layout.slice = std::max(
-      gap, rounded_up((all + (slices - 1) * gap + slices - 1) / slices, gap == kBlock ? kBlock : kAligned));
+  layout.slice =
+      std::max(gap, rounded_up((all + (slices - 1) * gap + slices - 1) / slices, gap == kBlock ? kBlock : kAligned));
   int64_t next = 0;
   for (const int64_t one : elements) {
     const int64_t cut = (next / layout.slice + 1) * layout.slice;

@@ -7,8 +7,8 @@
 namespace lockstep::fully_sharded {
 
 /// Where the parameters of a unit lie in its memory, which is cut into equal slices, one for each rank. A pure function
-/// of their numbers of elements. Parameters begin at multiples of kAligned, and a cut within a parameter is whole blocks
-/// of a GradientNorm from its beginning.
+/// of their numbers of elements. Parameters begin at multiples of kAligned, and a cut within a parameter is whole
+/// blocks of a GradientNorm from its beginning.
 struct UnitLayout {
   static constexpr int64_t kAligned = 64;
 

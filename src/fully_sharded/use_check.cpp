@@ -28,9 +28,9 @@ void UseCheck::finish(const Sent& sent) const {
   const int64_t mine = sent.mine.const_data_ptr<int64_t>()[0];
   for (int64_t i = 0; i < sent.all.size(0); ++i)
     if (words[2 * i] != mine)
-      throw Error("the ranks use different units of a FullyShardedDataParallel: rank " + std::to_string(rank_) + " is at " +
-                  text_of(mine) + ", rank " + std::to_string(words[2 * i + 1]) + " at " + text_of(words[2 * i]) +
-                  ". Every rank must call the same units in the same order");
+      throw Error("the ranks use different units of a FullyShardedDataParallel: rank " + std::to_string(rank_) +
+                  " is at " + text_of(mine) + ", rank " + std::to_string(words[2 * i + 1]) + " at " +
+                  text_of(words[2 * i]) + ". Every rank must call the same units in the same order");
 }
 
 std::string UseCheck::text_of(int64_t word) const {

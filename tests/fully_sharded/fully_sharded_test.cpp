@@ -26,9 +26,14 @@ using torch::optim::SGDOptions;
 constexpr int kLayers = 4, kSteps = 7;
 
 class FullyShardedOn : public ::testing::TestWithParam<Engine> {};
-const Engine kEngines[] = {{1, ""},          {2, "shm"},  {3, "shm"},
-                           {4, "shm"},       {2, "gloo"}, {2, "hierarchical", "ab"},
-                           {3, "hierarchical", "abc"},    {4, "hierarchical", "aabb"},
+const Engine kEngines[] = {{1, ""},
+                           {2, "shm"},
+                           {3, "shm"},
+                           {4, "shm"},
+                           {2, "gloo"},
+                           {2, "hierarchical", "ab"},
+                           {3, "hierarchical", "abc"},
+                           {4, "hierarchical", "aabb"},
                            {4, "hierarchical", "abcd"}};
 INSTANTIATE_TEST_SUITE_P(Machines, FullyShardedOn, ::testing::ValuesIn(kEngines),
                          [](const auto& instance) { return name_of(instance.param); });
@@ -159,7 +164,8 @@ TEST(FullyShardedMemory, GatheredUnitsGiveTheirMemoryUpForTheNext) {
       EXPECT_LT(expected, 4 * kModelKib) << "a machine that holds everything would pass";
       const FullyShardedStats stats = model.stats();
       EXPECT_EQ(stats.parameter_bytes, kModelKib * 1024);
-      EXPECT_NEAR(static_cast<double>(stats.part_bytes), static_cast<double>(stats.parameter_bytes) / context.world_size(), 1 << 19);
+      EXPECT_NEAR(static_cast<double>(stats.part_bytes),
+                  static_cast<double>(stats.parameter_bytes) / context.world_size(), 1 << 19);
       EXPECT_LT(stats.gathered_bytes, 2 * kUnitKib * 1024 + (1 << 20)) << "two slots, whatever the number of units";
     });
 }

@@ -205,9 +205,9 @@ TEST(WrongFullySharded, ModulesThatItDoesNotTake) {
                      net.register_module("unit", context.rank() == 0 ? unit() : ShardedUnit<Linear>(4, 5));
                    }),
            "the ranks do not hold the same model");
-    expect(refused(context,
-                   [&](Plain& net) { net.register_module("outer", unit())->register_module("inner", unit()); }),
-           "is a ShardedUnit within outer");
+    expect(
+        refused(context, [&](Plain& net) { net.register_module("outer", unit())->register_module("inner", unit()); }),
+        "is a ShardedUnit within outer");
   });
 }
 
@@ -215,10 +215,11 @@ TEST(WrongFullySharded, MachinesThatItDoesNotTake) {
   for (const auto& [machines, words] : {std::pair{"aab", "start as many ranks on each machine"},
                                         {"abab", "must have neighbouring numbers"},
                                         {"aaabbb", "start 1, 2, 4, 8"}})
-    run_alike({static_cast<int>(std::string(machines).size()), "hierarchical", machines}, [words = words](Context& context) {
-      SmallGpt net(2);
-      expect(told([&] { const FullyShardedDataParallel model(net, context); }), words);
-    });
+    run_alike({static_cast<int>(std::string(machines).size()), "hierarchical", machines},
+              [words = words](Context& context) {
+                SmallGpt net(2);
+                expect(told([&] { const FullyShardedDataParallel model(net, context); }), words);
+              });
 }
 
 }  // namespace
