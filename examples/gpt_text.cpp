@@ -12,16 +12,21 @@
 // ranks.
 //
 // The ranks of a machine share one copy of the parameters and of AdamW's state, and each steps its part of them
-// (docs/optimizers.md).
+// (docs/optimizers.md). With --fully-sharded that copy is there once over all machines, and a layer is gathered while
+// it is used (docs/large_models.md). --json FILE writes the figures of the run.
 
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <limits>
 #include <optional>
 
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "support/peak_memory.h"
 
 namespace {
 
@@ -39,6 +44,8 @@ struct Options {
   std::string prompt = "The ";
   int generate = 200;
   uint64_t seed = 1;
+  bool fully_sharded = false;
+  std::string json;
 };
 
 constexpr int64_t kVocabulary = 256;
@@ -75,7 +82,7 @@ struct GptImpl : torch::nn::Module {
     const int64_t width = options.width;
     register_module("tokens", tokens = torch::nn::Embedding(kVocabulary, width));
     register_module("places", places = torch::nn::Embedding(options.block_length, width));
-    for (int i = 0; i < options.layers; ++i) layers->push_back(Layer(width, options.heads));
+    for (int i = 0; i < options.layers; ++i) layers->push_back(lockstep::ShardedUnit<Layer>(width, options.heads));
     register_module("layers", layers);
     register_module("norm", norm = torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     register_module("head", head = torch::nn::Linear(width, kVocabulary));
@@ -116,21 +123,56 @@ std::string written_by(Gpt& net, const Options& options) {
   return text;
 }
 
-void run(const Options& options, const lockstep::Context& context) {
-  using lockstep::datasets::TokenFile;
-  const auto part = [&](double from, double to, int64_t stride) {
-    return TokenFile(options.text, {.block_length = options.block_length,
-                                    .type = lockstep::datasets::TokenType::kByte,
-                                    .stride = stride,
-                                    .from = from,
-                                    .to = to});
-  };
-  lockstep::DataLoader train(part(0, 0.9, std::max(1, options.block_length / 4)), context,
-                             {.batch_size = options.batch_size, .shuffle = true, .drop_last = true});
-  lockstep::DataLoader valid(part(0.9, 1, 0), context, {.batch_size = options.batch_size, .exactly_once = true});
+/// On all ranks alike, if they gather layers together; then the samples that make up for missing ones count twice.
+template <typename Loader, typename LookAt>
+void evaluate(const Options& options, const lockstep::Context& context, Gpt& net, Loader& loader,
+              lockstep::Metrics& metrics, const LookAt& look_at) {
+  if (!options.fully_sharded) return lockstep::evaluate(*net, loader, context.group(), metrics, look_at);
+  const lockstep::EvaluationMode mode(*net);
+  const torch::NoGradGuard no_grad;
+  metrics.reset();
+  for (auto& batch : loader) look_at(batch);
+  metrics.reduce(context.group());
+}
 
-  Gpt net(options);
-  lockstep::DistributedDataParallel model(net, context);
+lockstep::datasets::TokenFile part_of(const Options& options, double from, double to, int64_t stride) {
+  return lockstep::datasets::TokenFile(options.text, {.block_length = options.block_length,
+                                                      .type = lockstep::datasets::TokenType::kByte,
+                                                      .stride = stride,
+                                                      .from = from,
+                                                      .to = to});
+}
+
+/// What --json asks for.
+template <typename Model>
+void write_figures(const Options& options, const lockstep::Context& context, Gpt& net, Model& model, int64_t steps,
+                   const PeakMemory& memory) {
+  const torch::Tensor all = context.group().all_gather(torch::tensor({memory.mib()}, torch::kDouble)).flatten();
+  nlohmann::json figures{{"ranks", context.world_size()}, {"steps", steps}};
+  figures["peak_mib"] = std::vector<double>(all.data_ptr<double>(), all.data_ptr<double>() + all.numel());
+  lockstep::StateDict state;
+  if constexpr (std::derived_from<Model, lockstep::FullySharded>) {
+    state = model.state_dict();
+    const torch::Tensor sent = torch::tensor(model.stats().sent_bytes, torch::kLong);
+    context.group().all_reduce(sent);
+    figures["bytes_between_machines"] = sent.item<int64_t>();
+  } else {
+    state = lockstep::state_dict(*net);
+  }
+  if (!context.is_main()) return;
+  figures["parameters_hash"] = lockstep::hash(state);
+  std::ofstream(options.json) << figures.dump(2) << '\n';
+}
+
+/// `model`: a DistributedDataParallel or a FullyShardedDataParallel of `net`.
+template <typename Model>
+void train(const Options& options, const lockstep::Context& context, Gpt& net, Model& model) {
+  lockstep::DataLoader train(part_of(options, 0, 0.9, std::max(1, options.block_length / 4)), context,
+                             {.batch_size = options.batch_size, .shuffle = true, .drop_last = true});
+  // All ranks gather a layer, so all run as many batches.
+  lockstep::DataLoader valid(part_of(options, 0.9, 1, 0), context,
+                             {.batch_size = options.batch_size, .exactly_once = !options.fully_sharded});
+
   const auto adamw = torch::optim::AdamWOptions(options.lr).betas({0.9, 0.95}).weight_decay(0.1);
   lockstep::ZeroRedundancyOptimizer optimizer(model, lockstep::decay_groups(*net, adamw), adamw,
                                               {.shared_parameters = context.group().backend() == "shm"});
@@ -148,6 +190,7 @@ void run(const Options& options, const lockstep::Context& context) {
   auto& perplexity = metrics.add("perplexity", lockstep::Perplexity());
   lockstep::Metrics training;
   auto& mean = training.add("loss", lockstep::Mean());
+  PeakMemory memory;
 
   for (const int epoch : train.epochs(options.epochs)) {
     auto bar = lockstep::progress(train);
@@ -157,15 +200,15 @@ void run(const Options& options, const lockstep::Context& context) {
       loss.backward();
       model.clip_grad_norm(1);
       optimizer.step();
+      if (!options.json.empty()) memory.look();
       scheduler.step();
       if (checkpointer) checkpointer->step(scheduler.steps());
       mean.update(loss, target.numel());
       bar.loss(loss.item<double>());
     }
     training.reduce(context.group());
-    lockstep::evaluate(*net, valid, context.group(), metrics, [&](auto& batch) {
-      perplexity.update(loss_of(net(batch.data), batch.target), batch.target.numel());
-    });
+    evaluate(options, context, net, valid, metrics,
+             [&](auto& batch) { perplexity.update(loss_of(net(batch.data), batch.target), batch.target.numel()); });
     if (checkpointer) checkpointer->save(scheduler.steps(), perplexity.value());
     if (context.is_main())
       std::printf("epoch %d/%d  loss %.4f  perplexity of unseen text %.1f\n", epoch + 1, options.epochs, mean.value(),
@@ -174,7 +217,20 @@ void run(const Options& options, const lockstep::Context& context) {
     if (epoch + 1 == options.stop_after) break;
   }
   if (checkpointer) checkpointer->finish();
-  lockstep::rank_zero_only(context.group(), [&] { std::printf("%s\n", written_by(net, options).c_str()); });
+  if (!options.json.empty()) write_figures(options, context, net, model, scheduler.steps(), memory);
+  const std::string text = written_by(net, options);  // by all ranks, which gather the layers
+  if (context.is_main()) std::printf("%s\n", text.c_str());
+}
+
+void run(const Options& options, const lockstep::Context& context) {
+  Gpt net(options);
+  if (options.fully_sharded) {
+    lockstep::FullyShardedDataParallel model(net, context);
+    train(options, context, net, model);
+  } else {
+    lockstep::DistributedDataParallel model(net, context);
+    train(options, context, net, model);
+  }
 }
 
 }  // namespace
@@ -200,11 +256,15 @@ int main(int argc, char** argv) {
   app.add_option("--prompt", options.prompt, "How the text to write begins")->capture_default_str();
   number("--generate", options.generate, "Bytes to write");
   app.add_option("--seed", options.seed, "Seed of weights, order and the text to write")->capture_default_str();
+  app.add_flag("--fully-sharded", options.fully_sharded, "Hold parameters and state once over all machines");
+  app.add_option("--json", options.json, "File for the figures of the run");
   app.footer(lockstep::kRanksHelp);
   return lockstep::run_program(argc, argv, [&] {
     CLI11_PARSE(app, argc, argv);
     if (options.width % options.heads != 0) throw lockstep::Error("--heads must divide --width");
     if (options.prompt.empty()) throw lockstep::Error("--prompt must not be empty");
+    if (options.fully_sharded && !options.folder.empty())
+      throw lockstep::Error("--folder does not go with --fully-sharded: its state cannot be saved yet");
     const lockstep::Context context({.seed = options.seed});
     run(options, context);
     return 0;

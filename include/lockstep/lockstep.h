@@ -20,6 +20,7 @@
 #include <lockstep/error.h>
 #include <lockstep/evaluate.h>
 #include <lockstep/example_loader.h>
+#include <lockstep/fully_sharded_data_parallel.h>
 #include <lockstep/gather_for_metrics.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/group.h>
@@ -35,6 +36,7 @@
 #include <lockstep/run_log.h>
 #include <lockstep/sampler.h>
 #include <lockstep/schedule.h>
+#include <lockstep/sharded_unit.h>
 #include <lockstep/spawn.h>
 #include <lockstep/summary_writer.h>
 #include <lockstep/sync_batch_norm.h>

@@ -9,6 +9,7 @@
 #include <lockstep/group_options.h>
 #include <lockstep/master_weights.h>
 #include <lockstep/replica.h>
+#include <lockstep/sharded_model.h>
 
 namespace lockstep {
 
@@ -111,14 +112,14 @@ class ZeroRedundancyOptimizer : public Optimizer,
   /// The parameters move into memory that the ranks of the machine share, and back when this object is destroyed. The
   /// tensors stay the same objects, but their views and earlier results of .data() show the old memory. If ranks share
   /// no memory, every rank calls the functions that save the state.
-  template <typename OptimizerOptions>
-  ZeroRedundancyOptimizer(const Replica& model, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
-      : ZeroRedundancyOptimizer(model, Groups{detail::trained_parameters(model)}, std::move(defaults), options) {}
+  template <detail::OfRanks Model, typename OptimizerOptions>
+  ZeroRedundancyOptimizer(const Model& model, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
+      : ZeroRedundancyOptimizer(&model, Groups{detail::trained_parameters(model)}, std::move(defaults), options) {}
   /// With groups that have their own options, and together hold the parameters that `model` trains.
-  template <typename OptimizerOptions>
-  ZeroRedundancyOptimizer(const Replica& model, const Groups& groups, OptimizerOptions defaults,
+  template <detail::OfRanks Model, typename OptimizerOptions>
+  ZeroRedundancyOptimizer(const Model& model, const Groups& groups, OptimizerOptions defaults,
                           ZeroRedundancyOptions options = {})
-      : ZeroRedundancyOptimizer(&model, groups, std::move(defaults), options) {}
+      : ZeroRedundancyOptimizer(&model, detail::groups_in(model, groups), std::move(defaults), options) {}
 
   ZeroRedundancyOptimizer(ZeroRedundancyOptimizer&& other) noexcept
       : Optimizer(std::move(other)),
@@ -161,8 +162,8 @@ class ZeroRedundancyOptimizer : public Optimizer,
  private:
   static constexpr detail::FormulaKind kKind = detail::formula_kind<Optimizer>();
 
-  template <typename OptimizerOptions>
-  ZeroRedundancyOptimizer(const Replica* model, const Groups& groups, OptimizerOptions defaults,
+  template <typename Model, typename OptimizerOptions>
+  ZeroRedundancyOptimizer(const Model* model, const Groups& groups, OptimizerOptions defaults,
                           ZeroRedundancyOptions options)
       : Optimizer(detail::checked_groups<Optimizer>(groups, defaults), std::move(defaults)), options_(options) {
     detail::check_group_options(groups, this->defaults(), typeid(Optimizer));

@@ -34,6 +34,7 @@ MAY_INCLUDE = {
     "context": {"launch", "nn", "collectives", "rendezvous", "rank_page", "base"},
     "data_parallel": {"context", "reducer", "nn", "collectives", "observe", "rank_page", "base"},
     "optim": {"reducer", "data_parallel", "checkpoint", "collectives", "rank_page", "base"},
+    "fully_sharded": {"optim", "data_parallel", "context", "reducer", "collectives", "rank_page", "base"},
     "run_log": {"data_parallel", "context", "observe", "base"},
     "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "rank_page", "base"},
 }
@@ -52,7 +53,8 @@ HEADERS = {
     "train": "autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups schedule",
     "context": "context device heartbeat mpi program rank_zero",
     "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options module_on_stack replica",
-    "optim": "elementwise_optimizers zero_redundancy_optimizer",
+    "optim": "elementwise_optimizers sharded_model zero_redundancy_optimizer",
+    "fully_sharded": "fully_sharded_data_parallel sharded_unit",
     "run_log": "run_log summary_writer",
     "trainer": "trainer",
 }

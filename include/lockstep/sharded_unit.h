@@ -1,0 +1,109 @@
+#pragma once
+
+#include <lockstep/cxx20.h>
+
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/pimpl.h>
+
+namespace lockstep {
+namespace detail {
+
+/// What the units of a model are told to, by number.
+class UnitCalls {
+ public:
+  virtual ~UnitCalls() = default;
+  virtual void begins(size_t unit) = 0;
+  virtual void returns(size_t unit, const std::vector<at::Tensor>& outputs) = 0;
+  /// Also when the unit has thrown.
+  virtual void ends(size_t unit) noexcept = 0;
+};
+
+class UnitBase {
+ public:
+  /// `calls` hears of every forward from now on, for as long as it lives.
+  void attach(std::weak_ptr<UnitCalls> calls, size_t number) {
+    calls_ = std::move(calls);
+    number_ = number;
+  }
+  bool is_attached() const { return !calls_.expired(); }
+
+ protected:
+  ~UnitBase() = default;
+  template <typename Forward>
+  auto call(const Forward& forward) {
+    const std::shared_ptr<UnitCalls> calls = calls_.lock();
+    if (!calls) return forward();
+    calls->begins(number_);
+    struct End {
+      ~End() { calls->ends(number); }
+      UnitCalls* calls;
+      size_t number;
+    } const end{calls.get(), number_};
+    auto result = forward();
+    std::vector<at::Tensor> outputs;
+    collect(result, outputs);
+    calls->returns(number_, outputs);
+    return result;
+  }
+
+ private:
+  static void collect(const at::Tensor& tensor, std::vector<at::Tensor>& all) {
+    if (tensor.defined()) all.push_back(tensor);
+  }
+  template <typename T>
+  static void collect(const std::optional<T>& one, std::vector<at::Tensor>& all) {
+    if (one) collect(*one, all);
+  }
+  template <typename T>
+  static void collect(const std::vector<T>& several, std::vector<at::Tensor>& all) {
+    for (const T& one : several) collect(one, all);
+  }
+  template <typename... T>
+  static void collect(const std::tuple<T...>& several, std::vector<at::Tensor>& all) {
+    std::apply([&](const T&... one) { (collect(one, all), ...); }, several);
+  }
+  template <typename A, typename B>
+  static void collect(const std::pair<A, B>& both, std::vector<at::Tensor>& all) {
+    collect(both.first, all);
+    collect(both.second, all);
+  }
+
+  std::weak_ptr<UnitCalls> calls_;
+  size_t number_ = 0;
+};
+
+/// `Module` with a forward that is announced.
+template <typename Module, typename Forward = decltype(&Module::forward)>
+class Unit;
+template <typename Module, typename Base, typename Result, typename... Arguments>
+class Unit<Module, Result (Base::*)(Arguments...)> : public Module, public UnitBase {
+ public:
+  using Module::Module;
+  Result forward(Arguments... arguments) {
+    return call([&]() -> Result { return Module::forward(std::forward<Arguments>(arguments)...); });
+  }
+};
+template <typename Module, typename Base, typename Result, typename... Arguments>
+class Unit<Module, Result (Base::*)(Arguments...) const> : public Unit<Module, Result (Base::*)(Arguments...)> {
+ public:
+  using Unit<Module, Result (Base::*)(Arguments...)>::Unit;
+};
+
+}  // namespace detail
+
+/// A layer whose parameters a FullyShardedDataParallel gathers while it is called, and which is `Holder` otherwise: its
+/// names, members and constructors, and alone it is that layer.
+///
+///     layers->push_back(lockstep::ShardedUnit<Layer>(width, heads));    // was Layer(width, heads)
+///
+/// It has one forward, without default arguments, that returns a tensor or vectors, tuples or optionals of such.
+template <typename Holder>
+using ShardedUnit = torch::nn::ModuleHolder<detail::Unit<typename Holder::ContainedType>>;
+
+}  // namespace lockstep

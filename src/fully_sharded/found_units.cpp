@@ -1,0 +1,128 @@
+#include "fully_sharded/found_units.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include <ATen/ATen.h>
+
+#include "base/error.h"
+#include "base/rank_names.h"
+#include "data_parallel/same_model.h"
+#include "rank_page/operation_label.h"
+
+namespace lockstep::fully_sharded {
+namespace {
+
+constexpr const char* kRest = "the rest of the model";
+
+bool is_within(const std::string& name, const std::string& layer) {
+  return name.size() > layer.size() && name.starts_with(layer) && name[layer.size()] == '.';
+}
+
+std::vector<FoundUnits::Found> layers_in(const torch::nn::Module& module) {
+  std::vector<FoundUnits::Found> found;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    auto* layer = dynamic_cast<detail::UnitBase*>(item.value().get());
+    if (layer == nullptr) continue;
+    for (const FoundUnits::Found& before : found) {
+      TORCH_CHECK(before.layer != layer, "FullyShardedDataParallel: ", before.name, " and ", item.key(),
+                  " are one ShardedUnit, which would be called twice in a forward; make it a plain layer");
+      TORCH_CHECK(!is_within(item.key(), before.name), "FullyShardedDataParallel: ", item.key(),
+                  " is a ShardedUnit within ", before.name, ", which is one, too; make one of them a plain layer");
+    }
+    found.push_back({.name = item.key(), .layer = layer, .parameters = {}});
+  }
+  TORCH_CHECK(
+      !found.empty(),
+      "FullyShardedDataParallel: the module has no units, so every machine would hold all of it; make its layers "
+      "as lockstep::ShardedUnit<Layer>(...) instead of Layer(...)");
+  for (const FoundUnits::Found& unit : found)
+    TORCH_CHECK(!unit.layer->is_attached(), "FullyShardedDataParallel: ", unit.name,
+                " belongs to another FullyShardedDataParallel already; destroy that one first");
+  return found;
+}
+
+void check_parameter(const std::string& name, const at::Tensor& parameter) {
+  const char* problem = nullptr;
+  if (!parameter.is_cpu())
+    problem = "is not on the CPU";
+  else if (parameter.layout() != at::kStrided || !parameter.is_non_overlapping_and_dense())
+    problem = "is sparse, or has gaps between its elements";
+  else if (parameter.scalar_type() != at::kFloat && parameter.scalar_type() != at::kDouble)
+    problem = "is neither float nor double, which is all that it takes yet";
+  TORCH_CHECK(problem == nullptr, "FullyShardedDataParallel: parameter ", name, ", a ", parameter.toString(), " of ",
+              parameter.sizes(), ", ", problem);
+}
+
+/// Puts each parameter into its unit.
+void assign(const torch::nn::Module& module, std::vector<FoundUnits::Found>& units) {
+  std::unordered_map<const void*, std::pair<std::string, size_t>> places;  // of storages
+  std::unordered_map<const void*, bool> taken;
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& parameter = item.value();
+    if (!parameter.defined()) continue;
+    check_parameter(item.key(), parameter);
+    const auto unit = std::find_if(units.begin(), units.end(), [&](const FoundUnits::Found& one) {
+      return one.layer == nullptr || is_within(item.key(), one.name);
+    });
+    const auto number = static_cast<size_t>(unit - units.begin());
+    const bool is_new = taken.emplace(parameter.unsafeGetTensorImpl(), true).second;
+    const auto [place, is_alone] = places.try_emplace(parameter.storage().unsafeGetStorageImpl(), item.key(), number);
+    TORCH_CHECK(is_alone || (!is_new && place->second.second == number),
+                "FullyShardedDataParallel: ", place->second.first, " and ", item.key(), " lie in the same memory and ",
+                is_new ? "are two tensors" : "belong to different units",
+                "; give each its own, or register one tensor twice within one unit or outside of all");
+    if (!is_new) continue;
+    if (!unit->parameters.empty())
+      TORCH_CHECK(unit->parameters.front().second.scalar_type() == parameter.scalar_type(),
+                  "FullyShardedDataParallel: ", unit->parameters.front().first, " is a ",
+                  unit->parameters.front().second.toString(), " and ", item.key(), " of the same unit a ",
+                  parameter.toString(), "; parameters of one unit have one dtype");
+    unit->parameters.emplace_back(item.key(), parameter);
+  }
+}
+
+FoundUnits found_in(const torch::nn::Module& module) {
+  const auto buffers = module.named_buffers();
+  TORCH_CHECK(
+      buffers.is_empty(), "FullyShardedDataParallel: the module has the buffer ",
+      buffers.is_empty() ? "" : buffers.front().key(),
+      ", and buffers are not synchronised by it yet (batch norms, running statistics); keep what is constant as a "
+      "member tensor that is not registered, or take DistributedDataParallel");
+  FoundUnits found{.units = layers_in(module)};
+  found.units.push_back({.name = kRest, .layer = nullptr, .parameters = {}});
+  assign(module, found.units);
+  if (found.units.back().parameters.empty()) found.units.pop_back();
+  for (const FoundUnits::Found& unit : found.units)
+    TORCH_CHECK(!unit.parameters.empty(), "FullyShardedDataParallel: ", unit.name,
+                " has no parameters, so there is nothing to gather; make it a plain layer");
+  return found;
+}
+
+}  // namespace
+
+FoundUnits find_units(const torch::nn::Module& module, const Group& group) {
+  const OperationLabel label("the units of a FullyShardedDataParallel");
+  FoundUnits found;
+  std::string mine;
+  try {
+    found = found_in(module);
+  } catch (const c10::Error& error) {
+    mine = error.what_without_backtrace();
+  }
+  const auto problems = group.all_gather_bytes(mine);
+  TORCH_CHECK(mine.empty(), mine);
+  for (const std::string& problem : problems)
+    if (!problem.empty()) throw Error(ranks_with(problems, problem) + ": " + problem);
+  NamedTensors all;
+  std::string names;
+  for (const FoundUnits::Found& unit : found.units) {
+    names += unit.name + '\n';
+    all.insert(all.end(), unit.parameters.begin(), unit.parameters.end());
+  }
+  check_same_on_all_ranks(group, "unit", names);
+  check_same_on_all_ranks(group, "parameter", all, [](const at::Tensor&) { return std::string(); });
+  return found;
+}
+
+}  // namespace lockstep::fully_sharded

@@ -1,0 +1,200 @@
+#include <lockstep/fully_sharded_data_parallel.h>
+
+#include <array>
+#include <cmath>
+#include <unordered_set>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "data_parallel/gradient_norm.h"
+#include "fully_sharded/part_step.h"
+#include "fully_sharded/state.h"
+#include "rank_page/operation_label.h"
+
+namespace lockstep {
+
+using fully_sharded::Unit;
+
+FullySharded::FullySharded(std::shared_ptr<torch::nn::Module> module, const Group& group)
+    : state_(std::make_shared<State>(std::move(module), group)) {
+  state_->attach();
+}
+FullySharded::~FullySharded() = default;
+
+void FullySharded::before_forward() const { state_->check_usable(); }
+
+std::vector<at::Tensor> FullySharded::parts() const {
+  std::vector<at::Tensor> parts;
+  for (const Unit::Parameter* parameter : state_->trained()) parts.push_back(parameter->part);
+  return parts;
+}
+
+std::vector<torch::optim::OptimizerParamGroup> FullySharded::parts_of(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups) const {
+  std::unordered_set<const Unit::Parameter*> left;
+  for (const Unit::Parameter* parameter : state_->trained()) left.insert(parameter);
+  std::vector<torch::optim::OptimizerParamGroup> result = groups;
+  for (torch::optim::OptimizerParamGroup& group : result)
+    for (at::Tensor& tensor : group.params()) {
+      const Unit::Parameter& parameter = state_->parameter_of(tensor);
+      TORCH_CHECK(left.erase(&parameter) == 1, "FullyShardedDataParallel: ", parameter.name,
+                  " is in the parameter groups twice, or requires no grad");
+      tensor = parameter.part;
+    }
+  TORCH_CHECK(
+      left.empty(), "FullyShardedDataParallel: parameter ", left.empty() ? "" : (*left.begin())->name,
+      " is trained by the model and in none of the parameter groups; put all that the model trains into groups");
+  return result;
+}
+
+std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimizer& optimizer,
+                                                            const detail::StepKind& kind,
+                                                            const ZeroRedundancyOptions& options) const {
+  const auto with_state = [state = std::weak_ptr<State>(state_)](void (State::*event)()) {
+    return [state, event] {
+      const auto here = state.lock();
+      TORCH_CHECK(here, "FullyShardedDataParallel: the model whose parts this optimizer steps is gone");
+      ((*here).*event)();
+    };
+  };
+  auto stepper = std::make_unique<fully_sharded::PartStep>(
+      state_->all(), optimizer, kind, options,
+      fully_sharded::PartStep::Events{with_state(&State::before_step), with_state(&State::after_step)});
+  state_->expect_steps();
+  return stepper;
+}
+
+double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
+  const at::NoGradGuard no_grad;
+  state_->check_usable();
+  constexpr int64_t kBlock = GradientNorm::kBlock;
+  const std::vector<Unit::Parameter*> trained = state_->trained();
+  GradientNorm norm(norm_type);
+  int64_t blocks = 0;
+  for (const Unit::Parameter* parameter : trained) blocks += GradientNorm::blocks_of(parameter->tensor.numel());
+  const at::Tensor sums = at::zeros({blocks}, at::kDouble);
+  auto* sum = sums.mutable_data_ptr<double>();
+  for (const Unit::Parameter* parameter : trained) {
+    if (const at::Tensor& gradient = parameter->part.grad(); gradient.defined() && gradient.numel() > 0) {
+      const auto* elements = static_cast<const std::byte*>(gradient.const_data_ptr());
+      for (int64_t at = parameter->begin; at < parameter->end; at += kBlock)
+        sum[at / kBlock] = norm.of_block(gradient.scalar_type(),
+                                         elements + static_cast<size_t>(at - parameter->begin) * gradient.itemsize(),
+                                         std::min(parameter->end - at, kBlock));
+    }
+    sum += GradientNorm::blocks_of(parameter->tensor.numel());
+  }
+  const OperationLabel label("the norm of the gradients");
+  state_->all().all_reduce(sums);  // each block comes from one rank, so adding changes nothing
+  for (int64_t i = 0; i < blocks; ++i) norm.add(sums.const_data_ptr<double>()[i]);
+  const double found = norm.norm(), factor = max_norm / (found + 1e-6);
+  if (std::isnan(factor) || factor < 1)
+    for (const Unit::Parameter* parameter : trained)
+      if (at::Tensor gradient = parameter->part.grad(); gradient.defined()) gradient.mul_(factor);
+  return found;
+}
+
+StateDict FullySharded::state_dict() { return state_->state_dict(); }
+void FullySharded::load_state_dict(const StateDict& state) { state_->load_state_dict(state); }
+FullyShardedStats FullySharded::stats() const { return state_->stats(); }
+
+std::vector<Unit::Parameter*> FullySharded::State::trained() {
+  std::vector<Unit::Parameter*> all;
+  std::unordered_set<const Unit::Parameter*> seen;
+  for (const auto& item : module_->named_parameters())
+    if (item.value().defined() && item.value().requires_grad())
+      if (Unit::Parameter* parameter = &parameter_of(item.value()); seen.insert(parameter).second)
+        all.push_back(parameter);
+  return all;
+}
+
+Unit::Parameter& FullySharded::State::parameter_of(const at::Tensor& tensor) {
+  const auto found = parameters_.find(tensor.unsafeGetTensorImpl());
+  TORCH_CHECK(found != parameters_.end(), "FullyShardedDataParallel: a parameter of ", tensor.sizes(),
+              " is none that the module had when this object was made; layers cannot be added or replaced yet");
+  return *found->second;
+}
+
+void FullySharded::State::before_step() {
+  check_usable();
+  TORCH_CHECK(backward_.phase == Phase::kIdle, "FullyShardedDataParallel: step() was called within a backward");
+}
+
+void FullySharded::State::after_step() {
+  memory_.end_step();
+  gathering_.forget();
+  for (Unit& unit : units_) {
+    if (unit.stays_gathered()) unit.gather_changes();
+    for (const Unit::Parameter& parameter : unit.parameters())
+      if (parameter.part.grad().defined()) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+StateDict FullySharded::State::state_dict() {
+  const at::NoGradGuard no_grad;
+  check_usable();
+  const OperationLabel label("the state_dict() of a FullyShardedDataParallel");
+  std::unordered_map<const Unit::Parameter*, at::Tensor> values;
+  for (size_t number = 0; number < units_.size(); ++number) {
+    const Unit& unit = units_[number];
+    const at::Tensor memory = unit.stays_gathered() ? at::Tensor() : gathering_.read(number);
+    if (groups_.all().rank() != 0) continue;
+    for (const Unit::Parameter& parameter : unit.parameters())
+      values[&parameter] =
+          (memory.defined() ? Unit::view(memory.narrow(0, 0, unit.bytes()).view(unit.dtype()), parameter)
+                            : parameter.tensor.detach())
+              .clone();
+  }
+  StateDict state;
+  for (const auto& item : module_->named_parameters())
+    if (item.value().defined() && groups_.all().rank() == 0)
+      state.insert(item.key(), values.at(&parameter_of(item.value())));
+  return state;
+}
+
+void FullySharded::State::load_state_dict(const StateDict& state) {
+  const at::NoGradGuard no_grad;
+  check_usable();
+  TORCH_CHECK(backward_.phase == Phase::kIdle,
+              "FullyShardedDataParallel: load_state_dict() was called within a backward");
+  std::string problems;
+  for (const Unit& unit : units_)
+    for (const Unit::Parameter& parameter : unit.parameters()) {
+      const at::Tensor* given = state.find(parameter.name);
+      if (given == nullptr)
+        problems += "\n  missing: " + parameter.name;
+      else if (given->sizes() != parameter.tensor.sizes())
+        problems += c10::str("\n  shape of ", parameter.name, ": ", given->sizes(), " given, ",
+                             parameter.tensor.sizes(), " in the module");
+    }
+  for (const auto& item : state)
+    if (module_->named_parameters().find(item.key()) == nullptr) problems += "\n  unknown: " + item.key();
+  const auto all = groups_.all().all_gather_bytes(problems);
+  if (!problems.empty()) throw RefusedInput("the state does not fit the module:" + problems);
+  for (const std::string& other : all)
+    if (!other.empty()) throw RefusedInput("the state of another rank does not fit the module:" + other);
+  gathering_.forget();
+  for (Unit& unit : units_) {
+    const at::Tensor memory = at::zeros({unit.elements()}, unit.dtype());
+    for (const Unit::Parameter& parameter : unit.parameters())
+      Unit::view(memory, parameter).copy_(state[parameter.name]);
+    unit.set_from(memory);
+  }
+}
+
+FullyShardedStats FullySharded::State::stats() const {
+  FullyShardedStats stats{.gathers = gathering_.gathers(),
+                          .sent_bytes = gathering_.bytes_sent() + gradients_.bytes_sent()};
+  stats.gathered_bytes = gathering_.bytes();
+  for (const Unit& unit : units_) {
+    for (const Unit::Parameter& parameter : unit.parameters())
+      stats.parameter_bytes += static_cast<int64_t>(parameter.tensor.numel() * parameter.tensor.itemsize());
+    stats.part_bytes += unit.slice_bytes();
+    if (unit.stays_gathered()) stats.gathered_bytes += unit.bytes();
+  }
+  return stats;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,126 @@
+#include "fully_sharded/gathering.h"
+
+#include <algorithm>
+
+#include <ATen/ATen.h>
+
+#include "rank_page/operation_label.h"
+
+namespace lockstep::fully_sharded {
+
+Gathering::Gathering(const MachineGroups& groups, std::deque<Unit>& units, UseCheck& check)
+    : groups_(groups), units_(units), check_(check) {
+  int64_t bytes = 0;
+  for (const Unit& unit : units_)
+    if (!unit.stays_gathered()) bytes = std::max(bytes, unit.bytes());
+  if (bytes == 0) return;
+  for (Slot& slot : slots_) slot.memory = groups_.allocate_together(bytes, at::kByte);
+}
+
+Gathering::~Gathering() {
+  for (Slot& slot : slots_) {
+    if (!slot.under_way) continue;
+    try {  // nobody may write into memory that goes
+      slot.under_way->rows.wait();
+    } catch (const std::exception&) {  // whoever trains has been told already, or does not any more
+    }
+  }
+}
+
+Gathering::Slot* Gathering::slot_of(size_t unit) {
+  const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.unit == unit; });
+  return found == slots_.end() ? nullptr : &*found;
+}
+
+at::Tensor Gathering::memory_of(const Slot& slot) const {
+  const Unit& unit = units_[*slot.unit];
+  return slot.memory.narrow(0, 0, unit.bytes()).view(unit.dtype());
+}
+
+void Gathering::start(Slot& slot, size_t number, What what) {
+  const OperationLabel label("the gathering of a unit");
+  const Unit& unit = units_[number];
+  slot.unit = number;
+  const at::Tensor piece = unit.piece_of(memory_of(slot)).view({groups_.machines(), unit.slice_elements()});
+  UseCheck::Sent word = check_.send(*groups_.rail(), number, what);
+  slot.under_way.emplace(Slot::UnderWay{groups_.rail()->all_gather_async(piece, unit.slice()), std::move(word)});
+  ++gathers_;
+  bytes_sent_ += groups_.bytes_sent(unit.slice_bytes());
+}
+
+void Gathering::finish(Slot& slot) {
+  if (!slot.under_way) return;
+  const Slot::UnderWay under_way = std::move(*slot.under_way);
+  slot.under_way.reset();
+  under_way.rows.wait();
+  check_.finish(under_way.word);
+}
+
+Gathering::Slot& Gathering::bring(size_t unit, What what) {
+  Slot* slot = slot_of(unit);
+  const bool expected = slot != nullptr;
+  if (expected) finish(*slot);
+  // All ranks of the machine have left the unit before, and their rails' pieces of this one are there.
+  if (groups_.here() != nullptr) check_.meet(*groups_.here(), unit, what);
+  if (!expected) {
+    slot = &slots_[1 - last_slot_];
+    finish(*slot);
+    start(*slot, unit, what);
+    finish(*slot);
+    if (groups_.here() != nullptr) check_.meet(*groups_.here(), unit, what);
+  }
+  last_slot_ = static_cast<size_t>(slot - slots_.data());
+  return *slot;
+}
+
+std::optional<size_t> Gathering::next_after(const Use& use) const {
+  const auto found = learned_.find(use);
+  return found == learned_.end() ? std::nullopt : std::optional(found->second.second);
+}
+
+void Gathering::use(size_t number, What what, bool learn) {
+  const Use use{what, number};
+  if (open_ && *open_ != number) close(*open_);
+  if (learn && last_) learned_[*last_] = use;
+  // Until backward has been seen it is taken to go the way of forward, in reverse.
+  if (learn && last_ && what == What::kForward && last_->first == What::kForward)
+    learned_.try_emplace({What::kBackward, number}, Use{What::kBackward, last_->second});
+  if (learn) last_ = use;
+  Slot& slot = bring(number, what);
+  units_[number].open(memory_of(slot));
+  open_ = number;
+  const auto next = next_after(use);
+  if (!next || slot_of(*next) != nullptr) return;
+  Slot& free = slots_[1 - last_slot_];
+  finish(free);
+  start(free, *next, What::kForward);
+}
+
+void Gathering::close(size_t unit) {
+  if (open_ != unit) return;
+  units_[unit].close();
+  open_.reset();
+}
+
+const at::Tensor& Gathering::read(size_t unit) {
+  if (open_) close(*open_);
+  bring(unit, What::kForward);
+  return slots_[last_slot_].memory;
+}
+
+void Gathering::forget() {
+  if (open_) close(*open_);
+  for (Slot& slot : slots_) {
+    finish(slot);
+    slot.unit.reset();
+  }
+}
+
+int64_t Gathering::bytes() const {
+  int64_t bytes = 0;
+  for (const Slot& slot : slots_)
+    if (slot.memory.defined()) bytes += slot.memory.numel();
+  return bytes;
+}
+
+}  // namespace lockstep::fully_sharded

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/group.h>
+
+#include "collectives/machine_memory.h"
+
+namespace lockstep::fully_sharded {
+
+/// Where the ranks of a group are, and the groups in which they share out a unit. A machine is what shares memory: of
+/// an engine without shared memory, each rank by itself.
+///
+/// Rank `l` of each machine forms a rail with the ranks `l` of all others. A unit's memory is one piece for each rail,
+/// one after the other, and within it one slice for each machine. So a rail gathers its piece where it is to lie, and
+/// what a machine's ranks have computed is summed within the machine by a reduce_scatter to rails, and between machines
+/// by a reduce_scatter within each rail: the balanced tree over all ranks, of which each machine is a whole subtree.
+class MachineGroups {
+ public:
+  /// Every rank makes it. Throws on all ranks where the machines' ranks form no such subtrees.
+  explicit MachineGroups(const Group& group);
+
+  const Group& all() const { return all_; }
+  /// The ranks of this machine; null if there is only this one.
+  const Group* here() const { return here_ ? &*here_ : nullptr; }
+  /// The ranks of this rank's rail; null if there is one machine.
+  const Group* rail() const { return rail_ ? &*rail_ : nullptr; }
+
+  int machines() const { return all_.world_size() / ranks_here_; }
+  int ranks_here() const { return ranks_here_; }
+  int rank_here() const { return rank_here_; }
+  /// The number of this rank's slice among all ranks'.
+  int slice() const { return rank_here_ * machines() + all_.rank() / ranks_here_; }
+
+  /// Zeros that all ranks of the machine map. Every rank calls it.
+  at::Tensor allocate_together(int64_t elements, at::ScalarType dtype) const;
+  /// Memory that the ranks of the machine add up where it lies.
+  at::Tensor allocate_summed(int64_t elements, at::ScalarType dtype) const;
+  /// Returns when all ranks of the machine have called it.
+  void wait_for_machine() const {
+    if (here_) here_->barrier();
+  }
+  /// What one rank sends to the others of its rail when it gathers or adds up pieces of slices of so many bytes.
+  int64_t bytes_sent(int64_t slice_bytes) const { return slice_bytes * (machines() - 1); }
+
+ private:
+  const Group all_;
+  MachineMemory* const memory_;
+  int ranks_here_, rank_here_;
+  std::optional<Group> here_, rail_;
+};
+
+}  // namespace lockstep::fully_sharded

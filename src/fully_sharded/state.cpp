@@ -1,0 +1,152 @@
+#include "fully_sharded/state.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "base/error.h"
+#include "base/loop_begin.h"
+#include "rank_page/rank_board.h"
+#include "reducer/reduction_plan.h"
+
+namespace lockstep {
+
+using fully_sharded::Unit;
+using What = fully_sharded::UseCheck::What;
+
+namespace {
+
+const Group& checked(const Group& group) {
+  TORCH_CHECK(several_virtual_ranks(group) == nullptr,
+              "FullyShardedDataParallel: ranks that work for several virtual ranks each are not served yet; start as "
+              "many ranks as virtual ranks");
+  return group;
+}
+
+std::vector<std::string> names_of(const fully_sharded::FoundUnits& found) {
+  std::vector<std::string> names;
+  for (const auto& unit : found.units) names.push_back(unit.name);
+  return names;
+}
+
+void make(std::deque<Unit>& units, const fully_sharded::FoundUnits& found, const fully_sharded::MachineGroups& groups) {
+  for (const auto& unit : found.units)
+    units.emplace_back(unit.name, unit.parameters, groups,
+                       /*stays_gathered=*/unit.layer == nullptr || groups.machines() == 1);
+}
+
+}  // namespace
+
+FullySharded::State::State(std::shared_ptr<torch::nn::Module> module, const Group& group)
+    : module_(std::move(module)),
+      groups_(checked(group)),
+      found_(fully_sharded::find_units(*module_, group)),
+      check_(names_of(found_), group.rank()),
+      gathering_((make(units_, found_, groups_), groups_), units_, check_),
+      gradients_(groups_, units_, check_),
+      uses_(units_.size()) {
+  for (Unit& unit : units_)
+    for (Unit::Parameter& parameter : unit.parameters()) {
+      parameters_.emplace(parameter.tensor.unsafeGetTensorImpl(), &parameter);
+      if (parameter.tensor.requires_grad()) alarms_.emplace_back(parameter.tensor, [this] { backward_begins(); });
+    }
+  memory_.release_heap();  // where the parameters were
+}
+
+FullySharded::State::~State() = default;
+
+void FullySharded::State::attach() {
+  for (size_t number = 0; number < found_.units.size(); ++number)
+    if (detail::UnitBase* layer = found_.units[number].layer) layer->attach(weak_from_this(), number);
+}
+
+void FullySharded::State::check_usable() const {
+  TORCH_CHECK(
+      backward_.phase != Phase::kFailed,
+      "FullyShardedDataParallel: a backward has failed half way, so the ranks no longer agree on what comes next; "
+      "start again from the last state that was saved");
+  TORCH_CHECK(groups_.all().is_open(), "FullyShardedDataParallel: the Context that its group comes from is gone");
+}
+
+void FullySharded::State::begins(size_t number) {
+  check_usable();
+  TORCH_CHECK(backward_.phase != Phase::kBackward, "FullyShardedDataParallel: `", units_[number].name(),
+              "` was called within a backward, as activation checkpointing does, which units do not support yet");
+  const bool trains = at::GradMode::is_enabled();
+  TORCH_CHECK(!trains || uses_[number].expired(), "FullyShardedDataParallel: `", units_[number].name(),
+              "` was called a second time before the backward of the first call. Call it once in a forward, and run "
+              "forwards without backward under torch::NoGradGuard");
+  if (!units_[number].stays_gathered()) gathering_.use(number, What::kForward, /*learn=*/trains);
+}
+
+void FullySharded::State::returns(size_t number, const std::vector<at::Tensor>& outputs) {
+  if (!at::GradMode::is_enabled()) return;
+  const auto use = std::make_shared<Use>(Use{number});
+  for (const at::Tensor& output : outputs)
+    if (output.requires_grad())
+      output.register_hook([use, state = weak_from_this()](const at::Tensor&) {
+        const auto here = state.lock();
+        TORCH_CHECK(here, "FullyShardedDataParallel: it went before the backward of a forward through its units");
+        static_cast<State&>(*here).backward_reaches(*use);
+      });
+  uses_[number] = use;
+}
+
+void FullySharded::State::ends(size_t number) noexcept {
+  if (!units_[number].stays_gathered()) gathering_.close(number);
+}
+
+void FullySharded::State::backward_begins() {
+  if (backward_.phase == Phase::kBackward) return;
+  check_usable();
+  TORCH_CHECK(
+      is_stepped_,
+      "FullyShardedDataParallel: no optimizer steps its parts; make a lockstep::ZeroRedundancyOptimizer of this "
+      "model before the first backward. One that was made of the module's parameters would change nothing");
+  backward_.phase = Phase::kBackward;
+  ++backward_.number;
+  loop_begins();
+  at_end_of_outermost_backward({.finished = [state = shared_from_this()] { state->backward_ended(); },
+                                .nested = [] {},
+                                .abandoned =
+                                    [state = weak_from_this()] {
+                                      if (const auto here = state.lock())
+                                        static_cast<State&>(*here).backward_.phase = Phase::kFailed;
+                                    }});
+}
+
+void FullySharded::State::backward_reaches(Use& use) {
+  backward_begins();
+  if (use.backward == backward_.number) return;  // by another of its outputs
+  TORCH_CHECK(use.backward == 0, "FullyShardedDataParallel: a backward went through `", units_[use.unit].name(),
+              "` a second time (retain_graph); run one backward for each forward");
+  const at::NoGradGuard no_grad;
+  use.backward = backward_.number;
+  finish_open();
+  backward_.open = use.unit;
+  if (!units_[use.unit].stays_gathered()) gathering_.use(use.unit, What::kBackward, /*learn=*/true);
+}
+
+void FullySharded::State::finish_open() {
+  if (!backward_.open) return;
+  const size_t done = *std::exchange(backward_.open, std::nullopt);
+  gradients_.add(done);
+  if (!units_[done].stays_gathered()) gathering_.close(done);
+  uses_[done].reset();
+}
+
+void FullySharded::State::backward_ended() {
+  const at::NoGradGuard no_grad;
+  finish_open();
+  if (found_.units.back().layer == nullptr) gradients_.add(units_.size() - 1);
+  for (const Unit& unit : units_)
+    for (const Unit::Parameter& parameter : unit.parameters())
+      TORCH_CHECK(!parameter.tensor.grad().defined(), "FullyShardedDataParallel: a gradient of ", parameter.name,
+                  " came from outside of the backward of `", unit.name(),
+                  "`; use a unit's parameters in its forward only");
+  gradients_.finish();
+  for (auto& use : uses_) use.reset();
+  backward_.phase = Phase::kIdle;
+  own_page().count_step();
+}
+
+}  // namespace lockstep

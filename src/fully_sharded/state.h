@@ -1,0 +1,91 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include <lockstep/fully_sharded_data_parallel.h>
+
+#include "data_parallel/tensor_memory.h"
+#include "fully_sharded/found_units.h"
+#include "fully_sharded/gathering.h"
+#include "fully_sharded/gradient_parts.h"
+#include "fully_sharded/machine_groups.h"
+#include "fully_sharded/unit.h"
+#include "fully_sharded/use_check.h"
+#include "reducer/gradient_hook.h"
+
+namespace lockstep {
+
+/// What a FullyShardedDataParallel is made of, and when it does what. All of it happens on the thread that trains:
+///
+///     a unit's forward begins    it is gathered and opened; the next is on its way     Gathering
+///     a unit's forward ends      it is closed; its outputs get a hook                  Tensor::register_hook
+///     the hook: its backward     the unit whose backward came before is done: its      GradientParts
+///     begins                     gradients go to the parts; this one is opened
+///     the backward has ended     the last unit's gradients, and those of the rest
+///     the optimizer has stepped  what stays gathered is brought up to date             Unit::gather_changes
+///
+/// Autograd runs the node that was made last among those that it can run, so when a hook of an earlier unit is called,
+/// nothing of a later one is left to run, its gradients included.
+class FullySharded::State final : public detail::UnitCalls, public std::enable_shared_from_this<State> {
+ public:
+  State(std::shared_ptr<torch::nn::Module> module, const Group& group);
+  ~State() override;
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  /// The units tell this object.
+  void attach();
+
+  void begins(size_t unit) override;
+  void returns(size_t unit, const std::vector<at::Tensor>& outputs) override;
+  void ends(size_t unit) noexcept override;
+
+  void check_usable() const;
+  const Group& all() const { return groups_.all(); }
+  /// What the model trains, in the order of the module.
+  std::vector<fully_sharded::Unit::Parameter*> trained();
+  fully_sharded::Unit::Parameter& parameter_of(const at::Tensor& tensor);
+  void expect_steps() { is_stepped_ = true; }
+  void before_step();
+  void after_step();
+  StateDict state_dict();
+  void load_state_dict(const StateDict& state);
+  FullyShardedStats stats() const;
+
+ private:
+  enum class Phase { kIdle, kBackward, kFailed };
+  struct Backward {
+    Phase phase = Phase::kIdle;
+    int number = 0;                   ///< of the last one that has begun
+    std::optional<size_t> open = {};  ///< the unit whose backward is running
+  };
+  /// A unit's forward that a backward may follow: as long as its graph is there.
+  struct Use {
+    size_t unit;
+    int backward = 0;  ///< in which it was seen; 0: none
+  };
+
+  void backward_reaches(Use& use);
+  void backward_begins();
+  void finish_open();
+  void backward_ended();
+
+  TensorMemory memory_{/*keep=*/true};
+  const std::shared_ptr<torch::nn::Module> module_;
+  const fully_sharded::MachineGroups groups_;
+  const fully_sharded::FoundUnits found_;
+  fully_sharded::UseCheck check_;
+  std::deque<fully_sharded::Unit> units_;
+  std::unordered_map<const c10::TensorImpl*, fully_sharded::Unit::Parameter*> parameters_;
+  fully_sharded::Gathering gathering_;
+  fully_sharded::GradientParts gradients_;
+  std::deque<GradientAlarm> alarms_;
+  std::vector<std::weak_ptr<Use>> uses_;  ///< of each unit, the last
+  Backward backward_;
+  bool is_stepped_ = false;  ///< an optimizer was made
+};
+
+}  // namespace lockstep

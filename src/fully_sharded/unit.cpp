@@ -1,0 +1,115 @@
+#include "fully_sharded/unit.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "rank_page/operation_label.h"
+
+namespace lockstep::fully_sharded {
+namespace {
+
+c10::DataPtr borrowed(void* memory) { return {memory, at::kCPU}; }
+
+}  // namespace
+
+Unit::Unit(std::string name, const NamedTensors& parameters, const MachineGroups& groups, bool stays_gathered)
+    : name_(std::move(name)), groups_(groups), dtype_(parameters.front().second.scalar_type()) {
+  const at::NoGradGuard no_grad;
+  std::vector<int64_t> elements;
+  for (const auto& [parameter, tensor] : parameters) elements.push_back(tensor.numel());
+  layout_ = UnitLayout::of(elements, groups_.all().world_size());
+  if (stays_gathered) whole_ = groups_.allocate_together(this->elements(), dtype_);
+  slice_ = stays_gathered ? whole_.narrow(0, groups_.slice() * layout_.slice, layout_.slice)
+                          : at::zeros({layout_.slice}, dtype_);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [full_name, tensor] = parameters[i];
+    Parameter one{.name = full_name, .tensor = tensor, .offset = layout_.offsets[i]};
+    std::tie(one.begin, one.end) = layout_.part_of(one.offset, tensor.numel(), groups_.slice());
+    const int64_t first = one.begin < one.end ? one.offset + one.begin - groups_.slice() * layout_.slice : 0;
+    one.part = slice_.narrow(0, first, std::max<int64_t>(0, one.end - one.begin)).detach();
+    one.part.set_requires_grad(tensor.requires_grad());
+    parameters_.push_back(std::move(one));
+  }
+  adopt_initial_values();
+  if (!stays_gathered)
+    storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes()),
+                                                     borrowed(nullptr), /*allocator=*/nullptr, /*resizable=*/false);
+  for (const Parameter& parameter : parameters_)
+    at::Tensor(parameter.tensor)
+        .set_(stays_gathered ? whole_.storage() : storage_, parameter.offset, parameter.tensor.sizes(),
+              parameter.tensor.strides());
+  if (!stays_gathered) close();
+}
+
+Unit::~Unit() {
+  const at::NoGradGuard no_grad;
+  if (!stays_gathered()) {
+    close_with(
+        "went with the FullyShardedDataParallel that held it once over all machines; take its state_dict() before that "
+        "object goes");
+    return;
+  }
+  for (const Parameter& parameter : parameters_) {
+    if (!parameter.tensor.is_alias_of(whole_)) continue;
+    try {
+      at::Tensor(parameter.tensor).set_(parameter.tensor.clone());
+    } catch (const std::exception&) {  // no memory: it stays where it lies, which keeps that
+    }
+  }
+}
+
+void Unit::adopt_initial_values() {
+  const OperationLabel label("the parameters of a unit");
+  const at::Tensor memory = at::zeros({elements()}, dtype_);
+  if (groups_.all().rank() == 0)
+    for (const Parameter& parameter : parameters_) view(memory, parameter).copy_(parameter.tensor);
+  groups_.all().broadcast(memory);
+  set_from(memory);
+}
+
+void Unit::set_from(const at::Tensor& memory) {
+  if (stays_gathered()) {
+    piece_of(whole_).copy_(piece_of(memory));
+    groups_.wait_for_machine();
+  } else {
+    slice_.copy_(memory.narrow(0, groups_.slice() * layout_.slice, layout_.slice));
+  }
+}
+
+at::Tensor Unit::piece_of(const at::Tensor& memory) const {
+  const int64_t piece = layout_.slice * groups_.machines();
+  return memory.narrow(0, groups_.rank_here() * piece, piece);
+}
+
+at::Tensor Unit::view(const at::Tensor& memory, const Parameter& parameter) {
+  return memory.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(),
+                           memory.storage_offset() + parameter.offset);
+}
+
+void Unit::open(const at::Tensor& memory) {
+  c10::StorageImpl* storage = storage_.unsafeGetStorageImpl();
+  storage->clear_data_ptr_access_error_msg_();
+  storage->set_data_ptr_noswap(borrowed(memory.mutable_data_ptr()));
+}
+
+void Unit::close() {
+  close_with("is not gathered: its machines hold a part each, and bring them together only while `" + name_ +
+             "` is called and in its backward. Read it in that layer's forward, or by the model's state_dict()");
+}
+
+void Unit::close_with(const std::string& why) {
+  c10::StorageImpl* storage = storage_.unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(borrowed(nullptr));
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_("FullyShardedDataParallel: a parameter of `" + name_ +
+                                                                "` " + why);
+}
+
+void Unit::gather_changes() {
+  if (const Group* rail = groups_.rail()) {
+    const at::Tensor piece = piece_of(whole_);
+    rail->all_gather_into_tensor(piece.view({groups_.machines(), layout_.slice}), slice_);
+  }
+  groups_.wait_for_machine();
+}
+
+}  // namespace lockstep::fully_sharded

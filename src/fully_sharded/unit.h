@@ -1,0 +1,78 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <lockstep/named_tensors.h>
+
+#include "fully_sharded/machine_groups.h"
+#include "fully_sharded/unit_layout.h"
+
+namespace lockstep::fully_sharded {
+
+/// The parameters of a layer, or those that are in no such layer. This rank has one slice of their memory. All of it is
+/// there while the unit is open; the parameters of a closed one throw when they are read. A unit that stays gathered is
+/// always open, and its slice lies within its memory, which all ranks of the machine share.
+///
+/// The parameters stay the tensors that they were. They lie in one storage, whose memory comes and goes: what autograd
+/// has saved of them for backward, views included, is right again when the unit has been gathered for that.
+class Unit {
+ public:
+  struct Parameter {
+    std::string name;
+    at::Tensor tensor;
+    int64_t offset;              ///< in the unit's memory
+    int64_t begin = 0, end = 0;  ///< of its elements, in the order of memory: those in this rank's slice
+    at::Tensor part = {};        ///< these, flat: a leaf, whose .grad is theirs
+  };
+
+  /// Takes rank 0's values, and the parameters' own memory goes. Every rank makes it.
+  Unit(std::string name, const NamedTensors& parameters, const MachineGroups& groups, bool stays_gathered);
+  ~Unit();
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+
+  const std::string& name() const { return name_; }
+  std::vector<Parameter>& parameters() { return parameters_; }
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  at::ScalarType dtype() const { return dtype_; }
+  bool stays_gathered() const { return whole_.defined(); }
+  int64_t slice_elements() const { return layout_.slice; }
+  int64_t slice_bytes() const { return layout_.slice * static_cast<int64_t>(c10::elementSize(dtype_)); }
+  int64_t elements() const { return layout_.slice * groups_.all().world_size(); }
+  int64_t bytes() const { return slice_bytes() * groups_.all().world_size(); }
+  /// This rank's slice of the parameters.
+  const at::Tensor& slice() const { return slice_; }
+  /// This rank's rail's piece of [elements()] of memory.
+  at::Tensor piece_of(const at::Tensor& memory) const;
+  /// A parameter's place in memory of [elements()], in its shape.
+  static at::Tensor view(const at::Tensor& memory, const Parameter& parameter);
+
+  /// Its parameters are in `memory`, [elements()], until close().
+  void open(const at::Tensor& memory);
+  void close();
+
+  /// Of one that stays gathered, after the ranks have changed their slices: brings those of other machines, and waits
+  /// for the ranks of this one. Every rank calls it.
+  void gather_changes();
+  /// Sets this rank's slice, and what this rank's rail holds of memory that stays gathered, from whole parameters.
+  void set_from(const at::Tensor& memory);
+
+ private:
+  void adopt_initial_values();
+  void close_with(const std::string& why);
+
+  const std::string name_;
+  const MachineGroups& groups_;
+  at::ScalarType dtype_;
+  UnitLayout layout_;
+  std::vector<Parameter> parameters_;
+  at::Tensor slice_;
+  at::Tensor whole_;      ///< of one that stays gathered
+  c10::Storage storage_;  ///< of the parameters, otherwise
+};
+
+}  // namespace lockstep::fully_sharded

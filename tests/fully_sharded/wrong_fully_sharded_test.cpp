@@ -1,0 +1,226 @@
+// Programs that would train with wrong numbers, or never end: each is told what is wrong. And what is not wrong, though
+// it looks so.
+
+#include <lockstep/fully_sharded_data_parallel.h>
+
+#include <gtest/gtest.h>
+#include <lockstep/checkpoint.h>
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include "fully_sharded/small_gpt.h"
+#include "support/complaint.h"
+
+namespace lockstep::wrong_fully_sharded_test {
+namespace {
+
+using namespace testing;  // NOLINT
+using torch::optim::SGDOptions;
+
+const Engine kMachines{2, "hierarchical", "ab"}, kOneMachine{2, "shm"};
+
+void expect(const std::string& said, const std::string& words) {
+  EXPECT_NE(said.find(words), std::string::npos) << "it says: " << said;
+}
+
+/// What a rank is told, by either kind of error.
+std::string told(const std::function<void()>& body) {
+  try {
+    return complaint(body);
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+/// A model of two machines that can train.
+struct Training {
+  explicit Training(const Context& context) : model(net, context), optimizer(model, SGDOptions(0.1)) {}
+  at::Tensor loss(int step) {
+    const at::Tensor text = text_of(step, 0);
+    return loss_of(model(text), text);
+  }
+  SmallGpt net{3};
+  FullyShardedDataParallel<SmallGpt> model;
+  ZeroRedundancyOptimizer<torch::optim::SGD> optimizer;
+};
+
+TEST(WrongFullySharded, AParameterReadOutsideOfItsUnit) {
+  run_alike(kMachines, [](Context& context) {
+    Training training(context);
+    const at::Tensor weight = training.net->parameters()[3];
+    for (int again = 0; again < 2; ++again) {
+      const std::string words = "a parameter of `layers.0` is not gathered";
+      expect(told([&] { (void)(weight + 1); }), words);
+      expect(told([&] { (void)weight.sum().item<float>(); }), words);
+      expect(told([&] { (void)weight.detach().clone(); }), words);
+      expect(told([&] { (void)weight.const_data_ptr(); }), words);
+      expect(told([&] { torch::nn::init::zeros_(weight); }), words);
+      expect(told([&] { (void)hash(state_dict(*training.net)); }), words);
+      training.loss(0).backward();
+      training.optimizer.step();
+    }
+    EXPECT_TRUE(training.net->head->weight.sum().isfinite().item<bool>()) << "what is in no unit can be read";
+  });
+}
+
+TEST(WrongFullySharded, AModelThatIsGone) {
+  run_alike(kMachines, [](Context& context) {
+    SmallGpt net(3);
+    at::Tensor loss;
+    {
+      FullyShardedDataParallel model(net, context);
+      loss = loss_of(model(text_of(0, 0)), text_of(0, 0));
+    }
+    expect(told([&] { (void)net->forward(text_of(0, 0)); }), "went with the FullyShardedDataParallel");
+    EXPECT_FALSE(told([&] { loss.backward(); }).empty());
+    EXPECT_TRUE(net->head->weight.sum().isfinite().item<bool>());
+  });
+  run_alike(kOneMachine, [](Context& context) {
+    SmallGpt net(3), plain(3);
+    { const FullyShardedDataParallel model(net, context); }
+    EXPECT_EQ(hash(state_dict(*net)), hash(state_dict(*plain)));
+  });
+}
+
+TEST(WrongFullySharded, AUnitThatIsCalledTwice) {
+  for (const Engine& engine : {kMachines, kOneMachine})
+    run_alike(engine, [](Context& context) {
+      Training training(context);
+      const at::Tensor first = training.loss(0);
+      expect(told([&] { (void)training.loss(1); }), "`layers.0` was called a second time");
+      first.backward();
+      training.optimizer.step();
+      { (void)training.loss(1); }  // its graph goes at once: nobody can run a backward
+      training.loss(2).backward();
+      training.optimizer.step();
+    });
+}
+
+TEST(WrongFullySharded, ABackwardThatGoesTwice) {
+  run_alike(kMachines, [](Context& context) {
+    Training training(context);
+    const at::Tensor loss = training.loss(0);
+    loss.backward({}, /*retain_graph=*/true);
+    expect(told([&] { loss.backward(); }), "a second time (retain_graph)");
+    expect(told([&] { (void)training.loss(0); }), "a backward has failed half way");
+  });
+}
+
+TEST(WrongFullySharded, RanksThatCallDifferentUnits) {
+  for (const Engine& engine : {kMachines, Engine{4, "hierarchical", "aabb"}, Engine{2, "gloo"}})
+    run_alike(engine, [](Context& context) {
+      Training training(context);
+      training.loss(0).backward();
+      training.optimizer.step();
+      const at::Tensor x = at::ones({2, SmallGptImpl::kWidth});
+      const size_t odd = context.rank() == context.world_size() - 1 ? 1 : 0;
+      const std::string said = told([&] {
+        const torch::NoGradGuard no_grad;
+        (void)training.net->layers->at<detail::Unit<BlockImpl>>(odd).forward(x);
+      });
+      if (context.world_size() == 2) {
+        expect(said, "the ranks use different units");
+        expect(said, "the forward of `layers.0`");
+        expect(said, "the forward of `layers.1`");
+      } else {
+        EXPECT_FALSE(said.empty());
+      }
+    });
+}
+
+TEST(WrongFullySharded, AnOptimizerOfTheModule) {
+  run_alike(kMachines, [](Context& context) {
+    SmallGpt net(3);
+    FullyShardedDataParallel model(net, context);
+    torch::optim::SGD optimizer(net->parameters(), SGDOptions(0.1));
+    expect(told([&] { loss_of(model(text_of(0, 0)), text_of(0, 0)).backward(); }), "no optimizer steps its parts");
+  });
+}
+
+TEST(WrongFullySharded, StepsThatDiffer) {
+  run_alike(kMachines, [](Context& context) {
+    Training training(context);
+    training.loss(0).backward();
+    if (context.rank() == 1) static_cast<SGDOptions&>(training.optimizer.param_groups()[0].options()).lr(0.2);
+    expect(told([&] { training.optimizer.step(); }), "the ranks are about to take different steps");
+  });
+}
+
+TEST(WrongFullySharded, StateThatIsNotWhole) {
+  run_alike(kMachines, [](Context& context) {
+    Training training(context);
+    training.loss(0).backward();
+    training.optimizer.step();
+    expect(told([&] { (void)optimizer_state_dict(training.optimizer); }), "saving or loading it is not there yet");
+    StateDict state = training.model.state_dict();
+    EXPECT_EQ(state.is_empty(), context.rank() != 0);
+    state.clear();
+    expect(told([&] { training.model.load_state_dict(state); }), "missing: layers.0");
+  });
+}
+
+struct PlainImpl : torch::nn::Module {
+  template <typename Make>
+  explicit PlainImpl(const Make& make) {
+    make(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+using Plain = PlainImpl;
+
+std::string refused(const Context& context, const std::function<void(Plain&)>& make) {
+  return told([&] { const FullyShardedDataParallel model(std::make_shared<Plain>(make), context); });
+}
+
+TEST(WrongFullySharded, ModulesThatItDoesNotTake) {
+  using Linear = torch::nn::Linear;
+  run_alike(kMachines, [](Context& context) {
+    const auto unit = [] { return ShardedUnit<Linear>(4, 4); };
+    expect(refused(context, [](Plain& net) { net.register_module("plain", Linear(4, 4)); }), "the module has no units");
+    expect(refused(context,
+                   [&](Plain& net) {
+                     net.register_module("unit", unit());
+                     net.register_buffer("mask", at::ones({3}));
+                   }),
+           "the module has the buffer mask");
+    expect(refused(context,
+                   [&](Plain& net) {
+                     auto one = unit();
+                     net.register_module("one", one);
+                     net.register_module("two", one);
+                   }),
+           "one and two are one ShardedUnit");
+    expect(refused(context,
+                   [&](Plain& net) {
+                     auto one = unit();
+                     auto head = Linear(4, 4);
+                     net.register_module("one", one);
+                     net.register_module("head", head);
+                     head->weight = head->register_parameter("tied", one->weight);
+                   }),
+           "belong to different units");
+    expect(refused(context, [&](Plain& net) { net.register_module("unit", unit())->to(at::kBFloat16); }),
+           "is neither float nor double");
+    expect(refused(context,
+                   [&](Plain& net) {
+                     net.register_module("unit", context.rank() == 0 ? unit() : ShardedUnit<Linear>(4, 5));
+                   }),
+           "the ranks do not hold the same model");
+    expect(
+        refused(context, [&](Plain& net) { net.register_module("outer", unit())->register_module("inner", unit()); }),
+        "is a ShardedUnit within outer");
+  });
+}
+
+TEST(WrongFullySharded, MachinesThatItDoesNotTake) {
+  for (const auto& [machines, words] : {std::pair{"aab", "start as many ranks on each machine"},
+                                        {"abab", "must have neighbouring numbers"},
+                                        {"aaabbb", "start 1, 2, 4, 8"}})
+    run_alike({static_cast<int>(std::string(machines).size()), "hierarchical", machines},
+              [words = words](Context& context) {
+                SmallGpt net(2);
+                expect(told([&] { const FullyShardedDataParallel model(net, context); }), words);
+              });
+}
+
+}  // namespace
+}  // namespace lockstep::wrong_fully_sharded_test
