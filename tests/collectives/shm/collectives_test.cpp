@@ -113,7 +113,7 @@ TEST_P(Collectives, AllGather) {
     input.fill(0, block(me, 0, c.bytes));
     Request task = request(OperationKind::kAllGather, c.bytes, 0, input.data(), output.data());
     if (c.lists) task.make_pieces().outputs = pointers<void*>(output.data(), c.bytes, n), task.output = nullptr;
-    group.run(task, kTestTimeout);
+    group.run(Request(task), kTestTimeout);
     for (int r = 0; r < n; ++r)
       ASSERT_TRUE(output.holds(static_cast<size_t>(r) * c.bytes, block(r, 0, c.bytes))) << c.bytes << " from " << r;
   });
@@ -171,7 +171,7 @@ TEST_P(Collectives, Gather) {
     input.fill(0, block(me, 0, c.bytes));
     Request task = request(OperationKind::kGather, c.bytes, root, input.data(), me == root ? output.data() : nullptr);
     if (c.lists && me == root) task.make_pieces().outputs = pointers<void*>(output.data(), c.bytes, n);
-    group.run(task, kTestTimeout);
+    group.run(Request(task), kTestTimeout);
     for (int r = 0; r < n && me == root; ++r)
       ASSERT_TRUE(output.holds(static_cast<size_t>(r) * c.bytes, block(r, 0, c.bytes))) << c.bytes << " from " << r;
     ASSERT_TRUE(me == root || output.untouched());
@@ -185,7 +185,7 @@ TEST_P(Collectives, Scatter) {
     for (int r = 0; r < n; ++r) input.fill(static_cast<size_t>(r) * c.bytes, block(me, r, c.bytes));
     Request task = request(OperationKind::kScatter, c.bytes, root, me == root ? input.data() : nullptr, output.data());
     if (c.lists && me == root) task.make_pieces().inputs = pointers<const void*>(input.data(), c.bytes, n);
-    group.run(task, kTestTimeout);
+    group.run(Request(task), kTestTimeout);
     ASSERT_TRUE(output.holds(0, block(root, me, c.bytes))) << c.bytes;
   });
 }
@@ -199,7 +199,7 @@ TEST_P(Collectives, AllToAll) {
     Request task = request(OperationKind::kAllToAll, c.bytes, 0, input.data(), output.data());
     if (c.lists) task.make_pieces().inputs = pointers<const void*>(input.data(), c.bytes, n);
     if (c.lists) task.make_pieces().outputs = pointers<void*>(output.data(), c.bytes, n);
-    group.run(task, kTestTimeout);
+    group.run(Request(task), kTestTimeout);
     for (int r = 0; r < n; ++r)
       ASSERT_TRUE(output.holds(static_cast<size_t>(r) * c.bytes, block(r, me, c.bytes))) << c.bytes << " from " << r;
   });
@@ -222,7 +222,7 @@ TEST_P(Collectives, AllToAllWithUnevenSplits) {
       for (size_t r = 0; r < n; at += 2 * count(me, r++))
         input.fill(at, block(static_cast<int>(me), static_cast<int>(r), 2 * count(me, r)));
       task.input = input.data(), task.output = output.data();
-      group.run(task, kTestTimeout);
+      group.run(Request(task), kTestTimeout);
       at = 0;
       for (size_t r = 0; r < n; at += 2 * count(r, me), ++r)
         ASSERT_TRUE(output.holds(at, block(static_cast<int>(r), static_cast<int>(me), 2 * count(r, me)))) << r;
@@ -271,12 +271,12 @@ TEST_P(Collectives, ReduceAndReduceScatter) {
       Request task{.kind = OperationKind::kReduceScatter, .type = type, .op = op, .count = count};
       task.input = input.data(), task.output = output.data();
       if (c.lists) task.make_pieces().inputs = pointers<const void*>(input.data(), bytes, n);
-      group.run(task, kTestTimeout);
+      group.run(Request(task), kTestTimeout);
       ASSERT_TRUE(output.holds(0, expected(me))) << name(type) << " " << count;
 
       task = {.kind = OperationKind::kReduce, .type = type, .op = op, .root = root, .count = count};
       task.input = input.data(), task.output = me == root ? input.data() : nullptr;  // in place
-      group.run(task, kTestTimeout);
+      group.run(Request(task), kTestTimeout);
       ASSERT_TRUE(me == root ? input.holds(0, expected(0)) : input.holds(0, inputs[static_cast<size_t>(me)])) << count;
     }
   });
@@ -301,7 +301,7 @@ TEST_P(Collectives, EveryReductionOfEveryType) {
           if (!is_meaningful(type, op)) {
             for (OperationKind kind : {task.kind, OperationKind::kReduceScatter, OperationKind::kAllReduce}) {
               task.kind = kind;
-              ASSERT_THROW(group.run(task, kTestTimeout), Error) << what;
+              ASSERT_THROW(group.run(Request(task), kTestTimeout), Error) << what;
             }
             continue;
           }
@@ -314,14 +314,14 @@ TEST_P(Collectives, EveryReductionOfEveryType) {
           Buffer input(group, bytes * blocks, o % 2 == 0), output(group, bytes, t % 2 == 0);
           input.fill(0, inputs[static_cast<size_t>(me)]);
           task.input = input.data(), task.output = me == root ? output.data() : nullptr;
-          group.run(task, kTestTimeout);
+          group.run(Request(task), kTestTimeout);
           ASSERT_TRUE(me == root ? output.holds(0, block_of(0)) : output.untouched()) << what;
           task.kind = OperationKind::kReduceScatter, task.output = output.data();
-          group.run(task, kTestTimeout);
+          group.run(Request(task), kTestTimeout);
           ASSERT_TRUE(output.holds(0, block_of(me))) << what;
           ASSERT_TRUE(input.holds(0, inputs[static_cast<size_t>(me)])) << what;
           task.kind = OperationKind::kAllReduce;
-          group.run(task, kTestTimeout);
+          group.run(Request(task), kTestTimeout);
           ASSERT_TRUE(output.holds(0, block_of(0))) << what;
         }
   });
