@@ -120,6 +120,7 @@ Unit::Parameter& FullySharded::State::parameter_of(const at::Tensor& tensor) {
 void FullySharded::State::before_step() {
   check_usable();
   TORCH_CHECK(backward_.phase == Phase::kIdle, "FullyShardedDataParallel: step() was called within a backward");
+  check_unchanged();
 }
 
 void FullySharded::State::after_step() {
@@ -129,12 +130,14 @@ void FullySharded::State::after_step() {
     if (unit.stays_gathered()) unit.gather_changes();
     for (const Unit::Parameter& parameter : unit.parameters())
       if (parameter.part.grad().defined()) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+    unit.remember();
   }
 }
 
 StateDict FullySharded::State::state_dict() {
   const at::NoGradGuard no_grad;
   check_usable();
+  check_unchanged();
   const OperationLabel label("the state_dict() of a FullyShardedDataParallel");
   std::unordered_map<const Unit::Parameter*, at::Tensor> values;
   for (size_t number = 0; number < units_.size(); ++number) {
@@ -181,6 +184,7 @@ void FullySharded::State::load_state_dict(const StateDict& state) {
     for (const Unit::Parameter& parameter : unit.parameters())
       Unit::view(memory, parameter).copy_(state[parameter.name]);
     unit.set_from(memory);
+    unit.remember();
   }
 }
 

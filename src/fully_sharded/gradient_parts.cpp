@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/error.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::fully_sharded {
@@ -35,7 +36,7 @@ GradientParts::GradientParts(const MachineGroups& groups, std::deque<Unit>& unit
   gradients_ = groups_.allocate_summed(bytes, at::kByte);
   if (groups_.here() != nullptr && groups_.rail() != nullptr)
     rail_sums_ = at::empty({bytes / groups_.ranks_here()}, at::kByte);
-  used_ = at::zeros({static_cast<int64_t>(parameters)}, at::kInt);
+  used_ = at::zeros({static_cast<int64_t>(parameters) + 2}, at::kInt);
 }
 
 void GradientParts::collect(Unit& unit, size_t number, const at::Tensor& memory) {
@@ -83,6 +84,7 @@ at::Tensor GradientParts::memory_for_sums(size_t number) {
   const Unit& unit = units_[number];
   const bool adds_up = std::any_of(unit.parameters().begin(), unit.parameters().end(),
                                    [](const Unit::Parameter& one) { return one.part.grad().defined(); });
+  adding_up_ += adds_up;
   if (adds_up) return at::empty({unit.slice_elements()}, unit.dtype());
   if (!kept_[number].defined()) kept_[number] = at::empty({unit.slice_elements()}, unit.dtype());
   return kept_[number];
@@ -99,8 +101,19 @@ void GradientParts::finish_under_way() {
 void GradientParts::finish() {
   const OperationLabel label("the end of a backward of a FullyShardedDataParallel");
   finish_under_way();
+  auto* used = used_.mutable_data_ptr<int32_t>();
+  int32_t* const adding = used + used_.numel() - 2;
+  adding[0] = adding_up_;
+  adding[1] = adding_up_ * adding_up_;
   groups_.all().all_reduce(used_);
-  const auto* used = used_.const_data_ptr<int32_t>();
+  // Numbers are equal where their squares are no more than they must be.
+  const int64_t total = adding[0], ranks = groups_.all().world_size();
+  if (adding[1] * ranks != total * total)
+    throw Error(
+        "FullyShardedDataParallel: before this backward some ranks had gradients of earlier ones and others had "
+        "none; rank " +
+        std::to_string(groups_.all().rank()) + " had them of " + std::to_string(adding_up_) +
+        " units. Every rank calls the optimizer's zero_grad() and step() after the same backward passes");
   for (size_t number = 0; number < units_.size(); ++number) {
     const at::Tensor sum = std::exchange(sums_[number], {});
     if (!sum.defined()) continue;
@@ -121,11 +134,7 @@ void GradientParts::finish() {
     }
   }
   used_.zero_();
-}
-
-void GradientParts::abandon() {
-  used_.zero_();
-  for (at::Tensor& sum : sums_) sum.reset();
+  adding_up_ = 0;
 }
 
 }  // namespace lockstep::fully_sharded

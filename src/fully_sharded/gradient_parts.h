@@ -24,10 +24,7 @@ class GradientParts {
   /// The mean over the ranks, into the parts' .grad, or added to it. A parameter that no rank has used keeps it. Every
   /// rank calls it at the end of a backward.
   void finish();
-  /// A backward has failed.
-  void abandon();
 
-  int64_t bytes() const { return gradients_.defined() ? static_cast<int64_t>(gradients_.nbytes()) : 0; }
   int64_t bytes_sent() const { return bytes_sent_; }
 
  private:
@@ -47,7 +44,8 @@ class GradientParts {
   std::vector<at::Tensor> kept_;    ///< where a unit's sums lie that parts have as .grad
   std::vector<at::Tensor> sums_;    ///< of this backward, by unit: this rank's slice
   std::vector<size_t> first_flag_;  ///< of each unit, in used_
-  at::Tensor used_;                 ///< whether this rank has reached each parameter
+  at::Tensor used_;                 ///< whether this rank has reached each parameter; then what all must have alike
+  int32_t adding_up_ = 0;           ///< units whose parts had a gradient before this backward
   std::optional<UnderWay> under_way_;
   int64_t bytes_sent_ = 0;
 };

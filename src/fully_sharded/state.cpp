@@ -67,6 +67,15 @@ void FullySharded::State::check_usable() const {
   TORCH_CHECK(groups_.all().is_open(), "FullyShardedDataParallel: the Context that its group comes from is gone");
 }
 
+void FullySharded::State::check_unchanged() const {
+  for (const Unit& unit : units_) {
+    const std::string name = unit.changed();
+    TORCH_CHECK(name.empty(), "FullyShardedDataParallel: ", name,
+                " was changed by something else than the optimizer that steps the parts, or moved to other memory, and "
+                "the other ranks' parts do not know of it; set parameters by load_state_dict() of this model");
+  }
+}
+
 void FullySharded::State::begins(size_t number) {
   check_usable();
   TORCH_CHECK(backward_.phase != Phase::kBackward, "FullyShardedDataParallel: `", units_[number].name(),
@@ -98,6 +107,7 @@ void FullySharded::State::ends(size_t number) noexcept {
 void FullySharded::State::backward_begins() {
   if (backward_.phase == Phase::kBackward) return;
   check_usable();
+  check_unchanged();
   TORCH_CHECK(
       is_stepped_,
       "FullyShardedDataParallel: no optimizer steps its parts; make a lockstep::ZeroRedundancyOptimizer of this "

@@ -44,6 +44,8 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   void ends(size_t unit) noexcept override;
 
   void check_usable() const;
+  /// TORCH_CHECK fails if something else than this has changed a parameter.
+  void check_unchanged() const;
   const Group& all() const { return groups_.all(); }
   /// What the model trains, in the order of the module.
   std::vector<fully_sharded::Unit::Parameter*> trained();

@@ -39,6 +39,7 @@ Unit::Unit(std::string name, const NamedTensors& parameters, const MachineGroups
         .set_(stays_gathered ? whole_.storage() : storage_, parameter.offset, parameter.tensor.sizes(),
               parameter.tensor.strides());
   if (!stays_gathered) close();
+  remember();
 }
 
 Unit::~Unit() {
@@ -102,6 +103,19 @@ void Unit::close_with(const std::string& why) {
   storage->set_data_ptr_noswap(borrowed(nullptr));
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_("FullyShardedDataParallel: a parameter of `" + name_ +
                                                                 "` " + why);
+}
+
+void Unit::remember() {
+  for (Parameter& parameter : parameters_) parameter.version = parameter.tensor._version();
+}
+
+std::string Unit::changed() const {
+  const c10::StorageImpl* storage = (stays_gathered() ? whole_.storage() : storage_).unsafeGetStorageImpl();
+  for (const Parameter& parameter : parameters_)
+    if (parameter.version != parameter.tensor._version() ||
+        parameter.tensor.storage().unsafeGetStorageImpl() != storage)
+      return parameter.name;
+  return "";
 }
 
 void Unit::gather_changes() {

@@ -27,6 +27,7 @@ class Unit {
     int64_t offset;              ///< in the unit's memory
     int64_t begin = 0, end = 0;  ///< of its elements, in the order of memory: those in this rank's slice
     at::Tensor part = {};        ///< these, flat: a leaf, whose .grad is theirs
+    int64_t version = 0;         ///< of the tensor, when it was right
   };
 
   /// Takes rank 0's values, and the parameters' own memory goes. Every rank makes it.
@@ -58,6 +59,11 @@ class Unit {
   /// Of one that stays gathered, after the ranks have changed their slices: brings those of other machines, and waits
   /// for the ranks of this one. Every rank calls it.
   void gather_changes();
+  /// The parameters are as they should be.
+  void remember();
+  /// The name of one that something else has changed since, or given other memory; empty if there is none. What goes
+  /// around autograd's versions, as data() does, is not seen.
+  std::string changed() const;
   /// Sets this rank's slice, and what this rank's rail holds of memory that stays gathered, from whole parameters.
   void set_from(const at::Tensor& memory);
 

@@ -145,6 +145,41 @@ TEST(WrongFullySharded, StepsThatDiffer) {
   });
 }
 
+TEST(WrongFullySharded, AParameterThatIsChanged) {
+  for (const Engine& engine : {kMachines, kOneMachine})
+    run_alike(engine, [](Context& context) {
+      for (const bool set : {false, true}) {
+        Training training(context);
+        const at::Tensor bias = training.net->head->bias;
+        const at::NoGradGuard no_grad;
+        SCOPED_TRACE(set ? "other memory" : "other values");
+        if (set)
+          bias.set_data(bias.clone());
+        else
+          bias.add_(1);
+        const std::string words = "head.bias was changed by something else than the optimizer";
+        expect(told([&] { training.optimizer.step(); }), words);
+        SCOPED_TRACE("state_dict");
+        expect(told([&] { (void)training.model.state_dict(); }), words);
+        SCOPED_TRACE("backward");
+        const at::AutoGradMode grad(true);
+        expect(told([&] { training.loss(0).backward(); }), words);
+      }
+    });
+}
+
+TEST(WrongFullySharded, GradientsThatOneRankKeeps) {
+  for (const Engine& engine : {kMachines, kOneMachine})
+    run_alike(engine, [](Context& context) {
+      Training training(context);
+      training.loss(0).backward();
+      training.optimizer.step();
+      if (context.rank() == 1) training.optimizer.zero_grad();
+      expect(told([&] { training.loss(1).backward(); }),
+             "some ranks had gradients of earlier ones and others had none");
+    });
+}
+
 TEST(WrongFullySharded, StateThatIsNotWhole) {
   run_alike(kMachines, [](Context& context) {
     Training training(context);

@@ -147,6 +147,22 @@ class ShardedOptimizer(ProgramTest):
                         for i, line in enumerate([whole[0], *elsewhere[:2]])]
         self.assertEqual(perplexities, sorted(perplexities, reverse=True))
 
+    def test_gpt_text_fully_sharded_has_the_bits_of_one_machine(self):
+        def figures(name, machine, *arguments):
+            path = os.path.join(self.folder, name)
+            command = f'export LOCKSTEP_MACHINE={machine}; exec "$@"'
+            run(LOCKSTEP, "run", "-n", 4, "--", "sh", "-c", command, "sh", os.path.join(BIN, "gpt_text"), "--epochs", 1, "--width",
+                32, "--heads", 2, "--layers", 3, "--block-length", 32, "--generate", 1, "--json", path, *arguments,
+                cwd=self.folder, env=environment(OMP_NUM_THREADS="1"))
+            with open(path) as file:
+                return json.load(file)
+
+        one = figures("one.json", "a")
+        two = figures("two.json", "m$((RANK / 2))", "--fully-sharded")
+        self.assertEqual([one[key] for key in ("steps", "parameters_hash")], [two[key] for key in ("steps", "parameters_hash")])
+        self.assertGreater(two["bytes_between_machines"], 0)
+        self.assertEqual(len(two["peak_mib"]), 4)
+
 
 if __name__ == "__main__":
     main()
