@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <typeinfo>
 #include <unordered_set>
 
@@ -71,7 +72,14 @@ ShardedStep::~ShardedStep() {
   if (model_is_there_.expired()) return;
   if (model_.shared_step == this) model_.set_shared_step(nullptr);
   // Each rank is about to have a copy of its own, of what several of them may have changed.
-  if (copy_watch_) model_.attached.leave_trouble(copy_watch_->trouble());
+  if (!copy_watch_) return;
+  const std::string trouble = copy_watch_->trouble();
+  model_.attached.leave_trouble(trouble);
+  if (trouble.empty() || std::uncaught_exceptions() > 0) return;
+  try {
+    TORCH_WARN("a ZeroRedundancyOptimizer ends, and its ", trouble);
+  } catch (const std::exception&) {  // a handler that makes errors of warnings: the next backward tells
+  }
 }
 
 void ShardedStep::check_model() const { TORCH_CHECK(!model_is_there_.expired(), kModelIsGone); }
