@@ -110,7 +110,8 @@ StepRequest ShardedStep::agree(const StepRequest& mine, const std::string& troub
                                 .trouble = trouble,
                                 .step = outlook.hash,
                                 .gradients = sample_of(reduced),
-                                .parameters = sample_of_parameters(areas_)});
+                                .parameters = Hash::mixed(sample_of_parameters(areas_),
+                                                          copy_watch_ != nullptr && copy_watch_->was_set() ? 1 : 0)});
 }
 
 void ShardedStep::step_slices(const std::vector<at::Tensor>& parameters) {

@@ -29,6 +29,8 @@ class SharedCopyWatch final : public SharedWeights {
   void were_set() override;
   void before_broadcast(int root) override;
 
+  /// Whether this library has set them on this rank since the last step: all ranks load, or none.
+  bool was_set() const { return set_; }
   /// This rank has written its slices, and no rank has left the step yet.
   void slices_written();
   /// All ranks have written theirs.

@@ -58,6 +58,18 @@ const Programs& programs_that_share() {
          w.change_everywhere([&] { w.halve(); });
          adamw.step();
        })},
+      {"shared_parameters_loaded_on_one_rank",  // when the others have already looked
+       shared([](Wrong& w, AdamW& adamw) {
+         StateDict other;
+         for (const auto& item : state_dict(*w.net)) other.insert(item.key(), item.value() * 0.5);
+         w.context.group().barrier();
+         if (w.context.rank() == 0) {
+           std::this_thread::sleep_for(std::chrono::milliseconds(300));
+           load_state_dict(*w.net, other);
+         }
+         w.backward();
+         adamw.step();
+       })},
       {"shared_parameters_changed_and_checked", shared([](Wrong& w, AdamW&) {
          w.change_everywhere([&] { w.halve(); });
          w.model.check_divergence();
