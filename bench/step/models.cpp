@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <stdexcept>
+#include <vector>
 
 namespace lockstep::bench {
 namespace {
@@ -62,36 +63,53 @@ struct BlockImpl : nn::Module {
 };
 TORCH_MODULE(Block);
 
+struct ResNetShape {
+  int64_t channels, kernel, stride;  ///< of the stem
+  bool pool;                         ///< after it
+  std::vector<int64_t> widths;       ///< of the stages, which have two blocks each
+  int64_t classes;
+};
+
 struct ResNet : Model {
-  ResNet() {
-    int64_t in = 32;
-    for (const int64_t out : {32, 64, 128})
+  explicit ResNet(const ResNetShape& shape)
+      : pool(shape.pool),
+        conv(register_module("conv", convolution(shape.channels, shape.widths.front(), shape.kernel, shape.stride))),
+        bn(register_module("bn", nn::BatchNorm2d(shape.widths.front()))),
+        fc(nn::Linear(shape.widths.back(), shape.classes)) {
+    int64_t in = shape.widths.front();
+    for (const int64_t out : shape.widths)
       for (int i = 0; i < 2; ++i) {
         blocks->push_back(Block(in, out, in == out ? 1 : 2));
         in = out;
       }
+    register_module("blocks", blocks);
+    register_module("fc", fc);
   }
   at::Tensor loss(const at::Tensor& data, const at::Tensor& target) override {
     at::Tensor x = torch::relu(bn(conv(data)));
+    if (pool) x = torch::max_pool2d(x, 3, 2, 1);
     for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
     return torch::cross_entropy_loss(fc(x.mean({2, 3})), target);
   }
-  nn::Conv2d conv{register_module("conv", convolution(1, 32, 3, 1))};
-  nn::BatchNorm2d bn{register_module("bn", nn::BatchNorm2d(32))};
-  nn::ModuleList blocks{register_module("blocks", nn::ModuleList())};
-  nn::Linear fc{register_module("fc", nn::Linear(128, 10))};
+  bool pool;
+  nn::Conv2d conv;
+  nn::BatchNorm2d bn;
+  nn::ModuleList blocks;
+  nn::Linear fc;
 };
 
 constexpr int64_t kWidth = 256, kHeads = 4, kTokens = 1000;
 
 struct LayerImpl : nn::Module {
+  explicit LayerImpl(bool with_mask) : causal(with_mask) {}
   at::Tensor forward(const at::Tensor& x) {
     const int64_t batch = x.size(0), length = x.size(1);
     const at::Tensor qkv = in(norm1(x)).view({batch, length, 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4});
-    const at::Tensor mixed = at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2]);
+    const at::Tensor mixed = at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, /*dropout_p=*/0, causal);
     const at::Tensor y = x + out(mixed.transpose(1, 2).reshape({batch, length, kWidth}));
     return y + fc2(torch::gelu(fc1(norm2(y))));
   }
+  bool causal;
   nn::LayerNorm norm1{register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({kWidth})))};
   nn::Linear in{register_module("in", nn::Linear(kWidth, 3 * kWidth))};
   nn::Linear out{register_module("out", nn::Linear(kWidth, kWidth))};
@@ -102,8 +120,8 @@ struct LayerImpl : nn::Module {
 TORCH_MODULE(Layer);
 
 struct Transformer : Model {
-  Transformer() {
-    for (int i = 0; i < 6; ++i) layers->push_back(Layer());
+  explicit Transformer(bool causal) {
+    for (int i = 0; i < 6; ++i) layers->push_back(Layer(causal));
   }
   at::Tensor loss(const at::Tensor& data, const at::Tensor& target) override {
     at::Tensor x = embedding(data);
@@ -145,8 +163,9 @@ struct Linear100m : Model {
 std::shared_ptr<Model> make_model(const std::string& name) {
   std::shared_ptr<Model> model;
   if (name == "mlp") model = std::make_shared<Mlp>();
-  if (name == "resnet") model = std::make_shared<ResNet>();
-  if (name == "transformer") model = std::make_shared<Transformer>();
+  if (name == "resnet") model = std::make_shared<ResNet>(ResNetShape{1, 3, 1, false, {32, 64, 128}, 10});
+  if (name == "resnet18") model = std::make_shared<ResNet>(ResNetShape{3, 7, 2, true, {64, 128, 256, 512}, 1000});
+  if (name == "transformer" || name == "gpt") model = std::make_shared<Transformer>(/*causal=*/name == "gpt");
   if (name == "small_1000") model = std::make_shared<Small>();
   if (name == "linear_100m") model = std::make_shared<Linear100m>();
   if (!model) throw std::invalid_argument("no model is named " + name);
@@ -160,6 +179,8 @@ Batch make_batch(const std::string& model, int rank) {
   };
   const int key = 1000 + 10 * rank;
   if (model == "resnet") return {formula({64, 1, 28, 28}, key).to(at::kFloat), whole({64}, key + 1, 10)};
+  if (model == "resnet18") return {formula({64, 3, 224, 224}, key).to(at::kFloat), whole({64}, key + 1, 1000)};
+  if (model == "gpt") return {whole({32, 256}, key, kTokens), whole({32, 256}, key + 1, kTokens)};
   if (model == "transformer") return {whole({4, 64}, key, kTokens), whole({4, 64}, key + 1, kTokens)};
   if (model == "small_1000") return {formula({64}, key).to(at::kFloat), {}};
   if (model == "linear_100m") return {formula({1, 2048}, key).to(at::kFloat), {}};

@@ -59,39 +59,48 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    def __init__(self):
+    def __init__(self, channels=1, kernel=3, stride=1, pool=False, stages=(32, 64, 128), classes=10):
         super().__init__()
-        self.conv, self.bn = convolution(1, 32, 3, 1), nn.BatchNorm2d(32)
-        widths = [32, 32, 32, 64, 64, 128, 128]
-        self.blocks = nn.ModuleList([Block(a, b, 1 if a == b else 2) for a, b in zip(widths, widths[1:])])
-        self.fc = nn.Linear(128, 10)
+        self.pool = pool
+        self.conv, self.bn = convolution(channels, stages[0], kernel, stride), nn.BatchNorm2d(stages[0])
+        widths = [stages[0], *(width for width in stages for _ in range(2))]
+        blocks = nn.ModuleList([Block(a, b, 1 if a == b else 2) for a, b in zip(widths, widths[1:])])
+        fc = nn.Linear(stages[-1], classes)
+        self.blocks, self.fc = blocks, fc
 
     def forward(self, data, target):
         x = torch.relu(self.bn(self.conv(data)))
+        if self.pool:
+            x = F.max_pool2d(x, 3, 2, 1)
         for block in self.blocks:
             x = block(x)
         return F.cross_entropy(self.fc(x.mean((2, 3))), target)
 
 
+def resnet18():
+    return ResNet(3, 7, 2, True, (64, 128, 256, 512), 1000)
+
+
 class Layer(nn.Module):
-    def __init__(self):
+    def __init__(self, causal):
         super().__init__()
+        self.causal = causal
         self.norm1, self.inner, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.norm2, self.fc1, self.fc2 = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x):
         batch, length, _ = x.shape
         q, k, v = self.inner(self.norm1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         y = x + self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
         return y + self.fc2(F.gelu(self.fc1(self.norm2(y))))
 
 
 class Transformer(nn.Module):
-    def __init__(self):
+    def __init__(self, causal=False):
         super().__init__()
         self.embedding = nn.Embedding(TOKENS, WIDTH)
-        self.layers = nn.ModuleList([Layer() for _ in range(6)])
+        self.layers = nn.ModuleList([Layer(causal) for _ in range(6)])
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, TOKENS)
 
     def forward(self, data, target):
@@ -126,7 +135,8 @@ class Linear100m(nn.Module):
         return data.square().mean()
 
 
-MODELS = {"mlp": Mlp, "resnet": ResNet, "transformer": Transformer, "small_1000": Small, "linear_100m": Linear100m}
+MODELS = {"mlp": Mlp, "resnet": ResNet, "transformer": Transformer, "small_1000": Small, "linear_100m": Linear100m,
+          "resnet18": resnet18, "gpt": lambda: Transformer(causal=True)}
 
 
 OPTIMIZERS = {"sgd": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9, "fused": True}),
@@ -140,6 +150,10 @@ def make_batch(model, rank):
     key = 1000 + 10 * rank
     if model == "resnet":
         return formula((64, 1, 28, 28), key).float(), whole((64,), key + 1, 10)
+    if model == "resnet18":
+        return formula((64, 3, 224, 224), key).float(), whole((64,), key + 1, 1000)
+    if model == "gpt":
+        return whole((32, 256), key, TOKENS), whole((32, 256), key + 1, TOKENS)
     if model == "transformer":
         return whole((4, 64), key, TOKENS), whole((4, 64), key + 1, TOKENS)
     if model == "small_1000":

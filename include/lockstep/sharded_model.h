@@ -48,9 +48,5 @@ inline std::vector<torch::optim::OptimizerParamGroup> groups_in(
     const ShardedModel& model, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   return model.parts_of(groups);
 }
-inline std::unique_ptr<Stepper> make_stepper(const ShardedModel* model, torch::optim::Optimizer& optimizer,
-                                             const StepKind& kind, const ZeroRedundancyOptions& options) {
-  return model->make_stepper(optimizer, kind, options);
-}
 
 }  // namespace lockstep::detail

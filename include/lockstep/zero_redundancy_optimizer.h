@@ -62,6 +62,10 @@ class Stepper {
 /// REQUIRES: every rank of `model` calls it.
 std::unique_ptr<Stepper> make_stepper(const Replica* model, torch::optim::Optimizer& optimizer, const StepKind& kind,
                                       const ZeroRedundancyOptions& options);
+inline std::unique_ptr<Stepper> make_stepper(const ShardedModel* model, torch::optim::Optimizer& optimizer,
+                                             const StepKind& kind, const ZeroRedundancyOptions& options) {
+  return model->make_stepper(optimizer, kind, options);
+}
 
 }  // namespace detail
 

@@ -6,8 +6,21 @@
 
 #include "base/rank_names.h"
 #include "collectives/cause.h"
+#include "collectives/nccl/nccl_backend.h"
 
 namespace lockstep {
+namespace {
+
+/// Throws the same Error on all ranks if two of them use one GPU. `gpus`: by rank.
+void check_gpus(const std::vector<std::string>& gpus) {
+  for (const std::string& gpu : gpus)
+    if (!gpu.empty() && std::count(gpus.begin(), gpus.end(), gpu) > 1)
+      throw Error(ranks_with(gpus, gpu) + " use the same GPU (" + gpu +
+                  "), but NCCL needs a GPU for each rank; start no more ranks than there are GPUs (lockstep run -n "
+                  "gpu), or move the tensors to the CPU");
+}
+
+}  // namespace
 
 void make_device_engine(const Group& group, const at::Tensor& tensor) {
   Group::State& state = state_of(group);
@@ -24,6 +37,7 @@ void make_device_engine(const Group& group, const at::Tensor& tensor) {
   const std::vector<std::string> problems = group.all_gather_bytes(problem);
   const auto found = std::find_if(problems.begin(), problems.end(), [](const auto& text) { return !text.empty(); });
   if (found != problems.end()) throw Error(ranks_with(problems, *found) + ": " + *found);
+  if (engine->getBackendName() == "nccl") check_gpus(group.all_gather_bytes(nccl_engine::gpu_name(tensor.device())));
   state.membership->keep(engine);
   state.device_backend = std::move(engine);
 }

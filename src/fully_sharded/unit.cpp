@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "fully_sharded/storage_access.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::fully_sharded {
@@ -89,7 +90,7 @@ at::Tensor Unit::view(const at::Tensor& memory, const Parameter& parameter) {
 
 void Unit::open(const at::Tensor& memory) {
   c10::StorageImpl* storage = storage_.unsafeGetStorageImpl();
-  storage->clear_data_ptr_access_error_msg_();
+  allow_access(*storage);
   storage->set_data_ptr_noswap(borrowed(memory.mutable_data_ptr()));
 }
 
@@ -101,8 +102,7 @@ void Unit::close() {
 void Unit::close_with(const std::string& why) {
   c10::StorageImpl* storage = storage_.unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(borrowed(nullptr));
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_("FullyShardedDataParallel: a parameter of `" + name_ +
-                                                                "` " + why);
+  refuse_access(*storage, "FullyShardedDataParallel: a parameter of `" + name_ + "` " + why);
 }
 
 void Unit::remember() {

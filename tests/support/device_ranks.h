@@ -13,13 +13,14 @@
 #include "collectives/group_state.h"
 #include "support/fake_device.h"
 #include "support/ranks.h"
+#include "support/staged_backend.h"
 
-// Ranks with a device each: the CPU, the fake device and, where there are GPUs, CUDA.
+// Ranks with a device each: the CPU, the fake device and, where there are GPUs, CUDA; or ranks that share one GPU.
 
 namespace lockstep::testing {
 
 struct Where {
-  std::string device;
+  std::string device;  ///< "cpu", "fake", "cuda": a GPU for each rank, "shared_gpu": one for all ranks, without NCCL
   int world_size;
   std::string backend = "";  ///< of tensors on the CPU, which does the fake device's work; "": as it is by itself
 };
@@ -36,22 +37,31 @@ inline int count_gpus() {
   return gpus;
 }
 
+/// The same ranks with another engine for devices, over copies of theirs for the CPU.
+inline Group over_cpu_engine(const Group& group,
+                             c10::intrusive_ptr<c10d::Backend> (*wrap)(c10::intrusive_ptr<c10d::Backend>)) {
+  const Group::State& state = state_of(group);
+  const auto factory = [wrap, cpu = state.factories.cpu](c10::DeviceType, const auto& store, int rank, int size) {
+    return wrap(cpu(store, rank, size));
+  };
+  c10::intrusive_ptr<c10d::Store> store;
+  if (state.store) store = c10::make_intrusive<c10d::PrefixStore>("fake", state.store);
+  return make_group(store, state.rank, state.world_size, {state.factories.cpu, factory});
+}
+
 /// Skips the test where there are not enough GPUs, and says so.
 inline void run_device_ranks(const Where& where, const std::function<void(const Group&, at::Device)>& body) {
-  if (where.device == "cuda" && count_gpus() < where.world_size)
-    GTEST_SKIP() << "SKIPPED BECAUSE " << where.world_size << " GPUs are needed, there are " << count_gpus()
+  const int gpus = where.device == "cuda" ? where.world_size : where.device == "shared_gpu" ? 1 : 0;
+  if (count_gpus() < gpus)
+    GTEST_SKIP() << "SKIPPED BECAUSE " << gpus << " GPUs are needed, there are " << count_gpus()
                  << " for this LibTorch: nothing was tried on CUDA";
   const auto on_rank = [&](Context& context) {
     at::set_num_threads(1);
     if (where.device == "cuda") return body(context.group(), at::Device(at::kCUDA, context.local_rank()));
     if (where.device == "cpu") return body(context.group(), at::kCPU);
-    const Group::State& state = state_of(context.group());
-    const auto factory = [cpu = state.factories.cpu](c10::DeviceType, const auto& store, int rank, int size) {
-      return make_fake_device_backend(cpu(store, rank, size));
-    };
-    c10::intrusive_ptr<c10d::Store> store;
-    if (state.store) store = c10::make_intrusive<c10d::PrefixStore>("fake", state.store);
-    body(make_group(store, state.rank, state.world_size, {state.factories.cpu, factory}), fake_device());
+    if (where.device == "shared_gpu")
+      return body(over_cpu_engine(context.group(), make_staged_backend), at::Device(at::kCUDA, 0));
+    body(over_cpu_engine(context.group(), make_fake_device_backend), fake_device());
   };
   if (where.backend.empty())
     run_ranks(where.world_size, on_rank);

@@ -61,12 +61,16 @@ struct FakeHooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
 };
-const bool registered = [] {
+/// Once, when a test uses the device: from then on autograd takes it for the process's accelerator, in place of a GPU.
+void register_device() {
   static FakeHooks hooks;
-  at::RegisterPrivateUse1HooksInterface(&hooks);
-  c10::register_privateuse1_backend("fake");
-  return true;
-}();
+  static const bool done = [] {
+    at::RegisterPrivateUse1HooksInterface(&hooks);
+    c10::register_privateuse1_backend("fake");
+    return true;
+  }();
+  (void)done;
+}
 
 /// The CPU must not touch the addresses of the device's tensors; their data is elsewhere.
 struct Block {
@@ -235,7 +239,10 @@ class FakeDeviceBackend final : public c10d::Backend {
 
 }  // namespace
 
-c10::Device fake_device() { return {kType, static_cast<c10::DeviceIndex>(registered ? 0 : -1)}; }
+c10::Device fake_device() {
+  register_device();
+  return {kType, 0};
+}
 
 c10::intrusive_ptr<c10d::Backend> make_fake_device_backend(c10::intrusive_ptr<c10d::Backend> cpu) {
   return c10::make_intrusive<FakeDeviceBackend>(std::move(cpu));

@@ -1,9 +1,13 @@
 #include "collectives/nccl/nccl_backend.h"
 
+#include <array>
+#include <cstdio>
 #include <functional>
 #include <thread>
 #include <utility>
 
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/util/env.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -43,8 +47,13 @@ class NcclWork final : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     if (failure_ != nullptr) std::rethrow_exception(failure_);
-    poll_often();
     waited_ = true;
+    // A graph that is being captured does not run, so nothing can be waited for. Its replays run in the captured order.
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
+      inner_->synchronize();
+      return true;
+    }
+    poll_often();
     return inner_->wait(timeout);  // orders the current stream; throws if there was an error or the time is over
   }
 
@@ -175,6 +184,18 @@ c10::intrusive_ptr<c10d::Backend> make_backend(c10::DeviceType device, const c10
   options->timeout = timeout;
   const BlockingMode blocking;
   return c10::make_intrusive<NcclBackend>(store, rank, world_size, options);
+}
+
+std::string gpu_name(c10::Device device) {
+  if (!device.is_cuda()) return "";
+  const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
+  std::string name = "GPU-";
+  for (const char byte : properties->uuid.bytes) {
+    std::array<char, 3> digits{};
+    std::snprintf(digits.data(), digits.size(), "%02x", static_cast<unsigned char>(byte));
+    name += digits.data();
+  }
+  return name;
 }
 
 }  // namespace lockstep::nccl_engine

@@ -2,6 +2,9 @@
 
 #include <chrono>
 
+#include <string>
+
+#include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -14,10 +17,15 @@ namespace lockstep::nccl_engine {
 /// when called.
 ///
 /// A work's wait blocks until the device has done the operation, at most `timeout`, and throws NCCL's errors on the
-/// waiting thread. Streams are ordered as c10d orders them: the operation begins after the work queued on the current
+/// waiting thread. While the current stream is captured into a CUDA graph, it orders the stream after the operation and
+/// returns. Streams are ordered as c10d orders them: the operation begins after the work queued on the current
 /// stream at the call. Destroy the backend only when the other ranks have finished their operations too.
 /// REQUIRES: every rank of the group calls it.
 c10::intrusive_ptr<c10d::Backend> make_backend(c10::DeviceType device, const c10::intrusive_ptr<c10d::Store>& store,
                                                int rank, int world_size, std::chrono::milliseconds timeout);
+
+/// A name of the GPU that is the same in every process that uses it; empty for a device of another type, and in a build
+/// without NCCL.
+std::string gpu_name(c10::Device device);
 
 }  // namespace lockstep::nccl_engine

@@ -15,4 +15,6 @@ c10::intrusive_ptr<c10d::Backend> make_backend(c10::DeviceType device, const c10
               "; build it with a LibTorch for CUDA and with nccl.h, or move the tensor to the CPU");
 }
 
+std::string gpu_name(c10::Device) { return ""; }
+
 }  // namespace lockstep::nccl_engine
