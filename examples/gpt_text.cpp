@@ -223,7 +223,10 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
 }
 
 void run(const Options& options, const lockstep::Context& context) {
+  std::optional<lockstep::ShardedInitialization> part_by_part;
+  if (options.fully_sharded) part_by_part.emplace(context);
   Gpt net(options);
+  part_by_part.reset();
   if (options.fully_sharded) {
     lockstep::FullyShardedDataParallel model(net, context);
     train(options, context, net, model);
@@ -263,8 +266,6 @@ int main(int argc, char** argv) {
     CLI11_PARSE(app, argc, argv);
     if (options.width % options.heads != 0) throw lockstep::Error("--heads must divide --width");
     if (options.prompt.empty()) throw lockstep::Error("--prompt must not be empty");
-    if (options.fully_sharded && !options.folder.empty())
-      throw lockstep::Error("--folder does not go with --fully-sharded: its state cannot be saved yet");
     const lockstep::Context context({.seed = options.seed});
     run(options, context);
     return 0;

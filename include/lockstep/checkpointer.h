@@ -11,6 +11,7 @@
 
 #include <lockstep/checkpoint.h>
 #include <lockstep/group.h>
+#include <lockstep/state_in_slices.h>
 
 namespace lockstep {
 
@@ -126,8 +127,12 @@ class Checkpointer {
                  [&model] { return model.last_accumulation(); });
     return check_before_saves([&model] { model.check_divergence(); });
   }
+  /// A FullyShardedDataParallel. Saves are then written piece by piece before step() or save() returns, whatever
+  /// `asynchronous` says, since no rank has memory for the whole; they cannot go to the launcher's memory yet.
+  Checkpointer& add(const std::string& name, detail::StateInSlices& model);
   template <HasState T>
-  requires(!std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer>)
+  requires(!std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer> &&
+           !std::derived_from<T, detail::StateInSlices>)
       Checkpointer& add(const std::string& name, T& thing,
                         Scope scope = HasStateOfRanks<T> ? Scope::kEachRank : Scope::kAllRanks);
   /// A number or string of the program. resume() throws Error for a number that the variable cannot hold.
@@ -167,8 +172,8 @@ class Checkpointer {
 };
 
 template <HasState T>
-requires(!std::derived_from<T, torch::nn::Module> &&
-         !std::derived_from<T, torch::optim::Optimizer>) Checkpointer& Checkpointer::add(const std::string& name,
+requires(!std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer> &&
+         !std::derived_from<T, detail::StateInSlices>) Checkpointer& Checkpointer::add(const std::string& name,
                                                                                          T& thing, Scope scope) {
   constexpr bool kIsStateDict = std::same_as<decltype(thing.state_dict()), StateDict>;
   Part part;

@@ -14,6 +14,7 @@
 #include <lockstep/sharded_model.h>
 #include <lockstep/sharded_unit.h>
 #include <lockstep/state_dict.h>
+#include <lockstep/state_in_slices.h>
 
 namespace lockstep {
 
@@ -28,7 +29,7 @@ struct FullyShardedStats {
 
 /// FullyShardedDataParallel without the type of the module. Call methods on the thread that made the object, between
 /// backward passes. Every rank calls each of them.
-class FullySharded : public detail::ShardedModel {
+class FullySharded : public detail::ShardedModel, public detail::StateInSlices {
  public:
   FullySharded(std::shared_ptr<torch::nn::Module> module, const Group& group);
   ~FullySharded() override;
@@ -47,8 +48,11 @@ class FullySharded : public detail::ShardedModel {
 
   /// The parameters under their names in the module, gathered unit by unit: on rank 0 all, on the other ranks none.
   [[nodiscard]] StateDict state_dict();
-  /// Takes over such a state, given to every rank. Names, shapes and dtypes must be the model's.
-  void load_state_dict(const StateDict& state);
+  /// Takes over such a state, given to every rank. Names, shapes and dtypes must be the model's. Reads one unit after the
+  /// other, so tensors of a file that load_object() has mapped are never all in memory.
+  void load_state_dict(const StateDict& state) override;
+  /// For a Checkpointer, which saves the parameters piece by piece: checkpointer.add("model", model).
+  [[nodiscard]] StateDict state_in_slices() override;
 
   [[nodiscard]] FullyShardedStats stats() const;
 

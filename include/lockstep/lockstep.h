@@ -36,6 +36,7 @@
 #include <lockstep/run_log.h>
 #include <lockstep/sampler.h>
 #include <lockstep/schedule.h>
+#include <lockstep/sharded_initialization.h>
 #include <lockstep/sharded_unit.h>
 #include <lockstep/spawn.h>
 #include <lockstep/summary_writer.h>

@@ -2,6 +2,8 @@
 
 #include <lockstep/cxx20.h>
 
+#include <ATen/core/Tensor.h>
+
 namespace lockstep {
 class Group;
 }
@@ -30,6 +32,13 @@ class KeepsSlices {
   virtual void complete_state() const = 0;
   /// The ranks, each of which has memory only for a slice of state(); null if each has, or can access, all of it.
   virtual const Group* slice_holders() const = 0;
+  /// Whether no rank may ever hold all of state(), so that it is saved piece by piece, and only by a Checkpointer.
+  virtual bool is_never_whole() const = 0;
+  /// Gives the tensors of state() their whole shapes until the next step, in memory of which each rank has its slice.
+  /// Without messages.
+  virtual void show_slices() const = 0;
+  /// The shape of what state() remembers of a parameter in the groups.
+  virtual at::IntArrayRef sizes_of(const at::Tensor& parameter) const = 0;
 
  protected:
   KeepsSlices() = default;

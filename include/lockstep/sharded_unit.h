@@ -24,8 +24,14 @@ class UnitCalls {
   virtual void ends(size_t unit) noexcept = 0;
 };
 
+struct EarlyUnit;
+
 class UnitBase {
  public:
+  /// What a ShardedInitialization has made of it; null: nothing, or it was taken.
+  std::shared_ptr<EarlyUnit> take_early() { return std::move(early_); }
+  const EarlyUnit* early() const { return early_.get(); }
+  void keep_early(std::shared_ptr<EarlyUnit> early) { early_ = std::move(early); }
   /// `calls` hears of every forward from now on, for as long as it lives.
   void attach(std::weak_ptr<UnitCalls> calls, size_t number) {
     calls_ = std::move(calls);
@@ -76,6 +82,13 @@ class UnitBase {
 
   std::weak_ptr<UnitCalls> calls_;
   size_t number_ = 0;
+  std::shared_ptr<EarlyUnit> early_;
+};
+
+/// The last member of a unit, made when the layer is: tells this thread's ShardedInitialization, if there is one.
+class MadeUnit {
+ public:
+  MadeUnit(const torch::nn::Module& layer, UnitBase& unit);
 };
 
 /// `Module` with a forward that is announced.
@@ -88,6 +101,9 @@ class Unit<Module, Result (Base::*)(Arguments...)> : public Module, public UnitB
   Result forward(Arguments... arguments) {
     return call([&]() -> Result { return Module::forward(std::forward<Arguments>(arguments)...); });
   }
+
+ private:
+  MadeUnit made_{*this, *this};
 };
 template <typename Module, typename Base, typename Result, typename... Arguments>
 class Unit<Module, Result (Base::*)(Arguments...) const> : public Unit<Module, Result (Base::*)(Arguments...)> {

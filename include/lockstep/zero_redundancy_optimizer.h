@@ -52,6 +52,10 @@ class Stepper {
   virtual void complete_state() {}
   /// Null if each rank can access all of the state.
   virtual const Group* slice_holders() const { return nullptr; }
+  // As in KeepsSlices.
+  virtual bool is_never_whole() const { return false; }
+  virtual void show_slices() {}
+  virtual at::IntArrayRef sizes_of(const at::Tensor& parameter) const { return parameter.sizes(); }
   /// Whether tensors of a loaded state may stay as they are until the next step.
   virtual bool adopts_state() const { return false; }
   /// The optimizer was moved.
@@ -161,6 +165,13 @@ class ZeroRedundancyOptimizer : public Optimizer,
     if (stepper_) stepper_->complete_state();
   }
   const Group* slice_holders() const override { return stepper_ ? stepper_->slice_holders() : nullptr; }
+  bool is_never_whole() const override { return stepper_ && stepper_->is_never_whole(); }
+  void show_slices() const override {
+    if (stepper_) stepper_->show_slices();
+  }
+  at::IntArrayRef sizes_of(const at::Tensor& parameter) const override {
+    return stepper_ ? stepper_->sizes_of(parameter) : parameter.sizes();
+  }
   bool adopts_state() const override { return stepper_ && stepper_->adopts_state(); }
 
  private:

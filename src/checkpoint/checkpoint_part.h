@@ -27,6 +27,9 @@ struct CheckpointPart {
   /// The part's state as slices on the ranks of a group; none if each rank has all of it. Null if it never lies in
   /// slices.
   std::function<std::optional<c10::IValue>(const Group& group)> save_in_slices = nullptr;
+  /// Whether no rank may hold all of these slices: then the whole checkpoint is written piece by piece, before save()
+  /// returns. Null: false.
+  std::function<bool()> is_never_whole = nullptr;
 };
 
 // Keys of the dictionary in the file, besides the parts' names.

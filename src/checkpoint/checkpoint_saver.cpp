@@ -171,8 +171,11 @@ CheckpointMessage CheckpointSaver::save(const std::vector<CheckpointPart>& parts
                ", which says nothing about how good it is, so it has none");
   }
   if (result.outcome != Outcome::kInSlices) return result;
+  const bool whole = std::none_of(parts.begin(), parts.end(), [](const CheckpointPart& part) {
+    return part.is_never_whole && part.is_never_whole();
+  });
   if (is_main())
-    result = attempt([&](CheckpointMessage&) { start_write(std::move(next_), step, score); });
+    result = attempt([&](CheckpointMessage&) { start_write(std::move(next_), step, score, whole); });
   else
     send_slices(group_, ObjectWriter(common.in_slices).sliced());
   return CheckpointMessage::decode(group_.broadcast_bytes(result.encode()), 0);
@@ -219,9 +222,10 @@ CheckpointMessage CheckpointSaver::collect(std::vector<std::string> sent, const 
 }
 
 /// Called on rank 0. Exceptions concern the state; a disk failure is not an exception.
-void CheckpointSaver::start_write(std::unique_ptr<ObjectWriter> next, int64_t step, std::optional<double> score) {
+void CheckpointSaver::start_write(std::unique_ptr<ObjectWriter> next, int64_t step, std::optional<double> score,
+                                  bool may_copy) {
   wait();  // one at a time: the copy goes into the memory of the one before
-  if (!options_.asynchronous) return write(*next, step, score);
+  if (!options_.asynchronous || !may_copy) return write(*next, step, score);
   next->detach_from_tensors(snapshot_.get());
   snapshot_ = std::move(next);
   writer_ = std::thread([this, step, score] { write(*snapshot_, step, score); });

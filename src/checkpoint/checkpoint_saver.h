@@ -60,7 +60,8 @@ class CheckpointSaver {
   bool is_main() const { return group_.rank() == 0; }
   CheckpointMessage collect(std::vector<std::string> sent, const c10::impl::GenericDict& common, bool in_slices,
                             int64_t step, std::optional<double> score);
-  void start_write(std::unique_ptr<ObjectWriter> next, int64_t step, std::optional<double> score);
+  /// `may_copy`: there is memory for a copy of everything.
+  void start_write(std::unique_ptr<ObjectWriter> next, int64_t step, std::optional<double> score, bool may_copy = true);
   void write(const ObjectWriter& object, int64_t step, std::optional<double> score);
 
   const Group group_;

@@ -203,6 +203,22 @@ Checkpointer& Checkpointer::add(const std::string& name, torch::optim::Optimizer
   state_->parts.back().save_in_slices = [&optimizer](const Group& group) {
     return optimizer_state_in_slices(optimizer, group);
   };
+  state_->parts.back().is_never_whole = [&optimizer] { return is_never_whole(optimizer); };
+  return *this;
+}
+
+Checkpointer& Checkpointer::add(const std::string& name, detail::StateInSlices& model) {
+  add(name,
+      Part{.save = [name]() -> c10::IValue {
+             throw Error("Checkpointer: `" + name +
+                         "` is fully sharded and cannot be saved to the launcher's memory yet; leave "
+                         "memory_every_n_steps unset");
+           },
+           .load = [&model](const c10::IValue& state) { model.load_state_dict(to_state_dict(state)); }});
+  state_->parts.back().save_in_slices = [&model](const Group&) -> std::optional<c10::IValue> {
+    return to_object(model.state_in_slices());
+  };
+  state_->parts.back().is_never_whole = [] { return true; };
   return *this;
 }
 

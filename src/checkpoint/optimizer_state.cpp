@@ -26,12 +26,15 @@ using Kind = OptimizerKind;
 struct Parameter {
   at::Tensor tensor;
   const OptimizerParamGroup* group;
+  std::vector<int64_t> sizes;  ///< of what is remembered of it
 };
 
 std::vector<Parameter> parameters_of(const Optimizer& optimizer) {
+  const auto* keeper = dynamic_cast<const detail::KeepsSlices*>(&optimizer);
   std::vector<Parameter> parameters;
   for (const auto& group : optimizer.param_groups())
-    for (const auto& tensor : group.params()) parameters.push_back({tensor, &group});
+    for (const auto& tensor : group.params())
+      parameters.push_back({tensor, &group, (keeper ? keeper->sizes_of(tensor) : tensor.sizes()).vec()});
   return parameters;
 }
 
@@ -47,16 +50,17 @@ void check_known(const Optimizer& optimizer) {
 std::string key_of(size_t place, const Field& field) { return std::to_string(place) + "." + field.name; }
 
 /// The reason why `value` does not fit into `field` of a parameter; empty if it fits.
-std::string problem_of(const at::Tensor& value, const Field& field, const at::Tensor& parameter) {
+std::string problem_of(const at::Tensor& value, const Field& field, const at::Tensor& parameter,
+                       at::IntArrayRef sizes) {
   std::string problem = field.is_scalar ? problem_of_given(value) : problem_of_copy(value, parameter, "the parameter");
   if (!problem.empty()) return problem;
   std::ostringstream text;
-  if (value.sizes() != (field.is_scalar ? at::IntArrayRef() : parameter.sizes())) {
+  if (value.sizes() != (field.is_scalar ? at::IntArrayRef() : sizes)) {
     text << "shape " << value.sizes() << " given, ";
     if (field.is_scalar)
       text << "a scalar expected";
     else
-      text << parameter.sizes() << " in the parameter";
+      text << sizes << " in the parameter";
   } else if (value.is_complex() && !parameter.is_complex()) {
     text << "complex numbers given for a parameter of real ones";
   } else if (field.is_scalar && !(value.item<double>() >= 0 && value.item<double>() < 1e15)) {
@@ -77,6 +81,7 @@ enum class Tensors { kCopy, kKeep };
 at::Tensor own(const at::Tensor& value, const at::TensorOptions& options, const at::Tensor& parameter,
                Tensors tensors) {
   if (tensors == Tensors::kKeep && value.options().type_equal(options)) return value;
+  if (value.sizes() != parameter.sizes()) return value.to(options, /*non_blocking=*/false, /*copy=*/true);
   return at::empty_like(parameter, options).copy_(value);
 }
 
@@ -94,7 +99,7 @@ std::unique_ptr<OptimizerParamState> read_state(const Kind& kind, size_t place, 
     }
     ++used;
     if (!result) result = kind.make();
-    const std::string problem = problem_of(*value, field, parameter.tensor);
+    const std::string problem = problem_of(*value, field, parameter.tensor, parameter.sizes);
     if (!problem.empty())
       problems += "\n  " + key_of(place, field) + ": " + problem;
     else
@@ -296,11 +301,17 @@ c10::IValue optimizer_state_dict(const Optimizer& optimizer) {
   return object_of(optimizer);
 }
 
+bool is_never_whole(const Optimizer& optimizer) {
+  const auto* keeper = dynamic_cast<const detail::KeepsSlices*>(&optimizer);
+  return keeper != nullptr && keeper->is_never_whole();
+}
+
 std::optional<c10::IValue> optimizer_state_in_slices(const Optimizer& optimizer, const Group& group) {
   const auto* keeper = dynamic_cast<const detail::KeepsSlices*>(&optimizer);
   const Group* const holders = keeper != nullptr ? keeper->slice_holders() : nullptr;
   if (holders == nullptr || &state_of(*holders) != &state_of(group)) return std::nullopt;
   keeper->check_state_is_known();
+  keeper->show_slices();
   const auto parameters = parameters_of(optimizer);
   if (!parameters.empty() && !parameters.front().tensor.is_cpu()) {
     // Memory of a device has no pages for slices that others hold. Every rank fetches them now, because not every one

@@ -33,11 +33,11 @@ at::Tensor SliceStream::receive() {
   const Slices& slices = storages_[storage_];
   const size_t bytes = std::min(kStreamedBytes, slices.bytes - at_);
   const at::Tensor piece = piece_.narrow(0, 0, static_cast<int64_t>(bytes));
-  const int from = rank_;
+  const int from = slices.holder(slice_);
   at_ += bytes;
   if (at_ == slices.bytes) {
     at_ = 0;
-    if (++rank_ == slices.ranks) rank_ = 1, ++storage_;
+    if (++slice_ == slices.ranks) slice_ = 1, ++storage_;
   }
   group_.recv(piece, from, kStreamTag);
   return piece;

@@ -37,7 +37,7 @@ class SliceStream {
   at::Tensor piece_;
   // The position of the next piece.
   size_t storage_ = 0, at_ = 0;
-  int rank_ = 1;
+  int slice_ = 1;
 };
 
 /// Sends the slices. Called on the other ranks.

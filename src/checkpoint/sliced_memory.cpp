@@ -31,13 +31,13 @@ void forget_pages(std::byte* memory, size_t begin, size_t end) {
 
 }  // namespace
 
-at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int rank) {
-  const Slices slices{ranks, rank, static_cast<size_t>(elements) * c10::elementSize(dtype)};
+at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int place, std::vector<int> holders) {
+  const Slices slices{ranks, place, static_cast<size_t>(elements) * c10::elementSize(dtype), std::move(holders)};
   auto sliced = std::make_unique<SlicedMemory>(SlicedMemory{slices, nullptr});
   void* memory =
       ::mmap(nullptr, sliced->size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TORCH_CHECK(memory != MAP_FAILED, "no address space for ", sliced->size(),
-              " bytes of an optimizer: ", std::strerror(errno));
+              " bytes of which each rank holds a slice: ", std::strerror(errno));
   sliced->address = memory;
   at::DataPtr data(memory, sliced.release(), delete_sliced_memory, at::kCPU);
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),

@@ -1,22 +1,26 @@
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
 namespace lockstep {
 
-/// The division of memory into slices of equal size, one per rank in rank order. A rank fills its own slice. The
-/// others' slices are zeros and take no memory until they are brought.
+/// The division of memory into slices of equal size, one per rank. A rank fills its own slice. The others' slices are
+/// zeros and take no memory until they are brought.
 struct Slices {
   int ranks;
-  int rank;  ///< this one
+  int place;  ///< of this rank's slice
   size_t bytes;
+  std::vector<int> holders = {};  ///< the rank of each slice, rank 0 first; empty: in rank order
 
-  size_t begin() const { return bytes * static_cast<size_t>(rank); }
+  size_t begin() const { return bytes * static_cast<size_t>(place); }
+  int holder(int slice) const { return holders.empty() ? slice : holders[static_cast<size_t>(slice)]; }
 };
 
 /// [ranks * elements] zeros, whose pages take memory only when written.
-at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int rank);
+at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int place, std::vector<int> holders = {});
 
 /// The division of such a tensor's memory; null for any other.
 const Slices* slices_of(const c10::Storage& storage);

@@ -1,6 +1,7 @@
 #include "fully_sharded/found_units.h"
 
 #include <algorithm>
+#include <functional>
 #include <unordered_map>
 
 #include <ATen/ATen.h>
@@ -67,7 +68,11 @@ void assign(const torch::nn::Module& module, std::vector<FoundUnits::Found>& uni
     });
     const auto number = static_cast<size_t>(unit - units.begin());
     const bool is_new = taken.emplace(parameter.unsafeGetTensorImpl(), true).second;
-    const auto [place, is_alone] = places.try_emplace(parameter.storage().unsafeGetStorageImpl(), item.key(), number);
+    // All parameters of a unit that was made early lie in one storage.
+    const bool is_early = unit->layer != nullptr && unit->layer->early() != nullptr;
+    const void* memory = parameter.storage().unsafeGetStorageImpl();
+    const auto [place, is_alone] =
+        places.try_emplace(is_early ? parameter.unsafeGetTensorImpl() : memory, item.key(), number);
     TORCH_CHECK(is_alone || (!is_new && place->second.second == number),
                 "FullyShardedDataParallel: ", place->second.first, " and ", item.key(), " lie in the same memory and ",
                 is_new ? "are two tensors" : "belong to different units",
@@ -99,14 +104,11 @@ FoundUnits found_in(const torch::nn::Module& module) {
   return found;
 }
 
-}  // namespace
-
-FoundUnits find_units(const torch::nn::Module& module, const Group& group) {
-  const OperationLabel label("the units of a FullyShardedDataParallel");
-  FoundUnits found;
+/// Throws on all ranks if `body` throws on some.
+void on_all_ranks(const Group& group, const std::function<void()>& body) {
   std::string mine;
   try {
-    found = found_in(module);
+    body();
   } catch (const c10::Error& error) {
     mine = error.what_without_backtrace();
   }
@@ -114,10 +116,43 @@ FoundUnits find_units(const torch::nn::Module& module, const Group& group) {
   TORCH_CHECK(mine.empty(), mine);
   for (const std::string& problem : problems)
     if (!problem.empty()) throw Error(ranks_with(problems, problem) + ": " + problem);
+}
+
+}  // namespace
+
+NamedTensors parameters_of_unit(const torch::nn::Module& layer, const std::string& name, const Group& group) {
+  NamedTensors parameters;
+  on_all_ranks(group, [&] {
+    for (const auto& item : layer.named_modules("", /*include_self=*/false))
+      TORCH_CHECK(dynamic_cast<const detail::UnitBase*>(item.value().get()) == nullptr, "ShardedInitialization: ", name,
+                  " has ", item.key(), ", which is a ShardedUnit, too; make one of them a plain layer");
+    std::unordered_map<const void*, std::string> names;  // of storages
+    for (const auto& item : layer.named_parameters()) {
+      const at::Tensor& parameter = item.value();
+      if (!parameter.defined()) continue;
+      check_parameter(item.key(), parameter);
+      TORCH_CHECK(parameters.empty() || parameters.front().second.scalar_type() == parameter.scalar_type(),
+                  "ShardedInitialization: the parameters of ", name, " have several dtypes; give them one");
+      const auto [other, is_new] = names.emplace(parameter.storage().unsafeGetStorageImpl(), item.key());
+      TORCH_CHECK(is_new, "ShardedInitialization: ", other->second, " and ", item.key(), " of ", name,
+                  " lie in the same memory; give each its own");
+      parameters.emplace_back(item.key(), parameter);
+    }
+    TORCH_CHECK(!parameters.empty(), "ShardedInitialization: ", name,
+                " has no parameters, so there is nothing to gather; make it a plain layer");
+  });
+  check_same_on_all_ranks(group, "parameter", parameters, [](const at::Tensor&) { return std::string(); });
+  return parameters;
+}
+
+FoundUnits find_units(const torch::nn::Module& module, const Group& group) {
+  const OperationLabel label("the units of a FullyShardedDataParallel");
+  FoundUnits found;
+  on_all_ranks(group, [&] { found = found_in(module); });
   NamedTensors all;
   std::string names;
   for (const FoundUnits::Found& unit : found.units) {
-    names += unit.name + '\n';
+    names += unit.name + (unit.layer && unit.layer->early() ? " of a ShardedInitialization\n" : "\n");
     all.insert(all.end(), unit.parameters.begin(), unit.parameters.end());
   }
   check_same_on_all_ranks(group, "unit", names);

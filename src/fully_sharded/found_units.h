@@ -21,6 +21,10 @@ struct FoundUnits {
   std::vector<Found> units;  ///< the rest, if there is one, is the last
 };
 
+/// The parameters of a layer that is to be a unit, called `name` in messages. Throws on all ranks if it cannot be one,
+/// or the ranks' layers differ. Every rank calls it.
+NamedTensors parameters_of_unit(const torch::nn::Module& layer, const std::string& name, const Group& group);
+
 /// Throws on all ranks if the module is none that can be sharded, or the ranks' modules differ. Every rank calls it.
 FoundUnits find_units(const torch::nn::Module& module, const Group& group);
 

@@ -61,7 +61,8 @@ std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimi
   };
   auto stepper = std::make_unique<fully_sharded::PartStep>(
       state_->all(), optimizer, kind, options,
-      fully_sharded::PartStep::Events{with_state(&State::before_step), with_state(&State::after_step)});
+      fully_sharded::PartStep::Events{with_state(&State::before_step), with_state(&State::after_step)},
+      state_->part_places(), state_->unit_slices());
   state_->expect_steps();
   return stepper;
 }
@@ -97,6 +98,7 @@ double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
 }
 
 StateDict FullySharded::state_dict() { return state_->state_dict(); }
+StateDict FullySharded::state_in_slices() { return state_->state_in_slices(); }
 void FullySharded::load_state_dict(const StateDict& state) { state_->load_state_dict(state); }
 FullyShardedStats FullySharded::stats() const { return state_->stats(); }
 
@@ -115,6 +117,25 @@ Unit::Parameter& FullySharded::State::parameter_of(const at::Tensor& tensor) {
   TORCH_CHECK(found != parameters_.end(), "FullyShardedDataParallel: a parameter of ", tensor.sizes(),
               " is none that the module had when this object was made; layers cannot be added or replaced yet");
   return *found->second;
+}
+
+fully_sharded::PartStates::Places FullySharded::State::part_places() {
+  fully_sharded::PartStates::Places places;
+  for (size_t number = 0; number < units_.size(); ++number)
+    for (const Unit::Parameter& parameter : units_[number].parameters())
+      places[parameter.part.unsafeGetTensorImpl()] = {parameter.tensor.sizes().vec(),
+                                                      parameter.tensor.strides().vec(),
+                                                      number,
+                                                      parameter.offset,
+                                                      parameter.begin,
+                                                      parameter.end};
+  return places;
+}
+
+fully_sharded::UnitSlices FullySharded::State::unit_slices() const {
+  fully_sharded::UnitSlices slices{groups_.all().world_size(), groups_.slice(), groups_.slice_holders(), {}};
+  for (const Unit& unit : units_) slices.elements.push_back(unit.slice_elements());
+  return slices;
 }
 
 void FullySharded::State::before_step() {
@@ -154,6 +175,19 @@ StateDict FullySharded::State::state_dict() {
   for (const auto& item : module_->named_parameters())
     if (item.value().defined() && groups_.all().rank() == 0)
       state.insert(item.key(), values.at(&parameter_of(item.value())));
+  return state;
+}
+
+StateDict FullySharded::State::state_in_slices() {
+  check_usable();
+  check_unchanged();
+  std::unordered_map<const Unit::Parameter*, at::Tensor> values;
+  for (const Unit& unit : units_)
+    for (const Unit::Parameter& parameter : unit.parameters())
+      values[&parameter] = Unit::view(unit.memory(), parameter);
+  StateDict state;
+  for (const auto& item : module_->named_parameters())
+    if (item.value().defined()) state.insert(item.key(), values.at(&parameter_of(item.value())));
   return state;
 }
 

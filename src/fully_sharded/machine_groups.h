@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -33,6 +34,14 @@ class MachineGroups {
   int rank_here() const { return rank_here_; }
   /// The number of this rank's slice among all ranks'.
   int slice() const { return rank_here_ * machines() + all_.rank() / ranks_here_; }
+
+  /// The rank that has each slice.
+  std::vector<int> slice_holders() const {
+    std::vector<int> holders;
+    for (int slice = 0; slice < all_.world_size(); ++slice)
+      holders.push_back(slice % machines() * ranks_here_ + slice / machines());
+    return holders;
+  }
 
   /// Zeros that all ranks of the machine map. Every rank calls it.
   at::Tensor allocate_together(int64_t elements, at::ScalarType dtype) const;

@@ -38,12 +38,13 @@ std::unique_ptr<detail::Stepper> make_own(torch::optim::Optimizer& optimizer, co
 }  // namespace
 
 PartStep::PartStep(const Group& group, torch::optim::Optimizer& optimizer, const detail::StepKind& kind,
-                   const ZeroRedundancyOptions& options, Events events)
+                   const ZeroRedundancyOptions& options, Events events, PartStates::Places places, UnitSlices slices)
     : group_(group),
       formula_(kind.formula),
       optimizer_(&optimizer),
       own_(make_own(optimizer, kind, options)),
-      events_(std::move(events)) {
+      events_(std::move(events)),
+      states_(std::move(places), std::move(slices), formula_of(formula_)) {
   check_same("option", "optimizer " + c10::demangle(typeid(optimizer).name()) + '\n');
 }
 
@@ -52,11 +53,10 @@ void PartStep::move_to(torch::optim::Optimizer& optimizer) {
   own_->move_to(optimizer);
 }
 
-void PartStep::refuse_state() {
-  TORCH_CHECK(
-      false,
-      "FullyShardedDataParallel: each rank has the optimizer's state of its parts only, and saving or loading it "
-      "is not there yet; save the model by its state_dict()");
+void PartStep::complete_state() {
+  TORCH_CHECK(false,
+              "FullyShardedDataParallel: each rank has the optimizer's state of its parts only, and no rank may have "
+              "room for all of it; save it by a Checkpointer: checkpointer.add(\"optimizer\", optimizer)");
 }
 
 void PartStep::agree() const {
@@ -81,6 +81,7 @@ void PartStep::step() {
   const at::NoGradGuard no_grad;
   agree();
   events_.before();
+  states_.flatten(*optimizer_);
   own_->step();
   events_.after();
 }

@@ -6,6 +6,8 @@
 #include <lockstep/group.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include "fully_sharded/part_states.h"
+
 namespace lockstep::fully_sharded {
 
 /// Steps this rank's parts as an optimizer of one process does, once all ranks have said that they take the same step.
@@ -16,15 +18,18 @@ class PartStep final : public detail::Stepper {
   };
   /// Every rank makes it. TORCH_CHECK fails for optimizers without kernels.
   PartStep(const Group& group, torch::optim::Optimizer& optimizer, const detail::StepKind& kind,
-           const ZeroRedundancyOptions& options, Events events);
+           const ZeroRedundancyOptions& options, Events events, PartStates::Places places, UnitSlices slices);
 
   void step() override;
-  void check_state_is_known() const override { refuse_state(); }
-  void complete_state() override { refuse_state(); }
+  void complete_state() override;
+  const Group* slice_holders() const override { return &group_; }
+  bool is_never_whole() const override { return true; }
+  bool adopts_state() const override { return true; }
+  void show_slices() override { states_.show(*optimizer_); }
+  at::IntArrayRef sizes_of(const at::Tensor& parameter) const override { return states_.sizes_of(parameter); }
   void move_to(torch::optim::Optimizer& optimizer) override;
 
  private:
-  [[noreturn]] static void refuse_state();
   /// Throws on all ranks if some are about to do something else.
   void agree() const;
   void check_same(const std::string& kind, const std::string& lines) const;
@@ -34,6 +39,7 @@ class PartStep final : public detail::Stepper {
   torch::optim::Optimizer* optimizer_;
   const std::unique_ptr<detail::Stepper> own_;
   const Events events_;
+  PartStates states_;
 };
 
 }  // namespace lockstep::fully_sharded

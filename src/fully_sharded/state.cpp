@@ -5,6 +5,8 @@
 
 #include "base/error.h"
 #include "base/loop_begin.h"
+#include "collectives/group_state.h"
+#include "fully_sharded/early_unit.h"
 #include "rank_page/rank_board.h"
 #include "reducer/reduction_plan.h"
 
@@ -28,18 +30,42 @@ std::vector<std::string> names_of(const fully_sharded::FoundUnits& found) {
   return names;
 }
 
+/// Those of the ShardedInitialization that made units, or new ones.
+std::shared_ptr<const fully_sharded::MachineGroups> groups_for(const fully_sharded::FoundUnits& found,
+                                                               const Group& group) {
+  std::shared_ptr<const fully_sharded::MachineGroups> groups;
+  for (const auto& unit : found.units) {
+    const detail::EarlyUnit* early = unit.layer != nullptr ? unit.layer->early() : nullptr;
+    if (early == nullptr) continue;
+    TORCH_CHECK(
+        (!groups || groups == early->groups) && &state_of(early->groups->all()) == &state_of(group),
+        "FullyShardedDataParallel: ", unit.name,
+        " was made by another ShardedInitialization or for another group; make the whole model within one, with "
+        "the group that trains it");
+    groups = early->groups;
+  }
+  return groups ? groups : std::make_shared<const fully_sharded::MachineGroups>(group);
+}
+
 void make(std::deque<Unit>& units, const fully_sharded::FoundUnits& found, const fully_sharded::MachineGroups& groups) {
-  for (const auto& unit : found.units)
-    units.emplace_back(unit.name, unit.parameters, groups,
-                       /*stays_gathered=*/unit.layer == nullptr || groups.machines() == 1);
+  for (const auto& unit : found.units) {
+    if (const auto early = unit.layer != nullptr ? unit.layer->take_early() : nullptr) {
+      units.push_back(std::move(early->unit));
+      units.back().rename(unit.name, unit.parameters);
+    } else {
+      units.emplace_back(unit.name, unit.parameters, groups,
+                         /*stays_gathered=*/unit.layer == nullptr || groups.machines() == 1);
+    }
+  }
 }
 
 }  // namespace
 
 FullySharded::State::State(std::shared_ptr<torch::nn::Module> module, const Group& group)
     : module_(std::move(module)),
-      groups_(checked(group)),
-      found_(fully_sharded::find_units(*module_, group)),
+      found_(fully_sharded::find_units(*module_, checked(group))),
+      shared_groups_(groups_for(found_, group)),
+      groups_(*shared_groups_),
       check_(names_of(found_), group.rank()),
       gathering_((make(units_, found_, groups_), groups_), units_, check_),
       gradients_(groups_, units_, check_),

@@ -13,6 +13,7 @@
 #include "fully_sharded/gathering.h"
 #include "fully_sharded/gradient_parts.h"
 #include "fully_sharded/machine_groups.h"
+#include "fully_sharded/part_states.h"
 #include "fully_sharded/unit.h"
 #include "fully_sharded/use_check.h"
 #include "reducer/gradient_hook.h"
@@ -54,6 +55,10 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   void before_step();
   void after_step();
   StateDict state_dict();
+  StateDict state_in_slices();
+  /// For an optimizer of the parts.
+  fully_sharded::PartStates::Places part_places();
+  fully_sharded::UnitSlices unit_slices() const;
   void load_state_dict(const StateDict& state);
   FullyShardedStats stats() const;
 
@@ -77,8 +82,9 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
 
   TensorMemory memory_{/*keep=*/true};
   const std::shared_ptr<torch::nn::Module> module_;
-  const fully_sharded::MachineGroups groups_;
   const fully_sharded::FoundUnits found_;
+  const std::shared_ptr<const fully_sharded::MachineGroups> shared_groups_;
+  const fully_sharded::MachineGroups& groups_;
   fully_sharded::UseCheck check_;
   std::deque<fully_sharded::Unit> units_;
   std::unordered_map<const c10::TensorImpl*, fully_sharded::Unit::Parameter*> parameters_;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "checkpoint/sliced_memory.h"
 #include "fully_sharded/storage_access.h"
 #include "rank_page/operation_label.h"
 
@@ -20,8 +21,10 @@ Unit::Unit(std::string name, const NamedTensors& parameters, const MachineGroups
   for (const auto& [parameter, tensor] : parameters) elements.push_back(tensor.numel());
   layout_ = UnitLayout::of(elements, groups_.all().world_size());
   if (stays_gathered) whole_ = groups_.allocate_together(this->elements(), dtype_);
-  slice_ = stays_gathered ? whole_.narrow(0, groups_.slice() * layout_.slice, layout_.slice)
-                          : at::zeros({layout_.slice}, dtype_);
+  if (!stays_gathered)
+    in_slices_ =
+        sliced_zeros(layout_.slice, dtype_, groups_.all().world_size(), groups_.slice(), groups_.slice_holders());
+  slice_ = memory().narrow(0, groups_.slice() * layout_.slice, layout_.slice);
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& [full_name, tensor] = parameters[i];
     Parameter one{.name = full_name, .tensor = tensor, .offset = layout_.offsets[i]};
@@ -43,7 +46,14 @@ Unit::Unit(std::string name, const NamedTensors& parameters, const MachineGroups
   remember();
 }
 
+void Unit::rename(const std::string& name, const NamedTensors& parameters) {
+  name_ = name;
+  for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].name = parameters[i].first;
+  if (!stays_gathered()) close();
+}
+
 Unit::~Unit() {
+  if (parameters_.empty()) return;
   const at::NoGradGuard no_grad;
   if (!stays_gathered()) {
     close_with(

@@ -33,8 +33,10 @@ class Unit {
   /// Takes rank 0's values, and the parameters' own memory goes. Every rank makes it.
   Unit(std::string name, const NamedTensors& parameters, const MachineGroups& groups, bool stays_gathered);
   ~Unit();
-  Unit(const Unit&) = delete;
-  Unit& operator=(const Unit&) = delete;
+  Unit(Unit&&) = default;  ///< the other has no parameters then
+  Unit& operator=(Unit&&) = delete;
+  /// For messages: its name and its parameters', in the module.
+  void rename(const std::string& name, const NamedTensors& parameters);
 
   const std::string& name() const { return name_; }
   std::vector<Parameter>& parameters() { return parameters_; }
@@ -47,6 +49,9 @@ class Unit {
   int64_t bytes() const { return slice_bytes() * groups_.all().world_size(); }
   /// This rank's slice of the parameters.
   const at::Tensor& slice() const { return slice_; }
+  /// The parameters' memory, [elements()]: all of it, if it stays gathered, otherwise with this rank's slice
+  /// (checkpoint/sliced_memory.h).
+  const at::Tensor& memory() const { return stays_gathered() ? whole_ : in_slices_; }
   /// This rank's rail's piece of [elements()] of memory.
   at::Tensor piece_of(const at::Tensor& memory) const;
   /// A parameter's place in memory of [elements()], in its shape.
@@ -71,13 +76,14 @@ class Unit {
   void adopt_initial_values();
   void close_with(const std::string& why);
 
-  const std::string name_;
+  std::string name_;
   const MachineGroups& groups_;
   at::ScalarType dtype_;
   UnitLayout layout_;
   std::vector<Parameter> parameters_;
   at::Tensor slice_;
   at::Tensor whole_;      ///< of one that stays gathered
+  at::Tensor in_slices_;  ///< otherwise
   c10::Storage storage_;  ///< of the parameters, otherwise
 };
 

@@ -11,6 +11,7 @@
 #include <lockstep/parameter_groups.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include "fully_sharded/deep.h"
 #include "fully_sharded/small_gpt.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -100,36 +101,6 @@ TEST_P(FullyShardedOn, HoldsTheRightNumbersWhileAUnitIsCalled) {
     }
   });
 }
-
-/// KiB of memory of this process without files: of its own, and its share of what others map, too.
-int64_t proportional_kib() {
-  std::ifstream file("/proc/self/smaps_rollup");
-  int64_t kib = 0;
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("Pss_Anon:") || line.starts_with("Pss_Shmem:")) kib += std::stoll(line.substr(10));
-  return kib;
-}
-
-struct WideImpl : torch::nn::Module {
-  WideImpl() { register_module("fc", fc = torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false))); }
-  at::Tensor forward(const at::Tensor& x) { return torch::tanh(fc(x)); }
-  torch::nn::Linear fc{nullptr};
-};
-TORCH_MODULE(Wide);
-
-struct DeepImpl : torch::nn::Module {
-  static constexpr int kUnits = 16;
-  DeepImpl() {
-    for (int i = 0; i < kUnits; ++i) layers->push_back(ShardedUnit<Wide>());
-    register_module("layers", layers);
-  }
-  at::Tensor forward(const at::Tensor& x) { return layers->forward(x); }
-  torch::nn::Sequential layers;
-};
-TORCH_MODULE(Deep);
-
-/// One unit's weights are 4 MiB.
-constexpr int64_t kUnitKib = 4096, kModelKib = DeepImpl::kUnits * kUnitKib;
 
 TEST(FullyShardedMemory, GatheredUnitsGiveTheirMemoryUpForTheNext) {
   for (const Engine& engine : {Engine{2, "hierarchical", "ab"}, Engine{4, "hierarchical", "aabb"}})

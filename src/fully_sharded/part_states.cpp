@@ -1,0 +1,67 @@
+#include "fully_sharded/part_states.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include "checkpoint/sliced_memory.h"
+
+namespace lockstep::fully_sharded {
+namespace {
+
+constexpr int kArrays = 3;  // the most that a formula has
+
+/// The elements in the order of memory of a tensor with these strides.
+at::Tensor in_memory_order(const at::Tensor& tensor, at::IntArrayRef strides) {
+  at::Tensor laid_out = tensor;
+  if (tensor.strides() != strides)
+    laid_out = at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
+  return laid_out.as_strided({tensor.numel()}, {1});
+}
+
+}  // namespace
+
+template <typename Body>
+void PartStates::for_each(torch::optim::Optimizer& optimizer, const Body& body) const {
+  const at::NoGradGuard no_grad;
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& part : group.params()) {
+      const auto state = optimizer.state().find(part.unsafeGetTensorImpl());
+      if (state == optimizer.state().end()) continue;
+      for (int array = 0; array < kArrays; ++array)
+        if (const at::Tensor tensor = formula_.array(*state->second, array); tensor.defined())
+          formula_.set_array(*state->second, array, body(tensor, part, array));
+    }
+}
+
+at::Tensor PartStates::flat(const at::Tensor& array, const at::Tensor& part) const {
+  const PartPlace& place = place_of(part);
+  if (slices_of(array.storage()) != nullptr) {
+    const int64_t begin = place.begin < place.end ? place.offset + place.begin : 0;
+    return array.as_strided({place.end - place.begin}, {1}, begin);
+  }
+  if (array.sizes() == part.sizes() && array.is_contiguous()) return array;
+  return in_memory_order(array, place.strides).slice(0, place.begin, place.end).clone();
+}
+
+void PartStates::flatten(torch::optim::Optimizer& optimizer) {
+  for_each(optimizer, [&](const at::Tensor& array, const at::Tensor& part, int) { return flat(array, part); });
+}
+
+void PartStates::show(torch::optim::Optimizer& optimizer) {
+  for_each(optimizer, [&](const at::Tensor& array, const at::Tensor& part, int number) {
+    const PartPlace& place = place_of(part);
+    const at::Tensor& whole = memory(place.unit, number, array.scalar_type());
+    if (array.storage().unsafeGetStorageImpl() != whole.storage().unsafeGetStorageImpl() && place.begin < place.end)
+      whole.narrow(0, place.offset + place.begin, place.end - place.begin).copy_(flat(array, part));
+    return whole.as_strided(place.sizes, place.strides, place.offset);
+  });
+}
+
+const at::Tensor& PartStates::memory(size_t unit, int array, at::ScalarType dtype) {
+  at::Tensor& memory = memory_[{unit, array}];
+  if (!memory.defined() || memory.scalar_type() != dtype)
+    memory = sliced_zeros(slices_.elements[unit], dtype, slices_.ranks, slices_.place, slices_.holders);
+  return memory;
+}
+
+}  // namespace lockstep::fully_sharded

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include "optim/formula.h"
+
+namespace lockstep::fully_sharded {
+
+/// Where a parameter's part lies in its unit's memory.
+struct PartPlace {
+  std::vector<int64_t> sizes, strides;  ///< of the parameter
+  size_t unit = 0;
+  int64_t offset = 0;          ///< of the parameter, in the unit's memory
+  int64_t begin = 0, end = 0;  ///< of its elements, in the order of memory: those of the part
+};
+
+/// How units are cut into slices.
+struct UnitSlices {
+  int ranks = 1;
+  int place = 0;                  ///< of this rank's slice
+  std::vector<int> holders;       ///< the rank of each slice
+  std::vector<int64_t> elements;  ///< of a slice of each unit
+};
+
+/// What an optimizer remembers of parts, in two forms. Steps take flat tensors, as large as the parts. Saving takes
+/// tensors of the parameters' shapes in memory of which this rank has its slice; once there, the flat ones lie in it.
+/// Loading gives tensors of the parameters' shapes that are all there.
+class PartStates {
+ public:
+  using Places = std::unordered_map<const c10::TensorImpl*, PartPlace>;  ///< by part
+  PartStates(Places places, UnitSlices slices, const Formula& formula)
+      : places_(std::move(places)), slices_(std::move(slices)), formula_(formula) {}
+
+  at::IntArrayRef sizes_of(const at::Tensor& part) const { return place_of(part).sizes; }
+  /// The form for steps.
+  void flatten(torch::optim::Optimizer& optimizer);
+  /// The form for saving.
+  void show(torch::optim::Optimizer& optimizer);
+
+ private:
+  const PartPlace& place_of(const at::Tensor& part) const { return places_.at(part.unsafeGetTensorImpl()); }
+  template <typename Body>
+  void for_each(torch::optim::Optimizer& optimizer, const Body& body) const;
+  at::Tensor flat(const at::Tensor& array, const at::Tensor& part) const;
+  /// Memory for the `array`-th arrays of a unit's parameters.
+  const at::Tensor& memory(size_t unit, int array, at::ScalarType dtype);
+
+  const Places places_;
+  const UnitSlices slices_;
+  const Formula& formula_;
+  std::map<std::pair<size_t, int>, at::Tensor> memory_;
+};
+
+}  // namespace lockstep::fully_sharded

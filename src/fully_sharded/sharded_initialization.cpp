@@ -1,0 +1,46 @@
+#include <lockstep/sharded_initialization.h>
+
+#include <malloc.h>
+
+#include "fully_sharded/early_unit.h"
+#include "fully_sharded/found_units.h"
+#include "rank_page/operation_label.h"
+
+namespace lockstep {
+
+class ShardedInitialization::State {
+ public:
+  explicit State(const Group& group) : groups_(std::make_shared<const fully_sharded::MachineGroups>(group)) {
+    TORCH_CHECK(current == nullptr, "ShardedInitialization: this thread has one already");
+    current = this;
+  }
+  ~State() { current = nullptr; }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  std::shared_ptr<detail::EarlyUnit> take(const torch::nn::Module& layer) {
+    const OperationLabel label("a unit of a ShardedInitialization");
+    const std::string name = "unit " + std::to_string(units_++) + " that was made";
+    const NamedTensors parameters = fully_sharded::parameters_of_unit(layer, name, groups_->all());
+    std::shared_ptr<detail::EarlyUnit> early(
+        new detail::EarlyUnit{groups_, {name, parameters, *groups_, groups_->machines() == 1}});
+    ::malloc_trim(0);  // where its parameters were
+    return early;
+  }
+
+  static thread_local State* current;
+
+ private:
+  const std::shared_ptr<const fully_sharded::MachineGroups> groups_;
+  int units_ = 0;
+};
+thread_local ShardedInitialization::State* ShardedInitialization::State::current = nullptr;
+
+ShardedInitialization::ShardedInitialization(const Group& group) : state_(std::make_unique<State>(group)) {}
+ShardedInitialization::~ShardedInitialization() = default;
+
+detail::MadeUnit::MadeUnit(const torch::nn::Module& layer, UnitBase& unit) {
+  if (auto* initialization = ShardedInitialization::State::current) unit.keep_early(initialization->take(layer));
+}
+
+}  // namespace lockstep
