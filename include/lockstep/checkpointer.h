@@ -103,8 +103,8 @@ class Checkpointer {
     std::function<void(const std::vector<c10::IValue>&)> load_from_ranks = nullptr;
   };
 
-  /// Rank 0 makes `folder` if it does not exist. It must belong to this run alone. Throws Error on all ranks if it
-  /// cannot be made, or cannot be written although saves by steps or minutes are wanted, or if ranks' options differ.
+  /// Rank 0 makes `folder`, which belongs to this run alone. Throws Error on all ranks if it cannot be made, or not be
+  /// written although saves by steps or minutes are wanted, or if options, or folders on a machine, differ by rank.
   Checkpointer(const std::string& folder, Group group, CheckpointerOptions options = {});
   /// Waits until the current write is done.
   ~Checkpointer();

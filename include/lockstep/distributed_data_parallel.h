@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include <lockstep/context.h>
@@ -70,7 +71,8 @@ class DistributedDataParallel : public Replica {
   /// The object that Replica attaches to.
   static auto pointer_of(const Module& module) {
     if constexpr (requires { module.ptr(); }) {
-      return module.ptr();
+      using Pointer = std::remove_cvref_t<decltype(module.ptr())>;
+      return module.is_empty() ? Pointer() : Pointer(module.ptr());
     } else {
       return module;
     }

@@ -105,7 +105,7 @@ class Group {
   [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input) const;
   /// Uneven: the first input_splits[0] rows go to rank 0, and so on; output_splits[r] rows come from rank r. Each list
   /// of splits has world_size entries and sums to the rows of its tensor. A rank's expected rows must equal the
-  /// sender's.
+  /// sender's; if not, nothing is moved, and the Error on all ranks names them.
   [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input, std::vector<int64_t> input_splits,
                                       std::vector<int64_t> output_splits) const;
   /// Empty splits mean equal splits.

@@ -1,10 +1,12 @@
 #include <lockstep/checkpointer.h>
 
+#include <filesystem>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/first_difference.h"
+#include "base/machine_name.h"
 #include "base/weights_set.h"
 #include "checkpoint/accumulation.h"
 #include "checkpoint/checkpoint_part.h"
@@ -51,18 +53,40 @@ struct Checkpointer::State {
 
 namespace {
 
-/// Options by which ranks decide for themselves when to meet. All ranks call it.
-void compare_options(const Group& group, const CheckpointerOptions& options) {
+/// The ranks of one machine that give other folders would save one rank's state where the others do not look for it.
+/// Machines may have mounted a shared folder at different places.
+void compare_folders(const Group& group, const std::string& folder) {
+  std::error_code unknown;
+  auto absolute = std::filesystem::weakly_canonical(folder, unknown);
+  if (!absolute.has_filename()) absolute = absolute.parent_path();  // it ended with a slash
+  const std::string machine = machine_name();
+  const auto said = group.all_gather_bytes(machine + '\n' + (unknown ? folder : absolute.string()));
+  for (size_t a = 0; a < said.size(); ++a)
+    for (size_t b = a + 1; b < said.size(); ++b) {
+      const size_t end = said[a].find('\n') + 1;
+      if (said[a] == said[b] || said[b].substr(0, end) != said[a].substr(0, end)) continue;
+      throw Error("ranks have given their Checkpointer different folders: rank " + std::to_string(a) + " " +
+                  said[a].substr(end) + " and rank " + std::to_string(b) + " " + said[b].substr(end) +
+                  ". Ranks save and resume together, so all of them must give the same folder");
+    }
+}
+
+/// All ranks call it.
+void compare_options(const Group& group, const std::string& folder, const CheckpointerOptions& options) {
   if (group.world_size() == 1) return;
   const OperationLabel label("Checkpointer()");
   const auto text = [](const auto& value) { return value ? std::to_string(*value) : "none"; };
   const std::string lines = "every_steps: " + text(options.every_steps) +
                             "\nevery_minutes: " + text(options.every_minutes) +
                             "\nmemory_every_n_steps: " + text(options.memory_every_n_steps) +
+                            "\nkeep_last: " + std::to_string(options.keep_last) +
+                            "\nkeep_best: " + std::to_string(options.keep_best) +
+                            "\nhigher_is_better: " + std::to_string(options.higher_is_better) +
+                            "\nasynchronous: " + std::to_string(options.asynchronous) +
                             "\ndisk_if_no_memory: " + std::to_string(options.disk_if_no_memory) +
                             "\nreplace_old_run: " + std::to_string(options.replace_old_run);
   const std::string difference = first_difference("option", group.all_gather_bytes(lines));
-  if (difference.empty()) return;
+  if (difference.empty()) return compare_folders(group, folder);
   throw Error("ranks have different CheckpointerOptions: " + difference +
               ". Ranks save together, so every rank must give the same ones");
 }
@@ -162,7 +186,7 @@ bool Checkpointer::State::resume() {
 }
 
 Checkpointer::Checkpointer(const std::string& folder, Group group, CheckpointerOptions options) {
-  compare_options(group, options);
+  compare_options(group, folder, options);
   TORCH_CHECK(!options.every_steps || *options.every_steps > 0, "Checkpointer: every_steps is ", *options.every_steps,
               "; it must be at least 1");
   TORCH_CHECK(!options.every_minutes || *options.every_minutes > 0, "Checkpointer: every_minutes is ",

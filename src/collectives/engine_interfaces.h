@@ -26,4 +26,12 @@ class Interruptible {
   virtual void interrupt(const std::string& why) = 0;
 };
 
+/// An optional engine interface: a rank that leaves its groups can leave word.
+class LeavesWord {
+ public:
+  virtual ~LeavesWord() = default;
+  /// This rank calls nothing more. Ranks that call more than it did are told so, rather than that a connection broke.
+  virtual void leave_word() = 0;
+};
+
 }  // namespace lockstep

@@ -23,6 +23,8 @@ void Membership::close() {
   const MutexLock lock(mutex_);
   for (const auto& known : groups_) {
     const auto group = known.lock();
+    if (group != nullptr)
+      if (auto* engine = dynamic_cast<LeavesWord*>(group->backend.get())) engine->leave_word();
     // Only our own engine is known not to cut off a rank that is still reading data from this one.
     if (group == nullptr || group->blocking == nullptr) continue;
     try {

@@ -8,6 +8,7 @@ namespace lockstep {
 namespace detail {
 
 at::Tensor stack_examples(const std::vector<at::Tensor>& tensors) {
+  TORCH_CHECK(!tensors.empty(), "default_collate: the batch has no examples; give it at least one");
   for (size_t i = 0; i < tensors.size(); ++i) {
     TORCH_CHECK(tensors[i].defined(), "default_collate: example ", i, " of a batch has an undefined tensor");
     TORCH_CHECK(tensors[i].sizes() == tensors[0].sizes(), "default_collate: example ", i,

@@ -44,11 +44,13 @@ void check(const DistributedDataParallelOptions& options) {
 
 /// The options that must be the same on all ranks, one per line.
 std::string describe(const DistributedDataParallelOptions& options, const VirtualRanks* virtual_ranks) {
+  constexpr const char* kReductions[] = {"kMean", "kSum", "kWeightedMean"};
+  constexpr const char* kPolicies[] = {"kFollowRankZero", "kMean", "kNone"};
   std::ostringstream text;
   text << "virtual_ranks " << (virtual_ranks ? virtual_ranks->count() : 0) << "\nfirst_bucket_cap_mb "
        << options.first_bucket_cap_mb << "\nbucket_cap_mb " << options.bucket_cap_mb << "\nreduction "
-       << static_cast<int>(options.reduction) << "\nbuffers " << static_cast<int>(options.buffers) << "\ninit_sync "
-       << options.init_sync << '\n';
+       << kReductions[static_cast<int>(options.reduction)] << "\nbuffers " << kPolicies[static_cast<int>(options.buffers)] << "\ninit_sync "
+       << (options.init_sync ? "true" : "false") << '\n';
   for (const auto& name : options.delay_all_reduce_named_params) text << "delayed " << name << '\n';
   for (const auto& name : options.parameters_to_ignore) text << "ignored " << name << '\n';
   return text.str();
@@ -245,6 +247,8 @@ std::unique_ptr<Reducer> Replica::State::make_reducer(const NamedTensors& follow
   return std::make_unique<Reducer>(
       followed, group, settings, *passes,
       ReductionEvents{.inspect = [this] { return attached.inspect(); },
+                      .settings = [this] { return own_settings(); },
+                      .frozen = [this] { return attached.frozen_names(); },
                       .reduced = [this](const std::vector<Facts>& ranks) { reduced(ranks); },
                       .reducing =
                           [this] {
@@ -259,6 +263,19 @@ std::unique_ptr<Reducer> Replica::State::make_reducer(const NamedTensors& follow
                           [this](bool gradients_wait) {
                             if (shared_step != nullptr) shared_step->backward_begins(gradients_wait);
                           }});
+}
+
+ReplicaSettings Replica::State::own_settings() const {
+  using Join = ReplicaSettings::Join;
+  ReplicaSettings settings{.check_every = synchronization.checks_every(),
+                           .buffers_as_left = synchronization.checks_buffers_as_left(),
+                           .join = join.switched_off ? Join::kSwitchedOff : Join::kOutside,
+                           .frozen = attached.frozen()};
+  if (join.options == nullptr) return settings;
+  settings.join = Join::kInside;
+  settings.divide_by_initial_world_size = join.options->divide_by_initial_world_size;
+  settings.throw_on_early_termination = join.options->throw_on_early_termination;
+  return settings;
 }
 
 void Replica::State::reduced(const std::vector<Facts>& ranks) {

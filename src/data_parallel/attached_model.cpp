@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/hash.h"
 #include "base/weights_set.h"
 
 namespace lockstep {
@@ -51,7 +52,7 @@ void AttachedModel::attach(std::unique_ptr<Source> from, const Tensors& now) {
   const bool first = source_ == nullptr;
   if (from) source_ = std::move(from);
   source_->remember();
-  edited_ = false;
+  seen_.edited = false;
   strangers_.clear();
   known_ = std::move(known);
   frozen_ = std::move(alarms);
@@ -62,15 +63,15 @@ void AttachedModel::attach(std::unique_ptr<Source> from, const Tensors& now) {
 }
 
 void AttachedModel::watch_strangers() {
-  if (!edited_ && !source_->is_edited()) return;
-  edited_ = true;
+  if (!seen_.edited && !source_->is_edited()) return;
+  seen_.edited = true;
   strangers_.clear();
   for (const auto& [name, tensor] : parameters_of(*source_))
     if (!is_known(tensor) && tensor.requires_grad()) strangers_.push_back(alarm_on(tensor));
 }
 
 void AttachedModel::expect(const std::vector<at::Tensor>& tensors) {
-  edited_ = true;
+  seen_.edited = true;
   for (const at::Tensor& tensor : tensors)
     if (!is_known(tensor) && tensor.is_leaf() && tensor.requires_grad()) strangers_.push_back(alarm_on(tensor));
 }
@@ -97,24 +98,36 @@ void AttachedModel::leave_trouble(std::string trouble) {
   if (!trouble.empty()) left_ = {std::move(trouble), times_weights_were_set()};
 }
 
+std::vector<std::string> AttachedModel::frozen_names() const {
+  std::vector<std::string> names;
+  for (const Known& one : known_)
+    if (one.followed && !one.tensor.requires_grad()) names.push_back(one.name);
+  return names;
+}
+
 std::string AttachedModel::inspect() {
   if (!left_.text.empty() && left_.weights_set == times_weights_were_set()) return left_.text;
   if (std::string gone = left_behind(); !gone.empty()) return gone;
+  seen_.frozen = 0;
   for (const Known& one : known_) {
-    if (one.tensor.requires_grad() && !one.followed) return refresh_advice("parameter", one.name, "was unfrozen");
+    if (const bool trains = one.tensor.requires_grad(); trains != one.followed) {
+      if (trains) return refresh_advice("parameter", one.name, "was unfrozen");
+      const uint64_t before = seen_.frozen == 0 ? Hash::kStart : seen_.frozen;
+      seen_.frozen = Hash::mixed(before, static_cast<uint64_t>(&one - known_.data()));
+    }
     if (one.tensor.scalar_type() != one.options.dtype() || one.tensor.device() != one.options.device())
       return refresh_advice("parameter", one.name, "was converted");
     if (one.tensor.numel() != one.elements) return refresh_advice("parameter", one.name, "was resized");
   }
-  if (!edited_ && !source_->is_edited()) return "";
-  edited_ = true;
+  if (!seen_.edited && !source_->is_edited()) return "";
+  seen_.edited = true;
   NamedTensors parameters;
   for (const Known& one : known_) parameters.emplace_back(one.name, one.tensor);
   std::string edit = edit_of("parameter", parameters, parameters_of(*source_));
   if (edit.empty()) edit = edit_of("buffer", buffers_, buffers_of(*source_));
   if (edit.empty()) {  // only layers without tensors came or went, or everything is as before
     source_->remember();
-    edited_ = false;
+    seen_.edited = false;
     strangers_.clear();
   }
   return edit;

@@ -55,6 +55,10 @@ class AttachedModel {
   /// Attaches these tensors. `from`: null, or another source.
   void attach(std::unique_ptr<Source> from, const Tensors& now);
 
+  /// Of the followed parameters that the last inspect() found frozen: a hash, 0 if there was none.
+  uint64_t frozen() const { return seen_.frozen; }
+  /// The names of those that are frozen now.
+  std::vector<std::string> frozen_names() const;
   /// The changes made to the model since attach(), or the trouble that was left; empty if none.
   std::string inspect();
   /// The parameters are wrong, which inspect() reports until this library sets weights. Empty: they are right.
@@ -92,7 +96,10 @@ class AttachedModel {
   std::unordered_set<const c10::TensorImpl*> impls_;  ///< of known and buffers
   std::unordered_set<const c10::TensorImpl*> kept_list_;
   LeftTrouble left_;
-  bool edited_ = false;  ///< the source has reported an edit; it is not asked again
+  struct Seen {
+    bool edited = false;  ///< the source has reported an edit; it is not asked again
+    uint64_t frozen = 0;  ///< see frozen()
+  } seen_;
   // Without these, a backward that reaches one of them but nothing that is followed would go unnoticed.
   std::vector<std::unique_ptr<GradientAlarm>> frozen_;     ///< known but not followed: may be unfrozen
   std::vector<std::unique_ptr<GradientAlarm>> strangers_;  ///< added since

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include <c10/util/ScopeExit.h>
 
@@ -55,7 +56,12 @@ void Replica::join(const std::function<void()>& body, const JoinOptions& options
   State& state = *state_;
   const auto& virtual_ranks = lockstep::state_of(state.group).virtual_ranks;
   const int count = virtual_ranks ? virtual_ranks->count() : state.group.world_size();
-  if (!options.enable || count == 1) return body();
+  if (count == 1) return body();
+  if (!options.enable) {
+    const bool before = std::exchange(state.join.switched_off, true);
+    const auto over = c10::make_scope_exit([&] { state.join.switched_off = before; });
+    return body();
+  }
   const JoiningReducer joining(*state.reducer, state.join.options, options);
   const JoiningStatistics joining_statistics(state.join.statistics, state.group);
   state.join.last_active.assign(static_cast<size_t>(count), true);

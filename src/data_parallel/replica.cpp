@@ -65,12 +65,35 @@ void Replica::set_weight(double weight) {
   state_->reducer->set_weight(weight);
 }
 
+namespace {
+
+/// Throws on all ranks if a parameter lies in memory that ranks share on some ranks only: the others would write where
+/// that rank no longer reads.
+void check_places(const Group& group, const std::vector<AttachedModel::Known>& parameters, int root) {
+  std::string shared;
+  for (const auto& one : parameters) shared += is_owned_together(one.tensor) ? '1' : '0';
+  const auto all = group.all_gather_bytes(shared);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    std::vector<bool> here, elsewhere;
+    for (const std::string& one : all) here.push_back(one[i] == '1'), elsewhere.push_back(one[i] != '1');
+    if (std::count(here.begin(), here.end(), here.front()) == static_cast<int64_t>(here.size())) continue;
+    throw Error("broadcast_parameters(" + std::to_string(root) + "): parameter " + parameters[i].name +
+                " lies in the memory that all ranks share on " + rank_names(here) + ", and no longer on " +
+                rank_names(elsewhere) +
+                ": torch::load(), vector_to_parameters(), set_data() and to() put other memory in its place. Copy into "
+                "the parameter instead, on one rank, by load_state_dict() or by copy_() under torch::NoGradGuard");
+  }
+}
+
+}  // namespace
+
 void Replica::broadcast_parameters(int root) {
   State& state = *state_;
   TORCH_CHECK(root >= 0 && root < state.group.world_size(), "broadcast_parameters(", root,
               "): this group has ranks 0 to ", state.group.world_size() - 1);
   const OperationLabel label("broadcast_parameters()");
   state.check_not_edited();
+  if (state.group.world_size() > 1) check_places(state.group, state.attached.known(), root);
   std::vector<at::Tensor> tensors;
   for (const auto& one : state.attached.known()) tensors.push_back(one.tensor);
   for (const auto& [name, buffer] : state.attached.buffers()) tensors.push_back(buffer);

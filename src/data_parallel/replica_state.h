@@ -22,6 +22,7 @@ namespace lockstep {
 /// Within Replica::join().
 struct JoinState {
   const JoinOptions* options = nullptr;            ///< null: outside of it
+  bool switched_off = false;                       ///< within a join() whose options say so
   bool shadowing = false;                          ///< within JoinOptions::shadow
   std::shared_ptr<StatisticsExchange> statistics;  ///< that of synchronised batch norms, or null
   std::vector<bool> last_active;                   ///< ranks that had inputs in the last reduction in which any had
@@ -72,6 +73,7 @@ struct Replica::State {
   void compare(const AttachedModel::Tensors& now) const;
   void check_weights(const NamedTensors& parameters) const;
   NamedTensors to_follow(const NamedTensors& parameters) const;
+  ReplicaSettings own_settings() const;
   /// After each reduction, on all ranks.
   void reduced(const std::vector<Facts>& ranks);
 

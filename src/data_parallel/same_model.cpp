@@ -39,10 +39,13 @@ void check_same_on_all_ranks(const Group& group, const std::string& kind, const 
   // Every rank compares everything, so all find the same difference or none; a model has a few thousand lines at most.
   const std::string difference = first_difference(kind, group.all_gather_bytes(lines));
   if (difference.empty()) return;
-  own_page().fail(RankFailure::kMismatch, -1, "the ranks do not hold the same model: " + difference);
-  throw Error("the ranks do not hold the same model: " + difference +
-              ". Build and edit the module in the same way on every rank before DistributedDataParallel attaches to "
-              "it or refresh() is called.");
+  const bool is_option = kind.starts_with("option");
+  const std::string text =
+      (is_option ? "the ranks gave different options: " : "the ranks do not hold the same model: ") + difference;
+  own_page().fail(RankFailure::kMismatch, -1, text);
+  throw Error(text + (is_option ? ". Give the same ones on every rank."
+                                : ". Build and edit the module in the same way on every rank before "
+                                  "DistributedDataParallel attaches to it or refresh() is called."));
 }
 
 void check_same_on_all_ranks(const Group& group, const std::string& kind, const NamedTensors& tensors,

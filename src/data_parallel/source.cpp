@@ -88,6 +88,9 @@ class TensorList final : public Source {
 }  // namespace
 
 std::unique_ptr<Source> source_of(std::shared_ptr<torch::nn::Module> module) {
+  TORCH_CHECK(module != nullptr,
+              "DistributedDataParallel: the module is empty (nullptr, or a ModuleHolder made from it); construct it "
+              "first");
   return std::make_unique<NnModule>(std::move(module));
 }
 std::unique_ptr<Source> source_of(const torch::jit::Module& module) { return std::make_unique<JitModule>(module); }

@@ -31,6 +31,8 @@ class Synchronization {
   void after_reduction(const std::vector<Facts>& ranks, bool step_looked);
   /// See Replica::check_divergence_every().
   void check_every(int n_steps, bool buffers_as_left);
+  int checks_every() const { return check_every_; }
+  bool checks_buffers_as_left() const { return check_buffers_as_left_; }
   /// Runs that check if it is due, before an optimizer writes parameters of all ranks. `counted_later`: the reduction
   /// is counted after the step.
   /// REQUIRES: every rank calls it, in a step in which all have inputs.

@@ -83,6 +83,7 @@ Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer
       memory_ != nullptr || !options.shared_parameters,
       "ZeroRedundancyOptimizer: shared_parameters = true needs ranks that share memory, and this group's engine is ",
       group_.backend(), "; leave it false");
+  const OperationLabel label("ZeroRedundancyOptimizer()");
   run_together(group_, [&] {
     find_parameters(model.attached.trained(), optimizer);
     check_none_overlap(model);

@@ -10,14 +10,6 @@
 #include "reducer/same_number.h"
 
 namespace lockstep {
-namespace {
-
-constexpr const char* kSameNumber =
-    "Every rank must run the same number of backward passes; where ranks have different numbers of "
-    "batches, " LOCKSTEP_WITHIN_JOIN;
-
-}  // namespace
-
 BucketSender::BucketSender(Buckets& buckets, const ReductionPlan& plan, const ReductionEquipment& equipment,
                            RankMessage& message, HookProblems& hook_problems)
     : buckets_(buckets),
@@ -85,10 +77,13 @@ void BucketSender::wait(const std::function<void()>& write_facts) {
       }
       if (equipment_.timeline) equipment_.timeline->done(b);
     } catch (const Error& error) {
+      const std::string what = "the gradients of " + plan_.describe(b) + " could not be reduced: " + error.what();
+      if (!plan_.group.is_open()) throw Error(what);
       const std::string problems = hook_problems_.of_all_ranks(message_.reductions());
-      throw Error("the gradients of " + plan_.describe(b) + " could not be reduced: " + error.what() + problems + "\n" +
+      throw Error(what + problems + "\n" +
                   (!message_.trouble().empty() ? "This rank had found before: " + message_.trouble()
-                   : problems.empty()          ? kSameNumber
+                   : problems.empty()          ? "Every rank must run the same number of backward passes; " +
+                                            advice_on_numbers(message_.facts().joining)
                                                : "A communication hook must not fail on some ranks alone") +
                   " (this was reduction " + std::to_string(message_.reductions() + 1) + " of this rank).");
     }

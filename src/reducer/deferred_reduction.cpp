@@ -133,9 +133,10 @@ std::vector<float> DeferredReduction::tell_all_ranks(Settlement& settlement, con
   try {
     group.all_reduce(told);
   } catch (const Error& error) {
+    if (!group.is_open()) throw;
     throw Error(std::string("an optimizer's step could not begin: ") + error.what() +
-                "\nEvery rank must take the same number of steps; where ranks have different numbers of "
-                "batches, " LOCKSTEP_WITHIN_JOIN " (this was step " +
+                "\nEvery rank must take the same number of steps; " +
+                advice_on_numbers(parts_.message.facts().joining) + " (this was step " +
                 std::to_string(parts_.message.reductions() + 1) + " of this rank).");
   }
   for (size_t b = 0; timeline && b < parts_.buckets.size(); ++b) timeline->done(b);
@@ -168,7 +169,8 @@ void DeferredReduction::check_same_step(const std::vector<Facts>& ranks) const {
     throw Error("an optimizer's step: no backward ran since the last one on " + rank_names(idle) +
                 ", but some did on " + rank_names(busy) +
                 "; every rank must run the same number of backward passes. A rank that has nothing to contribute calls "
-                "skip_step() in place of its backward; where batches run out, " LOCKSTEP_WITHIN_JOIN);
+                "skip_step() in place of its backward; " +
+                advice_on_numbers(parts_.message.facts().joining));
 }
 
 void DeferredReduction::check_reached(const Settlement& settlement) const {
@@ -199,7 +201,7 @@ Settlement DeferredReduction::settle(Share share) {
     dropped = changes_.dropped();
   }
   set_aside_passes();
-  message.prepare(share, passes_, /*spoiled=*/false, parts_.events.inspect);
+  message.prepare(share, passes_, /*spoiled=*/false, parts_.events);
   message.facts().idle = idle;
   Settlement settlement;
   settlement.used = fill_buckets();

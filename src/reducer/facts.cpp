@@ -14,7 +14,13 @@ namespace {
 // Four bits per element: even in bfloat16, the mean over any number of ranks still distinguishes them.
 using Row = std::array<uint8_t, kFactElements>;
 constexpr size_t kFlags = 0, kPasses = 1, kObject = 3, kWeight = 5, kWeightElements = 16, kSkip = 21, kData = 22,
-                 kPolicy = 38;
+                 kPolicy = 38, kChecks = 39, kFrozen = 41;
+
+void put_byte(Row& row, size_t at, int byte) {
+  row[at] = byte & 15;
+  row[at + 1] = byte >> 4 & 15;
+}
+int byte_in(const Row& row, size_t at) { return row[at] | row[at + 1] << 4; }
 
 void put(Row& row, size_t at, uint64_t bits) {
   for (size_t i = 0; i < kWeightElements; ++i) row[at + i] = bits >> 4 * i & 15;
@@ -32,11 +38,12 @@ Row encode(const Facts& facts) {
                                      (facts.late ? 8 : 0));
   row[kSkip] = static_cast<uint8_t>((facts.skipped ? 1 : 0) | (facts.spoiled ? 2 : 0) | (facts.idle ? 4 : 0) |
                                     (facts.odd_shard ? 8 : 0));
-  row[kPasses] = facts.passes & 15;
-  row[kPasses + 1] = facts.passes >> 4 & 15;
-  row[kObject] = facts.object & 15;
-  row[kObject + 1] = facts.object >> 4 & 15;
-  row[kPolicy] = static_cast<uint8_t>(facts.policy);
+  put_byte(row, kPasses, facts.passes);
+  put_byte(row, kObject, facts.object);
+  row[kPolicy] = static_cast<uint8_t>(static_cast<int>(facts.policy) | (facts.settings.divides_by_active ? 4 : 0) |
+                                      (facts.settings.throws_early ? 8 : 0));
+  put_byte(row, kChecks, facts.settings.checks);
+  put_byte(row, kFrozen, facts.settings.frozen);
   put(row, kWeight, std::bit_cast<uint64_t>(facts.weight));
   put(row, kData, facts.data);
   return row;
@@ -52,9 +59,13 @@ Facts decode(const Row& row) {
   facts.spoiled = (row[kSkip] & 2) != 0;
   facts.idle = (row[kSkip] & 4) != 0;
   facts.odd_shard = (row[kSkip] & 8) != 0;
-  facts.passes = row[kPasses] | row[kPasses + 1] << 4;
-  facts.object = row[kObject] | row[kObject + 1] << 4;
-  facts.policy = static_cast<NonFinitePolicy>(row[kPolicy]);
+  facts.passes = byte_in(row, kPasses);
+  facts.object = byte_in(row, kObject);
+  facts.policy = static_cast<NonFinitePolicy>(row[kPolicy] & 3);
+  facts.settings = {.divides_by_active = (row[kPolicy] & 4) != 0,
+                    .throws_early = (row[kPolicy] & 8) != 0,
+                    .checks = byte_in(row, kChecks),
+                    .frozen = byte_in(row, kFrozen)};
   facts.weight = std::bit_cast<double>(bits_in(row, kWeight));
   facts.data = bits_in(row, kData);
   return facts;

@@ -26,6 +26,15 @@ struct Facts {
   NonFinitePolicy policy = NonFinitePolicy::kIgnore;
   uint64_t data = 0;       ///< a hash of the passes that loaders have begun since the last reduction; 0: none
   bool odd_shard = false;  ///< one of them reads the shard of another rank
+  /// What every rank must have set alike. `checks` and `frozen` are hashes, with the reduction's number in them: equal
+  /// ones may differ in what they stand for, but do not for long.
+  struct Settings {
+    bool divides_by_active = false;  ///< within join(): the mean is over the active ranks only
+    bool throws_early = false;       ///< within join(): the first rank without inputs ends the loop
+    int checks = 0;                  ///< how often replicas are compared, and what of them; 0 to 255
+    int frozen = 0;                  ///< parameters frozen since they were attached: 1 to 255; 0: none
+    bool operator==(const Settings&) const = default;
+  } settings{};
   /// Whether its gradients count.
   bool took_part() const { return active && !skipped; }
   bool operator==(const Facts&) const = default;
@@ -41,7 +50,7 @@ bool is_void(const std::vector<Facts>& ranks);
 int first_that_took_part(const std::vector<Facts>& ranks);
 
 /// Elements of one rank's row.
-inline constexpr int64_t kFactElements = 39;
+inline constexpr int64_t kFactElements = 43;
 
 /// The number of backward passes as Facts encode it.
 constexpr int facts_of_passes(int passes) { return passes == 0 ? 0 : 1 + (passes - 1) % 255; }

@@ -12,6 +12,7 @@
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 #include "reducer/data_agreement.h"
+#include "reducer/settings_agreement.h"
 
 namespace lockstep {
 
@@ -69,8 +70,25 @@ void RankAgreement::check(const std::vector<Facts>& rows) {
   check_objects(rows);
   if (std::any_of(rows.begin(), rows.end(), std::mem_fn(&Facts::trouble))) throw_trouble_of_all();
   check_joined(rows);
+  check_settings(rows);
   check_policies(rows);
   check_data(rows);
+}
+
+void RankAgreement::check_settings(const std::vector<Facts>& rows) const {
+  const auto differs = [&](const Facts& facts) {
+    const Facts& first = rows.front();
+    // A rank without inputs has not come to where the others freeze.
+    Facts::Settings settings = facts.settings;
+    settings.frozen = first.settings.frozen;
+    return facts.joining != first.joining || settings != first.settings;
+  };
+  const auto active = std::find_if(rows.begin(), rows.end(), std::mem_fn(&Facts::active));
+  const bool other_frozen = std::any_of(active, rows.end(), [&](const Facts& facts) {
+    return facts.active && facts.settings.frozen != active->settings.frozen;
+  });
+  if (!events_.settings || (!other_frozen && std::none_of(rows.begin(), rows.end(), differs))) return;
+  throw_different_settings(plan_.group, events_, message_.facts().active);
 }
 
 void RankAgreement::check_policies(const std::vector<Facts>& rows) const {

@@ -18,8 +18,9 @@ namespace lockstep {
 /// REQUIRES: every rank calls each function with the same `rows`, the table of facts (usually one row per rank).
 class RankAgreement {
  public:
-  RankAgreement(const ReductionPlan& plan, RankMessage& message, const HookProblems& hook_problems)
-      : plan_(plan), message_(message), hook_problems_(hook_problems) {}
+  RankAgreement(const ReductionPlan& plan, RankMessage& message, const HookProblems& hook_problems,
+                const ReductionEvents& events)
+      : plan_(plan), message_(message), hook_problems_(hook_problems), events_(events) {}
 
   /// Throws if a rank is in trouble, or acts differently from the others.
   void check(const std::vector<Facts>& rows);
@@ -39,10 +40,12 @@ class RankAgreement {
   void check_joined(const std::vector<Facts>& rows) const;
   void check_data(const std::vector<Facts>& rows);
   void check_policies(const std::vector<Facts>& rows) const;
+  void check_settings(const std::vector<Facts>& rows) const;
 
   const ReductionPlan& plan_;
   RankMessage& message_;
   const HookProblems& hook_problems_;
+  const ReductionEvents& events_;
 };
 
 /// The backward passes of each rank; -1 for a rank that contributes no gradients, which leaves nothing to compare.

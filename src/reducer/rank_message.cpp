@@ -44,7 +44,7 @@ std::string RankMessage::hand_over_trouble() {
   return std::exchange(trouble_, "");
 }
 
-void RankMessage::prepare(Share share, int passes, bool spoiled, const std::function<std::string()>& inspect) {
+void RankMessage::prepare(Share share, int passes, bool spoiled, const ReductionEvents& events) {
   facts_.active = share != Share::kOutOfInputs;
   facts_.skipped = share == Share::kSkipped;
   facts_.spoiled = facts_.skipped && spoiled;
@@ -53,9 +53,11 @@ void RankMessage::prepare(Share share, int passes, bool spoiled, const std::func
   loader_passes_ = passes_since(loader_passes_seen_);
   facts_.data = hash_of(loader_passes_);
   facts_.odd_shard = reads_of_another(loader_passes_, plan_.group);
-  if (!facts_.active) return;
-  // An edit explains whatever else was found.
-  if (std::string edit = inspect(); !edit.empty()) trouble_ = std::move(edit);
+  if (facts_.active) {
+    // An edit explains whatever else was found.
+    if (std::string edit = events.inspect(); !edit.empty()) trouble_ = std::move(edit);
+  }
+  if (events.settings) facts_.settings = events.settings().told(reductions_);
 }
 
 void RankMessage::write_row(const at::Tensor& table) {

@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <utility>
 
@@ -10,6 +9,7 @@
 
 #include "base/data_passes.h"
 #include "reducer/facts.h"
+#include "reducer/reduction_events.h"
 #include "reducer/reduction_plan.h"
 
 namespace lockstep {
@@ -45,9 +45,8 @@ class RankMessage {
   std::string hand_over_trouble();
 
   /// Sets facts and trouble for the coming reduction, except for problems found when the buckets are filled. `passes`:
-  /// backward passes since the last reduction; `spoiled`: gradients of a skipped step have been sent; `inspect` returns
-  /// the error of this rank's replica.
-  void prepare(Share share, int passes, bool spoiled, const std::function<std::string()>& inspect);
+  /// backward passes since the last reduction; `spoiled`: gradients of a skipped step have been sent.
+  void prepare(Share share, int passes, bool spoiled, const ReductionEvents& events);
   /// Writes this rank's row into the table of facts.
   void write_row(const at::Tensor& table);
 
@@ -65,7 +64,7 @@ class RankMessage {
   Facts facts_;
   std::string trouble_;
   bool trouble_lasts_ = false;
-  bool divide_by_active_ = false;  ///< not sent: the same on all ranks
+  bool divide_by_active_ = false;
   bool join_begins_ = false;       ///< not sent: no reduction since join() began
   NewPasses loader_passes_;
   uint64_t loader_passes_seen_;

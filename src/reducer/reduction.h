@@ -17,23 +17,10 @@
 #include "reducer/pass_record.h"
 #include "reducer/rank_agreement.h"
 #include "reducer/rank_message.h"
+#include "reducer/reduction_events.h"
 #include "reducer/reduction_plan.h"
 
 namespace lockstep {
-
-struct ReductionEvents {
-  /// Before each reduction: returns the error of this rank's replica; empty if none.
-  std::function<std::string()> inspect;
-  /// After each reduction, on all ranks.
-  std::function<void(const std::vector<Facts>& ranks)> reduced;
-  /// Before this rank takes part in a reduction with gradients; may be null.
-  std::function<void()> reducing = nullptr;
-  /// A virtual rank of several has finished its part of the step; may be null. `last`: the last one of this process.
-  std::function<void(bool took_part, bool last)> virtual_rank_done = nullptr;
-  /// A backward begins, on any thread; may be null, and may throw. `gradients_wait`: gradients of earlier backward
-  /// passes wait for an optimizer's step, which takes their sum.
-  std::function<void(bool gradients_wait)> backward_begins = nullptr;
-};
 
 /// The state of the backward that is running or ran last.
 struct Backward {
@@ -67,7 +54,7 @@ struct ReductionParts {
   ReductionEquipment equipment;
   RankMessage message{plan};
   HookProblems hook_problems{plan.group, plan.settings.object};
-  RankAgreement agreement{plan, message, hook_problems};
+  RankAgreement agreement{plan, message, hook_problems, events};
   Buckets buckets{plan, equipment, message};
   BucketSender sender{buckets, plan, equipment, message, hook_problems};
   Backward backward;

@@ -201,7 +201,7 @@ void VirtualReduction::fail(const std::string& trouble) {
 
 std::vector<Facts> VirtualReduction::add_up_sums(Share share) {
   while (!step_.complete()) end_leaf(share);
-  parts_.message.prepare(share, /*passes=*/0, /*spoiled=*/parts_.sender.sent() > 0, parts_.events.inspect);
+  parts_.message.prepare(share, /*passes=*/0, /*spoiled=*/parts_.sender.sent() > 0, parts_.events);
   Facts& mine = parts_.message.facts();
   for (size_t i = 0; i < parts_.plan.places.size() && parts_.plan.has_buckets(); ++i)
     if (!parts_.buckets.slot_of(i).is_filled()) fill_sum(i);
@@ -212,6 +212,7 @@ std::vector<Facts> VirtualReduction::add_up_sums(Share share) {
       facts.late = mine.late;
       facts.data = mine.data;
       facts.odd_shard = mine.odd_shard;
+      facts.settings = mine.settings;
       facts.trouble = !parts_.message.trouble().empty();
     }
     if (parts_.plan.has_buckets()) write_facts(parts_.buckets.last().notes(), step_.ranks().block().first, own);

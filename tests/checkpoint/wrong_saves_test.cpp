@@ -225,12 +225,20 @@ TEST_P(WrongSaves, OptionsThatDiffer) {
              {{.every_steps = 3}, "`every_steps: 3` "}, {{.every_steps = -1}, "`every_steps: -1` "},
              {{}, "`every_steps: none` "}, {{.every_steps = 2, .every_minutes = 1}, "`every_minutes: 1.000000` "},
              {{.every_steps = 2, .memory_every_n_steps = 1}, "`memory_every_n_steps: 1` "},
+             {{.every_steps = 2, .keep_last = 1}, "`keep_last: 1` "},
+             {{.every_steps = 2, .keep_best = 3}, "`keep_best: 3` "},
+             {{.every_steps = 2, .higher_is_better = false}, "`higher_is_better: 0` "},
+             {{.every_steps = 2, .asynchronous = false}, "`asynchronous: 0` "},
              {{.every_steps = 2, .replace_old_run = true}, "`replace_old_run: 1` "}}) {
       const std::string text = refused({.every_steps = 2}, mine);
       expect_in(text, "ranks have different CheckpointerOptions: option ");
       expect_in(text, part + rank);
     }
-    EXPECT_EQ(refused({.keep_last = 1}, {.keep_last = 2}), "") << "which is rank 0's business";
+    const std::string other = failure([&] { Checkpointer(path() + (odd ? "/other" : ""), context.group()); });
+    expect_in(other, "ranks have given their Checkpointer different folders: rank 0 /");
+    expect_in(other, " and " + rank.substr(3) + " /");
+    EXPECT_FALSE(std::filesystem::exists(path() + "/other"));
+    EXPECT_EQ(failure([&] { Checkpointer(path() + (odd ? "/./x/.." : ""), context.group()); }), "") << "the same one";
   });
 }
 

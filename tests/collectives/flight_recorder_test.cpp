@@ -139,6 +139,31 @@ TEST(GlooCalls, AFailureSaysWhereEveryRankIs) {
   run_ranks(3, body, seconds(30), {.collective_timeout = seconds(1), .backend = "gloo", .announce = false});
 }
 
+TEST(GlooCalls, ARankThatHasLeftIsNamed) {
+  for (const int ranks : {2, 3}) {
+    const auto body = [ranks](Context& context) {
+      context.group().barrier();
+      if (context.rank() == ranks - 1) return;  // and its Context is destroyed
+      const auto start = Clock::now();
+      std::string text = "no error";
+      try {
+        context.group().all_reduce(at::ones({7}));
+      } catch (const Error& error) {
+        text = error.what();
+      }
+      EXPECT_LT(seconds_since(start), 5);
+      const std::string me = std::to_string(context.rank()), last = std::to_string(ranks - 1);
+      EXPECT_NE(text.find("rank " + last + " has already left the group, but rank " + me +
+                          " called operation 2, all_reduce(float32, 7 elements, sum); the last operation it entered "
+                          "was operation 1, barrier(). All ranks must call the same operations."),
+                std::string::npos)
+          << text;
+      EXPECT_EQ(text.find("Connection closed"), std::string::npos) << text;
+    };
+    run_ranks(ranks, body, seconds(30), {.collective_timeout = seconds(25), .backend = "gloo", .announce = false});
+  }
+}
+
 /// A store whose server ends after some reports, as it does when it was a rank that has failed.
 class EndingStore : public c10d::HashStore {
  public:

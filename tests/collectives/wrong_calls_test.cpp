@@ -284,6 +284,39 @@ TEST_P(WrongCalls, ACallIsDescribedInOneWayWhereverItIsNamed) {
   });
 }
 
+/// Rank 1 expects three rows from rank 0, which sends two; or rank 0 sends itself fewer than it expects. The first is
+/// too much for Gloo's own all_to_all to notice.
+TEST_P(WrongCalls, SplitsThatDoNotMatchMoveNothing) {
+  run_ranks(GetParam(), [](Context& context) {
+    const int n = context.world_size(), me = context.rank();
+    const auto last = static_cast<size_t>(n - 1);
+    const auto refused = [&](const std::vector<int64_t>& sends, const std::vector<int64_t>& receives, int width,
+                             const std::string& said) {
+      const Group group = context.group().split(0);
+      const at::Tensor input = at::full({2 * n, width}, 7.0, at::kDouble);
+      int64_t rows = 0;
+      for (const int64_t one : receives) rows += one;
+      at::Tensor output = at::full({rows, width}, -1.0, at::kDouble);
+      const auto begin = Clock::now();
+      const std::string text = text_of_error([&] { group.all_to_all_async(output, input, sends, receives).wait(); });
+      EXPECT_TRUE(has(text, "all_to_all")) << text;
+      EXPECT_TRUE(has(text, said)) << text;
+      EXPECT_TRUE(has(text, "nothing was moved")) << text;
+      EXPECT_LT(seconds_since(begin), 5.0) << text;
+      EXPECT_TRUE(output.eq(-1.0).all().item<bool>());
+      context.group().barrier();
+    };
+    const std::vector<int64_t> two(static_cast<size_t>(n), 2);
+    std::vector<int64_t> receives = two, sends = two;
+    if (me == 1) receives[0] = 3;
+    refused(two, receives, 1, "rank 0 sends 2 elements to rank 1, which expects 3");
+    refused(two, receives, 3, "rank 0 sends 6 elements to rank 1, which expects 9");
+    if (me == 0) sends[0] = 1, sends[last] = 3;
+    refused(sends, two, 1, ", which expects 2");  // of two pairs, shared memory names the first that it finds
+    refused(two, two, me == 0 ? 2 : 1, "rank 0 sends 4 elements to rank ");
+  });
+}
+
 struct Writing {
   const char* name;
   std::function<void(const Group&, const at::Tensor& one, const at::Tensor& rows)> call;

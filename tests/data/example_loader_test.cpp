@@ -134,6 +134,8 @@ TEST(DefaultCollate, IsPyTorchs) {
 
 TEST(DefaultCollate, SaysWhatDoesNotFit) {
   const auto of = [](std::vector<Sentence> examples) { return complaint([&] { default_collate(examples); }); };
+  EXPECT_EQ(complaint([] { default_collate(std::vector<at::Tensor>{}); }),
+            "default_collate: the batch has no examples; give it at least one");
   const at::Tensor three = at::zeros({3}), four = at::zeros({4});
   const std::string text = of({{{"a", three}}, {{"a", four}}});
   EXPECT_NE(text.find("example 1 of a batch has a tensor of [4], and the first one of [3]; give the loader a function"),

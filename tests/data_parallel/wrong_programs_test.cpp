@@ -131,8 +131,8 @@ const std::vector<std::pair<std::string, Program>>& programs_that_attach() {
          const DistributedDataParallel first(w.odd ? w.net : other, w.context);
          w.attach();
        }},
-      {"delayed_parameter_that_is_not_there",
-       [](Wrong& w) { w.attach({.delay_all_reduce_named_params = {"fc.wait"}}); }},
+      {"empty_module", [](Wrong& w) { DistributedDataParallel(Net(nullptr), w.context); }},
+      {"delayed_parameter_that_is_not_there", [](Wrong& w) { w.attach({.delay_all_reduce_named_params = {"fc.wait"}}); }},
       {"ignored_name_that_is_not_there",
        [](Wrong& w) { w.attach({.parameters_to_ignore = {"out.bias", "fc.wait"}}); }},
       {"sparse_parameter",

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <numeric>
-#include <regex>
 #include <thread>
 
 #include <lockstep/distributed_data_parallel.h>
@@ -242,13 +241,12 @@ TEST_P(OverMpi, ARankThatLeavesIsNamedOnAllOthers) {
       const std::string text = failure_of([&] {
         for (int i = 0; i < 3; ++i) group.all_reduce(data);
       });
-      expect_parts({"all_reduce #1 (float32, 100000 elements, sum) failed on rank " + std::to_string(context.rank()) + " of ",
-                    "where the ranks are: "},
+      const std::string me = std::to_string(context.rank());
+      expect_parts({"all_reduce #1 (float32, 100000 elements, sum) failed on rank " + me + " of ",
+                    "rank " + std::to_string(gone) + " has already left the group, but rank " + me +
+                        " called operation 2, all_reduce(float32, 100000 elements, sum); the last operation it entered "
+                        "was operation 1, barrier(). All ranks must call the same operations."},
                    text);
-      // Others may not have said yet that they have failed, too.
-      std::smatch silent;
-      std::regex_search(text, silent, std::regex("ranks? ([0-9, ]+) reported nothing: it has ended"));
-      EXPECT_NE((", " + silent.str(1) + ",").find(", " + std::to_string(gone) + ","), std::string::npos) << text;
       EXPECT_THROW(group.barrier(), Error) << "the group has ended";
     });
 }

@@ -285,6 +285,15 @@ const Programs& programs_that_step() {
            if (w.odd) w.net->fc->bias.mutable_grad() = w.net->fc->bias.grad() * 2;
          });
        }},
+      {"second_optimizer_on_one_rank",
+       [](Wrong& w) {
+         AdamW adamw = w.optimizer();
+         w.backward();
+         adamw.step();
+         if (w.odd) const AdamW second = w.optimizer();
+         w.backward();
+         adamw.step();
+       }},
       {"no_backward_on_one_rank",
        [](Wrong& w) {
          AdamW adamw = w.optimizer();

@@ -40,6 +40,11 @@ const Programs& programs_that_share() {
          });
          w.model.broadcast_parameters();
        })},
+      {"shared_parameter_replaced_on_one_rank_and_broadcast", shared([](Wrong& w, AdamW&) {
+         at::Tensor first = w.net->parameters().front();
+         if (w.odd) first.set_data(first.detach() * 0.5);  // as torch::load() does
+         w.model.broadcast_parameters(w.context.world_size() - 1);
+       })},
       {"another_rank_than_the_root_changes_what_is_shared", shared([](Wrong& w, AdamW&) {
          w.change_everywhere([&] {
            if (w.odd) w.halve();

@@ -73,7 +73,7 @@ class Explain(unittest.TestCase):
             self.assertEqual(self.explained(*title.lower().split()).splitlines()[0], title)
 
     def test_every_message_that_tests_of_wrong_programs_expect(self):
-        for name in ("tests/data_parallel/wrong_programs.txt", "tests/optim/wrong_optimizers.txt"):
+        for name in ("tests/data_parallel/wrong_programs.txt", "tests/data_parallel/wrong_settings.txt", "tests/optim/wrong_optimizers.txt"):
             for line in filter(None, read(name).splitlines()):
                 message = line.partition(": ")[2].strip()
                 said = self.explained("rank 1 of 2 threw: " + message)

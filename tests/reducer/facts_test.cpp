@@ -20,7 +20,11 @@ Facts facts_of(int rank) {
           .weight = rank == 0 ? 0.1 : 1e300 / (rank * 3.0 + 1),
           .policy = static_cast<NonFinitePolicy>(rank % 3),
           .data = rank == 1 ? 0 : 0x9e3779b97f4a7c15 * static_cast<uint64_t>(rank + 1),
-          .odd_shard = rank % 6 == 5};
+          .odd_shard = rank % 6 == 5,
+          .settings = {.divides_by_active = rank % 2 == 1,
+                       .throws_early = rank % 3 == 2,
+                       .checks = rank * 29 & 255,
+                       .frozen = rank * 53 & 255}};
 }
 
 class FactsIn : public ::testing::TestWithParam<at::ScalarType> {};

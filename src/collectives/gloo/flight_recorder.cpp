@@ -33,7 +33,7 @@ std::string FlightRecorder::Dump::packed() const {
   const auto write = [&](const Entry& entry) {
     text << entry.number << ' ' << entry.text << '\n' << entry.purpose << '\n';
   };
-  text << has_failed << ' ';
+  text << static_cast<int>(state) << ' ';
   write(now);
   for (const Entry& entry : history) write(entry);
   return text.str();
@@ -47,7 +47,9 @@ FlightRecorder::Dump FlightRecorder::Dump::unpacked(const std::string& bytes) {
     text.get();
     return std::getline(text, entry.text) && std::getline(text, entry.purpose);
   };
-  text >> dump.has_failed;
+  int state = 0;
+  text >> state;
+  dump.state = static_cast<State>(state);
   read(dump.now);
   for (Entry entry{}; read(entry);) dump.history.push_back(entry);
   return dump;
@@ -106,7 +108,9 @@ std::string FlightRecorder::positions(const Dumps& dumps) {
     if (!dump)
       places.emplace_back("reported nothing: it has ended, or does something else");
     else
-      places.push_back((dump->has_failed ? "failed in operation " : "last seen waiting in operation ") +
+      places.push_back((dump->state == Dump::State::kWaits    ? "last seen waiting in operation "
+                        : dump->state == Dump::State::kFailed ? "failed in operation "
+                                                              : "left after operation ") +
                        std::to_string(dump->now.number) + ", " + dump->now.shown());
   }
   std::string said;
@@ -127,29 +131,66 @@ std::string FlightRecorder::interruption() const {
   return interruption_;
 }
 
+std::string FlightRecorder::departure(const Dumps& dumps, const Entry& entry) const {
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const auto& dump = dumps[static_cast<size_t>(rank)];
+    if (!dump || dump->state != Dump::State::kLeft || dump->now.number >= entry.number) continue;
+    const std::string text =
+        "rank " + std::to_string(rank) + " has already left the group, but rank " + std::to_string(rank_) +
+        " called operation " + std::to_string(entry.number) + ", " + entry.shown() + "; " +
+        (dump->now.number == 0 ? "it had not entered any operation"
+                               : "the last operation it entered was operation " + std::to_string(dump->now.number) +
+                                     ", " + dump->now.shown()) +
+        ". All ranks must call the same operations.";
+    // The launcher knows the ranks of a subgroup by other numbers.
+    const RankBoard* board = launchers_board();
+    own_page().fail(RankFailure::kPeer, board != nullptr && board->world_size() == world_size_ ? rank : -1, text);
+    return text;
+  }
+  return "";
+}
+
+void FlightRecorder::leave_word() {
+  if (failed_) return;
+  try {
+    store_->set(key(rank_), own_dump(history_.empty() ? Entry{} : history_.back(), Dump::State::kLeft).packed());
+  } catch (const std::exception&) {
+    // The store has gone, and with it whoever would read this.
+  }
+}
+
+std::string FlightRecorder::explain(const std::string& cause, const Entry& entry, std::chrono::milliseconds timeout) {
+  const std::string said = after_failure(entry, timeout);
+  return explains_ ? said : cause + "; " + said;
+}
+
 std::string FlightRecorder::compare(const Entry& entry) {
   if (std::string why = interruption(); !why.empty()) return why;
   Dumps dumps;
-  exchange(own_dump(entry, /*has_failed=*/false), dumps);
-  if (mismatch(dumps).empty()) return "";
+  exchange(own_dump(entry, Dump::State::kWaits), dumps);
+  if (mismatch(dumps).empty()) return departure(dumps, entry);
   // The others find the same mismatch when they next look; then all of them can be named.
   return after_failure(entry, std::chrono::milliseconds(500));
 }
 
 std::string FlightRecorder::after_failure(const Entry& entry, std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);
-  const Dump own = own_dump(entry, /*has_failed=*/true);
+  failed_ = true;
+  const Dump own = own_dump(entry, Dump::State::kFailed);
   Dumps dumps;
   bool answers = exchange(own, dumps);
-  const auto says_more = [](const auto& dump) { return !dump || !dump->has_failed; };
+  const auto says_more = [](const auto& dump) { return !dump || dump->state == Dump::State::kWaits; };
   while (answers && std::any_of(dumps.begin(), dumps.end(), says_more) && !deadline.passed()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     answers = exchange(own, dumps);
   }
   std::string different = mismatch(dumps);
-  if (different.empty()) return positions(dumps);
-  own_page().fail(RankFailure::kMismatch, -1, different);
-  return different;
+  if (!different.empty())
+    own_page().fail(RankFailure::kMismatch, -1, different);
+  else
+    different = departure(dumps, entry);
+  explains_ = !different.empty();
+  return explains_ ? different : positions(dumps);
 }
 
 }  // namespace lockstep::gloo_engine

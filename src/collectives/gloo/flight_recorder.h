@@ -48,6 +48,11 @@ class FlightRecorder {
   /// `entry` has failed on this rank. Tells the others, and waits until all of them have reported their failure or
   /// `timeout` has passed. Returns what does not match, or where each rank is.
   std::string after_failure(const Entry& entry, std::chrono::milliseconds timeout);
+  /// after_failure(), behind the engine's own `cause` unless the ranks know better why.
+  std::string explain(const std::string& cause, const Entry& entry, std::chrono::milliseconds timeout);
+
+  /// This rank leaves after its last collective: the others are told if they wait in a later one.
+  void leave_word();
 
   /// From any thread: from now on compare() returns `why`.
   void interrupt(const std::string& why);
@@ -57,8 +62,8 @@ class FlightRecorder {
  private:
   /// What a rank has reported.
   struct Dump {
-    bool has_failed = false;
-    Entry now{};                ///< the collective it waits in, or that failed
+    enum class State { kWaits, kFailed, kLeft } state = State::kWaits;
+    Entry now{};                ///< the collective it waits in, that failed, or that was its last
     std::deque<Entry> history;  ///< the last collectives, `now` among them
 
     std::string packed() const;
@@ -73,7 +78,9 @@ class FlightRecorder {
   /// Reports what this rank does, and reads the others' reports into `dumps`. False if the store is gone, with the rank
   /// or the launcher that served it: `dumps` then holds what had been read before.
   bool exchange(const Dump& own, Dumps& dumps) const;
-  Dump own_dump(const Entry& entry, bool has_failed) const { return {has_failed, entry, history_}; }
+  Dump own_dump(const Entry& entry, Dump::State state) const { return {state, entry, history_}; }
+  /// A rank that has left before it came to `entry`; "" if there is none. Tells this rank's page.
+  std::string departure(const Dumps& dumps, const Entry& entry) const;
   static std::string mismatch(const Dumps& dumps);
   static std::string positions(const Dumps& dumps);
 
@@ -83,6 +90,8 @@ class FlightRecorder {
   uint64_t count_ = 0;
   uint32_t hash_ = 2166136261u;  ///< of all texts
   std::deque<Entry> history_;
+  bool failed_ = false;    ///< a collective of this rank has, which the others are to read
+  bool explains_ = false;  ///< after_failure() has found why
   mutable Mutex mutex_;
   std::string interruption_ LOCKSTEP_GUARDED_BY(mutex_);
 };

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -12,10 +11,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "base/clock.h"
 #include "base/mutex.h"
 #include "collectives/called_as.h"
-#include "collectives/cause.h"
 #include "collectives/core_types.h"
 #include "collectives/data_port.h"
 #include "collectives/engine_interfaces.h"
@@ -24,6 +21,8 @@
 #include "collectives/gloo/flight_recorder.h"
 #include "collectives/gloo/messages.h"
 #include "collectives/gloo/tree_reduction.h"
+#include "collectives/gloo/uneven_exchange.h"
+#include "collectives/gloo/watched_work.h"
 #include "collectives/message_watch.h"
 #include "collectives/operand.h"
 #include "collectives/shm/backend/store_exchange.h"
@@ -38,75 +37,6 @@ namespace lockstep::gloo_engine {
 namespace {
 
 using c10d::ReduceOp;
-
-/// Never destroys an engine that has operations which will never be done: its destructor would wait until they time
-/// out.
-void leak(c10::intrusive_ptr<c10d::Backend> engine) {
-  static auto* const left = new std::vector<c10::intrusive_ptr<c10d::Backend>>;
-  left->push_back(std::move(engine));
-}
-
-/// A collective that is examined when it makes no progress.
-class WatchedWork final : public c10d::Work {
- public:
-  WatchedWork(c10::intrusive_ptr<c10d::Work> inner, c10::intrusive_ptr<c10d::Backend> engine,
-              std::shared_ptr<FlightRecorder> recorder, std::shared_ptr<MessageWatch> messages, Entry entry)
-      : inner_(std::move(inner)),
-        engine_(std::move(engine)),
-        recorder_(std::move(recorder)),
-        messages_(std::move(messages)),
-        entry_(std::move(entry)) {}
-
-  bool isCompleted() override { return inner_->isCompleted(); }
-
-  bool wait(std::chrono::milliseconds timeout) override {
-    if (timeout.count() != 0) return inner_->wait(timeout);
-    const auto started = Clock::now();
-    std::optional<MessageWatch::CollectiveWait> waiting;
-    if (!inner_->isCompleted()) waiting.emplace(*messages_, entry_.number, entry_.text);
-    // By the first check nearly every rank that is merely late has come.
-    auto pause = kFirstCheck;
-    for (auto next = started + pause; !is_done_within(kFirstCheck, started);) {
-      messages_->start_thread();
-      std::string mismatch = messages_->verdict();
-      if (mismatch.empty()) mismatch = recorder_->interruption();
-      if (mismatch.empty() && Clock::now() >= next) {
-        mismatch = recorder_->compare(entry_);
-        pause = std::min(pause * 3 / 2, kLongestPause);
-        next = Clock::now() + pause;
-      }
-      if (mismatch.empty()) continue;
-      leak(engine_);
-      throw Error(mismatch);
-    }
-    return true;
-  }
-
- private:
-  static constexpr std::chrono::milliseconds kFirstCheck{400}, kLongestPause{5000};
-
-  bool is_done_within(std::chrono::milliseconds pause, Clock::time_point started) {
-    try {
-      return inner_->wait(pause);
-    } catch (const std::exception& cause) {
-      if (!inner_->isCompleted()) return false;  // only the pause is over
-      if (inner_->isSuccess()) return inner_->wait();
-      const auto timeout = std::clamp(std::chrono::milliseconds(static_cast<int64_t>(seconds_since(started) * 500)),
-                                      std::chrono::milliseconds(250), std::chrono::milliseconds(2000));
-      std::string text = recorder_->interruption();
-      if (text.empty()) text = cause_of(cause) + "; " + recorder_->after_failure(entry_, timeout);
-      // Whoever ends a group on all ranks may have come to another one first, which has left.
-      if (const std::string why = recorder_->interruption(); !why.empty()) text = why;
-      throw Error(text);
-    }
-  }
-
-  const c10::intrusive_ptr<c10d::Work> inner_;
-  const c10::intrusive_ptr<c10d::Backend> engine_;
-  const std::shared_ptr<FlightRecorder> recorder_;
-  const std::shared_ptr<MessageWatch> messages_;
-  const Entry entry_;
-};
 
 /// The bit of a tag by which messages of collectives differ from those of the program.
 constexpr int kCollectiveTag = 1 << 30;
@@ -158,7 +88,7 @@ std::vector<at::Tensor> bytes_of_all(const std::vector<at::Tensor>& dense) {
   return bytes;
 }
 
-class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible {
+class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, public LeavesWord {
   using Work = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
   using Kind = shm::OperationKind;
@@ -225,10 +155,15 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible {
   /// Each rank may send and receive different amounts.
   Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_counts,
                      std::vector<int64_t>& input_counts, const c10d::AllToAllOptions& options) override {
-    at::Tensor to = as_byte_rows(output, output.size(0)), from = as_byte_rows(input, input.size(0));
     const bool even = output_counts.empty() && input_counts.empty();
     const shm::Call call{.kind = even ? Kind::kAllToAll : Kind::kAllToAllUneven};
-    return watched(text_of(call, input, input.numel() / getSize()), [&] {
+    std::string text = text_of(call, input, input.numel() / getSize());
+    if (!even)
+      return by_messages(std::move(text), c10d::OpType::ALLTOALL_BASE, input, output,
+                         [task = UnevenExchange::of(output, output_counts, input, input_counts, getRank(), getSize())](
+                             const Messages& messages) { run(task, messages); });
+    at::Tensor to = as_byte_rows(output, output.size(0)), from = as_byte_rows(input, input.size(0));
+    return watched(std::move(text), [&] {
       return ProcessGroupGloo::alltoall_base(to, from, output_counts, input_counts, options);
     });
   }
@@ -259,6 +194,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible {
   }
 
   void interrupt(const std::string& why) override { recorder_->interrupt(why); }
+  void leave_word() override { recorder_->leave_word(); }
 
   int64_t bytes_sent() const { return *sent_; }
 

@@ -4,6 +4,7 @@
 #include "base/interruption.h"
 #include "collectives/cause.h"
 #include "collectives/gloo/blocked_sigpipe.h"
+#include "collectives/split_table.h"
 #include "collectives/timeout_hint.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
@@ -25,7 +26,8 @@ Engine::Engine(const Layout& layout, c10::intrusive_ptr<shm_engine::ShmBackend> 
                  .machine = Machine(equipment_.layout, std::move(shared)),
                  .links = Links(std::move(between)),
                  .travelling = {},
-                 .adding = {}},
+                 .adding = {},
+                 .splits = {}},
       timeout_(timeout),
       recorder_(store, layout.rank, layout.world_size()),
       messages_(std::make_shared<MessageWatch>(store, layout.rank, layout.world_size(),
@@ -86,6 +88,10 @@ void Engine::rethrow_error_of(const JobPtr& job) {
 }
 
 void Engine::leave() {
+  {
+    const MutexLock lock(mutex_);
+    recorder_.leave_word();
+  }
   if (shared() != nullptr) shared()->shutdown();
   equipment_.links.carrier().leave();
 }
@@ -120,6 +126,10 @@ void Engine::carry_out(const shm::Request& request, std::chrono::milliseconds ti
   } catch (const BrokenLink& broken) {
     cause = broken.what();
     is_late = Clock::now() - started >= timeout;
+  } catch (const RanksDiffer& difference) {
+    cause = difference.what();
+    const MutexLock lock(mutex_);
+    if (mismatch_.empty()) mismatch_ = cause;
   } catch (const Disagreement&) {
     cause = "ranks of this machine called different operations";
   } catch (const Interruption&) {
@@ -141,8 +151,7 @@ std::string Engine::explain(const std::string& cause, const gloo_engine::Entry& 
   equipment_.links.carrier().break_off(layout.on_rail(layout.here() == 0 ? 1 : 0, layout.local()));
   std::string text = mismatch_;
   if (text.empty()) {
-    text = cause;
-    if (!interruption_) text += "; " + recorder_.after_failure(entry, kPatience);
+    text = interruption_ ? cause : recorder_.explain(cause, entry, kPatience);
     if (is_late) text += timeout_hint;
     // A rank that ends a group on all ranks may have reached another one first, which has left.
     const MutexLock lock(ended_mutex_);

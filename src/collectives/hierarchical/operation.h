@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "collectives/hierarchical/layout.h"
@@ -10,6 +11,7 @@
 #include "collectives/hierarchical/pieces.h"
 #include "collectives/hierarchical/scratch.h"
 #include "collectives/shm/protocol/request.h"
+#include "collectives/split_table.h"
 
 namespace lockstep::hierarchical_engine {
 
@@ -20,6 +22,7 @@ struct Equipment {
   Machine machine;
   Links links;
   Scratch travelling, adding;
+  std::optional<SplitTable> splits{};  ///< of the last uneven all_to_all: messages may outlive the operation
 };
 
 /// One collective, carried out by the thread that calls run(): through shared memory within the machine, by messages
@@ -46,6 +49,7 @@ class Operation {
   void gather();
   void scatter();
   void all_to_all();
+  void compare_splits();
 
   size_t block_bytes() const { return request_.count * shm::element_bytes(request_.type); }
   const std::byte* input(int rank) const;

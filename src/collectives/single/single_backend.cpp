@@ -37,6 +37,8 @@ class SingleBackend final : public c10d::Backend {
   }
   intrusive_ptr<Work> alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>&, std::vector<int64_t>&,
                                     const c10d::AllToAllOptions&) override {
+    TORCH_CHECK(input.numel() == output.numel(), "all_to_all: rank 0 sends ", input.numel(),
+                " elements to itself, and expects ", output.numel(), "; nothing was moved");
     return copied(output, input);
   }
   intrusive_ptr<Work> gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions&) override {

@@ -101,7 +101,7 @@ TEST_P(Disagreement, IsToldOnEveryRankNamingBothSides) {
 TEST_P(Disagreement, OfSplitsNamesTheCounts) {
   const int n = GetParam();
   with_group(n, [&](Communicator& group) {
-    std::vector<float> in(100), out(100);
+    std::vector<float> in(100, 1), out(100, 5);
     Request request{
         .kind = OperationKind::kAllToAllUneven, .type = DataType::kFloat32, .input = in.data(), .output = out.data()};
     request.make_pieces().send_counts.assign(static_cast<size_t>(n), 2);
@@ -109,6 +109,7 @@ TEST_P(Disagreement, OfSplitsNamesTheCounts) {
     if (group.rank() == 0) request.make_pieces().send_counts[1] = 3;
     const std::string text = error_of([&] { group.run(Request(request), kTestTimeout); });
     EXPECT_IN("rank 0 sends 3 elements to rank 1, which expects 2", text);
+    for (float x : out) ASSERT_EQ(x, 5) << "data moved";
   });
 }
 

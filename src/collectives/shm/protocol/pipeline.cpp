@@ -94,7 +94,7 @@ bool Pipeline::arrive(Operation& operation, uint64_t& blocked_on) {
   }
   if (operation.arrived != world_.others()) return false;
   choose_method(operation);
-  if (operation.request.kind == OperationKind::kAllToAllUneven && !splits_agree(operation)) return false;
+  if (operation.request.kind == OperationKind::kAllToAllUneven && !splits_agree(operation, blocked_on)) return false;
   operation.stage = Operation::Stage::kMoving;
   operation.transfer.keep_own();
   return true;
@@ -121,17 +121,24 @@ void Pipeline::choose_method(Operation& operation) {
     operation.method = Method::kInPlace;
 }
 
-bool Pipeline::splits_agree(const Operation& operation) {
+bool Pipeline::splits_agree(const Operation& operation, uint64_t& blocked_on) {
   const auto n = static_cast<size_t>(world_.size()), me = static_cast<size_t>(world_.rank());
-  for (size_t r = 0; r < n; ++r) {
+  const auto counts_of = [&](size_t r) {
     const Line& line = world_.line(static_cast<int>(r), operation.sequence);
-    const auto* theirs = reinterpret_cast<const uint64_t*>(world_.eager(static_cast<int>(r)) + line.where.eager);
-    if (theirs[me] == operation.request.pieces().receive_counts[r] &&
-        theirs[n + me] == operation.request.pieces().send_counts[r])
-      continue;
-    Verdict{Verdict::Cause::kSplits, world_.rank(), static_cast<int>(r), operation.sequence}.declare(world_);
-    return false;
-  }
+    return reinterpret_cast<const uint64_t*>(world_.eager(static_cast<int>(r)) + line.where.eager);
+  };
+  // All pairs, so that no rank moves anything where two others do not match. One of the two declares it.
+  for (size_t from = 0; from < n; ++from)
+    for (size_t to = 0; to < n; ++to) {
+      if (counts_of(from)[to] == counts_of(to)[n + from]) continue;
+      if (from == me || to == me) {
+        const auto other = static_cast<int>(from == me ? to : from);
+        Verdict{Verdict::Cause::kSplits, world_.rank(), other, operation.sequence}.declare(world_);
+      } else {
+        blocked_on |= world_.bit(static_cast<int>(from)) | world_.bit(static_cast<int>(to));
+      }
+      return false;
+    }
   return true;
 }
 

@@ -65,7 +65,7 @@ class Pipeline {
   bool reads_pending_output(const Operation& operation) const;
   bool arrive(Operation& operation, uint64_t& blocked_on);
   void choose_method(Operation& operation);
-  bool splits_agree(const Operation& operation);
+  bool splits_agree(const Operation& operation, uint64_t& blocked_on);
   void finish(Operation& operation);
 
   const World& world_;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/counted.h"
 #include "base/rank_names.h"
 #include "collectives/message_tags.h"
 #include "collectives/purpose.h"
@@ -70,10 +71,10 @@ std::string split_text(const World& world, int reporter, int culprit, uint64_t s
   const auto pair = [&](size_t from, size_t to) {
     const uint64_t sent = counts(static_cast<int>(from))[to], expected = counts(static_cast<int>(to))[n + from];
     if (sent == expected) return std::string();
-    return "rank " + std::to_string(from) + " sends " + std::to_string(sent) + " elements to rank " +
-           std::to_string(to) + ", which expects " + std::to_string(expected) + "; ";
+    return "rank " + std::to_string(from) + " sends " + counted(static_cast<int64_t>(sent), "element", "elements") +
+           " to rank " + std::to_string(to) + ", which expects " + std::to_string(expected) + "; ";
   };
-  return text + pair(a, b) + pair(b, a) + "nothing was moved";
+  return text + pair(a, b) + (a == b ? "" : pair(b, a)) + "nothing was moved";
 }
 
 }  // namespace

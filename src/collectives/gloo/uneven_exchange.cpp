@@ -1,0 +1,80 @@
+#include "collectives/gloo/uneven_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include <ATen/ATen.h>
+
+#include "collectives/core_types.h"
+#include "collectives/gloo/all_gather.h"
+#include "collectives/operand.h"
+#include "collectives/split_table.h"
+#include "rank_page/rank_board.h"
+
+namespace lockstep::gloo_engine {
+namespace {
+
+/// What arrives within one wait; a launcher hears of each.
+constexpr int64_t kMovedAtOnce = int64_t{4} << 20;
+
+std::vector<int64_t> bytes_of_splits(const at::Tensor& tensor, const std::vector<int64_t>& splits, int world_size) {
+  const int64_t rows = tensor.size(0), row = rows == 0 ? 0 : bytes_of(tensor) / rows;
+  std::vector<int64_t> bytes(static_cast<size_t>(world_size), rows / world_size * row);
+  for (size_t rank = 0; rank < splits.size(); ++rank) bytes[rank] = splits[rank] * row;
+  return bytes;
+}
+
+void compare_splits(const UnevenExchange& task, const Messages& messages) {
+  SplitTable table(task.world_size);
+  uint64_t* number = table.row(task.rank);
+  for (const auto* list : {&task.sent, &task.received})
+    for (const int64_t bytes : *list) *number++ = static_cast<uint64_t>(bytes) / task.element_bytes;
+  const auto columns = static_cast<int64_t>(table.numbers_in_row());
+  const at::Tensor rows = at::from_blob(table.data(), {task.world_size, columns}, at::kLong).clone();
+  all_gather(rows, rows[task.rank], task.rank, task.world_size, messages);
+  std::memcpy(table.data(), rows.const_data_ptr(), rows.nbytes());
+  table.check();
+}
+
+}  // namespace
+
+UnevenExchange UnevenExchange::of(const at::Tensor& output, const std::vector<int64_t>& output_splits,
+                                  const at::Tensor& input, const std::vector<int64_t>& input_splits, int rank,
+                                  int world_size) {
+  return {.rank = rank,
+          .world_size = world_size,
+          .input = as_bytes(input),
+          .output = as_bytes(output),
+          .sent = bytes_of_splits(input, input_splits, world_size),
+          .received = bytes_of_splits(output, output_splits, world_size),
+          .element_bytes = shm::element_bytes(to_moved(input.scalar_type()))};
+}
+
+void run(const UnevenExchange& task, const Messages& messages) {
+  compare_splits(task, messages);
+  const auto part_of = [](const at::Tensor& all, const std::vector<int64_t>& bytes, int peer) {
+    const auto mine = bytes.begin() + peer;
+    return all.narrow(0, std::accumulate(bytes.begin(), mine, int64_t{0}), *mine);
+  };
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  const auto in_pieces = [&](const Post& post, const at::Tensor& part, int peer) {
+    for (int64_t begin = 0; begin < part.numel(); begin += kMovedAtOnce)
+      works.push_back(post(part.narrow(0, begin, std::min(kMovedAtOnce, part.numel() - begin)), peer, Stage::kOperands));
+  };
+  for (int i = 1; i < task.world_size; ++i) {
+    const int peer = (task.rank + i) % task.world_size;
+    in_pieces(messages.receive, part_of(task.output, task.received, peer), peer);
+  }
+  for (int i = 1; i < task.world_size; ++i) {
+    const int peer = (task.rank + i) % task.world_size;
+    in_pieces(messages.send, part_of(task.input, task.sent, peer), peer);
+  }
+  part_of(task.output, task.received, task.rank).copy_(part_of(task.input, task.sent, task.rank));
+  for (const auto& work : works) {
+    work->wait();
+    own_page().beat();
+  }
+}
+
+}  // namespace lockstep::gloo_engine

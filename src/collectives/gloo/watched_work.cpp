@@ -1,0 +1,66 @@
+#include "collectives/gloo/watched_work.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/error.h>
+
+#include "collectives/cause.h"
+#include "collectives/split_table.h"
+
+namespace lockstep::gloo_engine {
+namespace {
+
+/// Never destroys an engine that has operations which will never be done: its destructor would wait until they time
+/// out.
+void leak(c10::intrusive_ptr<c10d::Backend> engine) {
+  static auto* const left = new std::vector<c10::intrusive_ptr<c10d::Backend>>;
+  left->push_back(std::move(engine));
+}
+
+}  // namespace
+
+bool WatchedWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout.count() != 0) return inner_->wait(timeout);
+  const auto started = Clock::now();
+  std::optional<MessageWatch::CollectiveWait> waiting;
+  if (!inner_->isCompleted()) waiting.emplace(*messages_, entry_.number, entry_.text);
+  // By the first check nearly every rank that is merely late has come.
+  auto pause = kFirstCheck;
+  for (auto next = started + pause; !is_done_within(kFirstCheck, started);) {
+    messages_->start_thread();
+    std::string mismatch = messages_->verdict();
+    if (mismatch.empty()) mismatch = recorder_->interruption();
+    if (mismatch.empty() && Clock::now() >= next) {
+      mismatch = recorder_->compare(entry_);
+      pause = std::min(pause * 3 / 2, kLongestPause);
+      next = Clock::now() + pause;
+    }
+    if (mismatch.empty()) continue;
+    leak(engine_);
+    throw Error(mismatch);
+  }
+  return true;
+}
+
+bool WatchedWork::is_done_within(std::chrono::milliseconds pause, Clock::time_point started) {
+  try {
+    return inner_->wait(pause);
+  } catch (const RanksDiffer&) {
+    throw;  // on every rank, with one text
+  } catch (const std::exception& cause) {
+    if (!inner_->isCompleted()) return false;  // only the pause is over
+    if (inner_->isSuccess()) return inner_->wait();
+    const auto timeout = std::clamp(std::chrono::milliseconds(static_cast<int64_t>(seconds_since(started) * 500)),
+                                    std::chrono::milliseconds(250), std::chrono::milliseconds(2000));
+    std::string text = recorder_->interruption();
+    if (text.empty()) text = recorder_->explain(cause_of(cause), entry_, timeout);
+    // Whoever ends a group on all ranks may have come to another one first, which has left.
+    if (const std::string why = recorder_->interruption(); !why.empty()) text = why;
+    throw Error(text);
+  }
+}
+
+}  // namespace lockstep::gloo_engine

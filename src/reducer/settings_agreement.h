@@ -1,0 +1,14 @@
+#pragma once
+
+#include <lockstep/group.h>
+
+#include "reducer/reduction_events.h"
+
+namespace lockstep {
+
+/// Throws the same Error on all ranks if they have set their replicas differently, or have frozen different parameters;
+/// only those of ranks with inputs are compared (`active`: this one has).
+/// REQUIRES: every rank calls it.
+void throw_different_settings(const Group& group, const ReductionEvents& events, bool active);
+
+}  // namespace lockstep
