@@ -5,8 +5,6 @@
 
 #include <ATen/ATen.h>
 
-#include "base/weights_set.h"
-
 namespace lockstep {
 namespace {
 
@@ -93,12 +91,9 @@ void AttachedModel::set_kept_list(const NamedTensors* list) {
   for (const auto& [name, tensor] : *list) kept_list_.insert(tensor.unsafeGetTensorImpl());
 }
 
-void AttachedModel::leave_trouble(std::string trouble) {
-  if (!trouble.empty()) left_ = {std::move(trouble), times_weights_were_set()};
-}
-
 std::string AttachedModel::inspect() {
-  if (!left_.text.empty() && left_.weights_set == times_weights_were_set()) return left_.text;
+  if (left_)
+    if (std::string trouble = left_->trouble(); !trouble.empty()) return trouble;
   if (std::string gone = left_behind(); !gone.empty()) return gone;
   for (const Known& one : known_) {
     if (one.tensor.requires_grad() && !one.followed) return refresh_advice("parameter", one.name, "was unfrozen");
