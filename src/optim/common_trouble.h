@@ -68,8 +68,10 @@ inline constexpr const char* kOtherParameters =
     "way on every rank; broadcast_parameters() sets all copies to one rank's, average_parameters() to the mean";
 
 inline constexpr const char* kLoadTheSame =
-    ", but with shared_parameters = true all ranks of a machine share one copy of them, which has what was loaded last. "
-    "Load the same state on every rank; or load it on one and then call broadcast_parameters(), with that rank, on every "
+    ", but with shared_parameters = true all ranks of a machine share one copy of them, which has what was loaded "
+    "last. "
+    "Load the same state on every rank; or load it on one and then call broadcast_parameters(), with that rank, on "
+    "every "
     "rank";
 
 /// A hash of three elements of each parameter. On a device, where each read waits, they are read together.

@@ -17,8 +17,8 @@ std::string ParameterWatch::backward_begins(bool awaits_step) {
   if (!awaits_step || !changed) return "";
   return "parameters were changed after a backward, but not by step() of the ZeroRedundancyOptimizer that was made "
          "from this model: while it is there, backward leaves each rank's own gradients in .grad, and only its "
-      "step() takes their mean, so ranks that step by another optimizer train apart. Call its step(), or "
-      "destroy it; to leave out a step, call skip_step()";
+         "step() takes their mean, so ranks that step by another optimizer train apart. Call its step(), or "
+         "destroy it; to leave out a step, call skip_step()";
 }
 
 }  // namespace lockstep::detail

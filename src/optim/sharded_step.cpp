@@ -110,6 +110,9 @@ std::string ShardedStep::trouble() const {
     return "ZeroRedundancyOptimizer::step() within join() with a communication hook: ranks that have run out of inputs "
            "would not call it; remove the hook, or step with the optimizer of each rank, made from the parameters";
   if (model_.join.options != nullptr && !takes_sum()) return kNoStepWithinJoin;
+  if (model_.reducer->has_scaled_gradients())
+    return "ZeroRedundancyOptimizer::step(): the gradients still have the scale of a GradScaler; call "
+           "scaler.step(optimizer), which divides them, in place of optimizer.step()";
   if (std::string changed = copy_watch_ ? copy_watch_->trouble() : ""; !changed.empty()) return changed;
   return common_trouble(model_, *optimizer_, areas_);
 }

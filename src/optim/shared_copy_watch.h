@@ -32,8 +32,8 @@ class SharedCopyWatch final : public SharedWeights {
   /// The trouble when the optimizer that steps them ends, and each rank gets a copy of its own.
   std::string trouble_at_end() const;
 
-  /// A hash of what this library has set them to on this rank since the last step or broadcast: all ranks load the same,
-  /// or none does. 0: it has set nothing.
+  /// A hash of what this library has set them to on this rank since the last step or broadcast: all ranks load the
+  /// same, or none does. 0: it has set nothing.
   uint64_t loaded() const { return loaded_by(areas_.rank()); }
   /// This rank has written its slices, and no rank has left the step yet.
   void slices_written();

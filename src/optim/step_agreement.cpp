@@ -66,8 +66,9 @@ StepRequest agree_on_step(const Group& group, const StepStatement& mine) {
   refuse_odd(kAction, false, " has called another of clip_grad_norm() and step()", kSameCalls);
   for (const Column what : {kMaxNorm, kNormType})
     refuse_odd(what, false, " has called clip_grad_norm() with other arguments", kSameCalls);
-  const StepRequest agreed{static_cast<StepAction>(actions[leader]), std::bit_cast<double>(column(all, kMaxNorm)[leader]),
-                       std::bit_cast<double>(column(all, kNormType)[leader])};
+  const StepRequest agreed{static_cast<StepAction>(actions[leader]),
+                           std::bit_cast<double>(column(all, kMaxNorm)[leader]),
+                           std::bit_cast<double>(column(all, kNormType)[leader])};
   refuse_odd(kLoaded, true, " loaded another state into the parameters", std::string(", or none") + kLoadTheSame);
   refuse_odd(kParameters, true, " has other parameters", kOtherParameters);
   if (agreed.action != StepAction::kStep) return agreed;

@@ -108,6 +108,7 @@ void BackwardTracker::end_backward() {
   parts_.record.end(current_backward());
   ++parts_.passes.since_reduction;
   reduction_->backward_ended();
+  parts_.record.mark(parts_.plan.tensors);
 }
 
 void BackwardTracker::check_thread(size_t parameter) {

@@ -38,9 +38,8 @@ Programs programs_that_end() {
       {"shared_parameters_of_an_optimizer_that_went_saved", after_the_end([](Wrong& w) {
          lockstep::save(state_dict(*w.net), (w.folder.path() / "weights.safetensors").string());
        })},
-      {"shared_parameters_of_an_optimizer_that_went_saved_as_pt", after_the_end([](Wrong& w) {
-         lockstep::save(state_dict(*w.net), (w.folder.path() / "weights.pt").string());
-       })},
+      {"shared_parameters_of_an_optimizer_that_went_saved_as_pt",
+       after_the_end([](Wrong& w) { lockstep::save(state_dict(*w.net), (w.folder.path() / "weights.pt").string()); })},
       {"shared_parameters_of_an_optimizer_that_went_checkpointed", after_the_end([](Wrong& w) {
          Checkpointer checkpointer(w.context.group().broadcast_bytes(w.folder.path().string(), 0), w.context.group());
          checkpointer.add("model", w.model);
