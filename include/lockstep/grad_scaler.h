@@ -41,13 +41,19 @@ struct GradScalerOptions {
 ///
 /// All ranks skip the same steps and have the same scale, whichever rank found infinity and whether or not its
 /// gradients were averaged (no_sync, post-local SGD, parameters_to_ignore). For this, unscale(), or a step() without
-/// it, is a collective of 32 bytes, which every rank must call, also from the `shadow` of join(). There a rank that ran
+/// it, is a collective of 40 bytes, which every rank must call, also from the `shadow` of join(). There a rank that ran
 /// a backward, one of several passes too, without scale() is an Error on all ranks: the sum would have parts of two
 /// scales. So is unscale() on some ranks only. Gradients that are scaled by hand, with get_scale(), count as not
-/// scaled: let every loss go through scale().
+/// scaled: let every loss go through scale(). A part that is added to a scaled loss without scale() is an Error, where
+/// only sums, stacks and operations with one input lie between.
 ///
-/// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them; step() says
-/// so.
+/// Where a DistributedDataParallel reduces the gradients, it is an Error on all ranks that some rank cleared gradients
+/// between backward() and unscale(), or changed their values, as clipping does, or stepped the optimizer itself. Once
+/// the gradients are divided, a step of the optimizer itself is known by the state of SGD with momentum, Adam and AdamW
+/// alone, and update() throws.
+///
+/// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them: an Error of
+/// the first step.
 class GradScaler {
  public:
   /// For gradients that concern only this process, or that a DistributedDataParallel reduces: then its ranks decide
@@ -56,13 +62,15 @@ class GradScaler {
   /// Ranks of `group` decide together.
   explicit GradScaler(const Group& group, GradScalerOptions options = {});
 
-  /// outputs * scale, for backward(). TORCH_CHECK fails if `outputs` was computed from what a scaler has scaled.
+  /// outputs * scale, for backward(). If `outputs` was computed from what a scaler has scaled, the next unscale() or
+  /// step() throws on all ranks.
   at::Tensor scale(const at::Tensor& outputs) const;
 
   /// Divides the gradients of the optimizer's parameters by the scale, in place, and finds out whether any rank's
-  /// contain infinity or NaN. Every rank must call it. TORCH_CHECK fails if it has already been called since update(),
-  /// within accumulate() before the pass that reduces, on all ranks if none of them has a gradient (unless all called
-  /// skip_step()), and for gradients in half precision: keep parameters in float.
+  /// contain infinity or NaN. Every rank must call it. Throws Error on all ranks within accumulate() before the pass
+  /// that reduces, and before the last virtual rank's backward. TORCH_CHECK fails if it has already been called since
+  /// update(), on all ranks if none of them has a gradient (unless all called skip_step()), and for gradients in half
+  /// precision: keep parameters in float.
   void unscale(torch::optim::Optimizer& optimizer);
 
   /// Calls optimizer.step() unless some rank's gradients contain infinity or NaN; returns whether that stepped, which
@@ -72,7 +80,8 @@ class GradScaler {
 
   /// After the steps of all optimizers: lowers the scale by backoff_factor if one of them was skipped, and raises it by
   /// growth_factor after growth_interval updates in a row without a skipped step; steps that all ranks left out by
-  /// skip_step() count for neither. `new_scale`, if given, is used instead.
+  /// skip_step() count for neither. `new_scale`, if given, is used instead, also before any step. Throws Error without
+  /// a step since the last update(): on all ranks if that is so on one, after scale(), of a scaler with a group.
   void update(std::optional<double> new_scale = {});
 
   double get_scale() const { return options_.enabled ? scale_ : 1; }
@@ -89,6 +98,7 @@ class GradScaler {
     bool infinity;
     bool nothing;  ///< all ranks called skip_step()
     bool stepped = false;
+    uint64_t state = 0;  ///< a sample of the optimizer's, after its step
   };
   /// unscale(), or step() which unscales: `call`.
   Found unscale_in(const char* call, torch::optim::Optimizer& optimizer);
@@ -97,6 +107,12 @@ class GradScaler {
   /// Which of this rank's backward passes ran without scale() since the last update(): "" if none did, else "ran
   /// backward" or "ran 1 of 2 backward passes".
   std::string unscaled_passes(torch::optim::Optimizer& optimizer, const std::optional<KnownGradients>& known) const;
+  /// What else this rank did wrong before `call`, as a predicate; empty if nothing.
+  std::string trouble_before(const char* call, torch::optim::Optimizer& optimizer,
+                             const std::optional<KnownGradients>& known) const;
+
+  /// update() without a step().
+  [[noreturn]] void refuse_update();
 
   GradScalerOptions options_;
   std::optional<Group> group_;
@@ -104,7 +120,8 @@ class GradScaler {
   int64_t growth_tracker_ = 0;
   std::shared_ptr<ScaledPasses> passes_;  ///< through what scale() has returned, since update(); null: not enabled
   mutable bool scaled_ = false;           ///< scale() was called since update()
-  std::map<const torch::optim::Optimizer*, Found> found_;  ///< since update()
+  mutable std::string trouble_;           ///< of scale(), which the next step() tells all ranks
+  std::map<torch::optim::Optimizer*, Found> found_;  ///< since update()
 };
 
 }  // namespace lockstep

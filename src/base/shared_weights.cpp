@@ -16,6 +16,34 @@ struct Known {
 Mutex mutex;
 std::vector<Known> known LOCKSTEP_GUARDED_BY(mutex);
 
+class LeftTrouble final : public SharedWeights {
+ public:
+  LeftTrouble(const std::vector<const void*>& storages, std::string trouble, std::function<bool()> are_there)
+      : trouble_(std::move(trouble)), are_there_(std::move(are_there)), wrong_(storages), entry_(*this, storages) {}
+
+  std::string trouble() const override {
+    const MutexLock lock(mutex_);
+    return wrong_.empty() || !are_there_() ? "" : trouble_;
+  }
+  void were_set(const std::vector<const void*>& storages, uint64_t /*values*/) override {
+    const MutexLock lock(mutex_);
+    std::erase_if(wrong_, [&](const void* one) {
+      return storages.empty() || std::find(storages.begin(), storages.end(), one) != storages.end();
+    });
+  }
+  void before_broadcast(int /*root*/) override {}
+
+ private:
+  const std::string trouble_;
+  const std::function<bool()> are_there_;
+  mutable Mutex mutex_;
+  std::vector<const void*> wrong_ LOCKSTEP_GUARDED_BY(mutex_);
+  const Entry entry_;
+};
+
+Mutex left_mutex;
+std::vector<std::shared_ptr<const LeftTrouble>> left LOCKSTEP_GUARDED_BY(left_mutex);
+
 }  // namespace
 
 SharedWeights::Entry::Entry(SharedWeights& weights, std::vector<const void*> storages) : weights_(&weights) {
@@ -26,6 +54,14 @@ SharedWeights::Entry::Entry(SharedWeights& weights, std::vector<const void*> sto
 SharedWeights::Entry::~Entry() {
   const MutexLock lock(mutex);
   std::erase_if(known, [this](const Known& one) { return one.weights == weights_; });
+}
+
+std::shared_ptr<const SharedWeights> leave_trouble(const std::vector<const void*>& storages, std::string trouble,
+                                                   std::function<bool()> are_there) {
+  auto one = std::make_shared<const LeftTrouble>(storages, std::move(trouble), std::move(are_there));
+  const MutexLock lock(left_mutex);
+  left.push_back(one);  // for good: another thread may just be asking it
+  return one;
 }
 
 std::vector<SharedWeights*> shared_weights_in(const std::vector<const void*>& storages) {

@@ -16,14 +16,14 @@ std::unordered_multiset<const void*> borrowed LOCKSTEP_GUARDED_BY(borrowed_mutex
 
 }  // namespace
 
-void note_weights_set(const std::vector<const void*>& storages) {
+void note_weights_set(const std::vector<const void*>& storages, uint64_t values) {
   times.fetch_add(1, std::memory_order_relaxed);
-  for (SharedWeights* weights : shared_weights_in(storages)) weights->were_set();
+  for (SharedWeights* weights : shared_weights_in(storages)) weights->were_set(storages, values);
 }
 
 void note_any_weights_set() {
   times.fetch_add(1, std::memory_order_relaxed);
-  for (SharedWeights* weights : all_shared_weights()) weights->were_set();
+  for (SharedWeights* weights : all_shared_weights()) weights->were_set({}, 0);
 }
 
 uint64_t times_weights_were_set() { return times.load(std::memory_order_relaxed); }

@@ -6,8 +6,9 @@
 namespace lockstep {
 
 /// Notes that this library has set parameters of this process as the program asked it to: from a state, or to those of
-/// another rank. To be called when they are set, with the addresses of their storages. Any thread may call.
-void note_weights_set(const std::vector<const void*>& storages);
+/// another rank. To be called when they are set, with the addresses of their storages. Any thread may call. `values`: a
+/// hash of what they were set to; 0: the same on all ranks.
+void note_weights_set(const std::vector<const void*>& storages, uint64_t values = 0);
 /// The same for whatever a program's own functions have set.
 void note_any_weights_set();
 /// How often that was.

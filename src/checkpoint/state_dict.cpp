@@ -9,7 +9,9 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/shared_weights.h"
 #include "base/weights_set.h"
+#include "collectives/sample.h"
 #include "checkpoint/copy_problem.h"
 #include "checkpoint/name_match.h"
 #include "collectives/storages.h"
@@ -70,7 +72,12 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
     if (const auto found = given.find(item.key()); found != given.end()) at::Tensor(item.value()).copy_(found->second);
   std::vector<at::Tensor> tensors;
   for (const auto& item : own) tensors.push_back(item.value());
-  note_weights_set(storages_of(tensors));
+  const auto storages = storages_of(tensors);
+  uint64_t values = 0;
+  for (const auto& [name, tensor] : given)
+    if (own.contains(name) && tensor.is_cpu() && !shared_weights_in(storages).empty())
+      values = Hash::mixed(values, sample_of(tensor));
+  note_weights_set(storages, values);
   return report;
 }
 

@@ -8,6 +8,7 @@
 #include "base/counted.h"
 #include "base/loop_begin.h"
 #include "base/rank_names.h"
+#include "base/shared_weights.h"
 #include "base/weights_set.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
@@ -31,6 +32,12 @@ void set_to_rank_zeros(const Group& group, const std::vector<at::Tensor>& tensor
   const OperationLabel label("the initial parameters");
   broadcast_weights(group, tensors, /*root=*/0);
   note_weights_set(storages_of(tensors));
+}
+
+std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : named) tensors.push_back(tensor);
+  return tensors;
 }
 
 void check(const DistributedDataParallelOptions& options) {
@@ -229,6 +236,8 @@ std::string Replica::State::problem_of(const AttachedModel::Tensors& now, const 
                " has several elements in one place of memory (expand()), so it cannot be set to another rank's values; "
                "clone() it, or name it in parameters_to_ignore";
   if (reducer != nullptr) return "";  // what is ignored may go later
+  if (std::string trouble = trouble_of(shared_weights_in(storages_of(tensors_of(now.parameters)))); !trouble.empty())
+    return trouble;
   const NamedTensors all_parameters = from.parameters(), all_buffers = from.buffers();
   for (const std::string& ignored : options.parameters_to_ignore) {
     const auto is_it = [&](const auto& named) { return named.first == ignored; };
@@ -261,7 +270,7 @@ std::unique_ptr<Reducer> Replica::State::make_reducer(const NamedTensors& follow
                           },
                       .backward_begins =
                           [this](bool gradients_wait) {
-                            if (shared_step != nullptr) shared_step->backward_begins(gradients_wait);
+                            return shared_step != nullptr ? shared_step->backward_begins(gradients_wait) : "";
                           }});
 }
 

@@ -6,7 +6,6 @@
 #include <ATen/ATen.h>
 
 #include "base/hash.h"
-#include "base/weights_set.h"
 
 namespace lockstep {
 namespace {
@@ -94,10 +93,6 @@ void AttachedModel::set_kept_list(const NamedTensors* list) {
   for (const auto& [name, tensor] : *list) kept_list_.insert(tensor.unsafeGetTensorImpl());
 }
 
-void AttachedModel::leave_trouble(std::string trouble) {
-  if (!trouble.empty()) left_ = {std::move(trouble), times_weights_were_set()};
-}
-
 std::vector<std::string> AttachedModel::frozen_names() const {
   std::vector<std::string> names;
   for (const Known& one : known_)
@@ -106,7 +101,8 @@ std::vector<std::string> AttachedModel::frozen_names() const {
 }
 
 std::string AttachedModel::inspect() {
-  if (!left_.text.empty() && left_.weights_set == times_weights_were_set()) return left_.text;
+  if (left_)
+    if (std::string trouble = left_->trouble(); !trouble.empty()) return trouble;
   if (std::string gone = left_behind(); !gone.empty()) return gone;
   seen_.frozen = 0;
   for (const Known& one : known_) {

@@ -13,6 +13,7 @@
 
 #include <lockstep/named_tensors.h>
 
+#include "base/shared_weights.h"
 #include "data_parallel/source.h"
 #include "data_parallel/untrained_watch.h"
 #include "reducer/gradient_hook.h"
@@ -61,8 +62,8 @@ class AttachedModel {
   std::vector<std::string> frozen_names() const;
   /// The changes made to the model since attach(), or the trouble that was left; empty if none.
   std::string inspect();
-  /// The parameters are wrong, which inspect() reports until this library sets weights. Empty: they are right.
-  void leave_trouble(std::string trouble);
+  /// inspect() reports the trouble of these weights while there is one.
+  void leave(std::shared_ptr<const SharedWeights> wrong) { left_ = std::move(wrong); }
   /// Announces tensors that the source is about to hold: inspect() checks that it does, and a backward that reaches
   /// nothing but them is noticed.
   void expect(const std::vector<at::Tensor>& tensors);
@@ -76,11 +77,6 @@ class AttachedModel {
   std::string untrained_warning() { return untrained_.after_reduction(); }
 
  private:
-  struct LeftTrouble {
-    std::string text;
-    uint64_t weights_set = 0;  ///< times_weights_were_set() then
-  };
-
   NamedTensors without_ignored(NamedTensors tensors) const;
   std::unique_ptr<GradientAlarm> alarm_on(const at::Tensor& tensor) const {
     return std::make_unique<GradientAlarm>(tensor, unfollowed_);
@@ -95,7 +91,7 @@ class AttachedModel {
   NamedTensors trained_;
   std::unordered_set<const c10::TensorImpl*> impls_;  ///< of known and buffers
   std::unordered_set<const c10::TensorImpl*> kept_list_;
-  LeftTrouble left_;
+  std::shared_ptr<const SharedWeights> left_;  ///< or null
   struct Seen {
     bool edited = false;  ///< the source has reported an edit; it is not asked again
     uint64_t frozen = 0;  ///< see frozen()

@@ -96,6 +96,9 @@ double Replica::clip_grad_norm(double max_norm, double norm_type) {
               counted(state_->passes->since_reduction, "backward pass", "backward passes"),
               " that are not reduced yet, so each rank would scale them differently; clip after the "
               "backward that reduces them, or call reduce_gradients() first");
+  TORCH_CHECK(!state_->reducer->has_scaled_gradients(),
+              "clip_grad_norm: the gradients still have the scale of a GradScaler, and so would their norm; call "
+              "scaler.unscale(optimizer) first, on every rank");
   if (state_->is_deferred()) return state_->shared_step->clip_grad_norm(max_norm, norm_type);
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> others;

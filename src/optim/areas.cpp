@@ -100,9 +100,11 @@ Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer
   model.memory.release_heap();  // where the parameters were
 }
 
-Areas::~Areas() {
+Areas::~Areas() { give_back(*this); }
+
+void give_back(const Areas& areas) {
   const at::NoGradGuard no_grad;
-  for (Parameter& parameter : parameters_) {
+  for (const Areas::Parameter& parameter : areas.parameters()) {
     if (!parameter.here.defined() || !parameter.tensor.is_alias_of(parameter.here)) continue;
     try {
       parameter.tensor.set_(parameter.here.clone());

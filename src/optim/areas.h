@@ -48,7 +48,7 @@ class Areas {
   /// REQUIRES: every rank makes one.
   Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer, const ZeroRedundancyOptions& options,
         const std::string& kind);
-  /// Gives the parameters their own memory again.
+  /// Calls give_back().
   ~Areas();
   Areas(const Areas&) = delete;
   Areas& operator=(const Areas&) = delete;
@@ -116,5 +116,8 @@ class Areas {
   std::vector<Area> areas_;
   std::unordered_map<const c10::TensorImpl*, size_t> places_;  ///< in parameters_
 };
+
+/// Gives the parameters their own memory again.
+void give_back(const Areas& areas);
 
 }  // namespace lockstep::detail

@@ -67,6 +67,13 @@ inline constexpr const char* kOtherParameters =
     ": something other than this step has changed a copy on one rank since the last step. Change the model in the same "
     "way on every rank; broadcast_parameters() sets all copies to one rank's, average_parameters() to the mean";
 
+inline constexpr const char* kLoadTheSame =
+    ", but with shared_parameters = true all ranks of a machine share one copy of them, which has what was loaded "
+    "last. "
+    "Load the same state on every rank; or load it on one and then call broadcast_parameters(), with that rank, on "
+    "every "
+    "rank";
+
 /// A hash of three elements of each parameter. On a device, where each read waits, they are read together.
 inline uint64_t sample_of_parameters(const Areas& areas) {
   if (areas.on_device()) {

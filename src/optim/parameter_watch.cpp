@@ -7,19 +7,18 @@
 
 namespace lockstep::detail {
 
-void ParameterWatch::backward_begins(bool awaits_step) {
+std::string ParameterWatch::backward_begins(bool awaits_step) {
   Seen now{.sample = sample_of_parameters(areas_), .versions = 0, .changes = times_weights_were_set()};
   for (const Areas::Parameter& parameter : areas_.parameters())
     now.versions += static_cast<uint64_t>(parameter.tensor._version());
   const std::optional<Seen> before = std::exchange(seen_, now);
   const bool changed =
       before && now.changes == before->changes && (now.sample != before->sample || now.versions != before->versions);
-  TORCH_CHECK(
-      !awaits_step || !changed,
-      "parameters were changed after a backward, but not by step() of the ZeroRedundancyOptimizer that was made "
-      "from this model: while it is there, backward leaves each rank's own gradients in .grad, and only its "
-      "step() takes their mean, so ranks that step by another optimizer train apart. Call its step(), or "
-      "destroy it; to leave out a step, call skip_step()");
+  if (!awaits_step || !changed) return "";
+  return "parameters were changed after a backward, but not by step() of the ZeroRedundancyOptimizer that was made "
+         "from this model: while it is there, backward leaves each rank's own gradients in .grad, and only its "
+         "step() takes their mean, so ranks that step by another optimizer train apart. Call its step(), or "
+         "destroy it; to leave out a step, call skip_step()";
 }
 
 }  // namespace lockstep::detail

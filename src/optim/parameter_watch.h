@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "optim/areas.h"
 
@@ -14,9 +15,9 @@ class ParameterWatch {
  public:
   explicit ParameterWatch(const Areas& areas) : areas_(areas) {}
 
-  /// TORCH_CHECK fails if parameters have changed since the last backward, without a step. `awaits_step`: only the step
-  /// takes the mean of that one's gradients.
-  void backward_begins(bool awaits_step);
+  /// What is wrong if parameters have changed since the last backward, without a step; empty if they have not.
+  /// `awaits_step`: only the step takes the mean of that one's gradients.
+  std::string backward_begins(bool awaits_step);
   void step_begins() { seen_.reset(); }
 
  private:

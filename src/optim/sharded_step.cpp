@@ -11,6 +11,7 @@
 #include <c10/util/Type.h>
 
 #include "checkpoint/optimizer_kind.h"
+#include "collectives/storages.h"
 #include "optim/common_trouble.h"
 #include "optim/kernel_slices.h"
 #include "optim/own_slices.h"
@@ -22,6 +23,19 @@ namespace {
 
 bool all_have_inputs(const std::vector<Facts>& ranks) {
   return std::all_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; });
+}
+
+/// The parameters, which lie in memory of their own again, are wrong.
+std::shared_ptr<const SharedWeights> leave_trouble_of(const Areas& areas, const std::string& trouble) {
+  std::vector<at::Tensor> tensors;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> kept;
+  for (const Areas::Parameter& parameter : areas.parameters()) {
+    tensors.push_back(parameter.tensor);
+    kept.push_back(parameter.tensor.storage().getWeakStorageImpl());
+  }
+  return leave_trouble(storages_of(tensors), trouble, [kept = std::move(kept)] {
+    return std::any_of(kept.begin(), kept.end(), [](const auto& storage) { return !storage.expired(); });
+  });
 }
 
 std::unique_ptr<SliceStepper> make_slices(Areas& areas, const torch::optim::Optimizer& optimizer, const StepKind& kind,
@@ -69,13 +83,15 @@ ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimize
 }
 
 ShardedStep::~ShardedStep() {
-  if (model_is_there_.expired()) return;
-  if (model_.shared_step == this) model_.set_shared_step(nullptr);
+  const bool model_is_there = !model_is_there_.expired();
+  if (model_is_there && model_.shared_step == this) model_.set_shared_step(nullptr);
   // Each rank is about to have a copy of its own, of what several of them may have changed.
-  if (!copy_watch_) return;
-  const std::string trouble = copy_watch_->trouble();
-  model_.attached.leave_trouble(trouble);
-  if (trouble.empty() || std::uncaught_exceptions() > 0) return;
+  const std::string trouble = copy_watch_ ? copy_watch_->trouble_at_end() : "";
+  if (trouble.empty()) return;
+  give_back(areas_);
+  auto left = leave_trouble_of(areas_, trouble);
+  if (model_is_there) model_.attached.leave(std::move(left));
+  if (std::uncaught_exceptions() > 0) return;
   try {
     TORCH_WARN("a ZeroRedundancyOptimizer ends, and its ", trouble);
   } catch (const std::exception&) {  // a handler that makes errors of warnings: the next backward tells
@@ -86,13 +102,17 @@ void ShardedStep::check_model() const { TORCH_CHECK(!model_is_there_.expired(), 
 
 std::string ShardedStep::trouble() const {
   if (may_take_sum_ && model_.shared_step != this)
-    return "ZeroRedundancyOptimizer: another one was made from this model after it; step that one";
+    return std::string("ZeroRedundancyOptimizer: another one was made from this model after it") +
+           (model_.shared_step != nullptr ? "; step that one" : ", and has gone; make a new one and step that");
   if (!may_take_sum_ && model_.is_deferred())
     return "ZeroRedundancyOptimizer: another one that was made from this model takes its gradients; step that one";
   if (may_take_sum_ && model_.join.options != nullptr && model_.equipment.hook)
     return "ZeroRedundancyOptimizer::step() within join() with a communication hook: ranks that have run out of inputs "
            "would not call it; remove the hook, or step with the optimizer of each rank, made from the parameters";
   if (model_.join.options != nullptr && !takes_sum()) return kNoStepWithinJoin;
+  if (model_.reducer->has_scaled_gradients())
+    return "ZeroRedundancyOptimizer::step(): the gradients still have the scale of a GradScaler; call "
+           "scaler.step(optimizer), which divides them, in place of optimizer.step()";
   if (std::string changed = copy_watch_ ? copy_watch_->trouble() : ""; !changed.empty()) return changed;
   return common_trouble(model_, *optimizer_, areas_);
 }
@@ -110,8 +130,8 @@ StepRequest ShardedStep::agree(const StepRequest& mine, const std::string& troub
                                 .trouble = trouble,
                                 .step = outlook.hash,
                                 .gradients = sample_of(reduced),
-                                .parameters = Hash::mixed(sample_of_parameters(areas_),
-                                                          copy_watch_ != nullptr && copy_watch_->was_set() ? 1 : 0)});
+                                .parameters = sample_of_parameters(areas_),
+                                .loaded = copy_watch_ ? copy_watch_->loaded() : 0});
 }
 
 void ShardedStep::step_slices(const std::vector<at::Tensor>& parameters) {
@@ -152,13 +172,9 @@ void ShardedStep::step() {
   step_slices(outlook.parameters);
 }
 
-void ShardedStep::backward_begins(bool gradients_wait) {
-  if (copy_watch_) {
-    const std::string changed = copy_watch_->trouble();
-    TORCH_CHECK(changed.empty(), changed);
-  } else if (wants_sum()) {
-    watch_.backward_begins(gradients_wait);
-  }
+std::string ShardedStep::backward_begins(bool gradients_wait) {
+  if (copy_watch_) return copy_watch_->trouble();
+  return wants_sum() ? watch_.backward_begins(gradients_wait) : "";
 }
 
 std::vector<Facts> ShardedStep::step_without_inputs() {

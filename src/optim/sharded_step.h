@@ -34,7 +34,7 @@ class ShardedStep final : public Stepper, public SharedStep {
   ShardedStep(const ShardedStep&) = delete;
   ShardedStep& operator=(const ShardedStep&) = delete;
 
-  void backward_begins(bool gradients_wait) override;
+  std::string backward_begins(bool gradients_wait) override;
   bool wants_sum() const override { return may_take_sum_ && areas_.ranks() == group_.world_size(); }
   std::vector<Facts> step_without_inputs() override;
   double clip_grad_norm(double max_norm, double type) override;

@@ -1,6 +1,7 @@
 #include "optim/shared_copy_watch.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include <lockstep/error.h>
 
@@ -27,6 +28,15 @@ enum class Change : int64_t {
   kCounted,  ///< this rank has written it
 };
 
+constexpr const char* kChanged =
+    "parameters were changed, but not by step() of the ZeroRedundancyOptimizer that was made from this model with "
+    "shared_parameters = true: all ranks share one copy of them, so what each rank changes, as another optimizer or "
+    "torch::load() does, is changed once for every rank";
+
+/// Of the words that another rank reads at any time.
+uint64_t read(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed); }
+void write(uint64_t& word, uint64_t value) { std::atomic_ref<uint64_t>(word).store(value, std::memory_order_relaxed); }
+
 bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); }
 
 }  // namespace
@@ -34,7 +44,8 @@ bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags
 SharedCopyWatch::SharedCopyWatch(const Group& group, const Areas& areas)
     : group_(group),
       areas_(areas),
-      samples_(areas.memory()->allocate_together(areas.ranks(), at::kLong)),
+      notes_(areas.memory()->allocate_together(areas.ranks() * static_cast<int64_t>(sizeof(Note) / sizeof(int64_t)),
+                                               at::kLong)),
       entry_(*this, storages_of_areas(areas)) {
   const OperationLabel label("the memory of a ZeroRedundancyOptimizer");
   slices_written();
@@ -56,35 +67,67 @@ SharedCopyWatch::Seen SharedCopyWatch::seen_of(const std::vector<uint64_t>& samp
   return {.sample = sample, .versions = versions};
 }
 
-void SharedCopyWatch::slices_written() {
-  samples_.mutable_data_ptr<int64_t>()[areas_.rank()] = static_cast<int64_t>(sample_of_slices(areas_, areas_.rank()));
+bool SharedCopyWatch::changed() const {
+  const Seen now = look();
+  return now.sample != seen_.sample || now.versions != seen_.versions;
 }
+
+void SharedCopyWatch::slices_written() { write(own_note().sample, sample_of_slices(areas_, areas_.rank())); }
 
 void SharedCopyWatch::step_ended() {
-  const auto* noted = samples_.const_data_ptr<int64_t>();
-  seen_ = seen_of(std::vector<uint64_t>(noted, noted + areas_.ranks()));
-  set_ = false;
+  std::vector<uint64_t> samples;
+  for (int rank = 0; rank < areas_.ranks(); ++rank) samples.push_back(read(note_of(rank).sample));
+  seen_ = seen_of(samples);
+  ++period_;
 }
 
-void SharedCopyWatch::were_set() {
+uint64_t SharedCopyWatch::loaded_by(int rank) const {
+  return read(note_of(rank).period) == period_ ? read(note_of(rank).loaded) : 0;
+}
+
+void SharedCopyWatch::were_set(const std::vector<const void*>& /*storages*/, uint64_t values) {
   seen_ = look();
-  set_ = true;
+  const uint64_t before = loaded();
+  write(own_note().loaded, Hash::mixed(before == 0 ? Hash::kStart : before, values));
+  write(own_note().period, period_);
+}
+
+std::string SharedCopyWatch::of_loads() const {
+  std::vector<uint64_t> loads;
+  for (int rank = 0; rank < areas_.ranks(); ++rank) loads.push_back(loaded_by(rank));
+  const uint64_t first = *std::find_if(loads.begin(), loads.end() - 1, [](uint64_t one) { return one != 0; });
+  if (std::all_of(loads.begin(), loads.end(), [&](uint64_t one) { return one == first; })) return "";
+  std::vector<bool> with, others;
+  for (const uint64_t one : loads) {
+    with.push_back(one == first);
+    others.push_back(one != first);
+  }
+  const bool some_did_not = std::find(loads.begin(), loads.end(), 0) != loads.end();
+  return std::string(some_did_not ? "a state was loaded into" : "different states were loaded into") +
+         " the parameters on " + rank_names(with) + (some_did_not ? " and not, or another, on " : " and on ") +
+         rank_names(others) + kLoadTheSame;
 }
 
 std::string SharedCopyWatch::trouble() const {
-  const Seen now = look();
-  if (now.sample == seen_.sample && now.versions == seen_.versions) return "";
-  return "parameters were changed, but not by step() of the ZeroRedundancyOptimizer that was made from this model "
-         "with shared_parameters = true: all ranks share one copy of them, so what each rank changes, as another "
-         "optimizer does, is changed once for every rank. Let only its step() change them, or destroy it; make any "
-         "other change on one rank and then call broadcast_parameters(), with that rank, on every rank";
+  if (!changed()) return "";
+  if (std::string loads = areas_.ranks() == group_.world_size() ? of_loads() : ""; !loads.empty()) return loads;
+  return std::string(kChanged) +
+         ". Let only its step() change them, or destroy it; make any other change on one rank and then call "
+         "broadcast_parameters(), with that rank, on every rank";
+}
+
+std::string SharedCopyWatch::trouble_at_end() const {
+  if (!changed()) return "";
+  return std::string(kChanged) +
+         ", and that optimizer has gone, so each rank has kept what came of it. Set them anew on every rank, by "
+         "load_state_dict() or Checkpointer::resume()";
 }
 
 void SharedCopyWatch::before_broadcast(int root) {
   const Seen now = look();
   const Change mine = now.versions != seen_.versions ? Change::kCounted
                       : now.sample != seen_.sample   ? Change::kSeen
-                      : set_                         ? Change::kSet
+                      : loaded() != 0                ? Change::kSet
                                                      : Change::kNone;
   const OperationLabel label("broadcast_parameters()");
   const at::Tensor all = group_.all_gather(at::scalar_tensor(static_cast<int64_t>(mine), at::kLong));
@@ -95,7 +138,7 @@ void SharedCopyWatch::before_broadcast(int root) {
     others.push_back(rank != root && change == Change::kCounted);
     seen.push_back(change == Change::kSeen);
   }
-  set_ = false;
+  ++period_;
   if (any(others))
     throw Error(
         "broadcast_parameters(" + std::to_string(root) + "): " + rank_names(others) +

@@ -26,11 +26,15 @@ class SharedCopyWatch final : public SharedWeights {
   SharedCopyWatch(const Group& group, const Areas& areas);
 
   std::string trouble() const override;
-  void were_set() override;
+  void were_set(const std::vector<const void*>& storages, uint64_t values) override;
   void before_broadcast(int root) override;
 
-  /// Whether this library has set them on this rank since the last step: all ranks load, or none.
-  bool was_set() const { return set_; }
+  /// The trouble when the optimizer that steps them ends, and each rank gets a copy of its own.
+  std::string trouble_at_end() const;
+
+  /// A hash of what this library has set them to on this rank since the last step or broadcast: all ranks load the
+  /// same, or none does. 0: it has set nothing.
+  uint64_t loaded() const { return loaded_by(areas_.rank()); }
   /// This rank has written its slices, and no rank has left the step yet.
   void slices_written();
   /// All ranks have written theirs.
@@ -41,15 +45,27 @@ class SharedCopyWatch final : public SharedWeights {
   struct Seen {
     uint64_t sample, versions;
   };
+  /// What a rank notes where all of its machine read it.
+  struct Note {
+    uint64_t sample;  ///< of its slices, when it has stepped them
+    uint64_t loaded;  ///< see loaded()
+    uint64_t period;  ///< the steps and broadcasts before that
+  };
+  Note& note_of(int rank) const { return reinterpret_cast<Note*>(notes_.mutable_data_ptr<int64_t>())[rank]; }
+  Note& own_note() const { return note_of(areas_.rank()); }
+  uint64_t loaded_by(int rank) const;
+  bool changed() const;
+  /// Which ranks have loaded different states, or none; empty if all have loaded the same. For ranks of one machine.
+  std::string of_loads() const;
   Seen look() const;
   /// Of the samples of all slices, in the order of ranks.
   Seen seen_of(const std::vector<uint64_t>& samples) const;
 
   const Group group_;
   const Areas& areas_;
-  const at::Tensor samples_;  ///< int64 [ranks], memory of all, where each rank notes its slices' sample
-  Seen seen_{};               ///< when a step ended, or this library set them
-  bool set_ = false;          ///< the latter, since the last step or broadcast
+  const at::Tensor notes_;  ///< a Note of each rank, in memory of all
+  uint64_t period_ = 1;     ///< steps and broadcasts so far: as many on every rank
+  Seen seen_{};             ///< when a step ended, or this library set them
   const Entry entry_;
 };
 

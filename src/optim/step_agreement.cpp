@@ -16,7 +16,7 @@ namespace lockstep::detail {
 namespace {
 
 /// Of a rank's row.
-enum Column : int64_t { kTrouble, kAction, kMaxNorm, kNormType, kStep, kGradients, kParameters, kColumns };
+enum Column : int64_t { kTrouble, kAction, kMaxNorm, kNormType, kStep, kGradients, kParameters, kLoaded, kColumns };
 
 /// A column of the rows, one number a rank.
 std::vector<int64_t> column(const at::Tensor& rows, int64_t index) {
@@ -35,6 +35,7 @@ at::Tensor exchange_rows(const Group& group, const StepStatement& mine) {
   said[kStep] = static_cast<int64_t>(mine.step);
   said[kGradients] = static_cast<int64_t>(mine.gradients);
   said[kParameters] = static_cast<int64_t>(mine.parameters);
+  said[kLoaded] = static_cast<int64_t>(mine.loaded);
   return group.all_gather(row);
 }
 
@@ -52,7 +53,7 @@ StepRequest agree_on_step(const Group& group, const StepStatement& mine) {
   const auto actions = column(all, kAction);
   const auto leader = static_cast<size_t>(
       std::find_if(actions.begin(), actions.end(), [](int64_t one) { return one != kFollows; }) - actions.begin());
-  const auto refuse_odd = [&](Column what, bool of_followers, const char* does, const char* advice) {
+  const auto refuse_odd = [&](Column what, bool of_followers, const char* does, const std::string& advice) {
     std::vector<bool> odd;
     const auto values = column(all, what);
     for (size_t rank = 0; rank < values.size(); ++rank)
@@ -65,8 +66,10 @@ StepRequest agree_on_step(const Group& group, const StepStatement& mine) {
   refuse_odd(kAction, false, " has called another of clip_grad_norm() and step()", kSameCalls);
   for (const Column what : {kMaxNorm, kNormType})
     refuse_odd(what, false, " has called clip_grad_norm() with other arguments", kSameCalls);
-  const StepRequest agreed{static_cast<StepAction>(actions[leader]), std::bit_cast<double>(column(all, kMaxNorm)[leader]),
-                       std::bit_cast<double>(column(all, kNormType)[leader])};
+  const StepRequest agreed{static_cast<StepAction>(actions[leader]),
+                           std::bit_cast<double>(column(all, kMaxNorm)[leader]),
+                           std::bit_cast<double>(column(all, kNormType)[leader])};
+  refuse_odd(kLoaded, true, " loaded another state into the parameters", std::string(", or none") + kLoadTheSame);
   refuse_odd(kParameters, true, " has other parameters", kOtherParameters);
   if (agreed.action != StepAction::kStep) return agreed;
   refuse_odd(kStep, true, " would step other parameters",

@@ -20,6 +20,7 @@ struct StepStatement {
   std::string trouble;                     ///< the reason why this rank cannot step; empty if none
   uint64_t step = 0;                       ///< a hash of the parameters, rates and states of the step
   uint64_t gradients = 0, parameters = 0;  ///< samples of their values
+  uint64_t loaded = 0;                     ///< SharedCopyWatch::loaded()
 };
 
 /// Returns the action that all ranks take. Throws on all of them if one is in trouble or is about to act differently.

@@ -72,7 +72,9 @@ void BackwardTracker::note_unfollowed_backward() {
 void BackwardTracker::begin_backward() {
   const BackwardPasses& passes = parts_.passes;
   Backward& backward = parts_.backward;
-  if (parts_.events.backward_begins) parts_.events.backward_begins(reduction_->gradients_wait());
+  if (parts_.events.backward_begins)
+    if (const std::string trouble = parts_.events.backward_begins(reduction_->gradients_wait()); !trouble.empty())
+      return reduction_->fail(trouble);  // other ranks may not have noticed it
   reduction_->begin();
   parts_.message.note_trouble(objection_());
   backward.number = current_backward();
@@ -106,6 +108,7 @@ void BackwardTracker::end_backward() {
   parts_.record.end(current_backward());
   ++parts_.passes.since_reduction;
   reduction_->backward_ended();
+  parts_.record.mark(parts_.plan.tensors);
 }
 
 void BackwardTracker::check_thread(size_t parameter) {

@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
 #include "base/mutex.h"
+#include "reducer/followed_result.h"
 
 namespace lockstep {
 namespace {
@@ -93,19 +94,6 @@ class AfterAccumulation final : public torch::autograd::FunctionPostHook {
  private:
   /// A copy: with a thousand small parameters, every additional memory location is a cache miss.
   const std::function<void(bool any)> accumulated_;
-};
-
-/// Tells of every backward through the operation that it is put on.
-class ResultHook final : public torch::autograd::FunctionPreHook {
- public:
-  explicit ResultHook(std::function<void(int backward)> passes) : passes_(std::move(passes)) {}
-  variable_list operator()(const variable_list& gradients) override {
-    passes_(current_backward());
-    return gradients;
-  }
-
- private:
-  const std::function<void(int backward)> passes_;
 };
 
 /// Is held by the final callbacks of a backward, which live as long as it does. A nested backward does not know the
@@ -207,6 +195,7 @@ class WatchedEngine final : public torch::autograd::Engine {
   variable_list execute(const torch::autograd::edge_list& roots, const variable_list& inputs, bool keep_graph,
                         bool create_graph, bool accumulate_grad, const torch::autograd::edge_list& outputs) override {
     if (!torch::autograd::get_current_node()) BackwardWatch::begin();
+    tell_followed_results(roots);
     return engine_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
@@ -322,11 +311,15 @@ GradientAlarm::~GradientAlarm() {
   if (hook_ != nullptr) remove_hook(leaf_, hook_);
 }
 
-BackwardWatch::BackwardWatch(std::function<void()> look) : look_(std::move(look)) {
+void watch_engine() {
   [[maybe_unused]] static const bool installed = [] {
     WatchedEngine::install();
     return true;
   }();
+}
+
+BackwardWatch::BackwardWatch(std::function<void()> look) : look_(std::move(look)) {
+  watch_engine();
   Watches& all = watches();
   const MutexLock lock(all.mutex);
   all.list.push_back(this);
@@ -374,26 +367,5 @@ bool is_held_elsewhere(const at::Tensor& tensor) {
 void tell_unused_wrappers(bool (*is_unused)(const at::Tensor& tensor)) { unused_wrapper = is_unused; }
 
 int current_backward() { return torch::autograd::get_current_graph_task_id(); }
-
-void follow_result(const at::Tensor& result, std::function<void(int backward)> passes) {
-  if (const auto operation = result.grad_fn())
-    operation->add_tensor_pre_hook(std::make_unique<ResultHook>(std::move(passes)));
-}
-
-bool comes_from_followed_result(const at::Tensor& tensor) {
-  constexpr size_t kMost = 64;
-  std::vector<torch::autograd::Node*> operations;
-  if (const auto last = tensor.grad_fn()) operations.push_back(&*last);  // which the tensor keeps
-  for (size_t i = 0; i < operations.size(); ++i) {
-    for (const auto& hook : operations[i]->tensor_pre_hooks())
-      if (dynamic_cast<const ResultHook*>(hook.get()) != nullptr) return true;
-    for (const auto& edge : operations[i]->next_edges()) {
-      if (operations.size() == kMost) break;
-      if (edge.function && std::find(operations.begin(), operations.end(), &*edge.function) == operations.end())
-        operations.push_back(&*edge.function);
-    }
-  }
-  return false;
-}
 
 }  // namespace lockstep

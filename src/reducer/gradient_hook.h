@@ -10,7 +10,7 @@
 
 #include <lockstep/error.h>
 
-// The only use of autograd's internals, whose types change between releases of LibTorch.
+// With followed_result.h the only use of autograd's internals, whose types change between releases of LibTorch.
 
 namespace lockstep {
 
@@ -131,10 +131,7 @@ void tell_unused_wrappers(bool (*is_unused)(const at::Tensor& tensor));
 /// A number that identifies the backward running on this thread.
 int current_backward();
 
-/// Calls `passes` with current_backward() in every backward through the operation that made `result`, on the thread
-/// that runs that part of it. Does nothing if no operation did.
-void follow_result(const at::Tensor& result, std::function<void(int backward)> passes);
-/// Whether such a result is among the latest operations that `tensor` was computed with: 64 of them are looked at.
-bool comes_from_followed_result(const at::Tensor& tensor);
+/// Wraps the process's autograd engine, once, to see every backward.
+void watch_engine();
 
 }  // namespace lockstep

@@ -52,6 +52,20 @@ std::optional<KnownGradients> known_gradients(const TensorSet& parameters) {
     all->contributed = all->contributed || known->contributed;
     all->absent = all->absent && known->absent;
     all->held_back = std::max(all->held_back, known->held_back);
+    all->shares = std::max(all->shares, known->shares);
+    all->drops = all->drops || known->drops;
+    GradientEdits& edits = all->edits;
+    edits.any = edits.any || known->edits.any;
+    edits.cleared = Hash::mixed(edits.cleared, known->edits.cleared);
+    edits.cleared_here = edits.cleared_here || known->edits.cleared_here;
+    if (!edits.changed && known->edits.changed) {
+      edits.changed = known->edits.changed;
+      edits.changed_name = known->edits.changed_name;
+    }
+    if (!edits.stepped && known->edits.stepped) {
+      edits.stepped = known->edits.stepped;
+      edits.stepped_name = known->edits.stepped_name;
+    }
     all->passes.insert(all->passes.end(), known->passes.begin(), known->passes.end());
   }
   return all;

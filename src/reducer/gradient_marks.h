@@ -1,11 +1,9 @@
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <optional>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -13,22 +11,9 @@
 
 #include <lockstep/group.h>
 
-#include "base/hash.h"
+#include "collectives/sample.h"
 
 namespace lockstep {
-
-/// Of three places of a tensor on the CPU: what differs, or was changed, as a whole differs in them.
-inline uint64_t sample_of(const at::Tensor& tensor) {
-  uint64_t hash = Hash::kStart;
-  const auto* bytes = static_cast<const std::byte*>(tensor.const_data_ptr());
-  const size_t size = tensor.is_non_overlapping_and_dense() ? tensor.nbytes() : 0, piece = std::min<size_t>(size, 8);
-  for (const size_t at : {size_t{0}, (size - piece) / 2, size - piece}) {
-    uint64_t word = 0;
-    if (piece > 0) std::memcpy(&word, bytes + at, piece);
-    hash = Hash::mixed(hash, word);
-  }
-  return hash;
-}
 
 /// What changes when somebody writes into a gradient: its version, and, because .data() has none, a sample of it. On a
 /// device, where reading waits for what is queued, only the version.
@@ -39,6 +24,22 @@ inline uint64_t mark_of(const at::Tensor& gradient) {
 
 using TensorSet = std::unordered_set<const c10::TensorImpl*>;
 
+/// A backward pass whose gradients are in .grad; whether a GradScaler has divided them since.
+struct RecordedPass {
+  int number;
+  bool unscaled;
+};
+
+/// What happened between a backward and the GradScaler's unscale() to gradients that have a scale.
+struct GradientEdits {
+  bool any = false;               ///< there are such gradients
+  uint64_t cleared = 0;           ///< a hash of which were cleared
+  bool cleared_here = false;      ///< some were
+  std::optional<size_t> changed;  ///< the first that has other values
+  std::optional<size_t> stepped;  ///< the first parameter that has other values
+  std::string changed_name, stepped_name;
+};
+
 /// What is known of the gradients of some parameters, where a reducer follows one of them.
 struct KnownGradients {
   /// The ranks that have reduced them together, or will in an optimizer's step, so that all of them are at this place
@@ -47,7 +48,10 @@ struct KnownGradients {
   bool contributed = false;  ///< backward passes of this rank are certain to be in them
   bool absent = false;       ///< this rank, and with virtual ranks every one, has skipped the step or is out of inputs
   int held_back = 0;         ///< passes within accumulate() whose gradients are not reduced yet
-  std::vector<int> passes;   ///< of this rank, whose gradients are in .grad (PassRecord)
+  int shares = 0;            ///< virtual ranks of this process whose backward has run, where others are still to run
+  bool drops = false;        ///< NonFinitePolicy::kSkip
+  std::vector<RecordedPass> passes;  ///< of this rank (PassRecord)
+  GradientEdits edits;               ///< on this rank
 };
 
 /// While it lives, accept_gradients() calls `accept`, and known_gradients() `know`; that returns none if it follows

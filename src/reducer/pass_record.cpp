@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/weights_set.h"
 #include "reducer/scaled_passes.h"
 
 namespace lockstep {
@@ -16,6 +17,12 @@ bool is_cleared(const at::Tensor& gradient) {
   static const uint64_t kOfZeros = sample_of(at::zeros({1}));
   return !gradient.defined() || !gradient.is_cpu() || gradient._is_zerotensor() ||
          (gradient.layout() == at::kStrided && sample_of(gradient) == kOfZeros);
+}
+
+uint64_t mark_of_gradient(const at::Tensor& parameter) {
+  const at::Tensor& gradient = parameter.grad();
+  if (!gradient.defined() || gradient.layout() != at::kStrided || gradient._is_zerotensor()) return 0;
+  return Hash::mixed(mark_of(gradient), 1);
 }
 
 }  // namespace
@@ -38,18 +45,72 @@ void PassRecord::forget_cleared(const std::vector<at::Tensor>& parameters) {
 void PassRecord::end(int number) {
   if (current_.empty()) return;
   if (passes_.size() == kMostPasses) passes_.erase(passes_.begin());
-  passes_.push_back({number, std::exchange(current_, {})});
+  const size_t parameters = current_.size();
+  passes_.push_back({number, std::exchange(current_, {}), std::vector<bool>(parameters, false)});
 }
 
-std::vector<int> PassRecord::numbers(const std::vector<at::Tensor>& parameters, const TensorSet& chosen) const {
-  std::vector<int> numbers;
-  for (const Pass& pass : passes_)
+void PassRecord::mark(const std::vector<at::Tensor>& parameters) {
+  marks_.clear();
+  if (passes_.empty()) return;
+  weights_set_ = times_weights_were_set();
+  for (const at::Tensor& parameter : parameters)
+    marks_.push_back({mark_of_gradient(parameter), parameter.is_cpu() ? sample_of(parameter) : 0});
+}
+
+void PassRecord::unscaled(const std::vector<at::Tensor>& parameters, const TensorSet& chosen) {
+  for (Pass& pass : passes_)
     for (size_t i = 0; i < parameters.size(); ++i)
-      if (pass.reached[i] && chosen.contains(parameters[i].unsafeGetTensorImpl())) {
-        numbers.push_back(pass.number);
-        break;
+      if (chosen.contains(parameters[i].unsafeGetTensorImpl())) pass.unscaled[i] = true;
+}
+
+bool PassRecord::still_scaled(const std::vector<at::Tensor>& parameters, const TensorSet* chosen) const {
+  for (const Pass& pass : passes_) {
+    if (!ScaledPasses::known_to_any(pass.number)) continue;
+    for (size_t i = 0; i < parameters.size(); ++i)
+      if (pass.reached[i] && !pass.unscaled[i] && !is_cleared(parameters[i].grad()) &&
+          (chosen == nullptr || chosen->contains(parameters[i].unsafeGetTensorImpl())))
+        return true;
+  }
+  return false;
+}
+
+std::vector<RecordedPass> PassRecord::passes(const std::vector<at::Tensor>& parameters, const TensorSet& chosen) const {
+  std::vector<RecordedPass> found;
+  for (const Pass& pass : passes_) {
+    bool reached = false, unscaled = true;
+    for (size_t i = 0; i < parameters.size(); ++i)
+      if (pass.reached[i] && chosen.contains(parameters[i].unsafeGetTensorImpl()) &&
+          !(pass.unscaled[i] && is_cleared(parameters[i].grad()))) {
+        reached = true;
+        unscaled = unscaled && pass.unscaled[i];
       }
-  return numbers;
+    if (reached) found.push_back({pass.number, unscaled});
+  }
+  return found;
+}
+
+GradientEdits PassRecord::edits(const std::vector<at::Tensor>& parameters, const TensorSet& chosen) const {
+  GradientEdits edits;
+  if (marks_.size() != parameters.size()) return edits;
+  std::vector<bool> scaled(parameters.size());
+  for (const Pass& pass : passes_)
+    for (size_t i = 0; i < parameters.size() && ScaledPasses::known_to_any(pass.number); ++i)
+      scaled[i] = scaled[i] || (pass.reached[i] && !pass.unscaled[i]);
+  const bool weights_are_as_left = weights_set_ == times_weights_were_set();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!scaled[i] || !chosen.contains(parameters[i].unsafeGetTensorImpl())) continue;
+    edits.any = true;
+    const uint64_t now = mark_of_gradient(parameters[i]);
+    const bool differs = now != marks_[i].gradient && marks_[i].gradient != 0;
+    const bool cleared = differs && (now == 0 || (parameters[i].is_cpu() && is_cleared(parameters[i].grad())));
+    edits.cleared = Hash::mixed(edits.cleared, cleared ? 1 : 0);
+    edits.cleared_here = edits.cleared_here || cleared;
+    if (differs && !cleared && !edits.changed) edits.changed = i;
+    if (weights_are_as_left && parameters[i].is_cpu() && sample_of(parameters[i]) != marks_[i].parameter &&
+        !edits.stepped)
+      edits.stepped = i;
+  }
+  return edits;
 }
 
 }  // namespace lockstep

@@ -25,16 +25,32 @@ class PassRecord {
   /// No gradient of a recorded pass is left.
   void forget() { passes_.clear(); }
 
-  /// The numbers of the passes whose gradients are in .grad of one of `chosen`.
-  std::vector<int> numbers(const std::vector<at::Tensor>& parameters, const TensorSet& chosen) const;
+  /// The gradients and parameters are as this library leaves them after a backward.
+  void mark(const std::vector<at::Tensor>& parameters);
+  /// A GradScaler has divided the gradients of `chosen`.
+  void unscaled(const std::vector<at::Tensor>& parameters, const TensorSet& chosen);
+  /// Whether .grad of one of `chosen` has the scale of a GradScaler. Null: of any.
+  bool still_scaled(const std::vector<at::Tensor>& parameters, const TensorSet* chosen) const;
+
+  /// The passes whose gradients are in .grad of one of `chosen`.
+  std::vector<RecordedPass> passes(const std::vector<at::Tensor>& parameters, const TensorSet& chosen) const;
+  /// What happened to gradients of `chosen` that still have a scale since mark().
+  GradientEdits edits(const std::vector<at::Tensor>& parameters, const TensorSet& chosen) const;
 
  private:
   struct Pass {
     int number;
-    std::vector<bool> reached;  ///< by parameter
+    std::vector<bool> reached;   ///< by parameter
+    std::vector<bool> unscaled;  ///< by parameter
+  };
+  /// mark_of() a gradient, 0 of none; of the parameter.
+  struct Mark {
+    uint64_t gradient, parameter;
   };
 
   std::vector<Pass> passes_;
+  std::vector<Mark> marks_;    ///< by parameter; empty: unknown
+  uint64_t weights_set_ = 0;   ///< times_weights_were_set() then
   std::vector<bool> current_;  ///< empty: the backward that is running is not recorded
 };
 

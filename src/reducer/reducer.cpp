@@ -80,6 +80,7 @@ void Reducer::take_over_from(const Reducer& before) {
 void Reducer::reduce() {
   const MutexLock lock(tracker_.mutex);
   tracker_.reduction().reduce();
+  parts_.record.mark(parts_.plan.tensors);
 }
 
 void Reducer::skip() {
@@ -89,6 +90,7 @@ void Reducer::skip() {
   else if (parts_.passes.since_reduction == 0)  // else other shares of the step may have gradients
     parts_.record.forget_cleared(parts_.plan.tensors);
   tracker_.reduction().skip();
+  parts_.record.mark(parts_.plan.tensors);
 }
 
 std::vector<Facts> Reducer::shadow() {
@@ -123,8 +125,14 @@ void Reducer::end_step(const Settlement& settlement, bool others_read) {
   deferred_->end_step(settlement, others_read);
 }
 
+bool Reducer::has_scaled_gradients() const {
+  const MutexLock lock(tracker_.mutex);
+  return parts_.record.still_scaled(parts_.plan.tensors, nullptr);
+}
+
 void Reducer::accept_changes(const TensorSet& parameters) {
   const MutexLock lock(tracker_.mutex);
+  parts_.record.unscaled(parts_.plan.tensors, parameters);
   if (step_ != nullptr && parameters.contains(parts_.plan.tensors.front().unsafeGetTensorImpl()))
     deferred_->accept_changes();
 }
@@ -135,7 +143,12 @@ std::optional<KnownGradients> Reducer::known_gradients(const TensorSet& paramete
   if (!plan.follows(parameters)) return std::nullopt;
   const Facts& facts = parts_.message.facts();
   const int waiting = parts_.passes.since_reduction;
-  KnownGradients known{.passes = parts_.record.numbers(plan.tensors, parameters)};
+  KnownGradients known{.passes = parts_.record.passes(plan.tensors, parameters),
+                       .edits = parts_.record.edits(plan.tensors, parameters)};
+  if (known.edits.changed) known.edits.changed_name = plan.names[*known.edits.changed];
+  if (known.edits.stepped) known.edits.stepped_name = plan.names[*known.edits.stepped];
+  known.drops = facts.policy == NonFinitePolicy::kSkip;
+  if (virtual_ && parts_.passes.reduce_every() > 0) known.shares = waiting;
   if (plan.group.world_size() > 1 && !facts.joining && waiting == 0) known.ranks = plan.group;
   if (waiting > 0 && parts_.backward.accumulates) known.held_back = waiting;
   if (virtual_) {  // of several shares of a step, each may have skipped

@@ -89,6 +89,8 @@ class Reducer {
    private:
     BackwardTracker& tracker_;
   };
+  /// Whether .grad has the scale of a GradScaler, which unscale() has not divided yet.
+  bool has_scaled_gradients() const;
   /// What keeps this thread from stepping: another is in a backward; empty if nothing does.
   std::string backward_elsewhere() const { return tracker_.is_backward_elsewhere() ? kBesideStep : ""; }
 

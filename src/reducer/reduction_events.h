@@ -36,9 +36,9 @@ struct ReductionEvents {
   std::function<void()> reducing = nullptr;
   /// A virtual rank of several has finished its part of the step; may be null. `last`: the last one of this process.
   std::function<void(bool took_part, bool last)> virtual_rank_done = nullptr;
-  /// A backward begins, on any thread; may be null, and may throw. `gradients_wait`: gradients of earlier backward
-  /// passes wait for an optimizer's step, which takes their sum.
-  std::function<void(bool gradients_wait)> backward_begins = nullptr;
+  /// A backward begins, on any thread; may be null. Returns what all ranks must throw; empty if nothing.
+  /// `gradients_wait`: gradients of earlier backward passes wait for an optimizer's step, which takes their sum.
+  std::function<std::string(bool gradients_wait)> backward_begins = nullptr;
 };
 
 }  // namespace lockstep

@@ -1,18 +1,77 @@
 #include "reducer/scaled_passes.h"
 
+#include <algorithm>
 #include <atomic>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace {
 
+/// As many as a PassRecord keeps.
+constexpr size_t kMostScaledPasses = 1024;
+
 std::atomic<int> alive{0};
+
+struct All {
+  Mutex mutex;
+  std::vector<const ScaledPasses*> list LOCKSTEP_GUARDED_BY(mutex);
+};
+
+All& all_scaled_passes() {
+  static auto* const kAll = new All;
+  return *kAll;
+}
 
 }  // namespace
 
-ScaledPasses::ScaledPasses() { ++alive; }
+ScaledPasses::ScaledPasses() {
+  ++alive;
+  const MutexLock lock(all_scaled_passes().mutex);
+  all_scaled_passes().list.push_back(this);
+}
 
-ScaledPasses::~ScaledPasses() { --alive; }
+ScaledPasses::~ScaledPasses() {
+  const MutexLock lock(all_scaled_passes().mutex);
+  std::erase(all_scaled_passes().list, this);
+  --alive;
+}
 
 bool ScaledPasses::any() { return alive.load(std::memory_order_relaxed) > 0; }
+
+bool ScaledPasses::known_to_any(int backward) {
+  const MutexLock lock(all_scaled_passes().mutex);
+  const auto& list = all_scaled_passes().list;
+  return std::any_of(list.begin(), list.end(),
+                     [&](const auto* one) { return one->scale_of(backward) != Scale::kNone; });
+}
+
+void ScaledPasses::add(int backward, std::shared_ptr<const TensorSet> beside) {
+  const MutexLock lock(mutex_);
+  if (passes_.size() == kMostScaledPasses) passes_.erase(passes_.begin());
+  Pass& pass = passes_[backward];
+  pass.update = updates_;
+  if (beside) pass.beside = std::move(beside);
+}
+
+void ScaledPasses::update() {
+  const MutexLock lock(mutex_);
+  ++updates_;
+}
+
+ScaledPasses::Scale ScaledPasses::scale_of(int backward) const {
+  const MutexLock lock(mutex_);
+  const auto found = passes_.find(backward);
+  if (found == passes_.end()) return Scale::kNone;
+  return found->second.update == updates_ ? Scale::kPresent : Scale::kEarlier;
+}
+
+bool ScaledPasses::reached_beside(int backward, const TensorSet& parameters) const {
+  const MutexLock lock(mutex_);
+  const auto found = passes_.find(backward);
+  return found != passes_.end() && found->second.beside &&
+         std::any_of(parameters.begin(), parameters.end(),
+                     [&](const c10::TensorImpl* one) { return found->second.beside->contains(one); });
+}
 
 }  // namespace lockstep

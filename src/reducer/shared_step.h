@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -16,9 +17,9 @@ class SharedStep {
   SharedStep(const SharedStep&) = delete;
   SharedStep& operator=(const SharedStep&) = delete;
 
-  /// A backward of the model begins, on any thread; may throw. `gradients_wait`: gradients of earlier backward passes
-  /// wait for this step, which takes their sum.
-  virtual void backward_begins(bool gradients_wait) = 0;
+  /// A backward of the model begins, on any thread. Returns what all ranks must throw; empty if nothing.
+  /// `gradients_wait`: gradients of earlier backward passes wait for this step, which takes their sum.
+  virtual std::string backward_begins(bool gradients_wait) = 0;
 
   /// Whether the step takes the sum of all ranks' gradients itself. If not, backward reduces them, and the functions
   /// below are never called.

@@ -2,20 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
+#include <limits>
 
 #include <ATen/ATen.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <lockstep/error.h>
 
 #include "base/counted.h"
 #include "base/rank_names.h"
 #include "rank_page/operation_label.h"
-#include "reducer/gradient_hook.h"
+#include "reducer/followed_result.h"
 #include "reducer/gradient_marks.h"
 #include "reducer/scaled_passes.h"
+#include "train/scaler_refusals.h"
 
 namespace lockstep {
 namespace {
@@ -69,7 +73,26 @@ bool any_is_not_zero(torch::optim::Optimizer& optimizer) {
 
 /// What ranks tell each other as they unscale, in one message of which all get the largest: of numbers that must be
 /// equal, and of their negatives.
-enum Said { kInfinity, kGradient, kScale, kMinusScale, kUnscales, kMinusUnscales, kUnscaled, kPresent, kSaid };
+enum Said {
+  kInfinity,
+  kGradient,
+  kScale,
+  kMinusScale,
+  kUnscales,
+  kMinusUnscales,
+  kTrouble,
+  kPresent,
+  kCleared,
+  kMinusCleared,
+  kSaid
+};
+
+constexpr const char* kScaledTwice =
+    "gave scale() what was computed from a loss that scale() had scaled already, so its gradients would have the scale "
+    "twice; call scale() once, on the loss that backward() is called on";
+
+/// Of a rank that cannot tell which gradients were cleared.
+constexpr float kUnknown = -std::numeric_limits<float>::infinity();
 
 constexpr const char* kUnscale = "unscale()";
 constexpr const char* kStep = "step()";
@@ -81,25 +104,22 @@ constexpr const char* kStep = "step()";
               " step() without it; call unscale() before step() on every rank or on none");
 }
 
-/// `unscaled`: this rank's passes without scale(), if any. Every rank of `ranks` calls it once one has some.
-[[noreturn]] void refuse_unscaled(const std::optional<Group>& ranks, const std::string& unscaled, bool scaled) {
-  const std::string own = unscaled.empty() && scaled ? "scaled" : unscaled;
-  const auto told = ranks ? ranks->all_gather_bytes(own) : std::vector<std::string>{own};
-  std::string who;
-  bool any_scaled = false;
-  for (size_t rank = 0; rank < told.size(); ++rank) {
-    any_scaled = any_scaled || told[rank] == "scaled" || told[rank].find(" of ") != std::string::npos;
-    const auto here = told.begin() + static_cast<std::ptrdiff_t>(rank);
-    if (told[rank].empty() || told[rank] == "scaled" || std::find(told.begin(), here, told[rank]) != here) continue;
-    who += (who.empty() ? "" : ", ") + (ranks ? ranks_with(told, told[rank]) : "this rank") + " " + told[rank];
-  }
-  const bool others = std::find(told.begin(), told.end(), "scaled") != told.end();
-  throw Error("GradScaler: " + who + " without scale() since the last update()" +
-              (others ? ", and " + ranks_with(told, std::string("scaled")) + " with it" : "") +
-              (any_scaled ? ", so the gradients have different scales."
-                          : ", so the gradients do not have the scale by which they would be divided.") +
-              " Call scaler.scale(loss).backward() on every rank and in every pass; one without a batch calls "
-              "skip_step() in place of its backward");
+/// Of what a first parameter's steps leave in the optimizer; 0 where that is not known.
+uint64_t sample_of_state(torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& parameter : group.params()) {
+      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      if (found == optimizer.state().end()) continue;
+      at::Tensor state;
+      if (const auto* sgd = dynamic_cast<const torch::optim::SGDParamState*>(found->second.get()))
+        state = sgd->momentum_buffer();
+      else if (const auto* adam = dynamic_cast<const torch::optim::AdamParamState*>(found->second.get()))
+        state = adam->exp_avg_sq();
+      else if (const auto* adamw = dynamic_cast<const torch::optim::AdamWParamState*>(found->second.get()))
+        state = adamw->exp_avg_sq();
+      return state.defined() && state.is_cpu() ? sample_of(state) : 0;
+    }
+  return 0;
 }
 
 double number(const Object& state, const char* name) {
@@ -120,13 +140,13 @@ GradScaler::GradScaler(const Group& group, GradScalerOptions options) : GradScal
 
 at::Tensor GradScaler::scale(const at::Tensor& outputs) const {
   if (!options_.enabled) return outputs;
-  TORCH_CHECK(
-      !comes_from_followed_result(outputs),
-      "GradScaler: scale() was given what was computed from a loss that scale() had scaled already, so its gradients "
-      "would have the scale twice; call scale() once, on the loss that backward() is called on");
+  TORCH_CHECK(outputs.defined(), "GradScaler: scale() was given an undefined tensor; give it the loss");
+  if (comes_from_followed_result(outputs)) trouble_ = kScaledTwice;
   scaled_ = true;
   const at::Tensor scaled = outputs * at::scalar_tensor(scale_, outputs.options().dtype(at::kFloat));
-  follow_result(scaled, [passes = passes_](int backward) { passes->add(backward); });
+  follow_result(scaled, [passes = passes_](int backward, std::shared_ptr<const TensorSet> beside) {
+    passes->add(backward, std::move(beside));
+  });
   return scaled;
 }
 
@@ -147,9 +167,10 @@ at::Tensor GradScaler::unscale_local(torch::optim::Optimizer& optimizer) const {
 
 std::string GradScaler::unscaled_passes(torch::optim::Optimizer& optimizer,
                                         const std::optional<KnownGradients>& known) const {
-  const std::set<int> passes = known ? std::set<int>(known->passes.begin(), known->passes.end()) : std::set<int>();
-  const auto unscaled = std::count_if(passes.begin(), passes.end(), [&](int one) { return !passes_->contains(one); });
-  const auto all = static_cast<std::ptrdiff_t>(passes.size());
+  const size_t all = known ? known->passes.size() : 0;
+  size_t unscaled = 0;
+  for (size_t i = 0; i < all; ++i)
+    if (passes_->scale_of(known->passes[i].number) == ScaledPasses::Scale::kNone) ++unscaled;
   if (unscaled > 0 && unscaled < all)
     return "ran " + std::to_string(unscaled) + " of " + std::to_string(all) + " backward passes";
   if (unscaled == 0 && (all > 0 || scaled_ || (known && !known->contributed))) return "";
@@ -157,43 +178,102 @@ std::string GradScaler::unscaled_passes(torch::optim::Optimizer& optimizer,
   return any_is_not_zero(optimizer) ? "ran backward" : "";
 }
 
+std::string GradScaler::trouble_before(const char* call, torch::optim::Optimizer& optimizer,
+                                       const std::optional<KnownGradients>& known) const {
+  if (!trouble_.empty()) return trouble_;
+  if (!known) return "";
+  if (known->held_back > 0)
+    return std::string("called ") + call + " while the gradients of " +
+           counted(known->held_back, "backward pass", "backward passes") +
+           " of accumulate() wait in .grad, this rank's own and not reduced yet; call it when step_complete() is true, "
+           "or after reduce_gradients()";
+  if (known->shares > 0)
+    return std::string("called ") + call + " after the backward of " +
+           counted(known->shares, "virtual rank", "virtual ranks") +
+           ", and not of all that it works for; call it once, after the last one's backward";
+  if (known->drops)
+    return "set NonFinitePolicy::kSkip, which removes the gradients before the scaler can see infinity in them; use "
+           "either the scaler or the policy";
+  size_t present = 0, used = 0, early = 0, others = 0, beside = 0;
+  const TensorSet parameters = parameters_of(optimizer);
+  for (const RecordedPass& pass : known->passes) {
+    const auto scale = passes_->scale_of(pass.number);
+    if (scale == ScaledPasses::Scale::kPresent) ++present;
+    if (scale == ScaledPasses::Scale::kEarlier) ++(pass.unscaled ? used : early);
+    if (scale == ScaledPasses::Scale::kNone && ScaledPasses::known_to_any(pass.number)) ++others;
+    if (passes_->reached_beside(pass.number, parameters)) ++beside;
+  }
+  const auto passes = [](size_t number) { return counted(number, "backward pass", "backward passes"); };
+  if (others > 0)
+    return "called " + std::string(call) + " with gradients of " + passes(others) +
+           " whose loss another GradScaler had scaled; give each optimizer to the scaler that scales its loss";
+  if (early > 0 || (used > 0 && present == 0))
+    return "called " + std::string(call) + " after update(), with gradients of " + passes(early + used) +
+           " from before it; call update() once, after the step() of every optimizer, and run a backward before the "
+           "next step()";
+  if (used > 0)
+    return "added the gradients of " + passes(present) + " to those of " + passes(used) +
+           " that a step had used, which have another scale; call zero_grad() before the first backward of each step";
+  if (beside > 0)
+    return "added something without scale() to a loss that scale() had scaled, in " + passes(beside) +
+           ", so its gradients would be divided by a scale that they do not have; call scale() on the whole sum";
+  if (known->edits.stepped)
+    return "changed parameter " + known->edits.stepped_name +
+           " between backward() and the scaler's step, as optimizer.step() does, which takes gradients that still have "
+           "the scale; call only scaler.step(optimizer)";
+  if (known->edits.changed)
+    return "changed the gradient of parameter " + known->edits.changed_name +
+           " between backward() and unscale(), as clipping does, when it still had the scale; call "
+           "scaler.unscale(optimizer) first";
+  return "";
+}
+
 GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimizer& optimizer) {
   const TensorSet parameters = parameters_of(optimizer);
   const auto known = known_gradients(parameters);
-  TORCH_CHECK(!known || known->held_back == 0, "GradScaler: ", call, " was called while the gradients of ",
-              counted(known ? known->held_back : 0, "backward pass", "backward passes"),
-              " of accumulate() wait in .grad, this rank's own and not reduced yet; call it when step_complete() is "
-              "true, or after reduce_gradients()");
-  const at::Tensor found = unscale_local(optimizer);
+  const std::string trouble = trouble_before(call, optimizer, known);
+  const std::string unscaled = trouble.empty() ? unscaled_passes(optimizer, known) : "";
+  trouble_.clear();
+  const at::Tensor found = trouble.empty() ? unscale_local(optimizer) : at::zeros({2}, at::kFloat);
   const auto ranks = group_ || !known ? group_ : known->ranks;
-  const std::string unscaled = unscaled_passes(optimizer, known);
   std::vector<float> said(kSaid);
   said[kInfinity] = found[0].item<float>();
   said[kGradient] = found[1].item<float>();
   said[kScale] = scale_;
   said[kUnscales] = call == kUnscale ? 1 : 0;
-  said[kUnscaled] = unscaled.empty() ? 0 : 1;
+  said[kTrouble] = trouble.empty() && unscaled.empty() ? 0 : 1;
   said[kPresent] = known && known->absent ? 0 : 1;
+  const bool tells = known && known->edits.any;
+  constexpr uint64_t kExact = (uint64_t{1} << 24) - 1;  // as a float
+  const auto cleared = static_cast<float>(tells ? known->edits.cleared & kExact : 0);
+  said[kCleared] = tells ? cleared : kUnknown;
+  said[kMinusCleared] = tells ? -cleared : kUnknown;
   if (ranks) {
     // Elsewhere `enabled` may be false. One label for both calls: what ranks gather under two is not compared further.
     const OperationLabel label("GradScaler{enabled = true}::step()");
     said[kMinusScale] = -said[kScale];
     said[kMinusUnscales] = -said[kUnscales];
     const at::Tensor all = at::tensor(said);
-    ranks->all_reduce(all, ReduceOp::kMax);
+    try {
+      ranks->all_reduce(all, ReduceOp::kMax);
+    } catch (const Error& error) {  // the others are elsewhere, for the same reason perhaps
+      if (trouble.empty()) throw;
+      throw Error("GradScaler: this rank " + trouble + "\n" + error.what());
+    }
     std::copy_n(all.const_data_ptr<float>(), said.size(), said.begin());
     // Gradients divided by different numbers have no mean.
     if (const float largest = said[kScale], smallest = -said[kMinusScale]; largest != smallest)
       throw Error(c10::str("GradScaler: the ranks have different scales, from ", smallest, " to ", largest,
                            "; make it with the same options and load the same state on every rank, and give update() "
                            "the same new_scale"));
-    if (said[kUnscales] != -said[kMinusUnscales]) refuse_different_calls(*ranks, call);
+    if (said[kTrouble] == 0 && said[kUnscales] != -said[kMinusUnscales]) refuse_different_calls(*ranks, call);
   }
-  if (said[kUnscaled] > 0) refuse_unscaled(ranks, unscaled, scaled_);
+  if (said[kTrouble] > 0) refuse(ranks, trouble, unscaled, scaled_);
+  if (ranks && said[kCleared] != kUnknown && said[kCleared] != -said[kMinusCleared])
+    refuse_cleared(*ranks, known && known->edits.cleared_here);
   const bool nothing = said[kGradient] == 0 && said[kPresent] == 0;
   TORCH_CHECK(said[kGradient] > 0 || nothing,
-              "GradScaler: no parameter of the optimizer has a gradient; call backward() first. With "
-              "set_non_finite_policy(NonFinitePolicy::kSkip) it is already gone: use either the scaler or the policy");
+              "GradScaler: no parameter of the optimizer has a gradient; call backward() first");
   accept_gradients(parameters);
   return {.infinity = said[kInfinity] > 0, .nothing = nothing};
 }
@@ -201,7 +281,7 @@ GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimiz
 void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) return;
   const auto before = found_.find(&optimizer);
-  TORCH_CHECK(before == found_.end(), "unscale(): the gradients of this optimizer ",
+  TORCH_CHECK(before == found_.end(), "GradScaler: unscale(): the gradients of this optimizer ",
               before != found_.end() && before->second.stepped ? "were used by step() since the last update()"
                                                                : "were already unscaled since the last update()");
   found_[&optimizer] = unscale_in(kUnscale, optimizer);
@@ -217,21 +297,42 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
     found_[&optimizer] = found;
   }
   Found& found = found_.at(&optimizer);
-  TORCH_CHECK(!found.stepped, "step(): already called for this optimizer since the last update()");
+  TORCH_CHECK(!found.stepped, "GradScaler: step() was already called for this optimizer since the last update()");
   found.stepped = true;
   if (!found.infinity) optimizer.step();  // one that sums gradients itself has still to learn that there is nothing
+  found.state = sample_of_state(optimizer);
   return !found.infinity && !found.nothing;
+}
+
+void GradScaler::refuse_update() {
+  constexpr const char* kWhat = "called update() without a step() or unscale() since the last one";
+  if (scaled_ && group_) {  // others may be in step()
+    std::vector<float> said(kSaid, kUnknown);
+    said[kScale] = scale_;
+    said[kMinusScale] = -scale_;
+    said[kTrouble] = 1;
+    {
+      const OperationLabel label("GradScaler{enabled = true}::step()");
+      group_->all_reduce(at::tensor(said), ReduceOp::kMax);
+    }
+    refuse(group_, kWhat, "", scaled_);
+  }
+  TORCH_CHECK(false, "GradScaler: this rank ", kWhat);
 }
 
 void GradScaler::update(std::optional<double> new_scale) {
   if (!options_.enabled) return;
-  TORCH_CHECK(!found_.empty(), "update(): there was no step() or unscale() since the last update()");
+  if (found_.empty() && !new_scale) refuse_update();
+  for (auto& [optimizer, found] : found_)
+    TORCH_CHECK(!found.stepped || found.state == sample_of_state(*optimizer),
+                "GradScaler: an optimizer stepped again between the scaler's step() and update(): optimizer.step() was "
+                "called, too; call only scaler.step(optimizer)");
   const bool infinity =
       std::any_of(found_.begin(), found_.end(), [](const auto& entry) { return entry.second.infinity; });
   const bool nothing =
       std::all_of(found_.begin(), found_.end(), [](const auto& entry) { return entry.second.nothing; });
   found_.clear();
-  passes_->clear();
+  passes_->update();
   scaled_ = false;
   if (new_scale) {
     check_scale("update(): new_scale", *new_scale);

@@ -12,6 +12,64 @@
 namespace lockstep::wrong_optimizers_test {
 namespace {
 
+/// An optimizer steps, all ranks change what they share, and it ends; then `after`.
+Program after_the_end(const std::function<void(Wrong&)>& after) {
+  return [after](Wrong& w) {
+    {
+      AdamW adamw = w.optimizer({.shared_parameters = true});
+      w.backward();
+      adamw.step();
+      w.change_everywhere([&] { w.halve(); });
+    }
+    after(w);
+  };
+}
+
+/// The state of a net like it, of other values for each `seed`.
+StateDict state_of_another(const Net& net, double seed) {
+  StateDict other;
+  for (const auto& item : state_dict(*net)) other.insert(item.key(), item.value() * 0.5 + seed);
+  return other;
+}
+
+Programs programs_that_end() {
+  return {
+      {"shared_parameters_changed_before_their_optimizer_went", after_the_end([](Wrong& w) { w.backward(); })},
+      {"shared_parameters_of_an_optimizer_that_went_saved", after_the_end([](Wrong& w) {
+         lockstep::save(state_dict(*w.net), (w.folder.path() / "weights.safetensors").string());
+       })},
+      {"shared_parameters_of_an_optimizer_that_went_saved_as_pt",
+       after_the_end([](Wrong& w) { lockstep::save(state_dict(*w.net), (w.folder.path() / "weights.pt").string()); })},
+      {"shared_parameters_of_an_optimizer_that_went_checkpointed", after_the_end([](Wrong& w) {
+         Checkpointer checkpointer(w.context.group().broadcast_bytes(w.folder.path().string(), 0), w.context.group());
+         checkpointer.add("model", w.model);
+         checkpointer.save(1);
+       })},
+      {"shared_parameters_of_an_optimizer_that_went_compared",
+       after_the_end([](Wrong& w) { assert_equal_across_ranks(w.context.group(), *w.net); })},
+      {"shared_parameters_of_an_optimizer_that_went_attached_again",
+       [](Wrong& w) {
+         const Net net;
+         {
+           const Model model(net, w.context);
+           const AdamW adamw(model, AdamWOptions(0.1), {.shared_parameters = true});
+           w.change_everywhere([&] {
+             const at::NoGradGuard no_grad;
+             net->fc->weight.mul_(0.5);
+           });
+         }
+         const Model again(net, w.context);
+       }},
+      {"the_later_optimizer_has_gone",
+       [](Wrong& w) {
+         AdamW adamw = w.optimizer({.shared_parameters = true});
+         { const AdamW later = w.optimizer({.shared_parameters = false}); }
+         w.backward();
+         adamw.step();
+       }},
+  };
+}
+
 /// Each has stepped once, and `spoils` the one copy of the parameters.
 const Programs& programs_that_share() {
   const auto shared = [](const std::function<void(Wrong&, AdamW&)>& spoil) {
@@ -101,24 +159,34 @@ const Programs& programs_that_share() {
          w.change_everywhere([&] { w.halve(); });
          w.optimizer({.shared_parameters = true});
        })},
-      {"shared_parameters_changed_before_their_optimizer_went",
-       [](Wrong& w) {
-         {
-           AdamW adamw = w.optimizer({.shared_parameters = true});
-           w.backward();
-           adamw.step();
-           w.change_everywhere([&] { w.halve(); });
-         }
+      {"shared_parameters_loaded_from_other_states", shared([](Wrong& w, AdamW& adamw) {
+         load_state_dict(*w.net, state_of_another(w.net, w.context.rank()));
+         w.context.group().barrier();
          w.backward();
-       }},
+         adamw.step();
+       })},
+      {"shared_parameters_loaded_on_one_rank_before_a_backward", shared([](Wrong& w, AdamW& adamw) {
+         if (w.odd) load_state_dict(*w.net, state_of_another(w.net, 1));
+         w.context.group().barrier();
+         w.backward();
+         adamw.step();
+       })},
+      {"shared_parameters_loaded_on_rank_1", shared([](Wrong& w, AdamW& adamw) {  // rank 2 alone sees it in backward
+         const int rank = w.context.rank();
+         std::this_thread::sleep_for(std::chrono::milliseconds(rank == 0 ? 0 : rank * 300));
+         if (rank == 1) load_state_dict(*w.net, state_of_another(w.net, 1));
+         w.backward();
+         adamw.step();
+       })},
   };
   return kPrograms;
 }
 
 std::vector<Case> cases_of_sharing() {
   std::vector<Case> cases;
-  for (const auto& [name, program] : programs_that_share())
-    for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}}) cases.push_back({name, engine});
+  for (const Programs& programs : {programs_that_share(), programs_that_end()})
+    for (const auto& [name, program] : programs)
+      for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "shm"}}) cases.push_back({name, engine});
   return cases;
 }
 
@@ -128,7 +196,9 @@ INSTANTIATE_TEST_SUITE_P(All, WrongSharedParameters, ::testing::ValuesIn(cases_o
 });
 
 TEST_P(WrongSharedParameters, EndOnEveryRankWithTheirMessage) {
-  expect_refused(GetParam(), programs_that_share().at(GetParam().name));
+  const Programs ends = programs_that_end();
+  const auto found = ends.find(GetParam().name);
+  expect_refused(GetParam(), found != ends.end() ? found->second : programs_that_share().at(GetParam().name));
 }
 
 /// Changes of what all ranks share that are right.
@@ -158,6 +228,35 @@ void change_rightly(Context& context) {
     adamw.step();
     adamw.zero_grad();
   }
+}
+
+/// What an optimizer that went has left wrong may be saved once it is loaded, or is no more.
+void set_right(Context& context) {
+  Wrong side(context);
+  const std::string file = (side.folder.path() / "weights.pt").string();
+  const StateDict good = copies_of(*side.net);
+  after_the_end([&](Wrong& w) {
+    EXPECT_THROW(lockstep::save(state_dict(*w.net), file), Error);
+    StateDict part;
+    for (const char* name : {"weight", "bias"}) part.insert(name, good[std::string("fc.") + name]);
+    load_state_dict(*w.net->fc, part);
+    EXPECT_THROW(lockstep::save(state_dict(*w.net), file), Error);  // the other layer is still wrong
+    load_state_dict(*w.net, good);
+    lockstep::save(state_dict(*w.net), file);
+    w.model.check_divergence();
+    w.backward();
+  })(side);
+  {
+    Wrong other(context);
+    after_the_end([](Wrong&) {})(other);
+  }
+  Checkpointer checkpointer(context.group().broadcast_bytes(side.folder.path().string(), 0), context.group());
+  checkpointer.add("model", side.model);
+  checkpointer.save(1);
+}
+
+TEST(SharedParameters, AreRightOnceLoaded) {
+  for (const int world_size : {2, 3}) run_ranks(Engine{world_size, "shm"}, set_right);
 }
 
 TEST(SharedParameters, OneRankMayChangeWhatAllShareBeforeABroadcast) {

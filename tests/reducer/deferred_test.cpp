@@ -57,7 +57,7 @@ struct Optimizer final : SharedStep {
   explicit Optimizer(Side& of) : side(of) { side.reducer.defer_to(this); }
   ~Optimizer() override { side.reducer.defer_to(nullptr); }
 
-  void backward_begins(bool) override {}
+  std::string backward_begins(bool) override { return ""; }
   bool wants_sum() const override { return true; }
   std::vector<Facts> step_without_inputs() override { return step(Reducer::Share::kOutOfInputs); }
 

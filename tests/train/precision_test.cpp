@@ -344,7 +344,7 @@ TEST(GradScalerTest, SaysThatThePolicyHasTakenTheGradients) {
     auto optimizer = make_sgd(*model);
     GradScaler scaler(context.group());
     scaler.scale(loss_of(*model, batch(0, context.rank()), 0, 0) * std::numeric_limits<float>::infinity()).backward();
-    EXPECT_THROW(scaler.step(optimizer), c10::Error);
+    EXPECT_THROW(scaler.step(optimizer), Error);
   });
 }
 

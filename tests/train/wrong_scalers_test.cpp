@@ -85,8 +85,15 @@ constexpr const char* kNone =
     "GradScaler: {all} ran backward without scale() since the last update(), so the gradients do not have the scale by "
     "which they would be divided. ";
 constexpr const char* kTwice =
-    "GradScaler: scale() was given what was computed from a loss that scale() had scaled already";
-constexpr const char* kWaits = " was called while the gradients of 1 backward pass of accumulate() wait in .grad";
+    "GradScaler: {all} gave scale() what was computed from a loss that scale() had scaled already, ";
+constexpr const char* kWaits = " while the gradients of 1 backward pass of accumulate() wait in .grad, ";
+constexpr const char* kClipped =
+    "clip_grad_norm: the gradients still have the scale of a GradScaler, and so would their norm; call ";
+constexpr const char* kBeside =
+    "GradScaler: {all} added something without scale() to a loss that scale() had scaled, in 1 backward pass, so ";
+constexpr const char* kCleared =
+    "GradScaler: {odd} cleared gradients between backward() and the scaler's step, as zero_grad() does, and not the "
+    "same ";
 
 Programs of_passes() {
   return {
@@ -116,7 +123,8 @@ Programs of_passes() {
          s.backward(false);
          s.scaler.step(s.optimizer);
        }},
-      {"gradients_of_the_last_step", kOneEach,
+      {"gradients_of_the_last_step",
+       "GradScaler: {all} added the gradients of 1 backward pass to those of 1 backward pass that a step had used, ",
        [](Side& s) {
          s.backward(true);
          s.scaler.step(s.optimizer);
@@ -145,9 +153,40 @@ Programs of_passes() {
          (s.loss() * s.scaler.get_scale()).backward();
          s.scaler.step(s.optimizer);
        }},
-      {"scaled_twice", kTwice, [](Side& s) { s.scaler.scale(s.scaler.scale(s.loss())).backward(); }},
+      {"scaled_twice", kTwice,
+       [](Side& s) {
+         s.scaler.scale(s.scaler.scale(s.loss())).backward();
+         s.scaler.step(s.optimizer);
+       }},
+      {"scaled_twice_on_one_rank",
+       "GradScaler: {odd} gave scale() what was computed from a loss that scale() had scaled already, ",
+       [](Side& s) {
+         const at::Tensor loss = s.scaler.scale(s.loss());
+         (s.odd ? s.scaler.scale(loss) : loss).backward();
+         s.scaler.step(s.optimizer);
+       }},
       {"scaled_twice_in_a_sum", kTwice,
-       [](Side& s) { s.scaler.scale((s.loss() + s.scaler.scale(s.loss(1))) / 2).backward(); }},
+
+       [](Side& s) {
+         s.scaler.scale((s.loss() + s.scaler.scale(s.loss(1))) / 2).backward();
+         s.scaler.step(s.optimizer);
+       }},
+      {"scaled_in_part", kBeside,
+       [](Side& s) {
+         (s.scaler.scale(s.loss()) + s.loss(1)).backward();
+         s.scaler.step(s.optimizer);
+       }},
+      {"scaled_in_part_of_a_mean", kBeside,
+       [](Side& s) {
+         ((s.scaler.scale(s.loss()) * 0.5 + s.loss(1)) / 2).backward();
+         s.scaler.unscale(s.optimizer);
+       }},
+      {"scaled_by_another", "GradScaler: {all} called step() with gradients of 1 backward pass whose loss another ",
+       [](Side& s) {
+         GradScaler other;
+         other.scale(s.loss()).backward();
+         s.scaler.step(s.optimizer);
+       }},
   };
 }
 
@@ -164,26 +203,110 @@ Programs of_calls() {
          }
          s.scaler.step(s.optimizer);
        }},
-      {"stepped_within_accumulate", std::string("GradScaler: step()") + kWaits,
+      {"stepped_within_accumulate", std::string("GradScaler: this rank called step()") + kWaits,
        [](Side& s) {
          s.before = s.weights();
          const auto accumulation = s.replica.accumulate(2);
          s.backward(true);
          s.scaler.step(s.optimizer);
        }},
-      {"unscaled_within_accumulate", std::string("GradScaler: unscale()") + kWaits,
+      {"unscaled_within_accumulate", std::string("GradScaler: {all} called unscale()") + kWaits,
        [](Side& s) {
          GradScaler scaler(s.context.group());
          const auto accumulation = s.replica.accumulate(3);
          scaler.scale(s.loss()).backward();
          scaler.unscale(s.optimizer);
        }},
-      {"stepped_after_an_accumulation_that_was_cut_off", std::string("GradScaler: step()") + kWaits,
+      {"stepped_after_an_accumulation_that_was_cut_off", std::string("GradScaler: this rank called step()") + kWaits,
        [](Side& s) {
          s.before = s.weights();
          if (const auto accumulation = s.replica.accumulate(2); true) s.backward(true);
          s.scaler.step(s.optimizer);
        }},
+      {"cleared_on_one_rank", kCleared,
+       [](Side& s) {
+         s.before = s.weights();
+         s.backward(true);
+         if (s.odd) s.optimizer.zero_grad();
+         s.scaler.step(s.optimizer);
+       }},
+      {"set_to_zero_on_one_rank", kCleared,
+       [](Side& s) {
+         s.before = s.weights();
+         s.backward(true);
+         if (s.odd) s.optimizer.zero_grad(/*set_to_none=*/false);
+         s.scaler.unscale(s.optimizer);
+       }},
+      {"cleared_on_one_rank_before_a_sharded_step", kCleared,
+       [](Side& s) {
+         Sharded sharded(s.replica, torch::optim::SGDOptions(0.1));
+         s.backward(true);
+         if (s.odd) sharded.zero_grad();
+         s.scaler.step(sharded);
+       }},
+      {"clipped_before_unscale", kClipped,
+       [](Side& s) {
+         s.backward(true);
+         s.replica.clip_grad_norm(0.1);
+       }},
+      {"clipped_before_unscale_and_a_sharded_step", kClipped,
+       [](Side& s) {
+         Sharded sharded(s.replica, torch::optim::SGDOptions(0.1));
+         s.backward(true);
+         s.replica.clip_grad_norm(0.1);
+       }},
+      {"clipped_by_libtorch_before_unscale", "GradScaler: {all} changed the gradient of parameter ",
+       [](Side& s) {
+         s.before = s.weights();
+         s.backward(true);
+         torch::nn::utils::clip_grad_norm_(s.model->parameters(), 1e-3);
+         s.scaler.step(s.optimizer);
+       }},
+      {"stepped_beside_the_scaler_before_it", "GradScaler: {all} changed parameter ",
+       [](Side& s) {
+         s.backward(true);
+         s.optimizer.step();
+         s.scaler.step(s.optimizer);
+       }},
+      {"stepped_beside_the_scaler_after_it", "GradScaler: an optimizer stepped again between the scaler's step() and ",
+       [](Side& s) {
+         torch::optim::AdamW adamw(s.model->parameters());
+         s.backward(true);
+         s.scaler.step(adamw);
+         adamw.step();
+         s.scaler.update();
+       }},
+      {"sharded_step_beside_the_scaler", "{all}: ZeroRedundancyOptimizer::step(): the gradients still have the scale ",
+       [](Side& s) {
+         Sharded sharded(s.replica, torch::optim::SGDOptions(0.1));
+         s.backward(true);
+         sharded.step();
+       }},
+      {"updated_before_the_step", "GradScaler: {all} called step() after update(), with gradients of 1 backward pass ",
+       [](Side& s) {
+         s.backward(true);
+         s.scaler.unscale(s.optimizer);
+         s.scaler.update();
+         s.before = s.weights();
+         s.scaler.step(s.optimizer);
+       }},
+      {"updated_without_a_step_on_one_rank", "GradScaler: {odd} called update() without a step() or unscale() since ",
+       [](Side& s) {
+         GradScaler scaler(s.context.group());
+         scaler.scale(s.loss()).backward();
+         if (!s.odd) scaler.step(s.optimizer);
+         scaler.update();
+       }},
+      {"updated_without_anything", "GradScaler: this rank called update() without a step() or unscale() since ",
+       [](Side& s) { s.scaler.update(); }},
+      {"skips_what_is_not_finite", "GradScaler: {all} set NonFinitePolicy::kSkip, which removes the gradients before ",
+       [](Side& s) {
+         s.replica.set_non_finite_policy(NonFinitePolicy::kSkip);
+         s.backward(true);
+         s.scaler.step(s.optimizer);
+       }},
+      {"an_undefined_loss", "GradScaler: scale() was given an undefined tensor; give it the loss",
+       [](Side& s) { s.scaler.scale({}); }},
       {"no_backward", "GradScaler: no parameter of the optimizer has a gradient; call backward() first",
        [](Side& s) {
          s.train(s.optimizer);
@@ -260,6 +383,32 @@ Programs that_are_right() {
          const auto local = s.replica.no_sync();
          s.train(s.optimizer);
          s.train(s.optimizer);
+       }},
+      {"a_new_scale_before_the_first_step", "",
+       [](Side& s) {
+         GradScaler scaler(s.context.group());
+         scaler.update(256);
+         EXPECT_EQ(scaler.get_scale(), 256);
+         scaler.scale(s.loss()).backward();
+         EXPECT_TRUE(scaler.step(s.optimizer));
+         scaler.update();
+       }},
+      {"an_unscaled_part_that_reaches_other_parameters", "",
+       [](Side& s) {
+         const auto other = make_model("plain");
+         (s.scaler.scale(s.loss()) + loss_of(*other, batch(0, 0), 0, 0)).backward();
+         EXPECT_TRUE(s.scaler.step(s.optimizer));
+       }},
+      {"cleared_on_all_ranks_and_clamped_after_the_step", "",
+       [](Side& s) {
+         for (int step = 0; step < 2; ++step) {
+           s.backward(true, step);
+           s.model->parameters().front().mutable_grad().reset();
+           EXPECT_TRUE(s.scaler.step(s.optimizer));
+           for (const at::Tensor& parameter : s.model->parameters()) parameter.data().clamp_(-0.1, 0.1);
+           s.scaler.update();
+           s.optimizer.zero_grad();
+         }
        }},
       {"all_ranks_skip", "", [](Side& s) { s.leave_out(s.optimizer); }},
       {"all_ranks_skip_a_sharded_step", "",

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <ATen/core/Tensor.h>
+
+#include "base/hash.h"
+
+namespace lockstep {
+
+/// Of three places of a tensor on the CPU: what differs, or was changed, as a whole differs in them.
+inline uint64_t sample_of(const at::Tensor& tensor) {
+  uint64_t hash = Hash::kStart;
+  const auto* bytes = static_cast<const std::byte*>(tensor.const_data_ptr());
+  const size_t size = tensor.is_non_overlapping_and_dense() ? tensor.nbytes() : 0, piece = std::min<size_t>(size, 8);
+  for (const size_t at : {size_t{0}, (size - piece) / 2, size - piece}) {
+    uint64_t word = 0;
+    if (piece > 0) std::memcpy(&word, bytes + at, piece);
+    hash = Hash::mixed(hash, word);
+  }
+  return hash;
+}
+
+}  // namespace lockstep

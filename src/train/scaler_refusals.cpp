@@ -1,0 +1,62 @@
+#include "train/scaler_refusals.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include <lockstep/error.h>
+
+#include "base/rank_names.h"
+
+namespace lockstep {
+namespace {
+
+/// What ranks tell each other once one of them is in trouble: which of these, and a predicate.
+constexpr char kIsInTrouble = '!', kRanUnscaled = '-', kRanScaled = '+', kNothing = '.';
+
+[[noreturn]] void refuse_unscaled(const std::vector<std::string>& told, const std::function<std::string(size_t)>& who) {
+  std::string text;
+  bool any_scaled = false, others = false;
+  size_t scaled = 0;
+  for (size_t rank = 0; rank < told.size(); ++rank) {
+    any_scaled = any_scaled || told[rank].front() == kRanScaled || told[rank].find(" of ") != std::string::npos;
+    if (told[rank].front() == kRanScaled) {
+      others = true;
+      scaled = rank;
+    }
+    const auto here = told.begin() + static_cast<std::ptrdiff_t>(rank);
+    if (told[rank].front() != kRanUnscaled || std::find(told.begin(), here, told[rank]) != here) continue;
+    text += (text.empty() ? "" : ", ") + who(rank) + " " + told[rank].substr(1);
+  }
+  throw Error("GradScaler: " + text + " without scale() since the last update()" +
+              (others ? ", and " + who(scaled) + " with it" : "") +
+              (any_scaled ? ", so the gradients have different scales."
+                          : ", so the gradients do not have the scale by which they would be divided.") +
+              " Call scaler.scale(loss).backward() on every rank and in every pass; one without a batch calls "
+              "skip_step() in place of its backward");
+}
+
+}  // namespace
+
+void refuse(const std::optional<Group>& ranks, const std::string& trouble, const std::string& unscaled, bool scaled) {
+  const std::string own = !trouble.empty()    ? kIsInTrouble + trouble
+                          : !unscaled.empty() ? kRanUnscaled + unscaled
+                                              : std::string(1, scaled ? kRanScaled : kNothing);
+  const auto told = ranks ? ranks->all_gather_bytes(own) : std::vector<std::string>{own};
+  const auto who = [&](size_t rank) { return ranks ? ranks_with(told, told[rank]) : std::string("this rank"); };
+  for (size_t rank = 0; rank < told.size(); ++rank)
+    if (told[rank].front() == kIsInTrouble) throw Error("GradScaler: " + who(rank) + " " + told[rank].substr(1));
+  refuse_unscaled(told, who);
+}
+
+void refuse_cleared(const Group& ranks, bool cleared) {
+  const auto told = ranks.all_gather_bytes(cleared ? "cleared" : "kept");
+  throw Error(
+      "GradScaler: " + ranks_with(told, std::string("cleared")) +
+      " cleared gradients between backward() and the scaler's step, as zero_grad() does, and not the same ones "
+      "as on every rank, so the ranks would step apart; call zero_grad() before backward(), or after step(), on "
+      "every rank");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <lockstep/group.h>
+
+namespace lockstep {
+
+// What a GradScaler throws on all ranks.
+
+/// Every rank of `ranks` calls it once one is in trouble. `trouble`: that of this rank, as a predicate; `unscaled`: its
+/// backward passes without scale(); `scaled`: it has called that.
+[[noreturn]] void refuse(const std::optional<Group>& ranks, const std::string& trouble, const std::string& unscaled,
+                         bool scaled);
+/// Some ranks have `cleared` gradients after a backward, and others did not.
+[[noreturn]] void refuse_cleared(const Group& ranks, bool cleared);
+
+}  // namespace lockstep
