@@ -11,7 +11,7 @@
 
 #include <lockstep/checkpoint.h>
 #include <lockstep/group.h>
-#include <lockstep/state_in_slices.h>
+#include <lockstep/has_state.h>
 
 namespace lockstep {
 
@@ -36,31 +36,6 @@ struct CheckpointerOptions {
   /// in the folder. false: that run's would be taken for the newest, so saves are refused until the steps are above
   /// theirs.
   bool replace_old_run = false;
-};
-
-/// Something whose state can be in a checkpoint: `thing.state_dict()` gives a StateDict or an IValue,
-/// `thing.load_state_dict(...)` takes it. A DataLoader is one.
-template <typename T>
-concept HasState = requires(T& thing) {
-  thing.load_state_dict(thing.state_dict());
-  requires std::convertible_to<decltype(thing.state_dict()), c10::IValue> ||
-      std::same_as<decltype(thing.state_dict()), StateDict>;
-};
-
-/// DistributedDataParallel of an nn::Module.
-template <typename T>
-concept HasReplicas = requires(T& model) {
-  model.check_divergence();
-  { *model.operator->() } -> std::convertible_to<torch::nn::Module&>;
-  { model.parameters_to_ignore() } -> std::convertible_to<std::vector<std::string>>;
-  { model.last_accumulation() } -> std::convertible_to<int>;
-};
-
-/// An object with a separate state on each rank that can use the states of a different number of ranks. A CommHook is
-/// one.
-template <typename T>
-concept HasStateOfRanks = HasState<T> && requires(T& thing, const std::vector<StateDict>& ranks) {
-  thing.load_from_ranks(ranks);
 };
 
 /// Saves a training at intervals, and resumes it from the newest checkpoint that is intact.
@@ -130,11 +105,9 @@ class Checkpointer {
   /// A FullyShardedDataParallel. Saves are then written piece by piece before step() or save() returns, whatever
   /// `asynchronous` says, since no rank has memory for the whole; they cannot go to the launcher's memory yet.
   Checkpointer& add(const std::string& name, detail::StateInSlices& model);
-  template <HasState T>
-  requires(!std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer> &&
-           !std::derived_from<T, detail::StateInSlices>)
-      Checkpointer& add(const std::string& name, T& thing,
-                        Scope scope = HasStateOfRanks<T> ? Scope::kEachRank : Scope::kAllRanks);
+  template <detail::HasStateAlone T>
+  Checkpointer& add(const std::string& name, T& thing,
+                    Scope scope = HasStateOfRanks<T> ? Scope::kEachRank : Scope::kAllRanks);
   /// A number or string of the program. resume() throws Error for a number that the variable cannot hold.
   template <typename T>
   requires(std::is_arithmetic_v<T> || std::same_as<T, std::string>) Checkpointer& add(const std::string& name, T& value,
@@ -171,10 +144,8 @@ class Checkpointer {
   std::unique_ptr<State> state_;
 };
 
-template <HasState T>
-requires(!std::derived_from<T, torch::nn::Module> && !std::derived_from<T, torch::optim::Optimizer> &&
-         !std::derived_from<T, detail::StateInSlices>) Checkpointer& Checkpointer::add(const std::string& name,
-                                                                                         T& thing, Scope scope) {
+template <detail::HasStateAlone T>
+Checkpointer& Checkpointer::add(const std::string& name, T& thing, Scope scope) {
   constexpr bool kIsStateDict = std::same_as<decltype(thing.state_dict()), StateDict>;
   Part part;
   if constexpr (kIsStateDict) {

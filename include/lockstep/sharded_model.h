@@ -10,15 +10,13 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/replica.h>
+#include <lockstep/stepper.h>
 
 namespace lockstep {
 struct ZeroRedundancyOptions;
 }
 
 namespace lockstep::detail {
-
-class Stepper;
-struct StepKind;
 
 /// A model of whose parameters each rank holds parts. An optimizer steps these: tensors of their own, flat, one for
 /// each parameter that the model trains, which is empty where this rank holds nothing of it.
@@ -47,6 +45,10 @@ inline const std::vector<torch::optim::OptimizerParamGroup>& groups_in(
 inline std::vector<torch::optim::OptimizerParamGroup> groups_in(
     const ShardedModel& model, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   return model.parts_of(groups);
+}
+inline std::unique_ptr<Stepper> make_stepper(const ShardedModel* model, torch::optim::Optimizer& optimizer,
+                                             const StepKind& kind, const ZeroRedundancyOptions& options) {
+  return model->make_stepper(optimizer, kind, options);
 }
 
 }  // namespace lockstep::detail

@@ -10,6 +10,7 @@
 #include <lockstep/master_weights.h>
 #include <lockstep/replica.h>
 #include <lockstep/sharded_model.h>
+#include <lockstep/stepper.h>
 
 namespace lockstep {
 
@@ -31,45 +32,11 @@ void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind
 void step_on_masters(torch::optim::Optimizer& optimizer, FormulaKind kind, const std::function<void()>& own_step);
 std::vector<at::Tensor> trained_parameters(const Replica& model);
 
-/// How an optimizer's class steps.
-struct StepKind {
-  FormulaKind formula = FormulaKind::kNone;
-  bool state_is_known = false;
-  /// The class's own step(), even if a derived class overrides it.
-  void (*own_step)(torch::optim::Optimizer& optimizer) = nullptr;
-};
-
-/// Takes the steps of an optimizer: of one process (src/optim/local_step.cpp), or together with other ranks
-/// (src/optim/sharded_step.h).
-class Stepper {
- public:
-  virtual ~Stepper() = default;
-  virtual void step() = 0;
-  /// TORCH_CHECK fails if only the optimizer knows its state.
-  virtual void check_state_is_known() const {}
-  /// Makes the tensors in the optimizer's map whole until the next step.
-  /// REQUIRES: every rank calls it if ranks share no memory.
-  virtual void complete_state() {}
-  /// Null if each rank can access all of the state.
-  virtual const Group* slice_holders() const { return nullptr; }
-  // As in KeepsSlices.
-  virtual bool is_never_whole() const { return false; }
-  virtual void show_slices() {}
-  virtual at::IntArrayRef sizes_of(const at::Tensor& parameter) const { return parameter.sizes(); }
-  /// Whether tensors of a loaded state may stay as they are until the next step.
-  virtual bool adopts_state() const { return false; }
-  /// The optimizer was moved.
-  virtual void move_to(torch::optim::Optimizer& optimizer) = 0;
-};
 /// `model`: whose ranks step together; null: the optimizer is one process's. Null if the optimizer's own step()
 /// suffices.
 /// REQUIRES: every rank of `model` calls it.
 std::unique_ptr<Stepper> make_stepper(const Replica* model, torch::optim::Optimizer& optimizer, const StepKind& kind,
                                       const ZeroRedundancyOptions& options);
-inline std::unique_ptr<Stepper> make_stepper(const ShardedModel* model, torch::optim::Optimizer& optimizer,
-                                             const StepKind& kind, const ZeroRedundancyOptions& options) {
-  return model->make_stepper(optimizer, kind, options);
-}
 
 }  // namespace detail
 

@@ -6,7 +6,6 @@
 
 #include "base/rank_names.h"
 #include "collectives/cause.h"
-#include "collectives/nccl/nccl_backend.h"
 
 namespace lockstep {
 namespace {
@@ -37,7 +36,7 @@ void make_device_engine(const Group& group, const at::Tensor& tensor) {
   const std::vector<std::string> problems = group.all_gather_bytes(problem);
   const auto found = std::find_if(problems.begin(), problems.end(), [](const auto& text) { return !text.empty(); });
   if (found != problems.end()) throw Error(ranks_with(problems, *found) + ": " + *found);
-  if (engine->getBackendName() == "nccl") check_gpus(group.all_gather_bytes(nccl_engine::gpu_name(tensor.device())));
+  if (state.factories.device_name) check_gpus(group.all_gather_bytes(state.factories.device_name(tensor.device())));
   state.membership->keep(engine);
   state.device_backend = std::move(engine);
 }

@@ -32,6 +32,8 @@ using DeviceBackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
 struct EngineFactories {
   BackendFactory cpu;
   DeviceBackendFactory device;
+  /// A name of a device that is the same in every process; ranks whose devices have the same are refused. May be null.
+  std::function<std::string(c10::Device)> device_name = nullptr;
 };
 
 /// State shared by a Context's group and its subgroups, which the process leaves together.

@@ -78,6 +78,7 @@ EngineFactories choose_engines(const World& world, const RollCall& present, cons
   factories.device = [timeout](c10::DeviceType device, const auto& shared, int rank, int size) {
     return nccl_engine::make_backend(device, shared, rank, size, timeout);
   };
+  factories.device_name = nccl_engine::gpu_name;
   const std::string backend = choose_backend(options, present, world.world_size);
   if (backend == "shm") {
     factories.cpu = [timeout, join, store](const auto& shared, int rank, int size) {
@@ -255,7 +256,8 @@ Context adopt_ranks(AdoptedRanks ranks, ContextOptions options) {
     const auto device = [timeout](c10::DeviceType type, const auto& store, int rank, int size) {
       return nccl_engine::make_backend(type, store, rank, size, timeout);
     };
-    return EngineFactories{.cpu = ranks.engine(options, present.machines == 1), .device = device};
+    return EngineFactories{
+        .cpu = ranks.engine(options, present.machines == 1), .device = device, .device_name = nccl_engine::gpu_name};
   };
   Context context(
       Context::State::join(std::move(only), environment, world, options, ranks.store, engines, ranks.say_farewell));

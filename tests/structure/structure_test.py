@@ -34,7 +34,7 @@ MAY_INCLUDE = {
     "context": {"launch", "nn", "collectives", "rendezvous", "rank_page", "base"},
     "data_parallel": {"context", "reducer", "nn", "collectives", "observe", "rank_page", "base"},
     "optim": {"reducer", "data_parallel", "checkpoint", "collectives", "rank_page", "base"},
-    "fully_sharded": {"optim", "data_parallel", "context", "reducer", "collectives", "rank_page", "base"},
+    "fully_sharded": {"optim", "checkpoint", "data_parallel", "context", "reducer", "collectives", "rank_page", "base"},
     "run_log": {"data_parallel", "context", "observe", "base"},
     "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "rank_page", "base"},
 }
@@ -48,13 +48,13 @@ HEADERS = {
     "data": "collate data_loader data_loader_options dataset datasets distributed_sampler example_loader image_folder loader loader_stats sampler shard "
             "token_file torch_data transforms",
     "reducer": "backward_passes comm_hook gradient_reduction non_finite_policy",
-    "checkpoint": "checkpoint checkpointer group_options master_weights",
+    "checkpoint": "checkpoint checkpointer group_options has_state master_weights state_in_slices",
     "nn": "sync_batch_norm",
     "train": "autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups schedule",
     "context": "context device heartbeat mpi program rank_zero",
     "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options module_on_stack replica",
-    "optim": "elementwise_optimizers sharded_model zero_redundancy_optimizer",
-    "fully_sharded": "fully_sharded_data_parallel sharded_unit",
+    "optim": "elementwise_optimizers sharded_model stepper zero_redundancy_optimizer",
+    "fully_sharded": "fully_sharded_data_parallel sharded_initialization sharded_unit",
     "run_log": "run_log summary_writer",
     "trainer": "trainer",
 }
