@@ -40,7 +40,7 @@ class DistributedDataParallel : public Replica {
   DistributedDataParallel(Module module, const Context& context, const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(std::move(module), context.group(), options) {}
   DistributedDataParallel(Module module, const Group& group, const DistributedDataParallelOptions& options = {})
-      : Replica(pointer_of(module), group, options), module_(std::move(module)) {
+      : Replica(detail::pointer_of(module), group, options), module_(std::move(module)) {
     if constexpr (std::is_same_v<Module, NamedTensors>) keeps_list(module_);
   }
 
@@ -57,7 +57,7 @@ class DistributedDataParallel : public Replica {
   auto operator->() const {
     check_not_moved_from();
     if constexpr (requires { module_->children(); }) {
-      return pointer_of(module_);
+      return detail::pointer_of(module_);
     } else {
       return &module();
     }
@@ -68,16 +68,6 @@ class DistributedDataParallel : public Replica {
   }
 
  private:
-  /// The object that Replica attaches to.
-  static auto pointer_of(const Module& module) {
-    if constexpr (requires { module.ptr(); }) {
-      using Pointer = std::remove_cvref_t<decltype(module.ptr())>;
-      return module.is_empty() ? Pointer() : Pointer(module.ptr());
-    } else {
-      return module;
-    }
-  }
-
   Module module_;
 };
 

@@ -91,7 +91,7 @@ class FullyShardedDataParallel : public FullySharded {
   FullyShardedDataParallel(Module module, const Context& context)
       : FullyShardedDataParallel(std::move(module), context.group()) {}
   FullyShardedDataParallel(Module module, const Group& group)
-      : FullySharded(pointer_of(module), group), module_(std::move(module)) {}
+      : FullySharded(detail::pointer_of(module), group), module_(std::move(module)) {}
 
   /// The module's forward.
   template <typename... Arguments>
@@ -99,18 +99,10 @@ class FullyShardedDataParallel : public FullySharded {
     before_forward();
     return module_->forward(std::forward<Arguments>(arguments)...);
   }
-  auto operator->() const { return pointer_of(module_); }
+  auto operator->() const { return detail::pointer_of(module_); }
   const Module& module() const { return module_; }
 
  private:
-  static auto pointer_of(const Module& module) {
-    if constexpr (requires { module.ptr(); }) {
-      return module.ptr();
-    } else {
-      return module;
-    }
-  }
-
   Module module_;
 };
 

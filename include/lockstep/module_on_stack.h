@@ -20,4 +20,15 @@ template <typename Module>
 concept ModuleOnStack = std::is_class_v<std::remove_pointer_t<Module>> &&
                         std::is_base_of_v<torch::nn::Module, std::remove_pointer_t<Module>>;
 
+/// A holder's shared pointer, null if the holder is empty; anything else as it is.
+template <typename Module>
+auto pointer_of(const Module& module) {
+  if constexpr (requires { module.ptr(); }) {
+    using Pointer = std::remove_cvref_t<decltype(module.ptr())>;
+    return module.is_empty() ? Pointer() : Pointer(module.ptr());
+  } else {
+    return module;
+  }
+}
+
 }  // namespace lockstep::detail

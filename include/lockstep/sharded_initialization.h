@@ -22,7 +22,7 @@ class MadeUnit;
 ///
 /// Every rank makes the same units in the same order; a difference is an Error on all ranks. A unit's parameters throw
 /// when something reads them before FullyShardedDataParallel is made, so initialise them in the layer's constructor, or
-/// load a state afterwards. On one machine they stay readable, in memory that its ranks share.
+/// load a state afterwards.
 class ShardedInitialization {
  public:
   explicit ShardedInitialization(const Context& context) : ShardedInitialization(context.group()) {}

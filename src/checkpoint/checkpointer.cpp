@@ -57,7 +57,7 @@ namespace {
 /// Machines may have mounted a shared folder at different places.
 void compare_folders(const Group& group, const std::string& folder) {
   std::error_code unknown;
-  auto absolute = std::filesystem::weakly_canonical(folder, unknown);
+  auto absolute = std::filesystem::weakly_canonical(std::filesystem::absolute(folder, unknown), unknown);
   if (!absolute.has_filename()) absolute = absolute.parent_path();  // it ended with a slash
   const std::string machine = machine_name();
   const auto said = group.all_gather_bytes(machine + '\n' + (unknown ? folder : absolute.string()));

@@ -23,10 +23,17 @@ SliceStream::SliceStream(Group group, std::vector<Slices> storages)
 
 SliceStream::~SliceStream() {
   try {
-    while (!ended()) receive();
+    while (!ended())
+      if (!skip_own()) receive();
   } catch (const std::exception&) {  // the group has ended, so nobody waits any longer
     storage_ = storages_.size();
   }
+}
+
+bool SliceStream::skip_own() {
+  if (storages_[storage_].ranks > 1) return false;
+  ++storage_;
+  return true;
 }
 
 at::Tensor SliceStream::receive() {
@@ -46,6 +53,7 @@ at::Tensor SliceStream::receive() {
 void SliceStream::read(const std::byte* own, const Sink& sink) {
   const size_t storage = storage_;
   sink(own, storages_[storage].bytes);
+  if (skip_own()) return;
   while (storage_ == storage) {
     const at::Tensor piece = receive();
     sink(piece.const_data_ptr(), piece.nbytes());

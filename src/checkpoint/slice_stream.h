@@ -29,6 +29,8 @@ class SliceStream {
 
  private:
   bool ended() const { return storage_ == storages_.size(); }
+  /// Passes over a storage that is all here.
+  bool skip_own();
   /// The next piece, valid until the one after.
   at::Tensor receive();
 

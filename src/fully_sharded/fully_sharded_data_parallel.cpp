@@ -2,12 +2,15 @@
 
 #include <array>
 #include <cmath>
+#include <sstream>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
+#include "base/first_difference.h"
+#include "collectives/sample.h"
 #include "data_parallel/gradient_norm.h"
 #include "fully_sharded/part_step.h"
 #include "fully_sharded/state.h"
@@ -16,6 +19,28 @@
 namespace lockstep {
 
 using fully_sharded::Unit;
+
+namespace {
+
+void check_same_limits(const Group& group, double max_norm, double norm_type) {
+  std::ostringstream text;
+  text << std::hexfloat << "max_norm " << max_norm << "\nnorm_type " << norm_type << '\n';
+  const std::string difference = first_difference("argument", group.all_gather_bytes(text.str()));
+  if (!difference.empty())
+    throw Error("the ranks limit the norm differently: " + difference + ". Every rank must give the same ones");
+}
+
+/// Throws on all ranks if they were given states that differ, which a few elements of each tensor tell.
+void check_same_state(const Group& group, const StateDict& state) {
+  std::string lines;
+  for (const auto& item : state) lines += item.key() + " " + std::to_string(sample_of(item.value())) + '\n';
+  const std::string difference = first_difference("tensor", group.all_gather_bytes(lines));
+  if (!difference.empty())
+    throw RefusedInput("the ranks were given different states: " + difference +
+                       " (the numbers are hashes of some elements). Every rank loads the same file");
+}
+
+}  // namespace
 
 FullySharded::FullySharded(std::shared_ptr<torch::nn::Module> module, const Group& group)
     : state_(std::make_shared<State>(std::move(module), group)) {
@@ -61,9 +86,13 @@ std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimi
   };
   auto stepper = std::make_unique<fully_sharded::PartStep>(
       state_->all(), optimizer, kind, options,
-      fully_sharded::PartStep::Events{with_state(&State::before_step), with_state(&State::after_step)},
+      fully_sharded::PartStep::Events{with_state(&State::before_step), with_state(&State::after_step),
+                                      [state = std::weak_ptr<State>(state_)] {
+                                        const auto here = state.lock();
+                                        return here ? here->what_it_trains() : std::string();
+                                      },
+                                      state_->expect_steps()},
       state_->part_places(), state_->unit_slices());
-  state_->expect_steps();
   return stepper;
 }
 
@@ -90,6 +119,7 @@ double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
   const OperationLabel label("the norm of the gradients");
   state_->all().all_reduce(sums);  // each block comes from one rank, so adding changes nothing
   for (int64_t i = 0; i < blocks; ++i) norm.add(sums.const_data_ptr<double>()[i]);
+  check_same_limits(state_->all(), max_norm, norm_type);
   const double found = norm.norm(), factor = max_norm / (found + 1e-6);
   if (std::isnan(factor) || factor < 1)
     for (const Unit::Parameter* parameter : trained)
@@ -136,6 +166,33 @@ fully_sharded::UnitSlices FullySharded::State::unit_slices() const {
   fully_sharded::UnitSlices slices{groups_.all().world_size(), groups_.slice(), groups_.slice_holders(), {}};
   for (const Unit& unit : units_) slices.elements.push_back(unit.slice_elements());
   return slices;
+}
+
+std::shared_ptr<void> FullySharded::State::expect_steps() {
+  TORCH_CHECK(
+      stepper_.expired(),
+      "FullyShardedDataParallel: an optimizer steps its parts already; destroy that one before you make another");
+  auto token = std::make_shared<int>();
+  stepper_ = token;
+  is_stepped_ = true;
+  return token;
+}
+
+std::string FullySharded::State::what_it_trains() const {
+  std::string lines;
+  std::unordered_set<const c10::TensorImpl*> known;
+  for (const auto& item : module_->named_parameters()) {
+    if (!item.value().defined()) continue;
+    if (parameters_.contains(item.value().unsafeGetTensorImpl()))
+      known.insert(item.value().unsafeGetTensorImpl());
+    else
+      lines += std::string(fully_sharded::kEdited) + "a new parameter, " + item.key() + '\n';
+    if (!item.value().requires_grad()) lines += "frozen " + item.key() + '\n';
+  }
+  if (known.size() < parameters_.size())
+    lines += std::string(fully_sharded::kEdited) + "only " + std::to_string(known.size()) +
+             " of the parameters that it had\n";
+  return lines;
 }
 
 void FullySharded::State::before_step() {
@@ -205,13 +262,18 @@ void FullySharded::State::load_state_dict(const StateDict& state) {
       else if (given->sizes() != parameter.tensor.sizes())
         problems += c10::str("\n  shape of ", parameter.name, ": ", given->sizes(), " given, ",
                              parameter.tensor.sizes(), " in the module");
+      else if (given->scalar_type() != parameter.tensor.scalar_type() || !given->is_cpu())
+        problems += c10::str("\n  type of ", parameter.name, ": ", given->toString(), " given, ",
+                             parameter.tensor.toString(), " in the module");
     }
   for (const auto& item : state)
     if (module_->named_parameters().find(item.key()) == nullptr) problems += "\n  unknown: " + item.key();
+  const OperationLabel label("load_state_dict() of a FullyShardedDataParallel");
   const auto all = groups_.all().all_gather_bytes(problems);
   if (!problems.empty()) throw RefusedInput("the state does not fit the module:" + problems);
   for (const std::string& other : all)
     if (!other.empty()) throw RefusedInput("the state of another rank does not fit the module:" + other);
+  check_same_state(groups_.all(), state);
   gathering_.forget();
   for (Unit& unit : units_) {
     const at::Tensor memory = at::zeros({unit.elements()}, unit.dtype());

@@ -1,10 +1,12 @@
 #include "fully_sharded/machine_groups.h"
 
 #include <algorithm>
+#include <map>
 
 #include <ATen/ATen.h>
 
 #include "base/error.h"
+#include "base/mutex.h"
 #include "collectives/group_state.h"
 #include "rank_page/operation_label.h"
 
@@ -56,6 +58,23 @@ MachineGroups::MachineGroups(const Group& group)
   }
   check_subtrees(all_, first, ranks_here_, rank_here_);
   if (!one_machine) rail_ = ranks_here_ == 1 ? all_ : all_.split(rank_here_);
+}
+
+std::shared_ptr<const MachineGroups> MachineGroups::of(const Group& group) {
+  static Mutex mutex;
+  static auto* const kKnown = new std::map<const Group::State*, std::weak_ptr<const MachineGroups>>;
+  const OperationLabel label("the groups of a FullyShardedDataParallel");
+  std::shared_ptr<const MachineGroups> groups;
+  {
+    const MutexLock lock(mutex);
+    groups = (*kKnown)[&state_of(group)].lock();
+  }
+  const auto known = group.all_gather_bytes(groups ? "1" : "0");
+  if (std::find(known.begin(), known.end(), "0") == known.end()) return groups;
+  groups = std::make_shared<const MachineGroups>(group);
+  const MutexLock lock(mutex);
+  (*kKnown)[&state_of(group)] = groups;
+  return groups;
 }
 
 at::Tensor MachineGroups::allocate_together(int64_t elements, at::ScalarType dtype) const {

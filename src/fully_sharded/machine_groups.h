@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -22,6 +23,9 @@ class MachineGroups {
  public:
   /// Every rank makes it. Throws on all ranks where the machines' ranks form no such subtrees.
   explicit MachineGroups(const Group& group);
+  /// Those that another model of the group has, if it is there on all ranks, so that ranks which use the models in
+  /// another order meet and are told; or new ones. Every rank calls it.
+  static std::shared_ptr<const MachineGroups> of(const Group& group);
 
   const Group& all() const { return all_; }
   /// The ranks of this machine; null if there is only this one.

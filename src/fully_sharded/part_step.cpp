@@ -67,7 +67,12 @@ void PartStep::agree() const {
                                                        [](const at::Tensor& part) { return part.grad().defined(); }))
     lines += "stepped parameter " + std::to_string(number++) + ", algorithm " +
              std::to_string(static_cast<int>(intent.algorithm)) + ", constants" + text_of(intent.constants) + '\n';
-  check_same("step", lines);
+  const std::string model = events_.describe();
+  check_same("step", lines + model);
+  if (const size_t edit = model.find(kEdited); edit != std::string::npos)
+    throw Error("FullyShardedDataParallel: the module has been edited since it was made: it has " +
+                model.substr(edit + kEdited.size(), model.find('\n', edit) - edit - kEdited.size()) +
+                ". Layers and parameters cannot be added or replaced yet");
 }
 
 void PartStep::check_same(const std::string& kind, const std::string& lines) const {

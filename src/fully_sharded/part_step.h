@@ -2,6 +2,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include <lockstep/group.h>
 #include <lockstep/zero_redundancy_optimizer.h>
@@ -10,11 +12,16 @@
 
 namespace lockstep::fully_sharded {
 
+/// Begins a line of PartStep::Events::describe() that says how the module was edited.
+constexpr std::string_view kEdited = "edited: ";
+
 /// Steps this rank's parts as an optimizer of one process does, once all ranks have said that they take the same step.
 class PartStep final : public detail::Stepper {
  public:
   struct Events {
-    std::function<void()> before, after;  ///< every rank calls them
+    std::function<void()> before, after;    ///< every rank calls them
+    std::function<std::string()> describe;  ///< the model: lines that must be the same on all ranks
+    std::shared_ptr<void> token;            ///< there is one optimizer
   };
   /// Every rank makes it. TORCH_CHECK fails for optimizers without kernels.
   PartStep(const Group& group, torch::optim::Optimizer& optimizer, const detail::StepKind& kind,

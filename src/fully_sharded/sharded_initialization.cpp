@@ -10,7 +10,7 @@ namespace lockstep {
 
 class ShardedInitialization::State {
  public:
-  explicit State(const Group& group) : groups_(std::make_shared<const fully_sharded::MachineGroups>(group)) {
+  explicit State(const Group& group) : groups_(fully_sharded::MachineGroups::of(group)) {
     TORCH_CHECK(current == nullptr, "ShardedInitialization: this thread has one already");
     current = this;
   }
@@ -24,6 +24,7 @@ class ShardedInitialization::State {
     const NamedTensors parameters = fully_sharded::parameters_of_unit(layer, name, groups_->all());
     std::shared_ptr<detail::EarlyUnit> early(
         new detail::EarlyUnit{groups_, {name, parameters, *groups_, groups_->machines() == 1}});
+    if (early->unit.stays_gathered()) early->unit.withhold();
     ::malloc_trim(0);  // where its parameters were
     return early;
   }

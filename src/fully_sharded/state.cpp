@@ -24,6 +24,13 @@ const Group& checked(const Group& group) {
   return group;
 }
 
+std::shared_ptr<torch::nn::Module> checked(std::shared_ptr<torch::nn::Module> module) {
+  TORCH_CHECK(module != nullptr,
+              "FullyShardedDataParallel: the module is empty (nullptr, or a ModuleHolder made from it); construct it "
+              "first");
+  return module;
+}
+
 std::vector<std::string> names_of(const fully_sharded::FoundUnits& found) {
   std::vector<std::string> names;
   for (const auto& unit : found.units) names.push_back(unit.name);
@@ -44,7 +51,7 @@ std::shared_ptr<const fully_sharded::MachineGroups> groups_for(const fully_shard
         "the group that trains it");
     groups = early->groups;
   }
-  return groups ? groups : std::make_shared<const fully_sharded::MachineGroups>(group);
+  return groups ? groups : fully_sharded::MachineGroups::of(group);
 }
 
 void make(std::deque<Unit>& units, const fully_sharded::FoundUnits& found, const fully_sharded::MachineGroups& groups) {
@@ -62,11 +69,11 @@ void make(std::deque<Unit>& units, const fully_sharded::FoundUnits& found, const
 }  // namespace
 
 FullySharded::State::State(std::shared_ptr<torch::nn::Module> module, const Group& group)
-    : module_(std::move(module)),
+    : module_(checked(std::move(module))),
       found_(fully_sharded::find_units(*module_, checked(group))),
       shared_groups_(groups_for(found_, group)),
       groups_(*shared_groups_),
-      check_(names_of(found_), group.rank()),
+      check_(names_of(found_), group.rank(), ++state_of(group).replicas),
       gathering_((make(units_, found_, groups_), groups_), units_, check_),
       gradients_(groups_, units_, check_),
       uses_(units_.size()) {

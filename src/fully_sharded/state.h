@@ -51,7 +51,10 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   /// What the model trains, in the order of the module.
   std::vector<fully_sharded::Unit::Parameter*> trained();
   fully_sharded::Unit::Parameter& parameter_of(const at::Tensor& tensor);
-  void expect_steps() { is_stepped_ = true; }
+  /// An optimizer is made, which keeps the result. TORCH_CHECK fails if there is one.
+  std::shared_ptr<void> expect_steps();
+  /// Lines that must be the same on all ranks; empty if nothing was frozen or edited.
+  std::string what_it_trains() const;
   void before_step();
   void after_step();
   StateDict state_dict();
@@ -93,7 +96,8 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   std::deque<GradientAlarm> alarms_;
   std::vector<std::weak_ptr<Use>> uses_;  ///< of each unit, the last
   Backward backward_;
-  bool is_stepped_ = false;  ///< an optimizer was made
+  bool is_stepped_ = false;      ///< an optimizer was made
+  std::weak_ptr<void> stepper_;  ///< the one that there is
 };
 
 }  // namespace lockstep

@@ -12,6 +12,12 @@ namespace {
 
 c10::DataPtr borrowed(void* memory) { return {memory, at::kCPU}; }
 
+/// Whose memory comes later.
+c10::Storage empty_storage(int64_t bytes) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes),
+                                               borrowed(nullptr), /*allocator=*/nullptr, /*resizable=*/false);
+}
+
 }  // namespace
 
 Unit::Unit(std::string name, const NamedTensors& parameters, const MachineGroups& groups, bool stays_gathered)
@@ -35,21 +41,31 @@ Unit::Unit(std::string name, const NamedTensors& parameters, const MachineGroups
     parameters_.push_back(std::move(one));
   }
   adopt_initial_values();
-  if (!stays_gathered)
-    storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes()),
-                                                     borrowed(nullptr), /*allocator=*/nullptr, /*resizable=*/false);
-  for (const Parameter& parameter : parameters_)
-    at::Tensor(parameter.tensor)
-        .set_(stays_gathered ? whole_.storage() : storage_, parameter.offset, parameter.tensor.sizes(),
-              parameter.tensor.strides());
+  if (!stays_gathered) storage_ = empty_storage(bytes());
+  move_parameters_to(stays_gathered ? whole_.storage() : storage_);
   if (!stays_gathered) close();
   remember();
+}
+
+void Unit::move_parameters_to(const c10::Storage& storage) {
+  for (const Parameter& parameter : parameters_)
+    at::Tensor(parameter.tensor).set_(storage, parameter.offset, parameter.tensor.sizes(), parameter.tensor.strides());
+}
+
+void Unit::withhold() {
+  const at::NoGradGuard no_grad;
+  storage_ = empty_storage(bytes());
+  move_parameters_to(storage_);
+  close();
 }
 
 void Unit::rename(const std::string& name, const NamedTensors& parameters) {
   name_ = name;
   for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].name = parameters[i].first;
-  if (!stays_gathered()) close();
+  if (!stays_gathered()) return close();
+  const at::NoGradGuard no_grad;
+  move_parameters_to(whole_.storage());
+  remember();
 }
 
 Unit::~Unit() {
@@ -62,7 +78,7 @@ Unit::~Unit() {
     return;
   }
   for (const Parameter& parameter : parameters_) {
-    if (!parameter.tensor.is_alias_of(whole_)) continue;
+    if (parameter.tensor.storage().unsafeGetStorageImpl() != whole_.storage().unsafeGetStorageImpl()) continue;
     try {
       at::Tensor(parameter.tensor).set_(parameter.tensor.clone());
     } catch (const std::exception&) {  // no memory: it stays where it lies, which keeps that

@@ -35,6 +35,8 @@ class Unit {
   ~Unit();
   Unit(Unit&&) = default;  ///< the other has no parameters then
   Unit& operator=(Unit&&) = delete;
+  /// Of one that stays gathered: reading its parameters throws, as on several machines, until rename().
+  void withhold();
   /// For messages: its name and its parameters', in the module.
   void rename(const std::string& name, const NamedTensors& parameters);
 
@@ -74,6 +76,7 @@ class Unit {
 
  private:
   void adopt_initial_values();
+  void move_parameters_to(const c10::Storage& storage);
   void close_with(const std::string& why);
 
   std::string name_;

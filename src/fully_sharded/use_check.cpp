@@ -9,7 +9,7 @@
 namespace lockstep::fully_sharded {
 namespace {
 
-constexpr int64_t kKinds = 3;
+constexpr int64_t kKinds = 3, kWords = 3;
 
 }  // namespace
 
@@ -17,8 +17,8 @@ UseCheck::Sent UseCheck::send(const Group& group, size_t unit, What what) {
   const OperationLabel label("which unit is used");
   const auto units = static_cast<int64_t>(units_.size());
   const int64_t word = (uses_++ * units + static_cast<int64_t>(unit)) * kKinds + static_cast<int64_t>(what);
-  const at::Tensor mine = at::tensor({word, static_cast<int64_t>(rank_)}, at::kLong);
-  const at::Tensor all = at::empty({group.world_size(), 2}, at::kLong);
+  const at::Tensor mine = at::tensor({word, static_cast<int64_t>(rank_), static_cast<int64_t>(model_)}, at::kLong);
+  const at::Tensor all = at::empty({group.world_size(), kWords}, at::kLong);
   return {mine, all, group.all_gather_async(all, mine)};
 }
 
@@ -26,11 +26,18 @@ void UseCheck::finish(const Sent& sent) const {
   sent.work.wait();
   const auto* words = sent.all.const_data_ptr<int64_t>();
   const int64_t mine = sent.mine.const_data_ptr<int64_t>()[0];
-  for (int64_t i = 0; i < sent.all.size(0); ++i)
-    if (words[2 * i] != mine)
-      throw Error("the ranks use different units of a FullyShardedDataParallel: rank " + std::to_string(rank_) +
-                  " is at " + text_of(mine) + ", rank " + std::to_string(words[2 * i + 1]) + " at " +
-                  text_of(words[2 * i]) + ". Every rank must call the same units in the same order");
+  for (int64_t i = 0; i < sent.all.size(0); ++i) {
+    const int64_t* theirs = words + kWords * i;
+    const std::string me = "rank " + std::to_string(rank_), other = "rank " + std::to_string(theirs[1]);
+    if (theirs[2] != model_)
+      throw Error("the ranks use different models: " + me + " its FullyShardedDataParallel number " +
+                  std::to_string(model_) + ", " + other + " number " + std::to_string(theirs[2]) +
+                  ", in the order in which they were made. Every rank must use them in the same order");
+    if (theirs[0] != mine)
+      throw Error("the ranks use different units of a FullyShardedDataParallel: " + me + " is at " + text_of(mine) +
+                  ", " + other + " at " + text_of(theirs[0]) +
+                  ". Every rank must call the same units in the same order");
+  }
 }
 
 std::string UseCheck::text_of(int64_t word) const {

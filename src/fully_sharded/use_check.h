@@ -18,7 +18,9 @@ class UseCheck {
     Work work;
   };
 
-  UseCheck(std::vector<std::string> units, int rank) : units_(std::move(units)), rank_(rank) {}
+  /// `model`: its number among the group's models.
+  UseCheck(std::vector<std::string> units, int rank, int model)
+      : units_(std::move(units)), rank_(rank), model_(model) {}
 
   /// This rank is about to do this, its next common thing. Every rank of `group` calls it.
   Sent send(const Group& group, size_t unit, What what);
@@ -30,7 +32,7 @@ class UseCheck {
   std::string text_of(int64_t word) const;
 
   const std::vector<std::string> units_;
-  const int rank_;
+  const int rank_, model_;
   int64_t uses_ = 0;
 };
 

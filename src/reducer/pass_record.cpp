@@ -93,9 +93,11 @@ GradientEdits PassRecord::edits(const std::vector<at::Tensor>& parameters, const
   GradientEdits edits;
   if (marks_.size() != parameters.size()) return edits;
   std::vector<bool> scaled(parameters.size());
-  for (const Pass& pass : passes_)
-    for (size_t i = 0; i < parameters.size() && ScaledPasses::known_to_any(pass.number); ++i)
+  for (const Pass& pass : passes_) {
+    if (!ScaledPasses::known_to_any(pass.number)) continue;
+    for (size_t i = 0; i < parameters.size(); ++i)
       scaled[i] = scaled[i] || (pass.reached[i] && !pass.unscaled[i]);
+  }
   const bool weights_are_as_left = weights_set_ == times_weights_were_set();
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!scaled[i] || !chosen.contains(parameters[i].unsafeGetTensorImpl())) continue;

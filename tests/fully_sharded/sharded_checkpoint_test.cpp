@@ -73,6 +73,14 @@ std::string run(const Engine& engine, const std::string& folder, const Options& 
   return hash;
 }
 
+TEST(ShardedCheckpoint, OfOneRank) {
+  const AdamWOptions options(0.01);
+  const TemporaryFolder undisturbed, folder;
+  const std::string expected = run<Replicated>({1, ""}, undisturbed.path(), options, kEnd);
+  run<Sharded>({1, ""}, folder.path(), options, kSaved);
+  EXPECT_EQ(run<Sharded>({1, ""}, folder.path(), options, kEnd), expected);
+}
+
 const Engine kFour[] = {{4, "shm"}, {4, "hierarchical", "aabb"}, {4, "hierarchical", "abcd"}, {4, "gloo"}};
 
 template <typename Options>

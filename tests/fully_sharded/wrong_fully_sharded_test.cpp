@@ -206,6 +206,89 @@ std::string refused(const Context& context, const std::function<void(Plain&)>& m
   return told([&] { const FullyShardedDataParallel model(std::make_shared<Plain>(make), context); });
 }
 
+const Engine kAll[] = {kMachines, kOneMachine, {3, "hierarchical", "abc"}, {4, "hierarchical", "aabb"}};
+
+TEST(WrongFullySharded, ModelsInAnotherOrder) {
+  for (const Engine& engine : {kMachines, Engine{3, "hierarchical", "abc"}, Engine{4, "hierarchical", "aabb"}})
+    run_alike(engine, [](Context& context) {
+      SmallGpt one(3), other(3);
+      FullyShardedDataParallel first(one, context), second(other, context);
+      const torch::NoGradGuard no_grad;
+      auto& mine = context.rank() == context.world_size() - 1 ? second : first;
+      const std::string said = told([&] {
+        (void)mine(text_of(0, 0));
+        (void)mine(text_of(0, 0));
+      });
+      // Where machines have several ranks, only those of one machine are told more than that it has left.
+      if (context.world_size() == 4)
+        EXPECT_NE(said, "");
+      else
+        expect(said, "the ranks use different models");
+    });
+}
+
+TEST(WrongFullySharded, StatesThatDiffer) {
+  for (const Engine& engine : kAll)
+    run_alike(engine, [](Context& context) {
+      Training training(context);
+      SmallGpt other(3);
+      const at::NoGradGuard no_grad;
+      if (context.rank() == 1) other->head->weight.mul_(2);
+      expect(told([&] { training.model.load_state_dict(state_dict(*other)); }),
+             "the ranks were given different states");
+      other->to(at::kDouble);
+      expect(told([&] { training.model.load_state_dict(state_dict(*other)); }), "type of layers.0");
+    });
+}
+
+TEST(WrongFullySharded, NormsLimitedDifferently) {
+  for (const Engine& engine : kAll)
+    run_alike(engine, [](Context& context) {
+      Training training(context);
+      training.loss(0).backward();
+      expect(told([&] { (void)training.model.clip_grad_norm(context.rank() == 0 ? 1 : 2); }),
+             "the ranks limit the norm differently");
+    });
+}
+
+TEST(WrongFullySharded, AParameterFrozenOnOneRank) {
+  for (const Engine& engine : kAll)
+    run_alike(engine, [](Context& context) {
+      Training training(context);
+      if (context.rank() == 1) training.net->head->bias.set_requires_grad(false);
+      training.loss(0).backward();
+      expect(told([&] { training.optimizer.step(); }), "frozen head.bias");
+    });
+}
+
+TEST(WrongFullySharded, ALayerThatIsReplaced) {
+  for (const Engine& engine : kAll)
+    run_alike(engine, [](Context& context) {
+      Training training(context);
+      training.net->replace_module("head", training.net->head = torch::nn::Linear(SmallGptImpl::kWidth, 7));
+      training.loss(0).backward();
+      expect(told([&] { training.optimizer.step(); }), "the module has been edited since it was made");
+    });
+}
+
+TEST(WrongFullySharded, TwoOptimizers) {
+  for (const Engine& engine : kAll)
+    run_alike(engine, [](Context& context) {
+      SmallGpt net(3);
+      FullyShardedDataParallel model(net, context);
+      std::optional<ZeroRedundancyOptimizer<torch::optim::SGD>> first(std::in_place, model, SGDOptions(0.1));
+      expect(told([&] { ZeroRedundancyOptimizer(model, SGDOptions(0.1)); }), "an optimizer steps its parts already");
+      first.reset();
+      EXPECT_EQ(told([&] { ZeroRedundancyOptimizer(model, SGDOptions(0.1)); }), "");
+    });
+}
+
+TEST(WrongFullySharded, AnEmptyModule) {
+  run_alike(kMachines, [](Context& context) {
+    expect(told([&] { const FullyShardedDataParallel model(SmallGpt(nullptr), context); }), "the module is empty");
+  });
+}
+
 TEST(WrongFullySharded, ModulesThatItDoesNotTake) {
   using Linear = torch::nn::Linear;
   run_alike(kMachines, [](Context& context) {

@@ -16,6 +16,7 @@
 
 #include "data/numbers.h"
 #include "data_parallel/models.h"
+#include "fully_sharded/small_gpt.h"
 #include "gpu/on_gpu.h"
 #include "support/complaint.h"
 #include "support/temporary_folder.h"
@@ -179,7 +180,9 @@ TEST(OnGpu, AveragesAndMetricsStayOnTheGpu) {
     Accuracy accuracy;
     accuracy.update(at::eye(4).to(kGpu), at::tensor({0, 1, 3, 3}, at::kLong).to(kGpu));
     EXPECT_EQ(accuracy.value(), 0.75);
-    EXPECT_NE(testing::complaint([&] { FullyShardedDataParallel(model, context.group()); }).find("is not on the CPU"),
+    testing::SmallGpt gpt(1);
+    gpt->to(kGpu);
+    EXPECT_NE(testing::complaint([&] { FullyShardedDataParallel(gpt, context.group()); }).find("is not on the CPU"),
               std::string::npos);
   });
 }

@@ -77,9 +77,14 @@ int main(int argc, char** argv) {
         model.check_divergence();
       }
       optimizer.zero_grad();
-      const at::Tensor input = torch::rand({16, 64});
-      die("forward");
-      model(input).square().sum().backward();
+      const bool is_virtual = context.virtual_ranks() > 0;
+      const auto block = is_virtual ? context.virtual_block() : lockstep::Context::Block{0, 1};
+      for (int one = block.first; one < block.last; ++one) {
+        if (is_virtual) context.enter_virtual_rank(one);
+        const at::Tensor input = torch::rand({16, 64});
+        if (one == block.first) die("forward");
+        model(input).square().sum().backward();
+      }
       optimizer.step();
       pages.tensor.add_(torch::rand({1}).item<float>() + static_cast<float>(context.world_size()));
       if (context.world_size() > 1) context.group().all_reduce(pages.tensor);

@@ -166,7 +166,9 @@ Programs of_options() {
        [](Wrong& w) { w.fit({.clip_grad_norm = 0}); }},
       {"clips_to_nan", "Trainer: clip_grad_norm is nan", [](Wrong& w) { w.fit({.clip_grad_norm = std::nan("")}); }},
       {"clips_to_below_zero", "Trainer: clip_grad_norm is -1", [](Wrong& w) { w.fit({.clip_grad_norm = -1}); }},
-      {"what_rank_zero_alone_uses", "",
+      {"checkpoints_to_keep",
+       "ranks have different CheckpointerOptions: option 3 is `keep_last: 1` on {rest} and `keep_last: 2` on {odd}. Ranks "
+       "save together, so every rank must give the same ones",
        [](Wrong& w) {
          const auto with = [&](int keep) {
            return TrainerOptions{.folder = w.folder, .checkpoints = {.every_minutes = 10, .keep_last = keep, .keep_best = keep}};

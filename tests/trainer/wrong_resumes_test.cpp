@@ -396,7 +396,9 @@ Programs of_memory() {
          at::NoGradGuard(), w.net->bias.add_(w.odd ? 2 : 1);
          checkpointer.step(2);
        }},
-      {"folders", " ... cannot be saved to memory: ranks save into different folders: ",
+      {"folders",
+       "ranks have given their Checkpointer different folders: rank 0 ... and rank {last} ... . Ranks save and resume "
+       "together, so all of them must give the same folder",
        [](Wrong& w) {
          Checkpointer checkpointer(w.folder + (w.odd ? "2" : ""), w.context.group(), {.memory_every_n_steps = 1});
          checkpointer.add("rate", w.rate);
