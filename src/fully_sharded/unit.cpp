@@ -64,6 +64,7 @@ void Unit::rename(const std::string& name, const NamedTensors& parameters) {
   for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].name = parameters[i].first;
   if (!stays_gathered()) return close();
   const at::NoGradGuard no_grad;
+  allow_access(*storage_.unsafeGetStorageImpl());
   move_parameters_to(whole_.storage());
   remember();
 }
