@@ -67,12 +67,15 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
     TORCH_WARN("the names of the state start with `", report.removed_prefix,
                "`, which a wrapper of Python left; it was taken off, so that they match the module's");
   }
-  at::NoGradGuard no_grad;
-  for (const auto& item : own)
-    if (const auto found = given.find(item.key()); found != given.end()) at::Tensor(item.value()).copy_(found->second);
   std::vector<at::Tensor> tensors;
   for (const auto& item : own) tensors.push_back(item.value());
   const auto storages = storages_of(tensors);
+  // A part of a state does not make right what is wrong in the rest.
+  const bool stays_wrong = !report.missing.empty() && !trouble_of(shared_weights_in(storages)).empty();
+  at::NoGradGuard no_grad;
+  for (const auto& item : own)
+    if (const auto found = given.find(item.key()); found != given.end()) at::Tensor(item.value()).copy_(found->second);
+  if (stays_wrong) return report;
   uint64_t values = 0;
   for (const auto& [name, tensor] : given)
     if (own.contains(name) && tensor.is_cpu() && !shared_weights_in(storages).empty())
