@@ -170,11 +170,11 @@ fully_sharded::UnitSlices FullySharded::State::unit_slices() const {
 
 std::shared_ptr<void> FullySharded::State::expect_steps() {
   TORCH_CHECK(
-      stepper_.expired(),
+      steps_.token.expired(),
       "FullyShardedDataParallel: an optimizer steps its parts already; destroy that one before you make another");
   auto token = std::make_shared<int>();
-  stepper_ = token;
-  is_stepped_ = true;
+  steps_.token = token;
+  steps_.expected = true;
   return token;
 }
 

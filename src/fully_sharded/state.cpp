@@ -142,7 +142,7 @@ void FullySharded::State::backward_begins() {
   check_usable();
   check_unchanged();
   TORCH_CHECK(
-      is_stepped_,
+      steps_.expected,
       "FullyShardedDataParallel: no optimizer steps its parts; make a lockstep::ZeroRedundancyOptimizer of this "
       "model before the first backward. One that was made of the module's parameters would change nothing");
   backward_.phase = Phase::kBackward;

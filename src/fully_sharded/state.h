@@ -96,8 +96,10 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   std::deque<GradientAlarm> alarms_;
   std::vector<std::weak_ptr<Use>> uses_;  ///< of each unit, the last
   Backward backward_;
-  bool is_stepped_ = false;      ///< an optimizer was made
-  std::weak_ptr<void> stepper_;  ///< the one that there is
+  struct Steps {
+    bool expected = false;      ///< an optimizer was made
+    std::weak_ptr<void> token;  ///< of the one that there is
+  } steps_;
 };
 
 }  // namespace lockstep
