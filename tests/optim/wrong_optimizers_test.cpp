@@ -192,6 +192,17 @@ const Programs& programs_that_step() {
          w.backward();
          adamw.step();
        }},
+      {"a_part_of_a_state_after_every_rank_has_changed_what_is_shared",
+       [](Wrong& w) {
+         AdamW adamw = w.optimizer({.shared_parameters = true});
+         w.change_everywhere([&] {
+           const at::NoGradGuard no_grad;
+           for (const at::Tensor& parameter : w.net->parameters()) parameter.mul_(0.5);
+         });
+         load_state_dict(*w.net, StateDict(), {.strict = false});
+         w.backward();
+         adamw.step();
+       }},
       {"every_rank_changes_what_is_shared",
        [](Wrong& w) {
          const auto decay = [&](AdamW&) {
