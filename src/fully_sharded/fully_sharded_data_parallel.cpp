@@ -22,6 +22,15 @@ using fully_sharded::Unit;
 
 namespace {
 
+/// A value for each parameter of the module.
+template <typename ValueOf>
+StateDict named_as_in(const torch::nn::Module& module, const ValueOf& value_of) {
+  StateDict state;
+  for (const auto& item : module.named_parameters())
+    if (item.value().defined()) state.insert(item.key(), value_of(item.value()));
+  return state;
+}
+
 void check_same_limits(const Group& group, double max_norm, double norm_type) {
   std::ostringstream text;
   text << std::hexfloat << "max_norm " << max_norm << "\nnorm_type " << norm_type << '\n';
@@ -85,14 +94,14 @@ std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimi
     };
   };
   auto stepper = std::make_unique<fully_sharded::PartStep>(
-      state_->all(), optimizer, kind, options,
+      state_->groups(), optimizer, kind, options,
       fully_sharded::PartStep::Events{with_state(&State::before_step), with_state(&State::after_step),
                                       [state = std::weak_ptr<State>(state_)] {
                                         const auto here = state.lock();
                                         return here ? here->what_it_trains() : std::string();
                                       },
                                       state_->expect_steps()},
-      state_->part_places(), state_->unit_slices());
+      state_->part_places());
   return stepper;
 }
 
@@ -117,9 +126,9 @@ double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
     sum += GradientNorm::blocks_of(parameter->tensor.numel());
   }
   const OperationLabel label("the norm of the gradients");
-  state_->all().all_reduce(sums);  // each block comes from one rank, so adding changes nothing
+  state_->groups()->all().all_reduce(sums);  // each block comes from one rank, so adding changes nothing
   for (int64_t i = 0; i < blocks; ++i) norm.add(sums.const_data_ptr<double>()[i]);
-  check_same_limits(state_->all(), max_norm, norm_type);
+  check_same_limits(state_->groups()->all(), max_norm, norm_type);
   const double found = norm.norm(), factor = max_norm / (found + 1e-6);
   if (std::isnan(factor) || factor < 1)
     for (const Unit::Parameter* parameter : trained)
@@ -153,19 +162,14 @@ fully_sharded::PartStates::Places FullySharded::State::part_places() {
   fully_sharded::PartStates::Places places;
   for (size_t number = 0; number < units_.size(); ++number)
     for (const Unit::Parameter& parameter : units_[number].parameters())
-      places[parameter.part.unsafeGetTensorImpl()] = {parameter.tensor.sizes().vec(),
-                                                      parameter.tensor.strides().vec(),
-                                                      number,
-                                                      parameter.offset,
-                                                      parameter.begin,
-                                                      parameter.end};
+      places[parameter.part.unsafeGetTensorImpl()] = {.sizes = parameter.tensor.sizes().vec(),
+                                                      .strides = parameter.tensor.strides().vec(),
+                                                      .unit = number,
+                                                      .slice_elements = units_[number].slice_elements(),
+                                                      .offset = parameter.offset,
+                                                      .begin = parameter.begin,
+                                                      .end = parameter.end};
   return places;
-}
-
-fully_sharded::UnitSlices FullySharded::State::unit_slices() const {
-  fully_sharded::UnitSlices slices{groups_.all().world_size(), groups_.slice(), groups_.slice_holders(), {}};
-  for (const Unit& unit : units_) slices.elements.push_back(unit.slice_elements());
-  return slices;
 }
 
 std::shared_ptr<void> FullySharded::State::expect_steps() {
@@ -228,11 +232,8 @@ StateDict FullySharded::State::state_dict() {
                             : parameter.tensor.detach())
               .clone();
   }
-  StateDict state;
-  for (const auto& item : module_->named_parameters())
-    if (item.value().defined() && groups_.all().rank() == 0)
-      state.insert(item.key(), values.at(&parameter_of(item.value())));
-  return state;
+  if (groups_.all().rank() != 0) return {};
+  return named_as_in(*module_, [&](const at::Tensor& tensor) { return values.at(&parameter_of(tensor)); });
 }
 
 StateDict FullySharded::State::state_in_slices() {
@@ -242,10 +243,7 @@ StateDict FullySharded::State::state_in_slices() {
   for (const Unit& unit : units_)
     for (const Unit::Parameter& parameter : unit.parameters())
       values[&parameter] = Unit::view(unit.memory(), parameter);
-  StateDict state;
-  for (const auto& item : module_->named_parameters())
-    if (item.value().defined()) state.insert(item.key(), values.at(&parameter_of(item.value())));
-  return state;
+  return named_as_in(*module_, [&](const at::Tensor& tensor) { return values.at(&parameter_of(tensor)); });
 }
 
 void FullySharded::State::load_state_dict(const StateDict& state) {

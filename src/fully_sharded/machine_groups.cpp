@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/mutex.h"
+#include "checkpoint/sliced_memory.h"
 #include "collectives/group_state.h"
 #include "rank_page/operation_label.h"
 
@@ -80,6 +81,13 @@ std::shared_ptr<const MachineGroups> MachineGroups::of(const Group& group) {
 at::Tensor MachineGroups::allocate_together(int64_t elements, at::ScalarType dtype) const {
   const OperationLabel label("the memory of a FullyShardedDataParallel");
   return memory_ != nullptr ? memory_->allocate_together(elements, dtype) : allocate_alone(elements, dtype);
+}
+
+at::Tensor MachineGroups::allocate_in_slices(int64_t slice_elements, at::ScalarType dtype) const {
+  std::vector<int> holders;
+  for (int slice = 0; slice < all_.world_size(); ++slice)
+    holders.push_back(slice % machines() * ranks_here_ + slice / machines());
+  return sliced_zeros(slice_elements, dtype, all_.world_size(), slice(), std::move(holders));
 }
 
 at::Tensor MachineGroups::allocate_summed(int64_t elements, at::ScalarType dtype) const {

@@ -2,7 +2,6 @@
 
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -39,16 +38,10 @@ class MachineGroups {
   /// The number of this rank's slice among all ranks'.
   int slice() const { return rank_here_ * machines() + all_.rank() / ranks_here_; }
 
-  /// The rank that has each slice.
-  std::vector<int> slice_holders() const {
-    std::vector<int> holders;
-    for (int slice = 0; slice < all_.world_size(); ++slice)
-      holders.push_back(slice % machines() * ranks_here_ + slice / machines());
-    return holders;
-  }
-
   /// Zeros that all ranks of the machine map. Every rank calls it.
   at::Tensor allocate_together(int64_t elements, at::ScalarType dtype) const;
+  /// Zeros for all ranks' slices of so many elements, of which each rank has its own (checkpoint/sliced_memory.h).
+  at::Tensor allocate_in_slices(int64_t slice_elements, at::ScalarType dtype) const;
   /// Memory that the ranks of the machine add up where it lies.
   at::Tensor allocate_summed(int64_t elements, at::ScalarType dtype) const;
   /// Returns when all ranks of the machine have called it.

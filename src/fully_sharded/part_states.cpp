@@ -50,17 +50,17 @@ void PartStates::flatten(torch::optim::Optimizer& optimizer) {
 void PartStates::show(torch::optim::Optimizer& optimizer) {
   for_each(optimizer, [&](const at::Tensor& array, const at::Tensor& part, int number) {
     const PartPlace& place = place_of(part);
-    const at::Tensor& whole = memory(place.unit, number, array.scalar_type());
+    const at::Tensor& whole = memory(place, number, array.scalar_type());
     if (array.storage().unsafeGetStorageImpl() != whole.storage().unsafeGetStorageImpl() && place.begin < place.end)
       whole.narrow(0, place.offset + place.begin, place.end - place.begin).copy_(flat(array, part));
     return whole.as_strided(place.sizes, place.strides, place.offset);
   });
 }
 
-const at::Tensor& PartStates::memory(size_t unit, int array, at::ScalarType dtype) {
-  at::Tensor& memory = memory_[{unit, array}];
+const at::Tensor& PartStates::memory(const PartPlace& place, int array, at::ScalarType dtype) {
+  at::Tensor& memory = memory_[{place.unit, array}];
   if (!memory.defined() || memory.scalar_type() != dtype)
-    memory = sliced_zeros(slices_.elements[unit], dtype, slices_.ranks, slices_.place, slices_.holders);
+    memory = groups_->allocate_in_slices(place.slice_elements, dtype);
   return memory;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
+#include "fully_sharded/machine_groups.h"
 #include "optim/formula.h"
 
 namespace lockstep::fully_sharded {
@@ -16,16 +18,9 @@ namespace lockstep::fully_sharded {
 struct PartPlace {
   std::vector<int64_t> sizes, strides;  ///< of the parameter
   size_t unit = 0;
+  int64_t slice_elements = 0;  ///< of each rank's slice of that unit
   int64_t offset = 0;          ///< of the parameter, in the unit's memory
   int64_t begin = 0, end = 0;  ///< of its elements, in the order of memory: those of the part
-};
-
-/// How units are cut into slices.
-struct UnitSlices {
-  int ranks = 1;
-  int place = 0;                  ///< of this rank's slice
-  std::vector<int> holders;       ///< the rank of each slice
-  std::vector<int64_t> elements;  ///< of a slice of each unit
 };
 
 /// What an optimizer remembers of parts, in two forms. Steps take flat tensors, as large as the parts. Saving takes
@@ -34,8 +29,8 @@ struct UnitSlices {
 class PartStates {
  public:
   using Places = std::unordered_map<const c10::TensorImpl*, PartPlace>;  ///< by part
-  PartStates(Places places, UnitSlices slices, const Formula& formula)
-      : places_(std::move(places)), slices_(std::move(slices)), formula_(formula) {}
+  PartStates(Places places, std::shared_ptr<const MachineGroups> groups, const Formula& formula)
+      : places_(std::move(places)), groups_(std::move(groups)), formula_(formula) {}
 
   at::IntArrayRef sizes_of(const at::Tensor& part) const { return place_of(part).sizes; }
   /// The form for steps.
@@ -48,11 +43,11 @@ class PartStates {
   template <typename Body>
   void for_each(torch::optim::Optimizer& optimizer, const Body& body) const;
   at::Tensor flat(const at::Tensor& array, const at::Tensor& part) const;
-  /// Memory for the `array`-th arrays of a unit's parameters.
-  const at::Tensor& memory(size_t unit, int array, at::ScalarType dtype);
+  /// Memory for the `array`-th arrays of the parameters in the unit of this one.
+  const at::Tensor& memory(const PartPlace& place, int array, at::ScalarType dtype);
 
   const Places places_;
-  const UnitSlices slices_;
+  const std::shared_ptr<const MachineGroups> groups_;
   const Formula& formula_;
   std::map<std::pair<size_t, int>, at::Tensor> memory_;
 };

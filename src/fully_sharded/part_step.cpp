@@ -37,14 +37,15 @@ std::unique_ptr<detail::Stepper> make_own(torch::optim::Optimizer& optimizer, co
 
 }  // namespace
 
-PartStep::PartStep(const Group& group, torch::optim::Optimizer& optimizer, const detail::StepKind& kind,
-                   const ZeroRedundancyOptions& options, Events events, PartStates::Places places, UnitSlices slices)
-    : group_(group),
+PartStep::PartStep(std::shared_ptr<const MachineGroups> groups, torch::optim::Optimizer& optimizer,
+                   const detail::StepKind& kind, const ZeroRedundancyOptions& options, Events events,
+                   PartStates::Places places)
+    : group_(groups->all()),
       formula_(kind.formula),
       optimizer_(&optimizer),
       own_(make_own(optimizer, kind, options)),
       events_(std::move(events)),
-      states_(std::move(places), std::move(slices), formula_of(formula_)) {
+      states_(std::move(places), std::move(groups), formula_of(formula_)) {
   check_same("option", "optimizer " + c10::demangle(typeid(optimizer).name()) + '\n');
 }
 

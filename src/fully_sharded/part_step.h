@@ -24,8 +24,9 @@ class PartStep final : public detail::Stepper {
     std::shared_ptr<void> token;            ///< there is one optimizer
   };
   /// Every rank makes it. TORCH_CHECK fails for optimizers without kernels.
-  PartStep(const Group& group, torch::optim::Optimizer& optimizer, const detail::StepKind& kind,
-           const ZeroRedundancyOptions& options, Events events, PartStates::Places places, UnitSlices slices);
+  PartStep(std::shared_ptr<const MachineGroups> groups, torch::optim::Optimizer& optimizer,
+           const detail::StepKind& kind, const ZeroRedundancyOptions& options, Events events,
+           PartStates::Places places);
 
   void step() override;
   void complete_state() override;

@@ -22,8 +22,8 @@ class ShardedInitialization::State {
     const OperationLabel label("a unit of a ShardedInitialization");
     const std::string name = "unit " + std::to_string(units_++) + " that was made";
     const NamedTensors parameters = fully_sharded::parameters_of_unit(layer, name, groups_->all());
-    std::shared_ptr<detail::EarlyUnit> early(
-        new detail::EarlyUnit{groups_, {name, parameters, *groups_, groups_->machines() == 1}});
+    auto early = std::make_shared<detail::EarlyUnit>(
+        detail::EarlyUnit{groups_, {name, parameters, *groups_, groups_->machines() == 1}});
     if (early->unit.stays_gathered()) early->unit.withhold();
     ::malloc_trim(0);  // where its parameters were
     return early;

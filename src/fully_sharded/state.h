@@ -47,7 +47,7 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   void check_usable() const;
   /// TORCH_CHECK fails if something else than this has changed a parameter.
   void check_unchanged() const;
-  const Group& all() const { return groups_.all(); }
+  const std::shared_ptr<const fully_sharded::MachineGroups>& groups() const { return shared_groups_; }
   /// What the model trains, in the order of the module.
   std::vector<fully_sharded::Unit::Parameter*> trained();
   fully_sharded::Unit::Parameter& parameter_of(const at::Tensor& tensor);
@@ -61,7 +61,6 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   StateDict state_in_slices();
   /// For an optimizer of the parts.
   fully_sharded::PartStates::Places part_places();
-  fully_sharded::UnitSlices unit_slices() const;
   void load_state_dict(const StateDict& state);
   FullyShardedStats stats() const;
 

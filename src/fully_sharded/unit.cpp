@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "checkpoint/sliced_memory.h"
 #include "fully_sharded/storage_access.h"
 #include "rank_page/operation_label.h"
 
@@ -27,9 +26,7 @@ Unit::Unit(std::string name, const NamedTensors& parameters, const MachineGroups
   for (const auto& [parameter, tensor] : parameters) elements.push_back(tensor.numel());
   layout_ = UnitLayout::of(elements, groups_.all().world_size());
   if (stays_gathered) whole_ = groups_.allocate_together(this->elements(), dtype_);
-  if (!stays_gathered)
-    in_slices_ =
-        sliced_zeros(layout_.slice, dtype_, groups_.all().world_size(), groups_.slice(), groups_.slice_holders());
+  if (!stays_gathered) in_slices_ = groups_.allocate_in_slices(layout_.slice, dtype_);
   slice_ = memory().narrow(0, groups_.slice() * layout_.slice, layout_.slice);
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& [full_name, tensor] = parameters[i];

@@ -239,6 +239,12 @@ TEST_P(WrongSaves, OptionsThatDiffer) {
     expect_in(other, " and " + rank.substr(3) + " /");
     EXPECT_FALSE(std::filesystem::exists(path() + "/other"));
     EXPECT_EQ(failure([&] { Checkpointer(path() + (odd ? "/./x/.." : ""), context.group()); }), "") << "the same one";
+    const auto parent = std::filesystem::path(path()).parent_path();
+    std::filesystem::current_path(parent);
+    EXPECT_EQ(failure([&] { Checkpointer(odd ? (parent / "new").string() : "new", context.group()); }), "")
+        << "the same one, which was not there";
+    if (odd) std::filesystem::current_path("/");
+    expect_in(failure([&] { Checkpointer("of_each_own", context.group()); }), "different folders");
   });
 }
 

@@ -6,7 +6,7 @@
 #include <lockstep/distributed_data_parallel.h>
 
 #include "data_parallel/models.h"
-#include "support/golden_message.h"
+#include "support/golden_cases.h"
 #include "support/ranks.h"
 
 // Programs that use DistributedDataParallel incorrectly. Within two seconds, each must end on every rank with its
@@ -132,9 +132,12 @@ const std::vector<std::pair<std::string, Program>>& programs_that_attach() {
          w.attach();
        }},
       {"empty_module", [](Wrong& w) { DistributedDataParallel(Net(nullptr), w.context); }},
-      {"delayed_parameter_that_is_not_there", [](Wrong& w) { w.attach({.delay_all_reduce_named_params = {"fc.wait"}}); }},
+      {"delayed_parameter_that_is_not_there",
+       [](Wrong& w) { w.attach({.delay_all_reduce_named_params = {"fc.wait"}}); }},
       {"ignored_name_that_is_not_there",
-       [](Wrong& w) { w.attach({.parameters_to_ignore = {"out.bias", "fc.wait"}}); }},
+       [](Wrong& w) {
+         w.attach({.parameters_to_ignore = {"out.bias", "fc.wait"}});
+       }},
       {"sparse_parameter",
        [](Wrong& w) {
          const at::Tensor sparse = at::ones({2, 2}).to_sparse().requires_grad_();
@@ -563,37 +566,13 @@ std::map<std::string, Program> all_programs() {
   return programs;
 }
 
-struct Case {
-  std::string name;
-  Engine engine;
-  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name << " " << name_of(c.engine); }
-};
-
-std::vector<Case> all_cases() {
-  std::vector<Case> cases;
-  for (const auto& [name, program] : all_programs())
-    for (const char* backend : {"shm", "gloo"})
-      for (int world_size : {2, 3}) cases.push_back({name, {world_size, backend}});
-  return cases;
-}
-
-class WrongPrograms : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(All, WrongPrograms, ::testing::ValuesIn(all_cases()), [](const auto& instance) {
-  return instance.param.name + "_" + name_of(instance.param.engine);
-});
+class WrongPrograms : public ::testing::TestWithParam<testing::GoldenCase> {};
+INSTANTIATE_TEST_SUITE_P(All, WrongPrograms, ::testing::ValuesIn(testing::golden_cases(all_programs())),
+                         [](const auto& instance) { return name_of(instance.param); });
 
 TEST_P(WrongPrograms, EndOnEveryRankWithTheirMessage) {
-  const auto& [name, engine] = GetParam();
-  const Program program = all_programs().at(name);
-  const auto body = [&](Context& context) {
-    Wrong side(context);
-    context.group().barrier();
-    expect_golden_message("tests/data_parallel/wrong_programs.txt", name, engine, context.rank(),
-                          [&] { program(side); });
-  };
-  // The timeout is long, so no error is found by waiting for it.
-  run_ranks(engine.world_size, body, std::chrono::seconds(30),
-            {.collective_timeout = std::chrono::seconds(25), .backend = engine.backend, .announce = false});
+  testing::expect_golden_case<Wrong>(GetParam(), "tests/data_parallel/wrong_programs.txt",
+                                     all_programs().at(GetParam().name));
 }
 
 }  // namespace

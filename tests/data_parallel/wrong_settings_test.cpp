@@ -6,7 +6,7 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "data_parallel/models.h"
-#include "support/golden_message.h"
+#include "support/golden_cases.h"
 #include "support/ranks.h"
 
 // Replicas that one rank has set otherwise than the rest. Each program must end on every rank with its message from
@@ -57,14 +57,10 @@ const std::map<std::string, Program>& programs() {
          t.replica.check_divergence_every(5, {.buffers_as_left = t.odd});
          t.train(1);
        }},
-      {"join_divides_otherwise",
-       [](Trained& t) { t.train_within({.divide_by_initial_world_size = !t.odd}); }},
+      {"join_divides_otherwise", [](Trained& t) { t.train_within({.divide_by_initial_world_size = !t.odd}); }},
       {"join_divides_otherwise_without_inputs",
-       [](Trained& t) {
-         t.replica.join([&] { t.train(t.odd ? 0 : 2); }, {.divide_by_initial_world_size = !t.odd});
-       }},
-      {"join_throws_on_one_rank",
-       [](Trained& t) { t.train_within({.throw_on_early_termination = t.odd}); }},
+       [](Trained& t) { t.replica.join([&] { t.train(t.odd ? 0 : 2); }, {.divide_by_initial_world_size = !t.odd}); }},
+      {"join_throws_on_one_rank", [](Trained& t) { t.train_within({.throw_on_early_termination = t.odd}); }},
       {"join_switched_off_on_one_rank", [](Trained& t) { t.train_within({.enable = !t.odd}); }},
       {"join_on_one_rank",
        [](Trained& t) {
@@ -114,36 +110,13 @@ const std::map<std::string, Program>& programs() {
   return kPrograms;
 }
 
-struct Case {
-  std::string name;
-  Engine engine;
-  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name << " " << name_of(c.engine); }
-};
-
-std::vector<Case> all_cases() {
-  std::vector<Case> cases;
-  for (const auto& [name, program] : programs())
-    for (const char* backend : {"shm", "gloo"})
-      for (int world_size : {2, 3}) cases.push_back({name, {world_size, backend}});
-  return cases;
-}
-
-class WrongSettings : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(All, WrongSettings, ::testing::ValuesIn(all_cases()), [](const auto& instance) {
-  return instance.param.name + "_" + name_of(instance.param.engine);
-});
+class WrongSettings : public ::testing::TestWithParam<testing::GoldenCase> {};
+INSTANTIATE_TEST_SUITE_P(All, WrongSettings, ::testing::ValuesIn(testing::golden_cases(programs())),
+                         [](const auto& instance) { return name_of(instance.param); });
 
 TEST_P(WrongSettings, EndOnEveryRankWithTheirMessage) {
-  const auto& [name, engine] = GetParam();
-  const Program program = programs().at(name);
-  const auto body = [&](Context& context) {
-    Trained trained(context);
-    context.group().barrier();
-    expect_golden_message("tests/data_parallel/wrong_settings.txt", name, engine, context.rank(),
-                          [&] { program(trained); });
-  };
-  run_ranks(engine.world_size, body, std::chrono::seconds(30),
-            {.collective_timeout = std::chrono::seconds(25), .backend = engine.backend, .announce = false});
+  testing::expect_golden_case<Trained>(GetParam(), "tests/data_parallel/wrong_settings.txt",
+                                       programs().at(GetParam().name));
 }
 
 class RightSettings : public ::testing::TestWithParam<std::pair<Engine, int>> {};
@@ -183,12 +156,14 @@ TEST_P(RightSettings, MayChangeTogether) {
     EXPECT_FALSE(t.net->bias.equal(frozen));
     // The rank without inputs does not come to where the others freeze.
     const JoinOptions divided{.divide_by_initial_world_size = false};
-    t.replica.join([&] {
-      pass(1);
-      if (t.odd) return;
-      t.net->weight.requires_grad_(false);
-      pass(2);
-    }, divided);
+    t.replica.join(
+        [&] {
+          pass(1);
+          if (t.odd) return;
+          t.net->weight.requires_grad_(false);
+          pass(2);
+        },
+        divided);
     t.net->weight.requires_grad_(false);
     pass(1);
     t.replica.refresh();

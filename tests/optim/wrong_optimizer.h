@@ -96,6 +96,12 @@ struct Wrong {
     context.group().barrier();
     before = net->out->weight.detach().clone();
   }
+  void halve_everywhere() {
+    change_everywhere([&] {
+      const at::NoGradGuard no_grad;
+      for (const at::Tensor& parameter : net->parameters()) parameter.mul_(0.5);
+    });
+  }
   void step_everywhere(torch::optim::Optimizer& other) {
     change_everywhere([&] { other.step(); });
   }

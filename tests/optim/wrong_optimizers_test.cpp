@@ -185,34 +185,20 @@ const Programs& programs_that_step() {
       {"every_rank_changes_what_is_shared_before_the_first_step",
        [](Wrong& w) {
          AdamW adamw = w.optimizer({.shared_parameters = true});
-         w.change_everywhere([&] {
-           const at::NoGradGuard no_grad;
-           for (const at::Tensor& parameter : w.net->parameters()) parameter.mul_(0.5);
-         });
+         w.halve_everywhere();
          w.backward();
          adamw.step();
        }},
       {"a_part_of_a_state_after_every_rank_has_changed_what_is_shared",
        [](Wrong& w) {
          AdamW adamw = w.optimizer({.shared_parameters = true});
-         w.change_everywhere([&] {
-           const at::NoGradGuard no_grad;
-           for (const at::Tensor& parameter : w.net->parameters()) parameter.mul_(0.5);
-         });
+         w.halve_everywhere();
          load_state_dict(*w.net, StateDict(), {.strict = false});
          w.backward();
          adamw.step();
        }},
       {"every_rank_changes_what_is_shared",
-       [](Wrong& w) {
-         const auto decay = [&](AdamW&) {
-           w.change_everywhere([&] {
-             const at::NoGradGuard no_grad;
-             for (const at::Tensor& parameter : w.net->parameters()) parameter.mul_(0.5);
-           });
-         };
-         w.spoil_step(decay, {.shared_parameters = true});
-       }},
+       [](Wrong& w) { w.spoil_step([&](AdamW&) { w.halve_everywhere(); }, {.shared_parameters = true}); }},
       {"another_optimizer_steps_one_row",  // where no sample looks
        [](Wrong& w) {
          const AdamW adamw = w.optimizer();
