@@ -40,11 +40,11 @@ class Job:
             here = [r for r, m in enumerate(placement) if m == machine]
             env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(len(placement)), LOCAL_RANK=str(here.index(rank)),
                        LOCAL_WORLD_SIZE=str(len(here)), MASTER_ADDR=machines.address(0), MASTER_PORT=str(port), OMP_NUM_THREADS="1",
-                       MKL_NUM_THREADS="1", GLOO_SOCKET_IFNAME="net0")
-            worker = ([options.python, os.path.join(SOURCE, "bench/step/step_worker.py")] if system == PYTORCH
+                       MKL_NUM_THREADS="1", GLOO_SOCKET_IFNAME="net0", PYTHONPATH=os.path.join(options.build, "python/site"))
+            worker = ([options.python, os.path.join(SOURCE, "bench/step/step_worker.py")] if system.startswith("pytorch_")
                       else [os.path.join(options.build, "bin/step_worker")])
             command = ["ip", "netns", "exec", machines.names[machine], *worker, "--socket", path, "--system", system, "--model",
-                       options.model, "--optimizer", "sgd"]
+                       options.model, "--optimizer", options.optimizer]
             self.ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
         try:
             self.lines = [listener.accept()[0].makefile("rw") for _ in placement]
@@ -76,13 +76,25 @@ class Job:
 
 
 def measure(machines, placement, system, options, port):
+    """The losses of the first two steps, by rank; milliseconds of each step; MiB on the fullest machine; bytes that the
+    machine that sends most has sent to others in a step, if the system counts them."""
+
+    def of_machines(numbers):
+        return max(sum(number for number, m in zip(numbers, placement) if m == machine) for machine in set(placement))
+
     job = Job(machines, placement, system, options, port)
     job.ask("attach")
-    losses = [answer[1] for answer in job.ask("check 1")]
+    losses = [answer[1:3] for answer in job.ask("check 2")]
     job.ask("peak")  # ends the thread that looks for it
+    job.time(options.settling, 0)  # lets go of what only the start and the check have needed
+    job.ask("watch")
+    job.time(2, 0)
+    memory = of_machines([float(answer[1]) for answer in job.ask("peak")])
+    before = [int(answer[1]) for answer in job.ask("sent")]
     times = job.time(options.warm, options.steps)
+    sent = [int(answer[1]) - old for answer, old in zip(job.ask("sent"), before)]
     job.end()
-    return losses, times
+    return losses, times, memory, of_machines(sent) / (options.warm + options.steps)
 
 
 def main():
@@ -91,35 +103,42 @@ def main():
     parser.add_argument("--python", default=python_with_torch(), help="with torch")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 2], help="of each machine")
     parser.add_argument("--rate", help="of a machine's link, as tc writes it: 1gbit")
-    parser.add_argument("--model", default="mlp", choices=("mlp", "resnet", "transformer", "small_1000", "linear_100m"))
+    parser.add_argument("--model", default="mlp", choices=("mlp", "resnet", "transformer", "small_1000", "linear_100m", "gpt_24"))
+    parser.add_argument("--optimizer", default="sgd", choices=("sgd", "adamw"))
     parser.add_argument("--systems", nargs="+", default=("lockstep", PYTORCH))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm", type=int, default=3, help="steps before those that are timed")
+    parser.add_argument("--settling", type=int, default=4, help="steps before the two in which memory is looked at")
     parser.add_argument("--steps", type=int, default=10, help="of each system and round")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     if PYTORCH in options.systems and not options.python:
         sys.exit("no Python with torch was found; scripts/setup installs one, or name one by --python")
     placement = [machine for machine, count in enumerate(options.ranks) for _ in range(count)]
-    times, first = {system: [] for system in options.systems}, {}
+    times, first, memory, sent = {system: [] for system in options.systems}, {}, {}, {}
     with Machines(len(options.ranks), options.rate) as machines:
         for turn in range(options.rounds):
             for i, system in enumerate(options.systems):
-                first[system], found = measure(machines, placement, system, options, 29500 + turn * len(options.systems) + i)
+                port = 29500 + turn * len(options.systems) + i
+                first[system], found, memory[system], sent[system] = measure(machines, placement, system, options, port)
                 times[system] += found
     # All have begun with the same weights and inputs.
-    expected = [float(loss) for loss in first[options.systems[0]]]
+    expected = first[options.systems[0]]
     for system, losses in first.items():
-        if any(abs(float(loss) - other) > 1e-3 * abs(other) for loss, other in zip(losses, expected)):
-            sys.exit(f"{system} has other losses than {options.systems[0]}: {losses}, {expected}")
-    print(f"step of {options.model}, {' + '.join(map(str, options.ranks))} ranks, {options.rate or 'unshaped'}; ms")
-    print("system".ljust(28), "median".rjust(8), "fastest".rjust(8), f"/ {options.systems[-1]}".rjust(20))
+        for loss, other in zip(sum(losses, []), sum(expected, [])):
+            if abs(float(loss) - float(other)) > 1e-3 * abs(float(other)):
+                sys.exit(f"{system} has other losses than {options.systems[0]}: {losses}, {expected}")
+    print(f"step of {options.model}, {' + '.join(map(str, options.ranks))} ranks, {options.rate or 'unshaped'}; ms; MiB on the "
+          "fullest machine; MB that it sends in a step, where that is counted")
+    print("system".ljust(28), "median".rjust(8), "fastest".rjust(8), f"/ {options.systems[-1]}".rjust(24), "MiB".rjust(8), "MB".rjust(8))
     medians = {system: statistics.median(all_) for system, all_ in times.items()}
     for system in options.systems:
-        print(f"{system:28} {medians[system]:8.1f} {min(times[system]):8.1f} {medians[system] / medians[options.systems[-1]]:20.2f}")
+        print(f"{system:28} {medians[system]:8.1f} {min(times[system]):8.1f} {medians[system] / medians[options.systems[-1]]:24.2f}"
+              f" {memory[system]:8.0f} {f'{sent[system] / 1e6:.1f}' if sent[system] else '':>8}")
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"ranks": options.ranks, "rate": options.rate, "model": options.model, "milliseconds": times}, file)
+            json.dump({"ranks": options.ranks, "rate": options.rate, "model": options.model, "milliseconds": times,
+                       "mib": memory, "sent_bytes": sent}, file)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 #include "models.h"
 
 #include <cmath>
+#include <optional>
 #include <stdexcept>
 #include <vector>
+
+#include <lockstep/sharded_unit.h>
 
 namespace lockstep::bench {
 namespace {
@@ -98,40 +101,61 @@ struct ResNet : Model {
   nn::Linear fc;
 };
 
-constexpr int64_t kWidth = 256, kHeads = 4, kTokens = 1000;
+struct TransformerShape {
+  int64_t layers, width, heads;
+  bool causal;
+  int64_t batch, length;  ///< of a rank's tokens
+};
+
+constexpr int64_t kTokens = 1000;
+
+/// That of transformer, gpt and gpt_24; null: another model.
+std::optional<TransformerShape> transformer_named(const std::string& name) {
+  if (name == "transformer") return TransformerShape{6, 256, 4, false, 4, 64};
+  if (name == "gpt") return TransformerShape{6, 256, 4, true, 32, 256};
+  if (name == "gpt_24") return TransformerShape{24, 592, 8, true, 4, 16};
+  return {};
+}
 
 struct LayerImpl : nn::Module {
-  explicit LayerImpl(bool with_mask) : causal(with_mask) {}
+  explicit LayerImpl(const TransformerShape& all) : shape(all) {}
   at::Tensor forward(const at::Tensor& x) {
-    const int64_t batch = x.size(0), length = x.size(1);
-    const at::Tensor qkv = in(norm1(x)).view({batch, length, 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4});
-    const at::Tensor mixed = at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, /*dropout_p=*/0, causal);
-    const at::Tensor y = x + out(mixed.transpose(1, 2).reshape({batch, length, kWidth}));
+    const int64_t batch = x.size(0), length = x.size(1), width = shape.width;
+    const at::Tensor qkv =
+        in(norm1(x)).view({batch, length, 3, shape.heads, width / shape.heads}).permute({2, 0, 3, 1, 4});
+    const at::Tensor mixed =
+        at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, /*dropout_p=*/0, shape.causal);
+    const at::Tensor y = x + out(mixed.transpose(1, 2).reshape({batch, length, width}));
     return y + fc2(torch::gelu(fc1(norm2(y))));
   }
-  bool causal;
-  nn::LayerNorm norm1{register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({kWidth})))};
-  nn::Linear in{register_module("in", nn::Linear(kWidth, 3 * kWidth))};
-  nn::Linear out{register_module("out", nn::Linear(kWidth, kWidth))};
-  nn::LayerNorm norm2{register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({kWidth})))};
-  nn::Linear fc1{register_module("fc1", nn::Linear(kWidth, 4 * kWidth))};
-  nn::Linear fc2{register_module("fc2", nn::Linear(4 * kWidth, kWidth))};
+  const TransformerShape shape;
+  nn::LayerNorm norm1{register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({shape.width})))};
+  nn::Linear in{register_module("in", nn::Linear(shape.width, 3 * shape.width))};
+  nn::Linear out{register_module("out", nn::Linear(shape.width, shape.width))};
+  nn::LayerNorm norm2{register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({shape.width})))};
+  nn::Linear fc1{register_module("fc1", nn::Linear(shape.width, 4 * shape.width))};
+  nn::Linear fc2{register_module("fc2", nn::Linear(4 * shape.width, shape.width))};
 };
 TORCH_MODULE(Layer);
 
 struct Transformer : Model {
-  explicit Transformer(bool causal) {
-    for (int i = 0; i < 6; ++i) layers->push_back(Layer(causal));
+  explicit Transformer(const TransformerShape& all) : shape(all) {
+    for (int i = 0; i < shape.layers; ++i) {
+      units.emplace_back(shape);
+      layers->push_back(units.back());
+    }
   }
   at::Tensor loss(const at::Tensor& data, const at::Tensor& target) override {
     at::Tensor x = embedding(data);
-    for (const auto& layer : *layers) x = layer->as<Layer>()->forward(x);
+    for (auto& unit : units) x = unit(x);
     return torch::cross_entropy_loss(head(norm(x)).flatten(0, 1), target.flatten());
   }
-  nn::Embedding embedding{register_module("embedding", nn::Embedding(kTokens, kWidth))};
+  const TransformerShape shape;
+  std::vector<ShardedUnit<Layer>> units;  ///< for FullyShardedDataParallel; the layers themselves for others
+  nn::Embedding embedding{register_module("embedding", nn::Embedding(kTokens, shape.width))};
   nn::ModuleList layers{register_module("layers", nn::ModuleList())};
-  nn::LayerNorm norm{register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kWidth})))};
-  nn::Linear head{register_module("head", nn::Linear(kWidth, kTokens))};
+  nn::LayerNorm norm{register_module("norm", nn::LayerNorm(nn::LayerNormOptions({shape.width})))};
+  nn::Linear head{register_module("head", nn::Linear(shape.width, kTokens))};
 };
 
 struct Small : Model {
@@ -165,7 +189,7 @@ std::shared_ptr<Model> make_model(const std::string& name) {
   if (name == "mlp") model = std::make_shared<Mlp>();
   if (name == "resnet") model = std::make_shared<ResNet>(ResNetShape{1, 3, 1, false, {32, 64, 128}, 10});
   if (name == "resnet18") model = std::make_shared<ResNet>(ResNetShape{3, 7, 2, true, {64, 128, 256, 512}, 1000});
-  if (name == "transformer" || name == "gpt") model = std::make_shared<Transformer>(/*causal=*/name == "gpt");
+  if (const auto shape = transformer_named(name)) model = std::make_shared<Transformer>(*shape);
   if (name == "small_1000") model = std::make_shared<Small>();
   if (name == "linear_100m") model = std::make_shared<Linear100m>();
   if (!model) throw std::invalid_argument("no model is named " + name);
@@ -180,8 +204,8 @@ Batch make_batch(const std::string& model, int rank) {
   const int key = 1000 + 10 * rank;
   if (model == "resnet") return {formula({64, 1, 28, 28}, key).to(at::kFloat), whole({64}, key + 1, 10)};
   if (model == "resnet18") return {formula({64, 3, 224, 224}, key).to(at::kFloat), whole({64}, key + 1, 1000)};
-  if (model == "gpt") return {whole({32, 256}, key, kTokens), whole({32, 256}, key + 1, kTokens)};
-  if (model == "transformer") return {whole({4, 64}, key, kTokens), whole({4, 64}, key + 1, kTokens)};
+  if (const auto shape = transformer_named(model))
+    return {whole({shape->batch, shape->length}, key, kTokens), whole({shape->batch, shape->length}, key + 1, kTokens)};
   if (model == "small_1000") return {formula({64}, key).to(at::kFloat), {}};
   if (model == "linear_100m") return {formula({1, 2048}, key).to(at::kFloat), {}};
   return {formula({64, 784}, key).to(at::kFloat), whole({64}, key + 1, 10)};

@@ -42,6 +42,8 @@ class Trainer {
     if (verb == "attach") return attach_now();
     if (verb == "check" && in >> steps) return check(steps);
     if (verb == "peak") return peak();
+    if (verb == "watch") return watch();
+    if (verb == "sent") return "sent " + std::to_string(synchronizer_->sent_bytes());
     if (verb == "time" && in >> warm >> steps) return time(warm, steps);
     return "wrong command: " + command;
   }
@@ -58,7 +60,8 @@ class Trainer {
 
   double step() {
     // As Python's zero_grad does it. C++'s detaches gradients first, which c10d::Reducer's views refuse.
-    for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
+    for (auto& group : optimizer_->param_groups())
+      for (at::Tensor& parameter : group.params()) parameter.mutable_grad().reset();
     synchronizer_->before_forward();
     const at::Tensor loss = model_->loss(batch_.data, batch_.target);
     synchronizer_->after_forward(loss);
@@ -81,10 +84,17 @@ class Trainer {
     return "peak_mib " + std::to_string(peak_mib);
   }
 
+  /// The next `peak` is since now.
+  std::string watch() {
+    memory_.reset();
+    memory_.emplace();
+    return "watching";
+  }
+
   /// A hash of the bits of all parameters (FNV-1a of 64 bits, word by word).
-  std::string weights() const {
+  std::string weights() {
     uint64_t hash = 14695981039346656037u;
-    for (const at::Tensor& parameter : parameters_) {
+    for (const at::Tensor& parameter : synchronizer_->values(parameters_)) {
       const at::Tensor dense = parameter.detach().contiguous();
       const auto* words = static_cast<const uint32_t*>(dense.const_data_ptr());
       for (size_t i = 0; i < dense.nbytes() / sizeof(uint32_t); ++i) hash = (hash ^ words[i]) * 1099511628211u;

@@ -14,9 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-WIDTH, HEADS, TOKENS = 256, 4, 1000
+TOKENS = 1000
+# layers, width, heads, causal, batch, length
+TRANSFORMERS = {"transformer": (6, 256, 4, False, 4, 64), "gpt": (6, 256, 4, True, 32, 256), "gpt_24": (24, 592, 8, True, 4, 16)}
 BACKENDS = {"pytorch_ddp_gloo": "gloo", "pytorch_zero_gloo": "gloo", "pytorch_ddp_lockstep": "lockstep",
-            "python_attach": "lockstep", "python_attach_zero": "lockstep", "side_by_side_python": "gloo"}
+            "pytorch_fsdp2_gloo": "gloo", "pytorch_fsdp2_lockstep": "lockstep", "python_attach": "lockstep", "python_attach_zero": "lockstep", "side_by_side_python": "gloo"}
 
 
 def formula(shape, key):
@@ -82,26 +84,27 @@ def resnet18():
 
 
 class Layer(nn.Module):
-    def __init__(self, causal):
+    def __init__(self, width, heads, causal):
         super().__init__()
-        self.causal = causal
-        self.norm1, self.inner, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.norm2, self.fc1, self.fc2 = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.heads, self.causal = heads, causal
+        self.norm1, self.inner, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm2, self.fc1, self.fc2 = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        batch, length, _ = x.shape
-        q, k, v = self.inner(self.norm1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        batch, length, width = x.shape
+        q, k, v = self.inner(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        y = x + self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+        y = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return y + self.fc2(F.gelu(self.fc1(self.norm2(y))))
 
 
 class Transformer(nn.Module):
-    def __init__(self, causal=False):
+    def __init__(self, name):
         super().__init__()
-        self.embedding = nn.Embedding(TOKENS, WIDTH)
-        self.layers = nn.ModuleList([Layer(causal) for _ in range(6)])
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, TOKENS)
+        layers, width, heads, causal, _, _ = TRANSFORMERS[name]
+        self.embedding = nn.Embedding(TOKENS, width)
+        self.layers = nn.ModuleList([Layer(width, heads, causal) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, TOKENS)
 
     def forward(self, data, target):
         x = self.embedding(data)
@@ -135,8 +138,8 @@ class Linear100m(nn.Module):
         return data.square().mean()
 
 
-MODELS = {"mlp": Mlp, "resnet": ResNet, "transformer": Transformer, "small_1000": Small, "linear_100m": Linear100m,
-          "resnet18": resnet18, "gpt": lambda: Transformer(causal=True)}
+MODELS = {"mlp": Mlp, "resnet": ResNet, "small_1000": Small, "linear_100m": Linear100m, "resnet18": resnet18,
+          **{name: lambda name=name: Transformer(name) for name in TRANSFORMERS}}
 
 
 OPTIMIZERS = {"sgd": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9, "fused": True}),
@@ -152,10 +155,9 @@ def make_batch(model, rank):
         return formula((64, 1, 28, 28), key).float(), whole((64,), key + 1, 10)
     if model == "resnet18":
         return formula((64, 3, 224, 224), key).float(), whole((64,), key + 1, 1000)
-    if model == "gpt":
-        return whole((32, 256), key, TOKENS), whole((32, 256), key + 1, TOKENS)
-    if model == "transformer":
-        return whole((4, 64), key, TOKENS), whole((4, 64), key + 1, TOKENS)
+    if model in TRANSFORMERS:
+        shape = TRANSFORMERS[model][-2:]
+        return whole(shape, key, TOKENS), whole(shape, key + 1, TOKENS)
     if model == "small_1000":
         return formula((64,), key).float(), None
     if model == "linear_100m":
@@ -207,6 +209,15 @@ class Trainer:
         elif self.system == "side_by_side_python":
             start = time.perf_counter()
             self.replica = self.model
+        elif self.system.startswith("pytorch_fsdp2"):
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            start = time.perf_counter()
+            for layer in self.model.layers:
+                fully_shard(layer, mesh=mesh)
+            self.replica = fully_shard(self.model, mesh=mesh)
         else:
             start = time.perf_counter()
             self.replica = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
@@ -233,8 +244,14 @@ class Trainer:
         losses = " ".join(f"{self.step():.10g}" for _ in range(steps))
         hashed = hashlib.sha256()
         for parameter in self.model.parameters():
+            parameter = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
             hashed.update(parameter.detach().contiguous().view(torch.uint8).numpy().data)
         return f"losses {losses} weights {hashed.hexdigest()}"
+
+    def watch(self):
+        self.memory.stop()
+        self.memory = PeakMemory()
+        return "watching"
 
     def peak(self):
         return f"peak_mib {self.memory.stop()}"
@@ -247,8 +264,12 @@ class Trainer:
             start = time.perf_counter()
             self.step()
             times.append((time.perf_counter() - start) * 1000)
-        cpu = (time.process_time() - processor) * 1000 / steps
+        cpu = (time.process_time() - processor) * 1000 / max(1, steps)
         return "times " + " ".join(f"{taken:.6f}" for taken in times) + f" cpu {cpu}"
+
+
+    def sent(self):
+        return "sent 0"
 
 
 def serve(path, rank, trainer):

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <lockstep/distributed_data_parallel.h>
+#include <lockstep/fully_sharded_data_parallel.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "collectives/gloo/gloo_backend.h"
@@ -77,6 +78,25 @@ class LockstepSharded : public Lockstep {
   const bool shared_parameters_;
 };
 
+class LockstepFullySharded : public Fused {
+ public:
+  LockstepFullySharded(const std::shared_ptr<Model>& model, const Group& group) : model_(model, group) {}
+  std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
+                                                          const std::vector<at::Tensor>& /*parameters*/) override {
+    const FullySharded& model = model_;
+    return fused_optimizer(name, model);
+  }
+  std::vector<at::Tensor> values(const std::vector<at::Tensor>& /*parameters*/) override {
+    std::vector<at::Tensor> values;
+    for (const auto& item : model_.state_dict()) values.push_back(item.value());
+    return values;
+  }
+  int64_t sent_bytes() const override { return model_.stats().sent_bytes; }
+
+ private:
+  FullySharded model_;
+};
+
 /// What PyTorch's Python class does around its reducer, in C++: the fairest peer.
 class C10dReducer : public Synchronizer {
  public:
@@ -134,13 +154,14 @@ std::unique_ptr<torch::optim::Optimizer> Synchronizer::make_optimizer(const std:
   });
 }
 
-std::unique_ptr<Synchronizer> attach(const std::string& system, const std::shared_ptr<torch::nn::Module>& model,
-                                     const Group& group, const std::string& folder) {
+std::unique_ptr<Synchronizer> attach(const std::string& system, const std::shared_ptr<Model>& model, const Group& group,
+                                     const std::string& folder) {
   if (system == "side_by_side") return std::make_unique<Synchronizer>();
   if (system == "side_by_side_kept") return std::make_unique<Kept>();
   if (system == "side_by_side_fused") return std::make_unique<Fused>();
   if (system == "lockstep_sharded") return std::make_unique<LockstepSharded>(model, group, /*shared_parameters=*/false);
   if (system == "lockstep_shared") return std::make_unique<LockstepSharded>(model, group, /*shared_parameters=*/true);
+  if (system == "lockstep_fully_sharded") return std::make_unique<LockstepFullySharded>(model, group);
   if (system == "lockstep") return std::make_unique<Lockstep>(model, group);
   if (system == "lockstep_bf16")  // the hook on every rank's gradients, to compare with
     return std::make_unique<Lockstep>(model, group, bf16_compress_hook());
