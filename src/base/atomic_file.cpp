@@ -17,6 +17,7 @@ namespace {
 
 /// After this many bytes write-back is started without waiting for it, so that the final sync has little left to do.
 constexpr size_t kWriteBehindBytes = 8 << 20;
+constexpr off_t kCachedBytes = 256 << 20;
 
 }  // namespace
 
@@ -49,11 +50,20 @@ void AtomicFile::write(const void* data, size_t size) {
     unstarted_ += static_cast<size_t>(written);
     end_ += written;
   }
-  if (unstarted_ < kWriteBehindBytes) return;
-  // If the file system does not support the call, nothing is lost.
+  if (unstarted_ >= kWriteBehindBytes) write_behind();
+}
+
+void AtomicFile::write_behind() {
+  // If the file system does not support the calls, nothing is lost.
   ::sync_file_range(file_.get(), end_ - static_cast<off_t>(unstarted_), static_cast<off_t>(unstarted_),
                     SYNC_FILE_RANGE_WRITE);
   unstarted_ = 0;
+  const off_t old = end_ - kCachedBytes - given_up_;
+  if (old <= 0) return;
+  ::sync_file_range(file_.get(), given_up_, old,
+                    SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+  ::posix_fadvise(file_.get(), given_up_, old, POSIX_FADV_DONTNEED);
+  given_up_ += old;
 }
 
 void AtomicFile::commit() {

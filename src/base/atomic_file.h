@@ -9,7 +9,8 @@ namespace lockstep {
 
 /// A file that gets its name only when it is complete. Until commit() it is called "<path>.partial"; without commit()
 /// it is removed, and the file that had the name before stays. A killed process leaves its partial file behind, and the
-/// next AtomicFile with that path takes it over. Every failure throws Error naming the file.
+/// next AtomicFile with that path takes it over. Of a large file only the last 256 MiB stay in the page cache, so that
+/// saving takes no memory from the training. Every failure throws Error naming the file.
 class AtomicFile : public ByteSink {
  public:
   /// Also throws Error if this or another process is writing the same path.
@@ -24,11 +25,14 @@ class AtomicFile : public ByteSink {
   void commit();
 
  private:
+  void write_behind();
+
   const std::string path_;
   const std::string partial_;
   FileDescriptor file_;
   size_t unstarted_ = 0;  ///< bytes written whose write-back has not been started
   off_t end_ = 0;
+  off_t given_up_ = 0;  ///< bytes from the start that are on the disk and no longer in the page cache
 };
 
 /// Syncs a folder, so that renames and removals in it are durable. Throws Error naming it.

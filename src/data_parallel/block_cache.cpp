@@ -67,12 +67,18 @@ void BlockCache::end_step() {
   advance();
 }
 
-void BlockCache::keep(bool on) {
+void BlockCache::release() {
   const MutexLock lock(mutex_);
-  keeps_ = on;
-  if (on) return;
   while (drop_oldest()) continue;
   sizes_.most_in_use = sizes_.in_use;
+}
+
+void BlockCache::keep(bool on) {
+  {
+    const MutexLock lock(mutex_);
+    keeps_ = on;
+  }
+  if (!on) release();
 }
 
 void BlockCache::advance() {

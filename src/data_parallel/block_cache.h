@@ -35,7 +35,9 @@ class BlockCache {
   /// no longer calls this: then each time twice a step's number of blocks has been taken counts as a step.
   void end_step();
 
-  /// False: kept memory goes back to the kernel now, and so does every block given back from now on. A new cache keeps.
+  /// Kept memory goes back to the kernel now.
+  void release();
+  /// False: that, and so does every block given back from now on. A new cache keeps.
   void keep(bool on);
 
   Sizes sizes() const;

@@ -133,10 +133,10 @@ void TensorMemory::end_step() {
   all.cache.end_step();
 }
 
-void TensorMemory::release_heap() const {
-  if (!keeps_) return;
+void TensorMemory::release() {
   Kept& all = kept();
   const MutexLock lock(all.mutex);
+  if (all.on) all.cache.release();
   if (all.heap) ::malloc_trim(0);
 }
 

@@ -18,9 +18,10 @@ class TensorMemory {
   /// of the slowest: a generator that steps once for every five steps of its critic must find its memory again.
   void end_step();
 
-  /// Returns the free memory of malloc's heap to the kernel, holes included. For use after freeing memory that no step
-  /// will need again, such as a model's parameters that have moved elsewhere.
-  void release_heap() const;
+  /// Returns all memory that is kept, and the free memory of malloc's heap, holes included, to the kernel. For use
+  /// after freeing memory that no step will need again, such as a model's parameters that have moved elsewhere. Does
+  /// nothing without an object.
+  static void release();
 
  private:
   const bool keeps_;

@@ -4,11 +4,14 @@
 #include <ATen/core/grad_mode.h>
 
 #include "checkpoint/sliced_memory.h"
+#include "data_parallel/tensor_memory.h"
 
 namespace lockstep::fully_sharded {
 namespace {
 
 constexpr int kArrays = 3;  // the most that a formula has
+/// Bytes that have moved, and lie where they were, at most.
+constexpr size_t kMovedBytes = 64 << 20;
 
 /// The elements in the order of memory of a tensor with these strides.
 at::Tensor in_memory_order(const at::Tensor& tensor, at::IntArrayRef strides) {
@@ -48,13 +51,20 @@ void PartStates::flatten(torch::optim::Optimizer& optimizer) {
 }
 
 void PartStates::show(torch::optim::Optimizer& optimizer) {
+  size_t moved = 0;
+  bool any = false;
   for_each(optimizer, [&](const at::Tensor& array, const at::Tensor& part, int number) {
+    if (moved >= kMovedBytes) TensorMemory::release(), moved = 0;
     const PartPlace& place = place_of(part);
     const at::Tensor& whole = memory(place, number, array.scalar_type());
-    if (array.storage().unsafeGetStorageImpl() != whole.storage().unsafeGetStorageImpl() && place.begin < place.end)
+    if (array.storage().unsafeGetStorageImpl() != whole.storage().unsafeGetStorageImpl() && place.begin < place.end) {
       whole.narrow(0, place.offset + place.begin, place.end - place.begin).copy_(flat(array, part));
+      moved += static_cast<size_t>(place.end - place.begin) * whole.itemsize();
+      any = true;
+    }
     return whole.as_strided(place.sizes, place.strides, place.offset);
   });
+  if (any) TensorMemory::release();
 }
 
 const at::Tensor& PartStates::memory(const PartPlace& place, int array, at::ScalarType dtype) {

@@ -35,7 +35,7 @@ class PartStates {
   at::IntArrayRef sizes_of(const at::Tensor& part) const { return place_of(part).sizes; }
   /// The form for steps.
   void flatten(torch::optim::Optimizer& optimizer);
-  /// The form for saving.
+  /// The form for saving. Never holds more than 64 MiB of both forms at once.
   void show(torch::optim::Optimizer& optimizer);
 
  private:

@@ -82,7 +82,7 @@ FullySharded::State::State(std::shared_ptr<torch::nn::Module> module, const Grou
       parameters_.emplace(parameter.tensor.unsafeGetTensorImpl(), &parameter);
       if (parameter.tensor.requires_grad()) alarms_.emplace_back(parameter.tensor, [this] { backward_begins(); });
     }
-  memory_.release_heap();  // where the parameters were
+  TensorMemory::release();  // where the parameters were
 }
 
 FullySharded::State::~State() = default;

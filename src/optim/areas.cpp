@@ -97,7 +97,7 @@ Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer
     lay_out(area);
     move_in(area, options.shared_parameters);
   }
-  model.memory.release_heap();  // where the parameters were
+  TensorMemory::release();  // where the parameters were
 }
 
 Areas::~Areas() { give_back(*this); }

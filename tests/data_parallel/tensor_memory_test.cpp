@@ -131,8 +131,19 @@ TEST(TensorMemory, OfMallocsHeapGoesBackOnRequest) {
     tensors.clear();
     constexpr int64_t kHalf = int64_t{12} << 20;
     if (resident() - before < kHalf) return false;
-    memory.release_heap();
+    TensorMemory::release();
     return resident() - before < kHalf && behind_them.sum().item<float>() == 16;
+  }));
+}
+
+TEST(TensorMemory, OfTensorsGoesBackOnRequest) {
+  EXPECT_TRUE(holds([] {
+    const TensorMemory memory(true);
+    const int64_t before = resident();
+    use_much();
+    if (resident() - before < kMuch) return false;
+    TensorMemory::release();
+    return resident() - before < kMuch / 4;
   }));
 }
 
