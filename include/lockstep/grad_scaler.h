@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -14,6 +15,7 @@
 
 namespace lockstep {
 
+class DividedGradients;
 class ScaledPasses;
 struct KnownGradients;
 
@@ -48,9 +50,9 @@ struct GradScalerOptions {
 /// only sums, stacks and operations with one input lie between.
 ///
 /// Where a DistributedDataParallel reduces the gradients, it is an Error on all ranks that some rank cleared gradients
-/// between backward() and unscale(), or changed their values, as clipping does, or stepped the optimizer itself. Once
-/// the gradients are divided, a step of the optimizer itself is known by the state of SGD with momentum, Adam and AdamW
-/// alone, and update() throws.
+/// between backward() and unscale(), or changed their values, as clipping does, or stepped the optimizer itself: the
+/// next backward, step() or update() throws, and the destructor warns if none comes. Once the gradients are divided, a
+/// step of the optimizer itself is known by the state of SGD with momentum, Adam and AdamW alone, and update() throws.
 ///
 /// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them: an Error of
 /// the first step.
@@ -61,9 +63,19 @@ class GradScaler {
   explicit GradScaler(GradScalerOptions options = {});
   /// Ranks of `group` decide together.
   explicit GradScaler(const Group& group, GradScalerOptions options = {});
+  /// Two of them would change their scales apart, so that one divides what the other has multiplied: pass it by
+  /// reference.
+  GradScaler(const GradScaler&) = delete;
+  GradScaler& operator=(const GradScaler&) = delete;
+  /// `other` may only be destroyed or assigned to then; its other methods fail by TORCH_CHECK.
+  GradScaler(GradScaler&& other) noexcept;
+  GradScaler& operator=(GradScaler&& other) noexcept;
+  /// Warns if an optimizer was stepped by itself, with gradients that still have the scale, and no call since could
+  /// tell.
+  ~GradScaler();
 
-  /// outputs * scale, for backward(). If `outputs` was computed from what a scaler has scaled, the next unscale() or
-  /// step() throws on all ranks.
+  /// outputs * scale, for backward(). If `outputs` was computed from what a scaler has scaled, or the scale is another
+  /// when its backward runs, the next unscale() or step() throws on all ranks.
   at::Tensor scale(const at::Tensor& outputs) const;
 
   /// Divides the gradients of the optimizer's parameters by the scale, in place, and finds out whether any rank's
@@ -75,13 +87,15 @@ class GradScaler {
 
   /// Calls optimizer.step() unless some rank's gradients contain infinity or NaN; returns whether that stepped, which
   /// it does not where all ranks called skip_step(). Unscales if unscale() has not been called since update(). Every
-  /// rank must call it, with each optimizer at most once before update().
+  /// rank must call it, with each optimizer at most once before update(). Throws Error if a scaled backward has reached
+  /// the parameters since unscale().
   bool step(torch::optim::Optimizer& optimizer);
 
   /// After the steps of all optimizers: lowers the scale by backoff_factor if one of them was skipped, and raises it by
   /// growth_factor after growth_interval updates in a row without a skipped step; steps that all ranks left out by
-  /// skip_step() count for neither. `new_scale`, if given, is used instead, also before any step. Throws Error without
-  /// a step since the last update(): on all ranks if that is so on one, after scale(), of a scaler with a group.
+  /// skip_step() count for neither. `new_scale`, if given, is used instead, also before any step, but not while
+  /// gradients have the old one: an Error. Throws Error without a step since the last update(): on all ranks if that is
+  /// so on one, after scale(), of a scaler with a group.
   void update(std::optional<double> new_scale = {});
 
   double get_scale() const { return options_.enabled ? scale_ : 1; }
@@ -90,7 +104,8 @@ class GradScaler {
   /// Python's layout: {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; empty if not
   /// enabled.
   c10::IValue state_dict() const;
-  /// The reverse, for files from either language. Throws Error, before anything is changed, if something is missing.
+  /// The reverse, for files from either language. Throws Error, before anything is changed, if something is missing, or
+  /// if gradients that a DistributedDataParallel reduces still have the scale; with other gradients step() throws.
   void load_state_dict(const c10::IValue& state);
 
  private:
@@ -98,7 +113,8 @@ class GradScaler {
     bool infinity;
     bool nothing;  ///< all ranks called skip_step()
     bool stepped = false;
-    uint64_t state = 0;  ///< a sample of the optimizer's, after its step
+    uint64_t state = 0;   ///< a sample of the optimizer's, after its step
+    uint64_t passes = 0;  ///< scaled backward passes of the scaler until the gradients were divided
   };
   /// unscale(), or step() which unscales: `call`.
   Found unscale_in(const char* call, torch::optim::Optimizer& optimizer);
@@ -108,8 +124,11 @@ class GradScaler {
   /// backward" or "ran 1 of 2 backward passes".
   std::string unscaled_passes(torch::optim::Optimizer& optimizer, const std::optional<KnownGradients>& known) const;
   /// What else this rank did wrong before `call`, as a predicate; empty if nothing.
-  std::string trouble_before(const char* call, torch::optim::Optimizer& optimizer,
+  std::string trouble_before(const char* call, const std::unordered_set<const c10::TensorImpl*>& parameters,
                              const std::optional<KnownGradients>& known) const;
+  /// Throws if scaled passes since unscale() have reached the parameters.
+  void check_later_passes(torch::optim::Optimizer& optimizer, const Found& found);
+  void check_usable() const;
 
   /// update() without a step().
   [[noreturn]] void refuse_update();
@@ -118,7 +137,10 @@ class GradScaler {
   std::optional<Group> group_;
   float scale_;  ///< a float in Python too
   int64_t growth_tracker_ = 0;
-  std::shared_ptr<ScaledPasses> passes_;  ///< through what scale() has returned, since update(); null: not enabled
+  std::shared_ptr<ScaledPasses>
+      passes_;  ///< through what scale() has returned, since update(); null: not enabled, or moved from
+  std::shared_ptr<DividedGradients> divided_;
+  std::optional<uint64_t> loaded_after_;  ///< load_state_dict() came between passes and update(), after so many
   mutable bool scaled_ = false;           ///< scale() was called since update()
   mutable std::string trouble_;           ///< of scale(), which the next step() tells all ranks
   std::map<torch::optim::Optimizer*, Found> found_;  ///< since update()

@@ -11,6 +11,7 @@
 #include "base/rank_names.h"
 #include "checkpoint/sliced_memory.h"
 #include "collectives/group_state.h"
+#include "data_parallel/divergence.h"
 #include "data_parallel/gradient_norm.h"
 #include "data_parallel/same_model.h"
 #include "optim/step_plan.h"
@@ -66,6 +67,19 @@ void check_none_is_missing(const NamedTensors& trained, const Areas& areas) {
 
 int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
+/// Throws on all ranks if a parameter is not bit-identical on all of them.
+/// REQUIRES: every rank calls it.
+void check_same_values(const Group& group, const std::vector<Areas::Parameter>& parameters) {
+  NamedTensors named;
+  for (const Areas::Parameter& parameter : parameters) named.emplace_back(parameter.name, parameter.tensor);
+  const std::string difference = difference_of_ranks(group, named);
+  if (difference.empty()) return;
+  throw Error(
+      "ZeroRedundancyOptimizer(): the ranks hold different parameters: " + difference +
+      ". Each rank steps a part of every parameter for all, so all must begin with the same: change or load them "
+      "on every rank, or call broadcast_parameters() or average_parameters() before the optimizer is made");
+}
+
 }  // namespace
 
 Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer, const ZeroRedundancyOptions& options,
@@ -93,6 +107,7 @@ Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer
       group_, "option of the ZeroRedundancyOptimizer",
       c10::str("optimizer ", kind, "\nshared_parameters ", options.shared_parameters, "\nmaster_weights ",
                options.master_weights, "\ndevice ", c10::DeviceTypeName(device_.type(), /*lower_case=*/true), '\n'));
+  check_same_values(group_, parameters_);
   for (size_t area = 0; area < areas_.size(); ++area) {
     lay_out(area);
     move_in(area, options.shared_parameters);

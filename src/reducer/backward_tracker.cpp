@@ -77,6 +77,8 @@ void BackwardTracker::begin_backward() {
       return reduction_->fail(trouble);  // other ranks may not have noticed it
   reduction_->begin();
   parts_.message.note_trouble(objection_());
+  if (const auto stepped = parts_.record.stepped_beside(parts_.plan.tensors))
+    parts_.message.note_trouble(*stepped, kSteppedBesideScaler);
   backward.number = current_backward();
   backward.thread = std::this_thread::get_id();
   backward.accumulates = passes.reduce_every() > 1;

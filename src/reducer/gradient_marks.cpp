@@ -21,9 +21,7 @@ Registry& registry() {
 
 }  // namespace
 
-AcceptingGradients::AcceptingGradients(std::function<void(const TensorSet& parameters)> accept,
-                                       std::function<std::optional<KnownGradients>(const TensorSet& parameters)> know)
-    : accept_(std::move(accept)), know_(std::move(know)) {
+AcceptingGradients::AcceptingGradients(GradientQuestions questions) : questions_(std::move(questions)) {
   const MutexLock lock(registry().mutex);
   registry().list.push_back(this);
 }
@@ -35,14 +33,14 @@ AcceptingGradients::~AcceptingGradients() {
 
 void accept_gradients(const TensorSet& parameters) {
   const MutexLock lock(registry().mutex);
-  for (const AcceptingGradients* one : registry().list) one->accept_(parameters);
+  for (const AcceptingGradients* one : registry().list) one->questions_.accept(parameters);
 }
 
 std::optional<KnownGradients> known_gradients(const TensorSet& parameters) {
   const MutexLock lock(registry().mutex);
   std::optional<KnownGradients> all;
   for (const AcceptingGradients* one : registry().list) {
-    auto known = one->know_(parameters);
+    auto known = one->questions_.know(parameters);
     if (!known) continue;
     if (!all) {
       all = std::move(known);
@@ -69,6 +67,20 @@ std::optional<KnownGradients> known_gradients(const TensorSet& parameters) {
     all->passes.insert(all->passes.end(), known->passes.begin(), known->passes.end());
   }
   return all;
+}
+
+bool scaled_gradients_wait(const ScaledPasses& scaled) {
+  const MutexLock lock(registry().mutex);
+  return std::any_of(registry().list.begin(), registry().list.end(),
+                     [&](const AcceptingGradients* one) { return one->questions_.waits(scaled); });
+}
+
+std::string stepped_beside_scaler() {
+  const MutexLock lock(registry().mutex);
+  std::string name;
+  for (const AcceptingGradients* one : registry().list)
+    if (name.empty()) name = one->questions_.stepped();
+  return name;
 }
 
 }  // namespace lockstep

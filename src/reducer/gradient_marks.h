@@ -54,12 +54,21 @@ struct KnownGradients {
   GradientEdits edits;               ///< on this rank
 };
 
-/// While it lives, accept_gradients() calls `accept`, and known_gradients() `know`; that returns none if it follows
-/// none of the parameters.
+class ScaledPasses;
+
+/// What a reducer tells of the parameters and gradients that it follows.
+struct GradientQuestions {
+  std::function<void(const TensorSet& parameters)> accept;
+  /// None if it follows none of the parameters.
+  std::function<std::optional<KnownGradients>(const TensorSet& parameters)> know;
+  std::function<bool(const ScaledPasses& scaled)> waits;
+  std::function<std::string()> stepped;
+};
+
+/// While it lives, the functions below ask it.
 class AcceptingGradients {
  public:
-  AcceptingGradients(std::function<void(const TensorSet& parameters)> accept,
-                     std::function<std::optional<KnownGradients>(const TensorSet& parameters)> know);
+  explicit AcceptingGradients(GradientQuestions questions);
   ~AcceptingGradients();
   AcceptingGradients(const AcceptingGradients&) = delete;
   AcceptingGradients& operator=(const AcceptingGradients&) = delete;
@@ -67,8 +76,9 @@ class AcceptingGradients {
  private:
   friend void accept_gradients(const TensorSet& parameters);
   friend std::optional<KnownGradients> known_gradients(const TensorSet& parameters);
-  const std::function<void(const TensorSet& parameters)> accept_;
-  const std::function<std::optional<KnownGradients>(const TensorSet& parameters)> know_;
+  friend bool scaled_gradients_wait(const ScaledPasses& scaled);
+  friend std::string stepped_beside_scaler();
+  const GradientQuestions questions_;
 };
 
 /// This library has changed the gradients of these parameters, on all ranks in the same way: where an optimizer sums
@@ -77,5 +87,11 @@ void accept_gradients(const TensorSet& parameters);
 
 /// What all reducers know together. None: no reducer follows one of these parameters.
 std::optional<KnownGradients> known_gradients(const TensorSet& parameters);
+
+/// Whether .grad of a parameter that a reducer follows has the present scale of the GradScaler that has `scaled`.
+bool scaled_gradients_wait(const ScaledPasses& scaled);
+/// The name of a parameter that a reducer follows and that was changed while its gradient had a scale
+/// (PassRecord::stepped_beside); empty if there is none.
+std::string stepped_beside_scaler();
 
 }  // namespace lockstep

@@ -11,6 +11,8 @@ namespace {
 
 /// Passes without a zero_grad() between them are a mistake long before.
 constexpr size_t kMostPasses = 1024;
+/// An optimizer's step changes nearly all of its parameters, so of a pass as many as these are compared.
+constexpr size_t kMostLookedAt = 32;
 
 /// On a device, where reading waits for what is queued, any gradient counts as cleared.
 bool is_cleared(const at::Tensor& gradient) {
@@ -58,9 +60,13 @@ void PassRecord::mark(const std::vector<at::Tensor>& parameters) {
 }
 
 void PassRecord::unscaled(const std::vector<at::Tensor>& parameters, const TensorSet& chosen) {
-  for (Pass& pass : passes_)
-    for (size_t i = 0; i < parameters.size(); ++i)
-      if (chosen.contains(parameters[i].unsafeGetTensorImpl())) pass.unscaled[i] = true;
+  if (passes_.empty()) return;
+  divided_.resize(parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!chosen.contains(parameters[i].unsafeGetTensorImpl())) continue;
+    divided_[i] = true;
+    for (Pass& pass : passes_) pass.unscaled[i] = true;
+  }
 }
 
 bool PassRecord::still_scaled(const std::vector<at::Tensor>& parameters, const TensorSet* chosen) const {
@@ -72,6 +78,35 @@ bool PassRecord::still_scaled(const std::vector<at::Tensor>& parameters, const T
         return true;
   }
   return false;
+}
+
+bool PassRecord::still_scaled_by(const ScaledPasses& scaled, const std::vector<at::Tensor>& parameters) const {
+  for (const Pass& pass : passes_) {
+    if (scaled.scale_of(pass.number) != ScaledPasses::Scale::kPresent) continue;
+    for (size_t i = 0; i < parameters.size(); ++i)
+      if (pass.reached[i] && !pass.unscaled[i] && !is_cleared(parameters[i].grad())) return true;
+  }
+  return false;
+}
+
+std::optional<size_t> PassRecord::stepped_beside(const std::vector<at::Tensor>& parameters) const {
+  if (marks_.size() != parameters.size() || weights_set_ != times_weights_were_set()) return std::nullopt;
+  for (const Pass& pass : passes_) {
+    std::vector<size_t> waiting;
+    bool any_divided = false;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (pass.reached[i] && !pass.unscaled[i]) waiting.push_back(i);
+      any_divided = any_divided || (pass.reached[i] && pass.unscaled[i]);
+    }
+    if (waiting.empty() || !ScaledPasses::known_to_any(pass.number)) continue;
+    const size_t apart = (waiting.size() + kMostLookedAt - 1) / kMostLookedAt;
+    for (size_t at = 0; at < waiting.size(); at += apart) {
+      const size_t i = waiting[at];
+      if (any_divided && i < divided_.size() && divided_[i]) continue;
+      if (parameters[i].is_cpu() && sample_of(parameters[i]) != marks_[i].parameter) return i;
+    }
+  }
+  return std::nullopt;
 }
 
 std::vector<RecordedPass> PassRecord::passes(const std::vector<at::Tensor>& parameters, const TensorSet& chosen) const {
@@ -95,8 +130,7 @@ GradientEdits PassRecord::edits(const std::vector<at::Tensor>& parameters, const
   std::vector<bool> scaled(parameters.size());
   for (const Pass& pass : passes_) {
     if (!ScaledPasses::known_to_any(pass.number)) continue;
-    for (size_t i = 0; i < parameters.size(); ++i)
-      scaled[i] = scaled[i] || (pass.reached[i] && !pass.unscaled[i]);
+    for (size_t i = 0; i < parameters.size(); ++i) scaled[i] = scaled[i] || (pass.reached[i] && !pass.unscaled[i]);
   }
   const bool weights_are_as_left = weights_set_ == times_weights_were_set();
   for (size_t i = 0; i < parameters.size(); ++i) {

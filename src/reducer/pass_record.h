@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -8,6 +9,13 @@
 #include "reducer/gradient_marks.h"
 
 namespace lockstep {
+
+class ScaledPasses;
+
+/// Of PassRecord::stepped_beside(), after "parameter NAME ".
+inline constexpr const char* kSteppedBesideScaler =
+    "was changed while its gradient still had the scale of a GradScaler, as optimizer.step() does; call "
+    "scaler.step(optimizer), which divides the gradients first, in its place";
 
 /// Which backward passes have put gradients into .grad of which parameters, since these were last none or zero: what a
 /// GradScaler compares with the passes that went through scale(). Nothing is recorded while there is no such scaler.
@@ -31,6 +39,12 @@ class PassRecord {
   void unscaled(const std::vector<at::Tensor>& parameters, const TensorSet& chosen);
   /// Whether .grad of one of `chosen` has the scale of a GradScaler. Null: of any.
   bool still_scaled(const std::vector<at::Tensor>& parameters, const TensorSet* chosen) const;
+  /// Whether .grad of one has the present scale of this one.
+  bool still_scaled_by(const ScaledPasses& scaled, const std::vector<at::Tensor>& parameters) const;
+  /// A parameter that something else than a GradScaler's step has changed since mark(), as an optimizer's own step
+  /// does, while its gradient had a scale. One that other passes reach in passing, as a generator's loss reaches the
+  /// discriminator, may change: if a GradScaler divides its gradients at other times, and those of others of the pass.
+  std::optional<size_t> stepped_beside(const std::vector<at::Tensor>& parameters) const;
 
   /// The passes whose gradients are in .grad of one of `chosen`.
   std::vector<RecordedPass> passes(const std::vector<at::Tensor>& parameters, const TensorSet& chosen) const;
@@ -50,6 +64,7 @@ class PassRecord {
 
   std::vector<Pass> passes_;
   std::vector<Mark> marks_;    ///< by parameter; empty: unknown
+  std::vector<bool> divided_;  ///< by parameter: a GradScaler has divided its gradient once
   uint64_t weights_set_ = 0;   ///< times_weights_were_set() then
   std::vector<bool> current_;  ///< empty: the backward that is running is not recorded
 };

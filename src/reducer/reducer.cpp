@@ -130,6 +130,17 @@ bool Reducer::has_scaled_gradients() const {
   return parts_.record.still_scaled(parts_.plan.tensors, nullptr);
 }
 
+bool Reducer::has_gradients_scaled_by(const ScaledPasses& scaled) const {
+  const MutexLock lock(tracker_.mutex);
+  return parts_.record.still_scaled_by(scaled, parts_.plan.tensors);
+}
+
+std::string Reducer::stepped_beside_scaler() const {
+  const MutexLock lock(tracker_.mutex);
+  const auto found = parts_.record.stepped_beside(parts_.plan.tensors);
+  return found ? parts_.plan.names[*found] : "";
+}
+
 void Reducer::accept_changes(const TensorSet& parameters) {
   const MutexLock lock(tracker_.mutex);
   parts_.record.unscaled(parts_.plan.tensors, parameters);

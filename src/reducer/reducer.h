@@ -110,6 +110,8 @@ class Reducer {
   /// If `parameters` are its own, what was done to their gradients since backward is no error.
   void accept_changes(const TensorSet& parameters);
   std::optional<KnownGradients> known_gradients(const TensorSet& parameters) const;
+  bool has_gradients_scaled_by(const ScaledPasses& scaled) const;
+  std::string stepped_beside_scaler() const;
 
   ReductionParts parts_ LOCKSTEP_GUARDED_BY(tracker_.mutex);
   OverlappedReduction overlapped_ LOCKSTEP_GUARDED_BY(tracker_.mutex){parts_};
@@ -118,8 +120,11 @@ class Reducer {
   SharedStep* step_ LOCKSTEP_GUARDED_BY(tracker_.mutex) = nullptr;                   ///< that takes the sum; or null
   BackwardTracker tracker_;
   EnteredVirtualRank entered_;
-  const AcceptingGradients accepting_{[this](const TensorSet& parameters) { accept_changes(parameters); },
-                                      [this](const TensorSet& parameters) { return known_gradients(parameters); }};
+  const AcceptingGradients accepting_{
+      {.accept = [this](const TensorSet& parameters) { accept_changes(parameters); },
+       .know = [this](const TensorSet& parameters) { return known_gradients(parameters); },
+       .waits = [this](const ScaledPasses& scaled) { return has_gradients_scaled_by(scaled); },
+       .stepped = [this] { return stepped_beside_scaler(); }}};
 };
 
 }  // namespace lockstep

@@ -46,17 +46,43 @@ bool ScaledPasses::known_to_any(int backward) {
                      [&](const auto* one) { return one->scale_of(backward) != Scale::kNone; });
 }
 
-void ScaledPasses::add(int backward, std::shared_ptr<const TensorSet> beside) {
+bool ScaledPasses::add(int backward, std::shared_ptr<const TensorSet> beside, float scale) {
   const MutexLock lock(mutex_);
-  if (passes_.size() == kMostScaledPasses) passes_.erase(passes_.begin());
+  const bool is_new = !passes_.contains(backward);
+  if (is_new && passes_.size() == kMostScaledPasses) passes_.erase(passes_.begin());
   Pass& pass = passes_[backward];
   pass.update = updates_;
   if (beside) pass.beside = std::move(beside);
+  if (scale != scale_) stale_ = scale;
+  if (is_new) ++count_;
+  return is_new;
 }
 
-void ScaledPasses::update() {
+void ScaledPasses::update(float scale) {
   const MutexLock lock(mutex_);
   ++updates_;
+  count_at_update_ = count_;
+  scale_ = scale;
+}
+
+void ScaledPasses::set_scale(float scale) {
+  const MutexLock lock(mutex_);
+  scale_ = scale;
+}
+
+uint64_t ScaledPasses::count() const {
+  const MutexLock lock(mutex_);
+  return count_;
+}
+
+uint64_t ScaledPasses::count_since_update() const {
+  const MutexLock lock(mutex_);
+  return count_ - count_at_update_;
+}
+
+std::optional<float> ScaledPasses::take_stale_scale() {
+  const MutexLock lock(mutex_);
+  return std::exchange(stale_, std::nullopt);
 }
 
 ScaledPasses::Scale ScaledPasses::scale_of(int backward) const {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "base/mutex.h"
 #include "reducer/gradient_marks.h"
@@ -12,7 +13,7 @@ namespace lockstep {
 /// The backward passes that went through a loss which one GradScaler has scaled. Any thread may call it.
 class ScaledPasses {
  public:
-  ScaledPasses();
+  explicit ScaledPasses(float scale) : ScaledPasses() { scale_ = scale; }
   ~ScaledPasses();
   ScaledPasses(const ScaledPasses&) = delete;
   ScaledPasses& operator=(const ScaledPasses&) = delete;
@@ -22,10 +23,19 @@ class ScaledPasses {
   /// Whether one of these objects knows the pass.
   static bool known_to_any(int backward);
 
-  /// `beside`: what a part of the loss reached that was added after scale(); null: nothing.
-  void add(int backward, std::shared_ptr<const TensorSet> beside);
-  /// The scale changes: passes so far have the earlier one.
-  void update();
+  /// `beside`: what a part of the loss reached that was added after scale(); null: nothing. `scale`: that of the loss.
+  /// Returns whether the pass is a new one.
+  bool add(int backward, std::shared_ptr<const TensorSet> beside, float scale);
+  /// A step has ended: passes so far have an earlier scale.
+  void update(float scale);
+  /// The passes since keep their gradients' scale, which is another one from now on.
+  void set_scale(float scale);
+  /// How many passes there were so far.
+  uint64_t count() const;
+  /// How many since update().
+  uint64_t count_since_update() const;
+  /// The scale of a loss whose pass began when the scale was another; none: there was none since the last call.
+  std::optional<float> take_stale_scale();
 
   enum class Scale { kPresent, kEarlier, kNone };
   Scale scale_of(int backward) const;
@@ -33,6 +43,8 @@ class ScaledPasses {
   bool reached_beside(int backward, const TensorSet& parameters) const;
 
  private:
+  ScaledPasses();
+
   struct Pass {
     uint64_t update;
     std::shared_ptr<const TensorSet> beside;
@@ -41,6 +53,9 @@ class ScaledPasses {
   mutable Mutex mutex_;
   std::map<int, Pass> passes_ LOCKSTEP_GUARDED_BY(mutex_);  ///< by current_backward()
   uint64_t updates_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  uint64_t count_ LOCKSTEP_GUARDED_BY(mutex_) = 0, count_at_update_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  float scale_ LOCKSTEP_GUARDED_BY(mutex_) = 1;
+  std::optional<float> stale_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <limits>
 
 #include <ATen/ATen.h>
@@ -13,13 +14,14 @@
 
 #include <lockstep/error.h>
 
-#include "base/counted.h"
-#include "base/rank_names.h"
 #include "rank_page/operation_label.h"
 #include "reducer/followed_result.h"
+#include "reducer/gradient_hook.h"
 #include "reducer/gradient_marks.h"
 #include "reducer/scaled_passes.h"
+#include "train/divided_gradients.h"
 #include "train/scaler_refusals.h"
+#include "train/scaler_troubles.h"
 
 namespace lockstep {
 namespace {
@@ -64,6 +66,20 @@ TensorSet parameters_of(torch::optim::Optimizer& optimizer) {
   return parameters;
 }
 
+std::vector<at::Tensor> list_of_parameters(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
+}
+
+bool shares_parameters(const torch::optim::Optimizer& optimizer, const TensorSet& parameters) {
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& parameter : group.params())
+      if (parameters.contains(parameter.unsafeGetTensorImpl())) return true;
+  return false;
+}
+
 bool any_is_not_zero(torch::optim::Optimizer& optimizer) {
   for (const auto& [kind, gradients] : gradients_of(optimizer))
     for (const at::Tensor& gradient : gradients)
@@ -94,16 +110,6 @@ constexpr const char* kScaledTwice =
 /// Of a rank that cannot tell which gradients were cleared.
 constexpr float kUnknown = -std::numeric_limits<float>::infinity();
 
-constexpr const char* kUnscale = "unscale()";
-constexpr const char* kStep = "step()";
-
-[[noreturn]] void refuse_different_calls(const Group& ranks, const char* call) {
-  const auto calls = ranks.all_gather_bytes(call);
-  throw Error("GradScaler: " + ranks_with(calls, std::string(kUnscale)) + " called unscale(), and " +
-              ranks_with(calls, std::string(kStep)) +
-              " step() without it; call unscale() before step() on every rank or on none");
-}
-
 /// Of what a first parameter's steps leave in the optimizer; 0 where that is not known.
 uint64_t sample_of_state(torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups())
@@ -133,19 +139,41 @@ double number(const Object& state, const char* name) {
 
 GradScaler::GradScaler(GradScalerOptions options) : options_(options), scale_(static_cast<float>(options.init_scale)) {
   check(options_);
-  if (options_.enabled) passes_ = std::make_shared<ScaledPasses>();
+  if (!options_.enabled) return;
+  passes_ = std::make_shared<ScaledPasses>(scale_);
+  divided_ = std::make_shared<DividedGradients>();
 }
 
 GradScaler::GradScaler(const Group& group, GradScalerOptions options) : GradScaler(options) { group_ = group; }
 
+GradScaler::GradScaler(GradScaler&& other) noexcept = default;
+GradScaler& GradScaler::operator=(GradScaler&& other) noexcept = default;
+
+GradScaler::~GradScaler() {
+  if (!passes_ || std::uncaught_exceptions() > 0) return;
+  try {
+    if (const std::string stepped = stepped_beside_scaler(); !stepped.empty())
+      TORCH_WARN("a GradScaler ends, and this rank ", trouble_of_step_beside(stepped));
+  } catch (const std::exception&) {  // a handler that makes errors of warnings
+  }
+}
+
+void GradScaler::check_usable() const {
+  TORCH_CHECK(passes_, "GradScaler: it was moved from; use the one that it was moved to");
+}
+
 at::Tensor GradScaler::scale(const at::Tensor& outputs) const {
   if (!options_.enabled) return outputs;
+  check_usable();
   TORCH_CHECK(outputs.defined(), "GradScaler: scale() was given an undefined tensor; give it the loss");
   if (comes_from_followed_result(outputs)) trouble_ = kScaledTwice;
   scaled_ = true;
   const at::Tensor scaled = outputs * at::scalar_tensor(scale_, outputs.options().dtype(at::kFloat));
-  follow_result(scaled, [passes = passes_](int backward, std::shared_ptr<const TensorSet> beside) {
-    passes->add(backward, std::move(beside));
+  follow_result(scaled, [passes = passes_, divided = divided_, scale = scale_](
+                            int backward, std::shared_ptr<const TensorSet> beside) {
+    if (!passes->add(backward, std::move(beside), scale) || !divided->any()) return;
+    divided->backward_begins();
+    at_end_of_backward([divided](bool) { divided->backward_ends(); });
   });
   return scaled;
 }
@@ -178,60 +206,23 @@ std::string GradScaler::unscaled_passes(torch::optim::Optimizer& optimizer,
   return any_is_not_zero(optimizer) ? "ran backward" : "";
 }
 
-std::string GradScaler::trouble_before(const char* call, torch::optim::Optimizer& optimizer,
+std::string GradScaler::trouble_before(const char* call, const TensorSet& parameters,
                                        const std::optional<KnownGradients>& known) const {
   if (!trouble_.empty()) return trouble_;
-  if (!known) return "";
-  if (known->held_back > 0)
-    return std::string("called ") + call + " while the gradients of " +
-           counted(known->held_back, "backward pass", "backward passes") +
-           " of accumulate() wait in .grad, this rank's own and not reduced yet; call it when step_complete() is true, "
-           "or after reduce_gradients()";
-  if (known->shares > 0)
-    return std::string("called ") + call + " after the backward of " +
-           counted(known->shares, "virtual rank", "virtual ranks") +
-           ", and not of all that it works for; call it once, after the last one's backward";
-  if (known->drops)
-    return "set NonFinitePolicy::kSkip, which removes the gradients before the scaler can see infinity in them; use "
-           "either the scaler or the policy";
-  size_t present = 0, used = 0, early = 0, others = 0, beside = 0;
-  const TensorSet parameters = parameters_of(optimizer);
-  for (const RecordedPass& pass : known->passes) {
-    const auto scale = passes_->scale_of(pass.number);
-    if (scale == ScaledPasses::Scale::kPresent) ++present;
-    if (scale == ScaledPasses::Scale::kEarlier) ++(pass.unscaled ? used : early);
-    if (scale == ScaledPasses::Scale::kNone && ScaledPasses::known_to_any(pass.number)) ++others;
-    if (passes_->reached_beside(pass.number, parameters)) ++beside;
-  }
-  const auto passes = [](size_t number) { return counted(number, "backward pass", "backward passes"); };
-  if (others > 0)
-    return "called " + std::string(call) + " with gradients of " + passes(others) +
-           " whose loss another GradScaler had scaled; give each optimizer to the scaler that scales its loss";
-  if (early > 0 || (used > 0 && present == 0))
-    return "called " + std::string(call) + " after update(), with gradients of " + passes(early + used) +
-           " from before it; call update() once, after the step() of every optimizer, and run a backward before the "
-           "next step()";
-  if (used > 0)
-    return "added the gradients of " + passes(present) + " to those of " + passes(used) +
-           " that a step had used, which have another scale; call zero_grad() before the first backward of each step";
-  if (beside > 0)
-    return "added something without scale() to a loss that scale() had scaled, in " + passes(beside) +
-           ", so its gradients would be divided by a scale that they do not have; call scale() on the whole sum";
-  if (known->edits.stepped)
-    return "changed parameter " + known->edits.stepped_name +
-           " between backward() and the scaler's step, as optimizer.step() does, which takes gradients that still have "
-           "the scale; call only scaler.step(optimizer)";
-  if (known->edits.changed)
-    return "changed the gradient of parameter " + known->edits.changed_name +
-           " between backward() and unscale(), as clipping does, when it still had the scale; call "
-           "scaler.unscale(optimizer) first";
+  if (const auto stale = passes_->take_stale_scale()) return trouble_of_stale_scale(*stale, scale_);
+  for (const auto& [other, found] : found_)
+    if (found.passes == passes_->count() && shares_parameters(*other, parameters)) return kDividedTwice;
+  const std::string trouble = known ? trouble_of_gradients(call, parameters, *known, *passes_) : "";
+  if (!trouble.empty()) return trouble;
+  if (const std::string stepped = stepped_beside_scaler(); !stepped.empty()) return trouble_of_step_beside(stepped);
+  if (!known && loaded_after_ && *loaded_after_ == passes_->count()) return trouble_of_new_scale("load_state_dict()");
   return "";
 }
 
 GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimizer& optimizer) {
   const TensorSet parameters = parameters_of(optimizer);
   const auto known = known_gradients(parameters);
-  const std::string trouble = trouble_before(call, optimizer, known);
+  const std::string trouble = trouble_before(call, parameters, known);
   const std::string unscaled = trouble.empty() ? unscaled_passes(optimizer, known) : "";
   trouble_.clear();
   const at::Tensor found = trouble.empty() ? unscale_local(optimizer) : at::zeros({2}, at::kFloat);
@@ -275,11 +266,22 @@ GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimiz
   TORCH_CHECK(said[kGradient] > 0 || nothing,
               "GradScaler: no parameter of the optimizer has a gradient; call backward() first");
   accept_gradients(parameters);
-  return {.infinity = said[kInfinity] > 0, .nothing = nothing};
+  if (!known && call == kUnscale) divided_->add(&optimizer, list_of_parameters(optimizer));
+  return {.infinity = said[kInfinity] > 0, .nothing = nothing, .passes = passes_->count()};
+}
+
+void GradScaler::check_later_passes(torch::optim::Optimizer& optimizer, const Found& found) {
+  const bool is_mixed = divided_->remove(&optimizer);
+  size_t later = 0;
+  if (const auto known = found.passes != passes_->count() ? known_gradients(parameters_of(optimizer)) : std::nullopt)
+    for (const RecordedPass& pass : known->passes)
+      if (!pass.unscaled && ScaledPasses::known_to_any(pass.number)) ++later;
+  if (is_mixed || later > 0) throw Error("GradScaler: this rank " + trouble_of_later_passes(later));
 }
 
 void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) return;
+  check_usable();
   const auto before = found_.find(&optimizer);
   TORCH_CHECK(before == found_.end(), "GradScaler: unscale(): the gradients of this optimizer ",
               before != found_.end() && before->second.stepped ? "were used by step() since the last update()"
@@ -292,11 +294,13 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
     optimizer.step();
     return true;
   }
+  check_usable();
   if (!found_.contains(&optimizer)) {
     const Found found = unscale_in(kStep, optimizer);
     found_[&optimizer] = found;
   }
   Found& found = found_.at(&optimizer);
+  if (!found.stepped) check_later_passes(optimizer, found);
   TORCH_CHECK(!found.stepped, "GradScaler: step() was already called for this optimizer since the last update()");
   found.stepped = true;
   if (!found.infinity) optimizer.step();  // one that sums gradients itself has still to learn that there is nothing
@@ -322,7 +326,12 @@ void GradScaler::refuse_update() {
 
 void GradScaler::update(std::optional<double> new_scale) {
   if (!options_.enabled) return;
+  check_usable();
   if (found_.empty() && !new_scale) refuse_update();
+  if (found_.empty() && scaled_gradients_wait(*passes_))
+    throw Error("GradScaler: this rank " + trouble_of_new_scale("update(new_scale)"));
+  if (const std::string stepped = stepped_beside_scaler(); !stepped.empty())
+    throw Error("GradScaler: this rank " + trouble_of_step_beside(stepped));
   for (auto& [optimizer, found] : found_)
     TORCH_CHECK(!found.stepped || found.state == sample_of_state(*optimizer),
                 "GradScaler: an optimizer stepped again between the scaler's step() and update(): optimizer.step() was "
@@ -332,7 +341,8 @@ void GradScaler::update(std::optional<double> new_scale) {
   const bool nothing =
       std::all_of(found_.begin(), found_.end(), [](const auto& entry) { return entry.second.nothing; });
   found_.clear();
-  passes_->update();
+  divided_->clear();
+  loaded_after_.reset();
   scaled_ = false;
   if (new_scale) {
     check_scale("update(): new_scale", *new_scale);
@@ -345,6 +355,7 @@ void GradScaler::update(std::optional<double> new_scale) {
     if (std::isfinite(grown)) scale_ = grown;
     growth_tracker_ = 0;
   }
+  passes_->update(scale_);
 }
 
 c10::IValue GradScaler::state_dict() const {
@@ -360,6 +371,7 @@ c10::IValue GradScaler::state_dict() const {
 
 void GradScaler::load_state_dict(const c10::IValue& object) {
   if (!options_.enabled) return;
+  check_usable();
   if (!object.isGenericDict()) throw Error("the state of a scaler must be a dictionary");
   const Object state = object.toGenericDict();
   if (state.empty()) throw Error("the state of the scaler is empty: it comes from a scaler that was not enabled");
@@ -371,10 +383,14 @@ void GradScaler::load_state_dict(const c10::IValue& object) {
   options.growth_interval = static_cast<int64_t>(number(state, "growth_interval"));
   const auto tracker = static_cast<int64_t>(number(state, "_growth_tracker"));
   check(options);
+  if (scaled_gradients_wait(*passes_))
+    throw Error("GradScaler: this rank " + trouble_of_new_scale("load_state_dict()"));
+  if (passes_->count_since_update() > 0) loaded_after_ = passes_->count();
   options.init_scale = options_.init_scale;
   options_ = options;
   scale_ = static_cast<float>(scale);
   growth_tracker_ = tracker;
+  passes_->set_scale(scale_);
 }
 
 }  // namespace lockstep

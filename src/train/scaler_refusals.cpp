@@ -50,6 +50,13 @@ void refuse(const std::optional<Group>& ranks, const std::string& trouble, const
   refuse_unscaled(told, who);
 }
 
+void refuse_different_calls(const Group& ranks, const char* call) {
+  const auto calls = ranks.all_gather_bytes(call);
+  throw Error("GradScaler: " + ranks_with(calls, std::string(kUnscale)) + " called unscale(), and " +
+              ranks_with(calls, std::string(kStep)) +
+              " step() without it; call unscale() before step() on every rank or on none");
+}
+
 void refuse_cleared(const Group& ranks, bool cleared) {
   const auto told = ranks.all_gather_bytes(cleared ? "cleared" : "kept");
   throw Error(

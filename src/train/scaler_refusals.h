@@ -13,6 +13,10 @@ namespace lockstep {
 /// backward passes without scale(); `scaled`: it has called that.
 [[noreturn]] void refuse(const std::optional<Group>& ranks, const std::string& trouble, const std::string& unscaled,
                          bool scaled);
+inline constexpr const char* kUnscale = "unscale()";
+inline constexpr const char* kStep = "step()";
+/// Some ranks unscale by one of these, and others by the other: `call`.
+[[noreturn]] void refuse_different_calls(const Group& ranks, const char* call);
 /// Some ranks have `cleared` gradients after a backward, and others did not.
 [[noreturn]] void refuse_cleared(const Group& ranks, bool cleared);
 

@@ -24,6 +24,28 @@ namespace {
 const Programs& programs_that_make() {
   static const Programs kPrograms{
       {"sharing_differs", [](Wrong& w) { w.optimizer({.shared_parameters = w.odd}); }},
+      {"edited_on_one_rank_before",
+       [](Wrong& w) {
+         if (w.odd) w.net->out->weight.data()[1][2] += 1e-3;
+         w.optimizer();
+       }},
+      {"edited_on_one_rank_before_an_optimizer_of_its_own_formula",
+       [](Wrong& w) {
+         if (w.odd) w.net->out->weight.data()[1][2] += 1e-3;
+         ZeroRedundancyOptimizer<Plain> plain(w.model, torch::optim::SGDOptions(0.1));
+       }},
+      {"loaded_on_one_rank_between_two_optimizers",
+       [](Wrong& w) {
+         {
+           AdamW adamw = w.optimizer();
+           w.backward();
+           adamw.step();
+         }
+         StateDict other = copies_of(*w.net);
+         other["fc.weight"].mul_(0.5);
+         if (w.odd) load_state_dict(*w.net, other);
+         w.optimizer();
+       }},
       {"masters_differ", [](Wrong& w) { w.optimizer({.master_weights = w.odd}); }},
       {"kinds_differ",
        [](Wrong& w) {

@@ -60,6 +60,11 @@ Programs programs_that_end() {
          }
          const Model again(net, w.context);
        }},
+      {"edited_on_one_rank_before_parameters_are_shared",
+       [](Wrong& w) {
+         if (w.odd) w.net->out->weight.data()[1][2] += 1e-3;
+         w.optimizer({.shared_parameters = true});
+       }},
       {"the_later_optimizer_has_gone",
        [](Wrong& w) {
          AdamW adamw = w.optimizer({.shared_parameters = true});

@@ -15,7 +15,7 @@
 #include "data_parallel/models.h"
 #include "data_parallel/recompute.h"
 #include "support/ranks.h"
-#include "support/wrong_table.h"
+#include "train/scaler_side.h"
 
 // Programs whose gradients would not have the scale that a GradScaler divides them by: each is an error on all ranks,
 // before a parameter is stepped. Beside them odd programs that are right.
@@ -24,56 +24,6 @@ namespace lockstep::wrong_scalers_test {
 namespace {
 
 using namespace testing;  // NOLINT
-using Sharded = ZeroRedundancyOptimizer<torch::optim::SGD>;
-
-/// One rank's side of a program.
-struct Side {
-  explicit Side(Context& the_context) : context(the_context) {}
-
-  at::Tensor loss(int step = 0) const { return loss_of(*model, batch(step, context.rank()), step, context.rank()); }
-  at::Tensor weights() const { return torch::nn::utils::parameters_to_vector(model->parameters()).detach().clone(); }
-  void backward(bool scaled, int step = 0) { (scaled ? scaler.scale(loss(step)) : loss(step)).backward(); }
-  /// A whole step that is right.
-  void train(torch::optim::Optimizer& by) {
-    backward(true);
-    EXPECT_TRUE(scaler.step(by));
-    scaler.update();
-    by.zero_grad();
-  }
-  /// Two passes and a step of `by`; `scaled`: the first one, on this rank.
-  void accumulate(torch::optim::Optimizer& by, bool scaled) {
-    train(by);
-    before = weights();
-    const auto accumulation = replica.accumulate(2);
-    backward(scaled);
-    backward(true, 1);
-    scaler.step(by);
-  }
-  /// A step that all ranks leave out, among others.
-  void leave_out(torch::optim::Optimizer& by) {
-    train(by);
-    replica.skip_step();
-    const at::Tensor kept = weights();
-    EXPECT_FALSE(scaler.step(by));
-    scaler.update();
-    EXPECT_TRUE(weights().equal(kept));
-    EXPECT_EQ(replica.skipped_steps(), 1);
-    train(by);
-    EXPECT_FALSE(weights().equal(kept));
-    EXPECT_EQ(tracked(), 2);
-  }
-  int64_t tracked() const { return scaler.state_dict().toGenericDict().at("_growth_tracker").toInt(); }
-
-  Context& context;
-  const bool odd = context.rank() == context.world_size() - 1;  ///< the last rank is the one that differs
-  std::shared_ptr<Model> model = make_model("plain");
-  DistributedDataParallel<std::shared_ptr<Model>> replica{model, context};
-  torch::optim::SGD optimizer = make_sgd(*model);
-  GradScaler scaler{{.init_scale = 1024}};
-  at::Tensor before;  ///< what the refused step must leave alone; undefined: there was none
-};
-
-using Programs = std::vector<TabledProgram<Side>>;
 
 constexpr const char* kOne =
     "GradScaler: {odd} ran 1 of 2 backward passes without scale() since the last update(), and {rest} with it, so the "
@@ -428,22 +378,7 @@ Programs that_are_right() {
   };
 }
 
-class WrongScalers : public ::testing::TestWithParam<Engine> {
- protected:
-  static void expect(const Programs& programs) {
-    run_ranks(GetParam(), [&](Context& context) {
-      const auto make = [&](const std::string& name) {
-        return std::unique_ptr<Side, std::function<void(Side*)>>(new Side(context), [name](Side* side) {
-          if (side->before.defined()) {
-            EXPECT_TRUE(side->weights().equal(side->before)) << name << ": a refused step has stepped";
-          }
-          delete side;
-        });
-      };
-      expect_each_told(context, programs, make);
-    });
-  }
-};
+using WrongScalers = OfScalers;
 INSTANTIATE_TEST_SUITE_P(Engines, WrongScalers, ::testing::ValuesIn(engines_of_wrong_programs()),
                          [](const auto& instance) { return name_of(instance.param); });
 

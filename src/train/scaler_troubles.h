@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+
+#include <lockstep/group.h>
+
+#include "reducer/gradient_marks.h"
+#include "reducer/scaled_passes.h"
+
+namespace lockstep {
+
+// What a rank has done wrong with a GradScaler, as predicates; empty if nothing.
+
+/// The gradients of an optimizer were divided as those of another one that has the same parameters.
+inline constexpr const char* kDividedTwice =
+    "gave unscale() or step() an optimizer that has parameters of another one, whose gradients the scaler had divided "
+    "already, so they would be divided twice; call unscale() and step() with the same optimizer, and give each "
+    "parameter to one optimizer";
+/// Before `call`, unscale() or step(), with gradients that a reducer follows.
+std::string trouble_of_gradients(const char* call, const TensorSet& parameters, const KnownGradients& known,
+                                 const ScaledPasses& scaled);
+/// Between unscale() and step(): scaled passes have added to what was divided. `passes`: how many; 0: some.
+std::string trouble_of_later_passes(size_t passes);
+/// A loss has the scale `lost`, and the scale was `present` when its backward began.
+std::string trouble_of_stale_scale(float lost, float present);
+/// `call` has changed the scale while gradients have the one before.
+std::string trouble_of_new_scale(const std::string& call);
+/// `parameter` was stepped by its optimizer.
+std::string trouble_of_step_beside(const std::string& parameter);
+
+}  // namespace lockstep
