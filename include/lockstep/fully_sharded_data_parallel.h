@@ -76,8 +76,8 @@ class FullySharded : public detail::ShardedModel, public detail::StateInSlices {
 ///
 /// On every rank: the same module and the same order of units in each forward and backward; a difference is an Error on
 /// all ranks that meet it. Each unit is called once in a forward that a backward follows. Gradients are the mean over
-/// the ranks, and lie in the parts that the optimizer steps: a parameter's own .grad is undefined after backward.
-/// Several backward passes before a step add up. Reading a parameter of a unit outside of that unit's forward throws,
+/// the ranks, and lie in the parts that the optimizer steps: a parameter's own .grad throws when it is read or written, and
+/// removing it, as the module's zero_grad() does, clears the part's. Several backward passes before a step add up. Reading a parameter of a unit outside of that unit's forward throws,
 /// unless all ranks are on one machine, where nothing is ever given up.
 ///
 /// It refuses, by name: buffers, parameters of 16 bits, on devices or shared between units, units within units or of

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <sstream>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
@@ -12,15 +11,22 @@
 #include "base/first_difference.h"
 #include "collectives/sample.h"
 #include "data_parallel/gradient_norm.h"
+#include "fully_sharded/module_gradients.h"
 #include "fully_sharded/part_step.h"
 #include "fully_sharded/state.h"
+#include "fully_sharded/told_to_all.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep {
 
+using fully_sharded::decimal;
+using fully_sharded::tell_all;
 using fully_sharded::Unit;
 
 namespace {
+
+/// Begins a line of what_it_trains() that says how the module was edited.
+constexpr std::string_view kEdited = "edited: ";
 
 /// A value for each parameter of the module.
 template <typename ValueOf>
@@ -31,12 +37,11 @@ StateDict named_as_in(const torch::nn::Module& module, const ValueOf& value_of) 
   return state;
 }
 
-void check_same_limits(const Group& group, double max_norm, double norm_type) {
-  std::ostringstream text;
-  text << std::hexfloat << "max_norm " << max_norm << "\nnorm_type " << norm_type << '\n';
-  const std::string difference = first_difference("argument", group.all_gather_bytes(text.str()));
+void check_same_limits(const std::vector<std::string>& arguments) {
+  const std::string difference = first_difference("argument", arguments);
   if (!difference.empty())
-    throw Error("the ranks limit the norm differently: " + difference + ". Every rank must give the same ones");
+    throw Error("the ranks limit the norm differently: " + difference +
+                ". Every rank must give the same arguments, and clear the same gradients");
 }
 
 /// Throws on all ranks if they were given states that differ, which a few elements of each tensor tell.
@@ -86,30 +91,38 @@ std::vector<torch::optim::OptimizerParamGroup> FullySharded::parts_of(
 std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimizer& optimizer,
                                                             const detail::StepKind& kind,
                                                             const ZeroRedundancyOptions& options) const {
-  const auto with_state = [state = std::weak_ptr<State>(state_)](void (State::*event)()) {
+  const auto with_state = [state = std::weak_ptr<State>(state_)](auto event) {
     return [state, event] {
       const auto here = state.lock();
       TORCH_CHECK(here, "FullyShardedDataParallel: the model whose parts this optimizer steps is gone");
-      ((*here).*event)();
+      return event(*here);
     };
   };
-  auto stepper = std::make_unique<fully_sharded::PartStep>(
+  return std::make_unique<fully_sharded::PartStep>(
       state_->groups(), optimizer, kind, options,
-      fully_sharded::PartStep::Events{with_state(&State::before_step), with_state(&State::after_step),
-                                      [state = std::weak_ptr<State>(state_)] {
-                                        const auto here = state.lock();
-                                        return here ? here->what_it_trains() : std::string();
-                                      },
-                                      state_->expect_steps()},
+      fully_sharded::PartStep::Events{
+          [with_state] {
+            std::string trouble;
+            const auto look = with_state([&](State& state) { trouble = state.trouble_before("step()"); });
+            const std::string gone = fully_sharded::trouble_of(look);
+            return gone.empty() ? trouble : gone;
+          },
+          with_state([](State& state) { state.after_step(); }),
+          with_state([](const State& state) { return state.what_it_trains(); }), state_->expect_steps()},
       state_->part_places());
-  return stepper;
 }
 
 double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
   const at::NoGradGuard no_grad;
-  state_->check_usable();
+  const OperationLabel label("the norm of the gradients");
+  const std::string trouble = state_->trouble_before("clip_grad_norm()");
+  const std::vector<Unit::Parameter*> trained = trouble.empty() ? state_->trained() : std::vector<Unit::Parameter*>();
+  std::string arguments = "max_norm: " + decimal(max_norm) + "\nnorm_type: " + decimal(norm_type) + '\n';
+  if (trouble.empty()) arguments += state_->what_it_trains();
+  for (const Unit::Parameter* parameter : trained)
+    if (!parameter->part.grad().defined()) arguments += "no gradient of " + parameter->name + '\n';
+  check_same_limits(tell_all(state_->groups()->all(), trouble, arguments));
   constexpr int64_t kBlock = GradientNorm::kBlock;
-  const std::vector<Unit::Parameter*> trained = state_->trained();
   GradientNorm norm(norm_type);
   int64_t blocks = 0;
   for (const Unit::Parameter* parameter : trained) blocks += GradientNorm::blocks_of(parameter->tensor.numel());
@@ -125,10 +138,8 @@ double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
     }
     sum += GradientNorm::blocks_of(parameter->tensor.numel());
   }
-  const OperationLabel label("the norm of the gradients");
   state_->groups()->all().all_reduce(sums);  // each block comes from one rank, so adding changes nothing
   for (int64_t i = 0; i < blocks; ++i) norm.add(sums.const_data_ptr<double>()[i]);
-  check_same_limits(state_->groups()->all(), max_norm, norm_type);
   const double found = norm.norm(), factor = max_norm / (found + 1e-6);
   if (std::isnan(factor) || factor < 1)
     for (const Unit::Parameter* parameter : trained)
@@ -162,7 +173,8 @@ fully_sharded::PartStates::Places FullySharded::State::part_places() {
   fully_sharded::PartStates::Places places;
   for (size_t number = 0; number < units_.size(); ++number)
     for (const Unit::Parameter& parameter : units_[number].parameters())
-      places[parameter.part.unsafeGetTensorImpl()] = {.sizes = parameter.tensor.sizes().vec(),
+      places[parameter.part.unsafeGetTensorImpl()] = {.name = parameter.name,
+                                                      .sizes = parameter.tensor.sizes().vec(),
                                                       .strides = parameter.tensor.strides().vec(),
                                                       .unit = number,
                                                       .slice_elements = units_[number].slice_elements(),
@@ -190,19 +202,34 @@ std::string FullySharded::State::what_it_trains() const {
     if (parameters_.contains(item.value().unsafeGetTensorImpl()))
       known.insert(item.value().unsafeGetTensorImpl());
     else
-      lines += std::string(fully_sharded::kEdited) + "a new parameter, " + item.key() + '\n';
+      lines += std::string(kEdited) + "a new parameter, " + item.key() + '\n';
     if (!item.value().requires_grad()) lines += "frozen " + item.key() + '\n';
   }
   if (known.size() < parameters_.size())
-    lines += std::string(fully_sharded::kEdited) + "only " + std::to_string(known.size()) +
-             " of the parameters that it had\n";
+    lines += std::string(kEdited) + "only " + std::to_string(known.size()) + " of the parameters that it had\n";
   return lines;
 }
 
-void FullySharded::State::before_step() {
-  check_usable();
-  TORCH_CHECK(backward_.phase == Phase::kIdle, "FullyShardedDataParallel: step() was called within a backward");
-  check_unchanged();
+void FullySharded::State::check_between_backwards(const std::string& call) {
+  telling([&] {
+    TORCH_CHECK(backward_.phase != Phase::kBackward && current_backward() == -1, "FullyShardedDataParallel: ", call,
+                " was called within a backward, in which the other ranks wait for this one; call it after that");
+  });
+}
+
+std::string FullySharded::State::trouble_before(const std::string& call) {
+  check_between_backwards(call);
+  std::string trouble = fully_sharded::trouble_of([&] {
+    check_usable();
+    check_unchanged();
+    const std::string lines = what_it_trains();
+    const size_t edit = lines.find(kEdited);
+    TORCH_CHECK(edit == std::string::npos,
+                "FullyShardedDataParallel: the module has been edited since it was made: it has ",
+                lines.substr(edit + kEdited.size(), lines.find('\n', edit) - edit - kEdited.size()),
+                ". Layers and parameters cannot be added or replaced yet");
+  });
+  return trouble.empty() ? fully_sharded::settle_gradients(units_) : trouble;
 }
 
 void FullySharded::State::after_step() {
@@ -218,27 +245,26 @@ void FullySharded::State::after_step() {
 
 StateDict FullySharded::State::state_dict() {
   const at::NoGradGuard no_grad;
-  check_usable();
-  check_unchanged();
   const OperationLabel label("the state_dict() of a FullyShardedDataParallel");
+  tell_all(groups_->all(), trouble_before("state_dict()"), "");
   std::unordered_map<const Unit::Parameter*, at::Tensor> values;
   for (size_t number = 0; number < units_.size(); ++number) {
     const Unit& unit = units_[number];
     const at::Tensor memory = unit.stays_gathered() ? at::Tensor() : gathering_.read(number);
-    if (groups_.all().rank() != 0) continue;
+    if (groups_->all().rank() != 0) continue;
     for (const Unit::Parameter& parameter : unit.parameters())
       values[&parameter] =
           (memory.defined() ? Unit::view(memory.narrow(0, 0, unit.bytes()).view(unit.dtype()), parameter)
                             : parameter.tensor.detach())
               .clone();
   }
-  if (groups_.all().rank() != 0) return {};
+  if (groups_->all().rank() != 0) return {};
   return named_as_in(*module_, [&](const at::Tensor& tensor) { return values.at(&parameter_of(tensor)); });
 }
 
 StateDict FullySharded::State::state_in_slices() {
-  check_usable();
-  check_unchanged();
+  const OperationLabel label("the state of a FullyShardedDataParallel");
+  tell_all(groups_->all(), trouble_before("saving"), "");
   std::unordered_map<const Unit::Parameter*, at::Tensor> values;
   for (const Unit& unit : units_)
     for (const Unit::Parameter& parameter : unit.parameters())
@@ -248,9 +274,9 @@ StateDict FullySharded::State::state_in_slices() {
 
 void FullySharded::State::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
-  check_usable();
-  TORCH_CHECK(backward_.phase == Phase::kIdle,
-              "FullyShardedDataParallel: load_state_dict() was called within a backward");
+  const OperationLabel label("load_state_dict() of a FullyShardedDataParallel");
+  check_between_backwards("load_state_dict()");
+  tell_all(groups_->all(), fully_sharded::trouble_of([this] { check_usable(); }), "");
   std::string problems;
   for (const Unit& unit : units_)
     for (const Unit::Parameter& parameter : unit.parameters()) {
@@ -266,18 +292,18 @@ void FullySharded::State::load_state_dict(const StateDict& state) {
     }
   for (const auto& item : state)
     if (module_->named_parameters().find(item.key()) == nullptr) problems += "\n  unknown: " + item.key();
-  const OperationLabel label("load_state_dict() of a FullyShardedDataParallel");
-  const auto all = groups_.all().all_gather_bytes(problems);
+  const auto all = groups_->all().all_gather_bytes(problems);
   if (!problems.empty()) throw RefusedInput("the state does not fit the module:" + problems);
   for (const std::string& other : all)
     if (!other.empty()) throw RefusedInput("the state of another rank does not fit the module:" + other);
-  check_same_state(groups_.all(), state);
+  check_same_state(groups_->all(), state);
   gathering_.forget();
   for (Unit& unit : units_) {
     const at::Tensor memory = at::zeros({unit.elements()}, unit.dtype());
     for (const Unit::Parameter& parameter : unit.parameters())
       Unit::view(memory, parameter).copy_(state[parameter.name]);
     unit.set_from(memory);
+    for (const Unit::Parameter& parameter : unit.parameters()) parameter.tensor.unsafeGetTensorImpl()->bump_version();
     unit.remember();
   }
 }

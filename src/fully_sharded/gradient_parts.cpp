@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 
 #include "base/error.h"
+#include "base/rank_names.h"
+#include "fully_sharded/told_to_all.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::fully_sharded {
@@ -14,12 +16,14 @@ at::Tensor as(const at::Tensor& bytes, int64_t elements, at::ScalarType dtype) {
   return bytes.narrow(0, 0, elements * static_cast<int64_t>(c10::elementSize(dtype))).view(dtype);
 }
 
-void check_gradient(const Unit::Parameter& parameter, const at::Tensor& gradient) {
-  TORCH_CHECK(gradient.layout() == at::kStrided, "FullyShardedDataParallel: the gradient of ", parameter.name,
-              " is sparse; make the layer produce dense ones (for an Embedding: sparse = false)");
-  TORCH_CHECK(
-      !gradient.requires_grad(), "FullyShardedDataParallel: the gradient of ", parameter.name,
-      " requires grad itself, as backward(create_graph) makes it; gradients are summed over ranks without a graph");
+std::string problem_of(const Unit::Parameter& parameter, const at::Tensor& gradient) {
+  const std::string subject = "FullyShardedDataParallel: the gradient of " + parameter.name;
+  if (gradient.layout() != at::kStrided)
+    return subject + " is sparse; make the layer produce dense ones (for an Embedding: sparse = false)";
+  if (gradient.requires_grad())
+    return subject +
+           " requires grad itself, as backward(create_graph) makes it; gradients are summed over ranks without a graph";
+  return "";
 }
 
 }  // namespace
@@ -27,39 +31,41 @@ void check_gradient(const Unit::Parameter& parameter, const at::Tensor& gradient
 GradientParts::GradientParts(const MachineGroups& groups, std::deque<Unit>& units, UseCheck& check)
     : groups_(groups), units_(units), check_(check), kept_(units.size()), sums_(units.size()) {
   int64_t bytes = 0;
-  size_t parameters = 0;
   for (const Unit& unit : units_) {
     bytes = std::max(bytes, unit.bytes());
-    first_flag_.push_back(parameters);
-    parameters += unit.parameters().size();
+    first_flag_.push_back(parameters_);
+    parameters_ += unit.parameters().size();
   }
   gradients_ = groups_.allocate_summed(bytes, at::kByte);
   if (groups_.here() != nullptr && groups_.rail() != nullptr)
     rail_sums_ = at::empty({bytes / groups_.ranks_here()}, at::kByte);
-  used_ = at::zeros({static_cast<int64_t>(parameters) + 2}, at::kInt);
+  used_ = at::zeros({2 * static_cast<int64_t>(parameters_) + 1}, at::kInt);
 }
 
-void GradientParts::collect(Unit& unit, size_t number, const at::Tensor& memory) {
+std::string GradientParts::collect(Unit& unit, size_t number, const at::Tensor& memory) {
   memory.zero_();
+  std::string trouble;
   auto* used = used_.mutable_data_ptr<int32_t>() + first_flag_[number];
   for (const Unit::Parameter& parameter : unit.parameters()) {
     at::Tensor& gradient = parameter.tensor.mutable_grad();
     if (gradient.defined()) {
-      check_gradient(parameter, gradient);
-      Unit::view(memory, parameter).copy_(gradient);
+      const std::string problem = problem_of(parameter, gradient);
+      if (problem.empty()) Unit::view(memory, parameter).copy_(gradient);
+      if (trouble.empty()) trouble = problem;
       *used = 1;
       gradient.reset();
     }
     ++used;
   }
+  return trouble;
 }
 
-void GradientParts::add(size_t number) {
+std::string GradientParts::add(size_t number) {
   const OperationLabel label("the gradients of a unit");
   Unit& unit = units_[number];
   finish_under_way();  // it reads the memory that comes next
   const at::Tensor mine = as(gradients_, unit.elements(), unit.dtype());
-  collect(unit, number, mine);
+  std::string trouble = collect(unit, number, mine);
   const at::Tensor sum = memory_for_sums(number);
   at::Tensor rows = mine;
   if (groups_.here() != nullptr) {
@@ -72,19 +78,19 @@ void GradientParts::add(size_t number) {
   const Group* rail = groups_.rail();
   if (rail == nullptr) {
     if (groups_.here() == nullptr) sum.copy_(mine);
-    return;
+    return trouble;
   }
   UseCheck::Sent word = check_.send(*rail, number, UseCheck::What::kGradients);
   under_way_.emplace(UnderWay{rail->reduce_scatter_async(sum, rows.view({groups_.machines(), unit.slice_elements()})),
                               std::move(word)});
   bytes_sent_ += groups_.bytes_sent(unit.slice_bytes());
+  return trouble;
 }
 
 at::Tensor GradientParts::memory_for_sums(size_t number) {
   const Unit& unit = units_[number];
   const bool adds_up = std::any_of(unit.parameters().begin(), unit.parameters().end(),
                                    [](const Unit::Parameter& one) { return one.part.grad().defined(); });
-  adding_up_ += adds_up;
   if (adds_up) return at::empty({unit.slice_elements()}, unit.dtype());
   if (!kept_[number].defined()) kept_[number] = at::empty({unit.slice_elements()}, unit.dtype());
   return kept_[number];
@@ -98,22 +104,32 @@ void GradientParts::finish_under_way() {
   check_.finish(under_way.word);
 }
 
-void GradientParts::finish() {
+void GradientParts::check_same_before(const int32_t* had) const {
+  const int32_t ranks = groups_.all().world_size();
+  for (const Unit& unit : units_)
+    for (const Unit::Parameter& parameter : unit.parameters()) {
+      if (const int32_t some = *had++; some == 0 || some == ranks) continue;
+      const auto with = groups_.all().all_gather_bytes(parameter.part.grad().defined() ? "1" : "0");
+      throw Error(
+          "FullyShardedDataParallel: before this backward some ranks had gradients of earlier ones and others had "
+          "none: " +
+          ranks_with(with, std::string("1")) + " one of " + parameter.name + ", and " +
+          ranks_with(with, std::string("0")) +
+          " none. Every rank calls zero_grad() and step() after the same backward passes");
+    }
+}
+
+void GradientParts::finish(const std::string& trouble) {
   const OperationLabel label("the end of a backward of a FullyShardedDataParallel");
   finish_under_way();
   auto* used = used_.mutable_data_ptr<int32_t>();
-  int32_t* const adding = used + used_.numel() - 2;
-  adding[0] = adding_up_;
-  adding[1] = adding_up_ * adding_up_;
+  int32_t* had = used + parameters_;
+  for (const Unit& unit : units_)
+    for (const Unit::Parameter& parameter : unit.parameters()) *had++ = parameter.part.grad().defined();
+  *had = trouble.empty() ? 0 : 1;
   groups_.all().all_reduce(used_);
-  // Numbers are equal where their squares are no more than they must be.
-  const int64_t total = adding[0], ranks = groups_.all().world_size();
-  if (adding[1] * ranks != total * total)
-    throw Error(
-        "FullyShardedDataParallel: before this backward some ranks had gradients of earlier ones and others had "
-        "none; rank " +
-        std::to_string(groups_.all().rank()) + " had them of " + std::to_string(adding_up_) +
-        " units. Every rank calls the optimizer's zero_grad() and step() after the same backward passes");
+  if (*had > 0) refuse_troubles(groups_.all().all_gather_bytes(trouble));
+  check_same_before(used + parameters_);
   for (size_t number = 0; number < units_.size(); ++number) {
     const at::Tensor sum = std::exchange(sums_[number], {});
     if (!sum.defined()) continue;
@@ -134,7 +150,6 @@ void GradientParts::finish() {
     }
   }
   used_.zero_();
-  adding_up_ = 0;
 }
 
 }  // namespace lockstep::fully_sharded

@@ -17,13 +17,13 @@ class GradientParts {
  public:
   GradientParts(const MachineGroups& groups, std::deque<Unit>& units, UseCheck& check);
 
-  /// Takes the unit's gradients out of .grad. TORCH_CHECK fails for such as cannot be added. Every rank calls it, for
-  /// the same units in the same order, once in a backward.
-  void add(size_t unit);
+  /// Takes the unit's gradients out of .grad, but such as cannot be added: returns why. Every rank calls it, for the
+  /// same units in the same order, once in a backward.
+  std::string add(size_t unit);
   bool has(size_t unit) const { return sums_[unit].defined(); }
   /// The mean over the ranks, into the parts' .grad, or added to it. A parameter that no rank has used keeps it. Every
-  /// rank calls it at the end of a backward.
-  void finish();
+  /// rank calls it at the end of a backward. Throws on all ranks if `trouble` is not empty on some.
+  void finish(const std::string& trouble);
 
   int64_t bytes_sent() const { return bytes_sent_; }
 
@@ -32,7 +32,8 @@ class GradientParts {
     Work sums;
     UseCheck::Sent word;
   };
-  void collect(Unit& unit, size_t number, const at::Tensor& memory);
+  std::string collect(Unit& unit, size_t number, const at::Tensor& memory);
+  void check_same_before(const int32_t* had) const;
   void finish_under_way();
   at::Tensor memory_for_sums(size_t unit);
 
@@ -44,8 +45,10 @@ class GradientParts {
   std::vector<at::Tensor> kept_;    ///< where a unit's sums lie that parts have as .grad
   std::vector<at::Tensor> sums_;    ///< of this backward, by unit: this rank's slice
   std::vector<size_t> first_flag_;  ///< of each unit, in used_
-  at::Tensor used_;                 ///< whether this rank has reached each parameter; then what all must have alike
-  int32_t adding_up_ = 0;           ///< units whose parts had a gradient before this backward
+  size_t parameters_ = 0;
+  /// Of each parameter, whether this rank has reached it; of each, whether its part had a gradient before this
+  /// backward; and whether there is a trouble.
+  at::Tensor used_;
   std::optional<UnderWay> under_way_;
   int64_t bytes_sent_ = 0;
 };

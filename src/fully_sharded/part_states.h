@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@ namespace lockstep::fully_sharded {
 
 /// Where a parameter's part lies in its unit's memory.
 struct PartPlace {
+  std::string name;                     ///< of the parameter
   std::vector<int64_t> sizes, strides;  ///< of the parameter
   size_t unit = 0;
   int64_t slice_elements = 0;  ///< of each rank's slice of that unit
@@ -32,6 +34,8 @@ class PartStates {
   PartStates(Places places, std::shared_ptr<const MachineGroups> groups, const Formula& formula)
       : places_(std::move(places)), groups_(std::move(groups)), formula_(formula) {}
 
+  bool has(const at::Tensor& part) const { return places_.contains(part.unsafeGetTensorImpl()); }
+  const std::string& name_of(const at::Tensor& part) const { return place_of(part).name; }
   at::IntArrayRef sizes_of(const at::Tensor& part) const { return place_of(part).sizes; }
   /// The form for steps.
   void flatten(torch::optim::Optimizer& optimizer);

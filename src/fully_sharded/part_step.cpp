@@ -1,26 +1,40 @@
 #include "fully_sharded/part_step.h"
 
-#include <sstream>
+#include <optional>
+#include <tuple>
 #include <typeinfo>
+#include <unordered_map>
+#include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
 
 #include "base/error.h"
 #include "base/first_difference.h"
+#include "fully_sharded/told_to_all.h"
 #include "optim/step_plan.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::fully_sharded {
 namespace {
 
-std::string text_of(const optim::StepConstants& constants) {
-  std::ostringstream text;
-  text << std::hexfloat;
-  for (const double value : {constants.weight_decay, constants.decay, constants.step_size, constants.momentum,
-                             constants.dampened, constants.beta2, constants.root, constants.eps})
-    text << ' ' << value;
-  return text.str();
+/// The numbers with which parameters are stepped, from `name` on, each in a line with the options that it comes from.
+std::string numbers_of(const std::string& name, double lr, const optim::Intent& intent) {
+  const optim::StepConstants& of = intent.constants;
+  const bool is_adam = optim::state_arrays(intent.algorithm) >= 2;
+  std::vector<std::pair<const char*, double>> numbers{{"lr", lr}, {"weight_decay", of.weight_decay}};
+  if (is_adam)
+    numbers.insert(numbers.end(), {{"beta1", of.momentum},
+                                   {"beta2", of.beta2},
+                                   {"eps", of.eps},
+                                   {"1 - lr * weight_decay", of.decay},
+                                   {"lr / (1 - beta1 ^ steps)", of.step_size},
+                                   {"sqrt(1 - beta2 ^ steps)", of.root}});
+  else
+    numbers.insert(numbers.end(), {{"momentum", of.momentum}, {"1 - dampening", of.dampened}});
+  std::string lines;
+  for (const auto& [option, value] : numbers) lines += option + (" of " + name) + ": " + decimal(value) + '\n';
+  return lines + "algorithm of " + name + ": " + std::to_string(static_cast<int>(intent.algorithm)) + '\n';
 }
 
 std::unique_ptr<detail::Stepper> make_own(torch::optim::Optimizer& optimizer, const detail::StepKind& kind,
@@ -46,7 +60,7 @@ PartStep::PartStep(std::shared_ptr<const MachineGroups> groups, torch::optim::Op
       own_(make_own(optimizer, kind, options)),
       events_(std::move(events)),
       states_(std::move(places), std::move(groups), formula_of(formula_)) {
-  check_same("option", "optimizer " + c10::demangle(typeid(optimizer).name()) + '\n');
+  refuse_difference("option", group_.all_gather_bytes("optimizer " + c10::demangle(typeid(optimizer).name()) + '\n'));
 }
 
 void PartStep::move_to(torch::optim::Optimizer& optimizer) {
@@ -60,24 +74,43 @@ void PartStep::complete_state() {
               "room for all of it; save it by a Checkpointer: checkpointer.add(\"optimizer\", optimizer)");
 }
 
-void PartStep::agree() const {
-  const OperationLabel label("an optimizer's step");
-  std::string lines;
-  size_t number = 0;
-  for (const optim::Intent& intent : optim::intents_of(*optimizer_, formula_of(formula_),
-                                                       [](const at::Tensor& part) { return part.grad().defined(); }))
-    lines += "stepped parameter " + std::to_string(number++) + ", algorithm " +
-             std::to_string(static_cast<int>(intent.algorithm)) + ", constants" + text_of(intent.constants) + '\n';
-  const std::string model = events_.describe();
-  check_same("step", lines + model);
-  if (const size_t edit = model.find(kEdited); edit != std::string::npos)
-    throw Error("FullyShardedDataParallel: the module has been edited since it was made: it has " +
-                model.substr(edit + kEdited.size(), model.find('\n', edit) - edit - kEdited.size()) +
-                ". Layers and parameters cannot be added or replaced yet");
+std::string PartStep::trouble() const {
+  for (const auto& group : optimizer_->param_groups())
+    for (const at::Tensor& part : group.params())
+      if (!states_.has(part))
+        return c10::str(
+            "FullyShardedDataParallel: the optimizer has a tensor of ", part.sizes(),
+            " that is no part of the model, as add_param_group() gives it; give all parameter groups to the "
+            "constructor of the optimizer");
+  return events_.trouble();
 }
 
-void PartStep::check_same(const std::string& kind, const std::string& lines) const {
-  const std::string difference = first_difference(kind, group_.all_gather_bytes(lines));
+std::string PartStep::intended() const {
+  std::unordered_map<const c10::TensorImpl*, double> rates;
+  for (const auto& group : optimizer_->param_groups())
+    for (const at::Tensor& part : group.params()) rates[part.unsafeGetTensorImpl()] = group.options().get_lr();
+  std::string lines;
+  std::optional<std::tuple<double, optim::Algorithm, optim::StepConstants>> last;
+  for (const optim::Intent& intent : optim::intents_of(*optimizer_, formula_of(formula_),
+                                                       [](const at::Tensor& part) { return part.grad().defined(); })) {
+    const std::string& name = states_.name_of(intent.parameter);
+    const double lr = rates.at(intent.parameter.unsafeGetTensorImpl());
+    const std::tuple now{lr, intent.algorithm, intent.constants};
+    if (std::exchange(last, now) != now) lines += numbers_of(name, lr, intent);
+    lines += name + " has a gradient\n";
+  }
+  return lines;
+}
+
+void PartStep::agree() const {
+  const OperationLabel label("an optimizer's step");
+  const std::string trouble = this->trouble();
+  const std::string model = trouble.empty() ? events_.describe() : "";
+  refuse_difference("step", tell_all(group_, trouble, trouble.empty() ? intended() + model : ""));
+}
+
+void PartStep::refuse_difference(const std::string& kind, const std::vector<std::string>& said) {
+  const std::string difference = first_difference(kind, said);
   if (difference.empty()) return;
   throw Error("the ranks are about to take different steps of a FullyShardedDataParallel: " + difference +
               ". Every rank calls step() after the same backward passes, with the same options");
@@ -86,7 +119,6 @@ void PartStep::check_same(const std::string& kind, const std::string& lines) con
 void PartStep::step() {
   const at::NoGradGuard no_grad;
   agree();
-  events_.before();
   states_.flatten(*optimizer_);
   own_->step();
   events_.after();

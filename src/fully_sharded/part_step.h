@@ -3,7 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include <lockstep/group.h>
 #include <lockstep/zero_redundancy_optimizer.h>
@@ -12,14 +12,12 @@
 
 namespace lockstep::fully_sharded {
 
-/// Begins a line of PartStep::Events::describe() that says how the module was edited.
-constexpr std::string_view kEdited = "edited: ";
-
 /// Steps this rank's parts as an optimizer of one process does, once all ranks have said that they take the same step.
 class PartStep final : public detail::Stepper {
  public:
   struct Events {
-    std::function<void()> before, after;    ///< every rank calls them
+    std::function<std::string()> trouble;   ///< why this rank cannot step; empty: it can
+    std::function<void()> after;            ///< every rank calls it
     std::function<std::string()> describe;  ///< the model: lines that must be the same on all ranks
     std::shared_ptr<void> token;            ///< there is one optimizer
   };
@@ -38,9 +36,12 @@ class PartStep final : public detail::Stepper {
   void move_to(torch::optim::Optimizer& optimizer) override;
 
  private:
-  /// Throws on all ranks if some are about to do something else.
+  /// Throws on all ranks if some cannot step, or are about to do something else.
   void agree() const;
-  void check_same(const std::string& kind, const std::string& lines) const;
+  std::string trouble() const;
+  std::string intended() const;
+  /// Throws if the ranks' lines differ.
+  static void refuse_difference(const std::string& kind, const std::vector<std::string>& said);
 
   const Group group_;
   const detail::FormulaKind formula_;

@@ -7,6 +7,8 @@
 #include "base/loop_begin.h"
 #include "collectives/group_state.h"
 #include "fully_sharded/early_unit.h"
+#include "fully_sharded/module_gradients.h"
+#include "fully_sharded/told_to_all.h"
 #include "rank_page/rank_board.h"
 #include "reducer/reduction_plan.h"
 
@@ -71,21 +73,21 @@ void make(std::deque<Unit>& units, const fully_sharded::FoundUnits& found, const
 FullySharded::State::State(std::shared_ptr<torch::nn::Module> module, const Group& group)
     : module_(checked(std::move(module))),
       found_(fully_sharded::find_units(*module_, checked(group))),
-      shared_groups_(groups_for(found_, group)),
-      groups_(*shared_groups_),
-      check_(names_of(found_), group.rank(), ++state_of(group).replicas),
-      gathering_((make(units_, found_, groups_), groups_), units_, check_),
-      gradients_(groups_, units_, check_),
+      groups_(groups_for(found_, group)),
+      watch_(*groups_, ++state_of(group).replicas),
+      check_(names_of(found_), group.rank(), state_of(group).replicas),
+      gathering_((make(units_, found_, *groups_), *groups_), units_, check_),
+      gradients_(*groups_, units_, check_),
       uses_(units_.size()) {
   for (Unit& unit : units_)
     for (Unit::Parameter& parameter : unit.parameters()) {
       parameters_.emplace(parameter.tensor.unsafeGetTensorImpl(), &parameter);
-      if (parameter.tensor.requires_grad()) alarms_.emplace_back(parameter.tensor, [this] { backward_begins(); });
+      alarms_.emplace_back(parameter.tensor, [this] { backward_begins(); });
     }
   TensorMemory::release();  // where the parameters were
 }
 
-FullySharded::State::~State() = default;
+FullySharded::State::~State() { fully_sharded::hide_gradients(units_); }
 
 void FullySharded::State::attach() {
   for (size_t number = 0; number < found_.units.size(); ++number)
@@ -97,7 +99,7 @@ void FullySharded::State::check_usable() const {
       backward_.phase != Phase::kFailed,
       "FullyShardedDataParallel: a backward has failed half way, so the ranks no longer agree on what comes next; "
       "start again from the last state that was saved");
-  TORCH_CHECK(groups_.all().is_open(), "FullyShardedDataParallel: the Context that its group comes from is gone");
+  TORCH_CHECK(groups_->all().is_open(), "FullyShardedDataParallel: the Context that its group comes from is gone");
 }
 
 void FullySharded::State::check_unchanged() const {
@@ -109,8 +111,24 @@ void FullySharded::State::check_unchanged() const {
   }
 }
 
+void FullySharded::State::telling(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    const auto* misuse = dynamic_cast<const c10::Error*>(&error);
+    note_trouble(misuse != nullptr ? misuse->what_without_backtrace() : error.what());
+    watch_.tell(backward_.trouble);
+    throw;
+  }
+}
+
 void FullySharded::State::begins(size_t number) {
   check_usable();
+  telling([&] { use_in_forward(number); });
+}
+
+void FullySharded::State::use_in_forward(size_t number) {
+  if (backward_.phase == Phase::kIdle) backward_.trouble.clear();
   TORCH_CHECK(backward_.phase != Phase::kBackward, "FullyShardedDataParallel: `", units_[number].name(),
               "` was called within a backward, as activation checkpointing does, which units do not support yet");
   const bool trains = at::GradMode::is_enabled();
@@ -122,13 +140,13 @@ void FullySharded::State::begins(size_t number) {
 
 void FullySharded::State::returns(size_t number, const std::vector<at::Tensor>& outputs) {
   if (!at::GradMode::is_enabled()) return;
-  const auto use = std::make_shared<Use>(Use{number});
+  const auto use = std::make_shared<Use>(Use{number, units_[number].changes()});
   for (const at::Tensor& output : outputs)
     if (output.requires_grad())
       output.register_hook([use, state = weak_from_this()](const at::Tensor&) {
         const auto here = state.lock();
         TORCH_CHECK(here, "FullyShardedDataParallel: it went before the backward of a forward through its units");
-        static_cast<State&>(*here).backward_reaches(*use);
+        static_cast<State&>(*here).telling([&] { static_cast<State&>(*here).backward_reaches(*use); });
       });
   uses_[number] = use;
 }
@@ -140,21 +158,25 @@ void FullySharded::State::ends(size_t number) noexcept {
 void FullySharded::State::backward_begins() {
   if (backward_.phase == Phase::kBackward) return;
   check_usable();
-  check_unchanged();
-  TORCH_CHECK(
-      steps_.expected,
-      "FullyShardedDataParallel: no optimizer steps its parts; make a lockstep::ZeroRedundancyOptimizer of this "
-      "model before the first backward. One that was made of the module's parameters would change nothing");
+  backward_.trouble = fully_sharded::trouble_of([this] {
+    check_unchanged();
+    TORCH_CHECK(
+        steps_.expected,
+        "FullyShardedDataParallel: no optimizer steps its parts; make a lockstep::ZeroRedundancyOptimizer of this "
+        "model before the first backward. One that was made of the module's parameters would change nothing");
+  });
+  note_trouble(fully_sharded::settle_gradients(units_));
+  fully_sharded::hide_gradients(units_);
   backward_.phase = Phase::kBackward;
   ++backward_.number;
   loop_begins();
-  at_end_of_outermost_backward({.finished = [state = shared_from_this()] { state->backward_ended(); },
-                                .nested = [] {},
-                                .abandoned =
-                                    [state = weak_from_this()] {
-                                      if (const auto here = state.lock())
-                                        static_cast<State&>(*here).backward_.phase = Phase::kFailed;
-                                    }});
+  at_end_of_outermost_backward(
+      {.finished = [state = shared_from_this()] { state->telling([&] { state->backward_ended(); }); },
+       .nested = [] {},
+       .abandoned =
+           [state = weak_from_this()] {
+             if (const auto here = state.lock()) static_cast<State&>(*here).backward_failed();
+           }});
 }
 
 void FullySharded::State::backward_reaches(Use& use) {
@@ -162,6 +184,10 @@ void FullySharded::State::backward_reaches(Use& use) {
   if (use.backward == backward_.number) return;  // by another of its outputs
   TORCH_CHECK(use.backward == 0, "FullyShardedDataParallel: a backward went through `", units_[use.unit].name(),
               "` a second time (retain_graph); run one backward for each forward");
+  TORCH_CHECK(use.changes == units_[use.unit].changes() || !backward_.trouble.empty(),
+              "FullyShardedDataParallel: the parameters of `", units_[use.unit].name(),
+              "` were changed between its forward and its backward, by step() or load_state_dict(), so the backward "
+              "would use other values than the forward; run backward first");
   const at::NoGradGuard no_grad;
   use.backward = backward_.number;
   finish_open();
@@ -169,10 +195,20 @@ void FullySharded::State::backward_reaches(Use& use) {
   if (!units_[use.unit].stays_gathered()) gathering_.use(use.unit, What::kBackward, /*learn=*/true);
 }
 
+void FullySharded::State::backward_failed() {
+  backward_.phase = Phase::kFailed;
+  note_trouble("FullyShardedDataParallel: an exception has ended a backward half way, which the others wait for");
+  watch_.tell(backward_.trouble);
+}
+
+void FullySharded::State::note_trouble(const std::string& trouble) {
+  if (backward_.trouble.empty()) backward_.trouble = trouble;
+}
+
 void FullySharded::State::finish_open() {
   if (!backward_.open) return;
   const size_t done = *std::exchange(backward_.open, std::nullopt);
-  gradients_.add(done);
+  note_trouble(gradients_.add(done));
   if (!units_[done].stays_gathered()) gathering_.close(done);
   uses_[done].reset();
 }
@@ -180,13 +216,16 @@ void FullySharded::State::finish_open() {
 void FullySharded::State::backward_ended() {
   const at::NoGradGuard no_grad;
   finish_open();
-  if (found_.units.back().layer == nullptr) gradients_.add(units_.size() - 1);
+  if (found_.units.back().layer == nullptr) note_trouble(gradients_.add(units_.size() - 1));
   for (const Unit& unit : units_)
     for (const Unit::Parameter& parameter : unit.parameters())
-      TORCH_CHECK(!parameter.tensor.grad().defined(), "FullyShardedDataParallel: a gradient of ", parameter.name,
-                  " came from outside of the backward of `", unit.name(),
-                  "`; use a unit's parameters in its forward only");
-  gradients_.finish();
+      if (parameter.tensor.grad().defined())
+        note_trouble("FullyShardedDataParallel: a gradient of " + parameter.name +
+                     " came from outside of the backward of `" + unit.name() +
+                     "`; use a unit's parameters in its forward only");
+  backward_.phase = Phase::kFailed;
+  gradients_.finish(backward_.trouble);
+  fully_sharded::show_gradients(units_);
   for (auto& use : uses_) use.reset();
   backward_.phase = Phase::kIdle;
   own_page().count_step();

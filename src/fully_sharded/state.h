@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -9,6 +10,7 @@
 #include <lockstep/fully_sharded_data_parallel.h>
 
 #include "data_parallel/tensor_memory.h"
+#include "fully_sharded/failure_watch.h"
 #include "fully_sharded/found_units.h"
 #include "fully_sharded/gathering.h"
 #include "fully_sharded/gradient_parts.h"
@@ -45,9 +47,10 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   void ends(size_t unit) noexcept override;
 
   void check_usable() const;
+  void check_between_backwards(const std::string& call);
   /// TORCH_CHECK fails if something else than this has changed a parameter.
   void check_unchanged() const;
-  const std::shared_ptr<const fully_sharded::MachineGroups>& groups() const { return shared_groups_; }
+  const std::shared_ptr<const fully_sharded::MachineGroups>& groups() const { return groups_; }
   /// What the model trains, in the order of the module.
   std::vector<fully_sharded::Unit::Parameter*> trained();
   fully_sharded::Unit::Parameter& parameter_of(const at::Tensor& tensor);
@@ -55,7 +58,9 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   std::shared_ptr<void> expect_steps();
   /// Lines that must be the same on all ranks; empty if nothing was frozen or edited.
   std::string what_it_trains() const;
-  void before_step();
+  /// Why this rank's parts cannot be stepped, or limited; empty if nothing is wrong. What the module's zero_grad() has
+  /// cleared is cleared in the parts.
+  std::string trouble_before(const std::string& call);
   void after_step();
   StateDict state_dict();
   StateDict state_in_slices();
@@ -70,23 +75,30 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
     Phase phase = Phase::kIdle;
     int number = 0;                   ///< of the last one that has begun
     std::optional<size_t> open = {};  ///< the unit whose backward is running
+    std::string trouble = {};         ///< of this rank, which all are told at its end
   };
   /// A unit's forward that a backward may follow: as long as its graph is there.
   struct Use {
     size_t unit;
+    int64_t changes;   ///< of its parameters until then
     int backward = 0;  ///< in which it was seen; 0: none
   };
 
+  void use_in_forward(size_t unit);
+  /// All ranks are told what `body` throws.
+  void telling(const std::function<void()>& body);
   void backward_reaches(Use& use);
   void backward_begins();
+  void note_trouble(const std::string& trouble);
   void finish_open();
   void backward_ended();
+  void backward_failed();
 
   TensorMemory memory_{/*keep=*/true};
   const std::shared_ptr<torch::nn::Module> module_;
   const fully_sharded::FoundUnits found_;
-  const std::shared_ptr<const fully_sharded::MachineGroups> shared_groups_;
-  const fully_sharded::MachineGroups& groups_;
+  const std::shared_ptr<const fully_sharded::MachineGroups> groups_;
+  fully_sharded::FailureWatch watch_;
   fully_sharded::UseCheck check_;
   std::deque<fully_sharded::Unit> units_;
   std::unordered_map<const c10::TensorImpl*, fully_sharded::Unit::Parameter*> parameters_;

@@ -11,12 +11,6 @@ namespace {
 
 c10::DataPtr borrowed(void* memory) { return {memory, at::kCPU}; }
 
-/// Whose memory comes later.
-c10::Storage empty_storage(int64_t bytes) {
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes),
-                                               borrowed(nullptr), /*allocator=*/nullptr, /*resizable=*/false);
-}
-
 }  // namespace
 
 Unit::Unit(std::string name, const NamedTensors& parameters, const MachineGroups& groups, bool stays_gathered)
@@ -131,6 +125,12 @@ void Unit::close_with(const std::string& why) {
 
 void Unit::remember() {
   for (Parameter& parameter : parameters_) parameter.version = parameter.tensor._version();
+}
+
+int64_t Unit::changes() const {
+  int64_t changes = 0;
+  for (const Parameter& parameter : parameters_) changes += parameter.tensor._version();
+  return changes;
 }
 
 std::string Unit::changed() const {

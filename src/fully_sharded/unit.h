@@ -24,10 +24,12 @@ class Unit {
   struct Parameter {
     std::string name;
     at::Tensor tensor;
-    int64_t offset;              ///< in the unit's memory
-    int64_t begin = 0, end = 0;  ///< of its elements, in the order of memory: those in this rank's slice
-    at::Tensor part = {};        ///< these, flat: a leaf, whose .grad is theirs
-    int64_t version = 0;         ///< of the tensor, when it was right
+    int64_t offset;                   ///< in the unit's memory
+    int64_t begin = 0, end = 0;       ///< of its elements, in the order of memory: those in this rank's slice
+    at::Tensor part = {};             ///< these, flat: a leaf, whose .grad is theirs
+    int64_t version = 0;              ///< of the tensor, when it was right
+    at::Tensor closed_gradient = {};  ///< made when it is first shown (module_gradients.h)
+    bool shows_gradient = false;      ///< as the tensor's .grad
   };
 
   /// Takes rank 0's values, and the parameters' own memory goes. Every rank makes it.
@@ -68,6 +70,8 @@ class Unit {
   void gather_changes();
   /// The parameters are as they should be.
   void remember();
+  /// How often its parameters have changed.
+  int64_t changes() const;
   /// The name of one that something else has changed since, or given other memory; empty if there is none. What goes
   /// around autograd's versions, as data() does, is not seen.
   std::string changed() const;

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include <lockstep/error.h>
+#include <lockstep/group.h>
+
+#include "base/rank_names.h"
+
+// What one rank has done wrong is told to all where they exchange something anyway: none waits for one that has thrown.
+
+namespace lockstep::fully_sharded {
+
+/// The text of the c10::Error that `checks` throw; empty if they throw none.
+inline std::string trouble_of(const std::function<void()>& checks) {
+  try {
+    checks();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+/// Throws the first of the ranks' troubles, with the ranks that have it; returns if all are empty.
+inline void refuse_troubles(const std::vector<std::string>& troubles) {
+  const auto first = std::find_if(troubles.begin(), troubles.end(), [](const auto& one) { return !one.empty(); });
+  if (first != troubles.end()) throw Error(ranks_with(troubles, *first) + ": " + *first);
+}
+
+/// Every rank says what it is about to do, or why it cannot, which throws on all ranks. Returns what they said.
+inline std::vector<std::string> tell_all(const Group& group, const std::string& trouble, const std::string& intention) {
+  constexpr char kIntends = '\n';  // no trouble begins with it
+  const auto said = group.all_gather_bytes(trouble.empty() ? kIntends + intention : trouble);
+  std::vector<std::string> troubles, intentions;
+  for (const std::string& one : said) {
+    const bool intends = one.front() == kIntends;
+    troubles.push_back(intends ? "" : one);
+    intentions.push_back(intends ? one.substr(1) : "");
+  }
+  refuse_troubles(troubles);
+  return intentions;
+}
+
+/// The shortest digits that are this number.
+inline std::string decimal(double value) {
+  std::array<char, 32> digits;
+  return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
+}
+
+}  // namespace lockstep::fully_sharded
