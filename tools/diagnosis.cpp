@@ -89,7 +89,8 @@ std::vector<Finding> diagnose(const Json& facts) {
   std::vector<Finding> findings;
   judge_machine(facts["machine"], findings);
   if (facts["probe"].is_null())
-    findings.push_back({facts["probe_missing"] == true ? Level::kNote : Level::kBroken, facts["probe_failure"], facts["probe_advice"]});
+    findings.push_back({facts["probe_missing"] == true ? Level::kNote : Level::kBroken, facts["probe_failure"],
+                        facts["probe_advice"]});
   else
     judge_probe(facts["probe"], findings);
   if (const std::string failure = facts["gloo_failure"]; !failure.empty())

@@ -51,11 +51,9 @@ void HostsOptions::add_to(CLI::App& app) {
                  "The interface, address or network (10.0.0.0/24) that the machines use between them. Default: that "
                  "of the route to the coordinator")
       ->type_name("NAME");
-  app.add_option("--nnodes", nodes_,
-                 "Number of machines, on each of which the user or a scheduler starts this command")
+  app.add_option("--nnodes", nodes_, "Number of machines, on each of which the user or a scheduler starts this command")
       ->type_name("M");
-  app.add_option("--node-rank", node_, "With --nnodes: this machine's number; 0 has the coordinator")
-      ->type_name("R");
+  app.add_option("--node-rank", node_, "With --nnodes: this machine's number; 0 has the coordinator")->type_name("R");
   app.add_option("--rendezvous", rendezvous_, "With --nnodes: an address of machine 0 and a port that is free there")
       ->type_name("HOST:PORT");
   app.add_option("--key-file", key_file_,

@@ -13,15 +13,16 @@
 namespace lockstep::bench {
 
 struct StepContestOptions {
-  int rounds = 5;          ///< 0: nothing is timed, and no two systems are there at the same time
-  double slice_ms = 250;   ///< for one system in one round
+  int rounds = 5;         ///< 0: nothing is timed, and no two systems are there at the same time
+  double slice_ms = 250;  ///< for one system in one round
   size_t check_steps = 5;
   size_t settling_steps = 12;  ///< more of them, or a second, before the peak of memory is known
 };
 
 /// One model trained by all systems in interleaved rounds; who goes first changes from round to round, and only one
-/// system is awake at a time, from its start on. Before anything is timed, all replicas of a system must hold the same bits and all systems must
-/// have the same losses, step by step and rank by rank. A system that breaks is out, with its reason kept.
+/// system is awake at a time, from its start on. Before anything is timed, all replicas of a system must hold the same
+/// bits and all systems must have the same losses, step by step and rank by rank. A system that breaks is out, with its
+/// reason kept.
 class StepContest {
  public:
   /// The first system is what the others are compared with. `folder` is empty and its own.

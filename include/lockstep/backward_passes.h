@@ -10,8 +10,8 @@ namespace lockstep {
 
 /// The number of backward passes that make one reduction. Belongs to a Replica; guards change it between passes.
 struct BackwardPasses {
-  std::list<int> guards;    ///< the value of each guard that is alive; the last one counts
-  int since_reduction = 0;  ///< passes whose gradients wait in .grad, not reduced yet
+  std::list<int> guards;      ///< the value of each guard that is alive; the last one counts
+  int since_reduction = 0;    ///< passes whose gradients wait in .grad, not reduced yet
   int last_accumulation = 0;  ///< n of the last accumulate(n); 0: there was none
   /// 0: none of them reduces.
   int reduce_every() const { return guards.empty() ? 1 : guards.back(); }

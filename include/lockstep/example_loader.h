@@ -81,7 +81,8 @@ class ExampleLoader : public LoaderBase {
       : ExampleLoader(
             std::make_shared<const D>(std::move(dataset)),
             [](std::vector<ExampleOf<D>> examples) { return default_collate(std::move(examples)); }, shard,
-            std::move(options), [](ExampleOf<D>& example, int64_t index) {
+            std::move(options),
+            [](ExampleOf<D>& example, int64_t index) {
               detail::for_each_tensor(example, [index](at::Tensor& tensor) { detail::check_example(tensor, index); });
             }) {}
 

@@ -48,8 +48,8 @@ class FullySharded : public detail::ShardedModel, public detail::StateInSlices {
 
   /// The parameters under their names in the module, gathered unit by unit: on rank 0 all, on the other ranks none.
   [[nodiscard]] StateDict state_dict();
-  /// Takes over such a state, given to every rank. Names, shapes and dtypes must be the model's. Reads one unit after the
-  /// other, so tensors of a file that load_object() has mapped are never all in memory.
+  /// Takes over such a state, given to every rank. Names, shapes and dtypes must be the model's. Reads one unit after
+  /// the other, so tensors of a file that load_object() has mapped are never all in memory.
   void load_state_dict(const StateDict& state) override;
   /// For a Checkpointer, which saves the parameters piece by piece: checkpointer.add("model", model).
   [[nodiscard]] StateDict state_in_slices() override;
@@ -76,9 +76,10 @@ class FullySharded : public detail::ShardedModel, public detail::StateInSlices {
 ///
 /// On every rank: the same module and the same order of units in each forward and backward; a difference is an Error on
 /// all ranks that meet it. Each unit is called once in a forward that a backward follows. Gradients are the mean over
-/// the ranks, and lie in the parts that the optimizer steps: a parameter's own .grad throws when it is read or written, and
-/// removing it, as the module's zero_grad() does, clears the part's. Several backward passes before a step add up. Reading a parameter of a unit outside of that unit's forward throws,
-/// unless all ranks are on one machine, where nothing is ever given up.
+/// the ranks, and lie in the parts that the optimizer steps: a parameter's own .grad throws when it is read or written,
+/// and removing it, as the module's zero_grad() does, clears the part's. Several backward passes before a step add up.
+/// Reading a parameter of a unit outside of that unit's forward throws, unless all ranks are on one machine, where
+/// nothing is ever given up.
 ///
 /// It refuses, by name: buffers, parameters of 16 bits, on devices or shared between units, units within units or of
 /// several dtypes, virtual ranks, activation checkpointing of a unit, and machines whose numbers of ranks differ or are

@@ -9,8 +9,8 @@ class Module;
 }
 
 /// For a static_assert.
-#define LOCKSTEP_MODULE_ON_STACK                                                                                \
-  "Lockstep keeps the module alive, so it cannot be an object on the stack or a bare pointer: make it with "    \
+#define LOCKSTEP_MODULE_ON_STACK                                                                             \
+  "Lockstep keeps the module alive, so it cannot be an object on the stack or a bare pointer: make it with " \
   "std::make_shared<Net>(), or declare it with TORCH_MODULE(Net) and construct that"
 
 namespace lockstep::detail {
@@ -18,7 +18,7 @@ namespace lockstep::detail {
 /// An nn::Module itself, `Net model;`, or a bare pointer to one, instead of a std::shared_ptr or a module holder.
 template <typename Module>
 concept ModuleOnStack = std::is_class_v<std::remove_pointer_t<Module>> &&
-                        std::is_base_of_v<torch::nn::Module, std::remove_pointer_t<Module>>;
+    std::is_base_of_v<torch::nn::Module, std::remove_pointer_t<Module>>;
 
 /// A holder's shared pointer, null if the holder is empty; anything else as it is.
 template <typename Module>

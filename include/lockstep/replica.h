@@ -99,7 +99,8 @@ class Replica {
   /// In every n-th reduction, compares all parameters, and buffers unless each rank keeps its own, bit by bit, with
   /// hashes in one small message. The Error on all ranks names the tensor and the odd rank out. Buffers are compared
   /// after they have followed rank 0; the options say which before as well. With a ZeroRedundancyOptimizer that takes
-  /// the mean itself, parameters are compared before its step, buffers at its end. 0 turns it off. Every rank must call it.
+  /// the mean itself, parameters are compared before its step, buffers at its end. 0 turns it off. Every rank must call
+  /// it.
   void check_divergence_every(int every_n_steps, const DivergenceOptions& options = {});
   /// Compares now. Every rank must call it.
   void check_divergence() const;
@@ -108,8 +109,8 @@ class Replica {
 
   /// The reduction of gradients from the next backward on (comm_hook.h); null: the group's own. Flags of unused
   /// parameters and what ranks tell each other travel separately, in a small message per bucket. No effect with a
-  /// single rank. Every rank must register an equal hook: types and what describe() says are compared, and a difference is
-  /// an Error on all ranks.
+  /// single rank. Every rank must register an equal hook: types and what describe() says are compared, and a difference
+  /// is an Error on all ranks.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
   /// The registered hook, or null.
   [[nodiscard]] std::shared_ptr<CommHook> comm_hook() const;

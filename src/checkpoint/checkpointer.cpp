@@ -76,15 +76,14 @@ void compare_options(const Group& group, const std::string& folder, const Checkp
   if (group.world_size() == 1) return;
   const OperationLabel label("Checkpointer()");
   const auto text = [](const auto& value) { return value ? std::to_string(*value) : "none"; };
-  const std::string lines = "every_steps: " + text(options.every_steps) +
-                            "\nevery_minutes: " + text(options.every_minutes) +
-                            "\nmemory_every_n_steps: " + text(options.memory_every_n_steps) +
-                            "\nkeep_last: " + std::to_string(options.keep_last) +
-                            "\nkeep_best: " + std::to_string(options.keep_best) +
-                            "\nhigher_is_better: " + std::to_string(options.higher_is_better) +
-                            "\nasynchronous: " + std::to_string(options.asynchronous) +
-                            "\ndisk_if_no_memory: " + std::to_string(options.disk_if_no_memory) +
-                            "\nreplace_old_run: " + std::to_string(options.replace_old_run);
+  const std::string lines =
+      "every_steps: " + text(options.every_steps) + "\nevery_minutes: " + text(options.every_minutes) +
+      "\nmemory_every_n_steps: " + text(options.memory_every_n_steps) +
+      "\nkeep_last: " + std::to_string(options.keep_last) + "\nkeep_best: " + std::to_string(options.keep_best) +
+      "\nhigher_is_better: " + std::to_string(options.higher_is_better) +
+      "\nasynchronous: " + std::to_string(options.asynchronous) +
+      "\ndisk_if_no_memory: " + std::to_string(options.disk_if_no_memory) +
+      "\nreplace_old_run: " + std::to_string(options.replace_old_run);
   const std::string difference = first_difference("option", group.all_gather_bytes(lines));
   if (difference.empty()) return compare_folders(group, folder);
   throw Error("ranks have different CheckpointerOptions: " + difference +
@@ -232,13 +231,12 @@ Checkpointer& Checkpointer::add(const std::string& name, torch::optim::Optimizer
 }
 
 Checkpointer& Checkpointer::add(const std::string& name, detail::StateInSlices& model) {
-  add(name,
-      Part{.save = [name]() -> c10::IValue {
-             throw Error("Checkpointer: `" + name +
-                         "` is fully sharded and cannot be saved to the launcher's memory yet; leave "
-                         "memory_every_n_steps unset");
-           },
-           .load = [&model](const c10::IValue& state) { model.load_state_dict(to_state_dict(state)); }});
+  add(name, Part{.save = [name]() -> c10::IValue {
+                   throw Error("Checkpointer: `" + name +
+                               "` is fully sharded and cannot be saved to the launcher's memory yet; leave "
+                               "memory_every_n_steps unset");
+                 },
+                 .load = [&model](const c10::IValue& state) { model.load_state_dict(to_state_dict(state)); }});
   state_->parts.back().save_in_slices = [&model](const Group&) -> std::optional<c10::IValue> {
     return to_object(model.state_in_slices());
   };

@@ -11,9 +11,9 @@
 #include "base/hash.h"
 #include "base/shared_weights.h"
 #include "base/weights_set.h"
-#include "collectives/sample.h"
 #include "checkpoint/copy_problem.h"
 #include "checkpoint/name_match.h"
+#include "collectives/sample.h"
 #include "collectives/storages.h"
 
 namespace lockstep {

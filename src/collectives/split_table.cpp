@@ -14,8 +14,8 @@ void SplitTable::check() const {
       const uint64_t sent = numbers_[from * numbers_in_row() + to];
       const uint64_t expected = numbers_[to * numbers_in_row() + size_ + from];
       if (sent == expected || ++found > kShown) continue;
-      text += "rank " + std::to_string(from) + " sends " + counted(static_cast<int64_t>(sent), "element", "elements") + " to rank " +
-              std::to_string(to) + ", which expects " + std::to_string(expected) + "; ";
+      text += "rank " + std::to_string(from) + " sends " + counted(static_cast<int64_t>(sent), "element", "elements") +
+              " to rank " + std::to_string(to) + ", which expects " + std::to_string(expected) + "; ";
     }
   if (found == 0) return;
   if (found > kShown) text += "so do " + counted(found - kShown, "other pair", "other pairs") + " of ranks; ";

@@ -60,7 +60,8 @@ std::string WaitBoard::unreceived_from(int rank) {
   try {
     if (!store_->check({key_of_tags(rank, rank_)})) return "";
     const std::string sender = "rank " + std::to_string(rank), receiver = "rank " + std::to_string(rank_);
-    return sender + " has left the group. " + unreceived(sender, receiver, store_->get_to_str(key_of_tags(rank, rank_)));
+    return sender + " has left the group. " +
+           unreceived(sender, receiver, store_->get_to_str(key_of_tags(rank, rank_)));
   } catch (const std::exception&) {
     return "";
   }

@@ -56,8 +56,9 @@ std::string describe(const DistributedDataParallelOptions& options, const Virtua
   std::ostringstream text;
   text << "virtual_ranks " << (virtual_ranks ? virtual_ranks->count() : 0) << "\nfirst_bucket_cap_mb "
        << options.first_bucket_cap_mb << "\nbucket_cap_mb " << options.bucket_cap_mb << "\nreduction "
-       << kReductions[static_cast<int>(options.reduction)] << "\nbuffers " << kPolicies[static_cast<int>(options.buffers)] << "\ninit_sync "
-       << (options.init_sync ? "true" : "false") << '\n';
+       << kReductions[static_cast<int>(options.reduction)] << "\nbuffers "
+       << kPolicies[static_cast<int>(options.buffers)] << "\ninit_sync " << (options.init_sync ? "true" : "false")
+       << '\n';
   for (const auto& name : options.delay_all_reduce_named_params) text << "delayed " << name << '\n';
   for (const auto& name : options.parameters_to_ignore) text << "ignored " << name << '\n';
   return text.str();

@@ -258,7 +258,7 @@ StateDict FullySharded::State::state_dict() {
                             : parameter.tensor.detach())
               .clone();
   }
-  if (groups_->all().rank() != 0) return {};
+  if (groups_->all().rank() != 0) return StateDict();
   return named_as_in(*module_, [&](const at::Tensor& tensor) { return values.at(&parameter_of(tensor)); });
 }
 

@@ -86,9 +86,9 @@ void look_at(FoundLayers& found, const std::string& name, const torch::jit::Modu
   }
   const c10::weak_intrusive_ptr<c10::ivalue::Object> weak(module._ivalue());
   found.add({name, tensor_of(module, "running_mean"), tensor_of(module, "weight"), [weak] {
-                     const auto alive = weak.lock();
-                     return alive && torch::jit::Module(alive).is_training();
-                   }});
+               const auto alive = weak.lock();
+               return alive && torch::jit::Module(alive).is_training();
+             }});
 }
 
 }  // namespace

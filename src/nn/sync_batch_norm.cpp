@@ -35,9 +35,9 @@ bool look_at(FoundLayers& found, const std::string& name, const std::shared_ptr<
     return true;
   }
   found.add({name, layer->running_mean, layer->weight, [weak = std::weak_ptr<torch::nn::Module>(module)] {
-                     const auto alive = weak.lock();
-                     return alive && alive->is_training();
-                   }});
+               const auto alive = weak.lock();
+               return alive && alive->is_training();
+             }});
   return true;
 }
 

@@ -121,7 +121,8 @@ inline std::string common_trouble(const ReplicaState& model, const torch::optim:
         parameter.tensor.scalar_type() != parameter.here.scalar_type() ||
         parameter.tensor.sizes() != parameter.here.sizes() || parameter.tensor.strides() != parameter.here.strides())
       return "ZeroRedundancyOptimizer: parameter " + parameter.name +
-             " no longer lies where the optimizer has put it (to(), set_data(), torch::load(), or another tensor in its "
+             " no longer lies where the optimizer has put it (to(), set_data(), torch::load(), or another tensor in "
+             "its "
              "place); make a new optimizer";
   return "";
 }

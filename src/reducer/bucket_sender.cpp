@@ -84,7 +84,7 @@ void BucketSender::wait(const std::function<void()>& write_facts) {
                   (!message_.trouble().empty() ? "This rank had found before: " + message_.trouble()
                    : problems.empty()          ? "Every rank must run the same number of backward passes; " +
                                             advice_on_numbers(message_.facts().joining)
-                                               : "A communication hook must not fail on some ranks alone") +
+                                      : "A communication hook must not fail on some ranks alone") +
                   " (this was reduction " + std::to_string(message_.reductions() + 1) + " of this rank).");
     }
   }

@@ -62,8 +62,7 @@ void OverlappedReduction::fail(const std::string& trouble) {
 
 std::vector<Facts> OverlappedReduction::add_up_buckets(Share share) {
   Buckets& buckets = parts_.buckets;
-  parts_.message.prepare(share, parts_.passes.since_reduction, /*spoiled=*/parts_.sender.sent() > 0,
-                         parts_.events);
+  parts_.message.prepare(share, parts_.passes.since_reduction, /*spoiled=*/parts_.sender.sent() > 0, parts_.events);
   Facts& mine = parts_.message.facts();
   if (!mine.took_part()) buckets.fill_with_zeros(/*begin=*/parts_.sender.sent());
   buckets.fill_rest(parts_.backward.reached);

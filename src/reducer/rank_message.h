@@ -65,7 +65,7 @@ class RankMessage {
   std::string trouble_;
   bool trouble_lasts_ = false;
   bool divide_by_active_ = false;
-  bool join_begins_ = false;       ///< not sent: no reduction since join() began
+  bool join_begins_ = false;  ///< not sent: no reduction since join() began
   NewPasses loader_passes_;
   uint64_t loader_passes_seen_;
   uint64_t reductions_ = 0;

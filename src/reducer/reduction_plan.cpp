@@ -56,9 +56,8 @@ bool ReductionPlan::weights_buckets() const {
 }
 
 bool ReductionPlan::follows(const TensorSet& parameters) const {
-  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-    return parameters.contains(tensor.unsafeGetTensorImpl());
-  });
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [&](const at::Tensor& tensor) { return parameters.contains(tensor.unsafeGetTensorImpl()); });
 }
 
 std::string ReductionPlan::describe(size_t bucket, size_t longest_name) const {

@@ -50,7 +50,7 @@ void throw_different_settings(const Group& group, const ReductionEvents& events,
   const std::string difference = first_difference("setting", group.all_gather_bytes(events.settings().text()));
   if (!difference.empty())
     refuse_settings("the ranks have set their DistributedDataParallel differently: " + difference +
-           ". Make the same call with the same options on every rank, between the same two steps");
+                    ". Make the same call with the same options on every rank, between the same two steps");
   std::string own = active ? "+\n" : "";
   for (const std::string& name : events.frozen()) own += active ? name + '\n' : "";
   const std::string frozen = frozen_on_some(group.all_gather_bytes(own));

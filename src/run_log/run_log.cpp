@@ -179,8 +179,7 @@ void RunLog::step(int64_t samples, Scalars scalars) {
 }
 
 void RunLog::scalar(std::string_view name, double value, std::optional<int64_t> step) {
-  TORCH_CHECK(step.value_or(0) >= 0, "RunLog::scalar: `", name, "` at step ", step.value_or(0),
-              "; steps count from 0");
+  TORCH_CHECK(step.value_or(0) >= 0, "RunLog::scalar: `", name, "` at step ", step.value_or(0), "; steps count from 0");
   state_->scalar(name, value, step.value_or(state_->place.step));
 }
 

@@ -14,8 +14,8 @@ void check_same_data(const Group& group, const LoaderBase& loader, LoaderFacts f
   const OperationLabel label("a comparison of loaders");
   const CheckpointMessage mine = attempt([&](CheckpointMessage& message) {
     TORCH_CHECK(loader.rank() == group.rank() && loader.world_size() == group.world_size(), "it is rank ",
-                loader.rank(), " of ", loader.world_size(), ", but the group's is ", group.rank(), " of ", group.world_size(),
-                "; make it from the Context");
+                loader.rank(), " of ", loader.world_size(), ", but the group's is ", group.rank(), " of ",
+                group.world_size(), "; make it from the Context");
     const DataLoaderOptions& options = loader.options();
     const auto add = [&](const char* name, const std::string& value) { message.text += name + ('\t' + value) + '\n'; };
     add("split_batches", std::to_string(options.split_batches));
@@ -40,10 +40,11 @@ void check_same_data(const Group& group, const LoaderBase& loader, LoaderFacts f
   }
   const std::string difference = difference_of_lines(lines);
   if (difference.empty()) return;
-  throw Error("the loaders of the ranks would deal out different epochs, so samples would be missed or seen twice: " +
-              difference +
-              ". Every rank needs the same dataset, seed and options, and a sampler with the same order: draw it from a "
-              "seed that all ranks share");
+  throw Error(
+      "the loaders of the ranks would deal out different epochs, so samples would be missed or seen twice: " +
+      difference +
+      ". Every rank needs the same dataset, seed and options, and a sampler with the same order: draw it from a "
+      "seed that all ranks share");
 }
 
 }  // namespace lockstep

@@ -49,11 +49,12 @@ TEST(ProcessSearch, FindsAProcessThatIsInTheMiddleOfAnExec) {
   }
 }
 
-/// A process that does nothing but replace itself is found whenever one looks. With `more` in its environment, before the
-/// mark, that is read in pieces, and an exec may come between two.
+/// A process that does nothing but replace itself is found whenever one looks. With `more` in its environment, before
+/// the mark, that is read in pieces, and an exec may come between two.
 void find_restless_process(const std::string& more) {
   const std::string mark = new_mark();
-  std::string variable = mark, path = "PATH=/usr/bin:/bin", script = "exec /bin/sh -c \"$AGAIN\"", again = "AGAIN=" + script;
+  std::string variable = mark, path = "PATH=/usr/bin:/bin", script = "exec /bin/sh -c \"$AGAIN\"",
+              again = "AGAIN=" + script;
   std::string before = more;
   const std::array<char*, 5> environment = {before.data(), variable.data(), path.data(), again.data(), nullptr};
   const pid_t restless = ::fork();

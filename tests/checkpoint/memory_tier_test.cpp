@@ -190,7 +190,8 @@ TEST_F(MemoryTierTest, WhatIsLeftInMemoryGoesWhereItBelongsOrElsewhere) {
   const auto files_in = [](const std::string& folder) {
     int64_t count = 0;
     std::error_code none;
-    for (const auto& entry : std::filesystem::directory_iterator(folder, none)) count += entry.path().extension() == ".pt";
+    for (const auto& entry : std::filesystem::directory_iterator(folder, none))
+      count += entry.path().extension() == ".pt";
     return count;
   };
   const std::string other = (temporary_.path() / "other").string();

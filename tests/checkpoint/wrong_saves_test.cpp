@@ -77,8 +77,9 @@ TEST_P(WrongSaves, AnUndefinedTensorIsNamed) {
         const std::string folder = "gap" + std::to_string(static_cast<int>(scope)) + std::to_string(everywhere);
         Checkpointer checkpointer(path(folder), context.group());
         const bool gap = everywhere || context.rank() == last(context);
-        checkpointer.add("part", Checkpointer::Part{.save = [&] { return object(gap ? at::Tensor() : at::ones({2})); },
-                                                    .load = [](const c10::IValue&) {}},
+        checkpointer.add("part",
+                         Checkpointer::Part{.save = [&] { return object(gap ? at::Tensor() : at::ones({2})); },
+                                            .load = [](const c10::IValue&) {}},
                          scope);
         const std::string text = failure([&] { checkpointer.save(1); });
         expect_in(text, "part");
@@ -115,8 +116,8 @@ TEST_P(WrongSaves, ANewRunInAnOldFolder) {
     {
       Checkpointer anew(path(), context.group(), {.every_steps = 2});
       anew.add("value", value);
-      for (const auto& call : std::vector<std::function<void()>>{
-               [&] { anew.save(4); }, [&] { anew.save(10); }, [&] { anew.step(1); }, [&] { anew.step(2); }}) {
+      for (const auto& call : std::vector<std::function<void()>>{[&] { anew.save(4); }, [&] { anew.save(10); },
+                                                                 [&] { anew.step(1); }, [&] { anew.step(2); }}) {
         const std::string text = failure(call);
         for (const char* part : {"holds step 10 of another run", "resume()", "a folder of its own", "replace_old_run"})
           expect_in(text, part);
@@ -222,8 +223,10 @@ TEST_P(WrongSaves, OptionsThatDiffer) {
     };
     const std::string rank = "on rank " + std::to_string(last(context));
     for (const auto& [mine, part] : std::vector<std::pair<CheckpointerOptions, std::string>>{
-             {{.every_steps = 3}, "`every_steps: 3` "}, {{.every_steps = -1}, "`every_steps: -1` "},
-             {{}, "`every_steps: none` "}, {{.every_steps = 2, .every_minutes = 1}, "`every_minutes: 1.000000` "},
+             {{.every_steps = 3}, "`every_steps: 3` "},
+             {{.every_steps = -1}, "`every_steps: -1` "},
+             {{}, "`every_steps: none` "},
+             {{.every_steps = 2, .every_minutes = 1}, "`every_minutes: 1.000000` "},
              {{.every_steps = 2, .memory_every_n_steps = 1}, "`memory_every_n_steps: 1` "},
              {{.every_steps = 2, .keep_last = 1}, "`keep_last: 1` "},
              {{.every_steps = 2, .keep_best = 3}, "`keep_best: 3` "},
@@ -256,16 +259,20 @@ TEST_P(WrongSaves, PartsThatDiffer) {
     const auto refused = [&](const Fill& others, const Fill& mine, const std::string& part) {
       Checkpointer checkpointer(path(), context.group());
       (odd ? mine : others)(checkpointer);
-      for (const std::string& text : {failure([&] { checkpointer.save(1); }), failure([&] { checkpointer.resume(); })}) {
+      for (const std::string& text :
+           {failure([&] { checkpointer.save(1); }), failure([&] { checkpointer.resume(); })}) {
         expect_in(text, "ranks have added different parts to the Checkpointer: part ");
         expect_in(text, part);
         expect_in(text, "on rank " + std::to_string(last(context)));
       }
     };
     const auto add_both = [&](Checkpointer& to) { to.add("a", a).add("b", b); };
-    refused(add_both, [&](Checkpointer& to) { to.add("b", b).add("a", a); }, "part 0 is `a, kAllRanks` on rank");
-    refused(add_both, [&](Checkpointer& to) { to.add("a", a).add("b", b, Scope::kEachRank); }, "`b, kEachRank` on rank");
-    refused(add_both, [&](Checkpointer& to) { to.add("a", a); }, "`nothing (it has 1)` on rank");
+    refused(
+        add_both, [&](Checkpointer& to) { to.add("b", b).add("a", a); }, "part 0 is `a, kAllRanks` on rank");
+    refused(
+        add_both, [&](Checkpointer& to) { to.add("a", a).add("b", b, Scope::kEachRank); }, "`b, kEachRank` on rank");
+    refused(
+        add_both, [&](Checkpointer& to) { to.add("a", a); }, "`nothing (it has 1)` on rank");
   });
 }
 
@@ -339,7 +346,8 @@ TEST_P(WrongSaves, AveragesInTheModelsPlace) {
       const auto guard = ema.averaged_weights();
       for (Checkpointer* each : {&replicas, &module, &own})
         expect_in(failure([&] { each->save(2); }), "has averaged weights now, which a run would go on from");
-      lockstep::save(state_dict(*net), path("averages" + std::to_string(context.rank()) + ".pt"));  // which somebody wants
+      lockstep::save(state_dict(*net),
+                     path("averages" + std::to_string(context.rank()) + ".pt"));  // which somebody wants
     }
     for (Checkpointer* each : {&replicas, &module, &own}) {
       each->save(3);
@@ -416,7 +424,8 @@ TEST_P(WrongSaves, NumbersThatTheVariableCannotHold) {
         EXPECT_EQ(static_cast<double>(into), static_cast<double>(saved));
       });
     };
-    expect_in(resumed(int64_t{300}, int8_t{0}), "the checkpoint has 300 here, but the program's variable holds -128 to 127");
+    expect_in(resumed(int64_t{300}, int8_t{0}),
+              "the checkpoint has 300 here, but the program's variable holds -128 to 127");
     expect_in(resumed(int64_t{-1}, uint8_t{0}), "has -1 here");
     expect_in(resumed(int64_t{-1}, uint64_t{0}), "has -1 here");
     expect_in(resumed(1e300, 1.0f), "has 1e+300 here");

@@ -101,7 +101,7 @@ void carry_out(const Group& world, const std::vector<Step>& schedule, uint64_t s
     const Step& step = schedule[i];
     if (groups[step.group]) {
       in_flight.emplace_back(i, testing::operations()[step.operation].start(*groups[step.group], step.trial));
-      if (step.wait == 1) end_one(in_flight.size() - 1);                                          // as a blocking call
+      if (step.wait == 1) end_one(in_flight.size() - 1);  // as a blocking call
       if (step.wait == 0) (void)in_flight[random() % in_flight.size()].second.works[0].is_completed();  // a poll
     }
     if (step.wait == 2 && !in_flight.empty()) end_one(random() % in_flight.size());

@@ -41,7 +41,8 @@ void be_stranger(c10d::Store& store, pid_t rank_0, int64_t first_number) {
     std::this_thread::sleep_for(milliseconds(1));
   ASSERT_EQ(ports.size(), 1U);
   std::vector<FileDescriptor> sockets;
-  for (int64_t number = first_number; number < first_number + 8; ++number) sockets.push_back(connect_as(number, ports[0]));
+  for (int64_t number = first_number; number < first_number + 8; ++number)
+    sockets.push_back(connect_as(number, ports[0]));
   store.set("stranger is in", std::string("1"));
   for (const FileDescriptor& socket : sockets) {
     const timeval patience{.tv_sec = 20, .tv_usec = 0};
@@ -75,7 +76,8 @@ std::string sum_up(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
 
 using Errors = std::array<std::string, 2>;  // of ranks 0 and 1; empty where the sum was right
 
-// Ranks 0 and 1 make an engine and sum up, while rank 2 connects to rank 0's port as eight numbers. Judges both ranks' errors.
+// Ranks 0 and 1 make an engine and sum up, while rank 2 connects to rank 0's port as eight numbers. Judges both ranks'
+// errors.
 void with_strangers(int64_t first_number, const std::function<void(const Errors& errors)>& judge) {
   const TemporaryFolder folder;
   const std::string path = (folder.path() / "store").string();

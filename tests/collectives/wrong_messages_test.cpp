@@ -104,7 +104,8 @@ TEST_P(WrongMessages, NoneArePolledAndDroppedOnes) {
       group.barrier();
       std::vector<at::Tensor> many;
       if (context.rank() == 0)
-        for (int i = 0; i < 20; ++i) static_cast<void>(group.send_async(at::full({size}, static_cast<double>(i), at::kFloat), last, 6));
+        for (int i = 0; i < 20; ++i)
+          static_cast<void>(group.send_async(at::full({size}, static_cast<double>(i), at::kFloat), last, 6));
       if (context.rank() == last)
         for (int i = 0; i < 20; ++i) {
           group.recv(received, 0, 6);

@@ -126,9 +126,10 @@ TEST(SameSeed, ThatDiffersIsAnErrorOnAllRanks) {
       } catch (const Error& error) {
         said = error.what();
       }
-      EXPECT_EQ(said, std::string("ContextOptions::") +
-                          (seeds_differ ? "seed is 10 on rank 2 and 9" : "same_seed_until_loop is false on rank 2 and true") +
-                          " on rank 0; set it alike on all ranks");
+      EXPECT_EQ(said,
+                std::string("ContextOptions::") +
+                    (seeds_differ ? "seed is 10 on rank 2 and 9" : "same_seed_until_loop is false on rank 2 and true") +
+                    " on rank 0; set it alike on all ranks");
     });
   }
 }

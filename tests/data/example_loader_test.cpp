@@ -276,7 +276,9 @@ TEST(ExampleLoader, TheProgressLineCountsItsSamples) {
 TEST(DefaultCollate, NumbersThatFitIntoNoTensorAreNamed) {
   const auto most = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   EXPECT_EQ(default_collate(std::vector<uint64_t>{1, most})[1].item<int64_t>(), std::numeric_limits<int64_t>::max());
-  EXPECT_NE(complaint([&] { default_collate(std::vector<uint64_t>{1, UINT64_MAX}); }).find("18446744073709551615 does not fit"),
+  EXPECT_NE(complaint([&] {
+              default_collate(std::vector<uint64_t>{1, UINT64_MAX});
+            }).find("18446744073709551615 does not fit"),
             std::string::npos);
   EXPECT_NE(complaint([&] { default_collate(std::vector<uint64_t>{most + 1}); }), "");
 }

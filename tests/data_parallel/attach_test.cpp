@@ -91,9 +91,9 @@ TEST_P(Attaching, ABufferThatIsIgnoredMayComeAndGo) {
     const at::Tensor mask = model->register_buffer("mask", at::full({3}, context.rank()));
     const auto options = torch::nn::BatchNorm1dOptions(3).affine(false);
     auto layer = model->register_module("layer", torch::nn::BatchNorm1d(options));
-    ModelReplica replica(model, context,
-                         {.parameters_to_ignore = {"mask", "layer.running_mean", "layer.running_var",
-                                                   "layer.num_batches_tracked"}});
+    ModelReplica replica(
+        model, context,
+        {.parameters_to_ignore = {"mask", "layer.running_mean", "layer.running_var", "layer.num_batches_tracked"}});
     backward(replica, context);
     model->unregister_module("layer");
     for (int step = 0; step < 2; ++step) backward(replica, context, step);
@@ -372,8 +372,8 @@ double seconds_in_queue() {
   return waiting_ns / 1e9;
 }
 
-// As docs/step.md says. What other programs take of the processors does not count: each rank waits for the other as long
-// as that one waits for a processor.
+// As docs/step.md says. What other programs take of the processors does not count: each rank waits for the other as
+// long as that one waits for a processor.
 TEST(AttachingALargeModel, TakesLessThanASecond) {
   if (std::getenv("LOCKSTEP_NIGHTLY") == nullptr)
     GTEST_SKIP() << "SKIPPED BECAUSE 100 M parameters on two ranks (2 GiB) are for make test-nightly";

@@ -211,7 +211,8 @@ TEST_P(Backward, RecomputedIsOnePass) {
 
 struct NoGradient : torch::autograd::Function<NoGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext*, torch::autograd::tensor_list gradients) {
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext*,
+                                               torch::autograd::tensor_list gradients) {
     return {at::_efficientzerotensor(gradients[0].sizes(), gradients[0].options())};
   }
 };

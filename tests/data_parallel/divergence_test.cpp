@@ -36,29 +36,26 @@ class Divergence : public ::testing::TestWithParam<std::tuple<Engine, bool>> {
                                   const std::function<void()>& step)>;
   static void on_ranks(const Loop& loop) {
     const auto& [engine, sharded] = GetParam();
-    run_ranks(
-        engine.world_size,
-        [&, sharded = sharded](Context& context) {
-          Net net;
-          DistributedDataParallel model(net, context);
-          if (sharded) {
-            ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(1e-2));
-            loop(context, net, model, [&] { optimizer.step(), net->zero_grad(); });
-          } else {
-            torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
-            loop(context, net, model, [&] { optimizer.step(), net->zero_grad(); });
-          }
-        },
-        std::chrono::seconds(30), {.backend = engine.backend, .announce = false});
+    run_ranks(engine.world_size,
+              [&, sharded = sharded](Context& context) {
+                Net net;
+                DistributedDataParallel model(net, context);
+                if (sharded) {
+                  ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(1e-2));
+                  loop(context, net, model, [&] { optimizer.step(), net->zero_grad(); });
+                } else {
+                  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
+                  loop(context, net, model, [&] { optimizer.step(), net->zero_grad(); });
+                }
+              },
+              std::chrono::seconds(30), {.backend = engine.backend, .announce = false});
   }
 };
-INSTANTIATE_TEST_SUITE_P(Engines, Divergence,
-                         ::testing::Combine(::testing::Values(Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"},
-                                                              Engine{3, "gloo"}),
-                                            ::testing::Bool()),
-                         [](const auto& one) {
-                           return name_of(std::get<0>(one.param)) + (std::get<1>(one.param) ? "_sharded" : "_own");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Engines, Divergence,
+    ::testing::Combine(::testing::Values(Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}),
+                       ::testing::Bool()),
+    [](const auto& one) { return name_of(std::get<0>(one.param)) + (std::get<1>(one.param) ? "_sharded" : "_own"); });
 
 TEST_P(Divergence, OfBatchNormIsNone) {
   on_ranks([](Context& context, Net&, auto& model, const auto& step) {

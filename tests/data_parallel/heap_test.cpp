@@ -64,7 +64,8 @@ bool the_programs_malloc_is_glibcs() {
 }
 
 TEST(Heap, KeepsWhatAStepFrees) {
-  if (!the_programs_malloc_is_glibcs()) GTEST_SKIP() << "SKIPPED BECAUSE this malloc is not glibc's, or MALLOC_* variables are set";
+  if (!the_programs_malloc_is_glibcs())
+    GTEST_SKIP() << "SKIPPED BECAUSE this malloc is not glibc's, or MALLOC_* variables are set";
   const Outcome outcome = steps_after(keep_freed_memory);
   EXPECT_TRUE(outcome.answer);
   EXPECT_TRUE(outcome.kept);
@@ -110,7 +111,8 @@ TEST(Heap, JemallocIsLeftAsItIs) {
 }
 
 TEST(Heap, GivesBackWhatItHasKept) {
-  if (!the_programs_malloc_is_glibcs()) GTEST_SKIP() << "SKIPPED BECAUSE this malloc is not glibc's, or MALLOC_* variables are set";
+  if (!the_programs_malloc_is_glibcs())
+    GTEST_SKIP() << "SKIPPED BECAUSE this malloc is not glibc's, or MALLOC_* variables are set";
   const Outcome outcome = steps_after([] {
     const bool keeps = keep_freed_memory();
     if (keeps) release_freed_memory();

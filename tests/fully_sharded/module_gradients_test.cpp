@@ -176,7 +176,7 @@ TEST(ToldToAll, WhatOneRankDoes) {
           } else if (way == 4) {
             words = "load_state_dict() was called within a backward";
             const at::Tensor loss = training.loss(1) * 1;
-            if (odd) loss.register_hook([&](const at::Tensor&) { training.model.load_state_dict({}); });
+            if (odd) loss.register_hook([&](const at::Tensor&) { training.model.load_state_dict(StateDict()); });
             training.optimizer.zero_grad();
             loss.backward();
           } else {

@@ -15,10 +15,10 @@ namespace {
 class FaultyCommand {
  public:
   FaultyCommand(int fault, const std::string& deed) {
-    std::ofstream(folder_.path() / "launch") << "host=$1; shift\necho x >> " << folder_.path().string()
-                                             << "/of_$host\ncount=$(wc -l < " << folder_.path().string()
-                                             << "/of_$host)\n[ $host = b ] && [ $count = " << fault << " ] && { "
-                                             << deed << "; }\nexec env LOCKSTEP_MACHINE=$host \"$@\"\n";
+    std::ofstream(folder_.path() / "launch")
+        << "host=$1; shift\necho x >> " << folder_.path().string() << "/of_$host\ncount=$(wc -l < "
+        << folder_.path().string() << "/of_$host)\n[ $host = b ] && [ $count = " << fault << " ] && { " << deed
+        << "; }\nexec env LOCKSTEP_MACHINE=$host \"$@\"\n";
   }
   std::vector<std::string> on(const std::string& hosts, const std::vector<std::string>& rest) const {
     std::vector<std::string> words = hosts::on(hosts, rest);
@@ -32,7 +32,8 @@ class FaultyCommand {
 
 /// Trains in the first start, and ends well in a later one.
 std::vector<std::string> program() {
-  return {"sh", "-c", "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exec " + kPageRank + " join train; exec " + kPageRank + " join"};
+  return {"sh", "-c",
+          "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exec " + kPageRank + " join train; exec " + kPageRank + " join"};
 }
 
 std::vector<std::string> with(std::vector<std::string> words, const std::vector<std::string>& more) {

@@ -66,10 +66,10 @@ FailureReport full_report() {
 
 TEST(FailureReport, TellsWhatIsKnown) {
   const std::string text = format(full_report());
-  for (const char* line :
-       {"  what      out of range\n", "  known by  rank 3, which says: rank 1 has left\\x1b[31m\n",
-        "  last did  all_reduce #12 (Float [64, 10]), not finished\n", "  kept      step 400 in /run/step_400.pt\n",
-        "  restarts  2 restarts before this\n", "  next      lockstep run -n 4 train   (resumes, if the program does)\n"})
+  for (const char* line : {"  what      out of range\n", "  known by  rank 3, which says: rank 1 has left\\x1b[31m\n",
+                           "  last did  all_reduce #12 (Float [64, 10]), not finished\n",
+                           "  kept      step 400 in /run/step_400.pt\n", "  restarts  2 restarts before this\n",
+                           "  next      lockstep run -n 4 train   (resumes, if the program does)\n"})
     EXPECT_NE(text.find(line), std::string::npos) << line << text;
 }
 
@@ -87,9 +87,10 @@ TEST(FailureReport, TellsWhatIsInTheLaunchersMemory) {
   EXPECT_EQ(json["state_kept"]["memory_step"], 407);
   EXPECT_EQ(json["state_kept"]["step"], 400);
   report.left.suspect = true;
-  EXPECT_EQ(kept(),
-            "  kept      step 407 in the launcher's memory (saved before the divergence was found; it may have diverged, "
-            "too), step 400 in /run/step_400.pt");
+  EXPECT_EQ(
+      kept(),
+      "  kept      step 407 in the launcher's memory (saved before the divergence was found; it may have diverged, "
+      "too), step 400 in /run/step_400.pt");
   json = nlohmann::json::parse(to_json(report));
   EXPECT_EQ(json["state_kept"]["problem"], "saved before the divergence was found");
   report.left.suspect = false;
@@ -103,8 +104,9 @@ TEST(FailureReport, TellsWhatIsInTheLaunchersMemory) {
 TEST(FailureReport, TellsWhereTheStateInMemoryWentWhenTheRunGaveUp) {
   FailureReport report = full_report();
   report.left = {.path = "/run/step_407.pt", .step = 407, .in_memory = 407, .written = true};
-  EXPECT_TRUE(format(report).find("  kept      step 407 in /run/step_407.pt, written from the launcher's memory now\n") !=
-              std::string::npos)
+  EXPECT_TRUE(
+      format(report).find("  kept      step 407 in /run/step_407.pt, written from the launcher's memory now\n") !=
+      std::string::npos)
       << format(report);
   const auto json = nlohmann::json::parse(to_json(report))["state_kept"];
   EXPECT_EQ(json["checkpoint"], "/run/step_407.pt");

@@ -34,10 +34,8 @@ void wait_in_group(RankView& rank, uint64_t group) {
     rank.account.operation.group_id = group;
     rank.account.operation.group = one.name.empty() ? "" : one.text();
     rank.account.waiting = rank.account.has_one_caller = true;
-    rank.account.awaited = {.group = group,
-                            .sequence = one.collectives - 1,
-                            .collective = one.collectives,
-                            .needs = one.members};
+    rank.account.awaited = {
+        .group = group, .sequence = one.collectives - 1, .collective = one.collectives, .needs = one.members};
   }
 }
 
@@ -153,10 +151,9 @@ TEST(GroupOrder, TheLinesNameGroupsAndWhatARankWaitsFor) {
   const auto stall = diagnose(ranks);
   ASSERT_TRUE(stall);
   EXPECT_EQ(stall->kind, Stall::Kind::kGroupOrder);
-  EXPECT_EQ(stall->lines,
-            (std::vector<std::string>{
-                "rank 0 waits in all_reduce #5 (Float [64, 10]) for rank 1",
-                "rank 1 waits in all_reduce #2 (Float [64, 10]) in subgroup 0 (ranks 0, 1) for rank 0"}));
+  EXPECT_EQ(stall->lines, (std::vector<std::string>{
+                              "rank 0 waits in all_reduce #5 (Float [64, 10]) for rank 1",
+                              "rank 1 waits in all_reduce #2 (Float [64, 10]) in subgroup 0 (ranks 0, 1) for rank 0"}));
   // It has started another one since.
   ranks[1].account.operation.group_id = kAll;
   ranks[1].account.operation.group = "";

@@ -88,8 +88,9 @@ TEST(LauncherFolder, ALockThatCannotBeHadIsTold) {
   fs::create_directories(folder.path() / "run/.lock");  // as a file system that has no locks, it refuses
   const Said said = lockstep_in(folder.path(), "run -n 1 --run-dir run -- echo ran");
   EXPECT_EQ(said.exit_code, 0) << said.text;
-  EXPECT_TRUE(contains(said.text, "run cannot be locked (Is a directory), so another launcher in it would not be "
-                                  "refused; give each run a folder of its own"))
+  EXPECT_TRUE(contains(said.text,
+                       "run cannot be locked (Is a directory), so another launcher in it would not be "
+                       "refused; give each run a folder of its own"))
       << said.text;
 }
 
@@ -186,8 +187,9 @@ TEST(LauncherFolder, EventsComeInTheirOrderOverARestartAndAResize) {
 }
 
 TEST(LauncherFolder, ResizesAreNotToldAsRestarts) {
-  Launched run({"-n", "1", "--elastic", "1:3", "--run-dir", "run", "sh", "-c",
-                "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && { sleep 1; exit 0; }; exec " + std::string(kRank) + " join train"});
+  Launched run(
+      {"-n", "1", "--elastic", "1:3", "--run-dir", "run", "sh", "-c",
+       "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && { sleep 1; exit 0; }; exec " + std::string(kRank) + " join train"});
   ASSERT_TRUE(run.wait_for("training"));
   ASSERT_EQ(lockstep_in(run.folder(), "resize run 2").exit_code, 0);
   ASSERT_EQ(lockstep_in(run.folder(), "resize run 3").exit_code, 0);

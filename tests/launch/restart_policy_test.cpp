@@ -130,11 +130,8 @@ TEST(RestartPolicy, AStartWithoutAStep) {
 TEST(RestartPolicy, AKillAtTheMinimumOfAnElasticRun) {
   for (const int code : {kExitRankKilled, kExitOutOfMemory}) {
     RestartHistory history;
-    Failure failure{.at = Clock::time_point(std::chrono::hours(1)),
-                    .ranks = 2,
-                    .rank = 1,
-                    .exit_code = code,
-                    .how = kKilled};
+    Failure failure{
+        .at = Clock::time_point(std::chrono::hours(1)), .ranks = 2, .rank = 1, .exit_code = code, .how = kKilled};
     for (int time = 0; time < 5; ++time) {
       const auto decision = decide_restart({.in_total = 5, .elastic = RankRange{2, 4}}, history, failure);
       EXPECT_TRUE(decision.restart) << decision.why;
@@ -246,7 +243,8 @@ TEST(RestartPolicy, ALossComesFromOutside) {
   EXPECT_TRUE(run.fail(gone).restart);
   for (int time = 1; time < 10; ++time) EXPECT_TRUE(run.fail(gone).restart);
   FailingRun fresh({.in_total = 10});
-  EXPECT_TRUE(fresh.fail({.rank = 2, .how = kLost, .progress = false, .lost_ranks = 2}).restart) << "in the first start";
+  EXPECT_TRUE(fresh.fail({.rank = 2, .how = kLost, .progress = false, .lost_ranks = 2}).restart)
+      << "in the first start";
 }
 
 TEST(RestartPolicy, ABugIsNotLeftOut) {

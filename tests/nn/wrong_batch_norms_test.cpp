@@ -80,8 +80,8 @@ const std::vector<Case> kCases{
        if (!training.is_wrong()) loss.backward();
        training.mean(loss.detach());
      },
-     {"batch norm `bn2` is synchronised over all ranks", "The ranks wait for each other: ",
-      " in the backward of batch norm `bn2` of 3 channels", "rank 1 in "}},
+     {"batch norm `bn2` is synchronised over all ranks",
+      "The ranks wait for each other: ", " in the backward of batch norm `bn2` of 3 channels", "rank 1 in "}},
     {"has_other_channels",
      [](Training& training) {
        const int64_t channels = training.is_wrong() ? 7 : 5;
@@ -127,7 +127,8 @@ const std::vector<Case> kCases{
      },
      {" called all_gather_bytes() of DistributedDataParallel()",
       "rank 1 called all_gather_bytes() of convert_sync_batchnorm()",
-      " Where one rank calls DistributedDataParallel() or convert_sync_batchnorm(), every rank must, in the same order."}},
+      " Where one rank calls DistributedDataParallel() or convert_sync_batchnorm(), every rank must, in the same "
+      "order."}},
     {"converts_other_channels",
      [](Training& training) {
        torch::nn::Sequential one(torch::nn::BatchNorm1d(training.is_wrong() ? 7 : 5));

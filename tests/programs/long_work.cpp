@@ -40,7 +40,8 @@ void move_for_long(const lockstep::Context& context) {
   const auto start = steady_clock::now();
   context.group().all_reduce(tensor);
   if (context.is_main())
-    std::cout << "moved for " << std::chrono::duration<double>(steady_clock::now() - start).count() << " s" << std::endl;
+    std::cout << "moved for " << std::chrono::duration<double>(steady_clock::now() - start).count() << " s"
+              << std::endl;
 }
 
 /// The others give up on rank 0 after a second; it comes late and learns that.

@@ -322,10 +322,10 @@ TEST(Page, SaysWhatIsMissing) {
 
 // What the collectives for C count: no model, no buckets.
 TEST(Page, DrawsCommunicationThatNoModelCounted) {
-  const std::string steps =
-      R"({"type":"steps","step":1,"steps":1,"samples":8,"seconds":2,"communication_s":0.5})"
-      "\n" R"({"type":"steps","step":2,"steps":1,"samples":8,"seconds":2,"communication_s":0.5})"
-      "\n";
+  const std::string steps = R"({"type":"steps","step":1,"steps":1,"samples":8,"seconds":2,"communication_s":0.5})"
+                            "\n"
+                            R"({"type":"steps","step":2,"steps":1,"samples":8,"seconds":2,"communication_s":0.5})"
+                            "\n";
   const PageContent content{
       .name = "run", .folder = "run", .run = read(run_line(0) + scalar(1, "train/loss", "1") + steps)};
   const std::string page = draw_page(content);

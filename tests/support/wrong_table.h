@@ -11,7 +11,8 @@
 #include "support/ranks.h"
 #include "support/told_in_time.h"
 
-// Tables of wrong programs that leave their ranks able to go on, so that many run one after the other on the same ranks.
+// Tables of wrong programs that leave their ranks able to go on, so that many run one after the other on the same
+// ranks.
 
 namespace lockstep::testing {
 
@@ -45,7 +46,9 @@ void expect_each_told(Context& context, const std::vector<TabledProgram<Side>>& 
       EXPECT_EQ(said, "") << of << name;
     else
       EXPECT_TRUE(!said.empty() && matches_golden(said, with_ranks(expected, context.world_size())))
-          << of << name << " says\n" << said << "\nnot\n" << with_ranks(expected, context.world_size());
+          << of << name << " says\n"
+          << said << "\nnot\n"
+          << with_ranks(expected, context.world_size());
   }
   context.group().barrier();
 }

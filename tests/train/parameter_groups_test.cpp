@@ -90,7 +90,9 @@ TEST(ParameterGroups, WhatMatchesNothingOrTwiceIsListed) {
 TEST(ParameterGroups, ARuleWithoutPredicateIsNamed) {
   Net net;
   const SGDOptions options(0.1);
-  const std::string text = complaint([&] { parameter_groups(*net, {{"all", is_bias_or_norm, options}, {"rest", nullptr, options}}); });
+  const std::string text = complaint([&] {
+    parameter_groups(*net, {{"all", is_bias_or_norm, options}, {"rest", nullptr, options}});
+  });
   EXPECT_NE(text.find("the rule `rest` (number 1) has no predicate"), std::string::npos) << text;
   const std::string of_decay = complaint([&] { decay_groups(*net, options, nullptr); });
   EXPECT_NE(of_decay.find("the rule `without decay` has no predicate"), std::string::npos) << of_decay;
@@ -103,11 +105,10 @@ TEST(ParameterGroups, OptionsOfAnotherOptimizerAreNamed) {
   std::vector<torch::optim::OptimizerParamGroup> groups = decay_groups(*net, AdamWOptions(0.1));
   groups[1].set_options(std::make_unique<SGDOptions>(0.1));
   const std::string expected = "group 1 has SGDOptions, but AdamW takes AdamWOptions";
-  for (const std::string& text :
-       {complaint([&] { (void)make_optimizer<AdamW>(groups, AdamWOptions(0.1)); }),
-        complaint([&] { (void)make_optimizer<AdamW>(groups, 1e-3); }),
-        complaint([&] { ZeroRedundancyOptimizer<AdamW>(groups, AdamWOptions(0.1)); }),
-        complaint([&] { ZeroRedundancyOptimizer<AdamW>(groups, 1e-3); })})
+  for (const std::string& text : {complaint([&] { (void)make_optimizer<AdamW>(groups, AdamWOptions(0.1)); }),
+                                  complaint([&] { (void)make_optimizer<AdamW>(groups, 1e-3); }),
+                                  complaint([&] { ZeroRedundancyOptimizer<AdamW>(groups, AdamWOptions(0.1)); }),
+                                  complaint([&] { ZeroRedundancyOptimizer<AdamW>(groups, 1e-3); })})
     EXPECT_NE(text.find(expected), std::string::npos) << text;
   groups[1].set_options(std::make_unique<AdamWOptions>(0.2));
   const auto made = make_optimizer<AdamW>(groups, 1e-3);

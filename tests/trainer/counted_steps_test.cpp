@@ -16,8 +16,8 @@
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
-// Where a rank works for several virtual ranks, what is shown and recorded is of steps of the optimizer and of all their
-// samples, whether or not the virtual ranks can be shared out evenly.
+// Where a rank works for several virtual ranks, what is shown and recorded is of steps of the optimizer and of all
+// their samples, whether or not the virtual ranks can be shared out evenly.
 
 namespace lockstep::counted_steps_test {
 namespace {
@@ -88,39 +88,39 @@ TEST(CountedSteps, OfTheTrainerAreTheOptimizersWithAllSamples) {
   for (const int world : {1, 3, 4}) {
     const TemporaryFolder folder;
     const std::string run = (folder.path() / "run").string();
-    run_ranks(
-        world,
-        [&](Context& context) {
-          torch::nn::Sequential net(torch::nn::Linear(2, 8), torch::nn::Tanh(), torch::nn::Linear(8, 1));
-          torch::optim::SGD optimizer(net->parameters(), 0.05);
-          DataLoader train(Points(kSamples), context,
-                           {.batch_size = kBatch, .accumulate = kAccumulate, .shuffle = true});
-          ::testing::internal::CaptureStderr();
-          std::vector<Taken> batches;
-          {
-            Trainer trainer(net.ptr(), optimizer, context,
-                            {.epochs = kEpochs,
-                             .accumulate = kAccumulate,
-                             .run_log = RunLogOptions{.folder = run, .tensorboard = false}});
-            const TrainerResult result = trainer.fit(train, [&](Batch& batch) {
-              const at::Tensor loss = torch::mse_loss(net->forward(batch.data), batch.target);
-              batches.push_back({loss.item<double>(), batch.data.size(0)});
-              return loss;
-            });
-            EXPECT_EQ(result.steps, 2 * kEpochs);
-          }
-          const std::string shown = ::testing::internal::GetCapturedStderr();
-          if (context.is_main()) {
-            EXPECT_EQ(last_step(shown), "2/2") << shown;
-          }
-          EXPECT_EQ(own_page().read(world).steps, 2 * kEpochs) << "as the launcher counts";
-          const Recorded found = read_metrics(run + "/metrics_rank" + std::to_string(context.rank()) + ".jsonl");
-          const auto block = context.virtual_block();
-          const std::vector<double> expected = means(batches, block.last - block.first);
-          ASSERT_EQ(found.losses.size(), expected.size());
-          for (size_t step = 0; step < expected.size(); ++step) EXPECT_NEAR(found.losses[step], expected[step], 1e-9);
-        },
-        std::chrono::seconds(100), {.seed = 5, .virtual_ranks = kVirtualRanks, .announce = false});
+    run_ranks(world,
+              [&](Context& context) {
+                torch::nn::Sequential net(torch::nn::Linear(2, 8), torch::nn::Tanh(), torch::nn::Linear(8, 1));
+                torch::optim::SGD optimizer(net->parameters(), 0.05);
+                DataLoader train(Points(kSamples), context,
+                                 {.batch_size = kBatch, .accumulate = kAccumulate, .shuffle = true});
+                ::testing::internal::CaptureStderr();
+                std::vector<Taken> batches;
+                {
+                  Trainer trainer(net.ptr(), optimizer, context,
+                                  {.epochs = kEpochs,
+                                   .accumulate = kAccumulate,
+                                   .run_log = RunLogOptions{.folder = run, .tensorboard = false}});
+                  const TrainerResult result = trainer.fit(train, [&](Batch& batch) {
+                    const at::Tensor loss = torch::mse_loss(net->forward(batch.data), batch.target);
+                    batches.push_back({loss.item<double>(), batch.data.size(0)});
+                    return loss;
+                  });
+                  EXPECT_EQ(result.steps, 2 * kEpochs);
+                }
+                const std::string shown = ::testing::internal::GetCapturedStderr();
+                if (context.is_main()) {
+                  EXPECT_EQ(last_step(shown), "2/2") << shown;
+                }
+                EXPECT_EQ(own_page().read(world).steps, 2 * kEpochs) << "as the launcher counts";
+                const Recorded found = read_metrics(run + "/metrics_rank" + std::to_string(context.rank()) + ".jsonl");
+                const auto block = context.virtual_block();
+                const std::vector<double> expected = means(batches, block.last - block.first);
+                ASSERT_EQ(found.losses.size(), expected.size());
+                for (size_t step = 0; step < expected.size(); ++step)
+                  EXPECT_NEAR(found.losses[step], expected[step], 1e-9);
+              },
+              std::chrono::seconds(100), {.seed = 5, .virtual_ranks = kVirtualRanks, .announce = false});
     int64_t samples = 0;
     for (int rank = 0; rank < world; ++rank)
       samples += read_metrics(run + "/metrics_rank" + std::to_string(rank) + ".jsonl").samples;
@@ -129,38 +129,36 @@ TEST(CountedSteps, OfTheTrainerAreTheOptimizersWithAllSamples) {
 }
 
 TEST(CountedSteps, OfALoopOverALoaderAreThoseOfAllVirtualRanks) {
-  run_ranks(
-      3,
-      [](Context& context) {
-        torch::nn::Sequential net(torch::nn::Linear(2, 1));
-        DistributedDataParallel model(net, context);
-        DataLoader train(Points(kSamples), context, {.batch_size = kBatch});
-        ::testing::internal::CaptureStderr();
-        for (auto& batch : progress(train)) torch::mse_loss(model(batch.data), batch.target).backward();
-        const std::string shown = ::testing::internal::GetCapturedStderr();
-        EXPECT_EQ(own_page().read(3).steps, 4);
-        if (context.is_main()) {
-          EXPECT_EQ(last_step(shown), "4/4") << shown;
-        }
-      },
-      std::chrono::seconds(60), {.virtual_ranks = kVirtualRanks, .announce = false});
+  run_ranks(3,
+            [](Context& context) {
+              torch::nn::Sequential net(torch::nn::Linear(2, 1));
+              DistributedDataParallel model(net, context);
+              DataLoader train(Points(kSamples), context, {.batch_size = kBatch});
+              ::testing::internal::CaptureStderr();
+              for (auto& batch : progress(train)) torch::mse_loss(model(batch.data), batch.target).backward();
+              const std::string shown = ::testing::internal::GetCapturedStderr();
+              EXPECT_EQ(own_page().read(3).steps, 4);
+              if (context.is_main()) {
+                EXPECT_EQ(last_step(shown), "4/4") << shown;
+              }
+            },
+            std::chrono::seconds(60), {.virtual_ranks = kVirtualRanks, .announce = false});
 }
 
 /// Rank 0 works for one of three virtual ranks, rank 1 for two: what rank 0 does is a third.
 TEST(CountedSteps, TheRunLogsRateIsThatOfAllSamples) {
   const TemporaryFolder folder;
   const std::string run = (folder.path() / "run").string();
-  run_ranks(
-      2,
-      [&](Context& context) {
-        RunLog log(context, {.folder = run});
-        const auto block = context.virtual_block();
-        for (int step = 0; step < 5; ++step) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));
-          log.step(100 * (block.last - block.first));
-        }
-      },
-      std::chrono::seconds(60), {.virtual_ranks = 3, .announce = false});
+  run_ranks(2,
+            [&](Context& context) {
+              RunLog log(context, {.folder = run});
+              const auto block = context.virtual_block();
+              for (int step = 0; step < 5; ++step) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                log.step(100 * (block.last - block.first));
+              }
+            },
+            std::chrono::seconds(60), {.virtual_ranks = 3, .announce = false});
   double seconds = 0, own_samples = 0;
   std::ifstream lines(run + "/metrics_rank0.jsonl");
   for (std::string line; std::getline(lines, line);)

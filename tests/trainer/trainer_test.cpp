@@ -506,8 +506,8 @@ TEST_P(TrainerTest, OptionsThatDifferAreNamedOnAllRanks) {
     expect_named({.ema = EmaOptions{}}, {.ema = EmaOptions{.decays = {0.9}}}, "ema.decays");
     expect_named({.score = "error"}, {.score = "error", .patience = 2}, "patience");
     expect_named({}, {.schedule = [](int64_t) { return constant_lr(0.5); }}, "`schedule: true`");
-    expect_named({.schedule = [](int64_t) { return step_lr(3); }},
-                 {.schedule = [](int64_t) { return step_lr(4); }}, "schedule at step 3, for a rate of 1");
+    expect_named({.schedule = [](int64_t) { return step_lr(3); }}, {.schedule = [](int64_t) { return step_lr(4); }},
+                 "schedule at step 3, for a rate of 1");
     EXPECT_EQ(refused({}, {}), "");
     Training stepping(context, {});
     if (odd) stepping.optimizer->param_groups()[0].options().set_lr(0.05);

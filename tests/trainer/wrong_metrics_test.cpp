@@ -162,20 +162,45 @@ Programs of_metrics() {
       {"weight_below_zero", "Mean: the weight is -1", [](Wrong& w) { w.metrics.add("a", Mean()).update(1.0, -1); }},
       {"tensor_with_a_weight_below_zero", "Mean: the weight is -1",
        [](Wrong& w) { w.metrics.add("a", Mean()).update(at::ones({2}), -1); }},
-      {"complex_mean", "Mean: the value is a complex number", [](Wrong& w) { w.metrics.add("a", Mean()).update(at::ones({2}, at::kComplexFloat)); }},
-      {"target_that_is_no_class", " ... ", [](Wrong& w) { w.metrics.add("a", Accuracy()).update(at::ones({2, 3}), at::full({2}, 7, at::kLong)); }},
-      {"target_of_another_length", " ... ", [](Wrong& w) { w.metrics.add("a", Accuracy()).update(at::ones({2, 3}), at::zeros({3}, at::kLong)); }},
-      {"accuracy_of_undefined_scores", " ... ", [](Wrong& w) { w.metrics.add("a", Accuracy()).update(at::Tensor(), at::zeros({3}, at::kLong)); }},
-      {"accuracy_of_an_undefined_target", " ... ", [](Wrong& w) { w.metrics.add("a", Accuracy()).update(at::ones({2, 3}), at::Tensor()); }},
-      {"matrix_of_an_undefined_target", " ... ", [](Wrong& w) { w.metrics.add("a", ConfusionMatrix(3)).update(at::ones({2, 3}), at::Tensor()); }},
-      {"matrix_of_undefined_scores", " ... ", [](Wrong& w) { w.metrics.add("a", ConfusionMatrix(3)).update(at::Tensor(), at::zeros({2}, at::kLong)); }},
-      {"matrix_of_more_classes", " ... ", [](Wrong& w) { w.metrics.add("a", ConfusionMatrix(3)).update(at::ones({2, 4}), at::zeros({2}, at::kLong)); }},
-      {"matrix_of_a_prediction_that_is_no_class", " ... ", [](Wrong& w) { w.metrics.add("a", ConfusionMatrix(3)).update(at::full({2}, 3, at::kLong), at::zeros({2}, at::kLong)); }},
+      {"complex_mean", "Mean: the value is a complex number",
+       [](Wrong& w) { w.metrics.add("a", Mean()).update(at::ones({2}, at::kComplexFloat)); }},
+      {"target_that_is_no_class", " ... ",
+       [](Wrong& w) {
+         w.metrics.add("a", Accuracy()).update(at::ones({2, 3}), at::full({2}, 7, at::kLong));
+       }},
+      {"target_of_another_length", " ... ",
+       [](Wrong& w) {
+         w.metrics.add("a", Accuracy()).update(at::ones({2, 3}), at::zeros({3}, at::kLong));
+       }},
+      {"accuracy_of_undefined_scores", " ... ",
+       [](Wrong& w) { w.metrics.add("a", Accuracy()).update(at::Tensor(), at::zeros({3}, at::kLong)); }},
+      {"accuracy_of_an_undefined_target", " ... ",
+       [](Wrong& w) {
+         w.metrics.add("a", Accuracy()).update(at::ones({2, 3}), at::Tensor());
+       }},
+      {"matrix_of_an_undefined_target", " ... ",
+       [](Wrong& w) {
+         w.metrics.add("a", ConfusionMatrix(3)).update(at::ones({2, 3}), at::Tensor());
+       }},
+      {"matrix_of_undefined_scores", " ... ",
+       [](Wrong& w) { w.metrics.add("a", ConfusionMatrix(3)).update(at::Tensor(), at::zeros({2}, at::kLong)); }},
+      {"matrix_of_more_classes", " ... ",
+       [](Wrong& w) {
+         w.metrics.add("a", ConfusionMatrix(3)).update(at::ones({2, 4}), at::zeros({2}, at::kLong));
+       }},
+      {"matrix_of_a_prediction_that_is_no_class", " ... ",
+       [](Wrong& w) {
+         w.metrics.add("a", ConfusionMatrix(3)).update(at::full({2}, 3, at::kLong), at::zeros({2}, at::kLong));
+       }},
       {"matrix_of_no_classes", " ... ", [](Wrong& w) { w.metrics.add("a", ConfusionMatrix(0)); }},
       {"top_zero", " ... ", [](Wrong& w) { w.metrics.add("a", Accuracy({.top_k = 0})); }},
-      {"top_k_above_the_classes", " ... ", [](Wrong& w) { w.metrics.add("a", Accuracy({.top_k = 4})).update(at::ones({2, 3}), at::zeros({2}, at::kLong)); }},
+      {"top_k_above_the_classes", " ... ",
+       [](Wrong& w) {
+         w.metrics.add("a", Accuracy({.top_k = 4})).update(at::ones({2, 3}), at::zeros({2}, at::kLong));
+       }},
       {"fewer_numbers_than_none", "Metric: it has -1 numbers", [](Wrong& w) { w.metrics.add("a", Histogram(-1)); }},
-      {"the_same_name_twice", "Metrics: `a` is there already", [](Wrong& w) { w.metrics.add("a", Mean()), w.metrics.add("a", Perplexity()); }},
+      {"the_same_name_twice", "Metrics: `a` is there already",
+       [](Wrong& w) { w.metrics.add("a", Mean()), w.metrics.add("a", Perplexity()); }},
       {"uneven_counts", "",
        [](Wrong& w) {
          auto& mean = w.metrics.add("a", Mean());
@@ -222,10 +247,12 @@ Programs of_averages() {
        }},
       {"layer_without_parameters_added", "", edit([](auto& net) { net->push_back(torch::nn::Tanh()); }, 2, 4)},
       {"data_set_and_frozen", "",
-       edit([](auto& net) {
-         net->parameters()[0].set_data(at::ones({2, 3}));
-         net->parameters()[1].set_requires_grad(false);
-       }, 2, 4)},
+       edit(
+           [](auto& net) {
+             net->parameters()[0].set_data(at::ones({2, 3}));
+             net->parameters()[1].set_requires_grad(false);
+           },
+           2, 4)},
       {"model_that_went", "",
        [](Wrong& w) {
          std::optional<Ema> ema;
@@ -238,7 +265,9 @@ Programs of_averages() {
          w.trained();
        }},
       {"min_decay_above_the_decay", "Ema: min_decay is 0.999, above the decay 0.9",
-       [](Wrong& w) { Ema(*w.net, {.decays = {0.9999, 0.9}, .warm_up = true, .min_decay = 0.999}); }},
+       [](Wrong& w) {
+         Ema(*w.net, {.decays = {0.9999, 0.9}, .warm_up = true, .min_decay = 0.999});
+       }},
       {"min_decay_without_a_warm_up", "Ema: min_decay is 0.5, above the decay 0.1",
        [](Wrong& w) { Ema(*w.net, {.decays = {0.1}, .min_decay = 0.5}); }},
       {"min_decay_of_the_decay", "",
@@ -295,7 +324,10 @@ Programs of_averages() {
          state.insert_or_assign(std::string("averages"), list);
          w.load_state(state);
        }},
-      {"a_decay_of_nan", "Ema: a decay must be at least 0", [](Wrong& w) { Ema(*w.net, {.decays = {0.9, kNaN}}); }},
+      {"a_decay_of_nan", "Ema: a decay must be at least 0",
+       [](Wrong& w) {
+         Ema(*w.net, {.decays = {0.9, kNaN}});
+       }},
   };
 }
 

@@ -11,8 +11,8 @@
 #include "support/temporary_folder.h"
 #include "support/wrong_table.h"
 
-// Ranks that train by different options, or step by different optimizers: each is an error on all ranks before the first
-// step.
+// Ranks that train by different options, or step by different optimizers: each is an error on all ranks before the
+// first step.
 
 namespace lockstep::wrong_options_test {
 namespace {
@@ -108,7 +108,8 @@ using Programs = std::vector<TabledProgram<Wrong>>;
 
 /// "option 3 is `accumulate: 1` on rank 0 and `accumulate: 2` on rank 1".
 std::string differ(const std::string& rest, const std::string& odd) {
-  return "Trainer::fit(): ranks train by different options: option  ... `" + rest + " ... ` on {rest} and `" + odd + " ... ` on {odd}";
+  return "Trainer::fit(): ranks train by different options: option  ... `" + rest + " ... ` on {rest} and `" + odd +
+         " ... ` on {odd}";
 }
 
 Programs of_options() {
@@ -151,8 +152,7 @@ Programs of_options() {
       option("checkpoints.replace_old_run: false", "checkpoints.replace_old_run: true", saves(plain),
              saves({.every_minutes = 10, .replace_old_run = true})),
       option("run_log: false", "run_log: true", {}, {.run_log = RunLogOptions{}}),
-      {"folder", differ("folder: none", "folder: given"),
-       [](Wrong& w) { w.fit({}, {.folder = w.folder}); }},
+      {"folder", differ("folder: none", "folder: given"), [](Wrong& w) { w.fit({}, {.folder = w.folder}); }},
       {"schedule", differ("schedule: false", "schedule: true"),
        [](Wrong& w) { w.fit({}, {.schedule = [](int64_t) { return step_lr(3); }}); }},
       {"schedules", differ("schedule at step 3, for a rate of 1: 0.1", "schedule at step 3, for a rate of 1: 0.5"),
@@ -167,11 +167,13 @@ Programs of_options() {
       {"clips_to_nan", "Trainer: clip_grad_norm is nan", [](Wrong& w) { w.fit({.clip_grad_norm = std::nan("")}); }},
       {"clips_to_below_zero", "Trainer: clip_grad_norm is -1", [](Wrong& w) { w.fit({.clip_grad_norm = -1}); }},
       {"checkpoints_to_keep",
-       "ranks have different CheckpointerOptions: option 3 is `keep_last: 1` on {rest} and `keep_last: 2` on {odd}. Ranks "
+       "ranks have different CheckpointerOptions: option 3 is `keep_last: 1` on {rest} and `keep_last: 2` on {odd}. "
+       "Ranks "
        "save together, so every rank must give the same ones",
        [](Wrong& w) {
          const auto with = [&](int keep) {
-           return TrainerOptions{.folder = w.folder, .checkpoints = {.every_minutes = 10, .keep_last = keep, .keep_best = keep}};
+           return TrainerOptions{.folder = w.folder,
+                                 .checkpoints = {.every_minutes = 10, .keep_last = keep, .keep_best = keep}};
          };
          w.fit(with(1), with(2));
        }},
@@ -210,17 +212,21 @@ Programs of_optimizers() {
        }},
       {"momentum", group("momentum: 0.9", "momentum: 0.8"), sgd([](SGDOptions& options) { options.momentum(0.8); })},
       {"dampening", group("dampening: 0", "dampening: 0.5"), sgd([](SGDOptions& options) { options.dampening(0.5); })},
-      {"decay", group("weight_decay: 0", "weight_decay: 0.01"), sgd([](SGDOptions& options) { options.weight_decay(0.01); })},
+      {"decay", group("weight_decay: 0", "weight_decay: 0.01"),
+       sgd([](SGDOptions& options) { options.weight_decay(0.01); })},
       {"nesterov", group("nesterov: ", "nesterov: "), sgd([](SGDOptions& options) { options.nesterov(true); })},
       {"betas", group("betas: ", "betas: "),
-       [](Wrong& w) { w.make<torch::optim::Adam>(AdamOptions(0.1).betas({0.9, w.odd ? 0.99 : 0.999})), w.fit(); }},
+       [](Wrong& w) {
+         w.make<torch::optim::Adam>(AdamOptions(0.1).betas({0.9, w.odd ? 0.99 : 0.999})), w.fit();
+       }},
       {"eps", group("eps: ", "eps: "),
        [](Wrong& w) { w.make<torch::optim::Adam>(AdamOptions(0.1).eps(w.odd ? 1e-6 : 1e-8)), w.fit(); }},
       {"amsgrad", group("amsgrad: ", "amsgrad: "),
        [](Wrong& w) { w.make<torch::optim::Adam>(AdamOptions(0.1).amsgrad(w.odd)), w.fit(); }},
       {"a_rate_of_ones_own", group("lr: 0.1", "lr: 0.2"),
        [](Wrong& w) { w.make<Own<OwnOptions>>(OwnOptions(w.odd ? 0.2 : 0.1)), w.fit(); }},
-      {"one_of_ones_own_without_a_rate", "", [](Wrong& w) { w.make<Own<RatelessOptions>>(RatelessOptions()), w.fit(); }},
+      {"one_of_ones_own_without_a_rate", "",
+       [](Wrong& w) { w.make<Own<RatelessOptions>>(RatelessOptions()), w.fit(); }},
       {"one_of_ones_own", "", [](Wrong& w) { w.make<Own<OwnOptions>>(OwnOptions(0.1)), w.fit(); }},
       {"a_parameter_fewer", group("parameters: 4", "parameters: 3"),
        [](Wrong& w) {
@@ -249,7 +255,8 @@ Programs of_optimizers() {
        }},
       {"one_layer_or_the_other", group("parameter 0: fc.weight", "parameter 0: out.weight"),
        [](Wrong& w) {
-         w.optimizer = std::make_unique<torch::optim::SGD>((w.odd ? w.net->out : w.net->fc)->parameters(), SGDOptions(0.1));
+         w.optimizer =
+             std::make_unique<torch::optim::SGD>((w.odd ? w.net->out : w.net->fc)->parameters(), SGDOptions(0.1));
          w.fit();
        }},
       {"a_parameter_of_another_model", group("parameter 3: out.bias", "parameter 3, none of the module: [1]"),

@@ -16,8 +16,8 @@
 #include "support/temporary_folder.h"
 #include "support/wrong_table.h"
 
-// Checkpoints that hold something else than the program expects, and saves to memory of ranks that are not alike: each is
-// an error on all ranks.
+// Checkpoints that hold something else than the program expects, and saves to memory of ranks that are not alike: each
+// is an error on all ranks.
 
 namespace lockstep::wrong_resumes_test {
 namespace {
@@ -191,9 +191,15 @@ Programs of_parts() {
       {"an_error_of_the_library", cannot_resume("`part`: a dictionary of tensors is needed, this is a Int"),
        load(int64_t{3}, [](const auto& state) { (void)to_state_dict(state); })},
       {"of_each_rank", refuses("a String"),
-       [=](Wrong& w) { w.load(std::string("text"), [=](const auto& state) { to_tensor(state); }, Scope::kEachRank); }},
+       [=](Wrong& w) {
+         w.load(
+             std::string("text"), [=](const auto& state) { to_tensor(state); }, Scope::kEachRank);
+       }},
       {"of_rank_zero", refuses("a String"),
-       [=](Wrong& w) { w.load(std::string("text"), [=](const auto& state) { to_tensor(state); }, Scope::kRankZero); }},
+       [=](Wrong& w) {
+         w.load(
+             std::string("text"), [=](const auto& state) { to_tensor(state); }, Scope::kRankZero);
+       }},
       {"on_one_rank", "cannot resume from  ... \n {odd}: ... the checkpoint has a String here",
        [=](Wrong& w) {
          w.load(std::string("text"), [&w](const auto& state) {
@@ -257,7 +263,8 @@ Programs of_states() {
       {"seed", loader("whose seed was 1, not 2"),
        [](Wrong& w) { w.loaders({.shuffle = true, .seed = 1}, {.shuffle = true, .seed = 2}); }},
       {"shuffle", loader("whose shuffle was 0, not 1"), [](Wrong& w) { w.loaders({}, {.shuffle = true}); }},
-      {"drop_last", loader("whose "), [](Wrong& w) { w.loaders({.batch_size = 5, .drop_last = true}, {.batch_size = 5}); }},
+      {"drop_last", loader("whose "),
+       [](Wrong& w) { w.loaders({.batch_size = 5, .drop_last = true}, {.batch_size = 5}); }},
       {"exactly_once", loader("whose "), [](Wrong& w) { w.loaders({}, {.exactly_once = true}, 25, 25); }},
       {"a_sampler", loader("without a sampler, but this one has a sampler"),
        [](Wrong& w) { w.loaders({}, {.sampler = std::make_shared<InOrder>(24)}); }},
@@ -267,13 +274,15 @@ Programs of_states() {
        [](Wrong& w) {
          w.loaders({.sampler = std::make_shared<InOrder>(24)}, {.sampler = std::make_shared<InOrder>(12)});
        }},
-      {"the_same_loader", "", [](Wrong& w) { w.loaders({.shuffle = true, .workers = 1}, {.shuffle = true, .workers = 2}); }},
+      {"the_same_loader", "",
+       [](Wrong& w) { w.loaders({.shuffle = true, .workers = 1}, {.shuffle = true, .workers = 2}); }},
       {"momentum_for_none", "", [=](Wrong& w) { w.optimizers(sgd(0.9), sgd(0.9)); }},
       {"sgd_for_adam", cannot_resume("`optimizer`: the state does not fit the optimizer"),
        [=](Wrong& w) { w.optimizers(adam(false), sgd(0.9)); }},
       {"adam_for_sgd", cannot_resume("`optimizer`: the state does not fit the optimizer"),
        [=](Wrong& w) { w.optimizers(sgd(0.9), adam(false)); }},
-      {"groups", cannot_resume("`optimizer`: the state does not fit the optimizer ... 1 groups of parameters given, 2 in"),
+      {"groups",
+       cannot_resume("`optimizer`: the state does not fit the optimizer ... 1 groups of parameters given, 2 in"),
        [=](Wrong& w) {
          w.optimizers(sgd(0.9), [&](const auto& parameters) {
            auto optimizer = sgd(0.9)(parameters);
@@ -294,7 +303,8 @@ Programs of_states() {
       {"adam_of_another_shape", adam_refuses("1.exp_avg: shape [3] given, [2] in the parameter"),
        [](Wrong& w) { w.load_into_adam("1.exp_avg", at::ones({3})); }},
       {"adam_of_an_expanded_tensor", "", [](Wrong& w) { w.load_into_adam("1.exp_avg", at::ones({1}).expand({2})); }},
-      {"schedule_of_more_groups", cannot_resume("`schedule`: the state of the schedule has 1 parameter groups, the optimizer 2"),
+      {"schedule_of_more_groups",
+       cannot_resume("`schedule`: the state of the schedule has 1 parameter groups, the optimizer 2"),
        [=](Wrong& w) {
          auto one = sgd(0.9)(w.net->parameters()), two = sgd(0.9)(w.net->parameters());
          two.add_param_group(torch::optim::OptimizerParamGroup({at::zeros({2}).requires_grad_()}));
@@ -308,7 +318,8 @@ Programs of_states() {
          w.save([&](Checkpointer& to) { to.add("ema", first); });
          w.resume([&](Checkpointer& to) { to.add("ema", second); });
        }},
-      {"averages_that_differ_by_rank", "the state of step 1 cannot be saved: ema.averages.0.weight on {odd} is not what",
+      {"averages_that_differ_by_rank",
+       "the state of step 1 cannot be saved: ema.averages.0.weight on {odd} is not what",
        [](Wrong& w) {
          Ema ema(*w.net, {.decays = {0.9}});
          at::NoGradGuard(), w.net->weight.add_(w.odd ? 2 : 1);
@@ -353,8 +364,10 @@ Programs of_memory() {
   one_element[17] = -1;
   const auto ones = [](int64_t count, double value = 1) { return at::full({count}, value); };
   return {
-      {"first_steps", " ... cannot be saved to memory: ranks save different steps: 1 on {rest} and 2 on {odd};", steps(1, 2, 1, false)},
-      {"later_steps", " ... cannot be saved to memory: ranks save different steps: 2 on {rest} and 3 on {odd};", steps(2, 3, 1, true)},
+      {"first_steps", " ... cannot be saved to memory: ranks save different steps: 1 on {rest} and 2 on {odd};",
+       steps(1, 2, 1, false)},
+      {"later_steps", " ... cannot be saved to memory: ranks save different steps: 2 on {rest} and 3 on {odd};",
+       steps(2, 3, 1, true)},
       {"every_second_step", " ... ranks save different steps: 4 on {rest} and 5 on {odd};", steps(4, 5, 2, true)},
       {"a_step_behind", " ... ranks save different steps: 9 on {rest} and 8 on {odd};", steps(9, 8, 3, true)},
       {"numbers", not_what("part"), differs(0.1, 0.2)},
@@ -437,10 +450,12 @@ Programs of_memory() {
          at::Tensor own = at::full({40}, w.context.rank());
          const at::Tensor around = at::full({100}, w.context.rank());
          around.narrow(0, 30, 40).fill_(7);
-         w.value = list_of({around.narrow(0, 30, 40), at::full({4}, std::nan("")), at::empty({0}), at::ones({3}, at::kBool),
-                            at::ones({1}).expand({5}), at::arange(6).view({2, 3}).t(), at::scalar_tensor(2.0)});
+         w.value =
+             list_of({around.narrow(0, 30, 40), at::full({4}, std::nan("")), at::empty({0}), at::ones({3}, at::kBool),
+                      at::ones({1}).expand({5}), at::arange(6).view({2, 3}).t(), at::scalar_tensor(2.0)});
          w.in_memory([&](Checkpointer& checkpointer) {
-           checkpointer.add("own", {.save = [&] { return c10::IValue(own); }, .load = [](const auto&) {}}, Scope::kEachRank);
+           checkpointer.add("own", {.save = [&] { return c10::IValue(own); }, .load = [](const auto&) {}},
+                            Scope::kEachRank);
            for (int64_t step = 1; step < 20; ++step) {
              checkpointer.step(step);
              w.rate += 1;
@@ -554,9 +569,8 @@ TEST(WrongAccumulation, IsNamedOnAnotherNumberOfRanks) {
                        .accumulate = accumulate,
                        .folder = (folder.path() / engine.backend).string(),
                        .progress = false});
-      const std::string text = failure([&] {
-        trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); });
-      });
+      const std::string text = failure(
+          [&] { trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); }); });
       if (accumulate == 2)
         EXPECT_EQ(text, "");
       else

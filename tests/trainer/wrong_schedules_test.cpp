@@ -45,9 +45,7 @@ struct Wrong {
     optimizer = std::make_unique<Kind>(net->parameters(), options);
     return *optimizer;
   }
-  Optimizer& sgd(double momentum = 0.9) {
-    return make<torch::optim::SGD>(SGDOptions(0.1).momentum(momentum));
-  }
+  Optimizer& sgd(double momentum = 0.9) { return make<torch::optim::SGD>(SGDOptions(0.1).momentum(momentum)); }
   LRScheduler& schedule(Schedule schedule) { return scheduler.emplace(*optimizer, std::move(schedule)); }
   /// Steps a schedule over SGD as often as it takes.
   void steps(Schedule of_steps, int count = 40) {
@@ -99,7 +97,8 @@ Schedule one_cycle(int64_t steps = 100) { return one_cycle_lr({.total_steps = st
 
 Programs of_two_schedulers() {
   const std::string since = "LRScheduler: another LRScheduler was made for this optimizer since ... sequential_lr()";
-  const std::string changed = "LRScheduler: another LRScheduler has set the learning rates ... sequential_lr() or warm_up()";
+  const std::string changed =
+      "LRScheduler: another LRScheduler has set the learning rates ... sequential_lr() or warm_up()";
   return {
       {"both_step", since,
        [](Wrong& w) {
@@ -137,7 +136,8 @@ Programs of_two_schedulers() {
          const LRScheduler second = std::move(first);
          first.step();  // NOLINT
        }},
-      {"beside_the_trainers", "Trainer::fit(): LRScheduler: another LRScheduler has set the learning rates ... (on {all})",
+      {"beside_the_trainers",
+       "Trainer::fit(): LRScheduler: another LRScheduler has set the learning rates ... (on {all})",
        [](Wrong& w) {
          LRScheduler first(w.sgd(), warm_up(5, step_lr(3)));
          w.fit({.schedule = [](int64_t) { return step_lr(3); }});
@@ -199,7 +199,8 @@ Programs of_two_schedulers() {
 }
 
 Programs of_momentum() {
-  const std::string without = "the schedule varies the momentum, but group 0 ... cycle_momentum = false ... .momentum(0.9)";
+  const std::string without =
+      "the schedule varies the momentum, but group 0 ... cycle_momentum = false ... .momentum(0.9)";
   return {
       {"one_cycle_over_plain_sgd", without, [](Wrong& w) { w.sgd(0), w.before = w.rates(), w.schedule(one_cycle()); }},
       {"one_cycle_over_plain_rmsprop", without,
@@ -212,7 +213,8 @@ Programs of_momentum() {
          w.make<torch::optim::Adam>(AdamOptions(0.1).betas({0, 0.9}));
          w.schedule(one_cycle());
        }},
-      {"one_cycle_over_adagrad", "the schedule varies the momentum, but this optimizer has none ... cycle_momentum = false",
+      {"one_cycle_over_adagrad",
+       "the schedule varies the momentum, but this optimizer has none ... cycle_momentum = false",
        [](Wrong& w) {
          w.make<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1));
          w.schedule(one_cycle());
@@ -220,7 +222,9 @@ Programs of_momentum() {
       {"warm_up_before_one_cycle", without,
        [](Wrong& w) { w.sgd(0), w.before = w.rates(), w.schedule(warm_up(500, one_cycle(9000))); }},
       {"one_cycle_before_steps", without,
-       [](Wrong& w) { w.sgd(0), w.schedule(sequential_lr({one_cycle(10), step_lr(3)}, {10})); }},
+       [](Wrong& w) {
+         w.sgd(0), w.schedule(sequential_lr({one_cycle(10), step_lr(3)}, {10}));
+       }},
       {"in_the_trainer", "Trainer::fit(): the schedule varies the momentum, but group 0 ... (on {all})",
        [](Wrong& w) { w.sgd(0), w.fit({.schedule = [](int64_t steps) { return one_cycle(steps); }}); }},
       {"on_one_rank_in_the_trainer", "Trainer::fit(): ranks train by different options ... momentum",
@@ -267,7 +271,8 @@ Programs of_momentum() {
       {"a_function_that_never_gives_one", "",
        [](Wrong& w) {
          w.sgd(0);
-         w.schedule({.rate = [](double base, int64_t) { return base; }, .momentum = [](int64_t) { return std::nullopt; }});
+         w.schedule(
+             {.rate = [](double base, int64_t) { return base; }, .momentum = [](int64_t) { return std::nullopt; }});
          w.scheduler->step();
        }},
   };
@@ -287,14 +292,16 @@ Programs of_rates() {
       {"power_below_zero", is("inf", "7 steps"), [](Wrong& w) { w.steps(polynomial_lr(7, -1)); }},
       {"eta_min_nan", is("nan", "0 steps"), [](Wrong& w) { w.steps(cosine_annealing_lr(9, kNaN)); }},
       {"eta_min_below_zero", is("- ... ", ""), [](Wrong& w) { w.steps(cosine_annealing_lr(9, -0.1)); }},
-      {"restarts_to_below_zero", is("- ... ", ""), [](Wrong& w) { w.steps(cosine_annealing_warm_restarts(9, 2, -0.1)); }},
+      {"restarts_to_below_zero", is("- ... ", ""),
+       [](Wrong& w) { w.steps(cosine_annealing_warm_restarts(9, 2, -0.1)); }},
       {"div_factor_zero", is("inf", "0 steps"),
        [](Wrong& w) { w.steps(one_cycle_lr({.total_steps = 50, .div_factor = 0})); }},
       {"div_factor_below_zero", is("- ... ", "0 steps"),
        [](Wrong& w) { w.steps(one_cycle_lr({.total_steps = 50, .div_factor = -25})); }},
       {"final_div_factor_zero", "the learning rate of group 0 of the optimizer is ",
        [](Wrong& w) { w.steps(one_cycle_lr({.total_steps = 40, .final_div_factor = 0})); }},
-      {"max_lr_nan", is("nan", "0 steps"), [](Wrong& w) { w.steps(one_cycle_lr({.total_steps = 50, .max_lr = kNaN})); }},
+      {"max_lr_nan", is("nan", "0 steps"),
+       [](Wrong& w) { w.steps(one_cycle_lr({.total_steps = 50, .max_lr = kNaN})); }},
       {"one_of_two_groups", "the learning rate of group 1 of the optimizer is nan after 0 steps",
        [](Wrong& w) {
          w.sgd();
@@ -347,12 +354,15 @@ Programs of_rates() {
        [](Wrong& w) { w.sgd(), w.fit({.schedule = [&](int64_t) { return rate_at(2, w.odd ? kNaN : 0.1); }}); }},
       {"no_rate_in_the_trainer", "Trainer::fit(): the schedule has no rate function (on {all})",
        [](Wrong& w) { w.sgd(), w.fit({.schedule = [](int64_t) { return Schedule{}; }}); }},
-      {"a_schedule_that_cannot_be_made_on_one_rank", "Trainer::fit(): step_lr: step_size must be above 0, not 0 (on {odd})",
+      {"a_schedule_that_cannot_be_made_on_one_rank",
+       "Trainer::fit(): step_lr: step_size must be above 0, not 0 (on {odd})",
        [](Wrong& w) { w.sgd(), w.fit({.schedule = [&](int64_t) { return step_lr(w.odd ? 0 : 3); }}); }},
       {"momentum_of_schedules_differs", "Trainer::fit(): ranks train by different options ... , momentum: ",
        [](Wrong& w) { w.sgd(), w.fit({.schedule = [&](int64_t) { return momentum_at(1, w.odd ? 0.8 : 0.9); }}); }},
       {"no_rate_in_a_sequence", "sequential_lr: a schedule has no rate function",
-       [](Wrong& w) { w.steps(sequential_lr({step_lr(3), Schedule{}}, {4})); }},
+       [](Wrong& w) {
+         w.steps(sequential_lr({step_lr(3), Schedule{}}, {4}));
+       }},
       {"no_rate_after_a_warm_up", "sequential_lr: a schedule has no rate function",
        [](Wrong& w) { w.steps(warm_up(3, Schedule{})); }},
       {"every_schedule_to_its_end", "",

@@ -66,13 +66,11 @@ TEST_P(WrongTrainings, LoadersThatDifferAreNamedOnAllRanks) {
       Metrics metrics;
       metrics.add("error", Mean());
       if (evaluates)
-        return failure([&] {
-          evaluate(*net, loader, context.group(), metrics, [&](Batch& batch) { net(batch.data); });
-        });
+        return failure(
+            [&] { evaluate(*net, loader, context.group(), metrics, [&](Batch& batch) { net(batch.data); }); });
       Trainer trainer(net.ptr(), optimizer, context, {.epochs = 2, .progress = false});
-      return failure([&] {
-        trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); });
-      });
+      return failure(
+          [&] { trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); }); });
     };
     const std::string rank = " on rank " + std::to_string(context.world_size() - 1) + " is not what it is on rank";
     const auto expect_named = [&](int64_t samples, const DataLoaderOptions& options, const std::string& part) {
@@ -103,9 +101,7 @@ TEST_P(WrongTrainings, AnEvaluationComparesTheOrderOfASampler) {
                       {.batch_size = 2, .sampler = std::make_shared<Turned>(24, odd), .exactly_once = true});
     Metrics metrics;
     metrics.add("error", Mean());
-    const auto evaluated = [&] {
-      return failure([&] { evaluate(loader, context.group(), metrics, [](Batch&) {}); });
-    };
+    const auto evaluated = [&] { return failure([&] { evaluate(loader, context.group(), metrics, [](Batch&) {}); }); };
     EXPECT_EQ(evaluated(), "") << "the first epoch has one order";
     const std::string text = evaluated();
     EXPECT_NE(text.find("order on rank " + std::to_string(context.world_size() - 1)), std::string::npos) << text;
@@ -118,9 +114,8 @@ TEST_P(WrongTrainings, ALoaderOfAnotherRankIsNamed) {
     torch::optim::SGD optimizer(net->parameters(), 0.1);
     DataLoader loader(SummedPoints(24), Shard(0, context.world_size()), {.batch_size = 2});
     Trainer trainer(net.ptr(), optimizer, context, {.epochs = 2, .progress = false});
-    const std::string text = failure([&] {
-      trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); });
-    });
+    const std::string text = failure(
+        [&] { trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); }); });
     EXPECT_NE(text.find("the loader of rank 1 cannot be used: it is rank 0 of "), std::string::npos) << text;
   });
 }
@@ -137,12 +132,10 @@ TEST_P(WrongTrainings, LoadersOfVirtualRanksAreComparedToo) {
       Metrics metrics;
       auto& error = metrics.add("error", Mean());
       Trainer trainer(net.ptr(), optimizer, context, {.epochs = 2, .progress = false});
-      trainer.evaluate_on(test, metrics, [&](Batch& batch) {
-        error.update(torch::mse_loss(net(batch.data), batch.target));
-      });
-      return failure([&] {
-        trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); });
-      });
+      trainer.evaluate_on(test, metrics,
+                          [&](Batch& batch) { error.update(torch::mse_loss(net(batch.data), batch.target)); });
+      return failure(
+          [&] { trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); }); });
     };
     EXPECT_EQ(refused(40), "");
     const std::string text = refused(context.rank() == 0 ? 40 : 50);

@@ -24,8 +24,8 @@ void all_gather(const at::Tensor& rows, const at::Tensor& row, int rank, int wor
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   const auto in_pieces = [&](const Post& post, const at::Tensor& whole, int peer) {
     for (int64_t begin = 0; begin < whole.numel(); begin += kGatheredAtOnce)
-      works.push_back(post(whole.narrow(0, begin, std::min(kGatheredAtOnce, whole.numel() - begin)), peer,
-                           Stage::kResults));
+      works.push_back(
+          post(whole.narrow(0, begin, std::min(kGatheredAtOnce, whole.numel() - begin)), peer, Stage::kResults));
   };
   for (int i = 1; i < world_size; ++i) {
     const int peer = (rank + i) % world_size;

@@ -135,13 +135,13 @@ std::string FlightRecorder::departure(const Dumps& dumps, const Entry& entry) co
   for (int rank = 0; rank < world_size_; ++rank) {
     const auto& dump = dumps[static_cast<size_t>(rank)];
     if (!dump || dump->state != Dump::State::kLeft || dump->now.number >= entry.number) continue;
-    const std::string text =
-        "rank " + std::to_string(rank) + " has already left the group, but rank " + std::to_string(rank_) +
-        " called operation " + std::to_string(entry.number) + ", " + entry.shown() + "; " +
-        (dump->now.number == 0 ? "it had not entered any operation"
-                               : "the last operation it entered was operation " + std::to_string(dump->now.number) +
-                                     ", " + dump->now.shown()) +
-        ". All ranks must call the same operations.";
+    const std::string text = "rank " + std::to_string(rank) + " has already left the group, but rank " +
+                             std::to_string(rank_) + " called operation " + std::to_string(entry.number) + ", " +
+                             entry.shown() + "; " +
+                             (dump->now.number == 0 ? "it had not entered any operation"
+                                                    : "the last operation it entered was operation " +
+                                                          std::to_string(dump->now.number) + ", " + dump->now.shown()) +
+                             ". All ranks must call the same operations.";
     // The launcher knows the ranks of a subgroup by other numbers.
     const RankBoard* board = launchers_board();
     own_page().fail(RankFailure::kPeer, board != nullptr && board->world_size() == world_size_ ? rank : -1, text);

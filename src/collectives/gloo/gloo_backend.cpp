@@ -163,9 +163,8 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, p
                          [task = UnevenExchange::of(output, output_counts, input, input_counts, getRank(), getSize())](
                              const Messages& messages) { run(task, messages); });
     at::Tensor to = as_byte_rows(output, output.size(0)), from = as_byte_rows(input, input.size(0));
-    return watched(std::move(text), [&] {
-      return ProcessGroupGloo::alltoall_base(to, from, output_counts, input_counts, options);
-    });
+    return watched(std::move(text),
+                   [&] { return ProcessGroupGloo::alltoall_base(to, from, output_counts, input_counts, options); });
   }
 
   /// Writes in the caller's thread; all other operations write in threads that make_backend() has started.

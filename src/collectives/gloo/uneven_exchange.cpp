@@ -60,7 +60,8 @@ void run(const UnevenExchange& task, const Messages& messages) {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   const auto in_pieces = [&](const Post& post, const at::Tensor& part, int peer) {
     for (int64_t begin = 0; begin < part.numel(); begin += kMovedAtOnce)
-      works.push_back(post(part.narrow(0, begin, std::min(kMovedAtOnce, part.numel() - begin)), peer, Stage::kOperands));
+      works.push_back(
+          post(part.narrow(0, begin, std::min(kMovedAtOnce, part.numel() - begin)), peer, Stage::kOperands));
   };
   for (int i = 1; i < task.world_size; ++i) {
     const int peer = (task.rank + i) % task.world_size;

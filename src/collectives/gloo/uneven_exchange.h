@@ -13,9 +13,9 @@ namespace lockstep::gloo_engine {
 /// expects, waits, or ends the process.
 struct UnevenExchange {
   int rank = 0, world_size = 0;
-  at::Tensor input, output;                   ///< bytes, [all]
-  std::vector<int64_t> sent, received;        ///< bytes for and from each rank
-  size_t element_bytes = 1;                   ///< for messages
+  at::Tensor input, output;             ///< bytes, [all]
+  std::vector<int64_t> sent, received;  ///< bytes for and from each rank
+  size_t element_bytes = 1;             ///< for messages
 
   /// Both tensors are contiguous; empty splits share the rows out evenly.
   static UnevenExchange of(const at::Tensor& output, const std::vector<int64_t>& output_splits, const at::Tensor& input,

@@ -105,8 +105,8 @@ void add_tail(Block& block, const FailureReport& report) {
 OrderedJson operation_json(const RankStatus& account) {
   const auto& operation = account.operation;
   if (operation.kind.empty()) return nullptr;
-  return {{"sequence", operation.sequence}, {"name", operation.kind},       {"of", operation.of},
-          {"group", operation.group},       {"dtype", operation.dtype},     {"shape", operation.shape},
+  return {{"sequence", operation.sequence}, {"name", operation.kind},        {"of", operation.of},
+          {"group", operation.group},       {"dtype", operation.dtype},      {"shape", operation.shape},
           {"elements", operation.elements}, {"finished", !operation.running}};
 }
 

@@ -32,9 +32,7 @@ class CompressHook : public CommHook {
     };
   }
 
-  std::string describe() const override {
-    return c10::str("travels as ", dtype_, '\n', described(inner_));
-  }
+  std::string describe() const override { return c10::str("travels as ", dtype_, '\n', described(inner_)); }
 
   std::optional<at::ScalarType> travels_as(at::ScalarType type) const override {
     if (inner_) return std::nullopt;

@@ -254,12 +254,14 @@ TEST(Metrics, OnesThatDifferByRankAreNamedOnAllRanks) {
       };
     };
     expect_named(both(false), both(true), "metric 0 is `a: lockstep::Mean, 2 numbers` on");
-    expect_named(mean("a"), [](Metrics& m) { m.add("a", Perplexity()); }, "`a: lockstep::Perplexity, 2 numbers` on");
+    expect_named(
+        mean("a"), [](Metrics& m) { m.add("a", Perplexity()); }, "`a: lockstep::Perplexity, 2 numbers` on");
     expect_named(mean("a"), mean("b"), "`b: lockstep::Mean, 2 numbers` on");
     expect_named(mean("a"), both(false), "metric 1 is `nothing (it has 1)` on");
     expect_named([](Metrics& m) { m.add("a", Accuracy()); }, [](Metrics& m) { m.add("a", Accuracy({.top_k = 5})); },
                  "`a: lockstep::Accuracy(top_k 5, ignore_index -100), ");
-    expect_named([](Metrics& m) { m.add("a", ConfusionMatrix(3)); }, [](Metrics& m) { m.add("a", ConfusionMatrix(30)); },
+    expect_named([](Metrics& m) { m.add("a", ConfusionMatrix(3)); },
+                 [](Metrics& m) { m.add("a", ConfusionMatrix(30)); },
                  "`a: lockstep::ConfusionMatrix(30 classes, ignore_index -100), ");
     // Ranks that were told can go on; what does not fit into the first message comes whole.
     Metrics metrics;

@@ -21,9 +21,9 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
                                                bool writes_page = false,
                                                std::optional<std::chrono::milliseconds> join_timeout = std::nullopt);
 
-/// Another backend of the ranks of `backend`, in the same group of the core: what both are called for is compared across
-/// ranks as one sequence of operations. It does not write the page. Null if `backend` is another engine. `timeout`:
-/// null, that of `backend`.
+/// Another backend of the ranks of `backend`, in the same group of the core: what both are called for is compared
+/// across ranks as one sequence of operations. It does not write the page. Null if `backend` is another engine.
+/// `timeout`: null, that of `backend`.
 c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
                                                  std::optional<std::chrono::milliseconds> timeout);
 

@@ -64,8 +64,8 @@ c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
                                                  std::optional<std::chrono::milliseconds> timeout) {
   auto* const own = dynamic_cast<ShmBackend*>(&backend);
   if (own == nullptr) return {};
-  return c10::make_intrusive<ShmBackend>(own->shared(),
-                                         std::min(timeout.value_or(own->getBackendOptions()->timeout), kLongest), "shm");
+  return c10::make_intrusive<ShmBackend>(
+      own->shared(), std::min(timeout.value_or(own->getBackendOptions()->timeout), kLongest), "shm");
 }
 
 ShmBackend::ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page)
@@ -106,8 +106,7 @@ ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request, std::vector<shm::W
   const auto timeout = bounded(request.timeout);
   const uint64_t sequence = ++sequence_;
   const std::optional<PageNote> shown = page_note(request, sequence);
-  WorkPtr work =
-      c10::make_intrusive<ShmWork>(shared_, std::move(request), std::move(works), timeout, sequence, shown);
+  WorkPtr work = c10::make_intrusive<ShmWork>(shared_, std::move(request), std::move(works), timeout, sequence, shown);
   {
     const MutexLock lock(mutex_);
     if (coalescing_) {

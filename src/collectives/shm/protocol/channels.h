@@ -33,9 +33,7 @@ class Message : public Work {
     int peer;
     explicit Description(uint64_t word) : is_send(word >> 32 == 2), peer(static_cast<int>(word & 255) - 1) {}
   };
-  uint64_t described() const {
-    return uint64_t{is_send_ ? 2u : 1u} << 32 | static_cast<uint64_t>(peer() + 1);
-  }
+  uint64_t described() const { return uint64_t{is_send_ ? 2u : 1u} << 32 | static_cast<uint64_t>(peer() + 1); }
 
  private:
   friend class Channels;

@@ -20,7 +20,8 @@ namespace {
 
 /// "all_reduce(float32, 43 elements, sum) of bucket 1 of 2 (a to b)".
 std::string called(const World& world, int rank, uint64_t sequence) {
-  return call_of_purpose(Header(world.line(rank, sequence).header).text(), label_of(world, rank, sequence).load(sequence));
+  return call_of_purpose(Header(world.line(rank, sequence).header).text(),
+                         label_of(world, rank, sequence).load(sequence));
 }
 
 }  // namespace
@@ -157,7 +158,8 @@ std::string Verdict::text(const World& world) const {
       return "ranks disagree on operation " + std::to_string(sequence) + ": " + who + " called " +
              called(world, reporter, sequence) + ", " + other + " called " + called(world, culprit, sequence) +
              ". Nothing was moved. All ranks must call the same operations in the same order." +
-             advice_on({label_of(world, reporter, sequence).load(sequence), label_of(world, culprit, sequence).load(sequence)});
+             advice_on({label_of(world, reporter, sequence).load(sequence),
+                        label_of(world, culprit, sequence).load(sequence)});
     case Cause::kSplits:
       return split_text(world, reporter, culprit, sequence);
     case Cause::kMessage:
