@@ -150,18 +150,15 @@ void write_figures(const Options& options, const lockstep::Context& context, Gpt
   const torch::Tensor all = context.group().all_gather(torch::tensor({memory.mib()}, torch::kDouble)).flatten();
   nlohmann::json figures{{"ranks", context.world_size()}, {"steps", steps}};
   figures["peak_mib"] = std::vector<double>(all.data_ptr<double>(), all.data_ptr<double>() + all.numel());
-  lockstep::StateDict state;
   if constexpr (std::derived_from<Model, lockstep::FullySharded>) {
-    state = model.state_dict();
+    figures["parameters_hash"] = model.hash();
     const torch::Tensor sent = torch::tensor(model.stats().sent_bytes, torch::kLong);
     context.group().all_reduce(sent);
     figures["bytes_between_machines"] = sent.item<int64_t>();
   } else {
-    state = lockstep::state_dict(*net);
+    figures["parameters_hash"] = lockstep::hash(lockstep::state_dict(*net));
   }
-  if (!context.is_main()) return;
-  figures["parameters_hash"] = lockstep::hash(state);
-  std::ofstream(options.json) << figures.dump(2) << '\n';
+  if (context.is_main()) std::ofstream(options.json) << figures.dump(2) << '\n';
 }
 
 /// `model`: a DistributedDataParallel or a FullyShardedDataParallel of `net`.

@@ -3,6 +3,7 @@
 #include <lockstep/cxx20.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,8 @@ class FullySharded : public detail::ShardedModel, public detail::StateInSlices {
 
   /// The parameters under their names in the module, gathered unit by unit: on rank 0 all, on the other ranks none.
   [[nodiscard]] StateDict state_dict();
+  /// lockstep::hash() of that, on every rank; no rank ever holds the whole.
+  [[nodiscard]] std::string hash();
   /// Takes over such a state, given to every rank. Names, shapes and dtypes must be the model's. Reads one unit after
   /// the other, so tensors of a file that load_object() has mapped are never all in memory.
   void load_state_dict(const StateDict& state) override;

@@ -13,6 +13,7 @@
 #include "base/weights_set.h"
 #include "checkpoint/copy_problem.h"
 #include "checkpoint/name_match.h"
+#include "checkpoint/state_hash.h"
 #include "collectives/sample.h"
 #include "collectives/storages.h"
 
@@ -99,13 +100,7 @@ StateDict without_prefix(const std::string& prefix, const StateDict& state) {
 
 std::string hash(const StateDict& state) {
   Hash hash;
-  for (const auto& item : state) {
-    TORCH_CHECK(item.value().defined(), "hash: the state's tensor `", item.key(), "` is an undefined tensor");
-    const at::Tensor tensor = item.value().detach().to(at::kCPU).contiguous();
-    hash.add(item.key());
-    hash.add(std::string(c10::toString(tensor.scalar_type())) + shape_of(tensor));
-    hash.add(tensor.const_data_ptr(), tensor.nbytes());
-  }
+  for (const auto& item : state) add_to_hash(hash, item.key(), item.value());
   return hash.digits();
 }
 

@@ -9,6 +9,8 @@
 
 #include "base/error.h"
 #include "base/first_difference.h"
+#include "base/hash.h"
+#include "checkpoint/state_hash.h"
 #include "collectives/sample.h"
 #include "data_parallel/gradient_norm.h"
 #include "fully_sharded/module_gradients.h"
@@ -27,15 +29,6 @@ namespace {
 
 /// Begins a line of what_it_trains() that says how the module was edited.
 constexpr std::string_view kEdited = "edited: ";
-
-/// A value for each parameter of the module.
-template <typename ValueOf>
-StateDict named_as_in(const torch::nn::Module& module, const ValueOf& value_of) {
-  StateDict state;
-  for (const auto& item : module.named_parameters())
-    if (item.value().defined()) state.insert(item.key(), value_of(item.value()));
-  return state;
-}
 
 void check_same_limits(const std::vector<std::string>& arguments) {
   const std::string difference = first_difference("argument", arguments);
@@ -147,7 +140,21 @@ double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
   return found;
 }
 
-StateDict FullySharded::state_dict() { return state_->state_dict(); }
+StateDict FullySharded::state_dict() {
+  const OperationLabel label("the state_dict() of a FullyShardedDataParallel");
+  StateDict state;
+  state_->read_all("state_dict()",
+                   [&](const std::string& name, const at::Tensor& value) { state.insert(name, value.clone()); });
+  return state;
+}
+
+std::string FullySharded::hash() {
+  const OperationLabel label("the hash() of a FullyShardedDataParallel");
+  Hash hash;
+  state_->read_all("hash()", [&](const std::string& name, const at::Tensor& value) { add_to_hash(hash, name, value); });
+  return state_->groups()->all().all_gather_bytes(hash.digits()).front();
+}
+
 StateDict FullySharded::state_in_slices() { return state_->state_in_slices(); }
 void FullySharded::load_state_dict(const StateDict& state) { state_->load_state_dict(state); }
 FullyShardedStats FullySharded::stats() const { return state_->stats(); }
@@ -243,23 +250,25 @@ void FullySharded::State::after_step() {
   }
 }
 
-StateDict FullySharded::State::state_dict() {
+void FullySharded::State::read_all(const char* call,
+                                   const std::function<void(const std::string&, const at::Tensor&)>& visit) {
   const at::NoGradGuard no_grad;
-  const OperationLabel label("the state_dict() of a FullyShardedDataParallel");
-  tell_all(groups_->all(), trouble_before("state_dict()"), "");
-  std::unordered_map<const Unit::Parameter*, at::Tensor> values;
-  for (size_t number = 0; number < units_.size(); ++number) {
-    const Unit& unit = units_[number];
-    const at::Tensor memory = unit.stays_gathered() ? at::Tensor() : gathering_.read(number);
-    if (groups_->all().rank() != 0) continue;
-    for (const Unit::Parameter& parameter : unit.parameters())
-      values[&parameter] =
-          (memory.defined() ? Unit::view(memory.narrow(0, 0, unit.bytes()).view(unit.dtype()), parameter)
-                            : parameter.tensor.detach())
-              .clone();
+  tell_all(groups_->all(), trouble_before(call), "");
+  std::unordered_map<const Unit::Parameter*, size_t> unit_of;
+  for (size_t number = 0; number < units_.size(); ++number)
+    for (const Unit::Parameter& parameter : units_[number].parameters()) unit_of.emplace(&parameter, number);
+  std::optional<size_t> there;  // a unit's parameters follow each other in the module
+  at::Tensor memory;
+  for (const auto& item : module_->named_parameters()) {
+    if (!item.value().defined()) continue;
+    const Unit::Parameter& parameter = parameter_of(item.value());
+    const size_t number = unit_of.at(&parameter);
+    Unit& unit = units_[number];
+    if (!unit.stays_gathered() && std::exchange(there, number) != number)
+      memory = gathering_.read(number).narrow(0, 0, unit.bytes()).view(unit.dtype());
+    if (groups_->all().rank() == 0)
+      visit(item.key(), unit.stays_gathered() ? parameter.tensor.detach() : Unit::view(memory, parameter));
   }
-  if (groups_->all().rank() != 0) return StateDict();
-  return named_as_in(*module_, [&](const at::Tensor& tensor) { return values.at(&parameter_of(tensor)); });
 }
 
 StateDict FullySharded::State::state_in_slices() {
@@ -269,7 +278,10 @@ StateDict FullySharded::State::state_in_slices() {
   for (const Unit& unit : units_)
     for (const Unit::Parameter& parameter : unit.parameters())
       values[&parameter] = Unit::view(unit.memory(), parameter);
-  return named_as_in(*module_, [&](const at::Tensor& tensor) { return values.at(&parameter_of(tensor)); });
+  StateDict state;
+  for (const auto& item : module_->named_parameters())
+    if (item.value().defined()) state.insert(item.key(), values.at(&parameter_of(item.value())));
+  return state;
 }
 
 void FullySharded::State::load_state_dict(const StateDict& state) {

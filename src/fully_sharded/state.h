@@ -62,7 +62,8 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   /// cleared is cleared in the parts.
   std::string trouble_before(const std::string& call);
   void after_step();
-  StateDict state_dict();
+  /// Calls `visit` on rank 0 with each parameter of the module, gathered unit by unit. Every rank calls this.
+  void read_all(const char* call, const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
   StateDict state_in_slices();
   /// For an optimizer of the parts.
   fully_sharded::PartStates::Places part_places();

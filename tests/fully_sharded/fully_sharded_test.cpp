@@ -189,6 +189,7 @@ TEST(FullySharded, TakesAStateAndGoesOn) {
     FullyShardedDataParallel model(net, context);
     model.load_state_dict(state_dict(*other));
     EXPECT_TRUE(at::equal(model(text_of(0, 0)), other->forward(text_of(0, 0))));
+    EXPECT_EQ(model.hash(), hash(state_dict(*other)));
     const StateDict state = model.state_dict();
     if (context.rank() == 0) {
       EXPECT_EQ(hash(state), hash(state_dict(*other)));

@@ -91,7 +91,7 @@ class LargeModel(HostsTest):
                               MASTER_PORT="29500", OMP_NUM_THREADS="1")
             command = hosts.on(rank, os.path.join(BIN, "gpt_text"), "--fully-sharded", "--text", text, "--epochs", epochs, "--width", 592,
                                "--heads", 8, "--layers", 24, "--block-length", 16, "--batch-size", 4, "--generate", 1, "--folder",
-                               os.path.join(self.folder, "states"))
+                               os.path.join(self.folder, "states"), "--json", os.path.join(self.folder, "figures.json"))
             ranks.append(subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "--", *command], env=env, preexec_fn=group.enter,
                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True))
             self.addCleanup(lambda rank=ranks[-1]: rank.poll() is None and os.killpg(rank.pid, 9))
