@@ -60,7 +60,8 @@ class Ema {
   /// For a TorchScript module, or for tensors without a module.
   Ema(StateDict parameters, StateDict buffers, EmaOptions options = {});
 
-  /// After each step of the optimizer.
+  /// After each step of the optimizer. Throws Error, as averaged_state() and averaged_weights() do, if something else
+  /// than its optimizer has changed weights of which all ranks share one copy.
   void update();
   int64_t updates() const { return updates_; }
   /// The decay that the n-th update uses for an average of this decay; n counts from 1.
@@ -91,6 +92,8 @@ class Ema {
   void track(const StateDict& tensors, bool average);
   void check_not_swapped(const char* operation) const;
   void check_place(size_t which) const;
+  /// Throws if several ranks have changed weights of which all have one copy.
+  void check_weights(const char* operation) const;
   void check_covers_module(const char* operation) const;
 
   EmaOptions options_;

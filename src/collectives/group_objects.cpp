@@ -8,10 +8,12 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/rank_names.h"
+#include "base/shared_weights.h"
 #include "collectives/called_as.h"
 #include "collectives/contains_itself.h"
 #include "collectives/group_state.h"
 #include "collectives/purpose.h"
+#include "collectives/storages.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
@@ -35,6 +37,8 @@ std::string to_string(const at::Tensor& bytes) {
 }
 
 at::Tensor to_tensor(const std::vector<int64_t>& numbers) { return at::tensor(numbers, at::kLong); }
+
+constexpr const char* kSend = "; send numbers, text, tensors, and lists, tuples and dictionaries of these";
 
 /// The bytes that a rank sends of an object; if it cannot be pickled, none, which is no valid pickle.
 struct Pickled {
@@ -61,17 +65,37 @@ std::optional<std::string> place_of_undefined(const c10::IValue& value) {
   return std::nullopt;
 }
 
+void add_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor()) return tensors.push_back(value.toTensor());
+  if (value.isGenericDict())
+    for (const auto& item : value.toGenericDict()) add_tensors(item.value(), tensors);
+  else if (value.isTuple() || value.isList())
+    for (const c10::IValue& element :
+         value.isTuple() ? c10::ArrayRef<c10::IValue>(value.toTupleRef().elements()) : value.toListRef())
+      add_tensors(element, tensors);
+}
+
+/// Whether weights among the tensors of a value were changed by several ranks, where all have one copy.
+std::string trouble_of_weights(const c10::IValue& value) {
+  if (all_shared_weights().empty()) return "";
+  std::vector<at::Tensor> tensors;
+  add_tensors(value, tensors);
+  return trouble_of(shared_weights_in(storages_of(tensors)));
+}
+
 Pickled pickle(const c10::IValue& object) {
-  if (contains_itself(object)) return {"", "an object contains itself, so it cannot be sent"};
+  if (contains_itself(object)) return {"", std::string("an object contains itself, so it cannot be sent") + kSend};
   if (const auto place = place_of_undefined(object)) {
     const std::string what = place->empty() ? "it" : "its element " + *place;
-    return {"", "an object cannot be sent: " + what + " is an undefined tensor"};
+    return {"", "an object cannot be sent: " + what + " is an undefined tensor" + kSend};
   }
+  if (const std::string trouble = trouble_of_weights(object); !trouble.empty())
+    return {"", "an object cannot be sent: " + trouble};
   try {
     const std::vector<char> bytes = torch::jit::pickle_save(object);
     return {std::string(bytes.begin(), bytes.end()), ""};
   } catch (const c10::Error& error) {
-    return {"", std::string("an object cannot be sent: ") + error.what_without_backtrace()};
+    return {"", std::string("an object cannot be sent: ") + error.what_without_backtrace() + kSend};
   }
 }
 
@@ -79,8 +103,7 @@ Pickled pickle(const c10::IValue& object) {
 [[noreturn]] void refuse_together(const Group& group, const char* function, const std::string& problem) {
   const auto problems = group.all_gather_bytes(problem);
   const auto first = std::find_if(problems.begin(), problems.end(), [](const auto& one) { return !one.empty(); });
-  throw Error(std::string(function) + ": " + ranks_with(problems, *first) + ": " + *first +
-              "; send numbers, text, tensors, and lists, tuples and dictionaries of these");
+  throw Error(std::string(function) + ": " + ranks_with(problems, *first) + ": " + *first);
 }
 
 c10::IValue unpickle(const std::string& bytes) {

@@ -1,10 +1,14 @@
 #include "data_parallel/same_model.h"
 
 #include <sstream>
+#include <vector>
 
 #include <ATen/ATen.h>
 
 #include "base/first_difference.h"
+#include "base/rank_names.h"
+#include "base/shared_weights.h"
+#include "collectives/storages.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {
@@ -32,12 +36,12 @@ std::string describe(const NamedTensors& tensors, const std::function<std::strin
   return text.str();
 }
 
-}  // namespace
+/// Before the text of a rank whose weights are wrong, in place of its lines.
+constexpr char kTrouble = '!';
 
-void check_same_on_all_ranks(const Group& group, const std::string& kind, const std::string& lines) {
-  if (group.world_size() == 1) return;
-  // Every rank compares everything, so all find the same difference or none; a model has a few thousand lines at most.
-  const std::string difference = first_difference(kind, group.all_gather_bytes(lines));
+/// Every rank compares everything, so all find the same difference or none; a model has a few thousand lines at most.
+void compare_lines(const std::string& kind, const std::vector<std::string>& lines) {
+  const std::string difference = first_difference(kind, lines);
   if (difference.empty()) return;
   const bool is_option = kind.starts_with("option");
   const std::string text =
@@ -48,9 +52,21 @@ void check_same_on_all_ranks(const Group& group, const std::string& kind, const 
                                   "DistributedDataParallel attaches to it or refresh() is called."));
 }
 
-void check_same_on_all_ranks(const Group& group, const std::string& kind, const NamedTensors& tensors,
-                             const std::function<std::string(const at::Tensor&)>& remark) {
-  check_same_on_all_ranks(group, kind, describe(tensors, remark));
+}  // namespace
+
+void check_same_on_all_ranks(const Group& group, const std::string& kind, const std::string& lines) {
+  if (group.world_size() > 1) compare_lines(kind, group.all_gather_bytes(lines));
 }
 
+void check_same_on_all_ranks(const Group& group, const std::string& kind, const NamedTensors& tensors,
+                             const std::function<std::string(const at::Tensor&)>& remark) {
+  std::vector<at::Tensor> all;
+  for (const auto& [name, tensor] : tensors)
+    if (tensor.defined()) all.push_back(tensor);
+  const std::string trouble = trouble_of(shared_weights_in(storages_of(all)));
+  const auto told = group.all_gather_bytes(trouble.empty() ? describe(tensors, remark) : kTrouble + trouble);
+  for (const std::string& one : told)
+    if (one.starts_with(kTrouble)) throw Error(ranks_with(told, one) + ": " + one.substr(1));
+  compare_lines(kind, told);
+}
 }  // namespace lockstep

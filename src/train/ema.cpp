@@ -15,10 +15,12 @@
 #include <lockstep/error.h>
 
 #include "base/broadcast_notice.h"
+#include "base/shared_weights.h"
 #include "base/weights_set.h"
 #include "checkpoint/copy_problem.h"
 #include "collectives/machine_memory.h"
 #include "collectives/module_watch.h"
+#include "collectives/storages.h"
 
 namespace lockstep {
 namespace {
@@ -156,8 +158,17 @@ void Ema::check_covers_module(const char* operation) const {
               "`, which it had when the Ema was made; make a new one after layers were removed");
 }
 
+void Ema::check_weights(const char* operation) const {
+  if (all_shared_weights().empty()) return;
+  std::vector<at::Tensor> live;
+  for (const Tracked& tracked : tracked_) live.push_back(tracked.live);
+  const std::string trouble = trouble_of(shared_weights_in(storages_of(live)));
+  if (!trouble.empty()) throw Error(std::string(operation) + ": " + trouble);
+}
+
 void Ema::update() {
   check_not_swapped("update()");
+  check_weights("Ema::update()");
   const auto module = module_.lock();
   if (module != nullptr && (updates_ == 0 || watch_->is_edited())) {
     check_covers_module("Ema::update()");
@@ -191,6 +202,7 @@ void Ema::check_not_swapped(const char* operation) const {
 StateDict Ema::averaged_state(size_t which) const {
   check_place(which);
   check_covers_module("Ema::averaged_state()");
+  check_weights("Ema::averaged_state()");
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> copies;  // tensors that share memory share it again
   for (const Tracked& tracked : tracked_) {
@@ -206,6 +218,7 @@ Ema::Guard Ema::averaged_weights(size_t which) {
   check_place(which);
   check_not_swapped("averaged_weights()");
   check_covers_module("Ema::averaged_weights()");
+  check_weights("Ema::averaged_weights()");
   for (const Tracked& tracked : tracked_)
     TORCH_CHECK(!is_owned_together(tracked.live),
                 "averaged_weights(): the weights lie in memory that all ranks share, so ranks would exchange them for "

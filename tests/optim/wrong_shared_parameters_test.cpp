@@ -3,6 +3,8 @@
 
 #include <lockstep/assert_equal.h>
 #include <lockstep/checkpointer.h>
+#include <lockstep/ema.h>
+#include <lockstep/fully_sharded_data_parallel.h>
 
 #include "optim/wrong_optimizer.h"
 
@@ -65,6 +67,12 @@ Programs programs_that_end() {
          if (w.odd) w.net->out->weight.data()[1][2] += 1e-3;
          w.optimizer({.shared_parameters = true});
        }},
+      {"shared_parameters_of_an_optimizer_that_went_averaged", after_the_end([](Wrong& w) {
+         Ema ema(*w.net, {.decays = {0.9}});
+         const auto averaged = ema.averaged_weights();
+       })},
+      {"shared_parameters_of_an_optimizer_that_went_sharded_fully",
+       after_the_end([](Wrong& w) { const FullyShardedDataParallel<Net> again(w.net, w.context); })},
       {"the_later_optimizer_has_gone",
        [](Wrong& w) {
          AdamW adamw = w.optimizer({.shared_parameters = true});
@@ -145,6 +153,25 @@ const Programs& programs_that_share() {
       {"shared_parameters_changed_and_compared", shared([](Wrong& w, AdamW&) {
          w.change_everywhere([&] { w.halve(); });
          assert_equal_across_ranks(w.context.group(), *w.net);
+       })},
+      {"shared_parameters_changed_and_averaged", shared([](Wrong& w, AdamW&) {
+         Ema ema(*w.net, {.decays = {0.9}});
+         w.change_everywhere([&] { w.halve(); });
+         ema.update();
+       })},
+      {"shared_parameters_changed_and_their_average_read", shared([](Wrong& w, AdamW&) {
+         Ema ema(*w.net, {.decays = {0.9}});
+         ema.update();
+         w.change_everywhere([&] { w.halve(); });
+         (void)ema.averaged_state();
+       })},
+      {"shared_parameters_changed_and_sent_as_an_object", shared([](Wrong& w, AdamW&) {
+         w.change_everywhere([&] { w.halve(); });
+         w.context.group().broadcast_object(to_object(state_dict(*w.net)));
+       })},
+      {"shared_parameters_changed_and_gathered_as_objects", shared([](Wrong& w, AdamW&) {
+         w.change_everywhere([&] { w.halve(); });
+         (void)w.context.group().all_gather_object(w.net->out->weight);
        })},
       {"shared_parameters_changed_and_saved", shared([](Wrong& w, AdamW&) {
          w.change_everywhere([&] { w.halve(); });
