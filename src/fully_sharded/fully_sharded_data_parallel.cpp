@@ -96,7 +96,7 @@ std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimi
       fully_sharded::PartStep::Events{
           [with_state] {
             std::string trouble;
-            const auto look = with_state([&](State& state) { trouble = state.trouble_before("step()"); });
+            const auto look = with_state([&](State& state) { trouble = state.trouble_of_gradients("step()"); });
             const std::string gone = fully_sharded::trouble_of(look);
             return gone.empty() ? trouble : gone;
           },
@@ -108,7 +108,7 @@ std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimi
 double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
   const at::NoGradGuard no_grad;
   const OperationLabel label("the norm of the gradients");
-  const std::string trouble = state_->trouble_before("clip_grad_norm()");
+  const std::string trouble = state_->trouble_of_gradients("clip_grad_norm()");
   const std::vector<Unit::Parameter*> trained = trouble.empty() ? state_->trained() : std::vector<Unit::Parameter*>();
   std::string arguments = "max_norm: " + decimal(max_norm) + "\nnorm_type: " + decimal(norm_type) + '\n';
   if (trouble.empty()) arguments += state_->what_it_trains();
@@ -195,6 +195,8 @@ std::shared_ptr<void> FullySharded::State::expect_steps() {
   TORCH_CHECK(
       steps_.token.expired(),
       "FullyShardedDataParallel: an optimizer steps its parts already; destroy that one before you make another");
+  for (Unit& unit : units_)
+    for (Unit::Parameter& parameter : unit.parameters()) parameter.stepped = parameter.tensor.requires_grad();
   auto token = std::make_shared<int>();
   steps_.token = token;
   steps_.expected = true;
@@ -237,6 +239,17 @@ std::string FullySharded::State::trouble_before(const std::string& call) {
                 ". Layers and parameters cannot be added or replaced yet");
   });
   return trouble.empty() ? fully_sharded::settle_gradients(units_) : trouble;
+}
+
+std::string FullySharded::State::trouble_of_gradients(const std::string& call) {
+  if (std::string trouble = trouble_before(call); !trouble.empty()) return trouble;
+  for (const Unit& unit : units_)
+    for (const Unit::Parameter& parameter : unit.parameters())
+      if (parameter.part.grad().defined() && !parameter.stepped)
+        return "FullyShardedDataParallel: " + parameter.name +
+               " has a gradient, but was frozen when the optimizer was made, so nothing steps it; make another "
+               "optimizer after parameters were unfrozen";
+  return gradients_.scaled().trouble_before(call);
 }
 
 void FullySharded::State::after_step() {

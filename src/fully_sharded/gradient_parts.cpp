@@ -29,7 +29,12 @@ std::string problem_of(const Unit::Parameter& parameter, const at::Tensor& gradi
 }  // namespace
 
 GradientParts::GradientParts(const MachineGroups& groups, std::deque<Unit>& units, UseCheck& check)
-    : groups_(groups), units_(units), check_(check), kept_(units.size()), sums_(units.size()) {
+    : groups_(groups),
+      units_(units),
+      check_(check),
+      kept_(units.size()),
+      sums_(units.size()),
+      scaled_(groups.all(), units) {
   int64_t bytes = 0;
   for (const Unit& unit : units_) {
     bytes = std::max(bytes, unit.bytes());

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fully_sharded/machine_groups.h"
+#include "fully_sharded/scaled_parts.h"
 #include "fully_sharded/unit.h"
 #include "fully_sharded/use_check.h"
 
@@ -24,6 +25,8 @@ class GradientParts {
   /// The mean over the ranks, into the parts' .grad, or added to it. A parameter that no rank has used keeps it. Every
   /// rank calls it at the end of a backward. Throws on all ranks if `trouble` is not empty on some.
   void finish(const std::string& trouble);
+
+  ScaledParts& scaled() { return scaled_; }
 
   int64_t bytes_sent() const { return bytes_sent_; }
 
@@ -51,6 +54,7 @@ class GradientParts {
   at::Tensor used_;
   std::optional<UnderWay> under_way_;
   int64_t bytes_sent_ = 0;
+  ScaledParts scaled_;
 };
 
 }  // namespace lockstep::fully_sharded

@@ -167,6 +167,7 @@ void FullySharded::State::backward_begins() {
   });
   note_trouble(fully_sharded::settle_gradients(units_));
   fully_sharded::hide_gradients(units_);
+  gradients_.scaled().backward_begins();
   backward_.phase = Phase::kBackward;
   ++backward_.number;
   loop_begins();
@@ -226,6 +227,7 @@ void FullySharded::State::backward_ended() {
   backward_.phase = Phase::kFailed;
   gradients_.finish(backward_.trouble);
   fully_sharded::show_gradients(units_);
+  gradients_.scaled().backward_ended(current_backward());
   for (auto& use : uses_) use.reset();
   backward_.phase = Phase::kIdle;
   own_page().count_step();

@@ -61,6 +61,8 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   /// Why this rank's parts cannot be stepped, or limited; empty if nothing is wrong. What the module's zero_grad() has
   /// cleared is cleared in the parts.
   std::string trouble_before(const std::string& call);
+  /// The same, for a call that uses gradients.
+  std::string trouble_of_gradients(const std::string& call);
   void after_step();
   /// Calls `visit` on rank 0 with each parameter of the module, gathered unit by unit. Every rank calls this.
   void read_all(const char* call, const std::function<void(const std::string& name, const at::Tensor& value)>& visit);

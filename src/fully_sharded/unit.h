@@ -30,6 +30,7 @@ class Unit {
     int64_t version = 0;              ///< of the tensor, when it was right
     at::Tensor closed_gradient = {};  ///< made when it is first shown (module_gradients.h)
     bool shows_gradient = false;      ///< as the tensor's .grad
+    bool stepped = false;             ///< by the optimizer that there is, or was last
   };
 
   /// Takes rank 0's values, and the parameters' own memory goes. Every rank makes it.

@@ -83,7 +83,9 @@ TEST(ModuleGradients, TheModulesZeroGradClearsAsTheOptimizers) {
       const auto hash_of_one = hash(one.model.state_dict());
       EXPECT_EQ(hash_of_one, hash(other.model.state_dict()));
       const auto hash_of_never = hash(never.model.state_dict());
-      if (context.rank() == 0) EXPECT_NE(hash_of_one, hash_of_never);
+      if (context.rank() == 0) {
+        EXPECT_NE(hash_of_one, hash_of_never);
+      }
       one.net->zero_grad();
       one.optimizer.step();  // nothing to step
       EXPECT_EQ(hash_of_one, hash(one.model.state_dict()));

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 #include <lockstep/checkpoint.h>
+#include <lockstep/grad_scaler.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "fully_sharded/small_gpt.h"
@@ -248,6 +249,54 @@ TEST(WrongFullySharded, NormsLimitedDifferently) {
       training.loss(0).backward();
       expect(told([&] { (void)training.model.clip_grad_norm(context.rank() == 0 ? 1 : 2); }),
              "the ranks limit the norm differently");
+    });
+}
+
+TEST(WrongFullySharded, AParameterUnfrozenAfterItsOptimizerWasMade) {
+  run_alike(kMachines, [](Context& context) {
+    SmallGpt net(3);
+    net->head->bias.set_requires_grad(false);
+    FullyShardedDataParallel model(net, context);
+    std::optional<ZeroRedundancyOptimizer<torch::optim::SGD>> optimizer;
+    optimizer.emplace(model, SGDOptions(0.1));
+    net->head->bias.set_requires_grad(true);
+    const auto train = [&] {
+      const at::Tensor text = text_of(0, 0);
+      loss_of(model(text), text).backward();
+      optimizer->step();
+    };
+    expect(told(train), "head.bias has a gradient, but was frozen when the optimizer was made");
+    optimizer.reset();
+    optimizer.emplace(model, SGDOptions(0.1));
+    EXPECT_EQ(told(train), "");
+  });
+}
+
+TEST(WrongFullySharded, GradientsThatStillHaveAScale) {
+  for (const Engine& engine : kAll)
+    run_alike(engine, [](Context& context) {
+      GradScaler scaler(GradScalerOptions{.init_scale = 1024});
+      const std::string words = "while the gradients still have the scale of a GradScaler";
+      Training training(context), plain(context);
+      for (int step = 0; step < 2; ++step) {
+        for (Training* one : {&training, &plain}) one->optimizer.zero_grad();
+        scaler.scale(training.loss(step)).backward();
+        expect(told([&] { (void)training.model.clip_grad_norm(0.01); }), "clip_grad_norm() was called " + words);
+        expect(told([&] { training.optimizer.step(); }), "step() was called " + words);
+        scaler.unscale(training.optimizer);
+        (void)training.model.clip_grad_norm(0.01);
+        EXPECT_TRUE(scaler.step(training.optimizer));
+        scaler.update();
+        plain.loss(step).backward();
+        (void)plain.model.clip_grad_norm(0.01);
+        plain.optimizer.step();
+      }
+      EXPECT_EQ(training.model.hash(), plain.model.hash());
+      training.optimizer.zero_grad();
+      scaler.scale(training.loss(2)).backward();
+      scaler.unscale(training.optimizer);
+      scaler.scale(training.loss(3)).backward();
+      expect(told([&] { scaler.step(training.optimizer); }), "through scale() between unscale() and step()");
     });
 }
 

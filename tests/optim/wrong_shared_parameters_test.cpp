@@ -4,7 +4,6 @@
 #include <lockstep/assert_equal.h>
 #include <lockstep/checkpointer.h>
 #include <lockstep/ema.h>
-#include <lockstep/fully_sharded_data_parallel.h>
 
 #include "optim/wrong_optimizer.h"
 
@@ -71,8 +70,6 @@ Programs programs_that_end() {
          Ema ema(*w.net, {.decays = {0.9}});
          const auto averaged = ema.averaged_weights();
        })},
-      {"shared_parameters_of_an_optimizer_that_went_sharded_fully",
-       after_the_end([](Wrong& w) { const FullyShardedDataParallel<Net> again(w.net, w.context); })},
       {"the_later_optimizer_has_gone",
        [](Wrong& w) {
          AdamW adamw = w.optimizer({.shared_parameters = true});

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include <lockstep/group.h>
+
+#include "fully_sharded/unit.h"
+#include "reducer/gradient_marks.h"
+#include "reducer/pass_record.h"
+
+namespace lockstep::fully_sharded {
+
+/// What a GradScaler must know of the gradients in a model's parts: which backward passes they come from, and whether
+/// they still have its scale. Through it a scaler without a group decides together with the model's ranks.
+class ScaledParts {
+ public:
+  ScaledParts(const Group& group, const std::deque<Unit>& units);
+
+  void backward_begins();
+  /// `number`: see current_backward().
+  void backward_ended(int number);
+  /// Why the gradients cannot be used by `call`; empty if they have no scale.
+  std::string trouble_before(const std::string& call) const;
+
+ private:
+  KnownGradients known(const TensorSet& parameters) const;
+
+  const Group group_;
+  std::vector<at::Tensor> parts_;
+  std::vector<std::string> names_;
+  PassRecord record_;
+  const AcceptingGradients accepting_;  // last: others ask it from then on
+};
+
+}  // namespace lockstep::fully_sharded
