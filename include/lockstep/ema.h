@@ -60,7 +60,7 @@ class Ema {
   /// For a TorchScript module, or for tensors without a module.
   Ema(StateDict parameters, StateDict buffers, EmaOptions options = {});
 
-  /// After each step of the optimizer. Throws Error, as averaged_state() and averaged_weights() do, if something else
+  /// After each step of the optimizer. Throws Error, as averaged_weights() does, if something else
   /// than its optimizer has changed weights of which all ranks share one copy.
   void update();
   int64_t updates() const { return updates_; }

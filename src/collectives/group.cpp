@@ -108,6 +108,15 @@ bool reduce_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor
                      {.kind = kind, .type = *type, .op = to_core(op), .count = static_cast<size_t>(output.numel())});
 }
 
+/// What the splits of an all_to_all make up together.
+int64_t rows_of(const char* role, const std::vector<int64_t>& splits) {
+  int64_t rows = 0;
+  for (const int64_t split : splits)
+    TORCH_CHECK(split >= 0 && !__builtin_add_overflow(rows, split, &rows), "all_to_all: the splits of the ", role, ", ",
+                at::IntArrayRef(splits), ", are no numbers of rows; give 0 or more for each rank");
+  return rows;
+}
+
 }  // namespace
 
 void Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
@@ -314,9 +323,8 @@ at::Tensor Group::all_to_all(const at::Tensor& input, std::vector<int64_t> input
   const CallGuard guard = state_->enter("all_to_all");
   check_tensor("all_to_all", "input", input);
   TORCH_CHECK(input.dim() > 0, "all_to_all: splits count rows, so the input needs at least one dimension");
-  int64_t rows = 0;
-  for (int64_t split : output_splits) rows += split;
-  auto output = at::empty(with_rows(rows, input.sizes().slice(1)), input.options().requires_grad(false));
+  auto output = at::empty(with_rows(rows_of("output", output_splits), input.sizes().slice(1)),
+                          input.options().requires_grad(false));
   all_to_all_async(output, input, std::move(input_splits), std::move(output_splits)).wait();
   return output;
 }
@@ -332,11 +340,9 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   check_apart("all_to_all", input, output, -1);
   const auto check_splits = [&](const char* role, const at::Tensor& tensor, const std::vector<int64_t>& splits) {
     TORCH_CHECK(tensor.dim() > 0, "all_to_all: the ", role, " needs a dimension of rows");
-    int64_t sum = 0;
-    for (int64_t split : splits) sum += split;
+    const int64_t sum = rows_of(role, splits);
     const bool even = splits.empty() && tensor.size(0) % world_size() == 0;
-    const bool uneven = static_cast<int>(splits.size()) == world_size() && sum == tensor.size(0) &&
-                        std::all_of(splits.begin(), splits.end(), [](int64_t split) { return split >= 0; });
+    const bool uneven = static_cast<int>(splits.size()) == world_size() && sum == tensor.size(0);
     TORCH_CHECK(even || uneven, "all_to_all: the ", role, " has ", tensor.size(0), " rows for ", world_size(),
                 " ranks; give one split for each rank, which together make up its rows (", splits.size(),
                 " splits make up ", sum, ")");

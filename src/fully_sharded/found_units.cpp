@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/rank_names.h"
 #include "data_parallel/same_model.h"
+#include "fully_sharded/storage_access.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::fully_sharded {
@@ -70,6 +71,10 @@ void assign(const torch::nn::Module& module, std::vector<FoundUnits::Found>& uni
     const bool is_new = taken.emplace(parameter.unsafeGetTensorImpl(), true).second;
     // All parameters of a unit that was made early lie in one storage.
     const bool is_early = unit->layer != nullptr && unit->layer->early() != nullptr;
+    TORCH_CHECK(
+        is_early || parameter.numel() == 0 || has_memory(parameter.storage()), "FullyShardedDataParallel: ", item.key(),
+        " has no values: another FullyShardedDataParallel holds them, or they went with it; make the module anew, "
+        "and load a state that was saved");
     const void* memory = parameter.storage().unsafeGetStorageImpl();
     const auto [place, is_alone] =
         places.try_emplace(is_early ? parameter.unsafeGetTensorImpl() : memory, item.key(), number);

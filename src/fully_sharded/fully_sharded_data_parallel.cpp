@@ -108,7 +108,9 @@ std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimi
 double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
   const at::NoGradGuard no_grad;
   const OperationLabel label("the norm of the gradients");
-  const std::string trouble = state_->trouble_of_gradients("clip_grad_norm()");
+  std::string trouble = state_->trouble_of_gradients("clip_grad_norm()");
+  if (trouble.empty() && (std::isnan(max_norm) || std::isnan(norm_type)))
+    trouble = "FullyShardedDataParallel: clip_grad_norm() was given NaN";
   const std::vector<Unit::Parameter*> trained = trouble.empty() ? state_->trained() : std::vector<Unit::Parameter*>();
   std::string arguments = "max_norm: " + decimal(max_norm) + "\nnorm_type: " + decimal(norm_type) + '\n';
   if (trouble.empty()) arguments += state_->what_it_trains();
@@ -204,7 +206,7 @@ std::shared_ptr<void> FullySharded::State::expect_steps() {
 }
 
 std::string FullySharded::State::what_it_trains() const {
-  std::string lines;
+  std::string lines = "model " + std::to_string(check_.model()) + " of those that were made\n";
   std::unordered_set<const c10::TensorImpl*> known;
   for (const auto& item : module_->named_parameters()) {
     if (!item.value().defined()) continue;
@@ -241,6 +243,14 @@ std::string FullySharded::State::trouble_before(const std::string& call) {
   return trouble.empty() ? fully_sharded::settle_gradients(units_) : trouble;
 }
 
+void FullySharded::State::meet_before(const std::string& call) {
+  const std::string intention = call + " of model " + std::to_string(check_.model()) + '\n';
+  const std::string difference = first_difference("call", tell_all(groups_->all(), trouble_before(call), intention));
+  if (!difference.empty())
+    throw Error("the ranks use FullyShardedDataParallels in another order: " + difference +
+                ". Every rank calls the same methods of the same models, in the same order");
+}
+
 std::string FullySharded::State::trouble_of_gradients(const std::string& call) {
   if (std::string trouble = trouble_before(call); !trouble.empty()) return trouble;
   for (const Unit& unit : units_)
@@ -266,7 +276,7 @@ void FullySharded::State::after_step() {
 void FullySharded::State::read_all(const char* call,
                                    const std::function<void(const std::string&, const at::Tensor&)>& visit) {
   const at::NoGradGuard no_grad;
-  tell_all(groups_->all(), trouble_before(call), "");
+  meet_before(call);
   std::unordered_map<const Unit::Parameter*, size_t> unit_of;
   for (size_t number = 0; number < units_.size(); ++number)
     for (const Unit::Parameter& parameter : units_[number].parameters()) unit_of.emplace(&parameter, number);
@@ -286,7 +296,7 @@ void FullySharded::State::read_all(const char* call,
 
 StateDict FullySharded::State::state_in_slices() {
   const OperationLabel label("the state of a FullyShardedDataParallel");
-  tell_all(groups_->all(), trouble_before("saving"), "");
+  meet_before("saving");
   std::unordered_map<const Unit::Parameter*, at::Tensor> values;
   for (const Unit& unit : units_)
     for (const Unit::Parameter& parameter : unit.parameters())

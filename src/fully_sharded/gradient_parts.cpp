@@ -8,6 +8,8 @@
 #include "base/rank_names.h"
 #include "fully_sharded/told_to_all.h"
 #include "rank_page/operation_label.h"
+#include "reducer/gradient_hook.h"
+#include "reducer/scaled_passes.h"
 
 namespace lockstep::fully_sharded {
 namespace {
@@ -44,7 +46,7 @@ GradientParts::GradientParts(const MachineGroups& groups, std::deque<Unit>& unit
   gradients_ = groups_.allocate_summed(bytes, at::kByte);
   if (groups_.here() != nullptr && groups_.rail() != nullptr)
     rail_sums_ = at::empty({bytes / groups_.ranks_here()}, at::kByte);
-  used_ = at::zeros({2 * static_cast<int64_t>(parameters_) + 1}, at::kInt);
+  used_ = at::zeros({2 * static_cast<int64_t>(parameters_) + 2}, at::kInt);
 }
 
 std::string GradientParts::collect(Unit& unit, size_t number, const at::Tensor& memory) {
@@ -124,6 +126,13 @@ void GradientParts::check_same_before(const int32_t* had) const {
     }
 }
 
+void GradientParts::refuse_scale_on_some(bool is_scaled) const {
+  const auto scaled = groups_.all().all_gather_bytes(is_scaled ? "1" : "0");
+  throw Error("FullyShardedDataParallel: the loss of this backward went through GradScaler::scale() on " +
+              ranks_with(scaled, std::string("1")) + ", and on " + ranks_with(scaled, std::string("0")) +
+              " not, so the sum of gradients has parts of two scales; scale every loss on every rank");
+}
+
 void GradientParts::finish(const std::string& trouble) {
   const OperationLabel label("the end of a backward of a FullyShardedDataParallel");
   finish_under_way();
@@ -132,8 +141,12 @@ void GradientParts::finish(const std::string& trouble) {
   for (const Unit& unit : units_)
     for (const Unit::Parameter& parameter : unit.parameters()) *had++ = parameter.part.grad().defined();
   *had = trouble.empty() ? 0 : 1;
+  int32_t* const scaled = had + 1;
+  const bool is_scaled = ScaledPasses::known_to_any(current_backward());
+  *scaled = is_scaled;
   groups_.all().all_reduce(used_);
   if (*had > 0) refuse_troubles(groups_.all().all_gather_bytes(trouble));
+  if (*scaled > 0 && *scaled < groups_.all().world_size()) refuse_scale_on_some(is_scaled);
   check_same_before(used + parameters_);
   for (size_t number = 0; number < units_.size(); ++number) {
     const at::Tensor sum = std::exchange(sums_[number], {});

@@ -38,6 +38,7 @@ class GradientParts {
   std::string collect(Unit& unit, size_t number, const at::Tensor& memory);
   void check_same_before(const int32_t* had) const;
   void finish_under_way();
+  [[noreturn]] void refuse_scale_on_some(bool is_scaled) const;
   at::Tensor memory_for_sums(size_t unit);
 
   const MachineGroups& groups_;

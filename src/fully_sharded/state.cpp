@@ -176,7 +176,13 @@ void FullySharded::State::backward_begins() {
        .nested = [] {},
        .abandoned =
            [state = weak_from_this()] {
-             if (const auto here = state.lock()) static_cast<State&>(*here).backward_failed();
+             const auto locked = state.lock();
+             if (!locked) return;
+             State& here = static_cast<State&>(*locked);
+             here.backward_.phase = Phase::kFailed;
+             here.note_trouble(
+                 "FullyShardedDataParallel: an exception has ended a backward half way, which the others wait for");
+             here.watch_.tell(here.backward_.trouble);
            }});
 }
 
@@ -194,12 +200,6 @@ void FullySharded::State::backward_reaches(Use& use) {
   finish_open();
   backward_.open = use.unit;
   if (!units_[use.unit].stays_gathered()) gathering_.use(use.unit, What::kBackward, /*learn=*/true);
-}
-
-void FullySharded::State::backward_failed() {
-  backward_.phase = Phase::kFailed;
-  note_trouble("FullyShardedDataParallel: an exception has ended a backward half way, which the others wait for");
-  watch_.tell(backward_.trouble);
 }
 
 void FullySharded::State::note_trouble(const std::string& trouble) {

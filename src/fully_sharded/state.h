@@ -56,7 +56,7 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   fully_sharded::Unit::Parameter& parameter_of(const at::Tensor& tensor);
   /// An optimizer is made, which keeps the result. TORCH_CHECK fails if there is one.
   std::shared_ptr<void> expect_steps();
-  /// Lines that must be the same on all ranks; empty if nothing was frozen or edited.
+  /// Lines that must be the same on all ranks: which model it is, and what was frozen or edited.
   std::string what_it_trains() const;
   /// Why this rank's parts cannot be stepped, or limited; empty if nothing is wrong. What the module's zero_grad() has
   /// cleared is cleared in the parts.
@@ -93,9 +93,10 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   void backward_reaches(Use& use);
   void backward_begins();
   void note_trouble(const std::string& trouble);
+  /// All ranks are at this call of this model, or all throw.
+  void meet_before(const std::string& call);
   void finish_open();
   void backward_ended();
-  void backward_failed();
 
   TensorMemory memory_{/*keep=*/true};
   const std::shared_ptr<torch::nn::Module> module_;

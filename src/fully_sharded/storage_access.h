@@ -18,6 +18,10 @@ inline c10::Storage empty_storage(int64_t bytes) {
                                                /*resizable=*/false);
 }
 
+inline bool has_memory(const c10::Storage& storage) {
+  return storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
+}
+
 template <typename Storage>
 concept TakesRefusalsBack = requires(Storage& storage) {
   storage.clear_data_ptr_access_error_msg_();

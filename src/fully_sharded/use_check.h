@@ -22,6 +22,7 @@ class UseCheck {
   UseCheck(std::vector<std::string> units, int rank, int model)
       : units_(std::move(units)), rank_(rank), model_(model) {}
 
+  int model() const { return model_; }
   /// This rank is about to do this, its next common thing. Every rank of `group` calls it.
   Sent send(const Group& group, size_t unit, What what);
   /// Returns when all have said so. Throws on every rank if they did not all say the same.

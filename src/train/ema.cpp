@@ -202,7 +202,6 @@ void Ema::check_not_swapped(const char* operation) const {
 StateDict Ema::averaged_state(size_t which) const {
   check_place(which);
   check_covers_module("Ema::averaged_state()");
-  check_weights("Ema::averaged_state()");
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> copies;  // tensors that share memory share it again
   for (const Tracked& tracked : tracked_) {
@@ -218,12 +217,12 @@ Ema::Guard Ema::averaged_weights(size_t which) {
   check_place(which);
   check_not_swapped("averaged_weights()");
   check_covers_module("Ema::averaged_weights()");
-  check_weights("Ema::averaged_weights()");
   for (const Tracked& tracked : tracked_)
     TORCH_CHECK(!is_owned_together(tracked.live),
                 "averaged_weights(): the weights lie in memory that all ranks share, so ranks would exchange them for "
                 "each other; load averaged_state() into another module, or make the ZeroRedundancyOptimizer with "
                 "shared_parameters = false");
+  check_weights("Ema::averaged_weights()");
   return Guard(*this, which);
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -314,6 +315,23 @@ TEST_P(WrongCalls, SplitsThatDoNotMatchMoveNothing) {
     if (me == 0) sends[0] = 1, sends[last] = 3;
     refused(sends, two, 1, ", which expects 2");  // of two pairs, shared memory names the first that it finds
     refused(two, two, me == 0 ? 2 : 1, "rank 0 sends 4 elements to rank ");
+  });
+}
+
+TEST_P(WrongCalls, SplitsThatNoTensorHas) {
+  run_ranks(GetParam(), [](Context& context) {
+    const Group group = context.group();
+    const int64_t n = group.world_size(), most = std::numeric_limits<int64_t>::max();
+    const at::Tensor input = at::zeros({n});
+    const std::vector<int64_t> one(static_cast<size_t>(n), 1);
+    std::vector<int64_t> negative = one, huge(static_cast<size_t>(n), most);
+    negative[0] = -1, negative[1] = 3;
+    const auto said = [&](const std::vector<int64_t>& sends, const std::vector<int64_t>& receives) {
+      return text_of_error([&] { (void)group.all_to_all(input, sends, receives); });
+    };
+    EXPECT_TRUE(has(said(negative, one), "the splits of the input, [-1, 3"));
+    EXPECT_TRUE(has(said(one, negative), "the splits of the output, [-1, 3"));
+    EXPECT_TRUE(has(said(one, huge), "are no numbers of rows"));
   });
 }
 

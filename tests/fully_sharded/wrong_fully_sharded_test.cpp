@@ -272,6 +272,47 @@ TEST(WrongFullySharded, AParameterUnfrozenAfterItsOptimizerWasMade) {
   });
 }
 
+TEST(WrongFullySharded, ValuesThatWentWithAnEarlierOne) {
+  for (const Engine& engine : {kMachines, kOneMachine})
+    run_alike(engine, [&](Context& context) {
+      SmallGpt net(3);
+      std::string before;
+      {
+        FullyShardedDataParallel model(net, context);
+        before = model.hash();
+      }
+      const auto again = [&] { EXPECT_EQ(FullyShardedDataParallel(net, context).hash(), before); };
+      if (engine.machines.empty())
+        EXPECT_EQ(told(again), "");
+      else
+        expect(told(again), " has no values: another FullyShardedDataParallel holds them, or they went");
+    });
+}
+
+TEST(WrongFullySharded, ALossThatOneRankDoesNotScale) {
+  for (const Engine& engine : kAll)
+    run_alike(engine, [](Context& context) {
+      GradScaler scaler;
+      Training training(context);
+      const at::Tensor loss = training.loss(0);
+      const bool scales = context.rank() != context.world_size() - 1;
+      expect(told([&] { (scales ? scaler.scale(loss) : loss).backward(); }),
+             "went through GradScaler::scale() on rank");
+    });
+}
+
+TEST(WrongFullySharded, CallsOfTwoModelsInAnotherOrder) {
+  for (const Engine& engine : kAll)
+    for (const auto& call : std::vector<std::function<void(Training&)>>{
+             [](Training& one) { one.optimizer.step(); }, [](Training& one) { (void)one.model.clip_grad_norm(1); },
+             [](Training& one) { (void)one.model.hash(); }, [](Training& one) { (void)one.model.state_dict(); }})
+      run_alike(engine, [&](Context& context) {
+        Training first(context), second(context);
+        for (Training* one : {&first, &second}) one->loss(0).backward();
+        expect(told([&] { call(context.rank() == 0 ? first : second); }), "odel 2");
+      });
+}
+
 TEST(WrongFullySharded, GradientsThatStillHaveAScale) {
   for (const Engine& engine : kAll)
     run_alike(engine, [](Context& context) {

@@ -156,12 +156,6 @@ const Programs& programs_that_share() {
          w.change_everywhere([&] { w.halve(); });
          ema.update();
        })},
-      {"shared_parameters_changed_and_their_average_read", shared([](Wrong& w, AdamW&) {
-         Ema ema(*w.net, {.decays = {0.9}});
-         ema.update();
-         w.change_everywhere([&] { w.halve(); });
-         (void)ema.averaged_state();
-       })},
       {"shared_parameters_changed_and_sent_as_an_object", shared([](Wrong& w, AdamW&) {
          w.change_everywhere([&] { w.halve(); });
          w.context.group().broadcast_object(to_object(state_dict(*w.net)));
