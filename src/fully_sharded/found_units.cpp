@@ -6,10 +6,9 @@
 
 #include <ATen/ATen.h>
 
-#include "base/error.h"
-#include "base/rank_names.h"
 #include "data_parallel/same_model.h"
 #include "fully_sharded/storage_access.h"
+#include "fully_sharded/told_to_all.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::fully_sharded {
@@ -111,16 +110,10 @@ FoundUnits found_in(const torch::nn::Module& module) {
 
 /// Throws on all ranks if `body` throws on some.
 void on_all_ranks(const Group& group, const std::function<void()>& body) {
-  std::string mine;
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    mine = error.what_without_backtrace();
-  }
-  const auto problems = group.all_gather_bytes(mine);
+  const std::string mine = trouble_of(body);
+  const auto all = group.all_gather_bytes(mine);
   TORCH_CHECK(mine.empty(), mine);
-  for (const std::string& problem : problems)
-    if (!problem.empty()) throw Error(ranks_with(problems, problem) + ": " + problem);
+  refuse_troubles(all);
 }
 
 }  // namespace

@@ -122,8 +122,7 @@ inline std::string common_trouble(const ReplicaState& model, const torch::optim:
         parameter.tensor.sizes() != parameter.here.sizes() || parameter.tensor.strides() != parameter.here.strides())
       return "ZeroRedundancyOptimizer: parameter " + parameter.name +
              " no longer lies where the optimizer has put it (to(), set_data(), torch::load(), or another tensor in "
-             "its "
-             "place); make a new optimizer";
+             "its place); make a new optimizer";
   return "";
 }
 

@@ -59,13 +59,6 @@ GradientGroups gradients_of(torch::optim::Optimizer& optimizer) {
   return groups;
 }
 
-TensorSet parameters_of(torch::optim::Optimizer& optimizer) {
-  TensorSet parameters;
-  for (const auto& group : optimizer.param_groups())
-    for (const at::Tensor& parameter : group.params()) parameters.insert(parameter.unsafeGetTensorImpl());
-  return parameters;
-}
-
 std::vector<at::Tensor> list_of_parameters(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> all;
   for (const auto& group : optimizer.param_groups())
@@ -73,11 +66,16 @@ std::vector<at::Tensor> list_of_parameters(const torch::optim::Optimizer& optimi
   return all;
 }
 
+TensorSet parameters_of(const torch::optim::Optimizer& optimizer) {
+  TensorSet parameters;
+  for (const at::Tensor& parameter : list_of_parameters(optimizer)) parameters.insert(parameter.unsafeGetTensorImpl());
+  return parameters;
+}
+
 bool shares_parameters(const torch::optim::Optimizer& optimizer, const TensorSet& parameters) {
-  for (const auto& group : optimizer.param_groups())
-    for (const at::Tensor& parameter : group.params())
-      if (parameters.contains(parameter.unsafeGetTensorImpl())) return true;
-  return false;
+  const std::vector<at::Tensor> all = list_of_parameters(optimizer);
+  return std::any_of(all.begin(), all.end(),
+                     [&](const at::Tensor& parameter) { return parameters.contains(parameter.unsafeGetTensorImpl()); });
 }
 
 bool any_is_not_zero(torch::optim::Optimizer& optimizer) {
