@@ -1,5 +1,7 @@
 #include "base/rank_names.h"
 
+#include <algorithm>
+
 namespace lockstep {
 
 std::string list_ranks(const std::vector<int>& ascending) {
@@ -30,6 +32,14 @@ std::string rank_names(uint64_t bits) {
   for (int rank = 0; bits != 0; ++rank, bits >>= 1)
     if ((bits & 1) != 0) ranks.push_back(rank);
   return rank_names(ranks);
+}
+
+std::string ranks_of_each(const std::vector<std::string>& values, const std::string& verb) {
+  std::string text;
+  for (auto value = values.begin(); value != values.end(); ++value)
+    if (std::find(values.begin(), value, *value) == value)
+      text += (text.empty() ? "" : ", ") + ranks_with(values, *value) + ' ' + verb + *value;
+  return text;
 }
 
 }  // namespace lockstep

@@ -24,4 +24,7 @@ std::string ranks_with(const std::vector<Value>& values, const Value& value) {
   return rank_names(chosen);
 }
 
+/// "ranks 0, 2 `verb`A, rank 1 `verb`B": the ranks that have each value, in the order of their first.
+std::string ranks_of_each(const std::vector<std::string>& values, const std::string& verb);
+
 }  // namespace lockstep

@@ -86,12 +86,6 @@ void check_distinct(const NamedTensors& parameters) {
 }
 
 /// Throws on all ranks if `trouble` is not empty on one of them.
-void throw_on_all_ranks(const Group& group, const std::string& trouble) {
-  const auto all = group.all_gather_bytes(trouble);
-  for (const std::string& one : all)
-    if (!one.empty()) throw Error(ranks_with(all, one) + ": " + one);
-}
-
 /// The result of `body`, or the text of its exception.
 std::string problem_or_failure_of(const std::function<std::string()>& body) {
   try {
@@ -191,11 +185,11 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
   now.followed = to_follow(now.parameters);
   // The old reducer is replaced only when every rank has made the new one.
   std::unique_ptr<Reducer> next;
-  throw_on_all_ranks(group, problem_or_failure_of([&] {
+  throw_on_all_ranks(problem_or_failure_of([&] {
                        next = make_counted_reducer(now.followed, source, now.handles);
                        return std::string();
                      }));
-  throw_on_all_ranks(group, problem_of(now, source));
+  throw_on_all_ranks(problem_of(now, source));
   if (reducer || options.init_sync) {
     std::vector<at::Tensor> unknown;
     for (const auto* list : {&now.parameters, &now.buffers})
@@ -316,6 +310,20 @@ void Replica::State::set_shared_step(SharedStep* step) {
   reducer->defer_to(deferred_step());
 }
 
-void Replica::State::check_not_edited() { throw_on_all_ranks(group, attached.inspect()); }
+void Replica::State::throw_on_all_ranks(const std::string& trouble) const {
+  constexpr char kObject = '\n';  // no trouble begins with it
+  const auto all = group.all_gather_bytes(trouble.empty() ? kObject + std::to_string(number_) : trouble);
+  std::vector<std::string> objects;
+  for (const std::string& one : all) {
+    if (one.front() != kObject) throw Error(ranks_with(all, one) + ": " + one);
+    objects.push_back("number " + one.substr(1));
+  }
+  if (std::any_of(all.begin(), all.end(), [&](const std::string& one) { return one != all.front(); }))
+    throw Error("the ranks are at different DistributedDataParallel objects: " + ranks_of_each(objects, "at ") +
+                ", numbered in the order in which they were attached to this group. Call broadcast_parameters(), "
+                "average_parameters() and refresh() of several objects in the same order on every rank");
+}
+
+void Replica::State::check_not_edited() { throw_on_all_ranks(attached.inspect()); }
 
 }  // namespace lockstep

@@ -71,6 +71,8 @@ struct Replica::State {
   /// What keeps these from being followed; empty if nothing does. The text need not be the same on all ranks.
   std::string problem_of(const AttachedModel::Tensors& now, const Source& from) const;
   void compare(const AttachedModel::Tensors& now) const;
+  /// Throws on all ranks if one has a `trouble`, or is at another replica. Every rank calls it.
+  void throw_on_all_ranks(const std::string& trouble) const;
   void check_weights(const NamedTensors& parameters) const;
   NamedTensors to_follow(const NamedTensors& parameters) const;
   ReplicaSettings own_settings() const;

@@ -22,14 +22,11 @@ void RankAgreement::check_objects(const std::vector<Facts>& rows) const {
   const auto objects = plan_.group.all_gather_bytes("number " + std::to_string(plan_.settings.object) + " (" +
                                                     plan_.names[plan_.buckets.front().front()] + " to " +
                                                     plan_.names[plan_.buckets.back().back()] + ")");
-  std::string text;
-  for (size_t rank = 0; rank < objects.size(); ++rank)
-    if (std::find(objects.begin(), objects.begin() + static_cast<std::ptrdiff_t>(rank), objects[rank]) ==
-        objects.begin() + static_cast<std::ptrdiff_t>(rank))
-      text += (text.empty() ? "" : ", ") + ranks_with(objects, objects[rank]) + " those of " + objects[rank];
-  text = "the ranks reduced gradients of different DistributedDataParallel objects: " + text +
-         ", numbered in the order in which they were attached to this group. Run their backward passes in the same "
-         "order on every rank, or give each object its own subgroup";
+  const std::string text =
+      "the ranks reduced gradients of different DistributedDataParallel objects: " +
+      ranks_of_each(objects, "those of ") +
+      ", numbered in the order in which they were attached to this group. Run their backward passes in the same order "
+      "on every rank, or give each object its own subgroup";
   own_page().fail(RankFailure::kMismatch, -1, text);
   throw Error(text);
 }

@@ -470,6 +470,27 @@ const std::vector<std::pair<std::string, Program>>& programs_that_train() {
          Wrong::backward(w.odd ? other : replica);
          Wrong::backward(w.odd ? replica : other);
        }},
+      {"twins_averaged_in_another_order",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         Net twin;
+         DistributedDataParallel other(twin, w.context);
+         (w.odd ? other : replica).average_parameters();
+       }},
+      {"twins_broadcast_in_another_order",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         Net twin;
+         DistributedDataParallel other(twin, w.context);
+         (w.odd ? other : replica).broadcast_parameters();
+       }},
+      {"twins_refreshed_in_another_order",
+       [](Wrong& w) {
+         auto replica = w.attach();
+         Net twin;
+         DistributedDataParallel other(twin, w.context);
+         (w.odd ? other : replica).refresh();
+       }},
       {"used_after_it_was_moved",
        [](Wrong& w) {
          auto replica = w.attach();
