@@ -30,6 +30,7 @@
 #include <lockstep/metrics.h>
 #include <lockstep/observer.h>
 #include <lockstep/parameter_groups.h>
+#include <lockstep/pipeline.h>
 #include <lockstep/program.h>
 #include <lockstep/progress.h>
 #include <lockstep/rank_zero.h>

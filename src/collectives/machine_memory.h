@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -27,6 +29,12 @@ class MachineMemory {
   /// group.
   /// REQUIRES: every rank calls it, with memory of the same size.
   virtual std::vector<std::byte*> address_everywhere(const at::Tensor& mine) = 0;
+
+  /// Of `mine`, memory from Group::allocate(), where another rank finds it: that rank's memory_of(this rank, place).
+  /// None: no other rank can. Without messages.
+  virtual std::optional<uint64_t> place_of(const at::Tensor& mine) const = 0;
+  /// Null if that rank's memory cannot be seen here. Valid as long as the group.
+  virtual const std::byte* memory_of(int rank, uint64_t place) const = 0;
 };
 
 /// The counterpart of allocate_together() for a rank that is alone on its machine.

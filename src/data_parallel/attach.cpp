@@ -186,9 +186,9 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
   // The old reducer is replaced only when every rank has made the new one.
   std::unique_ptr<Reducer> next;
   throw_on_all_ranks(problem_or_failure_of([&] {
-                       next = make_counted_reducer(now.followed, source, now.handles);
-                       return std::string();
-                     }));
+    next = make_counted_reducer(now.followed, source, now.handles);
+    return std::string();
+  }));
   throw_on_all_ranks(problem_of(now, source));
   if (reducer || options.init_sync) {
     std::vector<at::Tensor> unknown;

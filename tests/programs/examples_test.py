@@ -124,6 +124,17 @@ class Examples(unittest.TestCase):
                 file.write(content)
             self.refused("train_torchscript", [name + " cannot be read as TorchScript"], name, "out.pt")
 
+    def test_pipeline_text(self):
+        for ranks, stages in ((2, 2), (3, 3), (4, 2)):
+            lines = self.ranks(ranks, "pipeline_text", "--width", 16, "--heads", 2, "--layers", 3, "--block-length", 32, "--stages", stages)
+            self.assertEqual(len(lines), 2)
+            perplexities = []
+            for number, line in enumerate(lines):
+                match = re.fullmatch(rf"epoch {number + 1}/2  loss \d\.\d{{4}}  perplexity of unseen text (\d+\.\d)", line)
+                self.assertTrue(match, line)
+                perplexities.append(float(match[1]))
+            self.assertLess(perplexities[1], perplexities[0])
+
     def test_gpt_text(self):
         lines = self.ranks(2, "gpt_text", "--epochs", 2, "--width", 32, "--heads", 2, "--block-length", 32, "--generate", 40)
         self.assertEqual(len(lines), 3)

@@ -35,6 +35,7 @@ MAY_INCLUDE = {
     "data_parallel": {"context", "reducer", "nn", "collectives", "observe", "rank_page", "base"},
     "optim": {"reducer", "data_parallel", "checkpoint", "collectives", "rank_page", "base"},
     "fully_sharded": {"optim", "checkpoint", "data_parallel", "context", "reducer", "collectives", "rank_page", "base"},
+    "pipeline": {"checkpoint", "data_parallel", "context", "reducer", "collectives", "rank_page", "base", "data"},
     "run_log": {"data_parallel", "context", "observe", "base"},
     "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "rank_page", "base"},
 }
@@ -55,6 +56,7 @@ HEADERS = {
     "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options module_on_stack replica",
     "optim": "elementwise_optimizers sharded_model stepper zero_redundancy_optimizer",
     "fully_sharded": "fully_sharded_data_parallel sharded_initialization sharded_unit",
+    "pipeline": "pipeline",
     "run_log": "run_log summary_writer",
     "trainer": "trainer",
 }

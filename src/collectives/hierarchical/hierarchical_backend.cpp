@@ -156,6 +156,14 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
     return {static_cast<std::byte*>(mine.mutable_data_ptr())};
   }
 
+  std::optional<uint64_t> place_of(const at::Tensor& mine) const override {
+    return engine_->shared() != nullptr ? engine_->shared()->place_of(mine) : std::nullopt;
+  }
+  const std::byte* memory_of(int rank, uint64_t place) const override {
+    const int local = local_of(rank);
+    return engine_->shared() != nullptr && local >= 0 ? engine_->shared()->memory_of(local, place) : nullptr;
+  }
+
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     TensorRequest request(c10d::OpType::BARRIER, "lockstep:barrier", options);
     request.parts.emplace_back();

@@ -95,6 +95,17 @@ std::vector<std::byte*> ShmBackend::address_everywhere(const at::Tensor& mine) {
   return addresses;
 }
 
+std::optional<uint64_t> ShmBackend::place_of(const at::Tensor& mine) const {
+  const auto* memory = static_cast<const std::byte*>(mine.const_data_ptr());
+  const auto& arena = *shared_->core().arena();
+  if (!arena.contains(memory, mine.nbytes())) return std::nullopt;
+  return arena.offset(memory);
+}
+
+const std::byte* ShmBackend::memory_of(int rank, uint64_t place) const {
+  return shared_->core().memory_of(rank, place);
+}
+
 }  // namespace lockstep::shm_engine
 
 namespace lockstep {

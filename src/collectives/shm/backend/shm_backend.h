@@ -56,6 +56,8 @@ class ShmBackend final : public RequestBackend, public BlockingEngine, public In
   int rank_here() const override { return getRank(); }
   at::Tensor allocate_together(int64_t elements, const at::TensorOptions& options) override;
   std::vector<std::byte*> address_everywhere(const at::Tensor& mine) override;
+  std::optional<uint64_t> place_of(const at::Tensor& mine) const override;
+  const std::byte* memory_of(int rank, uint64_t place) const override;
 
   // messages.cpp
   WorkPtr send(Tensors& tensors, int to, int tag) override;

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep {
+
+/// What a stage does next.
+struct PipelineAction {
+  enum class Kind { kForward, kBackward };
+  Kind kind;
+  int micro_batch;
+  bool operator==(const PipelineAction&) const = default;
+};
+
+/// The order of a stage's work on a batch, "one forward, one backward" (Narayanan et al., "Efficient Large-Scale
+/// Language Model Training on GPU Clusters Using Megatron-LM", 2021, figure 4 top): as many forwards as there are later
+/// stages, then a forward and a backward in turns, then the remaining backwards. So stage s has at most stages - s
+/// micro-batches between their forward and their backward.
+std::vector<PipelineAction> one_forward_one_backward(int stage, int stages, int micro_batches);
+
+/// How many samples each micro-batch has: as equal as possible, the larger first.
+std::vector<int64_t> rows_of_micro_batches(int64_t rows, int micro_batches);
+
+}  // namespace lockstep
