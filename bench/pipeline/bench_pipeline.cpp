@@ -127,7 +127,8 @@ void measure_waiting(const Options& options, const lockstep::Context& context) {
 
 void measure_computing(const Options& options, const lockstep::Context& context) {
   std::vector<lockstep::Pipeline::MakeLayer> layers;
-  for (int stage = 0; stage < context.world_size(); ++stage) layers.push_back([] { return nn::AnyModule(ComputingLayer()); });
+  for (int stage = 0; stage < context.world_size(); ++stage)
+    layers.push_back([] { return nn::AnyModule(ComputingLayer()); });
   lockstep::Pipeline pipeline(layers, context, {.micro_batches = options.micro_batches});
   const Batch batch(options);
   // One stage's work on a micro-batch, by all ranks at the same time, as in the pipeline.

@@ -20,9 +20,13 @@
 namespace lockstep {
 
 struct PipelineOptions {
-  int stages = 0;                  ///< must divide the number of ranks; 0: one for each rank
-  int micro_batches = 0;           ///< of each batch; 0: twice the stages
-  std::vector<size_t> cuts = {};   ///< the first layer of each stage but the first; empty: equal numbers of layers
+  int stages = 0;         ///< must divide the number of ranks; 0: one for each rank
+  int micro_batches = 0;  ///< of each batch; 0: twice the stages
+  /// The first layer of each stage but the first; empty: equal numbers of layers.
+  std::vector<size_t> cuts = {};
+  /// Micro-batches between their forward and their backward, for each later stage: 1 takes the least memory, 2 hides
+  /// the time that tensors are on their way. 0: 2 if the stages are on several machines, else 1.
+  int in_flight = 0;
 };
 
 /// Trains a sequence of layers that is cut into stages, each on other ranks. A batch is cut into micro-batches, which
@@ -49,8 +53,8 @@ struct PipelineOptions {
 /// of one process that takes the mean over all samples, to rounding.
 ///
 /// Micro-batches follow the schedule "one forward, one backward" (Narayanan et al., "PipeDream", 2019; "Megatron-LM",
-/// 2021): stage s holds the activations of at most S - s micro-batches. Of the time of a step, S - 1 of M + S - 1 parts
-/// are waiting, for M micro-batches.
+/// 2021): stage s holds the activations of at most 1 + (S - 1 - s) * in_flight micro-batches. Of the time of a step,
+/// S - 1 of M + S - 1 parts are waiting, for M micro-batches.
 ///
 /// Layers take a tensor, of at most 8 dimensions, whose first are the samples, and return one. Weights may not be
 /// shared between stages. Every rank calls each method, except where it says otherwise, on the thread that made the

@@ -121,7 +121,7 @@ Neighbour::Received Neighbour::receive() {
     (void)group_.send_async(at::zeros({1}, at::dtype(at::kByte).device(device_)), rank_, kReadTag);
     const at::Tensor bytes = text.cpu();
     throw ToldTrouble(std::string(reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>()),
-                            static_cast<size_t>(bytes.numel())));
+                                  static_cast<size_t>(bytes.numel())));
   }
   if (words[kKind] == kUndefined) return {{}, words[kWord]};
   if (words[kKind] == kAsBefore) return {coming.tensor, words[kWord]};

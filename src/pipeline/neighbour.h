@@ -24,10 +24,10 @@ class ToldTrouble : public Error {
 /// The rank that has the stage before or after this rank's: tensors to it and from it, each in the order in which the
 /// other side sends.
 ///
-/// A tensor arrives while its receiver computes. On one machine it lies in the sender's shared memory, and a small message
-/// says where; the receiver copies it, and says so. Between machines the receiver begins to receive before it knows what
-/// comes: both sides assume that a tensor has the dtype and shape of the one before, and a small message ahead of it says
-/// whether that is so. If not, the assumed one is sent as zeros, and the true one follows.
+/// A tensor arrives while its receiver computes. On one machine it lies in the sender's shared memory, and a small
+/// message says where; the receiver copies it, and says so. Between machines the receiver begins to receive before it
+/// knows what comes: both sides assume that a tensor has the dtype and shape of the one before, and a small message
+/// ahead of it says whether that is so. If not, the assumed one is sent as zeros, and the true one follows.
 class Neighbour {
  public:
   /// What travels ahead of a tensor. `word`: the sender's, such as a number of the batch.
@@ -38,6 +38,9 @@ class Neighbour {
 
   /// `rank` of `group`; its tensors will be on `device`.
   Neighbour(const Group& group, int rank, at::Device device);
+
+  /// Whether both sides are on one machine.
+  bool shares_memory() const { return memory_ != nullptr; }
 
   /// Returns at once; the tensor must not change until finish(). It may be undefined.
   void send(const at::Tensor& tensor, int64_t word);

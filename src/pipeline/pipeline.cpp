@@ -27,12 +27,14 @@ PipelineOptions completed(PipelineOptions options, size_t layers, const Group& g
   if (options.stages == 0) options.stages = group.world_size();
   if (options.micro_batches == 0) options.micro_batches = 2 * options.stages;
   std::string text = "layers: " + std::to_string(layers) + "\nstages: " + std::to_string(options.stages) +
-                     "\nmicro_batches: " + std::to_string(options.micro_batches) + "\ncuts:";
+                     "\nmicro_batches: " + std::to_string(options.micro_batches) +
+                     "\nin_flight: " + std::to_string(options.in_flight) + "\ncuts:";
   for (const size_t cut : options.cuts) text += ' ' + std::to_string(cut);
   check_same_on_all_ranks(group, "option", text);
   TORCH_CHECK(options.stages > 0 && group.world_size() % options.stages == 0, "Pipeline: ", options.stages,
               " stages; their number must divide that of the ranks, ", group.world_size());
   TORCH_CHECK(options.micro_batches > 0, "Pipeline: ", options.micro_batches, " micro_batches; at least 1");
+  TORCH_CHECK(options.in_flight >= 0, "Pipeline: in_flight = ", options.in_flight, "; 1, 2 or more, or 0 to choose");
   const auto stages = static_cast<size_t>(options.stages);
   TORCH_CHECK(layers >= stages, "Pipeline: ", layers, " layers cannot be cut into ", stages, " stages");
   TORCH_CHECK(options.cuts.empty() || options.cuts.size() + 1 == stages, "Pipeline: ", options.cuts.size(),
@@ -77,7 +79,7 @@ class Pipeline::State {
         layers(make_stage(makers, group, options, number)),
         ranks(group.split(group.rank() % replicas)),
         model(layers.own, group.split(number)),
-        stage(ranks, model, options.micro_batches,
+        stage(ranks, model, options,
               "rank " + std::to_string(group.rank()) + ", which has stage " + std::to_string(number)),
         shard(group.rank() % replicas, replicas, seed) {}
 
@@ -168,8 +170,7 @@ StateDict Pipeline::state_in_slices() {
   for (size_t i = 0; i < state.layers.all.size(); ++i) {
     const StageLayers::Known& known = state.layers.all[i];
     const int64_t begin = slice * known.stage * state.replicas + begins[i];
-    const at::Tensor whole =
-        memory.slice(0, begin, begin + bytes_of(known)).view(known.dtype);
+    const at::Tensor whole = memory.slice(0, begin, begin + bytes_of(known)).view(known.dtype);
     int64_t elements = 1;
     for (const int64_t size : known.sizes) elements *= size;
     result.insert(known.name, whole.slice(0, 0, elements).view(known.sizes));

@@ -4,9 +4,9 @@
 
 namespace lockstep {
 
-std::vector<PipelineAction> one_forward_one_backward(int stage, int stages, int micro_batches) {
+std::vector<PipelineAction> one_forward_one_backward(int stage, int stages, int micro_batches, int in_flight) {
   using Kind = PipelineAction::Kind;
-  const int ahead = std::min(stages - 1 - stage, micro_batches);
+  const int ahead = std::min(in_flight * (stages - 1 - stage), micro_batches);
   std::vector<PipelineAction> actions;
   for (int i = 0; i < ahead; ++i) actions.push_back({Kind::kForward, i});
   for (int i = ahead; i < micro_batches; ++i) {

@@ -23,18 +23,23 @@ constexpr std::chrono::milliseconds kPause{2};
 
 }  // namespace
 
-Stage::Stage(const Group& ranks, Model& model, int micro_batches, std::string me)
+Stage::Stage(const Group& ranks, Model& model, const PipelineOptions& options, std::string me)
     : ranks_(ranks),
       model_(model),
-      micro_batches_(micro_batches),
+      micro_batches_(options.micro_batches),
+      in_flight_(options.in_flight),
       me_(std::move(me)),
       device_(model.module()->parameters().front().device()) {
   if (ranks.rank() > 0) before_.emplace(ranks, ranks.rank() - 1, device_);
   if (ranks.rank() + 1 < ranks.world_size()) after_.emplace(ranks, ranks.rank() + 1, device_);
+  if (in_flight_ > 0) return;
+  const auto places = ranks.all_gather_bytes(!after_ || after_->shares_memory() ? "here" : "elsewhere");
+  in_flight_ = std::find(places.begin(), places.end(), "elsewhere") == places.end() ? 1 : 2;
 }
 
 void Stage::check_usable() const {
-  TORCH_CHECK(!failed_, "Pipeline: an earlier pass has failed, and stages stopped at different places; end the program");
+  TORCH_CHECK(!failed_,
+              "Pipeline: an earlier pass has failed, and stages stopped at different places; end the program");
 }
 
 void Stage::tell(const std::string& trouble) noexcept {
@@ -90,8 +95,9 @@ void Stage::check_input(const at::Tensor& input) const {
 
 Stage::Batch Stage::batch_of(const at::Tensor& input, const at::Tensor& target) const {
   check_input(input);
-  TORCH_CHECK(target.defined() && target.dim() > 0,
-              "Pipeline: forward_backward() needs the targets on every stage, a tensor whose first dimension are samples");
+  TORCH_CHECK(
+      target.defined() && target.dim() > 0,
+      "Pipeline: forward_backward() needs the targets on every stage, a tensor whose first dimension are samples");
   const int64_t rows = target.size(0);
   TORCH_CHECK(rows >= micro_batches_, "Pipeline: a batch of ", rows, " samples cannot be cut into ", micro_batches_,
               " micro-batches; take larger batches (drop_last leaves out a smaller last one), or fewer micro-batches");
@@ -170,7 +176,7 @@ double Stage::forward_backward(const at::Tensor& input, const at::Tensor& target
     if (before_) before_->expect();
     if (after_) after_->expect();
     for (const auto& [kind, micro_batch] :
-         one_forward_one_backward(ranks_.rank(), ranks_.world_size(), micro_batches_)) {
+         one_forward_one_backward(ranks_.rank(), ranks_.world_size(), micro_batches_, in_flight_)) {
       const auto number = static_cast<size_t>(micro_batch);
       if (kind == PipelineAction::Kind::kForward)
         run_forward(batch, number, loss);

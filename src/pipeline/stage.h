@@ -22,8 +22,8 @@ class Stage {
  public:
   using Model = DistributedDataParallel<torch::nn::Sequential>;
   /// `ranks`: of this pipeline, in the order of the stages; `me`: this one in messages. `ranks` and `model` outlive the
-  /// object.
-  Stage(const Group& ranks, Model& model, int micro_batches, std::string me);
+  /// object. Every rank makes it.
+  Stage(const Group& ranks, Model& model, const PipelineOptions& options, std::string me);
 
   double forward_backward(const at::Tensor& input, const at::Tensor& target, const Pipeline::Loss& loss);
   at::Tensor forward(const at::Tensor& input);
@@ -60,6 +60,7 @@ class Stage {
   const Group& ranks_;
   Model& model_;
   const int micro_batches_;
+  int in_flight_;
   const std::string me_;
   const at::Device device_;
   std::optional<Neighbour> before_, after_;

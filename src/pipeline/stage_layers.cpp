@@ -23,8 +23,8 @@ class Owners {
   void add(const std::string& name, const at::Tensor& tensor, int stage) {
     if (tensor.numel() == 0) return;
     const at::Storage& storage = tensor.storage();
-    const auto [place, is_new] = owners_.try_emplace(storage.unsafeGetStorageImpl(),
-                                                     Owner{storage.getWeakStorageImpl(), name, stage});
+    const auto [place, is_new] =
+        owners_.try_emplace(storage.unsafeGetStorageImpl(), Owner{storage.getWeakStorageImpl(), name, stage});
     const Owner& owner = place->second;
     TORCH_CHECK(is_new || owner.stage == stage, "Pipeline: ", owner.name, " of stage ", owner.stage, " and ", name,
                 " of stage ", stage,

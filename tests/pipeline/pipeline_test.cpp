@@ -80,8 +80,7 @@ struct Alone {
 void expect_near(const StateDict& state, const torch::nn::Module& expected) {
   const StateDict all = state_dict(expected);
   ASSERT_EQ(state.keys(), all.keys());
-  for (const auto& item : all)
-    EXPECT_TRUE(at::allclose(state[item.key()], item.value(), 1e-4, 1e-6)) << item.key();
+  for (const auto& item : all) EXPECT_TRUE(at::allclose(state[item.key()], item.value(), 1e-4, 1e-6)) << item.key();
 }
 
 TEST_P(PipelineOn, TrainsAsOneProcessDoes) {

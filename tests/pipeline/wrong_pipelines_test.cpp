@@ -60,12 +60,15 @@ TEST_P(WrongPipelineOn, LayersThatDiffer) {
 }
 
 TEST_P(WrongPipelineOn, CutsThatMakeNoStages) {
-  refused(GetParam(), [](Context& context) { Pipeline(small_sequence(), context, {.stages = 5}); },
-          "5 stages; their number must divide that of the ranks");
-  refused(GetParam(), [](Context& context) { Pipeline(small_sequence(), context, {.micro_batches = -1}); },
-          "-1 micro_batches; at least 1");
-  refused(GetParam(), [](Context& context) { Pipeline(torch::nn::Sequential(torch::nn::Linear(2, 2)), context); },
-          "1 layers cannot be cut into");
+  refused(
+      GetParam(), [](Context& context) { Pipeline(small_sequence(), context, {.stages = 5}); },
+      "5 stages; their number must divide that of the ranks");
+  refused(
+      GetParam(), [](Context& context) { Pipeline(small_sequence(), context, {.micro_batches = -1}); },
+      "-1 micro_batches; at least 1");
+  refused(
+      GetParam(), [](Context& context) { Pipeline(torch::nn::Sequential(torch::nn::Linear(2, 2)), context); },
+      "1 layers cannot be cut into");
   refused(
       GetParam(),
       [](Context& context) {
@@ -73,8 +76,12 @@ TEST_P(WrongPipelineOn, CutsThatMakeNoStages) {
                  {.cuts = std::vector<size_t>(static_cast<size_t>(context.world_size()) - 1, 6)});
       },
       "the cuts must be ascending numbers of layers from 1 to 5");
-  refused(GetParam(), [](Context& context) { Pipeline(small_sequence(), context, {.cuts = {1, 2, 3, 4}}); },
-          "4 cuts make 5 stages, not");
+  refused(
+      GetParam(),
+      [](Context& context) {
+        Pipeline(small_sequence(), context, {.cuts = {1, 2, 3, 4}});
+      },
+      "4 cuts make 5 stages, not");
   refused(
       GetParam(),
       [](Context& context) {
@@ -159,8 +166,9 @@ TEST_P(WrongPipelineOn, WhatIsMissing) {
         (void)pipeline.forward_backward({}, small_batch(0, 0, 12).target, small_loss);
       },
       "the first stage needs an input");
-  refused(GetParam(), [](Context& context) { (void)Pipeline(small_sequence(), context).forward({}); },
-          "the first stage needs an input");
+  refused(
+      GetParam(), [](Context& context) { (void)Pipeline(small_sequence(), context).forward({}); },
+      "the first stage needs an input");
   refused(
       GetParam(),
       [](Context& context) {
@@ -202,8 +210,8 @@ TEST_P(WrongPipelineOn, ALayerThatThrows) {
   refused(
       GetParam(),
       [](Context& context) {
-        Pipeline pipeline(torch::nn::Sequential(torch::nn::Linear(3, 3), torch::nn::Linear(5, 3), torch::nn::Linear(3, 3)),
-                          context);
+        Pipeline pipeline(
+            torch::nn::Sequential(torch::nn::Linear(3, 3), torch::nn::Linear(5, 3), torch::nn::Linear(3, 3)), context);
         (void)pipeline.forward_backward(at::ones({12, 3}), at::ones({12, 3}), torch::nn::MSELoss());
       },
       "mat1 and mat2 shapes cannot be multiplied");
