@@ -56,14 +56,17 @@ bool is_finite(const at::Tensor& tensor) { return at::isfinite(tensor).all().ite
 }  // namespace
 
 UsedGradients::Step UsedGradients::step_of(torch::optim::Optimizer& optimizer) {
-  Step step{.state = {}, .mark = 0, .weights_set = times_weights_were_set(), .points = {}, .rate = 0};
+  Step step{};
+  step.weights_set = times_weights_were_set();
   for (const auto& group : optimizer.param_groups()) {
     const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&group.options());
     for (const at::Tensor& parameter : group.params()) {
       const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (found != optimizer.state().end()) step.state = state_of(*found->second);
       if (step.state.defined()) {
+        step.parameter = parameter;
         step.mark = mark_of(step.state);
+        step.mark_of_parameter = mark_of(parameter);
         return step;
       }
       const at::Tensor& gradient = parameter.grad();
@@ -106,7 +109,7 @@ bool UsedGradients::moved_along(const Step& step) {
 bool UsedGradients::is_repeated(const Step& step) {
   if (step.weights_set != times_weights_were_set()) return false;
   if (!step.state.defined()) return moved_along(step);
-  return mark_of(step.state) != step.mark;
+  return mark_of(step.state) != step.mark && mark_of(step.parameter) != step.mark_of_parameter;
 }
 
 bool UsedGradients::any_is_repeated() const {

@@ -38,8 +38,9 @@ class UsedGradients {
     double direction;  ///< in which another step would go: its gradient, with weight decay
   };
   struct Step {
-    at::Tensor state;      ///< which another step would change; undefined: `points` tell
-    uint64_t mark;         ///< of that
+    /// Both would be changed by another step; undefined: `points` tell.
+    at::Tensor state, parameter;
+    uint64_t mark, mark_of_parameter;
     uint64_t weights_set;  ///< times_weights_were_set() then
     std::vector<Point> points;
     double rate;

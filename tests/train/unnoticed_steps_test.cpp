@@ -351,6 +351,15 @@ Programs that_are_right() {
              by->zero_grad();
            }
        }},
+      {"a_momentum_that_starts_anew", "",
+       [](Side& s) {
+         torch::optim::SGD sgd(s.model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+         for (int step = 0; step < 2; ++step) {
+           s.train(sgd);
+           for (const auto& [parameter, state] : sgd.state())
+             static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer().zero_();
+         }
+       }},
       {"steps_with_and_without_a_scale_in_turns", "",
        [](Side& s) {
          torch::optim::AdamW adamw(s.model->parameters());
